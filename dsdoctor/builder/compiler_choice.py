@@ -1,0 +1,98 @@
+"""Machine + toolkit -> the host compiler that both nvcc and torch accept. Pure."""
+
+from collections.abc import Sequence
+
+from dsdoctor.builder.nouns import Choice, ToolkitPlan
+from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.machine import Compiler, Machine
+
+OLDEST = {"gcc": {14: 5, 17: 9, 20: 10, 23: 13}, "clang": {14: 5, 17: 9, 20: 12, 23: 17}}
+"""Oldest compiler majors that compile torch's headers, by the C++ standard those demand."""
+
+
+def choose_compiler(
+    machine: Machine, toolkit: ToolkitPlan | None, *, device_code: bool
+) -> tuple[Compiler | None, tuple[Choice, ...], tuple[Finding, ...]]:
+    """The first compiler of the search order that fits, else the newest that does, else a finding."""
+    limits = {kind: _limits(machine, toolkit if device_code else None, kind) for kind in ("gcc", "clang")}
+    fitting = [c for c in machine.compilers if c.c_path and _fits(c, limits[c.kind])]
+    if not fitting:
+        return None, (), (_nothing_fits(machine, toolkit, limits["gcc"]),)
+    default = machine.compilers[0]
+    if fitting[0] == default:
+        because = "it is the default here, and " + _accepted(limits[default.kind], toolkit, device_code=device_code)
+        return default, (_choice(default, because),), ()
+    chosen = max(fitting, key=lambda compiler: (compiler.kind == "gcc", compiler.version))
+    because = f"the default {default.path} {_text(default)} is refused, and " + _accepted(
+        limits[chosen.kind], toolkit, device_code=device_code
+    )
+    return chosen, (_choice(chosen, because),), ()
+
+
+def _limits(machine: Machine, toolkit: ToolkitPlan | None, kind: str) -> tuple[int, int | None]:
+    """Oldest and newest major that may be used (newest None: no limit known)."""
+    torch = machine.torch
+    assert torch is not None
+    oldest = OLDEST[kind].get(torch.cxx_standard, 5)
+    if toolkit is None:
+        return oldest, None
+    newest: list[int] = []
+    bounds = torch.gcc_bounds if kind == "gcc" else torch.clang_bounds
+    if bounds is not None and torch.cuda == toolkit.release:
+        oldest = max(oldest, bounds[0])
+        newest.append(bounds[1] - 1)
+    for known in machine.toolkits:
+        limit = known.newest_gcc if kind == "gcc" else known.newest_clang
+        if limit is not None and (
+            known.root == toolkit.root or (toolkit.assemble and known.release == toolkit.release)
+        ):
+            newest.append(limit)
+    return oldest, min(newest, default=None)
+
+
+def _fits(compiler: Compiler, limits: tuple[int, int | None]) -> bool:
+    oldest, newest = limits
+    return compiler.major >= oldest and (newest is None or compiler.major <= newest)
+
+
+def _accepted(limits: tuple[int, int | None], toolkit: ToolkitPlan | None, *, device_code: bool) -> str:
+    by_torch = f"torch's headers need at least {limits[0]}"
+    if device_code and toolkit is not None and limits[1] is not None:
+        return f"{by_torch}, nvcc {toolkit.release} takes up to {limits[1]}"
+    return by_torch
+
+
+def _nothing_fits(machine: Machine, toolkit: ToolkitPlan | None, gcc: tuple[int, int | None]) -> Finding:
+    oldest, newest = gcc
+    package = "g++" if newest is None else f"g++-{newest}"
+    fix = Fix(
+        text="install one; dsdoctor will choose it by itself, no link is needed",
+        commands=(f"sudo apt-get install {package}  # Fedora, RHEL: gcc-toolset; conda: conda install gxx_linux-64",),
+    )
+    if not machine.compilers:
+        title = "no C++ compiler: neither g++ nor clang++ on PATH compiles"
+        return Finding(rule="host-compiler-missing", severity=Severity.ERROR, title=title, fix=fix)
+    seen = [f"{compiler.path}: {compiler.kind} {_text(compiler)}" for compiler in machine.compilers]
+    too_new = newest is not None and all(compiler.major > newest for compiler in machine.compilers)
+    if too_new:
+        release = toolkit.release if toolkit else ""
+        title = f"nvcc {release} takes gcc up to {newest}, here is {seen[0].split(': ')[1]}"
+        return Finding(
+            rule="host-compiler-too-new", severity=Severity.ERROR, title=title, evidence=tuple(seen), fix=fix
+        )
+    title = f"torch's headers need gcc {oldest} or newer, here is {seen[0].split(': ')[1]}"
+    return Finding(rule="host-compiler-too-old", severity=Severity.ERROR, title=title, evidence=tuple(seen), fix=fix)
+
+
+def _choice(compiler: Compiler, because: str) -> Choice:
+    return Choice(what="compiler", value=f"{compiler.path} ({compiler.kind} {_text(compiler)})", because=because)
+
+
+def _text(compiler: Compiler) -> str:
+    return ".".join(map(str, compiler.version))
+
+
+def executables(compiler: Compiler) -> Sequence[str]:
+    """The values of CC and CXX; nvcc takes CC as its -ccbin."""
+    assert compiler.c_path is not None
+    return compiler.c_path, compiler.path

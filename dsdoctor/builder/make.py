@@ -1,0 +1,171 @@
+"""BuildPlan -> wheel. Acts: assembles the toolkit, compiles the ops, packs one wheel, proves it, puts it in place.
+
+Works in a throw-away folder; the wheel appears in the out folder by rename, or not at all.
+"""
+
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsdoctor.builder.compile import Compiled, Watch, child_environment, compile_ops, shared_object
+from dsdoctor.builder.first_error import first_error
+from dsdoctor.builder.manifest import describe_wheel, write_into
+from dsdoctor.builder.nouns import BuildPlan, BuildResult, OpResult, Source
+from dsdoctor.builder.prove import OpProof, prove
+from dsdoctor.builder.toolkit import assemble
+from dsdoctor.errors import BuildFailed, ImpossiblePlan
+from dsdoctor.finding import Finding, Severity
+from dsdoctor.host import LocalHost
+from dsdoctor.machine import Machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Where a build works: ``folder`` is thrown away, ``logs`` stay, ``out`` gets the wheel."""
+
+    folder: Path
+    logs: Path
+    out: Path
+
+
+def make(
+    host: LocalHost,
+    plan: BuildPlan,
+    source: Source,
+    machine: Machine,
+    bench: Bench,
+    *,
+    say: Callable[[str], None],
+    watch: Watch,
+) -> BuildResult:
+    """Carry out a plan. An op that fails is a result without a wheel; what we cannot do ourselves raises BuildFailed."""
+    started, cpu = time.monotonic(), _cpu_seconds()
+    prepare_out(bench.out)
+    if plan.toolkit is not None and plan.toolkit.assemble:
+        assemble(
+            host,
+            plan.toolkit,
+            python=plan.python,
+            architectures=plan.architectures,
+            compiler=plan.env["CC"],
+            say=say,
+        )
+    compiled = compile_ops(host, plan, source=Path(source.folder), folder=bench.folder, logs=bench.logs, watch=watch)
+    wheel, proofs, notes = None, (), ()
+    if all(one.library for one in compiled):
+        say("packing the wheel")
+        packed = _pack(host, plan, source, compiled, bench)
+        say("proving the wheel")
+        env = child_environment(host, plan)
+        proofs, notes = prove(host, packed, plan, machine, folder=bench.folder / "proof", env=env)
+        if not any(proof.wrong for proof in proofs):
+            manifest = describe_wheel(plan, source, machine, proofs, packed.name.split("-")[1])
+            wheel = write_into(packed, manifest, bench.out)
+    results = _results(plan, compiled, proofs)
+    _join_logs(bench.logs)
+    return BuildResult(
+        wheel=str(wheel) if wheel else None,
+        manifest=f"{wheel}.json" if wheel else None,
+        ops=results,
+        seconds=time.monotonic() - started,
+        cpu_seconds=_cpu_seconds() - cpu,
+        log=str(bench.logs / "build.log"),
+        findings=(*_failures(results), *notes),
+    )
+
+
+def prepare_out(out: Path) -> None:
+    """Make the out folder and see that it can be written, before an hour of work. Raises ImpossiblePlan."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".dsdoctor-probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ImpossiblePlan(
+            f"the out folder {out} cannot be written: {error.strerror}", hint="name another: --out DIR"
+        ) from None
+
+
+def _pack(host: LocalHost, plan: BuildPlan, source: Source, compiled: tuple[Compiled, ...], bench: Bench) -> Path:
+    """One wheel out of the compiled ops, by DeepSpeed's own setup.py, which writes what the wheel claims."""
+    tree, library, packed = Path(source.folder), bench.folder / "lib", bench.folder / "packed"
+    modules = {op.op: op.module for op in plan.ops}
+    for one in compiled:
+        assert one.library is not None
+        target = library.joinpath(*modules[one.op].split(".")[:-1]) / one.library.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        one.library.replace(target)
+    with (tree / "setup.cfg").open("a", encoding="utf-8") as file:
+        file.write(f"\n[build]\nbuild_lib = {library}\n")
+    (tree / "build.txt").write_text(f"+{plan.local_version}" if plan.local_version else "", encoding="utf-8")
+    env = child_environment(host, plan) | {op.variable: "1" for op in plan.ops}
+    if plan.accelerator == "cuda":
+        env["TORCH_CUDA_ARCH_LIST"] = ";".join(plan.architectures)
+    lines: list[str] = []
+    # build_ext is not run again (--skip-build): the shared objects are in build_lib already
+    argv = [
+        plan.python,
+        "setup.py",
+        "build_py",
+        "build_scripts",
+        "bdist_wheel",
+        "--skip-build",
+        "--dist-dir",
+        str(packed),
+    ]
+    status = host.stream(argv, cwd=tree, env=env, on_line=lines.append)
+    (bench.logs / "wheel.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    wheels = sorted(packed.glob("*.whl")) if status == 0 else []
+    if len(wheels) != 1 or any(shared_object(library, module) is None for module in modules.values()):
+        raise BuildFailed(
+            f"DeepSpeed's setup.py made no wheel: {first_error(lines) or f'it ended with status {status}'}",
+            hint=f"the whole log is {bench.logs / 'wheel.log'}",
+        )
+    return wheels[0]
+
+
+def _results(plan: BuildPlan, compiled: tuple[Compiled, ...], proofs: tuple[OpProof, ...]) -> tuple[OpResult, ...]:
+    wrong = {proof.op: proof.wrong for proof in proofs}
+    built = tuple(
+        OpResult(
+            op=one.op,
+            asked=True,
+            built=one.library is not None and wrong.get(one.op) is None,
+            seconds=round(one.seconds, 1),
+            because=one.because or wrong.get(one.op),
+            log=str(one.log),
+        )
+        for one in compiled
+    )
+    left = tuple(OpResult(op=left.op, asked=left.asked, built=False, because=left.because) for left in plan.left_out)
+    return built + left
+
+
+def _failures(results: tuple[OpResult, ...]) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(
+            rule="op-failed",
+            severity=Severity.ERROR,
+            title=f"{result.op} was not built: {result.because}",
+            evidence=(f"log: {result.log}",),
+            affects=(result.op,),
+        )
+        for result in results
+        if result.log and not result.built
+    )
+
+
+def _join_logs(logs: Path) -> None:
+    """One build.log out of all, like the guide's ``tee build.log``."""
+    with (logs / "build.log").open("w", encoding="utf-8") as whole:
+        for part in sorted(logs.glob("*.log")):
+            if part.name != "build.log":
+                whole.write(f"===== {part.stem} =====\n{part.read_text(encoding='utf-8', errors='replace')}\n")
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

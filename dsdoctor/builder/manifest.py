@@ -1,0 +1,170 @@
+"""The manifest: what a wheel is, what went into it and for which machines it is. Written into the wheel and beside it."""
+
+import base64
+import os
+import socket
+import zipfile
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from dsdoctor import __version__
+from dsdoctor.builder.nouns import BuildPlan, Source
+from dsdoctor.builder.prove import OpProof
+from dsdoctor.machine import Machine
+
+SCHEMA = "dsdoctor-manifest/1"
+INSIDE_WHEEL = "dsdoctor.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestOp:
+    """One op of the wheel; ``sm_arch`` is "90_real" for machine code, "90_virtual" for PTX, None when not looked at."""
+
+    op: str
+    file: str
+    sha256: str
+    sm_arch: tuple[str, ...] | None
+    loads: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nvidia:
+    """Named after the properties of the nvidia wheel-variant provider (PEP 817 drafts)."""
+
+    cuda_version_lower_bound: str
+    cuda_version_upper_bound: str
+    sm_arch: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The record. ``cpu_flags`` are those of the host code, ``glibc`` and ``glibcxx`` the floors of all its ops."""
+
+    schema: str = SCHEMA
+    dsdoctor: str = __version__
+    name: str = "deepspeed"
+    version: str
+    python: str
+    platform: str
+    accelerator: str
+    torch: str
+    nvidia: Nvidia | None
+    toolkit: str | None
+    compiler: str
+    glibc: str | None
+    glibcxx: str | None
+    cpu_architecture: str
+    cpu_flags: tuple[str, ...]
+    source: str
+    source_digest: str
+    source_commit: str | None
+    asked: tuple[str, ...]
+    ops: tuple[ManifestOp, ...]
+    plan: BuildPlan
+    wheel: str | None = None
+    size: int | None = None
+    sha256: str | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def describe_wheel(
+    plan: BuildPlan, source: Source, machine: Machine, proofs: tuple[OpProof, ...], version: str
+) -> Manifest:
+    """Put together what is known; the wheel's own size and digest come when it is finished."""
+    assert machine.torch is not None
+    assert machine.python is not None
+    confessions = [proof.confession for proof in proofs if proof.confession]
+    sm_arch = sorted({name for confession in confessions for name in confession.sm_arch or ()})
+    cuda = str(machine.torch.cuda) if plan.accelerator == "cuda" and machine.torch.cuda else None
+    choice = {choice.what: choice.value for choice in plan.choices}
+    return Manifest(
+        version=version,
+        python=machine.python.tag,
+        platform=machine.python.platform,
+        accelerator=plan.accelerator,
+        torch=machine.torch.version,
+        nvidia=Nvidia(cuda_version_lower_bound=cuda, cuda_version_upper_bound=cuda, sm_arch=tuple(sm_arch))
+        if cuda
+        else None,
+        toolkit=choice.get("toolkit"),
+        compiler=choice.get("compiler", ""),
+        glibc=_newest([confession.glibc for confession in confessions]),
+        glibcxx=_newest([confession.glibcxx for confession in confessions]),
+        cpu_architecture=machine.system.architecture,
+        cpu_flags=tuple(sorted({flag for confession in confessions for flag in confession.cpu_flags})),
+        source=source.asked,
+        source_digest=source.digest,
+        source_commit=source.commit,
+        asked=tuple(op.op for op in plan.ops),
+        ops=tuple(
+            ManifestOp(
+                op=proof.op,
+                file=proof.file or "",
+                sha256=proof.sha256 or "",
+                sm_arch=proof.confession.sm_arch if proof.confession else None,
+                loads=proof.loads,
+            )
+            for proof in proofs
+        ),
+        plan=plan,
+        left_out={left.op: left.because for left in plan.left_out},
+    )
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest as JSON, with the user's home written as "~" and without the host's name."""
+    text = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1).decode()
+    for private, shown in ((str(Path.home()), "~"), (socket.gethostname(), "HOST")):
+        if len(private) > 3:
+            text = text.replace(private, shown)
+    return text.encode()
+
+
+def decode(data: bytes) -> Manifest:
+    """Read a manifest. Raises msgspec.DecodeError for anything else."""
+    return msgspec.json.decode(data, type=Manifest)
+
+
+def write_into(wheel: Path, manifest: Manifest, into: Path) -> Path:
+    """Copy a wheel to ``into`` with the manifest inside and RECORD rewritten; it appears there by rename.
+
+    The same manifest goes beside it as ``<wheel>.json``, with the wheel's size and sha256. Returns the wheel's path.
+    """
+    final, beside = into / wheel.name, into / f"{wheel.name}.json"
+    temporary = into / f".{wheel.name}.{os.getpid()}.tmp"
+    try:
+        with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as new:
+            _copy_with(old, new, encode(manifest))
+        data = temporary.read_bytes()
+        complete = replace(manifest, wheel=wheel.name, size=len(data), sha256=sha256(data).hexdigest())
+        side = into / f".{beside.name}.{os.getpid()}.tmp"
+        side.write_bytes(encode(complete))
+        temporary.replace(final)
+        side.replace(beside)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return final
+
+
+def _copy_with(old: zipfile.ZipFile, new: zipfile.ZipFile, content: bytes) -> None:
+    record = next(name for name in old.namelist() if name.endswith(".dist-info/RECORD"))
+    path = f"{record.rpartition('/')[0]}/{INSIDE_WHEEL}"
+    for item in old.infolist():
+        if item.filename not in {record, path}:
+            new.writestr(item, old.read(item))
+    info = old.getinfo(record)
+    extra = zipfile.ZipInfo(path, date_time=info.date_time)
+    extra.external_attr, extra.compress_type = info.external_attr, zipfile.ZIP_DEFLATED
+    new.writestr(extra, content)
+    lines = [line for line in old.read(record).decode().splitlines() if line and not line.startswith((record, path))]
+    urlsafe = base64.urlsafe_b64encode(sha256(content).digest()).rstrip(b"=").decode()
+    lines += [f"{path},sha256={urlsafe},{len(content)}", f"{record},,"]
+    new.writestr(info, "\n".join(lines) + "\n")
+
+
+def _newest(versions: list[str | None]) -> str | None:
+    known = [tuple(map(int, version.split("."))) for version in versions if version]
+    return ".".join(map(str, max(known))) if known else None

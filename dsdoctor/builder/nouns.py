@@ -1,0 +1,166 @@
+"""What the builder speaks of: the wish, the source, the plan, the result. Data only."""
+
+from dataclasses import dataclass, field
+
+from dsdoctor.finding import Finding
+from dsdoctor.machine import Cuda
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What the user asked for.
+
+    ``ops`` is None for the default set, ("all",) for all, else names. ``arch`` is a TORCH_CUDA_ARCH_LIST or None for
+    the visible GPUs. ``toolkit`` is "auto", "pypi" (assemble from PyPI whatever lies here) or a folder.
+    ``local_version`` is None for one that names torch and CUDA, "" for none.
+    """
+
+    ops: tuple[str, ...] | None = None
+    ops_because: str = ""
+    arch: str | None = None
+    accelerator: str | None = None
+    toolkit: str = "auto"
+    jobs: int | None = None
+    local_version: str | None = None
+    offline: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpFact:
+    """An op as the source's own op_builder describes it.
+
+    ``architectures`` are those of the known ones that the op's own filter keeps, None for an op without GPU code.
+    """
+
+    op: str
+    variable: str
+    module: str
+    sources: tuple[str, ...] = ()
+    architectures: tuple[str, ...] | None = None
+    broken: str | None = None
+
+    @property
+    def has_device_code(self) -> bool:
+        """Whether nvcc compiles any of it."""
+        return any(source.endswith(".cu") for source in self.sources)
+
+    @property
+    def needs_toolkit(self) -> bool:
+        """Whether DeepSpeed builds it as a CUDA extension, be it only against CUDA's headers."""
+        return self.architectures is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A DeepSpeed source tree in a throw-away folder. ``digest`` is the sha256 over its files' names and contents."""
+
+    folder: str
+    asked: str
+    version: str
+    digest: str
+    commit: str | None = None
+    accelerator: str
+    ops: tuple[OpFact, ...]
+
+    def op(self, name: str) -> OpFact | None:
+        """The op of that name."""
+        return next((fact for fact in self.ops if fact.op == name), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One decision and its reason."""
+
+    what: str
+    value: str
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpPlan:
+    """One op that will be built; ``architectures`` is its own TORCH_CUDA_ARCH_LIST (empty without GPU code)."""
+
+    op: str
+    variable: str
+    module: str
+    sources: tuple[str, ...]
+    architectures: tuple[str, ...] = ()
+    device_code: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """An op that will not be built, and why. ``asked`` is True when it was named or belongs to what was asked."""
+
+    op: str
+    because: str
+    asked: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One folder of an assembled toolkit's parts: what lies earlier wins."""
+
+    include: tuple[str, ...]
+    libraries: tuple[str, ...]
+    tools: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolkitPlan:
+    """The toolkit to use: ``root`` as it is, or assembled there from ``layers`` and from PyPI's ``fetch``."""
+
+    root: str
+    release: Cuda
+    assemble: bool = False
+    fetch: tuple[str, ...] = ()
+    layers: tuple[Layer, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildPlan:
+    """Everything that will be done, with reasons. ``env`` holds only what we set, ``prepend`` what goes in front of the
+    caller's value of a path variable, ``unset`` what we take away. ``disk`` is in bytes."""
+
+    python: str
+    source: str
+    source_version: str
+    accelerator: str
+    ops: tuple[OpPlan, ...]
+    left_out: tuple[LeftOut, ...]
+    architectures: tuple[str, ...]
+    toolkit: ToolkitPlan | None
+    jobs: int
+    use_ninja: bool
+    local_version: str
+    env: dict[str, str]
+    prepend: dict[str, tuple[str, ...]]
+    unset: tuple[str, ...]
+    disk: int
+    choices: tuple[Choice, ...]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpResult:
+    """How one op fared. ``because`` is the first real error line where it was not built."""
+
+    op: str
+    asked: bool
+    built: bool
+    seconds: float | None = None
+    because: str | None = None
+    log: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildResult:
+    """How the build fared. ``wheel`` and ``manifest`` are paths, None when there is no wheel."""
+
+    wheel: str | None
+    manifest: str | None
+    ops: tuple[OpResult, ...]
+    seconds: float
+    cpu_seconds: float
+    log: str
+    findings: tuple[Finding, ...] = field(default_factory=tuple)

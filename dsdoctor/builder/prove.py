@@ -1,0 +1,138 @@
+"""A finished wheel + the plan -> proofs, one an op: it is in there, for the planned GPUs, and it loads with this torch."""
+
+import json
+import zipfile
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from dsdoctor.answers import parse_answer, parse_version_info
+from dsdoctor.builder.architectures import plain
+from dsdoctor.builder.compile import shared_object
+from dsdoctor.builder.elf import Confession, confess
+from dsdoctor.builder.nouns import BuildPlan, OpPlan
+from dsdoctor.finding import Finding, Severity
+from dsdoctor.host import LocalHost
+from dsdoctor.machine import Gap, Machine
+
+LOAD_LIMIT = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpProof:
+    """What was seen of one op. ``loads`` is None when that cannot be tried here; ``wrong`` is why it is no good."""
+
+    op: str
+    file: str | None = None
+    sha256: str | None = None
+    confession: Confession | None = None
+    loads: bool | None = None
+    wrong: str | None = None
+
+
+def prove(
+    host: LocalHost, wheel: Path, plan: BuildPlan, machine: Machine, *, folder: Path, env: dict[str, str]
+) -> tuple[tuple[OpProof, ...], tuple[Finding, ...]]:
+    """Take the wheel's shared objects out into ``folder`` and look at each; the wheel itself is not touched."""
+    claimed = _claims(wheel)
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(folder, [name for name in file.namelist() if name.endswith(".so")])
+    libraries = {op.op: shared_object(folder, op.module) for op in plan.ops}
+    errors = _load(host, plan, {op: path for op, path in libraries.items() if path}, env)
+    cuobjdump = find_cuobjdump(host, machine, plan)
+    proofs = tuple(_proof(host, op, libraries[op.op], claimed, errors, folder, cuobjdump, machine) for op in plan.ops)
+    return proofs, _notes(proofs, cuobjdump, plan)
+
+
+def find_cuobjdump(host: LocalHost, machine: Machine, plan: BuildPlan) -> str | None:
+    """The toolkit's, the one on PATH, or triton's."""
+    places = [f"{plan.toolkit.root}/bin/cuobjdump"] if plan.toolkit else []
+    places += [host.which("cuobjdump") or ""]
+    places += [
+        f"{site}/triton/backends/nvidia/bin/cuobjdump" for site in (machine.python.site if machine.python else ())
+    ]
+    return next((place for place in places if place and Path(place).is_file()), None)
+
+
+def _claims(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as file:
+        text = file.read("deepspeed/git_version_info_installed.py").decode("utf-8", errors="replace")
+    ops = parse_version_info(text).get("installed_ops")
+    return {name for name, on in ops.items() if on} if isinstance(ops, dict) else set()
+
+
+def _load(host: LocalHost, plan: BuildPlan, libraries: dict[str, Path], env: dict[str, str]) -> dict[str, str | None]:
+    """Load all in one fresh process; when that one dies, each in its own to find who did it."""
+    child = LocalHost(env=env)
+
+    def ask(ops: dict[str, Path]) -> dict[str, str | None] | Gap:
+        pairs = json.dumps([[op, str(path)] for op, path in ops.items()])
+        answer = child.ask(plan.python, "load_ops.py", pairs, timeout=LOAD_LIMIT)
+        return parse_answer(answer, dict[str, str | None], "load")
+
+    together = ask(libraries)
+    if not isinstance(together, Gap):
+        return together
+    first = {op: path for op, path in libraries.items() if op == "pin_memory"}
+    errors: dict[str, str | None] = {}
+    for op, path in libraries.items():
+        alone = ask({**first, op: path})
+        errors[op] = alone.reason if isinstance(alone, Gap) else alone[op]
+    return errors
+
+
+def _proof(
+    host: LocalHost,
+    op: OpPlan,
+    path: Path | None,
+    claimed: set[str],
+    errors: dict[str, str | None],
+    folder: Path,
+    cuobjdump: str | None,
+    machine: Machine,
+) -> OpProof:
+    if path is None:
+        return OpProof(op=op.op, wrong="it was built, and the wheel does not hold it")
+    confession = confess(host, path, cuobjdump=cuobjdump if op.device_code else None)
+    error = errors.get(op.op)
+    untried = error is not None and "libcuda.so.1" in error and machine.driver is None
+    wrong = None
+    if op.op not in claimed:
+        wrong = "the wheel holds it, and its git_version_info_installed.py does not say so"
+    elif error is not None and not untried:
+        wrong = f"it does not load with this torch: {error}"
+    elif confession.sm_arch is not None and set(confession.sm_arch) != planned(op):
+        wrong = f"it holds GPU code for {', '.join(confession.sm_arch) or 'nothing'}, planned was {', '.join(sorted(planned(op)))}"
+    return OpProof(
+        op=op.op,
+        file=path.relative_to(folder).as_posix(),
+        sha256=sha256(path.read_bytes()).hexdigest(),
+        confession=confession,
+        loads=None if untried else error is None,
+        wrong=wrong,
+    )
+
+
+def planned(op: OpPlan) -> set[str]:
+    """What an op's shared object must hold, in the words of the wheel-variant property ``sm_arch``."""
+    real = {f"{plain(entry).replace('.', '')}_real" for entry in op.architectures}
+    return real | {f"{plain(e).replace('.', '')}_virtual" for e in op.architectures if e.endswith("+PTX")}
+
+
+def _notes(proofs: tuple[OpProof, ...], cuobjdump: str | None, plan: BuildPlan) -> tuple[Finding, ...]:
+    notes = []
+    untried = tuple(proof.op for proof in proofs if proof.file and proof.loads is None)
+    if untried:
+        notes.append(
+            Finding(
+                rule="not-proven",
+                severity=Severity.NOTE,
+                title=f"{', '.join(untried)} link the NVIDIA driver (libcuda.so.1), which is not here: loading was not tried",
+                affects=untried,
+            )
+        )
+    unseen = tuple(op.op for op in plan.ops if op.device_code) if cuobjdump is None else ()
+    if unseen:
+        title = f"no cuobjdump here: the GPU architectures inside {', '.join(unseen)} were not looked at"
+        notes.append(Finding(rule="not-proven", severity=Severity.NOTE, title=title, affects=unseen))
+    return tuple(notes)

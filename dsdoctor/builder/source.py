@@ -1,0 +1,218 @@
+"""What the user calls a source -> a throw-away copy of the DeepSpeed tree, ready to be asked and built.
+
+A folder is copied and never written to; an sdist is unpacked; a version is fetched by pip and a git URL by git.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from dsdoctor.answers import parse_answer
+from dsdoctor.builder.nouns import OpFact, Source
+from dsdoctor.errors import BuildFailed, DoctorError, UsageError
+from dsdoctor.host import LocalHost
+from dsdoctor.machine import DeepSpeed, Gap
+
+NEWEST = "newest"
+FETCH_LIMIT = 1800.0
+ASK_LIMIT = 180.0
+LEFT_BEHIND = shutil.ignore_patterns(
+    ".git", "build", "dist", "*.egg-info", "__pycache__", "*.pyc", "*.cpython-*.so", "git_version_info_installed.py"
+)
+"""What an earlier build leaves in a tree and would poison this one with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ops:
+    accelerator: str
+    ops: tuple[OpFact, ...]
+
+
+def spell_source(wish: str | None, installed: DeepSpeed | None) -> tuple[str, str]:
+    """What to build and why: the wish, else the installed DeepSpeed's version, else the newest release."""
+    if wish:
+        return wish, "--source"
+    if installed is not None:
+        public = installed.version.split("+")[0]
+        if re.fullmatch(r"\d+(\.\d+)+(rc\d+|\.post\d+)?", public):
+            return public, f"DeepSpeed {installed.version} is installed here"
+    return NEWEST, "the newest release"
+
+
+def lay_out(host: LocalHost, spec: str, folder: Path, *, cache: Path, python: str, offline: bool) -> str | None:
+    """Put the tree of ``spec`` into ``folder`` (which must not exist). Returns the commit where one is known.
+
+    Raises UsageError for what is no DeepSpeed source, BuildFailed for a fetch that fails.
+    """
+    place = Path(spec).expanduser()
+    commit = None
+    if spec.startswith("git+"):
+        commit = _clone(host, spec.removeprefix("git+"), folder, offline=offline)
+    elif place.is_dir():
+        commit = _commit(host, place)
+        shutil.copytree(place, folder, symlinks=True, ignore=LEFT_BEHIND)
+    elif place.is_file():
+        _unpack(place, folder)
+    elif spec == NEWEST or re.fullmatch(r"\d+(\.\w+)*", spec):
+        _unpack(fetch_sdist(host, spec, cache=cache, python=python, offline=offline), folder)
+    else:
+        raise UsageError(
+            f"--source {spec!r} is no folder, no file, no version and no git+https URL",
+            hint="--source ~/DeepSpeed, --source deepspeed-0.19.8.tar.gz, --source 0.19.8 or --source git+https://...",
+        )
+    for needed in ("setup.py", "version.txt", "op_builder/all_ops.py"):
+        if not (folder / needed).is_file():
+            raise UsageError(f"{spec} is no DeepSpeed source: it has no {needed}", hint="name the folder that holds it")
+    return commit
+
+
+def describe(host: LocalHost, folder: Path, *, asked: str, commit: str | None, accelerator: str, python: str) -> Source:
+    """Ask the tree's own op_builder for its ops. Raises BuildFailed when it cannot answer."""
+    child = LocalHost(env=_clean(host.environment()) | {"DS_ACCELERATOR": accelerator})
+    answer = parse_answer(child.ask(python, "ask_ops.py", str(folder), timeout=ASK_LIMIT), _Ops, "op_builder")
+    version = (folder / "version.txt").read_text(encoding="utf-8").strip()
+    if isinstance(answer, Gap):
+        raise BuildFailed(
+            f"DeepSpeed {version}'s op_builder does not start with this torch: {answer.reason}",
+            hint="choose a DeepSpeed that fits this torch with --source VERSION",
+        )
+    return Source(
+        folder=str(folder),
+        asked=asked,
+        version=version,
+        digest=digest(folder),
+        commit=commit,
+        accelerator=answer.accelerator,
+        ops=answer.ops,
+    )
+
+
+def digest(folder: Path) -> str:
+    """sha256 over the sorted relative names, file modes and contents of a tree; links count as their target's text."""
+    total = hashlib.sha256()
+    for path in sorted(_files(folder)):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            kind, content = b"l", os.fsencode(path.readlink())
+        else:
+            kind, content = b"x" if os.access(path, os.X_OK) else b"f", path.read_bytes()
+        total.update(b"%s %d %b\n" % (kind, len(content), name.encode()))
+        total.update(content)
+    return total.hexdigest()
+
+
+def fetch_sdist(host: LocalHost, version: str, *, cache: Path, python: str, offline: bool) -> Path:
+    """An sdist in the cache, fetched by pip when it is not there yet."""
+    folder = cache / "sdists"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    cached = sorted(folder.glob(f"deepspeed-{version}.tar.gz" if version != NEWEST else "deepspeed-*.tar.gz"))
+    if cached and version != NEWEST:
+        return cached[0]
+    if offline:
+        if cached:
+            return max(cached, key=lambda path: path.stat().st_mtime)
+        raise UsageError(f"the sdist of DeepSpeed ({version}) is not in {folder}, and --offline forbids to fetch it")
+    with FileLock(folder / ".lock"):
+        return _download(host, version, folder, python)
+
+
+def _download(host: LocalHost, version: str, folder: Path, python: str) -> Path:
+    temporary = folder / f".{os.getpid()}.tmp"
+    requirement = "deepspeed" if version == NEWEST else f"deepspeed=={version}"
+    # pip runs the sdist's setup.py for its metadata: without the caller's DS_*, which would make it compile
+    child = LocalHost(env=_clean(host.environment()) | {"DS_BUILD_OPS": "0"})
+    try:
+        answer = child.run(
+            [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", requirement]
+            + ["--dest", str(temporary)],
+            timeout=FETCH_LIMIT,
+        )
+        found = sorted(temporary.glob("*.tar.gz")) if answer.ok else []
+        if not found:
+            raise BuildFailed(
+                f"pip could not fetch the sdist of {requirement}: {_last_error(answer.stderr)}",
+                hint="check the network and the version, or name a folder or a file with --source",
+            )
+        return found[0].replace(folder / found[0].name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _last_error(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR")]
+    return (errors or lines or ["it said nothing"])[-1]
+
+
+def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | None:
+    if offline and not url.startswith("file:"):
+        raise UsageError(f"{url} cannot be fetched with --offline", hint="name a folder or a file with --source")
+    address, _, reference = url.partition("@") if "@" in url.split("/", 3)[-1] else (url, "", "")
+    folder.mkdir(parents=True)
+    for step in (
+        ["init", "--quiet"],
+        ["fetch", "--quiet", "--depth", "1", address, reference or "HEAD"],
+        ["checkout", "--quiet", "FETCH_HEAD"],
+    ):
+        answer = host.run(["git", "-C", str(folder), *step], timeout=FETCH_LIMIT, env={"GIT_TERMINAL_PROMPT": "0"})
+        if not answer.ok:
+            raise BuildFailed(
+                f"git could not fetch {url}: {_last_error(answer.stderr)}",
+                hint="check the address and the branch, tag or commit after '@'",
+            )
+    return _commit(host, folder)
+
+
+def _commit(host: LocalHost, folder: Path) -> str | None:
+    answer = host.run(["git", "-C", str(folder), "rev-parse", "HEAD"], timeout=20)
+    return answer.stdout.strip() or None if answer.ok else None
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Unpack an sdist's single top folder as ``folder``."""
+    staging = folder.with_name(f".{folder.name}.unpack")
+    staging.mkdir(parents=True)
+    try:
+        if zipfile.is_zipfile(archive):
+            _unzip(archive, staging)
+        else:
+            with tarfile.open(archive) as tar:
+                tar.extractall(staging, filter="data")
+        tops = [path for path in staging.iterdir() if path.is_dir()]
+        if len(tops) != 1:
+            raise UsageError(f"{archive} is no sdist: it holds {len(tops)} top folders, an sdist holds one")
+        tops[0].replace(folder)
+    except DoctorError:
+        raise
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+        raise UsageError(
+            f"{archive} is no readable sdist: {error}",
+            hint="fetch it again: python -m pip download --no-deps deepspeed",
+        ) from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _unzip(archive: Path, staging: Path) -> None:
+    with zipfile.ZipFile(archive) as file:
+        for name in file.namelist():
+            if name.startswith("/") or ".." in Path(name).parts:
+                raise UsageError(f"{archive} holds {name!r}, which lies outside of it")
+        file.extractall(staging)
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    return (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+
+
+def _clean(environment: dict[str, str]) -> dict[str, str]:
+    steering = ("DS_", "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST")
+    return {name: value for name, value in environment.items() if not name.startswith(steering)}

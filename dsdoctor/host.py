@@ -1,0 +1,350 @@
+"""The only door to the machine: files, variables, commands. Nothing else starts a process or reads the environment.
+
+``LocalHost`` is this machine (or a folder that plays one), ``Recorder`` writes down what was asked and answered,
+``RecordedHost`` answers from such a record. Only what was asked is recorded, so a snapshot holds no token.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from dsdoctor.errors import UsageError
+
+LARGEST_READ = 8 * 1024 * 1024
+INSIDE = Path(__file__).parent / "inside"
+SNAPSHOT_SCHEMA = "dsdoctor-snapshot/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command answered. ``returncode`` is None when it ran past its time limit, 127 when it is not there."""
+
+    returncode: int | None
+    stdout: str = ""
+    stderr: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command ended by itself with success."""
+        return self.returncode == 0
+
+
+class Host(Protocol):
+    """A machine that can be asked. Paths are absolute; every question is answered, with None where nothing is there."""
+
+    def variable(self, name: str) -> str | None:
+        """An environment variable."""
+
+    def variables(self, prefix: str) -> dict[str, str]:
+        """The environment variables whose names begin with ``prefix``."""
+
+    def read(self, path: str) -> str | None:
+        """The text of a file (its first 8 MiB), None when it cannot be read."""
+
+    def glob(self, pattern: str) -> tuple[str, ...]:
+        """The existing paths that match, sorted."""
+
+    def which(self, name: str) -> str | None:
+        """The program that PATH gives for a name."""
+
+    def resolve(self, path: str) -> str:
+        """The path with every symbolic link followed."""
+
+    def free(self, path: str) -> int | None:
+        """Free bytes for this user on the file system of ``path`` (or of its nearest existing parent)."""
+
+    def cpus(self) -> int:
+        """Processors that this process may use."""
+
+    def run(self, argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Answer:
+        """Ask a command, with variables added to the environment."""
+
+    def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
+        """Run one of the scripts of ``dsdoctor/inside`` with an interpreter; it answers with one JSON line."""
+
+
+class LocalHost:
+    """This machine; with ``root``, a folder that plays one: absolute paths are looked up below it, for tests."""
+
+    def __init__(self, *, root: str | os.PathLike[str] = "/", env: Mapping[str, str] | None = None) -> None:
+        self._root = str(Path(root).resolve())
+        self._env = dict(os.environ if env is None else env)
+        self._running: set[int] = set()
+        self._stopped = threading.Event()
+
+    def variable(self, name: str) -> str | None:
+        return self._env.get(name)
+
+    def variables(self, prefix: str) -> dict[str, str]:
+        return {name: value for name, value in sorted(self._env.items()) if name.startswith(prefix)}
+
+    def environment(self) -> dict[str, str]:
+        """The whole environment, as the base of a child's: never recorded, never printed."""
+        return dict(self._env)
+
+    def read(self, path: str) -> str | None:
+        try:
+            with Path(self._inside(path)).open("rb") as file:
+                return file.read(LARGEST_READ).decode("utf-8", errors="replace")
+        except (OSError, ValueError):
+            return None
+
+    def glob(self, pattern: str) -> tuple[str, ...]:
+        try:
+            found = sorted(Path("/").glob(self._inside(pattern).lstrip("/")))
+        except (OSError, ValueError):
+            return ()
+        return tuple(self._outside(str(path)) for path in found)
+
+    def which(self, name: str) -> str | None:
+        for folder in (self._env.get("PATH") or "").split(":"):
+            candidate = f"{folder}/{name}"
+            if folder.startswith("/") and _executable(self._inside(candidate)):
+                return candidate
+        return None
+
+    def resolve(self, path: str) -> str:
+        try:
+            return self._outside(os.path.realpath(self._inside(path)))
+        except (OSError, ValueError):
+            return path
+
+    def free(self, path: str) -> int | None:
+        place = Path(self._inside(path))
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        try:
+            return shutil.disk_usage(place).free
+        except OSError:
+            return None
+
+    def cpus(self) -> int:
+        return len(os.sched_getaffinity(0))
+
+    def run(self, argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Answer:
+        try:
+            process = subprocess.Popen(
+                [self._inside(argv[0]), *argv[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**self._env, **(env or {})},
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            return Answer(returncode=127, stderr=str(error))
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException as error:
+            _kill_group(process.pid)
+            process.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return Answer(returncode=None, stderr=f"no answer within {timeout:g} s")
+            raise
+        return Answer(returncode=process.returncode, stdout=_text(out), stderr=_text(err))
+
+    def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
+        return self.run([python, str(INSIDE / script), *arguments], timeout=timeout)
+
+    def stream(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        on_line: Callable[[str], None],
+    ) -> int:
+        """Run long work and hand over each line as it comes (stdout and stderr together).
+
+        ``env`` is the whole environment. Returns the exit status, negative for a signal. ``stop`` from another
+        thread, or any exception here, ends the whole process group.
+        """
+        process = subprocess.Popen(
+            list(argv),
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._running.add(process.pid)
+        if self._stopped.is_set():
+            _kill_group(process.pid)
+        try:
+            assert process.stdout is not None
+            with process.stdout:
+                for line in process.stdout:
+                    on_line(_text(line).rstrip("\n"))
+            return process.wait()
+        finally:
+            self._running.discard(process.pid)
+            if process.poll() is None:
+                _kill_group(process.pid)
+                process.wait()
+
+    def stop(self) -> None:
+        """End everything that ``stream`` has running, and whatever it is asked to start from now on."""
+        self._stopped.set()
+        for pid in tuple(self._running):
+            _kill_group(pid)
+
+    def _inside(self, path: str) -> str:
+        if self._root == "/" or not path.startswith("/"):
+            return path
+        return self._root + path
+
+    def _outside(self, path: str) -> str:
+        if self._root == "/" or not path.startswith(self._root):
+            return path
+        return path[len(self._root) :] or "/"
+
+
+@dataclass
+class Snapshot:
+    """The answers of a machine, by question."""
+
+    schema: str = SNAPSHOT_SCHEMA
+    answers: dict[str, Any] = field(default_factory=dict)
+
+
+class Recorder:
+    """A Host that passes every question on and keeps the answer in ``snapshot``."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.snapshot = Snapshot()
+
+    def variable(self, name: str) -> str | None:
+        return self._keep(self._host.variable(name), "variable", name)
+
+    def variables(self, prefix: str) -> dict[str, str]:
+        return self._keep(self._host.variables(prefix), "variables", prefix)
+
+    def read(self, path: str) -> str | None:
+        return self._keep(self._host.read(path), "read", path)
+
+    def glob(self, pattern: str) -> tuple[str, ...]:
+        return self._keep(self._host.glob(pattern), "glob", pattern)
+
+    def which(self, name: str) -> str | None:
+        return self._keep(self._host.which(name), "which", name)
+
+    def resolve(self, path: str) -> str:
+        return self._keep(self._host.resolve(path), "resolve", path)
+
+    def free(self, path: str) -> int | None:
+        return self._keep(self._host.free(path), "free", path)
+
+    def cpus(self) -> int:
+        return self._keep(self._host.cpus(), "cpus")
+
+    def run(self, argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Answer:
+        return self._keep(self._host.run(argv, timeout=timeout, env=env), "run", *argv)
+
+    def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
+        return self._keep(self._host.ask(python, script, *arguments, timeout=timeout), "ask", script, *arguments)
+
+    def save(self, path: Path) -> None:
+        """Write the snapshot: first under a temporary name, then renamed."""
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.snapshot), indent=1))
+        temporary.replace(path)
+
+    def _keep(self, answer: Any, *question: str) -> Any:
+        self.snapshot.answers[_key(question)] = answer
+        return answer
+
+
+class RecordedHost:
+    """A Host that answers from a snapshot; what was not asked then is answered as "not there"."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._answers = snapshot.answers
+
+    @classmethod
+    def load(cls, path: Path) -> "RecordedHost":
+        """Read a snapshot file. Raises UsageError for anything else."""
+        try:
+            snapshot = msgspec.json.decode(path.read_bytes(), type=Snapshot)
+        except (OSError, msgspec.DecodeError) as error:
+            raise UsageError(
+                f"{path} is no machine snapshot: {error}", hint="dsdoctor record FILE writes one"
+            ) from None
+        if snapshot.schema != SNAPSHOT_SCHEMA:
+            raise UsageError(
+                f"{path} is a snapshot of schema {snapshot.schema!r}, this dsdoctor reads {SNAPSHOT_SCHEMA!r}",
+                hint="record it again with this version: dsdoctor record FILE",
+            )
+        return cls(snapshot)
+
+    def variable(self, name: str) -> str | None:
+        return self._answer(str | None, None, "variable", name)
+
+    def variables(self, prefix: str) -> dict[str, str]:
+        return self._answer(dict[str, str], {}, "variables", prefix)
+
+    def read(self, path: str) -> str | None:
+        return self._answer(str | None, None, "read", path)
+
+    def glob(self, pattern: str) -> tuple[str, ...]:
+        return self._answer(tuple[str, ...], (), "glob", pattern)
+
+    def which(self, name: str) -> str | None:
+        return self._answer(str | None, None, "which", name)
+
+    def resolve(self, path: str) -> str:
+        return self._answer(str, path, "resolve", path)
+
+    def free(self, path: str) -> int | None:
+        return self._answer(int | None, None, "free", path)
+
+    def cpus(self) -> int:
+        return self._answer(int, 1, "cpus")
+
+    def run(self, argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Answer:
+        return self._answer(Answer, Answer(returncode=127, stderr="not in the snapshot"), "run", *argv)
+
+    def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
+        return self._answer(Answer, Answer(returncode=127, stderr="not in the snapshot"), "ask", script, *arguments)
+
+    def _answer(self, kind: Any, default: Any, *question: str) -> Any:
+        key = _key(question)
+        if key not in self._answers:
+            return default
+        try:
+            return msgspec.convert(self._answers[key], kind)
+        except msgspec.ValidationError as error:
+            raise UsageError(
+                f"the snapshot's answer to {key!r} is malformed: {error}", hint="record it again"
+            ) from None
+
+
+def _key(question: tuple[str, ...]) -> str:
+    return "\x1f".join(question)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")
+
+
+def _executable(path: str) -> bool:
+    try:
+        return Path(path).is_file() and os.access(path, os.X_OK)
+    except (OSError, ValueError):
+        return False
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,34 @@
+"""GPUs and driver through NVML, which makes no CUDA context."""
+
+import json
+
+import pynvml
+
+
+def text(value):
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def gpu(index):
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    return {
+        "index": index,
+        "name": text(pynvml.nvmlDeviceGetName(handle)),
+        "uuid": text(pynvml.nvmlDeviceGetUUID(handle)),
+        "capability": "%d.%d" % pynvml.nvmlDeviceGetCudaComputeCapability(handle),
+        "memory": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+    }
+
+
+try:
+    pynvml.nvmlInit()
+except pynvml.NVMLError as error:
+    print("DSDOCTOR " + json.dumps({"absent": str(error)}))
+else:
+    newest = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    answer = {
+        "driver": text(pynvml.nvmlSystemGetDriverVersion()),
+        "cuda": "%d.%d" % (newest // 1000, newest % 1000 // 10),
+        "gpus": [gpu(index) for index in range(pynvml.nvmlDeviceGetCount())],
+    }
+    print("DSDOCTOR " + json.dumps(answer))

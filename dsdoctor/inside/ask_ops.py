@@ -1,0 +1,58 @@
+"""The ops of a DeepSpeed source tree, told by its own op_builder. Arguments: the source folder.
+
+Run with the accelerator in DS_ACCELERATOR. Compiles nothing and asks no op whether it is compatible: that answer
+compiles, and is wrong often enough.
+"""
+
+import json
+import os
+import sys
+
+ALL = [
+    "6.0",
+    "6.1",
+    "6.2",
+    "7.0",
+    "7.2",
+    "7.5",
+    "8.0",
+    "8.6",
+    "8.7",
+    "8.9",
+    "9.0",
+    "10.0",
+    "10.3",
+    "11.0",
+    "12.0",
+    "12.1",
+]
+
+
+def base_names(op):
+    return {cls.__name__ for cls in type(op).__mro__}
+
+
+def kept(op):
+    """The architectures that the op's own filter keeps, or None where it has no filter."""
+    if "CUDAOpBuilder" not in base_names(op):
+        return None
+    return [".".join(pair) for pair in op.filter_ccs(list(ALL))]
+
+
+def describe(name, op):
+    fact = {"op": name, "variable": op.BUILD_VAR, "module": op.absolute_name()}
+    try:
+        fact["sources"] = op.strip_empty_entries(op.sources())
+        fact["architectures"] = kept(op)
+    except Exception as error:
+        fact["broken"] = f"{type(error).__name__}: {error}"
+    return fact
+
+
+source = os.path.abspath(sys.argv[1])
+os.chdir(source)
+sys.path[0] = source
+from op_builder.all_ops import ALL_OPS, accelerator_name  # noqa: E402
+
+answer = {"accelerator": accelerator_name, "ops": [describe(name, op) for name, op in ALL_OPS.items()]}
+print("DSDOCTOR " + json.dumps(answer))

@@ -1,0 +1,49 @@
+"""What this interpreter is and what its environment holds. Imports nothing but the standard library."""
+
+import importlib.metadata
+import json
+import os
+import re
+import sys
+import sysconfig
+
+WANTED = re.compile(
+    r"^(torch|triton|deepspeed|deepspeed-kernels|nvidia-cutlass|setuptools|wheel|ninja|build|pip|cuda-toolkit|numpy"
+    r"|packaging|nvidia-.*)$"
+)
+
+
+def packages():
+    found = {}
+    for distribution in importlib.metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
+        if WANTED.match(name) and name not in found:
+            found[name] = distribution.version
+    return dict(sorted(found.items()))
+
+
+def module_folder(name):
+    for folder in sys.path[1:]:
+        if os.path.isfile(os.path.join(folder, name, "__init__.py")):
+            return os.path.join(folder, name)
+    return None
+
+
+paths = sysconfig.get_paths()
+answer = {
+    "executable": sys.executable,
+    "version": ".".join(map(str, sys.version_info[:3])),
+    "tag": f"cp{sys.version_info[0]}{sys.version_info[1]}",
+    "platform": sysconfig.get_platform(),
+    "site": list(
+        dict.fromkeys([paths["purelib"], paths["platlib"], *(p for p in sys.path[1:] if p.endswith("-packages"))])
+    ),
+    "include": paths["include"],
+    "headers": os.path.isfile(os.path.join(paths["include"], "Python.h")),
+    "scripts": paths["scripts"],
+    "packages": packages(),
+    "torch": module_folder("torch"),
+    "deepspeed": module_folder("deepspeed"),
+    "cutlass": module_folder("cutlass_library"),
+}
+print("DSDOCTOR " + json.dumps(answer))

@@ -1,0 +1,26 @@
+"""Host -> GPUs and driver, through NVML in a child process: no CUDA context, and a driver that hangs hangs only it."""
+
+import sys
+from dataclasses import dataclass
+
+from dsdoctor.answers import parse_answer
+from dsdoctor.host import Host
+from dsdoctor.machine import Cuda, Driver, Gap, Gpu
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    driver: str | None = None
+    cuda: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    absent: str | None = None
+
+
+def ask_gpus(host: Host) -> tuple[tuple[Gpu, ...], Driver | None] | Gap:
+    """The GPUs that NVML sees and the driver; nothing when no driver is loaded."""
+    answer = parse_answer(host.ask(sys.executable, "ask_nvml.py", timeout=20), _Answer, "gpus")
+    if isinstance(answer, Gap):
+        return answer
+    if answer.driver is None:
+        return (), None
+    return answer.gpus, Driver(version=answer.driver, cuda=Cuda.parse(answer.cuda))

@@ -1,0 +1,138 @@
+"""One folder -> a Toolkit: what nvcc says of itself, which headers and libraries lie there."""
+
+import glob
+import re
+
+from dsdoctor.host import Host
+from dsdoctor.machine import Cuda, Toolkit
+from dsdoctor.probe.torch import capability_of
+
+HEADERS = (
+    "cuda_runtime.h",
+    "crt/host_config.h",
+    "cublas_v2.h",
+    "cusparse.h",
+    "cusolverDn.h",
+    "curand_kernel.h",
+    "cuda_profiler_api.h",
+    "nccl.h",
+    "cufile.h",
+    "nvtx3/nvToolsExt.h",
+)
+CCCL = "cccl"
+CCCL_PLACES = ("cccl/cuda/std/version", "cuda/std/version")
+LIBRARIES = ("cudart", "curand", "cublas", "cufile", "cuda")
+DEBIAN_HOME = "/usr"
+
+
+def read_toolkit(host: Host, root: str, found_via: tuple[str, ...]) -> Toolkit | None:
+    """Read a folder; None when it holds neither nvcc nor CUDA headers."""
+    nvcc = next(iter(host.glob(f"{glob.escape(root)}/bin/nvcc")), None)
+    include, libraries = _include_dirs(host, root), _library_dirs(host, root)
+    headers = frozenset(name for name in HEADERS if _first(host, include, name))
+    if _first(host, include, *CCCL_PLACES):
+        headers |= {CCCL}
+    answer = host.run([nvcc, "-V"], timeout=30) if nvcc else None
+    version = parse_nvcc(answer.stdout) if answer else parse_cuda_header(_text(host, include, "cuda.h"))
+    if version is None and "cuda_runtime.h" not in headers:
+        return None
+    limits = parse_host_config(_text(host, include, "crt/host_config.h"))
+    listed = host.run([nvcc, "--list-gpu-arch"], timeout=30).stdout if nvcc and version else ""
+    return Toolkit(
+        root=DEBIAN_HOME if _is_debian(host, root) else root,
+        release=Cuda.parse(version),
+        version=version,
+        nvcc=nvcc if version and answer else None,
+        headers=headers,
+        libraries=frozenset(name for name in LIBRARIES if _linkable(host, libraries, name)),
+        include_dirs=include,
+        library_dirs=libraries,
+        architectures=tuple(capability_of(name) for name in listed.split() if name.startswith("compute_")),
+        newest_gcc=limits[0],
+        newest_clang=limits[1],
+        found_via=found_via,
+    )
+
+
+def parse_top(dryrun: str) -> str | None:
+    """The folder that nvcc takes itself to live in, from ``nvcc --dryrun``.
+
+    >>> parse_top("#$ _HERE_=/usr/local/cuda-13.0/bin\\n#$ TOP=/usr/local/cuda-13.0/bin/..")
+    '/usr/local/cuda-13.0/bin/..'
+    """
+    match = re.search(r"^#\$ TOP=(/.*)$", dryrun, re.MULTILINE)
+    return match[1].strip() if match else None
+
+
+def parse_nvcc(text: str) -> str | None:
+    """The version from ``nvcc -V``.
+
+    >>> parse_nvcc("Cuda compilation tools, release 13.0, V13.0.88\\nBuild cuda_13.0.r13.0")
+    '13.0.88'
+    >>> parse_nvcc("Cuda compilation tools, release 11.8")
+    '11.8'
+    """
+    match = re.search(r"release (\d{1,3}\.\d{1,3})(?:, V(\d[\d.]{0,20}))?", text)
+    return (match[2] or match[1]) if match else None
+
+
+def parse_cuda_header(text: str) -> str | None:
+    """The release from ``cuda.h``.
+
+    >>> parse_cuda_header("#define CUDA_VERSION 13020")
+    '13.2'
+    """
+    match = re.search(r"^#define CUDA_VERSION (\d{4,6})\s*$", text, re.MULTILINE)
+    return f"{int(match[1]) // 1000}.{int(match[1]) % 1000 // 10}" if match else None
+
+
+def parse_host_config(text: str) -> tuple[int | None, int | None]:
+    """The newest gcc and clang major versions that ``crt/host_config.h`` lets pass.
+
+    >>> parse_host_config("#if __GNUC__ > 15\\n#if (__clang_major__ >= 21) || (__clang_major__ < 3)")
+    (15, 20)
+    """
+    gcc = re.search(r"^#if __GNUC__ > (\d+)", text, re.MULTILINE)
+    clang = re.search(r"__clang_major__ >= *(\d+)", text)
+    return int(gcc[1]) if gcc else None, int(clang[1]) - 1 if clang else None
+
+
+def _include_dirs(host: Host, root: str) -> tuple[str, ...]:
+    escaped = glob.escape(root)
+    found = [*host.glob(f"{escaped}/include"), *host.glob(f"{escaped}/targets/*/include")]
+    found += host.glob(f"{escaped}/cuda_*/include") + host.glob(f"{escaped}/cu*/include")
+    found += host.glob(f"{escaped}/../nccl/include") if root.rsplit("/", 1)[-1].startswith("cu") else ()
+    if _is_debian(host, root):
+        found.append("/usr/include")
+    return tuple(dict.fromkeys(found))
+
+
+def _library_dirs(host: Host, root: str) -> tuple[str, ...]:
+    escaped = glob.escape(root)
+    patterns = ("lib64", "lib64/stubs", "lib", "lib/stubs", "targets/*/lib", "targets/*/lib/stubs", "*/lib")
+    found = [path for pattern in patterns for path in host.glob(f"{escaped}/{pattern}")]
+    if _is_debian(host, root):
+        found += host.glob("/usr/lib/*-linux-gnu")
+    return tuple(dict.fromkeys(found))
+
+
+def _is_debian(host: Host, root: str) -> bool:
+    return root.endswith("/nvidia-cuda-toolkit") and bool(host.glob("/usr/include/cuda_runtime.h"))
+
+
+def _linkable(host: Host, folders: tuple[str, ...], name: str) -> bool:
+    return _first(host, folders, f"lib{name}.so", f"lib{name}.a", f"lib{name}_static.a") is not None
+
+
+def _first(host: Host, folders: tuple[str, ...], *names: str) -> str | None:
+    for folder in folders:
+        for name in names:
+            found = host.glob(f"{glob.escape(folder)}/{name}")
+            if found:
+                return found[0]
+    return None
+
+
+def _text(host: Host, folders: tuple[str, ...], name: str) -> str:
+    path = _first(host, folders, name)
+    return (host.read(path) or "") if path else ""

@@ -1,0 +1,124 @@
+"""Host -> processor, memory and disk as the control group limits them, the build's tools, the steering variables."""
+
+import re
+
+from dsdoctor.host import Host
+from dsdoctor.machine import Python, System
+
+STEERING = ("DS_", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUDACXX", "MAX_JOBS", "NVCC_", "PYTORCH_NVCC")
+HOST_FLAGS = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH", "CUTLASS_PATH", "CCL_ROOT")
+UNLIMITED = 1 << 60
+
+
+def read_system(host: Host, python: Python | None, cache: str) -> System:
+    """The machine's size and tools. ``cache`` is the folder whose disk the build will use."""
+    scripts = python.scripts if python else ""
+    ninja = f"{scripts}/ninja" if scripts and host.glob(f"{scripts}/ninja") else host.which("ninja")
+    return System(
+        architecture=host.run(["/bin/uname", "-m"], timeout=10).stdout.strip() or "unknown",
+        os=parse_os_release(host.read("/etc/os-release") or ""),
+        glibc=parse_glibc(host.run(["/usr/bin/ldd", "--version"], timeout=10).stdout),
+        cpus=max(1, min(host.cpus(), _quota(host) or host.cpus())),
+        memory=memory_limit(host),
+        cache_free=host.free(cache),
+        ninja=_version(host, ninja),
+        ccache=host.which("ccache"),
+        pip=python.packages.get("pip") if python else None,
+        git=host.which("git"),
+    )
+
+
+def steering_variables(host: Host) -> dict[str, str]:
+    """The variables that change what a DeepSpeed build does, and no other."""
+    found: dict[str, str] = {}
+    for prefix in STEERING:
+        found |= host.variables(prefix)
+    for name in HOST_FLAGS:
+        value = host.variable(name)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def parse_os_release(text: str) -> str:
+    """The pretty name of ``/etc/os-release``.
+
+    >>> parse_os_release('PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"')
+    'Debian GNU/Linux 12 (bookworm)'
+    """
+    match = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', text, re.MULTILINE)
+    return match[1] if match else "Linux"
+
+
+def parse_glibc(text: str) -> str | None:
+    """The release from ``ldd --version``.
+
+    >>> parse_glibc("ldd (Debian GLIBC 2.36-9+deb12u10) 2.36")
+    '2.36'
+    """
+    match = re.search(r"(\d+\.\d+)\s*$", text.splitlines()[0]) if text.strip() else None
+    return match[1] if match else None
+
+
+def memory_limit(host: Host) -> int | None:
+    """Bytes this process may use: the least of the machine's memory and its control groups' limits (v1 and v2)."""
+    limits = [parse_meminfo(host.read("/proc/meminfo") or "")]
+    for folder in _groups(host, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = (host.read(f"{folder}/{name}") or "").strip()
+            limits.append(int(text) if text.isdigit() and int(text) < UNLIMITED else None)
+    known = [limit for limit in limits if limit]
+    return min(known) if known else None
+
+
+def parse_meminfo(text: str) -> int | None:
+    """MemTotal in bytes.
+
+    >>> parse_meminfo("MemTotal:       24610000 kB")
+    25200640000
+    """
+    match = re.search(r"^MemTotal:\s+(\d+) kB", text, re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+def parse_cpu_max(text: str) -> int | None:
+    """Whole processors of a v2 ``cpu.max`` ("quota period"), rounded up.
+
+    >>> parse_cpu_max("150000 100000"), parse_cpu_max("max 100000")
+    (2, None)
+    """
+    parts = text.split()
+    if len(parts) != 2 or not all(part.isdigit() for part in parts) or int(parts[1]) == 0:
+        return None
+    return max(1, -(-int(parts[0]) // int(parts[1])))
+
+
+def _quota(host: Host) -> int | None:
+    quotas = []
+    for folder in _groups(host, "cpu"):
+        quotas.append(parse_cpu_max(host.read(f"{folder}/cpu.max") or ""))
+        quota = (host.read(f"{folder}/cpu.cfs_quota_us") or "").strip()
+        period = (host.read(f"{folder}/cpu.cfs_period_us") or "").strip()
+        quotas.append(parse_cpu_max(f"{quota} {period}"))
+    known = [quota for quota in quotas if quota]
+    return min(known) if known else None
+
+
+def _groups(host: Host, controller: str) -> list[str]:
+    """The folders of this process's control group and its parents, v2 first, then v1's ``controller``."""
+    folders: list[str] = []
+    for line in (host.read("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = f"/sys/fs/cgroup/{controller}" if controllers else "/sys/fs/cgroup"
+        parts = [part for part in path.split("/") if part and part != ".."]
+        folders += [mount + "".join(f"/{part}" for part in parts[:depth]) for depth in range(len(parts), -1, -1)]
+    return folders or ["/sys/fs/cgroup"]
+
+
+def _version(host: Host, program: str | None) -> str | None:
+    if program is None:
+        return None
+    answer = host.run([program, "--version"], timeout=20)
+    return answer.stdout.strip() if answer.ok else None

@@ -1,0 +1,120 @@
+"""Host -> every CUDA toolkit, from every place where one is known to lie. ``found_via`` is the name of the step.
+
+A step yields folders; ``probe.nvcc`` reads what is in them. To look in one more place, write a generator here and
+name it in STEPS.
+"""
+
+import glob
+from collections.abc import Iterator, Sequence
+
+from dsdoctor.host import Host
+from dsdoctor.machine import Toolkit
+from dsdoctor.probe.nvcc import parse_top, read_toolkit
+
+DEBIAN = "/usr/lib/nvidia-cuda-toolkit"
+
+
+def find_toolkits(host: Host, site: Sequence[str], cache: str, named: str = "") -> tuple[Toolkit, ...]:
+    """All toolkits, each real folder once with every way it was found, in the order of STEPS.
+
+    ``site`` are the site-packages folders of the environment, ``cache`` is dsdoctor's own cache folder, ``named`` is
+    a folder that the user named.
+    """
+    ways: dict[str, tuple[str, list[str]]] = {}
+    if named:
+        ways[host.resolve(named)] = (named, ["named"])
+    for step in STEPS:
+        for root in step(host, site, cache):
+            real = host.resolve(root)
+            ways.setdefault(real, (root, []))[1].append(step.__name__)
+    toolkits = (read_toolkit(host, root, tuple(dict.fromkeys(steps))) for root, steps in ways.values())
+    return tuple(toolkit for toolkit in toolkits if toolkit is not None)
+
+
+def cuda_home_variable(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
+    """$CUDA_HOME, as it is."""
+    yield from _named(host, "CUDA_HOME")
+
+
+def cuda_path_variable(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
+    """$CUDA_PATH, which cuda-pathfinder prefers to CUDA_HOME while torch does the opposite."""
+    yield from _named(host, "CUDA_PATH")
+
+
+def nvcc_on_path(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
+    """Every nvcc on PATH, through links and wrapper scripts: nvcc's own --dryrun prints its TOP."""
+    for folder in dict.fromkeys((host.variable("PATH") or "").split(":")):
+        if not folder.startswith("/"):
+            continue
+        for nvcc in host.glob(f"{glob.escape(folder)}/nvcc"):
+            top = parse_top(host.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], timeout=30).stderr)
+            yield host.resolve(top) if top else host.resolve(nvcc).rsplit("/", 2)[0]
+
+
+def usr_local(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
+    """/usr/local/cuda and /usr/local/cuda-X.Y."""
+    yield from host.glob("/usr/local/cuda*")
+
+
+def opt(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
+    """/opt/cuda* (Arch, clusters) and the CUDA folders of NVIDIA's HPC SDK."""
+    yield from host.glob("/opt/cuda*")
+    yield from host.glob("/opt/nvidia/hpc_sdk/*/*/cuda/*.*")
+
+
+def debian_package(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
+    """Debian's and Ubuntu's own package, with its headers in /usr/include."""
+    yield from host.glob(DEBIAN)
+
+
+def conda(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
+    """The active conda environment (headers in targets/*/include)."""
+    yield from _named(host, "CONDA_PREFIX")
+
+
+def module_variables(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
+    """What EasyBuild, Spack, CMake and site modules set."""
+    for name in ("EBROOTCUDA", "CUDA_ROOT", "CUDAToolkit_ROOT", "CUDA_TOOLKIT_ROOT_DIR"):
+        yield from _named(host, name)
+
+
+def ld_library_path(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
+    """Toolkits whose library folder stands on LD_LIBRARY_PATH."""
+    for folder in dict.fromkeys((host.variable("LD_LIBRARY_PATH") or "").split(":")):
+        if folder.startswith("/") and host.glob(f"{glob.escape(folder)}/libcudart.so*"):
+            root = host.resolve(folder).rsplit("/", 1)[0]
+            yield root.rsplit("/targets/", 1)[0]
+
+
+def pypi_wheels(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
+    """NVIDIA's PyPI wheels: nvidia/cu13 as one folder, or nvidia/<part> of CUDA 12."""
+    for folder in site:
+        yield from host.glob(f"{glob.escape(folder)}/nvidia/cu[0-9][0-9]")
+        if host.glob(f"{glob.escape(folder)}/nvidia/cuda_runtime"):
+            yield f"{folder}/nvidia"
+
+
+def assembled(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
+    """Those that dsdoctor has assembled before."""
+    yield from host.glob(f"{glob.escape(cache)}/toolkits/*/home")
+
+
+STEPS = (
+    cuda_home_variable,
+    cuda_path_variable,
+    nvcc_on_path,
+    usr_local,
+    opt,
+    debian_package,
+    conda,
+    module_variables,
+    ld_library_path,
+    pypi_wheels,
+    assembled,
+)
+
+
+def _named(host: Host, name: str) -> Iterator[str]:
+    value = host.variable(name)
+    if value and value.startswith("/") and host.glob(glob.escape(value.rstrip("/")) or "/"):
+        yield value.rstrip("/") or "/"

@@ -1,0 +1,108 @@
+"""Host + environment -> Torch: its files first, then a child process for what files do not say."""
+
+import re
+from dataclasses import dataclass, replace
+
+from dsdoctor.answers import parse_answer
+from dsdoctor.host import Host
+from dsdoctor.machine import Cuda, Gap, Torch
+from dsdoctor.probe.python import Environment
+
+IMPORT_LIMIT = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    version: str
+    arch_list: tuple[str, ...]
+    capabilities: tuple[str, ...]
+    known_architectures: tuple[str, ...]
+    gcc_bounds: tuple[int, int] | None
+    clang_bounds: tuple[int, int] | None
+    nccl: str | None
+
+
+def ask_torch(host: Host, environment: Environment | None) -> Torch | Gap | None:
+    """Look at the torch of an environment; one that crashes or hangs on import still has a version."""
+    if environment is None or environment.torch is None:
+        return None
+    from_files = read_torch(host, environment.torch)
+    if from_files is None:
+        return Gap(question="torch", reason=f"{environment.torch}/version.py cannot be read")
+    answer = parse_answer(
+        host.ask(environment.python.executable, "ask_torch.py", timeout=IMPORT_LIMIT), _Answer, "torch"
+    )
+    if isinstance(answer, Gap):
+        return replace(from_files, broken=answer.reason)
+    return replace(
+        from_files,
+        arch_list=tuple(capability_of(name) for name in answer.arch_list if name.startswith("sm_")),
+        capabilities=answer.capabilities,
+        known_architectures=answer.known_architectures,
+        gcc_bounds=answer.gcc_bounds,
+        clang_bounds=answer.clang_bounds,
+        nccl=answer.nccl,
+    )
+
+
+def read_torch(host: Host, location: str) -> Torch | None:
+    """What the files of a torch say, without running it."""
+    text = host.read(f"{location}/version.py")
+    version = parse_assignment(text or "", "__version__")
+    if version is None:
+        return None
+    return Torch(
+        version=version,
+        location=location,
+        cuda=Cuda.parse(parse_assignment(text or "", "cuda")),
+        hip=parse_assignment(text or "", "hip"),
+        cxx_standard=parse_cxx_standard(host.read(f"{location}/include/ATen/ATen.h") or ""),
+        cuda_home=guessed_cuda_home(host),
+    )
+
+
+def parse_assignment(text: str, name: str) -> str | None:
+    """The string that a line of ``torch/version.py`` assigns.
+
+    >>> parse_assignment("cuda: Optional[str] = '13.0'", "cuda")
+    '13.0'
+    >>> parse_assignment("hip: Optional[str] = None", "hip") is None
+    True
+    """
+    match = re.search(rf"^{name}\b[^=\n]*=\s*'([^'\n]*)'", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def parse_cxx_standard(header: str) -> int:
+    """The C++ standard that ``ATen.h`` demands.
+
+    >>> parse_cxx_standard("#if !defined(_MSC_VER) && __cplusplus < 202002L")
+    20
+    """
+    match = re.search(r"__cplusplus\s*<\s*20(\d\d)", header)
+    return {11: 11, 14: 14, 17: 17, 20: 20, 23: 23}.get(int(match[1]), 17) if match else 17
+
+
+def capability_of(name: str) -> str:
+    """An ``sm_`` name as a compute capability.
+
+    >>> capability_of("sm_90"), capability_of("sm_120"), capability_of("sm_90a")
+    ('9.0', '12.0', '9.0a')
+    """
+    match = re.fullmatch(r"(?:sm|compute)_(\d+)(\d)([a-z]?)", name)
+    return f"{match[1]}.{match[2]}{match[3]}" if match else name
+
+
+def guessed_cuda_home(host: Host) -> str | None:
+    """The folder that ``torch.utils.cpp_extension`` takes for CUDA_HOME now (its ``_find_cuda_home``).
+
+    CUDA_HOME or CUDA_PATH as they are, else two folders up from the nvcc on PATH (links are not followed), else
+    /usr/local/cuda when it exists.
+    """
+    named = host.variable("CUDA_HOME") or host.variable("CUDA_PATH")
+    if named is not None:
+        return named or None
+    nvcc = host.which("nvcc")
+    if nvcc is not None:
+        return nvcc.rsplit("/", 2)[0] or "/"
+    return "/usr/local/cuda" if host.glob("/usr/local/cuda") else None

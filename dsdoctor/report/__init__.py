@@ -1,0 +1,1 @@
+"""Data -> terminal text, JSON documents, progress. Shows, never decides."""

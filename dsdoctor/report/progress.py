@@ -1,0 +1,74 @@
+"""Steps of a build -> a live table on a terminal, plain lines elsewhere. Talks on stderr only."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from dsdoctor.builder.compile import Step
+
+MARKS = {"waiting": "·", "compiling": "…", "built": "✓", "failed": "✗"}
+
+
+class BuildProgress:
+    """Shows steps as they come. Use as a context manager; ``quiet`` shows nothing."""
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._steps: dict[str, Step] = {}
+        self._since: dict[str, float] = {}
+        self._took: dict[str, float] = {}
+        self._live: Live | None = None
+
+    def __enter__(self) -> "BuildProgress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def say(self, line: str) -> None:
+        """One plain line."""
+        if not self._quiet:
+            self._console.print(f"* {line}", highlight=False, soft_wrap=True, markup=False)
+
+    def step(self, step: Step) -> None:
+        """One op moved on; called from the compile threads."""
+        before = self._steps.get(step.op)
+        self._steps[step.op] = step
+        if step.state == "compiling":
+            self._since.setdefault(step.op, time.monotonic())
+        if step.state in {"built", "failed"}:
+            self._took[step.op] = time.monotonic() - self._since.get(step.op, time.monotonic())
+        if self._quiet:
+            return
+        if self._console.is_terminal:
+            self._start()
+        elif before is None or before.state != step.state:
+            self._line(step)
+
+    def _start(self) -> None:
+        if self._live is None:
+            self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=4)
+            self._live.start()
+        if all(step.state in {"built", "failed"} for step in self._steps.values()):
+            self._live.stop()
+            self._live = None
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for op, step in tuple(self._steps.items()):
+            seconds = self._took.get(op) or (time.monotonic() - self._since[op] if op in self._since else 0.0)
+            table.add_row(MARKS[step.state], op, step.state, f"{step.done}/{step.total}", f"{seconds:.0f} s")
+        return table
+
+    def _line(self, step: Step) -> None:
+        if step.state != "waiting":
+            took = f" in {self._took[step.op]:.0f} s" if step.op in self._took else ""
+            self._console.print(f"* {step.op}: {step.state}{took}", highlight=False, markup=False)

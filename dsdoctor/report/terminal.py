@@ -1,0 +1,121 @@
+"""Findings, plans and results -> lines for a terminal. The marks carry the meaning; colour only repeats it."""
+
+import os
+import shlex
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from dsdoctor.builder.nouns import BuildPlan, BuildResult
+from dsdoctor.finding import Finding, Severity
+from dsdoctor.machine import Machine, Toolkit
+
+MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
+STYLES = {"✓": "green", "!": "yellow", "✗": "red", "·": "dim"}
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def show(console: Console, lines: Iterable[str]) -> None:
+    """Print lines as they are: no wrapping, no markup, a coloured mark where one leads."""
+    for line in lines:
+        text = Text(line)
+        mark = line.lstrip()[:1]
+        if mark in STYLES:
+            text.stylize(STYLES[mark], 0, len(line) - len(line.lstrip()) + 1)
+        console.print(text, soft_wrap=True, highlight=False)
+
+
+def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """Title with its rule, evidence, the fix and its commands."""
+    for finding in findings:
+        yield f"{MARKS[finding.severity]} {finding.title}  [{finding.rule}]"
+        for evidence in finding.evidence:
+            yield f"    {evidence}"
+        if finding.fix:
+            yield f"    Fix: {finding.fix.text}"
+            for command in finding.fix.commands:
+                yield f"      $ {command}"
+
+
+def machine_lines(machine: Machine) -> Iterator[str]:
+    """The facts, a line each; details below."""
+    system, python, torch = machine.system, machine.python, machine.torch
+    memory = f"{system.memory / GIB:.0f} GiB" if system.memory else "unknown memory"
+    yield f"{system.os}, {system.architecture}, glibc {system.glibc}, {system.cpus} processors, {memory}"
+    yield f"Python {python.version}  {python.executable}" if python else "no Python answered"
+    if torch:
+        broken = f", cannot be imported: {torch.broken}" if torch.broken else ""
+        yield f"torch {torch.version}, CUDA {torch.cuda}, C++{torch.cxx_standard} headers{broken}"
+        yield f"    the CUDA_HOME that torch would take: {torch.cuda_home}"
+        yield f"    built for {' '.join(torch.arch_list) or 'no GPU'}; visible GPUs: {' '.join(torch.capabilities) or 'none'}"
+    else:
+        yield "no torch"
+    deepspeed = machine.deepspeed
+    yield (
+        f"DeepSpeed {deepspeed.version}, ops: {' '.join(deepspeed.installed_ops) or 'none'}"
+        if deepspeed
+        else "no DeepSpeed"
+    )
+    for toolkit in machine.toolkits:
+        yield from _toolkit_lines(toolkit)
+    for compiler in machine.compilers:
+        yield f"{compiler.kind} {'.'.join(map(str, compiler.version))}  {compiler.path}"
+    yield (
+        f"driver {machine.driver.version}, runs CUDA up to {machine.driver.cuda}"
+        if machine.driver
+        else "no NVIDIA driver"
+    )
+    for gpu in machine.gpus:
+        yield f"GPU {gpu.index}: {gpu.name}, capability {gpu.capability}, {gpu.memory / GIB:.0f} GiB"
+    for library in machine.libraries:
+        yield f"{library.name}  {library.library}" + ("" if library.header else "  (without its header)")
+    for gap in machine.gaps:
+        yield f"! {gap.question} could not be asked: {gap.reason}"
+
+
+def _toolkit_lines(toolkit: Toolkit) -> Iterator[str]:
+    compiler = f"nvcc {toolkit.version}" if toolkit.nvcc else f"no nvcc, headers of CUDA {toolkit.version}"
+    yield f"CUDA {toolkit.release}  {toolkit.root}  ({compiler}; found via {', '.join(toolkit.found_via)})"
+    yield f"    headers: {' '.join(sorted(toolkit.headers)) or 'none'}"
+    yield f"    libraries to link: {' '.join(sorted(toolkit.libraries)) or 'none'}"
+
+
+def plan_lines(plan: BuildPlan) -> Iterator[str]:
+    """What will be done and why."""
+    yield f"DeepSpeed {plan.source_version} (source: {plan.source}) for {plan.python}"
+    width = max(len(choice.what) for choice in plan.choices)
+    for choice in plan.choices:
+        yield f"✓ {choice.what:<{width}}  {choice.value}"
+        yield f"  {'':<{width}}  because {choice.because}"
+    if plan.toolkit and plan.toolkit.fetch:
+        yield f"  {'':<{width}}  fetches {', '.join(plan.toolkit.fetch)}"
+    for left in plan.left_out:
+        yield f"· without {left.op}: {left.because}"
+    yield "  environment:"
+    for name, value in sorted(plan.env.items()):
+        yield f"    {name}={shlex.quote(value)}"
+    for name, folders in sorted(plan.prepend.items()):
+        yield f"    {name}={shlex.quote(':'.join(folders))}:${name}"
+
+
+def result_lines(result: BuildResult) -> Iterator[str]:
+    """One line an op, then the wheel."""
+    for op in result.ops:
+        if op.built:
+            yield f"✓ {op.op:<24} {op.seconds:.0f} s"
+        else:
+            yield f"{'✗' if op.log or op.asked else '·'} {op.op:<24} {op.because}"
+            if op.log:
+                yield f"    log: {op.log}"
+    if result.wheel:
+        size = os.stat(result.wheel).st_size / MIB  # noqa: PTH116
+        yield f"✓ {result.wheel}  ({size:.1f} MiB, {result.seconds:.0f} s, {result.cpu_seconds:.0f} CPU-seconds)"
+        yield f"  what is in it, and for which machines: {result.manifest}"
+    else:
+        yield f"✗ no wheel; the whole log is {result.log}"
+
+
+def install_hint(result: BuildResult) -> str:
+    """The next command after a build."""
+    return f"$ python -m pip install {shlex.quote(result.wheel or '')}"
