@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from dsdoctor import __version__
+from dsdoctor.builder.make import refused_ops
 from dsdoctor.builder.nouns import BuildResult, Wish
 from dsdoctor.errors import DoctorError, UsageError
 from dsdoctor.finding import Finding, Fix, Severity, has_error
@@ -243,19 +244,16 @@ def _build(command: str, ready: Planned, out: Path, as_json: bool, before_docume
 def _show_build(
     command: str, as_json: bool, result: BuildResult | None, findings: tuple[Finding, ...], ready: Planned
 ) -> None:
-    lines = result_lines(result) if result else finding_lines(findings)
-    ops: Any = result.ops if result else ()
+    lines = [*result_lines(result), *finding_lines(result.findings)] if result else list(finding_lines(findings))
+    ops = result.ops if result else refused_ops(ready.plan)
     _print(
         command,
         as_json,
-        [*lines, *(finding_lines(result.findings) if result else ())],
+        lines,
         findings,
         wheel=result.wheel if result else None,
         manifest=result.manifest if result else None,
-        ops=[
-            {"op": op.op, "asked": op.asked, "built": op.built, "seconds": op.seconds, "because": op.because}
-            for op in ops
-        ],
+        ops=ops,
         toolkit=ready.plan.toolkit,
         seconds=result.seconds if result else None,
         cpu_seconds=result.cpu_seconds if result else None,

@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dsdoctor.builder.choices import accelerator_of
 from dsdoctor.builder.compile import Watch
 from dsdoctor.builder.dsconfig import ops_of_config, read_config
 from dsdoctor.builder.make import Bench, make, prepare_out
 from dsdoctor.builder.nouns import BuildPlan, BuildResult, Source, Wish
-from dsdoctor.builder.plan import accelerator_of, plan_build, plan_toolkit
+from dsdoctor.builder.plan import plan_build, plan_toolkit
 from dsdoctor.builder.source import describe, lay_out, spell_source
 from dsdoctor.builder.toolkit import assemble
 from dsdoctor.builder.workspace import cache_folder, log_folder, private_folder, workspace
@@ -93,14 +94,15 @@ def assemble_toolkit(order: Order, *, say: Say) -> tuple[str | None, tuple[Findi
     """The root of a toolkit that fits this torch, made when there is none; findings where that cannot be."""
     host, machine = LocalHost(), look(order)
     cache = private_folder(cache_folder(host))
-    toolkit, compiler, architectures, findings = plan_toolkit(machine, order.wish, str(cache))
+    advice = plan_toolkit(machine, order.wish, str(cache))
+    toolkit, compiler = advice.toolkit, advice.compiler
     if toolkit is None or compiler is None or compiler.c_path is None:
-        return None, findings
+        return None, advice.findings
     if toolkit.assemble:
         assert machine.python is not None
-        python = machine.python.executable
+        python, architectures = machine.python.executable, advice.architectures
         assemble(host, toolkit, python=python, architectures=architectures, compiler=compiler.c_path, say=say)
-    return toolkit.root, findings
+    return toolkit.root, advice.findings
 
 
 def _with_config(order: Order, accelerator: str) -> Wish:

@@ -12,7 +12,7 @@ LOOKALIKE = 0.8
 
 
 def environment(
-    *, accelerator: str, toolkit: ToolkitPlan | None, compiler: Compiler | None, skip_cuda_check: bool
+    *, accelerator: str, toolkit: ToolkitPlan | None, compiler: Compiler | None, skip_check: bool
 ) -> dict[str, str]:
     """What every op's build sets, besides its own TORCH_CUDA_ARCH_LIST."""
     env = {"DS_ACCELERATOR": accelerator, "DS_BUILD_OPS": "0"}
@@ -20,7 +20,7 @@ def environment(
         env |= {"CC": compiler.c_path, "CXX": compiler.path}
     if toolkit is not None:
         env |= {"CUDA_HOME": toolkit.root, "CUDA_PATH": toolkit.root, "DS_NVCC_THREADS": "1"}
-    if skip_cuda_check:
+    if skip_check:
         env["DS_SKIP_CUDA_CHECK"] = "1"
     return env
 
@@ -37,7 +37,7 @@ def prepended(machine: Machine, toolkit: ToolkitPlan | None) -> dict[str, tuple[
         return {"PATH": scripts}
     known = next((known for known in machine.toolkits if known.root == toolkit.root), None)
     folders = known.library_dirs if known else (f"{toolkit.root}/lib64/stubs",)
-    stubs = tuple(folder for folder in folders if folder.endswith("/stubs"))
+    stubs = tuple(folder for folder in folders if folder.endswith("/stubs"))[:1]
     prepend = {"PATH": (*scripts, f"{toolkit.root}/bin")}
     return prepend | ({"LIBRARY_PATH": stubs} if stubs else {})
 

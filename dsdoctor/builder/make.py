@@ -53,7 +53,9 @@ def make(
             say=say,
         )
     compiled = compile_ops(host, plan, source=Path(source.folder), folder=bench.folder, logs=bench.logs, watch=watch)
-    wheel, proofs, notes = None, (), ()
+    wheel: Path | None = None
+    proofs: tuple[OpProof, ...] = ()
+    notes: tuple[Finding, ...] = ()
     if all(one.library for one in compiled):
         say("packing the wheel")
         packed = _pack(host, plan, source, compiled, bench)
@@ -74,6 +76,14 @@ def make(
         log=str(bench.logs / "build.log"),
         findings=(*_failures(results), *notes),
     )
+
+
+def refused_ops(plan: BuildPlan) -> tuple[OpResult, ...]:
+    """The ops of a plan that is not carried out: nothing was built, and why each refused one was refused."""
+    waiting = tuple(
+        OpResult(op=op.op, asked=op.asked, built=False, because="the plan is impossible") for op in plan.ops
+    )
+    return waiting + _left_out(plan)
 
 
 def prepare_out(out: Path) -> None:
@@ -129,10 +139,11 @@ def _pack(host: LocalHost, plan: BuildPlan, source: Source, compiled: tuple[Comp
 
 def _results(plan: BuildPlan, compiled: tuple[Compiled, ...], proofs: tuple[OpProof, ...]) -> tuple[OpResult, ...]:
     wrong = {proof.op: proof.wrong for proof in proofs}
+    asked = {op.op: op.asked for op in plan.ops}
     built = tuple(
         OpResult(
             op=one.op,
-            asked=True,
+            asked=asked[one.op],
             built=one.library is not None and wrong.get(one.op) is None,
             seconds=round(one.seconds, 1),
             because=one.because or wrong.get(one.op),
@@ -140,8 +151,11 @@ def _results(plan: BuildPlan, compiled: tuple[Compiled, ...], proofs: tuple[OpPr
         )
         for one in compiled
     )
-    left = tuple(OpResult(op=left.op, asked=left.asked, built=False, because=left.because) for left in plan.left_out)
-    return built + left
+    return built + _left_out(plan)
+
+
+def _left_out(plan: BuildPlan) -> tuple[OpResult, ...]:
+    return tuple(OpResult(op=left.op, asked=left.asked, built=False, because=left.because) for left in plan.left_out)
 
 
 def _failures(results: tuple[OpResult, ...]) -> tuple[Finding, ...]:

@@ -78,7 +78,10 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class OpPlan:
-    """One op that will be built; ``architectures`` is its own TORCH_CUDA_ARCH_LIST (empty without GPU code)."""
+    """One op that will be built; ``architectures`` is its own TORCH_CUDA_ARCH_LIST (empty without GPU code).
+
+    ``asked`` is False for one that only comes along because another needs it.
+    """
 
     op: str
     variable: str
@@ -86,6 +89,7 @@ class OpPlan:
     sources: tuple[str, ...]
     architectures: tuple[str, ...] = ()
     device_code: bool = False
+    asked: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ def prove(
     with zipfile.ZipFile(wheel) as file:
         file.extractall(folder, [name for name in file.namelist() if name.endswith(".so")])
     libraries = {op.op: shared_object(folder, op.module) for op in plan.ops}
-    errors = _load(host, plan, {op: path for op, path in libraries.items() if path}, env)
+    errors = _load(plan, {op: path for op, path in libraries.items() if path}, env)
     cuobjdump = find_cuobjdump(host, machine, plan)
     proofs = tuple(_proof(host, op, libraries[op.op], claimed, errors, folder, cuobjdump, machine) for op in plan.ops)
     return proofs, _notes(proofs, cuobjdump, plan)
@@ -61,7 +61,7 @@ def _claims(wheel: Path) -> set[str]:
     return {name for name, on in ops.items() if on} if isinstance(ops, dict) else set()
 
 
-def _load(host: LocalHost, plan: BuildPlan, libraries: dict[str, Path], env: dict[str, str]) -> dict[str, str | None]:
+def _load(plan: BuildPlan, libraries: dict[str, Path], env: dict[str, str]) -> dict[str, str | None]:
     """Load all in one fresh process; when that one dies, each in its own to find who did it."""
     child = LocalHost(env=env)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from dsdoctor.host import Host
-from dsdoctor.machine import Gap, Machine, System
+from dsdoctor.machine import Driver, Gap, Gpu, Machine, System
 from dsdoctor.probe.compilers import find_compilers
 from dsdoctor.probe.deepspeed import read_deepspeed
 from dsdoctor.probe.gpus import ask_gpus
@@ -16,6 +16,7 @@ from dsdoctor.probe.toolkits import find_toolkits
 from dsdoctor.probe.torch import ask_torch
 
 T = TypeVar("T")
+NO_GPUS: tuple[tuple[Gpu, ...], Driver | None] = ((), None)
 
 
 @dataclass
@@ -24,7 +25,7 @@ class _Round:
 
     gaps: list[Gap] = field(default_factory=list)
 
-    def ask(self, question: str, look: Callable[..., T], default: T, *arguments: Any) -> T:
+    def ask(self, question: str, look: Callable[..., T | Gap], default: T, *arguments: Any) -> T:
         try:
             answer = look(*arguments)
         except Exception as error:
@@ -48,7 +49,7 @@ def probe(host: Host, *, python: str, cache: str, toolkit: str = "") -> Machine:
     torch: Any = ask.ask("torch", ask_torch, None, host, environment)
     if torch is not None and torch.broken:
         ask.gaps.append(Gap(question="torch", reason=torch.broken))
-    gpus, driver = ask.ask("gpus", ask_gpus, ((), None), host)
+    gpus, driver = ask.ask("gpus", ask_gpus, NO_GPUS, host)
     return Machine(
         system=ask.ask("system", read_system, System(architecture="unknown", os="unknown"), host, interpreter, cache),
         python=interpreter,

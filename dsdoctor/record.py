@@ -1,0 +1,142 @@
+"""A machine written down: ``Recorder`` keeps every question and answer, ``RecordedHost`` answers from such a snapshot.
+
+Only what was asked is kept, so a snapshot holds no token and no unrelated variable.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from dsdoctor.errors import UsageError
+from dsdoctor.host import Answer, Host
+
+T = TypeVar("T")
+SNAPSHOT_SCHEMA = "dsdoctor-snapshot/1"
+
+
+@dataclass
+class Snapshot:
+    """The answers of a machine, by question."""
+
+    schema: str = SNAPSHOT_SCHEMA
+    answers: dict[str, Any] = field(default_factory=dict)
+
+
+class Recorder:
+    """A Host that passes every question on and keeps the answer in ``snapshot``."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.snapshot = Snapshot()
+
+    def variable(self, name: str) -> str | None:
+        return self._keep(self._host.variable(name), "variable", name)
+
+    def variables(self, prefix: str) -> dict[str, str]:
+        return self._keep(self._host.variables(prefix), "variables", prefix)
+
+    def read(self, path: str) -> str | None:
+        return self._keep(self._host.read(path), "read", path)
+
+    def glob(self, pattern: str) -> tuple[str, ...]:
+        return self._keep(self._host.glob(pattern), "glob", pattern)
+
+    def which(self, name: str) -> str | None:
+        return self._keep(self._host.which(name), "which", name)
+
+    def resolve(self, path: str) -> str:
+        return self._keep(self._host.resolve(path), "resolve", path)
+
+    def free(self, path: str) -> int | None:
+        return self._keep(self._host.free(path), "free", path)
+
+    def cpus(self) -> int:
+        return self._keep(self._host.cpus(), "cpus")
+
+    def run(self, argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Answer:
+        return self._keep(self._host.run(argv, timeout=timeout, env=env), "run", *argv)
+
+    def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
+        return self._keep(self._host.ask(python, script, *arguments, timeout=timeout), "ask", script, *arguments)
+
+    def save(self, path: Path) -> None:
+        """Write the snapshot: first under a temporary name, then renamed."""
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.snapshot), indent=1))
+        temporary.replace(path)
+
+    def _keep(self, answer: T, *question: str) -> T:
+        self.snapshot.answers[_key(question)] = answer
+        return answer
+
+
+class RecordedHost:
+    """A Host that answers from a snapshot; what was not asked then is answered as "not there"."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._answers = snapshot.answers
+
+    @classmethod
+    def load(cls, path: Path) -> "RecordedHost":
+        """Read a snapshot file. Raises UsageError for anything else."""
+        try:
+            snapshot = msgspec.json.decode(path.read_bytes(), type=Snapshot)
+        except (OSError, msgspec.DecodeError) as error:
+            raise UsageError(
+                f"{path} is no machine snapshot: {error}", hint="dsdoctor record FILE writes one"
+            ) from None
+        if snapshot.schema != SNAPSHOT_SCHEMA:
+            raise UsageError(
+                f"{path} is a snapshot of schema {snapshot.schema!r}, this dsdoctor reads {SNAPSHOT_SCHEMA!r}",
+                hint="record it again with this version: dsdoctor record FILE",
+            )
+        return cls(snapshot)
+
+    def variable(self, name: str) -> str | None:
+        return self._answer(str | None, None, "variable", name)
+
+    def variables(self, prefix: str) -> dict[str, str]:
+        return self._answer(dict[str, str], {}, "variables", prefix)
+
+    def read(self, path: str) -> str | None:
+        return self._answer(str | None, None, "read", path)
+
+    def glob(self, pattern: str) -> tuple[str, ...]:
+        return self._answer(tuple[str, ...], (), "glob", pattern)
+
+    def which(self, name: str) -> str | None:
+        return self._answer(str | None, None, "which", name)
+
+    def resolve(self, path: str) -> str:
+        return self._answer(str, path, "resolve", path)
+
+    def free(self, path: str) -> int | None:
+        return self._answer(int | None, None, "free", path)
+
+    def cpus(self) -> int:
+        return self._answer(int, 1, "cpus")
+
+    def run(self, argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Answer:
+        return self._answer(Answer, Answer(returncode=127, stderr="not in the snapshot"), "run", *argv)
+
+    def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
+        return self._answer(Answer, Answer(returncode=127, stderr="not in the snapshot"), "ask", script, *arguments)
+
+    def _answer(self, kind: Any, default: T, *question: str) -> T:
+        key = _key(question)
+        if key not in self._answers:
+            return default
+        try:
+            answer: T = msgspec.convert(self._answers[key], kind)
+        except msgspec.ValidationError as error:
+            raise UsageError(
+                f"the snapshot's answer to {key!r} is malformed: {error}", hint="record it again"
+            ) from None
+        return answer
+
+
+def _key(question: tuple[str, ...]) -> str:
+    return "\x1f".join(question)
