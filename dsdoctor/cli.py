@@ -182,11 +182,15 @@ def _root(
 
 def main() -> None:
     """Entry point of ``python -m dsdoctor`` and of the ``dsdoctor`` script."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     app(prog_name="dsdoctor")
 
 
 def _interrupt(*_: object) -> NoReturn:
+    """Once is enough: a second Ctrl-C would break off the cleaning up."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

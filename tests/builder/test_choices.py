@@ -1,0 +1,223 @@
+"""Toolkit, compiler, architectures, jobs and local version for machines written out."""
+
+import pytest
+
+from dsdoctor.builder.choices import accelerator_of, choose_architectures, choose_jobs, choose_local_version
+from dsdoctor.builder.compiler_choice import choose_compiler
+from dsdoctor.builder.nouns import ToolkitPlan, Wish
+from dsdoctor.builder.toolkit_choice import choose_toolkit
+from dsdoctor.errors import ImpossiblePlan, UsageError
+from dsdoctor.machine import Compiler, Cuda, Gpu, Machine, System, Toolkit, Torch
+from tests.conftest import CPU_TORCH, TORCH, WHOLE, machine, toolkit
+
+BASE = frozenset({"cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl"})
+WHEELS = Toolkit(
+    root="/site/nvidia/cu13",
+    release=Cuda(13, 0),
+    version="13.0",
+    headers=WHOLE - {"crt/host_config.h", "cccl", "cuda_profiler_api.h"},
+    include_dirs=("/site/nvidia/cu13/include",),
+    found_via=("pypi_wheels",),
+)
+TORCH_128 = Torch(version="2.9.0+cu128", location="/site/torch", cuda=Cuda(12, 8))
+
+
+def chosen(here: Machine, wish: Wish | None = None) -> tuple[ToolkitPlan | None, list[str]]:
+    plan, _, findings = choose_toolkit(here, wish or Wish(), "/cache", headers=BASE, libraries=frozenset({"curand"}))
+    return plan, [finding.rule for finding in findings]
+
+
+def test_the_whole_toolkit_of_torchs_release_is_taken() -> None:
+    here = machine(toolkits=(toolkit(Cuda(12, 8)), toolkit(Cuda(13, 0)), toolkit(Cuda(13, 1))))
+
+    assert chosen(here) == (ToolkitPlan(root="/usr/local/cuda-13.0", release=Cuda(13, 0)), [])
+
+
+def test_a_toolkit_without_headers_is_completed_from_torchs_wheels_and_nothing_is_fetched() -> None:
+    sick = toolkit(Cuda(13, 0), headers=frozenset({"cuda_runtime.h", "crt/host_config.h", "cccl", "cuda_profiler_api.h"}))
+
+    plan, rules = chosen(machine(toolkits=(sick, WHEELS)))
+
+    assert plan is not None
+    assert (plan.assemble, plan.fetch, rules) == (True, (), [])
+    assert plan.layers[0].tools == "/usr/local/cuda-13.0/bin"
+
+
+def test_without_a_toolkit_the_compiler_is_fetched_by_torchs_own_pin() -> None:
+    plan, rules = chosen(machine(toolkits=(WHEELS,)))
+
+    assert plan is not None
+    assert plan.fetch == ("cuda-toolkit[cccl,crt,cudart,nvcc,nvvm,profiler]==13.0.3.0",)
+    assert plan.root.startswith("/cache/toolkits/13.0-")
+    assert rules == []
+
+
+def test_headers_that_torchs_wheels_lack_are_fetched_too() -> None:
+    bare = Toolkit(root="/site/nvidia/cu13", release=Cuda(13, 0), headers=frozenset(), found_via=("pypi_wheels",))
+
+    plan, _ = chosen(machine(toolkits=(bare,)))
+
+    assert plan is not None
+    assert plan.fetch == (
+        "cuda-toolkit[cccl,crt,cublas,cudart,cufile,curand,cusolver,cusparse,nvcc,nvvm,profiler]==13.0.3.0",
+        "nvidia-nccl-cu13==2.30.7",
+    )
+
+
+def test_an_older_toolkit_of_the_same_major_is_not_torchs() -> None:
+    plan, _ = chosen(machine(toolkits=(toolkit(Cuda(13, 2)), WHEELS)))
+
+    assert plan is not None
+    assert plan.assemble
+
+
+def test_offline_says_what_would_be_fetched() -> None:
+    plan, rules = chosen(machine(toolkits=(WHEELS,)), Wish(offline=True))
+
+    assert (plan, rules) == (None, ["cuda-toolkit-missing"])
+
+
+def test_offline_takes_another_minor_with_a_warning() -> None:
+    plan, rules = chosen(machine(toolkits=(toolkit(Cuda(13, 2)), WHEELS)), Wish(offline=True))
+
+    assert plan == ToolkitPlan(root="/usr/local/cuda-13.2", release=Cuda(13, 2))
+    assert rules == ["cuda-torch-mismatch"]
+
+
+def test_another_minor_of_cuda_12_is_accepted_as_deepspeed_does() -> None:
+    here = machine(torch=TORCH_128, toolkits=(toolkit(Cuda(12, 1)), toolkit(Cuda(12, 6))))
+
+    assert chosen(here) == (ToolkitPlan(root="/usr/local/cuda-12.6", release=Cuda(12, 6)), [])
+
+
+def test_cuda_12_without_a_toolkit_names_the_commands_that_need_no_root() -> None:
+    _, _, (finding,) = choose_toolkit(
+        machine(torch=TORCH_128, toolkits=(toolkit(Cuda(13, 0)),)),
+        Wish(),
+        "/cache",
+        headers=BASE,
+        libraries=frozenset(),
+    )
+
+    assert finding.rule == "cuda-torch-mismatch"
+    assert finding.evidence == ("/usr/local/cuda-13.0: CUDA 13.0.88",)
+    assert finding.fix is not None
+    assert [command.split()[0] for command in finding.fix.commands] == ["conda", "sh", "python"]
+    assert "cuda-toolkit=12.8" in finding.fix.commands[0]
+
+
+def test_a_named_toolkit_of_another_major_is_refused() -> None:
+    here = machine(toolkits=(toolkit(Cuda(12, 8), found_via=("named",)),))
+
+    assert chosen(here, Wish(toolkit="/usr/local/cuda-12.8")) == (None, ["cuda-torch-mismatch"])
+
+
+def test_a_named_folder_that_is_no_toolkit_is_refused() -> None:
+    assert chosen(machine(), Wish(toolkit="/nonexistent")) == (None, ["cuda-home-wrong"])
+
+
+@pytest.mark.parametrize(
+    ("versions", "path", "rules"),
+    [
+        ([(12, 2, 0)], "/usr/bin/g++-12", []),
+        ([(17, 1, 0), (12, 2, 0), (14, 1, 0)], "/usr/bin/g++-14", []),
+        ([(8, 5, 0), (11, 1, 0)], "/usr/bin/g++-11", []),
+        ([(17, 1, 0)], None, ["host-compiler-too-new"]),
+        ([(8, 5, 0)], None, ["host-compiler-too-old"]),
+        ([], None, ["host-compiler-missing"]),
+    ],
+)
+def test_a_compiler_that_nvcc_and_torch_take(versions: list[tuple[int, ...]], path: str | None, rules: list[str]) -> None:
+    compilers = tuple(
+        Compiler(path=f"/usr/bin/g++-{v[0]}", c_path=f"/usr/bin/gcc-{v[0]}", kind="gcc", version=v, found_via="path")
+        for v in versions
+    )
+    here = machine(compilers=compilers, toolkits=(toolkit(Cuda(13, 0)),))
+    plan = ToolkitPlan(root="/usr/local/cuda-13.0", release=Cuda(13, 0))
+
+    compiler, _, findings = choose_compiler(here, plan, device_code=True)
+
+    assert (compiler.path if compiler else None, [finding.rule for finding in findings]) == (path, rules)
+
+
+def test_without_device_code_nvccs_limit_does_not_count() -> None:
+    new = Compiler(path="/usr/bin/g++", c_path="/usr/bin/gcc", kind="gcc", version=(17, 1), found_via="path")
+
+    compiler, _, findings = choose_compiler(machine(compilers=(new,)), None, device_code=False)
+
+    assert (compiler, findings) == (new, ())
+
+
+def test_a_refused_compiler_names_the_package() -> None:
+    new = Compiler(path="/usr/bin/g++", c_path="/usr/bin/gcc", kind="gcc", version=(17, 1), found_via="path")
+    here = machine(compilers=(new,), toolkits=(toolkit(Cuda(13, 0)),))
+
+    _, _, (finding,) = choose_compiler(
+        here, ToolkitPlan(root="/usr/local/cuda-13.0", release=Cuda(13, 0)), device_code=True
+    )
+
+    assert finding.title == "nvcc 13.0 takes gcc up to 15, here is gcc 17.1"
+    assert finding.fix is not None
+    assert "apt-get install g++-15" in finding.fix.commands[0]
+
+
+GPU = Gpu(index=0, name="H200", uuid="GPU-1", capability="9.0", memory=1)
+
+
+@pytest.mark.parametrize(
+    ("here", "wish", "value"),
+    [
+        (machine(), Wish(arch="9.0+PTX;8.0"), "8.0;9.0+PTX"),
+        (machine(variables={"TORCH_CUDA_ARCH_LIST": "8.6"}), Wish(), "8.6"),
+        (machine(torch=Torch(**{**TORCH.__dict__, "capabilities": ("9.0", "8.0", "9.0")})), Wish(), "8.0;9.0"),
+        (machine(gpus=(GPU,)), Wish(), "9.0"),
+        (machine(), Wish(), "7.5;8.0;9.0"),
+    ],
+)
+def test_architectures(here: Machine, wish: Wish, value: str) -> None:
+    architectures, choice = choose_architectures(here, wish)
+
+    assert (";".join(architectures), choice.value) == (value, value)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "memory", "jobs"), [(2, 24 << 30, 2), (64, 10 << 30, 4), (8, 1 << 30, 1), (3, None, 3), (8, 64 << 30, 8)]
+)
+def test_jobs_fit_processors_and_memory(cpus: int, memory: int | None, jobs: int) -> None:
+    here = machine(system=System(architecture="x86_64", os="", cpus=cpus, memory=memory))
+
+    assert choose_jobs(here, Wish(), device_code=True)[0] == jobs
+
+
+def test_local_versions() -> None:
+    assert choose_local_version(TORCH, "cuda", Wish())[0] == "cu13.0.torch2.14"
+    assert choose_local_version(CPU_TORCH, "cpu", Wish())[0] == "cpu.torch2.13"
+    assert choose_local_version(TORCH, "cpu", Wish())[0] == "cpu.torch2.14"
+    assert choose_local_version(TORCH, "cuda", Wish(local_version=""))[0] == ""
+    assert choose_local_version(TORCH, "cuda", Wish(local_version="+Acme-7"))[0] == "acme.7"
+    with pytest.raises(UsageError, match="PEP 440"):
+        choose_local_version(TORCH, "cuda", Wish(local_version="a b"))
+
+
+def test_the_accelerator_follows_torch_and_not_the_missing_gpu() -> None:
+    assert accelerator_of(machine(), Wish()) == "cuda"
+    assert accelerator_of(machine(torch=CPU_TORCH), Wish()) == "cpu"
+    assert accelerator_of(machine(), Wish(accelerator="cpu")) == "cpu"
+    with pytest.raises(ImpossiblePlan, match="CPU build"):
+        accelerator_of(machine(torch=CPU_TORCH), Wish(accelerator="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("here", "said"),
+    [
+        (machine(torch=None), "there is no torch"),
+        (machine(torch=Torch(version="2.1", location="", broken="libcudart.so.12: cannot open")), "libcudart"),
+        (machine(python=None), "cannot be asked"),
+        (machine(torch=Torch(version="2.1+rocm", location="", hip="6.0")), "ROCm"),
+    ],
+)
+def test_without_a_torch_that_serves_the_plan_is_impossible(here: Machine, said: str) -> None:
+    with pytest.raises(ImpossiblePlan, match=said) as caught:
+        accelerator_of(here, Wish())
+
+    assert caught.value.hint

@@ -1,0 +1,284 @@
+"""Whole builds, with the machine's real gcc, of a small tree by an interpreter that plays torch's part."""
+
+import base64
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.builder.compile import Step
+from dsdoctor.builder.make import Bench, make
+from dsdoctor.builder.manifest import decode
+from dsdoctor.builder.nouns import BuildPlan, BuildResult, LeftOut, OpPlan, Source
+from dsdoctor.builder.pool import Pool
+from dsdoctor.builder.workspace import cache_folder, log_folder, workspace
+from dsdoctor.errors import BuildFailed, ImpossiblePlan
+from dsdoctor.host import LocalHost
+from tests.conftest import CPU_TORCH, machine
+
+INTERPRETER = Path(__file__).with_name("interpreter.py")
+SOURCES = {
+    "one": "int one(void) { return 1; }",
+    "two": "int two(void) { return 2; }",
+    "bad": "#include <no_such_header.h>\n",
+    "slow": "#include </dev/stdin>\n",
+}
+HERE = machine(torch=CPU_TORCH)
+
+
+def op(name: str) -> OpPlan:
+    return OpPlan(op=name, variable=f"DS_BUILD_{name.upper()}", module=f"deepspeed.ops.{name}_op", sources=(f"{name}.c",))
+
+
+def plan(*names: str, **env: str) -> BuildPlan:
+    return BuildPlan(
+        python=str(INTERPRETER),
+        source="here",
+        source_version="1.0",
+        accelerator="cpu",
+        ops=tuple(op(name) for name in names),
+        left_out=(LeftOut(op="absent", because="it is not here", asked=False),),
+        architectures=(),
+        toolkit=None,
+        jobs=2,
+        use_ninja=True,
+        local_version="cpu.torch2.13",
+        env={"CC": "/usr/bin/gcc", "DS_BUILD_OPS": "0", **env},
+        prepend={"PATH": ("/first",)},
+        unset=("DS_BUILD_FOREIGN",),
+        disk=0,
+        choices=(),
+        findings=(),
+    )
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    tree = tmp_path / "work" / "source"
+    (tree / "csrc").mkdir(parents=True)
+    (tmp_path / "logs").mkdir()
+    for name, text in SOURCES.items():
+        (tree / "csrc" / f"{name}.c").write_text(text)
+    return Bench(folder=tmp_path / "work", logs=tmp_path / "logs", out=tmp_path / "dist")
+
+
+def run(made: BuildPlan, bench: Bench, steps: list[Step] | None = None, host: LocalHost | None = None) -> BuildResult:
+    source = Source(
+        folder=str(bench.folder / "source"), asked="here", version="1.0", digest="d", accelerator="cpu", ops=()
+    )
+    watch = steps.append if steps is not None else lambda _: None
+    return make(host or LocalHost(), made, source, HERE, bench, say=lambda _: None, watch=watch)
+
+
+def test_a_wheel_with_every_op_and_its_manifest(bench: Bench) -> None:
+    steps: list[Step] = []
+
+    result = run(plan("one", "two"), bench, steps)
+
+    assert result.wheel == str(bench.out / "deepspeed-1.0+cpu.torch2.13-cp311-cp311-linux_x86_64.whl")
+    assert [(o.op, o.built, o.because) for o in result.ops] == [
+        ("one", True, None),
+        ("two", True, None),
+        ("absent", False, "it is not here"),
+    ]
+    assert {step.state for step in steps} == {"waiting", "compiling", "built"}
+    assert sorted(path.name for path in bench.out.iterdir()) == [Path(result.wheel).name, Path(result.wheel).name + ".json"]
+    manifest = decode(Path(result.manifest or "").read_bytes())
+    assert manifest.sha256 == hashlib.sha256(Path(result.wheel).read_bytes()).hexdigest()
+    assert (manifest.asked, manifest.torch, manifest.nvidia) == (("one", "two"), "2.13.0+cpu", None)
+    assert all(entry.loads for entry in manifest.ops)
+
+
+def test_the_record_of_the_wheel_is_true(bench: Bench) -> None:
+    result = run(plan("one"), bench)
+
+    with zipfile.ZipFile(result.wheel or "") as wheel:
+        record = wheel.read("deepspeed-1.0.dist-info/RECORD").decode()
+        content = wheel.read("deepspeed-1.0.dist-info/dsdoctor.json")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    assert f"deepspeed-1.0.dist-info/dsdoctor.json,sha256={digest},{len(content)}\n" in record
+    assert decode(content).wheel is None  # a file cannot hold its own digest
+
+
+def test_one_op_that_fails_loses_neither_the_others_nor_their_logs(bench: Bench) -> None:
+    result = run(plan("one", "bad", "two"), bench)
+
+    assert result.wheel is None
+    assert not list(bench.out.iterdir())
+    built = {o.op: o.built for o in result.ops}
+    assert built == {"one": True, "bad": False, "two": True, "absent": False}
+    (finding,) = result.findings
+    assert "fatal error: no_such_header.h: No such file or directory" in finding.title
+    assert "no_such_header.h" in (bench.logs / "bad.log").read_text()
+    assert "===== one =====" in (bench.logs / "build.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        ("missing", "the wheel does not hold it"),
+        ("unclaimed", "does not say so"),
+        ("unloadable", "undefined symbol"),
+    ],
+)
+def test_a_wheel_that_does_not_hold_what_was_asked_is_no_wheel(lie: str, said: str, bench: Bench) -> None:
+    result = run(plan("one", LIES=lie), bench)
+
+    assert result.wheel is None
+    assert said in (result.ops[0].because or "")
+    assert not list(bench.out.iterdir())
+
+
+def test_the_environment_is_the_callers_with_ours_on_top(bench: Bench) -> None:
+    host = LocalHost(env={**os.environ, "DS_BUILD_FOREIGN": "1"})
+
+    with zipfile.ZipFile(run(plan("one"), bench, host=host).wheel or "") as wheel:
+        claimed = wheel.read("deepspeed/git_version_info_installed.py").decode()
+
+    assert claimed == "installed_ops={'one': 1}\n"
+
+
+def test_a_compiler_that_is_killed_is_said(bench: Bench) -> None:
+    killer = bench.folder / "gcc"
+    killer.write_text("#!/bin/sh\necho 'gcc: fatal error: Killed signal terminated program cc1plus' >&2\nexit 1\n")
+    killer.chmod(0o755)
+
+    result = run(plan("one", CC=str(killer)), bench)
+
+    assert "Killed signal" in (result.ops[0].because or "")
+
+
+def test_a_packing_that_fails_is_our_failure(bench: Bench) -> None:
+    (bench.folder / "packed").write_text("in the way")
+
+    with pytest.raises(BuildFailed, match="made no wheel"):
+        run(plan("one"), bench)
+    assert not list(bench.out.iterdir())
+
+
+def test_an_out_folder_that_cannot_be_written_is_said_before_any_work(bench: Bench) -> None:
+    bench.out.write_text("a file")
+
+    with pytest.raises(ImpossiblePlan, match="cannot be written"):
+        run(plan("one"), bench)
+    assert not (bench.logs / "one.log").exists()
+
+
+def test_an_interruption_ends_every_compiler(bench: Bench) -> None:
+    sleeper = bench.folder / "gcc"
+    sleeper.write_text("#!/bin/sh\nsleep 60\n")
+    sleeper.chmod(0o755)
+
+    def watch(step: Step) -> None:
+        if step.state == "compiling" and step.done == 0:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    source = Source(folder=str(bench.folder / "source"), asked="h", version="1", digest="d", accelerator="cpu", ops=())
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        make(
+            LocalHost(),
+            plan("one", CC=str(sleeper)),
+            source,
+            HERE,
+            bench,
+            say=lambda _: None,
+            watch=watch,
+        )
+
+    assert time.monotonic() - started < 20
+    assert not list(bench.out.iterdir())
+
+
+def test_two_builds_into_one_folder_at_once(bench: Bench, tmp_path: Path) -> None:
+    benches = []
+    for name in ("a", "b"):
+        folder, logs = tmp_path / name, tmp_path / f"logs-{name}"
+        logs.mkdir()
+        subprocess.run(["cp", "-r", str(bench.folder), str(folder)], check=True)
+        benches.append(replace(bench, folder=folder, logs=logs))
+    results: list[BuildResult] = []
+    threads = [threading.Thread(target=lambda b=b: results.append(run(plan("one"), b))) for b in benches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len({result.wheel for result in results}) == 1
+    with zipfile.ZipFile(results[0].wheel or "") as wheel:
+        assert wheel.testzip() is None
+    assert len(list(bench.out.iterdir())) == 2
+
+
+def test_a_pool_has_as_many_tokens_as_jobs(tmp_path: Path) -> None:
+    with Pool(tmp_path, 2) as pool:
+        busy, most = 0, 0
+        lock = threading.Lock()
+
+        def work() -> None:
+            nonlocal busy, most
+            with pool.token():
+                with lock:
+                    busy += 1
+                    most = max(most, busy)
+                time.sleep(0.05)
+                with lock:
+                    busy -= 1
+
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert most == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_workspace_is_private_and_goes_away(tmp_path: Path) -> None:
+    with workspace(tmp_path) as folder:
+        assert folder.stat().st_mode & 0o077 == 0
+        (folder / "x").write_text("x")
+
+    assert not folder.exists()
+
+
+def test_what_a_killed_build_left_is_swept_and_a_running_one_stays(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    with workspace(tmp_path) as running:
+        left = running.with_name(running.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-"))
+        left.mkdir()
+        with workspace(tmp_path):
+            assert (running.exists(), left.exists()) == (True, False)
+
+
+def test_the_cache_folder_can_be_named(tmp_path: Path) -> None:
+    host = LocalHost(env={"DSDOCTOR_CACHE": str(tmp_path / "c"), "HOME": "/root"})
+
+    assert cache_folder(host) == tmp_path / "c"
+    assert log_folder(cache_folder(host)).is_dir()
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+
+    with pytest.raises(ImpossiblePlan, match="cache folder cannot be written"), workspace(tmp_path / "cache"):
+        pass
+
+
+def test_the_manifest_does_not_name_the_users_home(bench: Bench) -> None:
+    result = run(replace(plan("one"), source=f"{Path.home()}/DeepSpeed"), bench)
+
+    text = Path(result.manifest or "").read_text()
+    assert str(Path.home()) + "/" not in text
+    assert json.loads(text)["plan"]["source"] == "~/DeepSpeed"

@@ -1,0 +1,227 @@
+import pytest
+
+from dsdoctor.builder.nouns import BuildPlan, OpFact, Source, Wish
+from dsdoctor.builder.plan import plan_build, plan_toolkit
+from dsdoctor.errors import ImpossiblePlan, UsageError
+from dsdoctor.finding import Severity
+from dsdoctor.machine import Cuda, Gap, Library, Machine, Python, System
+from tests.conftest import CPU_TORCH, PYTHON, SYSTEM, machine, toolkit
+
+ALL = ("6.0", "7.5", "8.0", "9.0")
+
+
+def fact(op: str, variable: str, *, cuda: tuple[str, ...] | None = None, device: bool = False) -> OpFact:
+    suffix = "cu" if device else "cpp"
+    return OpFact(
+        op=op,
+        variable=f"DS_BUILD_{variable}",
+        module=f"deepspeed.ops.{op}_op",
+        sources=(f"csrc/{op}.{suffix}",),
+        architectures=cuda,
+    )
+
+
+SOURCE = Source(
+    folder="/work/source",
+    asked="0.19.8",
+    version="0.19.8",
+    digest="d",
+    accelerator="cuda",
+    ops=(
+        fact("async_io", "AIO", cuda=ALL),
+        fact("pin_memory", "PIN_MEMORY"),
+        fact("cpu_adam", "CPU_ADAM"),
+        fact("utils", "UTILS"),
+        fact("fused_adam", "FUSED_ADAM", cuda=ALL, device=True),
+        fact("fp_quantizer", "FP_QUANTIZER", cuda=("8.0", "9.0"), device=True),
+        fact("cutlass_ops", "CUTLASS_OPS", cuda=("8.0", "9.0"), device=True),
+        fact("ragged_ops", "RAGGED_OPS", cuda=("8.0", "9.0"), device=True),
+    ),
+)
+CPU_SOURCE = Source(
+    folder="/work/source",
+    asked="newest",
+    version="0.19.8",
+    digest="d",
+    accelerator="cpu",
+    ops=(
+        fact("cpu_adam", "CPU_ADAM"),
+        OpFact(op="deepspeed_not_implemented", variable="DS_BUILD_NOT_IMPLEMENTED", module="x"),
+    ),
+)
+HERE = machine(toolkits=(toolkit(Cuda(13, 0)),))
+AIO = Library(name="libaio", header="/usr/include/libaio.h", library="/usr/lib/libaio.so")
+
+
+def plan(wish: Wish | None = None, here: Machine = HERE, source: Source = SOURCE) -> BuildPlan:
+    return plan_build(here, source, wish or Wish(), cache="/cache")
+
+
+def ops(made: BuildPlan) -> list[str]:
+    return [op.op for op in made.ops]
+
+
+def errors(made: BuildPlan) -> list[str]:
+    return [finding.rule for finding in made.findings if finding.severity is Severity.ERROR]
+
+
+def test_the_default_set() -> None:
+    made = plan()
+
+    assert (ops(made), errors(made)) == (["cpu_adam", "utils", "fused_adam"], [])
+    assert made.env == {
+        "DS_ACCELERATOR": "cuda",
+        "DS_BUILD_OPS": "0",
+        "CC": "/usr/bin/gcc",
+        "CXX": "/usr/bin/g++",
+        "CUDA_HOME": "/usr/local/cuda-13.0",
+        "CUDA_PATH": "/usr/local/cuda-13.0",
+        "DS_NVCC_THREADS": "1",
+    }
+    assert made.prepend["PATH"] == ("/venv/bin", "/usr/local/cuda-13.0/bin")
+    assert made.local_version == "cu13.0.torch2.14"
+    assert all(choice.because for choice in made.choices)
+
+
+def test_on_a_cpu_torch_no_toolkit_is_needed_and_what_does_not_exist_is_said() -> None:
+    made = plan(here=machine(torch=CPU_TORCH), source=CPU_SOURCE)
+
+    assert (ops(made), errors(made), made.toolkit) == (["cpu_adam"], [], None)
+    assert [left.op for left in made.left_out] == ["utils"]
+
+
+def test_an_op_asked_for_by_name_that_lacks_its_library_is_an_error_with_the_package() -> None:
+    made = plan(Wish(ops=("async_io",)))
+
+    (finding,) = (f for f in made.findings if f.severity is Severity.ERROR)
+    assert finding.affects == ("async_io",)
+    assert finding.fix is not None
+    assert "libaio-dev" in finding.fix.commands[0]
+
+
+def test_async_io_brings_pin_memory() -> None:
+    made = plan(Wish(ops=("async_io",)), machine(toolkits=(toolkit(Cuda(13, 0)),), libraries=(AIO,)))
+
+    assert [(op.op, op.asked) for op in made.ops] == [("async_io", True), ("pin_memory", False)]
+    assert errors(made) == []
+
+
+def test_all_leaves_out_what_cannot_be_built_and_says_why() -> None:
+    made = plan(Wish(ops=("all",)))
+
+    assert ops(made) == ["pin_memory", "cpu_adam", "utils", "fused_adam", "ragged_ops"]
+    assert errors(made) == []
+    why = {left.op: left.because for left in made.left_out}
+    assert set(why) == {"async_io", "fp_quantizer", "cutlass_ops"}
+    assert "libaio" in why["async_io"]
+    assert "nvcc 13" in why["fp_quantizer"]
+    assert "deepspeed-kernels" in why["cutlass_ops"]
+
+
+def test_an_op_that_filters_architectures_has_a_list_of_its_own() -> None:
+    made = plan(Wish(ops=("fused_adam", "ragged_ops"), arch="7.5;9.0+PTX"))
+
+    assert {op.op: op.architectures for op in made.ops} == {
+        "fused_adam": ("7.5", "9.0+PTX"),
+        "ragged_ops": ("9.0+PTX",),
+    }
+
+
+def test_an_op_whose_filter_keeps_nothing_is_refused() -> None:
+    made = plan(Wish(ops=("ragged_ops",), arch="7.5"))
+
+    assert errors(made) == ["op-cannot-be-built"]
+    assert "from 8.0 on" in made.findings[0].title
+
+
+@pytest.mark.parametrize("name", ["fused_adam", "FUSED_ADAM", "DS_BUILD_FUSED_ADAM", "fused_Adam"])
+def test_an_op_is_known_by_its_name_and_its_variable(name: str) -> None:
+    assert ops(plan(Wish(ops=(name,)))) == ["fused_adam"]
+
+
+def test_an_unknown_op_is_a_usage_error_with_a_guess() -> None:
+    with pytest.raises(UsageError, match="unknown op 'fusd_adam'") as caught:
+        plan(Wish(ops=("fusd_adam",)))
+
+    assert caught.value.hint == "did you mean fused_adam?"
+
+
+def test_host_ops_alone_need_no_toolkit_even_on_a_cuda_torch() -> None:
+    made = plan(Wish(ops=("cpu_adam",)), machine())
+
+    assert (made.toolkit, errors(made)) == (None, [])
+
+
+def test_a_toolkit_without_curand_still_serves_the_other_ops() -> None:
+    quantizer = fact("quantizer", "QUANTIZER", cuda=ALL, device=True)
+    source = Source(**{**SOURCE.__dict__, "ops": (*SOURCE.ops, quantizer)})
+    whole = toolkit(Cuda(12, 8))
+    sick = toolkit(Cuda(12, 8), headers=whole.headers - {"curand_kernel.h"})
+    torch = CPU_TORCH.__class__(version="2.9.0+cu128", location="/t", cuda=Cuda(12, 8), arch_list=("9.0",))
+
+    made = plan(Wish(ops=("fused_adam",)), machine(torch=torch, toolkits=(sick,)), source)
+
+    assert (ops(made), errors(made)) == (["fused_adam"], [])
+
+
+def test_variables_of_the_caller_are_said_and_taken_away() -> None:
+    here = machine(
+        toolkits=(toolkit(Cuda(13, 0)),),
+        variables={
+            "DS_BUILD_FUSED_LAMB": "1",
+            "DS_BUILD_CUTLES_OPS": "1",
+            "DS_BUILD_OPS": "1",
+            "CUDA_HOME": ":/usr/local/cuda",
+        },
+    )
+
+    made = plan(here=here)
+
+    said = {finding.rule: finding.title for finding in made.findings}
+    assert "did you mean DS_BUILD_CUTLASS_OPS?" in said["variable-misspelt"]
+    assert "variable-overridden" in said
+    assert "a list with ':'" in said["cuda-home-wrong"]
+    assert {"DS_BUILD_FUSED_LAMB", "DS_BUILD_CUTLES_OPS", "DS_BUILD_OPS", "CUDA_HOME"} <= set(made.unset)
+
+
+def test_what_the_environment_lacks_is_an_error_with_the_package() -> None:
+    bare = Python(**{**PYTHON.__dict__, "headers": False, "packages": {"setuptools": "65.5.0"}})
+    small = System(**{**SYSTEM.__dict__, "cache_free": 1 << 20, "ninja": None})
+
+    made = plan(here=machine(python=bare, system=small, toolkits=(toolkit(Cuda(13, 0)),)))
+
+    assert errors(made) == ["python-headers-missing", "wheel-package-missing", "disk-full"]
+    assert made.use_ninja is False
+    fixes = [finding.fix.commands[0] for finding in made.findings if finding.fix]
+    assert "sudo apt-get install python3.11-dev" in fixes
+    assert "/venv/bin/python -m pip install wheel" in fixes
+
+
+def test_what_could_not_be_asked_is_a_note() -> None:
+    made = plan(here=machine(toolkits=(toolkit(Cuda(13, 0)),), gaps=(Gap(question="gpus", reason="no answer"),)))
+
+    assert made.findings[-1].title == "gpus could not be asked: no answer"
+
+
+def test_another_minor_of_cuda_13_tells_deepspeed_to_accept_it() -> None:
+    made = plan(Wish(toolkit="/x"), machine(toolkits=(toolkit(Cuda(13, 2), found_via=("named",)),)))
+
+    assert made.env["DS_SKIP_CUDA_CHECK"] == "1"
+    assert [finding.rule for finding in made.findings] == ["cuda-torch-mismatch"]
+
+
+def test_one_finding_about_the_toolkit_is_enough() -> None:
+    torch = CPU_TORCH.__class__(version="2.9.0+cu128", location="/t", cuda=Cuda(12, 8), arch_list=("9.0",))
+
+    made = plan(Wish(ops=("fused_adam", "ragged_ops")), machine(torch=torch))
+
+    assert errors(made) == ["cuda-toolkit-missing"]
+
+
+def test_the_same_facts_give_the_same_plan() -> None:
+    assert plan(Wish(ops=("all",))) == plan(Wish(ops=("all",)))
+
+
+def test_a_toolkit_for_a_cpu_torch_is_impossible() -> None:
+    with pytest.raises(ImpossiblePlan, match="CPU build"):
+        plan_toolkit(machine(torch=CPU_TORCH), Wish(), "/cache")

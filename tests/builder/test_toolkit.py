@@ -1,0 +1,105 @@
+"""Assembling a toolkit out of small layers, with a real shell script for an nvcc."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.builder.nouns import Layer, ToolkitPlan
+from dsdoctor.builder.toolkit import assemble
+from dsdoctor.builder.toolkit_choice import PARTS
+from dsdoctor.errors import BuildFailed
+from dsdoctor.host import LocalHost
+from dsdoctor.machine import Cuda
+
+NVCC = """#!/bin/sh
+if [ "$1" = -V ]; then echo "release 13.0, V13.0.88"; exit 0; fi
+case "$*" in *sm_60*) echo "nvcc fatal   : Unsupported gpu architecture 'compute_60'" >&2; exit 1;; esac
+"""
+
+
+def write(path: Path, text: str = "", mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> ToolkitPlan:
+    """A toolkit with a compiler but without library headers, and a site-packages that has them."""
+    base, wheels = tmp_path / "base", tmp_path / "site" / "nvidia" / "cu13"
+    write(base / "bin" / "nvcc", NVCC, 0o755)
+    write(base / "nvvm" / "bin" / "cicc", "#!/bin/sh\n", 0o755)
+    for name in PARTS:
+        folder = base if name in {"crt/host_config.h", "cuda_runtime.h"} else wheels
+        write(folder / "include" / name if name != "cccl" else base / "include" / "cccl" / "thrust.h")
+    write(wheels / "include" / "cuda_runtime.h", "the wheels' own")
+    write(wheels.parent / "nccl" / "include" / "nccl.h")
+    write(wheels / "lib" / "libcurand.so.10")
+    return ToolkitPlan(
+        root=str(tmp_path / "cache" / "toolkits" / "13.0-abc" / "home"),
+        release=Cuda(13, 0),
+        assemble=True,
+        layers=(
+            Layer(include=(str(base / "include"),), libraries=(), tools=str(base / "bin")),
+            Layer(
+                include=(str(wheels / "include"), str(wheels.parent / "nccl" / "include")),
+                libraries=(str(wheels / "lib"),),
+            ),
+        ),
+    )
+
+
+def made(plan: ToolkitPlan, arch: str = "9.0") -> Path:
+    said: list[str] = []
+    return assemble(LocalHost(), plan, python="/no", architectures=(arch,), compiler="/usr/bin/gcc", say=said.append)
+
+
+def test_layers_become_one_cuda_home(plan: ToolkitPlan) -> None:
+    home = made(plan)
+
+    assert LocalHost().run([f"{home}/bin/nvcc", "-V"], timeout=10).ok
+    assert (home / "include" / "nccl.h").exists()
+    assert (home / "include" / "cuda_runtime.h").read_text() == ""  # the first layer wins
+    assert (home / "lib64" / "libcurand.so").resolve().name == "libcurand.so.10"
+    assert (home / "lib64" / "stubs" / "libcuda.so").exists()
+    assert (home / "nvvm" / "bin" / "cicc").exists()
+    assert home.parent.stat().st_mode & 0o077 == 0
+
+
+def test_one_that_is_whole_is_taken_again_and_a_broken_one_made_anew(plan: ToolkitPlan) -> None:
+    first = made(plan).parent.stat().st_ino
+    second = made(plan).parent.stat().st_ino
+    (Path(plan.root) / "include" / "nccl.h").unlink()
+    (Path(plan.root) / "include" / "nccl.h").symlink_to("/gone")
+    third = made(plan)
+
+    assert first == second
+    assert (third / "include" / "nccl.h").exists()
+
+
+def test_one_that_does_not_compile_is_not_left_behind(plan: ToolkitPlan) -> None:
+    with pytest.raises(BuildFailed, match="Unsupported gpu architecture"):
+        made(plan, "6.0")
+
+    assert not Path(plan.root).exists()
+
+
+def test_one_that_lacks_a_header_is_not_left_behind(plan: ToolkitPlan) -> None:
+    shutil.rmtree(Path(plan.layers[1].include[1]))
+
+    with pytest.raises(BuildFailed, match=r"lacks nccl\.h"):
+        made(plan)
+    assert not Path(plan.root).exists()
+
+
+def test_a_fetch_without_pip_is_an_error_with_the_next_step(plan: ToolkitPlan) -> None:
+    fetching = ToolkitPlan(**{**plan.__dict__, "fetch": ("cuda-toolkit[nvcc]==13.0.*",)})
+    script = Path(plan.root).parents[2] / "nopip"
+    write(script, "#!/bin/sh\necho 'ERROR: no such version' >&2\ncase $* in *--version*) ;; *) exit 1;; esac", 0o755)
+
+    with pytest.raises(BuildFailed, match="no such version"):
+        assemble(
+            LocalHost(), fetching, python=str(script), architectures=(), compiler="/usr/bin/gcc", say=lambda _: None
+        )
+    assert not Path(plan.root).parent.exists()

@@ -1,0 +1,104 @@
+"""Fakes are machines: small real trees with real scripts in them, and Machines written out."""
+
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.host import LocalHost
+from dsdoctor.machine import Compiler, Cuda, Machine, Python, System, Toolkit, Torch
+
+Disk = Callable[..., LocalHost]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    """``disk({"/usr/bin/nvcc": "#!/bin/sh\\n..."}, PATH="/usr/bin")``: a machine below tmp_path; scripts are executable."""
+
+    def build(files: Mapping[str, str], links: Mapping[str, str] | None = None, **env: str) -> LocalHost:
+        for name, text in files.items():
+            path = tmp_path / name.lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            if text.startswith("#!"):
+                path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        for name, target in (links or {}).items():
+            path = tmp_path / name.lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(tmp_path / target.lstrip("/") if target.startswith("/") else target)
+        return LocalHost(root=tmp_path, env=env)
+
+    return build
+
+
+def nvcc_script(release: str = "13.0", top: str = "") -> str:
+    """A real script that answers like nvcc."""
+    return (
+        "#!/bin/sh\n"
+        f'case "$1" in --dryrun) echo "#$ TOP={top}" >&2 ;;\n'
+        '--list-gpu-arch) echo "compute_80 compute_90" | tr " " "\\n" ;;\n'
+        f'*) echo "Cuda compilation tools, release {release}, V{release}.88" ;; esac\n'
+    )
+
+
+PYTHON = Python(
+    executable="/venv/bin/python",
+    version="3.11.7",
+    tag="cp311",
+    platform="linux-x86_64",
+    site=("/venv/lib/python3.11/site-packages",),
+    include="/usr/include/python3.11",
+    headers=True,
+    scripts="/venv/bin",
+    packages={"setuptools": "84.2.1", "wheel": "0.48.0", "cuda-toolkit": "13.0.3.0"},
+)
+TORCH = Torch(
+    version="2.14.1+cu130",
+    location="/venv/lib/python3.11/site-packages/torch",
+    cuda=Cuda(13, 0),
+    cxx_standard=20,
+    arch_list=("7.5", "8.0", "9.0"),
+    known_architectures=("7.5", "8.0", "8.6", "9.0", "9.0a", "12.0"),
+    gcc_bounds=(6, 16),
+    nccl="2.30.7",
+)
+CPU_TORCH = Torch(version="2.13.0+cpu", location="/venv/lib/python3.11/site-packages/torch")
+SYSTEM = System(architecture="x86_64", os="Debian", cpus=8, memory=64 << 30, cache_free=1 << 40, ninja="1.13.2")
+GCC = Compiler(path="/usr/bin/g++", c_path="/usr/bin/gcc", kind="gcc", version=(12, 2, 0), found_via="path")
+WHOLE = frozenset(
+    {
+        "cuda_runtime.h",
+        "crt/host_config.h",
+        "cublas_v2.h",
+        "cusparse.h",
+        "cusolverDn.h",
+        "curand_kernel.h",
+        "cuda_profiler_api.h",
+        "nccl.h",
+        "cufile.h",
+        "cccl",
+    }
+)
+
+
+def toolkit(release: Cuda, **changes: object) -> Toolkit:
+    """A whole toolkit of a release; ``changes`` make it sick."""
+    root = f"/usr/local/cuda-{release}"
+    facts: dict[str, object] = {
+        "root": root,
+        "release": release,
+        "version": f"{release}.88",
+        "nvcc": f"{root}/bin/nvcc",
+        "headers": WHOLE,
+        "libraries": frozenset({"cudart", "curand", "cufile", "cuda"}),
+        "newest_gcc": 15,
+        "found_via": ("usr_local",),
+    }
+    return Toolkit(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+def machine(**changes: object) -> Machine:
+    """A healthy CUDA 13.0 machine without a toolkit; ``changes`` replace fields."""
+    facts: dict[str, object] = {"system": SYSTEM, "python": PYTHON, "torch": TORCH, "compilers": (GCC,)}
+    return Machine(**{**facts, **changes})  # type: ignore[arg-type]

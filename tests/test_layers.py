@@ -1,0 +1,77 @@
+"""A module imports only from floors below its own; rooms of one floor do not know each other."""
+
+import ast
+from pathlib import Path
+
+import dsdoctor
+
+ROOT = Path(dsdoctor.__file__).parent
+FLOORS = {
+    "errors": 1,
+    "machine": 1,
+    "finding": 1,
+    "host": 2,
+    "record": 2,
+    "answers": 2,
+    "probe": 3,
+    "checks": 3,
+    "builder": 3,
+    "diagnosis": 3,
+    "comm": 3,
+    "overflow": 3,
+    "report": 4,
+    "work": 5,
+    "run": 5,
+    "cli": 5,
+    "__main__": 5,
+}
+ROOMS = {"probe", "checks", "builder", "diagnosis", "comm", "overflow"}
+
+
+def imports(path: Path) -> set[str]:
+    """The names below ``dsdoctor`` that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("dsdoctor.")}
+    return found
+
+
+def place(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def modules() -> list[Path]:
+    return [path for path in ROOT.rglob("*.py") if place(path) not in {"__init__", "inside"}]
+
+
+def test_no_module_imports_upwards_or_sideways() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {other}"
+        for path in modules()
+        for other in imports(path)
+        if other != place(path) and (FLOORS[other] > FLOORS[place(path)] or {other, place(path)} <= ROOMS)
+    ]
+
+    assert wrong == []
+
+
+def test_every_module_has_a_floor() -> None:
+    assert {place(path) for path in modules()} <= set(FLOORS)
+
+
+def test_the_scripts_for_other_interpreters_know_nothing_of_us() -> None:
+    assert all(imports(path) == set() for path in (ROOT / "inside").glob("*.py"))
+
+
+def test_importing_dsdoctor_and_its_command_line_imports_neither_torch_nor_deepspeed() -> None:
+    heavy = {"torch", "deepspeed", "op_builder"}
+    for path in modules():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {alias.name.split(".")[0] for node in top if isinstance(node, ast.Import) for alias in node.names}
+        names |= {(node.module or "").split(".")[0] for node in top if isinstance(node, ast.ImportFrom)}
+
+        assert not names & heavy, path

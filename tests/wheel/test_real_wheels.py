@@ -1,0 +1,163 @@
+"""Real DeepSpeed wheels from real compilers: minutes each, marked ``wheel``; they need a network and gcc."""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsdoctor.host import LocalHost
+
+pytestmark = pytest.mark.wheel
+IN_CI = os.environ.get("CI") == "true"
+CUDA_TORCH = "torch==2.14.1"
+RUNTIME = ("einops", "hjson", "msgpack", "numpy", "packaging", "psutil", "py-cpuinfo", "pydantic>=2", "tqdm")
+STALE = {"DS_BUILD_CUTLES_OPS": "1", "DS_BUILD_FUSED_LAMB": "1", "CUDA_HOME": "/nonexistent"}
+
+
+def dsdoctor(*arguments: str, **env: str) -> tuple[int, dict[str, Any]]:
+    """Run the command as a user would; the exit status and the one JSON document."""
+    argv = [sys.executable, "-m", "dsdoctor", *arguments, "--json"]
+    done = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, timeout=3000)
+    sys.stderr.write(done.stderr[-3000:])
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert document["schema"] == "dsdoctor/1"
+    return done.returncode, document
+
+
+def contents(wheel: str) -> set[str]:
+    with zipfile.ZipFile(wheel) as file:
+        assert file.testzip() is None
+        return {Path(name).name.split(".")[0] for name in file.namelist() if name.endswith(".so")}
+
+
+def has_libaio() -> bool:
+    present = bool(LocalHost().glob("/usr/include/libaio.h"))
+    assert present or not IN_CI, "CI installs libaio-dev"
+    return present
+
+
+@pytest.fixture(scope="module")
+def cpu_wheel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A CPU wheel for the torch of this very environment, built with a shell full of stale variables."""
+    out = tmp_path_factory.mktemp("dist")
+    ops = "cpu_adam,deepspeed_shm_comm"
+    status, document = dsdoctor("build-wheel", "--accelerator", "cpu", "--ops", ops, "-o", str(out), **STALE)
+    assert status == 0, document
+    return document
+
+
+@pytest.fixture(scope="module")
+def cuda_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An environment with the CUDA build of torch and what a build needs; no GPU, no toolkit of its own."""
+    folder = tmp_path_factory.mktemp("cuda") / "venv"
+    venv.create(folder, with_pip=True)
+    python = str(folder / "bin" / "python")
+    env = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+    wanted = [CUDA_TORCH, "setuptools", "wheel", "ninja>=1.13"]
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], env=env, check=True)
+    yield python
+
+
+def test_a_cpu_wheel_holds_what_was_asked_and_says_so(cpu_wheel: dict[str, Any]) -> None:
+    manifest = json.loads(Path(cpu_wheel["manifest"]).read_text())
+
+    assert contents(cpu_wheel["wheel"]) == {"cpu_adam_op", "deepspeed_shm_comm_op"}
+    assert {op["op"]: (op["built"], op["because"]) for op in cpu_wheel["ops"]} == {
+        "cpu_adam": (True, None),
+        "deepspeed_shm_comm": (True, None),
+    }
+    assert manifest["accelerator"] == "cpu"
+    assert any(flag.startswith("-march=") for flag in manifest["cpu_flags"])
+    assert manifest["glibc"]
+    assert all(op["loads"] for op in manifest["ops"])
+    rules = {finding["rule"] for finding in cpu_wheel["findings"]}
+    assert {"variable-misspelt", "variable-overridden", "cuda-home-wrong"} <= rules
+
+
+def test_two_ranks_train_with_cpu_adam_from_the_wheel(cpu_wheel: dict[str, Any], tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(site)]
+    subprocess.run([*pip, *RUNTIME], check=True)
+    subprocess.run([*pip, "--no-deps", cpu_wheel["wheel"]], check=True)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("DS_", "CUDA_"))}
+    env |= {"PYTHONPATH": str(site), "DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(tmp_path / "jit")}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29631"]
+
+    done = subprocess.run(
+        [*launch, str(Path(__file__).with_name("train.py"))], env=env, capture_output=True, text=True, timeout=900
+    )
+
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    reports = [json.loads(line.split("TRAINED ")[1]) for line in done.stdout.splitlines() if "TRAINED " in line]
+    assert sorted(report["rank"] for report in reports) == [0, 1]
+    assert all(report["last_loss"] < report["first_loss"] / 2 for report in reports)
+    assert reports[0]["weights"] == reports[1]["weights"]
+    assert all(report["op"].startswith(str(site)) for report in reports)
+    assert not list((tmp_path / "jit").rglob("*.so")), "an op was compiled at run time although the wheel holds it"
+
+
+def test_async_io_with_libaio_brings_pin_memory(tmp_path: Path) -> None:
+    if not has_libaio():
+        pytest.skip("libaio-dev is not installed")
+
+    status, document = dsdoctor("build-wheel", "--accelerator", "cpu", "--ops", "async_io", "-o", str(tmp_path))
+
+    assert status == 0, document
+    assert contents(document["wheel"]) == {"async_io_op", "pin_memory_op"}
+    assert {op["op"]: op["asked"] for op in document["ops"]} == {"async_io": True, "pin_memory": False}
+
+
+def test_a_cuda_wheel_without_a_gpu_by_a_toolkit_from_pypi(cuda_python: str, tmp_path: Path) -> None:
+    arguments = ("--python", cuda_python, "--arch", "9.0", "--ops", "fused_adam", "--toolkit", "pypi")
+
+    status, document = dsdoctor("build-wheel", *arguments, "-o", str(tmp_path))
+
+    assert status == 0, document
+    manifest = json.loads(Path(document["manifest"]).read_text())
+    assert contents(document["wheel"]) == {"fused_adam_op"}
+    assert Path(document["wheel"]).name.startswith("deepspeed-")
+    assert "+cu13.0.torch2.14-" in document["wheel"]
+    assert manifest["nvidia"] == {
+        "cuda_version_lower_bound": "13.0",
+        "cuda_version_upper_bound": "13.0",
+        "sm_arch": ["90_real"],
+    }
+    assert manifest["ops"][0]["loads"] is True
+    assert any("nvcc" in requirement for requirement in document["toolkit"]["fetch"])
+
+
+def test_the_assembled_toolkit_is_found_again(cuda_python: str) -> None:
+    status, document = dsdoctor("toolkit", "--python", cuda_python, "--arch", "9.0", "--offline")
+
+    assert status == 0, document
+    nvcc = LocalHost().run([f"{document['toolkit']}/bin/nvcc", "-V"], timeout=60)
+    assert "release 13.0" in nvcc.stdout
+
+
+def test_an_op_whose_source_does_not_compile_fails_with_the_compilers_words(tmp_path: Path) -> None:
+    source = tmp_path / "DeepSpeed"
+    _, plan = dsdoctor("plan", "--accelerator", "cpu", "--ops", "cpu_adam")
+    assert plan["plan"]["ops"][0]["op"] == "cpu_adam"
+    cache = Path(os.environ.get("DSDOCTOR_CACHE") or Path.home() / ".cache" / "dsdoctor")
+    sdist = max((cache / "sdists").glob("deepspeed-*.tar.gz"))
+    source.mkdir()
+    subprocess.run(["tar", "xzf", str(sdist), "-C", str(source), "--strip-components=1"], check=True)
+    broken = source / "csrc" / "pin_memory" / "page_alloc.cpp"
+    broken.write_text("#error this file is broken on purpose\n" + broken.read_text())
+    before = sorted(path.relative_to(source) for path in source.rglob("*"))
+
+    arguments = ("--accelerator", "cpu", "--ops", "pin_memory", "--source", str(source))
+    status, document = dsdoctor("build-wheel", *arguments, "-o", str(tmp_path / "dist"))
+
+    assert status == 4
+    assert document["wheel"] is None
+    assert "error: #error this file is broken on purpose" in document["ops"][0]["because"]
+    assert sorted(path.relative_to(source) for path in source.rglob("*")) == before
+    assert not list((tmp_path / "dist").iterdir())
