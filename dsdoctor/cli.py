@@ -21,6 +21,15 @@ from dsdoctor.report.terminal import finding_lines, install_hint, machine_lines,
 from dsdoctor.work import Job, Order, Planned, assemble_toolkit, build, install, look, planned
 
 IMPOSSIBLE, FAILED, INTERRUPTED = 3, 4, 130
+NO_WHEEL: dict[str, Any] = {"wheel": None, "manifest": None, "ops": (), "toolkit": None}
+NOTHING_MADE: dict[str, dict[str, Any]] = {
+    "look": {"machine": None},
+    "plan": {"plan": None},
+    "build-wheel": NO_WHEEL,
+    "prebuild": NO_WHEEL,
+    "toolkit": {"toolkit": None},
+}
+"""The parts of each command's document when an error of ours left nothing to show."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -292,7 +301,7 @@ def _ending(command: str, as_json: bool) -> Iterator[None]:
             fix=Fix(text=error.hint) if error.hint else None,
         )
         if as_json:
-            sys.stdout.write(document(command, (finding,)) + "\n")
+            sys.stdout.write(document(command, (finding,), **NOTHING_MADE.get(command, {})) + "\n")
         else:
             lines = [f"✗ {error.message}", *([f"    Fix: {error.hint}"] if error.hint else [])]
             show(Console(stderr=True), lines)

@@ -4,6 +4,7 @@ Works in a throw-away folder; the wheel appears in the out folder by rename, or 
 """
 
 import resource
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,9 +91,8 @@ def prepare_out(out: Path) -> None:
     """Make the out folder and see that it can be written, before an hour of work. Raises ImpossiblePlan."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".dsdoctor-probe"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=out):
+            pass
     except OSError as error:
         raise ImpossiblePlan(
             f"the out folder {out} cannot be written: {error.strerror}", hint="name another: --out DIR"

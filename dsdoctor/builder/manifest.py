@@ -1,8 +1,8 @@
 """The manifest: what a wheel is, what went into it and for which machines it is. Written into the wheel and beside it."""
 
 import base64
-import os
 import socket
+import uuid
 import zipfile
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -134,18 +134,19 @@ def write_into(wheel: Path, manifest: Manifest, into: Path) -> Path:
     The same manifest goes beside it as ``<wheel>.json``, with the wheel's size and sha256. Returns the wheel's path.
     """
     final, beside = into / wheel.name, into / f"{wheel.name}.json"
-    temporary = into / f".{wheel.name}.{os.getpid()}.tmp"
+    token = uuid.uuid4().hex
+    temporary, side = into / f".{wheel.name}.{token}.tmp", into / f".{beside.name}.{token}.tmp"
     try:
         with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as new:
             _copy_with(old, new, encode(manifest))
         data = temporary.read_bytes()
         complete = replace(manifest, wheel=wheel.name, size=len(data), sha256=sha256(data).hexdigest())
-        side = into / f".{beside.name}.{os.getpid()}.tmp"
         side.write_bytes(encode(complete))
         temporary.replace(final)
         side.replace(beside)
     finally:
         temporary.unlink(missing_ok=True)
+        side.unlink(missing_ok=True)
     return final
 
 

@@ -34,7 +34,9 @@ def test_the_whole_toolkit_of_torchs_release_is_taken() -> None:
 
 
 def test_a_toolkit_without_headers_is_completed_from_torchs_wheels_and_nothing_is_fetched() -> None:
-    sick = toolkit(Cuda(13, 0), headers=frozenset({"cuda_runtime.h", "crt/host_config.h", "cccl", "cuda_profiler_api.h"}))
+    sick = toolkit(
+        Cuda(13, 0), headers=frozenset({"cuda_runtime.h", "crt/host_config.h", "cccl", "cuda_profiler_api.h"})
+    )
 
     plan, rules = chosen(machine(toolkits=(sick, WHEELS)))
 
@@ -127,7 +129,9 @@ def test_a_named_folder_that_is_no_toolkit_is_refused() -> None:
         ([], None, ["host-compiler-missing"]),
     ],
 )
-def test_a_compiler_that_nvcc_and_torch_take(versions: list[tuple[int, ...]], path: str | None, rules: list[str]) -> None:
+def test_a_compiler_that_nvcc_and_torch_take(
+    versions: list[tuple[int, ...]], path: str | None, rules: list[str]
+) -> None:
     compilers = tuple(
         Compiler(path=f"/usr/bin/g++-{v[0]}", c_path=f"/usr/bin/gcc-{v[0]}", kind="gcc", version=v, found_via="path")
         for v in versions

@@ -36,7 +36,9 @@ HERE = machine(torch=CPU_TORCH)
 
 
 def op(name: str) -> OpPlan:
-    return OpPlan(op=name, variable=f"DS_BUILD_{name.upper()}", module=f"deepspeed.ops.{name}_op", sources=(f"{name}.c",))
+    return OpPlan(
+        op=name, variable=f"DS_BUILD_{name.upper()}", module=f"deepspeed.ops.{name}_op", sources=(f"{name}.c",)
+    )
 
 
 def plan(*names: str, **env: str) -> BuildPlan:
@@ -91,7 +93,10 @@ def test_a_wheel_with_every_op_and_its_manifest(bench: Bench) -> None:
         ("absent", False, "it is not here"),
     ]
     assert {step.state for step in steps} == {"waiting", "compiling", "built"}
-    assert sorted(path.name for path in bench.out.iterdir()) == [Path(result.wheel).name, Path(result.wheel).name + ".json"]
+    assert sorted(path.name for path in bench.out.iterdir()) == [
+        Path(result.wheel).name,
+        Path(result.wheel).name + ".json",
+    ]
     manifest = decode(Path(result.manifest or "").read_bytes())
     assert manifest.sha256 == hashlib.sha256(Path(result.wheel).read_bytes()).hexdigest()
     assert (manifest.asked, manifest.torch, manifest.nvidia) == (("one", "two"), "2.13.0+cpu", None)

@@ -17,9 +17,7 @@ from tests.conftest import PYTHON, Disk
 
 
 def gxx(version: str) -> str:
-    return (
-        f'#!/bin/sh\ncase "$1" in --version) echo "g++ (Debian {version}-1) {version}" ;;\n*) echo /usr/lib/cc1plus ;; esac\n'
-    )
+    return f'#!/bin/sh\ncase "$1" in --version) echo "g++ (Debian {version}-1) {version}" ;;\n*) echo /usr/lib/cc1plus ;; esac\n'
 
 
 def test_every_compiler_with_a_back_end_is_found_once(disk: Disk) -> None:

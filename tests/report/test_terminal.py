@@ -1,0 +1,101 @@
+import io
+
+from rich.console import Console
+
+from dsdoctor.builder.compile import Step
+from dsdoctor.builder.nouns import BuildResult, OpResult
+from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.report.progress import BuildProgress
+from dsdoctor.report.terminal import finding_lines, result_lines, show
+
+FINDING = Finding(
+    rule="cuda-torch-mismatch",
+    severity=Severity.ERROR,
+    title="nvcc is CUDA 13.0, torch was built with CUDA 12.8",
+    evidence=("/usr/local/cuda-13.0/bin/nvcc (nvcc_on_path)",),
+    fix=Fix(
+        text="use the toolkit in /usr/local/cuda-12.8",
+        commands=("dsdoctor build-wheel --toolkit /usr/local/cuda-12.8",),
+    ),
+)
+
+
+def test_a_finding_shows_the_clash_the_evidence_and_the_fix() -> None:
+    assert list(finding_lines([FINDING])) == [
+        "✗ nvcc is CUDA 13.0, torch was built with CUDA 12.8  [cuda-torch-mismatch]",
+        "    /usr/local/cuda-13.0/bin/nvcc (nvcc_on_path)",
+        "    Fix: use the toolkit in /usr/local/cuda-12.8",
+        "      $ dsdoctor build-wheel --toolkit /usr/local/cuda-12.8",
+    ]
+
+
+def test_colour_repeats_the_mark_and_changes_no_word() -> None:
+    plain, coloured = io.StringIO(), io.StringIO()
+
+    show(Console(file=plain, no_color=True), ["✗ [bold]not markup[/bold] " + "x" * 200])
+    show(Console(file=coloured, force_terminal=True, width=40), ["✗ [bold]not markup[/bold] " + "x" * 200])
+
+    assert plain.getvalue() == "✗ [bold]not markup[/bold] " + "x" * 200 + "\n"
+    assert coloured.getvalue().startswith("\x1b[31m✗")
+
+
+def test_a_failed_build_names_each_op_and_its_log() -> None:
+    result = BuildResult(
+        wheel=None,
+        manifest=None,
+        ops=(
+            OpResult(op="utils", asked=True, built=True, seconds=4.2),
+            OpResult(op="bad", asked=True, built=False, seconds=1.0, because="x.h: No such file", log="/logs/bad.log"),
+            OpResult(op="gds", asked=False, built=False, because="no libcufile"),
+        ),
+        seconds=5,
+        cpu_seconds=9,
+        log="/logs/build.log",
+    )
+
+    assert list(result_lines(result)) == [
+        "✓ utils                    4 s",
+        "✗ bad                      x.h: No such file",
+        "    log: /logs/bad.log",
+        "· gds                      no libcufile",
+        "✗ no wheel; the whole log is /logs/build.log",
+    ]
+
+
+STEPS = [
+    Step(op="a", state="waiting", total=2),
+    Step(op="a", state="compiling", total=2),
+    Step(op="a", state="compiling", done=1, total=2),
+    Step(op="a", state="built", done=2, total=2),
+]
+
+
+def test_without_a_terminal_progress_is_a_line_a_change() -> None:
+    out = io.StringIO()
+
+    with BuildProgress(Console(file=out), quiet=False) as progress:
+        for step in STEPS:
+            progress.step(step)
+
+    assert out.getvalue() == "* a: compiling\n* a: built in 0 s\n"
+
+
+def test_on_a_terminal_progress_is_a_table_that_ends() -> None:
+    out = io.StringIO()
+
+    with BuildProgress(Console(file=out, force_terminal=True, width=60), quiet=False) as progress:
+        for step in STEPS:
+            progress.step(step)
+
+    assert "✓  a  built  2/2" in out.getvalue()
+    assert out.getvalue().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_quiet_progress_is_quiet() -> None:
+    out = io.StringIO()
+
+    with BuildProgress(Console(file=out), quiet=True) as progress:
+        progress.say("hello")
+        progress.step(STEPS[1])
+
+    assert out.getvalue() == ""
