@@ -293,15 +293,10 @@ def _ending(command: str, as_json: bool) -> Iterator[None]:
     """Turn our own errors into text and a number: one error, the next step, nothing half-made."""
     try:
         yield
-    except DoctorError as error:
-        finding = Finding(
-            rule="usage" if isinstance(error, UsageError) else "dsdoctor",
-            severity=Severity.ERROR,
-            title=error.message,
-            fix=Fix(text=error.hint) if error.hint else None,
-        )
+    except (DoctorError, OSError) as cause:
+        error = cause if isinstance(cause, DoctorError) else _system_error(cause)
         if as_json:
-            sys.stdout.write(document(command, (finding,), **NOTHING_MADE.get(command, {})) + "\n")
+            sys.stdout.write(document(command, (_finding_of(error),), **NOTHING_MADE.get(command, {})) + "\n")
         else:
             lines = [f"✗ {error.message}", *([f"    Fix: {error.hint}"] if error.hint else [])]
             show(Console(stderr=True), lines)
@@ -309,3 +304,14 @@ def _ending(command: str, as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         show(Console(stderr=True), ["✗ interrupted; what was half-made is removed, run the same command again"])
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _system_error(error: OSError) -> DoctorError:
+    place = f": {error.filename}" if error.filename else ""
+    return DoctorError(f"the system refused: {error.strerror or error}{place}", hint="mend that, then run it again")
+
+
+def _finding_of(error: DoctorError) -> Finding:
+    rule = "usage" if isinstance(error, UsageError) else "dsdoctor"
+    fix = Fix(text=error.hint) if error.hint else None
+    return Finding(rule=rule, severity=Severity.ERROR, title=error.message, fix=fix)

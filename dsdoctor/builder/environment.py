@@ -51,6 +51,9 @@ def caller_findings(machine: Machine, source: Source) -> tuple[Finding, ...]:
             findings.append(_misspelt(name, value, known))
         elif name.startswith("DS_"):
             findings.append(_overridden(name, value, "dsdoctor sets its own"))
+        elif name.startswith("NVCC_"):
+            title = f"{name}={value} is set in your shell and reaches nvcc"
+            findings.append(Finding(rule="variable-reaches-nvcc", severity=Severity.NOTE, title=title))
         elif name in {"CUDA_HOME", "CUDA_PATH"}:
             findings += _cuda_home(name, value, machine)
     return tuple(findings)

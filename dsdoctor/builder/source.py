@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from dsdoctor.answers import parse_answer
 from dsdoctor.builder.nouns import OpFact, Source
+from dsdoctor.builder.pip import last_error, run_pip
 from dsdoctor.errors import BuildFailed, DoctorError, UsageError
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import DeepSpeed, Gap
@@ -129,27 +130,21 @@ def _download(host: LocalHost, version: str, folder: Path, python: str) -> Path:
     requirement = "deepspeed" if version == NEWEST else f"deepspeed=={version}"
     # pip runs the sdist's setup.py for its metadata: without the caller's DS_*, which would make it compile
     child = LocalHost(env=_clean(host.environment()) | {"DS_BUILD_OPS": "0"})
+    options = ("--quiet", "--no-deps", "--no-binary", ":all:", "--disable-pip-version-check")
     try:
-        answer = child.run(
-            [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", requirement]
-            + ["--dest", str(temporary)],
-            timeout=FETCH_LIMIT,
+        run_pip(
+            child,
+            python,
+            ["download", *options, "--dest", str(temporary), requirement],
+            what=f"the sdist of {requirement}",
+            hint="check the network and the version, or name a folder or a file with --source",
         )
-        found = sorted(temporary.glob("*.tar.gz")) if answer.ok else []
+        found = sorted(temporary.glob("deepspeed-*.tar.gz"))
         if not found:
-            raise BuildFailed(
-                f"pip could not fetch the sdist of {requirement}: {_last_error(answer.stderr)}",
-                hint="check the network and the version, or name a folder or a file with --source",
-            )
+            raise BuildFailed(f"pip fetched {requirement}, and it is no .tar.gz", hint="name a file with --source")
         return found[0].replace(folder / found[0].name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _last_error(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR")]
-    return (errors or lines or ["it said nothing"])[-1]
 
 
 def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | None:
@@ -165,7 +160,7 @@ def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | N
         answer = host.run(["git", "-C", str(folder), *step], timeout=FETCH_LIMIT, env={"GIT_TERMINAL_PROMPT": "0"})
         if not answer.ok:
             raise BuildFailed(
-                f"git could not fetch {url}: {_last_error(answer.stderr)}",
+                f"git could not fetch {url}: {last_error(answer.stderr)}",
                 hint="check the address and the branch, tag or commit after '@'",
             )
     return _commit(host, folder)

@@ -6,19 +6,18 @@ One that is already there and still whole is taken as it is.
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from filelock import FileLock
 
 from dsdoctor.builder.nouns import Layer, ToolkitPlan
+from dsdoctor.builder.pip import run_pip
 from dsdoctor.builder.toolkit_choice import PARTS
 from dsdoctor.errors import BuildFailed
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import Cuda
 
-FETCH_LIMIT = 3600.0
 MARK = "dsdoctor-toolkit.txt"
 KERNEL = """\
 #include <cuda_runtime.h>
@@ -80,22 +79,13 @@ def _make(host: LocalHost, plan: ToolkitPlan, home: Path, *, python: str, say: S
 
 def _fetch(host: LocalHost, requirements: Sequence[str], target: Path, *, python: str) -> None:
     """Let pip put wheels into a folder of ours: the environment itself stays as it is."""
-    options = ["install", "--quiet", "--no-warn-script-location", "--disable-pip-version-check", "--only-binary=:all:"]
-    for interpreter in dict.fromkeys((python, sys.executable)):
-        if not host.run([interpreter, "-m", "pip", "--version"], timeout=60).ok:
-            continue
-        argv = [interpreter, "-m", "pip", *options, "--target", str(target), *requirements]
-        answer = host.run(argv, timeout=FETCH_LIMIT)
-        if answer.ok:
-            return
-        errors = [line for line in answer.stderr.splitlines() if line.startswith("ERROR")] or ["it named no error"]
-        raise BuildFailed(
-            f"pip could not fetch {', '.join(requirements)}: {errors[-1]}",
-            hint="check the network; --offline shows what would be needed; --toolkit DIR takes one that you have",
-        )
-    raise BuildFailed(
-        f"neither {python} nor {sys.executable} has pip, which fetches the toolkit's parts",
-        hint=f"{python} -m ensurepip",
+    options = ("--quiet", "--no-warn-script-location", "--disable-pip-version-check", "--only-binary=:all:")
+    run_pip(
+        host,
+        python,
+        ["install", *options, "--target", str(target), *requirements],
+        what=", ".join(requirements),
+        hint="check the network; --offline shows what would be needed; --toolkit DIR takes one that you have",
     )
 
 

@@ -36,7 +36,7 @@ def kept(op):
     """The architectures that the op's own filter keeps, or None where it has no filter."""
     if "CUDAOpBuilder" not in base_names(op):
         return None
-    return [".".join(pair) for pair in op.filter_ccs(list(ALL))]
+    return [entry if isinstance(entry, str) else ".".join(entry) for entry in op.filter_ccs(list(ALL))]
 
 
 def describe(name, op):
