@@ -5,6 +5,7 @@ One that is already there and still whole is taken as it is.
 """
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from dsdoctor.builder.nouns import Layer, ToolkitPlan
-from dsdoctor.builder.pip import run_pip
+from dsdoctor.builder.pip import last_error, run_pip
 from dsdoctor.builder.toolkit_choice import PARTS
 from dsdoctor.errors import BuildFailed
 from dsdoctor.host import LocalHost
@@ -48,7 +49,7 @@ def assemble(
         if _is_whole(home):
             say(f"using the toolkit assembled in {home}")
         else:
-            _make(host, plan, home, python=python, say=say)
+            _make(host, plan, home, python=python, compiler=compiler, say=say)
         try:
             _try(host, home, release=plan.release, architectures=architectures, compiler=compiler)
         except BuildFailed:
@@ -57,7 +58,7 @@ def assemble(
     return home
 
 
-def _make(host: LocalHost, plan: ToolkitPlan, home: Path, *, python: str, say: Say) -> None:
+def _make(host: LocalHost, plan: ToolkitPlan, home: Path, *, python: str, compiler: str, say: Say) -> None:
     final = home.parent
     temporary = final.with_name(f".{final.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -70,9 +71,10 @@ def _make(host: LocalHost, plan: ToolkitPlan, home: Path, *, python: str, say: S
             _fetch(host, plan.fetch, temporary / "parts", python=python)
             layers[:0] = _fetched_layers(temporary / "parts", final / "parts")
         _link(temporary, final, layers)
-        _stub(host, temporary / "home" / "lib64" / "stubs" / "libcuda.so")
-        (temporary / "home" / MARK).write_text("\n".join(plan.fetch) + "\n", encoding="utf-8")
         temporary.rename(final)
+        _stub(host, home, compiler)
+        # written last: a toolkit without its mark is made anew
+        (home / MARK).write_text("\n".join(plan.fetch) + "\n", encoding="utf-8")
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -148,18 +150,21 @@ def _unversioned(folder: Path) -> None:
             plain.symlink_to(library.name)
 
 
-def _stub(host: LocalHost, path: Path) -> None:
-    """An empty libcuda.so to link against: the real one comes with the driver, where the ops will run."""
+def _stub(host: LocalHost, home: Path, compiler: str) -> None:
+    """A libcuda.so to link against, with every function of cuda.h and no code: the real one comes with the driver.
+
+    The functions must be there: a linker that drops what is not needed (--as-needed) would drop an empty library.
+    """
+    header = (home / "include" / "cuda.h").read_text(encoding="utf-8", errors="replace")
+    names = sorted(set(re.findall(r"\bcu[A-Z]\w*", header)))
+    path = home / "lib64" / "stubs" / "libcuda.so"
     source = path.with_suffix(".c")
-    source.write_text("/* stands for the driver library at link time */\n", encoding="utf-8")
-    for compiler in ("cc", "gcc", "clang"):
-        found = host.which(compiler)
-        if (
-            found
-            and host.run([found, "-shared", "-Wl,-soname,libcuda.so.1", "-o", str(path), str(source)], timeout=60).ok
-        ):
-            break
+    source.write_text("".join(f"void {name}(void) {{}}\n" for name in names), encoding="utf-8")
+    argv = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(path), str(source)]
+    answer = host.run(argv, timeout=120)
     source.unlink()
+    if not answer.ok:
+        raise BuildFailed(f"the stub of libcuda.so does not compile: {last_error(answer.stderr)}", hint="see CC above")
 
 
 def _is_whole(home: Path) -> bool:

@@ -1,6 +1,7 @@
 """Assembling a toolkit out of small layers, with a real shell script for an nvcc."""
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,9 @@ def plan(tmp_path: Path) -> ToolkitPlan:
         folder = base if name in {"crt/host_config.h", "cuda_runtime.h"} else wheels
         write(folder / "include" / name if name != "cccl" else base / "include" / "cccl" / "thrust.h")
     write(wheels / "include" / "cuda_runtime.h", "the wheels' own")
+    write(
+        wheels / "include" / "cuda.h", "#define cuMemAlloc cuMemAlloc_v2\nCUresult CUDAAPI cuInit(unsigned int Flags);"
+    )
     write(wheels.parent / "nccl" / "include" / "nccl.h")
     write(wheels / "lib" / "libcurand.so.10")
     return ToolkitPlan(
@@ -62,9 +66,19 @@ def test_layers_become_one_cuda_home(plan: ToolkitPlan) -> None:
     assert (home / "include" / "nccl.h").exists()
     assert (home / "include" / "cuda_runtime.h").read_text() == ""  # the first layer wins
     assert (home / "lib64" / "libcurand.so").resolve().name == "libcurand.so.10"
-    assert (home / "lib64" / "stubs" / "libcuda.so").exists()
     assert (home / "nvvm" / "bin" / "cicc").exists()
     assert home.parent.stat().st_mode & 0o077 == 0
+
+
+def test_the_stub_of_the_driver_library_is_needed_by_what_uses_it(plan: ToolkitPlan, tmp_path: Path) -> None:
+    stubs = made(plan) / "lib64" / "stubs"
+    (tmp_path / "op.c").write_text("int cuMemAlloc_v2(void); int op(void) { return cuMemAlloc_v2(); }")
+    linked = ["gcc", "-shared", "-fPIC", "-Wl,--as-needed", "-o", tmp_path / "op.so", tmp_path / "op.c"]
+
+    subprocess.run([*linked, f"-L{stubs}", "-lcuda"], check=True)
+
+    needed = LocalHost().run(["readelf", "-d", str(tmp_path / "op.so")], timeout=20).stdout
+    assert "[libcuda.so.1]" in needed
 
 
 def test_one_that_is_whole_is_taken_again_and_a_broken_one_made_anew(plan: ToolkitPlan) -> None:
