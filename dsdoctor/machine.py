@@ -185,6 +185,7 @@ class System:
     ccache: str | None = None
     pip: str | None = None
     git: str | None = None
+    apt_get: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

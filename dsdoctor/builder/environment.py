@@ -2,7 +2,7 @@
 
 import difflib
 
-from dsdoctor.builder.nouns import Source, ToolkitPlan
+from dsdoctor.builder.nouns import HeadersPlan, Source, ToolkitPlan
 from dsdoctor.finding import Finding, Fix, Severity
 from dsdoctor.machine import Compiler, Machine
 
@@ -30,16 +30,17 @@ def taken_away(machine: Machine) -> tuple[str, ...]:
     return tuple(sorted({*DROPPED, *(name for name in machine.variables if name.startswith("DS_"))}))
 
 
-def prepended(machine: Machine, toolkit: ToolkitPlan | None) -> dict[str, tuple[str, ...]]:
+def prepended(machine: Machine, toolkit: ToolkitPlan | None, headers: HeadersPlan | None) -> dict[str, tuple[str, ...]]:
     """What goes in front of path variables: the environment's scripts, the toolkit, the stub of the driver library."""
-    scripts = (machine.python.scripts,) if machine.python else ()
-    if toolkit is None:
-        return {"PATH": scripts}
-    known = next((known for known in machine.toolkits if known.root == toolkit.root), None)
-    folders = known.library_dirs if known else (f"{toolkit.root}/lib64/stubs",)
-    stubs = tuple(folder for folder in folders if folder.endswith("/stubs"))[:1]
-    prepend = {"PATH": (*scripts, f"{toolkit.root}/bin")}
-    return prepend | ({"LIBRARY_PATH": stubs} if stubs else {})
+    prepend: dict[str, tuple[str, ...]] = {"PATH": (machine.python.scripts,) if machine.python else ()}
+    if headers is not None:
+        prepend["CPATH"] = headers.include
+    if toolkit is not None:
+        known = next((known for known in machine.toolkits if known.root == toolkit.root), None)
+        folders = known.library_dirs if known else (f"{toolkit.root}/lib64/stubs",)
+        prepend["PATH"] += (f"{toolkit.root}/bin",)
+        prepend["LIBRARY_PATH"] = tuple(folder for folder in folders if folder.endswith("/stubs"))[:1]
+    return {name: folders for name, folders in prepend.items() if folders}
 
 
 def caller_findings(machine: Machine, source: Source) -> tuple[Finding, ...]:

@@ -15,6 +15,7 @@ from dsdoctor.builder.first_error import first_error
 from dsdoctor.builder.manifest import describe_wheel, write_into
 from dsdoctor.builder.nouns import BuildPlan, BuildResult, OpResult, Source
 from dsdoctor.builder.prove import OpProof, prove
+from dsdoctor.builder.python_headers import unpack_headers
 from dsdoctor.builder.toolkit import assemble
 from dsdoctor.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.finding import Finding, Severity
@@ -44,15 +45,7 @@ def make(
     """Carry out a plan. An op that fails is a result without a wheel; what we cannot do ourselves raises BuildFailed."""
     started, cpu = time.monotonic(), _cpu_seconds()
     prepare_out(bench.out)
-    if plan.toolkit is not None and plan.toolkit.assemble:
-        assemble(
-            host,
-            plan.toolkit,
-            python=plan.python,
-            architectures=plan.architectures,
-            compiler=plan.env["CC"],
-            say=say,
-        )
+    _prepare(host, plan, say)
     compiled = compile_ops(host, plan, source=Path(source.folder), folder=bench.folder, logs=bench.logs, watch=watch)
     wheel: Path | None = None
     proofs: tuple[OpProof, ...] = ()
@@ -64,19 +57,28 @@ def make(
         env = child_environment(host, plan)
         proofs, notes = prove(host, packed, plan, machine, folder=bench.folder / "proof", env=env)
         if not any(proof.wrong for proof in proofs):
-            manifest = describe_wheel(plan, source, machine, proofs, packed.name.split("-")[1])
-            wheel = write_into(packed, manifest, bench.out)
+            wheel = write_into(packed, describe_wheel(plan, source, machine, proofs), bench.out)
+    join_logs(bench.logs)
     results = _results(plan, compiled, proofs)
-    _join_logs(bench.logs)
     return BuildResult(
         wheel=str(wheel) if wheel else None,
         manifest=f"{wheel}.json" if wheel else None,
         ops=results,
-        seconds=time.monotonic() - started,
-        cpu_seconds=_cpu_seconds() - cpu,
+        seconds=round(time.monotonic() - started, 1),
+        cpu_seconds=round(_cpu_seconds() - cpu, 1),
         log=str(bench.logs / "build.log"),
         findings=(*_failures(results), *notes),
     )
+
+
+def _prepare(host: LocalHost, plan: BuildPlan, say: Callable[[str], None]) -> None:
+    """Make what the plan mends: a toolkit, Python's headers."""
+    toolkit, python = plan.toolkit, plan.python
+    if toolkit is not None and toolkit.assemble:
+        assemble(host, toolkit, python=python, architectures=plan.architectures, compiler=plan.env["CC"], say=say)
+    if plan.headers is not None:
+        say(f"unpacking {plan.headers.package}")
+        unpack_headers(host, plan.headers)
 
 
 def refused_ops(plan: BuildPlan) -> tuple[OpResult, ...]:
@@ -172,7 +174,7 @@ def _failures(results: tuple[OpResult, ...]) -> tuple[Finding, ...]:
     )
 
 
-def _join_logs(logs: Path) -> None:
+def join_logs(logs: Path) -> None:
     """One build.log out of all, like the guide's ``tee build.log``."""
     with (logs / "build.log").open("w", encoding="utf-8") as whole:
         for part in sorted(logs.glob("*.log")):

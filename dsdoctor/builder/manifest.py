@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 
 from dsdoctor import __version__
+from dsdoctor.builder.elf import Confession
 from dsdoctor.builder.nouns import BuildPlan, Source
 from dsdoctor.builder.prove import OpProof
-from dsdoctor.machine import Machine
+from dsdoctor.machine import Machine, Torch
 
 SCHEMA = "dsdoctor-manifest/1"
 INSIDE_WHEEL = "dsdoctor.json"
@@ -70,25 +71,19 @@ class Manifest:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def describe_wheel(
-    plan: BuildPlan, source: Source, machine: Machine, proofs: tuple[OpProof, ...], version: str
-) -> Manifest:
+def describe_wheel(plan: BuildPlan, source: Source, machine: Machine, proofs: tuple[OpProof, ...]) -> Manifest:
     """Put together what is known; the wheel's own size and digest come when it is finished."""
     assert machine.torch is not None
     assert machine.python is not None
     confessions = [proof.confession for proof in proofs if proof.confession]
-    sm_arch = sorted({name for confession in confessions for name in confession.sm_arch or ()})
-    cuda = str(machine.torch.cuda) if plan.accelerator == "cuda" and machine.torch.cuda else None
     choice = {choice.what: choice.value for choice in plan.choices}
     return Manifest(
-        version=version,
+        version=plan.source_version + (f"+{plan.local_version}" if plan.local_version else ""),
         python=machine.python.tag,
         platform=machine.python.platform,
         accelerator=plan.accelerator,
         torch=machine.torch.version,
-        nvidia=Nvidia(cuda_version_lower_bound=cuda, cuda_version_upper_bound=cuda, sm_arch=tuple(sm_arch))
-        if cuda
-        else None,
+        nvidia=_nvidia(machine.torch, confessions) if plan.accelerator == "cuda" else None,
         toolkit=choice.get("toolkit"),
         compiler=choice.get("compiler", ""),
         glibc=_newest([confession.glibc for confession in confessions]),
@@ -99,18 +94,26 @@ def describe_wheel(
         source_digest=source.digest,
         source_commit=source.commit,
         asked=tuple(op.op for op in plan.ops),
-        ops=tuple(
-            ManifestOp(
-                op=proof.op,
-                file=proof.file or "",
-                sha256=proof.sha256 or "",
-                sm_arch=proof.confession.sm_arch if proof.confession else None,
-                loads=proof.loads,
-            )
-            for proof in proofs
-        ),
+        ops=tuple(_op(proof) for proof in proofs),
         plan=plan,
         left_out={left.op: left.because for left in plan.left_out},
+    )
+
+
+def _nvidia(torch: Torch, confessions: list[Confession]) -> Nvidia:
+    """torch's release is both bounds: DeepSpeed's loader compares major and minor."""
+    sm_arch = sorted({name for confession in confessions for name in confession.sm_arch or ()})
+    release = str(torch.cuda)
+    return Nvidia(cuda_version_lower_bound=release, cuda_version_upper_bound=release, sm_arch=tuple(sm_arch))
+
+
+def _op(proof: OpProof) -> ManifestOp:
+    return ManifestOp(
+        op=proof.op,
+        file=proof.file or "",
+        sha256=proof.sha256 or "",
+        sm_arch=proof.confession.sm_arch if proof.confession else None,
+        loads=proof.loads,
     )
 
 

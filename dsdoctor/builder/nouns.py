@@ -122,6 +122,15 @@ class ToolkitPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeadersPlan:
+    """Python's own headers, unpacked from a Debian package into ``root`` without installing it."""
+
+    package: str
+    root: str
+    include: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildPlan:
     """Everything that will be done, with reasons. ``env`` holds only what we set, ``prepend`` what goes in front of the
     caller's value of a path variable, ``unset`` what we take away. ``disk`` is in bytes."""
@@ -134,6 +143,7 @@ class BuildPlan:
     left_out: tuple[LeftOut, ...]
     architectures: tuple[str, ...]
     toolkit: ToolkitPlan | None
+    headers: HeadersPlan | None
     jobs: int
     use_ninja: bool
     local_version: str

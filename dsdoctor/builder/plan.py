@@ -7,7 +7,7 @@ from dsdoctor.builder.architectures import only
 from dsdoctor.builder.choices import choose_architectures, choose_jobs, choose_local_version, explain_accelerator
 from dsdoctor.builder.compiler_choice import choose_compiler
 from dsdoctor.builder.environment import caller_findings, environment, prepended, taken_away
-from dsdoctor.builder.nouns import BuildPlan, Choice, LeftOut, OpFact, OpPlan, Source, ToolkitPlan, Wish
+from dsdoctor.builder.nouns import BuildPlan, Choice, HeadersPlan, LeftOut, OpFact, OpPlan, Source, ToolkitPlan, Wish
 from dsdoctor.builder.op_choice import Refusal, Wanted, finding_of, needs_of, refusal, toolkit_refusal, wanted_ops
 from dsdoctor.builder.preconditions import (
     disk_needed,
@@ -16,6 +16,7 @@ from dsdoctor.builder.preconditions import (
     ninja_is_new_enough,
     working_torch,
 )
+from dsdoctor.builder.python_headers import choose_headers
 from dsdoctor.builder.toolkit_choice import MINOR_TOLERANT, PARTS, choose_toolkit
 from dsdoctor.errors import ImpossiblePlan
 from dsdoctor.finding import Finding
@@ -41,54 +42,83 @@ class ToolkitAdvice:
     findings: tuple[Finding, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Means:
+    """What the ops are built with, and which of them it serves."""
+
+    served: _Sifted
+    toolkit: ToolkitPlan | None
+    compiler: Compiler | None
+    headers: HeadersPlan | None
+    choices: tuple[Choice, ...]
+    findings: tuple[Finding, ...]
+
+
 def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> BuildPlan:
     """Decide everything. A bad machine shows as ERROR findings of the plan; nonsense in the wish raises UsageError."""
     torch, accelerator = working_torch(machine), source.accelerator
     wanted = wanted_ops(source, wish)
     architectures, arch_choices = _architectures(machine, wish) if accelerator == "cuda" else ((), ())
     possible = _sift(wanted, wanted.ops, lambda fact: refusal(fact, machine, source, architectures))
-    headers, libraries = needs_of(possible.facts)
-    toolkit, toolkit_choices, toolkit_findings = (
-        choose_toolkit(machine, wish, cache, headers=headers, libraries=libraries) if headers else (None, (), ())
-    )
-    served = _sift(wanted, possible.facts, lambda fact: toolkit_refusal(fact, machine, toolkit))
-    device_code = any(fact.has_device_code for fact in served.facts)
-    compiler, compiler_choices, compiler_findings = choose_compiler(machine, toolkit, device_code=device_code)
-    jobs, jobs_choice = choose_jobs(machine, wish, device_code=device_code)
+    means = _means(machine, wish, cache, wanted, possible.facts)
+    ops = tuple(_op_plan(fact, architectures, wanted) for fact in means.served.facts)
+    jobs, jobs_choice = choose_jobs(machine, wish, device_code=any(op.device_code for op in ops))
     local, local_choice = choose_local_version(torch, accelerator, wish)
-    ops = tuple(_op_plan(fact, architectures, wanted) for fact in served.facts)
-    ops_choice = Choice(what="ops", value=", ".join(op.op for op in ops) or "none", because=wanted.because)
-    disk = disk_needed(ops, toolkit)
+    first = (explain_accelerator(machine, wish, accelerator), _explain_ops(ops, wanted))
+    disk = disk_needed(ops, means.toolkit)
+    skip = _skip(machine, means.toolkit)
     return BuildPlan(
         python=machine.python.executable if machine.python else "",
         source=source.asked,
         source_version=source.version,
         accelerator=accelerator,
         ops=ops,
-        left_out=(*wanted.missing, *possible.left_out, *served.left_out),
+        left_out=(*wanted.missing, *possible.left_out, *means.served.left_out),
         architectures=architectures,
-        toolkit=toolkit,
+        toolkit=means.toolkit,
+        headers=means.headers,
         jobs=jobs,
         use_ninja=ninja_is_new_enough(machine),
         local_version=local,
-        env=environment(
-            accelerator=accelerator, toolkit=toolkit, compiler=compiler, skip_check=_skip(machine, toolkit)
-        ),
-        prepend=prepended(machine, toolkit),
+        env=environment(accelerator=accelerator, toolkit=means.toolkit, compiler=means.compiler, skip_check=skip),
+        prepend=prepended(machine, means.toolkit, means.headers),
         unset=taken_away(machine),
         disk=disk,
-        choices=(explain_accelerator(machine, wish, accelerator), ops_choice)
-        + (*arch_choices, *toolkit_choices, *compiler_choices, jobs_choice, local_choice),
-        findings=(
-            *possible.findings,
-            # without any toolkit the one finding about it says why; the same once more for each op would bury it
-            *(toolkit_findings or served.findings),
-            *compiler_findings,
-            *environment_findings(machine, disk),
-            *caller_findings(machine, source),
-            *gap_findings(machine),
-        ),
+        choices=(*first, *arch_choices, *means.choices, jobs_choice, local_choice),
+        findings=(*possible.findings, *means.findings, *_about_the_machine(machine, source, disk)),
     )
+
+
+def _means(machine: Machine, wish: Wish, cache: str, wanted: Wanted, facts: tuple[OpFact, ...]) -> _Means:
+    """Toolkit, host compiler and Python's headers, and the ops that they serve."""
+    wanted_headers, libraries = needs_of(facts)
+    toolkit, toolkit_choices, toolkit_findings = (
+        choose_toolkit(machine, wish, cache, headers=wanted_headers, libraries=libraries)
+        if wanted_headers
+        else (None, (), ())
+    )
+    served = _sift(wanted, facts, lambda fact: toolkit_refusal(fact, machine, toolkit))
+    device_code = any(fact.has_device_code for fact in served.facts)
+    compiler, compiler_choices, compiler_findings = choose_compiler(machine, toolkit, device_code=device_code)
+    headers, header_choices, header_findings = choose_headers(machine, wish, cache)
+    # without any toolkit the one finding about it says why; the same once more for each op would bury it
+    op_findings = toolkit_findings or served.findings
+    return _Means(
+        served=served,
+        toolkit=toolkit,
+        compiler=compiler,
+        headers=headers,
+        choices=(*toolkit_choices, *compiler_choices, *header_choices),
+        findings=(*op_findings, *compiler_findings, *header_findings),
+    )
+
+
+def _explain_ops(ops: tuple[OpPlan, ...], wanted: Wanted) -> Choice:
+    return Choice(what="ops", value=", ".join(op.op for op in ops) or "none", because=wanted.because)
+
+
+def _about_the_machine(machine: Machine, source: Source, disk: int) -> tuple[Finding, ...]:
+    return (*environment_findings(machine, disk), *caller_findings(machine, source), *gap_findings(machine))
 
 
 def plan_toolkit(machine: Machine, wish: Wish, cache: str) -> ToolkitAdvice:

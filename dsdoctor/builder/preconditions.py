@@ -55,14 +55,6 @@ def environment_findings(machine: Machine, disk: int) -> Iterator[Finding]:
     """What the environment lacks. ``disk`` is what the build needs, in bytes."""
     python = machine.python
     assert python is not None
-    if not python.headers:
-        package = f"python{'.'.join(python.version.split('.')[:2])}-dev"
-        yield Finding(
-            rule="python-headers-missing",
-            severity=Severity.ERROR,
-            title=f"Python.h of Python {python.version} is not in {python.include}",
-            fix=Fix(text="install the headers of this very Python", commands=(f"sudo apt-get install {package}",)),
-        )
     for name in _missing_packages(machine):
         yield Finding(
             rule="wheel-package-missing",

@@ -29,19 +29,24 @@ def module_folder(name):
     return None
 
 
+def site():
+    searched = [path for path in sys.path[1:] if path.endswith("-packages")]
+    return list(dict.fromkeys([paths["purelib"], paths["platlib"], *searched]))
+
+
 paths = sysconfig.get_paths()
 answer = {
-    "executable": sys.executable,
-    "version": ".".join(map(str, sys.version_info[:3])),
-    "tag": f"cp{sys.version_info[0]}{sys.version_info[1]}",
-    "platform": sysconfig.get_platform(),
-    "site": list(
-        dict.fromkeys([paths["purelib"], paths["platlib"], *(p for p in sys.path[1:] if p.endswith("-packages"))])
-    ),
-    "include": paths["include"],
-    "headers": os.path.isfile(os.path.join(paths["include"], "Python.h")),
-    "scripts": paths["scripts"],
-    "packages": packages(),
+    "python": {
+        "executable": sys.executable,
+        "version": ".".join(map(str, sys.version_info[:3])),
+        "tag": f"cp{sys.version_info[0]}{sys.version_info[1]}",
+        "platform": sysconfig.get_platform(),
+        "site": site(),
+        "include": paths["include"],
+        "headers": os.path.isfile(os.path.join(paths["include"], "Python.h")),
+        "scripts": paths["scripts"],
+        "packages": packages(),
+    },
     "torch": module_folder("torch"),
     "deepspeed": module_folder("deepspeed"),
     "cutlass": module_folder("cutlass_library"),

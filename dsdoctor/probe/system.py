@@ -25,6 +25,7 @@ def read_system(host: Host, python: Python | None, cache: str) -> System:
         ccache=host.which("ccache"),
         pip=python.packages.get("pip") if python else None,
         git=host.which("git"),
+        apt_get=host.which("apt-get") if host.which("dpkg-deb") else None,
     )
 
 

@@ -51,6 +51,7 @@ def plan(*names: str, **env: str) -> BuildPlan:
         left_out=(LeftOut(op="absent", because="it is not here", asked=False),),
         architectures=(),
         toolkit=None,
+        headers=None,
         jobs=2,
         use_ninja=True,
         local_version="cpu.torch2.13",

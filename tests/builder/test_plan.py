@@ -191,10 +191,25 @@ def test_what_the_environment_lacks_is_an_error_with_the_package() -> None:
     made = plan(here=machine(python=bare, system=small, toolkits=(toolkit(Cuda(13, 0)),)))
 
     assert errors(made) == ["python-headers-missing", "wheel-package-missing", "disk-full"]
+    assert made.headers is None
     assert made.use_ninja is False
     fixes = [finding.fix.commands[0] for finding in made.findings if finding.fix]
     assert "sudo apt-get install python3.11-dev" in fixes
     assert "/venv/bin/python -m pip install wheel" in fixes
+
+
+def test_missing_headers_of_debians_python_are_unpacked_without_root() -> None:
+    bare = Python(**{**PYTHON.__dict__, "headers": False})
+    debian = System(**{**SYSTEM.__dict__, "apt_get": "/usr/bin/apt-get"})
+    here = machine(python=bare, system=debian, toolkits=(toolkit(Cuda(13, 0)),))
+
+    made, offline = plan(here=here), plan(Wish(offline=True), here)
+
+    assert made.headers is not None
+    assert made.headers.package == "libpython3.11-dev"
+    assert made.prepend["CPATH"] == made.headers.include
+    assert errors(made) == []
+    assert errors(offline) == ["python-headers-missing"]
 
 
 def test_what_could_not_be_asked_is_a_note() -> None:

@@ -1,0 +1,169 @@
+"""The commands that plan and build: plan, build-wheel, prebuild, toolkit."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dsdoctor.builder.make import refused_ops
+from dsdoctor.builder.nouns import BuildResult, Wish
+from dsdoctor.cli.ending import FAILED, IMPOSSIBLE, ending, print_result
+from dsdoctor.cli.options import (
+    Accelerator,
+    Arch,
+    For,
+    Jobs,
+    Json,
+    LocalVersion,
+    NoLocalVersion,
+    Offline,
+    Ops,
+    Out,
+    PythonOption,
+    SourceOption,
+    Toolkit,
+    wish_of,
+)
+from dsdoctor.finding import Finding, has_error
+from dsdoctor.report.progress import BuildProgress
+from dsdoctor.report.terminal import finding_lines, install_hint, plan_lines, result_lines, show
+from dsdoctor.work import Job, Order, Planned, assemble_toolkit, build, install, planned
+
+
+def plan_command(
+    ops: Ops = None,
+    config: For = None,
+    arch: Arch = None,
+    source: SourceOption = None,
+    python: PythonOption = sys.executable,
+    toolkit: Toolkit = "auto",
+    accelerator: Accelerator = None,
+    jobs: Jobs = None,
+    local_version: LocalVersion = None,
+    no_local_version: NoLocalVersion = False,
+    offline: Offline = False,
+    as_json: Json = False,
+) -> None:
+    """Say what build-wheel would do, with the reason of every choice. Compiles nothing."""
+    wish = wish_of(ops, config, arch, accelerator, toolkit, jobs, local_version, no_local_version, offline)
+    with ending("plan", as_json), planned(Order(python=python, source=source, config=config, wish=wish)) as ready:
+        _show_plan("plan", as_json, ready)
+
+
+def build_wheel_command(
+    ops: Ops = None,
+    config: For = None,
+    arch: Arch = None,
+    source: SourceOption = None,
+    out: Out = Path("dist"),
+    python: PythonOption = sys.executable,
+    toolkit: Toolkit = "auto",
+    accelerator: Accelerator = None,
+    jobs: Jobs = None,
+    local_version: LocalVersion = None,
+    no_local_version: NoLocalVersion = False,
+    offline: Offline = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Build a DeepSpeed wheel that fits this environment, prove it, and put it into --out.
+
+    Looks at the machine, chooses ops, GPU architectures, toolkit and compiler, assembles a CUDA toolkit where none
+    fits, compiles each op by itself, packs one wheel and proves that every op is in it and loads.
+    """
+    wish = wish_of(ops, config, arch, accelerator, toolkit, jobs, local_version, no_local_version, offline)
+    with (
+        ending("build-wheel", as_json),
+        planned(Order(python=python, source=source, config=config, wish=wish)) as ready,
+    ):
+        if dry_run:
+            _show_plan("build-wheel", as_json, ready)
+            return
+        result = _build("build-wheel", ready, out, as_json)
+        if result.wheel and not as_json:
+            show(Console(), [install_hint(result)])
+
+
+def prebuild_command(
+    ops: Ops = None,
+    config: For = None,
+    arch: Arch = None,
+    source: SourceOption = None,
+    out: Out = Path("dist"),
+    python: PythonOption = sys.executable,
+    toolkit: Toolkit = "auto",
+    accelerator: Accelerator = None,
+    jobs: Jobs = None,
+    offline: Offline = False,
+    as_json: Json = False,
+) -> None:
+    """Build the wheel as build-wheel does, then install it into the environment (without its dependencies)."""
+    wish = wish_of(ops, config, arch, accelerator, toolkit, jobs, None, False, offline)
+    with ending("prebuild", as_json), planned(Order(python=python, source=source, config=config, wish=wish)) as ready:
+        result = _build("prebuild", ready, out, as_json, before_document=lambda made: install(ready, made))
+        if not as_json:
+            show(Console(), [f"✓ installed for {ready.plan.python}: {Path(result.wheel or '').name}"])
+
+
+def toolkit_command(
+    arch: Arch = None,
+    python: PythonOption = sys.executable,
+    toolkit: Toolkit = "auto",
+    offline: Offline = False,
+    as_json: Json = False,
+) -> None:
+    """Print a CUDA_HOME that fits torch: one that is here and whole, else one assembled from parts."""
+    wish = Wish(arch=arch, toolkit=toolkit, offline=offline)
+    with ending("toolkit", as_json):
+        progress = BuildProgress(Console(stderr=True), quiet=as_json)
+        root, findings = assemble_toolkit(Order(python=python, wish=wish), say=progress.say)
+        print_result("toolkit", as_json, [root] if root else finding_lines(findings), findings, toolkit=root)
+        if root is None:
+            raise typer.Exit(IMPOSSIBLE)
+
+
+def _build(command: str, ready: Planned, out: Path, as_json: bool, before_document: Job | None = None) -> BuildResult:
+    """Refuse an impossible plan, else build, show and leave with the right status."""
+    if has_error(ready.plan.findings):
+        _show_build(command, as_json, None, ready.plan.findings, ready)
+        raise typer.Exit(IMPOSSIBLE)
+    console = Console(stderr=True)
+    if not as_json:
+        show(console, [*plan_lines(ready.plan), *finding_lines(ready.plan.findings)])
+    with BuildProgress(console, quiet=as_json) as progress:
+        result = build(ready, out.absolute(), say=progress.say, watch=progress.step)
+    if result.wheel and before_document:
+        before_document(result)
+    _show_build(command, as_json, result, (*ready.plan.findings, *result.findings), ready)
+    if not result.wheel:
+        raise typer.Exit(FAILED)
+    return result
+
+
+def _show_build(
+    command: str, as_json: bool, result: BuildResult | None, findings: tuple[Finding, ...], ready: Planned
+) -> None:
+    lines = [*result_lines(result), *finding_lines(result.findings)] if result else list(finding_lines(findings))
+    ops = result.ops if result else refused_ops(ready.plan)
+    print_result(
+        command,
+        as_json,
+        lines,
+        findings,
+        wheel=result.wheel if result else None,
+        manifest=result.manifest if result else None,
+        ops=ops,
+        toolkit=ready.plan.toolkit,
+        seconds=result.seconds if result else None,
+        cpu_seconds=result.cpu_seconds if result else None,
+        log=result.log if result else None,
+    )
+
+
+def _show_plan(command: str, as_json: bool, ready: Planned) -> None:
+    plan = ready.plan
+    print_result(command, as_json, [*plan_lines(plan), *finding_lines(plan.findings)], plan.findings, plan=plan)
+    if has_error(plan.findings):
+        raise typer.Exit(IMPOSSIBLE)

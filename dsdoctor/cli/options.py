@@ -1,0 +1,77 @@
+"""The options that commands share, each with its help."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dsdoctor.builder.nouns import Wish
+
+Ops = Annotated[
+    str | None,
+    typer.Option(help='Ops, such as "cpu_adam,fused_adam"; "all" for every one that can be built. Default: cpu_adam, '
+                      "utils, and fused_adam on CUDA."),
+]  # fmt: skip
+For = Annotated[Path | None, typer.Option("--for", metavar="DS_CONFIG", help="Derive the ops from a ds_config.json.")]
+Arch = Annotated[
+    str | None,
+    typer.Option(help='GPU architectures, such as "8.0;9.0+PTX". Default: the visible GPUs, else all that torch has.'),
+]
+SourceOption = Annotated[
+    str | None,
+    typer.Option("--source", metavar="DIR|SDIST|VERSION|git+URL",
+                 help="DeepSpeed to build. Default: the installed version, else the newest release."),
+]  # fmt: skip
+PythonOption = Annotated[
+    str, typer.Option("--python", metavar="PATH", help="Interpreter of the environment to build for.")
+]
+Toolkit = Annotated[
+    str,
+    typer.Option(metavar="auto|pypi|DIR",
+                 help="auto chooses or assembles one, pypi assembles one from PyPI's parts, DIR takes that one."),
+]  # fmt: skip
+Accelerator = Annotated[str | None, typer.Option(metavar="cuda|cpu", help="Default: cuda for a CUDA build of torch.")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Compile jobs at once. Default: what processors and memory allow.")
+]
+LocalVersion = Annotated[
+    str | None, typer.Option(metavar="TEXT", help='Local version segment. Default: such as "cu13.0.torch2.14".')
+]
+NoLocalVersion = Annotated[bool, typer.Option("--no-local-version", help="Keep DeepSpeed's plain version.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing; say what would be needed.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
+Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Folder that gets the wheel.")]
+
+
+def wish_of(
+    ops: str | None,
+    config: Path | None,
+    arch: str | None,
+    accelerator: str | None,
+    toolkit: str,
+    jobs: int | None,
+    local_version: str | None,
+    no_local_version: bool,
+    offline: bool,
+) -> Wish:
+    """What the options come to. Raises typer.BadParameter for those that contradict each other."""
+    for given, clash in (
+        (ops and config, "--ops and --for"),
+        (local_version and no_local_version, "both local versions"),
+    ):
+        if given:
+            raise typer.BadParameter(f"{clash} cannot be given together: name one")
+    if accelerator not in {None, "cuda", "cpu"}:
+        raise typer.BadParameter(f"--accelerator {accelerator!r} is none: it takes cuda or cpu")
+    names = tuple(name.strip() for name in ops.split(",") if name.strip()) if ops is not None else None
+    if names == ():
+        raise typer.BadParameter('--ops is empty: name ops with "," between them, or "all"')
+    return Wish(
+        ops=None if names == ("default",) else names,
+        arch=arch,
+        accelerator=accelerator,
+        toolkit=toolkit if toolkit in {"auto", "pypi"} else str(Path(toolkit).expanduser().absolute()),
+        jobs=jobs,
+        local_version="" if no_local_version else local_version,
+        offline=offline,
+    )
