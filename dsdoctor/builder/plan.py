@@ -19,7 +19,7 @@ from dsdoctor.builder.preconditions import (
 from dsdoctor.builder.python_headers import choose_headers
 from dsdoctor.builder.toolkit_choice import MINOR_TOLERANT, PARTS, choose_toolkit
 from dsdoctor.errors import ImpossiblePlan
-from dsdoctor.finding import Finding
+from dsdoctor.finding import Finding, has_error
 from dsdoctor.machine import Compiler, Machine
 
 
@@ -102,14 +102,14 @@ def _means(machine: Machine, wish: Wish, cache: str, wanted: Wanted, facts: tupl
     compiler, compiler_choices, compiler_findings = choose_compiler(machine, toolkit, device_code=device_code)
     headers, header_choices, header_findings = choose_headers(machine, wish, cache)
     # without any toolkit the one finding about it says why; the same once more for each op would bury it
-    op_findings = toolkit_findings or served.findings
+    op_findings = () if has_error(toolkit_findings) else served.findings
     return _Means(
         served=served,
         toolkit=toolkit,
         compiler=compiler,
         headers=headers,
         choices=(*toolkit_choices, *compiler_choices, *header_choices),
-        findings=(*op_findings, *compiler_findings, *header_findings),
+        findings=(*toolkit_findings, *op_findings, *compiler_findings, *header_findings),
     )
 
 

@@ -225,6 +225,17 @@ def test_another_minor_of_cuda_13_tells_deepspeed_to_accept_it() -> None:
     assert [finding.rule for finding in made.findings] == ["cuda-torch-mismatch"]
 
 
+def test_a_warning_about_the_toolkit_hides_no_op_that_it_does_not_serve() -> None:
+    quantizer = fact("quantizer", "QUANTIZER", cuda=ALL, device=True)
+    source = Source(**{**SOURCE.__dict__, "ops": (*SOURCE.ops, quantizer)})
+    sick = toolkit(Cuda(13, 2), found_via=("named",), headers=toolkit(Cuda(13, 2)).headers - {"curand_kernel.h"})
+
+    made = plan(Wish(toolkit="/x", ops=("quantizer",)), machine(toolkits=(sick,)), source)
+
+    assert [finding.rule for finding in made.findings] == ["cuda-torch-mismatch", "op-cannot-be-built"]
+    assert "curand_kernel.h" in made.findings[1].title
+
+
 def test_one_finding_about_the_toolkit_is_enough() -> None:
     torch = CPU_TORCH.__class__(version="2.9.0+cu128", location="/t", cuda=Cuda(12, 8), arch_list=("9.0",))
 
