@@ -179,8 +179,7 @@ def _unpack(archive: Path, folder: Path) -> None:
         if zipfile.is_zipfile(archive):
             _unzip(archive, staging)
         else:
-            with tarfile.open(archive) as tar:
-                tar.extractall(staging, filter="data")
+            _untar(archive, staging)
         tops = [path for path in staging.iterdir() if path.is_dir()]
         if len(tops) != 1:
             raise UsageError(f"{archive} is no sdist: it holds {len(tops)} top folders, an sdist holds one")
@@ -194,6 +193,21 @@ def _unpack(archive: Path, folder: Path) -> None:
         ) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _untar(archive: Path, staging: Path) -> None:
+    with tarfile.open(archive) as tar:
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(staging, filter="data")
+            return
+        # Debian 12's Python 3.11.2 has no filters yet
+        members = tar.getmembers()
+        for member in members:
+            target = Path(member.name).parent / member.linkname if member.issym() else Path(member.name)
+            inside = ".." not in os.path.normpath(target).split("/") and not target.is_absolute()
+            if not inside or not (member.isfile() or member.isdir() or member.issym()):
+                raise UsageError(f"{archive} holds {member.name!r}, which reaches outside of it or is no file")
+        tar.extractall(staging, members)  # noqa: S202 - every member was checked above
 
 
 def _unzip(archive: Path, staging: Path) -> None:
