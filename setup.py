@@ -10,9 +10,10 @@ VERSION = next(
     for line in (HERE / "dsdoctor" / "__init__.py").read_text(encoding="utf-8").splitlines()
     if line.startswith("__version__")
 )
-BUILD = ["torch", "setuptools>=68", "wheel", "ninja>=1.13", "build"]
+BUILD = ["torch", "pip", "setuptools>=68", "wheel", "ninja>=1.13", "build"]
 TEST = [
     "torch",
+    "pip",
     "setuptools>=68",
     "wheel",
     "ninja>=1.13",

@@ -97,7 +97,7 @@ class LocalHost:
             found = sorted(Path("/").glob(self._inside(pattern).lstrip("/")))
         except (OSError, ValueError):
             return ()
-        return tuple(self._outside(str(path)) for path in found)
+        return tuple(self._outside(str(path)) for path in found if _is_there(path))
 
     def which(self, name: str) -> str | None:
         for folder in (self._env.get("PATH") or "").split(":"):
@@ -205,6 +205,14 @@ class LocalHost:
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", errors="replace")
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a path leads somewhere: a dangling link does not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _executable(path: str) -> bool:

@@ -44,9 +44,10 @@ class Toolkit:
     """A folder with CUDA development files. ``root`` is the value that CUDA_HOME would take.
 
     ``nvcc`` is None for a folder that has only headers and libraries (the PyPI wheels of torch). ``headers`` and
-    ``libraries`` hold those of the catalogue in ``probe.toolkits`` that are really there; a library counts only when
-    it can be linked (an unversioned ``.so`` or an ``.a``). ``newest_gcc`` and ``newest_clang`` are the newest major
-    versions that ``crt/host_config.h`` accepts.
+    ``libraries`` hold those of the catalogue in ``probe.nvcc`` that are really there; a library counts only when
+    it can be linked (an unversioned ``.so`` or an ``.a``). ``scattered`` names those of both that lie where torch does
+    not look when CUDA_HOME is this root: it takes ``include`` and ``lib64`` (else ``lib``) only. ``newest_gcc`` and
+    ``newest_clang`` are the newest major versions that ``crt/host_config.h`` accepts.
     """
 
     root: str
@@ -55,6 +56,7 @@ class Toolkit:
     nvcc: str | None = None
     headers: frozenset[str] = frozenset()
     libraries: frozenset[str] = frozenset()
+    scattered: frozenset[str] = frozenset()
     include_dirs: tuple[str, ...] = ()
     library_dirs: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
@@ -87,7 +89,7 @@ class Gpu:
     name: str
     uuid: str
     capability: str
-    memory: int
+    memory: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

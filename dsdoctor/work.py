@@ -5,24 +5,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dsdoctor.builder.architectures import KNOWN, numeric
 from dsdoctor.builder.choices import accelerator_of
 from dsdoctor.builder.compile import Watch
 from dsdoctor.builder.dsconfig import ops_of_config, read_config
 from dsdoctor.builder.make import Bench, make, prepare_out
 from dsdoctor.builder.nouns import BuildPlan, BuildResult, Source, Wish
+from dsdoctor.builder.pip import install_wheel
 from dsdoctor.builder.plan import plan_build, plan_toolkit
 from dsdoctor.builder.source import describe, lay_out, spell_source
 from dsdoctor.builder.toolkit import assemble
 from dsdoctor.builder.workspace import cache_folder, log_folder, private_folder, workspace
 from dsdoctor.errors import BuildFailed
-from dsdoctor.finding import Finding
+from dsdoctor.finding import Finding, Fix, Severity
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import Machine
 from dsdoctor.probe import probe
 
 Say = Callable[[str], None]
-Job = Callable[[BuildResult], None]
-INSTALL_LIMIT = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,10 @@ class Planned:
     cache: Path
 
 
+Job = Callable[[Planned, BuildResult], tuple[Finding, ...]]
+"""Something to do with a built wheel; what goes wrong is a finding, the wheel stays."""
+
+
 def look(order: Order) -> Machine:
     """Ask this machine everything."""
     host = LocalHost()
@@ -64,8 +68,9 @@ def planned(order: Order) -> Iterator[Planned]:
     spec, _ = spell_source(order.source, machine.deepspeed)
     with workspace(cache) as folder:
         tree, python = folder / "source", machine.python.executable
-        commit = lay_out(host, spec, tree, cache=cache, python=python, offline=order.wish.offline)
-        source = describe(host, tree, asked=spec, commit=commit, accelerator=accelerator, python=python)
+        laid = lay_out(host, spec, tree, cache=cache, python=python, offline=order.wish.offline)
+        known = tuple(dict.fromkeys((*KNOWN, *(machine.torch.known_architectures if machine.torch else ()))))
+        source = describe(host, laid, accelerator=accelerator, python=python, architectures=numeric(known))
         plan = plan_build(machine, source, _with_config(order, accelerator), cache=str(cache))
         yield Planned(host=host, machine=machine, source=source, plan=plan, folder=folder, cache=cache)
 
@@ -78,16 +83,15 @@ def build(ready: Planned, out: Path, *, say: Say, watch: Watch) -> BuildResult:
     return make(ready.host, ready.plan, ready.source, ready.machine, bench, say=say, watch=watch)
 
 
-def install(ready: Planned, made: BuildResult) -> None:
-    """Install a built wheel into the environment it was built for, without touching its dependencies."""
+def install(ready: Planned, made: BuildResult) -> tuple[Finding, ...]:
+    """Install a built wheel into the environment it was built for; a finding when that fails: the wheel stays."""
     assert made.wheel is not None
-    argv = [ready.plan.python, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", made.wheel]
-    answer = ready.host.run(argv, timeout=INSTALL_LIMIT)
-    if not answer.ok:
-        raise BuildFailed(
-            f"the wheel is built, and pip could not install it: {answer.stderr.strip()[-300:]}",
-            hint=f"{ready.plan.python} -m pip install --no-deps --force-reinstall {made.wheel}",
-        )
+    try:
+        install_wheel(ready.host, ready.plan.python, made.wheel)
+    except BuildFailed as error:
+        fix = Fix(text="install it by hand", commands=(error.hint,))
+        return (Finding(rule="wheel-not-installed", severity=Severity.ERROR, title=error.message, fix=fix),)
+    return ()
 
 
 def assemble_toolkit(order: Order, *, say: Say) -> tuple[str | None, tuple[Finding, ...]]:

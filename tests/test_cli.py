@@ -82,6 +82,18 @@ def test_nonsense_is_a_usage_error(arguments: tuple[str, ...]) -> None:
     assert run(*arguments).returncode == 2
 
 
+def test_nonsense_is_one_json_document_too() -> None:
+    done = run("build-wheel", "--ops", "a", "--for", "x.json", "--json")
+
+    assert (done.returncode, json.loads(done.stdout)["findings"][0]["rule"]) == (2, "usage")
+
+
+def test_a_toolkit_that_cannot_be_had_leaves_stdout_empty(bare: str, tmp_path: Path) -> None:
+    done = run("toolkit", "--python", bare, "--toolkit", "~nosuch/x", DSDOCTOR_CACHE=str(tmp_path))
+
+    assert (done.returncode, done.stdout) == (3, "")
+
+
 def test_an_interpreter_that_is_none(tmp_path: Path) -> None:
     done = run("plan", "--python", "/no/such/python", DSDOCTOR_CACHE=str(tmp_path))
 

@@ -9,6 +9,15 @@ from collections.abc import Sequence
 
 from dsdoctor.errors import UsageError
 
+KNOWN = (
+    *("5.0", "5.2", "5.3", "6.0", "6.1", "6.2", "7.0", "7.2", "7.5", "8.0", "8.6", "8.7", "8.8", "8.9"),
+    *("9.0", "10.0", "10.1", "10.3", "10.7", "11.0", "12.0", "12.1"),
+)
+"""Compute capabilities that NVIDIA has named, for the ops' own filters."""
+
+OLDEST = {11: "3.5", 12: "5.0", 13: "7.5"}
+"""The oldest architecture that the nvcc of a CUDA major compiles for (NVIDIA's release notes)."""
+
 ENTRY = re.compile(r"(\d{1,2})\.(\d)(\+PTX)?")
 NAMED = {
     "volta": ("7.0",),
@@ -38,7 +47,7 @@ def parse_architectures(text: str) -> tuple[str, ...]:
         _check(entry)
         number = entry.removesuffix("+PTX")
         kept[number] = entry if entry.endswith("+PTX") else kept.get(number, entry)
-    return tuple(sorted(kept.values(), key=_order))
+    return tuple(sorted(kept.values(), key=order))
 
 
 def check_known(architectures: Sequence[str], known: Sequence[str]) -> None:
@@ -50,6 +59,17 @@ def check_known(architectures: Sequence[str], known: Sequence[str]) -> None:
                 f"architecture {entry!r} is none that this torch knows",
                 hint=f"it knows {', '.join(near or [name for name in known if name[-1].isdigit()])}",
             )
+
+
+def compiled_by(architecture: str, listed: Sequence[str], cuda_major: int) -> bool:
+    """Whether an nvcc compiles for an architecture: by its own list, else by what is known of its major.
+
+    >>> compiled_by("7.0", (), 13), compiled_by("9.0+PTX", ("8.0", "9.0"), 12)
+    (False, True)
+    """
+    if listed:
+        return plain(architecture) in listed
+    return order(architecture) >= order(OLDEST.get(cuda_major, "0.0"))
 
 
 def plain(entry: str) -> str:
@@ -76,10 +96,11 @@ def numeric(names: Sequence[str]) -> tuple[str, ...]:
     >>> numeric(("12.0", "9.0a", "9.0"))
     ('9.0', '12.0')
     """
-    return tuple(sorted({name for name in names if ENTRY.fullmatch(name)}, key=_order))
+    return tuple(sorted({name for name in names if ENTRY.fullmatch(name)}, key=order))
 
 
-def _order(entry: str) -> tuple[int, int]:
+def order(entry: str) -> tuple[int, int]:
+    """For sorting."""
     major, minor = plain(entry).split(".")
     return int(major), int(minor)
 

@@ -1,16 +1,28 @@
 """The smaller choices of a plan: accelerator, architectures, jobs, local version. Pure; each gives its reason."""
 
+from dataclasses import dataclass
+
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.builder.architectures import check_known, numeric, parse_architectures
-from dsdoctor.builder.nouns import Choice, Wish
+from dsdoctor.builder.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
+from dsdoctor.builder.nouns import Choice, ToolkitPlan, Wish
 from dsdoctor.builder.preconditions import working_torch
 from dsdoctor.errors import ImpossiblePlan, UsageError
+from dsdoctor.finding import Finding, Fix, Severity
 from dsdoctor.machine import Machine, Torch
 
 GIB = 1 << 30
 JOB_MEMORY = {True: 5 * GIB // 2, False: 2 * GIB}
 """Bytes of one compile job with and without device code: one compile of torch's headers takes 1.5 to 2.1 GB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architectures:
+    """A wanted architecture list; ``asked`` is False when nobody chose it and it may be narrowed."""
+
+    entries: tuple[str, ...]
+    because: str
+    asked: bool
 
 
 def accelerator_of(machine: Machine, wish: Wish) -> str:
@@ -44,21 +56,60 @@ def explain_accelerator(machine: Machine, wish: Wish, accelerator: str) -> Choic
     return Choice(what="accelerator", value=accelerator, because=because)
 
 
-def choose_architectures(machine: Machine, wish: Wish) -> tuple[tuple[str, ...], Choice]:
-    """The GPU architectures: asked for, else the visible GPUs', else every one this torch was built for."""
+def choose_architectures(machine: Machine, wish: Wish) -> Architectures:
+    """The GPU architectures: asked for (--arch, else TORCH_CUDA_ARCH_LIST), else the visible GPUs', else all of torch's.
+
+    Raises UsageError for a list that torch or DeepSpeed cannot read, and when there is nothing to go by.
+    """
     torch = working_torch(machine)
     shell = machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip()
-    if wish.arch is not None or shell:
-        asked = parse_architectures(wish.arch if wish.arch is not None else shell)
-        check_known(asked, torch.known_architectures)
-        because = "--arch" if wish.arch is not None else "TORCH_CUDA_ARCH_LIST in your shell"
-    elif torch.capabilities or machine.gpus:
-        asked = numeric(torch.capabilities or tuple(gpu.capability for gpu in machine.gpus))
-        because = "the GPUs visible here (get_device_capability)"
-    else:
-        asked = numeric(torch.arch_list)
-        because = f"no GPU is visible here: every architecture torch {torch.version} was built for; --arch narrows it"
-    return asked, Choice(what="architectures", value=";".join(asked), because=because)
+    if wish.arch is not None:
+        return _asked(wish.arch, "--arch", torch)
+    if shell:
+        return _asked(shell, "TORCH_CUDA_ARCH_LIST in your shell", torch)
+    if torch.capabilities or machine.gpus:
+        found = numeric(torch.capabilities or tuple(gpu.capability for gpu in machine.gpus))
+        return Architectures(entries=found, because="the GPUs visible here (get_device_capability)", asked=True)
+    if not torch.arch_list:
+        raise UsageError(
+            f"no GPU is visible here, and torch {torch.version} does not say for which it was built",
+            hint='name the GPUs\' architectures: --arch "8.0;9.0"',
+        )
+    because = f"no GPU is visible here: every one that torch {torch.version} was built for; --arch narrows it"
+    return Architectures(entries=numeric(torch.arch_list), because=because, asked=False)
+
+
+def fit_architectures(
+    wanted: Architectures, toolkit: ToolkitPlan | None
+) -> tuple[tuple[str, ...], tuple[Choice, ...], tuple[Finding, ...]]:
+    """The architectures that this nvcc compiles for; one that was asked for and is none of them is a finding."""
+    if toolkit is None:
+        return wanted.entries, (), ()
+    major = toolkit.release.major
+    fitting = tuple(entry for entry in wanted.entries if compiled_by(entry, toolkit.architectures, major))
+    lost = [entry for entry in wanted.entries if entry not in fitting]
+    nvcc = f"nvcc {toolkit.release}"
+    if lost and (wanted.asked or not fitting):
+        able = ", ".join(numeric(toolkit.architectures)) or f"{OLDEST.get(major, 'any')} and newer"
+        finding = Finding(
+            rule="gpu-arch-unsupported-by-nvcc",
+            severity=Severity.ERROR,
+            title=f"{nvcc} does not compile for {', '.join(lost)}; it takes {able}",
+            evidence=(f"architectures: {wanted.because}", f"toolkit: {toolkit.root}"),
+            fix=Fix(text="name architectures that it takes, or a toolkit that takes these (--toolkit DIR)"),
+        )
+        return wanted.entries, (), (finding,)
+    because = wanted.because + (f"; without {', '.join(lost)}, which {nvcc} does not take" if lost else "")
+    return fitting, (Choice(what="architectures", value=";".join(fitting), because=because),), ()
+
+
+def _asked(text: str, where: str, torch: Torch) -> Architectures:
+    try:
+        entries = parse_architectures(text)
+        check_known(entries, torch.known_architectures)
+    except UsageError as error:
+        raise UsageError(f"{error.message} ({where})", hint=error.hint) from None
+    return Architectures(entries=entries, because=where, asked=True)
 
 
 def choose_jobs(machine: Machine, wish: Wish, *, device_code: bool) -> tuple[int, Choice]:
@@ -71,6 +122,13 @@ def choose_jobs(machine: Machine, wish: Wish, *, device_code: bool) -> tuple[int
     shown = f"{memory / GIB:.0f} GiB" if memory else "unknown"
     because = f"{machine.system.cpus} processors, {shown} of memory at {per_job / GIB:.1f} GiB a job"
     return jobs, Choice(what="jobs", value=str(jobs), because=because)
+
+
+def explain_standard(torch: Torch) -> Choice:
+    """The C++ standard: DeepSpeed's builders and torch choose it, and ops that pass a lower one are refused."""
+    return Choice(
+        what="C++ standard", value=f"C++{torch.cxx_standard}", because=f"torch {torch.version}'s headers demand it"
+    )
 
 
 def choose_local_version(torch: Torch, accelerator: str, wish: Wish) -> tuple[str, Choice]:

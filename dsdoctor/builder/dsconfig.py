@@ -40,16 +40,14 @@ def ops_of_config(config: dict[str, Any], *, accelerator: str) -> tuple[str, ...
     devices = {_device(zero, "offload_optimizer"), _device(zero, "offload_param")}
     if zero.get("cpu_offload"):
         devices.add("cpu")
-    on_host = (
-        accelerator == "cpu" or _device(zero, "offload_optimizer") in {"cpu", "nvme"} or bool(zero.get("cpu_offload"))
-    )
+    on_host = _device(zero, "offload_optimizer") in {"cpu", "nvme"} or bool(zero.get("cpu_offload"))
     ops = {"utils"} if accelerator == "cuda" else set()
     ops |= _optimizer_ops(_section(config, "optimizer"), on_host=on_host)
     if "nvme" in devices:
         ops |= {"async_io", "pin_memory"}
     if _section(config, "aio").get("use_gds"):
         ops |= {"gds", "pin_memory"}
-    if _section(_section(config, "data_efficiency"), "data_routing").get("random_ltd", {}).get("enabled"):
+    if _section(_section(_section(config, "data_efficiency"), "data_routing"), "random_ltd").get("enabled"):
         ops.add("random_ltd")
     if _section(config, "compile").get("deepcompile"):
         ops.add("dc")

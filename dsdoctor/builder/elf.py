@@ -10,6 +10,7 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 
 from dsdoctor.host import Host
 
+LIST_LIMIT = 300.0
 PRODUCER = re.compile(rb"GNU C(?:\+\+|\d)[^\0]{10,4000}")
 
 
@@ -65,10 +66,13 @@ def parse_listed(text: str, kind: str) -> set[str]:
     return {f"{number}_{kind}" for number in re.findall(r"\.sm_(\d+[a-z]?)\.(?:cubin|ptx)", text)}
 
 
-def _architectures(host: Host, path: Path, cuobjdump: str) -> tuple[str, ...]:
-    real = parse_listed(host.run([cuobjdump, "--list-elf", str(path)], timeout=120).stdout, "real")
-    virtual = parse_listed(host.run([cuobjdump, "--list-ptx", str(path)], timeout=120).stdout, "virtual")
-    return tuple(sorted(real | virtual))
+def _architectures(host: Host, path: Path, cuobjdump: str) -> tuple[str, ...] | None:
+    """None when cuobjdump itself fails: it does not say "no GPU code" then. It fails where there is none of one kind."""
+    real = host.run([cuobjdump, "--list-elf", str(path)], timeout=LIST_LIMIT)
+    virtual = host.run([cuobjdump, "--list-ptx", str(path)], timeout=LIST_LIMIT)
+    if not real.ok and not virtual.ok and "does not contain device code" not in real.stdout + real.stderr:
+        return None
+    return tuple(sorted(parse_listed(real.stdout, "real") | parse_listed(virtual.stdout, "virtual")))
 
 
 def _needed_versions(elf: ELFFile) -> list[str]:

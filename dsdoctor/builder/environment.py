@@ -43,7 +43,7 @@ def prepended(machine: Machine, toolkit: ToolkitPlan | None, headers: HeadersPla
     return {name: folders for name, folders in prepend.items() if folders}
 
 
-def caller_findings(machine: Machine, source: Source) -> tuple[Finding, ...]:
+def caller_findings(machine: Machine, source: Source, toolkit: ToolkitPlan | None) -> tuple[Finding, ...]:
     """What the caller's shell holds that would have steered the build, or was meant to."""
     findings = []
     known = [fact.variable for fact in source.ops] + list(NOT_OPS)
@@ -56,7 +56,7 @@ def caller_findings(machine: Machine, source: Source) -> tuple[Finding, ...]:
             title = f"{name}={value} is set in your shell and reaches nvcc"
             findings.append(Finding(rule="variable-reaches-nvcc", severity=Severity.NOTE, title=title))
         elif name in {"CUDA_HOME", "CUDA_PATH"}:
-            findings += _cuda_home(name, value, machine)
+            findings += _cuda_home(name, value, machine, toolkit)
     return tuple(findings)
 
 
@@ -79,9 +79,12 @@ def _overridden(name: str, value: str, because: str) -> Finding:
     )
 
 
-def _cuda_home(name: str, value: str, machine: Machine) -> list[Finding]:
-    if any(f"{name.lower()}_variable" in toolkit.found_via for toolkit in machine.toolkits):
-        return []
+def _cuda_home(name: str, value: str, machine: Machine, chosen: ToolkitPlan | None) -> list[Finding]:
+    named = next((known for known in machine.toolkits if f"{name.lower()}_variable" in known.found_via), None)
+    if named is not None:
+        other = chosen is not None and chosen.root != named.root
+        because = f"it is CUDA {named.version}, and the toolkit above was chosen"
+        return [_overridden(name, value, because)] if other else []
     joined = " (a list with ':'; it must be one folder)" if ":" in value else ""
     return [
         Finding(

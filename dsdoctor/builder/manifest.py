@@ -1,12 +1,13 @@
 """The manifest: what a wheel is, what went into it and for which machines it is. Written into the wheel and beside it."""
 
 import base64
-import socket
+import re
 import uuid
 import zipfile
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -118,12 +119,19 @@ def _op(proof: OpProof) -> ManifestOp:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as JSON, with the user's home written as "~" and without the host's name."""
-    text = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1).decode()
-    for private, shown in ((str(Path.home()), "~"), (socket.gethostname(), "HOST")):
-        if len(private) > 3:
-            text = text.replace(private, shown)
-    return text.encode()
+    """The manifest as JSON, with the user's home written as "~" in every value."""
+    public = _without_home(msgspec.to_builtins(manifest), str(Path.home()))
+    return msgspec.json.format(msgspec.json.encode(public, order="sorted"), indent=1)
+
+
+def _without_home(value: Any, home: str) -> Any:
+    if isinstance(value, str):
+        return re.sub(rf"{re.escape(home)}(?=/|$)", "~", value) if len(home) > 1 else value
+    if isinstance(value, dict):
+        return {name: _without_home(inner, home) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_home(inner, home) for inner in value]
+    return value
 
 
 def decode(data: bytes) -> Manifest:

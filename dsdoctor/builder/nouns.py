@@ -29,7 +29,8 @@ class Wish:
 class OpFact:
     """An op as the source's own op_builder describes it.
 
-    ``architectures`` are those of the known ones that the op's own filter keeps, None for an op without GPU code.
+    ``architectures`` are those of the known ones that the op's own filter keeps, None for an op without GPU code;
+    ``flags`` are those of its C++ files, ``libraries`` what it links.
     """
 
     op: str
@@ -37,6 +38,8 @@ class OpFact:
     module: str
     sources: tuple[str, ...] = ()
     architectures: tuple[str, ...] | None = None
+    flags: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
     broken: str | None = None
 
     @property
@@ -112,13 +115,18 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolkitPlan:
-    """The toolkit to use: ``root`` as it is, or assembled there from ``layers`` and from PyPI's ``fetch``."""
+    """The toolkit to use: ``root`` as it is, or assembled there from ``layers`` and from PyPI's ``fetch``.
+
+    ``headers`` are those that an assembled one must have, ``architectures`` what its nvcc compiles for (empty: not known).
+    """
 
     root: str
     release: Cuda
     assemble: bool = False
+    headers: tuple[str, ...] = ()
     fetch: tuple[str, ...] = ()
     layers: tuple[Layer, ...] = ()
+    architectures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,14 @@
 """Source + wish -> which ops, and the reason for each one that is left out. Pure."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dsdoctor.builder.architectures import only
 from dsdoctor.builder.nouns import LeftOut, OpFact, Source, ToolkitPlan, Wish
-from dsdoctor.builder.ops import BASE_HEADERS, known_breakage, need_of
-from dsdoctor.builder.toolkit_choice import lacking
+from dsdoctor.builder.ops import BASE_HEADERS, CUDA_LIBRARIES, known_breakage, need_of
+from dsdoctor.builder.toolkit_choice import BASE_LIBRARIES, Needs, lacking
 from dsdoctor.errors import UsageError
 from dsdoctor.finding import Finding, Fix, Severity
 from dsdoctor.machine import Machine
@@ -37,18 +38,17 @@ def wanted_ops(source: Source, wish: Wish) -> Wanted:
     """Resolve names ("cpu_adam", "CPU_ADAM", "DS_BUILD_CPU_ADAM", "all"). Raises UsageError for an unknown one."""
     if wish.ops == ("all",):
         return Wanted(ops=source.ops, named=frozenset(), because="--ops all")
-    if wish.ops is not None:
+    if wish.ops is not None and not wish.ops_because:
         names = list(dict.fromkeys(_resolve(name, source) for name in wish.ops))
-        because = wish.ops_because or "--ops"
-        return Wanted(ops=_with_brought(names, source), named=frozenset(names), because=because)
-    names = list(DEFAULT.get(source.accelerator, ("cpu_adam",)))
+        return Wanted(ops=_with_brought(names, source), named=frozenset(names), because="--ops")
+    names = list(wish.ops or DEFAULT.get(source.accelerator, ("cpu_adam",)))
     absent = tuple(
         LeftOut(op=name, because=f"DeepSpeed {source.version} has no such op for {source.accelerator}", asked=False)
         for name in names
         if source.op(name) is None
     )
     here = [name for name in names if source.op(name) is not None]
-    because = f"the usual set for {source.accelerator}"
+    because = wish.ops_because or f"the usual set for {source.accelerator}"
     return Wanted(ops=_with_brought(here, source), named=frozenset(here), because=because, missing=absent)
 
 
@@ -66,6 +66,16 @@ def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple
         library = machine.library(need.name)
         if library is None or not library.usable:
             return Refusal(because=f"{fact.op} needs {need.what}, and it is not here", fix=need.fix)
+    standard = _standard(fact.flags)
+    if machine.torch and standard is not None and standard < machine.torch.cxx_standard:
+        return Refusal(
+            because=f"DeepSpeed {source.version} compiles {fact.op} as C++{standard}, torch {machine.torch.version}'s "
+            f"headers demand C++{machine.torch.cxx_standard}",
+            fix=Fix(
+                text="build a DeepSpeed that follows this torch",
+                commands=("python -m dsdoctor build-wheel --source 0.19.8",),
+            ),
+        )
     if fact.broken:
         return Refusal(because=f"its builder fails: {fact.broken}")
     if fact.has_device_code and not only(architectures, fact.architectures):
@@ -80,25 +90,27 @@ def toolkit_refusal(fact: OpFact, machine: Machine, toolkit: ToolkitPlan | None)
     """Why the chosen toolkit does not serve this op, or None."""
     if not fact.needs_toolkit:
         return None
-    headers, libraries = needs_of((fact,))
+    needs = needs_of((fact,), machine)
     if toolkit is None:
         return Refusal(because=f"{fact.op} is a CUDA extension, and there is no toolkit for it")
-    missing = lacking(toolkit, machine, sorted(headers), sorted(libraries))
+    missing = lacking(toolkit, machine, sorted(needs.headers), sorted(needs.libraries))
     if missing:
         return Refusal(because=f"{fact.op} needs {', '.join(missing)}, which {toolkit.root} does not have")
     return None
 
 
-def needs_of(facts: Iterable[OpFact]) -> tuple[frozenset[str], frozenset[str]]:
-    """CUDA headers and libraries that these ops need together."""
+def needs_of(facts: Iterable[OpFact], machine: Machine) -> Needs:
+    """CUDA headers and libraries that these ops need together; none when no op is a CUDA extension."""
     headers: set[str] = set()
     libraries: set[str] = set()
     for fact in facts:
         if fact.needs_toolkit:
-            op = need_of(fact.op)
-            headers |= {*BASE_HEADERS, *op.cuda_headers}
-            libraries |= set(op.cuda_libraries)
-    return frozenset(headers), frozenset(libraries)
+            headers |= {*BASE_HEADERS, *need_of(fact.op).cuda_headers}
+            libraries |= {*BASE_LIBRARIES, *set(fact.libraries).intersection(CUDA_LIBRARIES)}
+    driver = machine.library("libcuda")
+    if driver is not None and driver.library:
+        libraries.discard("cuda")
+    return Needs(headers=frozenset(headers), libraries=frozenset(libraries))
 
 
 def finding_of(op: str, why: Refusal) -> Finding:
@@ -110,6 +122,16 @@ def finding_of(op: str, why: Refusal) -> Finding:
         affects=(op,),
         fix=why.fix,
     )
+
+
+def _standard(flags: tuple[str, ...]) -> int | None:
+    """The C++ standard of an op's flags; the last one counts.
+
+    >>> _standard(("-O3", "-std=c++17"))
+    17
+    """
+    found = [flag[-2:] for flag in flags if re.fullmatch(r"-std=(?:c|gnu)\+\+\d\d", flag)]
+    return int(found[-1]) if found else None
 
 
 def _with_brought(names: list[str], source: Source) -> tuple[OpFact, ...]:

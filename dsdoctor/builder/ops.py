@@ -1,6 +1,6 @@
-"""What op_builder does not say of its ops: headers and libraries they need, what brings them, where they are broken.
+"""What op_builder does not say of its ops: headers they need, what brings them, where they are broken.
 
-Names, variables, sources and flags are asked of the source itself; an op that is not in this catalogue needs nothing
+Names, variables, sources, flags and libraries are asked of the source itself; an op that is not in this catalogue needs nothing
 beyond torch (and CUDA's base headers when it is a CUDA extension). To teach dsdoctor an op, write one ``Op``.
 """
 
@@ -38,12 +38,14 @@ class Op:
 
     name: str
     cuda_headers: tuple[str, ...] = ()
-    cuda_libraries: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()
     brings: tuple[str, ...] = ()
     broken: tuple[Breakage, ...] = ()
     empty: str = ""
 
+
+CUDA_LIBRARIES = ("cudart", "curand", "cublas", "cufile", "cuda")
+"""Libraries of a toolkit among those that an op links; "cuda" is the driver's, linked against a stub."""
 
 BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl")
 """ATen/cuda/CUDAContext.h includes these whatever the op does."""
@@ -79,20 +81,20 @@ PROFILER = ("cuda_profiler_api.h",)
 
 OPS = (
     Op(name="async_io", needs=(LIBAIO,), brings=("pin_memory",)),
-    Op(name="gds", needs=(LIBAIO,), cuda_headers=("cufile.h",), cuda_libraries=("cufile",), brings=("pin_memory",)),
-    Op(name="random_ltd", cuda_headers=(*CURAND, *PROFILER), cuda_libraries=("curand",)),
-    Op(name="transformer", cuda_headers=(*CURAND, *PROFILER), cuda_libraries=("curand",)),
-    Op(name="stochastic_transformer", cuda_headers=(*CURAND, *PROFILER), cuda_libraries=("curand",)),
-    Op(name="transformer_inference", cuda_headers=(*CURAND, *PROFILER), cuda_libraries=("curand",)),
-    Op(name="quantizer", cuda_headers=CURAND, cuda_libraries=("curand",)),
+    Op(name="gds", needs=(LIBAIO,), cuda_headers=("cufile.h",), brings=("pin_memory",)),
+    Op(name="random_ltd", cuda_headers=(*CURAND, *PROFILER)),
+    Op(name="transformer", cuda_headers=(*CURAND, *PROFILER)),
+    Op(name="stochastic_transformer", cuda_headers=(*CURAND, *PROFILER)),
+    Op(name="transformer_inference", cuda_headers=(*CURAND, *PROFILER)),
     Op(name="dc", cuda_headers=("nccl.h",)),
-    Op(name="evoformer_attn", needs=(CUTLASS,), cuda_libraries=("curand",)),
+    Op(name="evoformer_attn", needs=(CUTLASS,), cuda_headers=CURAND),
     Op(name="cutlass_ops", needs=(DSKERNELS,)),
     Op(name="ragged_device_ops", needs=(DSKERNELS,)),
     Op(name="deepspeed_ccl_comm", needs=(ONECCL,)),
     Op(name="deepspeed_not_implemented", empty="it is a placeholder without any source file"),
     Op(
         name="fp_quantizer",
+        cuda_headers=CURAND,
         broken=(
             Breakage(
                 deepspeed="<=0.19.8",

@@ -4,7 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsdoctor.builder.architectures import only
-from dsdoctor.builder.choices import choose_architectures, choose_jobs, choose_local_version, explain_accelerator
+from dsdoctor.builder.assembly import EVERY_HEADER
+from dsdoctor.builder.choices import (
+    Architectures,
+    choose_architectures,
+    choose_jobs,
+    choose_local_version,
+    explain_accelerator,
+    explain_standard,
+    fit_architectures,
+)
 from dsdoctor.builder.compiler_choice import choose_compiler
 from dsdoctor.builder.environment import caller_findings, environment, prepended, taken_away
 from dsdoctor.builder.nouns import BuildPlan, Choice, HeadersPlan, LeftOut, OpFact, OpPlan, Source, ToolkitPlan, Wish
@@ -17,10 +26,12 @@ from dsdoctor.builder.preconditions import (
     working_torch,
 )
 from dsdoctor.builder.python_headers import choose_headers
-from dsdoctor.builder.toolkit_choice import MINOR_TOLERANT, PARTS, choose_toolkit
+from dsdoctor.builder.toolkit_choice import Needs, choose_toolkit
 from dsdoctor.errors import ImpossiblePlan
 from dsdoctor.finding import Finding, has_error
 from dsdoctor.machine import Compiler, Machine
+
+NO_ARCHITECTURES = Architectures(entries=(), because="", asked=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +69,14 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
     """Decide everything. A bad machine shows as ERROR findings of the plan; nonsense in the wish raises UsageError."""
     torch, accelerator = working_torch(machine), source.accelerator
     wanted = wanted_ops(source, wish)
-    architectures, arch_choices = _architectures(machine, wish) if accelerator == "cuda" else ((), ())
-    possible = _sift(wanted, wanted.ops, lambda fact: refusal(fact, machine, source, architectures))
+    listed = choose_architectures(machine, wish) if accelerator == "cuda" else NO_ARCHITECTURES
+    possible = _sift(wanted, wanted.ops, lambda fact: refusal(fact, machine, source, listed.entries))
     means = _means(machine, wish, cache, wanted, possible.facts)
+    architectures, arch_choices, arch_findings = fit_architectures(listed, means.toolkit)
     ops = tuple(_op_plan(fact, architectures, wanted) for fact in means.served.facts)
     jobs, jobs_choice = choose_jobs(machine, wish, device_code=any(op.device_code for op in ops))
     local, local_choice = choose_local_version(torch, accelerator, wish)
-    first = (explain_accelerator(machine, wish, accelerator), _explain_ops(ops, wanted))
+    first = (explain_accelerator(machine, wish, accelerator), _explain_ops(ops, wanted), explain_standard(torch))
     disk = disk_needed(ops, means.toolkit)
     skip = _skip(machine, means.toolkit)
     return BuildPlan(
@@ -85,17 +97,20 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
         unset=taken_away(machine),
         disk=disk,
         choices=(*first, *arch_choices, *means.choices, jobs_choice, local_choice),
-        findings=(*possible.findings, *means.findings, *_about_the_machine(machine, source, disk)),
+        findings=(
+            *possible.findings,
+            *means.findings,
+            *arch_findings,
+            *_about_the_machine(machine, source, means, disk),
+        ),
     )
 
 
 def _means(machine: Machine, wish: Wish, cache: str, wanted: Wanted, facts: tuple[OpFact, ...]) -> _Means:
     """Toolkit, host compiler and Python's headers, and the ops that they serve."""
-    wanted_headers, libraries = needs_of(facts)
+    needs = needs_of(facts, machine)
     toolkit, toolkit_choices, toolkit_findings = (
-        choose_toolkit(machine, wish, cache, headers=wanted_headers, libraries=libraries)
-        if wanted_headers
-        else (None, (), ())
+        choose_toolkit(machine, wish, cache, needs) if needs.headers else (None, (), ())
     )
     served = _sift(wanted, facts, lambda fact: toolkit_refusal(fact, machine, toolkit))
     device_code = any(fact.has_device_code for fact in served.facts)
@@ -117,8 +132,9 @@ def _explain_ops(ops: tuple[OpPlan, ...], wanted: Wanted) -> Choice:
     return Choice(what="ops", value=", ".join(op.op for op in ops) or "none", because=wanted.because)
 
 
-def _about_the_machine(machine: Machine, source: Source, disk: int) -> tuple[Finding, ...]:
-    return (*environment_findings(machine, disk), *caller_findings(machine, source), *gap_findings(machine))
+def _about_the_machine(machine: Machine, source: Source, means: _Means, disk: int) -> tuple[Finding, ...]:
+    callers = caller_findings(machine, source, means.toolkit)
+    return (*environment_findings(machine, disk), *callers, *gap_findings(machine))
 
 
 def plan_toolkit(machine: Machine, wish: Wish, cache: str) -> ToolkitAdvice:
@@ -129,26 +145,24 @@ def plan_toolkit(machine: Machine, wish: Wish, cache: str) -> ToolkitAdvice:
             f"torch {torch.version} is a CPU build: no CUDA toolkit belongs to it",
             hint="name the Python of a CUDA build with --python PATH",
         )
-    architectures, _ = choose_architectures(machine, wish)
-    headers = frozenset({*PARTS, "nccl.h"})
-    toolkit, _, findings = choose_toolkit(machine, wish, cache, headers=headers, libraries=frozenset({"curand"}))
+    needs = Needs(headers=EVERY_HEADER, libraries=frozenset({"cudart", "curand"}))
+    toolkit, _, findings = choose_toolkit(machine, wish, cache, needs)
+    architectures, _, arch_findings = fit_architectures(choose_architectures(machine, wish), toolkit)
     compiler, _, compiler_findings = choose_compiler(machine, toolkit, device_code=True)
     return ToolkitAdvice(
-        toolkit=toolkit, compiler=compiler, architectures=architectures, findings=(*findings, *compiler_findings)
+        toolkit=toolkit,
+        compiler=compiler,
+        architectures=architectures,
+        findings=(*findings, *arch_findings, *compiler_findings),
     )
 
 
-def _architectures(machine: Machine, wish: Wish) -> tuple[tuple[str, ...], tuple[Choice, ...]]:
-    architectures, choice = choose_architectures(machine, wish)
-    return architectures, (choice,)
-
-
 def _skip(machine: Machine, toolkit: ToolkitPlan | None) -> bool:
-    """Whether DeepSpeed must be told to accept another minor: it has no tolerance for CUDA 13, where that is safe too."""
+    """Whether DeepSpeed must be told to accept another minor: its own list of those it accepts varies, and lacks 13."""
     torch = machine.torch
     if toolkit is None or torch is None or torch.cuda is None or toolkit.release == torch.cuda:
         return False
-    return toolkit.release.major == torch.cuda.major and toolkit.release.major not in MINOR_TOLERANT
+    return toolkit.release.major == torch.cuda.major
 
 
 def _sift(wanted: Wanted, facts: tuple[OpFact, ...], refuse: Callable[[OpFact], Refusal | None]) -> _Sifted:

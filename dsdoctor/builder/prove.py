@@ -131,8 +131,14 @@ def _notes(proofs: tuple[OpProof, ...], cuobjdump: str | None, plan: BuildPlan) 
                 affects=untried,
             )
         )
-    unseen = tuple(op.op for op in plan.ops if op.device_code) if cuobjdump is None else ()
+    device = {op.op for op in plan.ops if op.device_code}
+    unseen = tuple(proof.op for proof in proofs if proof.op in device and _unseen(proof))
     if unseen:
-        title = f"no cuobjdump here: the GPU architectures inside {', '.join(unseen)} were not looked at"
+        why = f"{cuobjdump} fails" if cuobjdump else "there is no cuobjdump here"
+        title = f"{why}: the GPU architectures inside {', '.join(unseen)} were not looked at"
         notes.append(Finding(rule="not-proven", severity=Severity.NOTE, title=title, affects=unseen))
     return tuple(notes)
+
+
+def _unseen(proof: OpProof) -> bool:
+    return proof.confession is not None and proof.confession.sm_arch is None

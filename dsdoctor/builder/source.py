@@ -9,7 +9,7 @@ import re
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,12 +48,21 @@ def spell_source(wish: str | None, installed: DeepSpeed | None) -> tuple[str, st
     return NEWEST, "the newest release"
 
 
-def lay_out(host: LocalHost, spec: str, folder: Path, *, cache: Path, python: str, offline: bool) -> str | None:
-    """Put the tree of ``spec`` into ``folder`` (which must not exist). Returns the commit where one is known.
+@dataclass(frozen=True, kw_only=True)
+class LaidOut:
+    """A tree in its throw-away folder: what was asked (without any password), and the commit where one is known."""
+
+    folder: Path
+    asked: str
+    commit: str | None
+
+
+def lay_out(host: LocalHost, spec: str, folder: Path, *, cache: Path, python: str, offline: bool) -> LaidOut:
+    """Put the tree of ``spec`` into ``folder`` (which must not exist).
 
     Raises UsageError for what is no DeepSpeed source, BuildFailed for a fetch that fails.
     """
-    place = Path(spec).expanduser()
+    place = Path(os.path.expanduser(spec))  # noqa: PTH111 - Path.expanduser raises for an unknown user
     commit = None
     if spec.startswith("git+"):
         commit = _clone(host, spec.removeprefix("git+"), folder, offline=offline)
@@ -72,13 +81,21 @@ def lay_out(host: LocalHost, spec: str, folder: Path, *, cache: Path, python: st
     for needed in ("setup.py", "version.txt", "op_builder/all_ops.py"):
         if not (folder / needed).is_file():
             raise UsageError(f"{spec} is no DeepSpeed source: it has no {needed}", hint="name the folder that holds it")
-    return commit
+    return LaidOut(folder=folder, asked=without_password(spec), commit=commit)
 
 
-def describe(host: LocalHost, folder: Path, *, asked: str, commit: str | None, accelerator: str, python: str) -> Source:
-    """Ask the tree's own op_builder for its ops. Raises BuildFailed when it cannot answer."""
-    child = LocalHost(env=_clean(host.environment()) | {"DS_ACCELERATOR": accelerator})
-    answer = parse_answer(child.ask(python, "ask_ops.py", str(folder), timeout=ASK_LIMIT), _Ops, "op_builder")
+def describe(host: LocalHost, laid: LaidOut, *, accelerator: str, python: str, architectures: Sequence[str]) -> Source:
+    """Ask the tree's own op_builder for its ops. Raises BuildFailed when it cannot answer.
+
+    ``architectures`` are put to the ops' own filters.
+    """
+    folder, content = laid.folder, digest(laid.folder)
+    # some builders join CUDA_HOME to a path for a flag; nothing is looked up there
+    told = {"DS_ACCELERATOR": accelerator, "CUDA_HOME": "/dsdoctor-asks-for-flags-only"}
+    child = LocalHost(env=_clean(host.environment()) | told)
+    answer = parse_answer(
+        child.ask(python, "ask_ops.py", str(folder), *architectures, timeout=ASK_LIMIT), _Ops, "op_builder"
+    )
     version = (folder / "version.txt").read_text(encoding="utf-8").strip()
     if isinstance(answer, Gap):
         raise BuildFailed(
@@ -87,10 +104,10 @@ def describe(host: LocalHost, folder: Path, *, asked: str, commit: str | None, a
         )
     return Source(
         folder=str(folder),
-        asked=asked,
+        asked=laid.asked,
         version=version,
-        digest=digest(folder),
-        commit=commit,
+        digest=content,
+        commit=laid.commit,
         accelerator=answer.accelerator,
         ops=answer.ops,
     )
@@ -149,8 +166,10 @@ def _download(host: LocalHost, version: str, folder: Path, python: str) -> Path:
 
 def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | None:
     if offline and not url.startswith("file:"):
-        raise UsageError(f"{url} cannot be fetched with --offline", hint="name a folder or a file with --source")
-    address, _, reference = url.partition("@") if "@" in url.split("/", 3)[-1] else (url, "", "")
+        raise UsageError(
+            f"{without_password(url)} cannot be fetched with --offline", hint="name a folder or a file with --source"
+        )
+    address, _, reference = url.rpartition("@") if "@" in url.rpartition("/")[2] else (url, "", "")
     folder.mkdir(parents=True)
     for step in (
         ["init", "--quiet"],
@@ -160,15 +179,26 @@ def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | N
         answer = host.run(["git", "-C", str(folder), *step], timeout=FETCH_LIMIT, env={"GIT_TERMINAL_PROMPT": "0"})
         if not answer.ok:
             raise BuildFailed(
-                f"git could not fetch {url}: {last_error(answer.stderr)}",
+                f"git could not fetch {without_password(url)}: {without_password(last_error(answer.stderr))}",
                 hint="check the address and the branch, tag or commit after '@'",
             )
     return _commit(host, folder)
 
 
+def without_password(text: str) -> str:
+    """URLs without their user part.
+
+    >>> without_password("git+https://me:token@host/o/DeepSpeed.git@main")
+    'git+https://host/o/DeepSpeed.git@main'
+    """
+    return re.sub(r"://[^/@\s]+@", "://", text)
+
+
 def _commit(host: LocalHost, folder: Path) -> str | None:
-    answer = host.run(["git", "-C", str(folder), "rev-parse", "HEAD"], timeout=20)
-    return answer.stdout.strip() or None if answer.ok else None
+    """The commit of a work tree's top folder; None inside of somebody else's."""
+    answer = host.run(["git", "-C", str(folder), "rev-parse", "--show-toplevel", "HEAD"], timeout=20)
+    lines = answer.stdout.splitlines()
+    return lines[1] if answer.ok and len(lines) == 2 and Path(lines[0]) == folder.resolve() else None
 
 
 def _unpack(archive: Path, folder: Path) -> None:
@@ -219,7 +249,9 @@ def _unzip(archive: Path, staging: Path) -> None:
 
 
 def _files(folder: Path) -> Iterable[Path]:
-    return (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+    skipped = {".git", "__pycache__"}
+    found = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+    return (path for path in found if not skipped.intersection(path.relative_to(folder).parts))
 
 
 def _clean(environment: dict[str, str]) -> dict[str, str]:

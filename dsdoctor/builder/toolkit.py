@@ -12,14 +12,15 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from dsdoctor.builder.assembly import MARK
 from dsdoctor.builder.nouns import Layer, ToolkitPlan
 from dsdoctor.builder.pip import last_error, run_pip
-from dsdoctor.builder.toolkit_choice import PARTS
 from dsdoctor.errors import BuildFailed
 from dsdoctor.host import LocalHost
-from dsdoctor.machine import Cuda
 
-MARK = "dsdoctor-toolkit.txt"
+FOLDERS = {"cccl"}
+"""Names in a plan's headers that stand for a folder, which lies elsewhere in CUDA 12."""
+
 KERNEL = """\
 #include <cuda_runtime.h>
 #include <cuda_fp16.h>
@@ -46,14 +47,17 @@ def assemble(
     home = Path(plan.root)
     home.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with FileLock(home.parent.with_suffix(".lock")):
-        if _is_whole(home):
+        whole = _is_whole(home)
+        if whole:
             say(f"using the toolkit assembled in {home}")
         else:
             _make(host, plan, home, python=python, compiler=compiler, say=say)
         try:
-            _try(host, home, release=plan.release, architectures=architectures, compiler=compiler)
+            _try(host, home, plan, architectures=architectures, compiler=compiler)
         except BuildFailed:
-            shutil.rmtree(home.parent, ignore_errors=True)
+            if not whole:
+                # another build may be using one that was here before
+                shutil.rmtree(home.parent, ignore_errors=True)
             raise
     return home
 
@@ -175,7 +179,8 @@ def _is_whole(home: Path) -> bool:
     return all(entry.exists() for entry in entries)
 
 
-def _try(host: LocalHost, home: Path, *, release: Cuda, architectures: Sequence[str], compiler: str) -> None:
+def _try(host: LocalHost, home: Path, plan: ToolkitPlan, *, architectures: Sequence[str], compiler: str) -> None:
+    release = plan.release
     nvcc = str(home / "bin" / "nvcc")
     answer = host.run([nvcc, "-V"], timeout=60)
     if f"release {release}," not in answer.stdout:
@@ -183,7 +188,7 @@ def _try(host: LocalHost, home: Path, *, release: Cuda, architectures: Sequence[
             f"the assembled {nvcc} is no nvcc of CUDA {release}: {(answer.stdout + answer.stderr).strip()[-200:]}",
             hint="python -m dsdoctor toolkit --toolkit pypi",
         )
-    missing = [name for name in (*PARTS, "nccl.h") if not (home / "include" / name).exists()]
+    missing = [name for name in plan.headers if name not in FOLDERS and not (home / "include" / name).exists()]
     if missing:
         raise BuildFailed(
             f"the toolkit assembled in {home} lacks {', '.join(missing)}",

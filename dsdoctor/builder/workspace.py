@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import socket
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from dsdoctor.errors import ImpossiblePlan
@@ -18,20 +18,28 @@ from dsdoctor.host import Host
 def cache_folder(host: Host) -> Path:
     """Where sdists, assembled toolkits, logs and running builds lie: $DSDOCTOR_CACHE, else the user's cache folder."""
     named = host.variable("DSDOCTOR_CACHE")
-    return Path(named).expanduser().absolute() if named else user_cache_path("dsdoctor")
+    # os.path.expanduser leaves an unknown user as it is, where Path.expanduser raises
+    return Path(os.path.expanduser(named)).absolute() if named else user_cache_path("dsdoctor")  # noqa: PTH111
+
+
+LOCK = ".lock"
 
 
 @contextmanager
 def workspace(cache: Path) -> Iterator[Path]:
     """A fresh folder for one build, removed whatever happens. Raises ImpossiblePlan when the cache is not writable."""
     builds = private_folder(cache / "builds")
-    _sweep(builds)
-    folder = builds / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    folder.mkdir(mode=0o700)
+    folder = builds / uuid.uuid4().hex
+    held = FileLock(folder / LOCK)
+    with FileLock(builds / LOCK):
+        _sweep(builds)
+        folder.mkdir(mode=0o700)
+        held.acquire()
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        held.release()
 
 
 def log_folder(cache: Path) -> Path:
@@ -53,8 +61,11 @@ def private_folder(folder: Path) -> Path:
 
 
 def _sweep(builds: Path) -> None:
-    """Remove what a killed build of this host left behind."""
-    for folder in builds.iterdir():
-        host, _, rest = folder.name.rpartition("-")[0].rpartition("-")
-        if host == socket.gethostname() and rest.isdigit() and not Path(f"/proc/{rest}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove what killed builds left behind: theirs are the folders that nobody holds the lock of."""
+    for folder in filter(Path.is_dir, builds.iterdir()):
+        lock = FileLock(folder / LOCK, timeout=0)
+        try:
+            with lock:
+                shutil.rmtree(folder, ignore_errors=True)
+        except (Timeout, OSError):
+            continue

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Annotated, NoReturn
 
@@ -11,6 +12,7 @@ from dsdoctor import __version__
 from dsdoctor.cli.build import build_wheel_command, plan_command, prebuild_command, toolkit_command
 from dsdoctor.cli.ending import ending, print_result
 from dsdoctor.cli.options import Json, PythonOption
+from dsdoctor.errors import DoctorError
 from dsdoctor.report.terminal import machine_lines
 from dsdoctor.work import Order, look
 
@@ -53,13 +55,18 @@ def _root(
 
 def main() -> None:
     """Entry point of ``python -m dsdoctor`` and of the ``dsdoctor`` script."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    app(prog_name="dsdoctor")
+    try:
+        app(prog_name="dsdoctor")
+    except Exception:
+        # a defect of ours: 1 would say that the machine has an error
+        traceback.print_exc()
+        sys.exit(DoctorError.exit_code)
 
 
 def _interrupt(*_: object) -> NoReturn:
     """Once is enough: a second Ctrl-C would break off the cleaning up."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

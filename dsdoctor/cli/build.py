@@ -1,6 +1,7 @@
 """The commands that plan and build: plan, build-wheel, prebuild, toolkit."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 from rich.console import Console
 
 from dsdoctor.builder.make import refused_ops
-from dsdoctor.builder.nouns import BuildResult, Wish
+from dsdoctor.builder.nouns import BuildResult
 from dsdoctor.cli.ending import FAILED, IMPOSSIBLE, ending, print_result
 from dsdoctor.cli.options import (
     Accelerator,
@@ -24,12 +25,12 @@ from dsdoctor.cli.options import (
     PythonOption,
     SourceOption,
     Toolkit,
-    wish_of,
+    order_of,
 )
 from dsdoctor.finding import Finding, has_error
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, install_hint, plan_lines, result_lines, show
-from dsdoctor.work import Job, Order, Planned, assemble_toolkit, build, install, planned
+from dsdoctor.work import Job, Planned, assemble_toolkit, build, install, planned
 
 
 def plan_command(
@@ -47,8 +48,11 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Say what build-wheel would do, with the reason of every choice. Compiles nothing."""
-    wish = wish_of(ops, config, arch, accelerator, toolkit, jobs, local_version, no_local_version, offline)
-    with ending("plan", as_json), planned(Order(python=python, source=source, config=config, wish=wish)) as ready:
+    versions = (local_version, no_local_version)
+    with (
+        ending("plan", as_json),
+        planned(order_of(python, source, ops, config, arch, accelerator, toolkit, jobs, versions, offline)) as ready,
+    ):
         _show_plan("plan", as_json, ready)
 
 
@@ -73,10 +77,10 @@ def build_wheel_command(
     Looks at the machine, chooses ops, GPU architectures, toolkit and compiler, assembles a CUDA toolkit where none
     fits, compiles each op by itself, packs one wheel and proves that every op is in it and loads.
     """
-    wish = wish_of(ops, config, arch, accelerator, toolkit, jobs, local_version, no_local_version, offline)
+    versions = (local_version, no_local_version)
     with (
         ending("build-wheel", as_json),
-        planned(Order(python=python, source=source, config=config, wish=wish)) as ready,
+        planned(order_of(python, source, ops, config, arch, accelerator, toolkit, jobs, versions, offline)) as ready,
     ):
         if dry_run:
             _show_plan("build-wheel", as_json, ready)
@@ -100,9 +104,13 @@ def prebuild_command(
     as_json: Json = False,
 ) -> None:
     """Build the wheel as build-wheel does, then install it into the environment (without its dependencies)."""
-    wish = wish_of(ops, config, arch, accelerator, toolkit, jobs, None, False, offline)
-    with ending("prebuild", as_json), planned(Order(python=python, source=source, config=config, wish=wish)) as ready:
-        result = _build("prebuild", ready, out, as_json, before_document=lambda made: install(ready, made))
+    with (
+        ending("prebuild", as_json),
+        planned(
+            order_of(python, source, ops, config, arch, accelerator, toolkit, jobs, (None, False), offline)
+        ) as ready,
+    ):
+        result = _build("prebuild", ready, out, as_json, job=install)
         if not as_json:
             show(Console(), [f"✓ installed for {ready.plan.python}: {Path(result.wheel or '').name}"])
 
@@ -115,17 +123,22 @@ def toolkit_command(
     as_json: Json = False,
 ) -> None:
     """Print a CUDA_HOME that fits torch: one that is here and whole, else one assembled from parts."""
-    wish = Wish(arch=arch, toolkit=toolkit, offline=offline)
     with ending("toolkit", as_json):
-        progress = BuildProgress(Console(stderr=True), quiet=as_json)
-        root, findings = assemble_toolkit(Order(python=python, wish=wish), say=progress.say)
-        print_result("toolkit", as_json, [root] if root else finding_lines(findings), findings, toolkit=root)
+        order = order_of(python, None, None, None, arch, None, toolkit, None, (None, False), offline)
+        talk = Console(stderr=True)
+        root, findings = assemble_toolkit(order, say=BuildProgress(talk, quiet=as_json).say)
+        if as_json:
+            print_result("toolkit", as_json, (), findings, toolkit=root)
+        else:
+            # stdout carries the folder and nothing else: it is meant for $(...)
+            show(talk, finding_lines(findings))
+            show(Console(), [root] if root else [])
         if root is None:
             raise typer.Exit(IMPOSSIBLE)
 
 
-def _build(command: str, ready: Planned, out: Path, as_json: bool, before_document: Job | None = None) -> BuildResult:
-    """Refuse an impossible plan, else build, show and leave with the right status."""
+def _build(command: str, ready: Planned, out: Path, as_json: bool, job: Job | None = None) -> BuildResult:
+    """Refuse an impossible plan, else build, do the job on the wheel, show and leave with the right status."""
     if has_error(ready.plan.findings):
         _show_build(command, as_json, None, ready.plan.findings, ready)
         raise typer.Exit(IMPOSSIBLE)
@@ -134,10 +147,10 @@ def _build(command: str, ready: Planned, out: Path, as_json: bool, before_docume
         show(console, [*plan_lines(ready.plan), *finding_lines(ready.plan.findings)])
     with BuildProgress(console, quiet=as_json) as progress:
         result = build(ready, out.absolute(), say=progress.say, watch=progress.step)
-    if result.wheel and before_document:
-        before_document(result)
+    if result.wheel and job:
+        result = replace(result, findings=(*result.findings, *job(ready, result)))
     _show_build(command, as_json, result, (*ready.plan.findings, *result.findings), ready)
-    if not result.wheel:
+    if not result.wheel or has_error(result.findings):
         raise typer.Exit(FAILED)
     return result
 

@@ -1,11 +1,14 @@
 """The options that commands share, each with its help."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dsdoctor.builder.nouns import Wish
+from dsdoctor.errors import UsageError
+from dsdoctor.work import Order
 
 Ops = Annotated[
     str | None,
@@ -43,35 +46,36 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Folder that gets the wheel.")]
 
 
-def wish_of(
+def order_of(
+    python: str,
+    source: str | None,
     ops: str | None,
     config: Path | None,
     arch: str | None,
     accelerator: str | None,
     toolkit: str,
     jobs: int | None,
-    local_version: str | None,
-    no_local_version: bool,
+    local_version: tuple[str | None, bool],
     offline: bool,
-) -> Wish:
-    """What the options come to. Raises typer.BadParameter for those that contradict each other."""
-    for given, clash in (
-        (ops and config, "--ops and --for"),
-        (local_version and no_local_version, "both local versions"),
-    ):
-        if given:
-            raise typer.BadParameter(f"{clash} cannot be given together: name one")
+) -> Order:
+    """What the options come to. Raises UsageError for those that contradict each other or say nothing."""
+    named, none = local_version
+    if ops is not None and config is not None:
+        raise UsageError("--ops and --for cannot be given together", hint="name one")
+    if named and none:
+        raise UsageError("--local-version and --no-local-version cannot be given together", hint="name one")
     if accelerator not in {None, "cuda", "cpu"}:
-        raise typer.BadParameter(f"--accelerator {accelerator!r} is none: it takes cuda or cpu")
+        raise UsageError(f"--accelerator {accelerator!r} is none", hint="it takes cuda or cpu")
     names = tuple(name.strip() for name in ops.split(",") if name.strip()) if ops is not None else None
     if names == ():
-        raise typer.BadParameter('--ops is empty: name ops with "," between them, or "all"')
-    return Wish(
+        raise UsageError("--ops is empty", hint='name ops with "," between them, or "all", or "default"')
+    wish = Wish(
         ops=None if names == ("default",) else names,
         arch=arch,
         accelerator=accelerator,
-        toolkit=toolkit if toolkit in {"auto", "pypi"} else str(Path(toolkit).expanduser().absolute()),
+        toolkit=toolkit if toolkit in {"auto", "pypi"} else os.path.abspath(os.path.expanduser(toolkit)),  # noqa: PTH100, PTH111
         jobs=jobs,
-        local_version="" if no_local_version else local_version,
+        local_version="" if none else named,
         offline=offline,
     )
+    return Order(python=python, source=source, config=config, wish=wish)

@@ -16,8 +16,16 @@ def gpu(index):
         "name": text(pynvml.nvmlDeviceGetName(handle)),
         "uuid": text(pynvml.nvmlDeviceGetUUID(handle)),
         "capability": "%d.%d" % pynvml.nvmlDeviceGetCudaComputeCapability(handle),
-        "memory": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+        "memory": memory(handle),
     }
+
+
+def memory(handle):
+    """None where a part shares the host's memory or a partition may not tell."""
+    try:
+        return pynvml.nvmlDeviceGetMemoryInfo(handle).total
+    except pynvml.NVMLError:
+        return None
 
 
 try:

@@ -1,4 +1,5 @@
-"""The ops of a DeepSpeed source tree, told by its own op_builder. Arguments: the source folder.
+"""The ops of a DeepSpeed source tree, told by its own op_builder. Arguments: the source folder, then
+every architecture to put to the ops' own filters.
 
 Run with the accelerator in DS_ACCELERATOR. Compiles nothing and asks no op whether it is compatible: that answer
 compiles, and is wrong often enough.
@@ -7,25 +8,6 @@ compiles, and is wrong often enough.
 import json
 import os
 import sys
-
-ALL = [
-    "6.0",
-    "6.1",
-    "6.2",
-    "7.0",
-    "7.2",
-    "7.5",
-    "8.0",
-    "8.6",
-    "8.7",
-    "8.9",
-    "9.0",
-    "10.0",
-    "10.3",
-    "11.0",
-    "12.0",
-    "12.1",
-]
 
 
 def base_names(op):
@@ -36,7 +18,7 @@ def kept(op):
     """The architectures that the op's own filter keeps, or None where it has no filter."""
     if "CUDAOpBuilder" not in base_names(op):
         return None
-    return [entry if isinstance(entry, str) else ".".join(entry) for entry in op.filter_ccs(list(ALL))]
+    return [entry if isinstance(entry, str) else ".".join(entry) for entry in op.filter_ccs(list(known))]
 
 
 def describe(name, op):
@@ -44,12 +26,15 @@ def describe(name, op):
     try:
         fact["sources"] = op.strip_empty_entries(op.sources())
         fact["architectures"] = kept(op)
+        fact["flags"] = op.strip_empty_entries(op.cxx_args())
+        fact["libraries"] = [flag[2:] for flag in op.extra_ldflags() if flag.startswith("-l")]
     except Exception as error:
         fact["broken"] = f"{type(error).__name__}: {error}"
     return fact
 
 
-source = os.path.abspath(sys.argv[1])
+sys.dont_write_bytecode = True
+source, known = os.path.abspath(sys.argv[1]), sys.argv[2:]
 os.chdir(source)
 sys.path[0] = source
 from op_builder.all_ops import ALL_OPS, accelerator_name  # noqa: E402

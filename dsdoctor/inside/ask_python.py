@@ -1,6 +1,7 @@
 """What this interpreter is and what its environment holds. Imports nothing but the standard library."""
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -23,10 +24,12 @@ def packages():
 
 
 def module_folder(name):
-    for folder in sys.path[1:]:
-        if os.path.isfile(os.path.join(folder, name, "__init__.py")):
-            return os.path.join(folder, name)
-    return None
+    """Found, not imported; editable installs too."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return os.path.dirname(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
 def site():

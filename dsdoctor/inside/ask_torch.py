@@ -34,10 +34,19 @@ def known_architectures():
     return re.findall(r"'([\d.]+[a-z]?)'", listed[1]) if listed else []
 
 
+def arch_list():
+    listed = torch.cuda.get_arch_list()
+    if listed:
+        return listed
+    # older releases answer only where a GPU is visible; what they were built for does not depend on that
+    flags = getattr(torch._C, "_cuda_getArchFlags", lambda: None)()
+    return flags.split() if flags else []
+
+
 devices = range(torch.cuda.device_count()) if torch.version.cuda and torch.cuda.is_available() else ()
 answer = {
     "version": torch.__version__,
-    "arch_list": torch.cuda.get_arch_list() if torch.version.cuda else [],
+    "arch_list": arch_list() if torch.version.cuda else [],
     "capabilities": ["%d.%d" % torch.cuda.get_device_capability(index) for index in devices],
     "known_architectures": known_architectures(),
     "gcc_bounds": bounds("CUDA_GCC_VERSIONS"),

@@ -8,7 +8,7 @@ from dsdoctor.host import Host
 from dsdoctor.machine import Compiler
 
 NAME = re.compile(r"^(c\+\+|g\+\+|clang\+\+|[\w.-]+-linux-gnu(?:-cc)?-(?:c|g)\+\+)(-\d[\d.]*)?$")
-C_NAMES = {"c++": "cc", "g++": "gcc", "clang++": "clang"}
+C_NAMES = {"clang++": "clang", "g++": "gcc", "c++": "cc"}
 
 
 def find_compilers(host: Host) -> tuple[Compiler, ...]:

@@ -28,7 +28,9 @@ def find_libraries(host: Host, environment: Environment | None) -> tuple[Library
 
 
 def _cutlass(host: Host, environment: Environment | None, include: tuple[str, ...]) -> Library:
-    roots = [host.variable(name) for name in ("CUTLASS_PATH", "CUTLASS_ROOT", "CUTLASS_HOME")]
+    named = ("CUTLASS_PATH", "CUTLASS_ROOT", "CUTLASS_HOME", "CONDA_PREFIX", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH")
+    roots = [host.variable(name) or "" for name in named] + _split(host, "CMAKE_PREFIX_PATH")
+    roots += [environment.python.scripts.rpartition("/")[0]] if environment else []
     if environment and environment.cutlass:
         roots += [f"{environment.cutlass}/source", environment.cutlass]
     folders = [f"{root}/{tail}" for root in roots if root for tail in ("include", ".")]

@@ -38,13 +38,15 @@ def read_toolkit(host: Host, root: str, found_via: tuple[str, ...]) -> Toolkit |
         return None
     limits = parse_host_config(_text(host, include, "crt/host_config.h"))
     listed = host.run([nvcc, "--list-gpu-arch"], timeout=30).stdout if nvcc and version else ""
+    linkable = frozenset(name for name in LIBRARIES if _linkable(host, libraries, name))
     return Toolkit(
         root=DEBIAN_HOME if _is_debian(host, root) else root,
         release=Cuda.parse(version),
         version=version,
         nvcc=nvcc if version and answer else None,
         headers=headers,
-        libraries=frozenset(name for name in LIBRARIES if _linkable(host, libraries, name)),
+        libraries=linkable,
+        scattered=_scattered(host, root, headers, linkable),
         include_dirs=include,
         library_dirs=libraries,
         architectures=tuple(capability_of(name) for name in listed.split() if name.startswith("compute_")),
@@ -100,8 +102,10 @@ def parse_host_config(text: str) -> tuple[int | None, int | None]:
 def _include_dirs(host: Host, root: str) -> tuple[str, ...]:
     escaped = glob.escape(root)
     found = [*host.glob(f"{escaped}/include"), *host.glob(f"{escaped}/targets/*/include")]
-    found += host.glob(f"{escaped}/cuda_*/include") + host.glob(f"{escaped}/cu*/include")
-    found += host.glob(f"{escaped}/../nccl/include") if root.rsplit("/", 1)[-1].startswith("cu") else ()
+    if root.endswith("/nvidia"):
+        found += host.glob(f"{escaped}/cu*/include") + host.glob(f"{escaped}/nccl/include")
+    elif root.rsplit("/", 2)[-2:-1] == ["nvidia"]:
+        found += host.glob(f"{glob.escape(root.rsplit('/', 1)[0])}/nccl/include")
     if _is_debian(host, root):
         found.append("/usr/include")
     return tuple(dict.fromkeys(found))
@@ -109,11 +113,23 @@ def _include_dirs(host: Host, root: str) -> tuple[str, ...]:
 
 def _library_dirs(host: Host, root: str) -> tuple[str, ...]:
     escaped = glob.escape(root)
-    patterns = ("lib64", "lib64/stubs", "lib", "lib/stubs", "targets/*/lib", "targets/*/lib/stubs", "*/lib")
+    patterns = ["lib64", "lib64/stubs", "lib", "lib/stubs", "targets/*/lib", "targets/*/lib/stubs"]
+    patterns += ["*/lib"] if root.endswith("/nvidia") else []
     found = [path for pattern in patterns for path in host.glob(f"{escaped}/{pattern}")]
     if _is_debian(host, root):
         found += host.glob("/usr/lib/*-linux-gnu")
     return tuple(dict.fromkeys(found))
+
+
+def _scattered(host: Host, root: str, headers: frozenset[str], libraries: frozenset[str]) -> frozenset[str]:
+    """What is there, and not where torch looks. libcuda's stub lies apart in every toolkit: LIBRARY_PATH names it."""
+    if _is_debian(host, root):
+        return frozenset()
+    lib = f"{root}/lib64" if host.glob(f"{glob.escape(root)}/lib64") else f"{root}/lib"
+    include = (f"{root}/include",)
+    lost = {name for name in headers - {CCCL} if not _first(host, include, name)}
+    lost |= {CCCL} if CCCL in headers and not _first(host, include, *CCCL_PLACES) else set()
+    return frozenset(lost | {name for name in libraries - {"cuda"} if not _linkable(host, (lib,), name)})
 
 
 def _is_debian(host: Host, root: str) -> bool:
@@ -121,7 +137,7 @@ def _is_debian(host: Host, root: str) -> bool:
 
 
 def _linkable(host: Host, folders: tuple[str, ...], name: str) -> bool:
-    return _first(host, folders, f"lib{name}.so", f"lib{name}.a", f"lib{name}_static.a") is not None
+    return _first(host, folders, f"lib{name}.so", f"lib{name}.a") is not None
 
 
 def _first(host: Host, folders: tuple[str, ...], *names: str) -> str | None:

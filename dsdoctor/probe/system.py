@@ -5,8 +5,13 @@ import re
 from dsdoctor.host import Host
 from dsdoctor.machine import Python, System
 
-STEERING = ("DS_", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUDACXX", "MAX_JOBS", "NVCC_", "PYTORCH_NVCC")
-HOST_FLAGS = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH", "CUTLASS_PATH", "CCL_ROOT")
+STEERING_PREFIXES = ("DS_BUILD_", "NVCC_")
+STEERING = (
+    *("DS_ACCELERATOR", "DS_ENABLE_NINJA", "DS_SKIP_CUDA_CHECK", "DS_IGNORE_CUDA_DETECTION", "DS_NVCC_THREADS"),
+    *("DS_DEBUG_CUDA_BUILD", "DS_EVOFORMER_GPU_ARCH", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUDACXX"),
+    *("MAX_JOBS", "PYTORCH_NVCC", "CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH"),
+    *("CUTLASS_PATH", "CCL_ROOT"),
+)
 UNLIMITED = 1 << 60
 
 
@@ -30,11 +35,11 @@ def read_system(host: Host, python: Python | None, cache: str) -> System:
 
 
 def steering_variables(host: Host) -> dict[str, str]:
-    """The variables that change what a DeepSpeed build does, and no other."""
+    """The variables that change what a DeepSpeed build does, and no other: another DS_* may hold a secret."""
     found: dict[str, str] = {}
-    for prefix in STEERING:
+    for prefix in STEERING_PREFIXES:
         found |= host.variables(prefix)
-    for name in HOST_FLAGS:
+    for name in STEERING:
         value = host.variable(name)
         if value is not None:
             found[name] = value

@@ -95,8 +95,9 @@ def pypi_wheels(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  
 
 
 def assembled(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
-    """Those that dsdoctor has assembled before."""
-    yield from host.glob(f"{glob.escape(cache)}/toolkits/*/home")
+    """Those that dsdoctor has assembled before and finished: an unfinished one has no mark."""
+    for mark in host.glob(f"{glob.escape(cache)}/toolkits/[!.]*/home/dsdoctor-toolkit.txt"):
+        yield mark.rsplit("/", 1)[0]
 
 
 STEPS = (

@@ -67,7 +67,9 @@ def machine_lines(machine: Machine) -> Iterator[str]:
         else "no NVIDIA driver"
     )
     for gpu in machine.gpus:
-        yield f"GPU {gpu.index}: {gpu.name}, capability {gpu.capability}, {gpu.memory / GIB:.0f} GiB"
+        yield f"GPU {gpu.index}: {gpu.name}, capability {gpu.capability}" + (
+            f", {gpu.memory / GIB:.0f} GiB" if gpu.memory else ""
+        )
     for library in machine.libraries:
         yield f"{library.name}  {library.library}" + ("" if library.header else "  (without its header)")
     for gap in machine.gaps:

@@ -2,15 +2,24 @@
 
 import pytest
 
-from dsdoctor.builder.choices import accelerator_of, choose_architectures, choose_jobs, choose_local_version
+from dsdoctor.builder.choices import (
+    Architectures,
+    accelerator_of,
+    choose_architectures,
+    choose_jobs,
+    choose_local_version,
+    fit_architectures,
+)
 from dsdoctor.builder.compiler_choice import choose_compiler
 from dsdoctor.builder.nouns import ToolkitPlan, Wish
-from dsdoctor.builder.toolkit_choice import choose_toolkit
+from dsdoctor.builder.toolkit_choice import Needs, choose_toolkit
 from dsdoctor.errors import ImpossiblePlan, UsageError
+from dsdoctor.finding import Severity
 from dsdoctor.machine import Compiler, Cuda, Gpu, Machine, System, Toolkit, Torch
 from tests.conftest import CPU_TORCH, TORCH, WHOLE, machine, toolkit
 
 BASE = frozenset({"cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl"})
+NEEDS = Needs(headers=BASE, libraries=frozenset({"cudart", "curand"}))
 WHEELS = Toolkit(
     root="/site/nvidia/cu13",
     release=Cuda(13, 0),
@@ -23,7 +32,7 @@ TORCH_128 = Torch(version="2.9.0+cu128", location="/site/torch", cuda=Cuda(12, 8
 
 
 def chosen(here: Machine, wish: Wish | None = None) -> tuple[ToolkitPlan | None, list[str]]:
-    plan, _, findings = choose_toolkit(here, wish or Wish(), "/cache", headers=BASE, libraries=frozenset({"curand"}))
+    plan, _, findings = choose_toolkit(here, wish or Wish(), "/cache", NEEDS)
     return plan, [finding.rule for finding in findings]
 
 
@@ -31,6 +40,47 @@ def test_the_whole_toolkit_of_torchs_release_is_taken() -> None:
     here = machine(toolkits=(toolkit(Cuda(12, 8)), toolkit(Cuda(13, 0)), toolkit(Cuda(13, 1))))
 
     assert chosen(here) == (ToolkitPlan(root="/usr/local/cuda-13.0", release=Cuda(13, 0)), [])
+
+
+def test_headers_or_libraries_where_torch_does_not_look_make_it_a_layer() -> None:
+    conda = toolkit(Cuda(13, 0), scattered=frozenset({"cusparse.h"}))
+
+    plan, rules = chosen(machine(toolkits=(conda,)))
+
+    assert plan is not None
+    assert (plan.assemble, plan.fetch, rules) == (True, (), [])
+
+
+def test_nvidias_own_cuda_12_has_no_nccl_and_takes_torchs() -> None:
+    whole = toolkit(Cuda(12, 8), headers=WHOLE - {"nccl.h"})
+    wheels = Toolkit(root="/s/nvidia", release=Cuda(12, 8), headers=frozenset({"nccl.h"}), found_via=("pypi_wheels",))
+    needs = Needs(headers=BASE | {"nccl.h"}, libraries=frozenset({"cudart"}))
+
+    with_wheels, _, _ = choose_toolkit(machine(torch=TORCH_128, toolkits=(whole, wheels)), Wish(), "/cache", needs)
+    without, _, findings = choose_toolkit(machine(torch=TORCH_128, toolkits=(whole,)), Wish(), "/cache", needs)
+
+    assert with_wheels is not None
+    assert (with_wheels.assemble, with_wheels.fetch) == (True, ())
+    assert without == ToolkitPlan(root="/usr/local/cuda-12.8", release=Cuda(12, 8))  # serves the ops without nccl.h
+    assert findings == ()
+
+
+def test_offline_is_kept_though_another_toolkit_was_assembled_before() -> None:
+    before = toolkit(Cuda(13, 0), root="/cache/toolkits/13.0-other/home", found_via=("assembled",))
+
+    plan, rules = chosen(machine(toolkits=(before, WHEELS)), Wish(toolkit="pypi", offline=True))
+
+    assert (plan, rules) == (None, ["cuda-toolkit-missing"])
+
+
+def test_what_was_assembled_before_is_taken_offline() -> None:
+    first, _ = chosen(machine(toolkits=(WHEELS,)), Wish(toolkit="pypi"))
+    assert first is not None
+    before = toolkit(Cuda(13, 0), root=first.root, found_via=("assembled",))
+
+    again, rules = chosen(machine(toolkits=(before, WHEELS)), Wish(toolkit="pypi", offline=True))
+
+    assert (again, rules) == (first, [])
 
 
 def test_a_toolkit_without_headers_is_completed_from_torchs_wheels_and_nothing_is_fetched() -> None:
@@ -97,8 +147,7 @@ def test_cuda_12_without_a_toolkit_names_the_commands_that_need_no_root() -> Non
         machine(torch=TORCH_128, toolkits=(toolkit(Cuda(13, 0)),)),
         Wish(),
         "/cache",
-        headers=BASE,
-        libraries=frozenset(),
+        NEEDS,
     )
 
     assert finding.rule == "cuda-torch-mismatch"
@@ -179,9 +228,43 @@ GPU = Gpu(index=0, name="H200", uuid="GPU-1", capability="9.0", memory=1)
     ],
 )
 def test_architectures(here: Machine, wish: Wish, value: str) -> None:
-    architectures, choice = choose_architectures(here, wish)
+    assert ";".join(choose_architectures(here, wish).entries) == value
 
-    assert (";".join(architectures), choice.value) == (value, value)
+
+def test_a_torch_that_names_no_architecture_wants_to_be_told() -> None:
+    silent = Torch(**{**TORCH.__dict__, "arch_list": ()})
+
+    with pytest.raises(UsageError, match="does not say for which it was built") as caught:
+        choose_architectures(machine(torch=silent), Wish())
+    assert "--arch" in caught.value.hint
+
+
+def test_a_malformed_list_in_the_shell_names_the_variable() -> None:
+    with pytest.raises(UsageError, match="TORCH_CUDA_ARCH_LIST in your shell"):
+        choose_architectures(machine(variables={"TORCH_CUDA_ARCH_LIST": "9.0a"}), Wish())
+
+
+OLD_NVCC = ToolkitPlan(root="/usr/local/cuda-12.1", release=Cuda(12, 1), architectures=("8.0", "9.0"))
+
+
+def test_architectures_are_narrowed_to_what_this_nvcc_takes_when_nobody_asked() -> None:
+    listed = Architectures(entries=("8.0", "12.0"), because="all of torch's", asked=False)
+
+    fitting, (choice,), findings = fit_architectures(listed, OLD_NVCC)
+
+    assert (fitting, findings) == (("8.0",), ())
+    assert choice.because == "all of torch's; without 12.0, which nvcc 12.1 does not take"
+
+
+@pytest.mark.parametrize(
+    ("entry", "plan"),
+    [("12.0", OLD_NVCC), ("7.0", ToolkitPlan(root="/r", release=Cuda(13, 0), assemble=True))],
+)
+def test_an_architecture_that_was_asked_for_and_nvcc_does_not_take_is_an_error(entry: str, plan: ToolkitPlan) -> None:
+    _, _, (finding,) = fit_architectures(Architectures(entries=(entry,), because="--arch", asked=True), plan)
+
+    assert (finding.rule, finding.severity) == ("gpu-arch-unsupported-by-nvcc", Severity.ERROR)
+    assert entry in finding.title
 
 
 @pytest.mark.parametrize(

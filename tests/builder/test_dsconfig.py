@@ -26,14 +26,19 @@ from dsdoctor.errors import UsageError
         ({"aio": {"use_gds": True}}, ("gds", "pin_memory", "utils")),
         ({"compile": {"deepcompile": True}}, ("dc", "utils")),
         ({"zero_optimization": "auto", "optimizer": None}, ("utils",)),
+        ({"data_efficiency": {"data_routing": {"random_ltd": True}}}, ("utils",)),
+        ({"data_efficiency": {"data_routing": {"random_ltd": {"enabled": True}}}}, ("random_ltd", "utils")),
     ],
 )
 def test_ops_of_a_cuda_training(config: dict[str, Any], ops: tuple[str, ...]) -> None:
     assert ops_of_config(config, accelerator="cuda") == ops
 
 
-def test_on_a_cpu_the_optimizer_runs_on_the_host() -> None:
-    assert ops_of_config({"optimizer": {"type": "AdamW"}}, accelerator="cpu") == ("cpu_adam",)
+def test_only_offload_brings_the_optimizer_to_the_host_also_on_a_cpu() -> None:
+    offloaded = {"optimizer": {"type": "AdamW"}, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+
+    assert ops_of_config({"optimizer": {"type": "AdamW"}}, accelerator="cpu") == ("fused_adam",)
+    assert ops_of_config(offloaded, accelerator="cpu") == ("cpu_adam",)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "null"])

@@ -259,13 +259,22 @@ def test_a_workspace_is_private_and_goes_away(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_build_left_is_swept_and_a_running_one_stays(tmp_path: Path) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
+    script = f"""
+from pathlib import Path
+from dsdoctor.builder.workspace import workspace
+with workspace(Path({str(tmp_path)!r})) as folder:
+    print(folder, flush=True)
+    input()
+"""
+    other = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    left = Path(other.stdout.readline().strip())
+    with workspace(tmp_path):
+        assert left.exists()
+    other.kill()
+    other.communicate()
     with workspace(tmp_path) as running:
-        left = running.with_name(running.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-"))
-        left.mkdir()
-        with workspace(tmp_path):
-            assert (running.exists(), left.exists()) == (True, False)
+        assert (running.exists(), left.exists()) == (True, False)
 
 
 def test_the_cache_folder_can_be_named(tmp_path: Path) -> None:

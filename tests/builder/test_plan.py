@@ -226,14 +226,40 @@ def test_another_minor_of_cuda_13_tells_deepspeed_to_accept_it() -> None:
 
 
 def test_a_warning_about_the_toolkit_hides_no_op_that_it_does_not_serve() -> None:
-    quantizer = fact("quantizer", "QUANTIZER", cuda=ALL, device=True)
-    source = Source(**{**SOURCE.__dict__, "ops": (*SOURCE.ops, quantizer)})
+    transformer = fact("transformer", "TRANSFORMER", cuda=ALL, device=True)
+    source = Source(**{**SOURCE.__dict__, "ops": (*SOURCE.ops, transformer)})
     sick = toolkit(Cuda(13, 2), found_via=("named",), headers=toolkit(Cuda(13, 2)).headers - {"curand_kernel.h"})
 
-    made = plan(Wish(toolkit="/x", ops=("quantizer",)), machine(toolkits=(sick,)), source)
+    made = plan(Wish(toolkit="/x", ops=("transformer",)), machine(toolkits=(sick,)), source)
 
     assert [finding.rule for finding in made.findings] == ["cuda-torch-mismatch", "op-cannot-be-built"]
     assert "curand_kernel.h" in made.findings[1].title
+
+
+def test_an_op_compiled_by_an_older_standard_than_torchs_headers_demand_is_refused() -> None:
+    old = OpFact(**{**fact("utils", "UTILS").__dict__, "flags": ("-O3", "-std=c++17")})
+    source = Source(**{**SOURCE.__dict__, "ops": (old,), "version": "0.16.0"})
+
+    made = plan(Wish(ops=("utils",)), source=source)
+
+    assert errors(made) == ["op-cannot-be-built"]
+    assert "0.16.0 compiles utils as C++17, torch 2.14.1+cu130's headers demand C++20" in made.findings[0].title
+
+
+def test_libraries_that_an_op_links_are_needed_of_the_toolkit() -> None:
+    aio = OpFact(**{**fact("async_io", "AIO", cuda=ALL).__dict__, "libraries": ("aio", "cuda", "cudart")})
+    source = Source(**{**SOURCE.__dict__, "ops": (aio,)})
+    stubless = toolkit(Cuda(12, 8), libraries=frozenset({"cudart"}))
+    torch = CPU_TORCH.__class__(version="2.9.0+cu128", location="/t", cuda=Cuda(12, 8), arch_list=("9.0",))
+    driver = Library(name="libcuda", library="/usr/lib/x86_64-linux-gnu/libcuda.so")
+
+    without = plan(Wish(ops=("async_io",)), machine(torch=torch, toolkits=(stubless,), libraries=(AIO,)), source)
+    with_it = plan(Wish(ops=("async_io",)), machine(torch=torch, toolkits=(stubless,), libraries=(AIO, driver)), source)
+
+    assert without.toolkit is not None
+    assert without.toolkit.assemble  # an assembled one has a stub of libcuda
+    assert with_it.toolkit is not None
+    assert not with_it.toolkit.assemble
 
 
 def test_one_finding_about_the_toolkit_is_enough() -> None:

@@ -87,8 +87,9 @@ def test_a_git_url_is_fetched_at_its_branch(tree: Path, tmp_path: Path) -> None:
     folder = laid_out(f"git+file://{tree}@fix", tmp_path)
 
     assert (folder / "deepspeed" / "ops" / "csrc").is_symlink()
-    with pytest.raises(BuildFailed, match="git could not fetch"):
-        laid_out(f"git+file://{tree}@no-such-branch", tmp_path / "again")
+    with pytest.raises(BuildFailed, match="git could not fetch") as caught:
+        laid_out(f"git+file://me:token@localhost{tree}@no-such-branch", tmp_path / "again")
+    assert "token" not in caught.value.message
 
 
 def test_a_folder_that_is_no_deepspeed(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.builder.assembly import EVERY_HEADER, PARTS
 from dsdoctor.builder.nouns import Layer, ToolkitPlan
 from dsdoctor.builder.toolkit import assemble
-from dsdoctor.builder.toolkit_choice import PARTS
 from dsdoctor.errors import BuildFailed
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import Cuda
@@ -44,6 +44,7 @@ def plan(tmp_path: Path) -> ToolkitPlan:
         root=str(tmp_path / "cache" / "toolkits" / "13.0-abc" / "home"),
         release=Cuda(13, 0),
         assemble=True,
+        headers=tuple(sorted(EVERY_HEADER)),
         layers=(
             Layer(include=(str(base / "include"),), libraries=(), tools=str(base / "bin")),
             Layer(
@@ -97,6 +98,14 @@ def test_one_that_does_not_compile_is_not_left_behind(plan: ToolkitPlan) -> None
         made(plan, "6.0")
 
     assert not Path(plan.root).exists()
+
+
+def test_a_trial_that_fails_does_not_take_a_good_toolkit_from_others(plan: ToolkitPlan) -> None:
+    home = made(plan)
+
+    with pytest.raises(BuildFailed, match="Unsupported gpu architecture"):
+        made(plan, "6.0")
+    assert (home / "bin" / "nvcc").exists()
 
 
 def test_one_that_lacks_a_header_is_not_left_behind(plan: ToolkitPlan) -> None:

@@ -28,6 +28,7 @@ def test_every_compiler_with_a_back_end_is_found_once(disk: Disk) -> None:
             "/usr/bin/gcc": "#!/bin/sh\n",
             "/usr/bin/g++-11": gxx("11.4.0"),
             "/usr/bin/g++-9": "#!/bin/sh\ncase $1 in --version) echo 'g++ (D) 9.1.0';; *) echo cc1plus;; esac\n",
+            "/usr/bin/clang-14": "#!/bin/sh\n",
             "/usr/bin/clang++-14": "#!/bin/sh\necho 'Debian clang version 14.0.6'\n",
         },
         links={"/usr/bin/g++": "g++-12"},
@@ -36,7 +37,9 @@ def test_every_compiler_with_a_back_end_is_found_once(disk: Disk) -> None:
 
     assert find_compilers(host) == (
         Compiler(path="/usr/bin/g++", c_path="/usr/bin/gcc", kind="gcc", version=(12, 2, 0), found_via="path"),
-        Compiler(path="/usr/bin/clang++-14", c_path=None, kind="clang", version=(14, 0, 6), found_via="path"),
+        Compiler(
+            path="/usr/bin/clang++-14", c_path="/usr/bin/clang-14", kind="clang", version=(14, 0, 6), found_via="path"
+        ),
         Compiler(path="/usr/bin/g++-11", c_path=None, kind="gcc", version=(11, 4, 0), found_via="path"),
     )
 
@@ -78,7 +81,9 @@ def test_processors_are_what_the_quota_leaves(disk: Disk) -> None:
 
 
 def test_only_variables_that_steer_a_build_are_read() -> None:
-    host = LocalHost(env={"DS_BUILD_OPS": "1", "CUDA_HOME": "/x", "CC": "gcc", "AWS_SECRET": "hush"})
+    host = LocalHost(
+        env={"DS_BUILD_OPS": "1", "CUDA_HOME": "/x", "CC": "gcc", "AWS_SECRET": "hush", "DS_API_KEY": "hush"}
+    )
 
     assert steering_variables(host) == {"DS_BUILD_OPS": "1", "CUDA_HOME": "/x", "CC": "gcc"}
 

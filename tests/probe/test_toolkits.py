@@ -33,6 +33,7 @@ def test_a_toolkit_is_read_whole(disk: Disk) -> None:
         nvcc=f"{CUDA}/bin/nvcc",
         headers=frozenset({"cuda_runtime.h", "crt/host_config.h", "curand_kernel.h", "cccl"}),
         libraries=frozenset({"curand", "cuda"}),  # libcublas.so.13 alone cannot be linked
+        scattered=frozenset({"curand_kernel.h"}),  # torch looks in include only
         include_dirs=(f"{CUDA}/include", f"{CUDA}/targets/x86_64-linux/include"),
         library_dirs=(f"{CUDA}/lib64", f"{CUDA}/lib64/stubs"),
         architectures=("8.0", "9.0"),
