@@ -7,8 +7,6 @@ import hashlib
 import os
 import re
 import shutil
-import tarfile
-import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,10 @@ from pathlib import Path
 from filelock import FileLock
 
 from dsdoctor.answers import parse_answer
+from dsdoctor.builder.archive import unpack
 from dsdoctor.builder.nouns import OpFact, Source
 from dsdoctor.builder.pip import last_error, run_pip
-from dsdoctor.errors import BuildFailed, DoctorError, UsageError
+from dsdoctor.errors import BuildFailed, UsageError
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import DeepSpeed, Gap
 
@@ -70,9 +69,9 @@ def lay_out(host: LocalHost, spec: str, folder: Path, *, cache: Path, python: st
         commit = _commit(host, place)
         shutil.copytree(place, folder, symlinks=True, ignore=LEFT_BEHIND)
     elif place.is_file():
-        _unpack(place, folder)
+        unpack(place, folder)
     elif spec == NEWEST or re.fullmatch(r"\d+(\.\w+)*", spec):
-        _unpack(fetch_sdist(host, spec, cache=cache, python=python, offline=offline), folder)
+        unpack(fetch_sdist(host, spec, cache=cache, python=python, offline=offline), folder)
     else:
         raise UsageError(
             f"--source {spec!r} is no folder, no file, no version and no git+https URL",
@@ -199,53 +198,6 @@ def _commit(host: LocalHost, folder: Path) -> str | None:
     answer = host.run(["git", "-C", str(folder), "rev-parse", "--show-toplevel", "HEAD"], timeout=20)
     lines = answer.stdout.splitlines()
     return lines[1] if answer.ok and len(lines) == 2 and Path(lines[0]) == folder.resolve() else None
-
-
-def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack an sdist's single top folder as ``folder``."""
-    staging = folder.with_name(f".{folder.name}.unpack")
-    staging.mkdir(parents=True)
-    try:
-        if zipfile.is_zipfile(archive):
-            _unzip(archive, staging)
-        else:
-            _untar(archive, staging)
-        tops = [path for path in staging.iterdir() if path.is_dir()]
-        if len(tops) != 1:
-            raise UsageError(f"{archive} is no sdist: it holds {len(tops)} top folders, an sdist holds one")
-        tops[0].replace(folder)
-    except DoctorError:
-        raise
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
-        raise UsageError(
-            f"{archive} is no readable sdist: {error}",
-            hint="fetch it again: python -m pip download --no-deps deepspeed",
-        ) from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _untar(archive: Path, staging: Path) -> None:
-    with tarfile.open(archive) as tar:
-        if hasattr(tarfile, "data_filter"):
-            tar.extractall(staging, filter="data")
-            return
-        # Debian 12's Python 3.11.2 has no filters yet
-        members = tar.getmembers()
-        for member in members:
-            target = Path(member.name).parent / member.linkname if member.issym() else Path(member.name)
-            inside = ".." not in os.path.normpath(target).split("/") and not target.is_absolute()
-            if not inside or not (member.isfile() or member.isdir() or member.issym()):
-                raise UsageError(f"{archive} holds {member.name!r}, which reaches outside of it or is no file")
-        tar.extractall(staging, members)  # noqa: S202 - every member was checked above
-
-
-def _unzip(archive: Path, staging: Path) -> None:
-    with zipfile.ZipFile(archive) as file:
-        for name in file.namelist():
-            if name.startswith("/") or ".." in Path(name).parts:
-                raise UsageError(f"{archive} holds {name!r}, which lies outside of it")
-        file.extractall(staging)  # noqa: S202 - every name was checked above
 
 
 def _files(folder: Path) -> Iterable[Path]:
