@@ -21,13 +21,21 @@ def kept(op):
     return [entry if isinstance(entry, str) else ".".join(entry) for entry in op.filter_ccs(list(known))]
 
 
+def told(ask):
+    """What a builder says of its flags; nothing when it needs a toolkit or a package to say it."""
+    try:
+        return [flag for flag in ask() if flag]
+    except Exception:
+        return []
+
+
 def describe(name, op):
     fact = {"op": name, "variable": op.BUILD_VAR, "module": op.absolute_name()}
     try:
         fact["sources"] = op.strip_empty_entries(op.sources())
         fact["architectures"] = kept(op)
-        fact["flags"] = op.strip_empty_entries(op.cxx_args())
-        fact["libraries"] = [flag[2:] for flag in op.extra_ldflags() if flag.startswith("-l")]
+        fact["flags"] = told(op.cxx_args)
+        fact["libraries"] = [flag[2:] for flag in told(op.extra_ldflags) if flag.startswith("-l")]
     except Exception as error:
         fact["broken"] = f"{type(error).__name__}: {error}"
     return fact
@@ -37,7 +45,8 @@ sys.dont_write_bytecode = True
 source, known = os.path.abspath(sys.argv[1]), sys.argv[2:]
 os.chdir(source)
 sys.path[0] = source
-from op_builder.all_ops import ALL_OPS, accelerator_name  # noqa: E402
+from accelerator import get_accelerator  # noqa: E402
+from op_builder.all_ops import ALL_OPS  # noqa: E402
 
-answer = {"accelerator": accelerator_name, "ops": [describe(name, op) for name, op in ALL_OPS.items()]}
+answer = {"accelerator": get_accelerator()._name, "ops": [describe(name, op) for name, op in ALL_OPS.items()]}
 print("DSDOCTOR " + json.dumps(answer))
