@@ -49,7 +49,7 @@ def caller_findings(machine: Machine, source: Source, toolkit: ToolkitPlan | Non
     known = [fact.variable for fact in source.ops] + list(NOT_OPS)
     for name, value in machine.variables.items():
         if name.startswith("DS_BUILD_") and name not in known:
-            findings.append(_misspelt(name, value, known))
+            findings.append(_unread(name, value, source, known))
         elif name.startswith("DS_"):
             findings.append(_overridden(name, value, "dsdoctor sets its own"))
         elif name.startswith("NVCC_"):
@@ -60,14 +60,14 @@ def caller_findings(machine: Machine, source: Source, toolkit: ToolkitPlan | Non
     return tuple(findings)
 
 
-def _misspelt(name: str, value: str, known: list[str]) -> Finding:
+def _unread(name: str, value: str, source: Source, known: list[str]) -> Finding:
     near = difflib.get_close_matches(name, known, n=1, cutoff=LOOKALIKE)
     meant = f"; did you mean {near[0]}?" if near else ""
     return Finding(
         rule="variable-misspelt",
         severity=Severity.WARNING,
-        title=f"{name}={value} is no variable of this DeepSpeed, which ignores it silently{meant}",
-        fix=Fix(text="name ops with --ops instead", commands=(f"unset {name}",)),
+        title=f"{name}={value} is read by no op of DeepSpeed {source.version} for {source.accelerator}{meant}",
+        fix=Fix(text="DeepSpeed would ignore it silently; name ops with --ops instead", commands=(f"unset {name}",)),
     )
 
 

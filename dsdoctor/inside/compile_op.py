@@ -19,6 +19,11 @@ if not op.is_compatible(verbose=True):
 extension = op.builder()
 if get_accelerator().device_name() == "cuda" and getattr(op, "build_for_cpu", False):
     sys.exit(f"dsdoctor: error: DeepSpeed fell back to the CPU flavour of {name}: it found no usable nvcc in CUDA_HOME")
+# DeepSpeed's CPU builder leaves out what an op links with (async_io: -laio), and the op does not load
+forgotten = [flag for flag in op.strip_empty_entries(op.extra_ldflags()) if flag not in extension.extra_link_args]
+if forgotten:
+    print(f"dsdoctor: linking {name} with {' '.join(forgotten)}, which its builder leaves out", flush=True)
+    extension.extra_link_args += forgotten
 build_ext = get_accelerator().build_extension().with_options(use_ninja=how == "ninja")
 setup(
     name="deepspeed",

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.wheel
 IN_CI = os.environ.get("CI") == "true"
 CUDA_TORCH = "torch==2.14.1"
 RUNTIME = ("einops", "hjson", "msgpack", "numpy", "packaging", "psutil", "py-cpuinfo", "pydantic>=2", "tqdm")
-STALE = {"DS_BUILD_CUTLES_OPS": "1", "DS_BUILD_FUSED_LAMB": "1", "CUDA_HOME": "/nonexistent"}
+STALE = {"DS_BUILD_CUTLES_OPS": "1", "DS_BUILD_CPU_LION": "1", "CUDA_HOME": "/nonexistent"}
 
 
 def dsdoctor(*arguments: str, **env: str) -> tuple[int, dict[str, Any]]:
