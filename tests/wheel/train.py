@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+from pathlib import Path
 
 import deepspeed
 import torch
@@ -39,5 +41,5 @@ report = {
     "weights": hashlib.sha256(state).hexdigest(),
     "op": optimizer.ds_opt_adam.__file__,
 }
-print("TRAINED " + json.dumps(report), flush=True)
+Path(os.environ["REPORTS"], f"rank{rank}.json").write_text(json.dumps(report))
 torch.distributed.destroy_process_group()
