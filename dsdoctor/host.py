@@ -4,6 +4,7 @@
 down what was asked and answered, and answers from such a record.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+SWEEPS = 20
 LARGEST_READ = 8 * 1024 * 1024
 INSIDE = Path(__file__).parent / "inside"
 
@@ -139,7 +141,7 @@ class LocalHost:
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException as error:
-            _kill_group(process.pid)
+            _end_session(process.pid)
             process.communicate()
             if isinstance(error, subprocess.TimeoutExpired):
                 return Answer(returncode=None, stderr=f"no answer within {timeout:g} s")
@@ -160,7 +162,7 @@ class LocalHost:
         """Run long work and hand over each line as it comes (stdout and stderr together).
 
         ``env`` is the whole environment. Returns the exit status, negative for a signal. ``stop`` from another
-        thread, or any exception here, ends the whole process group.
+        thread, or any exception here, ends the whole session.
         """
         process = subprocess.Popen(
             list(argv),
@@ -173,7 +175,7 @@ class LocalHost:
         )
         self._running.add(process.pid)
         if self._stopped.is_set():
-            _kill_group(process.pid)
+            _end_session(process.pid)
         try:
             assert process.stdout is not None
             with process.stdout:
@@ -183,14 +185,14 @@ class LocalHost:
         finally:
             self._running.discard(process.pid)
             if process.poll() is None:
-                _kill_group(process.pid)
+                _end_session(process.pid)
                 process.wait()
 
     def stop(self) -> None:
         """End everything that ``stream`` has running, and whatever it is asked to start from now on."""
         self._stopped.set()
         for pid in tuple(self._running):
-            _kill_group(pid)
+            _end_session(pid)
 
     def _inside(self, path: str) -> str:
         if self._root == "/" or not path.startswith("/"):
@@ -222,8 +224,31 @@ def _executable(path: str) -> bool:
         return False
 
 
-def _kill_group(pid: int) -> None:
+def _end_session(session: int) -> None:
+    """Kill every process of a session that we started: ninja puts each compiler into a process group of its own."""
+    for _ in range(SWEEPS):
+        members = [pid for pid in _pids() if _session_of(pid) == session]
+        if not members:
+            break
+        for pid in members:
+            _kill(os.kill, pid)
+    _kill(os.killpg, session)
+
+
+def _pids() -> list[int]:
     try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
+        return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    except OSError:
+        return []
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def _kill(kill: Callable[[int, int], None], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        kill(number, signal.SIGKILL)

@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -48,6 +49,26 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     child = int(marker.read_text())
     time.sleep(0.1)
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
+
+
+def test_stop_reaches_children_in_process_groups_of_their_own(tmp_path: Path) -> None:
+    # ninja starts every compiler so: killing the group alone would leave them running
+    script = (
+        "import os, time; os.fork() or (os.setpgid(0, 0), print(os.getpid(), flush=True), time.sleep(60)); os.wait()"
+    )
+    host = LocalHost()
+    children: list[int] = []
+
+    def on_line(line: str) -> None:
+        children.append(int(line))
+        host.stop()
+
+    host.stream([sys.executable, "-c", script], cwd=tmp_path, env=dict(os.environ), on_line=on_line)
+
+    time.sleep(0.1)
+    states = [Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in children if Path(f"/proc/{pid}").exists()]
+    assert len(children) == 1
+    assert set(states) <= {"Z"}
 
 
 def test_stream_hands_over_lines_and_the_status(tmp_path: Path) -> None:
