@@ -268,7 +268,7 @@ def test_an_architecture_that_was_asked_for_and_nvcc_does_not_take_is_an_error(e
 
 
 @pytest.mark.parametrize(
-    ("cpus", "memory", "jobs"), [(2, 24 << 30, 2), (64, 10 << 30, 4), (8, 1 << 30, 1), (3, None, 3), (8, 64 << 30, 8)]
+    ("cpus", "memory", "jobs"), [(2, 24 << 30, 2), (64, 10 << 30, 2), (8, 1 << 30, 1), (3, None, 3), (8, 64 << 30, 8)]
 )
 def test_jobs_fit_processors_and_memory(cpus: int, memory: int | None, jobs: int) -> None:
     here = machine(system=System(architecture="x86_64", os="", cpus=cpus, memory=memory))
