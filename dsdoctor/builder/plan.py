@@ -73,7 +73,8 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
     possible = _sift(wanted, wanted.ops, lambda fact: refusal(fact, machine, source, listed.entries))
     means = _means(machine, wish, cache, wanted, possible.facts)
     architectures, arch_choices, arch_findings = fit_architectures(listed, means.toolkit)
-    ops = tuple(_op_plan(fact, architectures, wanted) for fact in means.served.facts)
+    fitting = _sift(wanted, means.served.facts, lambda fact: refusal(fact, machine, source, architectures))
+    ops = tuple(_op_plan(fact, architectures, wanted) for fact in fitting.facts)
     jobs, jobs_choice = choose_jobs(machine, wish, device_code=any(op.device_code for op in ops))
     local, local_choice = choose_local_version(torch, accelerator, wish)
     first = (explain_accelerator(machine, wish, accelerator), _explain_ops(ops, wanted), explain_standard(torch))
@@ -85,7 +86,7 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
         source_version=source.version,
         accelerator=accelerator,
         ops=ops,
-        left_out=(*wanted.missing, *possible.left_out, *means.served.left_out),
+        left_out=(*wanted.missing, *possible.left_out, *means.served.left_out, *fitting.left_out),
         architectures=architectures,
         toolkit=means.toolkit,
         headers=means.headers,
@@ -98,9 +99,7 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
         disk=disk,
         choices=(*first, *arch_choices, *means.choices, jobs_choice, local_choice),
         findings=(
-            *possible.findings,
-            *means.findings,
-            *arch_findings,
+            *(*possible.findings, *means.findings, *arch_findings, *fitting.findings),
             *_about_the_machine(machine, source, means, disk),
         ),
     )

@@ -5,7 +5,7 @@ from dsdoctor.builder.plan import plan_build, plan_toolkit
 from dsdoctor.errors import ImpossiblePlan, UsageError
 from dsdoctor.finding import Severity
 from dsdoctor.machine import Cuda, Gap, Library, Machine, Python, System
-from tests.conftest import CPU_TORCH, PYTHON, SYSTEM, machine, toolkit
+from tests.conftest import CPU_TORCH, PYTHON, SYSTEM, TORCH, machine, toolkit
 
 ALL = ("6.0", "7.5", "8.0", "9.0")
 
@@ -234,6 +234,19 @@ def test_a_warning_about_the_toolkit_hides_no_op_that_it_does_not_serve() -> Non
 
     assert [finding.rule for finding in made.findings] == ["cuda-torch-mismatch", "op-cannot-be-built"]
     assert "curand_kernel.h" in made.findings[1].title
+
+
+def test_an_op_that_nothing_is_left_for_after_narrowing_to_this_nvcc_is_refused() -> None:
+    newest_only = OpFact(**{**fact("ragged_ops", "RAGGED_OPS", device=True).__dict__, "architectures": ("12.0",)})
+    source = Source(**{**SOURCE.__dict__, "ops": (*SOURCE.ops[:5], newest_only)})
+    torch = TORCH.__class__(**{**TORCH.__dict__, "arch_list": ("9.0", "12.0")})
+    here = machine(torch=torch, toolkits=(toolkit(Cuda(13, 0), architectures=("8.0", "9.0")),))
+
+    named, everything = plan(Wish(ops=("ragged_ops",)), here, source), plan(Wish(ops=("all",)), here, source)
+
+    assert errors(named) == ["op-cannot-be-built"]
+    assert "ragged_ops" in [left.op for left in everything.left_out]
+    assert {op.op: op.architectures for op in everything.ops}["fused_adam"] == ("9.0",)
 
 
 def test_an_op_compiled_by_an_older_standard_than_torchs_headers_demand_is_refused() -> None:
