@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from dsdoctor.cli import app
 
 
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -79,7 +82,7 @@ def test_an_error_is_one_json_document_too(bare: str, tmp_path: Path) -> None:
     ],
 )
 def test_nonsense_is_a_usage_error(arguments: tuple[str, ...]) -> None:
-    assert run(*arguments).returncode == 2
+    assert CliRunner().invoke(app, arguments).exit_code == 2
 
 
 def test_nonsense_is_one_json_document_too() -> None:

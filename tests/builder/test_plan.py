@@ -22,7 +22,7 @@ def fact(op: str, variable: str, *, cuda: tuple[str, ...] | None = None, device:
 
 
 SOURCE = Source(
-    folder="/work/source",
+    folder="/throw-away/source",
     asked="0.19.8",
     version="0.19.8",
     digest="d",
@@ -39,7 +39,7 @@ SOURCE = Source(
     ),
 )
 CPU_SOURCE = Source(
-    folder="/work/source",
+    folder="/throw-away/source",
     asked="newest",
     version="0.19.8",
     digest="d",
