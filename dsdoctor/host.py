@@ -4,10 +4,8 @@
 down what was asked and answered, and answers from such a record.
 """
 
-import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-SWEEPS = 20
+from dsdoctor.sessions import end_session
+
 LARGEST_READ = 8 * 1024 * 1024
 INSIDE = Path(__file__).parent / "inside"
 
@@ -141,7 +140,7 @@ class LocalHost:
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException as error:
-            _end_session(process.pid)
+            end_session(process.pid)
             process.communicate()
             if isinstance(error, subprocess.TimeoutExpired):
                 return Answer(returncode=None, stderr=f"no answer within {timeout:g} s")
@@ -175,7 +174,7 @@ class LocalHost:
         )
         self._running.add(process.pid)
         if self._stopped.is_set():
-            _end_session(process.pid)
+            end_session(process.pid)
         try:
             assert process.stdout is not None
             with process.stdout:
@@ -185,14 +184,14 @@ class LocalHost:
         finally:
             self._running.discard(process.pid)
             if process.poll() is None:
-                _end_session(process.pid)
+                end_session(process.pid)
                 process.wait()
 
     def stop(self) -> None:
         """End everything that ``stream`` has running, and whatever it is asked to start from now on."""
         self._stopped.set()
         for pid in tuple(self._running):
-            _end_session(pid)
+            end_session(pid)
 
     def _inside(self, path: str) -> str:
         if self._root == "/" or not path.startswith("/"):
@@ -222,33 +221,3 @@ def _executable(path: str) -> bool:
         return Path(path).is_file() and os.access(path, os.X_OK)
     except (OSError, ValueError):
         return False
-
-
-def _end_session(session: int) -> None:
-    """Kill every process of a session that we started: ninja puts each compiler into a process group of its own."""
-    for _ in range(SWEEPS):
-        members = [pid for pid in _pids() if _session_of(pid) == session]
-        if not members:
-            break
-        for pid in members:
-            _kill(os.kill, pid)
-    _kill(os.killpg, session)
-
-
-def _pids() -> list[int]:
-    try:
-        return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    except OSError:
-        return []
-
-
-def _session_of(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return None
-
-
-def _kill(kill: Callable[[int, int], None], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        kill(number, signal.SIGKILL)

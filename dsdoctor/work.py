@@ -17,7 +17,7 @@ from dsdoctor.builder.source import describe, lay_out, spell_source
 from dsdoctor.builder.toolkit import assemble
 from dsdoctor.builder.workspace import cache_folder, log_folder, private_folder, workspace
 from dsdoctor.errors import BuildFailed
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.finding import Finding, Fix, Severity, has_error
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import Machine
 from dsdoctor.probe import probe
@@ -65,10 +65,11 @@ def planned(order: Order) -> Iterator[Planned]:
     cache = private_folder(cache_folder(host))
     accelerator = accelerator_of(machine, order.wish)
     assert machine.python is not None
-    spec, _ = spell_source(order.source, machine.deepspeed)
+    spec, because = spell_source(order.source, machine.deepspeed)
     with workspace(cache) as folder:
         tree, python = folder / "source", machine.python.executable
         laid = lay_out(host, spec, tree, cache=cache, python=python, offline=order.wish.offline)
+        laid = replace(laid, because=because)
         known = tuple(dict.fromkeys((*KNOWN, *(machine.torch.known_architectures if machine.torch else ()))))
         source = describe(host, laid, accelerator=accelerator, python=python, architectures=numeric(known))
         plan = plan_build(machine, source, _with_config(order, accelerator), cache=str(cache))
@@ -100,7 +101,7 @@ def assemble_toolkit(order: Order, *, say: Say) -> tuple[str | None, tuple[Findi
     cache = private_folder(cache_folder(host))
     advice = plan_toolkit(machine, order.wish, str(cache))
     toolkit, compiler = advice.toolkit, advice.compiler
-    if toolkit is None or compiler is None or compiler.c_path is None:
+    if has_error(advice.findings) or toolkit is None or compiler is None or compiler.c_path is None:
         return None, advice.findings
     if toolkit.assemble:
         assert machine.python is not None

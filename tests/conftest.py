@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.builder.assembly import EVERY_HEADER
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import Compiler, Cuda, Machine, Python, System, Toolkit, Torch
 
@@ -66,20 +67,7 @@ TORCH = Torch(
 CPU_TORCH = Torch(version="2.13.0+cpu", location="/venv/lib/python3.11/site-packages/torch")
 SYSTEM = System(architecture="x86_64", os="Debian", cpus=8, memory=64 << 30, cache_free=1 << 40, ninja="1.13.2")
 GCC = Compiler(path="/usr/bin/g++", c_path="/usr/bin/gcc", kind="gcc", version=(12, 2, 0), found_via="path")
-WHOLE = frozenset(
-    {
-        "cuda_runtime.h",
-        "crt/host_config.h",
-        "cublas_v2.h",
-        "cusparse.h",
-        "cusolverDn.h",
-        "curand_kernel.h",
-        "cuda_profiler_api.h",
-        "nccl.h",
-        "cufile.h",
-        "cccl",
-    }
-)
+WHOLE = EVERY_HEADER
 
 
 def toolkit(release: Cuda, **changes: object) -> Toolkit:

@@ -10,6 +10,7 @@ FLOORS = {
     "errors": 1,
     "machine": 1,
     "finding": 1,
+    "sessions": 1,
     "host": 2,
     "record": 2,
     "answers": 2,

@@ -11,6 +11,7 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 from dsdoctor.host import Host
 
 LIST_LIMIT = 300.0
+NO_DEVICE_CODE = "does not contain device code"
 PRODUCER = re.compile(rb"GNU C(?:\+\+|\d)[^\0]{10,4000}")
 
 
@@ -25,7 +26,7 @@ class Confession:
 
 
 def confess(host: Host, path: Path, *, cuobjdump: str | None) -> Confession:
-    """Read one shared object. ``sm_arch`` is None when there is no cuobjdump to ask."""
+    """Read one shared object. ``sm_arch`` is None when no cuobjdump answers."""
     try:
         with path.open("rb") as file:
             elf = ELFFile(file)
@@ -67,10 +68,12 @@ def parse_listed(text: str, kind: str) -> set[str]:
 
 
 def _architectures(host: Host, path: Path, cuobjdump: str) -> tuple[str, ...] | None:
-    """None when cuobjdump itself fails: it does not say "no GPU code" then. It fails where there is none of one kind."""
+    """None when cuobjdump itself fails, which says nothing of the GPU code; it names a file without any as such."""
     real = host.run([cuobjdump, "--list-elf", str(path)], timeout=LIST_LIMIT)
     virtual = host.run([cuobjdump, "--list-ptx", str(path)], timeout=LIST_LIMIT)
-    if not real.ok and not virtual.ok and "does not contain device code" not in real.stdout + real.stderr:
+    if NO_DEVICE_CODE in real.stdout + real.stderr:
+        return ()
+    if not real.ok or not virtual.ok:
         return None
     return tuple(sorted(parse_listed(real.stdout, "real") | parse_listed(virtual.stdout, "virtual")))
 

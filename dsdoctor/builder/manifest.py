@@ -94,7 +94,7 @@ def describe_wheel(plan: BuildPlan, source: Source, machine: Machine, proofs: tu
         source=source.asked,
         source_digest=source.digest,
         source_commit=source.commit,
-        asked=tuple(op.op for op in plan.ops),
+        asked=tuple(op.op for op in plan.ops if op.asked),
         ops=tuple(_op(proof) for proof in proofs),
         plan=plan,
         left_out={left.op: left.because for left in plan.left_out},

@@ -59,6 +59,7 @@ class Source:
 
     folder: str
     asked: str
+    because: str = ""
     version: str
     digest: str
     commit: str | None = None

@@ -73,7 +73,7 @@ def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple
             f"headers demand C++{machine.torch.cxx_standard}",
             fix=Fix(
                 text="build a DeepSpeed that follows this torch",
-                commands=("python -m dsdoctor build-wheel --source 0.19.8",),
+                commands=("python -m dsdoctor build-wheel --source newest",),
             ),
         )
     if fact.broken:

@@ -77,7 +77,7 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
     ops = tuple(_op_plan(fact, architectures, wanted) for fact in fitting.facts)
     jobs, jobs_choice = choose_jobs(machine, wish, device_code=any(op.device_code for op in ops))
     local, local_choice = choose_local_version(torch, accelerator, wish)
-    first = (explain_accelerator(machine, wish, accelerator), _explain_ops(ops, wanted), explain_standard(torch))
+    first = (_explain_source(source), explain_accelerator(machine, wish, accelerator), _explain_ops(ops, wanted))
     disk = disk_needed(ops, means.toolkit)
     skip = _skip(machine, means.toolkit)
     return BuildPlan(
@@ -97,7 +97,7 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
         prepend=prepended(machine, means.toolkit, means.headers),
         unset=taken_away(machine),
         disk=disk,
-        choices=(*first, *arch_choices, *means.choices, jobs_choice, local_choice),
+        choices=(*first, explain_standard(torch), *arch_choices, *means.choices, jobs_choice, local_choice),
         findings=(
             *(*possible.findings, *means.findings, *arch_findings, *fitting.findings),
             *_about_the_machine(machine, source, means, disk),
@@ -125,6 +125,10 @@ def _means(machine: Machine, wish: Wish, cache: str, wanted: Wanted, facts: tupl
         choices=(*toolkit_choices, *compiler_choices, *header_choices),
         findings=(*toolkit_findings, *op_findings, *compiler_findings, *header_findings),
     )
+
+
+def _explain_source(source: Source) -> Choice:
+    return Choice(what="DeepSpeed", value=f"{source.version} ({source.asked})", because=source.because or "--source")
 
 
 def _explain_ops(ops: tuple[OpPlan, ...], wanted: Wanted) -> Choice:

@@ -94,7 +94,7 @@ def _proof(
     if path is None:
         return OpProof(op=op.op, wrong="it was built, and the wheel does not hold it")
     confession = confess(host, path, cuobjdump=cuobjdump if op.device_code else None)
-    error = errors.get(op.op)
+    error = errors[op.op]
     untried = error is not None and "libcuda.so.1" in error and machine.driver is None
     wrong = None
     if op.op not in claimed:

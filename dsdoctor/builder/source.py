@@ -49,11 +49,12 @@ def spell_source(wish: str | None, installed: DeepSpeed | None) -> tuple[str, st
 
 @dataclass(frozen=True, kw_only=True)
 class LaidOut:
-    """A tree in its throw-away folder: what was asked (without any password), and the commit where one is known."""
+    """A tree in its throw-away folder: what was asked (without any password) and why, the commit where one is known."""
 
     folder: Path
     asked: str
     commit: str | None
+    because: str = ""
 
 
 def lay_out(host: LocalHost, spec: str, folder: Path, *, cache: Path, python: str, offline: bool) -> LaidOut:
@@ -104,6 +105,7 @@ def describe(host: LocalHost, laid: LaidOut, *, accelerator: str, python: str, a
     return Source(
         folder=str(folder),
         asked=laid.asked,
+        because=laid.because,
         version=version,
         digest=content,
         commit=laid.commit,
@@ -136,7 +138,10 @@ def fetch_sdist(host: LocalHost, version: str, *, cache: Path, python: str, offl
     if offline:
         if cached:
             return max(cached, key=lambda path: path.stat().st_mtime)
-        raise UsageError(f"the sdist of DeepSpeed ({version}) is not in {folder}, and --offline forbids to fetch it")
+        raise UsageError(
+            f"the sdist of DeepSpeed ({version}) is not in {folder}, and --offline forbids to fetch it",
+            hint="run it once without --offline, or name a folder or a file with --source",
+        )
     with FileLock(folder / ".lock"):
         return _download(host, version, folder, python)
 

@@ -1,7 +1,7 @@
 """Assembles a CUDA_HOME without root: parts fetched from PyPI and parts that lie here, as one folder of links.
 
-Made under a lock in a temporary folder, tried (``nvcc -V``, a small .cu for the wanted architectures), then renamed.
-One that is already there and still whole is taken as it is.
+Made under a lock in a temporary folder, renamed, tried (``nvcc -V``, a small .cu for the wanted architectures) and only
+then marked as finished: one without its mark is made anew, one that is whole is tried and taken again.
 """
 
 import os
@@ -59,6 +59,7 @@ def assemble(
                 # another build may be using one that was here before
                 shutil.rmtree(home.parent, ignore_errors=True)
             raise
+        (home / MARK).write_text("\n".join(plan.fetch) + "\n", encoding="utf-8")
     return home
 
 
@@ -77,8 +78,6 @@ def _make(host: LocalHost, plan: ToolkitPlan, home: Path, *, python: str, compil
         _link(temporary, final, layers)
         temporary.rename(final)
         _stub(host, home, compiler)
-        # written last: a toolkit without its mark is made anew
-        (home / MARK).write_text("\n".join(plan.fetch) + "\n", encoding="utf-8")
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

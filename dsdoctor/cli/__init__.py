@@ -21,8 +21,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Gets DeepSpeed built and keeps it running right. Exit status: 0 healthy, 1 an error was found, 2 usage, "
-    "3 impossible plan, 4 build failed, 5 dsdoctor's own failure.",
+    help="Gets DeepSpeed built and keeps it running right. Exit status: 0 done, 2 usage, 3 impossible plan, "
+    "4 build failed, 5 dsdoctor's own failure.",
 )
 
 

@@ -22,7 +22,7 @@ Arch = Annotated[
 ]
 SourceOption = Annotated[
     str | None,
-    typer.Option("--source", metavar="DIR|SDIST|VERSION|git+URL",
+    typer.Option("--source", metavar="DIR|SDIST|VERSION|newest|git+URL",
                  help="DeepSpeed to build. Default: the installed version, else the newest release."),
 ]  # fmt: skip
 PythonOption = Annotated[

@@ -85,13 +85,16 @@ def _toolkit_lines(toolkit: Toolkit) -> Iterator[str]:
 
 def plan_lines(plan: BuildPlan) -> Iterator[str]:
     """What will be done and why."""
-    yield f"DeepSpeed {plan.source_version} (source: {plan.source}) for {plan.python}"
+    yield f"a wheel for {plan.python}"
     width = max(len(choice.what) for choice in plan.choices)
     for choice in plan.choices:
         yield f"✓ {choice.what:<{width}}  {choice.value}"
         yield f"  {'':<{width}}  because {choice.because}"
     if plan.toolkit and plan.toolkit.fetch:
         yield f"  {'':<{width}}  fetches {', '.join(plan.toolkit.fetch)}"
+    for op in plan.ops:
+        if op.device_code and op.architectures != plan.architectures:
+            yield f"· {op.op} for {';'.join(op.architectures)} only: it filters the list"
     for left in plan.left_out:
         yield f"· without {left.op}: {left.because}"
     yield "  environment:"

@@ -44,6 +44,20 @@ def test_cuobjdump_is_asked_for_machine_code_and_ptx(library: Path, tmp_path: Pa
     assert set(confession.sm_arch or ()) == planned(op) == {"80_real", "90_real", "90_virtual"}
 
 
+@pytest.mark.parametrize(
+    ("answer", "sm_arch"),
+    [("echo 'info: File does not contain device code' >&2; exit 255", ()), ("echo fatal >&2; exit 1", None)],
+)
+def test_no_gpu_code_and_no_answer_are_two_things(
+    answer: str, sm_arch: tuple[str, ...] | None, library: Path, tmp_path: Path
+) -> None:
+    tool = tmp_path / "cuobjdump"
+    tool.write_text(f"#!/bin/sh\n{answer}\n")
+    tool.chmod(0o755)
+
+    assert confess(LocalHost(), library, cuobjdump=str(tool)).sm_arch == sm_arch
+
+
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"\x7fELF" + b"\xff" * 200, b"no elf"])
 def test_what_is_no_shared_object_confesses_nothing(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.so"

@@ -104,6 +104,14 @@ def test_a_wheel_with_every_op_and_its_manifest(bench: Bench) -> None:
     assert all(entry.loads for entry in manifest.ops)
 
 
+def test_the_manifest_tells_what_was_asked_from_what_came_along(bench: Bench) -> None:
+    wanted = plan("one", "two")
+    result = run(replace(wanted, ops=(wanted.ops[0], replace(wanted.ops[1], asked=False))), bench)
+
+    manifest = decode(Path(result.manifest or "").read_bytes())
+    assert (manifest.asked, [entry.op for entry in manifest.ops]) == (("one",), ["one", "two"])
+
+
 def test_the_record_of_the_wheel_is_true(bench: Bench) -> None:
     result = run(plan("one"), bench)
 

@@ -290,3 +290,19 @@ def test_the_same_facts_give_the_same_plan() -> None:
 def test_a_toolkit_for_a_cpu_torch_is_impossible() -> None:
     with pytest.raises(ImpossiblePlan, match="CPU build"):
         plan_toolkit(machine(torch=CPU_TORCH), Wish(), "/cache")
+
+
+def test_a_toolkit_for_an_architecture_that_its_nvcc_does_not_take_is_an_error() -> None:
+    torch = TORCH.__class__(**{**TORCH.__dict__, "known_architectures": ()})
+
+    advice = plan_toolkit(machine(torch=torch, toolkits=(toolkit(Cuda(13, 0)),)), Wish(arch="7.0"), "/cache")
+
+    assert [finding.rule for finding in advice.findings] == ["gpu-arch-unsupported-by-nvcc"]
+
+
+def test_the_plan_says_which_deepspeed_and_why() -> None:
+    source = Source(**{**SOURCE.__dict__, "asked": "newest", "because": "the newest release"})
+
+    choice = plan(source=source).choices[0]
+
+    assert (choice.what, choice.value, choice.because) == ("DeepSpeed", "0.19.8 (newest)", "the newest release")

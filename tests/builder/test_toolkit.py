@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.assembly import EVERY_HEADER, PARTS
+from dsdoctor.builder.assembly import EVERY_HEADER, MARK, PARTS
 from dsdoctor.builder.nouns import Layer, ToolkitPlan
 from dsdoctor.builder.toolkit import assemble
 from dsdoctor.errors import BuildFailed
@@ -106,6 +106,16 @@ def test_a_trial_that_fails_does_not_take_a_good_toolkit_from_others(plan: Toolk
     with pytest.raises(BuildFailed, match="Unsupported gpu architecture"):
         made(plan, "6.0")
     assert (home / "bin" / "nvcc").exists()
+
+
+def test_only_one_that_passed_its_trial_is_marked_as_finished(plan: ToolkitPlan) -> None:
+    assert (made(plan) / MARK).is_file()
+    (Path(plan.root) / MARK).unlink()
+    stray = Path(plan.root) / "stray"
+    stray.touch()
+
+    assert (made(plan) / MARK).is_file()
+    assert not stray.exists()
 
 
 def test_one_that_lacks_a_header_is_not_left_behind(plan: ToolkitPlan) -> None:
