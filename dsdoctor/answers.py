@@ -1,6 +1,5 @@
-"""What others write for us to read -> checked data: a child's one-line answer, DeepSpeed's record of its own build."""
+"""A child's one-line answer -> checked data, or the reason why there is none."""
 
-import ast
 import signal
 from typing import TypeVar
 
@@ -28,24 +27,6 @@ def parse_answer(answer: Answer, kind: type[T], question: str) -> T | Gap:
             except msgspec.DecodeError as error:
                 return Gap(question=question, reason=f"the child's answer is malformed: {error}")
     return Gap(question=question, reason=_why(answer))
-
-
-def parse_version_info(text: str) -> dict[str, object]:
-    """The literal assignments of a ``git_version_info_installed.py``; nothing is executed.
-
-    >>> parse_version_info("version='0.19.8'\\ninstalled_ops={'utils': 1}\\nimport os")
-    {'version': '0.19.8', 'installed_ops': {'utils': 1}}
-    """
-    facts: dict[str, object] = {}
-    for line in text.splitlines():
-        name, equals, value = line.partition("=")
-        if not equals or not name.strip().isidentifier():
-            continue
-        try:
-            facts[name.strip()] = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-    return facts
 
 
 def _why(answer: Answer) -> str:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,15 @@ class Host(Protocol):
     def glob(self, pattern: str) -> tuple[str, ...]:
         """The existing paths that match, sorted."""
 
+    def exists(self, path: str) -> bool:
+        """Whether a path leads somewhere."""
+
+    def age(self, path: str) -> float | None:
+        """Seconds since a file was last written."""
+
+    def writable(self, path: str) -> bool:
+        """Whether this user may write to a folder, or make it."""
+
     def which(self, name: str) -> str | None:
         """The program that PATH gives for a name."""
 
@@ -65,6 +75,9 @@ class Host(Protocol):
 
     def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
         """Run one of the scripts of ``dsdoctor/inside`` with an interpreter; it answers with one JSON line."""
+
+    def stop(self) -> None:
+        """End everything that is being asked, and whatever is asked from now on."""
 
 
 class LocalHost:
@@ -99,6 +112,21 @@ class LocalHost:
         except (OSError, ValueError):
             return ()
         return tuple(self._outside(str(path)) for path in found if _is_there(path))
+
+    def exists(self, path: str) -> bool:
+        return _is_there(Path(self._inside(path)))
+
+    def age(self, path: str) -> float | None:
+        try:
+            return max(0.0, time.time() - Path(self._inside(path)).stat().st_mtime)
+        except (OSError, ValueError):
+            return None
+
+    def writable(self, path: str) -> bool:
+        place = Path(self._inside(path))
+        while not _is_there(place) and place != place.parent:
+            place = place.parent
+        return os.access(place, os.W_OK | os.X_OK)
 
     def which(self, name: str) -> str | None:
         for folder in (self._env.get("PATH") or "").split(":"):
@@ -137,6 +165,7 @@ class LocalHost:
             )
         except (OSError, ValueError) as error:
             return Answer(returncode=127, stderr=str(error))
+        self._begin(process.pid)
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException as error:
@@ -145,6 +174,8 @@ class LocalHost:
             if isinstance(error, subprocess.TimeoutExpired):
                 return Answer(returncode=None, stderr=f"no answer within {timeout:g} s")
             raise
+        finally:
+            self._running.discard(process.pid)
         return Answer(returncode=process.returncode, stdout=_text(out), stderr=_text(err))
 
     def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
@@ -172,9 +203,7 @@ class LocalHost:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._running.add(process.pid)
-        if self._stopped.is_set():
-            end_session(process.pid)
+        self._begin(process.pid)
         try:
             assert process.stdout is not None
             with process.stdout:
@@ -188,9 +217,13 @@ class LocalHost:
                 process.wait()
 
     def stop(self) -> None:
-        """End everything that ``stream`` has running, and whatever it is asked to start from now on."""
         self._stopped.set()
         for pid in tuple(self._running):
+            end_session(pid)
+
+    def _begin(self, pid: int) -> None:
+        self._running.add(pid)
+        if self._stopped.is_set():
             end_session(pid)
 
     def _inside(self, path: str) -> str:
@@ -212,7 +245,7 @@ def _is_there(path: Path) -> bool:
     """Whether a path leads somewhere: a dangling link does not."""
     try:
         return path.exists()
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 

@@ -7,6 +7,9 @@ capabilities written as torch writes them ("9.0").
 import re
 from dataclasses import dataclass, field
 
+TAKEN = "taken_by_torch"
+"""The step of the toolkit search that yields the folder torch takes for CUDA_HOME."""
+
 
 @dataclass(frozen=True, order=True)
 class Cuda:
@@ -47,7 +50,8 @@ class Toolkit:
     ``libraries`` hold those of the catalogue in ``probe.nvcc`` that are really there; a library counts only when
     it can be linked (an unversioned ``.so`` or an ``.a``). ``scattered`` names those of both that lie where torch does
     not look when CUDA_HOME is this root: it takes ``include`` and ``lib64`` (else ``lib``) only. ``newest_gcc`` and
-    ``newest_clang`` are the newest major versions that ``crt/host_config.h`` accepts.
+    ``newest_clang`` are the newest major versions that ``crt/host_config.h`` accepts. ``broken`` is why a ``bin/nvcc`` that
+    is there does not tell its version; ``nvcc`` is None then.
     """
 
     root: str
@@ -62,6 +66,7 @@ class Toolkit:
     architectures: tuple[str, ...] = ()
     newest_gcc: int | None = None
     newest_clang: int | None = None
+    broken: str | None = None
     found_via: tuple[str, ...] = ()
 
 
@@ -149,7 +154,15 @@ class Torch:
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeed:
-    """An installed DeepSpeed, read from its files and never imported."""
+    """An installed DeepSpeed or one in a wheel, read from its files and never imported.
+
+    ``installed_ops`` are those it claims; ``present_ops`` those whose shared object is really there (None: not looked
+    at). ``torch`` and ``cuda`` are the releases it was built with; ``python`` and ``platform`` are wheel tags.
+    ``sm_arch`` holds "90_real" or "90_virtual" for each op that has GPU code (an op that was not looked at is not in it).
+    ``glibc`` and ``glibcxx`` are the floors of all its ops. ``altered`` names files whose digest is not the recorded
+    one. ``told_by`` says where the facts come from: "manifest", "files" (the shared objects themselves) or "record"
+    (DeepSpeed's own git_version_info_installed.py).
+    """
 
     version: str
     location: str
@@ -157,6 +170,50 @@ class DeepSpeed:
     torch: str | None = None
     cuda: str | None = None
     installed_ops: tuple[str, ...] = ()
+    present_ops: tuple[str, ...] | None = None
+    python: tuple[str, ...] = ()
+    platform: tuple[str, ...] = ()
+    sm_arch: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    cpu_architecture: str | None = None
+    cpu_flags: tuple[str, ...] = ()
+    glibc: str | None = None
+    glibcxx: str | None = None
+    altered: tuple[str, ...] = ()
+    told_by: str = "record"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JitCache:
+    """torch's folder of ops compiled at run time. ``named`` is True when TORCH_EXTENSIONS_DIR names it: then torch adds no
+    sub-folder for Python and CUDA. ``locks`` maps an op to the age of its lock file in seconds."""
+
+    folder: str
+    named: bool
+    writable: bool
+    ops: tuple[str, ...] = ()
+    locks: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """A CUDA runtime library (libcudart.so.N) in a folder of LD_LIBRARY_PATH, in the order of that variable."""
+
+    folder: str
+    major: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPaths:
+    """What is wrong or notable in PATH and LD_LIBRARY_PATH, and what compilers find there without any CUDA_HOME.
+
+    ``headers`` and ``libraries`` name those of the CUDA catalogue on CPATH, LIBRARY_PATH and the system's own folders.
+    """
+
+    missing_path: tuple[str, ...] = ()
+    missing_library_path: tuple[str, ...] = ()
+    runtimes: tuple[Runtime, ...] = ()
+    headers: frozenset[str] = frozenset()
+    libraries: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +232,11 @@ class Library:
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """Processor, memory and disk *as the control group limits them*, and the tools of a build."""
+    """Processor, memory and disk *as the control group limits them*, and the tools of a build.
+
+    ``cpu_flags`` are those of /proc/cpuinfo; ``glibcxx`` is the newest symbol version of the system's libstdc++;
+    ``shared_memory`` is what is free on /dev/shm; ``container`` names the kind ("docker", "wsl", ...), if it is one.
+    """
 
     architecture: str
     os: str
@@ -188,6 +249,11 @@ class System:
     pip: str | None = None
     git: str | None = None
     apt_get: str | None = None
+    cpu_model: str | None = None
+    cpu_flags: frozenset[str] = frozenset()
+    glibcxx: str | None = None
+    shared_memory: int | None = None
+    container: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +269,8 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
     driver: Driver | None = None
     libraries: tuple[Library, ...] = ()
+    paths: SearchPaths = field(default_factory=SearchPaths)
+    jit: JitCache | None = None
     variables: dict[str, str] = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
 
@@ -213,3 +281,22 @@ class Machine:
     def package(self, name: str) -> str | None:
         """The version of an installed Python package, or None."""
         return self.python.packages.get(name) if self.python else None
+
+    @property
+    def taken(self) -> Toolkit | None:
+        """The toolkit that torch and DeepSpeed would take now, if the folder they take is one."""
+        return next((toolkit for toolkit in self.toolkits if TAKEN in toolkit.found_via), None)
+
+    @property
+    def visible_gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that CUDA_VISIBLE_DEVICES leaves (a list of MIG partitions leaves all: NVML names their parents)."""
+        named = self.variables.get("CUDA_VISIBLE_DEVICES")
+        if named is None or "MIG-" in named:
+            return self.gpus
+        wanted = [name.strip() for name in named.split(",") if name.strip()]
+        return tuple(gpu for gpu in self.gpus if any(name == str(gpu.index) or _is_uuid(gpu, name) for name in wanted))
+
+
+def _is_uuid(gpu: Gpu, name: str) -> bool:
+    """CUDA takes any unique beginning of a UUID."""
+    return name.startswith("GPU-") and gpu.uuid.startswith(name)

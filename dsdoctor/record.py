@@ -44,6 +44,15 @@ class Recorder:
     def glob(self, pattern: str) -> tuple[str, ...]:
         return self._keep(self._host.glob(pattern), "glob", pattern)
 
+    def exists(self, path: str) -> bool:
+        return self._keep(self._host.exists(path), "exists", path)
+
+    def age(self, path: str) -> float | None:
+        return self._keep(self._host.age(path), "age", path)
+
+    def writable(self, path: str) -> bool:
+        return self._keep(self._host.writable(path), "writable", path)
+
     def which(self, name: str) -> str | None:
         return self._keep(self._host.which(name), "which", name)
 
@@ -61,6 +70,9 @@ class Recorder:
 
     def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
         return self._keep(self._host.ask(python, script, *arguments, timeout=timeout), "ask", script, *arguments)
+
+    def stop(self) -> None:
+        self._host.stop()
 
     def save(self, path: Path) -> None:
         """Write the snapshot: first under a temporary name, then renamed."""
@@ -107,6 +119,15 @@ class RecordedHost:
     def glob(self, pattern: str) -> tuple[str, ...]:
         return self._answer(tuple[str, ...], (), "glob", pattern)
 
+    def exists(self, path: str) -> bool:
+        return self._answer(bool, False, "exists", path)
+
+    def age(self, path: str) -> float | None:
+        return self._answer(float | None, None, "age", path)
+
+    def writable(self, path: str) -> bool:
+        return self._answer(bool, True, "writable", path)
+
     def which(self, name: str) -> str | None:
         return self._answer(str | None, None, "which", name)
 
@@ -124,6 +145,9 @@ class RecordedHost:
 
     def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
         return self._answer(Answer, Answer(returncode=127, stderr="not in the snapshot"), "ask", script, *arguments)
+
+    def stop(self) -> None:
+        """Nothing runs here."""
 
     def _answer(self, kind: Any, default: T, *question: str) -> T:
         key = _key(question)

@@ -5,15 +5,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dsdoctor.builder.architectures import KNOWN, numeric
+from dsdoctor.architectures import KNOWN, numeric
 from dsdoctor.builder.choices import accelerator_of
 from dsdoctor.builder.compile import Watch
 from dsdoctor.builder.dsconfig import ops_of_config, read_config
 from dsdoctor.builder.make import Bench, make, prepare_out
 from dsdoctor.builder.nouns import BuildPlan, BuildResult, Source, Wish
+from dsdoctor.builder.op_facts import describe
 from dsdoctor.builder.pip import install_wheel
 from dsdoctor.builder.plan import plan_build, plan_toolkit
-from dsdoctor.builder.source import describe, lay_out, spell_source
+from dsdoctor.builder.source import lay_out, spell_source
 from dsdoctor.builder.toolkit import assemble
 from dsdoctor.builder.workspace import cache_folder, log_folder, private_folder, workspace
 from dsdoctor.errors import BuildFailed
@@ -71,7 +72,8 @@ def planned(order: Order) -> Iterator[Planned]:
         laid = lay_out(host, spec, tree, cache=cache, python=python, offline=order.wish.offline)
         laid = replace(laid, because=because)
         known = tuple(dict.fromkeys((*KNOWN, *(machine.torch.known_architectures if machine.torch else ()))))
-        source = describe(host, laid, accelerator=accelerator, python=python, architectures=numeric(known))
+        torch = machine.torch.location if machine.torch else ""
+        source = describe(host, laid, accelerator=accelerator, python=python, torch=torch, architectures=numeric(known))
         plan = plan_build(machine, source, _with_config(order, accelerator), cache=str(cache))
         yield Planned(host=host, machine=machine, source=source, plan=plan, folder=folder, cache=cache)
 

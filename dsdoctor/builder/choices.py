@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.builder.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
+from dsdoctor.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
 from dsdoctor.builder.nouns import Choice, ToolkitPlan, Wish
 from dsdoctor.builder.preconditions import working_torch
 from dsdoctor.errors import ImpossiblePlan, UsageError

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 from dsdoctor.builder.nouns import Choice, ToolkitPlan
 from dsdoctor.finding import Finding, Fix, Severity
-from dsdoctor.machine import Compiler, Machine
-
-OLDEST = {"gcc": {14: 5, 17: 9, 20: 10, 23: 13}, "clang": {14: 5, 17: 9, 20: 12, 23: 17}}
-"""Oldest compiler majors that compile torch's headers, by the C++ standard those demand."""
+from dsdoctor.limits import compiler_limits, fits
+from dsdoctor.machine import Compiler, Machine, Toolkit
 
 
 def choose_compiler(
@@ -15,9 +13,9 @@ def choose_compiler(
 ) -> tuple[Compiler | None, tuple[Choice, ...], tuple[Finding, ...]]:
     """The first compiler of the search order that fits, else the newest that does, else a finding."""
     limits = {kind: _limits(machine, toolkit if device_code else None, kind) for kind in ("gcc", "clang")}
-    fitting = [c for c in machine.compilers if c.c_path and _fits(c, limits[c.kind])]
+    fitting = [c for c in machine.compilers if c.c_path and fits(c, limits[c.kind])]
     if not fitting:
-        return None, (), (_nothing_fits(machine, toolkit, limits["gcc"]),)
+        return None, (), (_nothingfits(machine, toolkit, limits["gcc"]),)
     default = machine.compilers[0]
     if fitting[0] == default:
         because = "it is the default here, and " + _accepted(limits[default.kind], toolkit, device_code=device_code)
@@ -31,28 +29,16 @@ def choose_compiler(
 
 def _limits(machine: Machine, toolkit: ToolkitPlan | None, kind: str) -> tuple[int, int | None]:
     """Oldest and newest major that may be used (newest None: no limit known)."""
-    torch = machine.torch
-    assert torch is not None
-    oldest = OLDEST[kind].get(torch.cxx_standard, 5)
+    assert machine.torch is not None
     if toolkit is None:
-        return oldest, None
-    newest: list[int] = []
-    bounds = torch.gcc_bounds if kind == "gcc" else torch.clang_bounds
-    if bounds is not None and torch.cuda == toolkit.release:
-        oldest = max(oldest, bounds[0])
-        newest.append(bounds[1] - 1)
-    for known in machine.toolkits:
-        limit = known.newest_gcc if kind == "gcc" else known.newest_clang
-        if limit is not None and (
-            known.root == toolkit.root or (toolkit.assemble and known.release == toolkit.release)
-        ):
-            newest.append(limit)
-    return oldest, min(newest, default=None)
+        return compiler_limits(machine.torch, kind, ())
+    known = [one for one in machine.toolkits if _is_or_feeds(one, toolkit)]
+    # an assembled toolkit is not here yet: its release alone lets torch's own table count
+    return compiler_limits(machine.torch, kind, [*known, Toolkit(root=toolkit.root, release=toolkit.release)])
 
 
-def _fits(compiler: Compiler, limits: tuple[int, int | None]) -> bool:
-    oldest, newest = limits
-    return compiler.major >= oldest and (newest is None or compiler.major <= newest)
+def _is_or_feeds(known: Toolkit, toolkit: ToolkitPlan) -> bool:
+    return known.root == toolkit.root or (toolkit.assemble and known.release == toolkit.release)
 
 
 def _accepted(limits: tuple[int, int | None], toolkit: ToolkitPlan | None, *, device_code: bool) -> str:
@@ -62,7 +48,7 @@ def _accepted(limits: tuple[int, int | None], toolkit: ToolkitPlan | None, *, de
     return by_torch
 
 
-def _nothing_fits(machine: Machine, toolkit: ToolkitPlan | None, gcc: tuple[int, int | None]) -> Finding:
+def _nothingfits(machine: Machine, toolkit: ToolkitPlan | None, gcc: tuple[int, int | None]) -> Finding:
     oldest, newest = gcc
     package = "g++" if newest is None else f"g++-{newest}"
     fix = Fix(

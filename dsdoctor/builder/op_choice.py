@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dsdoctor.builder.architectures import only
+from dsdoctor.architectures import only
 from dsdoctor.builder.nouns import LeftOut, OpFact, Source, ToolkitPlan, Wish
 from dsdoctor.builder.ops import BASE_HEADERS, CUDA_LIBRARIES, known_breakage, need_of
 from dsdoctor.builder.toolkit_choice import BASE_LIBRARIES, Needs, lacking

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dsdoctor.builder.architectures import only
+from dsdoctor.architectures import only
 from dsdoctor.builder.assembly import EVERY_HEADER
 from dsdoctor.builder.choices import (
     Architectures,

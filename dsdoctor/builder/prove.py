@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from dsdoctor.answers import parse_answer, parse_version_info
-from dsdoctor.builder.architectures import plain
+from dsdoctor.answers import parse_answer
+from dsdoctor.architectures import plain
 from dsdoctor.builder.compile import shared_object
 from dsdoctor.builder.elf import Confession, confess
 from dsdoctor.builder.nouns import BuildPlan, OpPlan
+from dsdoctor.built import parse_version_info
 from dsdoctor.finding import Finding, Severity
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import Gap, Machine

@@ -7,33 +7,24 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
-from dsdoctor.answers import parse_answer
 from dsdoctor.builder.archive import unpack
-from dsdoctor.builder.nouns import OpFact, Source
 from dsdoctor.builder.pip import last_error, run_pip
 from dsdoctor.errors import BuildFailed, UsageError
 from dsdoctor.host import LocalHost
-from dsdoctor.machine import DeepSpeed, Gap
+from dsdoctor.machine import DeepSpeed
 
 NEWEST = "newest"
 FETCH_LIMIT = 1800.0
-ASK_LIMIT = 180.0
 LEFT_BEHIND = shutil.ignore_patterns(
     ".git", "build", "dist", "*.egg-info", "__pycache__", "*.pyc", "*.cpython-*.so", "git_version_info_installed.py"
 )
 """What an earlier build leaves in a tree and would poison this one with."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ops:
-    accelerator: str
-    ops: tuple[OpFact, ...]
 
 
 def spell_source(wish: str | None, installed: DeepSpeed | None) -> tuple[str, str]:
@@ -84,36 +75,6 @@ def lay_out(host: LocalHost, spec: str, folder: Path, *, cache: Path, python: st
     return LaidOut(folder=folder, asked=without_password(spec), commit=commit)
 
 
-def describe(host: LocalHost, laid: LaidOut, *, accelerator: str, python: str, architectures: Sequence[str]) -> Source:
-    """Ask the tree's own op_builder for its ops. Raises BuildFailed when it cannot answer.
-
-    ``architectures`` are put to the ops' own filters.
-    """
-    folder, content = laid.folder, digest(laid.folder)
-    # some builders join CUDA_HOME to a path for a flag; nothing is looked up there
-    told = {"DS_ACCELERATOR": accelerator, "CUDA_HOME": "/dsdoctor-asks-for-flags-only"}
-    child = LocalHost(env=_clean(host.environment()) | told)
-    answer = parse_answer(
-        child.ask(python, "ask_ops.py", str(folder), *architectures, timeout=ASK_LIMIT), _Ops, "op_builder"
-    )
-    version = (folder / "version.txt").read_text(encoding="utf-8").strip()
-    if isinstance(answer, Gap):
-        raise BuildFailed(
-            f"DeepSpeed {version}'s op_builder does not start with this torch: {answer.reason}",
-            hint="choose a DeepSpeed that fits this torch with --source VERSION",
-        )
-    return Source(
-        folder=str(folder),
-        asked=laid.asked,
-        because=laid.because,
-        version=version,
-        digest=content,
-        commit=laid.commit,
-        accelerator=answer.accelerator,
-        ops=answer.ops,
-    )
-
-
 def digest(folder: Path) -> str:
     """sha256 over the sorted relative names, file modes and contents of a tree; links count as their target's text."""
     total = hashlib.sha256()
@@ -150,7 +111,7 @@ def _download(host: LocalHost, version: str, folder: Path, python: str) -> Path:
     temporary = folder / f".{os.getpid()}.tmp"
     requirement = "deepspeed" if version == NEWEST else f"deepspeed=={version}"
     # pip runs the sdist's setup.py for its metadata: without the caller's DS_*, which would make it compile
-    child = LocalHost(env=_clean(host.environment()) | {"DS_BUILD_OPS": "0"})
+    child = LocalHost(env=without_steering(host.environment()) | {"DS_BUILD_OPS": "0"})
     options = ("--quiet", "--no-deps", "--no-binary", ":all:", "--disable-pip-version-check")
     try:
         run_pip(
@@ -211,6 +172,7 @@ def _files(folder: Path) -> Iterable[Path]:
     return (path for path in found if not skipped.intersection(path.relative_to(folder).parts))
 
 
-def _clean(environment: dict[str, str]) -> dict[str, str]:
+def without_steering(environment: dict[str, str]) -> dict[str, str]:
+    """An environment without the variables that make a DeepSpeed do something else than it was asked."""
     steering = ("DS_", "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST")
     return {name: value for name, value in environment.items() if not name.startswith(steering)}

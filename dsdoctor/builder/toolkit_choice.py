@@ -7,10 +7,8 @@ from dsdoctor.builder.assembly import MARK, assembled_in, assembly
 from dsdoctor.builder.nouns import Choice, ToolkitPlan, Wish
 from dsdoctor.builder.ops import BASE_HEADERS
 from dsdoctor.finding import Finding, Fix, Severity, has_error
+from dsdoctor.limits import MINOR_TOLERANT
 from dsdoctor.machine import Cuda, Machine, Toolkit
-
-MINOR_TOLERANT = (11, 12)
-"""CUDA majors of which DeepSpeed accepts another minor than torch's by itself (0.19.8's cuda_minor_mismatch_ok)."""
 
 BASE_LIBRARIES = ("cudart",)
 """torch links every CUDA extension with -lcudart."""

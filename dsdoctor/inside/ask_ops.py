@@ -1,13 +1,71 @@
-"""The ops of a DeepSpeed source tree, told by its own op_builder. Arguments: the source folder, then
-every architecture to put to the ops' own filters.
+"""The ops of a DeepSpeed, told by its own op_builder. Arguments: "source" or "installed", its folder, torch's folder
+("" for none) or "import", then every architecture to put to the ops' own filters.
 
-Run with the accelerator in DS_ACCELERATOR. Compiles nothing and asks no op whether it is compatible: that answer
-compiles, and is wrong often enough.
+Run with the accelerator in DS_ACCELERATOR. With torch's folder, op_builder meets a stand-in that has torch's version and no
+GPU, which is all it asks for to name its ops: importing torch takes twenty times as long. What the stand-in lacks ends
+this script, and the caller asks again with "import". Compiles nothing and asks no op whether it is compatible: that
+answer compiles, and is wrong often enough.
 """
 
+import importlib.util
 import json
 import os
 import sys
+import types
+
+
+class FellShort(AttributeError):
+    pass
+
+
+class StandIn(types.ModuleType):
+    def __getattr__(self, name):
+        raise FellShort("%s.%s" % (self.__name__, name))
+
+
+def stand_in(name, **facts):
+    module = StandIn(name)
+    module.__path__ = []
+    for fact, value in facts.items():
+        setattr(module, fact, value)
+    sys.modules[name] = module
+    return module
+
+
+def stand_in_for_torch(folder):
+    version = types.ModuleType("torch.version")
+    version.__version__, version.cuda, version.hip = "0.0.0", None, None
+    if folder:
+        spec = importlib.util.spec_from_file_location("torch.version", os.path.join(folder, "version.py"))
+        version = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(version)
+    sys.modules["torch.version"] = version
+    cuda = stand_in("torch.cuda", is_available=lambda: False, device_count=lambda: 0)
+    cpp = stand_in("torch.utils.cpp_extension", CUDA_HOME=os.environ.get("CUDA_HOME"))
+    utils = stand_in("torch.utils", cpp_extension=cpp)
+    stand_in("torch", version=version, __version__=version.__version__, cuda=cuda, utils=utils)
+
+
+def from_source(folder):
+    os.chdir(folder)
+    sys.path[0] = folder
+    from accelerator import get_accelerator
+    from op_builder.all_ops import ALL_OPS
+
+    return ALL_OPS, get_accelerator()._name
+
+
+def from_installed(folder):
+    """deepspeed/__init__.py imports everything: only its folders are entered here."""
+    for name, place in (("deepspeed", folder), ("deepspeed.ops", os.path.join(folder, "ops"))):
+        package = types.ModuleType(name)
+        package.__path__ = [place]
+        sys.modules[name] = package
+    sys.modules["deepspeed.utils"] = None
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.ops.op_builder.all_ops import ALL_OPS
+
+    return ALL_OPS, get_accelerator()._name
 
 
 def base_names(op):
@@ -25,6 +83,8 @@ def told(ask):
     """What a builder says of its flags; nothing when it needs a toolkit or a package to say it."""
     try:
         return [flag for flag in ask() if flag]
+    except FellShort:
+        raise
     except Exception:
         return []
 
@@ -36,17 +96,19 @@ def describe(name, op):
         fact["architectures"] = kept(op)
         fact["flags"] = told(op.cxx_args)
         fact["libraries"] = [flag[2:] for flag in told(op.extra_ldflags) if flag.startswith("-l")]
+    except FellShort:
+        raise
     except Exception as error:
         fact["broken"] = f"{type(error).__name__}: {error}"
     return fact
 
 
 sys.dont_write_bytecode = True
-source, known = os.path.abspath(sys.argv[1]), sys.argv[2:]
-os.chdir(source)
-sys.path[0] = source
-from accelerator import get_accelerator  # noqa: E402
-from op_builder.all_ops import ALL_OPS  # noqa: E402
-
-answer = {"accelerator": get_accelerator()._name, "ops": [describe(name, op) for name, op in ALL_OPS.items()]}
+kind, folder, torch_folder, known = sys.argv[1], os.path.abspath(sys.argv[2]), sys.argv[3], sys.argv[4:]
+# py-cpuinfo takes a second for each op; without it op_builder reads lscpu, for flags that matter to nobody here
+sys.modules["cpuinfo"] = None
+if torch_folder != "import":
+    stand_in_for_torch(torch_folder)
+ops, accelerator = from_source(folder) if kind == "source" else from_installed(folder)
+answer = {"accelerator": accelerator, "ops": [describe(name, op) for name, op in ops.items()]}
 print("DSDOCTOR " + json.dumps(answer))

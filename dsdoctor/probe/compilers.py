@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dsdoctor.host import Host
 from dsdoctor.machine import Compiler
+from dsdoctor.probe.paths import folders_on
 
 NAME = re.compile(r"^(c\+\+|g\+\+|clang\+\+|[\w.-]+-linux-gnu(?:-cc)?-(?:c|g)\+\+)(-\d[\d.]*)?$")
 C_NAMES = {"clang++": "clang", "g++": "gcc", "c++": "cc"}
@@ -63,11 +64,10 @@ def _candidates(host: Host) -> Iterator[tuple[str, str]]:
         path = host.which(name)
         if path:
             yield path, "path"
-    for folder in dict.fromkeys((host.variable("PATH") or "").split(":")):
-        if folder.startswith("/"):
-            for path in host.glob(f"{glob.escape(folder)}/*++*"):
-                if NAME.match(path.rsplit("/", 1)[1]):
-                    yield path, "path"
+    for folder in folders_on(host, "PATH"):
+        for path in host.glob(f"{glob.escape(folder)}/*++*"):
+            if NAME.match(path.rsplit("/", 1)[1]):
+                yield path, "path"
 
 
 def _c_beside(host: Host, path: str) -> str | None:

@@ -1,6 +1,8 @@
-"""Host + environment -> the installed DeepSpeed, read from ``git_version_info_installed.py`` as data."""
+"""Host + environment -> the installed DeepSpeed, read from what it says of itself, as data."""
 
-from dsdoctor.answers import parse_version_info
+import glob
+
+from dsdoctor.built import MANIFEST, RECORD, deepspeed_of_record, with_libraries, with_manifest, with_tags
 from dsdoctor.host import Host
 from dsdoctor.machine import DeepSpeed
 from dsdoctor.probe.python import Environment
@@ -11,15 +13,12 @@ def read_deepspeed(host: Host, environment: Environment | None) -> DeepSpeed | N
     if environment is None or environment.deepspeed is None:
         return None
     location = environment.deepspeed
-    facts = parse_version_info(host.read(f"{location}/git_version_info_installed.py") or "")
-    torch = facts.get("torch_info")
-    built_with = torch if isinstance(torch, dict) else {}
-    ops = facts.get("installed_ops")
-    return DeepSpeed(
-        version=str(facts.get("version") or environment.python.packages.get("deepspeed") or "unknown"),
-        location=location,
-        accelerator=str(facts["accelerator_name"]) if facts.get("accelerator_name") else None,
-        torch=str(built_with["version"]) if "version" in built_with else None,
-        cuda=str(built_with["cuda_version"]) if "cuda_version" in built_with else None,
-        installed_ops=tuple(sorted(name for name, on in ops.items() if on)) if isinstance(ops, dict) else (),
+    version = environment.python.packages.get("deepspeed") or "unknown"
+    facts = deepspeed_of_record(host.read(f"{location}/{RECORD}") or "", version=version, location=location)
+    if facts.installed_ops:
+        facts = with_libraries(facts, host.glob(f"{glob.escape(location)}/**/*.so"))
+    information = f"{glob.escape(location.rsplit('/', 1)[0])}/deepspeed-{glob.escape(version)}.dist-info"
+    manifest, wheel = (
+        next((host.read(path) for path in host.glob(f"{information}/{name}")), None) for name in (MANIFEST, "WHEEL")
     )
+    return with_tags(with_manifest(facts, manifest), wheel)

@@ -12,7 +12,7 @@ LIB = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", 
 
 def find_libraries(host: Host, environment: Environment | None) -> tuple[Library, ...]:
     """Only what is there, wholly or in part; a part that is missing is None."""
-    include, lib = _include_dirs(host), _library_dirs(host)
+    include, lib = include_dirs(host), library_dirs(host)
     found = [
         Library(name="libaio", header=_first(host, include, "libaio.h"), library=_first(host, lib, "libaio.so")),
         Library(
@@ -56,7 +56,8 @@ def _dskernels(host: Host, environment: Environment | None) -> Library:
     return Library(name="dskernels")
 
 
-def _include_dirs(host: Host) -> tuple[str, ...]:
+def include_dirs(host: Host) -> tuple[str, ...]:
+    """Where the system's compiler looks for headers by itself, with what the user's variables add."""
     return (
         *_split(host, "CPATH", "C_INCLUDE_PATH"),
         *_flags(host, "CFLAGS", "-I"),
@@ -65,7 +66,8 @@ def _include_dirs(host: Host) -> tuple[str, ...]:
     )
 
 
-def _library_dirs(host: Host) -> tuple[str, ...]:
+def library_dirs(host: Host) -> tuple[str, ...]:
+    """Where the linker looks by itself, with what the user's variables add."""
     return (*_split(host, "LIBRARY_PATH"), *_flags(host, "LDFLAGS", "-L"), *_prefix(host, "lib"), *LIB)
 
 

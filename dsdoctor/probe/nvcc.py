@@ -3,7 +3,7 @@
 import glob
 import re
 
-from dsdoctor.host import Host
+from dsdoctor.host import Answer, Host
 from dsdoctor.machine import Cuda, Toolkit
 from dsdoctor.probe.torch import capability_of
 
@@ -23,6 +23,8 @@ CCCL = "cccl"
 CCCL_PLACES = ("cccl/cuda/std/version", "cuda/std/version")
 LIBRARIES = ("cudart", "curand", "cublas", "cufile", "cuda")
 DEBIAN_HOME = "/usr"
+ANSWER_LIMIT = 10.0
+"""Seconds that an nvcc gets for a question that a healthy one answers in milliseconds."""
 
 
 def read_toolkit(host: Host, root: str, found_via: tuple[str, ...]) -> Toolkit | None:
@@ -32,12 +34,13 @@ def read_toolkit(host: Host, root: str, found_via: tuple[str, ...]) -> Toolkit |
     headers = frozenset(name for name in HEADERS if _first(host, include, name))
     if _first(host, include, *CCCL_PLACES):
         headers |= {CCCL}
-    answer = host.run([nvcc, "-V"], timeout=30) if nvcc else None
+    answer = host.run([nvcc, "-V"], timeout=ANSWER_LIMIT) if nvcc else None
     version = parse_nvcc(answer.stdout) if answer else parse_cuda_header(_text(host, include, "cuda.h"))
-    if version is None and "cuda_runtime.h" not in headers:
+    broken = _why_silent(answer) if answer and version is None else None
+    if version is None and broken is None and "cuda_runtime.h" not in headers:
         return None
     limits = parse_host_config(_text(host, include, "crt/host_config.h"))
-    listed = host.run([nvcc, "--list-gpu-arch"], timeout=30).stdout if nvcc and version else ""
+    listed = host.run([nvcc, "--list-gpu-arch"], timeout=ANSWER_LIMIT).stdout if nvcc and version else ""
     linkable = frozenset(name for name in LIBRARIES if _linkable(host, libraries, name))
     return Toolkit(
         root=DEBIAN_HOME if _is_debian(host, root) else root,
@@ -52,8 +55,17 @@ def read_toolkit(host: Host, root: str, found_via: tuple[str, ...]) -> Toolkit |
         architectures=tuple(capability_of(name) for name in listed.split() if name.startswith("compute_")),
         newest_gcc=limits[0],
         newest_clang=limits[1],
+        broken=broken,
         found_via=found_via,
     )
+
+
+def _why_silent(answer: Answer) -> str:
+    """Why an nvcc does not tell its version."""
+    if answer.returncode is None:
+        return answer.stderr
+    said = (answer.stderr or answer.stdout).strip().splitlines()
+    return said[0][:200] if said else f"it ends with status {answer.returncode} and says nothing"
 
 
 def parse_top(dryrun: str) -> str | None:
@@ -116,7 +128,7 @@ def _library_dirs(host: Host, root: str) -> tuple[str, ...]:
     patterns = ["lib64", "lib64/stubs", "lib", "lib/stubs", "targets/*/lib", "targets/*/lib/stubs"]
     patterns += ["*/lib"] if root.endswith("/nvidia") else []
     found = [path for pattern in patterns for path in host.glob(f"{escaped}/{pattern}")]
-    if _is_debian(host, root):
+    if _is_debian(host, root) or root == DEBIAN_HOME:
         found += host.glob("/usr/lib/*-linux-gnu")
     return tuple(dict.fromkeys(found))
 

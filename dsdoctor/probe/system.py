@@ -4,13 +4,15 @@ import re
 
 from dsdoctor.host import Host
 from dsdoctor.machine import Python, System
+from dsdoctor.probe.libraries import LIB
 
 STEERING_PREFIXES = ("DS_BUILD_", "NVCC_")
 STEERING = (
     *("DS_ACCELERATOR", "DS_ENABLE_NINJA", "DS_SKIP_CUDA_CHECK", "DS_IGNORE_CUDA_DETECTION", "DS_NVCC_THREADS"),
     *("DS_DEBUG_CUDA_BUILD", "DS_EVOFORMER_GPU_ARCH", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUDACXX"),
     *("MAX_JOBS", "PYTORCH_NVCC", "CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH"),
-    *("CUTLASS_PATH", "CCL_ROOT"),
+    *("CUTLASS_PATH", "CCL_ROOT", "CUDA_VISIBLE_DEVICES", "TORCH_EXTENSIONS_DIR", "PIP_NO_BUILD_ISOLATION"),
+    *("TORCH_DONT_CHECK_COMPILER_ABI", "CUDA_INC_PATH"),
 )
 UNLIMITED = 1 << 60
 
@@ -18,6 +20,7 @@ UNLIMITED = 1 << 60
 def read_system(host: Host, python: Python | None, cache: str) -> System:
     """The machine's size and tools. ``cache`` is the folder whose disk the build will use."""
     scripts = python.scripts if python else ""
+    cpuinfo = host.read("/proc/cpuinfo") or ""
     ninja = f"{scripts}/ninja" if scripts and host.glob(f"{scripts}/ninja") else host.which("ninja")
     return System(
         architecture=host.run(["/bin/uname", "-m"], timeout=10).stdout.strip() or "unknown",
@@ -31,7 +34,49 @@ def read_system(host: Host, python: Python | None, cache: str) -> System:
         pip=python.packages.get("pip") if python else None,
         git=host.which("git"),
         apt_get=host.which("apt-get") if host.which("dpkg-deb") else None,
+        cpu_model=parse_cpu_model(cpuinfo),
+        cpu_flags=parse_cpu_flags(cpuinfo),
+        glibcxx=_glibcxx(host),
+        shared_memory=host.free("/dev/shm") if host.exists("/dev/shm") else None,  # noqa: S108
+        container=_container(host),
     )
+
+
+def parse_cpu_flags(cpuinfo: str) -> frozenset[str]:
+    """The instruction sets of ``/proc/cpuinfo`` ("flags" on x86, "Features" on Arm).
+
+    >>> sorted(parse_cpu_flags("processor : 0\\nflags\\t\\t: fpu avx2 avx512f"))
+    ['avx2', 'avx512f', 'fpu']
+    """
+    match = re.search(r"^(?:flags|Features)\s*:([^\n]*)", cpuinfo, re.MULTILINE)
+    return frozenset(match[1].split()) if match else frozenset()
+
+
+def parse_cpu_model(cpuinfo: str) -> str | None:
+    """The name of the first processor.
+
+    >>> parse_cpu_model("model name\\t: AMD EPYC 7B13")
+    'AMD EPYC 7B13'
+    """
+    match = re.search(r"^model name\s*:\s*([^\n]*\S)", cpuinfo, re.MULTILINE)
+    return match[1] if match else None
+
+
+def _glibcxx(host: Host) -> str | None:
+    """The newest GLIBCXX_ symbol version of the system's libstdc++: libstdc++.so.6.0.N holds those up to 3.4.N."""
+    for folder in LIB:
+        match = re.search(r"\.so\.6\.0\.(\d{1,3})$", host.resolve(f"{folder}/libstdc++.so.6"))
+        if match:
+            return f"3.4.{match[1]}"
+    return None
+
+
+def _container(host: Host) -> str | None:
+    """The kind of container or virtual Linux this is, by the marks that each leaves."""
+    if "microsoft" in (host.read("/proc/version") or "").lower():
+        return "wsl"
+    marks = {"/.dockerenv": "docker", "/run/.containerenv": "podman", "/.singularity.d": "apptainer"}
+    return next((kind for mark, kind in marks.items() if host.exists(mark)), None)
 
 
 def steering_variables(host: Host) -> dict[str, str]:

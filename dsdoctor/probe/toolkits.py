@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from dsdoctor.host import Host
 from dsdoctor.machine import Toolkit
-from dsdoctor.probe.nvcc import parse_top, read_toolkit
+from dsdoctor.probe.nvcc import ANSWER_LIMIT, DEBIAN_HOME, parse_top, read_toolkit
+from dsdoctor.probe.paths import folders_on
+from dsdoctor.probe.torch import guessed_cuda_home
 
 DEBIAN = "/usr/lib/nvidia-cuda-toolkit"
 
@@ -43,11 +45,10 @@ def cuda_path_variable(host: Host, site: Sequence[str], cache: str) -> Iterator[
 
 def nvcc_on_path(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
     """Every nvcc on PATH, through links and wrapper scripts: nvcc's own --dryrun prints its TOP."""
-    for folder in dict.fromkeys((host.variable("PATH") or "").split(":")):
-        if not folder.startswith("/"):
-            continue
-        for nvcc in host.glob(f"{glob.escape(folder)}/nvcc"):
-            top = parse_top(host.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], timeout=30).stderr)
+    for folder in folders_on(host, "PATH"):
+        nvcc = f"{folder}/nvcc"
+        if host.exists(nvcc):
+            top = parse_top(host.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], timeout=ANSWER_LIMIT).stderr)
             yield host.resolve(top) if top else host.resolve(nvcc).rsplit("/", 2)[0]
 
 
@@ -80,8 +81,8 @@ def module_variables(host: Host, site: Sequence[str], cache: str) -> Iterator[st
 
 def ld_library_path(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
     """Toolkits whose library folder stands on LD_LIBRARY_PATH."""
-    for folder in dict.fromkeys((host.variable("LD_LIBRARY_PATH") or "").split(":")):
-        if folder.startswith("/") and host.glob(f"{glob.escape(folder)}/libcudart.so*"):
+    for folder in folders_on(host, "LD_LIBRARY_PATH"):
+        if host.glob(f"{glob.escape(folder)}/libcudart.so*"):
             root = host.resolve(folder).rsplit("/", 1)[0]
             yield root.rsplit("/targets/", 1)[0]
 
@@ -100,6 +101,13 @@ def assembled(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # 
         yield mark.rsplit("/", 1)[0]
 
 
+def taken_by_torch(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
+    """The folder that torch takes for CUDA_HOME now, be it a toolkit or not."""
+    taken = (guessed_cuda_home(host) or "").rstrip("/")
+    if taken.startswith("/"):
+        yield DEBIAN if taken == DEBIAN_HOME and host.exists(DEBIAN) else taken
+
+
 STEPS = (
     cuda_home_variable,
     cuda_path_variable,
@@ -112,6 +120,7 @@ STEPS = (
     ld_library_path,
     pypi_wheels,
     assembled,
+    taken_by_torch,
 )
 
 

@@ -13,34 +13,36 @@ IMPORT_LIMIT = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
-    version: str
     arch_list: tuple[str, ...]
-    capabilities: tuple[str, ...]
-    known_architectures: tuple[str, ...]
-    gcc_bounds: tuple[int, int] | None
-    clang_bounds: tuple[int, int] | None
     nccl: str | None
+    capabilities: tuple[str, ...] = ()
 
 
-def ask_torch(host: Host, environment: Environment | None) -> Torch | Gap | None:
-    """Look at the torch of an environment; one that crashes or hangs on import still has a version."""
+def ask_torch(host: Host, environment: Environment | None, whole: bool) -> Torch | Gap | None:
+    """Look at the torch of an environment; one that crashes or hangs on import still has a version.
+
+    ``whole`` imports torch as a program does (seconds). Otherwise its shared libraries are loaded and asked, without
+    its Python modules: a fourth of the time. Where that fails, importing it tells why.
+    """
     if environment is None or environment.torch is None:
         return None
     from_files = read_torch(host, environment.torch)
     if from_files is None:
         return Gap(question="torch", reason=f"{environment.torch}/version.py cannot be read")
-    answer = parse_answer(
-        host.ask(environment.python.executable, "ask_torch.py", timeout=IMPORT_LIMIT), _Answer, "torch"
-    )
+    python = environment.python.executable
+    answer: _Answer | Gap = Gap(question="torch", reason="not asked")
+    if not whole:
+        answer = parse_answer(
+            host.ask(python, "load_torch.py", environment.torch, timeout=IMPORT_LIMIT), _Answer, "torch"
+        )
+    if isinstance(answer, Gap):
+        answer = parse_answer(host.ask(python, "ask_torch.py", timeout=IMPORT_LIMIT), _Answer, "torch")
     if isinstance(answer, Gap):
         return replace(from_files, broken=answer.reason)
     return replace(
         from_files,
         arch_list=tuple(capability_of(name) for name in answer.arch_list if name.startswith("sm_")),
         capabilities=answer.capabilities,
-        known_architectures=answer.known_architectures,
-        gcc_bounds=answer.gcc_bounds,
-        clang_bounds=answer.clang_bounds,
         nccl=answer.nccl,
     )
 
@@ -51,13 +53,18 @@ def read_torch(host: Host, location: str) -> Torch | None:
     version = parse_assignment(text or "", "__version__")
     if version is None:
         return None
+    cuda = Cuda.parse(parse_assignment(text or "", "cuda"))
+    extension = host.read(f"{location}/utils/cpp_extension.py") or ""
     return Torch(
         version=version,
         location=location,
-        cuda=Cuda.parse(parse_assignment(text or "", "cuda")),
+        cuda=cuda,
         hip=parse_assignment(text or "", "hip"),
         cxx_standard=parse_cxx_standard(host.read(f"{location}/include/ATen/ATen.h") or ""),
         cuda_home=guessed_cuda_home(host),
+        known_architectures=parse_known_architectures(extension),
+        gcc_bounds=parse_bounds(extension, "CUDA_GCC_VERSIONS", cuda),
+        clang_bounds=parse_bounds(extension, "CUDA_CLANG_VERSIONS", cuda),
     )
 
 
@@ -81,6 +88,33 @@ def parse_cxx_standard(header: str) -> int:
     """
     match = re.search(r"__cplusplus\s*<\s*20(\d\d)", header)
     return {11: 11, 14: 14, 17: 17, 20: 20, 23: 23}.get(int(match[1]), 17) if match else 17
+
+
+def parse_known_architectures(extension: str) -> tuple[str, ...]:
+    """The architectures that torch's ``cpp_extension.py`` takes in TORCH_CUDA_ARCH_LIST.
+
+    >>> parse_known_architectures("supported_arches = ['8.0', '9.0',\\n '9.0a']")
+    ('8.0', '9.0', '9.0a')
+    """
+    listed = re.search(r"supported_arches\s*=\s*\[([^\]]*)\]", extension)
+    return tuple(re.findall(r"'(\d{1,2}\.\d[a-z]?)'", listed[1])) if listed else ()
+
+
+def parse_bounds(extension: str, table: str, cuda: Cuda | None) -> tuple[int, int] | None:
+    """The compiler majors [least, first too new) that ``cpp_extension.py`` accepts for a CUDA release.
+
+    >>> text = "MINIMUM_GCC_VERSION = (5, 0, 0)\\nCUDA_GCC_VERSIONS: X = {\\n '11.1': (MINIMUM_GCC_VERSION, (11, 0)),\\n}"
+    >>> parse_bounds(text, "CUDA_GCC_VERSIONS", Cuda(11, 1))
+    (5, 11)
+    """
+    found = re.search(rf"^{table}\b[^=\n]*=\s*\{{([^}}]*)\}}", extension, re.MULTILINE)
+    if cuda is None or found is None:
+        return None
+    entry = re.search(rf"'{re.escape(str(cuda))}':\s*\(\s*(\w+|\(\d+[^)]*\)),\s*\((\d+)", found[1])
+    if entry is None:
+        return None
+    least = re.search(rf"^{entry[1]}\s*=\s*\((\d+)", extension, re.MULTILINE) if entry[1].isidentifier() else None
+    return int((least[1] if least else entry[1]).strip("(").split(",")[0]), int(entry[2])
 
 
 def capability_of(name: str) -> str:

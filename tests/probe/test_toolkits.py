@@ -1,4 +1,6 @@
-from dsdoctor.machine import Cuda, Toolkit
+from dataclasses import replace
+
+from dsdoctor.machine import TAKEN, Cuda, Toolkit
 from dsdoctor.probe.toolkits import find_toolkits
 from dsdoctor.probe.torch import guessed_cuda_home
 from tests.conftest import Disk, nvcc_script
@@ -8,8 +10,10 @@ HOST_CONFIG = "#if __GNUC__ > 15\n#error too new\n#if (__clang_major__ >= 21)\n"
 
 
 def only(toolkits: tuple[Toolkit, ...]) -> Toolkit:
-    assert len(toolkits) == 1, toolkits
-    return toolkits[0]
+    """The one toolkit, beside the folder that torch would take, be it one or not."""
+    found = [toolkit for toolkit in toolkits if toolkit.found_via != (TAKEN,)]
+    assert len(found) == 1, found
+    return replace(found[0], found_via=tuple(step for step in found[0].found_via if step != TAKEN))
 
 
 def test_a_toolkit_is_read_whole(disk: Disk) -> None:
@@ -71,7 +75,8 @@ def test_links_to_one_toolkit_are_one_toolkit(disk: Disk) -> None:
 def test_an_nvcc_that_fails_is_no_toolkit(disk: Disk) -> None:
     host = disk({f"{CUDA}/bin/nvcc": "#!/bin/sh\nexit 1\n"})
 
-    assert find_toolkits(host, (), "/cache") == ()
+    found = only(find_toolkits(host, (), "/cache"))
+    assert (found.nvcc, found.release, found.broken) == (None, None, "it ends with status 1 and says nothing")
 
 
 def test_torchs_own_wheels_are_headers_without_a_compiler(disk: Disk) -> None:

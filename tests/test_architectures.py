@@ -1,6 +1,6 @@
 import pytest
 
-from dsdoctor.builder.architectures import check_known, parse_architectures
+from dsdoctor.architectures import check_known, parse_architectures
 from dsdoctor.errors import UsageError
 
 
