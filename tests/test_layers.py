@@ -26,6 +26,7 @@ FLOORS = {
     "overflow": 3,
     "report": 4,
     "work": 5,
+    "doctor": 5,
     "run": 5,
     "cli": 5,
     "__main__": 5,

@@ -10,6 +10,7 @@ import typer
 
 from dsdoctor import __version__
 from dsdoctor.cli.build import build_wheel_command, plan_command, prebuild_command, toolkit_command
+from dsdoctor.cli.check import check_command
 from dsdoctor.cli.ending import ending, print_result
 from dsdoctor.cli.options import Json, PythonOption
 from dsdoctor.errors import DoctorError
@@ -35,6 +36,7 @@ def look_command(python: PythonOption = sys.executable, as_json: Json = False) -
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "look": look_command,
+    "check": check_command,
     "plan": plan_command,
     "build-wheel": build_wheel_command,
     "prebuild": prebuild_command,

@@ -13,10 +13,11 @@ from dsdoctor.finding import Finding, Fix, Severity
 from dsdoctor.report.document import document
 from dsdoctor.report.terminal import show
 
-IMPOSSIBLE, FAILED, INTERRUPTED = 3, 4, 130
+FOUND, IMPOSSIBLE, FAILED, INTERRUPTED = 1, 3, 4, 130
 NO_WHEEL: dict[str, Any] = {"wheel": None, "manifest": None, "ops": (), "toolkit": None}
 NOTHING_MADE: dict[str, dict[str, Any]] = {
     "look": {"machine": None},
+    "check": {"machine": None, "ops": ()},
     "plan": {"plan": None},
     "build-wheel": NO_WHEEL,
     "prebuild": NO_WHEEL,

@@ -43,6 +43,7 @@ LocalVersion = Annotated[
 NoLocalVersion = Annotated[bool, typer.Option("--no-local-version", help="Keep DeepSpeed's plain version.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing; say what would be needed.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show everything, also what is well.")]
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Folder that gets the wheel.")]
 
 

@@ -14,6 +14,7 @@ from dsdoctor.machine import Machine, Toolkit
 MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
 STYLES = {"✓": "green", "!": "yellow", "✗": "red", "·": "dim"}
 MIB, GIB = 1 << 20, 1 << 30
+MOST_NAMES = 6
 
 
 def show(console: Console, lines: Iterable[str]) -> None:
@@ -32,10 +33,17 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
         yield f"{MARKS[finding.severity]} {finding.title}  [{finding.rule}]"
         for evidence in finding.evidence:
             yield f"    {evidence}"
+        if len(finding.affects) > 1 or (finding.affects and finding.affects[0] not in finding.title):
+            yield f"    affects {_some(finding.affects)}"
         if finding.fix:
             yield f"    Fix: {finding.fix.text}"
             for command in finding.fix.commands:
                 yield f"      $ {command}"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def machine_lines(machine: Machine) -> Iterator[str]:

@@ -1,0 +1,217 @@
+"""Machine + ops + findings -> the op table: what works as the environment stands, what build-wheel would get. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from dsdoctor import needs
+from dsdoctor.architectures import numeric, parse_architectures, plain
+from dsdoctor.builder.nouns import OpFact, Source, Wish
+from dsdoctor.builder.op_choice import DEFAULT, needs_of, refusal, wanted_ops
+from dsdoctor.builder.ops import need_of
+from dsdoctor.builder.plan import plan_build
+from dsdoctor.errors import DoctorError, UsageError
+from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.machine import Machine
+
+INSTALLED, BUILDS, CANNOT = "installed", "builds", "cannot"
+IMPOSSIBLE = "the whole plan"
+NOT_THE_COMPILERS = "accelerator-autodetect-cpu"
+"""An obstacle that no compiler can lift: DeepSpeed would not even try to build the op."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpVerdict:
+    """One op. ``verdict`` is "installed", "builds" or "cannot" as the environment stands: what pip or the run-time loader
+    would meet; ``mended`` is "builds" or "cannot": what build-wheel would get. Each with its reason, where there is one."""
+
+    op: str
+    verdict: str
+    because: str | None
+    mended: str
+    mended_because: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpTable:
+    """The verdicts, and the findings with the ops that they affect and the severity that follows from those."""
+
+    ops: tuple[OpVerdict, ...]
+    findings: tuple[Finding, ...]
+
+
+def judge_ops(
+    machine: Machine,
+    source: Source,
+    wish: Wish,
+    findings: Iterable[Finding],
+    *,
+    cache: str,
+    compiled: Mapping[str, str | None] | None = None,
+) -> OpTable:
+    """Judge every op of a DeepSpeed. Raises UsageError for an unknown op in the wish.
+
+    ``findings`` are those of the checks, whose ``affects`` may hold needs. ``compiled`` is what the compiler said when it was asked
+    (--deep): None for an op that passed, else its error; an op that is not in it was not asked.
+    """
+    asked = frozenset(wanted_ops(source, wish).named) if wish.ops else frozenset()
+    wants = {fact.op: requirements(fact, machine) | {fact.op} for fact in source.ops}
+    told = tuple(_in_ops(finding, wants) for finding in findings)
+    mended = _mended(machine, source, wish, cache)
+    ops = tuple(_verdict(fact, machine, source, told, mended[fact.op], compiled or {}) for fact in source.ops)
+    cannot = frozenset(op.op for op in ops if op.verdict == CANNOT)
+    matter = (asked or _matter(machine, source)) & cannot
+    weighed = tuple(_weighed(finding, cannot, matter, asked) for finding in told)
+    refused = tuple(_refused(op) for op in ops if op.op in asked and op.verdict == CANNOT and not _said(op, weighed))
+    return OpTable(ops=ops, findings=weighed + refused)
+
+
+def requirements(fact: OpFact, machine: Machine) -> frozenset[str]:
+    """What an op needs, in the words of ``dsdoctor.needs``."""
+    wants = {needs.TORCH, needs.COMPILER, needs.PYTHON_HEADERS, *(need.name for need in need_of(fact.op).needs)}
+    if fact.needs_toolkit:
+        of_toolkit = needs_of((fact,), machine)
+        wants |= {needs.CUDA, *of_toolkit.headers, *(needs.library(name) for name in of_toolkit.libraries)}
+    if fact.needs_toolkit and fact.has_device_code:
+        wants.add(needs.DEVICE_CODE)
+    return frozenset(wants)
+
+
+def without_needs(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings where no ops are known: nothing can be said of what they affect."""
+    return tuple(replace(finding, affects=()) for finding in findings)
+
+
+def _in_ops(finding: Finding, wants: Mapping[str, frozenset[str]]) -> Finding:
+    """Say in ops what a check said in needs."""
+    hindered = tuple(op for op, wanted in wants.items() if wanted.intersection(finding.affects))
+    return replace(finding, affects=hindered)
+
+
+def _verdict(
+    fact: OpFact,
+    machine: Machine,
+    source: Source,
+    findings: tuple[Finding, ...],
+    mended: str | None,
+    compiled: Mapping[str, str | None],
+) -> OpVerdict:
+    hindering = [finding for finding in findings if fact.op in finding.affects]
+    installed, spoilt = _installed(fact, machine, hindering)
+    if installed and spoilt is None:
+        verdict, because = INSTALLED, None
+    else:
+        because = compiled.get(fact.op) or _obstacle(fact, machine, source, hindering, tried=fact.op in compiled)
+        verdict = CANNOT if because else BUILDS
+        because = because or (f"installed, and not usable: {spoilt}" if spoilt else None)
+    return OpVerdict(
+        op=fact.op,
+        verdict=verdict,
+        because=because,
+        mended=CANNOT if mended else BUILDS,
+        mended_because=mended,
+    )
+
+
+def _installed(fact: OpFact, machine: Machine, hindering: list[Finding]) -> tuple[bool, str | None]:
+    """Whether the op is installed, and what spoils it there."""
+    built = machine.deepspeed
+    if built is None or fact.op not in built.installed_ops:
+        return False, None
+    own = [finding.title for finding in hindering if _about_built(finding, machine)]
+    return True, own[0] if own else None
+
+
+def _about_built(finding: Finding, machine: Machine) -> bool:
+    """Whether a finding speaks of the built DeepSpeed, and not of what building would meet."""
+    location = machine.deepspeed.location if machine.deepspeed else ""
+    return finding.severity is Severity.ERROR and (location in finding.evidence or finding.rule.startswith("wheel-"))
+
+
+def _obstacle(fact: OpFact, machine: Machine, source: Source, hindering: list[Finding], *, tried: bool) -> str | None:
+    """What pip or the run-time loader would meet first; where the compiler was asked (``tried``) it knows better."""
+    building = [finding for finding in hindering if not _about_built(finding, machine)]
+    building = [finding for finding in building if not tried or finding.rule == NOT_THE_COMPILERS]
+    if building:
+        worst = min(building, key=lambda finding: finding.severity is not Severity.ERROR)
+        return worst.title
+    why = refusal(fact, machine, source, _architectures(machine) or fact.architectures or ())
+    return why.because if why else None
+
+
+def _architectures(machine: Machine) -> tuple[str, ...]:
+    """What would be compiled for, as the environment stands."""
+    text = machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip()
+    try:
+        listed = parse_architectures(text) if text else ()
+    except UsageError:
+        listed = ()
+    return tuple(map(plain, listed)) or numeric([gpu.capability for gpu in machine.visible_gpus])
+
+
+def _mended(machine: Machine, source: Source, wish: Wish, cache: str) -> dict[str, str | None]:
+    """For every op why build-wheel would not get it, None where it would."""
+    everything = replace(wish, ops=("all",), ops_because="")
+    whole = _planned(machine, source, everything, cache)
+    rest = whole
+    if IMPOSSIBLE in whole:
+        # where no toolkit can be had, the ops that need none can still be built
+        host_only = replace(source, ops=tuple(fact for fact in source.ops if not fact.needs_toolkit))
+        rest = _planned(machine, host_only, everything, cache)
+
+    def why(fact: OpFact) -> str | None:
+        told = whole if fact.needs_toolkit else rest
+        return told.get(fact.op) or told.get(IMPOSSIBLE)
+
+    return {fact.op: why(fact) for fact in source.ops}
+
+
+def _planned(machine: Machine, source: Source, wish: Wish, cache: str) -> dict[str, str | None]:
+    """The ops that a plan leaves out and why; under IMPOSSIBLE what makes the whole plan impossible."""
+    try:
+        plan = plan_build(machine, source, wish, cache=cache)
+    except DoctorError as error:
+        return {IMPOSSIBLE: error.message}
+    told: dict[str, str | None] = {left.op: left.because for left in plan.left_out}
+    errors = [finding.title for finding in plan.findings if finding.severity is Severity.ERROR]
+    if errors:
+        told[IMPOSSIBLE] = errors[0]
+    return told
+
+
+def _matter(machine: Machine, source: Source) -> frozenset[str]:
+    """The ops by which the severity of a finding is measured when none was asked for."""
+    installed = machine.deepspeed.installed_ops if machine.deepspeed else ()
+    return frozenset(installed or DEFAULT.get(source.accelerator, ()))
+
+
+def _weighed(finding: Finding, cannot: frozenset[str], matter: frozenset[str], asked: frozenset[str]) -> Finding:
+    """A finding about ops weighs as much as the ops that cannot be had because of it.
+
+    ERROR for one that was asked for, at most WARNING when none of them matters, NOTE when every one is installed or builds.
+    """
+    if not finding.affects:
+        return finding
+    hindered = cannot.intersection(finding.affects)
+    if not hindered:
+        return replace(finding, severity=Severity.NOTE)
+    if hindered & asked & matter:
+        return replace(finding, severity=Severity.ERROR)
+    if finding.severity is Severity.ERROR and not hindered & matter:
+        return replace(finding, severity=Severity.WARNING)
+    return finding
+
+
+def _said(op: OpVerdict, findings: tuple[Finding, ...]) -> bool:
+    return any(op.op in finding.affects and finding.title == op.because for finding in findings)
+
+
+def _refused(op: OpVerdict) -> Finding:
+    mends = op.mended == BUILDS
+    text = "let dsdoctor build it" if mends else f"build-wheel cannot either: {op.mended_because}"
+    return Finding(
+        rule="op-cannot-be-built",
+        severity=Severity.ERROR,
+        title=f"{op.op} was asked for and cannot be built as the environment stands: {op.because}",
+        affects=(op.op,),
+        fix=Fix(text=text, commands=(f"python -m dsdoctor build-wheel --ops {op.op}",) if mends else ()),
+    )

@@ -1,0 +1,90 @@
+"""Machine -> Findings. Judges, never looks. A check that breaks becomes a NOTE; the others still speak.
+
+A check is a generator named after its ill; its docstring is the manual page that ``dsdoctor explain`` prints. What a finding
+``affects`` is said in the words of ``dsdoctor.needs``, or with names of ops; the op table turns needs into ops.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from dsdoctor.checks import built, compilers, gpus, python, surroundings, toolkits
+from dsdoctor.errors import UsageError
+from dsdoctor.finding import Finding, Severity
+from dsdoctor.machine import Machine
+
+Check = Callable[[Machine], Iterator[Finding]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """Checks that belong together under one line; ``summary`` says what is there."""
+
+    name: str
+    summary: Callable[[Machine], str]
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """A topic's line and what its checks found."""
+
+    topic: str
+    summary: str
+    findings: tuple[Finding, ...]
+
+
+TOPICS = (
+    Topic(name="python", summary=python.summary, checks=python.CHECKS),
+    Topic(name="gpu", summary=gpus.summary, checks=gpus.CHECKS),
+    Topic(name="toolkit", summary=toolkits.summary, checks=toolkits.CHECKS),
+    Topic(name="compiler", summary=compilers.summary, checks=compilers.CHECKS),
+    Topic(name="deepspeed", summary=built.summary, checks=built.CHECKS),
+    Topic(name="system", summary=surroundings.summary, checks=surroundings.CHECKS),
+)
+BUILT = TOPICS[4:5]
+"""The topic that judges a built DeepSpeed: all that ``verify`` asks."""
+
+
+def rule_of(check: Check) -> str:
+    """A check's rule id.
+
+    >>> rule_of(toolkits.cuda_toolkit_missing)
+    'cuda-toolkit-missing'
+    """
+    return getattr(check, "__name__", "").replace("_", "-")
+
+
+def manual(check: Check) -> str:
+    """A check's manual page."""
+    return inspect.getdoc(check) or ""
+
+
+def checks() -> dict[str, Check]:
+    """Every check by its rule id."""
+    return {rule_of(check): check for topic in TOPICS for check in topic.checks}
+
+
+def examine(
+    machine: Machine, *, topics: tuple[Topic, ...] = TOPICS, rules: frozenset[str] = frozenset()
+) -> tuple[Examined, ...]:
+    """Run the checks (``rules`` empty: all). Raises UsageError for a rule that no check has."""
+    unknown = sorted(rules - set(checks()))
+    if unknown:
+        raise UsageError(f"there is no check {unknown[0]!r}", hint="dsdoctor check --list names them all")
+    return tuple(
+        Examined(topic=topic.name, summary=topic.summary(machine), findings=tuple(_run(topic, machine, rules)))
+        for topic in topics
+        if not rules or any(rule_of(check) in rules for check in topic.checks)
+    )
+
+
+def _run(topic: Topic, machine: Machine, rules: frozenset[str]) -> Iterator[Finding]:
+    for check in topic.checks:
+        if rules and rule_of(check) not in rules:
+            continue
+        try:
+            yield from tuple(check(machine))
+        except Exception as error:
+            title = f"the check {rule_of(check)} broke: {type(error).__name__}: {error}"
+            yield Finding(rule="check-broken", severity=Severity.NOTE, title=title)

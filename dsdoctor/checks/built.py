@@ -1,0 +1,266 @@
+"""Checks of a built DeepSpeed, installed or in a wheel, against the machine that is to run it."""
+
+import re
+from collections.abc import Iterator
+
+from dsdoctor.architectures import order
+from dsdoctor.checks.isa import lacking_instructions
+from dsdoctor.checks.say import BUILD_WHEEL, error, note, warning
+from dsdoctor.finding import Finding
+from dsdoctor.machine import Machine
+
+
+def summary(machine: Machine) -> str:
+    """One line for the topic."""
+    built = machine.deepspeed
+    if built is None:
+        return "DeepSpeed: not installed"
+    made = [f"torch {built.torch}" if built.torch else "", f"CUDA {built.cuda}" if built.cuda else ""]
+    ops = (
+        f"{len(built.installed_ops)} ops built with {', '.join(filter(None, made))}"
+        if built.installed_ops
+        else "no ops in it"
+    )
+    return f"DeepSpeed {built.version}: {ops}"
+
+
+def ops_torch_version_mismatch(machine: Machine) -> Iterator[Finding]:
+    """The ops were built with another torch than the one that is here.
+
+    DeepSpeed's loader compares major and minor and refuses ("PyTorch version mismatch!"): torch's C++ interface changes with
+    each minor. A wheel serves exactly one.
+    """
+    built, torch = machine.deepspeed, machine.torch
+    if built and torch and built.torch and built.installed_ops and built.torch != torch.minor:
+        yield error(
+            "ops-torch-version-mismatch",
+            f"DeepSpeed {built.version}'s ops were built with torch {built.torch}, here is torch {torch.version}",
+            evidence=[built.location, torch.location],
+            affects=built.installed_ops,
+            fix=f"build them for torch {torch.minor}, or install torch {built.torch}",
+            commands=(BUILD_WHEEL,),
+        )
+
+
+def ops_cuda_version_mismatch(machine: Machine) -> Iterator[Finding]:
+    """The ops were built with another CUDA release than torch's.
+
+    DeepSpeed's loader compares major and minor of both and refuses ("PyTorch CUDA version mismatch!").
+    """
+    built, torch = machine.deepspeed, machine.torch
+    if not built or not torch or not built.cuda or not torch.cuda or not built.installed_ops:
+        return
+    if built.accelerator != "cpu" and built.cuda != str(torch.cuda):
+        yield error(
+            "ops-cuda-version-mismatch",
+            f"DeepSpeed {built.version}'s ops were built with CUDA {built.cuda}, torch {torch.version} with CUDA {torch.cuda}",
+            evidence=[built.location, torch.location],
+            affects=built.installed_ops,
+            fix=f"build them with CUDA {torch.cuda}",
+            commands=(BUILD_WHEEL,),
+        )
+
+
+def ops_accelerator_mismatch(machine: Machine) -> Iterator[Finding]:
+    """The ops were built for another accelerator than the one DeepSpeed will use here.
+
+    On a GPU machine DeepSpeed ignores ops that were built for the CPU accelerator and compiles its own at run time; on a CPU
+    torch it cannot load those built for CUDA. Builds on machines without a GPU choose cpu silently.
+    """
+    built, torch = machine.deepspeed, machine.torch
+    if not built or not torch or not built.accelerator or not built.installed_ops:
+        return
+    uses = machine.variables.get("DS_ACCELERATOR") or ("cuda" if torch.cuda and machine.visible_gpus else None)
+    impossible = built.accelerator == "cuda" and torch.cuda is None
+    if impossible or (uses is not None and uses != built.accelerator):
+        here = f"torch {torch.version} is a CPU build" if impossible else f"DeepSpeed uses {uses} here"
+        yield error(
+            "ops-accelerator-mismatch",
+            f"DeepSpeed {built.version}'s ops were built for {built.accelerator}, and {here}",
+            evidence=[built.location],
+            affects=built.installed_ops,
+            fix="build them for the accelerator that is used",
+            commands=(f"{BUILD_WHEEL} --accelerator {uses if uses in {'cuda', 'cpu'} else 'cpu'}",),
+        )
+
+
+def claimed_op_missing(machine: Machine) -> Iterator[Finding]:
+    """DeepSpeed says that an op is installed, and its shared object is not there.
+
+    The loader then fails with ModuleNotFoundError. A build that was broken off, or a wheel that was repacked.
+    """
+    built = machine.deepspeed
+    if built and built.present_ops is not None:
+        lost = [op for op in built.installed_ops if op not in built.present_ops]
+        if lost:
+            yield error(
+                "claimed-op-missing",
+                f"DeepSpeed {built.version} claims {', '.join(lost)}, and holds no shared object of that name",
+                evidence=[built.location],
+                affects=lost,
+                fix="build it again",
+                commands=(f"{BUILD_WHEEL} --ops {','.join(built.installed_ops)}",),
+            )
+
+
+def no_kernel_image(machine: Machine) -> Iterator[Finding]:
+    """An op holds no code that a GPU here can run: "no kernel image is available for execution on the device".
+
+    Machine code runs on the same major architecture with the same or a higher minor; PTX on any newer GPU.
+    """
+    built = machine.deepspeed
+    for capability in sorted({gpu.capability for gpu in machine.visible_gpus}) if built else ():
+        lost = [op for op, inside in built.sm_arch.items() if not _serves(inside, capability)] if built else []
+        if built and lost:
+            inside = sorted({name.split("_")[0] for op in lost for name in built.sm_arch[op]})
+            yield error(
+                "no-kernel-image",
+                f"a GPU here has capability {capability}, and {', '.join(lost)} hold code for sm_{', sm_'.join(inside)} only",
+                evidence=[built.location],
+                affects=lost,
+                fix="build them for this GPU",
+                commands=(f'{BUILD_WHEEL} --ops {",".join(lost)} --arch "{capability}"',),
+            )
+
+
+def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
+    """The ops' host code uses instructions that this processor does not have: it ends with SIGILL.
+
+    DeepSpeed compiles with -march=native, so a wheel fits processors like the one it was built on. The flags come from the
+    manifest, or from what the compiler wrote into the debug information.
+    """
+    built = machine.deepspeed
+    if not built or not machine.system.cpu_flags:
+        return
+    lost = lacking_instructions(built.cpu_flags, machine.system.cpu_flags)
+    if lost:
+        yield error(
+            "cpu-isa-illegal-instruction",
+            f"DeepSpeed {built.version}'s ops were compiled with {', '.join(lost[:6])}, which this processor does not have",
+            evidence=[
+                f"processor: {machine.system.cpu_model or 'unknown'}",
+                *(f for f in built.cpu_flags if "-march=" in f),
+            ],
+            affects=built.installed_ops,
+            fix="build them on the oldest processor that is to run them",
+            commands=(BUILD_WHEEL,),
+        )
+
+
+def cpu_flags_unknown(machine: Machine) -> Iterator[Finding]:
+    """Which processor instructions the ops use is not known: there is no manifest, and no debug information to read."""
+    built = machine.deepspeed
+    if built and built.told_by == "files" and built.installed_ops and not built.cpu_flags:
+        yield note(
+            "cpu-flags-unknown",
+            f"{built.location} does not say for which processor its ops were compiled: that was not judged",
+        )
+
+
+def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:
+    """The ops need a newer libstdc++ than the system's ("version GLIBCXX_3.4.x not found").
+
+    A conda environment may bring a newer one of its own, or an older one that is found first.
+    """
+    built, here = machine.deepspeed, machine.system.glibcxx
+    if built and built.glibcxx and here and _number(built.glibcxx) > _number(here):
+        yield error(
+            "libstdcxx-too-old",
+            f"the ops need GLIBCXX_{built.glibcxx}, this system's libstdc++ has GLIBCXX_{here}",
+            evidence=[built.location],
+            affects=built.installed_ops,
+            fix="install a newer libstdc++, or build the ops here",
+            commands=("conda install 'libstdcxx-ng>=12'", BUILD_WHEEL),
+        )
+
+
+def glibc_too_old(machine: Machine) -> Iterator[Finding]:
+    """The ops need a newer glibc than this system has ("version GLIBC_2.x not found"): build them on the oldest system."""
+    built, here = machine.deepspeed, machine.system.glibc
+    if built and built.glibc and here and _number(built.glibc) > _number(here):
+        yield error(
+            "glibc-too-old",
+            f"the ops need glibc {built.glibc}, this system has glibc {here}",
+            evidence=[built.location],
+            affects=built.installed_ops,
+            fix="build them on this system, or on the oldest that is to run them",
+            commands=(BUILD_WHEEL,),
+        )
+
+
+def wheel_python_mismatch(machine: Machine) -> Iterator[Finding]:
+    """The wheel is for another Python: its shared objects are compiled for one minor version."""
+    built, python = machine.deepspeed, machine.python
+    if built and python and built.python and not {python.tag, "py3", "py2.py3"} & set(built.python):
+        yield error(
+            "wheel-python-mismatch",
+            f"the wheel is for {', '.join(built.python)}, this Python is {python.tag} ({python.executable})",
+            affects=built.installed_ops,
+            fix="build it with this Python",
+            commands=(f"{BUILD_WHEEL} --python {python.executable}",),
+        )
+
+
+def wheel_platform_mismatch(machine: Machine) -> Iterator[Finding]:
+    """The wheel is for another operating system or processor family."""
+    built, architecture = machine.deepspeed, machine.system.architecture
+    if not built or not built.platform or architecture == "unknown":
+        return
+    if not any(tag == "any" or (tag.endswith(f"_{architecture}") and "linux" in tag) for tag in built.platform):
+        yield error(
+            "wheel-platform-mismatch",
+            f"the wheel is for {', '.join(built.platform)}, this machine is Linux on {architecture}",
+            affects=built.installed_ops,
+            fix="build it here",
+            commands=(BUILD_WHEEL,),
+        )
+
+
+def wheel_altered(machine: Machine) -> Iterator[Finding]:
+    """Files of the built DeepSpeed are not those that its maker recorded: their sha256 differs, or they are gone."""
+    built = machine.deepspeed
+    if built and built.altered:
+        yield warning(
+            "wheel-altered",
+            f"{len(built.altered)} files of {built.location} are not the recorded ones: {', '.join(built.altered[:5])}",
+            fix="fetch or build it again",
+            commands=(BUILD_WHEEL,),
+        )
+
+
+def _serves(inside: tuple[str, ...], capability: str) -> bool:
+    """Whether "90_real" or "80_virtual" code runs on a GPU of a capability.
+
+    >>> _serves(("80_real",), "8.6"), _serves(("86_real",), "8.0"), _serves(("80_virtual",), "9.0")
+    (True, False, True)
+    """
+    wanted = order(capability)
+    for name in inside:
+        match = re.fullmatch(r"(\d+)(\d)([a-z]?)_(real|virtual)", name)
+        if match is None:
+            continue
+        has, exact = (int(match[1]), int(match[2])), bool(match[3])
+        fits = has <= wanted and (match[4] == "virtual" or has[0] == wanted[0])
+        if has == wanted or (fits and not exact):
+            return True
+    return False
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+CHECKS = (
+    ops_torch_version_mismatch,
+    ops_cuda_version_mismatch,
+    ops_accelerator_mismatch,
+    claimed_op_missing,
+    no_kernel_image,
+    cpu_isa_illegal_instruction,
+    cpu_flags_unknown,
+    libstdcxx_too_old,
+    glibc_too_old,
+    wheel_python_mismatch,
+    wheel_platform_mismatch,
+    wheel_altered,
+)

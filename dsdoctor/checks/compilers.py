@@ -1,0 +1,114 @@
+"""Checks of the host compiler: between what nvcc takes and what torch's headers need."""
+
+from collections.abc import Iterator
+
+from dsdoctor import needs
+from dsdoctor.checks.say import USE_ENV, error, warning
+from dsdoctor.finding import Finding
+from dsdoctor.limits import compiler_limits, fits
+from dsdoctor.machine import Compiler, Machine
+
+
+def summary(machine: Machine) -> str:
+    """One line for the topic."""
+    if not machine.compilers:
+        return "C++ compiler: none"
+    first, *others = machine.compilers
+    return f"C++ compiler {name(first)}" + (f"; also {', '.join(map(name, others[:4]))}" if others else "")
+
+
+def name(compiler: Compiler) -> str:
+    """Kind, version and path."""
+    return f"{compiler.kind} {'.'.join(map(str, compiler.version))} ({compiler.path})"
+
+
+def host_compiler_missing(machine: Machine) -> Iterator[Finding]:
+    """There is no C++ compiler that works: none on PATH, or one whose back end (cc1plus) is missing.
+
+    Neither pip nor the run-time loader can compile any op, CUDA or not. A wheel that holds the ops needs none.
+    """
+    if not machine.compilers:
+        yield error(
+            "host-compiler-missing",
+            "no C++ compiler: neither g++ nor clang++ on PATH compiles",
+            affects=(needs.COMPILER,),
+            fix="install one",
+            commands=("sudo apt-get install g++  # Fedora, RHEL: gcc-c++; conda: conda install gxx_linux-64",),
+        )
+
+
+def host_compiler_too_new(machine: Machine) -> Iterator[Finding]:
+    """The host compiler is newer than this nvcc takes.
+
+    nvcc hands host code to it and refuses releases it does not know (crt/host_config.h says which); torch checks the
+    same. `-allow-unsupported-compiler` lets it try, at your risk. An older g++ beside the newer one is enough: CC and CXX.
+    """
+    default, limits = _default_and_limits(machine)
+    if default is None or limits[1] is None or default.major <= limits[1]:
+        return
+    taken = machine.taken
+    other = next((one for one in machine.compilers if one.c_path and fits(one, limits)), None)
+    yield error(
+        "host-compiler-too-new",
+        f"nvcc {taken.release if taken else ''} takes {default.kind} up to {limits[1]}, here is {name(default)}",
+        evidence=[f"{taken.root}/include/crt/host_config.h" if taken else "torch's own table"],
+        affects=(needs.DEVICE_CODE,),
+        fix=f"use {name(other)}" if other else f"install {default.kind} {limits[1]}; nothing needs to be removed",
+        commands=(USE_ENV,) if other else (f"sudo apt-get install g++-{limits[1]}", USE_ENV),
+    )
+
+
+def host_compiler_too_old(machine: Machine) -> Iterator[Finding]:
+    """The host compiler is too old for the headers of this torch, which decide on the C++ standard.
+
+    C++17 since torch 2.1 needs gcc 9, C++20 since torch 2.14 needs gcc 10. On clusters a newer one is usually a module away.
+    """
+    default, limits = _default_and_limits(machine)
+    if default is None or default.major >= limits[0] or machine.torch is None:
+        return
+    other = next((one for one in machine.compilers if one.c_path and fits(one, limits)), None)
+    yield error(
+        "host-compiler-too-old",
+        f"torch {machine.torch.version}'s headers (C++{machine.torch.cxx_standard}) need {default.kind} {limits[0]} or newer, "
+        f"here is {name(default)}",
+        affects=(needs.COMPILER,),
+        fix=f"use {name(other)}" if other else "install a newer one beside it",
+        commands=(USE_ENV,)
+        if other
+        else ("sudo apt-get install g++-12  # RHEL: gcc-toolset-12; conda: gxx_linux-64; clusters: module load gcc",),
+    )
+
+
+def compilers_differ(machine: Machine) -> Iterator[Finding]:
+    """C++ files and nvcc's host code would be compiled by different compilers.
+
+    torch compiles C++ with CXX and hands CC to nvcc as -ccbin; where CC is not set nvcc takes the gcc on PATH. Objects
+    of two compilers, linked into one op, break at load time or later.
+    """
+    cc, cxx = machine.variables.get("CC"), machine.variables.get("CXX")
+    if machine.taken is None or not machine.compilers or (not cc and not cxx):
+        return
+    default = machine.compilers[0]
+    if cxx and not cc and default.found_via == "cxx_variable":
+        on_path = next((one for one in machine.compilers if one.found_via == "path"), None)
+        if on_path is not None and (on_path.kind, on_path.major) != (default.kind, default.major):
+            yield _differ(f"CXX is {cxx} ({name(default)}), and CC is not set: nvcc takes {name(on_path)}", default)
+    elif cc and cxx and default.c_path and cc.rsplit("/", 1)[-1] != default.c_path.rsplit("/", 1)[-1]:
+        yield _differ(f"CXX is {cxx} and CC is {cc}: nvcc takes CC for its host code", default)
+
+
+def _differ(title: str, default: Compiler) -> Finding:
+    commands = (f"export CC={default.c_path}",) if default.c_path else (USE_ENV,)
+    return warning("compilers-differ", title, fix="let CC and CXX name the same compiler", commands=commands)
+
+
+def _default_and_limits(machine: Machine) -> tuple[Compiler | None, tuple[int, int | None]]:
+    """The compiler that a build would meet first, and what it must lie within."""
+    if not machine.compilers or machine.torch is None:
+        return None, (0, None)
+    default = machine.compilers[0]
+    taken = (machine.taken,) if machine.taken and machine.torch.cuda else ()
+    return default, compiler_limits(machine.torch, default.kind, taken)
+
+
+CHECKS = (host_compiler_missing, host_compiler_too_new, host_compiler_too_old, compilers_differ)

@@ -1,0 +1,208 @@
+"""Checks of GPUs, driver and architectures."""
+
+from collections.abc import Iterator
+
+from dsdoctor import needs
+from dsdoctor.architectures import check_known, compiled_by, numeric, order, parse_architectures, plain
+from dsdoctor.checks.say import BUILD_WHEEL, error, note, warning
+from dsdoctor.errors import UsageError
+from dsdoctor.finding import Finding
+from dsdoctor.limits import OLDEST_DRIVER
+from dsdoctor.machine import Machine
+
+ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu")
+"""The names that DeepSpeed knows (0.19.8, accelerator/real_accelerator.py)."""
+
+ARCH_VARIABLE = "TORCH_CUDA_ARCH_LIST"
+KNOWS_DEFAULTS = (11, 12)
+"""CUDA majors for which DeepSpeed's built-in architecture list is one that nvcc still takes."""
+
+
+def summary(machine: Machine) -> str:
+    """One line for the topic."""
+    if machine.driver is None:
+        return "GPU: no NVIDIA driver"
+    runs = f"driver {machine.driver.version}, runs CUDA up to {machine.driver.cuda}"
+    names = sorted({f"{gpu.name} ({gpu.capability})" for gpu in machine.gpus})
+    return f"GPU: {len(machine.gpus)} x {', '.join(names)}; {runs}" if names else f"GPU: none; {runs}"
+
+
+def driver_too_old(machine: Machine) -> Iterator[Finding]:
+    """The NVIDIA driver is too old for the CUDA release that torch was built with.
+
+    A driver runs its own release and older ones, and other minors of its own major (minor-version compatibility). The
+    toolkit is not meant: a new toolkit does not help an old driver.
+    """
+    torch, driver = machine.torch, machine.driver
+    if not torch or not torch.cuda or not driver or not driver.cuda or driver.cuda >= torch.cuda:
+        return
+    compatible = driver.cuda.major == torch.cuda.major
+    least = OLDEST_DRIVER.get(torch.cuda.major)
+    yield (note if compatible else error)(
+        "driver-too-old",
+        f"driver {driver.version} runs CUDA up to {driver.cuda}, torch was built with CUDA {torch.cuda}"
+        + ("; another minor of the same major works, kernels compiled from PTX excepted" if compatible else ""),
+        fix=f"update the driver{f' to {least} or newer' if least else ''}, or install a torch built for CUDA {driver.cuda.major}",
+    )
+
+
+def gpu_not_in_torch(machine: Machine) -> Iterator[Finding]:
+    """torch holds no code for a GPU that is here: its own kernels fail with "no kernel image is available".
+
+    Machine code runs on the same major architecture with the same or a higher minor; torch's wheels carry little PTX.
+    """
+    torch = machine.torch
+    if not torch or not torch.arch_list:
+        return
+    for capability in sorted({gpu.capability for gpu in machine.visible_gpus}):
+        if not any(_runs(built, capability) for built in numeric(torch.arch_list)):
+            yield error(
+                "gpu-not-in-torch",
+                f"a GPU here has capability {capability}, torch {torch.version} was built for {', '.join(torch.arch_list)}",
+                fix="install a torch release that was built for this GPU",
+                commands=("python -m pip install --upgrade torch",),
+            )
+
+
+def gpu_arch_unsupported_by_nvcc(machine: Machine) -> Iterator[Finding]:
+    """nvcc compiles for none of the wanted architectures: it is too old for the GPU, or too new (CUDA 13 dropped 7.0 and
+    older)."""
+    taken, wanted = machine.taken, _wanted(machine)
+    if taken is None or taken.release is None or taken.nvcc is None:
+        return
+    major = taken.release.major
+    lost = [entry for entry in wanted if not compiled_by(entry, taken.architectures, major)]
+    if lost:
+        source = ARCH_VARIABLE if machine.variables.get(ARCH_VARIABLE) else "the GPUs here"
+        yield error(
+            "gpu-arch-unsupported-by-nvcc",
+            f"nvcc {taken.release} does not compile for {', '.join(lost)} ({source})",
+            evidence=[f"{taken.nvcc} takes {', '.join(numeric(taken.architectures))}"] if taken.architectures else [],
+            affects=(needs.DEVICE_CODE,),
+            fix="name architectures that it takes, or use a toolkit and torch of another release",
+            commands=(f'export {ARCH_VARIABLE}="{";".join(_fitting(machine)) or "8.0;9.0"}"',),
+        )
+
+
+def gpu_arch_unknown_to_torch(machine: Machine) -> Iterator[Finding]:
+    """TORCH_CUDA_ARCH_LIST holds something that torch or DeepSpeed cannot read.
+
+    Both read numbers with ";" between them, with an optional +PTX ("8.0;9.0+PTX"); torch also reads names and suffixes
+    (Hopper, 9.0a), at which DeepSpeed stops with a ValueError.
+    """
+    text = machine.variables.get(ARCH_VARIABLE, "").strip()
+    torch = machine.torch
+    if not text or not torch or not torch.cuda:
+        return
+    try:
+        check_known(parse_architectures(text), torch.known_architectures)
+    except UsageError as wrong:
+        yield error(
+            "gpu-arch-unknown-to-torch",
+            f"{ARCH_VARIABLE}={text}: {wrong.message}",
+            affects=(needs.CUDA,),
+            fix=wrong.hint or "write numbers",
+            commands=(f'export {ARCH_VARIABLE}="8.0;9.0"',),
+        )
+
+
+def arch_list_empty(machine: Machine) -> Iterator[Finding]:
+    """No GPU is visible and TORCH_CUDA_ARCH_LIST is not set: nothing says for which GPU to compile.
+
+    torch's loader then stops with "IndexError: list index out of range". DeepSpeed's setup.py falls back to 6.0;6.1;7.0,
+    which nvcc 13 refuses. It happens in docker builds, on login nodes, and with CUDA_VISIBLE_DEVICES empty.
+    """
+    torch, taken = machine.torch, machine.taken
+    if not torch or not torch.cuda or machine.visible_gpus or machine.variables.get(ARCH_VARIABLE, "").strip():
+        return
+    hidden = "CUDA_VISIBLE_DEVICES hides every GPU" if machine.gpus else "no GPU is visible"
+    cuda = taken.release if taken and taken.release else torch.cuda
+    refused = cuda.major not in KNOWS_DEFAULTS
+    yield warning(
+        "arch-list-empty",
+        f"{hidden} and {ARCH_VARIABLE} is not set: DeepSpeed "
+        + (f"would compile for 6.0;6.1;7.0, which nvcc {cuda} refuses" if refused else "compiles for its old defaults"),
+        affects=(needs.DEVICE_CODE,) if refused else (),
+        fix="name the GPUs that the ops are for",
+        commands=(f'export {ARCH_VARIABLE}="8.0;9.0"', f'{BUILD_WHEEL} --arch "8.0;9.0"'),
+    )
+
+
+def accelerator_autodetect_cpu(machine: Machine) -> Iterator[Finding]:
+    """No GPU is visible and DS_ACCELERATOR is not set: DeepSpeed chooses the CPU accelerator.
+
+    setup.py then builds the CPU flavour of the ops (fused_adam too) and refuses the others, without a word; on a GPU
+    machine such a wheel's ops are ignored. Containers and login nodes need DS_ACCELERATOR=cuda while they build.
+    """
+    torch = machine.torch
+    if torch and torch.cuda and not machine.visible_gpus and not machine.variables.get("DS_ACCELERATOR"):
+        yield warning(
+            "accelerator-autodetect-cpu",
+            f"torch {torch.version} is a CUDA build and no GPU is visible: DeepSpeed by itself chooses the cpu accelerator",
+            affects=(needs.CUDA,),
+            fix="where you build for GPUs, say so; build-wheel does",
+            commands=("export DS_ACCELERATOR=cuda", BUILD_WHEEL),
+        )
+
+
+def accelerator_name_invalid(machine: Machine) -> Iterator[Finding]:
+    """DS_ACCELERATOR holds a name that DeepSpeed does not know: importing it fails with a ValueError."""
+    name = machine.variables.get("DS_ACCELERATOR")
+    if name is not None and name not in ACCELERATORS:
+        yield error(
+            "accelerator-name-invalid",
+            f"DS_ACCELERATOR={name!r} is none that DeepSpeed knows; it knows {', '.join(ACCELERATORS)}",
+            affects=(needs.TORCH,),
+            fix="name one, or none",
+            commands=("unset DS_ACCELERATOR",),
+        )
+
+
+def gpus_differ(machine: Machine) -> Iterator[Finding]:
+    """GPUs of different kinds are in this machine.
+
+    Ops compiled for "the visible GPUs" depend on which are visible; data-parallel ranks wait for the slowest one, and
+    the smallest memory decides.
+    """
+    kinds = sorted({(gpu.name, gpu.capability) for gpu in machine.visible_gpus})
+    if len(kinds) > 1:
+        yield note(
+            "gpus-differ",
+            f"{len(kinds)} kinds of GPU are here: {', '.join(f'{name} ({capability})' for name, capability in kinds)}",
+            fix="compile for all of them",
+            commands=(f'export {ARCH_VARIABLE}="{";".join(numeric([capability for _, capability in kinds]))}"',),
+        )
+
+
+def _runs(built: str, capability: str) -> bool:
+    """Whether machine code of one architecture runs on a GPU: same major, and not newer."""
+    return order(built)[0] == order(capability)[0] and order(built) <= order(capability)
+
+
+def _wanted(machine: Machine) -> tuple[str, ...]:
+    """The architectures that a build would compile for."""
+    text = machine.variables.get(ARCH_VARIABLE, "").strip()
+    if not text:
+        return numeric([gpu.capability for gpu in machine.visible_gpus])
+    try:
+        return tuple(plain(entry) for entry in parse_architectures(text))
+    except UsageError:
+        return ()
+
+
+def _fitting(machine: Machine) -> tuple[str, ...]:
+    taken = machine.taken
+    major = taken.release.major if taken and taken.release else 0
+    return tuple(entry for entry in _wanted(machine) if taken and compiled_by(entry, taken.architectures, major))
+
+
+CHECKS = (
+    driver_too_old,
+    gpu_not_in_torch,
+    gpu_arch_unsupported_by_nvcc,
+    gpu_arch_unknown_to_torch,
+    arch_list_empty,
+    accelerator_autodetect_cpu,
+    accelerator_name_invalid,
+    gpus_differ,
+)

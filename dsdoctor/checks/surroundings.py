@@ -1,0 +1,263 @@
+"""Checks of what surrounds a build and a run: search paths, variables, libraries, caches, memory, disk."""
+
+import difflib
+import shlex
+from collections.abc import Iterator
+
+from packaging.version import InvalidVersion, Version
+
+from dsdoctor.checks.say import BUILD_WHEEL, USE_ENV, error, note, warning
+from dsdoctor.finding import Finding
+from dsdoctor.machine import Machine
+
+GIB, MIB = 1 << 30, 1 << 20
+KNOWN_VARIABLES = (
+    *("DS_ACCELERATOR", "DS_BUILD_OPS", "DS_BUILD_STRING", "DS_ENABLE_NINJA", "DS_SKIP_CUDA_CHECK"),
+    *("DS_IGNORE_CUDA_DETECTION", "DS_NVCC_THREADS", "DS_DEBUG_CUDA_BUILD", "DS_EVOFORMER_GPU_ARCH"),
+)
+LOOKALIKE = 0.85
+SMALL_SHARED_MEMORY = 1 * GIB
+"""NCCL and data loaders take hundreds of MiB of /dev/shm a rank; docker's default is 64 MiB."""
+
+JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
+"""Bytes that a compile job with and without GPU code takes at the most (as measured for build-wheel)."""
+
+STALE_AFTER = 600.0
+LOCKS_EXPIRE_SINCE = Version("2.14")
+"""From this torch on the JIT lock is the operating system's: a file left behind holds nobody up."""
+
+
+def summary(machine: Machine) -> str:
+    """One line for the topic."""
+    system = machine.system
+    memory = f"{system.memory / GIB:.0f} GiB" if system.memory else "unknown memory"
+    return f"System: {system.os}, {system.cpus} processors, {memory}" + (
+        f", {system.container}" if system.container else ""
+    )
+
+
+def path_entry_missing(machine: Machine) -> Iterator[Finding]:
+    """PATH names folders that do not exist. Harmless by itself; often the trace of a toolkit that was removed."""
+    missing = machine.paths.missing_path
+    if missing:
+        verb = "does" if len(missing) == 1 else "do"
+        yield note("path-entry-missing", f"PATH names {_some(missing)}, which {verb} not exist")
+
+
+def library_path_entry_missing(machine: Machine) -> Iterator[Finding]:
+    """LD_LIBRARY_PATH names folders that do not exist: a library that was meant to be found there is not."""
+    missing = machine.paths.missing_library_path
+    if missing:
+        yield note(
+            "library-path-entry-missing",
+            f"LD_LIBRARY_PATH names {_some(missing)}, which {'does' if len(missing) == 1 else 'do'} not exist",
+            fix="take out what is gone",
+        )
+
+
+def library_path_other_cuda(machine: Machine) -> Iterator[Finding]:
+    """LD_LIBRARY_PATH puts the libraries of another CUDA major before those that torch was built with.
+
+    The dynamic linker searches it before anything else but a library's own RPATH: an op, or torch itself, gets libcublas or
+    libcudnn of the wrong release. torch's wheels need no LD_LIBRARY_PATH at all.
+    """
+    torch, runtimes = machine.torch, machine.paths.runtimes
+    if not torch or not torch.cuda or not runtimes or runtimes[0].major == torch.cuda.major:
+        return
+    first = runtimes[0]
+    yield warning(
+        "library-path-other-cuda",
+        f"LD_LIBRARY_PATH puts CUDA {first.major} ({first.folder}) first, torch was built with CUDA {torch.cuda}",
+        evidence=[f"{runtime.folder}: libcudart.so.{runtime.major}" for runtime in runtimes],
+        fix="take that folder out, or put the one that fits in front",
+        commands=(USE_ENV,),
+    )
+
+
+def libaio_missing(machine: Machine) -> Iterator[Finding]:
+    """libaio's header or library is missing: async_io (NVMe offload) and gds cannot be built.
+
+    DeepSpeed drops an op it was asked for without a word when its prerequisite is missing. No other op needs libaio.
+    """
+    library = machine.library("libaio")
+    if library is None or not library.usable:
+        state = (
+            f"{library.library} is here, its header libaio.h is not"
+            if library
+            else "libaio.h and libaio.so are not here"
+        )
+        yield warning(
+            "libaio-missing",
+            f"libaio cannot be built with: {state}",
+            affects=("libaio",),
+            fix="install its development files (only async_io and gds need them)",
+            commands=("sudo apt-get install libaio-dev  # Fedora, RHEL: libaio-devel; conda: conda install libaio",),
+        )
+
+
+def ds_variables_set(machine: Machine) -> Iterator[Finding]:
+    """Variables that steer DeepSpeed's build are set in this shell.
+
+    They reach `pip install`, run-time compilation and ds_report, and an old one explains many a surprise. dsdoctor's own builds set
+    theirs and do not see yours.
+    """
+    here = {name: value for name, value in machine.variables.items() if name in KNOWN_VARIABLES or _build(name)}
+    if here:
+        yield note("ds-variables-set", "your shell steers DeepSpeed: " + ", ".join(f"{k}={v}" for k, v in here.items()))
+
+
+def variable_misspelt(machine: Machine) -> Iterator[Finding]:
+    """A variable looks like one of DeepSpeed's and is none: DeepSpeed ignores it silently.
+
+    The names of ops and of their variables differ (async_io is DS_BUILD_AIO); `dsdoctor plan --ops NAME` takes both.
+    """
+    for name in machine.variables:
+        near = difflib.get_close_matches(name, KNOWN_VARIABLES, n=1, cutoff=LOOKALIKE)
+        if name.startswith("DS_") and not _build(name) and name not in KNOWN_VARIABLES and near:
+            yield warning(
+                "variable-misspelt",
+                f"{name} is read by nothing in DeepSpeed; did you mean {near[0]}?",
+                fix="set the one that is read",
+                commands=(f"unset {name}", f"export {near[0]}=..."),
+            )
+
+
+def variable_malformed(machine: Machine) -> Iterator[Finding]:
+    """A DS_BUILD_* variable holds no number: DeepSpeed's setup.py stops with a ValueError ("true" is none)."""
+    for name, value in machine.variables.items():
+        if _build(name) and name != "DS_BUILD_STRING" and value and not value.lstrip("-").isdigit():
+            yield error(
+                "variable-malformed",
+                f"{name}={value!r} is no number: DeepSpeed's setup.py stops at it; it takes 0 or 1",
+                fix="write 1 or 0",
+                commands=(f"export {name}=1",),
+            )
+
+
+def nccl_shm_too_small(machine: Machine) -> Iterator[Finding]:
+    """/dev/shm is small: NCCL between the GPUs of this machine, and data loaders with workers, run out of it.
+
+    Docker gives a container 64 MiB unless told otherwise; the failure is a bus error or "unable to mmap".
+    """
+    size = machine.system.shared_memory
+    if size is not None and size < SMALL_SHARED_MEMORY:
+        yield warning(
+            "nccl-shm-too-small",
+            f"/dev/shm has {size / MIB:.0f} MiB free; NCCL and data loader workers need 1 GiB and more",
+            fix="give the container more",
+            commands=("docker run --shm-size=16g ...  # or --ipc=host; Kubernetes: an emptyDir of medium Memory",),
+        )
+
+
+def compiler_oom_killed(machine: Machine) -> Iterator[Finding]:
+    """Memory, as the control group limits it, is less than the compile jobs would take together.
+
+    ninja starts two jobs more than there are processors, whatever the memory; the kernel then kills a compiler. dsdoctor's
+    builds count their jobs by memory; others need MAX_JOBS.
+    """
+    system = machine.system
+    named = machine.variables.get("MAX_JOBS", "")
+    jobs = int(named) if named.isdigit() and len(named) < 5 else system.cpus + 2
+    each = JOB_MEMORY[machine.torch is not None and machine.torch.cuda is not None]
+    if machine.torch and system.memory and jobs > 1 and jobs * each > system.memory:
+        yield note(
+            "compiler-oom-killed",
+            f"{jobs} compile jobs may take {jobs * each / GIB:.0f} GiB, here are {system.memory / GIB:.0f} GiB",
+            evidence=[f"MAX_JOBS={named}" if named else f"{system.cpus} processors: ninja starts {jobs} jobs"],
+            fix="limit the jobs of pip and of run-time compilation; build-wheel does it by itself",
+            commands=(f"export MAX_JOBS={max(1, system.memory // each)}",),
+        )
+
+
+def disk_full(machine: Machine) -> Iterator[Finding]:
+    """The disk of dsdoctor's cache folder has little room: a build of a few ops takes about one GiB, of all ops several."""
+    free = machine.system.cache_free
+    if free is not None and free < GIB:
+        yield warning(
+            "disk-full",
+            f"the disk of dsdoctor's cache folder has {free / MIB:.0f} MiB free, a build takes about 1 GiB",
+            fix="free some, or put the cache elsewhere",
+            commands=("export DSDOCTOR_CACHE=/path/with/room",),
+        )
+
+
+def jit_cache_shared(machine: Machine) -> Iterator[Finding]:
+    """TORCH_EXTENSIONS_DIR names the cache of run-time compiled ops, so all environments share one folder.
+
+    By default torch keeps a sub-folder for each Python and CUDA; with the variable it does not. Ops of another torch are
+    then loaded (undefined symbols) or rebuilt at every change of environment.
+    """
+    jit = machine.jit
+    if jit and jit.named and jit.ops:
+        yield note(
+            "jit-cache-shared",
+            f"TORCH_EXTENSIONS_DIR={jit.folder} holds {', '.join(jit.ops[:6])} for whichever environment built them",
+            fix="give each environment a folder of its own",
+            commands=('export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"',),
+        )
+
+
+def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
+    """A lock was left behind in the cache of run-time compiled ops: the next program waits for it for ever.
+
+    Up to torch 2.13 the lock is a file that a killed compilation does not remove; the wait prints nothing. From 2.14 on the
+    operating system releases it.
+    """
+    jit, torch = machine.jit, machine.torch
+    if not jit or not torch or _at_least(torch.minor, LOCKS_EXPIRE_SINCE):
+        return
+    for op, age in sorted(jit.locks.items()):
+        if age > STALE_AFTER:
+            yield warning(
+                "stale-jit-cache",
+                f"{jit.folder}/{op}/lock is {age / 60:.0f} minutes old: every program that loads {op} waits for it",
+                evidence=[f"torch {torch.version} takes a lock file for a running compilation"],
+                affects=(op,),
+                fix="if nothing is compiling, remove it",
+                commands=(f"rm -- {shlex.quote(f'{jit.folder}/{op}/lock')}",),
+            )
+
+
+def torch_extensions_permission(machine: Machine) -> Iterator[Finding]:
+    """The cache of run-time compiled ops cannot be written by this user."""
+    jit = machine.jit
+    if jit and not jit.writable:
+        yield warning(
+            "torch-extensions-permission",
+            f"{jit.folder} cannot be written: ops cannot be compiled at run time",
+            fix="name a folder of your own, or install a wheel that holds the ops",
+            commands=("export TORCH_EXTENSIONS_DIR=/path/you/own/torch_extensions", BUILD_WHEEL),
+        )
+
+
+def _some(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:4])
+    return shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _build(name: str) -> bool:
+    return name.startswith("DS_BUILD_")
+
+
+def _at_least(version: str, least: Version) -> bool:
+    try:
+        return Version(version) >= least
+    except InvalidVersion:
+        return False
+
+
+CHECKS = (
+    path_entry_missing,
+    library_path_entry_missing,
+    library_path_other_cuda,
+    libaio_missing,
+    ds_variables_set,
+    variable_misspelt,
+    variable_malformed,
+    nccl_shm_too_small,
+    compiler_oom_killed,
+    disk_full,
+    jit_cache_shared,
+    stale_jit_cache,
+    torch_extensions_permission,
+)

@@ -1,0 +1,231 @@
+"""Checks of the CUDA toolkits: which one torch and DeepSpeed would take now, and whether it serves."""
+
+from collections.abc import Iterator
+
+from dsdoctor import needs
+from dsdoctor.checks.say import BUILD_WHEEL, USE_ENV, error, note, warning
+from dsdoctor.finding import Finding
+from dsdoctor.limits import same_release
+from dsdoctor.machine import TAKEN, Machine, Toolkit
+
+BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl")
+"""What every CUDA extension of torch includes (ATen/cuda/CUDAContext.h)."""
+
+OP_HEADERS = ("curand_kernel.h", "cuda_profiler_api.h", "nccl.h", "cufile.h")
+LINKED = ("cudart", "curand", "cublas", "cufile", "cuda")
+
+
+def summary(machine: Machine) -> str:
+    """One line for the topic."""
+    whole = real_toolkits(machine)
+    if not whole:
+        return "CUDA toolkit: none" if _wants_cuda(machine) else "CUDA toolkit: none, and none is needed"
+    shown = ", ".join(f"{toolkit.release} in {toolkit.root}" for toolkit in whole[:3])
+    return f"CUDA toolkit {shown}" + (f" and {len(whole) - 3} more" if len(whole) > 3 else "")
+
+
+def real_toolkits(machine: Machine) -> tuple[Toolkit, ...]:
+    """The toolkits with a compiler, without a folder that only seems to be one."""
+    return tuple(toolkit for toolkit in machine.toolkits if toolkit.nvcc and toolkit.found_via != (TAKEN,))
+
+
+def cuda_toolkit_missing(machine: Machine) -> Iterator[Finding]:
+    """torch is a CUDA build and no CUDA toolkit (no nvcc) is here.
+
+    torch's wheels bring the runtime libraries, not the compiler: DeepSpeed's CUDA ops cannot be compiled, neither by
+    pip nor at run time. `nvidia-smi` shows what the driver can run, which says nothing about a toolkit.
+    """
+    torch = machine.torch
+    if torch and torch.cuda and not real_toolkits(machine) and not _named(machine):
+        headers = [toolkit.root for toolkit in machine.toolkits if not toolkit.broken]
+        yield error(
+            "cuda-toolkit-missing",
+            f"torch was built with CUDA {torch.cuda}, and there is no CUDA toolkit (no nvcc) on this machine",
+            evidence=[f"{root} holds headers and libraries only" for root in headers],
+            affects=(needs.CUDA,),
+            fix=f"let dsdoctor assemble one without root, or install CUDA {torch.cuda}",
+            commands=(BUILD_WHEEL, 'export CUDA_HOME="$(python -m dsdoctor toolkit)"'),
+        )
+
+
+def nvcc_broken(machine: Machine) -> Iterator[Finding]:
+    """An nvcc is there and does not tell its version: it fails, hangs, or is a script whose target is gone."""
+    for toolkit in machine.toolkits:
+        if toolkit.broken:
+            taken = TAKEN in toolkit.found_via
+            say = error if taken and _wants_cuda(machine) else warning
+            yield say(
+                "nvcc-broken",
+                f"{toolkit.root}/bin/nvcc does not tell its version: {toolkit.broken}",
+                evidence=[f"found via {', '.join(toolkit.found_via)}"],
+                affects=(needs.CUDA,) if taken else (),
+                fix="repair it, or select another toolkit",
+                commands=(USE_ENV,),
+            )
+
+
+def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
+    """The folder that torch and DeepSpeed take for CUDA_HOME is no usable toolkit.
+
+    They take CUDA_HOME, else CUDA_PATH, else two folders up from the nvcc on PATH (links and wrapper scripts are not
+    followed), else /usr/local/cuda, and never look whether anything is there. DeepSpeed then builds a CPU flavour
+    without a word, or the compiler misses the first header.
+    """
+    torch = machine.torch
+    taken, home = machine.taken, torch.cuda_home if torch else None
+    if not _wants_cuda(machine) or home is None or (taken and taken.broken) or (taken is None and not _known(machine)):
+        return
+    if taken and taken.nvcc and (taken.found_via != (TAKEN,) or "cuda_runtime.h" in taken.headers):
+        return
+    here = real_toolkits(machine)
+    how = _named(machine) or ("two folders up from the nvcc on PATH" if taken and taken.nvcc else "the default")
+    joined = ": it is a list, and must be one folder" if ":" in home else ""
+    quoted = ": it has a quote or a blank in it" if home.strip("'\" ") != home else ""
+    has = "has no CUDA headers" if taken else "holds no CUDA toolkit"
+    yield error(
+        "cuda-home-wrong",
+        f"torch takes {home} for CUDA_HOME ({how}), and it {has}{joined or quoted}",
+        evidence=[f"a toolkit is in {toolkit.root} (CUDA {toolkit.release})" for toolkit in here],
+        affects=(needs.CUDA,),
+        fix=f"select {'the one that is here' if here else 'or assemble a toolkit'}",
+        commands=(USE_ENV,) if here else (BUILD_WHEEL,),
+    )
+
+
+def cuda_torch_mismatch(machine: Machine) -> Iterator[Finding]:
+    """The toolkit that the build takes is of another CUDA release than the one torch was built with.
+
+    Another major never works: torch and DeepSpeed both refuse. DeepSpeed lets another minor pass for CUDA 11 and 12, not
+    for 13 (unless DS_SKIP_CUDA_CHECK=1), while torch only warns. The driver's release (nvidia-smi) plays no part.
+    """
+    torch, taken = machine.torch, machine.taken
+    if not torch or not torch.cuda or taken is None or taken.nvcc is None or taken.release is None:
+        return
+    if taken.release == torch.cuda or _known_wrong(taken):
+        return
+    major = taken.release.major != torch.cuda.major
+    skipped = machine.variables.get("DS_SKIP_CUDA_CHECK") == "1"
+    refused = major or not (same_release(taken.release, torch.cuda) or skipped)
+    fitting = [toolkit for toolkit in real_toolkits(machine) if toolkit.release == torch.cuda]
+    tail = "" if major else "; DeepSpeed refuses it" if refused else "; DeepSpeed lets it pass"
+    yield (error if refused else warning)(
+        "cuda-torch-mismatch",
+        f"nvcc is CUDA {taken.release}, torch was built with CUDA {torch.cuda}{tail}",
+        evidence=[f"{taken.nvcc} ({', '.join(taken.found_via)})", f"torch {torch.version} in {torch.location}"],
+        affects=(needs.CUDA,) if refused else (),
+        fix=f"use the toolkit in {fitting[0].root}" if fitting else f"use or assemble a toolkit of CUDA {torch.cuda}",
+        commands=(USE_ENV,) if fitting else (BUILD_WHEEL,),
+    )
+
+
+def cuda_home_cuda_path_differ(machine: Machine) -> Iterator[Finding]:
+    """CUDA_HOME and CUDA_PATH name different folders.
+
+    torch and DeepSpeed take CUDA_HOME first, cuda-pathfinder (and what is built on it) CUDA_PATH first: parts of two
+    toolkits end up in one build.
+    """
+    home, path = machine.variables.get("CUDA_HOME"), machine.variables.get("CUDA_PATH")
+    if home and path and home.rstrip("/") != path.rstrip("/"):
+        yield warning(
+            "cuda-home-cuda-path-differ",
+            f"CUDA_HOME is {home} and CUDA_PATH is {path}: torch takes the first, other tools the second",
+            fix="let both name one folder",
+            commands=('export CUDA_PATH="$CUDA_HOME"',),
+        )
+
+
+def toolkits_several(machine: Machine) -> Iterator[Finding]:
+    """Several CUDA toolkits are here. Nothing is wrong with that; it matters which one a build takes."""
+    here = real_toolkits(machine)
+    if len(here) > 1 and _wants_cuda(machine):
+        taken = machine.taken
+        yield note(
+            "toolkits-several",
+            f"{len(here)} CUDA toolkits are here; a build takes {taken.root if taken else 'none of them'}",
+            evidence=[f"CUDA {toolkit.version} in {toolkit.root} ({', '.join(toolkit.found_via)})" for toolkit in here],
+            fix="to select the one that fits torch",
+            commands=(USE_ENV,),
+        )
+
+
+def cuda_header_missing(machine: Machine) -> Iterator[Finding]:
+    """The toolkit that the build takes has a compiler but lacks headers of the CUDA libraries.
+
+    The packages cuda-nvcc, nvidia-cuda-nvcc and conda's cuda-nvcc bring the compiler alone, while every CUDA op includes
+    cusparse.h, cublas_v2.h and cusolverDn.h through ATen. torch's own wheels carry most of them; build-wheel joins both.
+    """
+    taken = machine.taken
+    if not _wants_cuda(machine) or taken is None or taken.nvcc is None or _known_wrong(taken):
+        return
+    base, of_ops = _missing_headers(machine, taken, BASE_HEADERS), _missing_headers(machine, taken, OP_HEADERS)
+    if not base and not of_ops:
+        return
+    scattered = [name for name in (*base, *of_ops) if name in taken.scattered]
+    evidence = [f"{taken.root} (CUDA {taken.version}, found via {', '.join(taken.found_via)})"]
+    evidence += [f"{', '.join(scattered)}: there, but not in {taken.root}/include"] if scattered else []
+    yield (error if base else warning)(
+        "cuda-header-missing",
+        f"the toolkit in {taken.root} lacks {', '.join((*base, *of_ops))}",
+        evidence=evidence,
+        affects=(*((needs.CUDA,) if base else ()), *base, *of_ops),
+        fix="let dsdoctor join it with the headers of torch's own wheels, without root",
+        commands=(BUILD_WHEEL, 'export CUDA_HOME="$(python -m dsdoctor toolkit)"'),
+    )
+
+
+def cuda_lib_link_missing(machine: Machine) -> Iterator[Finding]:
+    """The toolkit that the build takes lacks libraries to link with.
+
+    The linker wants an unversioned file (libcurand.so), which runtime packages leave out; torch looks in lib64, else lib.
+    """
+    taken = machine.taken
+    if not _wants_cuda(machine) or taken is None or taken.nvcc is None or _known_wrong(taken):
+        return
+    here = (taken.libraries - taken.scattered) | machine.paths.libraries
+    driver = machine.library("libcuda")
+    missing = [name for name in LINKED if name not in here and not (name == "cuda" and driver and driver.library)]
+    if missing:
+        yield (error if "cudart" in missing else warning)(
+            "cuda-lib-link-missing",
+            f"the toolkit in {taken.root} has no {', '.join(f'lib{name}.so' for name in missing)} to link with",
+            evidence=[f"looked in {', '.join(taken.library_dirs) or 'no folder: lib64 and lib are not there'}"],
+            affects=(*((needs.CUDA,) if "cudart" in missing else ()), *(needs.library(name) for name in missing)),
+            fix="let dsdoctor assemble a whole one, without root",
+            commands=(BUILD_WHEEL,),
+        )
+
+
+def _missing_headers(machine: Machine, taken: Toolkit, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    here = (taken.headers - taken.scattered) | machine.paths.headers
+    return tuple(name for name in wanted if name not in here)
+
+
+def _wants_cuda(machine: Machine) -> bool:
+    return machine.torch is not None and machine.torch.cuda is not None
+
+
+def _named(machine: Machine) -> str | None:
+    """The variable that names the folder which torch takes."""
+    return next((name for name in ("CUDA_HOME", "CUDA_PATH") if machine.variables.get(name)), None)
+
+
+def _known(machine: Machine) -> bool:
+    """Whether there is anything to be wrong: a named folder, or a toolkit elsewhere."""
+    return _named(machine) is not None or bool(real_toolkits(machine))
+
+
+def _known_wrong(taken: Toolkit) -> bool:
+    """Whether ``cuda_home_wrong`` speaks of it already."""
+    return taken.found_via == (TAKEN,) and "cuda_runtime.h" not in taken.headers
+
+
+CHECKS = (
+    cuda_toolkit_missing,
+    nvcc_broken,
+    cuda_home_wrong,
+    cuda_torch_mismatch,
+    cuda_home_cuda_path_differ,
+    toolkits_several,
+    cuda_header_missing,
+    cuda_lib_link_missing,
+)

@@ -1,0 +1,71 @@
+"""The commands that judge and teach: check, explain."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dsdoctor import checks
+from dsdoctor.cli.ending import FOUND, ending, print_result
+from dsdoctor.cli.options import Accelerator, Arch, Json, Offline, PythonOption, SourceOption, Verbose, order_of
+from dsdoctor.doctor import Question, check
+from dsdoctor.finding import Severity
+from dsdoctor.report.check import check_lines
+from dsdoctor.report.progress import BuildProgress
+
+Rules = Annotated[
+    list[str] | None, typer.Argument(metavar="[RULE]...", help="Run these checks only.", show_default=False)
+]
+Asked = Annotated[
+    str | None,
+    typer.Option(
+        "--op", "--ops", metavar="OP[,OP]", help="Ops that must work: exit status 1 where one of them cannot."
+    ),
+]
+Deep = Annotated[
+    bool,
+    typer.Option("--deep", help="Ask the compiler: preprocess every source of every op with its own flags, and link."),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit status 1 for warnings too.")]
+Listed = Annotated[bool, typer.Option("--list", help="List the checks and stop.")]
+
+
+def check_command(
+    rules: Rules = None,
+    op: Asked = None,
+    deep: Deep = False,
+    strict: Strict = False,
+    listed: Listed = False,
+    source: SourceOption = None,
+    arch: Arch = None,
+    accelerator: Accelerator = None,
+    python: PythonOption = sys.executable,
+    offline: Offline = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Say what is wrong with this machine for DeepSpeed, and which ops can be built on it, with the fix of each ill.
+
+    The op table has two columns: what pip or run-time compilation would meet as the environment stands, and what
+    build-wheel gets after mending. Without --deep it goes by facts and takes about a second.
+    """
+    with ending("check", as_json):
+        if listed:
+            print_result("check", as_json, _listed(), ())
+            return
+        order = order_of(python, source, op, None, arch, accelerator, "auto", None, (None, False), offline)
+        question = Question(python=python, source=source, rules=frozenset(rules or ()), deep=deep, wish=order.wish)
+        with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
+            done = check(question, say=progress.say)
+        lines = check_lines(done.topics, done.ops, done.source, verbose=verbose)
+        print_result("check", as_json, lines, done.findings, machine=done.machine, ops=done.ops)
+        bad = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
+        if any(finding.severity in bad for finding in done.findings):
+            raise typer.Exit(FOUND)
+
+
+def _listed() -> list[str]:
+    every = checks.checks()
+    width = max(map(len, every))
+    return [f"{rule:<{width}}  {checks.manual(one).splitlines()[0]}" for rule, one in every.items()]

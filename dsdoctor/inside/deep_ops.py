@@ -1,0 +1,133 @@
+"""Ask the compiler about ops without compiling them. Arguments: "source" or "installed", its folder, a scratch folder,
+the number of jobs, then ops.
+
+Each op's own builder makes the very commands that setup.py would run. The compile commands run as far as the preprocessor, so
+that every header is looked for; the link command runs with empty objects, so that every library is. One line an op.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+kind, folder, scratch, jobs, names = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5:]
+sys.dont_write_bytecode = True
+if kind == "source":
+    os.chdir(folder)
+    sys.path[0] = folder
+    from accelerator import get_accelerator
+    from op_builder.all_ops import ALL_OPS
+else:
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.ops.op_builder.all_ops import ALL_OPS
+
+    os.chdir(os.path.join(folder, "ops"))
+from setuptools import Distribution  # noqa: E402
+
+
+class Refused(Exception):
+    """Why an op cannot be had; what was printed tells more."""
+
+
+def shown(command):
+    """A command's output, of which the caller takes the first error."""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    return (
+        None if done.returncode == 0 else (done.stdout + done.stderr)[-20000:] or "it ended with %d" % done.returncode
+    )
+
+
+def preprocess(command):
+    """A compile command as far as the preprocessor; nvcc does that for one architecture at a time."""
+    short, skip, seen = [], False, False
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if skip:
+            skip = False
+        elif word == "-o":
+            short += ["-o", os.devnull]
+            skip = True
+        elif word == "-gencode" or word.startswith("-gencode="):
+            skip = word == "-gencode"
+            short += [] if seen else [word, following] if skip else [word]
+            seen = True
+        elif word.startswith(("--threads", "-MF", "-MMD")):
+            skip = word in {"--threads", "-MF"}
+        else:
+            short.append("-E" if word == "-c" else word)
+    return short
+
+
+def commands(extension, place):
+    """The compile commands and the link command that setup.py would run for an extension."""
+    collected = []
+    empty = os.path.join(scratch, "empty.o")
+
+    def collect(command, **_):
+        collected.append([str(word) for word in command])
+        if "-c" in command:
+            target = command[command.index("-o") + 1]
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            shutil.copyfile(empty, target)
+
+    base = get_accelerator().build_extension().with_options(use_ninja=False)
+
+    class Collecting(base):
+        def build_extensions(self):
+            # what the methods that run a command are called depends on the release of setuptools
+            self.compiler.spawn = self.compiler.call = collect
+            super().build_extensions()
+
+    distribution = Distribution({"name": "deepspeed", "ext_modules": [extension]})
+    command = Collecting(distribution)
+    command.build_temp, command.build_lib = os.path.join(place, "temp"), os.path.join(place, "lib")
+    command.ensure_finalized()
+    command.run()
+    return [one for one in collected if "-c" in one], [one for one in collected if "-c" not in one]
+
+
+def link(command):
+    """The link command with its output thrown away."""
+    target = command[command.index("-o") + 1]
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    return command
+
+
+def judge(name):
+    op = ALL_OPS[name]
+    if not op.is_compatible(verbose=True):
+        raise Refused("DeepSpeed's own probe declines it: %s" % (op.error_log or "it names no reason"))
+    extension = op.builder()
+    if get_accelerator().device_name() == "cuda" and getattr(op, "build_for_cpu", False):
+        raise Refused("DeepSpeed would build its CPU flavour: it found no usable nvcc in CUDA_HOME")
+    place = os.path.join(scratch, name)
+    compile_commands, link_commands = commands(extension, place)
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        for output in pool.map(lambda command: shown(preprocess(command)), compile_commands):
+            if output:
+                pool.shutdown(cancel_futures=True)
+                return output
+    for command in link_commands:
+        output = shown(link(command))
+        if output:
+            return output
+    return None
+
+
+os.makedirs(scratch, exist_ok=True)
+subprocess.run(
+    [os.environ.get("CC") or "cc", "-x", "c", "-c", os.devnull, "-o", os.path.join(scratch, "empty.o")], check=False
+)
+if not os.path.exists(os.path.join(scratch, "empty.o")):
+    open(os.path.join(scratch, "empty.o"), "w").close()
+for name in names:
+    error = output = None
+    try:
+        output = judge(name)
+    except Refused as refusal:
+        error = str(refusal)
+    except (Exception, SystemExit) as wrong:
+        error = "%s: %s" % (type(wrong).__name__, " ".join(map(str, wrong.args)))
+    shutil.rmtree(os.path.join(scratch, name), ignore_errors=True)
+    print("\nDSDOCTOR " + json.dumps({"op": name, "error": error, "output": output}), flush=True)
