@@ -64,7 +64,7 @@ def with_manifest(facts: DeepSpeed, manifest: str | None) -> DeepSpeed:
     """Add what a manifest says; one that is malformed, or none, adds nothing."""
     try:
         told = msgspec.json.decode(manifest or "", type=_Manifest)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return facts
     if not told.schema.startswith("dsdoctor-manifest/"):
         return facts
@@ -100,9 +100,30 @@ def with_libraries(facts: DeepSpeed, paths: Iterable[str]) -> DeepSpeed:
     >>> with_libraries(facts, ["deepspeed/ops/adam/cpu_adam_op.cpython-311-x86_64-linux-gnu.so"]).present_ops
     ('cpu_adam',)
     """
-    stems = {path.rsplit("/", 1)[-1].split(".")[0] for path in paths}
-    here = [op for op in facts.installed_ops if stems & {op, f"{op}_op", f"kernels{op}"}]
-    return replace(facts, present_ops=tuple(here))
+    paths = tuple(paths)
+    here = {op: library_of(op, paths) for op in facts.installed_ops}
+    found = tuple(op for op, path in here.items() if path)
+    unclaimed = sorted(_stem(path) for path in paths if path not in here.values())
+    return replace(facts, present_ops=found, unclaimed=tuple(unclaimed))
+
+
+def library_of(op: str, paths: Iterable[str]) -> str | None:
+    """The path of an op's shared object among some: its module is named after the op (op_builder's ``absolute_name``)."""
+    return next((path for path in paths if _stem(path) in {op, f"{op}_op", f"kernels{op}"}), None)
+
+
+def recorded_wheel_digest(manifest: str | None) -> str | None:
+    """The sha256 of the whole wheel that the manifest beside it tells; None without one."""
+    try:
+        told = msgspec.json.decode(manifest or "")
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    digest = told.get("sha256") if isinstance(told, dict) else None
+    return digest if isinstance(digest, str) else None
+
+
+def _stem(path: str) -> str:
+    return path.rsplit("/", 1)[-1].split(".")[0]
 
 
 def parse_version_info(text: str) -> dict[str, object]:

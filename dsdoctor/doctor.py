@@ -1,33 +1,31 @@
 """The hall of the diagnosing commands: joins probe, checks and builder. Acts through them, shows nothing."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dsdoctor.architectures import KNOWN, numeric
 from dsdoctor.builder.choices import choose_jobs
 from dsdoctor.builder.deep import ask_compiler
 from dsdoctor.builder.nouns import Source, Wish
 from dsdoctor.builder.op_choice import wanted_ops
-from dsdoctor.builder.op_facts import describe, describe_installed
 from dsdoctor.builder.op_table import OpVerdict, judge_ops, without_needs
-from dsdoctor.builder.source import lay_out
+from dsdoctor.builder.wheel import read_installed, read_wheel
 from dsdoctor.builder.workspace import cache_folder, private_folder, workspace
-from dsdoctor.checks import Examined, examine
+from dsdoctor.checks import BUILT, Examined, examine
+from dsdoctor.checks.compare import Difference, compare
 from dsdoctor.errors import DoctorError, UsageError
 from dsdoctor.finding import Finding, Fix, Severity
 from dsdoctor.host import LocalHost
-from dsdoctor.machine import Machine
-from dsdoctor.probe import probe
-
-Say = Callable[[str], None]
+from dsdoctor.machine import DeepSpeed, Machine
+from dsdoctor.sight import Say, Sight, see, source_at_hand
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What the user wants examined. ``deep`` asks the compiler too; ``rules`` empty means every check."""
+    """What the user wants examined: this machine, or the snapshot ``machine``. ``deep`` asks the compiler too; ``rules`` empty
+    means every check."""
 
     python: str
+    machine: Path | None = None
     source: str | None = None
     rules: frozenset[str] = frozenset()
     deep: bool = False
@@ -49,48 +47,78 @@ class Checked:
         return tuple(finding for topic in self.topics for finding in topic.findings)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """The outcome for a built DeepSpeed: its facts, and what was found against the machine."""
+
+    machine: Machine
+    built: DeepSpeed
+    findings: tuple[Finding, ...]
+
+
 def check(question: Question, *, say: Say) -> Checked:
-    """Look at this machine and judge it; with ``deep`` ask the compiler. Raises UsageError for an unknown op or rule."""
-    host = LocalHost()
-    cache = cache_folder(host)
-    machine = probe(host, python=question.python, cache=str(cache), whole=question.deep)
-    topics = examine(machine, rules=question.rules)
+    """Look at a machine and judge it; with ``deep`` ask the compiler. Raises UsageError for an unknown op or rule."""
+    if question.deep and question.machine:
+        raise UsageError("--deep asks the compiler, and a snapshot has none", hint="run it on that machine")
+    sight = see(question.python, question.machine, whole=question.deep)
+    topics = examine(sight.machine, rules=question.rules)
     if question.rules:
-        return _without_table(machine, topics, None)
-    if not question.source and machine.deepspeed and not question.deep:
-        return _judged(machine, topics, _installed(host, machine, question), question, str(cache), {})
+        return _without_table(sight.machine, topics, None)
     try:
-        private_folder(cache)
-        with workspace(cache) as folder:
-            source = _source(host, machine, question, cache, folder / "source", say)
-            compiled = _ask(host, machine, source, question, folder, say) if question.deep else {}
-            return _judged(machine, topics, source, question, str(cache), compiled)
-    except UsageError:
-        raise
+        if question.deep:
+            return _deep(sight, topics, question, say)
+        source = source_at_hand(sight, question.source, question.wish, say=say)
+        return _judged(sight, topics, source, question, {})
     except DoctorError as error:
-        if question.source or question.deep:
+        # an op or a source that was named and is none is the user's; else the findings stand without the table
+        if question.source or question.deep or question.wish.ops:
             raise
-        return _without_table(machine, topics, error)
+        return _without_table(sight.machine, topics, error)
 
 
-def accelerator_at_hand(machine: Machine, wish: Wish) -> str:
-    """Whose ops are judged: asked for, set in the shell, else those of this torch (without one: of these GPUs)."""
-    shell = machine.variables.get("DS_ACCELERATOR")
-    named = wish.accelerator or (shell if shell in {"cuda", "cpu"} else None)
-    cuda = machine.torch.cuda is not None if machine.torch else bool(machine.gpus)
-    return named or ("cuda" if cuda else "cpu")
+def verify(python: str, machine: Path | None, wheel: Path | None) -> Verified:
+    """Judge a wheel, or (None) the installed DeepSpeed, against a machine. Raises UsageError for what is no such wheel."""
+    sight = see(python, machine, whole=False)
+    if wheel is not None:
+        built = read_wheel(wheel)
+    elif sight.machine.deepspeed is None:
+        raise UsageError(
+            "no DeepSpeed is installed there", hint="name a wheel, or another environment with --python PATH"
+        )
+    elif sight.is_here:
+        built = read_installed(sight.machine.deepspeed)
+    else:
+        built = sight.machine.deepspeed
+    with_built = replace(sight.machine, deepspeed=built)
+    found = examine(with_built, topics=BUILT)
+    return Verified(machine=with_built, built=built, findings=tuple(f for topic in found for f in topic.findings))
+
+
+def differences(files: tuple[Path, ...]) -> tuple[Difference, ...]:
+    """What differs between snapshots, which are named after their files."""
+    names = [file.stem for file in files]
+    if len(set(names)) < len(names):
+        names = [str(file) for file in files]
+    return compare({name: see("", file, whole=True).machine for name, file in zip(names, files, strict=True)})
+
+
+def _deep(sight: Sight, topics: tuple[Examined, ...], question: Question, say: Say) -> Checked:
+    with workspace(private_folder(cache_folder(LocalHost()))) as folder:
+        source = source_at_hand(sight, question.source, question.wish, say=say, folder=folder)
+        compiled = _ask(sight.machine, source, question, folder, say)
+        return _judged(sight, topics, source, question, compiled)
 
 
 def _judged(
-    machine: Machine,
+    sight: Sight,
     topics: tuple[Examined, ...],
     source: Source,
     question: Question,
-    cache: str,
     compiled: dict[str, str | None],
 ) -> Checked:
     findings = tuple(finding for topic in topics for finding in topic.findings)
-    table = judge_ops(machine, source, question.wish, findings, cache=cache, compiled=compiled)
+    machine = sight.machine
+    table = judge_ops(machine, source, question.wish, findings, cache=sight.cache, compiled=compiled)
     told = iter(table.findings)
     weighed = tuple(replace(topic, findings=tuple(next(told) for _ in topic.findings)) for topic in topics)
     refused = tuple(told)
@@ -110,53 +138,7 @@ def _without_table(machine: Machine, topics: tuple[Examined, ...], error: Doctor
     return Checked(machine=machine, topics=plain, ops=(), source=None)
 
 
-def _architectures(machine: Machine) -> tuple[str, ...]:
-    return numeric(tuple(dict.fromkeys((*KNOWN, *(machine.torch.known_architectures if machine.torch else ())))))
-
-
-def _installed(host: LocalHost, machine: Machine, question: Question) -> Source:
-    assert machine.deepspeed is not None
-    assert machine.python is not None
-    return describe_installed(
-        host,
-        machine.deepspeed,
-        accelerator=accelerator_at_hand(machine, question.wish),
-        python=machine.python.executable,
-        torch=machine.torch.location if machine.torch else "",
-        architectures=_architectures(machine),
-    )
-
-
-def _source(host: LocalHost, machine: Machine, question: Question, cache: Path, folder: Path, say: Say) -> Source:
-    """The DeepSpeed at hand: named, else installed, else the newest that was fetched before, else the newest."""
-    if machine.python is None:
-        raise DoctorError(
-            "no Python answers, so nothing can be asked of a DeepSpeed", hint="name one with --python PATH"
-        )
-    if not question.source and machine.deepspeed:
-        return _installed(host, machine, question)
-    python = machine.python.executable
-    spec, offline = question.source or "newest", question.wish.offline
-    try:
-        laid = lay_out(host, spec, folder, cache=cache, python=python, offline=offline or not question.source)
-    except UsageError:
-        if question.source or offline:
-            raise
-        say("fetching the newest DeepSpeed's source, to know its ops")
-        laid = lay_out(host, spec, folder, cache=cache, python=python, offline=False)
-    return describe(
-        host,
-        replace(laid, because="--source" if question.source else "the newest; none is installed here"),
-        accelerator=accelerator_at_hand(machine, question.wish),
-        python=python,
-        torch=machine.torch.location if machine.torch else "",
-        architectures=_architectures(machine),
-    )
-
-
-def _ask(
-    host: LocalHost, machine: Machine, source: Source, question: Question, folder: Path, say: Say
-) -> dict[str, str | None]:
+def _ask(machine: Machine, source: Source, question: Question, folder: Path, say: Say) -> dict[str, str | None]:
     if machine.torch is None or machine.torch.broken or machine.python is None or not machine.compilers:
         return {}
     facts = wanted_ops(source, question.wish).ops if question.wish.ops else source.ops
@@ -169,4 +151,4 @@ def _ask(
         say(f"[{len(done)}/{len(names)}] {op}: {error or 'compiles as far as the preprocessor, and links'}")
 
     python = machine.python.executable
-    return ask_compiler(host, source, names, python=python, jobs=jobs, folder=folder, on_op=on_op)
+    return ask_compiler(LocalHost(), source, names, python=python, jobs=jobs, folder=folder, on_op=on_op)

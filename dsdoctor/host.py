@@ -4,7 +4,9 @@
 down what was asked and answered, and answers from such a record.
 """
 
+import itertools
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -43,8 +45,17 @@ class Host(Protocol):
     def variables(self, prefix: str) -> dict[str, str]:
         """The environment variables whose names begin with ``prefix``."""
 
+    def names(self, prefix: str) -> tuple[str, ...]:
+        """The names alone of the environment variables that begin with ``prefix``: their values may be secrets."""
+
     def read(self, path: str) -> str | None:
         """The text of a file (its first 8 MiB), None when it cannot be read."""
+
+    def search(self, path: str, pattern: str, *, most: int = 64) -> str:
+        """The parts of a file (its first 8 MiB) that match a regular expression, a line each; "^" begins a line.
+
+        For files of others: a snapshot then holds the facts in them, and not the files.
+        """
 
     def glob(self, pattern: str) -> tuple[str, ...]:
         """The existing paths that match, sorted."""
@@ -95,6 +106,9 @@ class LocalHost:
     def variables(self, prefix: str) -> dict[str, str]:
         return {name: value for name, value in sorted(self._env.items()) if name.startswith(prefix)}
 
+    def names(self, prefix: str) -> tuple[str, ...]:
+        return tuple(self.variables(prefix))
+
     def environment(self) -> dict[str, str]:
         """The whole environment, as the base of a child's: never recorded, never printed."""
         return dict(self._env)
@@ -105,6 +119,10 @@ class LocalHost:
                 return file.read(LARGEST_READ).decode("utf-8", errors="replace")
         except (OSError, ValueError):
             return None
+
+    def search(self, path: str, pattern: str, *, most: int = 64) -> str:
+        found = re.finditer(pattern, self.read(path) or "", re.MULTILINE)
+        return "\n".join(match[0] for match in itertools.islice(found, most))
 
     def glob(self, pattern: str) -> tuple[str, ...]:
         try:

@@ -157,7 +157,8 @@ class DeepSpeed:
     """An installed DeepSpeed or one in a wheel, read from its files and never imported.
 
     ``installed_ops`` are those it claims; ``present_ops`` those whose shared object is really there (None: not looked
-    at). ``torch`` and ``cuda`` are the releases it was built with; ``python`` and ``platform`` are wheel tags.
+    at); ``unclaimed`` are shared objects that belong to no claimed op. ``torch`` and ``cuda`` are the releases it was
+    built with; ``python`` and ``platform`` are wheel tags.
     ``sm_arch`` holds "90_real" or "90_virtual" for each op that has GPU code (an op that was not looked at is not in it).
     ``glibc`` and ``glibcxx`` are the floors of all its ops. ``altered`` names files whose digest is not the recorded
     one. ``told_by`` says where the facts come from: "manifest", "files" (the shared objects themselves) or "record"
@@ -171,6 +172,7 @@ class DeepSpeed:
     cuda: str | None = None
     installed_ops: tuple[str, ...] = ()
     present_ops: tuple[str, ...] | None = None
+    unclaimed: tuple[str, ...] = ()
     python: tuple[str, ...] = ()
     platform: tuple[str, ...] = ()
     sm_arch: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -258,7 +260,8 @@ class System:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Everything that was asked. ``variables`` holds only the variables that steer builds."""
+    """Everything that was asked. ``variables`` holds only the variables that steer builds; ``ds_names`` the names, not the
+    values, of all whose name begins with DS_."""
 
     system: System
     python: Python | None = None
@@ -272,6 +275,7 @@ class Machine:
     paths: SearchPaths = field(default_factory=SearchPaths)
     jit: JitCache | None = None
     variables: dict[str, str] = field(default_factory=dict)
+    ds_names: tuple[str, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
     def library(self, name: str) -> Library | None:

@@ -1,8 +1,10 @@
 """A machine written down: ``Recorder`` keeps every question and answer, ``RecordedHost`` answers from such a snapshot.
 
-Only what was asked is kept, so a snapshot holds no token and no unrelated variable.
+Only what was asked is kept, so a snapshot holds no token and no unrelated variable; the user's home is written as
+``/home/user``.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +17,18 @@ from dsdoctor.host import Answer, Host
 
 T = TypeVar("T")
 SNAPSHOT_SCHEMA = "dsdoctor-snapshot/1"
+HOME = "/home/user"
 
 
 @dataclass
 class Snapshot:
-    """The answers of a machine, by question."""
+    """The answers of a machine, by question. ``python`` and ``cache`` are those that were asked about; ``source`` describes the
+    ops of the DeepSpeed at hand, in the words of the builder."""
 
     schema: str = SNAPSHOT_SCHEMA
+    python: str = ""
+    cache: str = ""
+    source: Any = None
     answers: dict[str, Any] = field(default_factory=dict)
 
 
@@ -38,8 +45,14 @@ class Recorder:
     def variables(self, prefix: str) -> dict[str, str]:
         return self._keep(self._host.variables(prefix), "variables", prefix)
 
+    def names(self, prefix: str) -> tuple[str, ...]:
+        return self._keep(self._host.names(prefix), "names", prefix)
+
     def read(self, path: str) -> str | None:
         return self._keep(self._host.read(path), "read", path)
+
+    def search(self, path: str, pattern: str, *, most: int = 64) -> str:
+        return self._keep(self._host.search(path, pattern, most=most), "search", path, pattern)
 
     def glob(self, pattern: str) -> tuple[str, ...]:
         return self._keep(self._host.glob(pattern), "glob", pattern)
@@ -74,12 +87,6 @@ class Recorder:
     def stop(self) -> None:
         self._host.stop()
 
-    def save(self, path: Path) -> None:
-        """Write the snapshot: first under a temporary name, then renamed."""
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.snapshot), indent=1))
-        temporary.replace(path)
-
     def _keep(self, answer: T, *question: str) -> T:
         self.snapshot.answers[_key(question)] = answer
         return answer
@@ -89,6 +96,7 @@ class RecordedHost:
     """A Host that answers from a snapshot; what was not asked then is answered as "not there"."""
 
     def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
         self._answers = snapshot.answers
 
     @classmethod
@@ -96,7 +104,7 @@ class RecordedHost:
         """Read a snapshot file. Raises UsageError for anything else."""
         try:
             snapshot = msgspec.json.decode(path.read_bytes(), type=Snapshot)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
             raise UsageError(
                 f"{path} is no machine snapshot: {error}", hint="dsdoctor record FILE writes one"
             ) from None
@@ -113,8 +121,14 @@ class RecordedHost:
     def variables(self, prefix: str) -> dict[str, str]:
         return self._answer(dict[str, str], {}, "variables", prefix)
 
+    def names(self, prefix: str) -> tuple[str, ...]:
+        return self._answer(tuple[str, ...], (), "names", prefix)
+
     def read(self, path: str) -> str | None:
         return self._answer(str | None, None, "read", path)
+
+    def search(self, path: str, pattern: str, *, most: int = 64) -> str:
+        return self._answer(str, "", "search", path, pattern)
 
     def glob(self, pattern: str) -> tuple[str, ...]:
         return self._answer(tuple[str, ...], (), "glob", pattern)
@@ -160,6 +174,30 @@ class RecordedHost:
                 f"the snapshot's answer to {key!r} is malformed: {error}", hint="record it again"
             ) from None
         return answer
+
+
+def save(snapshot: Snapshot, path: Path, *, home: str) -> None:
+    """Write a snapshot, first under a temporary name, then renamed; ``home`` is the folder that nobody needs to know."""
+    public = _without_home(msgspec.to_builtins(snapshot), home.rstrip("/"))
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(public, order="sorted"), indent=1))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _without_home(value: Any, home: str) -> Any:
+    """Every string and key with the home folder written as HOME."""
+    if len(home) < 2:
+        return value
+    if isinstance(value, str):
+        return re.sub(rf"{re.escape(home)}(?![\w.-])", HOME, value)
+    if isinstance(value, dict):
+        return {_without_home(name, home): _without_home(inner, home) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_home(inner, home) for inner in value]
+    return value
 
 
 def _key(question: tuple[str, ...]) -> str:

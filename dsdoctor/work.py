@@ -1,27 +1,29 @@
 """The hall between the rooms: joins probe and builder for the command line. Acts through them, shows nothing."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dsdoctor.architectures import KNOWN, numeric
 from dsdoctor.builder.choices import accelerator_of
 from dsdoctor.builder.compile import Watch
+from dsdoctor.builder.compiler_choice import choose_compiler
 from dsdoctor.builder.dsconfig import ops_of_config, read_config
 from dsdoctor.builder.make import Bench, make, prepare_out
-from dsdoctor.builder.nouns import BuildPlan, BuildResult, Source, Wish
-from dsdoctor.builder.op_facts import describe
+from dsdoctor.builder.nouns import BuildPlan, BuildResult, Source, ToolkitPlan, Wish
 from dsdoctor.builder.pip import install_wheel
 from dsdoctor.builder.plan import plan_build, plan_toolkit
+from dsdoctor.builder.preconditions import working_torch
+from dsdoctor.builder.shell import Settings
 from dsdoctor.builder.source import lay_out, spell_source
 from dsdoctor.builder.toolkit import assemble
 from dsdoctor.builder.workspace import cache_folder, log_folder, private_folder, workspace
-from dsdoctor.errors import BuildFailed
+from dsdoctor.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.finding import Finding, Fix, Severity, has_error
 from dsdoctor.host import LocalHost
-from dsdoctor.machine import Machine
-from dsdoctor.probe import probe
+from dsdoctor.machine import Compiler, Machine
+from dsdoctor.sight import Sight, described, recorded_source, see
 
 Say = Callable[[str], None]
 
@@ -31,6 +33,7 @@ class Order:
     """What the command line asks of us."""
 
     python: str
+    machine: Path | None = None
     source: str | None = None
     config: Path | None = None
     wish: Wish = field(default_factory=Wish)
@@ -52,30 +55,32 @@ Job = Callable[[Planned, BuildResult], tuple[Finding, ...]]
 """Something to do with a built wheel; what goes wrong is a finding, the wheel stays."""
 
 
-def look(order: Order) -> Machine:
-    """Ask this machine everything."""
-    host = LocalHost()
+def look(order: Order) -> Sight:
+    """Ask this machine, or a snapshot, everything."""
     named = order.wish.toolkit if order.wish.toolkit not in {"auto", "pypi"} else ""
-    return probe(host, python=order.python, cache=str(cache_folder(host)), toolkit=named)
+    return see(order.python, order.machine, whole=True, toolkit=named)
 
 
 @contextmanager
 def planned(order: Order) -> Iterator[Planned]:
     """Look, lay the source out in a throw-away folder, and decide."""
-    host, machine = LocalHost(), look(order)
-    cache = private_folder(cache_folder(host))
+    host, sight = LocalHost(), look(order)
+    machine, cache = sight.machine, private_folder(cache_folder(host))
     accelerator = accelerator_of(machine, order.wish)
-    assert machine.python is not None
-    spec, because = spell_source(order.source, machine.deepspeed)
     with workspace(cache) as folder:
-        tree, python = folder / "source", machine.python.executable
-        laid = lay_out(host, spec, tree, cache=cache, python=python, offline=order.wish.offline)
-        laid = replace(laid, because=because)
-        known = tuple(dict.fromkeys((*KNOWN, *(machine.torch.known_architectures if machine.torch else ()))))
-        torch = machine.torch.location if machine.torch else ""
-        source = describe(host, laid, accelerator=accelerator, python=python, torch=torch, architectures=numeric(known))
-        plan = plan_build(machine, source, _with_config(order, accelerator), cache=str(cache))
+        if sight.snapshot is not None and not order.source:
+            source = recorded_source(sight.snapshot, accelerator)
+        else:
+            source = _laid_out(host, sight, order, accelerator, folder, cache)
+        plan = plan_build(machine, source, _with_config(order, accelerator), cache=sight.cache)
         yield Planned(host=host, machine=machine, source=source, plan=plan, folder=folder, cache=cache)
+
+
+def _laid_out(host: LocalHost, sight: Sight, order: Order, accelerator: str, folder: Path, cache: Path) -> Source:
+    spec, because = spell_source(order.source, sight.machine.deepspeed)
+    python = sight.machine.python.executable if sight.is_here and sight.machine.python else sys.executable
+    laid = lay_out(host, spec, folder / "source", cache=cache, python=python, offline=order.wish.offline)
+    return described(sight, replace(laid, because=because), accelerator, folder)
 
 
 def build(ready: Planned, out: Path, *, say: Say, watch: Watch) -> BuildResult:
@@ -99,17 +104,57 @@ def install(ready: Planned, made: BuildResult) -> tuple[Finding, ...]:
 
 def assemble_toolkit(order: Order, *, say: Say) -> tuple[str | None, tuple[Finding, ...]]:
     """The root of a toolkit that fits this torch, made when there is none; findings where that cannot be."""
-    host, machine = LocalHost(), look(order)
-    cache = private_folder(cache_folder(host))
-    advice = plan_toolkit(machine, order.wish, str(cache))
+    sight = look(order)
+    machine = sight.machine
+    private_folder(cache_folder(LocalHost()))
+    advice = plan_toolkit(machine, order.wish, sight.cache)
     toolkit, compiler = advice.toolkit, advice.compiler
     if has_error(advice.findings) or toolkit is None or compiler is None or compiler.c_path is None:
         return None, advice.findings
     if toolkit.assemble:
         assert machine.python is not None
         python, architectures = machine.python.executable, advice.architectures
-        assemble(host, toolkit, python=python, architectures=architectures, compiler=compiler.c_path, say=say)
+        assemble(LocalHost(), toolkit, python=python, architectures=architectures, compiler=compiler.c_path, say=say)
     return toolkit.root, advice.findings
+
+
+def select(order: Order) -> tuple[Settings, tuple[Finding, ...]]:
+    """The settings that select toolkit and compiler for other tools. Raises ImpossiblePlan where they name nothing real."""
+    sight = look(order)
+    machine = sight.machine
+    torch = working_torch(machine)
+    if torch.cuda is None:
+        compiler, _, findings = choose_compiler(machine, None, device_code=False)
+        return _settings(sight, None, compiler, ()), findings
+    advice = plan_toolkit(machine, order.wish, sight.cache)
+    if advice.toolkit is not None and advice.toolkit.assemble and not has_error(advice.findings):
+        raise ImpossiblePlan(
+            f"no whole CUDA toolkit of torch's release {torch.cuda} is here; it can be assembled in {advice.toolkit.root}",
+            hint="python -m dsdoctor toolkit",
+        )
+    return _settings(sight, advice.toolkit, advice.compiler, advice.architectures), advice.findings
+
+
+def _settings(
+    sight: Sight, toolkit: ToolkitPlan | None, compiler: Compiler | None, architectures: tuple[str, ...]
+) -> Settings:
+    values: dict[str, str] = {}
+    prepend: dict[str, tuple[str, ...]] = {}
+    if compiler is not None and compiler.c_path is not None:
+        values |= {"CC": compiler.c_path, "CXX": compiler.path}
+    if toolkit is not None:
+        values |= {"CUDA_HOME": toolkit.root, "TORCH_CUDA_ARCH_LIST": ";".join(architectures)}
+        values |= {"CUDA_PATH": toolkit.root} if sight.machine.variables.get("CUDA_PATH") else {}
+        known = next((one for one in sight.machine.toolkits if one.root == toolkit.root), None)
+        libraries = [folder for folder in (known.library_dirs if known else ()) if not folder.endswith("/stubs")]
+        prepend = {"PATH": (f"{toolkit.root}/bin",), "LD_LIBRARY_PATH": tuple(libraries[:1])}
+    named = [*(values[name] for name in ("CUDA_HOME", "CC", "CXX") if name in values), *sum(prepend.values(), ())]
+    gone = [path for path in named if sight.is_here and not Path(path).exists()]
+    if gone:
+        raise ImpossiblePlan(f"{gone[0]} was found, and is not there", hint="run it again")
+    host = LocalHost()
+    before = {name: value for name in prepend if (value := host.variable(name))}
+    return Settings(values=values, prepend={n: f for n, f in prepend.items() if f}, before=before)
 
 
 def _with_config(order: Order, accelerator: str) -> Wish:

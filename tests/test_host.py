@@ -8,7 +8,7 @@ import pytest
 
 from dsdoctor.errors import UsageError
 from dsdoctor.host import Answer, LocalHost
-from dsdoctor.record import RecordedHost, Recorder
+from dsdoctor.record import RecordedHost, Recorder, save
 from tests.conftest import Disk
 
 
@@ -102,7 +102,7 @@ def test_a_recorded_machine_answers_as_it_did(disk: Disk, tmp_path: Path) -> Non
         recorder.cpus(),
     )
     file = tmp_path / "machine.json"
-    recorder.save(file)
+    save(recorder.snapshot, file, home="/none")
     host = RecordedHost.load(file)
 
     assert (

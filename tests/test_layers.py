@@ -27,6 +27,7 @@ FLOORS = {
     "report": 4,
     "work": 5,
     "doctor": 5,
+    "sight": 5,
     "run": 5,
     "cli": 5,
     "__main__": 5,

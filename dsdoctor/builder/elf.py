@@ -1,6 +1,8 @@
 """A shared object -> what it confesses: GPU architectures, glibc floor, the compiler's flags. Nothing of it is run."""
 
 import re
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,10 +10,8 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
-from dsdoctor.host import Host
+from dsdoctor.builder.fatbin import architectures
 
-LIST_LIMIT = 300.0
-NO_DEVICE_CODE = "does not contain device code"
 PRODUCER = re.compile(rb"GNU C(?:\+\+|\d)[^\0]{10,4000}")
 
 
@@ -25,22 +25,22 @@ class Confession:
     cpu_flags: tuple[str, ...]
 
 
-def confess(host: Host, path: Path, *, cuobjdump: str | None) -> Confession:
-    """Read one shared object. ``sm_arch`` is None when no cuobjdump answers."""
+def confess(path: Path) -> Confession:
+    """Read one shared object; what is none, or is damaged, confesses nothing (``sm_arch`` is None then)."""
     try:
         with path.open("rb") as file:
             elf = ELFFile(file)
             versions = _needed_versions(elf)
-            section = elf.get_section_by_name(".debug_str")
-            flags = parse_producers(section.data() if section else b"")
-    except (ELFError, OSError, ValueError):
-        versions, flags = [], ()
-    return Confession(
-        sm_arch=_architectures(host, path, cuobjdump) if cuobjdump else None,
-        glibc=_newest(versions, "GLIBC_"),
-        glibcxx=_newest(versions, "GLIBCXX_"),
-        cpu_flags=flags,
-    )
+            debug, device = elf.get_section_by_name(".debug_str"), elf.get_section_by_name(".nv_fatbin")
+            return Confession(
+                sm_arch=architectures(device.data()) if device else (),
+                glibc=_newest(versions, "GLIBC_"),
+                glibcxx=_newest(versions, "GLIBCXX_"),
+                cpu_flags=parse_producers(debug.data() if debug else b""),
+            )
+    except (ELFError, OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, zlib.error):
+        # pyelftools raises whatever a damaged table leads it to
+        return Confession(sm_arch=None, glibc=None, glibcxx=None, cpu_flags=())
 
 
 def parse_producers(debug_strings: bytes) -> tuple[str, ...]:
@@ -58,26 +58,6 @@ def parse_producers(debug_strings: bytes) -> tuple[str, ...]:
     return tuple(sorted(flags))
 
 
-def parse_listed(text: str, kind: str) -> set[str]:
-    """The architectures that ``cuobjdump --list-elf`` or ``--list-ptx`` lists.
-
-    >>> parse_listed("ELF file    1: fused_adam_op.1.sm_90.cubin", "real")
-    {'90_real'}
-    """
-    return {f"{number}_{kind}" for number in re.findall(r"\.sm_(\d+[a-z]?)\.(?:cubin|ptx)", text)}
-
-
-def _architectures(host: Host, path: Path, cuobjdump: str) -> tuple[str, ...] | None:
-    """None when cuobjdump itself fails, which says nothing of the GPU code; it names a file without any as such."""
-    real = host.run([cuobjdump, "--list-elf", str(path)], timeout=LIST_LIMIT)
-    virtual = host.run([cuobjdump, "--list-ptx", str(path)], timeout=LIST_LIMIT)
-    if NO_DEVICE_CODE in real.stdout + real.stderr:
-        return ()
-    if not real.ok or not virtual.ok:
-        return None
-    return tuple(sorted(parse_listed(real.stdout, "real") | parse_listed(virtual.stdout, "virtual")))
-
-
 def _needed_versions(elf: ELFFile) -> list[str]:
     return [
         auxiliary.name
@@ -89,9 +69,14 @@ def _needed_versions(elf: ELFFile) -> list[str]:
 
 
 def _newest(names: list[str], prefix: str) -> str | None:
-    numbers = [
-        tuple(map(int, name.removeprefix(prefix).split(".")))
-        for name in names
-        if re.fullmatch(prefix + r"[\d.]+", name)
-    ]
-    return ".".join(map(str, max(numbers))) if numbers else None
+    return newest(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+
+def newest(versions: Iterable[str | None]) -> str | None:
+    """The greatest of some dotted numbers; what is none does not count.
+
+    >>> newest(["2.9", None, "2.34", "PRIVATE"])
+    '2.34'
+    """
+    numbers = [version for version in versions if version and re.fullmatch(r"\d{1,9}(?:\.\d{1,9}){0,5}", version)]
+    return max(numbers, key=lambda version: tuple(map(int, version.split("."))), default=None)

@@ -55,7 +55,7 @@ def make(
         packed = _pack(host, plan, source, compiled, bench)
         say("proving the wheel")
         env = child_environment(host, plan)
-        proofs, notes = prove(host, packed, plan, machine, folder=bench.folder / "proof", env=env)
+        proofs, notes = prove(packed, plan, machine, folder=bench.folder / "proof", env=env)
         if not any(proof.wrong for proof in proofs):
             wheel = write_into(packed, describe_wheel(plan, source, machine, proofs), bench.out)
     join_logs(bench.logs)

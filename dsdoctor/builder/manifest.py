@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 
 from dsdoctor import __version__
-from dsdoctor.builder.elf import Confession
+from dsdoctor.builder.elf import Confession, newest
 from dsdoctor.builder.nouns import BuildPlan, Source
 from dsdoctor.builder.prove import OpProof
+from dsdoctor.built import MANIFEST
 from dsdoctor.machine import Machine, Torch
 
 SCHEMA = "dsdoctor-manifest/1"
-INSIDE_WHEEL = "dsdoctor.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,8 @@ def describe_wheel(plan: BuildPlan, source: Source, machine: Machine, proofs: tu
         nvidia=_nvidia(machine.torch, confessions) if plan.accelerator == "cuda" else None,
         toolkit=choice.get("toolkit"),
         compiler=choice.get("compiler", ""),
-        glibc=_newest([confession.glibc for confession in confessions]),
-        glibcxx=_newest([confession.glibcxx for confession in confessions]),
+        glibc=newest(confession.glibc for confession in confessions),
+        glibcxx=newest(confession.glibcxx for confession in confessions),
         cpu_architecture=machine.system.architecture,
         cpu_flags=tuple(sorted({flag for confession in confessions for flag in confession.cpu_flags})),
         source=source.asked,
@@ -163,7 +163,7 @@ def write_into(wheel: Path, manifest: Manifest, into: Path) -> Path:
 
 def _copy_with(old: zipfile.ZipFile, new: zipfile.ZipFile, content: bytes) -> None:
     record = next(name for name in old.namelist() if name.endswith(".dist-info/RECORD"))
-    path = f"{record.rpartition('/')[0]}/{INSIDE_WHEEL}"
+    path = f"{record.rpartition('/')[0]}/{MANIFEST}"
     for item in old.infolist():
         if item.filename not in {record, path}:
             new.writestr(item, old.read(item))
@@ -175,8 +175,3 @@ def _copy_with(old: zipfile.ZipFile, new: zipfile.ZipFile, content: bytes) -> No
     urlsafe = base64.urlsafe_b64encode(sha256(content).digest()).rstrip(b"=").decode()
     lines += [f"{path},sha256={urlsafe},{len(content)}", f"{record},,"]
     new.writestr(info, "\n".join(lines) + "\n")
-
-
-def _newest(versions: list[str | None]) -> str | None:
-    known = [tuple(map(int, version.split("."))) for version in versions if version]
-    return ".".join(map(str, max(known))) if known else None

@@ -32,7 +32,7 @@ class OpProof:
 
 
 def prove(
-    host: LocalHost, wheel: Path, plan: BuildPlan, machine: Machine, *, folder: Path, env: dict[str, str]
+    wheel: Path, plan: BuildPlan, machine: Machine, *, folder: Path, env: dict[str, str]
 ) -> tuple[tuple[OpProof, ...], tuple[Finding, ...]]:
     """Take the wheel's shared objects out into ``folder`` and look at each; the wheel itself is not touched."""
     claimed = _claims(wheel)
@@ -40,19 +40,8 @@ def prove(
         file.extractall(folder, [name for name in file.namelist() if name.endswith(".so")])
     libraries = {op.op: shared_object(folder, op.module) for op in plan.ops}
     errors = _load(plan, {op: path for op, path in libraries.items() if path}, env)
-    cuobjdump = find_cuobjdump(host, machine, plan)
-    proofs = tuple(_proof(host, op, libraries[op.op], claimed, errors, folder, cuobjdump, machine) for op in plan.ops)
-    return proofs, _notes(proofs, cuobjdump, plan)
-
-
-def find_cuobjdump(host: LocalHost, machine: Machine, plan: BuildPlan) -> str | None:
-    """The toolkit's, the one on PATH, or triton's."""
-    places = [f"{plan.toolkit.root}/bin/cuobjdump"] if plan.toolkit else []
-    places += [host.which("cuobjdump") or ""]
-    places += [
-        f"{site}/triton/backends/nvidia/bin/cuobjdump" for site in (machine.python.site if machine.python else ())
-    ]
-    return next((place for place in places if place and Path(place).is_file()), None)
+    proofs = tuple(_proof(op, libraries[op.op], claimed, errors, folder, machine) for op in plan.ops)
+    return proofs, _notes(proofs)
 
 
 def _claims(wheel: Path) -> set[str]:
@@ -83,18 +72,16 @@ def _load(plan: BuildPlan, libraries: dict[str, Path], env: dict[str, str]) -> d
 
 
 def _proof(
-    host: LocalHost,
     op: OpPlan,
     path: Path | None,
     claimed: set[str],
     errors: dict[str, str | None],
     folder: Path,
-    cuobjdump: str | None,
     machine: Machine,
 ) -> OpProof:
     if path is None:
         return OpProof(op=op.op, wrong="it was built, and the wheel does not hold it")
-    confession = confess(host, path, cuobjdump=cuobjdump if op.device_code else None)
+    confession = confess(path)
     error = errors[op.op]
     untried = error is not None and "libcuda.so.1" in error and machine.driver is None
     wrong = None
@@ -102,8 +89,9 @@ def _proof(
         wrong = "the wheel holds it, and its git_version_info_installed.py does not say so"
     elif error is not None and not untried:
         wrong = f"it does not load with this torch: {error}"
-    elif confession.sm_arch is not None and set(confession.sm_arch) != planned(op):
-        wrong = f"it holds GPU code for {', '.join(confession.sm_arch) or 'nothing'}, planned was {', '.join(sorted(planned(op)))}"
+    elif op.device_code and set(confession.sm_arch or ()) != planned(op):
+        inside = ", ".join(confession.sm_arch or ()) or "nothing"
+        wrong = f"it holds GPU code for {inside}, planned was {', '.join(sorted(planned(op)))}"
     return OpProof(
         op=op.op,
         file=path.relative_to(folder).as_posix(),
@@ -120,26 +108,9 @@ def planned(op: OpPlan) -> set[str]:
     return real | {f"{plain(e).replace('.', '')}_virtual" for e in op.architectures if e.endswith("+PTX")}
 
 
-def _notes(proofs: tuple[OpProof, ...], cuobjdump: str | None, plan: BuildPlan) -> tuple[Finding, ...]:
-    notes = []
+def _notes(proofs: tuple[OpProof, ...]) -> tuple[Finding, ...]:
     untried = tuple(proof.op for proof in proofs if proof.file and proof.loads is None)
-    if untried:
-        notes.append(
-            Finding(
-                rule="not-proven",
-                severity=Severity.NOTE,
-                title=f"{', '.join(untried)} link the NVIDIA driver (libcuda.so.1), which is not here: loading was not tried",
-                affects=untried,
-            )
-        )
-    device = {op.op for op in plan.ops if op.device_code}
-    unseen = tuple(proof.op for proof in proofs if proof.op in device and _unseen(proof))
-    if unseen:
-        why = f"{cuobjdump} fails" if cuobjdump else "there is no cuobjdump here"
-        title = f"{why}: the GPU architectures inside {', '.join(unseen)} were not looked at"
-        notes.append(Finding(rule="not-proven", severity=Severity.NOTE, title=title, affects=unseen))
-    return tuple(notes)
-
-
-def _unseen(proof: OpProof) -> bool:
-    return proof.confession is not None and proof.confession.sm_arch is None
+    if not untried:
+        return ()
+    title = f"{', '.join(untried)} link the NVIDIA driver (libcuda.so.1), which is not here: loading was not tried"
+    return (Finding(rule="not-proven", severity=Severity.NOTE, title=title, affects=untried),)

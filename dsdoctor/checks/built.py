@@ -103,6 +103,21 @@ def claimed_op_missing(machine: Machine) -> Iterator[Finding]:
             )
 
 
+def op_not_claimed(machine: Machine) -> Iterator[Finding]:
+    """A shared object is there and DeepSpeed does not say that its op is installed: it will not use it.
+
+    git_version_info_installed.py names the installed ops; one that is not in it is compiled at run time all the same.
+    """
+    built = machine.deepspeed
+    if built and built.unclaimed:
+        yield warning(
+            "op-not-claimed",
+            f"{', '.join(built.unclaimed)} lie in {built.location}, and DeepSpeed does not claim them: they are not used",
+            fix="build it again, by a build that claims what it holds",
+            commands=(BUILD_WHEEL,),
+        )
+
+
 def no_kernel_image(machine: Machine) -> Iterator[Finding]:
     """An op holds no code that a GPU here can run: "no kernel image is available for execution on the device".
 
@@ -255,6 +270,7 @@ CHECKS = (
     ops_cuda_version_mismatch,
     ops_accelerator_mismatch,
     claimed_op_missing,
+    op_not_claimed,
     no_kernel_image,
     cpu_isa_illegal_instruction,
     cpu_flags_unknown,

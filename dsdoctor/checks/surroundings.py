@@ -111,7 +111,7 @@ def variable_misspelt(machine: Machine) -> Iterator[Finding]:
 
     The names of ops and of their variables differ (async_io is DS_BUILD_AIO); `dsdoctor plan --ops NAME` takes both.
     """
-    for name in machine.variables:
+    for name in machine.ds_names:
         near = difflib.get_close_matches(name, KNOWN_VARIABLES, n=1, cutoff=LOOKALIKE)
         if name.startswith("DS_") and not _build(name) and name not in KNOWN_VARIABLES and near:
             yield warning(

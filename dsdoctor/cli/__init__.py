@@ -12,6 +12,7 @@ from dsdoctor import __version__
 from dsdoctor.cli.build import build_wheel_command, plan_command, prebuild_command, toolkit_command
 from dsdoctor.cli.check import check_command
 from dsdoctor.cli.ending import ending, print_result
+from dsdoctor.cli.machines import compare_command, env_command, record_command, verify_command
 from dsdoctor.cli.options import Json, PythonOption
 from dsdoctor.errors import DoctorError
 from dsdoctor.report.terminal import machine_lines
@@ -30,13 +31,17 @@ app = typer.Typer(
 def look_command(python: PythonOption = sys.executable, as_json: Json = False) -> None:
     """Show what is here: toolkits, compilers, GPUs, torch, DeepSpeed, libraries. Judges nothing."""
     with ending("look", as_json):
-        machine = look(Order(python=python))
+        machine = look(Order(python=python)).machine
         print_result("look", as_json, machine_lines(machine), (), machine=machine)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "look": look_command,
     "check": check_command,
+    "env": env_command,
+    "verify": verify_command,
+    "record": record_command,
+    "compare": compare_command,
     "plan": plan_command,
     "build-wheel": build_wheel_command,
     "prebuild": prebuild_command,

@@ -18,6 +18,7 @@ from dsdoctor.cli.options import (
     Jobs,
     Json,
     LocalVersion,
+    MachineFile,
     NoLocalVersion,
     Offline,
     Ops,
@@ -45,15 +46,17 @@ def plan_command(
     local_version: LocalVersion = None,
     no_local_version: NoLocalVersion = False,
     offline: Offline = False,
+    machine: MachineFile = None,
     as_json: Json = False,
 ) -> None:
     """Say what build-wheel would do, with the reason of every choice. Compiles nothing."""
     versions = (local_version, no_local_version)
-    with (
-        ending("plan", as_json),
-        planned(order_of(python, source, ops, config, arch, accelerator, toolkit, jobs, versions, offline)) as ready,
-    ):
-        _show_plan("plan", as_json, ready)
+    with ending("plan", as_json):
+        order = order_of(
+            python, source, ops, config, arch, accelerator, toolkit, jobs, versions, offline, machine=machine
+        )
+        with planned(order) as ready:
+            _show_plan("plan", as_json, ready)
 
 
 def build_wheel_command(

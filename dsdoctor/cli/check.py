@@ -8,7 +8,17 @@ from rich.console import Console
 
 from dsdoctor import checks
 from dsdoctor.cli.ending import FOUND, ending, print_result
-from dsdoctor.cli.options import Accelerator, Arch, Json, Offline, PythonOption, SourceOption, Verbose, order_of
+from dsdoctor.cli.options import (
+    Accelerator,
+    Arch,
+    Json,
+    MachineFile,
+    Offline,
+    PythonOption,
+    SourceOption,
+    Verbose,
+    order_of,
+)
 from dsdoctor.doctor import Question, check
 from dsdoctor.finding import Severity
 from dsdoctor.report.check import check_lines
@@ -42,6 +52,7 @@ def check_command(
     accelerator: Accelerator = None,
     python: PythonOption = sys.executable,
     offline: Offline = False,
+    machine: MachineFile = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
@@ -55,7 +66,10 @@ def check_command(
             print_result("check", as_json, _listed(), ())
             return
         order = order_of(python, source, op, None, arch, accelerator, "auto", None, (None, False), offline)
-        question = Question(python=python, source=source, rules=frozenset(rules or ()), deep=deep, wish=order.wish)
+        rules_asked = frozenset(rules or ())
+        question = Question(
+            python=python, machine=machine, source=source, rules=rules_asked, deep=deep, wish=order.wish
+        )
         with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
             done = check(question, say=progress.say)
         lines = check_lines(done.topics, done.ops, done.source, verbose=verbose)

@@ -18,6 +18,12 @@ NO_WHEEL: dict[str, Any] = {"wheel": None, "manifest": None, "ops": (), "toolkit
 NOTHING_MADE: dict[str, dict[str, Any]] = {
     "look": {"machine": None},
     "check": {"machine": None, "ops": ()},
+    "verify": {"built": None, "machine": None},
+    "env": {"set": {}, "prepend": {}, "shell": ()},
+    "record": {"file": None},
+    "compare": {"differences": ()},
+    "diagnose": {"logs": ()},
+    "explain": {"manual": None},
     "plan": {"plan": None},
     "build-wheel": NO_WHEEL,
     "prebuild": NO_WHEEL,

@@ -43,6 +43,12 @@ LocalVersion = Annotated[
 NoLocalVersion = Annotated[bool, typer.Option("--no-local-version", help="Keep DeepSpeed's plain version.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing; say what would be needed.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
+MachineFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--machine", metavar="FILE", help="Judge the machine in this snapshot (dsdoctor record) instead of this one."
+    ),
+]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show everything, also what is well.")]
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Folder that gets the wheel.")]
 
@@ -58,6 +64,8 @@ def order_of(
     jobs: int | None,
     local_version: tuple[str | None, bool],
     offline: bool,
+    *,
+    machine: Path | None = None,
 ) -> Order:
     """What the options come to. Raises UsageError for those that contradict each other or say nothing."""
     named, none = local_version
@@ -79,4 +87,4 @@ def order_of(
         local_version="" if none else named,
         offline=offline,
     )
-    return Order(python=python, source=source, config=config, wish=wish)
+    return Order(python=python, machine=machine, source=source, config=config, wish=wish)

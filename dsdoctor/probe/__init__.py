@@ -91,5 +91,6 @@ def _probe(host: Host, ask: _Round, python: str, cache: str, toolkit: str, *, wh
         paths=paths.result(),
         jit=jit,
         variables=variables,
+        ds_names=host.names("DS_"),
         gaps=ask.gaps() + ((Gap(question="torch", reason=broken),) if broken else ()),
     )

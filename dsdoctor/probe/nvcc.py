@@ -23,6 +23,7 @@ CCCL = "cccl"
 CCCL_PLACES = ("cccl/cuda/std/version", "cuda/std/version")
 LIBRARIES = ("cudart", "curand", "cublas", "cufile", "cuda")
 DEBIAN_HOME = "/usr"
+COMPILER_LIMITS = r"^#if __GNUC__ > \d+|__clang_major__ >= *\d+"
 ANSWER_LIMIT = 10.0
 """Seconds that an nvcc gets for a question that a healthy one answers in milliseconds."""
 
@@ -35,11 +36,15 @@ def read_toolkit(host: Host, root: str, found_via: tuple[str, ...]) -> Toolkit |
     if _first(host, include, *CCCL_PLACES):
         headers |= {CCCL}
     answer = host.run([nvcc, "-V"], timeout=ANSWER_LIMIT) if nvcc else None
-    version = parse_nvcc(answer.stdout) if answer else parse_cuda_header(_text(host, include, "cuda.h"))
+    version = (
+        parse_nvcc(answer.stdout)
+        if answer
+        else parse_cuda_header(_found_in(host, include, "cuda.h", r"^#define CUDA_VERSION .*$"))
+    )
     broken = _why_silent(answer) if answer and version is None else None
     if version is None and broken is None and "cuda_runtime.h" not in headers:
         return None
-    limits = parse_host_config(_text(host, include, "crt/host_config.h"))
+    limits = parse_host_config(_found_in(host, include, "crt/host_config.h", COMPILER_LIMITS))
     listed = host.run([nvcc, "--list-gpu-arch"], timeout=ANSWER_LIMIT).stdout if nvcc and version else ""
     linkable = frozenset(name for name in LIBRARIES if _linkable(host, libraries, name))
     return Toolkit(
@@ -161,6 +166,6 @@ def _first(host: Host, folders: tuple[str, ...], *names: str) -> str | None:
     return None
 
 
-def _text(host: Host, folders: tuple[str, ...], name: str) -> str:
+def _found_in(host: Host, folders: tuple[str, ...], name: str, pattern: str) -> str:
     path = _first(host, folders, name)
-    return (host.read(path) or "") if path else ""
+    return host.search(path, pattern) if path else ""

@@ -20,11 +20,10 @@ UNLIMITED = 1 << 60
 def read_system(host: Host, python: Python | None, cache: str) -> System:
     """The machine's size and tools. ``cache`` is the folder whose disk the build will use."""
     scripts = python.scripts if python else ""
-    cpuinfo = host.read("/proc/cpuinfo") or ""
     ninja = f"{scripts}/ninja" if scripts and host.glob(f"{scripts}/ninja") else host.which("ninja")
     return System(
         architecture=host.run(["/bin/uname", "-m"], timeout=10).stdout.strip() or "unknown",
-        os=parse_os_release(host.read("/etc/os-release") or ""),
+        os=parse_os_release(host.search("/etc/os-release", r"^PRETTY_NAME=.*$")),
         glibc=parse_glibc(host.run(["/usr/bin/ldd", "--version"], timeout=10).stdout),
         cpus=max(1, min(host.cpus(), _quota(host) or host.cpus())),
         memory=memory_limit(host),
@@ -34,10 +33,10 @@ def read_system(host: Host, python: Python | None, cache: str) -> System:
         pip=python.packages.get("pip") if python else None,
         git=host.which("git"),
         apt_get=host.which("apt-get") if host.which("dpkg-deb") else None,
-        cpu_model=parse_cpu_model(cpuinfo),
-        cpu_flags=parse_cpu_flags(cpuinfo),
+        cpu_model=parse_cpu_model(host.search("/proc/cpuinfo", r"^model name\s*:.*$", most=1)),
+        cpu_flags=parse_cpu_flags(host.search("/proc/cpuinfo", r"^(?:flags|Features)\s*:.*$", most=1)),
         glibcxx=_glibcxx(host),
-        shared_memory=host.free("/dev/shm") if host.exists("/dev/shm") else None,  # noqa: S108
+        shared_memory=host.free("/dev/shm") if host.exists("/dev/shm") else None,
         container=_container(host),
     )
 
@@ -73,7 +72,7 @@ def _glibcxx(host: Host) -> str | None:
 
 def _container(host: Host) -> str | None:
     """The kind of container or virtual Linux this is, by the marks that each leaves."""
-    if "microsoft" in (host.read("/proc/version") or "").lower():
+    if host.search("/proc/version", r"(?i)microsoft", most=1):
         return "wsl"
     marks = {"/.dockerenv": "docker", "/run/.containerenv": "podman", "/.singularity.d": "apptainer"}
     return next((kind for mark, kind in marks.items() if host.exists(mark)), None)
@@ -113,7 +112,7 @@ def parse_glibc(text: str) -> str | None:
 
 def memory_limit(host: Host) -> int | None:
     """Bytes this process may use: the least of the machine's memory and its control groups' limits (v1 and v2)."""
-    limits = [parse_meminfo(host.read("/proc/meminfo") or "")]
+    limits = [parse_meminfo(host.search("/proc/meminfo", r"^MemTotal:.*$"))]
     for folder in _groups(host, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             text = (host.read(f"{folder}/{name}") or "").strip()

@@ -9,6 +9,11 @@ from dsdoctor.machine import Cuda, Gap, Torch
 from dsdoctor.probe.python import Environment
 
 IMPORT_LIMIT = 120.0
+STANDARD = r"__cplusplus\s*<\s*20\d\d"
+TABLES = (
+    r"^MINIMUM_\w+_VERSION\s*=.*$|^CUDA_(?:GCC|CLANG)_VERSIONS\b[^=\n]*=\s*\{[^}]*\}|supported_arches\s*=\s*\[[^\]]*\]"
+)
+"""The tables of ``cpp_extension.py`` that its checks go by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,18 +54,18 @@ def ask_torch(host: Host, environment: Environment | None, whole: bool) -> Torch
 
 def read_torch(host: Host, location: str) -> Torch | None:
     """What the files of a torch say, without running it."""
-    text = host.read(f"{location}/version.py")
-    version = parse_assignment(text or "", "__version__")
+    text = host.search(f"{location}/version.py", r"^(?:__version__|cuda|hip)\b.*$")
+    version = parse_assignment(text, "__version__")
     if version is None:
         return None
-    cuda = Cuda.parse(parse_assignment(text or "", "cuda"))
-    extension = host.read(f"{location}/utils/cpp_extension.py") or ""
+    cuda = Cuda.parse(parse_assignment(text, "cuda"))
+    extension = host.search(f"{location}/utils/cpp_extension.py", TABLES)
     return Torch(
         version=version,
         location=location,
         cuda=cuda,
-        hip=parse_assignment(text or "", "hip"),
-        cxx_standard=parse_cxx_standard(host.read(f"{location}/include/ATen/ATen.h") or ""),
+        hip=parse_assignment(text, "hip"),
+        cxx_standard=parse_cxx_standard(host.search(f"{location}/include/ATen/ATen.h", STANDARD)),
         cuda_home=guessed_cuda_home(host),
         known_architectures=parse_known_architectures(extension),
         gcc_bounds=parse_bounds(extension, "CUDA_GCC_VERSIONS", cuda),

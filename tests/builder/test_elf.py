@@ -4,12 +4,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dsdoctor.builder.elf import confess, parse_producers
+from dsdoctor.builder.fatbin import CONTAINER, ENTRY, MAGIC, architectures
 from dsdoctor.builder.first_error import first_error
 from dsdoctor.builder.nouns import OpPlan
 from dsdoctor.builder.prove import planned
-from dsdoctor.host import LocalHost
 
 
 @pytest.fixture
@@ -22,40 +24,33 @@ def library(tmp_path: Path) -> Path:
 
 
 def test_a_shared_object_confesses(library: Path) -> None:
-    confession = confess(LocalHost(), library, cuobjdump=None)
+    confession = confess(library)
 
-    assert confession.sm_arch is None
+    assert confession.sm_arch == ()
     assert confession.glibc is not None
     assert confession.glibc.startswith("2.")
     assert set(confession.cpu_flags) >= {"-march=x86-64", "-mavx2"}
 
 
-def test_cuobjdump_is_asked_for_machine_code_and_ptx(library: Path, tmp_path: Path) -> None:
-    tool = tmp_path / "cuobjdump"
-    tool.write_text(
-        "#!/bin/sh\ncase $1 in --list-elf) echo 'ELF file    1: a.1.sm_80.cubin'; echo 'ELF file    2: a.2.sm_90.cubin';;\n"
-        "*) echo 'PTX file    1: a.1.sm_90.ptx';; esac\n"
+def fatbin(*entries: tuple[int, int]) -> bytes:
+    """A container as nvcc's fatbinary writes it: entries of (kind, architecture)."""
+    body = b"".join(
+        ENTRY.pack(kind, 1, 64, 8, 0, 0, 0, 0, number).ljust(64, b"\0") + b"contents" for kind, number in entries
     )
-    tool.chmod(0o755)
+    return CONTAINER.pack(MAGIC, 1, CONTAINER.size, len(body)) + body
 
-    confession = confess(LocalHost(), library, cuobjdump=str(tool))
+
+def test_machine_code_and_ptx_of_every_container_are_read() -> None:
+    section = fatbin((2, 80), (1, 90)) + b"\0" * 8 + fatbin((2, 90), (7, 99))
 
     op = OpPlan(op="a", variable="A", module="a", sources=(), architectures=("8.0", "9.0+PTX"), device_code=True)
-    assert set(confession.sm_arch or ()) == planned(op) == {"80_real", "90_real", "90_virtual"}
+    assert set(architectures(section)) == planned(op) == {"80_real", "90_real", "90_virtual"}
 
 
-@pytest.mark.parametrize(
-    ("answer", "sm_arch"),
-    [("echo 'info: File does not contain device code' >&2; exit 255", ()), ("echo fatal >&2; exit 1", None)],
-)
-def test_no_gpu_code_and_no_answer_are_two_things(
-    answer: str, sm_arch: tuple[str, ...] | None, library: Path, tmp_path: Path
-) -> None:
-    tool = tmp_path / "cuobjdump"
-    tool.write_text(f"#!/bin/sh\n{answer}\n")
-    tool.chmod(0o755)
-
-    assert confess(LocalHost(), library, cuobjdump=str(tool)).sm_arch == sm_arch
+@given(st.binary(max_size=300), st.integers(0, 200))
+def test_any_bytes_are_read_to_an_end(noise: bytes, cut: int) -> None:
+    assert isinstance(architectures(noise), tuple)
+    assert isinstance(architectures(fatbin((2, 80), (2, 90))[:cut] + noise), tuple)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"\x7fELF" + b"\xff" * 200, b"no elf"])
@@ -63,7 +58,7 @@ def test_what_is_no_shared_object_confesses_nothing(content: bytes, tmp_path: Pa
     path = tmp_path / "x.so"
     path.write_bytes(content)
 
-    confession = confess(LocalHost(), path, cuobjdump=None)
+    confession = confess(path)
 
     assert (confession.glibc, confession.cpu_flags) == (None, ())
 

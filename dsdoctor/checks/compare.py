@@ -1,0 +1,89 @@
+"""Machines -> what differs between them, the minority first. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from dsdoctor.machine import Machine
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Machines that say the same of one fact; ``value`` is None where it is not there."""
+
+    value: str | None
+    machines: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A fact of which not all machines say the same; the smallest group comes first."""
+
+    fact: str
+    groups: tuple[Group, ...]
+
+
+def compare(machines: Mapping[str, Machine]) -> tuple[Difference, ...]:
+    """What differs between named machines."""
+    told = {name: dict(facts_of(machine)) for name, machine in machines.items()}
+    facts = dict.fromkeys(fact for told_by_one in told.values() for fact in told_by_one)
+    found = []
+    for fact in facts:
+        alike: dict[str | None, list[str]] = defaultdict(list)
+        for name, values in told.items():
+            alike[values.get(fact)].append(name)
+        if len(alike) > 1:
+            groups = (Group(value=value, machines=tuple(names)) for value, names in alike.items())
+            found.append(Difference(fact=fact, groups=tuple(sorted(groups, key=lambda group: len(group.machines)))))
+    return tuple(found)
+
+
+def facts_of(machine: Machine) -> Iterator[tuple[str, str]]:
+    """The facts worth comparing, each as one text; those that differ between any two machines (free disk) are left out."""
+    yield from _software(machine)
+    yield from _hardware(machine)
+    for toolkit in machine.toolkits:
+        if toolkit.nvcc:
+            yield f"CUDA toolkit {toolkit.root}", toolkit.version or "unknown"
+    for compiler in machine.compilers:
+        yield f"compiler {compiler.path}", f"{compiler.kind} {'.'.join(map(str, compiler.version))}"
+    for library in machine.libraries:
+        yield library.name, "usable" if library.usable else "without its header"
+    for name, value in machine.variables.items():
+        yield name, value
+    for name, version in (machine.python.packages if machine.python else {}).items():
+        if name not in {"torch", "deepspeed"}:
+            yield f"package {name}", version
+    for gap in machine.gaps:
+        yield f"unanswered: {gap.question}", gap.reason
+
+
+def _software(machine: Machine) -> Iterator[tuple[str, str]]:
+    python, torch, deepspeed, driver = machine.python, machine.torch, machine.deepspeed, machine.driver
+    if python:
+        yield "Python", python.version
+    if torch:
+        yield "torch", torch.version
+        yield "CUDA that torch was built with", str(torch.cuda or "none")
+        yield "NCCL", torch.nccl or "none"
+        yield "CUDA_HOME that torch takes", torch.cuda_home or "none"
+    if deepspeed:
+        yield "DeepSpeed", deepspeed.version
+        yield "installed ops", ", ".join(deepspeed.installed_ops) or "none"
+    yield "NVIDIA driver", driver.version if driver else "none"
+
+
+def _hardware(machine: Machine) -> Iterator[tuple[str, str]]:
+    system = machine.system
+    yield "GPUs", ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in machine.gpus) or "none"
+    yield "system", f"{system.os}, {system.architecture}"
+    yield "glibc", system.glibc or "unknown"
+    yield "processor", system.cpu_model or "unknown"
+    yield "processors", str(system.cpus)
+    if system.memory:
+        yield "memory", f"{round(system.memory / GIB)} GiB"
+    if system.cpu_flags:
+        avx = sorted(flag for flag in system.cpu_flags if flag.startswith(("avx", "amx")))
+        yield "vector instructions", " ".join(avx) or "none"

@@ -1,0 +1,124 @@
+"""The command that explains a failed log."""
+
+import gzip
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, BinaryIO, cast
+
+import typer
+
+from dsdoctor.cli.ending import ending, print_result
+from dsdoctor.cli.options import Json
+from dsdoctor.diagnosis.clean import raw_lines
+from dsdoctor.diagnosis.diagnose import diagnose
+from dsdoctor.diagnosis.nouns import Diagnosis, Outcome
+from dsdoctor.errors import UsageError
+from dsdoctor.finding import Finding, Severity, has_error
+from dsdoctor.report.terminal import finding_lines
+
+SICK = 1
+GZIP = b"\x1f\x8b"
+SAYINGS = {
+    Outcome.CAUSE: "the cause was found",
+    Outcome.ONLY_ECHOES: "only after-effects are in this log",
+    Outcome.UNEXPLAINED: "a failure that no rule knows",
+    Outcome.HEALTHY: "no failure in this log",
+    Outcome.EMPTY: "an empty log",
+}
+Logs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[LOG ... | -]", help="Log files (also .gz), one of each rank if there are several; - is stdin."
+    ),
+]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show harmless lines and consequences too.")]
+
+
+def diagnose_command(logs: Logs = None, as_json: Json = False, verbose: Verbose = False) -> None:
+    """Read failed installs, builds, JIT loads, launches and runs; say the cause first, with its line and the fix."""
+    with ending("diagnose", as_json):
+        diagnoses = [_diagnosed(name) for name in logs or ["-"]]
+        findings = _together(diagnoses)
+        parts = [
+            {"name": one.name, "lines": one.lines, "outcome": one.outcome, "facts": one.facts, "findings": one.findings}
+            for one in diagnoses
+        ]
+        print_result("diagnose", as_json, _lines(diagnoses, verbose=verbose), findings, logs=parts)
+        if has_error(findings):
+            raise typer.Exit(SICK)
+
+
+def _diagnosed(name: str) -> Diagnosis:
+    with _opened(name) as stream:
+        try:
+            return diagnose(raw_lines(stream), name=name)
+        except (EOFError, gzip.BadGzipFile, OSError) as error:
+            raise UsageError(
+                f"{name} cannot be read: {error}", hint="give a text file, or one packed by gzip"
+            ) from error
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[BinaryIO]:
+    """A log as a stream of bytes. Raises UsageError where there is none to read."""
+    if name == "-":
+        if sys.stdin.isatty():
+            raise UsageError(
+                "no log was given", hint="name a file, or pipe it: COMMAND 2>&1 | python -m dsdoctor diagnose -"
+            )
+        yield sys.stdin.buffer
+        return
+    try:
+        with Path(name).open("rb") as stream:
+            packed = stream.peek(2).startswith(GZIP)
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if packed else stream
+    except OSError as error:
+        raise UsageError(
+            f"{name} cannot be read: {error.strerror or error}", hint="name a log file, or - for stdin"
+        ) from error
+
+
+def _together(diagnoses: list[Diagnosis]) -> tuple[Finding, ...]:
+    """The findings of all logs: those of several ranks are one ill, told once, errors first."""
+    told: dict[tuple[str, str], Finding] = {}
+    for one in diagnoses:
+        for finding in one.findings:
+            told.setdefault((finding.rule, finding.title), finding)
+    order = [Severity.ERROR, Severity.WARNING, Severity.NOTE]
+    return tuple(sorted(told.values(), key=lambda finding: order.index(finding.severity)))
+
+
+def _lines(diagnoses: list[Diagnosis], *, verbose: bool) -> Iterator[str]:
+    """What each log comes to; with several, a line for each first."""
+    if len(diagnoses) > 1:
+        yield from (_summary(one) for one in diagnoses)
+        yield ""
+    told: set[tuple[str, str]] = set()
+    for one in diagnoses:
+        shown = [
+            finding
+            for finding in one.findings
+            if (verbose or finding.severity is not Severity.NOTE) and (finding.rule, finding.title) not in told
+        ]
+        told |= {(finding.rule, finding.title) for finding in shown}
+        if len(diagnoses) > 1 and shown:
+            yield f"{one.name}:"
+        if len(diagnoses) == 1 and not shown:
+            yield _summary(one)
+        yield from finding_lines(shown)
+        yield from _silent(one, verbose=verbose)
+
+
+def _silent(one: Diagnosis, *, verbose: bool) -> Iterator[str]:
+    notes = sum(finding.severity is Severity.NOTE for finding in one.findings)
+    if notes and not verbose:
+        yield f"· {notes} harmless or consequent {'line' if notes == 1 else 'lines'} not shown (-v shows them)"
+
+
+def _summary(one: Diagnosis) -> str:
+    first = one.findings[0] if one.findings else None
+    mark = "✓" if one.outcome is Outcome.HEALTHY else "!" if one.outcome is Outcome.EMPTY else "✗"
+    said = first.title if first and first.severity is not Severity.NOTE else SAYINGS[one.outcome]
+    return f"{mark} {'standard input' if one.name == '-' else one.name} ({one.lines} lines): {said}"

@@ -1,0 +1,82 @@
+"""Raw lines of any log -> clean text: no colours, no progress bars, no prefixes of ranks, containers or clocks."""
+
+import re
+from collections.abc import Iterator
+from typing import BinaryIO
+
+LONGEST = 4000
+"""Longer lines keep their head and their tail: a compiler names the file at the head, an exception stands at the tail."""
+
+SEGMENTS = 8
+"""How many states of a progress bar are looked at, counted from the last."""
+
+CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]"
+)
+BARE_COLOUR = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,4}m")
+CLOCK = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+PREFIX = re.compile(
+    r"\s*(?:"
+    r"\[(?:rank|default|Rank )\d{1,5}\]\s?:\s?|(?:rank|default)\d{1,5}: "  # torchrun, elastic, torch's own
+    r"|\[\d{1,5}\]\s?:\s?|\[\d+,\d+\]<std(?:out|err)>\s?:?"  # mpirun --tag-output
+    r"|\d{1,5}: (?=\D)"  # srun --label
+    r"|#\d{1,4} \d+\.\d+ |#\d{1,4} (?=\S)"  # docker build
+    rf"|\[?{CLOCK}\]?[,:]? ?"  # CI, logging
+    r"|\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?"
+    r"|[A-Za-z][\w.-]{0,40}: (?=\s*(?:\[rank\d|Traceback \(|File \"|\[\d{4}-|\w+(?:Error|Exception): ))"  # pdsh
+    r"|(?:stdout|stderr) [FP] "  # containers' own logs
+    r"|[│|] ?(?=\s{2,}|\w+Error)"  # boxes
+    r")"
+)
+DOCKER_JSON = re.compile(r'^\{"log":"(.*?)(?:\\n)?","stream":')
+
+
+def raw_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file, each cut to head and tail, in bounded memory whatever stands in the file."""
+    chunk = 1 << 16
+    while line := stream.readline(chunk):
+        tail = line
+        while not tail.endswith(b"\n") and (more := stream.readline(chunk)):
+            tail = tail[-LONGEST:] + more
+        yield line if tail is line else line[:LONGEST] + b" " + tail[-LONGEST:]
+
+
+def shorten(raw: bytes) -> bytes:
+    """Head and tail of an overlong line.
+
+    >>> len(shorten(b"x" * 100_000)) <= LONGEST
+    True
+    """
+    return raw if len(raw) <= LONGEST else raw[: LONGEST * 3 // 4 - 1] + b" " + raw[-LONGEST // 4 :]
+
+
+def segments(raw: bytes) -> list[str]:
+    r"""The clean texts of a line: several where carriage returns overwrote it.
+
+    >>> segments(b"[rank1]: \x1b[31mRuntimeError: no\x1b[0m\n")
+    ['RuntimeError: no']
+    >>> segments(b" 10%|#\r 20%|##\rdone\r\n")
+    ['10%|#', '20%|##', 'done']
+    """
+    text = raw.replace(b"\0", b"").decode("utf-8", "replace")
+    return [clean(part) for part in text.strip("\r\n").split("\r")[-SEGMENTS:] if part.strip()]
+
+
+def clean(text: str) -> str:
+    """One text without colours and prefixes.
+
+    >>> clean("#12 3.456   2026-11-21T08:50:53.123Z node1: Traceback (most recent call last):")
+    'Traceback (most recent call last):'
+    >>> clean(" [93m [WARNING] [0m async_io requires libaio")
+    '[WARNING]  async_io requires libaio'
+    """
+    if text.startswith('{"log":"') and (whole := DOCKER_JSON.match(text)):
+        text = whole[1].replace('\\"', '"').replace("\\u001b", "\x1b").replace("\\t", " ")
+    text = BARE_COLOUR.sub("", CONTROL.sub("", text))
+    start = 0
+    for _ in range(6):
+        found = PREFIX.match(text, start)
+        if not found or found.end() == start:
+            break
+        start = found.end()
+    return text[start:].strip()

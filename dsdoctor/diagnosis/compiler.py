@@ -1,0 +1,352 @@
+"""Ills of the host compiler: missing, too old, too new, killed, or at odds with the flags it gets."""
+
+from dsdoctor.diagnosis.nouns import Rule, Signature, Stage, Tier
+
+COMPILERS = r"(?:[\w.-]*-)?(?:c\+\+|g\+\+|gcc|cc|clang|clang\+\+|icpx?)(?:-[\d.]+)?"
+
+HOST_COMPILER_TOO_OLD = Rule(
+    id="host-compiler-too-old",
+    stage=Stage.COMPILE,
+    title="the host compiler {gcc} is too old for this torch's headers",
+    fix="use a newer g++ (torch 2 asks for 9, its C++20 headers for 10 or newer) and name it in CC and CXX",
+    commands=(
+        "sudo apt install g++-12",
+        "export CC=gcc-12 CXX=g++-12",
+        "conda install -c conda-forge gxx_linux-64=12  # without root",
+    ),
+    manual="""torch's headers need a compiler for C++14, 17 or 20: GCC 5, then 9, then 10 or newer. The system's is
+older. Install a newer one beside it and set CC and CXX; nvcc follows CC. `python -m dsdoctor plan` shows which
+compiler it would take and why.""",
+    signatures=(
+        Signature(
+            words="installed+version+cuda",
+            pattern=r"The current installed version of (?P<compiler>\S{1,160}) "
+            r"\((?P<gcc>(?!0\.0\.0)[^)]{1,30})\) is less than the minimum required version "
+            r"by CUDA (?P<nvcc>[\d.]+)",
+            title="{compiler} {gcc} is older than CUDA {nvcc} demands",
+            sample="RuntimeError: The current installed version of c++ (4.8.5) is less than the minimum required "
+            "version by CUDA 11.8 "
+            "(6.0.0). Please make sure to use an adequate version of c++ (>=6.0.0, <12.0).",
+        ),
+        Signature(
+            words="gcc+old",
+            pattern=r"too old version of GCC\. We need GCC (?P<least>\d+)",
+            tier=Tier.FILE,
+            title="torch's headers need GCC {least}, and the compiler is older",
+            sample="c10/util/C++17.h:13:2: error: #error \"You're trying to build PyTorch with a too old version "
+            "of GCC. We need GCC 9 "
+            'or later."',
+        ),
+        Signature(
+            words="unrecognized+std std+invalid std+flag std+defined",
+            pattern=r"unrecognized command[- ]line option ['\"‘“`«]?-std=(?P<std>(?:c|gnu)\+\+\w+)|invalid value "
+            r"'(?P<std2>c\+\+\d\w)' in '-std"
+            r"|(?P<std3>-std=c\+\+\d\w)['\"’”»]? flag is not supported with the configured host compiler"
+            r"|Value '(?P<std4>c\+\+\d\w)' is not defined for option 'std'",
+            tier=Tier.FILE,
+            title="the compiler does not know the C++ standard that torch needs ({std|-std})",
+            sample="c++: error: unrecognized command line option '-std=c++17'",
+        ),
+        Signature(
+            words="concepts compare+error compare+fehler span+error span+fehler ranges+error bit+error "
+            "source_location charconv filesystem optional+error "
+            "string_view+error variant+error numbers+error coroutine+error any+error concepts+erreur",
+            pattern=r":\d+(?::\d+)?: [^:：]{2,60}[:：]\s?'?(?P<header>concepts|compare|span|ranges|bit"
+            r"|source_location|charconv|filesystem|optional"
+            r"|string_view|variant|any|numbers|coroutine)'?(?:[:：] ?\S| file not found)",
+            tier=Tier.FILE,
+            title="the compiler's library has no <{header}>",
+            sample="/venv/lib/torch/include/c10/util/x.h:3:10: fatal error: concepts: No such file or directory",
+        ),
+        Signature(
+            words="abi+incompatible",
+            pattern=r"Your compiler \((?P<compiler>[^)]{1,60})\) may be ABI-incompatible",
+            tier=Tier.PROBE,
+            title="{compiler} may be too old for torch",
+            sample="Your compiler (c++ 4.8.5) may be ABI-incompatible with PyTorch!",
+        ),
+    ),
+)
+
+HOST_COMPILER_TOO_NEW = Rule(
+    id="host-compiler-too-new",
+    stage=Stage.COMPILE,
+    title="the host compiler is newer than nvcc {nvcc} supports",
+    fix="use an older g++ beside it and name it in CC and CXX",
+    commands=(
+        "sudo apt install g++-{newest|12}",
+        "export CC=gcc-{newest|12} CXX=g++-{newest|12}",
+        "python -m dsdoctor prebuild",
+    ),
+    manual="""Every nvcc takes host compilers up to a release: CUDA 11.8 up to GCC 11, 12.4 up to 13, 12.8 up to 14,
+13.0 up to 15. Install an older one beside the system's and set CC and CXX, or take a newer toolkit that still fits
+torch. NVCC_APPEND_FLAGS=-allow-unsupported-compiler only silences the check.""",
+    signatures=(
+        Signature(
+            words="unsupported+gnu",
+            pattern=r"#error -- unsupported GNU version! gcc versions later than (?P<newest>\d+)",
+            tier=Tier.FILE,
+            title="nvcc {nvcc} takes gcc up to {newest}, the host compiler is newer",
+            sample="/usr/local/cuda/include/crt/host_config.h:139:2: error: #error -- unsupported GNU version! "
+            "gcc versions later than 11 "
+            "are not supported!",
+        ),
+        Signature(
+            words="unsupported+version",
+            pattern=r"#error.{0,12}unsupported (?:clang|Microsoft Visual Studio) version",
+            tier=Tier.FILE,
+            commands=("python -m dsdoctor plan",),
+            sample="/usr/local/cuda/include/crt/host_config.h(153): fatal error C1189: #error:  -- unsupported "
+            "Microsoft Visual Studio "
+            "version! Only the versions between 2017 and 2022 (inclusive) are supported!",
+        ),
+        Signature(
+            words="installed+version+cuda",
+            pattern=r"The current installed version of (?P<compiler>\S{1,160}) \((?P<gcc>[^)]{1,30})\) is "
+            r"greater than the maximum required version "
+            r"by CUDA (?P<nvcc>[\d.]+\d)(?:.{0,120}<=?\s?(?P<below>\d+))?",
+            title="{compiler} {gcc} is newer than CUDA {nvcc} supports",
+            commands=("python -m dsdoctor plan", "export CC=gcc-12 CXX=g++-12"),
+            sample="RuntimeError: The current installed version of g++ (13.2.0) is greater than the maximum "
+            "required version by CUDA 11.8. "
+            "Please make sure to use an adequate version of g++ (>=6.0.0, <12.0).",
+        ),
+        Signature(
+            words="identifier+undefined exception+specification type+allowed",
+            pattern=r"(?:lib/gcc/\S{1,80}/include/\w+\.h|bits/\w[\w-]*\.h)\(\d+\): error: (?:identifier "
+            r"\"?[_\w]+\"? is undefined|type name is not allowed"
+            r"|exception specification is incompatible)|error: exception specification is incompatible with that "
+            r"of previous function",
+            tier=Tier.FILE,
+            title="the headers of the host compiler or C library are newer than nvcc {nvcc} understands",
+            commands=("python -m dsdoctor plan", "export CC=gcc-12 CXX=g++-12"),
+            sample="/usr/lib/gcc/x86_64-linux-gnu/13/include/amxtileintrin.h(42): error: identifier "
+            '"__builtin_ia32_ldtilecfg" is undefined',
+        ),
+    ),
+)
+
+NVCC_GCC11_BUG = Rule(
+    id="nvcc-gcc11-bug",
+    stage=Stage.COMPILE,
+    title="nvcc {nvcc|11.5 to 11.7.0} cannot parse the C++ library of GCC 11",
+    fix="use g++ 10 for nvcc 11.5 to 11.7.0, or a toolkit of 11.7.1 or newer",
+    commands=("sudo apt install g++-10", "export CC=gcc-10 CXX=g++-10"),
+    manual="""nvcc 11.5 to 11.7.0 has a defect with the headers of GCC 11: `parameter packs not expanded with '...'`
+in std_function.h. Ubuntu 22.04's own nvcc (11.5) with its own g++ (11) is such a pair. Use g++ 10, or a newer toolkit
+that fits torch.""",
+    signatures=(
+        Signature(
+            words="packs+expanded",
+            pattern=r"(?:std_function\.h|/functional|/tuple|type_traits)[:(]\d+[^a-z]{0,12}error: parameter "
+            r"packs not expanded",
+            tier=Tier.FILE,
+            sample="/usr/include/c++/11/bits/std_function.h:435:145: error: parameter packs not expanded with '...':",
+        ),
+    ),
+)
+
+CXX_STANDARD_TOO_LOW = Rule(
+    id="cxx-standard-too-low",
+    stage=Stage.COMPILE,
+    title="torch's headers demand C++{least|17 or newer}, the builder passes {standard|an older -std}",
+    fix="take a DeepSpeed that passes the standard this torch needs; dsdoctor builds with the right one",
+    commands=("python -m dsdoctor prebuild --source newest", "python -m pip install -U --no-build-isolation deepspeed"),
+    manual="""DeepSpeed's builder passes a fixed -std: C++14, 17 or 20, by its release. torch 1.5 asks for C++14, 2.1
+for C++17, 2.12 or 2.14 for C++20. An older DeepSpeed with a newer torch fails in torch's own headers. Upgrade
+DeepSpeed, or build with dsdoctor, which sets the standard that the installed headers demand.""",
+    explained_by=("host-compiler-too-old",),
+    signatures=(
+        Signature(
+            words="compatible+compiler+required need+compile",
+            pattern=r"#error:?\s{1,3}\"?(?:C\+\+(?P<least>\d\d) or later compatible compiler is required|You "
+            r"need C\+\+(?P<least2>\d\d) to compile PyTorch)",
+            tier=Tier.FILE,
+            sample="torch/include/ATen/ATen.h:4:2: error: #error C++17 or later compatible compiler is required "
+            "to use ATen.",
+        ),
+        Signature(
+            words="onwards requires+least",
+            pattern=r"is only available from C\+\+(?P<least>\d\d) onwards|(?:Thrust|CUB|libcu\+\+|CCCL) requires "
+            r"at least C\+\+ ?(?P<least2>\d\d)",
+            tier=Tier.FILE,
+            sample="note: 'std::optional' is only available from C++17 onwards",
+        ),
+        Signature(
+            words="std+error",
+            pattern=r"error: (?:'(?P<name>is_same_v|optional|string_view|variant|any|conjunction_v|is_invocable_v"
+            r"|void_t|span|source_location|remove_cvref_t)'"
+            r" (?:is not a member of|in namespace) 'std'|namespace \"std\" has no member(?: class)? "
+            r"\"(?P<name2>\w+)\")",
+            tier=Tier.FILE,
+            title="std::{name} is of a newer C++ than the builder asked for ({standard|an older -std})",
+            sample="c10/util/Half.h:12:5: error: 'optional' in namespace 'std' does not name a template type",
+        ),
+        Signature(
+            words="concept requires+error",
+            pattern=r"error: (?:'concept' does not name a type|'requires' (?:was not declared|does not name)"
+            r"|identifier \"(?:concept|requires)\" is undefined)",
+            tier=Tier.FILE,
+            title="torch's headers use C++20 concepts, the builder passes {standard|an older -std}",
+            sample="c10/core/x.h:20:1: error: 'concept' does not name a type",
+        ),
+    ),
+)
+
+COMPILER_OOM_KILLED = Rule(
+    id="compiler-oom-killed",
+    stage=Stage.COMPILE,
+    title="{program|a compiler} was killed: the memory ran out",
+    fix="run fewer compilers at once, for fewer architectures",
+    commands=(
+        "python -m dsdoctor build-wheel --jobs 1",
+        "MAX_JOBS=1 DS_NVCC_THREADS=1 python -m pip install --no-build-isolation deepspeed",
+    ),
+    manual="""A compile of torch's headers takes 1.5 to 3.5 GB of memory, and nvcc runs one for every architecture.
+ninja starts as many as there are processors, whatever the memory or the container's limit. Set MAX_JOBS and
+DS_NVCC_THREADS, name fewer architectures. `python -m dsdoctor build-wheel` sizes its jobs by the memory that the
+control group leaves.""",
+    signatures=(
+        Signature(
+            words="signal+terminated signal+cc1plus signal+cicc killed+program killed+error signal+ld signal+as "
+            "cc1plus",
+            pattern=r"Killed signal terminated program (?P<program>\w+)|internal compiler error: Killed "
+            r"\(program (?P<program2>\w+)"
+            r"|(?:signal|Signal) .{0,24}(?P<program3>cc1plus|cicc|cudafe\+\+|ptxas|ld|as)\b|fatal error: Killed",
+            unless=r"Segmentation|died due to signal 11",
+            tier=Tier.FILE,
+            sample="c++: fatal error: Killed signal terminated program cc1plus",
+        ),
+        Signature(
+            words="died",
+            pattern=r"'?(?P<program>cicc|cudafe\+\+|ptxas|nvcc|fatbinary|ninja)\b.{0,60}died (?:due to|with) "
+            r"(?:signal 9|status 137|<Signals\.SIGKILL)",
+            tier=Tier.FILE,
+            sample="nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+        ),
+        Signature(
+            words="command+137 command+9",
+            pattern=r"error: command '?(?P<program>\S{0,120}(?:gcc|g\+\+|c\+\+|cc|nvcc|clang))'? (?:failed with "
+            r"exit (?:status|code)|terminated by signal)"
+            r" (?:137|-?9)\b",
+            tier=Tier.FILE,
+            sample="error: command '/usr/bin/x86_64-linux-gnu-g++' failed with exit code 137",
+        ),
+        Signature(
+            words="memory+exhausted memory+out out+memory+allocating heap c1060 killed+process",
+            pattern=r"virtual memory exhausted|(?P<program>cc1plus|as|ld|cicc|collect2|cudafe\+\+)\S{0,4}:? out "
+            r"of memory|out of memory allocating \d+ bytes"
+            r"|fatal error C1060|LLVM ERROR: out of memory|Killed process \d+,? \((?P<program2>cc1plus|cicc|ptxas"
+            r"|cudafe\+\+|nvcc|ld|ninja)\)",
+            tier=Tier.FILE,
+            sample="cc1plus: out of memory allocating 65536 bytes after a total of 2147483648 bytes",
+        ),
+        Signature(
+            words="killed",
+            pattern=r"(?:^|\s)Killed\b.{0,20}(?P<program>\S{0,160}(?:c\+\+|g\+\+|gcc|nvcc|ninja|cicc|cc1plus))(?!\w)",
+            tier=Tier.GENERIC,
+            sample="/bin/sh: line 1: 412 Killed                  /usr/bin/c++ -MMD -c cpu_adam.cpp",
+        ),
+    ),
+)
+
+HOST_COMPILER_MISSING = Rule(
+    id="host-compiler-missing",
+    stage=Stage.COMPILE,
+    title="there is no C++ compiler{compiler_hint}",
+    fix="install g++ (on Windows: the Visual Studio build tools, and their own prompt)",
+    commands=("sudo apt install build-essential", "conda install -c conda-forge gxx_linux-64  # without root"),
+    manual="""DeepSpeed's ops are C++: even the CPU ones need a g++ with its parts (cc1plus), and nvcc needs one as
+its host compiler. On Windows, cl.exe must be on PATH: use the x64 Native Tools prompt of Visual Studio. `python -m
+dsdoctor look` lists the compilers that are here.""",
+    signatures=(
+        Signature(
+            words="gcc+found cc+found c+found g+found clang+found gcc+befehl c+befehl gcc+kommando c+kommando "
+            "gcc+orden c+orden gcc+commande c+commande "
+            "未找到命令 コマンドが見つかりません команда",
+            pattern=rf"(?:^|[\s:'\"/])(?P<compiler>{COMPILERS})['\"]?: (?:command not found|not found|Befehl "
+            rf"nicht gefunden|Kommando nicht gefunden"
+            r"|orden no encontrada|commande introuvable|未找到命令|コマンドが見つかりません|команда не найдена)",
+            tier=Tier.FILE,
+            sample="/bin/sh: 1: c++: not found",
+        ),
+        Signature(
+            words="directory+gcc directory+c directory+g directory+cc directory+clang execute+unable "
+            "command+which command+failed+directory",
+            pattern=rf"No such file or directory: '?\"?(?P<compiler>{COMPILERS})'?\"?|unable to execute "
+            rf"'?(?P<compiler2>\S{{0,60}}?{COMPILERS})'?:"
+            rf"|command '?(?P<compiler3>\S{{0,60}}?{COMPILERS})'? failed: No such file|\['which', "
+            rf"'(?P<compiler4>{COMPILERS})'\].{{0,60}}non-zero",
+            unless=r"-c \S{1,160}|cc1plus",
+            sample="error: command 'x86_64-linux-gnu-gcc' failed: No such file or directory",
+        ),
+        Signature(
+            words="cc1plus cc1 execvp",
+            pattern=r"cannot execute ['\"‘`]?(?P<compiler>cc1plus|cc1)|trying to exec '(?P<compiler2>cc1plus"
+            r"|cc1)'|['‘“«](?P<compiler3>cc1plus)['’”»]?.{0,20}execvp",
+            tier=Tier.FILE,
+            title="gcc is there, but its C++ part {compiler} is not",
+            sample="gcc: fatal error: cannot execute 'cc1plus': execvp: No such file or directory",
+        ),
+        Signature(
+            words="installed+version+cuda",
+            pattern=r"The current installed version of (?P<compiler>\S{1,160}) \(0\.0\.0\) is less than",
+            title="torch could not ask {compiler} for its version: it is not there, or no compiler",
+            sample="RuntimeError: The current installed version of g++ (0.0.0) is less than the minimum required "
+            "version by CUDA 13.0 (6.0.0).",
+        ),
+        Signature(
+            words="compiler+cl msvc visual+required where+cl preprocess",
+            pattern=r"Cannot find compiler '(?P<compiler>cl)(?:\.exe)?'|MSVC is required|Microsoft Visual C\+\+ "
+            r"14\.\d+ (?:or greater )?is required"
+            r"|\['where', '(?P<compiler2>cl)'\].{0,60}non-zero|Failed to preprocess host compiler properties",
+            sample="nvcc fatal   : Cannot find compiler 'cl.exe' in PATH",
+        ),
+    ),
+)
+
+SIMD_FLAG_MISMATCH = Rule(
+    id="simd-flag-mismatch",
+    stage=Stage.COMPILE,
+    title="the code asks for SIMD instructions that the compiler's flags do not allow",
+    fix="build on a machine like the one it runs on, with a compiler and an assembler that know its instructions",
+    commands=("lscpu | grep -i flags", "python -m dsdoctor prebuild --ops cpu_adam"),
+    manual="""DeepSpeed chooses the SIMD code (AVX512, AVX2, scalar) by what py-cpuinfo or lscpu says, and the
+instructions by -march=native. Where the two disagree (a wrapper that changes -march, an emulated processor, an old
+assembler) the compiler refuses. Unset CFLAGS that change -march, update binutils, or build on the machine itself.""",
+    signatures=(
+        Signature(
+            words="inlining target+mismatch",
+            pattern=r"inlining failed in call to .{0,20}always_inline.{0,200}|target specific option mismatch",
+            tier=Tier.FILE,
+            sample="/usr/lib/gcc/x86_64-linux-gnu/12/include/avx512fintrin.h:7998:1: error: inlining failed in "
+            "call to 'always_inline' "
+            "'_mm512_storeu_ps': target specific option mismatch",
+        ),
+        Signature(
+            words="declared+scope instruction+such march+value march+unrecognized",
+            pattern=r"error: ['‘]?_mm(?:256|512)?_\w+['’]? was not declared|Error: no such instruction: `?v"
+            r"|(?:bad|unknown) value \(?['‘]?[\w-]{1,30}['’]?\)?"
+            r" for ['‘]?-march|unrecognized command[- ]line option ['‘]?-march=native",
+            tier=Tier.FILE,
+            sample="/tmp/ccx.s:41: Error: no such instruction: `vmovdqu8 (%rax),%zmm0'",
+        ),
+        Signature(
+            words="feature+requires",
+            pattern=r"requires target feature 'avx|without AVX512F enabled changes the ABI.{0,20}error",
+            tier=Tier.FILE,
+            sample="error: always_inline function '_mm512_add_ps' requires target feature 'avx512f', but would "
+            "be inlined",
+        ),
+    ),
+)
+
+RULES = (
+    HOST_COMPILER_TOO_OLD,
+    HOST_COMPILER_TOO_NEW,
+    NVCC_GCC11_BUG,
+    CXX_STANDARD_TOO_LOW,
+    COMPILER_OOM_KILLED,
+    HOST_COMPILER_MISSING,
+    SIMD_FLAG_MISMATCH,
+)

@@ -1,0 +1,193 @@
+"""What a log says of its machine: versions, folders, flags, the op being built. Gathered line by line."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from dsdoctor.diagnosis.nouns import Facts
+
+MOST = 40
+VARIABLES = {
+    "aio": "async_io",
+    "ccl_comm": "deepspeed_ccl_comm",
+    "shm_comm": "deepspeed_shm_comm",
+    "deep_compile": "dc",
+}
+"""DS_BUILD_<X> -> the op, where the names differ."""
+
+OPS = (
+    "ops",
+    "aio",
+    "gds",
+    "cpu_adam",
+    "cpu_adagrad",
+    "cpu_lion",
+    "fused_adam",
+    "fused_lamb",
+    "fused_lion",
+    "transformer",
+    "stochastic_transformer",
+    "transformer_inference",
+    "inference_core_ops",
+    "cutlass_ops",
+    "ragged_ops",
+    "ragged_device_ops",
+    "quantizer",
+    "fp_quantizer",
+    "random_ltd",
+    "spatial_inference",
+    "sparse_attn",
+    "evoformer_attn",
+    "utils",
+    "pin_memory",
+    "deep_compile",
+    "ccl_comm",
+    "shm_comm",
+    "not_implemented",
+)
+"""What stands behind DS_BUILD_, in small letters; ``ops`` asks for all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clue:
+    """Where a fact stands: see Signature for ``words``; the first group is the value. ``last``: the last one wins."""
+
+    name: str
+    words: str
+    pattern: str
+    last: bool = False
+
+
+CLUES = (
+    Clue(
+        name="python",
+        words="python3 python python_version",
+        pattern=r"[/\\][Pp]ython(3\.\d+)[/\\]|\b[Pp]ython(?: version:?|:)? (3\.\d+(?:\.\d+)?)\b",
+    ),
+    Clue(name="python", words="torch_extensions", pattern=r"[/\\]py(3\d+)_"),
+    Clue(
+        name="torch",
+        words="torch",
+        pattern=r"Runtime torch version=([\d.]+\d)|\btorch(?:==|-| version[ .:]{1,40}|\s{1,30}|, "
+        r")(\d+\.\d+(?:\.\d+)?(?:\.dev\d+)?(?:\+\w+)?)\b",
+    ),
+    Clue(
+        name="cuda",
+        words="torch+version torch+cuda torch_extensions torch+compiled",
+        pattern=r"torch cuda version [ .]{1,40}(\d+\.\d+)|torch\S{1,20}\+cu(\d{3})\b|py3\d+_cu(\d{3})\b|torch "
+        r"was compiled with (\d+\.\d+)"
+        r"|torch \d\S{1,20}\+cu(\d{3})\b",
+    ),
+    Clue(
+        name="nvcc",
+        words="nvcc compilation+tools installed+cuda",
+        pattern=r"nvcc version [ .]{1,40}(\d+\.\d+)|[Cc]uda compilation tools, release (\d+\.\d+)"
+        r"|cuda-(\d+\.\d+)[/\\]bin[/\\]nvcc"
+        r"|Installed CUDA version (\d+\.\d+)|CUDA[/\\]v(\d+\.\d+)[/\\]bin[/\\]nvcc",
+    ),
+    Clue(
+        name="deepspeed",
+        words="deepspeed git_hash",
+        pattern=r"\bdeepspeed(?:-|==|\s{1,30}|@)v?(\d+\.\d+\.\d+\S{0,24}?)(?=\.tar|-cp|-py|[\s,/)'\"]|$)"
+        r"|DeepSpeed info: version=(\d[^\s,]{2,30})"
+        r"|deepspeed info [. ]{1,40}(\d[^\s,]{2,30})|^version=(\d[^\s,]{2,30}), git_hash",
+    ),
+    Clue(
+        name="gcc",
+        words="gcc+version gcc+x86_64 include+c gcc+lib",
+        pattern=r"gcc version (\d+[\d.]*)|\b(?:gcc|g\+\+|c\+\+)(?:-\d+)? \([^)]{1,60}\) (\d+\.\d+\.\d+)"
+        r"|/include/c\+\+/(\d+)[./]|lib/gcc/[\w-]+/(\d+)",
+    ),
+    Clue(name="pip", words="pip", pattern=r"\bpip (\d+\.\d+\S{0,8}) from|Using pip (\d+\.\d+\S{0,8})"),
+    Clue(
+        name="cuda_home",
+        words="cuda_home cuda_path",
+        pattern=r"\b(?:CUDA_HOME|CUDA_PATH)\s?[=:]\s?['\"]?(/[^'\"\s]{1,120})",
+    ),
+    Clue(name="cuda_home", words="nvcc", pattern=r"(?:^|\s|ccache )(/\S{1,120})/bin/nvcc\s"),
+    Clue(name="cuda_home", words="dtorch_extension_name", pattern=r"-(?:isystem |I)(/usr(?:/local)?)/include\s"),
+    Clue(name="cache", words="extensions", pattern=r"Using (\S{1,200}) as PyTorch extensions root"),
+    Clue(name="standard", words="std", pattern=r"-std=((?:c|gnu)\+\+\d\w)(?!.{0,4000}-std=)", last=True),
+    Clue(
+        name="accelerator",
+        words="ds_accelerator accelerator",
+        pattern=r"Setting ds_accelerator to (\w+)|Setting accelerator to (\w+)",
+    ),
+    Clue(
+        name="arch_list",
+        words="torch_cuda_arch_list",
+        pattern=r"TORCH_CUDA_ARCH_LIST=['\"]?([\w.;+ ]{1,80}?)(?=['\"]|\s\S*=|\s[a-z]|$)",
+    ),
+    Clue(
+        name="op",
+        words="extension+module dtorch_extension_name building+deepspeed building+extension",
+        pattern=r"(?:Building|Loading) extension module (\w+?)(?:_v\d+)?\b\.|building "
+        r"'deepspeed\.[\w.]*?\b(\w+?)(?:_op)?' extension"
+        r"|Error building extension '(\w+?)(?:_v\d+)?'|-DTORCH_EXTENSION_NAME=\\*\"?(\w+?)(?:_op)?[\s\\\"]",
+        last=True,
+    ),
+    Clue(
+        name="op",
+        words="torch_extensions",
+        pattern=r"torch_extensions[/\\](?:[\w.-]+[/\\])?(\w+)[/\\]build\.ninja",
+        last=True,
+    ),
+)
+LISTS = (
+    Clue(name="architectures", words="gencode", pattern=r"compute_(\d+[a-z]?)"),
+    Clue(name="asked", words=" ".join(f"ds_build_{name}" for name in OPS), pattern=r"\bDS_BUILD_(\w+)=[\"']?1\b"),
+)
+INSTALL_OPS = Clue(name="install_ops", words="install", pattern=r"Install Ops=\{(.{0,3000}?)\}")
+
+
+class Gathering:
+    """The facts of one log while it is read."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.lists: dict[str, dict[str, None]] = {"architectures": {}, "asked": {}}
+        self.ops: dict[str, bool] = {}
+
+    def read(self, clue: Clue, text: str) -> None:
+        """Take a clue's fact from a line that may hold it."""
+        if clue.name in self.lists:
+            found_all = self.lists[clue.name]
+            for value in re.findall(clue.pattern, text)[:MOST]:
+                if len(found_all) < MOST:
+                    found_all.setdefault(value)
+        elif clue is INSTALL_OPS:
+            if found := re.search(clue.pattern, text):
+                pairs = re.findall(r"'(\w+)': (\w+)", found[1])
+                self.ops = {op: state not in {"False", "0"} for op, state in pairs[:100]}
+        elif (clue.last or clue.name not in self.values) and (found := re.search(clue.pattern, text)):
+            self.values[clue.name] = _normal(clue.name, next(value for value in found.groups() if value))
+
+    def facts(self) -> Facts:
+        """What was gathered."""
+        asked = tuple(op_of(variable) for variable in self.lists["asked"])
+        lists: dict[str, Any] = {
+            "architectures": tuple(self.lists["architectures"]),
+            "asked": asked,
+            "built": tuple(op for op, built in self.ops.items() if built),
+            "left_out": tuple(op for op, built in self.ops.items() if not built),
+        }
+        values: dict[str, Any] = {**self.values}
+        return Facts(**values, **lists)
+
+
+def op_of(variable: str) -> str:
+    """The op that DS_BUILD_<variable> builds.
+
+    >>> op_of("AIO"), op_of("CPU_ADAM")
+    ('async_io', 'cpu_adam')
+    """
+    return VARIABLES.get(variable.lower(), variable.lower())
+
+
+def _normal(name: str, value: str) -> str:
+    """``118`` -> ``11.8``; ``310`` -> ``3.10``."""
+    if name == "cuda" and value.isdigit():
+        return f"{value[:-1]}.{value[-1]}"
+    if name == "python" and value.isdigit():
+        return f"{value[0]}.{value[1:]}"
+    return value

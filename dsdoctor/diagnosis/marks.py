@@ -1,0 +1,89 @@
+"""Lines that tell how a log went: it failed, it ended well, a compile began. They name no cause."""
+
+import enum
+from dataclasses import dataclass
+
+
+class Event(enum.Enum):
+    """What a mark says."""
+
+    FAILED = "failed"
+    ENDED_WELL = "ended well"
+    TRACEBACK = "traceback"
+    COMPLAINT = "complaint"
+    WAITING = "waiting"
+    COMPILING = "compiling"
+    LOADED = "loaded"
+    CANCELLED = "cancelled"
+    NO_GPU = "no gpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A line that tells how it went; ``words`` and ``pattern`` as in Signature."""
+
+    event: Event
+    words: str
+    pattern: str
+
+
+MARKS = (
+    Mark(event=Event.TRACEBACK, words="traceback", pattern=r"Traceback \(most recent call last\)"),
+    Mark(
+        event=Event.FAILED,
+        words="exits exitcode exit+code exit+status exited+code exited+status complete+code",
+        pattern=r"exits with return code = -?[1-9]|exitcode\s*: -?[1-9]|(?:exit(?:ed)?|did not "
+        r"complete).{0,60}?(?:code|status):? -?[1-9]\d*\b",
+    ),
+    Mark(
+        event=Event.FAILED,
+        words="failed+building failed+build subprocess metadata+generation ninja+stopped wheels+build",
+        pattern=r"Failed (?:building|to build)|subprocess-exited-with-error|metadata-generation-failed|ninja: "
+        r"build stopped|Could not build wheels",
+    ),
+    Mark(
+        event=Event.FAILED,
+        words="childfailederror aborted segmentation dumped killed",
+        pattern=r"ChildFailedError|Aborted\b|Segmentation fault|core dumped|^Killed\b|\sKilled\s",
+    ),
+    Mark(
+        event=Event.FAILED,
+        words="error make fatal",
+        pattern=r"^(?:error|ERROR|fatal(?!: not a git)|\#\#\[error\]|make(?:\[\d\])?: \*\*\*)[: ]|\bfatal error\b"
+        r"|: error:|nvcc fatal|ptxas fatal|^mpirun (?:has|was)",
+    ),
+    Mark(
+        event=Event.COMPLAINT,
+        words="error fatal cannot failed denied refused terminate fehler erreur",
+        pattern=r"\b[Ee]rror\b|ERROR|[Ff]atal(?!: not a git)|[Cc]annot |[Ff]ailed|denied|refused|terminate called"
+        r"|Fehler|[Ee]rreur",
+    ),
+    Mark(
+        event=Event.ENDED_WELL,
+        words="successfully finished",
+        pattern=r"Successfully (?:installed|built) .{0,400}\bdeepspeed\b|exits successfully|Finished processing "
+        r"dependencies for deepspeed",
+    ),
+    Mark(
+        event=Event.ENDED_WELL,
+        words="train_runtime training+completed training+finished training+complete training+done",
+        pattern=r"'train_runtime':|[Tt]raining (?:completed|finished|complete|done)\b",
+    ),
+    Mark(
+        event=Event.WAITING,
+        words="extensions+root patching+ldflags extension+directory",
+        pattern=r"as PyTorch extensions root|Detected CUDA files, patching ldflags|Creating extension directory",
+    ),
+    Mark(
+        event=Event.COMPILING,
+        words="dtorch_extension_name building",
+        pattern=r"-DTORCH_EXTENSION_NAME|[Bb]uilding (?:extension|')",
+    ),
+    Mark(event=Event.LOADED, words="time+load", pattern=r"Time to load \w+ op"),
+    Mark(event=Event.CANCELLED, words="cancelled keyboardinterrupt", pattern=r"CANCELLED AT|^KeyboardInterrupt"),
+    Mark(
+        event=Event.NO_GPU,
+        words="torch+did cuda+runtime",
+        pattern=r"Torch did not find cuda available|No CUDA runtime is found",
+    ),
+)

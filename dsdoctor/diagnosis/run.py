@@ -1,0 +1,348 @@
+"""Ills of a run: memory, shared memory, ports, NCCL, fp16, processors, and imports that newer versions removed."""
+
+from dsdoctor.diagnosis.nouns import Rule, Signature, Stage, Tier
+
+SHM = r"/dev/shm|posix_fallocate|[Ss]hared memory|\(shm\)|torch_\d+_|nccl-|shmutils|include/shm\.h"
+
+DEEPSPEED_TOO_OLD_FOR_TORCH = Rule(
+    id="deepspeed-too-old-for-torch",
+    stage=Stage.LOAD,
+    title="this DeepSpeed imports {name|something} from torch, and this torch no longer has it",
+    fix="upgrade DeepSpeed to a release that knows this torch",
+    commands=("python -m pip install -U deepspeed", "python -m dsdoctor prebuild --source newest"),
+    manual="""Releases of DeepSpeed import internals of torch: torch._six went with torch 2.0, `log` of the elastic
+agent with 2.6. An older DeepSpeed on a newer torch fails at import. Upgrade DeepSpeed, or pin torch to what it was
+written for.""",
+    signatures=(
+        Signature(
+            words="modulenotfounderror importerror+named",
+            pattern=r"No module named '(?P<name>torch\.[\w.]+)'",
+            sample="ModuleNotFoundError: No module named 'torch._six'",
+        ),
+        Signature(
+            words="import+torch",
+            pattern=r"cannot import name '(?P<name>\w+)' from '(?:partially initialized module )?torch(?:\.[\w.]+)?'",
+            sample="ImportError: cannot import name 'log' from 'torch.distributed.elastic.agent.server.api' "
+            "(/venv/lib/python3.11/site-packages/"
+            "torch/distributed/elastic/agent/server/api.py)",
+        ),
+        Signature(
+            words="attribute+torch",
+            pattern=r"AttributeError: module 'torch(?:\.[\w.]+)?' has no attribute '(?P<name>\w+)'",
+            after=r"deepspeed|op_builder",
+            tier=Tier.GENERIC,
+            sample='  File "/venv/lib/python3.11/site-packages/deepspeed/runtime/engine.py", line 20, in <module>\n'
+            "AttributeError: module 'torch.distributed' has no attribute '_all_gather_base'",
+        ),
+        Signature(
+            words="bufsize",
+            pattern=r"cannot import name '(?P<name>BUFSIZE)' from 'numpy'",
+            title="this DeepSpeed imports {name} from numpy, and numpy 2 no longer has it",
+            commands=("python -m pip install -U deepspeed", "python -m pip install 'numpy<2'"),
+            sample="ImportError: cannot import name 'BUFSIZE' from 'numpy' "
+            "(/venv/lib/python3.9/site-packages/numpy/__init__.py)",
+        ),
+    ),
+)
+
+MASTER_PORT_IN_USE = Rule(
+    id="master-port-in-use",
+    stage=Stage.RUN,
+    title="port {port|of the rendezvous (29500 by default)} is taken by another process",
+    fix="end the other job, or take another port",
+    commands=(
+        "ss -ltnp sport = :{port|29500}",
+        "deepspeed --master_port 29501 ...",
+        "torchrun --master_port 29501 ...",
+    ),
+    manual="""Rank 0 listens on MASTER_PORT, 29500 by default. A second job on the same node, or a zombie of the last
+one, holds it. The other ranks may then hang on the foreign listener. Give every job a port of its own, and end what
+is left over.""",
+    signatures=(
+        Signature(
+            words="eaddrinuse errno+98 winerror+10048 errno+10048 address+use socket+listen",
+            pattern=r"EADDRINUSE(?:.{0,120}port: (?P<port>\d{2,5}))?|\b[Ee]rrno:? ?98\b|Address already in use"
+            r"|WinError 10048|errno: 10048"
+            r"|server socket has failed to listen on any local network address(?:.{0,40}port: (?P<port2>\d{2,5}))?",
+            unless=r"tensorboard|jupyter|vllm|uvicorn|gradio",
+            sample="torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+            "network address. port: 29500, "
+            "useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+        ),
+        Signature(
+            words="socket+bind",
+            pattern=r"server socket has failed to bind to .{0,60}?:(?P<port>\d{2,5}) ",
+            tier=Tier.GENERIC,
+            sample="[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29500 (errno: 97 - "
+            "not supported).",
+        ),
+    ),
+)
+
+NCCL_SHM_TOO_SMALL = Rule(
+    id="nccl-shm-too-small",
+    stage=Stage.RUN,
+    title="/dev/shm is too small for NCCL or the data loaders (docker gives 64 MB)",
+    fix="give the container more shared memory, and remove what dead jobs left in it",
+    commands=("df -h /dev/shm", "docker run --shm-size=16g ...", "rm -f /dev/shm/nccl-* /dev/shm/torch_*"),
+    manual="""NCCL and torch's data loaders exchange data through /dev/shm. docker gives 64 MB by default. Use
+--shm-size=16g or --ipc=host; on Kubernetes mount an emptyDir with `medium: Memory` on /dev/shm. Files of dead jobs
+(nccl-*, torch_*) fill it too. NCCL_SHM_DISABLE=1 is slow and only a test.""",
+    signatures=(
+        Signature(
+            words="posix_fallocate shared+memory+segment call+shm call+nccl shm+extend failed+extend",
+            pattern=r"Call to (?:posix_fallocate|ftruncate|mmap|fallocate|shm_open) failed|while creating shared "
+            r"memory segment|failed to extend /dev/shm"
+            r"|Error: failed to extend",
+            sample="node1:97:176 [0] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left "
+            "on device",
+        ),
+        Signature(
+            words="shm+insufficient dataloader+killed out+shared+memory",
+            pattern=r"insufficient shared memory \(shm\)|out of shared memory|killed by signal: Bus error",
+            sample="RuntimeError: DataLoader worker (pid 412) is killed by signal: Bus error. It is possible "
+            "that dataloader's workers are out of "
+            "shared memory. Please try to raise your shared memory limit.",
+        ),
+        Signature(
+            words="unable+mmap unable+write unable+open unable+resize unable+allocate shm+space shm+errno shm+enospc",
+            pattern=r"unable to (?:mmap|write|open|resize|allocate).{0,60}(?:</torch_|/dev/shm|shared memory)"
+            r"|/dev/shm\S{0,160} .{0,60}No space left"
+            r"|(?:No space left on device|Errno 28|ENOSPC).{0,60}/dev/shm",
+            sample="RuntimeError: unable to mmap 1024 bytes from file </torch_412_3>: Cannot allocate memory (12)",
+        ),
+        Signature(
+            words="bus+error sigbus exitcode+7",
+            pattern=r"Bus error \(core dumped\)|Signal 7 \(SIGBUS\)|exitcode\s*: -7\b",
+            tier=Tier.GENERIC,
+            sample="exitcode  : -7 (pid: 412)",
+        ),
+    ),
+)
+
+NCCL_NETWORK_INTERFACE = Rule(
+    id="nccl-network-interface",
+    stage=Stage.RUN,
+    title="the nodes do not reach each other over the network that was chosen{peer_hint}",
+    fix="name the interface that all nodes share, and open the ports between them; dsdoctor comm says who reaches whom",
+    commands=(
+        "python -m dsdoctor comm",
+        "export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0  # yours: ip -br addr",
+        "export NCCL_DEBUG=INFO",
+    ),
+    manual="""NCCL and gloo choose a network interface by themselves, sometimes docker0, a VPN or a link-local
+address, and use any free port, not only MASTER_PORT. The wrong interface or a firewall ends in failed connects or a
+hang. Set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME on every node (deepspeed forwards only what .deepspeed_env names)
+and open the ports between the nodes. `python -m dsdoctor comm` tests who reaches whom.""",
+    signatures=(
+        Signature(
+            words="bootstrap+no interface+found interface+no",
+            pattern=r"[Nn]o (?:socket |IP )?interface found|Bootstrap ?: no |no NCCL_SOCKET_IFNAME interface",
+            unless=r"NET/IB",
+            title="NCCL found no network interface{ifname_hint}",
+            sample="node1:12:12 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found",
+        ),
+        Signature(
+            words="connect+failed connect+returned connecting+address unable+find",
+            pattern=r"(?:Connect to|connect to) (?P<peer>[\w.:%-]+<\d+>) (?:failed|returned)|WARN (?:NET/Socket "
+            r": )?Call to connect (?:to \S{1,160} )?(?:failed|returned)"
+            r"|connecting to address .{0,60}neither AF_INET|Unable to find (?:address|interface) for: "
+            r"?(?P<peer2>\S{1,160})",
+            sample="node1:12:80 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to "
+            "172.17.0.1<45763> failed : No route to host",
+        ),
+        Signature(
+            words="client+socket",
+            pattern=r"[Tt]he client socket has timed out after .{1,24} while trying to connect to "
+            r"\(?(?P<peer>[\w.:, -]{3,80})\)",
+            title="no answer from the rendezvous at {peer}",
+            fix="check that rank 0 runs there, that MASTER_ADDR is right on every node, and that its port is open",
+            commands=("python -m dsdoctor comm", "nc -zv MASTER_ADDR MASTER_PORT"),
+            sample="torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while "
+            "trying to connect to (10.0.0.1, "
+            "29500).",
+        ),
+        Signature(
+            words="connectfullmesh",
+            pattern=r"connectFullMesh failed",
+            tier=Tier.GENERIC,
+            sample="RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error",
+        ),
+        Signature(
+            words="net+ib ibv_modify_qp ibv_reg_mr ibv_create_qp ibv_reg_mr_iova2 wrap",
+            pattern=r"NET/IB ?: .{0,40}[Gg]ot completion .{0,80}(?:error|status=) ?\d+|ibv_\w+ failed",
+            title="InfiniBand or RoCE failed between the nodes",
+            fix="check the links (ibstat), NCCL_IB_HCA and NCCL_IB_GID_INDEX; NCCL_IB_DISABLE=1 tells whether it "
+            "is InfiniBand",
+            commands=("ibstat", "python -m dsdoctor comm"),
+            sample="node1:12:90 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4791> with error 12, "
+            "opcode 0, len 0, vendor err 129",
+        ),
+        Signature(
+            words="ncclsystemerror unhandled+system ncclremoteerror remote+exited",
+            pattern=r"ncclSystemError|unhandled system error|ncclRemoteError|remote process exited or there was "
+            r"a network error",
+            tier=Tier.GENERIC,
+            title="NCCL's system call failed: the network, or shared memory",
+            sample="ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device "
+            "error.",
+        ),
+    ),
+    explained_by=("nccl-shm-too-small", "host-ram-oom"),
+)
+
+NCCL_COLLECTIVE_TIMEOUT = Rule(
+    id="nccl-collective-timeout",
+    stage=Stage.RUN,
+    title="ranks waited for each other in {operation|a collective} until the watchdog fired",
+    fix="find the rank that died, hung or took another path: read the first error of every rank's log, then test "
+    "the network",
+    commands=(
+        "python -m dsdoctor diagnose rank*.log",
+        "python -m dsdoctor comm",
+        "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+    ),
+    manual="""All ranks must call the same collectives in the same order. When one dies, hangs, or takes another path
+(a branch on the rank, a longer evaluation, an uneven data set), the others wait until the watchdog ends them. This
+log is of a rank that waited; the cause is in the log of the one that did not come. `python -m dsdoctor comm` rules
+the network out.""",
+    signatures=(
+        Signature(
+            words="watchdog",
+            pattern=r"Watchdog caught collective operation timeout(?:.{0,80}OpType=(?P<operation>\w+))?|watchdog "
+            r"(?:hang|got stuck)"
+            r"|watchdog thread terminated with exception",
+            tier=Tier.GENERIC,
+            sample="[E ProcessGroupNCCL.cpp:475] [Rank 1] Watchdog caught collective operation timeout: "
+            "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, "
+            "NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800123 milliseconds before timing out.",
+        ),
+        Signature(
+            words="nccl+operations",
+            pattern=r"Some NCCL operations have failed or timed out",
+            tier=Tier.GENERIC,
+            sample="[E ProcessGroupNCCL.cpp:455] Some NCCL operations have failed or timed out. Due to the "
+            "asynchronous nature of CUDA kernels,",
+        ),
+        Signature(
+            words="timed+out wait+timeout socket+timeout store+timeout monitoredbarrier timeout+keys",
+            pattern=r"Timed out waiting \d+ms for (?P<operation>recv|send) operation|wait timeout after \d+ms, "
+            r"keys|Timed out after \d+ seconds waiting for clients"
+            r"|(?:DistBackend|DistStore|Runtime)Error: (?:Socket Timeout|.{0,80}store->get.{0,80}(?:[Tt]imeout"
+            r"|timed out))|failed to pass monitoredBarrier",
+            tier=Tier.GENERIC,
+            sample="torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 2/3 "
+            "clients joined.",
+        ),
+    ),
+)
+
+HOST_RAM_OOM = Rule(
+    id="host-ram-oom",
+    stage=Stage.RUN,
+    title="a rank was killed: the host's memory ran out",
+    fix="use less host memory: fewer ranks or loader workers, no pinned memory, offload to NVMe, or a machine or "
+    "container with more",
+    commands=("dmesg -T | grep -i -E 'killed process|out of memory'", "free -g; cat /sys/fs/cgroup/memory.max"),
+    manual="""exit code -9 (137 in a container) is SIGKILL: nearly always the kernel's or the scheduler's memory
+killer. CPU offload needs about 16 bytes of host memory a parameter, and every rank that loads the whole checkpoint
+needs it once more. `dmesg` names the process. A compiler that is killed is another matter: MAX_JOBS=1.""",
+    signatures=(
+        Signature(
+            words="return+9 signal+9 exitcode+9 exit+137 exited+137 status+137 sigkill",
+            pattern=r"exits with return code = -9\b|Signal 9 \(SIGKILL\)|exitcode\s*: -9\b|exit(?:ed with)?(?: "
+            r"status| code|code)? ?[:=]? ?137\b|died with <Signals\.SIGKILL",
+            tier=Tier.GENERIC,
+            unless=r"command '\S{0,160}(?:gcc|g\+\+|c\+\+|nvcc)|ninja",
+            sample="[ERROR] [launch.py:434:sigkill_handler] ['/venv/bin/python', '-u', 'train.py'] exits with "
+            "return code = -9",
+        ),
+        Signature(
+            words="oom oom_kill oomkilled killed+process oom_reaper memory+limit cgroup+killed",
+            pattern=r"oom-kill(?:er)? event|OOMKilled|Out of memory: Killed process|oom_reaper: reaped|Exceeded "
+            r"job memory limit|Some of your processes may have been killed "
+            r"by the cgroup|exceeded memory limit",
+            unless=r"\((?:cc1plus|cicc|ptxas|cudafe\+\+|nvcc|ld|ninja)\)",
+            sample="slurmstepd: error: Detected 1 oom_kill event in StepId=412.0. Some of the step tasks have "
+            "been OOM Killed. oom-kill event",
+        ),
+        Signature(
+            words="killed",
+            pattern=r"^Killed$|\d+ Killed\s+(?P<program>\S{0,160}python[\d.]*|deepspeed|torchrun|accelerate)\b",
+            tier=Tier.GENERIC,
+            sample="run.sh: line 3: 12729 Killed                  python train.py",
+        ),
+        Signature(
+            words="defaultcpuallocator",
+            pattern=r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)(?:.{0,80}allocate "
+            r"(?P<bytes>\d+) bytes)?",
+            sample="RuntimeError: [enforce fail at alloc_cpu.cpp:83] err == 0. DefaultCPUAllocator: can't "
+            "allocate memory: you tried to allocate "
+            "51539607552 bytes. Error code 12 (Cannot allocate memory)",
+        ),
+        Signature(
+            words="memoryerror errno+12 bad_alloc",
+            pattern=r"^(?:numpy\S{0,160})?MemoryError\b|OSError: \[Errno 12\] Cannot allocate memory|std::bad_alloc",
+            tier=Tier.GENERIC,
+            sample="OSError: [Errno 12] Cannot allocate memory",
+        ),
+    ),
+)
+
+FP16_LOSS_SCALE_FLOOR = Rule(
+    id="fp16-loss-scale-floor",
+    stage=Stage.RUN,
+    title="fp16 overflowed on every step until the loss scale reached its floor",
+    fix="train in bf16 where the GPU has it, or find the module where the first inf arises",
+    commands=("python -m dsdoctor.run SCRIPT.py", "python -m dsdoctor explain fp16-loss-scale-floor"),
+    manual="""Dynamic loss scaling halves the scale at every overflow. A few at the start are normal; overflow on
+every step means that the model itself makes inf or nan: a model trained in bf16, too high a learning rate, a broken
+batch. Use bf16, or let `python -m dsdoctor.run SCRIPT.py` say which module made the first inf.""",
+    signatures=(
+        Signature(
+            words="loss+scale+minimum",
+            pattern=r"[Cc]urrent loss scale already at minimum",
+            sample="Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
+        ),
+        Signature(
+            words="loss+scale+reducing",
+            pattern=r"Attempted loss scale: (?P<scale>[\d.e-]+), reducing to (?:1(?:\.0+)?|0(?:\.\d+)?"
+            r"|\d\.\d+e-\d+)\s*$",
+            tier=Tier.GENERIC,
+            sample="[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 1, reducing to 1",
+        ),
+    ),
+)
+
+CPU_ISA_ILLEGAL_INSTRUCTION = Rule(
+    id="cpu-isa-illegal-instruction",
+    stage=Stage.RUN,
+    title="illegal instruction: an op was built for a newer processor than this one",
+    fix="build the CPU ops on a machine like the oldest one they run on",
+    commands=("python -m dsdoctor prebuild", "rm -rf ~/.cache/torch_extensions", "python -m dsdoctor check --deep"),
+    manual="""DeepSpeed compiles its CPU ops with -march=native: they hold the instructions of the build machine
+(AVX512 and more). A wheel, an image or a shared cache that reaches an older processor dies with SIGILL. Build on the
+oldest kind of node, or one wheel for each kind. `python -m dsdoctor check --deep` compares a wheel with this
+processor.""",
+    signatures=(
+        Signature(
+            words="illegal+instruction sigill return+4 exitcode+4 exit+132 instruction+ill ungültiger illégale "
+            "ilegal 非法指令 不正な命令 недопустимая",
+            pattern=r"Illegal instruction|SIGILL\b|exits with return code = -4\b|exitcode\s*: -4\b|exit (?:code"
+            r"|status):? 132\b|Ungültiger Maschinenbefehl"
+            r"|Instruction illégale|Instrucción ilegal|非法指令|不正な命令|Недопустимая инструкция",
+            sample="Illegal instruction (core dumped)",
+        ),
+    ),
+)
+
+RULES = (
+    DEEPSPEED_TOO_OLD_FOR_TORCH,
+    MASTER_PORT_IN_USE,
+    NCCL_SHM_TOO_SMALL,
+    NCCL_NETWORK_INTERFACE,
+    NCCL_COLLECTIVE_TIMEOUT,
+    HOST_RAM_OOM,
+    FP16_LOSS_SCALE_FLOOR,
+    CPU_ISA_ILLEGAL_INSTRUCTION,
+)

@@ -1,0 +1,40 @@
+"""A built DeepSpeed, or the differences between machines -> lines."""
+
+from collections.abc import Iterable, Iterator
+
+from dsdoctor.checks.compare import Difference, Group
+from dsdoctor.machine import DeepSpeed
+
+FEW = 4
+
+
+def built_lines(built: DeepSpeed) -> Iterator[str]:
+    """What a wheel or an installed DeepSpeed says of itself."""
+    yield f"DeepSpeed {built.version}  {built.location}"
+    made = [("for", ", ".join((*built.python, *built.platform))), ("accelerator", built.accelerator)]
+    made += [("torch", built.torch), ("CUDA", built.cuda), ("glibc", built.glibc), ("libstdc++", built.glibcxx)]
+    yield "    " + ", ".join(f"{name} {value}" for name, value in made if value)
+    yield f"    ops: {', '.join(built.present_ops or built.installed_ops) or 'none'}"
+    inside = sorted({name for names in built.sm_arch.values() for name in names})
+    if inside:
+        yield f"    GPU code: {', '.join(inside)}"
+    march = [flag for flag in built.cpu_flags if flag.startswith(("-march", "-mcpu"))]
+    if march:
+        yield f"    processor code: {' '.join(march)}"
+
+
+def difference_lines(differences: Iterable[Difference], machines: int) -> Iterator[str]:
+    """One line a fact: who differs, then what the others say."""
+    differences = tuple(differences)
+    for difference in differences:
+        *few, most = difference.groups
+        shown = "; ".join(f"{_names(group)}: {group.value or 'not there'}" for group in few)
+        others = f"the other {len(most.machines)}" if len(most.machines) > 1 else most.machines[0]
+        yield f"! {difference.fact}: {shown}; {others}: {most.value or 'not there'}"
+    if not differences:
+        yield f"✓ the {machines} machines do not differ"
+
+
+def _names(group: Group) -> str:
+    shown = ", ".join(group.machines[:FEW])
+    return shown + (f" and {len(group.machines) - FEW} more" if len(group.machines) > FEW else "")

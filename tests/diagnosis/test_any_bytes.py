@@ -1,0 +1,80 @@
+"""Whatever stands in a log, a Diagnosis comes out, and in time."""
+
+import io
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsdoctor.diagnosis.clean import raw_lines
+from dsdoctor.diagnosis.diagnose import diagnose
+from dsdoctor.diagnosis.nouns import Outcome
+from dsdoctor.diagnosis.rules import RULES
+
+SAMPLES = [signature.sample.encode() for rule in RULES.values() for signature in rule.signatures]
+WORDS = sorted({word.encode() for sample in SAMPLES[:80] for word in sample.decode().split()})
+LINES = st.one_of(
+    st.binary(max_size=80),
+    st.sampled_from(SAMPLES),
+    st.lists(st.sampled_from(WORDS), max_size=12).map(b" ".join),
+    st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass")),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(LINES, max_size=12))
+def test_any_lines_give_a_diagnosis(lines: list[bytes]) -> None:
+    data = b"\n".join(lines)
+
+    diagnosis = diagnose(raw_lines(io.BytesIO(data)))
+
+    assert (diagnosis.outcome is Outcome.EMPTY) is (not data.replace(b"\0", b"").strip())
+    assert len({finding.rule for finding in diagnosis.findings}) == len(diagnosis.findings)
+    assert diagnosis.lines == len(io.BytesIO(data).readlines())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(max_size=60), max_size=8))
+def test_any_text_gives_a_diagnosis(lines: list[str]) -> None:
+    assert diagnose(lines).lines == len(lines)
+
+
+HOSTILE = {
+    "one line without an end": b"error: cannot find " * 60_000,
+    "near-matches of a compiler": b"x.h:1:1: fatal error: cusparse.h cusparse.h: cusparse_h: error: \n" * 4000,
+    "long near-matches": (b"The detected CUDA version (11 mismatches " * 90 + b"\n") * 300,
+    "colons": (b":1:1: " * 600 + b" cusparse h error\n") * 300,
+    "quotes": (b"'" * 3000 + b" named modulenotfounderror cusparse h\n") * 300,
+    "an op's name": (b"/torch_extensions/" + b"aaaa/" * 600 + b".so: cannot so\n") * 300,
+    "blanks": (b"ld: " + b" " * 3000 + b"-lcurandx lcurand\n") * 300,
+    "progress bars": b"\r".join(b"%d%%|###   |" % number for number in range(50_000)),
+    "tracebacks": b"Traceback (most recent call last):\n" * 20_000,
+    "imports without a build": b"ModuleNotFoundError: No module named 'torch'!\n" * 5000,
+    "indexes without a list": b"IndexError: list index out of range\n" * 5000,
+    "escapes": b"\x1b[" * 100_000,
+    "brackets": b"[rank0]:" * 100_000,
+    "clocks": b"2026-11-21 08:50:53,123 " * 30_000,
+    "nothing but zeros": b"\0" * 500_000,
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=list(HOSTILE))
+def test_hostile_logs_are_read_in_time(data: bytes) -> None:
+    distinct = b"\n".join(line + b" %d" % number for number, line in enumerate(data.split(b"\n")))
+    began = time.process_time()
+
+    diagnose(raw_lines(io.BytesIO(distinct)))
+
+    assert time.process_time() - began < max(0.2, 4 * len(distinct) / 1_000_000)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+def test_no_pattern_explodes_on_its_own_near_matches(share: float) -> None:
+    samples = [sample.split(b"\n")[-1] for sample in SAMPLES]
+    lines = [(sample[: int(len(sample) * share)] * 60)[:4000] + sample + b"!" for sample in samples]
+    began = time.process_time()
+
+    diagnose(lines)
+
+    assert time.process_time() - began < 0.01 * len(lines)

@@ -1,0 +1,141 @@
+"""Every signature matches its own sample and no other rule's; every rule can be said; the ids are for good."""
+
+import re
+import string
+
+import pytest
+
+from dsdoctor.diagnosis.diagnose import diagnose
+from dsdoctor.diagnosis.nouns import Facts, Rule, Signature, Tier
+from dsdoctor.diagnosis.rules import ROOMS, RULES
+from dsdoctor.diagnosis.say import FIELD, command, say, values_of
+from dsdoctor.diagnosis.scan import scan
+
+IDS = [
+    "accelerator-autodetect-cpu",
+    "accelerator-name-invalid",
+    "arch-list-empty",
+    "arch-parse-bug",
+    "cccl-headers-moved",
+    "compiler-oom-killed",
+    "cpu-isa-illegal-instruction",
+    "cuda-header-missing",
+    "cuda-home-wrong",
+    "cuda-lib-link-missing",
+    "cuda-runtime-lib-missing",
+    "cuda-toolkit-missing",
+    "cuda-torch-mismatch",
+    "cutlass-missing",
+    "cxx-standard-too-low",
+    "deepspeed-setup-bug",
+    "deepspeed-too-old-for-torch",
+    "disk-full",
+    "fp16-loss-scale-floor",
+    "gds-link",
+    "gpu-arch-unknown-to-torch",
+    "gpu-arch-unsupported-by-nvcc",
+    "gpu-too-old-for-op",
+    "host-compiler-missing",
+    "host-compiler-too-new",
+    "host-compiler-too-old",
+    "host-ram-oom",
+    "hostfile-malformed",
+    "launcher-backend-missing",
+    "libaio-missing",
+    "libaio-too-old",
+    "libc-headers-missing",
+    "libcuda-stub-missing",
+    "libstdcxx-too-old",
+    "masked-jit-failure",
+    "master-port-in-use",
+    "mpi-root-refused",
+    "nccl-collective-timeout",
+    "nccl-network-interface",
+    "nccl-shm-too-small",
+    "ninja-missing",
+    "no-kernel-image",
+    "no-launcher-env",
+    "numactl-missing",
+    "nvcc-gcc11-bug",
+    "oneccl-header-missing",
+    "op-silently-skipped",
+    "ops-torch-version-mismatch",
+    "pip-global-option-removed",
+    "pydantic-incompatible",
+    "python-dep-missing",
+    "python-headers-missing",
+    "resource-filter-invalid",
+    "simd-flag-mismatch",
+    "ssh-unreachable",
+    "stale-jit-cache",
+    "torch-abi-mismatch",
+    "torch-extensions-permission",
+    "torch-missing-at-build",
+    "triton-pin-conflict",
+    "undefined-symbol-missing-link",
+    "wheel-package-missing",
+    "windows-symlink-privilege",
+    "windows-unsupported-op",
+]
+
+WORDINGS = [
+    pytest.param(rule, signature, id=f"{rule.id}-{number}")
+    for rule in RULES.values()
+    for number, signature in enumerate(rule.signatures)
+]
+
+
+def test_the_rules_are_those_of_the_field() -> None:
+    assert sorted(RULES) == IDS
+
+
+def test_no_id_is_used_twice() -> None:
+    assert sum(len(room.RULES) for room in ROOMS) == len(RULES)
+
+
+@pytest.mark.parametrize(("rule", "signature"), WORDINGS)
+def test_a_wording_matches_its_own_sample_and_no_other_rule_does(rule: Rule, signature: Signature) -> None:
+    read = scan(signature.sample.splitlines())
+
+    assert signature in [hit.signature for hit in read.hits.values()]
+    assert {hit.rule.id for hit in read.hits.values()} == {rule.id}
+
+
+@pytest.mark.parametrize(("rule", "signature"), WORDINGS)
+def test_a_wording_can_be_said_with_what_its_sample_tells(rule: Rule, signature: Signature) -> None:
+    hit = next(hit for hit in scan(signature.sample.splitlines()).hits.values() if hit.signature is signature)
+    values = values_of(hit.groups, Facts(deepspeed="0.16.0", nvcc="13.0", gcc="12"), hit.op)
+    texts = [say(signature.title or rule.title, values), say(signature.fix or rule.fix, values)]
+    commands = [command(text, values) for text in signature.commands or rule.commands]
+
+    if signature.tier < Tier.ECHO and hit.rule.id != "op-silently-skipped":
+        assert not [text for text in [*texts, *commands] if "(unknown)" in text]
+    assert all(text and text[0] != " " for text in texts)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+def test_a_rule_has_a_manual_page_and_fields_that_are_known(rule: Rule) -> None:
+    templates = [rule.title, rule.fix, *rule.commands]
+    fields = {found[1] for template in templates for found in FIELD.finditer(template)}
+
+    assert 1 <= len(rule.manual.splitlines()) <= 6
+    assert set(rule.explained_by) <= set(RULES)
+    assert all(set(name) <= set(string.ascii_lowercase + "_") for name in fields)
+
+
+@pytest.mark.parametrize(("rule", "signature"), WORDINGS)
+def test_a_cause_is_diagnosed_from_its_sample_alone(rule: Rule, signature: Signature) -> None:
+    if signature.tier > Tier.GENERIC:
+        pytest.skip("a probe or an echo is no cause by itself")
+
+    diagnosis = diagnose(signature.sample.splitlines())
+
+    assert diagnosis.findings[0].rule == rule.id
+    assert diagnosis.findings[0].evidence[0].startswith(f"line {len(signature.sample.splitlines())}: ")
+
+
+@pytest.mark.parametrize(("rule", "signature"), WORDINGS)
+def test_patterns_have_no_unbounded_gap(rule: Rule, signature: Signature) -> None:
+    unbounded = re.findall(r"(?<![\\\w])\.[*+]", signature.pattern + signature.unless)
+
+    assert unbounded == []
