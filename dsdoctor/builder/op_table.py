@@ -18,6 +18,9 @@ IMPOSSIBLE = "the whole plan"
 NOT_THE_COMPILERS = "accelerator-autodetect-cpu"
 """An obstacle that no compiler can lift: DeepSpeed would not even try to build the op."""
 
+COMPILES_ITS_OWN = "ops-accelerator-mismatch"
+"""The one ill of an installed op that makes DeepSpeed compile it at run time; at the others its loader stops."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OpVerdict:
@@ -60,7 +63,9 @@ def judge_ops(
     ops = tuple(_verdict(fact, machine, source, told, mended[fact.op], compiled or {}) for fact in source.ops)
     cannot = frozenset(op.op for op in ops if op.verdict == CANNOT)
     matter = (asked or _matter(machine, source)) & cannot
-    weighed = tuple(_weighed(finding, cannot, matter, asked) for finding in told)
+    weighed = tuple(
+        finding if _about_built(finding, machine) else _weighed(finding, cannot, matter, asked) for finding in told
+    )
     refused = tuple(_refused(op) for op in ops if op.op in asked and op.verdict == CANNOT and not _said(op, weighed))
     return OpTable(ops=ops, findings=weighed + refused)
 
@@ -97,12 +102,14 @@ def _verdict(
 ) -> OpVerdict:
     hindering = [finding for finding in findings if fact.op in finding.affects]
     installed, spoilt = _installed(fact, machine, hindering)
+    because = spoilt.title if spoilt else None
     if installed and spoilt is None:
-        verdict, because = INSTALLED, None
+        verdict = INSTALLED
+    elif spoilt is not None and spoilt.rule != COMPILES_ITS_OWN:
+        verdict = CANNOT
     else:
-        because = compiled.get(fact.op) or _obstacle(fact, machine, source, hindering, tried=fact.op in compiled)
-        verdict = CANNOT if because else BUILDS
-        because = because or (f"installed, and not usable: {spoilt}" if spoilt else None)
+        obstacle = compiled.get(fact.op) or _obstacle(fact, machine, source, hindering, tried=fact.op in compiled)
+        verdict, because = CANNOT if obstacle else BUILDS, obstacle or because
     return OpVerdict(
         op=fact.op,
         verdict=verdict,
@@ -112,13 +119,12 @@ def _verdict(
     )
 
 
-def _installed(fact: OpFact, machine: Machine, hindering: list[Finding]) -> tuple[bool, str | None]:
+def _installed(fact: OpFact, machine: Machine, hindering: list[Finding]) -> tuple[bool, Finding | None]:
     """Whether the op is installed, and what spoils it there."""
     built = machine.deepspeed
     if built is None or fact.op not in built.installed_ops:
         return False, None
-    own = [finding.title for finding in hindering if _about_built(finding, machine)]
-    return True, own[0] if own else None
+    return True, next((finding for finding in hindering if _about_built(finding, machine)), None)
 
 
 def _about_built(finding: Finding, machine: Machine) -> bool:
@@ -129,6 +135,9 @@ def _about_built(finding: Finding, machine: Machine) -> bool:
 
 def _obstacle(fact: OpFact, machine: Machine, source: Source, hindering: list[Finding], *, tried: bool) -> str | None:
     """What pip or the run-time loader would meet first; where the compiler was asked (``tried``) it knows better."""
+    torch = machine.torch
+    if fact.needs_toolkit and torch is not None and torch.cuda is None:
+        return f"it is a CUDA extension, and torch {torch.version} is a CPU build"
     building = [finding for finding in hindering if not _about_built(finding, machine)]
     building = [finding for finding in building if not tried or finding.rule == NOT_THE_COMPILERS]
     if building:
@@ -167,6 +176,9 @@ def _mended(machine: Machine, source: Source, wish: Wish, cache: str) -> dict[st
 
 def _planned(machine: Machine, source: Source, wish: Wish, cache: str) -> dict[str, str | None]:
     """The ops that a plan leaves out and why; under IMPOSSIBLE what makes the whole plan impossible."""
+    torch = machine.torch
+    if torch is not None and torch.cuda is None and any(fact.needs_toolkit for fact in source.ops):
+        return {IMPOSSIBLE: f"torch {torch.version} is a CPU build"}
     try:
         plan = plan_build(machine, source, wish, cache=cache)
     except DoctorError as error:

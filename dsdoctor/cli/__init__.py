@@ -10,7 +10,7 @@ import typer
 
 from dsdoctor import __version__
 from dsdoctor.cli.build import build_wheel_command, plan_command, prebuild_command, toolkit_command
-from dsdoctor.cli.check import check_command
+from dsdoctor.cli.check import check_command, explain_command
 from dsdoctor.cli.ending import ending, print_result
 from dsdoctor.cli.machines import compare_command, env_command, record_command, verify_command
 from dsdoctor.cli.options import Json, PythonOption
@@ -38,6 +38,7 @@ def look_command(python: PythonOption = sys.executable, as_json: Json = False) -
 COMMANDS: dict[str, Callable[..., None]] = {
     "look": look_command,
     "check": check_command,
+    "explain": explain_command,
     "env": env_command,
     "verify": verify_command,
     "record": record_command,

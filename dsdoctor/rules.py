@@ -1,0 +1,55 @@
+"""Every rule that dsdoctor can name -> its manual page: those of the checks, of the log catalogue, and of building itself."""
+
+import difflib
+
+from dsdoctor import checks
+from dsdoctor.diagnosis.rules import RULES
+from dsdoctor.errors import UsageError
+
+OF_BUILDING = {
+    "op-cannot-be-built": """An op that was named cannot be built; the finding tells what stands in the way.
+
+`dsdoctor check --op NAME` looks at it alone, `--deep` asks the compiler.""",
+    "op-failed": """An op was compiled, and the compiler, the linker or the proof refused it.
+
+The finding tells the first error and the log. `dsdoctor diagnose LOG` reads the log again.""",
+    "not-proven": """An op could not be loaded on this machine, for a reason that says nothing about the op: the NVIDIA driver's
+library is not here. Everything else about it was proven. Load it on a machine with a GPU.""",
+    "not-asked": """A question about this machine could not be answered, so nothing that depends on it was judged.""",
+    "variable-overridden": """A variable of your shell would steer a DeepSpeed build.
+
+dsdoctor's own build does not see it: it sets its own, and the plan shows them. `pip install` and compilation at run
+time do see it.""",
+    "variable-reaches-nvcc": """nvcc itself reads NVCC_PREPEND_FLAGS and NVCC_APPEND_FLAGS.
+
+Whoever starts it: dsdoctor leaves them alone, because sites need them, and says so.""",
+    "wheel-not-installed": """The wheel was built and proven, and pip could not install it. It lies in the out folder.""",
+    "ops-not-judged": """No DeepSpeed was at hand whose ops could be judged: none is installed, none was named, and the newest could
+not be fetched. Name one with --source (a folder, an sdist or a version).""",
+    "check-broken": """One of dsdoctor's checks failed by itself. The others are not touched by that.
+
+Please report it, with the file that `dsdoctor record FILE` writes.""",
+    "usage": """The command makes no sense as given.""",
+    "dsdoctor": """dsdoctor itself could not do its work; the finding tells why.""",
+    "empty-log": """The log holds nothing, or nothing but blank lines: a run that hangs, or one whose output went elsewhere.""",
+    "unexplained-failure": """The log shows a failure that no rule explains. The first line that looks like an error is shown.""",
+}
+
+
+def manual(rule: str) -> str:
+    """The manual page of a rule. Raises UsageError for one that does not exist."""
+    pages = [checks.manual(check)] if (check := checks.checks().get(rule)) else []
+    if rule in RULES:
+        pages.append(f"In a log ({RULES[rule].stage.value}): {RULES[rule].manual}")
+    if rule in OF_BUILDING and not pages:
+        pages.append(OF_BUILDING[rule])
+    if not pages:
+        near = difflib.get_close_matches(rule, every_rule(), n=1)
+        meant = f"did you mean {near[0]}?" if near else "dsdoctor explain --list names them all"
+        raise UsageError(f"there is no rule {rule!r}", hint=meant)
+    return "\n\n".join(pages)
+
+
+def every_rule() -> tuple[str, ...]:
+    """All rule ids, sorted."""
+    return tuple(sorted({*checks.checks(), *RULES, *OF_BUILDING}))

@@ -1,0 +1,175 @@
+"""The op table: two verdicts an op, and findings that weigh as much as the ops they hinder."""
+
+from dataclasses import replace
+
+import pytest
+
+from dsdoctor.builder.nouns import Source, Wish
+from dsdoctor.builder.op_table import OpTable, OpVerdict, judge_ops
+from dsdoctor.checks import examine
+from dsdoctor.errors import UsageError
+from dsdoctor.finding import Finding, Severity
+from dsdoctor.machine import Cuda, DeepSpeed, Machine
+from tests.builder.test_plan import AIO, SOURCE, fact
+from tests.checks.sick import BARE, BUILT, GUESSED, REAL, SICK, WHOLE, healthy, taking, without_gpu
+from tests.conftest import TORCH, toolkit
+
+ASKED = Wish(ops=("fused_adam",))
+
+
+def table(machine: Machine, wish: Wish | None = None, source: Source = SOURCE, **compiled: str | None) -> OpTable:
+    findings = [finding for topic in examine(machine) for finding in topic.findings]
+    return judge_ops(machine, source, wish or Wish(), findings, cache="/cache", compiled=compiled)
+
+
+def verdict(told: OpTable, op: str) -> OpVerdict:
+    return next(one for one in told.ops if one.op == op)
+
+
+def finding(told: OpTable, rule: str) -> Finding:
+    return next(one for one in told.findings if one.rule == rule)
+
+
+def bare(**changes: object) -> Machine:
+    return healthy(deepspeed=None, **changes)
+
+
+def test_a_healthy_machine_builds_all_but_what_lacks_its_library() -> None:
+    told = table(bare())
+
+    assert {op.op: op.verdict for op in told.ops} == {
+        "async_io": "builds",
+        "pin_memory": "builds",
+        "cpu_adam": "builds",
+        "utils": "builds",
+        "fused_adam": "builds",
+        "fp_quantizer": "cannot",
+        "cutlass_ops": "cannot",
+        "ragged_ops": "builds",
+    }
+    assert "q_exponent_bits" in (verdict(told, "fp_quantizer").because or "")
+    assert "deepspeed-kernels" in (verdict(told, "cutlass_ops").because or "")
+
+
+def test_a_wrong_guess_hinders_the_cuda_ops_and_build_wheel_mends_it() -> None:
+    sick = taking("/usr/local", REAL, GUESSED, deepspeed=None)
+    told = table(sick)
+
+    wrong = finding(told, "cuda-home-wrong")
+    assert wrong.affects == ("async_io", "fused_adam", "fp_quantizer", "cutlass_ops", "ragged_ops")
+    assert verdict(told, "fused_adam") == OpVerdict(
+        op="fused_adam", verdict="cannot", because=wrong.title, mended="builds"
+    )
+    assert verdict(told, "cpu_adam").verdict == "builds"
+
+
+def test_a_header_hinders_only_the_ops_that_include_it() -> None:
+    lacking = replace(WHOLE, headers=WHOLE.headers - {"nccl.h"})
+    source = replace(SOURCE, ops=(*SOURCE.ops, fact("dc", "DEEP_COMPILE", cuda=("9.0",))))
+
+    told = table(taking("/x", lacking, deepspeed=None), source=source)
+
+    assert finding(told, "cuda-header-missing").affects == ("dc",)
+    assert (verdict(told, "dc").verdict, verdict(told, "fused_adam").verdict) == ("cannot", "builds")
+
+
+def test_without_torch_nothing_builds() -> None:
+    told = table(bare(torch=None))
+
+    assert {(op.verdict, op.mended) for op in told.ops} == {("cannot", "cannot")}
+    assert finding(told, "torch-missing").severity is Severity.ERROR
+
+
+def test_where_no_toolkit_can_be_had_the_host_ops_are_still_built() -> None:
+    cuda12 = replace(TORCH, cuda=Cuda(12, 8), version="2.9.0+cu128", cuda_home=None)
+    told = table(bare(torch=cuda12, toolkits=()), Wish(offline=True))
+
+    assert verdict(told, "fused_adam").mended == "cannot"
+    assert verdict(told, "cpu_adam").mended == "builds"
+
+
+def test_an_installed_op_is_installed_and_its_surroundings_matter_less() -> None:
+    told = table(healthy(compilers=(), deepspeed=BUILT))
+
+    assert (verdict(told, "fused_adam").verdict, verdict(told, "utils").verdict) == ("installed", "cannot")
+    assert finding(told, "host-compiler-missing").severity is Severity.WARNING
+
+
+def test_an_installed_op_that_does_not_fit_is_not_installed() -> None:
+    old = table(healthy(deepspeed=replace(BUILT, torch="2.13")))
+    for_cpu = table(healthy(deepspeed=replace(BUILT, accelerator="cpu")))
+
+    assert (verdict(old, "fused_adam").verdict, verdict(old, "utils").verdict) == ("cannot", "builds")
+    assert "built with torch 2.13" in (verdict(old, "fused_adam").because or "")
+    assert finding(old, "ops-torch-version-mismatch").severity is Severity.ERROR
+    assert verdict(for_cpu, "fused_adam").verdict == "builds"
+    assert "built for cpu" in (verdict(for_cpu, "fused_adam").because or "")
+
+
+@pytest.mark.parametrize(("wish", "severity"), [(Wish(), Severity.WARNING), (Wish(ops=("async_io",)), Severity.ERROR)])
+def test_libaio_matters_to_who_asked_for_it(wish: Wish, severity: Severity) -> None:
+    told = table(bare(libraries=()), wish)
+
+    assert finding(told, "libaio-missing").severity is severity
+    assert finding(told, "libaio-missing").affects == ("async_io",)
+
+
+def test_an_asked_op_that_cannot_be_had_is_an_error_even_where_no_check_speaks() -> None:
+    told = table(bare(), Wish(ops=("fp_quantizer",)))
+
+    refused = finding(told, "op-cannot-be-built")
+    assert refused.affects == ("fp_quantizer",)
+    assert "build-wheel cannot either" in (refused.fix.text if refused.fix else "")
+    with pytest.raises(UsageError, match="unknown op"):
+        table(bare(), Wish(ops=("no_such_op",)))
+
+
+def test_without_a_gpu_deepspeed_would_choose_the_cpu() -> None:
+    told = table(without_gpu(deepspeed=None), ASKED)
+
+    assert verdict(told, "fused_adam").verdict == "cannot"
+    assert verdict(told, "fused_adam").mended == "builds"
+    assert finding(told, "accelerator-autodetect-cpu").severity is Severity.ERROR
+    named = table(
+        without_gpu(deepspeed=None, variables={"DS_ACCELERATOR": "cuda", "TORCH_CUDA_ARCH_LIST": "9.0"}), ASKED
+    )
+    assert verdict(named, "fused_adam").verdict == "builds"
+
+
+def test_the_compiler_knows_better() -> None:
+    passes = table(taking("/x", BARE, deepspeed=None), ASKED, fused_adam=None)
+    fails = table(bare(), ASKED, fused_adam="x.cu:1: fatal error: foo.h: No such file or directory")
+    no_gpu = table(without_gpu(deepspeed=None), ASKED, fused_adam=None)
+
+    assert verdict(passes, "fused_adam").verdict == "builds"
+    assert finding(passes, "cuda-header-missing").severity is Severity.WARNING
+    assert (verdict(fails, "fused_adam").verdict, "foo.h" in (verdict(fails, "fused_adam").because or "")) == (
+        "cannot",
+        True,
+    )
+    assert verdict(no_gpu, "fused_adam").verdict == "cannot"
+
+
+@pytest.mark.parametrize("rule", sorted(SICK))
+def test_any_sick_machine_gets_a_table(rule: str) -> None:
+    told = table(SICK[rule])
+
+    names = {op.op for op in told.ops}
+    assert names == {fact.op for fact in SOURCE.ops}
+    assert all(set(one.affects) <= names for one in told.findings)
+    assert all(op.because for op in told.ops if op.verdict == "cannot")
+
+
+def test_an_older_toolkit_that_lacks_nothing_is_judged_by_its_release() -> None:
+    other = toolkit(Cuda(12, 8), found_via=("usr_local", "taken_by_torch"))
+    told = table(taking("/usr/local/cuda-12.8", other, deepspeed=None, libraries=(AIO,)))
+
+    assert "CUDA 12.8" in (verdict(told, "fused_adam").because or "")
+    assert verdict(told, "fused_adam").mended == "builds"
+
+
+def test_deepspeed_without_ops_leaves_the_usual_set_to_matter() -> None:
+    empty = DeepSpeed(version="0.19.8", location="/site/deepspeed")
+    told = table(taking("/usr/local", REAL, GUESSED, deepspeed=empty))
+
+    assert finding(told, "cuda-home-wrong").severity is Severity.ERROR

@@ -1,0 +1,207 @@
+"""Wheels made here, healthy, foreign, damaged and malicious: read, never run."""
+
+import base64
+import hashlib
+import io
+import json
+import stat
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dsdoctor.builder.wheel import read_installed, read_wheel
+from dsdoctor.built import deepspeed_of_record, with_manifest, with_tags
+from dsdoctor.errors import UsageError
+from dsdoctor.machine import DeepSpeed
+
+NAME = "deepspeed-0.19.8+cu13.0.torch2.14-cp311-cp311-linux_x86_64.whl"
+RECORD = (
+    "version='0.19.8+cu13.0.torch2.14'\ninstalled_ops={'cpu_adam': True, 'fused_adam': True, 'utils': False}\n"
+    "accelerator_name='cuda'\ntorch_info={'version': '2.14', 'cuda_version': '13.0', 'bf16_support': True}\n"
+    "raise SystemExit('executed')\n"
+)
+INFO = "deepspeed-0.19.8+cu13.0.torch2.14.dist-info"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A shared object as gcc makes it, with debug information."""
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "x.c").write_text('#include <stdio.h>\nint f(void) { return puts("x"); }')
+    argv = ["gcc", "-g", "-shared", "-fPIC", "-march=x86-64", "-mavx2", "-o", "x.so", "x.c"]
+    subprocess.run(argv, cwd=folder, check=True)
+    return (folder / "x.so").read_bytes()
+
+
+def contents(library: bytes, **more: bytes) -> dict[str, bytes]:
+    files = {
+        "deepspeed/ops/adam/cpu_adam_op.cpython-311-x86_64-linux-gnu.so": library,
+        "deepspeed/ops/adam/fused_adam_op.cpython-311-x86_64-linux-gnu.so": library,
+        "deepspeed/git_version_info_installed.py": RECORD.encode(),
+        f"{INFO}/WHEEL": b"Wheel-Version: 1.0\nTag: cp311-cp311-linux_x86_64\n",
+    }
+    files |= more
+    lines = [
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}"
+        for name, data in files.items()
+    ]
+    return files | {f"{INFO}/RECORD": "\n".join([*lines, f"{INFO}/RECORD,,"]).encode()}
+
+
+def wheel(folder: Path, files: dict[str, bytes], name: str = NAME) -> Path:
+    path = folder / name
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for inside, data in files.items():
+            file.writestr(inside, data)
+    return path
+
+
+def test_a_wheel_of_anybody_tells_what_it_is(library: bytes, tmp_path: Path) -> None:
+    facts = read_wheel(wheel(tmp_path, contents(library)))
+
+    assert (facts.version, facts.accelerator, facts.torch, facts.cuda) == (
+        "0.19.8+cu13.0.torch2.14",
+        "cuda",
+        "2.14",
+        "13.0",
+    )
+    assert facts.installed_ops == facts.present_ops == ("cpu_adam", "fused_adam")
+    assert (facts.python, facts.platform, facts.altered, facts.told_by) == (("cp311",), ("linux_x86_64",), (), "files")
+    assert {"-march=x86-64", "-mavx2"} <= set(facts.cpu_flags)
+    assert facts.glibc is not None
+
+
+def test_claims_and_contents_are_two_things(library: bytes, tmp_path: Path) -> None:
+    files = contents(library)
+    del files["deepspeed/ops/adam/fused_adam_op.cpython-311-x86_64-linux-gnu.so"]
+    files["deepspeed/ops/lamb/fused_lamb_op.so"] = library
+
+    facts = read_wheel(wheel(tmp_path, files))
+
+    assert (facts.present_ops, facts.unclaimed) == (("cpu_adam",), ("fused_lamb_op",))
+    assert facts.altered == ("deepspeed/ops/adam/fused_adam_op.cpython-311-x86_64-linux-gnu.so",)
+
+
+def test_bytes_that_are_not_the_recorded_ones_are_named(library: bytes, tmp_path: Path) -> None:
+    files = contents(library)
+    files["deepspeed/git_version_info_installed.py"] += b"# changed\n"
+    path = wheel(tmp_path, files)
+    path.with_name(path.name + ".json").write_text(json.dumps({"sha256": "0" * 64}))
+
+    assert read_wheel(path).altered == (NAME, "deepspeed/git_version_info_installed.py")
+
+
+@pytest.mark.parametrize("name", ["../../escaped", "/etc/escaped", "deepspeed/..\\..\\x"])
+def test_a_wheel_that_reaches_outside_is_refused(name: str, library: bytes, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="outside of itself"):
+        read_wheel(wheel(tmp_path, contents(library, **{name: b"x"})))
+
+
+def test_a_link_in_a_wheel_is_refused(library: bytes, tmp_path: Path) -> None:
+    path = wheel(tmp_path, contents(library))
+    with zipfile.ZipFile(path, "a") as file:
+        info = zipfile.ZipInfo("deepspeed/link")
+        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+        file.writestr(info, "/etc/passwd")
+
+    with pytest.raises(UsageError, match="holds a link"):
+        read_wheel(path)
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(library: bytes, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unpacks to"):
+        read_wheel(wheel(tmp_path, contents(library, **{"deepspeed/zeros": bytes(80 << 20)})))
+
+
+@pytest.mark.parametrize("keep", [0, 10, 400, -30])
+def test_a_truncated_wheel_is_one_clear_error(keep: int, library: bytes, tmp_path: Path) -> None:
+    path = wheel(tmp_path, contents(library))
+    path.write_bytes(path.read_bytes()[:keep])
+
+    with pytest.raises(UsageError, match="cannot be read as a wheel"):
+        read_wheel(path)
+
+
+def test_damage_inside_is_one_clear_error(library: bytes, tmp_path: Path) -> None:
+    path = wheel(tmp_path, contents(library))
+    data = bytearray(path.read_bytes())
+    data[200:260] = b"\xff" * 60
+    path.write_bytes(data)
+
+    with pytest.raises(UsageError, match="cannot be read as a wheel"):
+        read_wheel(path)
+
+
+@pytest.mark.parametrize("name", ["numpy-2.0.0-cp311-cp311-linux_x86_64.whl", "deepspeed.whl", "x.tar.gz"])
+def test_what_is_no_deepspeed_wheel_is_said(name: str, library: bytes, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="wheel"):
+        read_wheel(wheel(tmp_path, contents(library), name))
+
+
+def test_a_wheel_without_any_record_is_no_built_deepspeed(library: bytes, tmp_path: Path) -> None:
+    files = contents(library)
+    del files["deepspeed/git_version_info_installed.py"]
+
+    with pytest.raises(UsageError, match="no built DeepSpeed"):
+        read_wheel(wheel(tmp_path, files))
+
+
+def test_an_installed_deepspeed_is_read_like_its_wheel(library: bytes, tmp_path: Path) -> None:
+    path = wheel(tmp_path, contents(library))
+    with zipfile.ZipFile(path) as file:
+        file.extractall(tmp_path / "site")
+    location = tmp_path / "site" / "deepspeed"
+    record = deepspeed_of_record(RECORD, version="?", location=str(location))
+    (location / "git_version_info_installed.py").write_text(RECORD + "# edited")
+
+    facts = read_installed(record)
+
+    assert facts.present_ops == ("cpu_adam", "fused_adam")
+    assert facts.altered == ("deepspeed/git_version_info_installed.py",)
+    assert "-mavx2" in facts.cpu_flags
+
+
+def test_the_manifest_outweighs_the_record() -> None:
+    manifest = {
+        "schema": "dsdoctor-manifest/1",
+        "version": "1",
+        "accelerator": "cuda",
+        "torch": "2.14.1+cu130",
+        "nvidia": {"cuda_version_lower_bound": "13.0"},
+        "cpu_flags": ["-mavx2"],
+        "ops": [{"op": "fused_adam", "sm_arch": ["90_real"]}],
+    }
+    facts = with_manifest(DeepSpeed(version="1", location="."), json.dumps(manifest))
+
+    assert (facts.torch, facts.cuda, facts.told_by) == ("2.14", "13.0", "manifest")
+    assert facts.sm_arch == {"fused_adam": ("90_real",)}
+
+
+@given(st.text(max_size=400), st.text(max_size=200))
+def test_any_text_is_a_record_and_a_manifest_of_something(text: str, other: str) -> None:
+    facts = deepspeed_of_record(text, version="v", location=".")
+
+    assert isinstance(with_tags(with_manifest(facts, other), text), DeepSpeed)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_damage_to_a_wheel_is_our_error_or_none(data: st.DataObject, library: bytes, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in contents(library[:5000]).items():
+            file.writestr(name, content)
+    broken = bytearray(buffer.getvalue())
+    for _ in range(data.draw(st.integers(1, 6))):
+        broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path / NAME
+    path.write_bytes(broken)
+
+    try:
+        assert isinstance(read_wheel(path), DeepSpeed)
+    except UsageError as error:
+        assert error.message

@@ -1,0 +1,183 @@
+"""Every check: it finds its ill, is silent on a healthy machine, bears an empty one, and explains itself."""
+
+from dataclasses import replace
+
+import pytest
+
+from dsdoctor import needs
+from dsdoctor.checks import TOPICS, Topic, checks, examine, manual
+from dsdoctor.errors import UsageError
+from dsdoctor.finding import Finding, Severity
+from dsdoctor.machine import Cuda, Driver, Machine, SearchPaths, System
+from tests.checks.sick import (
+    BARE,
+    BUILT,
+    DRIVER,
+    GUESSED,
+    H100,
+    HPC,
+    OTHER_MINOR,
+    REAL,
+    SICK,
+    WHOLE,
+    healthy,
+    taking,
+    without_gpu,
+)
+from tests.conftest import GCC, TORCH
+
+EMPTY = Machine(system=System(architecture="unknown", os="unknown"))
+
+
+def findings(machine: Machine) -> list[Finding]:
+    return [finding for topic in examine(machine) for finding in topic.findings]
+
+
+def found(machine: Machine, rule: str) -> Finding:
+    return next(finding for finding in findings(machine) if finding.rule == rule)
+
+
+def rules(machine: Machine) -> set[str]:
+    return {finding.rule for finding in findings(machine)}
+
+
+@pytest.mark.parametrize("rule", sorted(SICK))
+def test_a_check_finds_its_ill_and_says_what_mends_it(rule: str) -> None:
+    finding = found(SICK[rule], rule)
+
+    assert len(finding.title) > 20
+    assert finding.fix is not None or finding.severity is Severity.NOTE
+    assert "None" not in finding.title
+    assert not any("None" in text for text in finding.evidence)
+
+
+def test_every_check_has_a_sick_machine() -> None:
+    assert set(SICK) == set(checks())
+
+
+def test_a_healthy_machine_is_healthy() -> None:
+    assert findings(healthy()) == []
+
+
+@pytest.mark.parametrize("rule", sorted(checks()))
+def test_a_check_bears_an_empty_machine_and_explains_itself(rule: str) -> None:
+    check = checks()[rule]
+
+    assert all(finding.rule == rule for finding in check(EMPTY))
+    first = manual(check).splitlines()[0]
+    assert first.endswith((".", ":", "one.")) or len(manual(check).splitlines()) > 1
+    assert len(manual(check)) > 60
+
+
+def test_a_check_that_breaks_is_a_note_and_the_others_speak() -> None:
+    def breaks(machine: Machine):  # type: ignore[no-untyped-def]
+        yield from ()
+        raise RuntimeError("ouch")
+
+    topic = Topic(name="t", summary=lambda _: "t", checks=(breaks, checks()["torch-missing"]))
+    [examined] = examine(healthy(torch=None), topics=(topic,))
+
+    assert [finding.rule for finding in examined.findings] == ["check-broken", "torch-missing"]
+    assert examined.findings[0].severity is Severity.NOTE
+
+
+def test_only_the_named_checks_run() -> None:
+    [topic] = examine(SICK["torch-missing"], rules=frozenset({"torch-missing"}))
+
+    assert [finding.rule for finding in topic.findings] == ["torch-missing"]
+    with pytest.raises(UsageError, match="no check 'nope'"):
+        examine(EMPTY, rules=frozenset({"nope"}))
+
+
+def test_another_minor_of_cuda_13_is_refused_and_of_12_let_pass() -> None:
+    thirteen = found(taking("/x", OTHER_MINOR), "cuda-torch-mismatch")
+    skipped = found(taking("/x", OTHER_MINOR, variables={"DS_SKIP_CUDA_CHECK": "1"}), "cuda-torch-mismatch")
+    twelve = found(healthy(torch=replace(TORCH, cuda=Cuda(12, 6)), toolkits=(HPC,)), "cuda-torch-mismatch")
+
+    assert thirteen.title == "nvcc is CUDA 13.1, torch was built with CUDA 13.0; DeepSpeed refuses it"
+    assert (thirteen.severity, thirteen.affects) == (Severity.ERROR, (needs.CUDA,))
+    assert (skipped.severity, skipped.affects) == (Severity.WARNING, ())
+    assert twelve.title == "nvcc is CUDA 12.8, torch was built with CUDA 12.6; DeepSpeed lets it pass"
+    assert twelve.severity is Severity.WARNING
+
+
+def test_the_guess_of_a_wrapper_script_is_wrong_and_said_once() -> None:
+    told = rules(taking("/usr/local", REAL, GUESSED))
+
+    assert "cuda-home-wrong" in told
+    assert not told & {"cuda-header-missing", "cuda-lib-link-missing", "toolkits-several", "cuda-torch-mismatch"}
+
+
+@pytest.mark.parametrize(
+    ("home", "tail"),
+    [
+        ("/a:/usr/local/cuda", "it is a list"),
+        ("'/usr/local/cuda'", "a quote or a blank"),
+        ("/gone", "holds no CUDA toolkit"),
+    ],
+)
+def test_a_cuda_home_that_names_nothing(home: str, tail: str) -> None:
+    finding = found(taking(home, REAL, variables={"CUDA_HOME": home}), "cuda-home-wrong")
+
+    assert home in finding.title
+    assert tail in finding.title
+    assert finding.severity is Severity.ERROR
+
+
+def test_headers_on_other_search_paths_count() -> None:
+    paths = SearchPaths(headers=WHOLE.headers)
+
+    assert "cuda-header-missing" not in rules(taking("/usr/local/cuda-13.0", BARE, paths=paths))
+    assert found(taking("/usr/local/cuda-13.0", BARE), "cuda-header-missing").affects[:2] == (needs.CUDA, "cublas_v2.h")
+
+
+def test_gpus_that_the_shell_hides_are_not_seen() -> None:
+    hidden = healthy(variables={"CUDA_VISIBLE_DEVICES": ""})
+    chosen = healthy(
+        gpus=(H100, replace(H100, index=1, capability="8.0", uuid="GPU-2")), variables={"CUDA_VISIBLE_DEVICES": "0"}
+    )
+
+    assert "hides every GPU" in found(hidden, "arch-list-empty").title
+    assert "no-kernel-image" not in rules(chosen)
+
+
+def test_an_older_minor_of_the_driver_is_only_a_note() -> None:
+    older = healthy(torch=replace(TORCH, cuda=Cuda(13, 2)), driver=DRIVER)
+    too_old = healthy(driver=Driver(version="535.1", cuda=Cuda(12, 2)))
+
+    assert found(older, "driver-too-old").severity is Severity.NOTE
+    assert found(too_old, "driver-too-old").severity is Severity.ERROR
+
+
+def test_a_host_compiler_that_fits_is_named_beside_one_that_does_not() -> None:
+    finding = found(SICK["host-compiler-too-new"], "host-compiler-too-new")
+
+    assert finding.title == "nvcc 13.0 takes gcc up to 15, here is gcc 16.1.0 (/usr/bin/g++-16)"
+    assert finding.fix is not None
+    assert "gcc 12.2.0 (/usr/bin/g++)" in finding.fix.text
+
+
+def test_nothing_is_said_of_toolkits_to_a_cpu_torch() -> None:
+    told = rules(healthy(torch=replace(TORCH, cuda=None, version="2.13.0+cpu"), toolkits=(), gpus=(), deepspeed=None))
+
+    assert not any("cuda" in rule for rule in told)
+
+
+def test_a_new_torch_waits_for_no_lock_file() -> None:
+    sick = SICK["stale-jit-cache"]
+
+    assert "stale-jit-cache" not in rules(replace(sick, torch=TORCH))
+    assert found(sick, "stale-jit-cache").affects == ("cpu_adam",)
+
+
+def test_ptx_serves_newer_gpus_and_machine_code_its_major_only() -> None:
+    blackwell = replace(H100, capability="12.0")
+    ptx = replace(BUILT, sm_arch={"fused_adam": ("90_real", "90_virtual")})
+
+    assert "no-kernel-image" in rules(healthy(gpus=(blackwell,), torch=replace(TORCH, arch_list=("12.0",))))
+    assert "no-kernel-image" not in rules(healthy(gpus=(blackwell,), deepspeed=ptx))
+
+
+def test_every_topic_has_a_line_for_any_machine() -> None:
+    for machine in (EMPTY, healthy(), without_gpu(), healthy(compilers=(GCC,) * 7)):
+        assert all(topic.summary(machine) for topic in TOPICS)
