@@ -8,14 +8,13 @@ from dsdoctor.builder.deep import ask_compiler
 from dsdoctor.builder.nouns import Source, Wish
 from dsdoctor.builder.op_choice import wanted_ops
 from dsdoctor.builder.op_table import OpVerdict, judge_ops, without_needs
-from dsdoctor.builder.wheel import read_installed, read_wheel
 from dsdoctor.builder.workspace import cache_folder, private_folder, workspace
-from dsdoctor.checks import BUILT, Examined, examine
-from dsdoctor.checks.compare import Difference, compare
+from dsdoctor.checks import Examined, examine
 from dsdoctor.errors import DoctorError, UsageError
 from dsdoctor.finding import Finding, Fix, Severity
 from dsdoctor.host import LocalHost
-from dsdoctor.machine import DeepSpeed, Machine
+from dsdoctor.machine import Machine
+from dsdoctor.probe import Probing
 from dsdoctor.sight import Say, Sight, see, source_at_hand
 
 
@@ -47,62 +46,45 @@ class Checked:
         return tuple(finding for topic in self.topics for finding in topic.findings)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verified:
-    """The outcome for a built DeepSpeed: its facts, and what was found against the machine."""
-
-    machine: Machine
-    built: DeepSpeed
-    findings: tuple[Finding, ...]
-
-
 def check(question: Question, *, say: Say) -> Checked:
     """Look at a machine and judge it; with ``deep`` ask the compiler. Raises UsageError for an unknown op or rule."""
-    if question.deep and question.machine:
-        raise UsageError("--deep asks the compiler, and a snapshot has none", hint="run it on that machine")
-    sight = see(question.python, question.machine, whole=question.deep)
+    if question.deep:
+        return _deep(question, say)
+    sight, source = _looked(question, say)
     topics = examine(sight.machine, rules=question.rules)
-    if question.rules:
-        return _without_table(sight.machine, topics, None)
-    try:
-        if question.deep:
-            return _deep(sight, topics, question, say)
-        source = source_at_hand(sight, question.source, question.wish, say=say)
+    if isinstance(source, Source):
         return _judged(sight, topics, source, question, {})
-    except DoctorError as error:
+    if source is not None and (question.source or question.wish.ops):
         # an op or a source that was named and is none is the user's; else the findings stand without the table
-        if question.source or question.deep or question.wish.ops:
-            raise
-        return _without_table(sight.machine, topics, error)
+        raise source
+    return _without_table(sight.machine, topics, source)
 
 
-def verify(python: str, machine: Path | None, wheel: Path | None) -> Verified:
-    """Judge a wheel, or (None) the installed DeepSpeed, against a machine. Raises UsageError for what is no such wheel."""
-    sight = see(python, machine, whole=False)
-    if wheel is not None:
-        built = read_wheel(wheel)
-    elif sight.machine.deepspeed is None:
-        raise UsageError(
-            "no DeepSpeed is installed there", hint="name a wheel, or another environment with --python PATH"
-        )
-    elif sight.is_here:
-        built = read_installed(sight.machine.deepspeed)
-    else:
-        built = sight.machine.deepspeed
-    with_built = replace(sight.machine, deepspeed=built)
-    found = examine(with_built, topics=BUILT)
-    return Verified(machine=with_built, built=built, findings=tuple(f for topic in found for f in topic.findings))
+def _looked(question: Question, say: Say) -> tuple[Sight, Source | DoctorError | None]:
+    """The machine, and the ops, an error instead of them, or None where only some checks were asked for."""
+    if question.machine:
+        sight = see(question.python, question.machine, whole=True)
+        return sight, _source(sight, question, say)
+    host = LocalHost()
+    cache = str(cache_folder(host))
+    with Probing(host, python=question.python, cache=cache, whole=False) as probing:
+        # the ops are asked while torch is being loaded
+        source = _source(Sight(machine=probing.early(), cache=cache), question, say)
+        return Sight(machine=probing.final(), cache=cache), source
 
 
-def differences(files: tuple[Path, ...]) -> tuple[Difference, ...]:
-    """What differs between snapshots, which are named after their files."""
-    names = [file.stem for file in files]
-    if len(set(names)) < len(names):
-        names = [str(file) for file in files]
-    return compare({name: see("", file, whole=True).machine for name, file in zip(names, files, strict=True)})
+def _source(sight: Sight, question: Question, say: Say) -> Source | DoctorError | None:
+    try:
+        return None if question.rules else source_at_hand(sight, question.source, question.wish, say=say)
+    except DoctorError as error:
+        return error
 
 
-def _deep(sight: Sight, topics: tuple[Examined, ...], question: Question, say: Say) -> Checked:
+def _deep(question: Question, say: Say) -> Checked:
+    if question.machine:
+        raise UsageError("--deep asks the compiler, and a snapshot has none", hint="run it on that machine")
+    sight = see(question.python, None, whole=True)
+    topics = examine(sight.machine, rules=question.rules)
     with workspace(private_folder(cache_folder(LocalHost()))) as folder:
         source = source_at_hand(sight, question.source, question.wish, say=say, folder=folder)
         compiled = _ask(sight.machine, source, question, folder, say)

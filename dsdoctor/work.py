@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsdoctor.builder.choices import accelerator_of
@@ -23,20 +23,9 @@ from dsdoctor.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.finding import Finding, Fix, Severity, has_error
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import Compiler, Machine
-from dsdoctor.sight import Sight, described, recorded_source, see
+from dsdoctor.sight import Order, Sight, described, recorded_source, see
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """What the command line asks of us."""
-
-    python: str
-    machine: Path | None = None
-    source: str | None = None
-    config: Path | None = None
-    wish: Wish = field(default_factory=Wish)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dsdoctor.cli import app
+from dsdoctor.cli import make_app
 
 
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -82,7 +82,7 @@ def test_an_error_is_one_json_document_too(bare: str, tmp_path: Path) -> None:
     ],
 )
 def test_nonsense_is_a_usage_error(arguments: tuple[str, ...]) -> None:
-    assert CliRunner().invoke(app, arguments).exit_code == 2
+    assert CliRunner().invoke(make_app(), arguments).exit_code == 2
 
 
 def test_nonsense_is_one_json_document_too() -> None:

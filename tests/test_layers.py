@@ -28,6 +28,7 @@ FLOORS = {
     "work": 5,
     "doctor": 5,
     "sight": 5,
+    "inspection": 5,
     "rules": 5,
     "run": 5,
     "cli": 5,

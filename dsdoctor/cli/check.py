@@ -1,4 +1,4 @@
-"""The commands that judge and teach: check, explain."""
+"""The command that judges a machine: check."""
 
 import sys
 from typing import Annotated
@@ -20,11 +20,9 @@ from dsdoctor.cli.options import (
     order_of,
 )
 from dsdoctor.doctor import Question, check
-from dsdoctor.errors import UsageError
 from dsdoctor.finding import Severity
 from dsdoctor.report.check import check_lines
 from dsdoctor.report.progress import BuildProgress
-from dsdoctor.rules import every_rule, manual
 
 Rules = Annotated[
     list[str] | None, typer.Argument(metavar="[RULE]...", help="Run these checks only.", show_default=False)
@@ -79,22 +77,6 @@ def check_command(
         bad = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
         if any(finding.severity in bad for finding in done.findings):
             raise typer.Exit(FOUND)
-
-
-def explain_command(
-    rule: Annotated[str | None, typer.Argument(help="The id in brackets behind a finding.", show_default=False)] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List every rule and stop.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Print the manual page of a rule: what the ill is, why it happens, what mends it."""
-    with ending("explain", as_json):
-        if listed:
-            print_result("explain", as_json, every_rule(), (), rules=every_rule())
-            return
-        if rule is None:
-            raise UsageError("name a rule", hint="dsdoctor explain --list names them all")
-        page = manual(rule)
-        print_result("explain", as_json, [rule, "", *page.splitlines()], (), rule=rule, manual=page)
 
 
 def _listed() -> list[str]:

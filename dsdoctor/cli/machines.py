@@ -10,9 +10,9 @@ from rich.console import Console
 from dsdoctor.builder.shell import lines_for
 from dsdoctor.cli.ending import FOUND, IMPOSSIBLE, ending, print_result
 from dsdoctor.cli.options import Arch, Json, MachineFile, Offline, PythonOption, Toolkit, order_of
-from dsdoctor.doctor import differences, verify
 from dsdoctor.errors import UsageError
 from dsdoctor.finding import has_error
+from dsdoctor.inspection import differences, verify
 from dsdoctor.report.machines import built_lines, difference_lines
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, show

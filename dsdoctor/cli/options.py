@@ -8,7 +8,7 @@ import typer
 
 from dsdoctor.builder.nouns import Wish
 from dsdoctor.errors import UsageError
-from dsdoctor.work import Order
+from dsdoctor.sight import Order
 
 Ops = Annotated[
     str | None,

@@ -10,6 +10,7 @@ answer compiles, and is wrong often enough.
 import importlib.util
 import json
 import os
+import platform
 import sys
 import types
 
@@ -105,8 +106,9 @@ def describe(name, op):
 
 sys.dont_write_bytecode = True
 kind, folder, torch_folder, known = sys.argv[1], os.path.abspath(sys.argv[2]), sys.argv[3], sys.argv[4:]
-# py-cpuinfo takes a second for each op; without it op_builder reads lscpu, for flags that matter to nobody here
-sys.modules["cpuinfo"] = None
+# py-cpuinfo takes a second for each op, lscpu is started for each; the flags that come of it matter to nobody here
+sys.modules["cpuinfo"] = cpuinfo = types.ModuleType("cpuinfo")
+cpuinfo.get_cpu_info = lambda: {"arch": platform.machine().upper(), "flags": "", "vendor_id_raw": "", "brand_raw": ""}
 if torch_folder != "import":
     stand_in_for_torch(torch_folder)
 ops, accelerator = from_source(folder) if kind == "source" else from_installed(folder)

@@ -23,6 +23,24 @@ def packages():
     return dict(sorted(found.items()))
 
 
+def lacking(name):
+    """The packages that a package's metadata demands on every platform, and that are not here."""
+    try:
+        demanded = importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    names = [re.match(r"[\w.-]+", requirement)[0] for requirement in demanded if ";" not in requirement]
+    return [other for other in names if not installed(other)]
+
+
+def installed(name):
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def module_folder(name):
     """Found, not imported; editable installs too."""
     try:
@@ -51,6 +69,7 @@ answer = {
         "packages": packages(),
     },
     "torch": module_folder("torch"),
+    "torch_lacks": lacking("torch"),
     "deepspeed": module_folder("deepspeed"),
     "cutlass": module_folder("cutlass_library"),
 }

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from dsdoctor.host import Host
-from dsdoctor.machine import Driver, Gap, Gpu, Machine, SearchPaths, System
+from dsdoctor.machine import Driver, Gap, Gpu, Machine, SearchPaths, System, Torch
 from dsdoctor.probe.compilers import find_compilers
 from dsdoctor.probe.deepspeed import read_deepspeed
 from dsdoctor.probe.gpus import ask_gpus
@@ -15,7 +16,7 @@ from dsdoctor.probe.paths import read_paths
 from dsdoctor.probe.python import ask_python
 from dsdoctor.probe.system import read_system, steering_variables
 from dsdoctor.probe.toolkits import find_toolkits
-from dsdoctor.probe.torch import ask_torch
+from dsdoctor.probe.torch import ask_torch, read_torch
 
 NO_GPUS: tuple[tuple[Gpu, ...], Driver | None] = ((), None)
 UNKNOWN_SYSTEM = System(architecture="unknown", os="unknown")
@@ -49,48 +50,85 @@ class _Round:
         return tuple(self._gaps[question] for question in sorted(self._gaps))
 
 
+class Probing:
+    """Questions under way. ``early`` is the machine without what loading torch tells, ``final`` all of it.
+
+    A context manager: leaving it by an exception ends what is still being asked.
+    """
+
+    def __init__(self, host: Host, *, python: str, cache: str, toolkit: str = "", whole: bool = True) -> None:
+        self._host, self._python, self._cache, self._toolkit, self._whole = host, python, cache, toolkit, whole
+        self._pool = ThreadPoolExecutor(max_workers=AT_ONCE)
+        self._round = _Round(self._pool)
+
+    def __enter__(self) -> "Probing":
+        try:
+            self._begin()
+        except BaseException:
+            self.__exit__(KeyboardInterrupt)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._host.stop()
+        self._pool.shutdown()
+
+    def early(self) -> Machine:
+        """The machine as its files and tools tell; torch as its files tell."""
+        return self._machine(self._torch_of_files)
+
+    def final(self) -> Machine:
+        """The machine with what loading torch told, and every gap."""
+        torch = self._torch.result()
+        gaps = self._round.gaps()
+        if torch is not None and torch.broken:
+            gaps += (Gap(question="torch", reason=torch.broken),)
+        return replace(self._machine(torch), gaps=gaps)
+
+    def _begin(self) -> None:
+        """Ask for what everything else goes by first; the slow questions run beside it."""
+        host, ask = self._host, self._round
+        self._gpus = ask.begin("gpus", ask_gpus, NO_GPUS, host)
+        self._compilers = ask.begin("compilers", find_compilers, (), host)
+        self._paths = ask.begin("paths", read_paths, SearchPaths(), host)
+        environment = ask.ask("python", ask_python, None, host, self._python)
+        self._interpreter = environment.python if environment else None
+        site = self._interpreter.site if self._interpreter else ()
+        self._torch = ask.begin("torch", ask_torch, None, host, environment, self._whole)
+        self._toolkits = ask.begin("toolkits", find_toolkits, (), host, site, self._cache, self._toolkit)
+        self._system = ask.begin("system", read_system, UNKNOWN_SYSTEM, host, self._interpreter, self._cache)
+        torch = environment.torch if environment else None
+        self._torch_of_files = ask.ask("torch's files", read_torch, None, host, torch) if torch else None
+        self._deepspeed = ask.ask("deepspeed", read_deepspeed, None, host, environment)
+        self._libraries = ask.ask("libraries", find_libraries, (), host, environment)
+        self._variables = ask.ask("variables", steering_variables, {}, host)
+        self._names = ask.ask("names", host.names, (), "DS_")
+        self._jit = ask.ask("jit", read_jit_cache, None, host, environment, self._torch_of_files)
+
+    def _machine(self, torch: Torch | None) -> Machine:
+        return Machine(
+            system=self._system.result(),
+            python=self._interpreter,
+            torch=torch,
+            deepspeed=self._deepspeed,
+            toolkits=self._toolkits.result(),
+            compilers=self._compilers.result(),
+            gpus=self._gpus.result()[0],
+            driver=self._gpus.result()[1],
+            libraries=self._libraries,
+            paths=self._paths.result(),
+            jit=self._jit,
+            variables=self._variables,
+            ds_names=self._names,
+        )
+
+
 def probe(host: Host, *, python: str, cache: str, toolkit: str = "", whole: bool = True) -> Machine:
     """Ask everything about a machine and about the environment of ``python``.
 
     ``cache`` is dsdoctor's cache folder: where assembled toolkits lie and whose disk must have room;
     ``toolkit`` is one more folder to look at as a toolkit; ``whole`` imports torch, else only its libraries are loaded.
     """
-    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-        try:
-            return _probe(host, _Round(pool), python, cache, toolkit, whole=whole)
-        except BaseException:
-            host.stop()
-            raise
-
-
-def _probe(host: Host, ask: _Round, python: str, cache: str, toolkit: str, *, whole: bool) -> Machine:
-    gpus = ask.begin("gpus", ask_gpus, NO_GPUS, host)
-    compilers = ask.begin("compilers", find_compilers, (), host)
-    paths = ask.begin("paths", read_paths, SearchPaths(), host)
-    environment = ask.ask("python", ask_python, None, host, python)
-    interpreter = environment.python if environment else None
-    site = interpreter.site if interpreter else ()
-    torch = ask.begin("torch", ask_torch, None, host, environment, whole)
-    toolkits = ask.begin("toolkits", find_toolkits, (), host, site, cache, toolkit)
-    system = ask.begin("system", read_system, UNKNOWN_SYSTEM, host, interpreter, cache)
-    deepspeed = ask.ask("deepspeed", read_deepspeed, None, host, environment)
-    libraries = ask.ask("libraries", find_libraries, (), host, environment)
-    variables = ask.ask("variables", steering_variables, {}, host)
-    jit = ask.ask("jit", read_jit_cache, None, host, environment, torch.result())
-    broken = torch.result().broken if torch.result() else None
-    return Machine(
-        system=system.result(),
-        python=interpreter,
-        torch=torch.result(),
-        deepspeed=deepspeed,
-        toolkits=toolkits.result(),
-        compilers=compilers.result(),
-        gpus=gpus.result()[0],
-        driver=gpus.result()[1],
-        libraries=libraries,
-        paths=paths.result(),
-        jit=jit,
-        variables=variables,
-        ds_names=host.names("DS_"),
-        gaps=ask.gaps() + ((Gap(question="torch", reason=broken),) if broken else ()),
-    )
+    with Probing(host, python=python, cache=cache, toolkit=toolkit, whole=whole) as probing:
+        return probing.final()

@@ -16,8 +16,14 @@ class _Answer:
     absent: str | None = None
 
 
+DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/proc/driver/nvidia")
+"""What a loaded driver shows: Linux, WSL, Jetson."""
+
+
 def ask_gpus(host: Host) -> tuple[tuple[Gpu, ...], Driver | None] | Gap:
     """The GPUs that NVML sees and the driver; nothing when no driver is loaded."""
+    if not any(host.exists(device) for device in DEVICES):
+        return (), None
     answer = parse_answer(host.ask(sys.executable, "ask_nvml.py", timeout=20), _Answer, "gpus")
     if isinstance(answer, Gap):
         return answer

@@ -9,10 +9,14 @@ from dsdoctor.machine import Gap, Python
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """An interpreter, and the folders of the packages that other questions read."""
+    """An interpreter, and the folders of the packages that other questions read.
+
+    ``torch_lacks`` are packages that torch demands and that are not there.
+    """
 
     python: Python
     torch: str | None = None
+    torch_lacks: tuple[str, ...] = ()
     deepspeed: str | None = None
     cutlass: str | None = None
 

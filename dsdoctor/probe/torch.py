@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from dsdoctor.answers import parse_answer
 from dsdoctor.host import Host
-from dsdoctor.machine import Cuda, Gap, Torch
+from dsdoctor.machine import Cuda, Gap, Python, Torch
 from dsdoctor.probe.python import Environment
 
 IMPORT_LIMIT = 120.0
@@ -19,7 +19,7 @@ TABLES = (
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
     arch_list: tuple[str, ...]
-    nccl: str | None
+    nccl: str | None = None
     capabilities: tuple[str, ...] = ()
 
 
@@ -36,7 +36,7 @@ def ask_torch(host: Host, environment: Environment | None, whole: bool) -> Torch
         return Gap(question="torch", reason=f"{environment.torch}/version.py cannot be read")
     python = environment.python.executable
     answer: _Answer | Gap = Gap(question="torch", reason="not asked")
-    if not whole:
+    if not whole and not environment.torch_lacks:
         answer = parse_answer(
             host.ask(python, "load_torch.py", environment.torch, timeout=IMPORT_LIMIT), _Answer, "torch"
         )
@@ -48,8 +48,13 @@ def ask_torch(host: Host, environment: Environment | None, whole: bool) -> Torch
         from_files,
         arch_list=tuple(capability_of(name) for name in answer.arch_list if name.startswith("sm_")),
         capabilities=answer.capabilities,
-        nccl=answer.nccl,
+        nccl=answer.nccl or _nccl_wheel(environment.python),
     )
+
+
+def _nccl_wheel(python: Python) -> str | None:
+    """The release of the NCCL that torch's wheel brought."""
+    return next((v for name, v in python.packages.items() if name.startswith("nvidia-nccl-")), None)
 
 
 def read_torch(host: Host, location: str) -> Torch | None:

@@ -168,4 +168,4 @@ def test_an_empty_machine_is_probed_to_the_end(disk: Disk) -> None:
     machine = probe(disk({}), python="/usr/bin/python3", cache="/cache")
 
     assert (machine.torch, machine.toolkits, machine.compilers) == (None, (), ())
-    assert [gap.question for gap in machine.gaps] == ["gpus", "python /usr/bin/python3"]
+    assert [gap.question for gap in machine.gaps] == ["python /usr/bin/python3"]

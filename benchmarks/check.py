@@ -1,0 +1,63 @@
+"""`dsdoctor check` beside `ds_report`: whole processes, alternating runs, the ratio of the medians.
+
+    python benchmarks/check.py --python /path/to/venv/bin/python [--runs 9] [--json FILE]
+
+``--python`` is an environment with torch and DeepSpeed, whose ds_report is the peer; dsdoctor runs from the environment
+that runs this script. One run of each comes first and does not count.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def seconds(argv: list[str]) -> float:
+    """Wall time of one whole process."""
+    started = time.perf_counter()
+    subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return time.perf_counter() - started
+
+
+def measure(python: str, runs: int) -> dict[str, object]:
+    """Alternate the two commands ``runs`` times."""
+    ours = [sys.executable, "-m", "dsdoctor", "check", "--python", python]
+    peer = [str(Path(python).parent / "ds_report")]
+    times: dict[str, list[float]] = {"dsdoctor check": [], "ds_report": []}
+    for number in range(runs + 1):
+        for name, argv in (("ds_report", peer), ("dsdoctor check", ours)):
+            taken = seconds(argv)
+            if number:
+                times[name].append(round(taken, 3))
+    medians = {name: round(statistics.median(taken), 3) for name, taken in times.items()}
+    return {
+        "runs": runs,
+        "median_s": medians,
+        "all_s": times,
+        "ratio": round(medians["dsdoctor check"] / medians["ds_report"], 3),
+        "machine": f"{platform.machine()}, {os.cpu_count()} processors",
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default=sys.executable, help="the environment whose ds_report is the peer")
+    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    given = parser.parse_args()
+    result = measure(str(Path.cwd() / given.python), given.runs)
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""The command that only looks."""
+
+import sys
+
+from dsdoctor.cli.ending import ending, print_result
+from dsdoctor.cli.options import Json, MachineFile, PythonOption
+from dsdoctor.report.terminal import machine_lines
+from dsdoctor.sight import see
+
+
+def look_command(python: PythonOption = sys.executable, machine: MachineFile = None, as_json: Json = False) -> None:
+    """Show what is here: toolkits, compilers, GPUs, torch, DeepSpeed, libraries. Judges nothing."""
+    with ending("look", as_json):
+        seen = see(python, machine, whole=True).machine
+        print_result("look", as_json, machine_lines(seen), (), machine=seen)
