@@ -62,9 +62,9 @@ def judge_ops(
     mended = _mended(machine, source, wish, cache)
     ops = tuple(_verdict(fact, machine, source, told, mended[fact.op], compiled or {}) for fact in source.ops)
     cannot = frozenset(op.op for op in ops if op.verdict == CANNOT)
-    matter = (asked or _matter(machine, source)) & cannot
+    matter = asked or _matter(machine, source)
     weighed = tuple(
-        finding if _about_built(finding, machine) else _weighed(finding, cannot, matter, asked) for finding in told
+        finding if _about_built(finding, machine) else _weighed(finding, cannot & matter, asked) for finding in told
     )
     refused = tuple(_refused(op) for op in ops if op.op in asked and op.verdict == CANNOT and not _said(op, weighed))
     return OpTable(ops=ops, findings=weighed + refused)
@@ -196,21 +196,22 @@ def _matter(machine: Machine, source: Source) -> frozenset[str]:
     return frozenset(installed or DEFAULT.get(source.accelerator, ()))
 
 
-def _weighed(finding: Finding, cannot: frozenset[str], matter: frozenset[str], asked: frozenset[str]) -> Finding:
-    """A finding about ops weighs as much as the ops that cannot be had because of it.
+def _weighed(finding: Finding, missed: frozenset[str], asked: frozenset[str]) -> Finding:
+    """A finding about building weighs as much as the ops that are missed because of it.
 
-    ERROR for one that was asked for, at most WARNING when none of them matters, NOTE when every one is installed or builds.
+    ``missed`` are the ops that matter and cannot be had: NOTE where none is, WARNING where it hinders none of them, ERROR
+    where one of them was asked for.
     """
     if not finding.affects:
         return finding
-    hindered = cannot.intersection(finding.affects)
-    if not hindered:
-        return replace(finding, severity=Severity.NOTE)
-    if hindered & asked & matter:
+    hindered = missed.intersection(finding.affects)
+    if hindered & asked:
         return replace(finding, severity=Severity.ERROR)
-    if finding.severity is Severity.ERROR and not hindered & matter:
-        return replace(finding, severity=Severity.WARNING)
-    return finding
+    if hindered:
+        return finding
+    return replace(
+        finding, severity=Severity.WARNING if missed and finding.severity is Severity.ERROR else Severity.NOTE
+    )
 
 
 def _said(op: OpVerdict, findings: tuple[Finding, ...]) -> bool:

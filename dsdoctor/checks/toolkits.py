@@ -12,7 +12,8 @@ BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.
 """What every CUDA extension of torch includes (ATen/cuda/CUDAContext.h)."""
 
 OP_HEADERS = ("curand_kernel.h", "cuda_profiler_api.h", "nccl.h", "cufile.h")
-LINKED = ("cudart", "curand", "cublas", "cufile", "cuda")
+LINKED = ("cudart", "curand", "cufile", "cuda")
+"""What DeepSpeed's ops link of a toolkit, and of the driver."""
 
 
 def summary(machine: Machine) -> str:

@@ -92,7 +92,7 @@ def test_an_installed_op_is_installed_and_its_surroundings_matter_less() -> None
     told = table(healthy(compilers=(), deepspeed=BUILT))
 
     assert (verdict(told, "fused_adam").verdict, verdict(told, "utils").verdict) == ("installed", "cannot")
-    assert finding(told, "host-compiler-missing").severity is Severity.WARNING
+    assert finding(told, "host-compiler-missing").severity is Severity.NOTE
 
 
 def test_an_installed_op_that_does_not_fit_is_not_installed() -> None:
@@ -106,7 +106,7 @@ def test_an_installed_op_that_does_not_fit_is_not_installed() -> None:
     assert "built for cpu" in (verdict(for_cpu, "fused_adam").because or "")
 
 
-@pytest.mark.parametrize(("wish", "severity"), [(Wish(), Severity.WARNING), (Wish(ops=("async_io",)), Severity.ERROR)])
+@pytest.mark.parametrize(("wish", "severity"), [(Wish(), Severity.NOTE), (Wish(ops=("async_io",)), Severity.ERROR)])
 def test_libaio_matters_to_who_asked_for_it(wish: Wish, severity: Severity) -> None:
     told = table(bare(libraries=()), wish)
 
@@ -142,7 +142,7 @@ def test_the_compiler_knows_better() -> None:
     no_gpu = table(without_gpu(deepspeed=None), ASKED, fused_adam=None)
 
     assert verdict(passes, "fused_adam").verdict == "builds"
-    assert finding(passes, "cuda-header-missing").severity is Severity.WARNING
+    assert finding(passes, "cuda-header-missing").severity is Severity.NOTE
     assert (verdict(fails, "fused_adam").verdict, "foo.h" in (verdict(fails, "fused_adam").because or "")) == (
         "cannot",
         True,
