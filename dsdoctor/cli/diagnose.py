@@ -9,7 +9,7 @@ from typing import Annotated, BinaryIO, cast
 
 import typer
 
-from dsdoctor.cli.ending import ending, print_result
+from dsdoctor.cli.ending import FOUND, ending, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
@@ -18,7 +18,6 @@ from dsdoctor.errors import UsageError
 from dsdoctor.finding import Finding, Severity, has_error
 from dsdoctor.report.terminal import finding_lines
 
-SICK = 1
 GZIP = b"\x1f\x8b"
 SAYINGS = {
     Outcome.CAUSE: "the cause was found",
@@ -47,7 +46,7 @@ def diagnose_command(logs: Logs = None, as_json: Json = False, verbose: Verbose 
         ]
         print_result("diagnose", as_json, _lines(diagnoses, verbose=verbose), findings, logs=parts)
         if has_error(findings):
-            raise typer.Exit(SICK)
+            raise typer.Exit(FOUND)
 
 
 def _diagnosed(name: str) -> Diagnosis:
@@ -105,7 +104,7 @@ def _lines(diagnoses: list[Diagnosis], *, verbose: bool) -> Iterator[str]:
         told |= {(finding.rule, finding.title) for finding in shown}
         if len(diagnoses) > 1 and shown:
             yield f"{one.name}:"
-        if len(diagnoses) == 1 and not shown:
+        if len(diagnoses) == 1 and (not shown or one.outcome is Outcome.HEALTHY):
             yield _summary(one)
         yield from finding_lines(shown)
         yield from _silent(one, verbose=verbose)

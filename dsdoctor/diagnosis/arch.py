@@ -67,6 +67,7 @@ that torch and nvcc share.""",
             pattern=r"IndexError: list index out of range",
             after=r"_get_cuda_arch_flags|arch_list\[-1\]|compute_capability_args|ccs\[-1\]|cpp_extension\.py"
             r"|op_builder",
+            not_after=r"cc\[1\]",
             sample="    arch_list[-1] += '+PTX'\nIndexError: list index out of range",
         ),
         Signature(
@@ -109,6 +110,13 @@ refused; an old torch does not know a new GPU. Mend the list, or take a newer to
             pattern=r"Unknown CUDA arch \((?P<arch>[^)]{0,60})\) or GPU not supported",
             unless=r"\(\d{1,2}\.(?:\+PTX)?\) or",
             sample="ValueError: Unknown CUDA arch (8.9) or GPU not supported",
+        ),
+        Signature(
+            words="indexerror",
+            pattern=r"IndexError: list index out of range",
+            after=r"cc\[1\]",
+            title="TORCH_CUDA_ARCH_LIST{arch_list_hint} holds an entry without a dot",
+            sample="    num = cc[0] + cc[1].split('+')[0]\nIndexError: list index out of range",
         ),
         Signature(
             words="literal",

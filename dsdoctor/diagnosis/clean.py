@@ -10,9 +10,13 @@ LONGEST = 4000
 SEGMENTS = 8
 """How many states of a progress bar are looked at, counted from the last."""
 
+QUOTES = str.maketrans(dict.fromkeys("‘’‚‛“”„«»‹›「」", "'"))
+"""The quotes of all languages are one: patterns know the plain one."""
+
 CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]"
 )
+COLOUR = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\[\d{1,3}(?:;\d{1,3}){0,4}m")
 BARE_COLOUR = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,4}m")
 CLOCK = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 PREFIX = re.compile(
@@ -23,7 +27,8 @@ PREFIX = re.compile(
     r"|#\d{1,4} \d+\.\d+ |#\d{1,4} (?=\S)"  # docker build
     rf"|\[?{CLOCK}\]?[,:]? ?"  # CI, logging
     r"|\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?"
-    r"|[A-Za-z][\w.-]{0,40}: (?=\s*(?:\[rank\d|Traceback \(|File \"|\[\d{4}-|\w+(?:Error|Exception): ))"  # pdsh
+    r"|(?!cc1|collect2|gcc|clang|python|pip|x86_64|aarch64|line|sm_)(?=[\w.-]{0,40}\d)[A-Za-z][\w.-]{0,40}: (?=\S|\s{2})"
+    r"|[A-Za-z][\w.-]{0,40}: (?=\s{0,20}(?:\[rank\d|Traceback \(|File \"|\[\d{4}-|\w{1,60}(?:Error|Exception): ))"  # pdsh
     r"|(?:stdout|stderr) [FP] "  # containers' own logs
     r"|[│|] ?(?=\s{2,}|\w+Error)"  # boxes
     r")"
@@ -72,11 +77,15 @@ def clean(text: str) -> str:
     """
     if text.startswith('{"log":"') and (whole := DOCKER_JSON.match(text)):
         text = whole[1].replace('\\"', '"').replace("\\u001b", "\x1b").replace("\\t", " ")
-    text = BARE_COLOUR.sub("", CONTROL.sub("", text))
+    if not text.isprintable():
+        text = CONTROL.sub("", text)
+    if "[" in text:
+        text = BARE_COLOUR.sub("", text)
     start = 0
     for _ in range(6):
         found = PREFIX.match(text, start)
         if not found or found.end() == start:
             break
         start = found.end()
-    return text[start:].strip()
+    text = text[start:].strip()
+    return text if text.isascii() else text.translate(QUOTES)

@@ -38,8 +38,9 @@ compiler it would take and why.""",
             'or later."',
         ),
         Signature(
-            words="unrecognized+std std+invalid std+flag std+defined",
-            pattern=r"unrecognized command[- ]line option ['\"‘“`«]?-std=(?P<std>(?:c|gnu)\+\+\w+)|invalid value "
+            words="unrecognized+std std+invalid std+flag std+defined std+20 std+17 std+14",
+            pattern=r"(?:unrecognized command[- ]line option ['\"`]?|(?:c\+\+|g\+\+|cc1plus)\S{0,20} [^'\"-]{4,60}['\"])"
+            r"-std=(?P<std>(?:c|gnu)\+\+\w+)['\"`]?|invalid value "
             r"'(?P<std2>c\+\+\d\w)' in '-std"
             r"|(?P<std3>-std=c\+\+\d\w)['\"’”»]? flag is not supported with the configured host compiler"
             r"|Value '(?P<std4>c\+\+\d\w)' is not defined for option 'std'",
@@ -166,9 +167,9 @@ DeepSpeed, or build with dsdoctor, which sets the standard that the installed he
             "to use ATen.",
         ),
         Signature(
-            words="onwards requires+least",
+            words="onwards requires+least versions+less",
             pattern=r"is only available from C\+\+(?P<least>\d\d) onwards|(?:Thrust|CUB|libcu\+\+|CCCL) requires "
-            r"at least C\+\+ ?(?P<least2>\d\d)",
+            r"at least C\+\+ ?(?P<least2>\d\d)|#error.{0,4}C\+\+ versions less than C\+\+(?P<least3>\d\d)",
             tier=Tier.FILE,
             sample="note: 'std::optional' is only available from C++17 onwards",
         ),
@@ -208,11 +209,11 @@ DS_NVCC_THREADS, name fewer architectures. `python -m dsdoctor build-wheel` size
 control group leaves.""",
     signatures=(
         Signature(
-            words="signal+terminated signal+cc1plus signal+cicc killed+program killed+error signal+ld signal+as "
-            "cc1plus",
+            words="killed+program killed+error cc1plus cicc cudafe ptxas",
             pattern=r"Killed signal terminated program (?P<program>\w+)|internal compiler error: Killed "
             r"\(program (?P<program2>\w+)"
-            r"|(?:signal|Signal) .{0,24}(?P<program3>cc1plus|cicc|cudafe\+\+|ptxas|ld|as)\b|fatal error: Killed",
+            r"|(?:[Kk]illed|已杀死|被杀死|[Gg]etötet|Убит|強制終了).{0,60}\b(?P<program3>cc1plus|cicc|cudafe\+\+|ptxas)\b"
+            r"|fatal error: Killed",
             unless=r"Segmentation|died due to signal 11",
             tier=Tier.FILE,
             sample="c++: fatal error: Killed signal terminated program cc1plus",
@@ -266,7 +267,8 @@ dsdoctor look` lists the compilers that are here.""",
             "未找到命令 コマンドが見つかりません команда",
             pattern=rf"(?:^|[\s:'\"/])(?P<compiler>{COMPILERS})['\"]?: (?:command not found|not found|Befehl "
             rf"nicht gefunden|Kommando nicht gefunden"
-            r"|orden no encontrada|commande introuvable|未找到命令|コマンドが見つかりません|команда не найдена)",
+            r"|orden no encontrada|commande introuvable|未找到命令|コマンドが見つかりません|команда не найдена)"
+            rf"|command not found: (?P<compiler2>{COMPILERS})$",
             tier=Tier.FILE,
             sample="/bin/sh: 1: c++: not found",
         ),
@@ -283,7 +285,7 @@ dsdoctor look` lists the compilers that are here.""",
         Signature(
             words="cc1plus cc1 execvp",
             pattern=r"cannot execute ['\"‘`]?(?P<compiler>cc1plus|cc1)|trying to exec '(?P<compiler2>cc1plus"
-            r"|cc1)'|['‘“«](?P<compiler3>cc1plus)['’”»]?.{0,20}execvp",
+            r"|cc1)'|['‘“«](?P<compiler3>cc1plus)['’”»]?.{0,60}execvp",
             tier=Tier.FILE,
             title="gcc is there, but its C++ part {compiler} is not",
             sample="gcc: fatal error: cannot execute 'cc1plus': execvp: No such file or directory",
@@ -294,6 +296,12 @@ dsdoctor look` lists the compilers that are here.""",
             title="torch could not ask {compiler} for its version: it is not there, or no compiler",
             sample="RuntimeError: The current installed version of g++ (0.0.0) is less than the minimum required "
             "version by CUDA 13.0 (6.0.0).",
+        ),
+        Signature(
+            words="checking+compiler+version",
+            pattern=r"Error checking compiler version for (?P<compiler>[\w.+-]{1,60}): (?:\[WinError 2\]|\[Errno 2\]|Command)",
+            tier=Tier.GENERIC,
+            sample="UserWarning: Error checking compiler version for cl: [WinError 2] The system cannot find the file specified",
         ),
         Signature(
             words="compiler+cl msvc visual+required where+cl preprocess",

@@ -66,7 +66,7 @@ def _judge(hits: list[Hit], facts: Facts, read: Scan) -> tuple[Outcome, list[Fin
     echoes = sorted((hit for hit in read.hits.values() if hit.tier >= Tier.ECHO), key=lambda hit: hit.line)
     if not read.last_line:
         return Outcome.EMPTY, [_empty(read)]
-    failed = _failed(read)
+    failed = _failed(read, echoes)
     if not causes and failed:
         causes = _promoted(probes, echoes, read)
     rules = {hit.rule.id for hit in causes}
@@ -83,13 +83,14 @@ def _judge(hits: list[Hit], facts: Facts, read: Scan) -> tuple[Outcome, list[Fin
     return Outcome.HEALTHY, notes
 
 
-def _failed(read: Scan) -> bool:
+def _failed(read: Scan, echoes: list[Hit]) -> bool:
     """Whether the log shows a failure that nothing overcame."""
     well = read.last.get(Event.ENDED_WELL)
     failed = read.last.get(Event.FAILED)
     ended = well.number if well else 0
     exception = read.last_exception if read.last_exception > read.last_line - NEAR_THE_END else 0
-    return max(failed.number if failed else 0, exception) > ended
+    repeated = max((hit.line for hit in echoes if hit.tier is Tier.ECHO), default=0)
+    return max(failed.number if failed else 0, exception, repeated) > ended
 
 
 def _overcome(hit: Hit, read: Scan) -> bool:
@@ -155,7 +156,8 @@ def _finding(hit: Hit, facts: Facts, severity: Severity) -> Finding:
 
 
 def _where(hit: Hit) -> tuple[str, ...]:
-    more = (f"and on {hit.count - 1} more lines",) if hit.count > 1 else ()
+    others = hit.count - 1
+    more = (f"and on {others} more {'line' if others == 1 else 'lines'}",) if others else ()
     return (f"line {hit.line}: {hit.text[:LONGEST]}", *more)
 
 
@@ -208,7 +210,7 @@ def _first_error_commands(op: str | None) -> tuple[str, ...]:
 
 def _unexplained(read: Scan, facts: Facts) -> Finding:
     """A failure that no rule knows: show the first line that looks like an error."""
-    line = read.exception or read.first.get(Event.FAILED) or read.first[Event.COMPLAINT]
+    line = read.exception or read.first[Event.FAILED]
     return Finding(
         rule="unexplained-failure",
         severity=Severity.ERROR,

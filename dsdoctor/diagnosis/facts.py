@@ -148,8 +148,8 @@ class Gathering:
         self.lists: dict[str, dict[str, None]] = {"architectures": {}, "asked": {}}
         self.ops: dict[str, bool] = {}
 
-    def read(self, clue: Clue, text: str) -> None:
-        """Take a clue's fact from a line that may hold it."""
+    def read(self, clue: Clue, text: str) -> bool:
+        """Take a clue's fact from a line that may hold it; whether no other line need be asked for it."""
         if clue.name in self.lists:
             found_all = self.lists[clue.name]
             for value in re.findall(clue.pattern, text)[:MOST]:
@@ -161,6 +161,7 @@ class Gathering:
                 self.ops = {op: state not in {"False", "0"} for op, state in pairs[:100]}
         elif (clue.last or clue.name not in self.values) and (found := re.search(clue.pattern, text)):
             self.values[clue.name] = _normal(clue.name, next(value for value in found.groups() if value))
+        return not clue.last and clue.name in self.values
 
     def facts(self) -> Facts:
         """What was gathered."""

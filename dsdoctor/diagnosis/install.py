@@ -20,7 +20,7 @@ and installs a wheel for this environment.""",
     signatures=(
         Signature(
             words="pre+compile pre+compiling",
-            pattern=r"Unable to pre-compile (?:(?P<op>\w+), please first install torch|ops without torch installed)",
+            pattern=r"Unable to pre-compile (?:(?P<op>\w+), please first install torch|ops without torch)",
             sample="AssertionError: Unable to pre-compile ops without torch installed. Please install torch "
             "before attempting "
             "to pre-compile ops.",
@@ -113,7 +113,7 @@ and try again.""",
         Signature(
             words="1314 privilege winerror+183 errno+17",
             pattern=r"WinError 1314\b|symbolic link privilege not held|required privilege is not held by the client"
-            r"|FileExistsError: \[(?:WinError 183|Errno 17)\].{0,200}(?:csrc|op_builder|accelerator)",
+            r"|FileExistsError: \[(?:WinError 183|Errno 17)\].{0,200}(?:csrc|op_builder|accelerator|deepspeed.{1,4}ops)",
             sample="OSError: [WinError 1314] A required privilege is not held by the client: '..\\\\..\\\\csrc' -> "
             "'.\\\\deepspeed\\\\ops\\\\csrc'",
         ),
@@ -197,8 +197,8 @@ build, on a login node or with a broken driver there is none: it takes the CPU a
 the ops and refuses the others, and the GPU ignores them later. Set DS_ACCELERATOR=cuda for the build.""",
     signatures=(
         Signature(
-            words="op+implemented",
-            pattern=r"This op had not been implemented on CPU backend",
+            words="op+implemented notimplementedbuilder",
+            pattern=r"This op had not been implemented on CPU backend|Error: .{0,40}NotImplementedBuilder",
             sample="ValueError: This op had not been implemented on CPU backend.",
         ),
         Signature(

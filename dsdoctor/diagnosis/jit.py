@@ -80,6 +80,13 @@ Compile the op once by itself, in one process, keep all of its output, and give 
             "return code = 1",
         ),
         Signature(
+            words="main+process+received",
+            pattern=r"Main process received SIG(?:TERM|INT|HUP)",
+            tier=Tier.EXIT,
+            title="the job was ended from outside, and nothing in this log says what it waited for",
+            sample="[INFO] [launch.py:262:sigkill_handler] Main process received SIGTERM, exiting",
+        ),
+        Signature(
             words="failed+wheel failed+build subprocess metadata+generation did+run could+wheels",
             pattern=r"Failed (?:building wheel|to build(?: installable wheels)?) (?:for )?[`']?deepspeed"
             r"|subprocess-exited-with-error|metadata-generation-failed"
@@ -115,7 +122,7 @@ the ops inside (`python -m dsdoctor prebuild`) needs no ninja at run time.""",
             words="ninja",
             pattern=r"Ninja is required to load C\+\+ extensions|due to ninja not being installed|No such file "
             r"or directory: '?\"?ninja"
-            r"|No module named '?ninja|ninja: (?:command )?not found|ninja is required to build",
+            r"|No module named '?ninja|ninja: (?:command )?not found|command not found: ninja|ninja is required to build",
             sample="RuntimeError: Ninja is required to load C++ extensions (pip install ninja to get it)",
         ),
         Signature(

@@ -19,6 +19,16 @@ file are refused; a hostfile that does not exist is only a warning, and then one
             sample="ValueError: Hostfile contains a bad entry: worker-1 slots = 8, unable to proceed with launching",
         ),
         Signature(
+            words="hostname+hostfile",
+            pattern=r"Hostname '(?P<entry>[^']{0,80})' not found in hostfile",
+            after=r"Unable to find hostfile",
+            title="there is no hostfile where the launcher looks, so {entry} is not in it",
+            fix="name the hostfile (default: /job/hostfile), or drop --include and --exclude on one node",
+            commands=("deepspeed --hostfile PATH ...",),
+            sample="[WARNING] [runner.py:214:fetch_hostfile] Unable to find hostfile, will proceed with training with "
+            "local resources only.\nValueError: Hostname 'worker-1' not found in hostfile",
+        ),
+        Signature(
             words="host+defined",
             pattern=r"Error: host (?P<entry>\S{1,160}) is already defined",
             sample="ValueError: host worker-1 is already defined",
@@ -26,7 +36,7 @@ file are refused; a hostfile that does not exist is only a warning, and then one
         Signature(
             words="unpack+expected",
             pattern=r"ValueError: not enough values to unpack \(expected 2, got 1\)",
-            after=r"fetch_hostfile|hostfile",
+            after=r"in fetch_hostfile|# fetch_hostfile",
             sample="    hostname, slots = line.split()  # fetch_hostfile\nValueError: not enough values to "
             "unpack (expected 2, got 1)",
         ),
@@ -58,7 +68,7 @@ each node needs none of them.""",
         Signature(
             words="pdsh mpirun mpiexec srun ompi_info mpirun_rsh mpichversion",
             pattern=r"(?:^|[\s:'\"])(?P<launcher>pdsh|mpirun|mpiexec|srun|ompi_info|mpirun_rsh"
-            r"|mpichversion)['\"]?: (?:command )?not found"
+            r"|mpichversion)['\"]?: (?:command )?not found|command not found: (?P<launcher3>pdsh|mpirun|mpiexec|srun)$"
             r"|No such file or directory: '(?P<launcher2>pdsh|mpirun|mpiexec|srun|ompi_info|mpichversion)'",
             sample="/bin/sh: 1: pdsh: not found",
         ),
@@ -124,6 +134,12 @@ ssh uses.""",
             sample="ssh: Could not resolve hostname worker-9: Name or service not known",
         ),
         Signature(
+            words="ssh+hostname",
+            pattern=r"Command 'ssh .{0,100}?(?P<host>[\w.:-]{1,80}) hostname(?: -I)?' returned non-zero",
+            sample="subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no worker-1 hostname' returned "
+            "non-zero exit status 255.",
+        ),
+        Signature(
             words="suitable",
             pattern=r"Unable to detect suitable master address via",
             title="the launcher could not ask the first host for its address by ssh",
@@ -187,8 +203,9 @@ time, and not together with --num_gpus or --num_nodes; mpirun counts the slots a
 into such a filter by the launcher.""",
     signatures=(
         Signature(
-            words="hostname",
+            words="hostname+hostfile",
             pattern=r"Hostname '(?P<what>[^']{0,80})' not found in hostfile",
+            not_after=r"Unable to find hostfile",
             sample="ValueError: Hostname 'worker-7' not found in hostfile",
         ),
         Signature(
@@ -204,6 +221,14 @@ into such a filter by the launcher.""",
             r"|backend does not support (?:worker include|limiting num nodes)",
             title="filters that exclude each other, or that this launcher does not have",
             sample="ValueError: Cannot specify num_nodes/gpus with include/exclude",
+        ),
+        Signature(
+            words="unpack",
+            pattern=r"ValueError: (?:too many|not enough) values to unpack",
+            after=r"parse_node_config|parse_resource_filter|parse_inclusion_exclusion",
+            title="--include or --exclude is not of the form 'host1:0,1@host2:0'",
+            sample='  File "/v/deepspeed/launcher/runner.py", line 286, in parse_node_config_list\n'
+            "ValueError: too many values to unpack (expected 2)",
         ),
         Signature(
             words="slots+enough",

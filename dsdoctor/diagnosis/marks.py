@@ -10,7 +10,7 @@ class Event(enum.Enum):
     FAILED = "failed"
     ENDED_WELL = "ended well"
     TRACEBACK = "traceback"
-    COMPLAINT = "complaint"
+    EXCEPTION = "exception"
     WAITING = "waiting"
     COMPILING = "compiling"
     LOADED = "loaded"
@@ -31,8 +31,8 @@ MARKS = (
     Mark(event=Event.TRACEBACK, words="traceback", pattern=r"Traceback \(most recent call last\)"),
     Mark(
         event=Event.FAILED,
-        words="exits exitcode exit+code exit+status exited+code exited+status complete+code",
-        pattern=r"exits with return code = -?[1-9]|exitcode\s*: -?[1-9]|(?:exit(?:ed)?|did not "
+        words="exits exitcode main+received exit+code exit+status exited+code exited+status complete+code",
+        pattern=r"exits with return code = -?[1-9]|Main process received SIG|exitcode\s*: -?[1-9]|(?:exit(?:ed)?|did not "
         r"complete).{0,60}?(?:code|status):? -?[1-9]\d*\b",
     ),
     Mark(
@@ -48,15 +48,22 @@ MARKS = (
     ),
     Mark(
         event=Event.FAILED,
-        words="error make fatal",
-        pattern=r"^(?:error|ERROR|fatal(?!: not a git)|\#\#\[error\]|make(?:\[\d\])?: \*\*\*)[: ]|\bfatal error\b"
-        r"|: error:|nvcc fatal|ptxas fatal|^mpirun (?:has|was)",
+        words="error",
+        pattern=r"^(?:error|ERROR(?!: pip's dependency)|\#\#\[error\])[: ]|[^2]: error:",
+    ),
+    Mark(event=Event.FAILED, words="fatal", pattern=r"fatal error\b(?! LNK1181: .{0,60}(?:aio|cufile)\.lib)"),
+    Mark(event=Event.FAILED, words="nvcc+fatal ptxas+fatal", pattern=r"(?:nvcc|ptxas) fatal"),
+    Mark(
+        event=Event.FAILED,
+        words="make fatal mpirun",
+        pattern=r"^(?:fatal(?!: not a git)[: ]|make(?:\[\d\])?: \*\*\*|mpirun (?:has|was))",
     ),
     Mark(
-        event=Event.COMPLAINT,
-        words="error fatal cannot failed denied refused terminate fehler erreur",
-        pattern=r"\b[Ee]rror\b|ERROR|[Ff]atal(?!: not a git)|[Cc]annot |[Ff]ailed|denied|refused|terminate called"
-        r"|Fehler|[Ee]rreur",
+        event=Event.EXCEPTION,
+        words="runtimeerror valueerror typeerror keyerror attributeerror importerror modulenotfounderror assertionerror "
+        "indexerror oserror filenotfounderror permissionerror nameerror outofmemoryerror exception distbackenderror "
+        "diststoreerror distnetworkerror calledprocesserror",
+        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{2,60}(?:Error|Exception): ",
     ),
     Mark(
         event=Event.ENDED_WELL,

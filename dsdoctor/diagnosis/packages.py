@@ -181,6 +181,15 @@ cutlass_ops and ragged_device_ops, cpuinfo (of py-cpuinfo) for the CPU ops, dist
             sample="ValueError: NPU_Accelerator requires torch_npu, which is not installed on this system.",
         ),
         Signature(
+            words="pkg_resources",
+            pattern=r"cannot import name '(?P<module>packaging)' from 'pkg_resources'",
+            title="this torch takes {module} from setuptools, and newer setuptools have none",
+            fix="pin setuptools below 70 for this torch, or upgrade torch",
+            commands=("python -m pip install 'setuptools<70'",),
+            sample="ImportError: cannot import name 'packaging' from 'pkg_resources' (/venv/lib/python3.10/site-packages/"
+            "pkg_resources/__init__.py)",
+        ),
+        Signature(
             words="torch+named",
             pattern=r"(?:ModuleNotFound|Import)Error: No module named '?\"?(?P<module>torch)'?\"?\s*$",
             not_after=IN_A_BUILD,

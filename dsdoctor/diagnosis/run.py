@@ -163,8 +163,9 @@ and open the ports between the nodes. `python -m dsdoctor comm` tests who reache
             "29500).",
         ),
         Signature(
-            words="connectfullmesh",
-            pattern=r"connectFullMesh failed",
+            words="connectfullmesh gloo+refused gloo+route gloo+timed gloo+timeout",
+            pattern=r"connectFullMesh failed|"
+            r"gloo/transport/tcp/.{0,160}(?:Connection refused|No route to host|Connection timed out)",
             tier=Tier.GENERIC,
             sample="RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error",
         ),
@@ -193,6 +194,15 @@ and open the ports between the nodes. `python -m dsdoctor comm` tests who reache
 
 NCCL_COLLECTIVE_TIMEOUT = Rule(
     id="nccl-collective-timeout",
+    explained_by=(
+        "host-ram-oom",
+        "compiler-oom-killed",
+        "cpu-isa-illegal-instruction",
+        "nccl-shm-too-small",
+        "nccl-network-interface",
+        "master-port-in-use",
+        "no-kernel-image",
+    ),
     stage=Stage.RUN,
     title="ranks waited for each other in {operation|a collective} until the watchdog fired",
     fix="find the rank that died, hung or took another path: read the first error of every rank's log, then test "
@@ -225,11 +235,18 @@ the network out.""",
             "asynchronous nature of CUDA kernels,",
         ),
         Signature(
+            words="gloo+closed gloo+reset",
+            pattern=r"gloo/transport/.{0,120}Connection (?:closed by peer|reset by peer)",
+            tier=Tier.GENERIC,
+            title="another rank closed its connection: it died first, and its own log says why",
+            sample="RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:58043",
+        ),
+        Signature(
             words="timed+out wait+timeout socket+timeout store+timeout monitoredbarrier timeout+keys",
             pattern=r"Timed out waiting \d+ms for (?P<operation>recv|send) operation|wait timeout after \d+ms, "
             r"keys|Timed out after \d+ seconds waiting for clients"
-            r"|(?:DistBackend|DistStore|Runtime)Error: (?:Socket Timeout|.{0,80}store->get.{0,80}(?:[Tt]imeout"
-            r"|timed out))|failed to pass monitoredBarrier",
+            r"|(?:DistBackend|DistStore|Runtime)Error: Socket Timeout|store->get\(.{0,80}(?:[Tt]imeout|timed out)"
+            r"|failed to pass monitoredBarrier",
             tier=Tier.GENERIC,
             sample="torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 2/3 "
             "clients joined.",
@@ -300,12 +317,12 @@ every step means that the model itself makes inf or nan: a model trained in bf16
 batch. Use bf16, or let `python -m dsdoctor.run SCRIPT.py` say which module made the first inf.""",
     signatures=(
         Signature(
-            words="loss+scale+minimum",
+            words="minimum+loss+scale",
             pattern=r"[Cc]urrent loss scale already at minimum",
             sample="Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
         ),
         Signature(
-            words="loss+scale+reducing",
+            words="reducing+loss+scale",
             pattern=r"Attempted loss scale: (?P<scale>[\d.e-]+), reducing to (?:1(?:\.0+)?|0(?:\.\d+)?"
             r"|\d\.\d+e-\d+)\s*$",
             tier=Tier.GENERIC,

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from dsdoctor.diagnosis.clean import segments, shorten
+from dsdoctor.diagnosis.clean import COLOUR, segments, shorten
 from dsdoctor.diagnosis.facts import CLUES, INSTALL_OPS, LISTS, Clue, Gathering
 from dsdoctor.diagnosis.marks import MARKS, Event, Mark
 from dsdoctor.diagnosis.nouns import Hit, Rule, Signature
@@ -21,8 +21,14 @@ ABOVE, CONTEXT = 40, 300
 TRIES = 2000
 """How often the lines above are searched in vain for one signature: a hostile log shall not make that dear."""
 
-SEEN, REMEMBERED = 4096, 1000
+BATCH = 32
+"""How many lines are looked at together first."""
+
+SEEN, REMEMBERED = 1000, 4000
 """How many different lines are remembered with what they did, and how long such a line may be."""
+
+ASKED = 5000
+"""How many lines are asked for one fact."""
 
 LONGEST_TRACEBACK = 400
 A_COMPILE = b"dtorch_extension_name"
@@ -33,7 +39,8 @@ WORD_BYTES = bytes(
     for byte in range(256)
 )
 SOURCE = re.compile(
-    r"(?:raise|assert|return |print\(|self\.warning|warnings\.warn|logger?\.|if |elif |except |f?[\"'] ?[A-Za-z]|# |\^)"
+    r"(?:raise|assert|return |print\(|self\.warning|warnings\.warn|logger?\.|"
+    r"if |elif |except |f?[\"'].{0,4000}[\"'][)\\,]{0,3}$|# |\^)"
 )
 """Lines of source code that a traceback or a compiler repeats: they hold messages that were not (yet) said."""
 
@@ -115,12 +122,17 @@ class Scan:
     traceback_since: int = 0
     seen: dict[bytes, Effect] = field(default_factory=dict)
     effect: Effect = field(default_factory=Effect)
+    patterns: dict[int, re.Pattern[str]] = field(default_factory=dict)
+    known: set[int] = field(default_factory=set)
+    asked: dict[int, int] = field(default_factory=dict)
 
     def read(self, raw: bytes) -> None:
         """Take the next line."""
         self.lines += 1
         if len(raw) > CONTEXT:
             raw = shorten(raw)
+        if _coloured(raw):
+            raw = COLOUR.sub(b"", raw)
         tokens = raw.translate(WORD_BYTES, b"\0").split()
         if not tokens and not raw.strip():
             return
@@ -131,6 +143,21 @@ class Scan:
         self.above.append(raw[:CONTEXT])
         if not self.broken_off:
             self.spoken = self.lines
+
+    def read_batch(self, batch: list[bytes]) -> None:
+        """Take the next lines: most batches of a long log hold no word of the catalogue at all."""
+        whole = b" ".join(batch)
+        tokens = whole.translate(WORD_BYTES, b"\0").split()
+        plain = tokens and whole.isascii() and not _coloured(whole) and not self.traceback_since
+        if not plain or not self.index.words.keys().isdisjoint(tokens):
+            for raw in batch:
+                self.read(raw)
+            return
+        spoken = max(number for number, raw in enumerate(batch, self.lines + 1) if raw.strip())
+        self.lines += len(batch)
+        self.last_line = spoken
+        self.above.extend(raw[:CONTEXT] for raw in batch[-ABOVE:])
+        self.spoken = self.spoken if self.broken_off else spoken
 
     def _look(self, raw: bytes, tokens: list[bytes]) -> None:
         if not self.traceback_since and (effect := self.seen.get(raw)):
@@ -155,13 +182,14 @@ class Scan:
         numbers = {
             number for word in words & known.keys() for number, others in known[word] if not others or others <= words
         }
+        numbers -= self.known
         if not numbers and not self.traceback_since and raw.isascii():
             return
         if A_COMPILE in words:
             numbers = {number for number in numbers if not isinstance(self.index.entries[number], Wording)}
         texts = segments(raw)
         if not raw.isascii():
-            whole = " ".join(texts)
+            whole = " ".join(texts).lower()
             numbers |= {number for phrase, found in self.index.phrases.items() if phrase in whole for number in found}
         for text in texts:
             if self.traceback_since:
@@ -183,14 +211,22 @@ class Scan:
     def _try(self, number: int, text: str) -> None:
         entry = self.index.entries[number]
         if isinstance(entry, Clue):
-            self.gathering.read(entry, text)
+            self.asked[number] = self.asked.get(number, 0) + 1
+            if self.gathering.read(entry, text) or self.asked[number] > ASKED:
+                self.known.add(number)
             self.ops_line = self.lines if entry is INSTALL_OPS else self.ops_line
         elif isinstance(entry, Mark):
-            if re.search(entry.pattern, text):
+            if self._search(number, entry.pattern, text):
                 self._mark(entry.event, text)
                 self.effect.marks.append((entry.event, text))
         else:
             self._match(number, entry, text)
+
+    def _search(self, number: int, pattern: str, text: str) -> re.Match[str] | None:
+        """Like re.search, which looks into its cache at every call."""
+        if (compiled := self.patterns.get(number)) is None:
+            compiled = self.patterns[number] = re.compile(pattern)
+        return compiled.search(text)
 
     def _mark(self, event: Event, text: str) -> None:
         line = Line(number=self.lines, text=text)
@@ -198,14 +234,17 @@ class Scan:
         self.last[event] = line
         if event in {Event.TRACEBACK, Event.CANCELLED}:
             self.broken_off = True
-        if event is Event.TRACEBACK:
+        if event is Event.EXCEPTION:
+            self.exception = self.exception or line
+            self.last_exception = self.lines
+        elif event is Event.TRACEBACK:
             self.traceback_since = self.lines
         elif event is Event.WAITING:
             self.broken_off = False
 
     def _match(self, number: int, wording: Wording, text: str) -> None:
         signature = wording.signature
-        found = re.search(signature.pattern, text)
+        found = self._search(number, signature.pattern, text)
         if not found or (signature.unless and re.search(signature.unless, text)):
             return
         if known := self.hits.get(number):
@@ -233,9 +272,18 @@ class Scan:
         return not signature.after or re.search(signature.after, above) is not None
 
 
+def _coloured(raw: bytes) -> bool:
+    """Whether colours may stand in it, which grow together with the words."""
+    return b"\x1b" in raw or b"[0m" in raw
+
+
 def scan(lines: Iterable[bytes | str]) -> Scan:
     """Read all lines once."""
-    whole = Scan()
+    whole, batch = Scan(), []
     for line in lines:
-        whole.read(line if isinstance(line, bytes) else line.encode("utf-8", "replace"))
+        batch.append(line if isinstance(line, bytes) else line.encode("utf-8", "replace"))
+        if len(batch) == BATCH:
+            whole.read_batch(batch)
+            batch = []
+    whole.read_batch(batch)
     return whole

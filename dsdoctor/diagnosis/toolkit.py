@@ -36,7 +36,8 @@ root. Otherwise: conda install -c nvidia cuda-toolkit=<torch's release>, or NVID
             pattern=r"(?:^|[\s:'\"])nvcc['\"]?: (?:command not found|not found|No such file|inaccessible|Befehl "
             r"nicht gefunden"
             r"|Kommando nicht gefunden|no se encontr|orden no encontrada|commande introuvable|未找到命令|コマンドが見つかりません"
-            r"|команда не найдена)|No such file or directory: '?\"?nvcc\b|'nvcc' is not recognized|which: no nvcc in",
+            r"|команда не найдена)|No such file or directory: '?\"?nvcc\b|'nvcc' is not recognized|"
+            r"which: no nvcc in|command not found: nvcc$",
             tier=Tier.FILE,
             sample="/bin/sh: 1: nvcc: not found",
         ),
@@ -157,6 +158,14 @@ the CUDA_HOME that torch takes and what each toolkit here lacks.""",
             r"|Not a directory|Datei oder|没有那个|No existe|Aucun fichier|そのような)",
             tier=Tier.FILE,
             sample="/bin/sh: 1: :/usr/local/cuda/bin/nvcc: not found",
+        ),
+        Signature(
+            words="winerror+2",
+            pattern=r"FileNotFoundError: \[WinError 2\]",
+            after=r"/bin/nvcc|installed_cuda_version",
+            title="CUDA_HOME names a folder without bin\\nvcc.exe",
+            sample='    output = subprocess.check_output([cuda_home + "/bin/nvcc", "-V"])\n'
+            "FileNotFoundError: [WinError 2] The system cannot find the file specified",
         ),
         Signature(
             words="release+list+valueerror",

