@@ -19,6 +19,9 @@ from dsdoctor.builder.shell import Settings
 from dsdoctor.builder.source import lay_out, spell_source
 from dsdoctor.builder.toolkit import assemble
 from dsdoctor.builder.workspace import cache_folder, log_folder, private_folder, workspace
+from dsdoctor.diagnosis.clean import raw_lines
+from dsdoctor.diagnosis.diagnose import diagnose
+from dsdoctor.diagnosis.nouns import Outcome
 from dsdoctor.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.finding import Finding, Fix, Severity, has_error
 from dsdoctor.host import LocalHost
@@ -77,7 +80,23 @@ def build(ready: Planned, out: Path, *, say: Say, watch: Watch) -> BuildResult:
     prepare_out(out)
     bench = Bench(folder=ready.folder, logs=log_folder(ready.cache), out=out)
     say(f"logs: {bench.logs}")
-    return make(ready.host, ready.plan, ready.source, ready.machine, bench, say=say, watch=watch)
+    return explained(make(ready.host, ready.plan, ready.source, ready.machine, bench, say=say, watch=watch))
+
+
+def explained(result: BuildResult) -> BuildResult:
+    """A build with the diagnosis of its failed ops' logs, as ``dsdoctor diagnose`` gives it; each ill once."""
+    told = {(finding.rule, finding.title): finding for finding in result.findings}
+    for op in result.ops:
+        if op.built or op.log is None:
+            continue
+        with Path(op.log).open("rb") as log:
+            read = diagnose(raw_lines(log), name=op.log)
+        for finding in read.findings if read.outcome is Outcome.CAUSE else ():
+            known = told.setdefault((finding.rule, finding.title), replace(finding, affects=()))
+            affects = tuple(dict.fromkeys((*known.affects, op.op)))
+            evidence = tuple(dict.fromkeys((*known.evidence, f"in {op.log}")))
+            told[finding.rule, finding.title] = replace(known, affects=affects, evidence=evidence)
+    return replace(result, findings=tuple(told.values()))
 
 
 def install(ready: Planned, made: BuildResult) -> tuple[Finding, ...]:

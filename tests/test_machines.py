@@ -56,9 +56,7 @@ def test_a_snapshot_holds_nothing_that_it_should_not(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
 
     assert "/root" not in text
-    assert not any(
-        word in text.lower() for word in ("api_key", "_token=", "secret", "password", "/opt/lab")
-    )
+    assert not any(word in text.lower() for word in ("api_key", "_token=", "secret", "password", "/opt/lab"))
     assert path.stat().st_size < 100_000
 
 

@@ -262,7 +262,7 @@ def _serves(inside: tuple[str, ...], capability: str) -> bool:
 
 
 def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
 
 
 CHECKS = (

@@ -125,7 +125,7 @@ def variable_misspelt(machine: Machine) -> Iterator[Finding]:
 def variable_malformed(machine: Machine) -> Iterator[Finding]:
     """A DS_BUILD_* variable holds no number: DeepSpeed's setup.py stops with a ValueError ("true" is none)."""
     for name, value in machine.variables.items():
-        if _build(name) and name != "DS_BUILD_STRING" and value and not value.lstrip("-").isdigit():
+        if _build(name) and name != "DS_BUILD_STRING" and value and not value.lstrip("-").isdecimal():
             yield error(
                 "variable-malformed",
                 f"{name}={value!r} is no number: DeepSpeed's setup.py stops at it; it takes 0 or 1",
@@ -157,7 +157,7 @@ def compiler_oom_killed(machine: Machine) -> Iterator[Finding]:
     """
     system = machine.system
     named = machine.variables.get("MAX_JOBS", "")
-    jobs = int(named) if named.isdigit() and len(named) < 5 else system.cpus + 2
+    jobs = int(named) if named.isdecimal() and len(named) < 5 else system.cpus + 2
     each = JOB_MEMORY[machine.torch is not None and machine.torch.cuda is not None]
     if machine.torch and system.memory and jobs > 1 and jobs * each > system.memory:
         yield note(

@@ -116,7 +116,7 @@ def memory_limit(host: Host) -> int | None:
     for folder in _groups(host, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             text = (host.read(f"{folder}/{name}") or "").strip()
-            limits.append(int(text) if text.isdigit() and int(text) < UNLIMITED else None)
+            limits.append(int(text) if text.isdecimal() and int(text) < UNLIMITED else None)
     known = [limit for limit in limits if limit]
     return min(known) if known else None
 
@@ -138,7 +138,7 @@ def parse_cpu_max(text: str) -> int | None:
     (2, None)
     """
     parts = text.split()
-    if len(parts) != 2 or not all(part.isdigit() for part in parts) or int(parts[1]) == 0:
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts) or int(parts[1]) == 0:
         return None
     return max(1, -(-int(parts[0]) // int(parts[1])))
 

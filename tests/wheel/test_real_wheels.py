@@ -4,31 +4,19 @@ import json
 import os
 import subprocess
 import sys
-import venv
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsdoctor.host import LocalHost
+from tests.wheel.conftest import dsdoctor
 
 pytestmark = pytest.mark.wheel
 IN_CI = os.environ.get("CI") == "true"
-CUDA_TORCH = "torch==2.14.1"
 RUNTIME = ("einops", "hjson", "msgpack", "numpy", "packaging", "psutil", "py-cpuinfo", "pydantic>=2", "tqdm")
 STALE = {"DS_BUILD_CUTLES_OPS": "1", "DS_BUILD_CPU_LION": "1", "CUDA_HOME": "/nonexistent"}
-
-
-def dsdoctor(*arguments: str, **env: str) -> tuple[int, dict[str, Any]]:
-    """Run the command as a user would; the exit status and the one JSON document."""
-    argv = [sys.executable, "-m", "dsdoctor", *arguments, "--json"]
-    done = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, timeout=3000)
-    sys.stderr.write(done.stderr[-3000:])
-    document: dict[str, Any] = json.loads(done.stdout)
-    assert document["schema"] == "dsdoctor/1"
-    return done.returncode, document
 
 
 def contents(wheel: str) -> set[str]:
@@ -51,18 +39,6 @@ def cpu_wheel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     status, document = dsdoctor("build-wheel", "--accelerator", "cpu", "--ops", ops, "-o", str(out), **STALE)
     assert status == 0, document
     return document
-
-
-@pytest.fixture(scope="module")
-def cuda_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An environment with the CUDA build of torch and what a build needs; no GPU, no toolkit of its own."""
-    folder = tmp_path_factory.mktemp("cuda") / "venv"
-    venv.create(folder, with_pip=True)
-    python = str(folder / "bin" / "python")
-    env = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
-    wanted = [CUDA_TORCH, "setuptools", "wheel", "ninja>=1.13"]
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], env=env, check=True)
-    yield python
 
 
 def test_a_cpu_wheel_holds_what_was_asked_and_says_so(cpu_wheel: dict[str, Any]) -> None:
