@@ -182,7 +182,7 @@ Use a newer GPU, or do without the op.""",
 ARCH_PARSE_BUG = Rule(
     id="arch-parse-bug",
     stage=Stage.COMPILE,
-    title="DeepSpeed {deepspeed} cut a two-digit architecture such as 12.0 down to {arch}",
+    title="this DeepSpeed{deepspeed_hint} cut a two-digit architecture such as 12.0 down to {arch}",
     fix="take a DeepSpeed that splits at the dot",
     commands=("python -m pip install -U deepspeed", "python -m dsdoctor build-wheel --source newest"),
     manual="""Older DeepSpeeds take the first and the third character of the capability: 12.0 becomes "1.", 10.0

@@ -242,7 +242,7 @@ into such a filter by the launcher.""",
 NO_LAUNCHER_ENV = Rule(
     id="no-launcher-env",
     stage=Stage.RUN,
-    title="the script was started without a launcher: {variable|RANK and WORLD_SIZE} are not set",
+    title="the script was started without a launcher: {variable|RANK} is not set",
     fix="start it with a launcher, or set the variables for a single process",
     commands=(
         "deepspeed --num_gpus 1 SCRIPT.py",

@@ -104,6 +104,7 @@ releases.""",
             words="detected+cuda",
             pattern=r"The detected CUDA version \((?P<nvcc>\d[\d.]*)\) mismatches the version that was used to "
             r"compile$",
+            title="nvcc is CUDA {nvcc}, and torch was built with another release",
             sample="The detected CUDA version (13.0) mismatches the version that was used to compile",
         ),
         Signature(
@@ -111,6 +112,7 @@ releases.""",
             pattern=r"CUDAMismatchException\b",
             unless=r"raise|Installed CUDA version|^from|^import",
             tier=Tier.GENERIC,
+            title="nvcc and torch are of different CUDA releases",
             sample="op_builder.builder.CUDAMismatchException",
         ),
         Signature(

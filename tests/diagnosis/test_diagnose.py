@@ -1,0 +1,269 @@
+"""Stories of whole logs: what comes first, what is harmless, what only repeats, and what to do."""
+
+import pytest
+
+from dsdoctor.diagnosis.diagnose import diagnose
+from dsdoctor.diagnosis.nouns import Diagnosis, Outcome
+from dsdoctor.finding import Severity, has_error
+
+MISSING_HEADER = (
+    "/venv/torch/include/ATen/cuda/CUDAContextLight.h:6:10: fatal error: cusparse.h: No such file or directory"
+)
+FAILED_JIT = [
+    "Using /root/.cache/torch_extensions/py310_cu118 as PyTorch extensions root...",
+    "Building extension module fused_adam...",
+    "[1/3] /usr/local/cuda-11.8/bin/nvcc  -DTORCH_EXTENSION_NAME=fused_adam -std=c++14 -O3 -std=c++17 "
+    "-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=compute_90 -c multi_tensor_adam.cu",
+    MISSING_HEADER,
+    "ninja: build stopped: subcommand failed.",
+    "Traceback (most recent call last):",
+    "RuntimeError: Error building extension 'fused_adam'",
+]
+HARMLESS = [
+    "[WARNING]  async_io requires the dev libaio .so object and headers but these were not found.",
+    "[WARNING]  async_io: please install the libaio-dev package with apt",
+    "[WARNING]  sparse_attn requires a torch version >= 1.5 and < 2.0 but detected 2.1",
+    "[WARNING]  using untested triton version (2.1.0), only 1.0.0 is known to be compatible",
+    "[WARNING]  Please specify the CUTLASS repo directory as environment variable $CUTLASS_PATH",
+    "Installed CUDA version 11.7 does not match the version torch was compiled with 11.8 but since the APIs are "
+    "compatible, accepting this combination",
+    "UserWarning: The detected CUDA version (12.2) has a minor version mismatch with the version that was used to "
+    "compile PyTorch (12.1). Most likely this shouldn't be a problem.",
+    "[WARNING] fp_quantizer compatibility check failed (CUDA_HOME does not exist, unable to compile CUDA op(s)), "
+    "treating the op as not compatible",
+    "/usr/bin/ld: cannot find -lcufile: No such file or directory",
+    "collect2: error: ld returned 1 exit status",
+    "LINK : fatal error LNK1181: cannot open input file 'aio.lib'",
+    "No CUDA runtime is found, using CUDA_HOME='/usr/local/cuda'",
+    "fatal: not a git repository (or any of the parent directories): .git",
+    "DEPRECATION: --build-option and --global-option are deprecated. pip 25.3 will enforce this behaviour change.",
+    "WARNING: Running pip as the 'root' user can result in broken permissions",
+    "ERROR: pip's dependency resolver does not currently take into account all the packages that are installed.",
+    "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being "
+    "overloaded",
+    "node1:9:9 [0] NCCL INFO Plugin load returned 2 : libnccl-net.so: cannot open shared object file",
+    "[W socket.cpp:697] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 22 - Invalid argument).",
+    "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
+    "Unable to find hostfile, will proceed with training with local resources only.",
+]
+
+
+def rules(diagnosis: Diagnosis) -> list[str]:
+    return [finding.rule for finding in diagnosis.findings if finding.severity is Severity.ERROR]
+
+
+def test_a_failed_compile_names_its_cause_with_the_line_and_what_was_read() -> None:
+    diagnosis = diagnose(FAILED_JIT, name="rank0.log")
+
+    finding = diagnosis.findings[0]
+    assert (diagnosis.name, diagnosis.outcome, diagnosis.lines) == ("rank0.log", Outcome.CAUSE, 7)
+    assert rules(diagnosis) == ["cuda-header-missing"]
+    assert finding.title == "the toolkit in /usr/local/cuda-11.8 has no cusparse.h"
+    assert finding.evidence[0] == f"line 4: {MISSING_HEADER}"
+    assert finding.affects == ("fused_adam",)
+    assert diagnosis.facts.architectures == ("80", "90")
+    assert (diagnosis.facts.cuda, diagnosis.facts.nvcc, diagnosis.facts.standard) == ("11.8", "11.8", "c++17")
+    assert (diagnosis.facts.python, diagnosis.facts.op) == ("3.10", "fused_adam")
+    assert finding.fix is not None
+    assert finding.fix.commands[-1] == "sudo apt install cuda-libraries-dev-11-8"
+
+
+@pytest.mark.parametrize(
+    "prefix", ["[rank1]: ", "#12 4.5 ", "2026-11-21T08:50:53.123Z ", "node1: ", "      ", "\x1b[31m", "[1,0]<stderr>:"]
+)
+def test_prefixes_change_nothing(prefix: str) -> None:
+    diagnosis = diagnose([prefix + line for line in FAILED_JIT])
+
+    assert rules(diagnosis) == ["cuda-header-missing"]
+    assert diagnosis.findings[0].evidence[0] == f"line 4: {MISSING_HEADER}"
+
+
+def test_colours_between_the_words_change_nothing() -> None:
+    line = "\x1b[01m\x1b[Kx.h:13:10:\x1b[m\x1b[K \x1b[01;31m\x1b[Kfatal error: \x1b[m\x1b[KPython.h: No such file or directory"
+
+    assert rules(diagnose([line])) == ["python-headers-missing"]
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_a_harmless_line_is_no_error(line: str) -> None:
+    diagnosis = diagnose(["step 1 loss 2.0", line, "step 2 loss 1.9"])
+
+    assert diagnosis.outcome is Outcome.HEALTHY
+    assert not has_error(diagnosis.findings)
+
+
+def test_all_harmless_lines_together_do_not_hide_the_cause() -> None:
+    assert rules(diagnose([*HARMLESS, *FAILED_JIT])) == ["cuda-header-missing"]
+
+
+def test_a_failure_that_was_overcome_is_no_error() -> None:
+    log = ["ModuleNotFoundError: No module named 'dskernels'", "Successfully installed deepspeed-0.19.8"]
+
+    diagnosis = diagnose(log)
+
+    assert diagnosis.outcome is Outcome.HEALTHY
+    assert [(finding.rule, finding.severity) for finding in diagnosis.findings] == [
+        ("python-dep-missing", Severity.NOTE)
+    ]
+
+
+def test_the_compiler_knows_more_than_an_exception_before_it() -> None:
+    log = ["RuntimeError: Error building extension 'cpu_adam'", "FileNotFoundError: [Errno 2] No such file: 'x'"]
+
+    assert rules(diagnose([*log, MISSING_HEADER])) == ["cuda-header-missing"]
+
+
+def test_a_watchdog_is_only_a_consequence_where_another_rank_says_why() -> None:
+    watchdog = (
+        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE) ran for 9 ms"
+    )
+    cause = "RuntimeError: CUDA error: no kernel image is available for execution on the device"
+
+    diagnosis = diagnose([watchdog, cause])
+
+    assert [(finding.rule, finding.severity) for finding in diagnosis.findings] == [
+        ("no-kernel-image", Severity.ERROR),
+        ("nccl-collective-timeout", Severity.NOTE),
+    ]
+
+
+def test_a_wrapper_nvcc_explains_the_missing_header() -> None:
+    log = ["[1/2] /usr/local/bin/nvcc -DTORCH_EXTENSION_NAME=fused_adam -c a.cu", MISSING_HEADER]
+
+    diagnosis = diagnose(log)
+
+    assert rules(diagnosis) == ["cuda-home-wrong"]
+    assert diagnosis.findings[0].title == (
+        "CUDA_HOME came out as /usr/local, guessed from the nvcc on PATH, and it has no cusparse.h"
+    )
+    assert [finding.rule for finding in diagnosis.findings[1:]] == ["cuda-header-missing"]
+
+
+def test_an_op_asked_for_and_left_out_is_an_error_although_all_went_well() -> None:
+    log = [
+        "+ DS_BUILD_AIO=1 DS_BUILD_CPU_ADAM=1 pip install --no-build-isolation deepspeed",
+        "Install Ops={'async_io': False, 'cpu_adam': 1, 'gds': False}",
+        "Successfully installed deepspeed-0.19.8",
+    ]
+
+    diagnosis = diagnose(log)
+
+    assert rules(diagnosis) == ["op-silently-skipped"]
+    assert diagnosis.findings[0].affects == ("async_io",)
+    assert diagnosis.findings[0].evidence[0].startswith("line 2: ")
+    assert (diagnosis.facts.asked, diagnosis.facts.built) == (("async_io", "cpu_adam"), ("cpu_adam",))
+
+
+def test_a_rank_killed_while_an_op_compiles_is_the_compilers_memory() -> None:
+    log = ["Building extension module cpu_adam...", "['python', 'train.py'] exits with return code = -9"]
+
+    assert rules(diagnose(log)) == ["compiler-oom-killed"]
+
+
+def test_a_rank_killed_after_its_ops_were_loaded_is_the_hosts_memory() -> None:
+    log = [
+        "Building extension module cpu_adam...",
+        "Time to load cpu_adam op: 2.1 seconds",
+        "['python', 'train.py'] exits with return code = -9",
+    ]
+
+    assert rules(diagnose(log)) == ["host-ram-oom"]
+
+
+def test_a_log_that_goes_on_after_the_cache_does_not_hang() -> None:
+    log = [
+        "Using /root/.cache/torch_extensions/py310_cu118 as PyTorch extensions root...",
+        "Loading extension module utils...",
+        "Time to load utils op: 0.3 seconds",
+    ]
+
+    assert diagnose(log).outcome is Outcome.HEALTHY
+
+
+def test_the_probe_of_the_op_that_failed_is_the_cause() -> None:
+    log = [
+        "[WARNING]  async_io requires the dev libaio .so object and headers but these were not found.",
+        "AssertionError: Unable to pre-compile async_io",
+    ]
+
+    assert rules(diagnose(log)) == ["libaio-missing"]
+
+
+def test_the_probe_of_another_op_is_not() -> None:
+    log = [
+        "[WARNING]  async_io requires the dev libaio .so object and headers but these were not found.",
+        "AssertionError: Unable to pre-compile spatial_inference",
+    ]
+
+    diagnosis = diagnose(log)
+
+    assert diagnosis.outcome is Outcome.ONLY_ECHOES
+    assert diagnosis.findings[0].affects == ("spatial_inference",)
+
+
+def test_echoes_alone_are_named_and_the_next_command_is_given() -> None:
+    log = [
+        "ImportError: /root/.cache/torch_extensions/py310_cu118/cpu_adam/cpu_adam.so: cannot open shared object file: No "
+        "such file or directory",
+        "AttributeError: 'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'",
+    ]
+
+    diagnosis = diagnose(log)
+
+    finding = diagnosis.findings[0]
+    assert (diagnosis.outcome, rules(diagnosis)) == (Outcome.ONLY_ECHOES, ["masked-jit-failure"])
+    assert finding.fix is not None
+    assert finding.fix.commands == (
+        'TORCH_EXTENSIONS_DIR="$(mktemp -d)" MAX_JOBS=1 python -c "from deepspeed.ops.op_builder.all_ops import ALL_OPS; '
+        "ALL_OPS['cpu_adam'].load()\" 2>&1 | tee build.log",
+        "python -m dsdoctor diagnose build.log",
+    )
+
+
+def test_an_empty_log_is_said_to_be_empty() -> None:
+    diagnosis = diagnose([b"\n", b"  \n"])
+
+    assert (diagnosis.outcome, diagnosis.lines) == (Outcome.EMPTY, 2)
+    assert [finding.severity for finding in diagnosis.findings] == [Severity.WARNING]
+
+
+def test_a_failure_that_nothing_explains_shows_its_first_error_line() -> None:
+    log = [
+        "Traceback (most recent call last):",
+        '  File "train.py", line 3, in <module>',
+        "my.package.OwnError: 42",
+        "['python', 'train.py'] exits with return code = 1",
+    ]
+
+    diagnosis = diagnose(log)
+
+    assert diagnosis.outcome is Outcome.UNEXPLAINED
+    assert diagnosis.findings[0].evidence[0] == "line 3: my.package.OwnError: 42"
+
+
+def test_what_a_log_says_is_quoted_in_commands() -> None:
+    log = ["PermissionError: [Errno 13] Permission denied: '/x/.cache/torch_extensions/$(reboot);x'"]
+
+    finding = diagnose(log).findings[0]
+
+    assert finding.fix is not None
+    assert "ls -ld '/x/.cache/torch_extensions/$(reboot);x'" in finding.fix.commands
+
+
+def test_repeats_are_counted_and_told_once() -> None:
+    line = "RuntimeError: CUDA error: no kernel image is available for execution on the device"
+
+    diagnosis = diagnose([line] * 500)
+
+    assert len(diagnosis.findings) == 1
+    assert diagnosis.findings[0].evidence[1] == "and on 499 more lines"
+
+
+def test_source_lines_of_a_traceback_are_not_the_message() -> None:
+    log = [
+        "Traceback (most recent call last):",
+        '    raise MissingCUDAException("CUDA_HOME does not exist, unable to compile CUDA op(s)")',
+        "op_builder.builder.MissingCUDAException: CUDA_HOME does not exist, unable to compile CUDA op(s)",
+    ]
+
+    assert diagnose(log).findings[0].evidence[0].startswith("line 3: ")
