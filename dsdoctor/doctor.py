@@ -110,13 +110,13 @@ def _judged(
 
 
 def _without_table(machine: Machine, topics: tuple[Examined, ...], error: DoctorError | None) -> Checked:
-    """The findings alone; where the ops should have been judged and could not, that is a note."""
+    """The findings alone; where the ops should have been judged and could not, that is a finding."""
     plain = tuple(replace(topic, findings=without_needs(topic.findings)) for topic in topics)
     if error is not None:
         fix = Fix(text=error.hint or "name a DeepSpeed", commands=("python -m dsdoctor check --source 0.19.8",))
         title = f"the ops were not judged: {error.message}"
-        note = Finding(rule="ops-not-judged", severity=Severity.NOTE, title=title, fix=fix)
-        plain += (Examined(topic="ops", summary="Ops", findings=(note,)),)
+        unjudged = Finding(rule="ops-not-judged", severity=Severity.WARNING, title=title, fix=fix)
+        plain += (Examined(topic="ops", summary="Ops", findings=(unjudged,)),)
     return Checked(machine=machine, topics=plain, ops=(), source=None)
 
 

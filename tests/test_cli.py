@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,10 +12,23 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dsdoctor.cli import make_app
+import dsdoctor
+from dsdoctor.cli import COMMANDS, make_app
+from dsdoctor.rules import every_rule, manual
+
+MACHINES = Path(__file__).parent / "machines"
 
 
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command without a process of its own, which is most of its time."""
+    only = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    stale = {name: None for name in os.environ if name.startswith(("DS_", "CUDA_"))}
+    done = CliRunner().invoke(make_app(only), arguments, env={**stale, **env}, catch_exceptions=False)
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
+
+
+def run_process(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command as a user runs it."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("DS_", "CUDA_"))}
     argv = [sys.executable, "-m", "dsdoctor", *arguments]
     return subprocess.run(argv, env={**clean, **env}, capture_output=True, text=True, timeout=120)
@@ -30,14 +44,14 @@ def bare(tmp_path: Path) -> str:
 
 
 def test_help_teaches() -> None:
-    shown = run("build-wheel", "--help").stdout
+    shown = run_process("build-wheel", "--help").stdout
 
     assert "Build a DeepSpeed wheel that fits this environment" in shown
     assert "--arch" in shown
 
 
 def test_looking_works_without_torch(bare: str) -> None:
-    done = run("look", "--python", bare, "--json")
+    done = run_process("look", "--python", bare, "--json")
 
     document = json.loads(done.stdout)
     assert (done.returncode, document["command"], document["machine"]["torch"]) == (0, "look", None)
@@ -53,7 +67,7 @@ def test_looking_shows_lines(bare: str) -> None:
 
 
 def test_no_torch_is_an_impossible_plan_with_the_next_command(bare: str, tmp_path: Path) -> None:
-    done = run("build-wheel", "--python", bare, DSDOCTOR_CACHE=str(tmp_path / "cache"))
+    done = run_process("build-wheel", "--python", bare, DSDOCTOR_CACHE=str(tmp_path / "cache"))
 
     assert (done.returncode, done.stdout) == (3, "")
     assert "✗ there is no torch in the environment of" in done.stderr
@@ -124,3 +138,98 @@ def test_ctrl_c_is_one_line_and_status_130(tmp_path: Path) -> None:
     assert (process.returncode, out) == (130, "")
     assert err.startswith("✗ interrupted")
     assert "Traceback" not in err
+
+
+def test_check_without_torch_is_an_error_and_says_why(bare: str, tmp_path: Path) -> None:
+    env = {"DSDOCTOR_CACHE": str(tmp_path / "cache")}
+
+    done = run("check", "--python", bare, "--offline", **env)
+    document = json.loads(run("check", "--python", bare, "--offline", "--json", **env).stdout)
+
+    assert done.returncode == 1
+    assert "[torch-missing]" in done.stdout
+    assert (document["command"], document["ops"]) == ("check", [])
+    assert {"rule", "severity", "title", "evidence", "affects", "fix"} == set(document["findings"][0])
+
+
+def test_check_lists_and_runs_single_checks(bare: str) -> None:
+    listed = run("check", "--list")
+    one = run("check", "torch-missing", "--python", bare)
+    other = run("check", "libaio-missing", "--strict", "--python", bare)
+    unknown = run("check", "no-such-check", "--python", bare)
+
+    assert "cuda-home-wrong" in listed.stdout
+    assert (one.returncode, other.returncode in {0, 1}, unknown.returncode) == (1, True, 2)
+    assert "torch-missing" in one.stdout
+    assert "there is no check 'no-such-check'" in unknown.stderr
+
+
+def test_a_recorded_machine_is_judged_anywhere() -> None:
+    sick = run("check", "--machine", str(MACHINES / "several-toolkits.json"))
+    well = run("check", "--machine", str(MACHINES / "one-toolkit.json"), "--op", "fused_adam")
+    asked = run("check", "--machine", str(MACHINES / "one-toolkit.json"), "--op", "evoformer_attn", "--json")
+
+    assert (sick.returncode, well.returncode, asked.returncode) == (1, 0, 1)
+    assert 'eval "$(python -m dsdoctor env)"' in sick.stdout
+    assert well.stdout.splitlines()[-1].startswith("✓ nothing is wrong")
+    refused = next(f for f in json.loads(asked.stdout)["findings"] if f["severity"] == "error")
+    assert (refused["rule"], refused["affects"]) == ("op-cannot-be-built", ["evoformer_attn"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "--deep", "--machine", str(MACHINES / "wsl.json")),
+        ("check", "--machine", "/none.json"),
+        ("check", "--machine", str(MACHINES / "wsl.json"), "--op", "no_such_op"),
+        ("env", "--shell", "cmd.exe", "--machine", str(MACHINES / "one-toolkit.json")),
+        ("verify",),
+        ("verify", "x.whl", "--installed"),
+        ("verify", "/none/deepspeed-0.1-py3-none-any.whl"),
+        ("compare", str(MACHINES / "wsl.json")),
+        ("explain",),
+        ("explain", "no-such-rule"),
+        ("record",),
+    ],
+)
+def test_nonsense_leaves_stdout_empty_and_is_status_2(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_recording_and_comparing(bare: str, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    env = {"DSDOCTOR_CACHE": str(tmp_path / "cache"), "AWS_SECRET_ACCESS_KEY": "hush", "DS_API_KEY": "hush"}
+
+    done = run("record", str(first), "--python", bare, "--offline", **env)
+    run("record", str(second), "--python", bare, "--offline", CUDA_HOME="/opt/x", **env)
+    same = run("compare", str(first), str(first))
+    other = run("compare", str(first), str(second), "--json")
+
+    assert (done.returncode, same.returncode, other.returncode) == (0, 0, 1)
+    assert "hush" not in first.read_text()
+    differences = {one["fact"] for one in json.loads(other.stdout)["differences"]}
+    assert "CUDA_HOME" in differences
+    assert not list(tmp_path.glob(".*tmp"))
+
+
+def test_explaining(bare: str) -> None:
+    page = run("explain", "cuda-home-wrong")
+    listed = json.loads(run("explain", "--list", "--json").stdout)
+
+    assert page.returncode == 0
+    assert page.stdout.startswith("cuda-home-wrong\n\nThe folder that torch and DeepSpeed take")
+    assert {"nccl-collective-timeout", "op-cannot-be-built", "torch-missing"} <= set(listed["rules"])
+
+
+def test_every_rule_that_is_written_anywhere_can_be_explained() -> None:
+    written = {
+        rule
+        for path in Path(dsdoctor.__file__).parent.rglob("*.py")
+        for rule in re.findall(r'(?:rule=|_error\(|Rule\(\s*id=)"([a-z0-9]+(?:-[a-z0-9]+)+)"', path.read_text())
+    }
+
+    assert written <= set(every_rule())
+    assert all(len(manual(rule)) > 30 for rule in every_rule())
