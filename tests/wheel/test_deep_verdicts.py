@@ -40,8 +40,12 @@ def without_library_headers(assembled: Path, folder: Path) -> dict[str, str]:
     """What the packages cuda-nvcc and nvidia-cuda-nvcc bring: the compiler and the runtime's headers."""
     home = folder / "home"
     (home / "include").mkdir(parents=True)
-    for part in ("bin", "nvvm", "lib64"):
+    (home / "bin").mkdir()
+    for part in ("nvvm", "lib64"):
         (home / part).symlink_to(assembled / part)
+    # nvcc takes its headers from beside the folder that it is called in: a link to that folder would lead to the whole toolkit
+    for tool in (assembled / "bin").iterdir():
+        (home / "bin" / tool.name).symlink_to(tool.resolve())
     for header in (assembled / "include").iterdir():
         if not header.name.startswith(OF_LIBRARIES):
             (home / "include" / header.name).symlink_to(header.resolve())
