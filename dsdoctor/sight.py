@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -19,17 +19,6 @@ from dsdoctor.probe import probe
 from dsdoctor.record import RecordedHost, Recorder, Snapshot, save
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """What the command line asks of us."""
-
-    python: str
-    machine: Path | None = None
-    source: str | None = None
-    config: Path | None = None
-    wish: Wish = field(default_factory=Wish)
 
 
 @dataclass(frozen=True, kw_only=True)

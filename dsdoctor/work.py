@@ -26,7 +26,8 @@ from dsdoctor.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.finding import Finding, Fix, Severity, has_error
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import Compiler, Machine
-from dsdoctor.sight import Order, Sight, described, recorded_source, see
+from dsdoctor.order import Order
+from dsdoctor.sight import Sight, described, recorded_source, see
 
 Say = Callable[[str], None]
 

@@ -28,6 +28,8 @@ FLOORS = {
     "work": 5,
     "doctor": 5,
     "sight": 5,
+    "order": 5,
+    "judging": 5,
     "inspection": 5,
     "rules": 5,
     "run": 5,

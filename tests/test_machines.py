@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.doctor import Checked, Question, check
+from dsdoctor.doctor import check
 from dsdoctor.errors import DoctorError, ImpossiblePlan
 from dsdoctor.finding import Severity
 from dsdoctor.inspection import differences, verify
+from dsdoctor.judging import Checked
+from dsdoctor.order import Order, Question
 from dsdoctor.record import RecordedHost
-from dsdoctor.sight import Order, see
+from dsdoctor.sight import see
 from dsdoctor.work import planned, select
 from tests.machines.make import HERE, LAYOUTS
 

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dsdoctor import checks
 from dsdoctor.cli.ending import FOUND, ending, print_result
 from dsdoctor.cli.options import (
     Accelerator,
@@ -19,9 +18,9 @@ from dsdoctor.cli.options import (
     Verbose,
     order_of,
 )
-from dsdoctor.doctor import Question, check
+from dsdoctor.doctor import check
 from dsdoctor.finding import Severity
-from dsdoctor.report.check import check_lines
+from dsdoctor.order import Question
 from dsdoctor.report.progress import BuildProgress
 
 Rules = Annotated[
@@ -72,6 +71,8 @@ def check_command(
         )
         with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
             done = check(question, say=progress.say)
+        from dsdoctor.report.check import check_lines
+
         lines = check_lines(done.topics, done.ops, done.source, verbose=verbose)
         print_result("check", as_json, lines, done.findings, machine=done.machine, ops=done.ops)
         bad = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
@@ -80,6 +81,8 @@ def check_command(
 
 
 def _listed() -> list[str]:
+    from dsdoctor import checks
+
     every = checks.checks()
     width = max(map(len, every))
     return [f"{rule:<{width}}  {checks.manual(one).splitlines()[0]}" for rule, one in every.items()]

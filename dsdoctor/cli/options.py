@@ -8,7 +8,7 @@ import typer
 
 from dsdoctor.builder.nouns import Wish
 from dsdoctor.errors import UsageError
-from dsdoctor.sight import Order
+from dsdoctor.order import Order
 
 Ops = Annotated[
     str | None,

@@ -1,7 +1,7 @@
 """What this interpreter is and what its environment holds. Imports nothing but the standard library."""
 
-import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -14,31 +14,48 @@ WANTED = re.compile(
 )
 
 
+def distributions():
+    """(name, version, folder) as the metadata folders are called: importlib.metadata would take most of our time."""
+    for folder in dict.fromkeys(sys.path):
+        for entry in entries(folder):
+            match = re.match(r"(.+?)-([^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info$", entry)
+            if match:
+                yield normal(match[1]), match[2], os.path.join(folder, entry)
+
+
+def entries(folder):
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def packages():
     found = {}
-    for distribution in importlib.metadata.distributions():
-        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
-        if WANTED.match(name) and name not in found:
-            found[name] = distribution.version
+    for name, version, _ in installed:
+        if WANTED.match(name):
+            found.setdefault(name, version)
     return dict(sorted(found.items()))
 
 
-def lacking(name):
+def lacking(package):
     """The packages that a package's metadata demands on every platform, and that are not here."""
-    try:
-        demanded = importlib.metadata.requires(name) or []
-    except importlib.metadata.PackageNotFoundError:
+    folder = next((folder for name, _, folder in installed if name == package), None)
+    if folder is None:
         return []
-    names = [re.match(r"[\w.-]+", requirement)[0] for requirement in demanded if ";" not in requirement]
-    return [other for other in names if not installed(other)]
-
-
-def installed(name):
     try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        with open(os.path.join(folder, "METADATA"), encoding="utf-8", errors="replace") as file:
+            lines = itertools.takewhile(str.strip, file)
+            demanded = [line.split(":", 1)[1].strip() for line in lines if line.startswith("Requires-Dist:")]
+    except OSError:
+        return []
+    names = [normal(re.match(r"[\w.-]+", one)[0]) for one in demanded if ";" not in one]
+    here = {name for name, _, _ in installed}
+    return [name for name in names if name not in here]
 
 
 def module_folder(name):
@@ -56,6 +73,7 @@ def site():
 
 
 paths = sysconfig.get_paths()
+installed = list(distributions())
 answer = {
     "python": {
         "executable": sys.executable,

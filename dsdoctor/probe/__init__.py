@@ -62,11 +62,7 @@ class Probing:
         self._round = _Round(self._pool)
 
     def __enter__(self) -> "Probing":
-        try:
-            self._begin()
-        except BaseException:
-            self.__exit__(KeyboardInterrupt)
-            raise
+        self._begun = self._pool.submit(self._begin)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -76,10 +72,12 @@ class Probing:
 
     def early(self) -> Machine:
         """The machine as its files and tools tell; torch as its files tell."""
+        self._begun.result()
         return self._machine(self._torch_of_files)
 
     def final(self) -> Machine:
         """The machine with what loading torch told, and every gap."""
+        self._begun.result()
         torch = self._torch.result()
         gaps = self._round.gaps()
         if torch is not None and torch.broken:

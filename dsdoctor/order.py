@@ -1,0 +1,30 @@
+"""What the command line asks for. Data only, and little: it is imported before anything is known."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsdoctor.builder.nouns import Wish
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What the command line asks of us."""
+
+    python: str
+    machine: Path | None = None
+    source: str | None = None
+    config: Path | None = None
+    wish: Wish = field(default_factory=Wish)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What the user wants examined: this machine, or the snapshot ``machine``. ``deep`` asks the compiler too; ``rules`` empty
+    means every check."""
+
+    python: str
+    machine: Path | None = None
+    source: str | None = None
+    rules: frozenset[str] = frozenset()
+    deep: bool = False
+    wish: Wish = field(default_factory=Wish)
