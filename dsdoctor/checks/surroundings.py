@@ -1,12 +1,9 @@
-"""Checks of what surrounds a build and a run: search paths, variables, libraries, caches, memory, disk."""
+"""Checks of what surrounds a build and a run: search paths, variables, libraries, memory, disk."""
 
 import difflib
-import shlex
 from collections.abc import Iterator
 
-from packaging.version import InvalidVersion, Version
-
-from dsdoctor.checks.say import BUILD_WHEEL, USE_ENV, error, note, warning
+from dsdoctor.checks.say import USE_ENV, error, note, warning
 from dsdoctor.finding import Finding
 from dsdoctor.machine import Machine
 
@@ -21,10 +18,6 @@ SMALL_SHARED_MEMORY = 1 * GIB
 
 JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
 """Bytes that a compile job with and without GPU code takes at the most (as measured for build-wheel)."""
-
-STALE_AFTER = 600.0
-LOCKS_EXPIRE_SINCE = Version("2.14")
-"""From this torch on the JIT lock is the operating system's: a file left behind holds nobody up."""
 
 
 def summary(machine: Machine) -> str:
@@ -181,55 +174,6 @@ def disk_full(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def jit_cache_shared(machine: Machine) -> Iterator[Finding]:
-    """TORCH_EXTENSIONS_DIR names the cache of run-time compiled ops, so all environments share one folder.
-
-    By default torch keeps a sub-folder for each Python and CUDA; with the variable it does not. Ops of another torch are
-    then loaded (undefined symbols) or rebuilt at every change of environment.
-    """
-    jit = machine.jit
-    if jit and jit.named and jit.ops:
-        yield note(
-            "jit-cache-shared",
-            f"TORCH_EXTENSIONS_DIR={jit.folder} holds {', '.join(jit.ops[:6])} for whichever environment built them",
-            fix="give each environment a folder of its own",
-            commands=('export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"',),
-        )
-
-
-def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
-    """A lock was left behind in the cache of run-time compiled ops: the next program waits for it for ever.
-
-    Up to torch 2.13 the lock is a file that a killed compilation does not remove; the wait prints nothing. From 2.14 on the
-    operating system releases it.
-    """
-    jit, torch = machine.jit, machine.torch
-    if not jit or not torch or _at_least(torch.minor, LOCKS_EXPIRE_SINCE):
-        return
-    for op, age in sorted(jit.locks.items()):
-        if age > STALE_AFTER:
-            yield warning(
-                "stale-jit-cache",
-                f"{jit.folder}/{op}/lock is {age / 60:.0f} minutes old: every program that loads {op} waits for it",
-                evidence=[f"torch {torch.version} takes a lock file for a running compilation"],
-                affects=(op,),
-                fix="if nothing is compiling, remove it",
-                commands=(f"rm -- {shlex.quote(f'{jit.folder}/{op}/lock')}",),
-            )
-
-
-def torch_extensions_permission(machine: Machine) -> Iterator[Finding]:
-    """The cache of run-time compiled ops cannot be written by this user."""
-    jit = machine.jit
-    if jit and not jit.writable:
-        yield warning(
-            "torch-extensions-permission",
-            f"{jit.folder} cannot be written: ops cannot be compiled at run time",
-            fix="name a folder of your own, or install a wheel that holds the ops",
-            commands=("export TORCH_EXTENSIONS_DIR=/path/you/own/torch_extensions", BUILD_WHEEL),
-        )
-
-
 def _some(names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:4])
     return shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")
@@ -237,13 +181,6 @@ def _some(names: tuple[str, ...]) -> str:
 
 def _build(name: str) -> bool:
     return name.startswith("DS_BUILD_")
-
-
-def _at_least(version: str, least: Version) -> bool:
-    try:
-        return Version(version) >= least
-    except InvalidVersion:
-        return False
 
 
 CHECKS = (
@@ -257,7 +194,4 @@ CHECKS = (
     nccl_shm_too_small,
     compiler_oom_killed,
     disk_full,
-    jit_cache_shared,
-    stale_jit_cache,
-    torch_extensions_permission,
 )

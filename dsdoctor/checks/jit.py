@@ -1,0 +1,73 @@
+"""Checks of torch's cache of ops that are compiled at run time."""
+
+import shlex
+from collections.abc import Iterator
+
+from packaging.version import InvalidVersion, Version
+
+from dsdoctor.checks.say import BUILD_WHEEL, note, warning
+from dsdoctor.finding import Finding
+from dsdoctor.machine import Machine
+
+STALE_AFTER = 600.0
+LOCKS_EXPIRE_SINCE = Version("2.14")
+"""From this torch on the JIT lock is the operating system's: a file left behind holds nobody up."""
+
+
+def jit_cache_shared(machine: Machine) -> Iterator[Finding]:
+    """TORCH_EXTENSIONS_DIR names the cache of run-time compiled ops, so all environments share one folder.
+
+    By default torch keeps a sub-folder for each Python and CUDA; with the variable it does not. Ops of another torch are
+    then loaded (undefined symbols) or rebuilt at every change of environment.
+    """
+    jit = machine.jit
+    if jit and jit.named and jit.ops:
+        yield note(
+            "jit-cache-shared",
+            f"TORCH_EXTENSIONS_DIR={jit.folder} holds {', '.join(jit.ops[:6])} for whichever environment built them",
+            fix="give each environment a folder of its own",
+            commands=('export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"',),
+        )
+
+
+def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
+    """A lock was left behind in the cache of run-time compiled ops: the next program waits for it for ever.
+
+    Up to torch 2.13 the lock is a file that a killed compilation does not remove; the wait prints nothing. From 2.14 on the
+    operating system releases it.
+    """
+    jit, torch = machine.jit, machine.torch
+    if not jit or not torch or _at_least(torch.minor, LOCKS_EXPIRE_SINCE):
+        return
+    for op, age in sorted(jit.locks.items()):
+        if age > STALE_AFTER:
+            yield warning(
+                "stale-jit-cache",
+                f"{jit.folder}/{op}/lock is {age / 60:.0f} minutes old: every program that loads {op} waits for it",
+                evidence=[f"torch {torch.version} takes a lock file for a running compilation"],
+                affects=(op,),
+                fix="if nothing is compiling, remove it",
+                commands=(f"rm -- {shlex.quote(f'{jit.folder}/{op}/lock')}",),
+            )
+
+
+def torch_extensions_permission(machine: Machine) -> Iterator[Finding]:
+    """The cache of run-time compiled ops cannot be written by this user."""
+    jit = machine.jit
+    if jit and not jit.writable:
+        yield warning(
+            "torch-extensions-permission",
+            f"{jit.folder} cannot be written: ops cannot be compiled at run time",
+            fix="name a folder of your own, or install a wheel that holds the ops",
+            commands=("export TORCH_EXTENSIONS_DIR=/path/you/own/torch_extensions", BUILD_WHEEL),
+        )
+
+
+def _at_least(version: str, least: Version) -> bool:
+    try:
+        return Version(version) >= least
+    except InvalidVersion:
+        return False
+
+
+CHECKS = (jit_cache_shared, stale_jit_cache, torch_extensions_permission)
