@@ -56,8 +56,14 @@ def deepspeed_of_record(text: str, *, version: str, location: str) -> DeepSpeed:
         accelerator=str(facts["accelerator_name"]) if facts.get("accelerator_name") else None,
         torch=_release(built_with.get("version")),
         cuda=_release(built_with.get("cuda_version")),
-        installed_ops=tuple(sorted(str(name) for name, on in ops.items() if on)) if isinstance(ops, dict) else (),
+        installed_ops=_op_names(ops),
     )
+
+
+def _op_names(ops: object) -> tuple[str, ...]:
+    """The ops that are on; a name that no op can have is left out."""
+    names = [str(name) for name, on in ops.items() if on] if isinstance(ops, dict) else []
+    return tuple(sorted(name for name in names if re.fullmatch(r"\w{1,80}", name, re.ASCII)))
 
 
 def with_manifest(facts: DeepSpeed, manifest: str | None) -> DeepSpeed:

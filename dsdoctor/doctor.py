@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dsdoctor.builder.workspace import cache_folder
 from dsdoctor.errors import DoctorError
+from dsdoctor.finding import for_python
 from dsdoctor.host import LocalHost
 from dsdoctor.order import Question
 from dsdoctor.probe import Probing
@@ -19,6 +22,14 @@ if TYPE_CHECKING:
 
 def check(question: Question, *, say: Callable[[str], None]) -> Checked:
     """Look at a machine and judge it; with ``deep`` ask the compiler. Raises UsageError for an unknown op or rule."""
+    checked = _check(question, say)
+    if question.machine or question.python == sys.executable:
+        return checked
+    topics = (replace(t, findings=tuple(for_python(f, question.python) for f in t.findings)) for t in checked.topics)
+    return replace(checked, topics=tuple(topics))
+
+
+def _check(question: Question, say: Callable[[str], None]) -> Checked:
     if question.deep:
         from dsdoctor.judging import deep
 

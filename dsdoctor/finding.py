@@ -1,7 +1,9 @@
 """A finding: what is the matter, how we know, what it affects and what mends it. Data only."""
 
 import enum
-from dataclasses import dataclass
+import re
+import shlex
+from dataclasses import dataclass, replace
 
 
 class Severity(enum.Enum):
@@ -30,6 +32,26 @@ class Finding:
     evidence: tuple[str, ...] = ()
     affects: tuple[str, ...] = ()
     fix: Fix | None = None
+
+
+def for_python(finding: Finding, python: str) -> Finding:
+    """The finding with its commands for another interpreter's environment than the one that runs dsdoctor.
+
+    >>> fix = Fix(text="t", commands=('eval "$(python -m dsdoctor env)"', "python -m pip install x"))
+    >>> finding = for_python(Finding(rule="r", severity=Severity.NOTE, title="t", fix=fix), "/a b/python")
+    >>> print(*finding.fix.commands, sep="\\n")
+    eval "$(python -m dsdoctor env --python '/a b/python')"
+    '/a b/python' -m pip install x
+    """
+    if finding.fix is None:
+        return finding
+    quoted = shlex.quote(python).replace("\\", "\\\\")
+    ours = re.compile(r"(\bpython -m dsdoctor (?:build-wheel|prebuild|toolkit|env|check))\b(?! --python)")
+    commands = (ours.sub(rf"\1 --python {quoted}", command) for command in finding.fix.commands)
+    pip = re.compile(r"^python -m pip\b")
+    return replace(
+        finding, fix=replace(finding.fix, commands=tuple(pip.sub(f"{quoted} -m pip", one) for one in commands))
+    )
 
 
 def has_error(findings: tuple[Finding, ...]) -> bool:

@@ -101,10 +101,11 @@ class LocalHost:
         self._stopped = threading.Event()
 
     def variable(self, name: str) -> str | None:
-        return self._env.get(name)
+        value = self._env.get(name)
+        return None if value is None else _readable(value)
 
     def variables(self, prefix: str) -> dict[str, str]:
-        return {name: value for name, value in sorted(self._env.items()) if name.startswith(prefix)}
+        return {_readable(k): _readable(v) for k, v in sorted(self._env.items()) if k.startswith(prefix)}
 
     def names(self, prefix: str) -> tuple[str, ...]:
         return tuple(self.variables(prefix))
@@ -129,7 +130,7 @@ class LocalHost:
             found = sorted(Path("/").glob(self._inside(pattern).lstrip("/")))
         except (OSError, ValueError):
             return ()
-        return tuple(self._outside(str(path)) for path in found if _is_there(path))
+        return tuple(_readable(self._outside(str(path))) for path in found if _is_there(path))
 
     def exists(self, path: str) -> bool:
         return _is_there(Path(self._inside(path)))
@@ -253,6 +254,11 @@ class LocalHost:
         if self._root == "/" or not path.startswith(self._root):
             return path
         return path[len(self._root) :] or "/"
+
+
+def _readable(value: str) -> str:
+    """Text of the environment with what is no UTF-8 replaced: it goes into documents."""
+    return value.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
 
 
 def _text(data: bytes) -> str:

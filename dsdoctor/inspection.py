@@ -4,12 +4,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsdoctor.builder.wheel import read_installed, read_wheel
-from dsdoctor.checks import BUILT, examine
+from dsdoctor.checks import TOPICS, examine, rule_of
+from dsdoctor.checks import built as checks_of_built
 from dsdoctor.checks.compare import Difference, compare
 from dsdoctor.errors import UsageError
 from dsdoctor.finding import Finding
 from dsdoctor.machine import DeepSpeed, Machine
 from dsdoctor.sight import see
+
+RUNS = ("python-silent", "torch-missing", "torch-broken")
+"""What keeps every built DeepSpeed from running."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +39,17 @@ def verify(python: str, machine: Path | None, wheel: Path | None) -> Verified:
     else:
         built = sight.machine.deepspeed
     with_built = replace(sight.machine, deepspeed=built)
-    found = examine(with_built, topics=BUILT)
-    return Verified(machine=with_built, built=built, findings=tuple(f for topic in found for f in topic.findings))
+    rules = frozenset({*RUNS, *map(rule_of, checks_of_built.CHECKS)})
+    found = examine(with_built, topics=TOPICS, rules=rules)
+    return Verified(
+        machine=with_built, built=built, findings=tuple(_of_ops(f, built) for topic in found for f in topic.findings)
+    )
+
+
+def _of_ops(finding: Finding, built: DeepSpeed) -> Finding:
+    """The finding with the ops that it affects: those it names, else all."""
+    named = tuple(op for op in finding.affects if op in built.installed_ops)
+    return replace(finding, affects=named or (built.installed_ops if finding.affects else ()))
 
 
 def differences(files: tuple[Path, ...]) -> tuple[Difference, ...]:

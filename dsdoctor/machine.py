@@ -125,7 +125,8 @@ class Torch:
     """torch as its files tell, and (``capabilities``, ``arch_list``, ``nccl``, bounds) as a child process tells.
 
     ``broken`` is the reason why it cannot be imported, None when it can; ``cuda_home`` is the folder that torch's own
-    search would take now, whether or not it is a toolkit; ``gcc_bounds`` is torch's own [min, max) table entry.
+    search would take now, whether or not it is a toolkit; ``ptx`` are the architectures of its portable code;
+    ``gcc_bounds`` is torch's own [min, max) table entry.
     """
 
     version: str
@@ -136,6 +137,7 @@ class Torch:
     cxx_standard: int = 17
     cuda_home: str | None = None
     arch_list: tuple[str, ...] = ()
+    ptx: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
     known_architectures: tuple[str, ...] = ()
     gcc_bounds: tuple[int, int] | None = None
@@ -161,8 +163,8 @@ class DeepSpeed:
     built with; ``python`` and ``platform`` are wheel tags.
     ``sm_arch`` holds "90_real" or "90_virtual" for each op that has GPU code (an op that was not looked at is not in it).
     ``glibc`` and ``glibcxx`` are the floors of all its ops. ``altered`` names files whose digest is not the recorded
-    one. ``told_by`` says where the facts come from: "manifest", "files" (the shared objects themselves) or "record"
-    (DeepSpeed's own git_version_info_installed.py).
+    one, ``unreadable`` shared objects that are damaged. ``told_by`` says where the facts come from: "manifest", "files"
+    (the shared objects themselves) or "record" (DeepSpeed's own git_version_info_installed.py).
     """
 
     version: str
@@ -181,6 +183,7 @@ class DeepSpeed:
     glibc: str | None = None
     glibcxx: str | None = None
     altered: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
     told_by: str = "record"
 
 
@@ -249,6 +252,7 @@ class System:
     ninja: str | None = None
     ccache: str | None = None
     pip: str | None = None
+    ninja_on_path: bool = True
     git: str | None = None
     apt_get: str | None = None
     cpu_model: str | None = None
@@ -297,8 +301,16 @@ class Machine:
         named = self.variables.get("CUDA_VISIBLE_DEVICES")
         if named is None or "MIG-" in named:
             return self.gpus
-        wanted = [name.strip() for name in named.split(",") if name.strip()]
-        return tuple(gpu for gpu in self.gpus if any(name == str(gpu.index) or _is_uuid(gpu, name) for name in wanted))
+        visible: list[Gpu] = []
+        for name in named.split(","):
+            gpu = next(
+                (gpu for gpu in self.gpus if name.strip() == str(gpu.index) or _is_uuid(gpu, name.strip())), None
+            )
+            if gpu is None or gpu in visible:
+                # CUDA sees those before the first one that is none
+                break
+            visible.append(gpu)
+        return tuple(visible)
 
 
 def _is_uuid(gpu: Gpu, name: str) -> bool:

@@ -5,6 +5,9 @@ of a library in ``Machine.libraries`` ("libaio").
 """
 
 TORCH = "torch"
+INSTALLED = "installed ops"
+"""Not a need of building: the finding speaks of ops that are built already, and names them beside this word."""
+
 COMPILER = "c++ compiler"
 PYTHON_HEADERS = "Python.h"
 CUDA = "CUDA toolkit"

@@ -4,9 +4,11 @@ Only what was asked is kept, so a snapshot holds no token and no unrelated varia
 ``/home/user``.
 """
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -177,27 +179,62 @@ class RecordedHost:
 
 
 def save(snapshot: Snapshot, path: Path, *, home: str) -> None:
-    """Write a snapshot, first under a temporary name, then renamed; ``home`` is the folder that nobody needs to know."""
-    public = _without_home(msgspec.to_builtins(snapshot), home.rstrip("/"))
+    """Write a snapshot for this user's eyes, first under a temporary name, then renamed.
+
+    ``home`` is the folder that nobody needs to know. What is defined for a compiler (-DNAME=...), what stands in a URL before
+    its host, and a DS_BUILD_ variable that is neither a number nor a version are left out: they may be secrets.
+    """
+    public = msgspec.to_builtins(snapshot)
+    for place in dict.fromkeys((home.rstrip("/"), os.path.realpath(home).rstrip("/"))):
+        public = _mapped(public, partial(_without_home, place))
+    public = _mapped(public, _without_secrets)
+    public["answers"] = {question: _harmless(question, answer) for question, answer in public["answers"].items()}
     temporary = path.with_name(f".{path.name}.tmp")
     try:
+        temporary.touch(mode=0o600)
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(public, order="sorted"), indent=1))
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _without_home(value: Any, home: str) -> Any:
-    """Every string and key with the home folder written as HOME."""
-    if len(home) < 2:
-        return value
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with every string and key changed."""
     if isinstance(value, str):
-        return re.sub(rf"{re.escape(home)}(?![\w.-])", HOME, value)
+        return change(value)
     if isinstance(value, dict):
-        return {_without_home(name, home): _without_home(inner, home) for name, inner in value.items()}
+        return {change(name): _mapped(inner, change) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_home(inner, home) for inner in value]
+        return [_mapped(inner, change) for inner in value]
     return value
+
+
+def _without_home(home: str, text: str) -> str:
+    return re.sub(rf"{re.escape(home)}(?![\w.-])", HOME, text) if len(home) > 1 else text
+
+
+def _without_secrets(text: str) -> str:
+    """A text without definitions' values, credentials in URLs, and what is no UTF-8.
+
+    >>> _without_secrets("-DTOKEN=abc -I/x https://me:pw@host/")
+    '-DTOKEN=... -I/x https://host/'
+    """
+    text = text.encode("utf-8", errors="replace").decode()
+    return re.sub(r"(?<=://)[^/@\s]+@", "", re.sub(r"(-D\s?\w+=)[^\s\"',]+", r"\1...", text))
+
+
+def _harmless(question: str, answer: Any) -> Any:
+    """The answer about variables that may hold anything, cut to those values that steer a build."""
+    if question == _key(("variables", "DS_BUILD_")) and isinstance(answer, dict):
+        return {
+            name: value if re.fullmatch(r"[\w.+-]{0,40}", value) and _plain(name) else "..."
+            for name, value in answer.items()
+        }
+    return answer
+
+
+def _plain(name: str) -> bool:
+    return not re.search(r"TOKEN|SECRET|KEY|PASS|CREDENTIAL", name)
 
 
 def _key(question: tuple[str, ...]) -> str:

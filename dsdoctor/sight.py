@@ -68,7 +68,12 @@ def source_at_hand(sight: Sight, spec: str | None, wish: Wish, *, say: Say, fold
 
     ``folder`` gets its tree where there is one; without it the tree is thrown away and only the facts stay.
     """
-    installed = sight.machine.deepspeed
+    installed, torch = sight.machine.deepspeed, sight.machine.torch
+    if torch is not None and torch.hip is not None and wish.accelerator != "cpu":
+        raise DoctorError(
+            f"torch {torch.version} is a ROCm build, and dsdoctor judges the ops for CUDA and CPU",
+            hint="--accelerator cpu judges the host ops",
+        )
     accelerator = accelerator_at_hand(sight.machine, wish)
     if not spec and sight.snapshot is not None:
         return recorded_source(sight.snapshot, accelerator)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -202,6 +203,8 @@ def test_nonsense_leaves_stdout_empty_and_is_status_2(arguments: tuple[str, ...]
 def test_recording_and_comparing(bare: str, tmp_path: Path) -> None:
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     env = {"DSDOCTOR_CACHE": str(tmp_path / "cache"), "AWS_SECRET_ACCESS_KEY": "hush", "DS_API_KEY": "hush"}
+    env |= {"CFLAGS": "-I/opt/x -DTOKEN=hush", "DS_BUILD_TOKEN": "hush", "DS_BUILD_STRING": "+git.https://me:hush@host"}
+    env |= {"NVCC_APPEND_FLAGS": "-DKEY=hush", "DS_BUILD_OPS": "1"}
 
     done = run("record", str(first), "--python", bare, "--offline", **env)
     run("record", str(second), "--python", bare, "--offline", CUDA_HOME="/opt/x", **env)
@@ -210,9 +213,33 @@ def test_recording_and_comparing(bare: str, tmp_path: Path) -> None:
 
     assert (done.returncode, same.returncode, other.returncode) == (0, 0, 1)
     assert "hush" not in first.read_text()
+    assert first.stat().st_mode & 0o077 == 0
     differences = {one["fact"] for one in json.loads(other.stdout)["differences"]}
     assert "CUDA_HOME" in differences
     assert not list(tmp_path.glob(".*tmp"))
+
+
+def test_an_environment_that_is_no_utf8_and_a_terminal_that_has_no_marks(bare: str, tmp_path: Path) -> None:
+    env = {**os.environ, "CFLAGS": "-I/tmp/\udce9", "PYTHONIOENCODING": "latin-1", "DSDOCTOR_CACHE": str(tmp_path)}
+    argv = [sys.executable, "-m", "dsdoctor", "check", "--python", bare, "--offline"]
+
+    shown = subprocess.run(argv, env=env, capture_output=True, timeout=60)
+    document = subprocess.run([*argv, "--json"], env=env, capture_output=True, timeout=60)
+
+    assert (shown.returncode, b"Traceback" in shown.stderr) == (1, False)
+    assert json.loads(document.stdout)["machine"]["variables"]["CFLAGS"].startswith("-I/tmp/")
+
+
+def test_fixes_are_for_the_environment_that_was_judged(bare: str, tmp_path: Path) -> None:
+    with_blank = tmp_path / "my env"
+    with_blank.mkdir()
+    python = with_blank / "python"
+    Path(bare).rename(python)
+
+    done = run("check", "--python", str(python), "--offline", DSDOCTOR_CACHE=str(tmp_path / "cache"))
+
+    assert f"$ {shlex.quote(sys.executable)} -m pip install torch" in done.stdout
+    assert not [line for line in done.stdout.splitlines() if "-m dsdoctor" in line and "--python" not in line]
 
 
 def test_explaining(bare: str) -> None:

@@ -1,5 +1,6 @@
 """A shared object -> what it confesses: GPU architectures, glibc floor, the compiler's flags. Nothing of it is run."""
 
+import itertools
 import re
 import zlib
 from collections.abc import Iterable
@@ -9,9 +10,14 @@ from pathlib import Path
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.sections import Section
 
 from dsdoctor.builder.fatbin import architectures
 
+LARGEST_SECTION = 512 << 20
+"""Bytes; the debug strings of the largest op have 30 MB, its GPU code for six architectures 60 MB."""
+
+MOST_ENTRIES = 1000
 PRODUCER = re.compile(rb"GNU C(?:\+\+|\d)[^\0]{10,4000}")
 
 
@@ -33,14 +39,31 @@ def confess(path: Path) -> Confession:
             versions = _needed_versions(elf)
             debug, device = elf.get_section_by_name(".debug_str"), elf.get_section_by_name(".nv_fatbin")
             return Confession(
-                sm_arch=architectures(device.data()) if device else (),
+                sm_arch=architectures(_data(device)) if device else (),
                 glibc=_newest(versions, "GLIBC_"),
                 glibcxx=_newest(versions, "GLIBCXX_"),
-                cpu_flags=parse_producers(debug.data() if debug else b""),
+                cpu_flags=parse_producers(_data(debug) if debug else b""),
             )
-    except (ELFError, OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, zlib.error):
+    except (
+        ELFError,
+        OSError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        MemoryError,
+        zlib.error,
+    ):
         # pyelftools raises whatever a damaged table leads it to
         return Confession(sm_arch=None, glibc=None, glibcxx=None, cpu_flags=())
+
+
+def _data(section: Section) -> bytes:
+    """A section's contents; one that would unpack to more than any op has counts as damage."""
+    if max(section.data_size, section["sh_size"]) > LARGEST_SECTION:
+        raise ValueError(f"section {section.name} says that it holds {section.data_size} bytes")
+    return bytes(section.data())
 
 
 def parse_producers(debug_strings: bytes) -> tuple[str, ...]:
@@ -59,12 +82,13 @@ def parse_producers(debug_strings: bytes) -> tuple[str, ...]:
 
 
 def _needed_versions(elf: ELFFile) -> list[str]:
+    """The symbol versions that a shared object needs; a table that counts without end is cut."""
     return [
         auxiliary.name
-        for section in elf.iter_sections()
+        for section in itertools.islice(elf.iter_sections(), MOST_ENTRIES)
         if isinstance(section, GNUVerNeedSection)
-        for _, auxiliaries in section.iter_versions()
-        for auxiliary in auxiliaries
+        for _, auxiliaries in itertools.islice(section.iter_versions(), MOST_ENTRIES)
+        for auxiliary in itertools.islice(auxiliaries, MOST_ENTRIES)
     ]
 
 

@@ -42,6 +42,24 @@ class OpTable:
     findings: tuple[Finding, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    """A check's finding with its ``affects`` said in ops; ``needs`` is what the check itself said."""
+
+    finding: Finding
+    needs: frozenset[str]
+
+    @property
+    def about_installed(self) -> bool:
+        """Whether it speaks of ops that are built already."""
+        return needs.INSTALLED in self.needs
+
+    @property
+    def at_run_time(self) -> bool:
+        """Whether ops that are built already suffer from it too."""
+        return self.about_installed or needs.TORCH in self.needs
+
+
 def judge_ops(
     machine: Machine,
     source: Source,
@@ -56,18 +74,23 @@ def judge_ops(
     ``findings`` are those of the checks, whose ``affects`` may hold needs. ``compiled`` is what the compiler said when it was asked
     (--deep): None for an op that passed, else its error; an op that is not in it was not asked.
     """
-    asked = frozenset(wanted_ops(source, wish).named) if wish.ops else frozenset()
+    asked = _asked(source, wish)
     wants = {fact.op: requirements(fact, machine) | {fact.op} for fact in source.ops}
     told = tuple(_in_ops(finding, wants) for finding in findings)
     mended = _mended(machine, source, wish, cache)
     ops = tuple(_verdict(fact, machine, source, told, mended[fact.op], compiled or {}) for fact in source.ops)
     cannot = frozenset(op.op for op in ops if op.verdict == CANNOT)
-    matter = asked or _matter(machine, source)
-    weighed = tuple(
-        finding if _about_built(finding, machine) else _weighed(finding, cannot & matter, asked) for finding in told
-    )
-    refused = tuple(_refused(op) for op in ops if op.op in asked and op.verdict == CANNOT and not _said(op, weighed))
+    missed = cannot & (asked or _matter(machine, source))
+    weighed = tuple(one.finding if one.about_installed else _weighed(one, missed, asked) for one in told)
+    refused = tuple(_refused(op) for op in ops if op.op in asked & cannot and not _said(op, weighed))
     return OpTable(ops=ops, findings=weighed + refused)
+
+
+def _asked(source: Source, wish: Wish) -> frozenset[str]:
+    """The ops that must work: those that were named; "all" names every one that is more than a placeholder."""
+    if wish.ops == ("all",):
+        return frozenset(fact.op for fact in source.ops if fact.sources)
+    return frozenset(wanted_ops(source, wish).named) if wish.ops else frozenset()
 
 
 def requirements(fact: OpFact, machine: Machine) -> frozenset[str]:
@@ -86,22 +109,23 @@ def without_needs(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(replace(finding, affects=()) for finding in findings)
 
 
-def _in_ops(finding: Finding, wants: Mapping[str, frozenset[str]]) -> Finding:
+def _in_ops(finding: Finding, wants: Mapping[str, frozenset[str]]) -> _Told:
     """Say in ops what a check said in needs."""
     hindered = tuple(op for op, wanted in wants.items() if wanted.intersection(finding.affects))
-    return replace(finding, affects=hindered)
+    return _Told(finding=replace(finding, affects=hindered), needs=frozenset(finding.affects))
 
 
 def _verdict(
     fact: OpFact,
     machine: Machine,
     source: Source,
-    findings: tuple[Finding, ...],
+    told: tuple[_Told, ...],
     mended: str | None,
     compiled: Mapping[str, str | None],
 ) -> OpVerdict:
-    hindering = [finding for finding in findings if fact.op in finding.affects]
-    installed, spoilt = _installed(fact, machine, hindering)
+    hindering = [one for one in told if fact.op in one.finding.affects]
+    installed = machine.deepspeed is not None and fact.op in machine.deepspeed.installed_ops
+    spoilt = next((one.finding for one in hindering if installed and one.at_run_time and _is_error(one.finding)), None)
     because = spoilt.title if spoilt else None
     if installed and spoilt is None:
         verdict = INSTALLED
@@ -119,30 +143,19 @@ def _verdict(
     )
 
 
-def _installed(fact: OpFact, machine: Machine, hindering: list[Finding]) -> tuple[bool, Finding | None]:
-    """Whether the op is installed, and what spoils it there."""
-    built = machine.deepspeed
-    if built is None or fact.op not in built.installed_ops:
-        return False, None
-    return True, next((finding for finding in hindering if _about_built(finding, machine)), None)
+def _is_error(finding: Finding) -> bool:
+    return finding.severity is Severity.ERROR
 
 
-def _about_built(finding: Finding, machine: Machine) -> bool:
-    """Whether a finding speaks of the built DeepSpeed, and not of what building would meet."""
-    location = machine.deepspeed.location if machine.deepspeed else ""
-    return finding.severity is Severity.ERROR and (location in finding.evidence or finding.rule.startswith("wheel-"))
-
-
-def _obstacle(fact: OpFact, machine: Machine, source: Source, hindering: list[Finding], *, tried: bool) -> str | None:
+def _obstacle(fact: OpFact, machine: Machine, source: Source, hindering: list[_Told], *, tried: bool) -> str | None:
     """What pip or the run-time loader would meet first; where the compiler was asked (``tried``) it knows better."""
     torch = machine.torch
     if fact.needs_toolkit and torch is not None and torch.cuda is None:
         return f"it is a CUDA extension, and torch {torch.version} is a CPU build"
-    building = [finding for finding in hindering if not _about_built(finding, machine)]
+    building = [one.finding for one in hindering if not one.about_installed]
     building = [finding for finding in building if not tried or finding.rule == NOT_THE_COMPILERS]
     if building:
-        worst = min(building, key=lambda finding: finding.severity is not Severity.ERROR)
-        return worst.title
+        return min(building, key=lambda finding: not _is_error(finding)).title
     why = refusal(fact, machine, source, _architectures(machine) or fact.architectures or ())
     return why.because if why else None
 
@@ -196,22 +209,22 @@ def _matter(machine: Machine, source: Source) -> frozenset[str]:
     return frozenset(installed or DEFAULT.get(source.accelerator, ()))
 
 
-def _weighed(finding: Finding, missed: frozenset[str], asked: frozenset[str]) -> Finding:
+def _weighed(told: _Told, missed: frozenset[str], asked: frozenset[str]) -> Finding:
     """A finding about building weighs as much as the ops that are missed because of it.
 
     ``missed`` are the ops that matter and cannot be had: NOTE where none is, WARNING where it hinders none of them, ERROR
-    where one of them was asked for.
+    where one of them was asked for. One that hinders nothing by nature keeps its severity.
     """
-    if not finding.affects:
+    finding = told.finding
+    if not told.needs:
         return finding
     hindered = missed.intersection(finding.affects)
     if hindered & asked:
         return replace(finding, severity=Severity.ERROR)
     if hindered:
         return finding
-    return replace(
-        finding, severity=Severity.WARNING if missed and finding.severity is Severity.ERROR else Severity.NOTE
-    )
+    lowered = missed and finding.affects and _is_error(finding)
+    return replace(finding, severity=Severity.WARNING if lowered else Severity.NOTE)
 
 
 def _said(op: OpVerdict, findings: tuple[Finding, ...]) -> bool:

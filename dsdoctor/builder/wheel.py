@@ -35,12 +35,17 @@ WORST_RATIO = 400
 SMALL = 64 << 20
 CHUNK = 1 << 20
 HINT = "fetch or build it again"
+LARGEST_TEXT = 16 << 20
+"""The RECORD of a DeepSpeed with everything in it has 0.3 MB, its manifest 0.05 MB."""
+
+DAMAGE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, KeyError, ValueError)
+"""What zipfile raises for a damaged archive."""
 
 
 def read_wheel(path: Path) -> DeepSpeed:
     """What a wheel is and holds. Raises UsageError for what is no DeepSpeed wheel, is damaged, or tries to harm."""
     try:
-        name, version, _, _ = parse_wheel_filename(path.name)
+        name, version, _, tags = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
         raise UsageError(f"{path} is no wheel: {error}", hint="name a file such as deepspeed-0.19.8-...whl") from None
     if name != "deepspeed":
@@ -48,8 +53,9 @@ def read_wheel(path: Path) -> DeepSpeed:
     try:
         with zipfile.ZipFile(path) as file, tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder:
             _refuse_harm(file, path)
-            return _read(file, path, str(version), Path(folder))
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, KeyError) as error:
+            facts = _read(file, path, str(version), Path(folder))
+            return _with_name(facts, {tag.interpreter for tag in tags}, {tag.platform for tag in tags})
+    except (*DAMAGE, MemoryError) as error:
         raise UsageError(f"{path} cannot be read as a wheel: {error}", hint=HINT) from None
 
 
@@ -89,16 +95,22 @@ def _refuse_harm(file: zipfile.ZipFile, path: Path) -> None:
 def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> DeepSpeed:
     def text(ending: str) -> str | None:
         name = next((name for name in file.namelist() if name == ending or name.endswith(f".dist-info/{ending}")), None)
-        return file.read(name).decode("utf-8", errors="replace") if name else None
+        if name is None:
+            return None
+        if file.getinfo(name).file_size > LARGEST_TEXT:
+            raise UsageError(f"{path.name}'s {name} is larger than any can be", hint="do not install it")
+        return file.read(name).decode("utf-8", errors="replace")
 
     record = text(f"deepspeed/{RECORD}")
     if record is None:
         raise UsageError(f"{path.name} holds no deepspeed/{RECORD}: it is no built DeepSpeed", hint=HINT)
     facts = deepspeed_of_record(record, version=version, location=str(path))
     facts = with_tags(with_manifest(facts, text(MANIFEST)), text("WHEEL"))
-    listed = _parse_record(text("RECORD") or "")
+    told_record = text("RECORD")
+    listed = _parse_record(told_record or "")
     libraries: dict[str, Confession] = {}
     altered = [name for name in listed if name not in file.NameToInfo]
+    altered += ["RECORD, which is missing"] if told_record is None else _unlisted(file, listed)
     for entry in file.infolist():
         unpacked = folder / "library.so" if entry.filename.endswith(".so") else None
         digest = _copied(file, entry, unpacked)
@@ -110,6 +122,21 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
     if told is not None and told != _hex_of(path):
         altered.append(path.name)
     return replace(_with_confessions(facts, libraries), altered=tuple(sorted(altered)))
+
+
+def _with_name(facts: DeepSpeed, pythons: set[str], platforms: set[str]) -> DeepSpeed:
+    """Add the tags of the file's name, by which pip goes; they must be those of the WHEEL file."""
+    told = (set(facts.python), set(facts.platform))
+    altered = (
+        facts.altered if told == (pythons, platforms) else (*facts.altered, "the tags of its name or its WHEEL file")
+    )
+    return replace(facts, python=tuple(sorted(pythons)), platform=tuple(sorted(platforms)), altered=altered)
+
+
+def _unlisted(file: zipfile.ZipFile, listed: Mapping[str, str]) -> list[str]:
+    """Files that RECORD does not list; itself and signatures it cannot."""
+    free = ("/RECORD", "/RECORD.jws", "/RECORD.p7s", "/")
+    return [name for name in file.namelist() if name not in listed and not name.endswith(free)]
 
 
 def _with_confessions(facts: DeepSpeed, libraries: Mapping[str, Confession]) -> DeepSpeed:
@@ -124,6 +151,7 @@ def _with_confessions(facts: DeepSpeed, libraries: Mapping[str, Confession]) -> 
         cpu_flags=flags or facts.cpu_flags,
         glibc=newest(confession.glibc for confession in libraries.values()) or facts.glibc,
         glibcxx=newest(confession.glibcxx for confession in libraries.values()) or facts.glibcxx,
+        unreadable=tuple(path for path, confession in libraries.items() if confession.sm_arch is None),
         told_by="manifest" if told else "files",
     )
 

@@ -18,8 +18,15 @@ from dsdoctor.host import Host
 def cache_folder(host: Host) -> Path:
     """Where sdists, assembled toolkits, logs and running builds lie: $DSDOCTOR_CACHE, else the user's cache folder."""
     named = host.variable("DSDOCTOR_CACHE")
+    if not named:
+        try:
+            return user_cache_path("dsdoctor")
+        except RuntimeError:
+            raise ImpossiblePlan(
+                "this user has no home folder", hint="export DSDOCTOR_CACHE=/a/folder/you/own"
+            ) from None
     # os.path.expanduser leaves an unknown user as it is, where Path.expanduser raises
-    return Path(os.path.expanduser(named)).absolute() if named else user_cache_path("dsdoctor")  # noqa: PTH111
+    return Path(os.path.expanduser(named)).absolute()  # noqa: PTH111
 
 
 LOCK = ".lock"

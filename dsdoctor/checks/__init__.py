@@ -42,8 +42,6 @@ TOPICS = (
     Topic(name="deepspeed", summary=built.summary, checks=built.CHECKS),
     Topic(name="system", summary=surroundings.summary, checks=surroundings.CHECKS + jit.CHECKS),
 )
-BUILT = TOPICS[4:5]
-"""The topic that judges a built DeepSpeed: all that ``verify`` asks."""
 
 
 def rule_of(check: Check) -> str:

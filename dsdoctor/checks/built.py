@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Iterator
+from shlex import quote
 
+from dsdoctor import needs
 from dsdoctor.architectures import order
-from dsdoctor.checks.isa import lacking_instructions
-from dsdoctor.checks.say import BUILD_WHEEL, error, note, warning
+from dsdoctor.checks.isa import lacking_instructions, says_nothing
+from dsdoctor.checks.say import BUILD_WHEEL, error, note, some, warning
 from dsdoctor.finding import Finding
 from dsdoctor.machine import Machine
 
@@ -36,7 +38,7 @@ def ops_torch_version_mismatch(machine: Machine) -> Iterator[Finding]:
             "ops-torch-version-mismatch",
             f"DeepSpeed {built.version}'s ops were built with torch {built.torch}, here is torch {torch.version}",
             evidence=[built.location, torch.location],
-            affects=built.installed_ops,
+            affects=(needs.INSTALLED, *built.installed_ops),
             fix=f"build them for torch {torch.minor}, or install torch {built.torch}",
             commands=(BUILD_WHEEL,),
         )
@@ -55,7 +57,7 @@ def ops_cuda_version_mismatch(machine: Machine) -> Iterator[Finding]:
             "ops-cuda-version-mismatch",
             f"DeepSpeed {built.version}'s ops were built with CUDA {built.cuda}, torch {torch.version} with CUDA {torch.cuda}",
             evidence=[built.location, torch.location],
-            affects=built.installed_ops,
+            affects=(needs.INSTALLED, *built.installed_ops),
             fix=f"build them with CUDA {torch.cuda}",
             commands=(BUILD_WHEEL,),
         )
@@ -70,15 +72,17 @@ def ops_accelerator_mismatch(machine: Machine) -> Iterator[Finding]:
     built, torch = machine.deepspeed, machine.torch
     if not built or not torch or not built.accelerator or not built.installed_ops:
         return
-    uses = machine.variables.get("DS_ACCELERATOR") or ("cuda" if torch.cuda and machine.visible_gpus else None)
-    impossible = built.accelerator == "cuda" and torch.cuda is None
+    named = machine.variables.get("DS_ACCELERATOR")
+    by_itself = "cuda" if torch.cuda and machine.visible_gpus else None
+    uses = named if named in {"cuda", "cpu"} else by_itself
+    impossible = built.accelerator == "cuda" and torch.cuda is None and torch.hip is None
     if impossible or (uses is not None and uses != built.accelerator):
         here = f"torch {torch.version} is a CPU build" if impossible else f"DeepSpeed uses {uses} here"
         yield error(
             "ops-accelerator-mismatch",
             f"DeepSpeed {built.version}'s ops were built for {built.accelerator}, and {here}",
             evidence=[built.location],
-            affects=built.installed_ops,
+            affects=(needs.INSTALLED, *built.installed_ops),
             fix="build them for the accelerator that is used",
             commands=(f"{BUILD_WHEEL} --accelerator {uses if uses in {'cuda', 'cpu'} else 'cpu'}",),
         )
@@ -97,9 +101,9 @@ def claimed_op_missing(machine: Machine) -> Iterator[Finding]:
                 "claimed-op-missing",
                 f"DeepSpeed {built.version} claims {', '.join(lost)}, and holds no shared object of that name",
                 evidence=[built.location],
-                affects=lost,
+                affects=(needs.INSTALLED, *lost),
                 fix="build it again",
-                commands=(f"{BUILD_WHEEL} --ops {','.join(built.installed_ops)}",),
+                commands=(f"{BUILD_WHEEL} --ops {quote(','.join(built.installed_ops))}",),
             )
 
 
@@ -112,7 +116,7 @@ def op_not_claimed(machine: Machine) -> Iterator[Finding]:
     if built and built.unclaimed:
         yield warning(
             "op-not-claimed",
-            f"{', '.join(built.unclaimed)} lie in {built.location}, and DeepSpeed does not claim them: they are not used",
+            f"{some(built.unclaimed)} lie in {built.location}, and DeepSpeed does not claim them: they are not used",
             fix="build it again, by a build that claims what it holds",
             commands=(BUILD_WHEEL,),
         )
@@ -132,9 +136,9 @@ def no_kernel_image(machine: Machine) -> Iterator[Finding]:
                 "no-kernel-image",
                 f"a GPU here has capability {capability}, and {', '.join(lost)} hold code for sm_{', sm_'.join(inside)} only",
                 evidence=[built.location],
-                affects=lost,
+                affects=(needs.INSTALLED, *lost),
                 fix="build them for this GPU",
-                commands=(f'{BUILD_WHEEL} --ops {",".join(lost)} --arch "{capability}"',),
+                commands=(f'{BUILD_WHEEL} --ops {quote(",".join(lost))} --arch "{capability}"',),
             )
 
 
@@ -156,7 +160,7 @@ def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
                 f"processor: {machine.system.cpu_model or 'unknown'}",
                 *(f for f in built.cpu_flags if "-march=" in f),
             ],
-            affects=built.installed_ops,
+            affects=(needs.INSTALLED, *built.installed_ops),
             fix="build them on the oldest processor that is to run them",
             commands=(BUILD_WHEEL,),
         )
@@ -165,7 +169,7 @@ def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
 def cpu_flags_unknown(machine: Machine) -> Iterator[Finding]:
     """Which processor instructions the ops use is not known: there is no manifest, and no debug information to read."""
     built = machine.deepspeed
-    if built and built.told_by == "files" and built.installed_ops and not built.cpu_flags:
+    if built and built.told_by != "record" and built.installed_ops and says_nothing(built.cpu_flags):
         yield note(
             "cpu-flags-unknown",
             f"{built.location} does not say for which processor its ops were compiled: that was not judged",
@@ -183,7 +187,7 @@ def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:
             "libstdcxx-too-old",
             f"the ops need GLIBCXX_{built.glibcxx}, this system's libstdc++ has GLIBCXX_{here}",
             evidence=[built.location],
-            affects=built.installed_ops,
+            affects=(needs.INSTALLED, *built.installed_ops),
             fix="install a newer libstdc++, or build the ops here",
             commands=("conda install 'libstdcxx-ng>=12'", BUILD_WHEEL),
         )
@@ -197,7 +201,7 @@ def glibc_too_old(machine: Machine) -> Iterator[Finding]:
             "glibc-too-old",
             f"the ops need glibc {built.glibc}, this system has glibc {here}",
             evidence=[built.location],
-            affects=built.installed_ops,
+            affects=(needs.INSTALLED, *built.installed_ops),
             fix="build them on this system, or on the oldest that is to run them",
             commands=(BUILD_WHEEL,),
         )
@@ -210,9 +214,9 @@ def wheel_python_mismatch(machine: Machine) -> Iterator[Finding]:
         yield error(
             "wheel-python-mismatch",
             f"the wheel is for {', '.join(built.python)}, this Python is {python.tag} ({python.executable})",
-            affects=built.installed_ops,
+            affects=(needs.INSTALLED, *built.installed_ops),
             fix="build it with this Python",
-            commands=(f"{BUILD_WHEEL} --python {python.executable}",),
+            commands=(f"{BUILD_WHEEL} --python {quote(python.executable)}",),
         )
 
 
@@ -221,11 +225,11 @@ def wheel_platform_mismatch(machine: Machine) -> Iterator[Finding]:
     built, architecture = machine.deepspeed, machine.system.architecture
     if not built or not built.platform or architecture == "unknown":
         return
-    if not any(tag == "any" or (tag.endswith(f"_{architecture}") and "linux" in tag) for tag in built.platform):
+    if not any(_is_for(tag, architecture, machine.system.glibc) for tag in built.platform):
         yield error(
             "wheel-platform-mismatch",
-            f"the wheel is for {', '.join(built.platform)}, this machine is Linux on {architecture}",
-            affects=built.installed_ops,
+            f"the wheel is for {', '.join(built.platform)}, this is Linux on {architecture}, glibc {machine.system.glibc}",
+            affects=(needs.INSTALLED, *built.installed_ops),
             fix="build it here",
             commands=(BUILD_WHEEL,),
         )
@@ -235,12 +239,39 @@ def wheel_altered(machine: Machine) -> Iterator[Finding]:
     """Files of the built DeepSpeed are not those that its maker recorded: their sha256 differs, or they are gone."""
     built = machine.deepspeed
     if built and built.altered:
-        yield warning(
+        is_wheel = built.location.endswith(".whl")
+        yield (error if is_wheel else warning)(
             "wheel-altered",
-            f"{len(built.altered)} files of {built.location} are not the recorded ones: {', '.join(built.altered[:5])}",
+            f"{len(built.altered)} files of {built.location} are not the recorded ones: {some(built.altered)}",
+            affects=(needs.INSTALLED, *built.installed_ops) if is_wheel else (),
             fix="fetch or build it again",
             commands=(BUILD_WHEEL,),
         )
+
+
+def op_unreadable(machine: Machine) -> Iterator[Finding]:
+    """A shared object is damaged: it is no ELF file, or its tables do not hold together. It will not load."""
+    built = machine.deepspeed
+    if built and built.unreadable:
+        yield error(
+            "op-unreadable",
+            f"{some(built.unreadable)} of {built.location} cannot be read as shared objects",
+            affects=(needs.INSTALLED, *built.installed_ops),
+            fix="fetch or build it again",
+            commands=(BUILD_WHEEL,),
+        )
+
+
+def _is_for(tag: str, architecture: str, glibc: str | None) -> bool:
+    """Whether a platform tag is for a Linux machine.
+
+    >>> _is_for("manylinux_2_28_x86_64", "x86_64", "2.36"), _is_for("manylinux_2_99_x86_64", "x86_64", "2.36")
+    (True, False)
+    """
+    floor = re.match(r"manylinux_(\d+)_(\d+)_", tag)
+    if floor and glibc and (int(floor[1]), int(floor[2])) > _number(glibc):
+        return False
+    return tag == "any" or (tag.endswith(f"_{architecture}") and "linux" in tag)
 
 
 def _serves(inside: tuple[str, ...], capability: str) -> bool:
@@ -279,4 +310,5 @@ CHECKS = (
     wheel_python_mismatch,
     wheel_platform_mismatch,
     wheel_altered,
+    op_unreadable,
 )

@@ -1,6 +1,7 @@
 """Checks of the host compiler: between what nvcc takes and what torch's headers need."""
 
 from collections.abc import Iterator
+from shlex import quote
 
 from dsdoctor import needs
 from dsdoctor.checks.say import USE_ENV, error, warning
@@ -98,7 +99,7 @@ def compilers_differ(machine: Machine) -> Iterator[Finding]:
 
 
 def _differ(title: str, default: Compiler) -> Finding:
-    commands = (f"export CC={default.c_path}",) if default.c_path else (USE_ENV,)
+    commands = (f"export CC={quote(default.c_path)}",) if default.c_path else (USE_ENV,)
     return warning("compilers-differ", title, fix="let CC and CXX name the same compiler", commands=commands)
 
 

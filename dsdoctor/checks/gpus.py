@@ -21,10 +21,27 @@ KNOWS_DEFAULTS = (11, 12)
 def summary(machine: Machine) -> str:
     """One line for the topic."""
     if machine.driver is None:
-        return "GPU: no NVIDIA driver"
+        silent = any(gap.question == "gpus" for gap in machine.gaps)
+        return "GPU: the NVIDIA driver does not answer" if silent else "GPU: no NVIDIA driver"
     runs = f"driver {machine.driver.version}, runs CUDA up to {machine.driver.cuda}"
     names = sorted({f"{gpu.name} ({gpu.capability})" for gpu in machine.gpus})
     return f"GPU: {len(machine.gpus)} x {', '.join(names)}; {runs}" if names else f"GPU: none; {runs}"
+
+
+def driver_silent(machine: Machine) -> Iterator[Finding]:
+    """There is an NVIDIA driver, and it does not answer: nothing here can use a GPU.
+
+    Most often the loaded kernel module is of another release than the libraries (after an update: reboot, or reload the
+    module), or a container was started without the libraries. `nvidia-smi` says the same.
+    """
+    for gap in machine.gaps:
+        if gap.question == "gpus":
+            yield error(
+                "driver-silent",
+                f"the NVIDIA driver does not answer: {gap.reason}",
+                fix="see what the driver itself says, and reboot after an update of it",
+                commands=("nvidia-smi",),
+            )
 
 
 def driver_too_old(machine: Machine) -> Iterator[Finding]:
@@ -55,7 +72,8 @@ def gpu_not_in_torch(machine: Machine) -> Iterator[Finding]:
     if not torch or not torch.arch_list:
         return
     for capability in sorted({gpu.capability for gpu in machine.visible_gpus}):
-        if not any(_runs(built, capability) for built in numeric(torch.arch_list)):
+        by_ptx = any(order(built) <= order(capability) for built in numeric(torch.ptx))
+        if not by_ptx and not any(_runs(built, capability) for built in numeric(torch.arch_list)):
             yield error(
                 "gpu-not-in-torch",
                 f"a GPU here has capability {capability}, torch {torch.version} was built for {', '.join(torch.arch_list)}",
@@ -114,6 +132,8 @@ def arch_list_empty(machine: Machine) -> Iterator[Finding]:
     """
     torch, taken = machine.torch, machine.taken
     if not torch or not torch.cuda or machine.visible_gpus or machine.variables.get(ARCH_VARIABLE, "").strip():
+        return
+    if machine.variables.get("DS_ACCELERATOR", "cuda") != "cuda":
         return
     hidden = "CUDA_VISIBLE_DEVICES hides every GPU" if machine.gpus else "no GPU is visible"
     cuda = taken.release if taken and taken.release else torch.cuda
@@ -197,6 +217,7 @@ def _fitting(machine: Machine) -> tuple[str, ...]:
 
 
 CHECKS = (
+    driver_silent,
     driver_too_old,
     gpu_not_in_torch,
     gpu_arch_unsupported_by_nvcc,

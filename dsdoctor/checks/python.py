@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from shlex import quote
 
 from packaging.version import InvalidVersion, Version
 
@@ -32,7 +33,11 @@ def python_silent(machine: Machine) -> Iterator[Finding]:
         if machine.python is None and gap.question.startswith("python"):
             title = f"the interpreter cannot be asked: {gap.reason}"
             yield error(
-                "python-silent", title, affects=(needs.TORCH,), fix="name one that runs", commands=("--python PATH",)
+                "python-silent",
+                title,
+                affects=(needs.TORCH,),
+                fix="name one that runs",
+                commands=("python -m dsdoctor check --python /path/to/python",),
             )
 
 
@@ -48,7 +53,7 @@ def torch_missing(machine: Machine) -> Iterator[Finding]:
             f"there is no torch in the environment of {machine.python.executable}",
             affects=(needs.TORCH,),
             fix="install it, or look at another environment with --python PATH",
-            commands=(f"{machine.python.executable} -m pip install torch",),
+            commands=(f"{quote(machine.python.executable)} -m pip install torch",),
         )
 
 
@@ -68,7 +73,7 @@ def torch_broken(machine: Machine) -> Iterator[Finding]:
             evidence=evidence,
             affects=(needs.TORCH,),
             fix="install it anew",
-            commands=(f"{python.executable} -m pip install --force-reinstall torch",),
+            commands=(f"{quote(python.executable)} -m pip install --force-reinstall torch",),
         )
 
 
@@ -110,15 +115,23 @@ def python_headers_missing(machine: Machine) -> Iterator[Finding]:
 def ninja_missing(machine: Machine) -> Iterator[Finding]:
     """There is no ninja: ops cannot be compiled at run time (JIT).
 
-    torch's JIT loader demands the program on PATH or the Python package. Ahead-of-time builds work without it, one file
-    after the other.
+    torch's JIT loader starts the program "ninja", so it must be on PATH: the Python package alone does not help where its
+    environment is not activated. Ahead-of-time builds work without it, one file after the other.
     """
-    if machine.python and machine.system.ninja is None:
+    python, ninja = machine.python, machine.system.ninja
+    if python and ninja is None:
         yield warning(
             "ninja-missing",
             "there is no ninja: DeepSpeed cannot compile ops at run time, and builds go file by file",
             fix="install it into this environment",
-            commands=(f"{machine.python.executable} -m pip install 'ninja>=1.13'",),
+            commands=(f"{quote(python.executable)} -m pip install 'ninja>=1.13'",),
+        )
+    elif python and not machine.system.ninja_on_path:
+        yield note(
+            "ninja-missing",
+            f"ninja {ninja} is in {python.scripts}, which is not on PATH: compiling ops at run time fails",
+            fix="activate the environment",
+            commands=(f'export PATH={quote(python.scripts)}:"$PATH"',),
         )
 
 
@@ -139,7 +152,7 @@ def wheel_package_missing(machine: Machine) -> Iterator[Finding]:
             "wheel-package-missing",
             f"{name} is not in the environment{have}, and DeepSpeed's setup.py needs it to make a wheel",
             fix="install it",
-            commands=(f"{python.executable} -m pip install {name}",),
+            commands=(f"{quote(python.executable)} -m pip install {name}",),
         )
 
 

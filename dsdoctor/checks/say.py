@@ -1,11 +1,20 @@
 """How a check says its finding: one call for each severity."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dsdoctor.finding import Finding, Fix, Severity
 
 BUILD_WHEEL = "python -m dsdoctor build-wheel"
 USE_ENV = 'eval "$(python -m dsdoctor env)"'
+
+
+MOST_NAMES = 5
+
+
+def some(names: Sequence[str]) -> str:
+    """The first names of a list, and how many more there are."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def error(

@@ -29,6 +29,14 @@ def summary(machine: Machine) -> str:
     )
 
 
+def not_asked(machine: Machine) -> Iterator[Finding]:
+    """A question about this machine could not be answered, so nothing that depends on it was judged."""
+    spoken_for = ("python", "torch", "gpus")
+    for gap in machine.gaps:
+        if not gap.question.startswith(spoken_for):
+            yield note("not-asked", f"{gap.question} could not be asked: {gap.reason}")
+
+
 def path_entry_missing(machine: Machine) -> Iterator[Finding]:
     """PATH names folders that do not exist. Harmless by itself; often the trace of a toolkit that was removed."""
     missing = machine.paths.missing_path
@@ -118,7 +126,7 @@ def variable_misspelt(machine: Machine) -> Iterator[Finding]:
 def variable_malformed(machine: Machine) -> Iterator[Finding]:
     """A DS_BUILD_* variable holds no number: DeepSpeed's setup.py stops with a ValueError ("true" is none)."""
     for name, value in machine.variables.items():
-        if _build(name) and name != "DS_BUILD_STRING" and value and not value.lstrip("-").isdecimal():
+        if _build(name) and name != "DS_BUILD_STRING" and value and not _is_number(value):
             yield error(
                 "variable-malformed",
                 f"{name}={value!r} is no number: DeepSpeed's setup.py stops at it; it takes 0 or 1",
@@ -134,7 +142,7 @@ def nccl_shm_too_small(machine: Machine) -> Iterator[Finding]:
     """
     size = machine.system.shared_memory
     if size is not None and size < SMALL_SHARED_MEMORY:
-        yield warning(
+        yield (warning if machine.gpus else note)(
             "nccl-shm-too-small",
             f"/dev/shm has {size / MIB:.0f} MiB free; NCCL and data loader workers need 1 GiB and more",
             fix="give the container more",
@@ -179,11 +187,21 @@ def _some(names: tuple[str, ...]) -> str:
     return shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
+def _is_number(text: str) -> bool:
+    """What Python's int() takes, which is how setup.py reads it."""
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _build(name: str) -> bool:
     return name.startswith("DS_BUILD_")
 
 
 CHECKS = (
+    not_asked,
     path_entry_missing,
     library_path_entry_missing,
     library_path_other_cuda,

@@ -97,7 +97,8 @@ def cuda_torch_mismatch(machine: Machine) -> Iterator[Finding]:
     """The toolkit that the build takes is of another CUDA release than the one torch was built with.
 
     Another major never works: torch and DeepSpeed both refuse. DeepSpeed lets another minor pass for CUDA 11 and 12, not
-    for 13 (unless DS_SKIP_CUDA_CHECK=1), while torch only warns. The driver's release (nvidia-smi) plays no part.
+    for 13 (unless DS_SKIP_CUDA_CHECK=1), while torch only warns; a DeepSpeed that is older than a minor refuses that one.
+    The driver's release (nvidia-smi) plays no part.
     """
     torch, taken = machine.torch, machine.taken
     if not torch or not torch.cuda or taken is None or taken.nvcc is None or taken.release is None:

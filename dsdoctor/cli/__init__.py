@@ -1,6 +1,7 @@
 """The command line: parse, call, show, exit code. Results go to stdout, talk to stderr."""
 
 import importlib
+import io
 import signal
 import sys
 import traceback
@@ -26,6 +27,9 @@ COMMANDS = {
     "compare": "dsdoctor.cli.machines:compare_command",
 }
 """Where each command is. Only the one that is called is imported: a diagnosis must start fast."""
+
+QUIET_AT_PIPES = ("look", "check", "explain", "diagnose", "env", "verify", "compare")
+"""Commands that only read: a reader that goes away ends them as it ends any filter, and not with a verdict."""
 
 HELP = (
     "Gets DeepSpeed built and keeps it running right. Exit status: 0 done, 1 an error was found, 2 usage, "
@@ -62,8 +66,13 @@ def main() -> None:
     """Entry point of ``python -m dsdoctor`` and of the ``dsdoctor`` script."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    first = sys.argv[1] if len(sys.argv) > 1 else ""
+    if first in QUIET_AT_PIPES:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        first = sys.argv[1] if len(sys.argv) > 1 else ""
         make_app(first if first in COMMANDS else None)(prog_name="dsdoctor")
     except Exception:
         # a defect of ours: 1 would say that the machine has an error

@@ -1,7 +1,7 @@
 """The command that judges a machine: check."""
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -19,9 +19,13 @@ from dsdoctor.cli.options import (
     order_of,
 )
 from dsdoctor.doctor import check
+from dsdoctor.errors import UsageError
 from dsdoctor.finding import Severity
 from dsdoctor.order import Question
 from dsdoctor.report.progress import BuildProgress
+
+if TYPE_CHECKING:
+    from dsdoctor.judging import Checked
 
 Rules = Annotated[
     list[str] | None, typer.Argument(metavar="[RULE]...", help="Run these checks only.", show_default=False)
@@ -62,10 +66,12 @@ def check_command(
     """
     with ending("check", as_json):
         if listed:
-            print_result("check", as_json, _listed(), ())
+            print_result("check", as_json, _listed(), (), checks=_listed())
             return
         order = order_of(python, source, op, None, arch, accelerator, "auto", None, (None, False), offline)
         rules_asked = frozenset(rules or ())
+        if rules_asked and (op or deep):
+            raise UsageError("RULE runs some checks alone, --op and --deep are about ops", hint="leave out one of them")
         question = Question(
             python=python, machine=machine, source=source, rules=rules_asked, deep=deep, wish=order.wish
         )
@@ -74,10 +80,18 @@ def check_command(
         from dsdoctor.report.check import check_lines
 
         lines = check_lines(done.topics, done.ops, done.source, verbose=verbose)
-        print_result("check", as_json, lines, done.findings, machine=done.machine, ops=done.ops)
+        print_result("check", as_json, lines, done.findings, machine=done.machine, ops=done.ops, ops_of=ops_of(done))
         bad = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
         if any(finding.severity in bad for finding in done.findings):
             raise typer.Exit(FOUND)
+
+
+def ops_of(done: "Checked") -> dict[str, str] | None:
+    """Which DeepSpeed's ops were judged."""
+    source = done.source
+    if source is None:
+        return None
+    return {"deepspeed": source.version, "accelerator": source.accelerator, "because": source.because}
 
 
 def _listed() -> list[str]:

@@ -1,5 +1,6 @@
 """How every command ends: one result on stdout, or one error with the next step, and a number."""
 
+import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ FOUND, IMPOSSIBLE, FAILED, INTERRUPTED = 1, 3, 4, 130
 NO_WHEEL: dict[str, Any] = {"wheel": None, "manifest": None, "ops": (), "toolkit": None}
 NOTHING_MADE: dict[str, dict[str, Any]] = {
     "look": {"machine": None},
-    "check": {"machine": None, "ops": ()},
+    "check": {"machine": None, "ops": (), "ops_of": None},
     "verify": {"built": None, "machine": None},
     "env": {"set": {}, "prepend": {}, "shell": ()},
     "record": {"file": None},
@@ -50,7 +51,8 @@ def ending(command: str, as_json: bool) -> Iterator[None]:
     except (DoctorError, OSError) as cause:
         error = cause if isinstance(cause, DoctorError) else _system_error(cause)
         if as_json:
-            sys.stdout.write(document(command, (_finding_of(error),), **NOTHING_MADE.get(command, {})) + "\n")
+            with contextlib.suppress(OSError):
+                sys.stdout.write(document(command, (_finding_of(error),), **NOTHING_MADE.get(command, {})) + "\n")
         else:
             lines = [f"✗ {error.message}", *([f"    Fix: {error.hint}"] if error.hint else [])]
             show(Console(stderr=True), lines)

@@ -11,7 +11,7 @@ from dsdoctor.builder.shell import lines_for
 from dsdoctor.cli.ending import FOUND, IMPOSSIBLE, ending, print_result
 from dsdoctor.cli.options import Arch, Json, MachineFile, Offline, PythonOption, Toolkit, order_of
 from dsdoctor.errors import UsageError
-from dsdoctor.finding import has_error
+from dsdoctor.finding import Severity, has_error
 from dsdoctor.inspection import differences, verify
 from dsdoctor.report.machines import built_lines, difference_lines
 from dsdoctor.report.progress import BuildProgress
@@ -45,9 +45,12 @@ def verify_command(
             raise UsageError("name a wheel, or say --installed", hint="dsdoctor verify dist/deepspeed-....whl")
         done = verify(python, machine, wheel)
         lines = [*built_lines(done.built), *finding_lines(done.findings)]
-        lines += (
-            [] if has_error(done.findings) else [f"✓ it fits {'this machine' if machine is None else machine.stem}"]
+        unseen = (
+            "; its GPU code was not judged: no GPU is visible" if done.built.sm_arch and not done.machine.gpus else ""
         )
+        where = "this machine" if machine is None else machine.stem
+        doubt = any(finding.severity is not Severity.NOTE for finding in done.findings)
+        lines += [] if doubt else [f"✓ it fits {where}{unseen}"]
         print_result("verify", as_json, lines, done.findings, built=done.built, machine=done.machine)
         if has_error(done.findings):
             raise typer.Exit(FOUND)

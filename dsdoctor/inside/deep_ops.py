@@ -8,10 +8,12 @@ that every header is looked for; the link command runs with empty objects, so th
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+COMMAND_LIMIT = 300
 kind, folder, scratch, jobs, names = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5:]
 sys.dont_write_bytecode = True
 if kind == "source":
@@ -32,11 +34,19 @@ class Refused(Exception):
 
 
 def shown(command):
-    """A command's output, of which the caller takes the first error."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-    return (
-        None if done.returncode == 0 else (done.stdout + done.stderr)[-20000:] or "it ended with %d" % done.returncode
-    )
+    """A command's output, of which the caller takes the first error; None when it succeeds.
+
+    It gets a process group, not a session: whoever ends ours ends it too.
+    """
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, text=True, errors="replace", preexec_fn=os.setpgrp, **pipes)
+    try:
+        output, _ = process.communicate(timeout=COMMAND_LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return "error: %s gave no answer within %d s" % (command[0], COMMAND_LIMIT)
+    return None if process.returncode == 0 else output[-20000:] or "error: it ended with %d" % process.returncode
 
 
 def preprocess(command):

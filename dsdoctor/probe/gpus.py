@@ -28,5 +28,5 @@ def ask_gpus(host: Host) -> tuple[tuple[Gpu, ...], Driver | None] | Gap:
     if isinstance(answer, Gap):
         return answer
     if answer.driver is None:
-        return (), None
+        return Gap(question="gpus", reason=answer.absent or "it names no driver")
     return answer.gpus, Driver(version=answer.driver, cuda=Cuda.parse(answer.cuda))

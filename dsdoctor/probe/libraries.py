@@ -59,7 +59,7 @@ def _dskernels(host: Host, environment: Environment | None) -> Library:
 def include_dirs(host: Host) -> tuple[str, ...]:
     """Where the system's compiler looks for headers by itself, with what the user's variables add."""
     return (
-        *_split(host, "CPATH", "C_INCLUDE_PATH"),
+        *_split(host, "CPATH", "CPLUS_INCLUDE_PATH"),
         *_flags(host, "CFLAGS", "-I"),
         *_prefix(host, "include"),
         *INCLUDE,

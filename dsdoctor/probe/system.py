@@ -20,7 +20,8 @@ UNLIMITED = 1 << 60
 def read_system(host: Host, python: Python | None, cache: str) -> System:
     """The machine's size and tools. ``cache`` is the folder whose disk the build will use."""
     scripts = python.scripts if python else ""
-    ninja = f"{scripts}/ninja" if scripts and host.glob(f"{scripts}/ninja") else host.which("ninja")
+    beside, on_path = f"{scripts}/ninja" if scripts else "", host.which("ninja")
+    ninja = beside if beside and host.exists(beside) else on_path
     return System(
         architecture=host.run(["/bin/uname", "-m"], timeout=10).stdout.strip() or "unknown",
         os=parse_os_release(host.search("/etc/os-release", r"^PRETTY_NAME=.*$")),
@@ -29,6 +30,7 @@ def read_system(host: Host, python: Python | None, cache: str) -> System:
         memory=memory_limit(host),
         cache_free=host.free(cache),
         ninja=_version(host, ninja),
+        ninja_on_path=on_path is not None,
         ccache=host.which("ccache"),
         pip=python.packages.get("pip") if python else None,
         git=host.which("git"),

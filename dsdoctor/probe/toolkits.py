@@ -48,7 +48,9 @@ def nvcc_on_path(host: Host, site: Sequence[str], cache: str) -> Iterator[str]: 
     for folder in folders_on(host, "PATH"):
         nvcc = f"{folder}/nvcc"
         if host.exists(nvcc):
-            top = parse_top(host.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], timeout=ANSWER_LIMIT).stderr)
+            plain = {"NVCC_PREPEND_FLAGS": "", "NVCC_APPEND_FLAGS": ""}
+            dryrun = host.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], timeout=ANSWER_LIMIT, env=plain)
+            top = parse_top(dryrun.stderr)
             yield host.resolve(top) if top else host.resolve(nvcc).rsplit("/", 2)[0]
 
 

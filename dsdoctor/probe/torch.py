@@ -47,6 +47,7 @@ def ask_torch(host: Host, environment: Environment | None, whole: bool) -> Torch
     return replace(
         from_files,
         arch_list=tuple(capability_of(name) for name in answer.arch_list if name.startswith("sm_")),
+        ptx=tuple(capability_of(name) for name in answer.arch_list if name.startswith("compute_")),
         capabilities=answer.capabilities,
         nccl=answer.nccl or _nccl_wheel(environment.python),
     )

@@ -19,12 +19,22 @@ MOST_NAMES = 6
 
 def show(console: Console, lines: Iterable[str]) -> None:
     """Print lines as they are: no wrapping, no markup, a coloured mark where one leads."""
-    for line in lines:
+    for line in map(printable, lines):
         text = Text(line)
         mark = line.lstrip()[:1]
         if mark in STYLES:
             text.stylize(STYLES[mark], 0, len(line) - len(line.lstrip()) + 1)
         console.print(text, soft_wrap=True, highlight=False)
+
+
+def printable(line: str) -> str:
+    """A line whose control characters are shown and not obeyed: what others wrote may stand in it.
+
+    >>> print(printable("a\\x1b[31mb\\nc\\udce9"))
+    a\\x1b[31mb\\x0ac\\udce9
+    """
+    shown = "".join(f"\\x{ord(char):02x}" if ord(char) < 32 or 127 <= ord(char) < 160 else char for char in line)
+    return shown.encode("utf-8", errors="backslashreplace").decode()
 
 
 def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:

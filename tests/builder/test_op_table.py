@@ -9,7 +9,7 @@ from dsdoctor.builder.op_table import OpTable, OpVerdict, judge_ops
 from dsdoctor.checks import examine
 from dsdoctor.errors import UsageError
 from dsdoctor.finding import Finding, Severity
-from dsdoctor.machine import Cuda, DeepSpeed, Machine
+from dsdoctor.machine import Cuda, DeepSpeed, Machine, Torch
 from tests.builder.test_plan import AIO, SOURCE, fact
 from tests.checks.sick import BARE, BUILT, GUESSED, REAL, SICK, WHOLE, healthy, taking, without_gpu
 from tests.conftest import TORCH, toolkit
@@ -93,6 +93,33 @@ def test_an_installed_op_is_installed_and_its_surroundings_matter_less() -> None
 
     assert (verdict(told, "fused_adam").verdict, verdict(told, "utils").verdict) == ("installed", "cannot")
     assert finding(told, "host-compiler-missing").severity is Severity.NOTE
+
+
+@pytest.mark.parametrize("torch", [None, replace(TORCH, broken="signal 11")])
+def test_installed_ops_are_worth_nothing_without_torch(torch: Torch | None) -> None:
+    told = table(healthy(torch=torch))
+
+    assert {op.verdict for op in told.ops} == {"cannot"}
+    assert any(one.severity is Severity.ERROR for one in told.findings)
+
+
+def test_what_no_op_needs_is_only_a_note() -> None:
+    host_only = replace(SOURCE, accelerator="cpu", ops=tuple(one for one in SOURCE.ops if not one.needs_toolkit))
+    told = table(
+        taking("/usr/local", REAL, GUESSED, deepspeed=None, variables={"DS_ACCELERATOR": "cpu"}), source=host_only
+    )
+
+    assert finding(told, "cuda-home-wrong").severity is Severity.NOTE
+    assert {one.severity for one in told.findings} == {Severity.NOTE}
+
+
+def test_all_asks_for_every_op_that_is_one() -> None:
+    told = table(bare(), Wish(ops=("all",)))
+
+    assert {one.affects for one in told.findings if one.rule == "op-cannot-be-built"} == {
+        ("fp_quantizer",),
+        ("cutlass_ops",),
+    }
 
 
 def test_an_installed_op_that_does_not_fit_is_not_installed() -> None:

@@ -83,7 +83,10 @@ def test_claims_and_contents_are_two_things(library: bytes, tmp_path: Path) -> N
     facts = read_wheel(wheel(tmp_path, files))
 
     assert (facts.present_ops, facts.unclaimed) == (("cpu_adam",), ("fused_lamb_op",))
-    assert facts.altered == ("deepspeed/ops/adam/fused_adam_op.cpython-311-x86_64-linux-gnu.so",)
+    assert facts.altered == (
+        "deepspeed/ops/adam/fused_adam_op.cpython-311-x86_64-linux-gnu.so",
+        "deepspeed/ops/lamb/fused_lamb_op.so",
+    )
 
 
 def test_bytes_that_are_not_the_recorded_ones_are_named(library: bytes, tmp_path: Path) -> None:
@@ -93,6 +96,28 @@ def test_bytes_that_are_not_the_recorded_ones_are_named(library: bytes, tmp_path
     path.with_name(path.name + ".json").write_text(json.dumps({"sha256": "0" * 64}))
 
     assert read_wheel(path).altered == (NAME, "deepspeed/git_version_info_installed.py")
+
+
+def test_the_name_of_a_wheel_and_its_tags_must_agree(library: bytes, tmp_path: Path) -> None:
+    facts = read_wheel(wheel(tmp_path, contents(library), NAME.replace("cp311", "cp312")))
+
+    assert (facts.python, facts.altered) == (("cp312",), ("the tags of its name or its WHEEL file",))
+
+
+def test_a_damaged_shared_object_and_a_wheel_without_record_are_said(library: bytes, tmp_path: Path) -> None:
+    op = "deepspeed/ops/adam/cpu_adam_op.cpython-311-x86_64-linux-gnu.so"
+    files = contents(library) | {op: library[: len(library) // 2]}
+    del files[f"{INFO}/RECORD"]
+
+    facts = read_wheel(wheel(tmp_path, files))
+
+    assert facts.unreadable == (op,)
+    assert facts.altered == ("RECORD, which is missing",)
+
+
+def test_a_record_that_is_too_large_to_be_one_is_not_read(library: bytes, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="larger than any can be"):
+        read_wheel(wheel(tmp_path, contents(library) | {f"{INFO}/RECORD": b"x,,\n" * (5 << 20)}))
 
 
 @pytest.mark.parametrize("name", ["../../escaped", "/etc/escaped", "deepspeed/..\\..\\x"])

@@ -43,7 +43,9 @@ BUILT = DeepSpeed(
 )
 BIG = replace(
     SYSTEM,
-    cpu_flags=frozenset({"avx2", "avx"}),
+    cpu_flags=frozenset(
+        ["pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"]
+    ),
     glibc="2.36",
     glibcxx="3.4.30",
     shared_memory=64 << 30,
@@ -106,6 +108,9 @@ SICK: dict[str, Machine] = {
     "host-compiler-too-new": healthy(compilers=(NEW_GCC, GCC)),
     "host-compiler-too-old": healthy(compilers=(OLD_GCC,)),
     "compilers-differ": healthy(compilers=(NAMED_GCC, GCC), variables={"CXX": "/opt/g++"}),
+    "driver-silent": healthy(gpus=(), driver=None, gaps=(Gap(question="gpus", reason="version mismatch"),)),
+    "not-asked": healthy(gaps=(Gap(question="toolkits", reason="it broke"),)),
+    "op-unreadable": healthy(deepspeed=replace(BUILT, unreadable=("deepspeed/ops/adam/cpu_adam_op.so",))),
     "driver-too-old": healthy(driver=Driver(version="550.1", cuda=Cuda(12, 4))),
     "gpu-not-in-torch": healthy(gpus=(replace(H100, name="Tesla V100", capability="7.0"),)),
     "gpu-arch-unsupported-by-nvcc": healthy(variables={"TORCH_CUDA_ARCH_LIST": "7.0;9.0"}),
