@@ -22,6 +22,7 @@ NEAR_MISS = (
 KINDS = {
     "training": [TRAINING],
     "build": [COMPILE, WARNING, WARNING, WARNING],
+    "commands": [COMPILE],
     "mixed": [TRAINING] * 20 + [COMPILE] + [WARNING] * 3,
     "near misses": [NEAR_MISS],
 }

@@ -37,6 +37,22 @@ a toolkit that knows them. `python -m dsdoctor plan` shows the architectures tha
             sample="ptxas fatal   : Value 'sm_86' is not defined for option 'gpu-name'",
         ),
         Signature(
+            words="unsupported+gpu unknown+gpu",
+            pattern=r"(?:unsupported|unknown) CUDA gpu architecture:? '?(?P<arch>(?:sm|compute)_\d+\w?)",
+            tier=Tier.FILE,
+            title="this clang does not know the architecture {arch}",
+            fix="let nvcc compile CUDA, take a newer clang, or build for the GPUs it knows",
+            sample="clang: error: unsupported CUDA gpu architecture: sm_120",
+        ),
+        Signature(
+            words="target+compiled",
+            pattern=r"Program with \.target '(?P<known>sm_\w{1,6})' cannot be compiled to architecture '(?P<arch>sm_\w{1,6})'",
+            tier=Tier.FILE,
+            title="the code was written for {known}, and is to be compiled for {arch}",
+            fix="name one generation of GPUs in TORCH_CUDA_ARCH_LIST; entries such as 9.0a fit that generation alone",
+            sample="ptxas fatal   : Program with .target 'sm_90a' cannot be compiled to architecture 'sm_86'",
+        ),
+        Signature(
             words="ptxas",
             pattern=r"ptxas .{0,120}Unsupported \.version (?P<arch>[\d.]+); current version is '?(?P<known>[\d.]+)",
             tier=Tier.FILE,

@@ -26,11 +26,18 @@ PREFIX = re.compile(
     r"|\d{1,5}: (?=\D)"  # srun --label
     r"|#\d{1,4} \d+\.\d+ |#\d{1,4} (?=\S)"  # docker build
     rf"|\[?{CLOCK}\]?[,:]? ?"  # CI, logging
-    r"|\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?"
-    r"|(?!cc1|collect2|gcc|clang|python|pip|x86_64|aarch64|line|sm_)(?=[\w.-]{0,40}\d)[A-Za-z][\w.-]{0,40}: (?=\S|\s{2})"
+    r"|\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?|\d\d:\d\d:\d\d(?:[.,]\d{1,9})? "
+    r"|\| (?:ERROR|WARNING|INFO|DEBUG|CRITICAL) {0,5}\| \S{1,120} - "  # loguru
+    r"|\[[A-Za-z][\w.-]{0,40}[-_:]\d{1,9}\] |\d{1,3}(?:\.\d{1,3}){3}: "  # pods, hosts
+    r"|(?!cc1|collect2|gcc|clang|python|pip|x86_64|aarch64|line|sm_"
+    r"|lib[\w.-]{1,40}\.so)(?=[\w.-]{0,40}\d)[A-Za-z][\w.-]{0,40}: (?=\S|\s{2})"
     r"|[A-Za-z][\w.-]{0,40}: (?=\s{0,20}(?:\[rank\d|Traceback \(|File \"|\[\d{4}-|\w{1,60}(?:Error|Exception): ))"  # pdsh
-    r"|(?:stdout|stderr) [FP] "  # containers' own logs
-    r"|[│|] ?(?=\s{2,}|\w+Error)"  # boxes
+    r"|(?:stdout|stderr) [FP] |(?:stdout|stderr) ?[:|] "  # containers' own logs
+    r"|\((?:\w{1,60} )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?\) "  # Ray
+    r"|[A-Za-z][\w.-]{0,40}[-_]\d{1,4} {1,20}\| "  # docker compose
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,60} [\w.-]{1,40}\[\d{1,9}\]: "  # journal
+    r"|\#\#\[error\]|(?:> ?){1,4}(?=\S)|E {2,12}(?=\S)"  # GitHub, mail, pytest
+    r"|│ ?(?=\S)|[│|] ?(?=\s{2,}|\w+Error)"  # boxes
     r")"
 )
 DOCKER_JSON = re.compile(r'^\{"log":"(.*?)(?:\\n)?","stream":')

@@ -29,19 +29,20 @@ compiler it would take and why.""",
             "(6.0.0). Please make sure to use an adequate version of c++ (>=6.0.0, <12.0).",
         ),
         Signature(
-            words="gcc+old",
-            pattern=r"too old version of GCC\. We need GCC (?P<least>\d+)",
+            words="gcc+old clang+old",
+            pattern=r"too old version of (?P<kind>GCC|Clang)\. We need (?P=kind) (?P<least>\d+)",
             tier=Tier.FILE,
-            title="torch's headers need GCC {least}, and the compiler is older",
+            title="torch's headers need {kind} {least}, and the compiler is older",
             sample="c10/util/C++17.h:13:2: error: #error \"You're trying to build PyTorch with a too old version "
             "of GCC. We need GCC 9 "
             'or later."',
         ),
         Signature(
-            words="unrecognized+std std+invalid std+flag std+defined std+20 std+17 std+14",
+            words="dialect+supported unrecognized+std std+invalid std+flag std+defined std+20 std+17 std+14",
             pattern=r"(?:unrecognized command[- ]line option ['\"`]?|(?:c\+\+|g\+\+|cc1plus)\S{0,20} [^'\"-]{4,60}['\"])"
             r"-std=(?P<std>(?:c|gnu)\+\+\w+)['\"`]?|invalid value "
             r"'(?P<std2>c\+\+\d\w)' in '-std"
+            r"|[Tt]he (?P<std5>c\+\+\d\w) dialect is not supported with the configured host"
             r"|(?P<std3>-std=c\+\+\d\w)['\"’”»]? flag is not supported with the configured host compiler"
             r"|Value '(?P<std4>c\+\+\d\w)' is not defined for option 'std'",
             tier=Tier.FILE,
@@ -113,9 +114,11 @@ torch. NVCC_APPEND_FLAGS=-allow-unsupported-compiler only silences the check."""
             "Please make sure to use an adequate version of g++ (>=6.0.0, <12.0).",
         ),
         Signature(
-            words="identifier+undefined exception+specification type+allowed",
-            pattern=r"(?:lib/gcc/\S{1,80}/include/\w+\.h|bits/\w[\w-]*\.h)\(\d+\): error: (?:identifier "
-            r"\"?[_\w]+\"? is undefined|type name is not allowed"
+            words="identifier+undefined exception+specification type+allowed type+specifiers vector_size attribute+error",
+            pattern=r"(?:lib/gcc/\S{1,80}/include/\w+\.h|/usr/include/(?:[\w+.-]+/){0,4}bits/\w[\w-]*\.h"
+            r"|/usr/include/std\w+\.h|/include/c\+\+/[\w.]+/\w+)"
+            r"\(\d+\): error: (?:identifier \"?[_\w]+\"? is undefined|type name is not allowed|invalid combination of type "
+            r"specifiers|vector_size attribute|attribute \"__\w+\" does not take"
             r"|exception specification is incompatible)|error: exception specification is incompatible with that "
             r"of previous function",
             tier=Tier.FILE,
@@ -152,9 +155,10 @@ control group leaves.""",
             sample="c++: fatal error: Killed signal terminated program cc1plus",
         ),
         Signature(
-            words="died",
-            pattern=r"'?(?P<program>cicc|cudafe\+\+|ptxas|nvcc|fatbinary|ninja)\b.{0,60}died (?:due to|with) "
-            r"(?:signal 9|status 137|<Signals\.SIGKILL)",
+            words="died terminated+signal unable+killed",
+            pattern=r"'?(?P<program>cicc|cudafe\+\+|ptxas|nvcc|fatbinary|ninja|nvlink)(?!\w).{0,60}died (?:due to|with) "
+            r"(?:signal 9|status 137|<Signals\.SIGKILL)|\b(?P<program2>ld|collect2|as|cc1plus)\b.{0,12} terminated with signal 9"
+            r"|(?P<program3>clang\S{0,4}): (?:fatal )?error: unable to execute command: Killed",
             tier=Tier.FILE,
             sample="nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
         ),
@@ -177,7 +181,7 @@ control group leaves.""",
         ),
         Signature(
             words="killed",
-            pattern=r"(?:^|\s)Killed\s{1,30}(?P<program>\S{0,160}(?:c\+\+|g\+\+|gcc|nvcc|ninja|cicc|cc1plus))(?!\w)",
+            pattern=r"(?:^|\s)Killed\s{1,40}(?P<program>\S{0,160}(?:c\+\+|g\+\+|gcc|nvcc|ninja|cicc|cc1plus))(?!\w)",
             tier=Tier.GENERIC,
             sample="/bin/sh: line 1: 412 Killed                  /usr/bin/c++ -MMD -c cpu_adam.cpp",
         ),
@@ -212,7 +216,7 @@ dsdoctor look` lists the compilers that are here.""",
             rf"'?(?P<compiler2>\S{{0,60}}?{COMPILERS})'?:"
             rf"|command '?(?P<compiler3>\S{{0,60}}?{COMPILERS})'? failed: No such file|\['which', "
             rf"'(?P<compiler4>{COMPILERS})'\].{{0,60}}non-zero",
-            unless=r"-c \S{1,160}|cc1plus",
+            unless=r"-c \S{1,160}|cc1plus|nvcc",
             sample="error: command 'x86_64-linux-gnu-gcc' failed: No such file or directory",
         ),
         Signature(
@@ -229,6 +233,18 @@ dsdoctor look` lists the compilers that are here.""",
             title="torch could not ask {compiler} for its version: it is not there, or no compiler",
             sample="RuntimeError: The current installed version of g++ (0.0.0) is less than the minimum required "
             "version by CUDA 13.0 (6.0.0).",
+        ),
+        Signature(
+            words="host+compiler+unsupported",
+            pattern=r"nvcc fatal .{0,12}Host compiler targets unsupported OS",
+            title="nvcc's host compiler is none that it can use",
+            sample="nvcc fatal   : Host compiler targets unsupported OS.",
+        ),
+        Signature(
+            words="compiler+found compiler+find",
+            pattern=r"No working C\+\+ compiler found|Failed to find (?:a )?C(?:\+\+)? compiler"
+            r"|Unable to find (?:a )?C\+\+ compiler",
+            sample="RuntimeError: Failed to find C compiler. Please specify via CC environment variable.",
         ),
         Signature(
             words="checking+compiler+version",

@@ -1,35 +1,20 @@
 """A log -> its Diagnosis: the cause first, then what is independent of it, then what is harmless."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.nouns import Diagnosis, Facts, Hit, Outcome, Stage, Tier
-from dsdoctor.diagnosis.rules import RULES
-from dsdoctor.diagnosis.say import command, say, values_of
-from dsdoctor.diagnosis.scan import Scan, scan
+from dsdoctor.diagnosis.nouns import Diagnosis, Facts, Hit, Outcome, Tier
+from dsdoctor.diagnosis.scan import Line, Scan, scan
 from dsdoctor.diagnosis.stories import told
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.diagnosis.tell import echoes_only, empty, finding_of, note_of, unexplained
+from dsdoctor.finding import Finding, Severity
 
-LONGEST = 300
 NEAR_THE_END = 60
-"""An exception so close to the end, in lines, is what ended the log."""
+"""An exception or an error so close to the end, in lines, is what ended the log."""
 
-LABELS = {
-    "python": "Python",
-    "torch": "torch",
-    "cuda": "torch's CUDA",
-    "nvcc": "nvcc",
-    "deepspeed": "DeepSpeed",
-    "gcc": "gcc",
-    "pip": "pip",
-    "cuda_home": "CUDA_HOME",
-    "standard": "-std",
-    "accelerator": "accelerator",
-    "arch_list": "TORCH_CUDA_ARCH_LIST",
-    "cache": "cache",
-}
-ONE_OP_BUILDS = {Stage.COMPILE, Stage.LINK, Stage.JIT, Stage.LOAD}
+WAITING = {"nccl-collective-timeout", "nccl-network-interface"}
+"""What the other ranks say when one has ended."""
 
 
 def diagnose(lines: Iterable[bytes | str], *, name: str = "") -> Diagnosis:
@@ -65,21 +50,24 @@ def _judge(hits: list[Hit], facts: Facts, read: Scan) -> tuple[Outcome, list[Fin
     probes = [hit for hit in hits if hit.tier is Tier.PROBE]
     echoes = sorted((hit for hit in read.hits.values() if hit.tier >= Tier.ECHO), key=lambda hit: hit.line)
     if not read.last_line:
-        return Outcome.EMPTY, [_empty(read)]
+        return Outcome.EMPTY, [empty(read.lines)]
     failed = _failed(read, echoes)
-    if not causes and failed:
+    if failed and Event.GPU_FAULT in read.first:
+        waiting = [hit for hit in causes if hit.tier is Tier.GENERIC and hit.rule.id in WAITING]
+        causes, probes = [hit for hit in causes if hit not in waiting], [*probes, *waiting]
+    elif not causes and failed:
         causes = _promoted(probes, echoes, read)
     rules = {hit.rule.id for hit in causes}
-    notes = [_note(hit, facts) for hit in probes if hit.rule.id not in rules]
+    notes = [note_of(hit, facts) for hit in probes if hit.rule.id not in rules]
     overcome = [hit for hit in causes if _overcome(hit, read)]
     causes = [hit for hit in causes if hit not in overcome]
-    notes += [_note(hit, facts) for hit in overcome]
+    notes += [note_of(hit, facts) for hit in overcome]
     if causes:
         return Outcome.CAUSE, [*_causes(causes, facts), *notes]
-    if failed and echoes and not _says_more(read, echoes):
-        return Outcome.ONLY_ECHOES, [_echo(echoes, facts), *notes]
+    if failed and echoes and not _own_words(read, echoes):
+        return Outcome.ONLY_ECHOES, [echoes_only(echoes, facts), *notes]
     if failed:
-        return Outcome.UNEXPLAINED, [_unexplained(read, facts), *notes]
+        return Outcome.UNEXPLAINED, [unexplained(_worst_line(read, echoes), facts), *notes]
     return Outcome.HEALTHY, notes
 
 
@@ -88,9 +76,11 @@ def _failed(read: Scan, echoes: list[Hit]) -> bool:
     well = read.last.get(Event.ENDED_WELL)
     failed = read.last.get(Event.FAILED)
     ended = well.number if well else 0
-    exception = read.last_exception if read.last_exception > read.last_line - NEAR_THE_END else 0
+    complained = read.last.get(Event.COMPLAINED)
+    said = max(read.last_exception, complained.number if complained else 0)
     repeated = max((hit.line for hit in echoes if hit.tier is Tier.ECHO), default=0)
-    return max(failed.number if failed else 0, exception, repeated) > ended
+    near = said if said > read.last_line - NEAR_THE_END else 0
+    return max(failed.number if failed else 0, near, repeated) > ended
 
 
 def _overcome(hit: Hit, read: Scan) -> bool:
@@ -105,7 +95,7 @@ def _overcome(hit: Hit, read: Scan) -> bool:
 def _promoted(probes: list[Hit], echoes: list[Hit], read: Scan) -> list[Hit]:
     """Probes explain a failure when they are about the op that failed, or when nothing says what failed."""
     failed_ops = {hit.op for hit in echoes if hit.op}
-    said = read.exception and not any(hit.line == read.exception.number for hit in echoes)
+    said = Event.COMPILER_ERROR in read.first or _not_an_echo(read.exception, echoes)
     about = [hit for hit in probes if hit.op in failed_ops] if failed_ops or said else probes
     rules = {hit.rule.id for hit in about}
     standing = [hit for hit in about if hit.rule.id != "op-silently-skipped" and not rules & set(hit.rule.explained_by)]
@@ -118,10 +108,21 @@ def _as_cause(probe: Hit) -> Hit:
     return replace(probe, signature=replace(probe.signature, title=title))
 
 
-def _says_more(read: Scan, echoes: list[Hit]) -> bool:
-    """An exception that is no echo tells more than "exit code 1"."""
+def _own_words(read: Scan, echoes: list[Hit]) -> Line | None:
+    """What the log says beyond "exit code 1", although no rule knows it; an exception after a failed compile repeats it."""
+    line = read.first.get(Event.GPU_FAULT) or read.first.get(Event.COMPILER_ERROR)
     ended_badly = all(hit.tier is Tier.EXIT for hit in echoes)
-    return ended_badly and read.exception is not None and all(hit.line != read.exception.number for hit in echoes)
+    return line or (_not_an_echo(read.exception, echoes) if ended_badly else None)
+
+
+def _worst_line(read: Scan, echoes: list[Hit]) -> Line:
+    """Where no rule knows the failure, the line that says most of it."""
+    own = _own_words(read, echoes) or read.exception or read.first.get(Event.FAILED)
+    return own or read.first[Event.COMPLAINED]
+
+
+def _not_an_echo(line: Line | None, echoes: list[Hit]) -> Line | None:
+    return line if line and all(hit.line != line.number for hit in echoes) else None
 
 
 def _causes(causes: list[Hit], facts: Facts) -> list[Finding]:
@@ -131,107 +132,8 @@ def _causes(causes: list[Hit], facts: Facts) -> list[Finding]:
     standing = [hit for hit in causes if hit not in explained] or causes
     first, rest = standing[0], standing[1:]
     sure = first.tier <= Tier.NAMED
-    findings = [_finding(first, facts, Severity.ERROR)]
+    findings = [finding_of(first, facts, Severity.ERROR)]
     for hit in rest:
-        findings.append(_finding(hit, facts, Severity.NOTE if sure and hit.tier is Tier.GENERIC else Severity.ERROR))
-    findings += [_finding(hit, facts, Severity.NOTE) for hit in explained if hit not in standing]
+        findings.append(finding_of(hit, facts, Severity.NOTE if sure and hit.tier is Tier.GENERIC else Severity.ERROR))
+    findings += [finding_of(hit, facts, Severity.NOTE) for hit in explained if hit not in standing]
     return sorted(findings, key=lambda finding: finding.severity is Severity.NOTE)
-
-
-def _finding(hit: Hit, facts: Facts, severity: Severity) -> Finding:
-    values = values_of(hit.groups, facts, hit.op)
-    signature, rule = hit.signature, hit.rule
-    commands = signature.commands or rule.commands
-    ops = (hit.op,) if hit.op and (hit.groups.get("op") or signature.op or rule.stage in ONE_OP_BUILDS) else ()
-    return Finding(
-        rule=rule.id,
-        severity=severity,
-        title=say(signature.title or rule.title, values),
-        evidence=(*_where(hit), *_read(facts)),
-        affects=ops,
-        fix=Fix(
-            text=say(signature.fix or rule.fix, values), commands=tuple(command(text, values) for text in commands)
-        ),
-    )
-
-
-def _where(hit: Hit) -> tuple[str, ...]:
-    others = hit.count - 1
-    more = (f"and on {others} more {'line' if others == 1 else 'lines'}",) if others else ()
-    return (f"line {hit.line}: {hit.text[:LONGEST]}", *more)
-
-
-def _read(facts: Facts) -> tuple[str, ...]:
-    """What the log says of its machine, in one line."""
-    known = [f"{LABELS[name]} {value}" for name, value in asdict(facts).items() if name in LABELS and value]
-    if facts.architectures:
-        known.append(f"built for {', '.join(facts.architectures)}")
-    return (f"the log says: {', '.join(known)}",) if known else ()
-
-
-def _note(hit: Hit, facts: Facts) -> Finding:
-    """A harmless line, or one that was overcome."""
-    values = values_of(hit.groups, facts, hit.op)
-    return Finding(
-        rule=hit.rule.id,
-        severity=Severity.NOTE,
-        title=say(hit.signature.title or hit.rule.title, values),
-        evidence=_where(hit),
-    )
-
-
-def _echo(echoes: list[Hit], facts: Facts) -> Finding:
-    """There is not enough in this log: say so, and how to see the first error."""
-    named = [hit for hit in echoes if hit.signature.title]
-    ops = [hit.op for hit in echoes if hit.op]
-    hit = (named or echoes)[0]
-    op = ops[0] if ops else None
-    rule = RULES["masked-jit-failure"]
-    values = values_of(hit.groups, facts, op)
-    return Finding(
-        rule=rule.id,
-        severity=Severity.ERROR,
-        title=say(rule.title, values),
-        evidence=tuple(f"line {echo.line}: {echo.text[:LONGEST]}" for echo in echoes[:4]) + _read(facts),
-        affects=(op,) if op else (),
-        fix=Fix(text=rule.fix, commands=_first_error_commands(op)),
-    )
-
-
-def _first_error_commands(op: str | None) -> tuple[str, ...]:
-    """How to see the compiler's own words: one op by itself at run time, or an installation with all it says."""
-    again = "python -m dsdoctor diagnose build.log"
-    if op:
-        script = f"from deepspeed.ops.op_builder.all_ops import ALL_OPS; ALL_OPS['{op}'].load()"
-        return (f'TORCH_EXTENSIONS_DIR="$(mktemp -d)" MAX_JOBS=1 python -c "{script}" 2>&1 | tee build.log', again)
-    install = "MAX_JOBS=1 python -m pip install -v --no-cache-dir --no-build-isolation deepspeed"
-    return (f"{install} 2>&1 | tee build.log", again)
-
-
-def _unexplained(read: Scan, facts: Facts) -> Finding:
-    """A failure that no rule knows: show the first line that looks like an error."""
-    line = read.exception or read.first[Event.FAILED]
-    return Finding(
-        rule="unexplained-failure",
-        severity=Severity.ERROR,
-        title="the log shows a failure that no rule of dsdoctor knows",
-        evidence=(f"line {line.number}: {line.text[:LONGEST]}", *_read(facts)),
-        fix=Fix(
-            text="read the log from this line on; what the machine itself looks like may tell more",
-            commands=("python -m dsdoctor check", "python -m dsdoctor look"),
-        ),
-    )
-
-
-def _empty(read: Scan) -> Finding:
-    return Finding(
-        rule="empty-log",
-        severity=Severity.WARNING,
-        title=f"there is nothing in this log ({read.lines} lines, all blank)",
-        fix=Fix(
-            text="give the output of the whole command, stderr too; a process that prints nothing and hangs "
-            "often waits for a lock in "
-            "~/.cache/torch_extensions",
-            commands=("COMMAND 2>&1 | tee build.log", "python -m dsdoctor diagnose build.log"),
-        ),
-    )

@@ -88,7 +88,7 @@ CLUES = (
     Clue(
         name="deepspeed",
         words="deepspeed git_hash",
-        pattern=r"\bdeepspeed(?:-|==|\s{1,30}|@)v?(\d+\.\d+\.\d+\S{0,24}?)(?=\.tar|-cp|-py|[\s,/)'\"]|$)"
+        pattern=r"\bdeepspeed(?:-|==|\s{1,30}|@)v?(\d+\.\d+\.\d+\S{0,24}?)(?=\.tar|-cp|-py|[\s,/\\)'\"]|$)"
         r"|DeepSpeed info: version=(\d[^\s,]{2,30})"
         r"|deepspeed info [. ]{1,40}(\d[^\s,]{2,30})|^version=(\d[^\s,]{2,30}), git_hash",
     ),

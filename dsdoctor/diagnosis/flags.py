@@ -30,13 +30,24 @@ DeepSpeed, or build with dsdoctor, which sets the standard that the installed he
         ),
         Signature(
             words="std+error",
-            pattern=r"error: (?:'(?P<name>is_same_v|optional|string_view|variant|any|conjunction_v|is_invocable_v"
-            r"|void_t|span|source_location|remove_cvref_t)'"
+            pattern=r"error: (?:(?:no (?:member|template|type) named )?'(?P<name>is_\w{1,24}_v|optional|string_view"
+            r"|variant|any|byte"
+            r"|conjunction_v|disjunction_v|void_t|apply|clamp|span|source_location|remove_cvref_t|same_as|bit_cast"
+            r"|ranges|concepts)'"
             r" (?:is not a member of|in namespace) 'std'|namespace \"std\" has no member(?: class)? "
-            r"\"(?P<name2>\w+)\")",
+            r"\"(?P<name2>is_\w{1,24}_v|optional|string_view|variant|any|byte|apply|clamp|void_t|span|source_location"
+            r"|same_as|bit_cast"
+            r"|remove_cvref\w*|ranges|conjunction_v|disjunction_v|invoke\w*|filesystem|make_unique|enable_if_t)\")",
             tier=Tier.FILE,
             title="std::{name} is of a newer C++ than the builder asked for ({standard|an older -std})",
             sample="c10/util/Half.h:12:5: error: 'optional' in namespace 'std' does not name a template type",
+        ),
+        Signature(
+            words="only+available extension+extensions",
+            pattern=r"error: .{1,80} only available with '?-std=c\+\+(?P<least>\d\w)|error: .{1,80}(?:is a"
+            r"|are a) C\+\+(?P<least2>\d\d) extension",
+            tier=Tier.FILE,
+            sample="x.h:77:3: error: 'if constexpr' only available with '-std=c++17' or '-std=gnu++17' [-Werror]",
         ),
         Signature(
             words="concept requires+error",
@@ -68,10 +79,11 @@ assembler) the compiler refuses. Unset CFLAGS that change -march, update binutil
             "'_mm512_storeu_ps': target specific option mismatch",
         ),
         Signature(
-            words="declared+scope instruction+such march+value march+unrecognized",
+            words="declared+scope instruction+such march+value march+unrecognized march+support target+cpu",
             pattern=r"error: ['‘]?_mm(?:256|512)?_\w+['’]? was not declared|Error: no such instruction: `?v"
             r"|(?:bad|unknown) value \(?['‘]?[\w-]{1,30}['’]?\)?"
-            r" for ['‘]?-march|unrecognized command[- ]line option ['‘]?-march=native",
+            r" for ['‘]?-march|unrecognized command[- ]line option ['‘]?-march=native|does not support '-march="
+            r"|error: unknown target CPU '",
             tier=Tier.FILE,
             sample="/tmp/ccx.s:41: Error: no such instruction: `vmovdqu8 (%rax),%zmm0'",
         ),

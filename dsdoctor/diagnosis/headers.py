@@ -24,6 +24,9 @@ def missing(names: str) -> str:
     )
 
 
+IN_ENGLISH = "fatal+such fatal+found"
+"""Words of every missing header in English; the names themselves find it in other languages."""
+
 CUDA_STEMS = (
     "cusparse cusparseLt cusolver cusolverDn cusolver_common cusolverSp cusolverRf cusolverMg cublas cublas_v2 "
     "cublas_api cublasLt cublasXt "
@@ -35,7 +38,12 @@ CUDA_STEMS = (
     "cooperative_groups device_launch_parameters "
     "channel_descriptor builtin_types math_constants nvPTXCompiler nvToolsExt nvToolsExtCuda"
 )
-CUDA_HEADERS = rf"(?:{CUDA_STEMS.replace(' ', '|')})\.h(?:pp)?|nvtx3/\S{{1,40}}|crt/\S{{1,40}}|mma\.h"
+CUDA_FAMILIES = (
+    r"cuda_(?:awbarrier|pipeline|fp\d|bf16|runtime|profiler|device|egl|gl_|texture|surface|stdint|vdpau)\w*"
+    r"|cu(?:blas|sparse|solver|rand|fft|dnn|tensor|pti|DNN|Complex)\w*|nv(?:shmem|rtc|ml|JitLink|ToolsExt|PTXCompiler"
+    r"|jpeg)\w*|nccl\w*"
+)
+CUDA_HEADERS = rf"(?:{CUDA_STEMS.replace(' ', '|')}|{CUDA_FAMILIES})\.h(?:pp)?|nvtx3/\S{{1,40}}|crt/\S{{1,40}}|mma\.h"
 CCCL_HEADERS = r"(?:cub|thrust|libcudacxx|cccl)/\S{1,60}|cuda/(?:std/)?[\w/]{1,40}|nv/target\S{0,10}"
 C_STEMS = (
     "features stdlib stdio string strings math limits assert errno stdint inttypes stddef stdarg ctype wchar "
@@ -45,7 +53,9 @@ C_STEMS = (
 CXX_STEMS = (
     "cstdlib cstddef cmath cstdint cstring cassert cstdio cerrno climits cwchar algorithm string vector iostream "
     "memory utility limits map "
-    "mutex type_traits functional"
+    "mutex type_traits functional cctype cfloat cstdarg ctime cinttypes csignal new exception stdexcept initializer_list "
+    "iterator numeric sstream fstream ostream istream iomanip tuple array deque list queue set unordered_map unordered_set "
+    "atomic thread condition_variable future chrono random bitset complex typeinfo typeindex"
 )
 C_HEADERS = (
     rf"(?:{C_STEMS.replace(' ', '|')})\.h|(?:sys|bits|gnu|asm|asm-generic|linux)/[\w./-]{{1,40}}\.h"
@@ -70,7 +80,8 @@ folder, without root; `python -m dsdoctor look` says which headers each toolkit 
     explained_by=("cuda-home-wrong",),
     signatures=(
         Signature(
-            words=" ".join(f"{stem}+h" for stem in CUDA_STEMS.lower().split()) + " nccl+hpp nvtx3 crt+h mma+h",
+            words=" ".join(f"{stem}+h" for stem in CUDA_STEMS.lower().split())
+            + f" nccl+hpp nvtx3 crt+h mma+h {IN_ENGLISH}",
             pattern=missing(CUDA_HEADERS),
             tier=Tier.FILE,
             sample="torch/include/ATen/cuda/CUDAContextLight.h:6:10: fatal error: cusparse.h: No such file or "
@@ -115,7 +126,7 @@ RHEL. conda's and uv's Pythons bring it.""",
     signatures=(
         Signature(
             words="python+h pyconfig+h patchlevel+h structmember+h",
-            pattern=missing(r"(?:python3\.\d+/)?(?:Python|pyconfig|patchlevel|structmember)\.h"),
+            pattern=missing(r"(?:[\w-]{1,40}/)?(?:python3\.\d+/)?(?:Python|pyconfig|patchlevel|structmember)\.h"),
             tier=Tier.FILE,
             sample="torch/include/torch/csrc/utils/x.h:1:10: fatal error: Python.h: No such file or directory",
         ),
@@ -146,7 +157,8 @@ own folders.""",
         Signature(
             words=" ".join(f"{stem}+h" for stem in C_STEMS.split())
             + " sys+h bits+h gnu+h asm+h linux+h "
-            + " ".join(f"{stem}+error" for stem in CXX_STEMS.split()),
+            + " ".join(f"{stem}+error" for stem in CXX_STEMS.split() if stem.startswith("c") or "_" in stem)
+            + f" {IN_ENGLISH}",
             pattern=missing(C_HEADERS),
             unless=r"sys/mman\.h.{0,40}C1083|C1083.{0,80}(?:unistd|sys/mman|libaio)",
             tier=Tier.FILE,

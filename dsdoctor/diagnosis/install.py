@@ -67,7 +67,10 @@ WINDOWS_UNSUPPORTED_OP = Rule(
     stage=Stage.INSTALL,
     title="async_io and gds need Linux libraries that Windows does not have",
     fix="switch the ops off that Windows cannot have, and build the others",
-    commands=("set DS_BUILD_AIO=0& set DS_BUILD_GDS=0& python -m pip install --no-build-isolation deepspeed",),
+    commands=(
+        "set DS_BUILD_AIO=0& set DS_BUILD_GDS=0& python -m pip install --no-build-isolation deepspeed",
+        "set DS_BUILD_OPS=0& python -m pip install --no-build-isolation deepspeed",
+    ),
     manual="""On Windows DeepSpeed pre-compiles every op by default. async_io (libaio) and gds (cuFile) can never be
 built there. The lines about aio.lib and cufile.lib are probes: harmless, when another error follows. Set
 DS_BUILD_AIO=0 and DS_BUILD_GDS=0, or DS_BUILD_OPS=0 for no op at all, or use WSL2.""",
@@ -237,7 +240,7 @@ which.""",
             "устройстве speicherplatz",
             pattern=r"No space left on device|\[?\bErrno 28\]?|\bENOSPC\b|[Nn]ot enough (?:disk )?space|Disk "
             r"quota exceeded|Errno 122"
-            r"|磁盘空间不足|设备上没有空间|デバイスに空き領域がありません|не осталось свободного места|kein Speicherplatz mehr"
+            r"|磁盘空间不足|设备上没有空间|デバイスに空き領域がありません|не осталось свободного места|[Kk]ein Speicherplatz mehr"
             r"|Aucun espace disponible sur|No queda espacio en",
             unless=r"/dev/shm|posix_fallocate|shm\.|NCCL|shared memory|Setup|nccl|unable to mmap|torch_\d+_",
             tier=Tier.FILE,

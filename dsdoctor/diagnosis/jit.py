@@ -72,10 +72,14 @@ Compile the op once by itself, in one process, keep all of its output, and give 
             sample="ModuleNotFoundError: No module named 'deepspeed.ops.adam.cpu_adam_op'",
         ),
         Signature(
-            words="exits childfailederror exitcode",
-            pattern=r"exits with return code = -?[1-8]\b|ChildFailedError|exitcode\s*: [1-9]",
+            words="exits childfailederror exitcode exited+code code+zero status+zero segmentation aborted code+134 "
+            "code+139 sigsegv sigabrt",
+            pattern=r"(?:exits with return code =|exitcode\s{0,20}:) (?!-[479]\b)-?[1-9]|ChildFailedError"
+            r"|Exited with exit code [1-9]"
+            r"|non-zero code: [1-9]|exited with non-zero status|^a non-zero exit code|Segmentation fault|^Aborted\b"
+            r"|\sAborted\s|exit (?:code|status):? 13[49]\b|SIGSEGV|SIGABRT",
             tier=Tier.EXIT,
-            title="a rank ended with an error, and what it said is not in this log",
+            title="a process crashed or ended with an error, and what it said is not in this log",
             sample="[ERROR] [launch.py:259:sigkill_handler] ['/venv/bin/python', '-u', 'train.py'] exits with "
             "return code = 1",
         ),
@@ -122,7 +126,8 @@ the ops inside (`python -m dsdoctor prebuild`) needs no ninja at run time.""",
             words="ninja",
             pattern=r"Ninja is required to load C\+\+ extensions|due to ninja not being installed|No such file "
             r"or directory: '?\"?ninja"
-            r"|No module named '?ninja|ninja: (?:command )?not found|command not found: ninja|ninja is required to build",
+            r"|No module named '?ninja|ninja: (?:command )?not found|command not found: ninja|ninja is required to build"
+            r"|Command '\['ninja', '--version'\]' returned",
             sample="RuntimeError: Ninja is required to load C++ extensions (pip install ninja to get it)",
         ),
         Signature(
@@ -168,6 +173,14 @@ for each environment.""",
             "PermissionError: [Errno 13] Permission denied: '/shared/ops/cpu_adam'",
         ),
         Signature(
+            words="filenotfounderror",
+            pattern=r"FileNotFoundError: .{1,60}: '(?P<path>[^']{0,200}torch_extensions[^']{0,120})'",
+            unless=r"\.so'|/lock'|\.pyd'|nvcc",
+            tier=Tier.GENERIC,
+            title="the folder of compiled ops, {path}, is not there and could not be made",
+            sample="FileNotFoundError: [Errno 2] No such file or directory: '/nonexistent/.cache/torch_extensions/py310_cu121'",
+        ),
+        Signature(
             words="ninja+opening torch_extensions+denied",
             pattern=r"ninja: error: opening build log: Permission denied"
             r"|(?P<path>\S{0,160}torch_extensions\S{0,160}): Permission denied",
@@ -203,6 +216,13 @@ TORCH_EXTENSIONS_DIR for each environment. A wheel with the ops inside (`python 
             r"header|wrong ELF class|undefined symbol: _?Py\w+)",
             title="the cached library is broken, or of another machine or Python",
             sample="ImportError: /home/u/.cache/torch_extensions/py310_cu121/utils/utils.so: file too short",
+        ),
+        Signature(
+            words="waited+lock",
+            pattern=r"Waited on lock file \"(?P<file>[^\"]{1,300})\" for (?P<seconds>\d+) seconds",
+            tier=Tier.PROBE,
+            title="a process waited {seconds} seconds for the lock {file}",
+            sample='UserWarning: Waited on lock file "/root/.cache/torch_extensions/py311_cu130/cpu_adam/lock" for 300 seconds.',
         ),
         Signature(
             words="baton file_baton",

@@ -35,7 +35,7 @@ libaio outside the system's folders needs CFLAGS=-I... and LDFLAGS=-L...""",
         ),
         Signature(
             words="libaio",
-            pattern=r"(?P<library>libaio\.so[.\d]*): (?:cannot open shared object|\S)",
+            pattern=r"(?P<library>libaio\.so[.\dt]*): (?:cannot open shared object|\S)",
             unless=r"Reading|=>",
             title="{library} is not there when async_io is loaded",
             sample="ImportError: libaio.so.1: cannot open shared object file: No such file or directory",

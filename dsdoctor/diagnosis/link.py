@@ -40,8 +40,7 @@ folder. `python -m dsdoctor toolkit` assembles a folder with the unversioned nam
         ),
         Signature(
             words="library+find library+found",
-            pattern=rf"unable to find library -l(?P<library>{CUDA_LIBRARIES})\b|library not found for "
-            rf"-l(?P<library2>{CUDA_LIBRARIES})\b",
+            pattern=rf"(?:unable to find library -l|library not found(?: for -l|: ))(?P<library>{CUDA_LIBRARIES})\b",
             unless=A_COMMAND,
             tier=Tier.FILE,
             sample="ld.lld: error: unable to find library -lcudart",
@@ -72,7 +71,7 @@ not find it. For linking, the stub in the toolkit's lib64/stubs is enough; for r
         ),
         Signature(
             words="library+find library+found",
-            pattern=r"(?:unable to find library|library not found for) -lcuda\b",
+            pattern=r"(?:unable to find library -l|library not found(?: for -l|: ))cuda\b",
             unless=A_COMMAND,
             tier=Tier.FILE,
             sample="ld.lld: error: unable to find library -lcuda",
@@ -127,7 +126,7 @@ are harmless where nobody uses gds.""",
         ),
         Signature(
             words="libcufile",
-            pattern=r"(?P<library>libcufile\S{0,12}): undefined reference to [`'‘]dl(?:open|sym|close|error|vsym)",
+            pattern=r"(?P<library>libcufile\S{0,12}): undefined reference to [`'‘](?:dl(?:open|sym|close|error|vsym)|.{1,160}@)",
             tier=Tier.PROBE,
             op="gds",
             sample="/usr/bin/ld: /usr/local/cuda/lib64/libcufile.so: undefined reference to `dlopen'",

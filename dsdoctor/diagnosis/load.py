@@ -13,8 +13,9 @@ release and between CPU and CUDA builds. `undefined symbol: _ZN3c10...` means th
 built, or that a wheel or a cached .so of another environment is loaded. Build again.""",
     signatures=(
         Signature(
-            words="undefined+symbol undefined+reference",
-            pattern=r"(?:(?P<file>[\w.+-]{1,120}\.so)\S{0,160}: )?undefined symbol: (?P<symbol>_Z\w*?(?:3c10|c104"
+            words="undefined+symbol undefined+reference symbol+found",
+            pattern=r"(?:(?P<file>[\w.+-]{1,120}\.so)\S{0,160}: )?(?:undefined symbol: "
+            r"|[Ss]ymbol not found.{0,24}[:'] ?_?)(?P<symbol>_Z\w*?(?:3c10|c104"
             r"|2at|5torch|6caffe2|4c10d)\w*|(?:c10|at|torch)::\S{0,160}"
             r"|THP\w+|aoti_torch\w+)",
             sample="ImportError: /venv/lib/python3.10/site-packages/deepspeed/ops/adam/cpu_adam_op.so: undefined "
@@ -26,6 +27,15 @@ built, or that a wheel or a cached .so of another environment is loaded. Build a
             pattern=r"(?P<library>lib(?:torch|c10|caffe2)\w*\.so[.\d]*): cannot open shared object",
             title="{library} is not part of this torch: the op was built against another one",
             sample="ImportError: libtorch_cuda_cu.so: cannot open shared object file: No such file or directory",
+        ),
+        Signature(
+            words="winerror+torch_python winerror+c10 winerror+torch_cpu",
+            pattern=r"WinError 127\].{0,160}?(?P<file>(?:torch_python|c10|torch_cpu)\.dll)",
+            title="{file} lacks a function that another library asks for: parts of two torches are mixed",
+            fix="install torch afresh, and build the ops for it",
+            commands=("python -m pip install --force-reinstall torch", "python -m dsdoctor prebuild"),
+            sample="OSError: [WinError 127] The specified procedure could not be found. Error loading "
+            '"C:\\venv\\lib\\site-packages\\torch\\lib\\torch_python.dll" or one of its dependencies.',
         ),
         Signature(
             words="dll+load",
@@ -58,8 +68,9 @@ without naming it, so the loader does not know where to look. A builder that saw
             "symbol: curandCreateGenerator",
         ),
         Signature(
-            words="undefined+symbol undefined+reference",
-            pattern=r"undefined reference to [`'‘\"](?P<symbol>(?:cu(?:rand|blas|sparse|solver|File|da)|io_|omp_"
+            words="undefined+symbol undefined+reference unresolved",
+            pattern=r"(?:undefined reference to [`'‘\"]|error: undefined symbol: "
+            r"|LNK2019.{0,80}symbol (?:__imp_)?)(?P<symbol>(?:cu(?:rand|blas|sparse|solver|File|da)|io_|omp_"
             r"|GOMP_|shm_|__cuda|numa_)\w*|cu[A-Z]\w*)",
             unless=r"io_pgetevents",
             tier=Tier.FILE,
@@ -89,7 +100,7 @@ LD_LIBRARY_PATH.""",
             "libnvjitlink libcupti libnvshmem_host libcudnn_cnn_infer libcudnn_ops_infer libcudnn_cnn libcudnn_graph",
             pattern=r"(?P<library>lib(?:cudart|curand|cublas|cublasLt|cusparse|cusparseLt|cusolver|nvrtc|nccl"
             r"|cudnn\w*|cufft|nvToolsExt|nvJitLink|cupti"
-            r"|nvshmem_host)\.so[.\d]*): (?:cannot open shared object|kann |no se puede|impossible d|não|nie "
+            r"|nvshmem_host)\.so[.\d]*): (?:cannot open shared object|kann |no se puede|objeto compartido|impossible d|não|nie "
             r"można|[^\s\x00-\x7f])",
             unless=r"Could not load dynamic library|dlerror:",
             sample="ImportError: libcudart.so.11.0: cannot open shared object file: No such file or directory",

@@ -17,9 +17,10 @@ one, holds it. The other ranks may then hang on the foreign listener. Give every
 is left over.""",
     signatures=(
         Signature(
-            words="eaddrinuse errno+98 winerror+10048 errno+10048 address+use socket+listen",
+            words="distributed+communication+port eaddrinuse errno+98 winerror+10048 errno+10048 address+use socket+listen",
             pattern=r"EADDRINUSE(?:.{0,120}port: (?P<port>\d{2,5}))?|\b[Ee]rrno:? ?98\b|Address already in use"
             r"|WinError 10048|errno: 10048"
+            r"|launch distributed communication on port .?(?P<port3>\d{2,5}).?, but another process"
             r"|server socket has failed to listen on any local network address(?:.{0,40}port: (?P<port2>\d{2,5}))?",
             unless=r"tensorboard|jupyter|vllm|uvicorn|gradio",
             sample="torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
@@ -29,9 +30,9 @@ is left over.""",
         Signature(
             words="socket+bind",
             pattern=r"server socket has failed to bind to .{0,60}?:(?P<port>\d{2,5}) ",
+            unless=r"errno: 9[79]",
             tier=Tier.GENERIC,
-            sample="[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29500 (errno: 97 - "
-            "not supported).",
+            sample="[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:80 (errno: 13 - Permission denied).",
         ),
     ),
 )
@@ -69,8 +70,9 @@ NCCL_SHM_TOO_SMALL = Rule(
             sample="RuntimeError: unable to mmap 1024 bytes from file </torch_412_3>: Cannot allocate memory (12)",
         ),
         Signature(
-            words="bus+error sigbus exitcode+7",
-            pattern=r"Bus error \(core dumped\)|Signal 7 \(SIGBUS\)|exitcode\s*: -7\b",
+            words="bus+error sigbus exitcode+7 return+7 exit+135 code+135 signal+7",
+            pattern=r"Bus error(?: \(core dumped\)|$)|[Ss]ignal 7 \((?:SIGBUS|Bus)|exitcode\s*: -7\b|exits with return code = -7\b"
+            r"|exit(?:ed with)? (?:code|status):? 135\b|non-zero code: 135\b",
             tier=Tier.GENERIC,
             sample="exitcode  : -7 (pid: 412)",
         ),
@@ -94,7 +96,7 @@ and open the ports between the nodes. `python -m dsdoctor comm` tests who reache
     signatures=(
         Signature(
             words="bootstrap+no interface+found interface+no",
-            pattern=r"[Nn]o (?:socket |IP )?interface found|Bootstrap ?: no |no NCCL_SOCKET_IFNAME interface",
+            pattern=r"[Nn]o (?:usable |socket |IP ){0,2}interface found|Bootstrap ?: no |no NCCL_SOCKET_IFNAME interface",
             unless=r"NET/IB",
             title="NCCL found no network interface{ifname_hint}",
             sample="node1:12:12 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found",
@@ -120,6 +122,43 @@ and open the ports between the nodes. `python -m dsdoctor comm` tests who reache
             "29500).",
         ),
         Signature(
+            words="gaierror",
+            pattern=r"socket\.gaierror: \[Errno -[235]\]",
+            after=r"torch[/\\]distributed|init_process_group|rendezvous|mpi_discovery|deepspeed[/\\]comm",
+            tier=Tier.GENERIC,
+            title="a host's name does not resolve on this node",
+            fix="give MASTER_ADDR a name or an address that every node resolves",
+            commands=("getent hosts MASTER_ADDR", "python -m dsdoctor comm"),
+            sample='  File "/venv/torch/distributed/rendezvous.py", line 185, in _create_c10d_store\n'
+            "socket.gaierror: [Errno -2] Name or service not known",
+        ),
+        Signature(
+            words="gai retrieved",
+            pattern=r"network addresses of \(?(?P<peer>[\w.:, -]{3,80})\) cannot be retrieved",
+            title="the name of the rendezvous, {peer}, does not resolve on this node",
+            fix="give MASTER_ADDR a name or an address that every node resolves",
+            commands=("getent hosts MASTER_ADDR", "python -m dsdoctor comm"),
+            sample="torch.distributed.DistNetworkError: The IPv6 network addresses of (worker-1, 29500) cannot be retrieved "
+            "(gai error: -2 - Name or service not known).",
+        ),
+        Signature(
+            words="socketpollconnect socketstartconnect returned+retrying connect+exceeded",
+            pattern=r"(?:connect(?: to (?P<peer>\S{1,60}))? returned .{1,60}, (?:retrying \((?P<try>\d+)/(?P=try)\)"
+            r"|exceeded error retry))",
+            tier=Tier.GENERIC,
+            title="the other node never answered: NCCL gave up after its last try{peer_hint}",
+            sample="node1:118:118 [0] NCCL INFO socketPollConnect: connect returned No route to host, retrying (34/34) after "
+            "sleep for 3400 msec",
+        ),
+        Signature(
+            words="recv+bytes rendezvousconnectionerror",
+            pattern=r"Error: failed to recv, got 0 bytes|RendezvousConnectionError: The connection to the C10d store has failed",
+            tier=Tier.GENERIC,
+            title="the connection to the store of rank 0 broke: that rank ended first, or the network did",
+            sample="torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed. Did the remote "
+            "server shutdown or crash?",
+        ),
+        Signature(
             words="connectfullmesh gloo+refused gloo+route gloo+timed gloo+timeout",
             pattern=r"connectFullMesh failed|"
             r"gloo/transport/tcp/.{0,160}(?:Connection refused|No route to host|Connection timed out)",
@@ -128,7 +167,7 @@ and open the ports between the nodes. `python -m dsdoctor comm` tests who reache
         ),
         Signature(
             words="net+ib ibv_modify_qp ibv_reg_mr ibv_create_qp ibv_reg_mr_iova2 wrap",
-            pattern=r"NET/IB ?: .{0,40}[Gg]ot completion .{0,80}(?:error|status=) ?\d+|ibv_\w+ failed",
+            pattern=r"NET/IB ?: .{0,40}[Gg]ot completion .{0,80}(?:error|status=) ?(?:\d|IBV)|ibv_\w+ failed",
             title="InfiniBand or RoCE failed between the nodes",
             fix="check the links (ibstat), NCCL_IB_HCA and NCCL_IB_GID_INDEX; NCCL_IB_DISABLE=1 tells whether it "
             "is InfiniBand",
@@ -199,11 +238,13 @@ the network out.""",
             sample="RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:58043",
         ),
         Signature(
-            words="timed+out wait+timeout socket+timeout store+timeout monitoredbarrier timeout+keys",
+            words="timed+out wait+timeout socket+timeout store+timeout monitoredbarrier timeout+keys "
+            "collective+timeout rendezvoustimeouterror",
             pattern=r"Timed out waiting \d+ms for (?P<operation>recv|send) operation|wait timeout after \d+ms, "
             r"keys|Timed out after \d+ seconds waiting for clients"
             r"|(?:DistBackend|DistStore|Runtime)Error: Socket Timeout|store->get\(.{0,80}(?:[Tt]imeout|timed out)"
-            r"|failed to pass monitoredBarrier",
+            r"|failed to pass monitoredBarrier|timed out in monitoredBarrier|reached monitoredBarrier, but received errors"
+            r"|dump signal due to a collective timeout|initializing process group in store based barrier|RendezvousTimeoutError",
             tier=Tier.GENERIC,
             sample="torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 2/3 "
             "clients joined.",

@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from dsdoctor.finding import Finding, Severity
+from dsdoctor.finding import Finding
 
 
 class Stage(enum.Enum):
@@ -69,7 +69,6 @@ class Rule:
     manual: str
     signatures: tuple[Signature, ...]
     commands: tuple[str, ...] = ()
-    severity: Severity = Severity.ERROR
     explained_by: tuple[str, ...] = ()
 
 

@@ -24,8 +24,9 @@ that package must be in your own environment. Install it, then build again.""",
             sample="ERROR Missing dependencies:\n\twheel",
         ),
         Signature(
-            words="wheel+named wheels+since wheel+since",
-            pattern=r"No module named '?\"?wheel\b(?!_)|Could not build wheels? for .{0,80}since package 'wheel' "
+            words="wheel+named wheels+since wheel+since wheel+available",
+            pattern=r"the 'wheel' package is not available|No module named '?\"?wheel\b(?!_)"
+            r"|Could not build wheels? for .{0,80}since package 'wheel' "
             r"is not installed",
             sample="ModuleNotFoundError: No module named 'wheel'",
         ),
@@ -140,8 +141,9 @@ PYDANTIC_INCOMPATIBLE = Rule(
             sample="TypeError: ForwardRef._evaluate() missing 1 required keyword-only argument: 'recursive_guard'",
         ),
         Signature(
-            words="fieldinfo modelfield",
-            pattern=r"AttributeError: '(?:FieldInfo|ModelField)' object has no attribute",
+            words="fieldinfo modelfield __fields_set__ model_fields_set __fields__ model_fields",
+            pattern=r"AttributeError: '(?:FieldInfo|ModelField)' object has no attribute"
+            r"|has no attribute '(?:__fields_set__|model_fields_set|__fields__|model_fields)'",
             sample="AttributeError: 'FieldInfo' object has no attribute 'required'. Did you mean: 'is_required'?",
         ),
         Signature(

@@ -5,6 +5,7 @@ from dsdoctor.diagnosis import (
     compiler,
     flags,
     headers,
+    hosts,
     install,
     jit,
     launch,
@@ -18,6 +19,22 @@ from dsdoctor.diagnosis import (
 )
 from dsdoctor.diagnosis.nouns import Rule
 
-ROOMS = (install, packages, toolkit, arch, compiler, flags, headers, libraries, link, load, jit, launch, run, network)
+ROOMS = (
+    install,
+    packages,
+    toolkit,
+    arch,
+    compiler,
+    flags,
+    headers,
+    libraries,
+    link,
+    load,
+    jit,
+    hosts,
+    launch,
+    run,
+    network,
+)
 
 RULES: dict[str, Rule] = {rule.id: rule for room in ROOMS for rule in room.RULES}

@@ -55,26 +55,30 @@ killer. CPU offload needs about 16 bytes of host memory a parameter, and every r
 needs it once more. `dmesg` names the process. A compiler that is killed is another matter: MAX_JOBS=1.""",
     signatures=(
         Signature(
-            words="return+9 signal+9 exitcode+9 exit+137 exited+137 status+137 sigkill",
-            pattern=r"exits with return code = -9\b|Signal 9 \(SIGKILL\)|exitcode\s*: -9\b|exit(?:ed with)?(?: "
-            r"status| code|code)? ?[:=]? ?137\b|died with <Signals\.SIGKILL",
+            words="return+9 signal+9 exitcode+9 code+9 exit+137 exited+137 status+137 code+137 sigkill",
+            pattern=r"exits with return code = -9\b|[Ss]ignal 9 \((?:SIGKILL|Killed)|exitcode\s*: -9\b|[Ee]xit(?:ed with)?(?: "
+            r"status| code|code)? ?[:=]? {0,8}(?:137|-9)\b|non-zero code: 137\b|died with <Signals\.SIGKILL",
             tier=Tier.GENERIC,
             unless=r"command '\S{0,160}(?:gcc|g\+\+|c\+\+|nvcc)|ninja",
             sample="[ERROR] [launch.py:434:sigkill_handler] ['/venv/bin/python', '-u', 'train.py'] exits with "
             "return code = -9",
         ),
         Signature(
-            words="oom oom_kill oomkilled killed+process oom_reaper memory+limit cgroup+killed",
-            pattern=r"oom-kill(?:er)? event|OOMKilled|Out of memory: Killed process|oom_reaper: reaped|Exceeded "
-            r"job memory limit|Some of your processes may have been killed "
-            r"by the cgroup|exceeded memory limit",
+            words="oom oom_kill oomkilled killed+process oom_reaper memory+limit cgroup+killed task+memory "
+            "task+killed tasks+killed "
+            "tasks+memory term_memlimit resource+memory memory+pressure due+memory+limit dataloader+killed",
+            pattern=r"oom[-_]kill(?:er)? event|OOM ?Killed|[Oo]ut of memory: Killed process|oom_reaper: reaped|[Ee]xceeded "
+            r"(?:job )?memory limit|may have been killed by the cgroup|srun: error: .{1,80}: (?:Out Of Memory|Killed)$"
+            r"|node was low on resource: memory|killed due to memory pressure|DUE TO MEMORY LIMIT|is killed by signal: Killed"
+            r"|^TERM_MEMLIMIT|\btasks? [\d,-]{1,20}: Out Of Memory",
             unless=r"\((?:cc1plus|cicc|ptxas|cudafe\+\+|nvcc|ld|ninja)\)",
             sample="slurmstepd: error: Detected 1 oom_kill event in StepId=412.0. Some of the step tasks have "
             "been OOM Killed. oom-kill event",
         ),
         Signature(
             words="killed",
-            pattern=r"^Killed$|\d+ Killed\s+(?P<program>\S{0,160}python[\d.]*|deepspeed|torchrun|accelerate)\b",
+            pattern=r"^Killed$|\d+ Killed\s+(?:\w{1,40}=\S{0,160} ){0,8}(?P<program>\S{0,160}python[\d.]*|deepspeed"
+            r"|torchrun|accelerate)\b",
             tier=Tier.GENERIC,
             sample="run.sh: line 3: 12729 Killed                  python train.py",
         ),
@@ -87,8 +91,8 @@ needs it once more. `dmesg` names the process. A compiler that is killed is anot
             "51539607552 bytes. Error code 12 (Cannot allocate memory)",
         ),
         Signature(
-            words="memoryerror errno+12 bad_alloc",
-            pattern=r"^(?:numpy\S{0,160})?MemoryError\b|OSError: \[Errno 12\] Cannot allocate memory|std::bad_alloc",
+            words="memoryerror _arraymemoryerror errno+12 bad_alloc",
+            pattern=r"^(?:numpy\S{0,160})?(?<!OutOf)MemoryError\b|OSError: \[Errno 12\] Cannot allocate memory|std::bad_alloc",
             tier=Tier.GENERIC,
             sample="OSError: [Errno 12] Cannot allocate memory",
         ),
@@ -107,13 +111,12 @@ batch. Use bf16, or let `python -m dsdoctor.run SCRIPT.py` say which module made
     signatures=(
         Signature(
             words="minimum+loss+scale",
-            pattern=r"[Cc]urrent loss scale already at minimum",
+            pattern=r"[Cc]urrent loss scale already at minimum|Minimum loss scale reached",
             sample="Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
         ),
         Signature(
             words="reducing+loss+scale",
-            pattern=r"Attempted loss scale: (?P<scale>[\d.e-]+), reducing to (?:1(?:\.0+)?|0(?:\.\d+)?"
-            r"|\d\.\d+e-\d+)\s*$",
+            pattern=r"Attempted loss scale: (?P<scale>[\d.e-]+), reducing to (?:(?P=scale)|0(?:\.\d+)?|\d(?:\.\d+)?e-\d+)\s*$",
             tier=Tier.GENERIC,
             sample="[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 1, reducing to 1",
         ),

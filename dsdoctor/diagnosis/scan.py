@@ -7,12 +7,13 @@ import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from dsdoctor.diagnosis.clean import COLOUR, segments, shorten
-from dsdoctor.diagnosis.facts import CLUES, INSTALL_OPS, LISTS, Clue, Gathering
-from dsdoctor.diagnosis.marks import MARKS, Event, Mark
-from dsdoctor.diagnosis.nouns import Hit, Rule, Signature
-from dsdoctor.diagnosis.rules import RULES
+from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, Gathering
+from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
+from dsdoctor.diagnosis.marks import Event, Mark
+from dsdoctor.diagnosis.nouns import Hit, Signature
 from dsdoctor.diagnosis.say import groups_of
 
 ABOVE, CONTEXT = 40, 300
@@ -30,14 +31,20 @@ SEEN, REMEMBERED = 1000, 4000
 ASKED = 5000
 """How many lines are asked for one fact."""
 
+BLANK = b" \t\r\n\v\f\0"
+ROUTINE = 200
+"""How many compile commands of one extension, and how many warnings, are read before the others are passed over."""
+
+A_COMMAND, A_WARNING = b"-DTORCH_EXTENSION_NAME=", b": warning: "
+"""Stand in the compile commands of torch, and in what gcc and clang warn of; errors name the file, then ``error:``."""
+
 LONGEST_TRACEBACK = 400
+WRAPPED = 3
+"""Into how many more lines a narrow terminal may have broken the line of an exception."""
+
 A_COMPILE = b"dtorch_extension_name"
 """Stands in every command that compiles for torch; such a line shows flags, never an error."""
 
-WORD_BYTES = bytes(
-    ord(chr(byte).lower()) if byte < 128 and (chr(byte).isalnum() or byte == ord("_")) else ord(" ")
-    for byte in range(256)
-)
 SOURCE = re.compile(
     r"(?:raise|assert|return |print\(|self\.warning|warnings\.warn|logger?\.|"
     r"if |elif |except |f?[\"'].{0,4000}[\"'][)\\,]{0,3}$|# |\^)"
@@ -45,47 +52,7 @@ SOURCE = re.compile(
 """Lines of source code that a traceback or a compiler repeats: they hold messages that were not (yet) said."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wording:
-    """A signature with its rule."""
-
-    rule: Rule
-    signature: Signature
-
-
-Entry = Wording | Clue | Mark
-
-
-@dataclass(frozen=True)
-class Index:
-    """From a word to whatever looks at lines with that word."""
-
-    entries: tuple[Entry, ...]
-    words: dict[bytes, list[tuple[int, frozenset[bytes]]]]
-    phrases: dict[str, list[int]]
-
-
-def index() -> Index:
-    """The whole catalogue by its words."""
-    entries: list[Entry] = [*MARKS, INSTALL_OPS, *CLUES, *LISTS]
-    entries += [Wording(rule=rule, signature=signature) for rule in RULES.values() for signature in rule.signatures]
-    words: dict[bytes, list[tuple[int, frozenset[bytes]]]] = {}
-    phrases: dict[str, list[int]] = {}
-    for number, entry in enumerate(entries):
-        for word in (entry.signature.words if isinstance(entry, Wording) else entry.words).split():
-            if word.isascii():
-                first, *others = word.encode().split(b"+")
-                words.setdefault(first, []).append((number, frozenset(others)))
-            else:
-                phrases.setdefault(word, []).append(number)
-    return Index(tuple(entries), words, phrases)
-
-
-INDEX = index()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
+class Line(NamedTuple):
     """A clean line and its number in the log."""
 
     number: int
@@ -108,6 +75,8 @@ class Scan:
     index: Index = INDEX
     gathering: Gathering = field(default_factory=Gathering)
     hits: dict[int, Hit] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+    routine: dict[bytes, int] = field(default_factory=dict)
     first: dict[Event, Line] = field(default_factory=dict)
     last: dict[Event, Line] = field(default_factory=dict)
     exception: Line | None = None
@@ -120,6 +89,8 @@ class Scan:
     tries: dict[int, int] = field(default_factory=dict)
     above: deque[bytes] = field(default_factory=lambda: deque(maxlen=ABOVE))
     traceback_since: int = 0
+    unfinished: str = ""
+    unfinished_since: int = 0
     seen: dict[bytes, Effect] = field(default_factory=dict)
     effect: Effect = field(default_factory=Effect)
     patterns: dict[int, re.Pattern[str]] = field(default_factory=dict)
@@ -133,34 +104,55 @@ class Scan:
             raw = shorten(raw)
         if _coloured(raw):
             raw = COLOUR.sub(b"", raw)
-        tokens = raw.translate(WORD_BYTES, b"\0").split()
-        if not tokens and not raw.strip():
+        if self._is_routine(raw):
+            self._said(raw)
             return
-        self.last_line = self.lines
+        tokens = words_of(raw)
+        if not tokens and not raw.strip(BLANK):
+            return
         words = self.index.words
-        if self.traceback_since or not words.keys().isdisjoint(tokens) or not raw.isascii():
+        if self.traceback_since or self.unfinished or not words.keys().isdisjoint(tokens) or not raw.isascii():
             self._look(raw, tokens)
+        self._said(raw)
+
+    def _said(self, raw: bytes) -> None:
+        """Remember that this line was no blank one, and what stood in it."""
+        self.last_line = self.lines
         self.above.append(raw[:CONTEXT])
         if not self.broken_off:
             self.spoken = self.lines
 
+    def _is_routine(self, raw: bytes) -> bool:
+        """One more compile command of an extension, or one more warning of a compiler, after very many of them."""
+        if A_COMMAND in raw and b"illed" not in raw:  # a shell says "Killed" in the line of the command
+            kind = raw.partition(A_COMMAND)[2][:40].split(b" ")[0]
+            self.last[Event.COMPILING] = Line(number=self.lines, text="")
+        elif A_WARNING in raw and b"rror:" not in raw:
+            kind = A_WARNING
+        else:
+            return False
+        times = self.routine.get(kind, 0)
+        if len(self.routine) < SEEN or times:
+            self.routine[kind] = times + 1
+        return times >= ROUTINE and not self.traceback_since and not self.unfinished
+
     def read_batch(self, batch: list[bytes]) -> None:
         """Take the next lines: most batches of a long log hold no word of the catalogue at all."""
         whole = b" ".join(batch)
-        tokens = whole.translate(WORD_BYTES, b"\0").split()
-        plain = tokens and whole.isascii() and not _coloured(whole) and not self.traceback_since
+        tokens = words_of(whole)
+        plain = tokens and whole.isascii() and not _coloured(whole) and not self.traceback_since and not self.unfinished
         if not plain or not self.index.words.keys().isdisjoint(tokens):
             for raw in batch:
                 self.read(raw)
             return
-        spoken = max(number for number, raw in enumerate(batch, self.lines + 1) if raw.strip())
+        spoken = max(number for number, raw in enumerate(batch, self.lines + 1) if raw.strip(BLANK))
         self.lines += len(batch)
         self.last_line = spoken
         self.above.extend(raw[:CONTEXT] for raw in batch[-ABOVE:])
         self.spoken = self.spoken if self.broken_off else spoken
 
     def _look(self, raw: bytes, tokens: list[bytes]) -> None:
-        if not self.traceback_since and (effect := self.seen.get(raw)):
+        if not self.traceback_since and not self.unfinished and (effect := self.seen.get(raw)):
             self._repeat(effect)
             return
         self.effect = Effect()
@@ -175,28 +167,43 @@ class Scan:
         for event, text in effect.marks:
             self._mark(event, text)
         for number in effect.hits:
-            self.hits[number] = replace(self.hits[number], count=self.hits[number].count + 1)
+            self.counts[number] += 1
+        if effect.hits:
+            self.unfinished = ""
 
     def _examine(self, raw: bytes, tokens: list[bytes]) -> None:
-        words, known = set(tokens), self.index.words
-        numbers = {
-            number for word in words & known.keys() for number, others in known[word] if not others or others <= words
-        }
-        numbers -= self.known
-        if not numbers and not self.traceback_since and raw.isascii():
+        words = set(tokens)
+        numbers = self.index.numbers(words) - self.known
+        if not numbers and not self.traceback_since and not self.unfinished and raw.isascii():
             return
-        if A_COMPILE in words:
+        if A_COMPILE in words and b"killed" not in words:
             numbers = {number for number in numbers if not isinstance(self.index.entries[number], Wording)}
         texts = segments(raw)
         if not raw.isascii():
             whole = " ".join(texts).lower()
             numbers |= {number for phrase, found in self.index.phrases.items() if phrase in whole for number in found}
         for text in texts:
+            if self.unfinished:
+                self._join(text)
             if self.traceback_since:
                 self._follow_traceback(text)
             if numbers and not SOURCE.match(text):
                 for number in sorted(numbers):
                     self._try(number, text)
+        if self.effect.hits and self.unfinished_since == self.lines:
+            self.unfinished = ""
+
+    def _join(self, text: str) -> None:
+        """Read the line of an exception together with the one that follows: a box or a terminal may have wrapped it."""
+        whole, self.effect.repeats = f"{self.unfinished} {text}", False
+        self.unfinished = "" if self.lines - self.unfinished_since >= WRAPPED else whole
+        words = set(words_of(whole.encode("utf-8", "replace")))
+        for number in sorted(self.index.numbers(words) - self.known):
+            entry = self.index.entries[number]
+            if isinstance(entry, Wording) and number not in self.hits:
+                self._match(number, entry, whole)
+        if self.effect.hits:
+            self.unfinished = ""
 
     def _follow_traceback(self, text: str) -> None:
         """The line that ends a traceback names the exception."""
@@ -216,7 +223,8 @@ class Scan:
                 self.known.add(number)
             self.ops_line = self.lines if entry is INSTALL_OPS else self.ops_line
         elif isinstance(entry, Mark):
-            if self._search(number, entry.pattern, text):
+            marked = self.last.get(entry.event)
+            if not (marked and marked.number == self.lines) and self._search(number, entry.pattern, text):
                 self._mark(entry.event, text)
                 self.effect.marks.append((entry.event, text))
         else:
@@ -237,6 +245,7 @@ class Scan:
         if event is Event.EXCEPTION:
             self.exception = self.exception or line
             self.last_exception = self.lines
+            self.unfinished, self.unfinished_since = text, self.lines
         elif event is Event.TRACEBACK:
             self.traceback_since = self.lines
         elif event is Event.WAITING:
@@ -247,8 +256,8 @@ class Scan:
         found = self._search(number, signature.pattern, text)
         if not found or (signature.unless and re.search(signature.unless, text)):
             return
-        if known := self.hits.get(number):
-            self.hits[number] = replace(known, count=known.count + 1)
+        if number in self.hits:
+            self.counts[number] += 1
             self.effect.hits.append(number)
         elif self._fits_above(number, signature):
             groups = groups_of(found)
@@ -256,6 +265,7 @@ class Scan:
             self.hits[number] = Hit(
                 rule=wording.rule, signature=signature, line=self.lines, text=text, groups=groups, op=op
             )
+            self.counts[number] = 1
             self.effect.hits.append(number)
         else:
             self.effect.repeats = False
@@ -286,4 +296,5 @@ def scan(lines: Iterable[bytes | str]) -> Scan:
             whole.read_batch(batch)
             batch = []
     whole.read_batch(batch)
+    whole.hits = {number: replace(hit, count=whole.counts[number]) for number, hit in whole.hits.items()}
     return whole

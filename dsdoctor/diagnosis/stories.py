@@ -1,5 +1,6 @@
 """What no single line says: a toolkit that is none behind a missing header, an op left out, a log that stops at a lock."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from dsdoctor.diagnosis.scan import Line, Scan
 
 GUESSED_HOMES = {"/usr", "/usr/local"}
 DEFAULT_LIST = {"60", "61", "70"}
-NEVER_BUILT = {"sparse_attn", "deepspeed_not_implemented"}
+BUILD_COMMAND = re.compile(r"pip3? (?:install|wheel)|setup\.py|bdist_wheel|build_ext|DS_BUILD_\w+=1")
 
 
 def told_hit(rule: str, line: Line, title: str, tier: Tier, groups: dict[str, str] | None = None) -> Hit:
@@ -67,12 +68,12 @@ def nothing_was_built(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
 
 def killed_while_compiling(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
     """SIGKILL while an op was being compiled: the compilers ate the memory."""
-    began = scan.last.get(Event.COMPILING)
+    began, loaded = scan.last.get(Event.COMPILING), scan.last.get(Event.LOADED)
     for hit in hits:
-        if hit.rule.id != "host-ram-oom" or hit.tier is not Tier.GENERIC or not began:
+        if hit.rule.id != "host-ram-oom" or hit.tier is not Tier.GENERIC:
             continue
-        loaded = scan.last.get(Event.LOADED)
-        if began.number < hit.line and (not loaded or loaded.number < began.number):
+        compiling = began and began.number <= hit.line and (not loaded or loaded.number < began.number)
+        if compiling or BUILD_COMMAND.search(hit.text):
             title = "killed (signal 9) while {op|an op} was being compiled: the memory ran out"
             line = Line(number=hit.line, text=hit.text)
             yield told_hit("compiler-oom-killed", line, title, Tier.NAMED)
@@ -88,7 +89,17 @@ def stopped_at_the_lock(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
         yield told_hit("stale-jit-cache", waiting, title, Tier.GENERIC)
 
 
+def pre_compiled_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """setup.py on Windows builds every op that is not switched off, and gives up at the first one that cannot be."""
+    refused = [hit for hit in hits if hit.text.rstrip().endswith(f"Unable to pre-compile {hit.groups.get('op')}")]
+    if refused and Event.WINDOWS in scan.first:
+        title = "setup.py builds every op on Windows unless it is switched off, and {op} cannot be built there"
+        line = Line(number=refused[0].line, text=refused[0].text)
+        yield told_hit("windows-unsupported-op", line, title, Tier.GENERIC, refused[0].groups)
+
+
 STORIES = (
+    pre_compiled_on_windows,
     wrong_home_behind_a_missing_part,
     default_list_refused,
     asked_and_left_out,

@@ -18,7 +18,8 @@ root. Otherwise: conda install -c nvidia cuda-toolkit=<torch's release>, or NVID
     signatures=(
         Signature(
             words="cuda_home missingcudaexception",
-            pattern=r"CUDA_HOME environment variable is not set|CUDA_HOME does not exist, unable to compile"
+            pattern=r"CUDA_HOME environment variable is not set|(?:[Cc]annot|[Cc]ould not|[Uu]nable to) (?:find"
+            r"|locate) CUDA_HOME|CUDA_HOME does not exist, unable to compile"
             r"|MissingCUDAException: (?!Unable to run)",
             unless=PROBED,
             sample="OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",
@@ -37,7 +38,7 @@ root. Otherwise: conda install -c nvidia cuda-toolkit=<torch's release>, or NVID
             r"nicht gefunden"
             r"|Kommando nicht gefunden|no se encontr|orden no encontrada|commande introuvable|未找到命令|コマンドが見つかりません"
             r"|команда не найдена)|No such file or directory: '?\"?nvcc\b|'nvcc' is not recognized|"
-            r"which: no nvcc in|command not found: nvcc$",
+            r"which: no nvcc in|command not found: nvcc$|[Cc]ommand 'nvcc' not found|The term 'nvcc' is not recognized",
             tier=Tier.FILE,
             sample="/bin/sh: 1: nvcc: not found",
         ),
@@ -101,6 +102,13 @@ releases.""",
             "make sure to use the same CUDA versions.', '12.4', '13.0')",
         ),
         Signature(
+            words="compiled+version+match",
+            pattern=r"Cuda extensions are being compiled with a version of Cuda that does not match the version used to compile "
+            r"Pytorch(?:.{0,80}compiled with Cuda (?P<cuda>[\d.]*\d))?",
+            sample="RuntimeError: Cuda extensions are being compiled with a version of Cuda that does not match the version used "
+            "to compile Pytorch binaries.  Pytorch binaries were compiled with Cuda 11.7.",
+        ),
+        Signature(
             words="detected+cuda",
             pattern=r"The detected CUDA version \((?P<nvcc>\d[\d.]*)\) mismatches the version that was used to "
             r"compile$",
@@ -148,7 +156,8 @@ the CUDA_HOME that torch takes and what each toolkit here lacks.""",
         ),
         Signature(
             words="nvcc",
-            pattern=r"(?:No such file or directory|Permission denied|Not a directory|Exec format error): '?\"?"
+            pattern=r"[Cc]ommand '(?:\[')?(?P<home3>[^'\s]{1,200}?)/bin/nvcc'(?: failed: |, .{0,40}exit status 12[67])"
+            r"|(?:No such file or directory|Permission denied|Not a directory|Exec format error): '?\"?"
             r"(?P<home>[^'\"\s]{0,200}?)/bin/nvcc\b|Unable to run (?P<home2>\S{0,200}?)/bin/nvcc\b",
             unless=PROBED,
             sample="FileNotFoundError: [Errno 2] No such file or directory: '/usr/local/cuda/bin/nvcc'",

@@ -22,7 +22,7 @@ LINES = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(LINES, max_size=12))
 def test_any_lines_give_a_diagnosis(lines: list[bytes]) -> None:
     data = b"\n".join(lines)
@@ -34,7 +34,7 @@ def test_any_lines_give_a_diagnosis(lines: list[bytes]) -> None:
     assert diagnosis.lines == len(io.BytesIO(data).readlines())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.text(max_size=60), max_size=8))
 def test_any_text_gives_a_diagnosis(lines: list[str]) -> None:
     assert diagnose(lines).lines == len(lines)
@@ -49,9 +49,9 @@ HOSTILE = {
     "an op's name": (b"/torch_extensions/" + b"aaaa/" * 600 + b".so: cannot so\n") * 80,
     "blanks": (b"ld: " + b" " * 3000 + b"-lcurandx lcurand\n") * 80,
     "progress bars": b"\r".join(b"%d%%|###   |" % number for number in range(50_000)),
-    "tracebacks": b"Traceback (most recent call last):\n" * 4000,
-    "imports without a build": b"ModuleNotFoundError: No module named 'torch'!\n" * 2500,
-    "indexes without a list": b"IndexError: list index out of range\n" * 2500,
+    "tracebacks": b"Traceback (most recent call last):\n" * 2500,
+    "imports without a build": b"ModuleNotFoundError: No module named 'torch'!\n" * 1500,
+    "indexes without a list": b"IndexError: list index out of range\n" * 1500,
     "escapes": b"\x1b[" * 100_000,
     "brackets": b"[rank0]:" * 100_000,
     "clocks": b"2026-11-21 08:50:53,123 " * 30_000,
@@ -69,7 +69,7 @@ def test_hostile_logs_are_read_in_time(data: bytes) -> None:
     assert time.process_time() - began < max(0.3, 4 * len(distinct) / 1_000_000)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+@pytest.mark.parametrize("share", [0.5, 1.0])
 def test_no_pattern_explodes_on_its_own_near_matches(share: float) -> None:
     samples = [sample.split(b"\n")[-1] for sample in SAMPLES]
     lines = [(sample[: int(len(sample) * share)] * 60)[:4000] + sample + b"!" for sample in samples]

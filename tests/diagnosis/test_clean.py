@@ -33,6 +33,18 @@ SAID = "RuntimeError: Error building extension 'cpu_adam'"
         "node2: [rank1]: ",
         "2026-11-21T08:50:53.123Z [rank1]: \x1b[31m",
         "\ufeff",
+        "(RayTrainWorker pid=4711, ip=10.0.0.1) ",
+        "trainer_1  | ",
+        "Nov 21 08:50:53 node1 python[4711]: ",
+        "E       ",
+        "##[error]",
+        "> ",
+        "│ ",
+        "08:50:53 ",
+        "2024-01-01 10:00:00.123 | ERROR    | __main__:<module>:12 - ",
+        "[trainer-0] ",
+        "10.0.0.3: ",
+        "stderr: ",
     ],
 )
 def test_prefixes_go(prefix: str) -> None:
@@ -48,6 +60,7 @@ def test_prefixes_go(prefix: str) -> None:
         "LINK : fatal error LNK1181: cannot open input file 'aio.lib'",
         "ssh: connect to host worker-1 port 22: Connection refused",
         "error: command 'gcc' failed with exit status 1",
+        "libcudart.so.12: cannot open shared object file: No such file or directory",
     ],
 )
 def test_what_is_no_prefix_stays(text: str) -> None:

@@ -267,3 +267,60 @@ def test_source_lines_of_a_traceback_are_not_the_message() -> None:
     ]
 
     assert diagnose(log).findings[0].evidence[0].startswith("line 3: ")
+
+
+@pytest.mark.parametrize(
+    "routine",
+    [
+        "[{}/999] /usr/local/cuda/bin/nvcc -DTORCH_EXTENSION_NAME=fused_adam -c a{}.cu -o a{}.o",
+        "/v/x.h:{}:1: warning: unused variable {} [-Wunused] {}",
+    ],
+)
+def test_a_cause_among_very_many_lines_of_a_build_is_found(routine: str) -> None:
+    many = [routine.format(number, number, number) for number in range(1000)]
+
+    diagnosis = diagnose([*many, MISSING_HEADER, *many])
+
+    assert rules(diagnosis) == ["cuda-header-missing"]
+    assert diagnosis.findings[0].evidence[0].startswith("line 1001: ")
+
+
+def test_a_compiler_killed_after_very_many_commands_is_still_the_compilers_memory() -> None:
+    commands = [f"[{number}/999] c++ -DTORCH_EXTENSION_NAME=cpu_adam -c a{number}.cpp" for number in range(500)]
+
+    assert rules(diagnose([*commands, "exits with return code = -9"])) == ["compiler-oom-killed"]
+
+
+def test_an_exception_that_a_terminal_wrapped_is_read_as_one_line() -> None:
+    log = [
+        "ImportError: cannot import name 'log' from ",
+        "'torch.distributed.elastic.agent.server.api' (/v/torch/api.py)",
+    ]
+
+    assert rules(diagnose(log)) == ["deepspeed-too-old-for-torch"]
+
+
+def test_the_memory_of_a_gpu_is_no_ill_of_the_network() -> None:
+    waiting = (
+        "[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=BROADCAST) ran for 600 ms"
+    )
+    log = [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB",
+        waiting,
+        "exits with return code = 1",
+    ]
+
+    diagnosis = diagnose(log)
+
+    assert (diagnosis.outcome, rules(diagnosis)) == (Outcome.UNEXPLAINED, ["unexplained-failure"])
+    assert diagnosis.findings[0].title.startswith("the GPU's memory ran out")
+    assert [finding.rule for finding in diagnosis.findings[1:]] == ["nccl-collective-timeout"]
+
+
+def test_an_error_of_the_compiler_that_no_rule_knows_is_shown_instead_of_its_echoes() -> None:
+    log = ['x.cu(467): error: identifier "THCudaCheck" is undefined', *FAILED_JIT[-3:]]
+
+    diagnosis = diagnose(log)
+
+    assert diagnosis.outcome is Outcome.UNEXPLAINED
+    assert diagnosis.findings[0].evidence[0] == f"line 1: {log[0]}"

@@ -1,0 +1,68 @@
+"""The catalogue by its words: which of the entries a line can matter to, found without searching it."""
+
+from dataclasses import dataclass
+
+from dsdoctor.diagnosis.facts import CLUES, INSTALL_OPS, LISTS, Clue
+from dsdoctor.diagnosis.marks import MARKS, Mark
+from dsdoctor.diagnosis.nouns import Rule, Signature
+from dsdoctor.diagnosis.rules import RULES
+
+WORD_BYTES = bytes(
+    ord(chr(byte).lower()) if byte < 128 and (chr(byte).isalnum() or byte == ord("_")) else ord(" ")
+    for byte in range(256)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wording:
+    """A signature with its rule."""
+
+    rule: Rule
+    signature: Signature
+
+
+Entry = Wording | Clue | Mark
+
+
+@dataclass(frozen=True)
+class Index:
+    """From a word to whatever looks at lines with that word."""
+
+    entries: tuple[Entry, ...]
+    words: dict[bytes, list[tuple[int, frozenset[bytes]]]]
+    phrases: dict[str, list[int]]
+
+    def numbers(self, words: set[bytes]) -> set[int]:
+        """The entries that want to look at a line with these words."""
+        known = self.words
+        return {
+            number for word in words & known.keys() for number, others in known[word] if not others or others <= words
+        }
+
+
+def index() -> Index:
+    """The whole catalogue by its words."""
+    entries: list[Entry] = [*MARKS, INSTALL_OPS, *CLUES, *LISTS]
+    entries += [Wording(rule=rule, signature=signature) for rule in RULES.values() for signature in rule.signatures]
+    words: dict[bytes, list[tuple[int, frozenset[bytes]]]] = {}
+    phrases: dict[str, list[int]] = {}
+    for number, entry in enumerate(entries):
+        for word in (entry.signature.words if isinstance(entry, Wording) else entry.words).split():
+            if word.isascii():
+                first, *others = word.encode().split(b"+")
+                words.setdefault(first, []).append((number, frozenset(others)))
+            else:
+                phrases.setdefault(word, []).append(number)
+    return Index(tuple(entries), words, phrases)
+
+
+INDEX = index()
+
+
+def words_of(raw: bytes) -> list[bytes]:
+    """The words of a line in small letters, in C; a NUL between the letters (16-bit text) does not part them.
+
+    >>> words_of(b"fatal error: Cusparse_v2.h")
+    [b'fatal', b'error', b'cusparse_v2', b'h']
+    """
+    return raw.translate(WORD_BYTES, b"\0").split()
