@@ -82,14 +82,18 @@ def parse_producers(debug_strings: bytes) -> tuple[str, ...]:
 
 
 def _needed_versions(elf: ELFFile) -> list[str]:
-    """The symbol versions that a shared object needs; a table that counts without end is cut."""
-    return [
+    """The symbol versions that a shared object needs. Raises ValueError for a table that does not come to an end."""
+    names = (
         auxiliary.name
         for section in itertools.islice(elf.iter_sections(), MOST_ENTRIES)
         if isinstance(section, GNUVerNeedSection)
-        for _, auxiliaries in itertools.islice(section.iter_versions(), MOST_ENTRIES)
-        for auxiliary in itertools.islice(auxiliaries, MOST_ENTRIES)
-    ]
+        for _, auxiliaries in section.iter_versions()
+        for auxiliary in auxiliaries
+    )
+    found = list(itertools.islice(names, MOST_ENTRIES))
+    if len(found) == MOST_ENTRIES:
+        raise ValueError("the table of needed symbol versions does not come to an end")
+    return found
 
 
 def _newest(names: list[str], prefix: str) -> str | None:

@@ -108,9 +108,9 @@ in std_function.h. Ubuntu 22.04's own nvcc (11.5) with its own g++ (11) is such 
 that fits torch.""",
     signatures=(
         Signature(
-            words="packs+expanded",
+            words="parameter+packs",
             pattern=r"(?:std_function\.h|/functional|/tuple|type_traits)[:(]\d+[^a-z]{0,12}error: parameter "
-            r"packs not expanded",
+            r"packs not expa",
             tier=Tier.FILE,
             sample="/usr/include/c++/11/bits/std_function.h:435:145: error: parameter packs not expanded with '...':",
         ),

@@ -29,6 +29,12 @@ file are refused; a hostfile that does not exist is only a warning, and then one
             "local resources only.\nValueError: Hostname 'worker-1' not found in hostfile",
         ),
         Signature(
+            words="hosts+hostfile",
+            pattern=r"No hosts found in (?P<entry>\S{0,160}hostfile\S{0,40})",
+            title="no host was found in {entry}",
+            sample="AssertionError: No hosts found in /job/hostfile",
+        ),
+        Signature(
             words="host+defined",
             pattern=r"Error: host (?P<entry>\S{1,160}) is already defined",
             sample="ValueError: host worker-1 is already defined",
