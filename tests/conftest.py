@@ -1,16 +1,22 @@
 """Fakes are machines: small real trees with real scripts in them, and Machines written out."""
 
+import os
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from dsdoctor.builder.assembly import EVERY_HEADER
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import Compiler, Cuda, Machine, Python, System, Toolkit, Torch
 
 Disk = Callable[..., LocalHost]
+
+# the quick suite tries a few; HYPOTHESIS_EXAMPLES=1000 looks harder
+settings.register_profile("dsdoctor", max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "25")), deadline=None)
+settings.load_profile("dsdoctor")
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def bare(tmp_path: Path) -> str:
 
 
 def test_help_teaches() -> None:
-    shown = run_process("build-wheel", "--help").stdout
+    shown = run("build-wheel", "--help").stdout
 
     assert "Build a DeepSpeed wheel that fits this environment" in shown
     assert "--arch" in shown
@@ -68,7 +68,7 @@ def test_looking_shows_lines(bare: str) -> None:
 
 
 def test_no_torch_is_an_impossible_plan_with_the_next_command(bare: str, tmp_path: Path) -> None:
-    done = run_process("build-wheel", "--python", bare, DSDOCTOR_CACHE=str(tmp_path / "cache"))
+    done = run("build-wheel", "--python", bare, DSDOCTOR_CACHE=str(tmp_path / "cache"))
 
     assert (done.returncode, done.stdout) == (3, "")
     assert "✗ there is no torch in the environment of" in done.stderr
@@ -224,7 +224,9 @@ def test_an_environment_that_is_no_utf8_and_a_terminal_that_has_no_marks(bare: s
     argv = [sys.executable, "-m", "dsdoctor", "check", "--python", bare, "--offline"]
 
     shown = subprocess.run(argv, env=env, capture_output=True, timeout=60)
-    document = subprocess.run([*argv, "--json"], env=env, capture_output=True, timeout=60)
+    document = run(
+        "check", "--python", bare, "--offline", "--json", CFLAGS="-I/tmp/\udce9", DSDOCTOR_CACHE=str(tmp_path)
+    )
 
     assert (shown.returncode, b"Traceback" in shown.stderr) == (1, False)
     assert json.loads(document.stdout)["machine"]["variables"]["CFLAGS"].startswith("-I/tmp/")

@@ -133,7 +133,7 @@ def replaced(value: Any, path: list[int], new: Any) -> Any:
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), st.lists, max_leaves=5)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.lists(st.integers(0, 500), min_size=1, max_size=3), new=JSON)
 def test_a_snapshot_with_anything_in_it_is_a_machine_or_our_error(path: list[int], new: Any, tmp_path: Path) -> None:
     whole = json.loads((HERE / "hpc-modules.json").read_text(encoding="utf-8"))
@@ -147,7 +147,7 @@ def test_a_snapshot_with_anything_in_it_is_a_machine_or_our_error(path: list[int
         assert all(topic.summary for topic in examine(machine))
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_a_snapshot_or_refused(data: bytes, tmp_path: Path) -> None:
     file = tmp_path / "machine.json"

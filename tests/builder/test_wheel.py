@@ -213,7 +213,7 @@ def test_any_text_is_a_record_and_a_manifest_of_something(text: str, other: str)
     assert isinstance(with_tags(with_manifest(facts, other), text), DeepSpeed)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_any_damage_to_a_wheel_is_our_error_or_none(data: st.DataObject, library: bytes, tmp_path: Path) -> None:
     buffer = io.BytesIO()
