@@ -10,7 +10,7 @@ from dsdoctor.checks.compare import Difference, compare
 from dsdoctor.errors import UsageError
 from dsdoctor.finding import Finding
 from dsdoctor.machine import DeepSpeed, Machine
-from dsdoctor.sight import see
+from dsdoctor.sight import Sight, see
 
 RUNS = ("python-silent", "torch-missing", "torch-broken")
 """What keeps every built DeepSpeed from running."""
@@ -27,23 +27,26 @@ class Verified:
 
 def verify(python: str, machine: Path | None, wheel: Path | None) -> Verified:
     """Judge a wheel, or (None) the installed DeepSpeed, against a machine. Raises UsageError for what is no such wheel."""
+    # a file that is no wheel is said before the machine is asked
+    read = read_wheel(wheel) if wheel is not None else None
     sight = see(python, machine, whole=False)
-    if wheel is not None:
-        built = read_wheel(wheel)
-    elif sight.machine.deepspeed is None:
-        raise UsageError(
-            "no DeepSpeed is installed there", hint="name a wheel, or another environment with --python PATH"
-        )
-    elif sight.is_here:
-        built = read_installed(sight.machine.deepspeed)
-    else:
-        built = sight.machine.deepspeed
+    built = read or _installed(sight)
     with_built = replace(sight.machine, deepspeed=built)
     rules = frozenset({*RUNS, *map(rule_of, checks_of_built.CHECKS)})
     found = examine(with_built, topics=TOPICS, rules=rules)
     return Verified(
         machine=with_built, built=built, findings=tuple(_of_ops(f, built) for topic in found for f in topic.findings)
     )
+
+
+def _installed(sight: Sight) -> DeepSpeed:
+    """The installed DeepSpeed with what its files say, where they are at hand."""
+    installed = sight.machine.deepspeed
+    if installed is None:
+        raise UsageError(
+            "no DeepSpeed is installed there", hint="name a wheel, or another environment with --python PATH"
+        )
+    return read_installed(installed) if sight.is_here else installed
 
 
 def _of_ops(finding: Finding, built: DeepSpeed) -> Finding:

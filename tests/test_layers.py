@@ -1,6 +1,7 @@
 """A module imports only from floors below its own; rooms of one floor do not know each other."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import dsdoctor
@@ -39,10 +40,16 @@ FLOORS = {
 ROOMS = {"probe", "checks", "builder", "diagnosis", "comm", "overflow"}
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports(path: Path) -> set[str]:
     """The names below ``dsdoctor`` that a file imports."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -80,8 +87,7 @@ def test_the_scripts_for_other_interpreters_know_nothing_of_us() -> None:
 def test_importing_dsdoctor_and_its_command_line_imports_neither_torch_nor_deepspeed() -> None:
     heavy = {"torch", "deepspeed", "op_builder"}
     for path in modules():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        top = [node for node in tree(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {alias.name.split(".")[0] for node in top if isinstance(node, ast.Import) for alias in node.names}
         names |= {(node.module or "").split(".")[0] for node in top if isinstance(node, ast.ImportFrom)}
 
