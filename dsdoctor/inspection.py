@@ -1,5 +1,6 @@
 """The hall of verify and compare: built DeepSpeeds against machines, machines against each other. Runs nothing of them."""
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from dsdoctor.checks import TOPICS, examine, rule_of
 from dsdoctor.checks import built as checks_of_built
 from dsdoctor.checks.compare import Difference, compare
 from dsdoctor.errors import UsageError
-from dsdoctor.finding import Finding
+from dsdoctor.finding import Finding, for_python
 from dsdoctor.machine import DeepSpeed, Machine
 from dsdoctor.sight import Sight, see
 
@@ -34,9 +35,10 @@ def verify(python: str, machine: Path | None, wheel: Path | None) -> Verified:
     with_built = replace(sight.machine, deepspeed=built)
     rules = frozenset({*RUNS, *map(rule_of, checks_of_built.CHECKS)})
     found = examine(with_built, topics=TOPICS, rules=rules)
-    return Verified(
-        machine=with_built, built=built, findings=tuple(_of_ops(f, built) for topic in found for f in topic.findings)
-    )
+    findings = tuple(_of_ops(finding, built) for topic in found for finding in topic.findings)
+    if sight.is_here and python != sys.executable:
+        findings = tuple(for_python(finding, python) for finding in findings)
+    return Verified(machine=with_built, built=built, findings=findings)
 
 
 def _installed(sight: Sight) -> DeepSpeed:

@@ -34,6 +34,7 @@ class Checked:
 
 
 def deep(question: Question, say: Say) -> Checked:
+    """Look at this machine whole and ask its compiler. Raises UsageError for a snapshot, which has none."""
     if question.machine:
         raise UsageError("--deep asks the compiler, and a snapshot has none", hint="run it on that machine")
     sight = see(question.python, None, whole=True)
@@ -51,6 +52,7 @@ def judged(
     question: Question,
     compiled: dict[str, str | None],
 ) -> Checked:
+    """The topics with their findings weighed by the op table, and the table; ``compiled`` is what the compiler said."""
     findings = tuple(finding for topic in topics for finding in topic.findings)
     machine = sight.machine
     table = judge_ops(machine, source, question.wish, findings, cache=sight.cache, compiled=compiled)
