@@ -28,13 +28,6 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
-def run_process(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """The command as a user runs it."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("DS_", "CUDA_"))}
-    argv = [sys.executable, "-m", "dsdoctor", *arguments]
-    return subprocess.run(argv, env={**clean, **env}, capture_output=True, text=True, timeout=120)
-
-
 @pytest.fixture
 def bare(tmp_path: Path) -> str:
     """An interpreter whose environment holds no torch."""
@@ -52,7 +45,7 @@ def test_help_teaches() -> None:
 
 
 def test_looking_works_without_torch(bare: str) -> None:
-    done = run_process("look", "--python", bare, "--json")
+    done = run("look", "--python", bare, "--json")
 
     document = json.loads(done.stdout)
     assert (done.returncode, document["command"], document["machine"]["torch"]) == (0, "look", None)

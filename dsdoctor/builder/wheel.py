@@ -32,7 +32,7 @@ MOST_FILES = 200_000
 WORST_RATIO = 400
 """A shared object with debug information shrinks to a quarter; a file of zeros to a thousandth."""
 
-SMALL = 64 << 20
+SMALL = 8 << 20
 CHUNK = 1 << 20
 HINT = "fetch or build it again"
 LARGEST_TEXT = 16 << 20

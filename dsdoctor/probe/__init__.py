@@ -20,7 +20,7 @@ from dsdoctor.probe.torch import ask_torch, read_torch
 
 NO_GPUS: tuple[tuple[Gpu, ...], Driver | None] = ((), None)
 UNKNOWN_SYSTEM = System(architecture="unknown", os="unknown")
-AT_ONCE = 6
+MOST_AT_ONCE = 8
 
 
 class _Round:
@@ -58,7 +58,8 @@ class Probing:
 
     def __init__(self, host: Host, *, python: str, cache: str, toolkit: str = "", whole: bool = True) -> None:
         self._host, self._python, self._cache, self._toolkit, self._whole = host, python, cache, toolkit, whole
-        self._pool = ThreadPoolExecutor(max_workers=AT_ONCE)
+        # one thread begins the others and mostly waits; more questions than processors would only hold torch up
+        self._pool = ThreadPoolExecutor(max_workers=min(MOST_AT_ONCE, host.cpus() + 1))
         self._round = _Round(self._pool)
 
     def __enter__(self) -> "Probing":

@@ -177,14 +177,14 @@ def test_the_compiler_knows_better() -> None:
     assert verdict(no_gpu, "fused_adam").verdict == "cannot"
 
 
-@pytest.mark.parametrize("rule", sorted(SICK))
-def test_any_sick_machine_gets_a_table(rule: str) -> None:
-    told = table(SICK[rule])
+def test_any_sick_machine_gets_a_table() -> None:
+    names = {fact.op for fact in SOURCE.ops}
+    for rule, sick in SICK.items():
+        told = table(sick)
 
-    names = {op.op for op in told.ops}
-    assert names == {fact.op for fact in SOURCE.ops}
-    assert all(set(one.affects) <= names for one in told.findings)
-    assert all(op.because for op in told.ops if op.verdict == "cannot")
+        assert {op.op for op in told.ops} == names, rule
+        assert all(set(one.affects) <= names for one in told.findings), rule
+        assert all(op.because for op in told.ops if op.verdict == "cannot"), rule
 
 
 def test_an_older_toolkit_that_lacks_nothing_is_judged_by_its_release() -> None:

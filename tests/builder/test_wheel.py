@@ -4,6 +4,7 @@ import base64
 import hashlib
 import io
 import json
+import os
 import stat
 import subprocess
 import zipfile
@@ -117,7 +118,7 @@ def test_a_damaged_shared_object_and_a_wheel_without_record_are_said(library: by
 
 def test_a_record_that_is_too_large_to_be_one_is_not_read(library: bytes, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="larger than any can be"):
-        read_wheel(wheel(tmp_path, contents(library) | {f"{INFO}/RECORD": b"x,,\n" * (5 << 20)}))
+        read_wheel(wheel(tmp_path, contents(library) | {f"{INFO}/RECORD": os.urandom(9 << 20).hex().encode()}))
 
 
 @pytest.mark.parametrize("name", ["../../escaped", "/etc/escaped", "deepspeed/..\\..\\x"])
@@ -139,7 +140,7 @@ def test_a_link_in_a_wheel_is_refused(library: bytes, tmp_path: Path) -> None:
 
 def test_a_bomb_is_refused_before_it_is_unpacked(library: bytes, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unpacks to"):
-        read_wheel(wheel(tmp_path, contents(library, **{"deepspeed/zeros": bytes(80 << 20)})))
+        read_wheel(wheel(tmp_path, contents(library, **{"deepspeed/zeros": bytes(10 << 20)})))
 
 
 @pytest.mark.parametrize("keep", [0, 10, 400, -30])
