@@ -6,7 +6,6 @@ from pathlib import Path
 
 from dsdoctor.builder.wheel import read_installed, read_wheel
 from dsdoctor.checks import TOPICS, examine, rule_of
-from dsdoctor.checks import built as checks_of_built
 from dsdoctor.checks.compare import Difference, compare
 from dsdoctor.errors import UsageError
 from dsdoctor.finding import Finding, for_python
@@ -33,7 +32,8 @@ def verify(python: str, machine: Path | None, wheel: Path | None) -> Verified:
     sight = see(python, machine, whole=False)
     built = read or _installed(sight)
     with_built = replace(sight.machine, deepspeed=built)
-    rules = frozenset({*RUNS, *map(rule_of, checks_of_built.CHECKS)})
+    of_built = next(topic.checks for topic in TOPICS if topic.name == "deepspeed")
+    rules = frozenset({*RUNS, *map(rule_of, of_built)})
     found = examine(with_built, topics=TOPICS, rules=rules)
     findings = tuple(_of_ops(finding, built) for topic in found for finding in topic.findings)
     if sight.is_here and python != sys.executable:

@@ -42,7 +42,9 @@ def stand_in_for_torch(folder):
         spec.loader.exec_module(version)
     sys.modules["torch.version"] = version
     cuda = stand_in("torch.cuda", is_available=lambda: False, device_count=lambda: 0)
-    cpp = stand_in("torch.utils.cpp_extension", CUDA_HOME=os.environ.get("CUDA_HOME"))
+    # a CPU build of torch looks for no toolkit
+    home = os.environ.get("CUDA_HOME") if version.cuda else None
+    cpp = stand_in("torch.utils.cpp_extension", CUDA_HOME=home)
     utils = stand_in("torch.utils", cpp_extension=cpp)
     stand_in("torch", version=version, __version__=version.__version__, cuda=cuda, utils=utils)
 

@@ -1,0 +1,122 @@
+"""Checks of a built DeepSpeed's files, installed or in a wheel: are they whole, and for this system and this Python?"""
+
+import re
+from collections.abc import Iterator
+from shlex import quote
+
+from dsdoctor import needs
+from dsdoctor.checks.say import BUILD_WHEEL, error, some, warning
+from dsdoctor.finding import Finding
+from dsdoctor.machine import Machine
+
+
+def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:
+    """The ops need a newer libstdc++ than the system's ("version GLIBCXX_3.4.x not found").
+
+    A conda environment may bring a newer one of its own, or an older one that is found first.
+    """
+    built, here = machine.deepspeed, machine.system.glibcxx
+    if built and built.glibcxx and here and _number(built.glibcxx) > _number(here):
+        yield error(
+            "libstdcxx-too-old",
+            f"the ops need GLIBCXX_{built.glibcxx}, this system's libstdc++ has GLIBCXX_{here}",
+            evidence=[built.location],
+            affects=(needs.INSTALLED, *built.installed_ops),
+            fix="install a newer libstdc++, or build the ops here",
+            commands=("conda install 'libstdcxx-ng>=12'", BUILD_WHEEL),
+        )
+
+
+def glibc_too_old(machine: Machine) -> Iterator[Finding]:
+    """The ops need a newer glibc than this system has ("version GLIBC_2.x not found"): build them on the oldest system."""
+    built, here = machine.deepspeed, machine.system.glibc
+    if built and built.glibc and here and _number(built.glibc) > _number(here):
+        yield error(
+            "glibc-too-old",
+            f"the ops need glibc {built.glibc}, this system has glibc {here}",
+            evidence=[built.location],
+            affects=(needs.INSTALLED, *built.installed_ops),
+            fix="build them on this system, or on the oldest that is to run them",
+            commands=(BUILD_WHEEL,),
+        )
+
+
+def wheel_python_mismatch(machine: Machine) -> Iterator[Finding]:
+    """The wheel is for another Python: its shared objects are compiled for one minor version."""
+    built, python = machine.deepspeed, machine.python
+    if built and python and built.python and not {python.tag, "py3", "py2.py3"} & set(built.python):
+        yield error(
+            "wheel-python-mismatch",
+            f"the wheel is for {', '.join(built.python)}, this Python is {python.tag} ({python.executable})",
+            affects=(needs.INSTALLED, *built.installed_ops),
+            fix="build it with this Python",
+            commands=(f"{BUILD_WHEEL} --python {quote(python.executable)}",),
+        )
+
+
+def wheel_platform_mismatch(machine: Machine) -> Iterator[Finding]:
+    """The wheel is for another operating system or processor family."""
+    built, architecture = machine.deepspeed, machine.system.architecture
+    if not built or not built.platform or architecture == "unknown":
+        return
+    if not any(_is_for(tag, architecture, machine.system.glibc) for tag in built.platform):
+        yield error(
+            "wheel-platform-mismatch",
+            f"the wheel is for {', '.join(built.platform)}, this is Linux on {architecture}, glibc {machine.system.glibc}",
+            affects=(needs.INSTALLED, *built.installed_ops),
+            fix="build it here",
+            commands=(BUILD_WHEEL,),
+        )
+
+
+def wheel_altered(machine: Machine) -> Iterator[Finding]:
+    """Files of the built DeepSpeed are not those that its maker recorded: their sha256 differs, or they are gone."""
+    built = machine.deepspeed
+    if built and built.altered:
+        is_wheel = built.location.endswith(".whl")
+        yield (error if is_wheel else warning)(
+            "wheel-altered",
+            f"{len(built.altered)} files of {built.location} are not the recorded ones: {some(built.altered)}",
+            affects=(needs.INSTALLED, *built.installed_ops) if is_wheel else (),
+            fix="fetch or build it again",
+            commands=(BUILD_WHEEL,),
+        )
+
+
+def op_unreadable(machine: Machine) -> Iterator[Finding]:
+    """A shared object is damaged: it is no ELF file, or its tables do not hold together. It will not load."""
+    built = machine.deepspeed
+    if built and built.unreadable:
+        yield error(
+            "op-unreadable",
+            f"{some(built.unreadable)} of {built.location} cannot be read as shared objects",
+            affects=(needs.INSTALLED, *built.installed_ops),
+            fix="fetch or build it again",
+            commands=(BUILD_WHEEL,),
+        )
+
+
+def _is_for(tag: str, architecture: str, glibc: str | None) -> bool:
+    """Whether a platform tag is for a Linux machine.
+
+    >>> _is_for("manylinux_2_28_x86_64", "x86_64", "2.36"), _is_for("manylinux_2_99_x86_64", "x86_64", "2.36")
+    (True, False)
+    """
+    floor = re.match(r"manylinux_(\d+)_(\d+)_", tag)
+    if floor and glibc and (int(floor[1]), int(floor[2])) > _number(glibc):
+        return False
+    return tag == "any" or (tag.endswith(f"_{architecture}") and "linux" in tag)
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+
+
+CHECKS = (
+    libstdcxx_too_old,
+    glibc_too_old,
+    wheel_python_mismatch,
+    wheel_platform_mismatch,
+    wheel_altered,
+    op_unreadable,
+)
