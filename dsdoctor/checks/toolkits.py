@@ -12,6 +12,7 @@ BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.
 """What every CUDA extension of torch includes (ATen/cuda/CUDAContext.h)."""
 
 OP_HEADERS = ("curand_kernel.h", "cuda_profiler_api.h", "nccl.h", "cufile.h")
+ASSEMBLE = 'export CUDA_HOME="$(python -m dsdoctor toolkit)"'
 LINKED = ("cudart", "curand", "cufile", "cuda")
 """What DeepSpeed's ops link of a toolkit, and of the driver."""
 
@@ -45,7 +46,7 @@ def cuda_toolkit_missing(machine: Machine) -> Iterator[Finding]:
             evidence=[f"{root} holds headers and libraries only" for root in headers],
             affects=(needs.CUDA,),
             fix=f"let dsdoctor assemble one without root, or install CUDA {torch.cuda}",
-            commands=(BUILD_WHEEL, 'export CUDA_HOME="$(python -m dsdoctor toolkit)"'),
+            commands=(BUILD_WHEEL, ASSEMBLE),
         )
 
 
@@ -74,11 +75,12 @@ def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
     """
     torch = machine.torch
     taken, home = machine.taken, torch.cuda_home if torch else None
-    if not _wants_cuda(machine) or home is None or (taken and taken.broken) or (taken is None and not _known(machine)):
+    if torch is None or torch.cuda is None or home is None or (taken and taken.broken) or (taken is None and not _known(machine)):
         return
     if taken and taken.nvcc and (taken.found_via != (TAKEN,) or "cuda_runtime.h" in taken.headers):
         return
     here = real_toolkits(machine)
+    whole = [one for one in here if one.release == torch.cuda and set(BASE_HEADERS) <= one.headers - one.scattered]
     how = _named(machine) or ("two folders up from the nvcc on PATH" if taken and taken.nvcc else "the default")
     joined = ": it is a list, and must be one folder" if ":" in home else ""
     quoted = ": it has a quote or a blank in it" if home.strip("'\" ") != home else ""
@@ -88,8 +90,8 @@ def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
         f"torch takes {home} for CUDA_HOME ({how}), and it {has}{joined or quoted}",
         evidence=[f"a toolkit is in {toolkit.root} (CUDA {toolkit.release})" for toolkit in here],
         affects=(needs.CUDA,),
-        fix=f"select {'the one that is here' if here else 'or assemble a toolkit'}",
-        commands=(USE_ENV,) if here else (BUILD_WHEEL,),
+        fix="select the one that is here" if whole else "let dsdoctor assemble a whole one, without root",
+        commands=(USE_ENV,) if whole else (ASSEMBLE, BUILD_WHEEL),
     )
 
 
@@ -171,7 +173,7 @@ def cuda_header_missing(machine: Machine) -> Iterator[Finding]:
         evidence=evidence,
         affects=(*((needs.CUDA,) if base else ()), *base, *of_ops),
         fix="let dsdoctor join it with the headers of torch's own wheels, without root",
-        commands=(BUILD_WHEEL, 'export CUDA_HOME="$(python -m dsdoctor toolkit)"'),
+        commands=(BUILD_WHEEL, ASSEMBLE),
     )
 
 

@@ -108,6 +108,18 @@ def test_the_guess_of_a_wrapper_script_is_wrong_and_said_once() -> None:
     assert not told & {"cuda-header-missing", "cuda-lib-link-missing", "toolkits-several", "cuda-torch-mismatch"}
 
 
+def test_the_fix_of_a_wrong_guess_is_one_that_mends_it() -> None:
+    whole = found(taking("/usr/local", REAL, GUESSED), "cuda-home-wrong").fix
+    bare = found(taking("/usr/local", replace(BARE, found_via=("usr_local",)), GUESSED), "cuda-home-wrong").fix
+
+    assert whole is not None
+    assert bare is not None
+    assert (whole.commands[0], bare.commands[0]) == (
+        'eval "$(python -m dsdoctor env)"',
+        'export CUDA_HOME="$(python -m dsdoctor toolkit)"',
+    )
+
+
 @pytest.mark.parametrize(
     ("home", "tail"),
     [
