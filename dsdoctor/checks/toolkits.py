@@ -75,7 +75,13 @@ def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
     """
     torch = machine.torch
     taken, home = machine.taken, torch.cuda_home if torch else None
-    if torch is None or torch.cuda is None or home is None or (taken and taken.broken) or (taken is None and not _known(machine)):
+    if (
+        torch is None
+        or torch.cuda is None
+        or home is None
+        or (taken and taken.broken)
+        or (taken is None and not _known(machine))
+    ):
         return
     if taken and taken.nvcc and (taken.found_via != (TAKEN,) or "cuda_runtime.h" in taken.headers):
         return
