@@ -1,0 +1,158 @@
+"""What was seen: one frame per call of a module, with the figures of every tensor. Data only; knows no torch."""
+
+import enum
+import math
+
+import msgspec
+
+
+class Phase(enum.Enum):
+    """When a frame was taken: while the module ran, or while its gradients flowed back."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class TensorStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tensor", tag_field="is"):
+    """The figures of one tensor. ``absmin``, ``absmin_nonzero`` and ``absmax`` are of its finite elements; None: has none.
+
+    ``name``: its place in the call, such as ``weight``, ``input[0]``, ``input[mask]``, ``output[1][0]``, ``output.logits``.
+    ``shape``: of the logical (for DTensor and sparse tensors: of the stored, local) tensor. ``count``: elements measured.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    device: str = "cpu"
+    count: int = 0
+    nan: int = 0
+    posinf: int = 0
+    neginf: int = 0
+    zeros: int = 0
+    subnormal: int = 0
+    absmin: float | None = None
+    absmin_nonzero: float | None = None
+    absmax: float | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it holds a nan or an inf.
+
+        >>> TensorStats(name="output", dtype="float16", shape=(2,), nan=1).is_bad
+        True
+        """
+        return bool(self.nan or self.posinf or self.neginf)
+
+    @property
+    def only_minus_inf(self) -> bool:
+        """Whether all that is not finite is -inf, as in a mask."""
+        return bool(self.neginf) and not self.nan and not self.posinf
+
+
+class Other(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="other", tag_field="is"):
+    """A place in a call that holds no measured tensor. ``what``: ``None``, ``not a tensor``, or its dtype: ``int64``."""
+
+    name: str
+    what: str
+
+
+Item = TensorStats | Other
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="frame", tag_field="t"):
+    """One call of one module.
+
+    ``batch``: the guide's number, calls of the whole model from 0. ``step``, ``micro``: optimizer step and micro-batch
+    within it, from 0. ``order``: place in the sequence of frames of this rank and batch, from 0; children come before parents.
+    ``call``: how many times this module had been called in this micro-batch. ``leaf``: has no child modules.
+    ``after``: in the backward, the modules whose backward made the gradient. ``raised``: forward did not return.
+    """
+
+    batch: int
+    order: int
+    module: str
+    kind: str
+    tensors: tuple[Item, ...]
+    step: int = 0
+    micro: int = 0
+    rank: int = 0
+    stage: int | None = None
+    call: int = 0
+    phase: Phase = Phase.FORWARD
+    training: bool = True
+    leaf: bool = True
+    raised: bool = False
+    after: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> tuple[TensorStats, ...]:
+        """The tensors among the items."""
+        return tuple(item for item in self.tensors if isinstance(item, TensorStats))
+
+    @property
+    def inputs(self) -> tuple[TensorStats, ...]:
+        """Measured inputs, positional and keyword."""
+        return tuple(one for one in self.measured if one.name.startswith("input"))
+
+    @property
+    def outputs(self) -> tuple[TensorStats, ...]:
+        """Measured outputs, however nested."""
+        return tuple(one for one in self.measured if one.name.startswith("output"))
+
+    @property
+    def weights(self) -> tuple[TensorStats, ...]:
+        """Measured parameters and buffers of the module itself."""
+        return tuple(one for one in self.measured if not one.name.startswith(("input", "output", "grad")))
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="header", tag_field="t"):
+    """The first line of a trace: which program, rank and model wrote it, and in which version of the format."""
+
+    schema: str
+    dsdoctor: str
+    rank: int = 0
+    world: int = 1
+    host: str = ""
+    torch: str = ""
+    deepspeed: str = ""
+    zero_stage: int | None = None
+    stage: int | None = None
+    dtype: str = ""
+    started: str = ""
+
+
+class StepEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step", tag_field="t"):
+    """The end of an optimizer step: DeepSpeed's decision. ``loss`` is a text: ``nan`` and ``inf`` are no JSON numbers."""
+
+    step: int
+    batch: int
+    overflow: bool | None = None
+    loss_scale: float | None = None
+    loss: str = ""
+
+
+Line = Header | Frame | StepEnd
+
+LIMITS = {
+    "float64": 1.7976931348623157e308,
+    "float32": 3.4028234663852886e38,
+    "bfloat16": 3.3895313892515355e38,
+    "float16": 65504.0,
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 57344.0,
+    "float8_e4m3fnuz": 240.0,
+    "float8_e5m2fnuz": 57344.0,
+}
+"""The largest finite value of each dtype (IEEE 754; OCP 8-bit floating point specification for fp8)."""
+
+
+def headroom_bits(absmax: float | None, dtype: str) -> float | None:
+    """How many times the largest value may double before it overflows its dtype. None: nothing to go by.
+
+    >>> headroom_bits(1023.5, "float16")
+    6.0
+    """
+    limit = LIMITS.get(dtype)
+    if not absmax or limit is None or not math.isfinite(absmax):
+        return None
+    return math.log2(limit / absmax)
