@@ -1,0 +1,163 @@
+"""The guide's class and function, with its names, its signatures and its printed format, for any module."""
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dsdoctor.errors import UsageError
+from dsdoctor.overflow import guide, ranks
+from dsdoctor.overflow.account import Account
+from dsdoctor.overflow.culprit import Culprit, culprit
+from dsdoctor.overflow.frames import Frame, TensorStats
+from dsdoctor.overflow.options import Options
+from dsdoctor.overflow.pages import Page
+from dsdoctor.overflow.readings import Meters, Readings
+from dsdoctor.overflow.verdict import judge
+from dsdoctor.overflow.watch import Hooks
+
+
+class DebugUnderflowOverflow:
+    """Watches every call of every module of ``model`` and stops at the first nan or inf, as the guide describes.
+
+    At a hit the last ``max_frames_to_save`` frames are printed and ValueError is raised, on all ranks alike when the model
+    trains on several. Batches are calls of ``model``, from 0. Those of ``trace_batch_nums`` are printed whole and not
+    judged. ``abort_after_batch_num`` raises ValueError after that batch. Unlike the guide's class it also sees keyword
+    inputs and outputs of any nesting, bears a ZeRO-3 engine's module, and lets masks of -inf pass.
+
+    ``collective``: whether ranks agree at the end of each training forward; False where they do not call ``model`` equally
+    often (pipelines, uneven data). Raises UsageError for numbers that make no sense and for a model watched already.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        max_frames_to_save: int = 21,
+        trace_batch_nums: list[int] | None = None,
+        abort_after_batch_num: int | None = None,
+        *,
+        collective: bool = True,
+    ) -> None:
+        traced = tuple(trace_batch_nums or ())
+        Options(
+            level="trace" if traced else "frames",
+            max_frames_to_save=max_frames_to_save,
+            trace_batch_nums=traced,
+            abort_after_batch_num=abort_after_batch_num,
+        ).check()
+        refuse_twice(model)
+        self.model = model
+        self.trace_batch_nums = traced
+        self.abort_after_batch_num = abort_after_batch_num
+        self.max_frames_to_save = max_frames_to_save
+        self._collective = collective
+        self._pages: deque[Page] = deque(maxlen=2)
+        self._hooks = Hooks(model, on_page=self._on_page, integers=True, rank=ranks.rank())
+
+    @property
+    def batch_number(self) -> int:
+        """How many batches have ended."""
+        return self._hooks.batch
+
+    def detach(self) -> None:
+        """Take every hook away."""
+        self._hooks.detach()
+
+    def __enter__(self) -> "DebugUnderflowOverflow":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def _on_page(self, page: Page) -> None:
+        page.settle()
+        self._pages.append(page)
+        if page.batch in self.trace_batch_nums:
+            print(guide.text(page.frames()))
+        else:
+            self._judge(page)
+        if self.abort_after_batch_num is not None and page.batch >= self.abort_after_batch_num:
+            raise ValueError(f"DebugUnderflowOverflow: stopped after batch {page.batch}, as abort_after_batch_num asks")
+
+    def _judge(self, page: Page) -> None:
+        found = culprit(page.frames()) if page.readings.any_bad else None
+        together = self._collective and page.training and torch.is_grad_enabled() and ranks.is_together()
+        if not together:
+            if found is not None:
+                self._stop([self._account(page, found)])
+        elif ranks.any_rank(found is not None, device_of(self.model)):
+            self._stop(ranks.gather(self._account(page, found)))
+
+    def _account(self, page: Page, found: Culprit | None) -> Account:
+        last = () if found is None else self._last_frames(found)
+        return Account(rank=ranks.rank(), world=ranks.world(), batch=page.batch, culprit=found, frames=last)
+
+    def _last_frames(self, found: Culprit) -> tuple[Frame, ...]:
+        """The frames up to the culprit's, from the batch before too if that one was short."""
+        kept: deque[Frame] = deque(maxlen=self.max_frames_to_save)
+        for page in self._pages:
+            for frame in page.frames():
+                if frame.batch < found.frame.batch or frame.order <= found.frame.order:
+                    kept.append(frame)
+        return tuple(kept)
+
+    def _stop(self, accounts: list[Account]) -> None:
+        """Print what every rank saw, in rank order and once, then raise."""
+        findings = judge(accounts)
+        if ranks.rank() == min(account.rank for account in accounts):
+            for account in accounts:
+                if account.culprit is not None:
+                    print(f"rank {account.rank}:\n" if len(accounts) > 1 else "", end="")
+                    print(*guide.first_words(account.culprit.frame), sep="\n")
+                    print(guide.detected(account.batch, account.frames))
+        said = "; ".join(finding.title for finding in findings)
+        raise ranks.OverflowDetected(
+            f"DebugUnderflowOverflow: inf/nan detected during batch_number={accounts[0].batch}: {said}"
+        )
+
+
+def detect_overflow(var: Any, ctx: str) -> bool:
+    """Print and tell whether a tensor holds nan or inf: ``ctx has nans``, ``ctx has infs``, then the figures.
+
+    One wait for the device, whatever the tensor. None, empty tensors, whole numbers and booleans hold neither.
+    """
+    if not isinstance(var, Tensor):
+        return False
+    stats = stats_of_tensor(var, ctx)
+    if stats is None or not stats.is_bad:
+        return False
+    if stats.nan:
+        print(f"{ctx} has nans")
+    if stats.posinf or stats.neginf:
+        print(f"{ctx} has infs")
+    shape = "x".join(map(str, stats.shape)) or "0-d"
+    finite = "no finite element" if stats.absmax is None else f"finite up to {stats.absmax:.2e}"
+    print(
+        f"  {stats.nan} nan, {stats.posinf} inf, {stats.neginf} -inf of {stats.count}; {finite}; {stats.dtype} {shape}"
+    )
+    return True
+
+
+def stats_of_tensor(tensor: Tensor, name: str) -> TensorStats | None:
+    """The figures of one tensor; None: it has none."""
+    readings = Readings(Meters())
+    number = readings.look(tensor)
+    if isinstance(number, str):
+        return None
+    readings.settle()
+    return readings.stats(number, name)
+
+
+def refuse_twice(model: nn.Module) -> None:
+    """Raise UsageError if the model is watched already: each tensor would be measured twice."""
+    if any(isinstance(getattr(hook, "__self__", None), Hooks) for hook in model._forward_hooks.values()):
+        raise UsageError(
+            f"this {type(model).__name__} is watched already",
+            hint="call detach() on the first watch, or keep only that one",
+        )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the model's first parameter; the CPU for a model without any."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

@@ -1,0 +1,278 @@
+"""A watch on a DeepSpeed engine: nothing per module until a step overflows, then the whole story.
+
+Goes in: an engine. Comes out: findings, printed and kept. Never changes what is trained: a hit is replayed and undone.
+"""
+
+import functools
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from dsdoctor.errors import UsageError
+from dsdoctor.finding import Finding, Severity
+from dsdoctor.overflow import ranks, seams
+from dsdoctor.overflow.account import Account
+from dsdoctor.overflow.culprit import culprit
+from dsdoctor.overflow.debug import refuse_twice
+from dsdoctor.overflow.investigate import bad_gradients, first_account, last_frames, replayed
+from dsdoctor.overflow.options import Options
+from dsdoctor.overflow.pages import Page, Position
+from dsdoctor.overflow.replay import Recorder
+from dsdoctor.overflow.tell import Teller
+from dsdoctor.overflow.tracing import Tracer
+from dsdoctor.overflow.verdict import judge
+from dsdoctor.overflow.watch import Hooks
+
+OFTEN = 3
+"""Hits in a row that are all replayed; later ones when their number is a power of two."""
+
+
+def watch(engine: Any, **options: Any) -> "Watch":
+    """Watch a DeepSpeed engine; the options are those of ``Options``. Raises UsageError for what makes no sense."""
+    chosen = Options(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
+    chosen.check()
+    if not hasattr(engine, "global_steps") or not isinstance(getattr(engine, "module", None), nn.Module):
+        raise UsageError(
+            f"watch takes a DeepSpeed engine, not {type(engine).__name__}",
+            hint="DebugUnderflowOverflow(model) watches any module",
+        )
+    return Watch(engine, chosen)
+
+
+def initialize(*args: Any, overflow: str = "guard", watch_options: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    """``deepspeed.initialize``, and the engine is watched; ``engine.dsdoctor`` is the watch. Answers what it answers."""
+    import deepspeed
+
+    Options(level=overflow, **(watch_options or {})).check()
+    made = deepspeed.initialize(*args, **kwargs)
+    made[0].dsdoctor = watch(made[0], level=overflow, **(watch_options or {}))
+    return made
+
+
+class Watch:
+    """A watch on one engine. A context manager; ``detach`` ends it, ``findings`` and ``report`` tell what it found."""
+
+    def __init__(self, engine: Any, options: Options) -> None:
+        refuse_twice(engine.module)
+        self.engine, self.options = engine, options
+        self._teller = Teller(report_file=options.report_file)
+        self._findings: list[Finding] = []
+        self._pages: list[Page] = []
+        self._losses: list[Tensor] = []
+        self._batches = 0
+        self._first_batch = 0
+        self._hits = self._skipped = 0
+        self._weight_bad_since: int | None = None
+        self._overflowed: bool | None = None
+        self._stopped = False
+        self._undo: list[Callable[[], None]] = []
+        self._say_if_compiled()
+        self._recorder = Recorder(engine)
+        self._seam = seams.Seam(
+            engine, on_decision=self._guarded(self._on_decision), on_step=self._on_step, on_backward=self._on_loss
+        )
+        self._undo += [self._seam.detach, self._recorder.detach]
+        self._undo.append(engine.module.register_forward_hook(self._count).remove)
+        self._tracer = Tracer(engine, options) if options.level == "trace" else None
+        self._hooks = self._hook_modules()
+
+    # -- what the user holds
+
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings so far, in the order of their steps."""
+        return tuple(self._findings)
+
+    def report(self) -> str:
+        """All that was said so far."""
+        return "\n".join(self._teller.lines)
+
+    def detach(self) -> None:
+        """End the watch: the engine is as it was before."""
+        if self._tracer is not None:
+            self._tracer.close()
+        if self._hooks is not None:
+            self._hooks.detach()
+        while self._undo:
+            self._undo.pop()()
+        self._pages, self._losses = [], []
+
+    close = detach
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    # -- along the way
+
+    def _hook_modules(self) -> Hooks | None:
+        if self.options.level == "guard":
+            return None
+        hooks = Hooks(
+            self.engine.module,
+            on_page=self._on_page,
+            position=self._position,
+            wanted=self._is_wanted,
+            include=self.options.include,
+            exclude=self.options.exclude,
+            gradients=self.options.level == "trace",
+            rank=ranks.rank(),
+        )
+        if hooks.nothing:
+            hooks.detach()
+            self.detach()
+            asked = ", ".join((*self.options.include, *(f"not {glob}" for glob in self.options.exclude)))
+            raise UsageError(
+                f"no module of the engine matches {asked}", hint="names as engine.module.named_modules() gives"
+            )
+        return hooks
+
+    def _is_wanted(self, batch: int) -> bool:
+        if self._recorder.replaying or self._stopped:
+            return False
+        return self.options.level == "frames" or batch in self.options.trace_batch_nums
+
+    def _position(self) -> Position:
+        step, micro = seams.position(self.engine)
+        stage = seams.pipeline_stage(self.engine)[0] if seams.is_pipeline(self.engine) else None
+        return Position(step=step, micro=len(self._pages) if micro < 0 else micro, stage=stage)
+
+    def _count(self, *_: Any) -> None:
+        if not self._recorder.replaying and torch._C._current_graph_task_id() == -1:
+            self._batches += 1
+            if not torch.is_grad_enabled():
+                self._stop_after_batch()
+
+    def _on_loss(self, loss: Tensor) -> None:
+        self._losses.append(loss.detach())
+
+    def _on_page(self, page: Page) -> None:
+        if self._recorder.replaying:
+            return
+        if self._tracer is not None:
+            self._tracer.forward(page)
+        elif torch.is_grad_enabled():
+            self._pages.append(page)
+        else:
+            self._look_at_evaluation(page)
+
+    def _look_at_evaluation(self, page: Page) -> None:
+        """A forward without gradients has no step that would be judged: it is judged by itself, on this rank."""
+        page.settle()
+        found = culprit(page.frames()) if page.readings.any_bad else None
+        if found is not None:
+            last = last_frames(page.frames(), found, self.options.max_frames_to_save)
+            account = Account(rank=ranks.rank(), step=page.position.step, batch=page.batch, culprit=found, frames=last)
+            self._conclude([account], together=False)
+
+    # -- a step is decided
+
+    def _on_decision(self, decision: seams.Decision) -> None:
+        if self._stopped or decision.late:
+            return
+        overflow = decision.overflow
+        if overflow is None:
+            overflow = bool(bad_gradients(self.engine))
+            if not decision.replicated:
+                overflow = ranks.any_rank(overflow, self.engine.device)
+        self._overflowed = overflow
+        live = self._live_culprit(decision)
+        if overflow:
+            self._hit(decision, live)
+            return
+        mine = live is not None or self._loss_is_bad()
+        if self.options.on_overflow == "raise":
+            if ranks.any_rank(mine, self.engine.device):
+                self._conclude(ranks.gather(live or self._account(decision)))
+        elif mine:
+            self._conclude([live or self._account(decision)], together=False)
+
+    def _loss_is_bad(self) -> bool:
+        """Whether a loss of this step was not finite. By now the device has caught up: DeepSpeed has asked it itself."""
+        return any(not bool(torch.isfinite(loss).all()) for loss in self._losses)
+
+    def _account(self, decision: seams.Decision) -> Account:
+        losses = tuple(float(loss) for loss in self._losses if loss.numel() == 1)
+        account = first_account(self.engine, decision, losses=losses)
+        return msgspec.structs.replace(account, batch=self._first_batch, skipped=self._skipped)
+
+    def _live_culprit(self, decision: seams.Decision) -> Account | None:
+        """The frames level saw the step live: its first culprit, if any."""
+        for page in self._pages:
+            page.settle()
+        for page in self._pages:
+            found = culprit(page.frames()) if page.readings.any_bad else None
+            if found is not None:
+                last = last_frames(page.frames(), found, self.options.max_frames_to_save)
+                return msgspec.structs.replace(self._account(decision), culprit=found, frames=last)
+        return None
+
+    def _hit(self, decision: seams.Decision, live: Account | None) -> None:
+        """All ranks come here together: what DeepSpeed decided is the same on all of them."""
+        self._hits += 1
+        self._skipped += 1
+        applied = decision.overflow is None and not decision.dynamic
+        account = msgspec.structs.replace(live or self._account(decision), skipped=self._skipped, applied=applied)
+        if self._hits <= OFTEN or self._hits & (self._hits - 1) == 0:
+            accounts = replayed(self.engine, self._recorder, account, self.options, batch=self._first_batch)
+        else:
+            accounts = ranks.gather(account)
+        self._conclude(accounts)
+
+    def _conclude(self, accounts: list[Account], *, together: bool = True) -> None:
+        """Judge, tell once, and stop all ranks alike if that was asked."""
+        findings = judge(accounts)
+        self._findings += findings
+        if ranks.rank() == 0 or not together:
+            self._teller.tell(findings, accounts)
+        errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+        if errors and together and self.options.on_overflow == "raise":
+            raise ranks.OverflowDetected(f"dsdoctor: {errors[0].title}  [{errors[0].rule}]")
+
+    def _on_step(self) -> None:
+        if self._overflowed is False:
+            self._hits = self._skipped = 0
+        if self._tracer is not None:
+            self._tracer.step_ends(self._overflowed, self._losses, self._batches)
+        self._recorder.forget()
+        self._pages, self._losses, self._overflowed = [], [], None
+        self._first_batch = self._batches
+        self._stop_after_batch()
+
+    def _stop_after_batch(self) -> None:
+        last = self.options.abort_after_batch_num
+        if last is not None and self._batches > last and sys.exc_info()[0] is None:
+            self.detach()
+            raise ValueError(f"dsdoctor: stopped after batch {last}, as abort_after_batch_num asks")
+
+    # -- never in the way
+
+    def _guarded(self, look: Callable[[seams.Decision], None]) -> Callable[[seams.Decision], None]:
+        """A defect of ours must not end a training: it is told once, and the watch is over."""
+
+        @functools.wraps(look)
+        def guarded(decision: seams.Decision) -> None:
+            try:
+                look(decision)
+            except (ranks.OverflowDetected, UsageError):
+                raise
+            except Exception:
+                self._stopped = True
+                self._teller.say("the watch failed and is off; the training goes on. Please report this:")
+                self._teller.say(traceback.format_exc())
+
+        return guarded
+
+    def _say_if_compiled(self) -> None:
+        compiled = getattr(self.engine.module, "_compiled_call_impl", None) is not None
+        if compiled and self.options.level != "guard":
+            self._teller.say(
+                f"the engine is compiled already: hooks of level {self.options.level} will not run inside its graphs. "
+                "Watch it before engine.compile()"
+            )

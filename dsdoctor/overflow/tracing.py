@@ -1,0 +1,98 @@
+"""Chosen batches -> a trace file per rank, and the same in the guide's text format beside it."""
+
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dsdoctor
+from dsdoctor.errors import UsageError
+from dsdoctor.overflow import guide, ranks, seams
+from dsdoctor.overflow.frames import Header, StepEnd
+from dsdoctor.overflow.options import Options
+from dsdoctor.overflow.pages import Page
+from dsdoctor.overflow.trace import SCHEMA, TraceWriter, file_name
+
+FOLDER = "dsdoctor-trace"
+
+
+class Tracer:
+    """Writes pages as they come: the forward when it is over, the backward when the step is."""
+
+    def __init__(self, engine: Any, options: Options) -> None:
+        self._engine = engine
+        path = Path(options.trace_dir or FOLDER) / file_name(ranks.rank())
+        try:
+            self._writer = TraceWriter(path, header_of(engine))
+            self._text = path.with_suffix(".txt").open("w", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be written: {error.strerror}", hint="name another folder with trace_dir"
+            ) from error
+        self._open: list[tuple[Page, int]] = []
+        self._warned = False
+
+    def forward(self, page: Page) -> None:
+        """A forward is over. A page without gradients is complete with that."""
+        page.readings.peek()
+        self._write(page, 0)
+        if torch.is_grad_enabled():
+            self._open.append((page, len(page.calls)))
+        else:
+            page.settle()
+
+    def step_ends(self, overflow: bool | None, losses: list[Tensor], batches: int) -> None:
+        """Write the gradients of the step's pages, and DeepSpeed's decision."""
+        if not self._open:
+            return
+        for page, written in self._open:
+            page.settle()
+            self._write(page, written)
+        loss = ", ".join(f"{float(one):g}" for one in losses if one.numel() == 1)
+        step = self._open[-1][0].position.step
+        scale = seams.loss_scale(self._engine)
+        self._open = []
+        self._writer.write((StepEnd(step=step, batch=batches - 1, overflow=overflow, loss_scale=scale, loss=loss),))
+
+    def close(self) -> None:
+        """Write what is left, and close."""
+        self.step_ends(None, [], 0)
+        self._writer.close()
+        self._text.close()
+
+    def _write(self, page: Page, first: int) -> None:
+        frames = tuple(page.frames())[first:]
+        self._writer.write(frames)
+        try:
+            self._text.write(guide.text(frames) + "\n")
+            self._text.flush()
+        except OSError as error:
+            self._writer.broken = self._writer.broken or str(error.strerror)
+        if self._writer.broken and not self._warned:
+            self._warned = True
+            print(
+                f"dsdoctor: {self._writer.path}: {self._writer.broken}; the trace ends, the training goes on",
+                file=sys.stderr,
+            )
+
+
+def header_of(engine: Any) -> Header:
+    """Who writes the trace."""
+    deepspeed = sys.modules.get("deepspeed")
+    return Header(
+        schema=SCHEMA,
+        dsdoctor=dsdoctor.__version__,
+        rank=ranks.rank(),
+        world=ranks.world(),
+        host=platform.node(),
+        torch=torch.__version__,
+        deepspeed=str(getattr(deepspeed, "__version__", "")),
+        zero_stage=seams.zero_stage(engine),
+        stage=seams.pipeline_stage(engine)[0] if seams.is_pipeline(engine) else None,
+        dtype=str(seams.dtype(engine)).removeprefix("torch."),
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )

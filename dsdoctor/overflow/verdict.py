@@ -1,0 +1,365 @@
+"""The accounts of all ranks -> what went wrong first, where, on whom, and what to do. Pure; knows no torch.
+
+Each generator is one verdict: its docstring is its manual page, its name with hyphens is its rule.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+
+from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.overflow.account import Account
+from dsdoctor.overflow.culprit import Culprit, Kind, is_mask
+from dsdoctor.overflow.frames import LIMITS, TensorStats, headroom_bits
+from dsdoctor.overflow.words import amount, gradient_names, moment, near, ranks_say, what_is_bad, where
+
+Accounts = tuple[Account, ...]
+Verdict = Callable[[Accounts], Iterator[Finding]]
+
+NORMAL_SKIPS = 30
+"""Steps in a row that a dynamic loss scale may skip while it is searched: from 2**24 down to 1, and a few."""
+
+
+def judge(accounts: Iterable[Account]) -> tuple[Finding, ...]:
+    """The verdicts on one bad step, the cause first. Accounts of all ranks that took part, in any order."""
+    ordered = tuple(sorted(accounts, key=lambda account: account.rank))
+    cause = next((found for verdict in CAUSES for found in verdict(ordered)), None)
+    beside = tuple(found for verdict in BESIDE for found in verdict(ordered))
+    return (*(() if cause is None else (cause,)), *beside)
+
+
+def first_culprit(accounts: Accounts, *kinds: Kind) -> tuple[Account, Culprit] | None:
+    """The culprit that was first in time: lowest stage, then micro-batch, then order, then rank."""
+    found = [(account, account.culprit) for account in accounts if account.culprit is not None]
+    found.sort(key=lambda pair: (pair[0].stage or 0, pair[1].frame.micro, pair[1].frame.order, pair[0].rank))
+    forward = [pair for pair in found if pair[1].kind is not Kind.GRADIENT]
+    chosen = next(iter(forward or found), None)
+    return chosen if chosen is not None and chosen[1].kind in kinds else None
+
+
+def sharers(accounts: Accounts, account: Account, culprit: Culprit) -> tuple[tuple[int, ...], int]:
+    """The ranks with the same culprit, and how many ranks there are in its stage."""
+    peers = [one for one in accounts if one.stage == account.stage]
+    same = [one.rank for one in peers if one.culprit is not None and one.culprit.frame.module == culprit.frame.module]
+    return tuple(same), len(peers)
+
+
+# -- causes: the first that speaks is the verdict
+
+
+def nan_in_the_batch(accounts: Accounts) -> Iterator[Finding]:
+    """The batch itself holds nan or inf: an input of the whole model is bad before any module has run.
+
+    On one rank only it is that rank's data: the sample, its preprocessing, or the memory it lies in. On all ranks look at
+    what all samples go through.
+    """
+    if found := first_culprit(accounts, Kind.DATA):
+        account, culprit = found
+        yield finding(
+            nan_in_the_batch,
+            f"the batch holds {amount(culprit.tensor)} in {culprit.tensor.name} of {where(culprit.frame)}",
+            accounts,
+            found,
+            Fix(text=f"Look at the samples of rank {account.rank}, {moment(account)}, and skip or repair them."),
+        )
+
+
+def weight_not_finite(accounts: Accounts) -> Iterator[Finding]:
+    """A parameter holds nan or inf, so every batch will.
+
+    A step that should not have been taken was taken, or the checkpoint was saved after one. What comes after it cannot be
+    mended: go back to a checkpoint from before the step that is named.
+    """
+    if found := first_culprit(accounts, Kind.WEIGHT):
+        account, culprit = found
+        name = ".".join(part for part in (culprit.frame.module, culprit.tensor.name) if part)
+        since = account.weight_bad_since
+        title = f"the weight {name} holds {amount(culprit.tensor)}" + ("" if since is None else f", since step {since}")
+        text = "Load a checkpoint from before that step, and lower the learning rate or clip gradients before going on."
+        yield finding(weight_not_finite, title, accounts, found, Fix(text=text))
+
+
+def overflow_in_module(accounts: Accounts) -> Iterator[Finding]:
+    """A module's inputs and weights were finite and its output is not: this operation overflowed.
+
+    In float16 the limit is 65504; values that come near it in the frames before tell where the growth began. Run the
+    module (or the one where the growth began) in float32, or train in bfloat16, which reaches as far as float32.
+    nan from finite values comes from 0/0, inf-inf, the logarithm or root of a negative number, or a fully masked row.
+    """
+    if found := first_culprit(accounts, Kind.MODULE):
+        _, culprit = found
+        biggest = max((one.absmax or 0.0 for one in culprit.frame.inputs), default=0.0)
+        title = f"{where(culprit.frame)} made {amount(culprit.tensor)} in {culprit.tensor.name}"
+        if any(is_mask(one) for one in culprit.frame.inputs):
+            title += " of inputs that hold -inf"
+        else:
+            title += f" of finite inputs (largest {biggest:.3g}, {culprit.tensor.dtype} ends at {limit(culprit.tensor):.3g})"
+        yield finding(overflow_in_module, title, accounts, found, remedy(culprit))
+
+
+def overflow_between_modules(accounts: Accounts) -> Iterator[Finding]:
+    """A module was given nan or inf that no module had made: a function between them did.
+
+    The replay names the line, if it could see it. Without a replay the culprit lies after the module that is named as the
+    last finite one, in the forward of a module that holds both.
+    """
+    if found := first_culprit(accounts, Kind.BETWEEN):
+        account, culprit = found
+        after = f"after {where(culprit.before)}" if culprit.before is not None else "before the first module"
+        made = f"{amount(culprit.tensor)} made {after} and before {where(culprit.frame)}"
+        line = "" if account.origin is None else f", by {account.origin.op} in {account.origin.line}"
+        yield finding(overflow_between_modules, made + line, accounts, found, remedy(culprit))
+
+
+def loss_not_finite(accounts: Accounts) -> Iterator[Finding]:
+    """All modules are finite and the loss is not: it was made bad after the model.
+
+    Cross entropy over no target at all (all labels ignored) is nan; so is the logarithm of a zero.
+    """
+    bad = [account for account in accounts if any(one != one or abs(one) == float("inf") for one in account.losses)]
+    if bad and not any(account.culprit and account.culprit.kind is not Kind.GRADIENT for account in accounts):
+        ranks = ranks_say(tuple(account.rank for account in bad), len(accounts))
+        losses = ", ".join(f"{one:g}" for one in bad[0].losses)
+        origin = f", by {bad[0].origin.op} in {bad[0].origin.line}" if bad[0].origin else ""
+        finite = "every module's output" if bad[0].replayed else "the gradient"
+        yield Finding(
+            rule=rule_of(loss_not_finite),
+            severity=Severity.ERROR,
+            title=f"the loss is {losses} and {finite} is finite{origin}{ranks}",
+            evidence=evidence(accounts, bad[0]),
+            fix=Fix(text="Look at the labels of this batch: a loss over no valid target is nan."),
+        )
+
+
+def gradient_stays_at_scale_one(accounts: Accounts) -> Iterator[Finding]:
+    """A gradient is not finite even with a loss scale of 1, while the forward is: lowering the scale will not help.
+
+    DeepSpeed lowers the scale step by step to its floor and then gives up ("already at minimum"). The operation whose
+    backward is named divides by zero, takes the root of zero, or makes values beyond the limit of its dtype.
+    """
+    bad = [account for account in accounts if stays_bad(account)]
+    if bad and any(account.named or account.local or account.culprit for account in accounts):
+        first = bad[0]
+        scale = "at a loss scale of 1 too" if first.dtype == "float16" else "without any loss scale"
+        yield finding(
+            gradient_stays_at_scale_one,
+            f"{bad_gradient(first, accounts)}, {scale}, and the forward is finite",
+            accounts,
+            (first, first.culprit),
+            Fix(
+                text="Keep the operation that is named away from zero (an epsilon), run it in float32 "
+                "(dsdoctor.fp32_forward), or clip what comes into it."
+            ),
+        )
+
+
+def gradient_above_scale(accounts: Accounts) -> Iterator[Finding]:
+    """A gradient overflowed because the loss scale is too high; the forward is finite. Lowering it is normal.
+
+    Dynamic loss scaling finds the highest scale that fits by going too high now and then; the step is skipped and training
+    goes on. Only when it happens in most steps is something growing.
+    """
+    scaled = [account for account in accounts if account.scale.value > 1 and account.named]
+    if scaled and not any(stays_bad(account) for account in accounts):
+        first = scaled[0]
+        names = gradient_names(accounts)
+        largest = max((one.absmax or 0.0 for one in first.at_scale_one or ()), default=0.0)
+        fits = (
+            f"; the largest at scale 1 is {largest:.3g}, so it fits up to {near(LIMITS['float16'] / largest)}"
+            if largest
+            else ""
+        )
+        floor = first.scale.floor
+        at_floor = floor is not None and first.scale.value <= floor
+        yield Finding(
+            rule=rule_of(gradient_above_scale),
+            severity=Severity.WARNING if at_floor or first.skipped > NORMAL_SKIPS else Severity.NOTE,
+            title=f"step {first.step} skipped: the gradient of {names} overflows at a loss scale of {near(first.scale.value)}{fits}",
+            evidence=evidence(accounts, first),
+            fix=Fix(text="Lower min_loss_scale in the fp16 section: the scale is at its floor.")
+            if at_floor
+            else Fix(text="Nothing: the scale is lowered, and training goes on."),
+        )
+
+
+def overflow_not_reproduced(accounts: Accounts) -> Iterator[Finding]:
+    """DeepSpeed found an overflow, and the replay of the same batch with the same random numbers is finite.
+
+    What differs between the two is what to look at: an operation that is not deterministic, inputs that were changed in
+    place after the forward, or a GPU that computes wrongly now and then (run its memory test, look at its ECC counters).
+    """
+    if all(account.culprit is None for account in accounts) and any(account.replayed for account in accounts):
+        named = next((account for account in accounts if account.named), accounts[0])
+        names = gradient_names(accounts) or "some gradient"
+        yield Finding(
+            rule=rule_of(overflow_not_reproduced),
+            severity=Severity.WARNING,
+            title=f"step {named.step}: {names} overflowed, and the replay of the batch ({named.replayed}) shows nothing bad",
+            evidence=evidence(accounts, named),
+            fix=Fix(
+                text="If it comes back on one rank only, suspect its GPU; else use --overflow frames to see it live."
+            ),
+        )
+
+
+def gradient_not_finite(accounts: Accounts) -> Iterator[Finding]:
+    """Gradients are not finite, and the batch could not be replayed: the names are all that is known.
+
+    The frames level (`--overflow frames`) shows the batch live the next time.
+    """
+    named = [account for account in accounts if account.named]
+    if named:
+        yield Finding(
+            rule=rule_of(gradient_not_finite),
+            severity=Severity.ERROR,
+            title=f"step {named[0].step}: the gradient of {gradient_names(accounts)} is not finite",
+            evidence=evidence(accounts, named[0]),
+            fix=Fix(text="Watch with --overflow frames to see where it comes from."),
+        )
+
+
+# -- beside the cause
+
+
+def bad_step_applied(accounts: Accounts) -> Iterator[Finding]:
+    """The gradients are not finite and nothing in DeepSpeed stops the step: the weights become nan.
+
+    ZeRO stage 0 in float32 has no check at all, and bf16 has none with check_grad_overflow set to false.
+    """
+    if any(account.applied for account in accounts):
+        yield Finding(
+            rule=rule_of(bad_step_applied),
+            severity=Severity.ERROR,
+            title=f"DeepSpeed applies step {accounts[0].step} although its gradients are not finite: the weights become nan",
+            evidence=(f"ZeRO stage {accounts[0].zero_stage}, {accounts[0].dtype}: no overflow check",),
+            fix=Fix(
+                text="Stop before the weights are written with --on-overflow raise, or use ZeRO stage 1, which checks."
+            ),
+        )
+
+
+def steps_skipped_in_a_row(accounts: Accounts) -> Iterator[Finding]:
+    """Step after step is skipped: the training stands still while it looks alive.
+
+    A dynamic loss scale may need some thirty steps to come down from its start; more is no search any more. Without a loss
+    scale (bfloat16, float32) each skipped step is a failure of its own.
+    """
+    most = max((account.skipped for account in accounts), default=0)
+    if most > (NORMAL_SKIPS if accounts[0].dtype == "float16" else 2):
+        yield Finding(
+            rule=rule_of(steps_skipped_in_a_row),
+            severity=Severity.ERROR,
+            title=f"{most} steps in a row were skipped: no weight has changed since step {accounts[0].step - most}",
+            fix=Fix(text="Stop the run: it does not learn."),
+        )
+
+
+# -- words that several verdicts share
+
+
+def bad_gradient(account: Account, accounts: Accounts) -> str:
+    """What became bad first in the backward, and of what."""
+    found, origin = account.culprit, account.origin
+    if found is None:
+        return f"the gradient of {gradient_names(accounts)} is not finite"
+    by = f"{origin.op} of {origin.line}" if origin is not None else "the backward"
+    after = f", after {found.frame.after[-1]}," if found.frame.after else ""
+    place = found.tensor.name.removeprefix("grad ")
+    return f"{by} made {amount(found.tensor)} in the gradient of {where(found.frame)} {place}{after}"
+
+
+def stays_bad(account: Account) -> bool:
+    """Whether this rank's gradients are not finite where no loss scale is to blame."""
+    if account.culprit is not None and account.culprit.kind is not Kind.GRADIENT:
+        return False
+    if account.at_scale_one is not None:
+        return any(one.is_bad for one in account.at_scale_one)
+    return account.scale.value <= 1 and (any(one.is_bad for one in account.local) or account.culprit is not None)
+
+
+def remedy(culprit: Culprit) -> Fix:
+    """What to do about values that do not fit."""
+    name = culprit.frame.module if culprit.kind is Kind.MODULE else culprit.frame.module.rpartition(".")[0]
+    module = f'dsdoctor.fp32_forward(model.get_submodule("{name}"))' if name else "dsdoctor.fp32_forward(model)"
+    if any(is_mask(one) for one in culprit.frame.inputs):
+        return Fix(
+            text="A row that is masked entirely gives nan: leave one place open, or use the dtype's minimum for -inf."
+        )
+    if culprit.tensor.dtype == "float16":
+        return Fix(text=f"Run it in float32: {module}; or train in bfloat16.")
+    return Fix(
+        text="Lower the learning rate or clip gradients; look for a division by zero or a logarithm in this module."
+    )
+
+
+def limit(tensor: TensorStats) -> float:
+    """The largest finite value of the tensor's dtype."""
+    return LIMITS.get(tensor.dtype, LIMITS["float32"])
+
+
+def finding(
+    verdict: Verdict, title: str, accounts: Accounts, found: tuple[Account, Culprit | None], fix: Fix
+) -> Finding:
+    """A verdict as an error, with who shares it."""
+    account, culprit = found
+    said = "" if culprit is None else ranks_say(*sharers(accounts, account, culprit))
+    return Finding(
+        rule=rule_of(verdict),
+        severity=Severity.ERROR,
+        title=f"{title}{said}",
+        evidence=evidence(accounts, account),
+        affects=() if culprit is None else (culprit.frame.module or "the model",),
+        fix=fix,
+    )
+
+
+def evidence(accounts: Accounts, account: Account) -> tuple[str, ...]:
+    """When it was, what was seen, and what was replayed."""
+    lines = [
+        f"{moment(account)}, rank {account.rank}" + (f", stage {account.stage}" if account.stage is not None else "")
+    ]
+    if account.culprit is not None:
+        lines += what_is_bad(account.culprit)
+        tight = [
+            bits for one in account.culprit.frame.inputs if (bits := headroom_bits(one.absmax, one.dtype)) is not None
+        ]
+        lines += [f"its inputs had {min(tight):.1f} bits of headroom left"] if tight and min(tight) < 8 else []
+    if account.origin is not None:
+        lines.append(f"first made by {account.origin.op} in {account.origin.line}")
+    if account.minus_inf is not None:
+        lines.append(f"its -inf came from {account.minus_inf.op} in {account.minus_inf.line}")
+    if names := gradient_names(accounts):
+        lines.append(f"bad gradients after reduction: {names}")
+    local = tuple(one.rank for one in accounts if any(stats.is_bad for stats in one.local))
+    if local and len(accounts) > 1:
+        lines.append("bad before reduction" + ranks_say(local, len(accounts)))
+    if account.replayed:
+        lines.append(f"replayed: {account.replayed}")
+    return tuple(lines)
+
+
+def rule_of(verdict: Verdict) -> str:
+    """The rule's id.
+
+    >>> rule_of(overflow_in_module)
+    'overflow-in-module'
+    """
+    return verdict.__name__.replace("_", "-")
+
+
+CAUSES: tuple[Verdict, ...] = (
+    nan_in_the_batch,
+    weight_not_finite,
+    overflow_in_module,
+    overflow_between_modules,
+    loss_not_finite,
+    gradient_stays_at_scale_one,
+    gradient_above_scale,
+    overflow_not_reproduced,
+    gradient_not_finite,
+)
+BESIDE: tuple[Verdict, ...] = (bad_step_applied, steps_skipped_in_a_row)
+
+
+def manual_pages() -> dict[str, str]:
+    """The manual page of each verdict by its rule."""
+    return {rule_of(verdict): inspect.getdoc(verdict) or "" for verdict in (*CAUSES, *BESIDE)}
