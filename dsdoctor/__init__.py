@@ -1,3 +1,39 @@
 """dsdoctor gets DeepSpeed built and keeps it running right. Importing it imports neither torch nor deepspeed."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from dsdoctor.overflow.debug import DebugUnderflowOverflow, detect_overflow
+    from dsdoctor.overflow.engine import initialize, watch
+    from dsdoctor.overflow.ranks import OverflowDetected
+    from dsdoctor.overflow.remedy import fp32_forward, keep_in_fp32
+
+__all__ = [
+    "DebugUnderflowOverflow",
+    "OverflowDetected",
+    "detect_overflow",
+    "fp32_forward",
+    "initialize",
+    "keep_in_fp32",
+    "watch",
+]
+
+_PLACES = {
+    "DebugUnderflowOverflow": "debug",
+    "OverflowDetected": "ranks",
+    "detect_overflow": "debug",
+    "fp32_forward": "remedy",
+    "initialize": "engine",
+    "keep_in_fp32": "remedy",
+    "watch": "engine",
+}
+"""Where each name of ``__all__`` is in ``dsdoctor.overflow``: looked up when it is asked for, because torch is there."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(importlib.import_module(f"dsdoctor.overflow.{_PLACES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

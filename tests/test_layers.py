@@ -1,6 +1,8 @@
 """A module imports only from floors below its own; rooms of one floor do not know each other."""
 
 import ast
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -34,6 +36,8 @@ FLOORS = {
     "inspection": 5,
     "rules": 5,
     "run": 5,
+    "script": 5,
+    "startup": 5,
     "cli": 5,
     "__main__": 5,
 }
@@ -84,11 +88,30 @@ def test_the_scripts_for_other_interpreters_know_nothing_of_us() -> None:
     assert all(imports(path) == set() for path in (ROOT / "inside").glob("*.py"))
 
 
-def test_importing_dsdoctor_and_its_command_line_imports_neither_torch_nor_deepspeed() -> None:
-    heavy = {"torch", "deepspeed", "op_builder"}
-    for path in modules():
-        top = [node for node in tree(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
-        names = {alias.name.split(".")[0] for node in top if isinstance(node, ast.Import) for alias in node.names}
-        names |= {(node.module or "").split(".")[0] for node in top if isinstance(node, ast.ImportFrom)}
+HEAVY = {"torch", "deepspeed", "op_builder", "triton", "plotly"}
 
-        assert not names & heavy, path
+
+def heavy_imports(path: Path) -> set[str]:
+    """Heavy packages that a module imports at its top."""
+    top = [node for node in tree(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name.split(".")[0] for node in top if isinstance(node, ast.Import) for alias in node.names}
+    names |= {(node.module or "").split(".")[0] for node in top if isinstance(node, ast.ImportFrom)}
+    return names & HEAVY
+
+
+def test_only_the_hooks_import_torch_and_nothing_imports_deepspeed_at_its_top() -> None:
+    for path in modules():
+        allowed = {"torch"} if place(path) == "overflow" else set()
+        allowed |= {"triton"} if path.name == "kernel.py" else set()
+
+        assert heavy_imports(path) <= allowed, path
+
+
+def test_what_reads_traces_and_judges_imports_no_torch() -> None:
+    code = (
+        "import sys, dsdoctor, dsdoctor.run, dsdoctor.overflow.verdict, dsdoctor.overflow.trace, dsdoctor.overflow.guide;"
+        "import dsdoctor.cli; from dsdoctor.cli import make_app; make_app();"
+        "print(*sorted({'torch', 'deepspeed', 'triton', 'plotly'} & set(sys.modules)))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

@@ -166,9 +166,14 @@ def version_of(tensor: Tensor) -> int:
 
 def _storage_key(tensor: Tensor, version: int) -> tuple[Any, ...] | None:
     """What tells data apart across tensor objects; None: too small to be worth it, or no plain storage."""
-    if type(tensor) is not Tensor or tensor.nbytes < BY_STORAGE or tensor.layout is not torch.strided or version < 0:
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided or version < 0:
         return None
-    storage = tensor.untyped_storage()
+    if tensor.numel() * tensor.itemsize < BY_STORAGE:
+        return None
+    try:
+        storage = tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):  # a wrapper of torch.func has no storage
+        return None
     return storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, version
 
 

@@ -262,7 +262,7 @@ def bad_gradient(account: Account, accounts: Accounts) -> str:
     if found is None:
         return f"the gradient of {gradient_names(accounts)} is not finite"
     by = f"{origin.op} of {origin.line}" if origin is not None else "the backward"
-    after = f", after {found.frame.after[-1]}," if found.frame.after else ""
+    after = f", out of the backward of {found.frame.after[-1]}" if found.frame.after else ""
     place = found.tensor.name.removeprefix("grad ")
     return f"{by} made {amount(found.tensor)} in the gradient of {where(found.frame)} {place}{after}"
 

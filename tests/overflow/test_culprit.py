@@ -1,0 +1,93 @@
+"""The first bad call among frames that are written out."""
+
+import pytest
+
+from dsdoctor.overflow.culprit import Culprit, Kind, culprit, is_mask
+from dsdoctor.overflow.frames import Frame
+from tests.overflow.written import backward, frame, good, tensor
+
+BAD_OUTPUT = tensor("output", posinf=1)
+BAD_INPUT = tensor("input[0]", nan=1)
+MASK = tensor("input[mask]", absmax=0.0, neginf=3)
+
+
+def found(*frames: Frame) -> tuple[Kind, str, str] | None:
+    """The kind, the module and the tensor."""
+    one = culprit(frames)
+    return None if one is None else (one.kind, one.frame.module, one.tensor.name)
+
+
+def test_a_healthy_batch_has_none() -> None:
+    assert culprit([good(0, "a"), good(1, "b"), good(2, "")]) is None
+
+
+def test_finite_inputs_and_weights_and_a_bad_output_are_the_module() -> None:
+    bad = frame(1, "b", tensor("weight"), tensor("input[0]"), BAD_OUTPUT)
+
+    assert culprit([good(0, "a"), bad, good(2, "")]) == Culprit(
+        kind=Kind.MODULE, frame=bad, tensor=BAD_OUTPUT, before=good(0, "a")
+    )
+
+
+def test_a_bad_input_that_no_module_made_is_between_them() -> None:
+    assert found(good(0, "a"), frame(1, "b", BAD_INPUT, BAD_OUTPUT)) == (Kind.BETWEEN, "b", "input[0]")
+
+
+def test_a_bad_weight_comes_before_the_output_that_it_spoils() -> None:
+    bad = frame(1, "b", tensor("weight", nan=2), tensor("input[0]"), BAD_OUTPUT)
+
+    assert found(good(0, "a"), bad) == (Kind.WEIGHT, "b", "weight")
+
+
+def test_a_bad_input_of_the_whole_model_is_the_data() -> None:
+    root = frame(2, "", BAD_INPUT, BAD_OUTPUT)
+
+    assert found(frame(0, "a", BAD_INPUT, BAD_OUTPUT), frame(1, "b", BAD_INPUT, BAD_OUTPUT), root)[0] is Kind.DATA  # type: ignore[index]
+
+
+def test_a_module_that_overflows_after_its_last_child_is_named_itself() -> None:
+    parent = frame(1, "block", tensor("input[0]"), BAD_OUTPUT, leaf=False)
+
+    assert found(good(0, "block.a"), parent, good(2, "")) == (Kind.MODULE, "block", "output")
+
+
+def test_a_mask_on_a_module_that_bears_it_is_no_alarm() -> None:
+    assert culprit([frame(0, "attention", tensor("input[0]"), MASK, tensor("output")), good(1, "")]) is None
+
+
+def test_a_mask_that_a_module_makes_is_no_alarm() -> None:
+    maker = frame(0, "mask", tensor("input[0]"), tensor("output", absmax=0.0, neginf=6))
+
+    assert culprit([maker, frame(1, "softmax", tensor("input[0]", neginf=6), tensor("output"))]) is None
+
+
+def test_a_row_that_is_masked_entirely_is_the_softmax() -> None:
+    assert found(frame(0, "softmax", MASK, tensor("output", nan=4)))[:2] == (Kind.MODULE, "softmax")  # type: ignore[index]
+
+
+def test_a_mask_with_plus_inf_or_nan_is_an_alarm() -> None:
+    for bad in (tensor("input[mask]", neginf=3, posinf=1), tensor("input[mask]", neginf=3, nan=1)):
+        assert found(good(0, "a"), frame(1, "b", bad, tensor("output"))) == (Kind.BETWEEN, "b", "input[mask]")
+
+
+def test_minus_inf_beside_values_near_the_limit_is_an_overflow_and_no_mask() -> None:
+    bad = frame(1, "b", tensor("input[0]"), tensor("output", absmax=60000.0, neginf=2))
+
+    assert found(good(0, "a"), bad) == (Kind.MODULE, "b", "output")
+
+
+@pytest.mark.parametrize(("absmax", "mask"), [(0.0, True), (600.0, True), (700.0, False), (None, False)])
+def test_what_a_mask_is_in_fp16(absmax: float | None, mask: bool) -> None:
+    assert is_mask(tensor("output", absmax=absmax, neginf=1)) is mask
+
+
+def test_the_forward_goes_before_the_backward() -> None:
+    gradient = backward(3, "a", tensor("grad output", nan=1))
+
+    assert found(good(0, "a"), good(1, ""), gradient) == (Kind.GRADIENT, "a", "grad output")
+    assert found(frame(0, "a", BAD_OUTPUT), gradient) == (Kind.MODULE, "a", "output")
+
+
+def test_an_empty_batch_and_a_call_without_tensors_are_borne() -> None:
+    assert culprit([]) is None
+    assert culprit([frame(0, "a")]) is None

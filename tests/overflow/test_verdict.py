@@ -1,0 +1,160 @@
+"""Accounts of ranks that are written out -> the verdict: the cause, who shares it, and what to do."""
+
+import pytest
+
+from dsdoctor.finding import Finding, Severity
+from dsdoctor.overflow.account import Account, Origin, Scale
+from dsdoctor.overflow.verdict import BESIDE, CAUSES, judge, manual_pages
+from tests.overflow.written import account, backward, frame, good, tensor
+
+OVERFLOW = frame(1, "b", tensor("input[0]", absmax=62000.0), tensor("output", posinf=3))
+BETWEEN = frame(1, "b", tensor("input[0]", nan=1), tensor("output", nan=8))
+GRADIENT = backward(2, "a", tensor("grad output", posinf=5), after=("b",))
+NAMED = (tensor("a.weight", posinf=1), tensor("b.weight", nan=2))
+UNSCALED = {"dtype": "bfloat16", "scale": Scale()}
+
+
+def cause(*accounts: Account) -> Finding:
+    return judge(accounts)[0]
+
+
+def test_an_operation_that_overflowed_is_named_with_its_figures_and_its_remedy() -> None:
+    found = cause(account(0, good(0, "a"), OVERFLOW))
+
+    assert found.rule == "overflow-in-module"
+    assert found.title == "b (Linear) made 3 inf of 8 in output of finite inputs (largest 6.2e+04, float16 ends at 6.55e+04)"
+    assert "step 7, micro-batch 0, batch_number=0, rank 0" in found.evidence
+    assert "its inputs had 0.1 bits of headroom left" in found.evidence
+    assert found.fix is not None
+    assert 'dsdoctor.fp32_forward(model.get_submodule("b"))' in found.fix.text
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ((0, 1, 2, 3), "on all 4 ranks: the model"),
+        ((3,), "on rank 3 of 4 only: its data or its hardware"),
+        ((1, 2), "on ranks 1, 2 of 4"),
+    ],
+)
+def test_who_shares_it_tells_the_model_from_data_and_hardware(bad: tuple[int, ...], said: str) -> None:
+    accounts = [account(rank, good(0, "a"), OVERFLOW if rank in bad else good(1, "b")) for rank in range(4)]
+
+    assert cause(*accounts).title.endswith(said)
+
+
+def test_ranks_in_any_order_give_the_same_verdict() -> None:
+    accounts = [account(rank, good(0, "a"), OVERFLOW) for rank in range(3)]
+
+    assert judge(accounts) == judge(reversed(accounts))
+
+
+def test_the_first_in_time_is_the_cause_whichever_rank_saw_it() -> None:
+    early = account(1, frame(0, "a", tensor("input[0]"), tensor("output", nan=1)))
+    late = account(0, good(0, "a"), OVERFLOW)
+
+    assert cause(late, early).title.startswith("a (Linear)")
+
+
+def test_in_a_pipeline_the_lowest_stage_goes_first() -> None:
+    first = account(0, good(0, "a"), good(1, "c"), frame(2, "d", tensor("output", nan=1)), stage=0)
+    second = account(1, frame(0, "e", tensor("input[0]", nan=1)), stage=1)
+
+    assert cause(second, first).title.startswith("d (Linear)")
+
+
+def test_what_a_function_made_is_between_two_modules_with_its_line() -> None:
+    line = Origin(op="aten.log", line="model.py:12 in forward: h = x.log()")
+    found = cause(account(0, good(0, "a"), BETWEEN, origin=line))
+
+    assert found.rule == "overflow-between-modules"
+    assert found.title == (
+        "1 nan of 8 made after a (Linear) and before b (Linear), by aten.log in model.py:12 in forward: h = x.log()"
+    )
+
+
+def test_the_batch_itself() -> None:
+    root = frame(1, "", tensor("input[0]", nan=1))
+    found = cause(account(0, frame(0, "a", tensor("input[0]", nan=1), tensor("output", nan=8)), root))
+
+    assert found.rule == "nan-in-the-batch"
+
+
+def test_a_weight_is_named_in_full_with_the_step_since_which_it_is_bad() -> None:
+    bad = frame(0, "a", tensor("weight", nan=1), tensor("output", nan=8))
+    found = cause(account(0, bad, weight_bad_since=5))
+
+    assert found.title == "the weight a.weight holds 1 nan of 8, since step 5"
+
+
+def test_a_loss_that_is_nan_over_a_finite_forward() -> None:
+    found = cause(account(0, good(0, "a"), losses=(float("nan"),)), account(1, good(0, "a"), losses=(0.5,)))
+
+    assert found.rule == "loss-not-finite"
+    assert "on rank 0 of 2 only" in found.title
+
+
+def test_a_gradient_above_the_scale_is_one_quiet_note_with_what_would_fit() -> None:
+    small = (tensor("a.weight", absmax=0.5),)
+    found = cause(account(0, good(0, "a"), GRADIENT, named=NAMED, local=NAMED, at_scale_one=small))
+
+    assert found.severity is Severity.NOTE
+    assert found.title == (
+        "step 7 skipped: the gradient of a.weight, b.weight overflows at a loss scale of 2^16; "
+        "the largest at scale 1 is 0.5, so it fits up to 2^16"
+    )
+
+
+def test_a_gradient_that_stays_bad_at_scale_one_is_an_error_with_its_operation() -> None:
+    line = Origin(op="SqrtBackward0", line="model.py:9 in forward: y = x.sqrt()")
+    still = (tensor("a.weight", nan=1),)
+    found = cause(account(0, good(0, "a"), GRADIENT, named=NAMED, local=NAMED, at_scale_one=still, origin=line))
+
+    assert found.rule == "gradient-stays-at-scale-one"
+    assert found.title == (
+        "SqrtBackward0 of model.py:9 in forward: y = x.sqrt() made 5 inf of 8 in the gradient of a (Linear) output, "
+        "out of the backward of b, at a loss scale of 1 too, and the forward is finite"
+    )
+
+
+def test_without_a_loss_scale_a_bad_gradient_is_an_error_at_once() -> None:
+    found = cause(account(0, good(0, "a"), GRADIENT, named=NAMED, local=NAMED, **UNSCALED))
+
+    assert found.rule == "gradient-stays-at-scale-one"
+
+
+def test_an_overflow_that_the_replay_does_not_show_again() -> None:
+    found = cause(account(0, good(0, "a"), named=NAMED, **UNSCALED))
+
+    assert found.rule == "overflow-not-reproduced"
+    assert found.severity is Severity.WARNING
+
+
+def test_without_a_replay_the_names_are_all_that_is_said() -> None:
+    found = cause(account(0, named=NAMED, replayed="", **UNSCALED))
+
+    assert (found.rule, found.title) == ("gradient-not-finite", "step 7: the gradient of a.weight, b.weight is not finite")
+
+
+def test_a_step_that_is_applied_all_the_same_is_said_beside_the_cause() -> None:
+    rules = [one.rule for one in judge([account(0, good(0, "a"), OVERFLOW, applied=True, **UNSCALED)])]
+
+    assert rules == ["overflow-in-module", "bad-step-applied"]
+
+
+@pytest.mark.parametrize(("dtype", "skipped", "said"), [("float16", 30, 0), ("float16", 31, 1), ("bfloat16", 3, 1)])
+def test_steps_skipped_in_a_row_matter_when_it_is_no_search_any_more(dtype: str, skipped: int, said: int) -> None:
+    rules = [one.rule for one in judge([account(0, good(0, "a"), OVERFLOW, skipped=skipped, dtype=dtype)])]
+
+    assert rules.count("steps-skipped-in-a-row") == said
+
+
+def test_a_healthy_account_gives_no_verdict() -> None:
+    assert judge([account(0, good(0, "a"), replayed="")]) == ()
+
+
+def test_every_verdict_has_a_manual_page_that_says_more_than_a_line() -> None:
+    pages = manual_pages()
+
+    assert len(pages) == len(CAUSES) + len(BESIDE)
+    assert all("\n" in page.strip() for page in pages.values())
