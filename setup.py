@@ -1,8 +1,12 @@
-"""Packaging of dsdoctor. Everything that diagnoses works with the base install; torch and DeepSpeed are extras."""
+"""Packaging of dsdoctor. Everything that diagnoses works with the base install; torch and DeepSpeed are extras.
 
+The extension is optional: without a compiler or Python.h the install goes on, and the overflow hooks measure with torch.
+"""
+
+import sysconfig
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 HERE = Path(__file__).parent
 VERSION = next(
@@ -11,6 +15,7 @@ VERSION = next(
     if line.startswith("__version__")
 )
 BUILD = ["torch", "pip", "setuptools>=68", "wheel", "ninja>=1.13", "build"]
+PLOT = ["plotly>=5.20", "kaleido>=1"]
 TEST = [
     "torch",
     "pip",
@@ -21,7 +26,18 @@ TEST = [
     "hypothesis",
     "ruff>=0.14",
     "mypy>=1.18",
+    *PLOT,
 ]
+
+# one binary for every Python from 3.10 on; a free-threaded Python has no limited API
+STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
+SCAN = Extension(
+    "dsdoctor.overflow._scan",
+    ["dsdoctor/overflow/scan.c"],
+    extra_compile_args=["-O3", "-g0"],
+    py_limited_api=STABLE,
+    optional=True,
+)
 
 setup(
     name="dsdoctor",
@@ -32,7 +48,9 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["dsdoctor", "dsdoctor.*"]),
-    package_data={"dsdoctor": ["py.typed"]},
+    package_data={"dsdoctor": ["py.typed"], "dsdoctor.overflow": ["*.pyi"]},
+    ext_modules=[SCAN],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {},
     install_requires=[
         "packaging>=23",
         "msgspec>=0.19",
@@ -43,7 +61,7 @@ setup(
         "filelock>=3.12",
         "platformdirs>=4",
     ],
-    extras_require={"build": BUILD, "test": TEST},
+    extras_require={"build": BUILD, "plot": PLOT, "test": TEST},
     entry_points={"console_scripts": ["dsdoctor=dsdoctor.cli:main"]},
     classifiers=[
         "Environment :: Console",

@@ -6,7 +6,7 @@ Goes in: an engine. Comes out: findings, printed and kept. Never changes what is
 import functools
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from dsdoctor.overflow import ranks, seams
 from dsdoctor.overflow.account import Account
 from dsdoctor.overflow.culprit import culprit
 from dsdoctor.overflow.debug import refuse_twice
+from dsdoctor.overflow.frames import Frame
 from dsdoctor.overflow.investigate import bad_gradients, first_account, last_frames, replayed
 from dsdoctor.overflow.options import Options
 from dsdoctor.overflow.pages import Page, Position
@@ -79,6 +80,7 @@ class Watch:
         self._undo += [self._seam.detach, self._recorder.detach]
         self._undo.append(engine.module.register_forward_hook(self._count).remove)
         self._tracer = Tracer(engine, options) if options.level == "trace" else None
+        self._hooks: Hooks | None = None
         self._hooks = self._hook_modules()
 
     # -- what the user holds
@@ -123,6 +125,7 @@ class Watch:
             exclude=self.options.exclude,
             gradients=self.options.level == "trace",
             rank=ranks.rank(),
+            compiled_on=self.engine.device if self.options.level == "frames" else None,
         )
         if hooks.nothing:
             hooks.detach()
@@ -206,12 +209,23 @@ class Watch:
         """The frames level saw the step live: its first culprit, if any."""
         for page in self._pages:
             page.settle()
-        for page in self._pages:
-            found = culprit(page.frames()) if page.readings.any_bad else None
+        for frames in self._live_frames():
+            found = culprit(frames)
             if found is not None:
-                last = last_frames(page.frames(), found, self.options.max_frames_to_save)
+                last = last_frames(frames, found, self.options.max_frames_to_save)
                 return msgspec.structs.replace(self._account(decision), culprit=found, frames=last)
         return None
+
+    def _live_frames(self) -> Iterator[tuple[Frame, ...]]:
+        """The frames of each micro-batch that has anything bad; of a compiled engine, those of the step."""
+        for page in self._pages:
+            if page.readings.any_bad:
+                yield tuple(page.frames())
+        if self._hooks is not None and self._is_compiled():
+            yield tuple(self._hooks.compiled_frames())
+
+    def _is_compiled(self) -> bool:
+        return getattr(self.engine.module, "_compiled_call_impl", None) is not None
 
     def _hit(self, decision: seams.Decision, live: Account | None) -> None:
         """All ranks come here together: what DeepSpeed decided is the same on all of them."""
@@ -270,9 +284,9 @@ class Watch:
         return guarded
 
     def _say_if_compiled(self) -> None:
-        compiled = getattr(self.engine.module, "_compiled_call_impl", None) is not None
-        if compiled and self.options.level != "guard":
+        if self._is_compiled() and self.options.level != "guard":
             self._teller.say(
                 f"the engine is compiled already: hooks of level {self.options.level} will not run inside its graphs. "
                 "Watch it before engine.compile()"
             )
+

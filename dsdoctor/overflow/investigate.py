@@ -72,11 +72,13 @@ def replayed(engine: Any, recorder: Recorder, account: Account, options: Options
     """The accounts of all ranks after a replay. ``batch``: the guide's number of the step's first micro-batch."""
     seen = Seen()
     done = _replay(engine, recorder, options, seen, account, batch=batch, factor=1.0)
-    found = seen.culprit or account.culprit
+    # what was seen live stands where the replay shows nothing, or only what follows from it
+    live = account.culprit is not None and (seen.culprit is None or seen.culprit.kind is Kind.GRADIENT)
+    found = account.culprit if live else seen.culprit
     account = msgspec.structs.replace(
         account,
-        culprit=account.culprit or seen.culprit,
-        frames=account.frames or seen.frames,
+        culprit=found,
+        frames=account.frames if live else seen.frames,
         origin=seen.origin,
         minus_inf=seen.minus_inf,
         local=_most_telling(seen.local),

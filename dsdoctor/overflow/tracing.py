@@ -89,7 +89,7 @@ def header_of(engine: Any) -> Header:
         rank=ranks.rank(),
         world=ranks.world(),
         host=platform.node(),
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         deepspeed=str(getattr(deepspeed, "__version__", "")),
         zero_stage=seams.zero_stage(engine),
         stage=seams.pipeline_stage(engine)[0] if seams.is_pipeline(engine) else None,

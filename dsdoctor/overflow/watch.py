@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
-from dsdoctor.overflow.frames import Phase
+from dsdoctor.overflow.compiled import CompiledRows
+from dsdoctor.overflow.frames import Frame, Phase, TensorStats
 from dsdoctor.overflow.pages import Call, Page, Place, Position
 from dsdoctor.overflow.places import Items, note, tensors_of
 from dsdoctor.overflow.readings import Meters, Readings
@@ -29,7 +30,8 @@ class Hooks:
     """Hooks on the modules of ``model`` whose names pass the globs; ``on_page`` gets the page when a forward is over.
 
     ``gradients``: also gradients of activations and parameters, which come to the page after ``on_page``. ``integers``:
-    also the extremes of whole numbers, as the guide prints them. ``position`` says which step and micro-batch it is.
+    also the extremes of whole numbers, as the guide prints them. ``compiled_on``: the device of a model that may be
+    compiled later, whose outputs ``compiled_frames`` tells. ``position`` says which step and micro-batch it is.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Hooks:
         gradients: bool = False,
         integers: bool = False,
         rank: int = 0,
+        compiled_on: torch.device | None = None,
     ) -> None:
         self.model = model
         self.batch = 0
@@ -60,6 +63,7 @@ class Hooks:
         self._hooked: dict[nn.Module, int] = {}
         self._grown = True
         self._add_modules()
+        self._compiled = None if compiled_on is None else CompiledRows(len(self._places), compiled_on)
         self._handles.append(model.register_forward_pre_hook(self._root_starts, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._root_ends, with_kwargs=True, always_call=True))
         self._handles.append(register_module_module_registration_hook(self._tree_grows))
@@ -75,6 +79,36 @@ class Hooks:
             handle.remove()
         self._handles = []
         self.page = None
+
+    def compiled_frames(self) -> list[Frame]:
+        """What compiled modules gave since the last time, all calls merged, children before the module that holds them."""
+        if self._compiled is None:
+            return []
+        where, rank = self._position(), self._rank
+        return [
+            Frame(
+                batch=self.batch,
+                step=where.step,
+                rank=rank,
+                stage=where.stage,
+                order=order,
+                module=place.name,
+                kind=place.kind,
+                leaf=place.leaf,
+                tensors=tuple(stats),
+            )
+            for order, (place, stats) in enumerate(self._in_order_of_calls(self._compiled.read()))
+        ]
+
+    def _in_order_of_calls(self, found: dict[int, list[TensorStats]]) -> list[tuple[Place, list[TensorStats]]]:
+        """Modules in the order of their definition, each after all that it holds."""
+        last = {place.name: index for index, place in enumerate(self._places)}
+        for index, place in enumerate(self._places):
+            parts = place.name.split(".")
+            for above in ("", *(".".join(parts[:depth]) for depth in range(1, len(parts)))):
+                last[above] = max(last.get(above, 0), index)
+        ordered = sorted(found.items(), key=lambda pair: (last[self._places[pair[0]].name], -pair[0]))
+        return [(self._places[index], stats) for index, stats in ordered]
 
     # -- which modules
 
@@ -103,7 +137,7 @@ class Hooks:
     # -- a batch begins and ends
 
     def _root_starts(self, *_: Any) -> None:
-        if _graph_task() != -1:
+        if torch.compiler.is_compiling() or _graph_task() != -1:
             return
         self._depth += 1
         if self._depth > 1:
@@ -125,7 +159,7 @@ class Hooks:
         )
 
     def _root_ends(self, *_: Any) -> None:
-        if _graph_task() != -1 or self._depth == 0:
+        if torch.compiler.is_compiling() or _graph_task() != -1 or self._depth == 0:
             return
         self._depth -= 1
         if self._depth:
@@ -139,7 +173,7 @@ class Hooks:
 
     def _before_in_place(self, index: int) -> Callable[..., None]:
         def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            page = self.page
+            page = None if torch.compiler.is_compiling() else self.page
             if page is not None and _graph_task() == -1:
                 self._before[index] = self._inputs(page, args, kwargs)
 
@@ -149,6 +183,10 @@ class Hooks:
         """The hook of one module. It runs for every call of every module: as little as can be."""
 
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if torch.compiler.is_compiling():
+                if self._compiled is not None:
+                    self._compiled.look(index, output)
+                return
             page = self.page
             if page is None or _graph_task() != -1:
                 return

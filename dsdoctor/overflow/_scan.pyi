@@ -1,0 +1,6 @@
+"""The C scan: addresses and counts go in, rows (rows.py) are written; ValueError without memory or row."""
+
+def scan(data: int, numel: int, kind: int, row: int, /) -> bool: ...
+def scan_span(
+    data: int, inner: int, count: int, pitch: int, factor: int, kind: int, row: int, merge: bool, /
+) -> bool: ...
