@@ -4,6 +4,7 @@ Goes in: an engine. Comes out: findings, printed and kept. Never changes what is
 """
 
 import functools
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -50,8 +51,9 @@ def initialize(*args: Any, overflow: str = "guard", watch_options: dict[str, Any
     import deepspeed
 
     Options(level=overflow, **(watch_options or {})).check()
-    made = deepspeed.initialize(*args, **kwargs)
-    made[0].dsdoctor = watch(made[0], level=overflow, **(watch_options or {}))
+    # under dsdoctor.run deepspeed.initialize watches by itself, and what is said here goes first
+    made = inspect.unwrap(deepspeed.initialize)(*args, **kwargs)
+    watch(made[0], level=overflow, **(watch_options or {}))
     return made
 
 
@@ -59,6 +61,8 @@ class Watch:
     """A watch on one engine. A context manager; ``detach`` ends it, ``findings`` and ``report`` tell what it found."""
 
     def __init__(self, engine: Any, options: Options) -> None:
+        if "dsdoctor" in vars(engine):
+            raise UsageError("this engine is watched already", hint="engine.dsdoctor is its watch: detach() that first")
         refuse_twice(engine.module)
         self.engine, self.options = engine, options
         self._teller = Teller(report_file=options.report_file)
@@ -71,7 +75,7 @@ class Watch:
         self._weight_bad_since: int | None = None
         self._overflowed: bool | None = None
         self._stopped = False
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], None]] = [functools.partial(vars(engine).pop, "dsdoctor", None)]
         self._say_if_compiled()
         self._recorder = Recorder(engine)
         self._seam = seams.Seam(
@@ -82,6 +86,7 @@ class Watch:
         self._tracer = Tracer(engine, options) if options.level == "trace" else None
         self._hooks: Hooks | None = None
         self._hooks = self._hook_modules()
+        vars(engine)["dsdoctor"] = self
 
     # -- what the user holds
 

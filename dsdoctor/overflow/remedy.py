@@ -54,7 +54,8 @@ def fp32_forward(target: Any) -> Any:
     ``target``: a module (from now on, or for a ``with`` block; returns an ``Fp32Forward`` that can ``remove`` it), a module
     class or a forward function (as a decorator). Weights stay what they are: a float32 copy lives during the call, and
     gradients flow back through the cast. Works with ZeRO-3, where each part's weights are there only during its own call.
-    Outside of autocast the output is cast back to the dtype of the inputs, so that the next module takes it.
+    Outside of autocast the output is cast back to the half precision that went in, so that the next module takes it; an
+    output that does not fit there is inf again: then take the module around this one.
     Raises UsageError for anything else.
     """
     if isinstance(target, nn.Module):
@@ -86,9 +87,10 @@ def _is_below(name: str, other: str) -> bool:
 def _in_float32(module: nn.Module, forward: Callable[..., Any], *, cast_back: bool) -> Callable[..., Any]:
     @functools.wraps(forward)
     def in_float32(*args: Any, **kwargs: Any) -> Any:
+        half = _half_of(module, args, kwargs)
         with _autocast_off(args, kwargs) as was_on, _float32_weights(module):
             output = forward(*_to_float32(args), **_to_float32(kwargs))
-        return _cast_back(output, args, kwargs) if cast_back and not was_on else output
+        return _cast_back(output, half) if cast_back and not was_on else output
 
     in_float32._dsdoctor_fp32 = True  # type: ignore[attr-defined]
     in_float32.__wrapped__ = forward  # type: ignore[attr-defined]
@@ -102,10 +104,11 @@ def _function_in_float32(function: Forward) -> Forward:
     def in_float32(*args: Any, **kwargs: Any) -> Any:
         modules = args[:1] if args and isinstance(args[0], nn.Module) else ()
         given = args[len(modules) :]
-        with Fp32Forward([child for module in modules for child in module.children()]):
-            with _autocast_off(given, kwargs) as was_on, _float32_weights(*modules):
-                output = function(*modules, *_to_float32(given), **_to_float32(kwargs))
-        return output if was_on else _cast_back(output, given, kwargs)
+        half = _half_of(args[0] if modules else None, given, kwargs)
+        children = Fp32Forward([child for module in modules for child in module.children()])
+        with children, _autocast_off(given, kwargs) as was_on, _float32_weights(*modules):
+            output = function(*modules, *_to_float32(given), **_to_float32(kwargs))
+        return output if was_on else _cast_back(output, half)
 
     return in_float32  # type: ignore[return-value]
 
@@ -139,9 +142,16 @@ def _to_float32(value: Any) -> Any:
     return tree_map(lambda one: one.float() if isinstance(one, Tensor) and one.dtype in HALVES else one, value)
 
 
-def _cast_back(output: Any, args: Any, kwargs: Any) -> Any:
-    """The output in the half precision that the inputs had, if they had one."""
-    half = next((one.dtype for one in _tensors(args, kwargs) if one.dtype in HALVES), None)
+def _half_of(module: nn.Module | None, args: Any, kwargs: Any) -> torch.dtype | None:
+    """The half precision that the caller computes in: that of the inputs, or of the weights where no input is floating."""
+    floating = [one.dtype for one in _tensors(args, kwargs) if one.is_floating_point()]
+    if not floating and module is not None:
+        floating = [one.dtype for one in module.parameters()]
+    return next((dtype for dtype in floating if dtype in HALVES), None)
+
+
+def _cast_back(output: Any, half: torch.dtype | None) -> Any:
+    """The output in the half precision that the caller computes in, if it does."""
     if half is None:
         return output
     return tree_map(lambda one: one.to(half) if isinstance(one, Tensor) and one.dtype is torch.float32 else one, output)

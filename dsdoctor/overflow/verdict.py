@@ -12,6 +12,9 @@ from dsdoctor.overflow.culprit import Culprit, Kind, is_mask
 from dsdoctor.overflow.frames import LIMITS, TensorStats, headroom_bits
 from dsdoctor.overflow.words import amount, gradient_names, moment, near, ranks_say, what_is_bad, where
 
+SQUARES_END = LIMITS["float32"] ** 0.5
+"""A float32 whose square is beyond float32."""
+
 Accounts = tuple[Account, ...]
 Verdict = Callable[[Accounts], Iterator[Finding]]
 
@@ -28,11 +31,16 @@ def judge(accounts: Iterable[Account]) -> tuple[Finding, ...]:
 
 
 def first_culprit(accounts: Accounts, *kinds: Kind) -> tuple[Account, Culprit] | None:
-    """The culprit that was first in time: lowest stage, then micro-batch, then order, then rank."""
+    """The culprit that was first in time: in the forward the lowest stage's, in the backward the highest's; then by
+    micro-batch, order and rank."""
     found = [(account, account.culprit) for account in accounts if account.culprit is not None]
-    found.sort(key=lambda pair: (pair[0].stage or 0, pair[1].frame.micro, pair[1].frame.order, pair[0].rank))
     forward = [pair for pair in found if pair[1].kind is not Kind.GRADIENT]
-    chosen = next(iter(forward or found), None)
+    sign = 1 if forward else -1
+
+    def moment_of(pair: tuple[Account, Culprit]) -> tuple[int, int, int, int]:
+        return sign * (pair[0].stage or 0), pair[1].frame.micro, pair[1].frame.order, pair[0].rank
+
+    chosen = min(forward or found, key=moment_of, default=None)
     return chosen if chosen is not None and chosen[1].kind in kinds else None
 
 
@@ -138,7 +146,8 @@ def gradient_stays_at_scale_one(accounts: Accounts) -> Iterator[Finding]:
     """
     bad = [account for account in accounts if stays_bad(account)]
     if bad and any(account.named or account.local or account.culprit for account in accounts):
-        first = bad[0]
+        earliest = first_culprit(accounts, Kind.GRADIENT)
+        first = bad[0] if earliest is None else earliest[0]
         scale = "at a loss scale of 1 too" if first.dtype == "float16" else "without any loss scale"
         yield finding(
             gradient_stays_at_scale_one,
@@ -179,6 +188,25 @@ def gradient_above_scale(accounts: Accounts) -> Iterator[Finding]:
             if at_floor
             else Fix(text="Nothing: the scale is lowered, and training goes on."),
         )
+
+
+def gradient_norm_overflows(accounts: Accounts) -> Iterator[Finding]:
+    """Every gradient is finite and their norm is not: squares beyond float32's range were added up.
+
+    The gradients have exploded; clipping them by their norm cannot work any more. DeepSpeed skips the step.
+    """
+    local = [(one, account) for account in accounts for one in account.local]
+    if local and not any(account.culprit or account.named for account in accounts):
+        largest, account = max(local, key=lambda pair: pair[0].absmax or 0.0)
+        if (largest.absmax or 0.0) > SQUARES_END:
+            yield Finding(
+                rule=rule_of(gradient_norm_overflows),
+                severity=Severity.ERROR,
+                title=f"step {account.step}: every gradient is finite and their norm is not: {largest.name} has {largest.absmax:.3g}",
+                evidence=evidence(accounts, account),
+                affects=(largest.name,),
+                fix=Fix(text="Lower the learning rate, or look for a weight or an activation that has grown before it."),
+            )
 
 
 def overflow_not_reproduced(accounts: Accounts) -> Iterator[Finding]:
@@ -354,6 +382,7 @@ CAUSES: tuple[Verdict, ...] = (
     loss_not_finite,
     gradient_stays_at_scale_one,
     gradient_above_scale,
+    gradient_norm_overflows,
     overflow_not_reproduced,
     gradient_not_finite,
 )

@@ -77,6 +77,13 @@ def test_children_run_in_float32_too() -> None:
     assert (model[1].seen, output.dtype) == (torch.float32, torch.float16)
 
 
+def test_a_module_of_whole_numbers_gives_the_dtype_of_its_weights() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)).half()
+    fp32_forward(model[0])
+
+    assert model(torch.tensor([1, 2])).dtype is torch.float16
+
+
 def test_autocast_is_off_inside_and_the_output_stays_float32() -> None:
     module = Square()
     fp32_forward(module)

@@ -63,6 +63,13 @@ def test_in_a_pipeline_the_lowest_stage_goes_first() -> None:
     assert cause(second, first).title.startswith("d (Linear)")
 
 
+def test_in_the_backward_of_a_pipeline_the_highest_stage_goes_first() -> None:
+    first = account(0, good(0, "a"), backward(1, "a", tensor("grad output", nan=1)), named=NAMED, stage=0, **UNSCALED)
+    second = account(1, good(0, "e"), backward(1, "e", tensor("grad output", nan=1)), named=NAMED, stage=1, **UNSCALED)
+
+    assert "in the gradient of e (Linear) output" in cause(first, second).title
+
+
 def test_what_a_function_made_is_between_two_modules_with_its_line() -> None:
     line = Origin(op="aten.log", line="model.py:12 in forward: h = x.log()")
     found = cause(account(0, good(0, "a"), BETWEEN, origin=line))
@@ -128,6 +135,12 @@ def test_an_overflow_that_the_replay_does_not_show_again() -> None:
 
     assert found.rule == "overflow-not-reproduced"
     assert found.severity is Severity.WARNING
+
+
+def test_finite_gradients_whose_norm_is_not() -> None:
+    found = cause(account(0, good(0, "a"), local=(tensor("a.weight", "float32", 1e20),), **UNSCALED))
+
+    assert found.title == "step 7: every gradient is finite and their norm is not: a.weight has 1e+20"
 
 
 def test_without_a_replay_the_names_are_all_that_is_said() -> None:
