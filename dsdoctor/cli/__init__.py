@@ -25,10 +25,11 @@ COMMANDS = {
     "verify": "dsdoctor.cli.machines:verify_command",
     "record": "dsdoctor.cli.machines:record_command",
     "compare": "dsdoctor.cli.machines:compare_command",
+    "trace": "dsdoctor.cli.trace:app",
 }
-"""Where each command is. Only the one that is called is imported: a diagnosis must start fast."""
+"""Where each command is, or the group of its commands. Only the one that is called is imported: a diagnosis must start fast."""
 
-QUIET_AT_PIPES = ("look", "check", "explain", "diagnose", "env", "verify", "compare")
+QUIET_AT_PIPES = ("look", "check", "explain", "diagnose", "env", "verify", "compare", "trace")
 """Commands that only read: a reader that goes away ends them as it ends any filter, and not with a verdict."""
 
 HELP = (
@@ -50,7 +51,11 @@ def make_app(only: str | None = None) -> typer.Typer:
     for name, place in COMMANDS.items():
         if only in {None, name}:
             module, _, function = place.partition(":")
-            app.command(name)(getattr(importlib.import_module(module), function))
+            found = getattr(importlib.import_module(module), function)
+            if isinstance(found, typer.Typer):
+                app.add_typer(found, name=name)
+            else:
+                app.command(name)(found)
     return app
 
 

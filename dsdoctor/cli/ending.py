@@ -29,6 +29,10 @@ NOTHING_MADE: dict[str, dict[str, Any]] = {
     "build-wheel": NO_WHEEL,
     "prebuild": NO_WHEEL,
     "toolkit": {"toolkit": None},
+    "trace show": {"traces": (), "lines": ()},
+    "trace compare": {"comparison": None, "a": (), "b": ()},
+    "trace plot": {"file": None, "dtype": None},
+    "trace headroom": {"traces": (), "headroom": None},
 }
 """The parts of each command's document when an error of ours left nothing to show."""
 
@@ -52,7 +56,7 @@ def ending(command: str, as_json: bool) -> Iterator[None]:
         error = cause if isinstance(cause, DoctorError) else _system_error(cause)
         if as_json:
             with contextlib.suppress(OSError):
-                sys.stdout.write(document(command, (_finding_of(error),), **NOTHING_MADE.get(command, {})) + "\n")
+                sys.stdout.write(document(command, (finding_of(error),), **NOTHING_MADE.get(command, {})) + "\n")
         else:
             lines = [f"✗ {error.message}", *([f"    Fix: {error.hint}"] if error.hint else [])]
             show(Console(stderr=True), lines)
@@ -67,7 +71,8 @@ def _system_error(error: OSError) -> DoctorError:
     return DoctorError(f"the system refused: {error.strerror or error}{place}", hint="mend that, then run it again")
 
 
-def _finding_of(error: DoctorError) -> Finding:
+def finding_of(error: DoctorError) -> Finding:
+    """An error of ours as a document tells it."""
     rule = "usage" if isinstance(error, UsageError) else "dsdoctor"
     fix = Fix(text=error.hint) if error.hint else None
     return Finding(rule=rule, severity=Severity.ERROR, title=error.message, fix=fix)

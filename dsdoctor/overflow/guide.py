@@ -25,9 +25,9 @@ def item_line(item: Item) -> str:
     """One line: abs min, abs max and the place. A nan hides both figures, an inf is the largest, as in the guide.
 
     >>> from dsdoctor.overflow.frames import TensorStats
-    >>> item_line(TensorStats(name="input[0]", dtype="float16", shape=(2,), absmin=0.00026, absmax=62700.0))
+    >>> item_line(TensorStats(name="input[0]", dtype="float16", shape=(2,), count=2, absmin=0.00026, absmax=62700.0))
     '2.60e-04 6.27e+04 input[0]'
-    >>> item_line(TensorStats(name="output", dtype="float16", shape=(2,), absmin=0.0, absmax=9.0, posinf=1))
+    >>> item_line(TensorStats(name="output", dtype="float16", shape=(2,), count=2, absmin=0.0, absmax=9.0, posinf=1))
     '0.00e+00      inf output'
     >>> item_line(Other(name="output[1]", what="None"))
     '             None output[1]'

@@ -1,5 +1,6 @@
 """A trace on disk: JSON lines, one file per rank. Writing loses at most what was not flushed; reading streams."""
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ LONGEST_HEADER = 1 << 16
 """Bytes. A checkpoint that was given by mistake may have no line end at all."""
 FRAME_OF = re.compile(rb'\{"t":"frame","batch":(\d+),')
 """How a frame's line begins, as the writer writes it: its batch can be told without decoding the line."""
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=str).encode  # torch.__version__ is no plain str
 _decode: Callable[[bytes], Line] = msgspec.json.Decoder(Line).decode
 
 
@@ -91,9 +92,9 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         with path.open("rb") as file:
             yield file
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror}", hint="name traces, or the folder that holds them"
-        ) from error
+        many = "all ranks are read at once: ulimit -n 65536, or fewer of them: --rank 0-99"
+        hint = many if error.errno == errno.EMFILE else "name traces, or the folder that holds them"
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
 
 
 def _lines(path: Path, file: BinaryIO, wanted: Callable[[int], bool] | None) -> Iterator[Line]:

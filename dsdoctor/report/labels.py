@@ -1,0 +1,66 @@
+"""The texts in a picture of a run. Module names are others' words: nothing in them is read as a tag."""
+
+import html
+import math
+
+from dsdoctor.overflow.extremes import Extreme, Picture, Row
+from dsdoctor.overflow.frames import LIMITS
+
+WHOLE = "(the whole model)"
+LONGEST_LABEL = 58
+
+
+def label(row: Row) -> str:
+    """A row's name, safe to stand in a page.
+
+    >>> label(Row("h.1.<script>", "Linear", 1)), label(Row("", "GPT2", 0))
+    ('h.1.&lt;script&gt; (call 1)', '(the whole model)')
+    """
+    call = f" (call {row.call})" if row.call else ""
+    return safe(row.module or WHOLE) + call
+
+
+def safe(text: str) -> str:
+    """Text that a page shows as it is: plotly reads tags in all its texts."""
+    return html.escape("".join(char if char.isprintable() else "?" for char in text))
+
+
+def short(name: str) -> str:
+    """A label that leaves room for the picture. The end of a module's name says most.
+
+    >>> len(short("x" * 200))
+    58
+    """
+    plain = html.unescape(name)
+    shortened = plain if len(plain) <= LONGEST_LABEL else "…" + plain[1 - LONGEST_LABEL :]
+    return html.escape(shortened)
+
+
+def hover(row: Row, dtype: str) -> str:
+    """What a row tells when it is pointed at: the figures, of which tensor, in which batch and rank."""
+    parts = [f"<b>{label(row)}</b> {safe(row.kind)}"]
+    if row.bad:
+        bad = row.bad
+        parts.append(
+            f"<b>{bad.nan} nan, {bad.inf} inf</b> in {safe(bad.tensor)} (batch {bad.batch}, rank {bad.rank}, the first)"
+        )
+    if row.most:
+        room = math.log2(LIMITS[dtype] / row.most.value)
+        parts += [f"abs max {_extreme(row.most)}", f"{room:.1f} bits below {dtype}'s limit {LIMITS[dtype]:.4g}"]
+    if row.least:
+        parts.append(f"least above zero {_extreme(row.least)}")
+    return "<br>".join(parts)
+
+
+def _extreme(one: Extreme) -> str:
+    return safe(f"{one.value:.3e} in {one.tensor} {one.dtype} {list(one.shape)}, batch {one.batch}, rank {one.rank}")
+
+
+def batches_of(picture: Picture, column: int) -> str:
+    """The batches of a column in words.
+
+    >>> batches_of(Picture(first=10, width=1), 3), batches_of(Picture(first=10, width=4), 3)
+    ('13', '22-25')
+    """
+    first = picture.first + column * picture.width
+    return str(first) if picture.width == 1 else f"{first}-{first + picture.width - 1}"
