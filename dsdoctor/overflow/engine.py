@@ -72,7 +72,9 @@ class Watch:
         self._batches = 0
         self._first_batch = 0
         self._hits = self._skipped = 0
-        self._weight_bad_since: int | None = None
+        self._last_clean_step: int | None = None
+        self._loss_gradient: Tensor | None = None
+        self._asks_scale = seams.zero_stage(engine) == 0 and seams.dtype(engine) is torch.float16
         self._overflowed: bool | None = None
         self._stopped = False
         self._undo: list[Callable[[], None]] = [functools.partial(vars(engine).pop, "dsdoctor", None)]
@@ -159,6 +161,11 @@ class Watch:
 
     def _on_loss(self, loss: Tensor) -> None:
         self._losses.append(loss.detach())
+        if self._asks_scale and self._loss_gradient is None and loss.requires_grad:
+            loss.register_hook(self._keep_loss_gradient)
+
+    def _keep_loss_gradient(self, gradient: Tensor) -> None:
+        self._loss_gradient = gradient.detach()
 
     def _on_page(self, page: Page) -> None:
         if self._recorder.replaying:
@@ -190,16 +197,31 @@ class Watch:
             if not decision.replicated:
                 overflow = ranks.any_rank(overflow, self.engine.device)
         self._overflowed = overflow
+        self._check_loss_scale(decision)
         live = self._live_culprit(decision)
         if overflow:
             self._hit(decision, live)
             return
+        self._last_clean_step = decision.step
         mine = live is not None or self._loss_is_bad()
         if self.options.on_overflow == "raise":
             if ranks.any_rank(mine, self.engine.device):
                 self._conclude(ranks.gather(live or self._account(decision)))
         elif mine:
             self._conclude([live or self._account(decision)], together=False)
+
+    def _check_loss_scale(self, decision: seams.Decision) -> None:
+        """Once, in fp16 without ZeRO: whether what the step divides by was multiplied in."""
+        if not self._asks_scale or self._loss_gradient is None:
+            return
+        self._asks_scale = False
+        due = (decision.loss_scale or 1.0) / seams.gradient_accumulation(self.engine)
+        account = self._account(decision)
+        told = msgspec.structs.replace(
+            account, losses=(), named=(), loss_gradient=float(self._loss_gradient), loss_gradient_due=due
+        )
+        if ranks.rank() == 0:
+            self._conclude([told], together=False)
 
     def _loss_is_bad(self) -> bool:
         """Whether a loss of this step was not finite. By now the device has caught up: DeepSpeed has asked it itself."""
@@ -237,7 +259,10 @@ class Watch:
         self._hits += 1
         self._skipped += 1
         applied = decision.overflow is None and not decision.dynamic
-        account = msgspec.structs.replace(live or self._account(decision), skipped=self._skipped, applied=applied)
+        since = None if self._last_clean_step is None else self._last_clean_step + 1
+        account = msgspec.structs.replace(
+            live or self._account(decision), skipped=self._skipped, applied=applied, weight_bad_since=since
+        )
         if self._hits <= OFTEN or self._hits & (self._hits - 1) == 0:
             accounts = replayed(self.engine, self._recorder, account, self.options, batch=self._first_batch)
         else:

@@ -265,6 +265,25 @@ def bad_step_applied(accounts: Accounts) -> Iterator[Finding]:
         )
 
 
+def loss_not_scaled(accounts: Accounts) -> Iterator[Finding]:
+    """The loss scale is divided out of the gradients in the step, and was never multiplied in.
+
+    DeepSpeed 0.19.8 scales the loss in engine.backward only for ZeRO stages 1 to 3. In stage 0 with fp16 the gradients
+    underflow and every update is too small by the loss scale; Adam hides most of it, and nothing is said.
+    """
+    for account in accounts:
+        seen, due = account.loss_gradient, account.loss_gradient_due
+        if seen is not None and due is not None and due > 1 and abs(seen) < due / 2:
+            yield Finding(
+                rule=rule_of(loss_not_scaled),
+                severity=Severity.WARNING,
+                title=f"the loss is not scaled: its gradient is {seen:g}, and the step divides by a loss scale as if it were {due:g}",
+                evidence=(f"ZeRO stage {account.zero_stage}, {account.dtype}, step {account.step}, rank {account.rank}",),
+                fix=Fix(text="Use ZeRO stage 1, or bf16; or scale the loss yourself with engine.optimizer.loss_scale."),
+            )
+            return
+
+
 def steps_skipped_in_a_row(accounts: Accounts) -> Iterator[Finding]:
     """Step after step is skipped: the training stands still while it looks alive.
 
@@ -386,7 +405,7 @@ CAUSES: tuple[Verdict, ...] = (
     overflow_not_reproduced,
     gradient_not_finite,
 )
-BESIDE: tuple[Verdict, ...] = (bad_step_applied, steps_skipped_in_a_row)
+BESIDE: tuple[Verdict, ...] = (bad_step_applied, loss_not_scaled, steps_skipped_in_a_row)
 
 
 def manual_pages() -> dict[str, str]:

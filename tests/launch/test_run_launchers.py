@@ -127,14 +127,35 @@ def test_a_rank_that_fails_is_explained_by_its_own_traceback_and_the_launcher_se
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
-@pytest.mark.parametrize("stage", ["2", "3"])
-def test_an_unmodified_trainer_script_is_watched(stage: str) -> None:
-    done = launched(deepspeed("--module", *OURS[1:], TRAINER), ZERO=stage)
+def test_an_unmodified_trainer_script_is_watched() -> None:
+    stage = 3
+    done = launched(deepspeed("--module", *OURS[1:], TRAINER), ZERO=str(stage))
 
     assert done.returncode == 0, done.stderr
     seen = [(one["world"], one["argv"], one["losses"], one["engine"], one["stage"]) for one in saw(done)]
-    assert seen == [(2, [f"--local_rank={rank}"], 3, "DeepSpeedEngine", int(stage)) for rank in range(2)]
+    assert seen == [(2, [f"--local_rank={rank}"], 3, "DeepSpeedEngine", stage) for rank in range(2)]
     assert "is not watched" not in done.stderr
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
+@pytest.mark.parametrize(
+    ("options", "env", "said"),
+    [
+        ([], {"ZERO": "2"}, "on all 2 ranks: the model"),
+        (["--overflow", "frames", "--on-overflow", "raise"], {"ZERO": "3", "PLANT_RANK": "1"}, "on rank 1 of 2 only"),
+    ],
+    ids=["guard", "frames, one rank, raise"],
+)
+def test_an_overflow_planted_in_a_trainer_script_is_found(options: list[str], env: dict[str, str], said: str) -> None:
+    launcher = deepspeed("--module", "dsdoctor.run", *options, TRAINER)
+    done = launched(launcher, PLANT="transformer.h.1.mlp", BF16="1", **env)
+    verdict = next(line for line in done.stderr.splitlines() if "dsdoctor: ✗" in line)
+
+    assert "transformer.h.1.mlp (GPT2MLP) made" in verdict
+    assert said in verdict
+    assert "[overflow-in-module]" in verdict
+    assert (done.returncode == 0) is ("raise" not in options)
+    assert done.stderr.count("OverflowDetected: dsdoctor: transformer.h.1.mlp") == (2 if "raise" in options else 0)
 
 
 LOADER = """

@@ -162,6 +162,13 @@ def test_steps_skipped_in_a_row_matter_when_it_is_no_search_any_more(dtype: str,
     assert rules.count("steps-skipped-in-a-row") == said
 
 
+@pytest.mark.parametrize(("seen", "said"), [(1.0, ["loss-not-scaled"]), (65536.0, [])])
+def test_a_loss_that_was_not_scaled(seen: float, said: list[str]) -> None:
+    told = account(0, replayed="", zero_stage=0, loss_gradient=seen, loss_gradient_due=65536.0)
+
+    assert [one.rule for one in judge([told])] == said
+
+
 def test_a_healthy_account_gives_no_verdict() -> None:
     assert judge([account(0, good(0, "a"), replayed="")]) == ()
 

@@ -1,0 +1,46 @@
+"""Ten steps with and without a watch: are weights and optimizer states the same bit for bit?"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import engines
+import torch
+
+from dsdoctor.overflow.engine import watch
+
+STEPS = 10
+
+
+def trained(case: dict[str, Any], rank: int, level: str | None) -> tuple[list[torch.Tensor], list[str]]:
+    engine = engines.build(case)
+    folder = Path(tempfile.mkdtemp())
+    chosen = {"trace_batch_nums": [1, 2, 5], "trace_dir": str(folder)} if level == "trace" else {}
+    watching = None if level is None else watch(engine, level=level, report_file=str(folder / "report"), **chosen)
+    for step in range(STEPS):
+        for micro in range(case.get("gas", 1)):
+            x, labels = engines.batch_of(step, micro, rank, engines.live_dtype(case))
+            if step == case.get("bad"):
+                x[0, 0] = float("inf")
+            engine.backward(engines.loss_of(engine, x, labels))
+            engine.step()
+    states = engines.states(engine)
+    rules: list[str] = []
+    if watching is not None:
+        rules = [one.rule for one in watching.findings()]
+        watching.detach()
+    engines.close(engine)
+    return states, rules
+
+
+def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
+    plain, _ = trained(case, rank, None)
+    results = {}
+    for level in case["levels"]:
+        states, rules = trained(case, rank, level)
+        results[level] = {"same": engines.same(plain, states), "rules": rules}
+    return results
+
+
+if __name__ == "__main__":
+    engines.main(run)
