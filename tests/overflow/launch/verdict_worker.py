@@ -1,5 +1,6 @@
 """Trains a small engine for a few steps with an ill planted in one of them, watched, and writes down the findings."""
 
+import time
 from typing import Any
 
 import deepspeed
@@ -95,9 +96,11 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
     engine = engines.build(case, Net(case.get("checkpointing", "none")))
     watching = watch(engine, level=case.get("level", "guard"), on_overflow=case.get("answer", "report"))
     raised = ""
+    planted = time.monotonic()
     try:
         for step in range(STEP + 1):
             if step == STEP:
+                planted = time.monotonic()
                 plant(engine, case, rank)
             for micro in range(case.get("gas", 1)):
                 x, labels = batch(case, step, micro, rank)
@@ -105,6 +108,7 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
                 engine.step()
     except ValueError as error:
         raised = f"{type(error).__name__}: {error}"
+    stopped = time.monotonic()
     findings = [
         {"rule": one.rule, "title": one.title, "evidence": one.evidence, "affects": one.affects}
         for one in watching.findings()
@@ -112,7 +116,7 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
     report = watching.report()
     watching.detach()
     engines.close(engine)
-    return {"findings": findings, "report": report, "raised": raised}
+    return {"findings": findings, "report": report, "raised": raised, "seconds_to_stop": stopped - planted}
 
 
 if __name__ == "__main__":

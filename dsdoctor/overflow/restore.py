@@ -1,0 +1,238 @@
+"""Around a replay: everything in an engine, its module and the random generators that a forward or backward changes.
+
+Snapshot on entry, put back on exit, bit for bit. Runs nothing itself and communicates only where weights are released.
+"""
+
+import contextlib
+import ctypes
+import random
+import struct
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TRACKERS = (
+    "deepspeed.runtime.activation_checkpointing.checkpointing",
+    "megatron.core.tensor_parallel.random",
+)
+"""Modules that keep generators of their own for model-parallel dropout, with ``get_states`` and ``set_states``."""
+
+TWISTER = struct.Struct("=624Ii")
+"""numpy's ``mt19937_state``: 624 words and the position in them."""
+
+QUIET = {
+    "reduce_ready_partitions_and_remove_grads": None,
+    "process_gradients": None,
+    "_update_hp_grad": None,
+    "update_hook_state_and_maybe_run_epilogue": None,
+    "reenter_backward_if_needed": None,
+    "enter_backward": None,
+    "exit_backward": None,
+    "queue_post_backward_callback": True,
+    "should_refresh_expected_hook_count": False,
+}
+"""The ZeRO optimizers' reactions to a gradient, and what they answer meanwhile. Modules that run a backward of their own
+(tiled losses, leaf modules of experts) would reduce a replay's gradients."""
+
+SILENT = {"_start_timers": None, "_stop_timers": None, "flops_profiler_enabled": False}
+"""The engine's reactions to a forward of its module."""
+
+COPIED = (list, dict, set, OrderedDict, deque)
+MACHINERY = frozenset(vars(torch.nn.Module())) - {"training", "_buffers"}
+
+
+class Randomness:
+    """The states of every generator a forward may draw from: torch's on the CPU and on ``device``, Python's, numpy's,
+    and the model-parallel trackers'. Never waits for a device.
+
+    Unless ``exact``, numpy's is read where it lies, 40 us sooner, and without the second of a pair of normal deviates that
+    ``numpy.random.normal`` may have in store.
+    """
+
+    __slots__ = ("_cpu", "_device", "_numpy", "_on_device", "_python", "_trackers")
+
+    def __init__(self, device: Any = None, *, exact: bool = False) -> None:
+        self._cpu = torch.default_generator.get_state()
+        self._python = random.getstate()
+        self._numpy = _numpy_state(exact=exact)
+        self._device = device
+        self._on_device = None if device is None else device.get_rng_state()
+        self._trackers = [(tracker, dict(tracker.get_states())) for tracker in _trackers()]
+
+    def restore(self) -> None:
+        """Set all generators to these states."""
+        torch.default_generator.set_state(self._cpu)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            _set_numpy_state(self._numpy)
+        if self._device is not None:
+            self._device.set_rng_state(self._on_device)
+        for tracker, states in self._trackers:
+            tracker.set_states(dict(states))
+
+
+def _numpy_state(*, exact: bool) -> Any:
+    """A state as ``numpy.random.set_state`` takes it, or the bytes of a Mersenne twister; ``None`` if numpy is not in use."""
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is None:
+        return None
+    generator = numpy_random.mtrand._rand._bit_generator
+    if exact or type(generator).__name__ != "MT19937":
+        return numpy_random.get_state(legacy=False)
+    return ctypes.string_at(generator.ctypes.state_address, TWISTER.size)
+
+
+def _set_numpy_state(state: Any) -> None:
+    if isinstance(state, bytes):
+        *key, position = TWISTER.unpack(state)
+        state = ("MT19937", key, position, 0, 0.0)
+    sys.modules["numpy.random"].set_state(state)
+
+
+def _trackers() -> list[Any]:
+    found = []
+    for name in TRACKERS:
+        tracker = getattr(sys.modules.get(name), "_CUDA_RNG_STATE_TRACKER", None)
+        if tracker is not None and getattr(tracker, "states_", None):
+            found.append(tracker)
+    return found
+
+
+def device_random(device: torch.device) -> Any:
+    """The torch module that holds a device's generator, for ``Randomness``; ``None`` for the CPU, which it has anyway."""
+    return None if device.type == "cpu" else torch.get_device_module(device)
+
+
+@contextlib.contextmanager
+def undisturbed(engine: Any) -> Iterator[None]:
+    """Whatever runs inside, training goes on as if it had not: generators, buffers, plain attributes of modules, training
+    flags, gradients, timers, DeepSpeed's counters. Under ZeRO-3 the weights are partitioned again (no communication)."""
+    optimizer = engine.optimizer
+    with contextlib.ExitStack() as stack:
+        stack.callback(Randomness(device_random(engine.device), exact=True).restore)
+        for module in engine.module.modules():
+            stack.callback(_attributes_of(module))
+        stack.callback(_gradients_of(engine.module))
+        stack.callback(_values_of(getattr(engine, "tput_timer", None)))
+        stack.callback(_values_of(getattr(optimizer, "_backward_hook_state", None)))
+        stack.callback(_stack_of_modules())
+        stack.callback(_replaced(engine, SILENT))
+        stack.callback(_replaced(optimizer, QUIET))
+        # first of all on the way out: hooks' counters on modules are put back after the weights are gone again
+        stack.callback(release_weights, engine)
+        yield
+
+
+def release_weights(engine: Any) -> None:
+    """ZeRO-3: partition every weight again, as an optimizer step found them. Elsewhere nothing."""
+    offload = getattr(engine.optimizer, "parameter_offload", None)
+    if offload is None:
+        return
+    leftovers = getattr(offload, "release_backward_leftovers", None)
+    if leftovers is not None:
+        leftovers()
+    coordinator = offload.get_param_coordinator()
+    if coordinator.is_record_trace():
+        # a trace of half a step would be believed in the next one
+        coordinator._invalidate_trace()
+    offload.partition_all_parameters()
+
+
+def _attributes_of(module: torch.nn.Module) -> Callable[[], None]:
+    """Shallow: values are put back, containers and tensors get their content back too."""
+    mine = vars(module)
+    before = {name: value for name, value in mine.items() if name not in MACHINERY}
+    buffers = dict(module._buffers)
+    contents = [_content(value) for name, value in before.items() if name != "_buffers"]
+    contents += [_content(value) for value in buffers.values()]
+
+    def put_back() -> None:
+        for name in [name for name in mine if name not in MACHINERY and name not in before]:
+            del mine[name]
+        mine.update(before)
+        module._buffers.clear()
+        module._buffers.update(buffers)
+        for content in contents:
+            content()
+
+    return put_back
+
+
+def _content(value: Any) -> Callable[[], None]:
+    if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
+        return _tensor_content(value)
+    if type(value) not in COPIED:
+        return _nothing
+    copy = value.copy()
+
+    def put_back() -> None:
+        value.clear()
+        (value.extend if isinstance(value, (list, deque)) else value.update)(copy)
+
+    return put_back
+
+
+def _tensor_content(tensor: Tensor) -> Callable[[], None]:
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.grad_fn is not None or tensor.is_inference():
+        return _nothing
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return _nothing  # an expanded tensor cannot be written, by the replay as little as by us
+    copy = tensor.detach().clone()
+
+    def put_back() -> None:
+        # batch norm writes its buffers without counting a version, and a counted one could trouble a retained graph
+        with torch.no_grad(), torch.autograd.grad_mode._unsafe_preserve_version_counter(tensor):
+            tensor.copy_(copy)
+
+    return put_back
+
+
+def _gradients_of(module: torch.nn.Module) -> Callable[[], None]:
+    """Stow ``.grad`` away, so that a backward inside a forward cannot add to it."""
+    kept = [(parameter, parameter.grad) for parameter in module.parameters()]
+    for parameter, gradient in kept:
+        if gradient is not None:
+            parameter.grad = None
+
+    def put_back() -> None:
+        for parameter, gradient in kept:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+
+    return put_back
+
+
+def _values_of(thing: Any) -> Callable[[], None]:
+    if thing is None:
+        return _nothing
+    before = dict(vars(thing))
+    return lambda: vars(thing).update(before)
+
+
+def _stack_of_modules() -> Callable[[], None]:
+    """ZeRO-3's list of modules whose forward runs: an exception leaves them there."""
+    stack = getattr(sys.modules.get("deepspeed.runtime.zero.parameter_offload"), "FWD_MODULE_STACK", None)
+    return _nothing if stack is None else _content(stack)
+
+
+def _replaced(owner: Any, answers: dict[str, Any]) -> Callable[[], None]:
+    mine = vars(owner) if hasattr(owner, "__dict__") else {}
+    names = [name for name in answers if callable(getattr(type(owner), name, None))]
+    before = {name: mine[name] for name in names if name in mine}
+    for name in names:
+        mine[name] = lambda *_, answer=answers[name], **__: answer
+
+    def put_back() -> None:
+        for name in names:
+            del mine[name]
+        mine.update(before)
+
+    return put_back
+
+
+def _nothing() -> None:
+    pass
