@@ -21,9 +21,10 @@ from dsdoctor.overflow.account import Account
 from dsdoctor.overflow.culprit import culprit
 from dsdoctor.overflow.debug import refuse_twice
 from dsdoctor.overflow.frames import Frame
-from dsdoctor.overflow.investigate import bad_gradients, first_account, last_frames, replayed
+from dsdoctor.overflow.investigate import any_bad_gradient, first_account, last_frames, replayed
 from dsdoctor.overflow.options import Options
 from dsdoctor.overflow.pages import Page, Position
+from dsdoctor.overflow.readings import Meters
 from dsdoctor.overflow.replay import Recorder
 from dsdoctor.overflow.tell import Teller
 from dsdoctor.overflow.tracing import Tracer
@@ -67,6 +68,7 @@ class Watch:
         self.engine, self.options = engine, options
         self._teller = Teller(report_file=options.report_file)
         self._findings: list[Finding] = []
+        self._meters = Meters()
         self._pages: list[Page] = []
         self._losses: list[Tensor] = []
         self._batches = 0
@@ -193,7 +195,7 @@ class Watch:
             return
         overflow = decision.overflow
         if overflow is None:
-            overflow = bool(bad_gradients(self.engine))
+            overflow = any_bad_gradient(self.engine, self._meters)
             if not decision.replicated:
                 overflow = ranks.any_rank(overflow, self.engine.device)
         self._overflowed = overflow

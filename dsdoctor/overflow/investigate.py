@@ -17,10 +17,11 @@ from dsdoctor.overflow import ranks, seams
 from dsdoctor.overflow.account import Account, Origin, Scale
 from dsdoctor.overflow.culprit import Culprit, Kind, culprit, is_mask
 from dsdoctor.overflow.frames import Frame, Phase, TensorStats
+from dsdoctor.overflow.measure import Meter
 from dsdoctor.overflow.operations import Operations
 from dsdoctor.overflow.options import Options
 from dsdoctor.overflow.pages import Page, Position
-from dsdoctor.overflow.readings import Meters, Readings
+from dsdoctor.overflow.readings import BAD_COLUMNS, Meters, Readings
 from dsdoctor.overflow.replay import Recorder, Replayed, replay
 from dsdoctor.overflow.watch import Hooks
 
@@ -38,6 +39,19 @@ class Seen:
     minus_inf: Origin | None = None
     local: list[TensorStats] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
+
+
+@torch.no_grad()
+def any_bad_gradient(engine: Any, meters: Meters) -> bool:
+    """Whether any gradient piece of this rank holds nan or inf: each is read once, with one wait per device."""
+    used: dict[torch.device, Meter] = {}
+    for piece in seams.pieces(engine):
+        meter = used.get(piece.device) or used.setdefault(piece.device, meters.take(piece.device))
+        meter.scan(piece)
+    bad = any(bool(meter.read()[:, :BAD_COLUMNS].any()) for meter in used.values())
+    for meter in used.values():
+        meters.give_back(meter)
+    return bad
 
 
 def bad_gradients(engine: Any) -> tuple[TensorStats, ...]:

@@ -178,6 +178,13 @@ def gradients(engine: Any) -> Iterator[tuple[str, Tensor]]:
             yield names.get(id(parameter), f"parameter {tuple(parameter.shape)}"), dense.detach()
 
 
+def pieces(engine: Any) -> Iterator[Tensor]:
+    """The gradients of ``gradients``, without their names: for a quick look at all of them."""
+    for _, gradient in _pieces(engine, engine.optimizer):
+        if isinstance(gradient, Tensor):
+            yield gradient
+
+
 def _pieces(engine: Any, optimizer: Any) -> Iterator[tuple[Any, Any]]:
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
         return _pieces_of_stage_3(optimizer)
