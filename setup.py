@@ -16,8 +16,10 @@ VERSION = next(
 )
 BUILD = ["torch", "pip", "setuptools>=68", "wheel", "ninja>=1.13", "build"]
 PLOT = ["plotly>=5.20", "kaleido>=1"]
+TRAIN = ["torch", "numpy", "deepspeed>=0.14"]
 TEST = [
     "torch",
+    "numpy",
     "pip",
     "setuptools>=68",
     "wheel",
@@ -28,6 +30,7 @@ TEST = [
     "mypy>=1.18",
     *PLOT,
 ]
+LAUNCH = [*TEST, *TRAIN, "transformers", "accelerate"]
 
 # one binary for every Python from 3.10 on; a free-threaded Python has no limited API
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -61,7 +64,7 @@ setup(
         "filelock>=3.12",
         "platformdirs>=4",
     ],
-    extras_require={"build": BUILD, "plot": PLOT, "test": TEST},
+    extras_require={"build": BUILD, "plot": PLOT, "train": TRAIN, "test": TEST, "launch": LAUNCH},
     entry_points={"console_scripts": ["dsdoctor=dsdoctor.cli:main"]},
     classifiers=[
         "Environment :: Console",

@@ -42,11 +42,17 @@ class Case:
 
 ON_CPU = (
     Case(name="GPT-2 4x256", layers=4, width=256, vocabulary=2000, batch=4, length=256, dtype="float32", bars=(4, 0.5)),
-    Case(name="GPT-2 4x256", layers=4, width=256, vocabulary=2000, batch=4, length=256, dtype="bfloat16", bars=(4, 0.5)),
-    Case(name="GPT-2 12x64", layers=12, width=64, vocabulary=2000, batch=1, length=32, dtype="bfloat16", bars=(26, 0.5)),
+    Case(
+        name="GPT-2 4x256", layers=4, width=256, vocabulary=2000, batch=4, length=256, dtype="bfloat16", bars=(4, 0.5)
+    ),
+    Case(
+        name="GPT-2 12x64", layers=12, width=64, vocabulary=2000, batch=1, length=32, dtype="bfloat16", bars=(26, 0.5)
+    ),
 )
 ON_CUDA = (
-    Case(name="GPT-2 124M", layers=12, width=768, vocabulary=50257, batch=8, length=1024, dtype="bfloat16", bars=(5, 1)),
+    Case(
+        name="GPT-2 124M", layers=12, width=768, vocabulary=50257, batch=8, length=1024, dtype="bfloat16", bars=(5, 1)
+    ),
 )
 
 
@@ -239,7 +245,10 @@ def machine(device: str) -> dict[str, Any]:
     import deepspeed
     import transformers
 
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        "",
+    )
     return {
         "date": time.strftime("%Y-%m-%d"),
         "cpu": cpu or platform.machine(),
@@ -261,9 +270,19 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.setdefault("DS_ACCELERATOR", asked.device)
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29571"}.items():
+    for name, value in {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29571",
+    }.items():
         os.environ.setdefault(name, value)
-    rows = [row for case in (ON_CPU if asked.device == "cpu" else ON_CUDA) for row in rows_of(case, asked.device, asked.steps)]
+    rows = [
+        row
+        for case in (ON_CPU if asked.device == "cpu" else ON_CUDA)
+        for row in rows_of(case, asked.device, asked.steps)
+    ]
     print(f"{'case':46} {'way':13} {'step ms':>8} {'hooks ms':>9} {'hooks %':>8} {'wall %':>7} {'bar %':>6}")
     for row in rows:
         bar = "" if row["bar_percent"] is None else row["bar_percent"]
@@ -272,7 +291,9 @@ def main() -> None:
             f"{row['wall_percent']:7.2f} {bar:>6}"
         )
     if asked.json:
-        asked.json.write_text(json.dumps({"machine": machine(asked.device), "steps": asked.steps, "rows": rows}, indent=1) + "\n")
+        asked.json.write_text(
+            json.dumps({"machine": machine(asked.device), "steps": asked.steps, "rows": rows}, indent=1) + "\n"
+        )
     late = [row for row in rows if row["bar_percent"] is not None and row["inside_percent"] > row["bar_percent"]]
     sys.exit(1 if late else 0)
 

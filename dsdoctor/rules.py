@@ -5,6 +5,7 @@ import difflib
 from dsdoctor import checks
 from dsdoctor.diagnosis.rules import RULES
 from dsdoctor.errors import UsageError
+from dsdoctor.overflow import verdict
 
 OF_BUILDING = {
     "op-cannot-be-built": """An op that was named cannot be built; the finding tells what stands in the way.
@@ -41,6 +42,8 @@ def manual(rule: str) -> str:
     pages = [checks.manual(check)] if (check := checks.checks().get(rule)) else []
     if rule in RULES:
         pages.append(f"In a log ({RULES[rule].stage.value}): {RULES[rule].manual}")
+    if page := verdict.manual_pages().get(rule):
+        pages.append(f"Of a watched training: {page}")
     if rule in OF_BUILDING and not pages:
         pages.append(OF_BUILDING[rule])
     if not pages:
@@ -52,4 +55,4 @@ def manual(rule: str) -> str:
 
 def every_rule() -> tuple[str, ...]:
     """All rule ids, sorted."""
-    return tuple(sorted({*checks.checks(), *RULES, *OF_BUILDING}))
+    return tuple(sorted({*checks.checks(), *RULES, *verdict.manual_pages(), *OF_BUILDING}))

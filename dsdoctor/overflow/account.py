@@ -25,8 +25,10 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     ``named``: bad gradients after reduction, those parts that this rank holds. ``local``: this rank's own gradients in
     the replay, bad ones first. ``at_scale_one``: the same replayed with scale 1; None: not done. ``frames``: the last ones
-    up to the culprit. ``minus_inf``: what made the -inf that the culprit was given. ``replayed``: how far, in words; ``applied``: the step was taken in spite of it. ``weight_bad_since``: the first step of which that is known; None: from the start.
-    ``loss_gradient``: what arrived at the loss, and what is due there: the loss scale over the accumulation steps.
+    up to the culprit. ``minus_inf``: what made the -inf that the culprit was given. ``replayed``: how far, in words.
+    ``applied``: the step was taken in spite of it. ``weight_bad_since``: the first step of which that is known; None: from
+    the start. ``loss_gradient``: what arrived at the loss, and what is due there: the loss scale over the accumulation
+    steps.
     """
 
     rank: int

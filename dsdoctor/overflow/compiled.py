@@ -54,7 +54,11 @@ class CompiledRows:
             if code:
                 index, place = divmod(row, OUTPUTS)
                 stats = stats_of(
-                    rows[row], name=f"output[{place}]", dtype=KINDS[code - 1], shape=(count,), device=str(self._ring.device)
+                    rows[row],
+                    name=f"output[{place}]",
+                    dtype=KINDS[code - 1],
+                    shape=(count,),
+                    device=str(self._ring.device),
                 )
                 found.setdefault(index, []).append(stats)
         blank_(self._ring)
@@ -69,5 +73,5 @@ def _note_kind(tensor: Tensor, kinds: Tensor, row: int) -> None:
 
 
 @_note_kind.register_fake
-def _(tensor: Tensor, kinds: Tensor, row: int) -> None:
+def _(*_: Any) -> None:
     return None

@@ -37,7 +37,8 @@ OFTEN = 3
 
 def watch(engine: Any, **options: Any) -> "Watch":
     """Watch a DeepSpeed engine; the options are those of ``Options``. Raises UsageError for what makes no sense."""
-    chosen = Options(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
+    given: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in options.items()}
+    chosen = Options(**given)
     chosen.check()
     if not hasattr(engine, "global_steps") or not isinstance(getattr(engine, "module", None), nn.Module):
         raise UsageError(
@@ -321,4 +322,3 @@ class Watch:
                 f"the engine is compiled already: hooks of level {self.options.level} will not run inside its graphs. "
                 "Watch it before engine.compile()"
             )
-

@@ -203,9 +203,9 @@ def _into_nothing(tensor: Tensor, ring: Tensor, row: int) -> None:
 
 
 # The plain form of torch.library.custom_op, which costs 30 us a call. The library lives as long as this module.
-_LIBRARY = torch.library.Library("dsdoctor", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("scan_into(Tensor tensor, Tensor(a!) ring, int row) -> ()")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("scan_into", _into, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_LIBRARY = torch.library.Library("dsdoctor", "FRAGMENT")
+_LIBRARY.define("scan_into(Tensor tensor, Tensor(a!) ring, int row) -> ()")
+_LIBRARY.impl("scan_into", _into, "CompositeExplicitAutograd")
 torch.library.register_fake("dsdoctor::scan_into", _into_nothing, lib=_LIBRARY)
 
 

@@ -46,7 +46,7 @@ class Operations(TorchDispatchMode):
     """Measures the results of all operations while it is entered."""
 
     def __init__(self, readings: Readings) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._readings = readings
         self._results: list[Result] = []
 

@@ -26,8 +26,8 @@ def note(items: Items, name: str, value: Any, look: Look, depth: int = 0) -> Non
     elif depth == DEEPEST or len(items) >= MOST:
         items.append((name, NO_TENSOR))
     elif isinstance(value, tuple) and value:
-        for place, part in enumerate(value):
-            note(items, f"{name}[{place}]", part, look, depth + 1)
+        for number, part in enumerate(value):
+            note(items, f"{name}[{number}]", part, look, depth + 1)
     elif parts := _parts(value):
         first = len(items)
         for place, part in parts:

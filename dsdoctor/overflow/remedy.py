@@ -28,7 +28,7 @@ class Fp32Forward:
     def _wrap(self, module: nn.Module, *, outermost: bool) -> None:
         if "forward" in vars(module) and getattr(module.forward, "_dsdoctor_fp32", False):
             return
-        module.forward = _in_float32(module, module.forward, cast_back=outermost)  # type: ignore[method-assign]
+        module.forward = _in_float32(module, module.forward, cast_back=outermost)
         self._owners.append(module)
 
     def remove(self) -> None:
@@ -38,7 +38,7 @@ class Fp32Forward:
             if getattr(own, "__self__", None) is module and getattr(type(module), "forward", None) is own.__func__:
                 del module.forward
             else:
-                module.forward = own  # type: ignore[method-assign]
+                module.forward = own
         self._owners = []
 
     def __enter__(self) -> "Fp32Forward":
@@ -61,7 +61,7 @@ def fp32_forward(target: Any) -> Any:
     if isinstance(target, nn.Module):
         return Fp32Forward([target])
     if isinstance(target, type) and issubclass(target, nn.Module):
-        target.forward = _function_in_float32(target.forward)  # type: ignore[method-assign]
+        target.forward = _function_in_float32(target.forward)
         return target
     if callable(target) and not isinstance(target, type):
         return _function_in_float32(target)
@@ -93,7 +93,7 @@ def _in_float32(module: nn.Module, forward: Callable[..., Any], *, cast_back: bo
         return _cast_back(output, half) if cast_back and not was_on else output
 
     in_float32._dsdoctor_fp32 = True  # type: ignore[attr-defined]
-    in_float32.__wrapped__ = forward  # type: ignore[attr-defined]
+    in_float32.__wrapped__ = forward
     return in_float32
 
 

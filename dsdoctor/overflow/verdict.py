@@ -100,7 +100,9 @@ def overflow_in_module(accounts: Accounts) -> Iterator[Finding]:
         if any(is_mask(one) for one in culprit.frame.inputs):
             title += " of inputs that hold -inf"
         else:
-            title += f" of finite inputs (largest {biggest:.3g}, {culprit.tensor.dtype} ends at {limit(culprit.tensor):.3g})"
+            title += (
+                f" of finite inputs (largest {biggest:.3g}, {culprit.tensor.dtype} ends at {limit(culprit.tensor):.3g})"
+            )
         yield finding(overflow_in_module, title, accounts, found, remedy(culprit))
 
 
@@ -179,10 +181,11 @@ def gradient_above_scale(accounts: Accounts) -> Iterator[Finding]:
         )
         floor = first.scale.floor
         at_floor = floor is not None and first.scale.value <= floor
+        scale = near(first.scale.value)
         yield Finding(
             rule=rule_of(gradient_above_scale),
             severity=Severity.WARNING if at_floor or first.skipped > NORMAL_SKIPS else Severity.NOTE,
-            title=f"step {first.step} skipped: the gradient of {names} overflows at a loss scale of {near(first.scale.value)}{fits}",
+            title=f"step {first.step} skipped: the gradient of {names} overflows at a loss scale of {scale}{fits}",
             evidence=evidence(accounts, first),
             fix=Fix(text="Lower min_loss_scale in the fp16 section: the scale is at its floor.")
             if at_floor
@@ -202,10 +205,13 @@ def gradient_norm_overflows(accounts: Accounts) -> Iterator[Finding]:
             yield Finding(
                 rule=rule_of(gradient_norm_overflows),
                 severity=Severity.ERROR,
-                title=f"step {account.step}: every gradient is finite and their norm is not: {largest.name} has {largest.absmax:.3g}",
+                title=f"step {account.step}: every gradient is finite and their norm is not: "
+                f"{largest.name} has {largest.absmax:.3g}",
                 evidence=evidence(accounts, account),
                 affects=(largest.name,),
-                fix=Fix(text="Lower the learning rate, or look for a weight or an activation that has grown before it."),
+                fix=Fix(
+                    text="Lower the learning rate, or look for a weight or an activation that has grown before it."
+                ),
             )
 
 
@@ -277,8 +283,10 @@ def loss_not_scaled(accounts: Accounts) -> Iterator[Finding]:
             yield Finding(
                 rule=rule_of(loss_not_scaled),
                 severity=Severity.WARNING,
-                title=f"the loss is not scaled: its gradient is {seen:g}, and the step divides by a loss scale as if it were {due:g}",
-                evidence=(f"ZeRO stage {account.zero_stage}, {account.dtype}, step {account.step}, rank {account.rank}",),
+                title=f"the loss is not scaled: its gradient is {seen:g}, and the step divides as if it were {due:g}",
+                evidence=(
+                    f"ZeRO stage {account.zero_stage}, {account.dtype}, step {account.step}, rank {account.rank}",
+                ),
                 fix=Fix(text="Use ZeRO stage 1, or bf16; or scale the loss yourself with engine.optimizer.loss_scale."),
             )
             return

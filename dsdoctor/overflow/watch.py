@@ -192,7 +192,7 @@ class Hooks:
                 return
             look = page.readings.look
             items: Items = [(name, look(weight)) for name, weight in module._parameters.items() if weight is not None]
-            items += self._before.pop(index, None) or self._inputs(page, args, kwargs)
+            items += self._before.pop(index) if index in self._before else self._inputs(page, args, kwargs)
             raised = output is None and sys.exc_info()[0] is not None
             if type(output) is Tensor:
                 items.append(("output", look(output)))

@@ -22,7 +22,10 @@ def test_an_operation_that_overflowed_is_named_with_its_figures_and_its_remedy()
     found = cause(account(0, good(0, "a"), OVERFLOW))
 
     assert found.rule == "overflow-in-module"
-    assert found.title == "b (Linear) made 3 inf of 8 in output of finite inputs (largest 6.2e+04, float16 ends at 6.55e+04)"
+    assert (
+        found.title
+        == "b (Linear) made 3 inf of 8 in output of finite inputs (largest 6.2e+04, float16 ends at 6.55e+04)"
+    )
     assert "step 7, micro-batch 0, batch_number=0, rank 0" in found.evidence
     assert "its inputs had 0.1 bits of headroom left" in found.evidence
     assert found.fix is not None
@@ -146,7 +149,10 @@ def test_finite_gradients_whose_norm_is_not() -> None:
 def test_without_a_replay_the_names_are_all_that_is_said() -> None:
     found = cause(account(0, named=NAMED, replayed="", **UNSCALED))
 
-    assert (found.rule, found.title) == ("gradient-not-finite", "step 7: the gradient of a.weight, b.weight is not finite")
+    assert (found.rule, found.title) == (
+        "gradient-not-finite",
+        "step 7: the gradient of a.weight, b.weight is not finite",
+    )
 
 
 def test_a_step_that_is_applied_all_the_same_is_said_beside_the_cause() -> None:

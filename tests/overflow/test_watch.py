@@ -227,7 +227,9 @@ def test_gradients_come_in_the_order_of_the_backward_with_their_consumers() -> N
 def test_nothing_changes_bit_for_bit() -> None:
     def trained(watched: bool) -> list[Tensor]:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.ReLU(inplace=True), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        model = nn.Sequential(
+            nn.Linear(4, 8), nn.Dropout(0.3), nn.ReLU(inplace=True), nn.BatchNorm1d(8), nn.Linear(8, 1)
+        )
         hooks = Hooks(model, on_page=lambda page: None, gradients=True) if watched else None
         for _ in range(10):
             model(torch.randn(6, 4)).sum().backward()

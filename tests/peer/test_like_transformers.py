@@ -103,7 +103,7 @@ def test_where_theirs_crashes_or_is_blind_ours_sees() -> None:
 
     theirs()(model := Loss())
     model(torch.ones(2))
-    with pytest.raises(ValueError, match="made 1 nan of 1 in output.loss"):
+    with pytest.raises(ValueError, match=r"made 1 nan of 1 in output\.loss"):
         DebugUnderflowOverflow(model := Loss())
         model(torch.ones(2))
     with pytest.raises(RuntimeError):

@@ -1,6 +1,5 @@
 """A watch changes nothing: ten steps, dropout, accumulation, overflows on the way, every stage and level, bit for bit."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
