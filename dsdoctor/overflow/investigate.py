@@ -119,7 +119,7 @@ def _replay(
         hooks = Hooks(engine.module, on_page=pages.append, position=lambda: place, gradients=True, rank=account.rank)
         hooks.batch = batch + number
         readings = Readings(Meters())
-        operations = Operations(readings)
+        operations = Operations(readings, lambda: len((hooks.page or pages[-1]).calls) if hooks.page or pages else 0)
         try:
             with _remembering_lines(), operations:
                 yield
@@ -155,7 +155,7 @@ def _look_at(page: Page, seen: Seen, operations: Operations, options: Options) -
     seen.culprit = found
     seen.frames = last_frames(frames, found, options.max_frames_to_save)
     if found.kind not in (Kind.DATA, Kind.WEIGHT):
-        seen.origin = operations.first_bad(backward=found.kind is Kind.GRADIENT)
+        seen.origin = operations.first_bad(found.frame.order, backward=found.kind is Kind.GRADIENT)
     seen.minus_inf = operations.first_minus_inf() if any(is_mask(one) for one in found.frame.inputs) else None
 
 

@@ -5,7 +5,7 @@ Dear, and only for a replay: each result is read once more, and the caller's lin
 
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -33,9 +33,11 @@ OURS = f"{Path(__file__).parent}/"
 
 @dataclass(slots=True)
 class Result:
-    """One result: its reading, the operation's name, whence it was called, the autograd node and where that was made."""
+    """One result: its reading, how many calls had ended before it, the operation's name, whence it was called, the
+    autograd node and where that was made."""
 
     reading: int
+    calls: int
     op: str
     line: tuple[str, int, str] | None
     node: str
@@ -43,11 +45,11 @@ class Result:
 
 
 class Operations(TorchDispatchMode):
-    """Measures the results of all operations while it is entered."""
+    """Measures the results of all operations while it is entered. ``calls`` tells how many module calls have ended."""
 
-    def __init__(self, readings: Readings) -> None:
+    def __init__(self, readings: Readings, calls: Callable[[], int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._readings = readings
+        self._readings, self._calls = readings, calls
         self._results: list[Result] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -57,10 +59,15 @@ class Operations(TorchDispatchMode):
             self._note(func, result)
         return result
 
-    def first_bad(self, *, backward: bool) -> Origin | None:
-        """The first operation that made a nan or an inf, of the forward or of the backward. After the readings settled."""
-        found = (one for one, stats in self._bad() if bool(one.node) is backward and not is_mask(stats))
-        return next(map(_origin, found), None)
+    def first_bad(self, order: int, *, backward: bool) -> Origin | None:
+        """The first operation that made a nan or an inf for the call of that order: since the call before it ended.
+
+        What came earlier went astray (a -inf to fill a mask with), or, in the backward, took another way. After the
+        readings settled.
+        """
+        found = [one for one, stats in self._bad() if bool(one.node) is backward and not is_mask(stats)]
+        near = [one for one in found if one.calls == order]
+        return next(map(_origin, near or [one for one in found if one.calls < order]), None)
 
     def first_minus_inf(self) -> Origin | None:
         """The first operation of the forward that made a -inf beside finite values: a mask, or the logarithm of a zero."""
@@ -92,7 +99,9 @@ class Operations(TorchDispatchMode):
         if isinstance(reading, int):
             made = None if node is None else node.metadata.get("traceback_")
             name = "" if node is None else node.name()
-            self._results.append(Result(reading, str(func._schema.name).replace("::", "."), line, name, made))
+            self._results.append(
+                Result(reading, self._calls(), str(func._schema.name).replace("::", "."), line, name, made)
+            )
 
 
 def _caller() -> tuple[str, int, str] | None:

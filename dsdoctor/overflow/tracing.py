@@ -1,5 +1,6 @@
 """Chosen batches -> a trace file per rank, and the same in the guide's text format beside it."""
 
+import contextlib
 import platform
 import sys
 import time
@@ -62,7 +63,8 @@ class Tracer:
         """Write what is left, and close."""
         self.step_ends(None, [], 0)
         self._writer.close()
-        self._text.close()
+        with contextlib.suppress(OSError):  # a full disk was told before
+            self._text.close()
 
     def _write(self, page: Page, first: int) -> None:
         frames = tuple(page.frames())[first:]
