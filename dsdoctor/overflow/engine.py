@@ -131,6 +131,7 @@ class Watch:
             on_page=self._on_page,
             position=self._position,
             wanted=self._is_wanted,
+            paused=lambda: self._recorder.replaying,
             include=self.options.include,
             exclude=self.options.exclude,
             gradients=self.options.level == "trace",
@@ -147,7 +148,7 @@ class Watch:
         return hooks
 
     def _is_wanted(self, batch: int) -> bool:
-        if self._recorder.replaying or self._stopped:
+        if self._stopped:
             return False
         return self.options.level == "frames" or batch in self.options.trace_batch_nums
 
@@ -171,8 +172,6 @@ class Watch:
         self._loss_gradient = gradient.detach()
 
     def _on_page(self, page: Page) -> None:
-        if self._recorder.replaying:
-            return
         if self._tracer is not None:
             self._tracer.forward(page)
         elif torch.is_grad_enabled():

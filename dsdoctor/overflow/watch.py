@@ -31,7 +31,8 @@ class Hooks:
 
     ``gradients``: also gradients of activations and parameters, which come to the page after ``on_page``. ``integers``:
     also the extremes of whole numbers, as the guide prints them. ``compiled_on``: the device of a model that may be
-    compiled later, whose outputs ``compiled_frames`` tells. ``position`` says which step and micro-batch it is.
+    compiled later, whose outputs ``compiled_frames`` tells. ``position`` says which step and micro-batch it is, ``wanted``
+    whether a batch is to be looked at, ``paused`` that a call of the model is no batch at all: a replay.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Hooks:
         on_page: Callable[[Page], None],
         position: Callable[[], Position] = Position,
         wanted: Callable[[int], bool] = lambda _batch: True,
+        paused: Callable[[], bool] = lambda: False,
         include: tuple[str, ...] = (),
         exclude: tuple[str, ...] = (),
         gradients: bool = False,
@@ -51,7 +53,8 @@ class Hooks:
         self.model = model
         self.batch = 0
         self.page: Page | None = None
-        self._on_page, self._position, self._wanted, self._rank = on_page, position, wanted, rank
+        self._on_page, self._position, self._wanted, self._paused = on_page, position, wanted, paused
+        self._rank = rank
         self._include, self._exclude = include, exclude
         self._gradients, self._integers = gradients, integers
         self._meters = Meters()
@@ -137,7 +140,7 @@ class Hooks:
     # -- a batch begins and ends
 
     def _root_starts(self, *_: Any) -> None:
-        if torch.compiler.is_compiling() or _graph_task() != -1:
+        if torch.compiler.is_compiling() or _graph_task() != -1 or self._paused():
             return
         self._depth += 1
         if self._depth > 1:

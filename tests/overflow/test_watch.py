@@ -263,6 +263,21 @@ def test_the_position_is_asked_when_a_batch_begins() -> None:
     assert (frame.step, frame.micro, frame.rank, frame.batch, frame.training) == (4, 1, 3, 0, False)
 
 
+def test_a_replay_is_no_batch() -> None:
+    pages: list[Page] = []
+    replaying = False
+    model = nn.Identity()
+    hooks = Hooks(model, on_page=pages.append, paused=lambda: replaying)
+    model(torch.ones(1))
+    replaying = True
+    model(torch.ones(1))
+    replaying = False
+    model(torch.ones(1))
+    hooks.detach()
+
+    assert [page.batch for page in pages] == [0, 1]
+
+
 def test_tensors_without_memory_are_borne() -> None:
     strange = (
         torch.ones(2, device="meta"),
