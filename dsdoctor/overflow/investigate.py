@@ -25,7 +25,7 @@ from dsdoctor.overflow.readings import BAD_COLUMNS, Meters, Readings
 from dsdoctor.overflow.replay import Recorder, Replayed, replay
 from dsdoctor.overflow.watch import Hooks
 
-MOST_GRADIENTS = 64
+MOST_GRADIENTS = 24
 """Gradients that an account names: the bad ones first, then the largest."""
 
 

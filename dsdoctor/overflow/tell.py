@@ -24,7 +24,7 @@ class Teller:
         self.lines: list[str] = []
 
     def tell(self, findings: tuple[Finding, ...], accounts: list[Account]) -> None:
-        """Print findings, and with an error seen for the first time the frames that led to it."""
+        """Print findings, a note in one line, and with an error seen for the first time the frames that led to it."""
         for finding in findings:
             key = f"{finding.rule} {finding.affects}"
             again = self._said[key] = self._said.get(key, 0) + 1
@@ -32,7 +32,8 @@ class Teller:
                 self._print(full_lines(finding))
             elif again & (again - 1) == 0:
                 self._print([f"{head(finding)}  (time {again})"])
-        if findings and self._said[f"{findings[0].rule} {findings[0].affects}"] == 1:
+        first = findings[0] if findings else None
+        if first is not None and first.severity is Severity.ERROR and self._said[f"{first.rule} {first.affects}"] == 1:
             self._print(frame_lines(accounts))
         self._append(findings, accounts)
 

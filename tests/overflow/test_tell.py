@@ -1,0 +1,69 @@
+"""What is printed of findings: in full once, one line later, one line for what is normal."""
+
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.overflow.tell import Teller
+from tests.overflow.written import account, frame, good, tensor
+
+ERROR = Finding(
+    rule="overflow-in-module",
+    severity=Severity.ERROR,
+    title="b made an inf",
+    evidence=("step 7",),
+    affects=("b",),
+    fix=Fix(text="Run it in float32."),
+)
+NOTE = Finding(rule="gradient-above-scale", severity=Severity.NOTE, title="step 1 skipped")
+BAD = account(0, good(0, "a"), frame(1, "b", tensor("output", posinf=1)))
+HEAD = "dsdoctor: ✗ b made an inf  [overflow-in-module]"
+
+
+def test_an_error_is_told_in_full_with_the_frames_that_led_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Teller().tell((ERROR,), [BAD])
+    lines = capsys.readouterr().err.splitlines()
+
+    assert lines[:5] == [
+        HEAD,
+        "      step 7",
+        "      Fix: Run it in float32.",
+        "Last 2 frames:",
+        "abs min  abs max  metadata",
+    ]
+    assert lines[-1] == "5.00e-01      inf output"
+
+
+def test_what_comes_again_is_one_line_and_ever_rarer(capsys: pytest.CaptureFixture[str]) -> None:
+    teller = Teller()
+    teller.tell((ERROR,), [BAD])
+    capsys.readouterr()
+    for _ in range(7):
+        teller.tell((ERROR,), [BAD])
+
+    assert capsys.readouterr().err.splitlines() == [f"{HEAD}  (time {times})" for times in (2, 4, 8)]
+
+
+def test_a_normal_overflow_is_one_quiet_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Teller().tell((NOTE,), [BAD])
+
+    assert capsys.readouterr().err == "dsdoctor: · step 1 skipped  [gradient-above-scale]\n"
+
+
+def test_the_report_file_gets_each_finding_as_a_json_line(tmp_path: Path) -> None:
+    teller = Teller(report_file=str(tmp_path / "report.jsonl"))
+    teller.tell((ERROR,), [BAD])
+    teller.tell((NOTE,), [BAD])
+
+    assert [line[:52] for line in (tmp_path / "report.jsonl").read_text().splitlines()] == [
+        '{"schema": "dsdoctor/1", "command": "run", "step": 7'
+    ] * 2
+
+
+def test_a_report_file_that_cannot_be_written_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    teller = Teller(report_file=str(tmp_path / "none" / "report.jsonl"))
+    teller.tell((NOTE,), [BAD])
+    teller.tell((NOTE,), [BAD])
+
+    assert capsys.readouterr().err.count("cannot be written (No such file or directory)") == 1
