@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dsdoctor.overflow.difference import Change, Comparison, Difference, Pair, Place, What
 from dsdoctor.overflow.formats import UNIT_ROUNDOFF
-from dsdoctor.overflow.frames import LIMITS, Frame, Phase, TensorStats
+from dsdoctor.overflow.frames import LIMITS, Frame, Phase, TensorStats, unscaled
 from dsdoctor.overflow.tolerance import Allowed, allowed, is_bad, is_negligible, judge
 
 MOST_SHOWN = 20
@@ -77,7 +77,8 @@ Found = tuple[Frame, TensorStats]
 
 
 def _keyed(frames: Iterable[Frame]) -> dict[Key, Found]:
-    """The floating-point tensors by their place, in the order of execution: within a frame weights, inputs, outputs."""
+    """The floating-point tensors by their place, in the order of execution: within a frame weights, inputs, outputs.
+    Gradients without the loss scale that is in them."""
     found: dict[Key, Found] = {}
     for frame in frames:
         backward = frame.phase is Phase.BACKWARD  # hashing an enum takes as long as all the rest
@@ -86,7 +87,7 @@ def _keyed(frames: Iterable[Frame]) -> dict[Key, Found]:
                 times = 0
                 while (key := (backward, frame.module, frame.call, tensor.name, times)) in found:
                     times += 1
-                found[key] = frame, tensor
+                found[key] = frame, unscaled(tensor, frame.loss_scale) if frame.loss_scale else tensor
     return found
 
 

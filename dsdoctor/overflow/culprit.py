@@ -32,9 +32,9 @@ class Culprit:
     before: Frame | None = None
 
 
-MASK_REST = 1e-2
-"""An output whose only bad values are -inf is a mask as long as its finite rest stays below this part of the limit: what
-overflows to -inf comes with neighbours near the limit."""
+MASK_REST = 1 / 16
+"""An output whose only bad values are -inf is a mask as long as its finite rest stays below this part of the limit, and the
+module has no weights: what overflows to -inf comes with neighbours near the limit, or out of a channel of a Linear."""
 
 
 def culprit(frames: Iterable[Frame]) -> Culprit | None:
@@ -58,21 +58,21 @@ def _in_forward(frames: tuple[Frame, ...]) -> Culprit | None:
 def _judge(frame: Frame, before: Frame | None, *, given: bool) -> Culprit | None:
     """What is wrong with one call, if anything, when all before it was right. ``given``: the batch itself is bad."""
     for tensor in frame.weights:
-        if tensor.is_bad and not is_mask(tensor):
+        if tensor.is_bad:
             return Culprit(kind=Kind.WEIGHT, frame=frame, tensor=tensor, before=before)
     for tensor in _bad_inputs(frame):
         kind = Kind.DATA if given else Kind.BETWEEN
         return Culprit(kind=kind, frame=frame, tensor=tensor, before=before)
     for tensor in frame.outputs:
-        if tensor.is_bad and not is_mask(tensor):
+        if tensor.is_bad and not (is_mask(tensor) and not frame.weights):
             return Culprit(kind=Kind.MODULE, frame=frame, tensor=tensor, before=before)
     return None
 
 
 def _bad_inputs(frame: Frame) -> tuple[TensorStats, ...]:
-    """Inputs that are bad and no masks: -inf is one where it lies beside small values, or where the module bore it."""
+    """Inputs that are bad and no masks: -inf is one where it lies beside small values; any inf where the module bore it."""
     bad = (tensor for tensor in frame.inputs if tensor.is_bad and not is_mask(tensor))
-    return tuple(tensor for tensor in bad if not (tensor.only_minus_inf and _is_finite(frame)))
+    return tuple(tensor for tensor in bad if tensor.nan or not _is_finite(frame))
 
 
 def is_mask(tensor: TensorStats) -> bool:

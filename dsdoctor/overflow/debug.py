@@ -11,8 +11,10 @@ from dsdoctor.overflow import guide, ranks
 from dsdoctor.overflow.account import Account
 from dsdoctor.overflow.culprit import Culprit, culprit
 from dsdoctor.overflow.frames import Frame, TensorStats
+from dsdoctor.overflow.hook import Hook
 from dsdoctor.overflow.options import Options
 from dsdoctor.overflow.pages import Page
+from dsdoctor.overflow.places import tensors_of
 from dsdoctor.overflow.readings import Meters, Readings
 from dsdoctor.overflow.verdict import judge
 from dsdoctor.overflow.watch import Hooks
@@ -26,8 +28,8 @@ class DebugUnderflowOverflow:
     judged. ``abort_after_batch_num`` raises ValueError after that batch. Unlike the guide's class it also sees keyword
     inputs and outputs of any nesting, bears a ZeRO-3 engine's module, and lets masks of -inf pass.
 
-    ``collective``: whether ranks agree at the end of each training forward; False where they do not call ``model`` equally
-    often (pipelines, uneven data). Raises UsageError for numbers that make no sense and for a model watched already.
+    ``collective``: whether ranks agree when a backward begins; False where they do not run backward equally often
+    (pipelines, uneven data). Raises UsageError for numbers that make no sense and for a model watched already.
     """
 
     def __init__(
@@ -54,6 +56,9 @@ class DebugUnderflowOverflow:
         self._collective = collective
         self._pages: deque[Page] = deque(maxlen=2)
         self._hooks = Hooks(model, on_page=self._on_page, integers=True, rank=ranks.rank())
+        self._waiting: Page | None = None
+        self._found: Culprit | None = None
+        self._root = model.register_forward_hook(Hook(self._after_root), with_kwargs=False)
 
     @property
     def batch_number(self) -> int:
@@ -63,6 +68,7 @@ class DebugUnderflowOverflow:
     def detach(self) -> None:
         """Take every hook away."""
         self._hooks.detach()
+        self._root.remove()
 
     def __enter__(self) -> "DebugUnderflowOverflow":
         return self
@@ -82,12 +88,30 @@ class DebugUnderflowOverflow:
 
     def _judge(self, page: Page) -> None:
         found = culprit(page.frames()) if page.readings.any_bad else None
-        together = self._collective and page.training and torch.is_grad_enabled() and ranks.is_together()
-        if not together:
-            if found is not None:
-                self._stop([self._account(page, found)])
-        elif ranks.any_rank(found is not None, device_of(self.model)):
-            self._stop(ranks.gather(self._account(page, found)))
+        if self._collective and ranks.is_together() and torch.is_grad_enabled():
+            self._waiting, self._found = page, found
+        elif found is not None:
+            self._stop([self._account(page, found)])
+
+    def _after_root(self, _model: nn.Module, _args: Any, output: Any) -> None:
+        """Ranks agree when the backward begins, which all of them do together; a forward on one rank alone has none."""
+        page, self._waiting = self._waiting, None
+        if page is None:
+            return
+        heads = [tensor for _, tensor in tensors_of("", output) if tensor.requires_grad]
+        if not heads and self._found is not None:
+            self._stop([self._account(page, self._found)])
+        found, agreed = self._found, False
+
+        def agree(_gradient: Tensor) -> None:
+            nonlocal agreed
+            if not agreed:
+                agreed = True
+                if ranks.any_rank(found is not None, device_of(self.model)):
+                    self._stop(ranks.gather(self._account(page, found)))
+
+        for head in heads:
+            head.register_hook(agree)
 
     def _account(self, page: Page, found: Culprit | None) -> Account:
         last = () if found is None else self._last_frames(found)
@@ -151,7 +175,8 @@ def stats_of_tensor(tensor: Tensor, name: str) -> TensorStats | None:
 
 def refuse_twice(model: nn.Module) -> None:
     """Raise UsageError if the model is watched already: each tensor would be measured twice."""
-    if any(isinstance(getattr(hook, "__self__", None), Hooks) for hook in model._forward_hooks.values()):
+    functions = (hook.function for hook in model._forward_hooks.values() if isinstance(hook, Hook))
+    if any(isinstance(getattr(function, "__self__", None), Hooks) for function in functions):
         raise UsageError(
             f"this {type(model).__name__} is watched already",
             hint="call detach() on the first watch, or keep only that one",

@@ -3,11 +3,13 @@
 Goes in: an engine. Comes out: findings, printed and kept. Never changes what is trained: a hit is replayed and undone.
 """
 
+import dataclasses
 import functools
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -21,6 +23,7 @@ from dsdoctor.overflow.account import Account
 from dsdoctor.overflow.culprit import culprit
 from dsdoctor.overflow.debug import refuse_twice
 from dsdoctor.overflow.frames import Frame
+from dsdoctor.overflow.hook import Hook
 from dsdoctor.overflow.investigate import any_bad_gradient, first_account, last_frames, replayed
 from dsdoctor.overflow.options import Options
 from dsdoctor.overflow.pages import Page, Position
@@ -35,8 +38,15 @@ OFTEN = 3
 """Hits in a row that are all replayed; later ones when their number is a power of two."""
 
 
+MOST_PAGES = 64
+"""Forwards whose records are kept for the step that judges them."""
+
+
 def watch(engine: Any, **options: Any) -> "Watch":
     """Watch a DeepSpeed engine; the options are those of ``Options``. Raises UsageError for what makes no sense."""
+    known = [field.name for field in dataclasses.fields(Options)]
+    if wrong := [name for name in options if name not in known]:
+        raise UsageError(f"watch has no option {wrong[0]!r}", hint=f"one of {', '.join(known)}")
     given: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in options.items()}
     chosen = Options(**given)
     chosen.check()
@@ -72,6 +82,7 @@ class Watch:
         self._meters = Meters()
         self._pages: list[Page] = []
         self._losses: list[Tensor] = []
+        self._own_losses: list[Tensor] = []
         self._batches = 0
         self._first_batch = 0
         self._hits = self._skipped = 0
@@ -79,7 +90,10 @@ class Watch:
         self._loss_gradient: Tensor | None = None
         self._asks_scale = seams.zero_stage(engine) == 0 and seams.dtype(engine) is torch.float16
         self._overflowed: bool | None = None
-        self._stopped = False
+        self._scale: float | None = None
+        self._stopped = self._said_blind = False
+        # first of all: a folder that cannot be written leaves the engine as it was
+        self._tracer = Tracer(engine, options) if options.level == "trace" else None
         self._undo: list[Callable[[], None]] = [functools.partial(vars(engine).pop, "dsdoctor", None)]
         self._say_if_compiled()
         self._recorder = Recorder(engine)
@@ -87,10 +101,13 @@ class Watch:
             engine, on_decision=self._guarded(self._on_decision), on_step=self._on_step, on_backward=self._on_loss
         )
         self._undo += [self._seam.detach, self._recorder.detach]
-        self._undo.append(engine.module.register_forward_hook(self._count).remove)
-        self._tracer = Tracer(engine, options) if options.level == "trace" else None
+        self._undo.append(engine.module.register_forward_hook(Hook(self._count)).remove)
         self._hooks: Hooks | None = None
-        self._hooks = self._hook_modules()
+        try:
+            self._hooks = self._hook_modules()
+        except BaseException:
+            self.detach()
+            raise
         vars(engine)["dsdoctor"] = self
 
     # -- what the user holds
@@ -140,7 +157,6 @@ class Watch:
         )
         if hooks.nothing:
             hooks.detach()
-            self.detach()
             asked = ", ".join((*self.options.include, *(f"not {glob}" for glob in self.options.exclude)))
             raise UsageError(
                 f"no module of the engine matches {asked}", hint="names as engine.module.named_modules() gives"
@@ -157,11 +173,13 @@ class Watch:
         stage = seams.pipeline_stage(self.engine)[0] if seams.is_pipeline(self.engine) else None
         return Position(step=step, micro=len(self._pages) if micro < 0 else micro, stage=stage)
 
-    def _count(self, *_: Any) -> None:
-        if not self._recorder.replaying and torch._C._current_graph_task_id() == -1:
-            self._batches += 1
-            if not torch.is_grad_enabled():
-                self._stop_after_batch()
+    def _count(self, _module: Any, _args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or self._recorder.replaying or torch._C._current_graph_task_id() != -1:
+            return
+        self._batches += 1
+        loss = loss_in(output)
+        if loss is not None and torch.is_grad_enabled():
+            self._own_losses.append(loss.detach())
 
     def _on_loss(self, loss: Tensor) -> None:
         self._losses.append(loss.detach())
@@ -176,6 +194,8 @@ class Watch:
             self._tracer.forward(page)
         elif torch.is_grad_enabled():
             self._pages.append(page)
+            if len(self._pages) > MOST_PAGES:  # forwards that no step follows
+                self._pages.pop(0).settle()
         else:
             self._look_at_evaluation(page)
 
@@ -194,6 +214,7 @@ class Watch:
         if self._stopped or decision.late:
             return
         overflow = decision.overflow
+        self._scale = decision.loss_scale
         if overflow is None:
             overflow = any_bad_gradient(self.engine, self._meters)
             if not decision.replicated:
@@ -205,12 +226,12 @@ class Watch:
             self._hit(decision, live)
             return
         self._last_clean_step = decision.step
-        mine = live is not None or self._loss_is_bad()
-        if self.options.on_overflow == "raise":
-            if ranks.any_rank(mine, self.engine.device):
-                self._conclude(ranks.gather(live or self._account(decision)))
-        elif mine:
-            self._conclude([live or self._account(decision)], together=False)
+        bad_loss = self._loss_is_bad()
+        if self.options.on_overflow == "raise" and ranks.any_rank(bad_loss, self.engine.device):
+            self._conclude(ranks.gather(live or self._account(decision)))
+        elif live is not None or bad_loss:
+            # what is bad inside and reaches neither loss nor gradients does no harm
+            self._conclude([live or self._account(decision)], together=False, harmless=not bad_loss)
 
     def _check_loss_scale(self, decision: seams.Decision) -> None:
         """Once, in fp16 without ZeRO: whether what the step divides by was multiplied in."""
@@ -227,10 +248,20 @@ class Watch:
 
     def _loss_is_bad(self) -> bool:
         """Whether a loss of this step was not finite. By now the device has caught up: DeepSpeed has asked it itself."""
-        return any(not bool(torch.isfinite(loss).all()) for loss in self._losses)
+        return any(not bool(torch.isfinite(loss).all()) for loss in self._losses or self._own_losses)
 
     def _account(self, decision: seams.Decision) -> Account:
-        losses = tuple(float(loss) for loss in self._losses if loss.numel() == 1)
+        """What this rank knows. A defect of ours leaves the least there is: the other ranks wait for an account."""
+        try:
+            return self._whole_account(decision)
+        except Exception:
+            self._teller.say(
+                f"rank {ranks.rank()} could not tell what it saw. Please report this: {traceback.format_exc()}"
+            )
+            return Account(rank=ranks.rank(), world=ranks.world(), step=decision.step, batch=self._first_batch)
+
+    def _whole_account(self, decision: seams.Decision) -> Account:
+        losses = tuple(float(loss) for loss in self._losses or self._own_losses if loss.numel() == 1)
         account = first_account(self.engine, decision, losses=losses)
         return msgspec.structs.replace(account, batch=self._first_batch, skipped=self._skipped)
 
@@ -259,8 +290,8 @@ class Watch:
     def _hit(self, decision: seams.Decision, live: Account | None) -> None:
         """All ranks come here together: what DeepSpeed decided is the same on all of them."""
         self._hits += 1
-        self._skipped += 1
         applied = decision.overflow is None and not decision.dynamic
+        self._skipped += not applied
         since = None if self._last_clean_step is None else self._last_clean_step + 1
         account = msgspec.structs.replace(
             live or self._account(decision), skipped=self._skipped, applied=applied, weight_bad_since=since
@@ -271,13 +302,15 @@ class Watch:
             accounts = ranks.gather(account)
         self._conclude(accounts)
 
-    def _conclude(self, accounts: list[Account], *, together: bool = True) -> None:
-        """Judge, tell once, and stop all ranks alike if that was asked."""
+    def _conclude(self, accounts: list[Account], *, together: bool = True, harmless: bool = False) -> None:
+        """Judge, tell once, and stop all ranks alike if that was asked. ``harmless``: loss and gradients are finite."""
         findings = judge(accounts)
+        if harmless:
+            findings = tuple(replace(one, severity=min_severity(one.severity)) for one in findings)
         self._findings += findings
         if ranks.rank() == 0 or not together:
             self._teller.tell(findings, accounts)
-        errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+        errors = [] if harmless else [finding for finding in findings if finding.severity is Severity.ERROR]
         if errors and together and self.options.on_overflow == "raise":
             raise ranks.OverflowDetected(f"dsdoctor: {errors[0].title}  [{errors[0].rule}]")
 
@@ -285,15 +318,19 @@ class Watch:
         if self._overflowed is False:
             self._hits = self._skipped = 0
         if self._tracer is not None:
-            self._tracer.step_ends(self._overflowed, self._losses, self._batches)
+            self._tracer.step_ends(self._overflowed, self._losses or self._own_losses, self._batches, self._scale)
+            self._say_if_nothing_is_traced()
         self._recorder.forget()
-        self._pages, self._losses, self._overflowed = [], [], None
+        self._pages, self._losses, self._own_losses, self._overflowed = [], [], [], None
         self._first_batch = self._batches
         self._stop_after_batch()
 
     def _stop_after_batch(self) -> None:
+        """At a step's end, on all ranks as soon as one is past the batch: they may count differently."""
         last = self.options.abort_after_batch_num
-        if last is not None and self._batches > last and sys.exc_info()[0] is None:
+        if last is None or sys.exc_info()[0] is not None:
+            return
+        if ranks.any_rank(self._batches > last, self.engine.device):
             self.detach()
             raise ValueError(f"dsdoctor: stopped after batch {last}, as abort_after_batch_num asks")
 
@@ -315,9 +352,30 @@ class Watch:
 
         return guarded
 
+    def _say_if_nothing_is_traced(self) -> None:
+        if self._is_compiled() and not self._said_blind:
+            self._said_blind = True
+            self._teller.say("the engine is compiled: its modules cannot be traced. Trace it before engine.compile()")
+
     def _say_if_compiled(self) -> None:
         if self._is_compiled() and self.options.level != "guard":
             self._teller.say(
                 f"the engine is compiled already: hooks of level {self.options.level} will not run inside its graphs. "
                 "Watch it before engine.compile()"
             )
+
+
+def min_severity(severity: Severity) -> Severity:
+    """A warning at most."""
+    return Severity.WARNING if severity is Severity.ERROR else severity
+
+
+def loss_in(output: Any) -> Tensor | None:
+    """The loss in a model's output: a scalar, what is called so, or the first of a tuple if that is a scalar."""
+    if isinstance(output, Mapping):
+        output = output.get("loss")
+    elif isinstance(output, tuple) and output:
+        output = output[0]
+    else:
+        output = getattr(output, "loss", output)
+    return output if isinstance(output, Tensor) and output.dim() == 0 and output.is_floating_point() else None

@@ -49,6 +49,16 @@ class TensorStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         return bool(self.neginf) and not self.nan and not self.posinf
 
 
+def unscaled(stats: TensorStats, scale: float) -> TensorStats:
+    """A gradient's figures without the loss scale that is in them.
+
+    >>> unscaled(TensorStats(name="grad weight", dtype="float16", shape=(1,), absmax=512.0), 256.0).absmax
+    2.0
+    """
+    least, nonzero, most = (one and one / scale for one in (stats.absmin, stats.absmin_nonzero, stats.absmax))
+    return msgspec.structs.replace(stats, absmin=least, absmin_nonzero=nonzero, absmax=most)
+
+
 class Other(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="other", tag_field="is"):
     """A place in a call that holds no measured tensor. ``what``: ``None``, ``not a tensor``, or its dtype: ``int64``."""
 
@@ -66,6 +76,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     within it, from 0. ``order``: place in the sequence of frames of this rank and batch, from 0; children come before parents.
     ``call``: how many times this module had been called in this micro-batch. ``leaf``: has no child modules.
     ``after``: in the backward, the modules whose backward made the gradient. ``raised``: forward did not return.
+    ``loss_scale``: the factor in the gradients; None: 1, or not known.
     """
 
     batch: int
@@ -83,6 +94,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     leaf: bool = True
     raised: bool = False
     after: tuple[str, ...] = ()
+    loss_scale: float | None = None
 
     @property
     def measured(self) -> tuple[TensorStats, ...]:

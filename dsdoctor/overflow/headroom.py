@@ -135,12 +135,11 @@ class _Reading:
         self.first_bad: dict[str, None] = {}
         self._bad_batch: dict[int, int] = {}
         self.gradient: tuple[Peak, str, float] | None = None
-        self._scale = 1.0
 
     def add(self, rank: int, line: Frame | StepEnd) -> None:
         if isinstance(line, StepEnd):
-            self._scale = line.loss_scale or 1.0
-        elif line.phase is Phase.FORWARD:
+            return
+        if line.phase is Phase.FORWARD:
             self._forward(rank, line)
         else:
             self._backward(rank, line)
@@ -169,11 +168,13 @@ class _Reading:
                 self.first_bad[frame.module] = None
 
     def _backward(self, rank: int, frame: Frame) -> None:
+        scale = frame.loss_scale or 1.0
         for tensor in frame.measured:
             value = tensor.absmax or 0.0
-            if tensor.dtype in LIMITS and value > (self.gradient[0].value if self.gradient else 0.0):
+            known = 0.0 if self.gradient is None else self.gradient[0].value / self.gradient[2]
+            if tensor.dtype in LIMITS and value / scale > known:
                 peak = Peak(value=value, tensor=tensor.name, dtype=tensor.dtype, batch=frame.batch, rank=rank)
-                self.gradient = peak, frame.module, self._scale
+                self.gradient = peak, frame.module, scale
 
     def gradients(self) -> Gradients | None:
         if self.gradient is None:

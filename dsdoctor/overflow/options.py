@@ -31,6 +31,8 @@ class Options:
 
     def check(self) -> None:
         """Raise UsageError for the first thing that makes no sense."""
+        for name in ("include", "exclude", "trace_batch_nums"):
+            a_list(name, getattr(self, name))
         one_of("level", self.level, LEVELS)
         one_of("on_overflow", self.on_overflow, ANSWERS)
         whole("max_frames_to_save", self.max_frames_to_save, least=1)
@@ -48,6 +50,12 @@ class Options:
                 f"abort_after_batch_num is {last}, and batch {late[0]} is to be traced after it",
                 hint=f"abort_after_batch_num={max(late)}",
             )
+
+
+def a_list(name: str, value: object) -> None:
+    """Raise UsageError for a lone text or number: a text is a list of its letters."""
+    if not isinstance(value, tuple | list):
+        raise UsageError(f"{name} is {value!r}", hint=f"a list: [{value!r}]")
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

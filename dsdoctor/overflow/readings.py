@@ -63,15 +63,19 @@ class Readings:
         return self._new(tensor)
 
     def _new(self, tensor: Tensor) -> int | str:
-        version = version_of(tensor)
-        key = _storage_key(tensor, version)
-        number = self._same_storage(key)
-        if number is None:
-            number = self._read(tensor)
+        try:
+            version = version_of(tensor)
+            key = _storage_key(tensor, version)
+            number = self._same_storage(key)
             if number is None:
-                return str(tensor.dtype).removeprefix("torch.")
-            if key is not None:
-                self._storages[key] = (StorageWeakRef(tensor.untyped_storage()), number)
+                number = self._read(tensor)
+                if number is None:
+                    return str(tensor.dtype).removeprefix("torch.")
+                if key is not None:
+                    self._storages[key] = (StorageWeakRef(tensor.untyped_storage()), number)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            # wrapped by torch.func, traced, nested, quantised: what cannot be asked is passed over, and never in the way
+            return "not measured"
         self._seen[id(tensor)] = (weakref.ref(tensor), version, number)
         return number
 

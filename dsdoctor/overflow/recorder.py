@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsdoctor.overflow.hook import Hook
 from dsdoctor.overflow.rerun import gathers_so_far
 from dsdoctor.overflow.restore import Randomness, device_random
 from dsdoctor.overflow.seams import is_pipeline
@@ -60,10 +61,10 @@ class Recorder:
         self._devices = tuple(dict.fromkeys(("cpu", engine.device.type)))
         module = engine.module
         self._handles = [
-            module.register_forward_pre_hook(self._before_module, prepend=True, with_kwargs=True),
-            module.register_forward_hook(self._after_module),
-            engine.register_forward_pre_hook(self._before_engine, prepend=True, with_kwargs=True),
-            engine.register_forward_hook(self._after_engine),
+            module.register_forward_pre_hook(Hook(self._before_module), prepend=True, with_kwargs=True),
+            module.register_forward_hook(Hook(self._after_module)),
+            engine.register_forward_pre_hook(Hook(self._before_engine), prepend=True, with_kwargs=True),
+            engine.register_forward_hook(Hook(self._after_engine)),
         ]
 
     def forget(self) -> None:

@@ -10,6 +10,7 @@ import struct
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -165,8 +166,16 @@ def _attributes_of(module: torch.nn.Module) -> Callable[[], None]:
 def _content(value: Any) -> Callable[[], None]:
     if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
         return _tensor_content(value)
+    if isinstance(value, torch.Generator):
+        return partial(_set_state, value, value.get_state())
+    if hasattr(value, "bit_generator"):  # numpy's
+        bits = value.bit_generator.state
+        return lambda: setattr(value.bit_generator, "state", bits)
+    if isinstance(value, random.Random):
+        drawn = value.getstate()
+        return lambda: value.setstate(drawn)
     if type(value) not in COPIED:
-        return _nothing
+        return _values_of(value) if _is_plain_object(value) else _nothing
     copy = value.copy()
 
     def put_back() -> None:
@@ -232,6 +241,20 @@ def _replaced(owner: Any, answers: dict[str, Any]) -> Callable[[], None]:
         mine.update(before)
 
     return put_back
+
+
+def _set_state(generator: torch.Generator, state: Tensor) -> None:
+    generator.set_state(state)
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Whether it is somebody's record of values: no module, tensor, function or type."""
+    foreign = (torch.nn.Module, Tensor, type, torch.Generator)
+    return (
+        type(value).__module__ not in ("builtins", "functools")
+        and hasattr(value, "__dict__")
+        and (not isinstance(value, foreign) and not callable(value))
+    )
 
 
 def _nothing() -> None:

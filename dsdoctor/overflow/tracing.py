@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ class Tracer:
 
     def __init__(self, engine: Any, options: Options) -> None:
         self._engine = engine
-        path = Path(options.trace_dir or FOLDER) / file_name(ranks.rank())
+        path = unused(Path(options.trace_dir or FOLDER) / file_name(ranks.rank()))
         try:
             self._writer = TraceWriter(path, header_of(engine))
             self._text = path.with_suffix(".txt").open("w", encoding="utf-8")
@@ -46,28 +47,29 @@ class Tracer:
         else:
             page.settle()
 
-    def step_ends(self, overflow: bool | None, losses: list[Tensor], batches: int) -> None:
-        """Write the gradients of the step's pages, and DeepSpeed's decision."""
+    def step_ends(self, overflow: bool | None, losses: list[Tensor], batches: int, scale: float | None) -> None:
+        """Write the gradients of the step's pages, and DeepSpeed's decision. ``scale``: the loss scale in the gradients."""
         if not self._open:
             return
         for page, written in self._open:
             page.settle()
-            self._write(page, written)
+            self._write(page, written, scale)
         loss = ", ".join(f"{float(one):g}" for one in losses if one.numel() == 1)
         step = self._open[-1][0].position.step
-        scale = seams.loss_scale(self._engine)
         self._open = []
         self._writer.write((StepEnd(step=step, batch=batches - 1, overflow=overflow, loss_scale=scale, loss=loss),))
 
     def close(self) -> None:
         """Write what is left, and close."""
-        self.step_ends(None, [], 0)
+        self.step_ends(None, [], 0, None)
         self._writer.close()
         with contextlib.suppress(OSError):  # a full disk was told before
             self._text.close()
 
-    def _write(self, page: Page, first: int) -> None:
+    def _write(self, page: Page, first: int, scale: float | None = None) -> None:
         frames = tuple(page.frames())[first:]
+        if scale is not None and scale != 1:
+            frames = tuple(msgspec.structs.replace(frame, loss_scale=scale) for frame in frames)
         self._writer.write(frames)
         try:
             self._text.write(guide.text(frames) + "\n")
@@ -98,3 +100,13 @@ def header_of(engine: Any) -> Header:
         dtype=str(seams.dtype(engine)).removeprefix("torch."),
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
+
+
+def unused(path: Path) -> Path:
+    """The path, or one beside it with a number: a second engine, or a job that is started again, spoils no trace."""
+    number = 2
+    free = path
+    while free.exists():
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        number += 1
+    return free

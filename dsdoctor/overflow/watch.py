@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dsdoctor.overflow.compiled import CompiledRows
 from dsdoctor.overflow.frames import Frame, Phase, TensorStats
+from dsdoctor.overflow.hook import Hook
 from dsdoctor.overflow.pages import Call, Page, Place, Position
 from dsdoctor.overflow.places import Items, note, tensors_of
 from dsdoctor.overflow.readings import Meters, Readings
@@ -61,14 +62,14 @@ class Hooks:
         self._places: list[Place] = []
         self._counts: list[int] = []
         self._before: dict[int, Items] = {}
-        self._depth = 0
+        self._is_open = False
         self._handles: list[RemovableHandle] = []
         self._hooked: dict[nn.Module, int] = {}
         self._grown = True
         self._add_modules()
         self._compiled = None if compiled_on is None else CompiledRows(len(self._places), compiled_on)
-        self._handles.append(model.register_forward_pre_hook(self._root_starts, with_kwargs=True))
-        self._handles.append(model.register_forward_hook(self._root_ends, with_kwargs=True, always_call=True))
+        self._handles.append(model.register_forward_pre_hook(Hook(self._root_starts), with_kwargs=True))
+        self._handles.append(model.register_forward_hook(Hook(self._root_ends), with_kwargs=True, always_call=True))
         self._handles.append(register_module_module_registration_hook(self._tree_grows))
 
     @property
@@ -128,10 +129,12 @@ class Hooks:
             leaf = next(module.children(), None) is None
             self._places.append(Place(name=name, kind=type(module).__name__, leaf=leaf))
             self._counts.append(0)
-            hook = self._after_forward(index)
+            hook = Hook(self._after_forward(index))
             self._handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True, always_call=True))
             if getattr(module, "inplace", False) is True:
-                self._handles.append(module.register_forward_pre_hook(self._before_in_place(index), with_kwargs=True))
+                self._handles.append(
+                    module.register_forward_pre_hook(Hook(self._before_in_place(index)), with_kwargs=True)
+                )
 
     def _is_wanted(self, name: str) -> bool:
         taken = not self._include or any(fnmatchcase(name, glob) for glob in self._include)
@@ -142,9 +145,8 @@ class Hooks:
     def _root_starts(self, *_: Any) -> None:
         if torch.compiler.is_compiling() or _graph_task() != -1 or self._paused():
             return
-        self._depth += 1
-        if self._depth > 1:
-            return
+        # an interrupted forward (Ctrl-C) never ended: whatever is open is over
+        self._is_open = True
         if self._grown:
             self._add_modules()
         self.page = self._new_page() if self._wanted(self.batch) else None
@@ -162,11 +164,9 @@ class Hooks:
         )
 
     def _root_ends(self, *_: Any) -> None:
-        if torch.compiler.is_compiling() or _graph_task() != -1 or self._depth == 0:
+        if torch.compiler.is_compiling() or _graph_task() != -1 or not self._is_open:
             return
-        self._depth -= 1
-        if self._depth:
-            return
+        self._is_open = False
         page, self.page = self.page, None
         self.batch += 1
         if page is not None:

@@ -65,9 +65,19 @@ def test_a_row_that_is_masked_entirely_is_the_softmax() -> None:
     assert found(frame(0, "softmax", MASK, tensor("output", nan=4)))[:2] == (Kind.MODULE, "softmax")  # type: ignore[index]
 
 
-def test_a_mask_with_plus_inf_or_nan_is_an_alarm() -> None:
-    for bad in (tensor("input[mask]", neginf=3, posinf=1), tensor("input[mask]", neginf=3, nan=1)):
-        assert found(good(0, "a"), frame(1, "b", bad, tensor("output"))) == (Kind.BETWEEN, "b", "input[mask]")
+def test_a_mask_with_nan_is_an_alarm_and_an_inf_that_is_borne_is_none() -> None:
+    bad, borne = tensor("input[mask]", neginf=3, nan=1), tensor("input[mask]", posinf=1)
+
+    assert found(good(0, "a"), frame(1, "b", bad, tensor("output"))) == (Kind.BETWEEN, "b", "input[mask]")
+    assert found(good(0, "a"), frame(1, "b", borne, tensor("output"))) is None
+
+
+def test_a_weight_of_minus_inf_is_no_mask_and_a_linear_makes_none() -> None:
+    weight = frame(1, "b", tensor("weight", neginf=1), tensor("output", nan=1))
+    channel = frame(1, "b", tensor("weight"), tensor("input[0]"), tensor("output", neginf=2))
+
+    assert found(good(0, "a"), weight)[0] is Kind.WEIGHT  # type: ignore[index]
+    assert found(good(0, "a"), channel)[0] is Kind.MODULE  # type: ignore[index]
 
 
 def test_minus_inf_beside_values_near_the_limit_is_an_overflow_and_no_mask() -> None:
@@ -76,7 +86,7 @@ def test_minus_inf_beside_values_near_the_limit_is_an_overflow_and_no_mask() -> 
     assert found(good(0, "a"), bad) == (Kind.MODULE, "b", "output")
 
 
-@pytest.mark.parametrize(("absmax", "mask"), [(0.0, True), (600.0, True), (700.0, False), (None, False)])
+@pytest.mark.parametrize(("absmax", "mask"), [(0.0, True), (4000.0, True), (4200.0, False), (None, False)])
 def test_what_a_mask_is_in_fp16(absmax: float | None, mask: bool) -> None:
     assert is_mask(tensor("output", absmax=absmax, neginf=1)) is mask
 

@@ -144,7 +144,12 @@ def test_all_ranks_count() -> None:
 
 
 def test_gradients_say_which_loss_scale_fits() -> None:
-    found = judged(step(0, loss_scale=4.0), wide(0, "h.0"), backward(1, "h.0", tensor("grad weight", absmax=100.0)))
+    found = judged(
+        wide(0, "h.0"),
+        backward(1, "h.0", tensor("grad weight", absmax=100.0), loss_scale=4.0),
+        backward(2, "h.1", tensor("grad weight", absmax=120.0), loss_scale=8.0),
+        step(0, loss_scale=4.0),
+    )
 
     assert found.gradients == Gradients(
         peak=Peak(value=100.0, tensor="grad weight", dtype="float16", batch=0, rank=0),

@@ -17,6 +17,8 @@ from dsdoctor.overflow.options import Options
         ({"level": "guard", "trace_batch_nums": (1,)}, "level 'guard' traces none"),
         ({"level": "trace", "trace_batch_nums": (1, -2)}, "trace_batch_nums holds -2"),
         ({"level": "trace", "trace_batch_nums": ("1",)}, "trace_batch_nums holds '1'"),
+        ({"include": "blocks.*"}, "include is 'blocks"),
+        ({"trace_batch_nums": 3}, "trace_batch_nums is 3"),
         ({"abort_after_batch_num": -1}, "abort_after_batch_num holds -1"),
         ({"level": "trace", "trace_batch_nums": (4,), "abort_after_batch_num": 3}, "batch 4 is to be traced after it"),
     ],

@@ -1,5 +1,8 @@
 """fp32_forward and keep_in_fp32: what overflows in half precision does not in float32, and gradients arrive."""
 
+import copy
+import io
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -124,6 +127,47 @@ def test_a_list_of_names() -> None:
     assert torch.isinf(model["b"](X)).all()
 
 
+def test_a_copy_runs_its_own_weights_and_the_model_can_be_saved() -> None:
+    module = half()
+    fp32_forward(module)
+    copied = copy.deepcopy(module)
+    with torch.no_grad():
+        copied.weight.zero_()
+    loaded = io.BytesIO()
+    torch.save(module, loaded)
+
+    assert torch.equal(copied(X), torch.zeros(2, dtype=torch.float16))
+    assert torch.equal(torch.load(io.BytesIO(loaded.getvalue()), weights_only=False)(X), module(X))
+
+
+def test_modules_that_read_a_childs_weights_run_too() -> None:
+    attention = nn.MultiheadAttention(4, 2, batch_first=True).half()
+    fp32_forward(attention)
+    x = torch.randn(1, 3, 4).half()
+
+    assert attention(x, x, x)[0].dtype is torch.float16
+
+
+def test_what_the_forward_writes_into_a_buffer_is_kept() -> None:
+    norm = nn.BatchNorm1d(4).half().train()
+    fp32_forward(norm)
+    norm(X + torch.arange(2, dtype=torch.float16)[:, None])
+
+    assert norm.running_mean is not None
+    assert norm.running_mean.dtype is torch.float16
+    assert norm.running_mean.abs().sum() > 0
+
+
+def test_a_child_that_is_let_go_stays_in_float32_while_its_parent_is() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), half()).half()
+    first, second = fp32_forward(model[1]), fp32_forward(model)
+    first.remove()
+    assert torch.isfinite(model(X / 100)).all()
+    second.remove()
+
+    assert "forward" not in vars(model[1])
+
+
 def test_an_exception_inside_puts_the_weights_back() -> None:
     module = half()
     fp32_forward(module)
@@ -136,5 +180,7 @@ def test_an_exception_inside_puts_the_weights_back() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(UsageError, match="has no module 'c'"):
         keep_in_fp32(nn.ModuleDict({"a": half()}), ["c"])
+    with pytest.raises(UsageError, match="names is the text 'a'"):
+        keep_in_fp32(nn.ModuleDict({"a": half()}), "a")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="takes a module"):
         fp32_forward(3)

@@ -29,7 +29,9 @@ def test_an_operation_that_overflowed_is_named_with_its_figures_and_its_remedy()
     assert "step 7, micro-batch 0, batch_number=0, rank 0" in found.evidence
     assert "its inputs had 0.1 bits of headroom left" in found.evidence
     assert found.fix is not None
-    assert 'dsdoctor.fp32_forward(model.get_submodule("b"))' in found.fix.text
+    assert found.fix.text == (
+        "Run it in float32, with what is around b: dsdoctor.fp32_forward(model); or train in bfloat16."
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,12 @@ def test_who_shares_it_tells_the_model_from_data_and_hardware(bad: tuple[int, ..
     accounts = [account(rank, good(0, "a"), OVERFLOW if rank in bad else good(1, "b")) for rank in range(4)]
 
     assert cause(*accounts).title.endswith(said)
+
+
+def test_two_ranks_that_overflow_in_different_modules_are_the_model_and_no_hardware() -> None:
+    other = account(1, good(0, "a"), good(1, "b"), frame(2, "c", tensor("input[0]"), tensor("output", posinf=1)))
+
+    assert cause(account(0, good(0, "a"), OVERFLOW), other).title.endswith("on all 2 ranks: the model")
 
 
 def test_ranks_in_any_order_give_the_same_verdict() -> None:

@@ -1,10 +1,12 @@
 """Ten steps with and without a watch: are weights and optimizer states the same bit for bit?"""
 
+import copy
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import engines
+import numpy
 import torch
 
 from dsdoctor.overflow.engine import watch
@@ -12,8 +14,30 @@ from dsdoctor.overflow.engine import watch
 STEPS = 10
 
 
+class Record:
+    """A plain object with a number that each forward changes."""
+
+    count = 0
+
+
+class Noisy(engines.Net):
+    """Draws from generators of its own, and keeps a record."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.generator = torch.Generator().manual_seed(3)
+        self.drawn = numpy.random.default_rng(3)
+        self.record = Record()
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        self.record.count += 1
+        noise = torch.rand(x.shape, generator=self.generator) + float(self.drawn.random()) + self.record.count
+        return super().forward(x + 0.1 * noise.to(x.dtype), labels=labels)
+
+
 def trained(case: dict[str, Any], rank: int, level: str | None) -> tuple[list[torch.Tensor], list[str]]:
-    engine = engines.build(case)
+    engines.seed(0)
+    engine = engines.build(case, Noisy() if case.get("noisy") else None)
     folder = Path(tempfile.mkdtemp())
     chosen = {"trace_batch_nums": [1, 2, 5], "trace_dir": str(folder)} if level == "trace" else {}
     watching = None if level is None else watch(engine, level=level, report_file=str(folder / "report"), **chosen)
@@ -25,6 +49,8 @@ def trained(case: dict[str, Any], rank: int, level: str | None) -> tuple[list[to
             engine.backward(engines.loss_of(engine, x, labels))
             engine.step()
     states = engines.states(engine)
+    if case["stage"] < 3:
+        copy.deepcopy(engine.module)  # an average of the model, as scripts keep it
     rules: list[str] = []
     if watching is not None:
         rules = [one.rule for one in watching.findings()]

@@ -16,6 +16,7 @@ CASES: dict[str, dict[str, Any]] = {
     "zero 2 fp16": {"stage": 2, "dtype": "fp16", "levels": LEVELS, "gas": 2, "power": 20},
     "zero 3 fp16": {"stage": 3, "dtype": "fp16", "levels": LEVELS, "gas": 2, "power": 20},
     "zero 3 bf16": {"stage": 3, "dtype": "bf16", "levels": ["guard"], "bad": 3, "offload": True},
+    "generators": {"stage": 2, "dtype": "fp16", "levels": ["guard"], "power": 20, "noisy": True},
     "reentrant": {"stage": 2, "dtype": "bf16", "levels": ["frames"], "bad": 3, "checkpointing": "reentrant"},
 }
 
