@@ -1,5 +1,6 @@
 """The guide's class and function, with its names, its signatures and its printed format, for any module."""
 
+import sys
 from collections import deque
 from typing import Any
 
@@ -49,6 +50,12 @@ class DebugUnderflowOverflow:
             abort_after_batch_num=abort_after_batch_num,
         ).check()
         refuse_twice(model)
+        if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
+            print(
+                "DebugUnderflowOverflow: the model is compiled, and hooks do not run inside its graphs; watch it before "
+                "compiling, or run with torch.compiler.set_stance('force_eager')",
+                file=sys.stderr,
+            )
         self.model = model
         self.trace_batch_nums = traced
         self.abort_after_batch_num = abort_after_batch_num

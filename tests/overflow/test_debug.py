@@ -113,6 +113,14 @@ def test_words_for_numbers_and_twice_are_refused() -> None:
         DebugUnderflowOverflow(model)
 
 
+def test_a_compiled_model_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Times(1.0)
+    model._compiled_call_impl = model._call_impl  # what compile() leaves there
+    DebugUnderflowOverflow(model).detach()
+
+    assert "the model is compiled" in capsys.readouterr().err
+
+
 def test_a_watch_that_ended_can_be_followed_by_another() -> None:
     model = Times(1.0)
     with DebugUnderflowOverflow(model):
