@@ -35,11 +35,11 @@ from dsdoctor.overflow.verdict import judge
 from dsdoctor.overflow.watch import Hooks
 
 OFTEN = 3
-"""Hits in a row that are all replayed; later ones when their number is a power of two."""
-
-
+"""Hits that are all replayed, in a row or, where the loss scale is dynamic, at all; later ones when their number is a power
+of two: a dynamic scale goes too high every thousand steps or so, and that is normal."""
 MOST_PAGES = 64
 """Forwards whose records are kept for the step that judges them."""
+MOST_LOSSES = 1024
 
 
 def watch(engine: Any, **options: Any) -> "Watch":
@@ -85,7 +85,7 @@ class Watch:
         self._own_losses: list[Tensor] = []
         self._batches = 0
         self._first_batch = 0
-        self._hits = self._skipped = 0
+        self._hits = self._hits_in_all = self._skipped = 0
         self._last_clean_step: int | None = None
         self._loss_gradient: Tensor | None = None
         self._asks_scale = seams.zero_stage(engine) == 0 and seams.dtype(engine) is torch.float16
@@ -180,9 +180,11 @@ class Watch:
         loss = loss_in(output)
         if loss is not None and torch.is_grad_enabled():
             self._own_losses.append(loss.detach())
+            del self._own_losses[:-MOST_LOSSES]
 
     def _on_loss(self, loss: Tensor) -> None:
         self._losses.append(loss.detach())
+        del self._losses[:-MOST_LOSSES]
         if self._asks_scale and self._loss_gradient is None and loss.requires_grad:
             loss.register_hook(self._keep_loss_gradient)
 
@@ -290,13 +292,15 @@ class Watch:
     def _hit(self, decision: seams.Decision, live: Account | None) -> None:
         """All ranks come here together: what DeepSpeed decided is the same on all of them."""
         self._hits += 1
+        self._hits_in_all += 1
         applied = decision.overflow is None and not decision.dynamic
         self._skipped += not applied
         since = None if self._last_clean_step is None else self._last_clean_step + 1
         account = msgspec.structs.replace(
             live or self._account(decision), skipped=self._skipped, applied=applied, weight_bad_since=since
         )
-        if self._hits <= OFTEN or self._hits & (self._hits - 1) == 0:
+        often = self._hits_in_all if decision.dynamic else self._hits
+        if often <= OFTEN or is_power_of_two(often) or (self._hits > 1 and is_power_of_two(self._hits)):
             accounts = replayed(self.engine, self._recorder, account, self.options, batch=self._first_batch)
         else:
             accounts = ranks.gather(account)
@@ -363,6 +367,11 @@ class Watch:
                 f"the engine is compiled already: hooks of level {self.options.level} will not run inside its graphs. "
                 "Watch it before engine.compile()"
             )
+
+
+def is_power_of_two(number: int) -> bool:
+    """1, 2, 4, 8 and so on."""
+    return number & (number - 1) == 0
 
 
 def min_severity(severity: Severity) -> Severity:

@@ -76,7 +76,7 @@ def first_account(engine: Any, decision: seams.Decision, *, losses: tuple[float,
         step=decision.step,
         dtype=str(seams.dtype(engine)).removeprefix("torch."),
         zero_stage=seams.zero_stage(engine),
-        scale=Scale(value=decision.loss_scale or 1.0, floor=decision.floor),
+        scale=Scale(value=decision.loss_scale or seams.loss_scale(engine) or 1.0, floor=decision.floor),
         losses=losses,
         named=bad_gradients(engine),
     )

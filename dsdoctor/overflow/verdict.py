@@ -118,11 +118,13 @@ def loss_not_finite(accounts: Accounts) -> Iterator[Finding]:
         ranks = ranks_say(tuple(account.rank for account in bad), len(accounts))
         losses = ", ".join(f"{one:g}" for one in bad[0].losses)
         origin = f", by {bad[0].origin.op} in {bad[0].origin.line}" if bad[0].origin else ""
-        finite = "every module's output" if bad[0].replayed else "the gradient"
+        finite = "every module's output is finite" if bad[0].replayed else "the gradients are finite"
+        if not bad[0].replayed and any(account.named for account in accounts):
+            finite = "so are gradients (not replayed this time)"
         yield Finding(
             rule=rule_of(loss_not_finite),
             severity=Severity.ERROR,
-            title=f"the loss is {losses} and {finite} is finite{origin}{ranks}",
+            title=f"the loss is {losses} and {finite}{origin}{ranks}",
             evidence=evidence(accounts, bad[0]),
             fix=Fix(text="Look at the labels of this batch: a loss over no valid target is nan."),
         )
