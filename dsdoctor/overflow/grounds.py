@@ -120,6 +120,7 @@ def evidence(accounts: Accounts, account: Account) -> tuple[str, ...]:
 def rule_of(verdict: Verdict) -> str:
     """The rule's id.
 
+    >>> def overflow_in_module(accounts): ...
     >>> rule_of(overflow_in_module)
     'overflow-in-module'
     """
