@@ -140,7 +140,8 @@ def gradient_stays_at_scale_one(accounts: Accounts) -> Iterator[Finding]:
     if bad and any(account.named or account.local or account.culprit for account in accounts):
         earliest = first_culprit(accounts, Kind.GRADIENT)
         first = bad[0] if earliest is None else earliest[0]
-        scale = "at a loss scale of 1 too" if first.dtype == "float16" else "without any loss scale"
+        scaled = first.dtype == "float16" or first.scale.value > 1
+        scale = "at a loss scale of 1 too" if scaled else "without any loss scale"
         yield finding(
             gradient_stays_at_scale_one,
             f"{bad_gradient(first, accounts)}, {scale}, and the forward is finite",

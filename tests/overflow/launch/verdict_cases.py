@@ -20,6 +20,7 @@ def case(stage: int, dtype: str, plant: str, **more: Any) -> dict[str, Any]:
     return {"stage": stage, "dtype": dtype, "plant": plant, **more}
 
 
+AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "float16"}}
 CASES: dict[str, dict[str, Any]] = {
     "zero 0 fp32 activation": case(0, "fp32", "activation"),
     "zero 0 fp32 function raise": case(0, "fp32", "function", only=1, answer="raise"),
@@ -40,6 +41,8 @@ CASES: dict[str, dict[str, Any]] = {
     "zero 2 fp16 offload": case(2, "fp16", "activation", offload=True),
     "zero 3 bf16 both offloaded": case(3, "bf16", "function", offload=True, offload_param=True),
     "bf16 optimizer": case(1, "bf16", "activation", config={"data_types": {"grad_accum_dtype": "fp32"}}),
+    "zero 0 torch autocast": case(0, "fp32", "gradient", config=AUTOCAST),
+    "zero 1 torch autocast": case(1, "fp32", "activation", config=AUTOCAST),
     "reentrant": case(2, "bf16", "activation", checkpointing="reentrant"),
     "reentrant gradient": case(1, "bf16", "gradient", checkpointing="reentrant", gas=2),
     "not reentrant zero 3": case(3, "bf16", "function", checkpointing="non"),
