@@ -27,7 +27,8 @@ class DebugUnderflowOverflow:
     At a hit the last ``max_frames_to_save`` frames are printed and ValueError is raised, on all ranks alike when the model
     trains on several. Batches are calls of ``model``, from 0. Those of ``trace_batch_nums`` are printed whole and not
     judged. ``abort_after_batch_num`` raises ValueError after that batch. Unlike the guide's class it also sees keyword
-    inputs and outputs of any nesting, bears a ZeRO-3 engine's module, and lets masks of -inf pass.
+    inputs and outputs of any nesting, bears a ZeRO-3 engine's module, and lets masks of -inf pass. On several ranks a forward
+    without gradients is reported and raises nothing: the others may not be in it.
 
     ``collective``: whether ranks agree when a backward begins; False where they do not run backward equally often
     (pipelines, uneven data). Raises UsageError for numbers that make no sense and for a model watched already.
@@ -95,8 +96,12 @@ class DebugUnderflowOverflow:
 
     def _judge(self, page: Page) -> None:
         found = culprit(page.frames()) if page.readings.any_bad else None
-        if self._collective and ranks.is_together() and torch.is_grad_enabled():
+        together = self._collective and ranks.is_together()
+        if together and torch.is_grad_enabled():
             self._waiting, self._found = page, found
+        elif found is not None and together:
+            # perhaps this rank evaluates alone: an exception here would leave the others waiting
+            self._tell([self._account(page, found)])
         elif found is not None:
             self._stop([self._account(page, found)])
 
@@ -107,7 +112,7 @@ class DebugUnderflowOverflow:
             return
         heads = [tensor for _, tensor in tensors_of("", output) if tensor.requires_grad]
         if not heads and self._found is not None:
-            self._stop([self._account(page, self._found)])
+            self._tell([self._account(page, self._found)])
         found, agreed = self._found, False
 
         def agree(_gradient: Tensor) -> None:
@@ -134,7 +139,11 @@ class DebugUnderflowOverflow:
         return tuple(kept)
 
     def _stop(self, accounts: list[Account]) -> None:
-        """Print what every rank saw, in rank order and once, then raise."""
+        """Print what every rank saw, then raise."""
+        raise ranks.OverflowDetected(self._tell(accounts))
+
+    def _tell(self, accounts: list[Account]) -> str:
+        """Print what every rank saw, in rank order and once. Answers the verdict in a line."""
         findings = judge(accounts)
         if ranks.rank() == min(account.rank for account in accounts):
             for account in accounts:
@@ -143,9 +152,10 @@ class DebugUnderflowOverflow:
                     print(*guide.first_words(account.culprit.frame), sep="\n")
                     print(guide.detected(account.batch, account.frames))
         said = "; ".join(finding.title for finding in findings)
-        raise ranks.OverflowDetected(
-            f"DebugUnderflowOverflow: inf/nan detected during batch_number={accounts[0].batch}: {said}"
-        )
+        verdict = f"DebugUnderflowOverflow: inf/nan detected during batch_number={accounts[0].batch}: {said}"
+        if len(accounts) < ranks.world() and self._collective:
+            print(f"rank {ranks.rank()}: {verdict}")
+        return verdict
 
 
 def detect_overflow(var: Any, ctx: str) -> bool:
