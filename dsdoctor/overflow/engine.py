@@ -40,6 +40,10 @@ of two: a dynamic scale goes too high every thousand steps or so, and that is no
 MOST_PAGES = 64
 """Forwards whose records are kept for the step that judges them."""
 MOST_LOSSES = 1024
+BLIND = (
+    "the engine is compiled, and level trace sees nothing inside its graphs: trace a run without engine.compile(), or take "
+    "level frames before it"
+)
 
 
 def watch(engine: Any, **options: Any) -> "Watch":
@@ -359,13 +363,13 @@ class Watch:
     def _say_if_nothing_is_traced(self) -> None:
         if self._is_compiled() and not self._said_blind:
             self._said_blind = True
-            self._teller.say("the engine is compiled: its modules cannot be traced. Trace it before engine.compile()")
+            self._teller.say(BLIND)
 
     def _say_if_compiled(self) -> None:
-        if self._is_compiled() and self.options.level != "guard":
+        if self._is_compiled() and self.options.level == "frames":
             self._teller.say(
-                f"the engine is compiled already: hooks of level {self.options.level} will not run inside its graphs. "
-                "Watch it before engine.compile()"
+                "the engine is compiled already, and level frames has its hooks compiled with it: what ran before is not "
+                "seen inside its graphs. Watch it before engine.compile()"
             )
 
 
