@@ -38,6 +38,7 @@ FLOORS = {
     "run": 5,
     "script": 5,
     "startup": 5,
+    "communication": 5,
     "cli": 5,
     "__main__": 5,
 }

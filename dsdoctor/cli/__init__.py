@@ -25,6 +25,7 @@ COMMANDS = {
     "verify": "dsdoctor.cli.machines:verify_command",
     "record": "dsdoctor.cli.machines:record_command",
     "compare": "dsdoctor.cli.machines:compare_command",
+    "comm": "dsdoctor.cli.comm:comm_command",
     "trace": "dsdoctor.cli.trace:app",
 }
 """Where each command is, or the group of its commands. Only the one that is called is imported: a diagnosis must start fast."""
@@ -34,7 +35,7 @@ QUIET_AT_PIPES = ("look", "check", "explain", "diagnose", "env", "verify", "comp
 
 HELP = (
     "Gets DeepSpeed built and keeps it running right. Exit status: 0 done, 1 an error was found, 2 usage, "
-    "3 impossible plan, 4 build failed, 5 dsdoctor's own failure."
+    "3 impossible plan, 4 build failed, 5 dsdoctor's own failure, 6 slow (comm)."
 )
 
 

@@ -29,6 +29,7 @@ NOTHING_MADE: dict[str, dict[str, Any]] = {
     "build-wheel": NO_WHEEL,
     "prebuild": NO_WHEEL,
     "toolkit": {"toolkit": None},
+    "comm": {"report": None},
     "trace show": {"traces": (), "lines": ()},
     "trace compare": {"comparison": None, "a": (), "b": ()},
     "trace plot": {"file": None, "dtype": None},

@@ -287,6 +287,19 @@ class Speeds:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryTry:
+    """A real allocation of ``size`` bytes, written and read back. ``error`` is why it failed, None when it did not;
+    ``wrong`` counts elements that came back different."""
+
+    device: str
+    size: int
+    free: int | None = None
+    total: int | None = None
+    wrong: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stuck:
     """Where a rank was when a phase ended it or it died. ``at`` is the exchange it was in and ``step`` its number (0 before
     the first); ``process`` its state in the kernel's letters ("S", "T" stopped, "D"); ``ended`` how it died, if it did."""
@@ -340,7 +353,8 @@ class Speed:
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The whole test as rank 0 tells it. ``verdict`` is one line; ``ranks`` those that came; ``limit`` what the slowest link
-    between them can do, if that is known. ``hosts`` is the host of every expected rank, "" where it is not known."""
+    between them can do, if that is known. ``hosts`` is the host of every expected rank, "" where it is not known. ``wrong``
+    are the ranks whose contribution to a result was wrong."""
 
     world: int
     backend: str
@@ -357,6 +371,7 @@ class Report:
     pairs: tuple[PairTime, ...] = ()
     paces: tuple[Pace, ...] = ()
     stuck: tuple[Stuck, ...] = ()
+    wrong: tuple[int, ...] = ()
     limit: Limit | None = None
     transports: dict[str, str] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()

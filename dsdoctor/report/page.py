@@ -77,24 +77,24 @@ def check_plotly() -> None:
         raise ImpossiblePlan("plotly is not installed here, and it draws the page", hint=NO_PLOTLY) from error
 
 
-def write(shown: "Figure", path: Path, *, title: str) -> None:
-    """Write the figure as what the file's name says."""
+def write(shown: "Figure", path: Path, *, title: str, above: str = "") -> None:
+    """Write the figure as what the file's name says. ``above``: HTML that a page shows above it, safe already."""
     if path.suffix.lower() in PAGES:
-        _replace(path, page(shown, title).encode("utf-8", errors="replace"))
+        _replace(path, page(shown, title, above=above).encode("utf-8", errors="replace"))
     else:
         _replace(path, _image(shown, path.suffix.lower()[1:]))
 
 
-def page(shown: "Figure", title: str) -> str:
-    """The page: plotly's own script is in it, about 5 MB."""
+def page(shown: "Figure", title: str, *, above: str = "") -> str:
+    """The page: plotly's own script is in it, about 5 MB. ``above``: HTML to stand above the figure, safe already."""
     config = {
         "displaylogo": False,
         "responsive": True,
-        "toImageButtonOptions": {"filename": "dsdoctor-trace", "scale": 2},
+        "toImageButtonOptions": {"filename": "dsdoctor", "scale": 2},
     }
     plot: str = shown.to_html(full_html=False, include_plotlyjs=True, div_id=DIV, config=config)
     before, _, after = PAGE.replace("@title@", html.escape(title)).replace("@div@", DIV).partition("@plot@")
-    return before + plot + after
+    return before + above + plot + after
 
 
 def _image(shown: "Figure", kind: str) -> bytes:

@@ -1,0 +1,198 @@
+"""The command that tests communication: comm. Under a launcher each of its processes is one rank."""
+
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dsdoctor.cli.diagnose import diagnose_command
+from dsdoctor.cli.ending import FOUND, ending, print_result
+from dsdoctor.cli.options import Json, Verbose
+from dsdoctor.comm import baseline
+from dsdoctor.comm.nouns import Mode, PhaseResult, Rank, Report, Settings, State
+from dsdoctor.comm.rank import rank_of
+from dsdoctor.communication import Wanted, compared, run_all, run_rank, unmet
+from dsdoctor.errors import UsageError
+from dsdoctor.host import LocalHost
+from dsdoctor.report.comm import phase_line, report_lines
+from dsdoctor.report.terminal import show
+
+SLOW = 6
+STATUS = {State.OK: 0, State.SKIPPED: 0, State.SLOW: SLOW, State.BROKEN: FOUND}
+DEADLINES = {Mode.QUICK: 60.0, Mode.DEFAULT: 180.0, Mode.FULL: 900.0}
+LEAST_DEADLINE = 5.0
+BACKENDS = ("auto", "gloo", "nccl")
+
+Quick = Annotated[bool, typer.Option("--quick", help="Reach and correctness only; seconds.")]
+Full = Annotated[bool, typer.Option("--full", help="Every collective, all sizes and pairs, and DeepSpeed's layer.")]
+Nproc = Annotated[
+    int | None, typer.Option(min=1, help="Ranks to start here, or on each host. Default: one for each GPU, else 2.")
+]
+Hostfile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="DeepSpeed's hostfile: look at every host, then start ranks there by ssh.")
+]
+Static = Annotated[bool, typer.Option("--static", help="With --hostfile: look at the hosts, start no rank.")]
+Backend = Annotated[str, typer.Option(metavar="|".join(BACKENDS), help="auto is nccl where GPUs are, else gloo.")]
+Deadline = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Bounds the whole test. Default: 60 (--quick), 180, 900 (--full)."),
+]
+OutFolder = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Keep each rank's own file and log there.")
+]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the pairs and curves.")]
+Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Keep what was measured, to compare later.")]
+Against = Annotated[Path | None, typer.Option("--against", metavar="FILE", help="Tell what got slower since --save.")]
+Recipe = Annotated[
+    str | None, typer.Option(metavar="slurm|hostfile|torchrun|k8s", help="Print a ready script for this machine, and stop.")
+]
+Explain = Annotated[str | None, typer.Option(metavar="LOG", help="Read a failed log instead: the same as diagnose LOG.")]
+LocalRank = Annotated[str | None, typer.Option("--local_rank", "--local-rank", hidden=True)]
+
+
+def comm_command(
+    quick: Quick = False,
+    full: Full = False,
+    nproc: Nproc = None,
+    hostfile: Hostfile = None,
+    static: Static = False,
+    backend: Backend = "auto",
+    deadline: Deadline = None,
+    out: OutFolder = None,
+    html: Html = None,
+    save: Save = None,
+    against: Against = None,
+    recipe: Recipe = None,
+    explain: Explain = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+    local_rank: LocalRank = None,
+) -> None:
+    """Do all ranks reach each other, and say the same? Names the rank and host that does not, with the reason and the fix.
+
+    By itself it tests this machine, with --hostfile all its hosts. The same under any launcher:
+
+    python -m torch.distributed.run --nproc_per_node 8 -m dsdoctor.comm
+
+    deepspeed --hostfile hosts --module dsdoctor.comm
+
+    srun --ntasks-per-node 8 python -m dsdoctor.comm
+
+    mpirun -np 16 python -m dsdoctor.comm
+
+    Exit status: 0 all is well, 1 something is broken, 2 usage, 6 it works and something is slow or late.
+    """
+    began = time.monotonic()
+    del local_rank  # DeepSpeed's launcher and old torch.distributed.launch add it; the rank is read from the environment
+    if explain is not None:
+        diagnose_command([explain], as_json=as_json, verbose=verbose)
+        return
+    with ending("comm", as_json):
+        settings = _settings(quick, full, backend, deadline, out)
+        if recipe is not None:
+            _print_recipe(recipe, nproc, hostfile, as_json)
+            return
+        base = baseline.load(against) if against else None
+        if html is not None:
+            _check_page(html)
+        rank = rank_of(LocalHost().variables(""))
+        window = Window(as_json, verbose, html, save, base, shown=rank is None or rank.rank == 0)
+        if rank is not None:
+            _refuse_under_launcher(rank, nproc, hostfile)
+            raise typer.Exit(_as_rank(rank, settings, window, began))
+        if static and hostfile is None:
+            raise UsageError("--static looks at the hosts of a hostfile, and none was named", hint="add --hostfile FILE")
+        report = run_all(
+            Wanted(settings=settings, nproc=nproc, hostfile=hostfile, only_static=static), on_phase=window.phase_before
+        )
+        window.report(report)
+        raise typer.Exit(window.status)
+
+
+class Window:
+    """Where a test is shown: phases on stderr while it runs, the report on stdout at its end, files beside it."""
+
+    def __init__(
+        self, as_json: bool, verbose: bool, html: Path | None, save: Path | None, base: baseline.Base | None, *, shown: bool
+    ) -> None:
+        self._as_json, self._verbose, self._html, self._save, self._base = as_json, verbose, html, save, base
+        self._shown, self._talk = shown, Console(stderr=True)
+        self.status = 0
+
+    def phase(self, result: PhaseResult) -> None:
+        """A phase has ended."""
+        if self._shown:
+            show(self._talk, [phase_line(result)])
+
+    phase_before = phase
+
+    def report(self, report: Report) -> None:
+        """The end."""
+        report = compared(report, self._base) if self._base else report
+        self.status = STATUS[report.state]
+        if self._html:
+            from dsdoctor.report.comm_page import write_page
+
+            write_page(report, self._html)
+        if self._save:
+            baseline.save(report, self._save)
+        print_result(
+            "comm", self._as_json, report_lines(report, verbose=self._verbose), report.findings, report=report
+        )
+        sys.stdout.flush()
+
+
+def _as_rank(rank: Rank, settings: Settings, window: Window, began: float) -> int:
+    """Play one rank's part; a rank that met nobody says so itself."""
+    outcome = run_rank(rank, settings, on_phase=window.phase, on_report=window.report, began=began)
+    if outcome.report is not None:
+        return window.status
+    if outcome.alone and rank.rank == 0:
+        window.report(unmet(outcome.alone, outcome.phases, rank, settings, time.monotonic() - began))
+        return window.status
+    if outcome.alone:
+        report = unmet(outcome.alone, (), rank, settings, time.monotonic() - began)
+        show(Console(stderr=True), report_lines(report, verbose=False))
+        if outcome.folder:
+            show(Console(stderr=True), [f"  files of rank {rank.rank}: {outcome.folder}"])
+    return outcome.status
+
+
+def _settings(quick: bool, full: bool, backend: str, deadline: float | None, out: Path | None) -> Settings:
+    if quick and full:
+        raise UsageError("--quick and --full cannot be given together", hint="name one, or neither")
+    if backend not in BACKENDS:
+        raise UsageError(f"there is no backend {backend!r} here", hint=f"it takes {', '.join(BACKENDS)}")
+    mode = Mode.QUICK if quick else Mode.FULL if full else Mode.DEFAULT
+    deadline = DEADLINES[mode] if deadline is None else deadline
+    if not (math.isfinite(deadline) and deadline >= LEAST_DEADLINE):
+        raise UsageError(f"a deadline of {deadline:g} s is too short", hint=f"torch alone needs some: {LEAST_DEADLINE:g} or more")
+    return Settings(mode=mode, backend=backend, deadline=deadline, out=os.fspath(out.absolute()) if out else None)
+
+
+def _refuse_under_launcher(rank: Rank, nproc: int | None, hostfile: str | None) -> None:
+    """What starts ranks makes no sense in one."""
+    if nproc is not None or hostfile is not None:
+        raise UsageError(
+            f"--{'nproc' if nproc is not None else 'hostfile'} starts ranks, and this is rank {rank.rank} of {rank.launcher} already",
+            hint="leave it out, or unset RANK and WORLD_SIZE",
+        )
+
+
+def _print_recipe(kind: str, nproc: int | None, hostfile: str | None, as_json: bool) -> None:
+    from dsdoctor.comm.recipes import look_site, recipe
+
+    text = recipe(kind, look_site(LocalHost(), python=sys.executable, nproc=nproc, hostfile=hostfile))
+    print_result("comm", as_json, text.splitlines(), (), recipe=text)
+
+
+def _check_page(path: Path) -> None:
+    from dsdoctor.report.page import check_plotly, check_target
+
+    check_target(path)
+    check_plotly()

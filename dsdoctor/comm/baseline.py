@@ -1,0 +1,359 @@
+"""What a test of communication measured, kept in a file; a later test against it -> what got slower. Judges figures only."""
+
+import itertools
+import math
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from dsdoctor.comm.nouns import Pace, PairTime, Report, Speed
+from dsdoctor.errors import UsageError
+from dsdoctor.finding import Finding, Fix, Severity
+
+SCHEMA = "dsdoctor-comm/1"
+LEAST_LOSS = 0.15
+"""What must be lost at the least before anything is said."""
+SPREADS = 3
+"""And so many times the spread of the other figures: the noise, as these two runs show it."""
+FEW, FEW_LOSS = 6, 2 / 3
+"""Fewer figures show no noise. Two healthy runs of four ranks on two busy processors differ by up to 60 % in a pair."""
+MOST = 12
+"""Lines of evidence."""
+MEASURE = "python -m dsdoctor comm --save base.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """What is kept of a Report: who took part and every figure. ``date`` is a day, such as "2026-11-14"."""
+
+    schema: str
+    date: str
+    world: int
+    backend: str
+    launcher: str = ""
+    hosts: tuple[str, ...] = ()
+    speeds: tuple[Speed, ...] = ()
+    pairs: tuple[PairTime, ...] = ()
+    paces: tuple[Pace, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One figure now and then, in what is better when larger. ``between`` are the hosts that it is about: one, or two."""
+
+    between: tuple[str, ...]
+    ranks: tuple[int, ...]
+    now: float
+    then: float
+
+    @property
+    def log(self) -> float:
+        """The logarithm of now to then: negative is a loss."""
+        return math.log(self.now / self.then)
+
+
+def base_of(report: Report, date: str) -> Base:
+    """What is kept of a report."""
+    return Base(
+        schema=SCHEMA,
+        date=date,
+        world=report.world,
+        backend=report.backend,
+        launcher=report.launcher,
+        hosts=hosts_of(report),
+        speeds=report.speeds,
+        pairs=report.pairs,
+        paces=report.paces,
+        versions=report.versions,
+    )
+
+
+def hosts_of(report: Report) -> tuple[str, ...]:
+    """The host of every rank, from the ranks themselves where the report does not tell; "" where nobody knows."""
+    by_rank = {claim.rank: claim.host for claim in report.ranks}
+    told = dict(enumerate(report.hosts))
+    return tuple(told.get(rank) or by_rank.get(rank, "") for rank in range(report.world))
+
+
+def save(report: Report, path: Path, *, date: str | None = None) -> None:
+    """Write the file whole: beside it first, then renamed. Raises UsageError where it cannot be written."""
+    day = date or datetime.now(timezone.utc).date().isoformat()
+    made = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        made.write_bytes(msgspec.json.format(msgspec.json.encode(base_of(report, day)), indent=1) + b"\n")
+        made.replace(path)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror or error}", hint="name a file in a folder that exists"
+        ) from error
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def load(path: Path) -> Base:
+    """Read what ``save`` wrote. Raises UsageError for a file that is missing, another's, of another version, or damaged."""
+    hint = f"write one while all is well: {MEASURE}"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint=hint) from error
+    try:
+        schema = msgspec.json.decode(content).get("schema")
+        if schema != SCHEMA:
+            raise UsageError(f"{path} is of the schema {schema!r}, wanted is {SCHEMA!r}", hint=hint)
+        return msgspec.json.decode(content, type=Base)
+    except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no baseline, or it is damaged: {error}", hint=hint) from error
+
+
+def slower(report: Report, base: Base) -> Iterator[Finding]:
+    """Everything that a report shows against a baseline: what got slower, what cannot be compared."""
+    for check in CHECKS:
+        yield from check(report, base)
+
+
+def slower_than_before(report: Report, base: Base) -> Iterator[Finding]:
+    """Communication is slower than it was when the baseline was saved.
+
+    A collective counts when its median time is now above the 99th percentile of then, and at least 15 % of its bandwidth is
+    lost. A host counts when nearly all of its pairs with other hosts, or its own computing, lost 15 % or three times the spread
+    that all other figures show, whichever is more; a single pair when it lost so much beyond what its hosts did. With fewer
+    than six figures there is no telling what is noise: then two thirds must be lost.
+
+    Look at what changed since: the versions (told if they differ), the link's speed (`ethtool`, `ibstat`, `nvidia-smi
+    topo -m`), another job on the same nodes. If the new state is the right one, save a new baseline.
+    """
+    for told in (_slower_hosts, _slower_pairs, _slower_computing, _slower_collectives):
+        for title, evidence in told(report, base):
+            yield Finding(
+                rule="slower-than-before",
+                severity=Severity.WARNING,
+                title=title,
+                evidence=(*evidence, *_other_versions(report, base)),
+                fix=Fix(
+                    text=f"find out what changed since {base.date}; if it is meant, save anew", commands=(MEASURE,)
+                ),
+            )
+
+
+def baseline_not_comparable(report: Report, base: Base) -> Iterator[Finding]:
+    """The baseline is of another job, so that some of its figures, or all, say nothing about this one.
+
+    Times of collectives can be compared between runs with the same backend and as many ranks on as many hosts; those of a pair
+    where both hosts took part in both runs, each with as many ranks. What cannot be compared was left out.
+    """
+    why = tuple(_differences(report, base))
+    fix = Fix(text="compare with a baseline of the same job", commands=(MEASURE,))
+    if why:
+        title = f"not everything can be compared with the baseline of {base.date}: {why[0]}"
+    elif not report.speeds and not report.pairs:
+        title = f"nothing was timed, so nothing can be compared with the baseline of {base.date}"
+        fix = Fix(text="run it without --quick")
+    elif not base.speeds and not base.pairs:
+        title = f"the baseline of {base.date} holds no times: it was saved by a quick or a broken test"
+    else:
+        return
+    yield Finding(rule="baseline-not-comparable", severity=Severity.NOTE, title=title, evidence=why[1:], fix=fix)
+
+
+def _differences(report: Report, base: Base) -> Iterator[str]:
+    here, there = hosts_of(report), base.hosts
+    if report.backend != base.backend:
+        yield f"the backend is {report.backend}, was {base.backend}: no figure but that of computing was compared"
+    if report.world != base.world:
+        yield f"{report.world} ranks, were {base.world}: no collective was compared"
+    elif _shape(here) != _shape(there):
+        yield "the ranks are spread over the hosts in another way: no collective was compared"
+    new, gone = sorted(set(here) - set(there)), sorted(set(there) - set(here))
+    if new and there:
+        yield f"{_some(new)} took no part then" + (f", {_some(gone)} takes no part now" if gone else "")
+    fewer = [host for host, count in Counter(there).items() if host in here and Counter(here)[host] != count]
+    if fewer:
+        yield f"{_some(fewer)} has another number of ranks: its pairs were not compared"
+
+
+def _some(names: Iterable[str]) -> str:
+    known = [name or "a host without a name" for name in names]
+    return ", ".join(known[:4]) + (f" and {len(known) - 4} more" if len(known) > 4 else "")
+
+
+def _shape(hosts: tuple[str, ...]) -> list[int]:
+    """How many ranks each host has, without their names."""
+    return sorted(Counter(hosts).values())
+
+
+def _other_versions(report: Report, base: Base) -> tuple[str, ...]:
+    names = [name for name in report.versions if name in base.versions]
+    return tuple(
+        f"{name} is {report.versions[name]}, was {base.versions[name]}"
+        for name in names
+        if report.versions[name] != base.versions[name]
+    )
+
+
+Told = Iterator[tuple[str, tuple[str, ...]]]
+"""Titles with their evidence."""
+
+
+def _slower_collectives(report: Report, base: Base) -> Told:
+    if report.backend != base.backend or _shape(hosts_of(report)) != _shape(base.hosts):
+        return
+    before = {(speed.op, speed.size): speed for speed in base.speeds}
+    both = [(now, before[now.op, now.size]) for now in report.speeds if (now.op, now.size) in before]
+    slow = [(now, then) for now, then in both if now.p50 > then.p99 and now.p50 * (1 - LEAST_LOSS) >= then.p50 > 0]
+    if not slow:
+        return
+    slow.sort(key=lambda pair: pair[1].p50 / pair[0].p50)
+    lines = tuple(_collective(now, then) for now, then in slow)
+    title = f"{lines[0]} on {base.date}"
+    more = (f"{len(slow)} of {len(both)} timed collectives are slower",) if len(both) > 1 else ()
+    yield title, (*more, *lines[1:MOST])
+
+
+def _collective(now: Speed, then: Speed) -> str:
+    ratio = now.p50 / then.p50
+    return f"{now.op} of {now.size:,} bytes takes {now.p50 * 1e3:.3g} ms, {ratio:.1f} times its {then.p50 * 1e3:.3g} ms"
+
+
+def _slower_hosts(report: Report, base: Base) -> Told:
+    changes = _pair_changes(report, base)
+    for host, loss in _lossy_hosts(changes):
+        mine = [change for change in changes if host in change.between and len(change.between) > 1]
+        now, then = median(change.now for change in mine), median(change.then for change in mine)
+        yield (
+            f"{host} lost {loss:.0%} against {base.date}: {_rate(now)} with other hosts, was {_rate(then)}".replace(
+                "%", " %"
+            ),
+            (f"nearly all of its {len(mine)} pairs with other hosts lost as much, so it is the host and not a path",),
+        )
+
+
+def _slower_pairs(report: Report, base: Base) -> Told:
+    """Pairs that lost more than their hosts explain, told by the hosts between which they are."""
+    changes = _pair_changes(report, base)
+    scores = _scores(changes)
+    needed = _needed(changes, scores)
+    beyond = [
+        change for change in changes if change.log - _explained(change, scores) <= -needed and change.log <= -needed
+    ]
+    by_path: dict[tuple[str, ...], list[Change]] = defaultdict(list)
+    for change in beyond:
+        by_path[change.between].append(change)
+    for between, those in by_path.items():
+        worst = min(those, key=lambda change: change.log)
+        where = f"between {between[0]} and {between[1]}" if len(between) > 1 else f"within {between[0]}"
+        yield (
+            f"ranks {worst.ranks[0]} and {worst.ranks[1]} ({where}) lost {_loss(worst.log)} against {base.date}: "
+            f"{_rate(worst.now)}, was {_rate(worst.then)}",
+            (f"{len(those)} of the pairs {where} lost {_loss(-needed)} or more",),
+        )
+
+
+def _slower_computing(report: Report, base: Base) -> Told:
+    changes = _pace_changes(report, base)
+    scores = _scores(changes)
+    needed = _needed(changes, scores)
+    for host, score in scores.items():
+        if score <= -needed:
+            mine = [change for change in changes if change.between == (host,)]
+            now, then = (1e3 / median(values) for values in zip(*((one.now, one.then) for one in mine), strict=True))
+            yield (
+                f"{host} computes slower than on {base.date}: the same work takes {now:.3g} ms, took {then:.3g} ms",
+                ("measured without communication: the network is not to blame",),
+            )
+
+
+def _pair_changes(report: Report, base: Base) -> tuple[Change, ...]:
+    """Bandwidths of the pairs that both runs have: the same places on the same hosts, with as many ranks on each."""
+    if report.backend != base.backend:
+        return ()
+    here, there = _seats(hosts_of(report)), _seats(base.hosts)
+    before = {frozenset((there[one.source], there[one.target])): one for one in base.pairs if one.seconds > 0}
+    alike = {host for host, count in Counter(hosts_of(report)).items() if Counter(base.hosts)[host] == count}
+    found = []
+    for now in report.pairs:
+        seats = frozenset((here[now.source], here[now.target]))
+        then, hosts = before.get(seats), tuple(sorted({host for host, _ in seats}))
+        if then and now.size == then.size and now.seconds > 0 and alike.issuperset(hosts):
+            rates = {"now": now.size / now.seconds, "then": then.size / then.seconds}
+            found.append(Change(between=hosts, ranks=(now.source, now.target), **rates))
+    return tuple(found)
+
+
+def _pace_changes(report: Report, base: Base) -> tuple[Change, ...]:
+    """How often a second each rank does the fixed piece of work, by the place that it has on its host."""
+    here, there = _seats(hosts_of(report)), _seats(base.hosts)
+    before = {there[pace.rank]: pace for pace in base.paces if pace.compute > 0}
+    return tuple(
+        Change(
+            between=(here[now.rank][0],),
+            ranks=(now.rank,),
+            now=1 / now.compute,
+            then=1 / before[here[now.rank]].compute,
+        )
+        for now in report.paces
+        if now.compute > 0 and here[now.rank] in before
+    )
+
+
+def _seats(hosts: tuple[str, ...]) -> dict[int, tuple[str, int]]:
+    """The host of each rank, and which of its ranks it is: a run may number hosts in another order."""
+    counts: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
+    return {rank: (host, next(counts[host])) for rank, host in enumerate(hosts)}
+
+
+def _scores(changes: Iterable[Change]) -> dict[str, float]:
+    """Of each host what its figures have lost, as a logarithm: three quarters of them lost at least that.
+
+    Of a host with one bad path among good ones the score stays good. Pairs within a host count only where it has no others.
+    """
+    across: dict[str, list[float]] = defaultdict(list)
+    within: dict[str, list[float]] = defaultdict(list)
+    for change in changes:
+        for host in change.between:
+            (across if len(change.between) > 1 else within)[host].append(change.log)
+    return {host: sorted(logs)[(3 * (len(logs) - 1) + 3) // 4] for host, logs in {**within, **across}.items()}
+
+
+def _explained(change: Change, scores: dict[str, float]) -> float:
+    """What a figure is expected to have lost: what the worse of its hosts lost."""
+    return min(0.0, *(scores[host] for host in change.between))
+
+
+def _needed(changes: tuple[Change, ...], scores: dict[str, float]) -> float:
+    """The loss, as a positive logarithm, that noise does not make."""
+    if len(changes) < FEW:
+        return -math.log(1 - FEW_LOSS)
+    rest = [change.log - _explained(change, scores) for change in changes]
+    middle = median(rest)
+    spread = 1.4826 * median(abs(value - middle) for value in rest)
+    return max(-math.log(1 - LEAST_LOSS), SPREADS * spread)
+
+
+def _lossy_hosts(changes: tuple[Change, ...]) -> Iterator[tuple[str, float]]:
+    """Hosts whose pairs with other hosts are slower; where only two hosts took part, the path between them is told instead."""
+    hosts = {host for change in changes for host in change.between}
+    scores = _scores(changes)
+    needed = _needed(changes, scores)
+    across = {host for change in changes if len(change.between) > 1 for host in change.between}
+    for host in sorted(across) if len(hosts) > 2 else ():
+        if scores[host] <= -needed:
+            yield host, 1 - math.exp(scores[host])
+
+
+def _loss(log: float) -> str:
+    return f"{1 - math.exp(log):.0%}".replace("%", " %")
+
+
+def _rate(bandwidth: float) -> str:
+    return f"{bandwidth / 1e9:.3g} GB/s" if bandwidth >= 1e9 else f"{bandwidth / 1e6:.3g} MB/s"
+
+
+CHECKS = (slower_than_before, baseline_not_comparable)

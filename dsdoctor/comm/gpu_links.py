@@ -1,0 +1,84 @@
+"""Host -> the GPUs that this process may use, with their memory and links, by NVML in a child. Makes no CUDA context."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsdoctor.answers import parse_answer
+from dsdoctor.comm.nouns import Gpu, Rank
+from dsdoctor.host import Host
+from dsdoctor.machine import Gap
+
+DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia")
+PER_LINK = {"6.0": 20e9, "7.0": 25e9, "8.0": 25e9, "8.6": 14.0625e9, "9.0": 25e9, "10.0": 50e9, "10.3": 50e9}
+"""One NVLink's rate, one way, bytes a second, by compute capability: NVIDIA's data sheets (V100 6 links 150 GB/s, A100 12
+links 300, H100 18 links 450, B200 18 links 900, RTX A6000 4 links 56)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    index: int
+    name: str
+    uuid: str
+    capability: str = ""
+    free: int | None = None
+    total: int | None = None
+    pcie: tuple[int, int] | None = None
+    pcie_max: tuple[int, int] | None = None
+    links: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    driver: str | None = None
+    gpus: tuple[_Asked, ...] = ()
+    absent: str | None = None
+
+
+def read_gpus(host: Host) -> tuple[tuple[Gpu, ...], str | None]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order, and the driver's version; nothing where no driver is loaded."""
+    if not any(host.exists(device) for device in DEVICES):
+        return (), None
+    answer = parse_answer(host.ask(sys.executable, "ask_links.py", timeout=20), _Answer, "gpus")
+    if isinstance(answer, Gap):
+        return (), None
+    gpus = tuple(_gpu(asked) for asked in answer.gpus)
+    return visible(gpus, host.variable("CUDA_VISIBLE_DEVICES")), answer.driver
+
+
+def visible(gpus: Sequence[Gpu], named: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that a CUDA_VISIBLE_DEVICES leaves: those before the first entry that is none (MIG partitions leave all).
+
+    >>> both = (Gpu(index=0, name="A", uuid="GPU-aa"), Gpu(index=1, name="A", uuid="GPU-bb"))
+    >>> [gpu.index for gpu in visible(both, "GPU-b,0,-1,1")]
+    [1, 0]
+    """
+    if named is None or "MIG-" in named:
+        return tuple(gpus)
+    left: list[Gpu] = []
+    for name in (part.strip() for part in named.split(",")):
+        uuid = name.startswith("GPU-")
+        gpu = next((one for one in gpus if name == str(one.index) or (uuid and one.uuid.startswith(name))), None)
+        if gpu is None or gpu in left:
+            break
+        left.append(gpu)
+    return tuple(left)
+
+
+def own_gpu(gpus: Sequence[Gpu], rank: Rank) -> Gpu | None:
+    """The GPU that a rank will use: the one of its local rank; the only one where a launcher shows each rank its own."""
+    return gpus[rank.local_rank % len(gpus)] if gpus else None
+
+
+def _gpu(asked: _Asked) -> Gpu:
+    rate = PER_LINK.get(asked.capability, 25e9)
+    return Gpu(
+        index=asked.index,
+        name=asked.name,
+        uuid=asked.uuid,
+        free=asked.free,
+        total=asked.total,
+        pcie=asked.pcie,
+        pcie_max=asked.pcie_max,
+        nvlink=asked.links * rate if asked.links else None,
+    )

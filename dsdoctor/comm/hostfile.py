@@ -1,0 +1,172 @@
+"""The text of a hostfile or a .deepspeed_env -> what DeepSpeed 0.19.8 takes from it, what it refuses and misreads. Never raises."""
+
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+LINE = re.compile(r"^(\S+)\s+slots=(\d+)(.*)$", re.DOTALL)
+HOST = re.compile(r"(?:[A-Za-z0-9_.-]+@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MOST_DIGITS = 6
+"""A larger number of slots is a slip of the finger, and a list of that many ranks would fill the memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """A host of a hostfile, the ranks it takes, and the line (from 1) that says so."""
+
+    name: str
+    slots: int
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complaint:
+    """A line (from 1; 0: the whole file) that is not what it should be. ``refused``: DeepSpeed stops at it; else it goes on
+    with something that was not meant. ``text`` is the line, of a .deepspeed_env without the value; ``host`` is given where
+    the line names a host again."""
+
+    line: int
+    text: str
+    what: str
+    refused: bool
+    host: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hostfile:
+    """What a hostfile says: the hosts that DeepSpeed takes from it, in its order, and what is wrong."""
+
+    hosts: tuple[Slots, ...]
+    complaints: tuple[Complaint, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentFile:
+    """What a .deepspeed_env says. ``values`` are as they stand there: they may be secrets, never show them."""
+
+    values: dict[str, str]
+    complaints: tuple[Complaint, ...] = ()
+
+
+def parse_hostfile(text: str) -> Hostfile:
+    """Read a hostfile more strictly than DeepSpeed does (its runner.py, ``_parse_hostfile``). Never raises.
+
+    >>> parse_hostfile("node1 slots=8").hosts
+    (Slots(name='node1', slots=8, line=1),)
+    >>> parse_hostfile("node1 slots = 8").complaints[0].what
+    'not of the form "HOST slots=NUMBER"'
+    >>> parse_hostfile("node1 slots=2x").complaints[0].what
+    "what follows slots=2 is ignored: 'x'"
+    """
+    hosts: dict[str, Slots] = {}
+    complaints: list[Complaint] = []
+    for number, line in _lines(text):
+        if line == "" or line.startswith("#"):
+            continue
+        match = LINE.match(line)
+        refused = _refused(match, hosts)
+        if match is None or refused is not None:
+            host = match[1] if match and match[1] in hosts else None
+            complaints.append(Complaint(line=number, text=_short(line), what=refused or "", refused=True, host=host))
+            continue
+        complaints += (Complaint(line=number, text=_short(line), what=w, refused=False) for w in _swallowed(match))
+        if len(match[2]) <= MOST_DIGITS:
+            hosts[match[1]] = Slots(name=match[1], slots=int(match[2]), line=number)
+    if not hosts and not complaints:
+        complaints.append(Complaint(line=0, text="", what="no host in it", refused=True))
+    return Hostfile(hosts=tuple(hosts.values()), complaints=tuple(complaints))
+
+
+def parse_deepspeed_env(text: str) -> EnvironmentFile:
+    """Read a .deepspeed_env as DeepSpeed does (runner.py splits at the first "=", and pdsh's remote shell gets
+    ``export NAME=VALUE;``, the value between double quotes where it holds more than letters, digits and _@%+=:,./-).
+
+    >>> parse_deepspeed_env("GLOO_SOCKET_IFNAME=eth0").values
+    {'GLOO_SOCKET_IFNAME': 'eth0'}
+    >>> parse_deepspeed_env("NCCL_DEBUG").complaints[0].what
+    'no "=" in it'
+    """
+    values: dict[str, str] = {}
+    complaints: list[Complaint] = []
+    for number, line in _lines(text):
+        name, equals, value = (part.strip() for part in line.partition("="))
+        shown = f"{_short(name)}=..." if equals else ""
+        ills = tuple(_misread(name, equals, value, name in values))
+        complaints += (Complaint(line=number, text=shown, what=what, refused=refused) for what, refused in ills)
+        if NAME.fullmatch(name) and equals:
+            values[name] = value
+    return EnvironmentFile(values=values, complaints=tuple(complaints))
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines as Python's ``readlines`` ends them: at \\n, \\r and \\r\\n alone; without space around them."""
+    return ((number, line.strip()) for number, line in enumerate(io.StringIO(text, newline=None), start=1))
+
+
+def _refused(match: re.Match[str] | None, hosts: dict[str, Slots]) -> str | None:
+    """Why DeepSpeed stops at a line."""
+    if match is None:
+        return 'not of the form "HOST slots=NUMBER"'
+    if match[1] in hosts:
+        return f"{_short(match[1])} stands on line {hosts[match[1]].line} already"
+    return None
+
+
+def _swallowed(match: re.Match[str]) -> Iterator[str]:
+    """What DeepSpeed takes from a line without a word although it cannot be meant."""
+    host, slots, rest = match[1], match[2], match[3]
+    if rest and not re.match(r"\s+#", rest):
+        yield f"what follows slots={slots} is ignored: {_short(rest.strip())!r}"
+    if len(slots) > MOST_DIGITS:
+        yield "no machine has that many slots"
+    elif int(slots) == 0:
+        yield "no rank starts on a host with slots=0, and it may still become the master"
+    if not slots.isascii():
+        yield f"the number {slots!r} is not written in ASCII digits"
+    if not HOST.fullmatch(host):
+        yield f"{_short(host)!r} is no host name{_because(host)}"
+
+
+def _because(host: str) -> str:
+    reasons = (
+        (host.startswith("-"), ": ssh takes it for an option"),
+        ("[" in host, ": pdsh makes several hosts of it, DeepSpeed's rank table has one"),
+        ("," in host, ": pdsh makes several hosts of it, DeepSpeed's rank table has one"),
+        (":" in host, ": a port belongs into ~/.ssh/config or --ssh_port"),
+        (host.startswith("\ufeff"), ": the file begins with a byte order mark"),
+    )
+    return next((reason for true, reason in reasons if true), "")
+
+
+def _misread(name: str, equals: str, value: str, again: bool) -> Iterator[tuple[str, bool]]:
+    """What DeepSpeed or the remote shell makes of a line that was not meant, and whether DeepSpeed stops at it."""
+    if not equals:
+        comment = name.startswith("#")
+        yield ("an empty line" if not name else "a comment" if comment else 'no "=" in it'), True
+        return
+    if name.startswith("export "):
+        yield 'it begins with "export ", which becomes part of the name', False
+    elif name.startswith("#"):
+        yield "a comment with an = in it is exported, and its # cuts off the rest of the remote command", False
+    elif not NAME.fullmatch(name):
+        yield "the name is none that a shell can export", False
+    elif again:
+        yield f"{name} is set twice, the last one counts", False
+    yield from ((what, False) for pattern, what in VALUE_ILLS if re.search(pattern, value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+VALUE_ILLS = (
+    (r"^'|'$", "single quotes become part of the value"),
+    (r'"', "double quotes end the quotes that DeepSpeed puts around the value"),
+    (r"[^\s]\s+#", "a comment behind the value becomes part of it"),
+    (r"`|\$\(", "the remote shell runs the command in the value"),
+    (r"\$[A-Za-z_{]", "the variable in the value is replaced on the remote host, not here"),
+    (r"\\", "the remote shell takes the backslash in the value away"),
+)
+"""What a value may hold that does not arrive as it stands: DeepSpeed puts values into double quotes, a shell reads them."""

@@ -1,0 +1,88 @@
+"""Address and port -> how a plain TCP connection ends, and who listens. Asks the network itself: torch's own messages about
+addresses are not to be believed (its socket.cpp prints the address of a pointer where a name cannot be found)."""
+
+import errno
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+from dsdoctor.comm.nouns import Outcome
+
+NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EADDRNOTAVAIL})
+TCP_INFO = "BBBBBBBB24I"
+"""The head of Linux's ``struct tcp_info`` (linux/tcp.h): eight bytes, then 24 counters of 32 bits."""
+SND_MSS, PMTU, TOTAL_RETRANS = 2, 13, 23
+DATA_SEGMENTS_OUT = 156
+"""Where tcpi_data_segs_out lies, in bytes; kernels before 4.6 end before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knock:
+    """How it ended, after how long, and the first words of a listener that speaks by itself (ssh, http ...)."""
+
+    outcome: Outcome
+    seconds: float
+    banner: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """What the kernel knows about a connection: largest segment, path MTU, segments sent again, segments sent."""
+
+    mss: int
+    pmtu: int
+    retransmits: int
+    segments: int
+
+
+def connect(address: str, port: int, *, timeout: float) -> "socket.socket | Outcome":
+    """An open connection, or why there is none. The name is looked up first; a lookup is not bounded by ``timeout``."""
+    try:
+        return socket.create_connection((address, port), timeout=timeout)
+    except OSError as error:
+        return outcome_of(error)
+
+
+def outcome_of(error: OSError) -> Outcome:
+    """What a failed connection says.
+
+    >>> outcome_of(ConnectionRefusedError(errno.ECONNREFUSED, "")), outcome_of(OSError(errno.EHOSTUNREACH, ""))
+    (<Outcome.REFUSED: 'refused'>, <Outcome.NO_ROUTE: 'no route'>)
+    """
+    if isinstance(error, socket.gaierror):
+        return Outcome.NO_NAME
+    if isinstance(error, TimeoutError):
+        return Outcome.TIMED_OUT
+    return Outcome.NO_ROUTE if error.errno in NO_ROUTE else Outcome.REFUSED
+
+
+def knock(address: str, port: int, *, timeout: float = 3.0, listen: float = 1.0) -> Knock:
+    """Connect, and wait ``listen`` seconds for words that the other side says first."""
+    began = time.monotonic()
+    opened = connect(address, port, timeout=timeout)
+    took = time.monotonic() - began
+    if isinstance(opened, Outcome):
+        return Knock(outcome=opened, seconds=took)
+    with opened:
+        opened.settimeout(listen)
+        try:
+            banner = opened.recv(80).decode("ascii", errors="replace").strip()
+        except OSError:
+            banner = ""
+    return Knock(outcome=Outcome.STRANGER if banner else Outcome.SILENT, seconds=took, banner=banner)
+
+
+def wire_of(connection: socket.socket) -> Wire | None:
+    """The kernel's figures for a connection, None where it gives none."""
+    try:
+        raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
+    except OSError:
+        return None
+    size = struct.calcsize(TCP_INFO)
+    if len(raw) < size:
+        return None
+    fields = struct.unpack(TCP_INFO, raw[:size])[8:]
+    there = len(raw) >= DATA_SEGMENTS_OUT + 4
+    segments = struct.unpack_from("I", raw, DATA_SEGMENTS_OUT)[0] if there else 0
+    return Wire(mss=fields[SND_MSS], pmtu=fields[PMTU], retransmits=fields[TOTAL_RETRANS], segments=segments)

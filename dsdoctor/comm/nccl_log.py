@@ -1,0 +1,152 @@
+"""What NCCL writes with NCCL_DEBUG=INFO, of one or several ranks -> facts. Judges nothing; pure but for ``read_log``.
+
+Read with NCCL 2.12 to 2.30's formats. Lines of others in between, and prefixes of launchers, do not matter.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LARGEST = 8 << 20
+"""Bytes of a rank's log that are read: what is asked for is said during init."""
+
+LINE = re.compile(r"(?P<process>[\w.-]+:\d+):\d+ \[-?\d+\] (?:[\w./]+:\d+ )?NCCL (?P<level>INFO|WARN) (?P<said>.*)")
+INIT = re.compile(r"comm (0x[0-9a-f]+) rank (\d{1,9}) n[rR]anks (\d{1,9}) .*- Init (START|COMPLETE)")
+EDGE = re.compile(r"Channel \d+(?:/\d+)? : (\d{1,9})\[\w+\] -> (\d{1,9})\[\w+\] (?:\[\w+\] )?via (\S+)")
+HCA = re.compile(r"\[\d+\]([\w.-]+:\d+/\w+)")
+SETTING = re.compile(r"(NCCL_\w+) set by environment to (\S.*?)\.?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclFacts:
+    """What NCCL said. ``edges`` maps "0 -> 1" to its transport ("P2P/CUMEM", "SHM/direct/direct", "NET/IB/GDRDMA", "NET/Socket");
+    ``incomplete`` are the ranks that began init and did not end it; ``direct`` whether GPU Direct RDMA is on (None: not said);
+    ``no_fabric`` says why InfiniBand is not used, ``no_p2p`` which GPUs do not reach each other. Ranks are those of the
+    largest communicator, of ``world`` ranks."""
+
+    version: str | None = None
+    bootstrap: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+    hcas: tuple[str, ...] = ()
+    direct: bool | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+    edges: dict[str, str] = field(default_factory=dict)
+    world: int | None = None
+    incomplete: tuple[int, ...] = ()
+    no_fabric: tuple[str, ...] = ()
+    no_p2p: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass
+class _Communicator:
+    process: str
+    rank: int
+    world: int
+    complete: bool
+
+
+def read_log(folder: str) -> str:
+    """The logs of all data processes in a folder ("nccl.HOST.PID.log"), one after the other."""
+    texts = []
+    for path in sorted(Path(folder).glob("nccl.*.log")):
+        try:
+            with path.open("rb") as file:
+                texts.append(file.read(LARGEST).decode("utf-8", errors="replace"))
+        except OSError:
+            continue
+    return "\n".join(texts)
+
+
+def read_transports(folder: str) -> dict[str, str]:
+    """The transport of every edge that the logs in a folder tell of."""
+    return parse_nccl_log(read_log(folder)).edges
+
+
+def parse_nccl_log(text: str) -> NcclFacts:
+    """The facts in a log.
+
+    >>> facts = parse_nccl_log(
+    ...     "n1:7:7 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>\\n"
+    ...     "n1:7:9 [0] NCCL INFO Using network Socket\\n"
+    ...     "n1:7:9 [0] NCCL INFO ncclCommInitRank comm 0x1f rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 - Init START\\n"
+    ...     "n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\\n"
+    ... )
+    >>> facts.bootstrap, facts.networks, facts.edges, facts.incomplete
+    (('eth0:10.0.0.1',), ('Socket',), {'0 -> 1': 'P2P/CUMEM'}, (0,))
+    """
+    lines = [(match["process"], match["level"], match["said"].strip()) for match in LINE.finditer(text)]
+    said = list(dict.fromkeys(words for _, level, words in lines if level == "INFO"))
+    communicators = _communicators(lines)
+    world = max((one.world for one in communicators), default=None)
+    whole = {one.process for one in communicators if one.world == world}
+    version = re.search(r"NCCL version (\d[\w.+-]*)", text)
+    rdma = [words for words in said if "GPU Direct RDMA " in words]
+    return NcclFacts(
+        version=version[1] if version else None,
+        bootstrap=_first(said, r"Bootstrap ?: Using (\S+?)<\d*>"),
+        networks=_first(said, r"(?:Using network|Assigned NET plugin) (\S+)"),
+        hcas=tuple(dict.fromkeys(hca for words in said if "NET/IB : Using" in words for hca in HCA.findall(words))),
+        direct=not any("Disabled" in words for words in rdma) if rdma else None,
+        variables=dict(match.groups() for words in said if (match := SETTING.match(words))),
+        edges=_edges(lines, whole),
+        world=world,
+        incomplete=_incomplete(communicators, whole),
+        no_fabric=_first(
+            said, r"(NET/IB : No device found|Failed to open libibverbs\.so\S*|NCCL_IB_DISABLE set by .*)"
+        ),
+        no_p2p=_first(said, r"(Could not enable P2P between .*|P2P is disabled between .*)"),
+        warnings=tuple(dict.fromkeys(f"{process}: {words}" for process, level, words in lines if level == "WARN")),
+    )
+
+
+def parse_transport(via: str) -> str:
+    """A transport without the number of its network card; "PXN" where another GPU's card is used.
+
+    >>> [parse_transport(via) for via in ("NET/IB/3/GDRDMA", "NET/IB/2(0)/GDRDMA", "SHM/direct/direct", "NET/Socket/0")]
+    ['NET/IB/GDRDMA', 'NET/IB/PXN/GDRDMA', 'SHM/direct/direct', 'NET/Socket']
+    """
+    return re.sub(r"/\d+(?=/|$)", "", re.sub(r"/\d+\(\d+\)", "/PXN", via))
+
+
+def _first(said: list[str], pattern: str) -> tuple[str, ...]:
+    found = (re.match(pattern, words) for words in said)
+    return tuple(dict.fromkeys(match[1] for match in found if match))
+
+
+def _communicators(lines: list[tuple[str, str, str]]) -> list[_Communicator]:
+    known: dict[tuple[str, str], _Communicator] = {}
+    ended: list[_Communicator] = []
+    for process, _, words in lines:
+        match = INIT.search(words)
+        if not match:
+            continue
+        key = process, match[1]
+        if match[4] == "START" and key in known:
+            ended.append(known.pop(key))
+        one = known.setdefault(key, _Communicator(process, int(match[2]), int(match[3]), complete=False))
+        one.complete = match[4] == "COMPLETE"
+    return [*ended, *known.values()]
+
+
+def _incomplete(communicators: list[_Communicator], whole: set[str]) -> tuple[int, ...]:
+    """The ranks, in the largest communicator, of the processes in which any communicator's init did not end."""
+    world = max((one.world for one in communicators), default=0)
+    ranks = {one.process: one.rank for one in communicators if one.world == world}
+    stuck = {
+        one.rank if one.world == world else ranks[one.process]
+        for one in communicators
+        if one.process in whole and not one.complete
+    }
+    return tuple(sorted(stuck))
+
+
+def _edges(lines: list[tuple[str, str, str]], whole: set[str]) -> dict[str, str]:
+    """Of the processes that were in the largest communicator (all where init was not logged): others count otherwise."""
+    found: dict[tuple[int, int], dict[str, None]] = {}
+    for process, _, words in lines:
+        match = EDGE.match(words) if not whole or process in whole else None
+        if match:
+            transports = found.setdefault((int(match[1]), int(match[2])), {})
+            transports[parse_transport(match[3])] = None
+    return {f"{source} -> {target}": " + ".join(found[source, target]) for source, target in sorted(found)}

@@ -1,0 +1,92 @@
+"""Processes of one rank: forks that die with their parent, and the kernel's letter for the state of one."""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+LETTERS = {
+    "R": "running",
+    "S": "waiting",
+    "D": "waiting for a device, and cannot be interrupted",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "dead, and not reaped",
+    "X": "dead",
+}
+
+
+def fork(main: Callable[[], None]) -> int:
+    """Run ``main`` in a child that is killed when this process dies; returns its pid. Nothing of the parent's stack runs in
+    the child: it leaves by ``os._exit`` with 0, or 1 after an exception that is printed to its stderr."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        die_with(parent)
+        main()
+        status = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status)
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies (prctl(2)); a parent that is gone already ends it now."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def redirect(path: Path) -> None:
+    """Send this process's stdout and stderr to a file, whatever writes to them."""
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter for a process ("S", "T" ...), "" where there is none (proc(5))."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    return parse_state(stat)
+
+
+def parse_state(stat: str) -> str:
+    """The third field of /proc/PID/stat; the second is a name in brackets that may hold anything.
+
+    >>> parse_state("4711 (a) b) T 1 4711")
+    'T'
+    """
+    return stat.rpartition(")")[2].strip()[:1]
+
+
+def ending_of(status: int) -> str | None:
+    """How a process died, in words, from its wait status; None for success.
+
+    >>> ending_of(9), ending_of(256), ending_of(0)
+    ('killed by SIGKILL', 'exit status 1', None)
+    """
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"killed by {signal.Signals(number).name}"
+        except ValueError:
+            return f"killed by signal {number}"
+    code = os.WEXITSTATUS(status)
+    return f"exit status {code}" if code else None

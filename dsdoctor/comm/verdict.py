@@ -1,0 +1,75 @@
+"""The phases of a test -> how it ended, and one line that says it: which rank, on which host, why. Looks at nothing else."""
+
+from collections.abc import Iterable, Sequence
+
+from dsdoctor.comm.nouns import Phase, PhaseResult, State
+from dsdoctor.finding import Finding, Severity
+
+ORDER = tuple(Phase)
+CLAIMS = (
+    (Phase.RIGHT, "reach each other and say the same"),
+    (Phase.MESH, "reach each other over TCP"),
+    (Phase.RENDEZVOUS, "have met"),
+)
+"""What may be said when a phase went well; the first that fits says most."""
+
+
+def ended(phases: Iterable[PhaseResult]) -> State:
+    """How the whole test ended: as badly as its worst phase or finding; SKIPPED where nothing was tested at all."""
+    phases = tuple(phases)
+    states = {phase.state for phase in phases}
+    severities = {finding.severity for phase in phases for finding in phase.findings}
+    if State.BROKEN in states or Severity.ERROR in severities:
+        return State.BROKEN
+    if State.SLOW in states or Severity.WARNING in severities:
+        return State.SLOW
+    return State.OK if State.OK in states else State.SKIPPED
+
+
+def verdict(phases: Iterable[PhaseResult], *, world: int, hosts: Sequence[str], backend: str) -> str:
+    """One line, with its mark. ``hosts`` is the host of every expected rank, "" where it is not known.
+
+    >>> met = PhaseResult(phase=Phase.RENDEZVOUS, state=State.OK, seconds=0.4, said="")
+    >>> right = PhaseResult(phase=Phase.RIGHT, state=State.OK, seconds=2.0, said="")
+    >>> verdict([met, right], world=2, hosts=("nodea", "nodea"), backend="gloo")
+    '✓ 2 of 2 ranks reach each other and say the same (gloo, 1 host)'
+    """
+    phases = sorted(phases, key=lambda phase: ORDER.index(phase.phase))
+    state, claim = ended(phases), _claim(phases, world, hosts, backend)
+    if state is State.OK:
+        return f"✓ {claim}"
+    if state is State.SKIPPED:
+        return "· nothing was tested"
+    if state is State.BROKEN:
+        return f"✗ {_reason(phases, Severity.ERROR, State.BROKEN)}"
+    return f"! {claim}, but {_reason(phases, Severity.WARNING, State.SLOW)}"
+
+
+def _reason(phases: Sequence[PhaseResult], severity: Severity, state: State) -> str:
+    """The first finding of a severity; without any, what the first phase that ended so has to say.
+
+    What is dear in a title (rank and host) stands in it already: the phase goes before it.
+    """
+    found = first_finding(phases, severity)
+    if found:
+        return f"{found[0].phase.value}: {found[1].title}"
+    phase = next(phase for phase in phases if phase.state is state)
+    return f"{phase.phase.value}: {phase.said}"
+
+
+def first_finding(phases: Iterable[PhaseResult], severity: Severity) -> tuple[PhaseResult, Finding] | None:
+    """The first finding of a severity, and the phase that made it."""
+    return next(
+        ((phase, finding) for phase in phases for finding in phase.findings if finding.severity is severity), None
+    )
+
+
+def _claim(phases: Sequence[PhaseResult], world: int, hosts: Sequence[str], backend: str) -> str:
+    went_well = {phase.phase for phase in phases if phase.state in {State.OK, State.SLOW}}
+    said = next((claim for phase, claim in CLAIMS if phase in went_well), None)
+    known = len(set(hosts) - {""})
+    where = f"{backend}, {known} host{'' if known == 1 else 's'}" if known else backend
+    if said is None:
+        names = ", ".join(phase.phase.value for phase in phases if phase.phase in went_well)
+        return f"nothing stands in the way; only this was looked at: {names} ({where})"
+    return f"{world} of {world} ranks {said} ({where})"

@@ -1,0 +1,67 @@
+"""What is done to the ranks is named: which rank, which host, which ill, within the deadline and two seconds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.comm.conftest import need
+from tests.comm.fault_table import FAULTS, Fault, played
+from tests.comm.jobs import Job
+from tests.comm.rig import missing
+
+pytestmark = pytest.mark.launch
+
+MARGIN = 2.0
+
+
+def ours(deadline: float, mode: str = "--quick") -> list[str]:
+    """The command under test, without what the launcher's variables tell."""
+    modes = [mode] if mode in {"--quick", "--full"} else []
+    return ["-m", "dsdoctor.comm", *modes, "--backend", "gloo", "--deadline", f"{deadline:g}", "--json"]
+
+
+def findings(running: Job, teller: str) -> list[dict[str, Any]]:
+    """The findings of the document that a rank printed."""
+    try:
+        found = json.loads(running.out(teller))["findings"]
+    except (ValueError, KeyError) as error:
+        pytest.fail(f"no document: {error}\n{running.told()}")
+    assert isinstance(found, list)
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_named_in_time(fault: Fault, tmp_path: Path) -> None:
+    need(missing())
+    deadline = 20 if fault.mode == "--quick" else 45
+    with played(fault, tmp_path, ours(deadline, fault.mode), "dsdoctor.comm", hold_at=5) as running:
+        told = running.wait(deadline + 10, fault.teller)
+        listened = [*(key for key in fault.whispers if key in running.processes)]
+        whispered = not listened or running.wait(deadline + 10, *listened)
+
+    assert told, f"rank {fault.teller} does not end\n{running.told()}"
+    assert whispered, f"ranks {listened} do not end\n{running.told()}"
+    found = findings(running, fault.teller)
+    named = [one["title"] for one in found if one["rule"] in fault.rules]
+    assert any(all(word in title for word in fault.says) for title in named), f"{found}\n{running.told()}"
+    assert running.ends[fault.teller][0] == fault.status, running.told()
+    assert max(running.ends[key][1] for key in (fault.teller, *listened)) <= deadline + MARGIN
+    for key, words in fault.whispers.items():
+        assert words in running.out(key) + running.err(key)
+
+
+@pytest.mark.parametrize(("world", "deadline"), [(2, 10.0), (4, 15.0), (16, 60.0)])
+def test_a_missing_rank_is_named_within_the_deadline(world: int, deadline: float, tmp_path: Path) -> None:
+    need(missing())
+    absent = world - 1
+    fault = Fault(name="", world=world, absent=(absent,), rules=("rank-missing",), says=())
+    with played(fault, tmp_path, ours(deadline), "dsdoctor.comm", hold_at=0) as running:
+        ended = running.wait(deadline + 10)
+
+    assert ended, running.told()
+    titles = [one["title"] for one in findings(running, "0") if one["rule"] == "rank-missing"]
+    assert len(titles) == 1
+    assert titles[0].startswith(f"rank {absent}")
+    assert max(seconds for _, seconds in running.ends.values()) <= deadline + MARGIN

@@ -1,0 +1,70 @@
+"""`python -m dsdoctor.comm` under the four launchers: gloo on the CPU, here or over the two nodes of a rig."""
+
+import importlib.util
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.comm import services
+from tests.comm.conftest import need
+from tests.comm.rig import Rig
+
+pytestmark = pytest.mark.launch
+
+QUICK = ("dsdoctor.comm", "--quick", "--backend", "gloo")
+Done = subprocess.CompletedProcess[str]
+
+
+def well(done: Done, hosts: Sequence[str]) -> bool:
+    """Whether it ended with 0 and said that each rank, in this order of hosts, is OK; shows everything where not."""
+    said = re.findall(r"\[(\S+)-(\d+)\] is OK", done.stdout + done.stderr)
+    expected = {(host, str(rank)) for rank, host in enumerate(hosts)}
+    if done.returncode == 0 and {*said} == expected:
+        return True
+    pytest.fail(f"ended with {done.returncode}, said {said}\n{done.stdout}\n{done.stderr}")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_torchrun(ranks: int, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(ranks)]
+    around = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*torchrun, "--master_port", port, "-m", *QUICK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=around, cwd=tmp_path)
+
+    assert well(done, [socket.gethostname()] * ranks)
+
+
+def test_deepspeed_over_ssh_and_pdsh(rig: Rig) -> None:
+    need(services.lacks("sshd", "ssh", "ssh-keygen", "pdsh"))
+    need(None if importlib.util.find_spec("deepspeed") else "needs DeepSpeed")
+    with services.sshd(rig):
+        command = services.deepspeed(rig, "--module", *QUICK)
+        done = rig[0].run(command, env=services.pdsh_environment(), cwd=rig.folder, timeout=120)
+
+    assert well(done, ["nodea", "nodeb"])
+
+
+@pytest.mark.slurm
+def test_srun(rig: Rig) -> None:
+    need(services.lacks("srun", "slurmctld", "slurmd", "munged", "munge"))
+    with services.slurm(rig):
+        command = ["srun", "--nodes", "2", "--ntasks-per-node", "2", sys.executable, "-m", *QUICK]
+        done = rig[0].run(command, timeout=120)
+
+    assert well(done, ["nodea", "nodea", "nodeb", "nodeb"])
+
+
+def test_mpirun_of_open_mpi(rig: Rig) -> None:
+    need(services.lacks("sshd", "ssh", "ssh-keygen", "mpirun"))
+    with services.sshd(rig):
+        done = rig[0].run(services.mpirun(rig, 4, sys.executable, "-m", *QUICK), timeout=120)
+
+    assert well(done, ["nodea", "nodea", "nodeb", "nodeb"])

@@ -1,0 +1,199 @@
+"""Who a rank is, by the variables that each launcher really sets (values as seen with torch 2.13, DeepSpeed 0.19.8, Slurm 22.05,
+Open MPI 4.1.4)."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsdoctor.comm.launch import local_ranks
+from dsdoctor.comm.nodelist import expand, hosts_of_ranks, open_mpi_nodes, tasks_per_node
+from dsdoctor.comm.nouns import Rank
+from dsdoctor.comm.rank import rank_of
+from dsdoctor.errors import UsageError
+
+BY_HAND = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+TORCHRUN = {
+    **BY_HAND,
+    "LOCAL_WORLD_SIZE": "2",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+DEEPSPEED = {**BY_HAND, "CROSS_RANK": "0", "CROSS_SIZE": "2", "LOCAL_SIZE": "2"}
+ALLOCATION = {
+    "SLURM_JOB_ID": "3",
+    "SLURM_JOB_NODELIST": "nodea,nodeb",
+    "SLURM_NTASKS": "3",
+    "SLURM_NPROCS": "3",
+    "SLURM_TASKS_PER_NODE": "2,1",
+}
+BATCH = {**ALLOCATION, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+SRUN = {
+    **ALLOCATION,
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_LAUNCH_NODE_IPADDR": "10.200.0.1",
+    "SLURM_STEP_NODELIST": "nodea,nodeb",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_orte_hnp_uri": "1674641408.0;tcp://192.0.2.2:33873;tcp6://[fd00::2]:58069",
+    "OMPI_MCA_orte_local_daemon_uri": "1674641408.1;tcp://192.0.2.3:38915",
+    "OMPI_MCA_orte_node_regex": "vm,nodeb@0(2)",
+    "OMPI_MCA_orte_num_nodes": "2",
+    "PMIX_NAMESPACE": "1674641409",
+    "PMIX_RANK": "1",
+}
+# what srun set for the daemon of mpirun on the second node of an allocation: no word of the rank
+DAEMON = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+
+
+def of(variables: dict[str, str], **changes: str) -> Rank:
+    found = rank_of({**variables, **changes})
+    assert found is not None
+    return found
+
+
+def test_torchrun_says_who_serves_the_store_and_which_start_this_is() -> None:
+    assert rank_of(TORCHRUN) == Rank(
+        rank=1,
+        world=4,
+        local_rank=1,
+        local_world=2,
+        launcher="torchrun",
+        master="10.0.0.1",
+        port=29500,
+        agent_store=True,
+        run="none.2",
+    )
+    assert not of(TORCHRUN, TORCHELASTIC_USE_AGENT_STORE="False").agent_store
+
+
+def test_deepspeeds_launcher_and_variables_set_by_hand_are_told_apart() -> None:
+    assert (of(DEEPSPEED).launcher, of(DEEPSPEED).local_world) == ("deepspeed", 2)
+    assert of(BY_HAND).launcher == "variables"
+
+
+def test_a_step_of_srun_tells_the_host_of_every_rank_and_a_port_all_agree_on() -> None:
+    first = of(SRUN, SLURM_PROCID="0", SLURM_NODEID="0")
+    last = of(SRUN)
+
+    assert (last.rank, last.world, last.local_rank, last.local_world, last.launcher) == (2, 3, 0, 1, "srun")
+    assert (last.master, last.hosts, last.run) == ("nodea", ("nodea", "nodea", "nodeb"), "3.0.0")
+    assert (first.master, first.port) == (last.master, last.port)
+    assert 20_000 <= last.port < 29_500
+    assert of(SRUN, SLURM_DISTRIBUTION="cyclic").hosts == ()
+
+
+def test_a_shell_or_script_of_slurm_is_no_rank() -> None:
+    person = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PTY_PORT": "39811"}
+    interactive = {**SRUN, "SLURM_STEP_ID": "4294967290"}
+
+    assert [rank_of(each) for each in ({}, ALLOCATION, BATCH, person, interactive)] == [None] * 5
+
+
+def test_open_mpi_wins_over_the_slurm_variables_of_its_daemon() -> None:
+    inside = of({**DAEMON, **OPEN_MPI})
+
+    assert (inside.rank, inside.world, inside.launcher, inside.run) == (1, 3, "mpirun", "1674641409")
+    assert of(OPEN_MPI, RANK="0", WORLD_SIZE="1").launcher == "variables"
+
+
+@pytest.mark.parametrize(
+    ("changes", "master"),
+    [
+        ({}, "192.0.2.2"),
+        ({"OMPI_MCA_orte_node_regex": "login,gpu[2:1-2]@0(3)"}, "gpu01"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, "127.0.0.1"),
+        ({"MASTER_ADDR": "10.1.1.1"}, "10.1.1.1"),
+    ],
+    ids=["beside mpirun", "mpirun on a login node", "one host", "told"],
+)
+def test_under_open_mpi_the_master_is_where_rank_0_is(changes: dict[str, str], master: str) -> None:
+    assert of(OPEN_MPI, **changes).master == master
+
+
+def test_pmi_speaks_for_itself_unless_srun_set_it() -> None:
+    hydra = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+    assert (of(hydra).rank, of(hydra).master, of(hydra).launcher) == (1, "127.0.0.1", "mpirun")
+    assert of({**SRUN, "PMI_RANK": "2", "PMI_SIZE": "3"}).launcher == "srun"
+    assert of({**DAEMON, **hydra}).launcher == "mpirun"
+
+
+def test_a_rank_that_dsdoctor_starts_knows_itself() -> None:
+    started = local_ranks(2, port=4711, token="t0k", python="/p", arguments=("--quick",))[1]
+
+    assert started.argv == ("/p", "-m", "dsdoctor.comm", "--quick")
+    assert of({**SRUN, **started.environment, "DSDOCTOR_COMM_HOSTS": "a,b"}) == Rank(
+        rank=1,
+        world=2,
+        local_rank=1,
+        local_world=2,
+        launcher="dsdoctor",
+        master="127.0.0.1",
+        port=4711,
+        run="t0k",
+        hosts=("a", "b"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "rank 5 (variables), and the world has 2 ranks"),
+        ({"RANK": "5"}, "RANK=5 says that this is a rank, and WORLD_SIZE is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "this is one rank of several hosts, and MASTER_ADDR is not set"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one', and a whole number is wanted"),
+        ({**BY_HAND, "MASTER_PORT": "70000"}, "MASTER_PORT=70000, and a port is 1 to 65535"),
+        ({**BY_HAND, "LOCAL_RANK": "4"}, "local rank 4, and 4 ranks are on this host"),
+        ({**SRUN, "SLURM_STEP_NODELIST": "node[a"}, "the node list 'node[a' cannot be read"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK=1 says that this is a rank, and PMI_SIZE is not set"),
+        ({**BY_HAND, "DSDOCTOR_COMM_RUN": "t", "DSDOCTOR_COMM_HOSTS": "a"}, "names 1 hosts, and WORLD_SIZE is 4"),
+    ],
+)
+def test_what_clashes_is_named_with_both_facts_and_a_next_step(variables: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        rank_of(variables)
+
+    assert said in caught.value.message
+    assert caught.value.hint
+
+
+NAMES = st.sampled_from(sorted({*TORCHRUN, *DEEPSPEED, *SRUN, *OPEN_MPI, "PMI_RANK", "PMI_SIZE", "DSDOCTOR_COMM_RUN"}))
+VALUES = st.one_of(
+    st.integers(0, 5).map(str), st.text(max_size=6), st.sampled_from(["n[1-3]", "2(x2)", "True", "t;tcp://1.2"])
+)
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=12))
+def test_any_variables_give_a_rank_or_none_or_a_usage_error(variables: dict[str, str]) -> None:
+    try:
+        found = rank_of(variables)
+    except UsageError as error:
+        assert error.hint
+    else:
+        assert found is None or (0 <= found.rank < found.world and 1 <= found.port <= 65535 and found.master)
+
+
+@pytest.mark.parametrize("read", [expand, tasks_per_node, open_mpi_nodes, lambda text: hosts_of_ranks(text, text)])
+@given(text=st.text(alphabet="n01279[]-,()x:@", max_size=20))
+def test_any_list_of_hosts_is_read_or_refused(read: Any, text: str) -> None:
+    try:
+        assert isinstance(read(text), tuple)
+    except UsageError as error:
+        assert error.hint
+
+
+def test_a_list_of_more_hosts_than_there_are_is_refused_and_not_expanded() -> None:
+    with pytest.raises(UsageError, match="more than 131072 hosts"):
+        expand("n[1-999999]r[0-999999]")
