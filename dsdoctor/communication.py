@@ -42,7 +42,9 @@ class Wanted:
     only_static: bool = False
 
 
-def run_rank(rank: Rank, settings: Settings, *, on_phase: OnPhase, on_report: Callable[[Report], None], began: float) -> Outcomes:
+def run_rank(
+    rank: Rank, settings: Settings, *, on_phase: OnPhase, on_report: Callable[[Report], None], began: float
+) -> Outcomes:
     """This process is a rank: play its part."""
     parent = os.environ.get(PARENT)
     if parent and int(parent) == os.getppid():
@@ -77,9 +79,7 @@ def _here(host: LocalHost, wanted: Wanted, folder: Path) -> tuple[Started, ...]:
     """A rank for each GPU of this machine, or as many as were asked for."""
     count = wanted.nproc or len(read_gpus(host)[0]) or RANKS_ON_CPU
     arguments = _arguments(wanted.settings, folder)
-    return local_ranks(
-        count, port=free_port(), token=secrets.token_hex(16), python=sys.executable, arguments=arguments
-    )
+    return local_ranks(count, port=free_port(), token=secrets.token_hex(16), python=sys.executable, arguments=arguments)
 
 
 def _on_hosts(host: LocalHost, facts: StaticFacts, wanted: Wanted, folder: Path) -> tuple[Started, ...]:
@@ -166,7 +166,9 @@ def _joined(report: Report, before: tuple[PhaseResult, ...]) -> Report:
     return replace(report, phases=phases, verdict=told, state=ended(phases))
 
 
-def unmet(alone: tuple[Finding, ...], phases: tuple[PhaseResult, ...], rank: Rank, settings: Settings, seconds: float) -> Report:
+def unmet(
+    alone: tuple[Finding, ...], phases: tuple[PhaseResult, ...], rank: Rank, settings: Settings, seconds: float
+) -> Report:
     """A report of a rank that met nobody: what it found by itself."""
     last = PhaseResult(phase=Phase.RENDEZVOUS, state=State.BROKEN, seconds=seconds, said="alone", findings=alone)
     whole = (*phases, last)
@@ -198,5 +200,8 @@ def compared(report: Report, base: Base) -> Report:
 
 
 def _worse(phase: PhaseResult, findings: tuple[Finding, ...]) -> State:
-    return phase.state if phase.state in {State.SKIPPED, State.BROKEN} else state_of(phase.phase, phase.findings + findings)
-
+    return (
+        phase.state
+        if phase.state in {State.SKIPPED, State.BROKEN}
+        else state_of(phase.phase, phase.findings + findings)
+    )

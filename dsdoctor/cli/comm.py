@@ -15,6 +15,7 @@ from dsdoctor.cli.ending import FOUND, ending, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.comm import baseline
 from dsdoctor.comm.nouns import Mode, PhaseResult, Rank, Report, Settings, State
+from dsdoctor.comm.process import age
 from dsdoctor.comm.rank import rank_of
 from dsdoctor.communication import Wanted, compared, run_all, run_rank, unmet
 from dsdoctor.errors import UsageError
@@ -34,7 +35,8 @@ Nproc = Annotated[
     int | None, typer.Option(min=1, help="Ranks to start here, or on each host. Default: one for each GPU, else 2.")
 ]
 Hostfile = Annotated[
-    str | None, typer.Option(metavar="FILE", help="DeepSpeed's hostfile: look at every host, then start ranks there by ssh.")
+    str | None,
+    typer.Option(metavar="FILE", help="DeepSpeed's hostfile: look at every host, then start ranks there by ssh."),
 ]
 Static = Annotated[bool, typer.Option("--static", help="With --hostfile: look at the hosts, start no rank.")]
 Backend = Annotated[str, typer.Option(metavar="|".join(BACKENDS), help="auto is nccl where GPUs are, else gloo.")]
@@ -49,9 +51,12 @@ Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write
 Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Keep what was measured, to compare later.")]
 Against = Annotated[Path | None, typer.Option("--against", metavar="FILE", help="Tell what got slower since --save.")]
 Recipe = Annotated[
-    str | None, typer.Option(metavar="slurm|hostfile|torchrun|k8s", help="Print a ready script for this machine, and stop.")
+    str | None,
+    typer.Option(metavar="slurm|hostfile|torchrun|k8s", help="Print a ready script for this machine, and stop."),
 ]
-Explain = Annotated[str | None, typer.Option(metavar="LOG", help="Read a failed log instead: the same as diagnose LOG.")]
+Explain = Annotated[
+    str | None, typer.Option(metavar="LOG", help="Read a failed log instead: the same as diagnose LOG.")
+]
 LocalRank = Annotated[str | None, typer.Option("--local_rank", "--local-rank", hidden=True)]
 
 
@@ -87,8 +92,10 @@ def comm_command(
 
     Exit status: 0 all is well, 1 something is broken, 2 usage, 6 it works and something is slow or late.
     """
-    began = time.monotonic()
-    del local_rank  # DeepSpeed's launcher and old torch.distributed.launch add it; the rank is read from the environment
+    began = time.monotonic() - age()
+    del (
+        local_rank
+    )  # DeepSpeed's launcher and old torch.distributed.launch add it; the rank is read from the environment
     if explain is not None:
         diagnose_command([explain], as_json=as_json, verbose=verbose)
         return
@@ -106,7 +113,9 @@ def comm_command(
             _refuse_under_launcher(rank, nproc, hostfile)
             raise typer.Exit(_as_rank(rank, settings, window, began))
         if static and hostfile is None:
-            raise UsageError("--static looks at the hosts of a hostfile, and none was named", hint="add --hostfile FILE")
+            raise UsageError(
+                "--static looks at the hosts of a hostfile, and none was named", hint="add --hostfile FILE"
+            )
         report = run_all(
             Wanted(settings=settings, nproc=nproc, hostfile=hostfile, only_static=static), on_phase=window.phase_before
         )
@@ -118,7 +127,14 @@ class Window:
     """Where a test is shown: phases on stderr while it runs, the report on stdout at its end, files beside it."""
 
     def __init__(
-        self, as_json: bool, verbose: bool, html: Path | None, save: Path | None, base: baseline.Base | None, *, shown: bool
+        self,
+        as_json: bool,
+        verbose: bool,
+        html: Path | None,
+        save: Path | None,
+        base: baseline.Base | None,
+        *,
+        shown: bool,
     ) -> None:
         self._as_json, self._verbose, self._html, self._save, self._base = as_json, verbose, html, save, base
         self._shown, self._talk = shown, Console(stderr=True)
@@ -141,9 +157,7 @@ class Window:
             write_page(report, self._html)
         if self._save:
             baseline.save(report, self._save)
-        print_result(
-            "comm", self._as_json, report_lines(report, verbose=self._verbose), report.findings, report=report
-        )
+        print_result("comm", self._as_json, report_lines(report, verbose=self._verbose), report.findings, report=report)
         sys.stdout.flush()
 
 
@@ -171,7 +185,9 @@ def _settings(quick: bool, full: bool, backend: str, deadline: float | None, out
     mode = Mode.QUICK if quick else Mode.FULL if full else Mode.DEFAULT
     deadline = DEADLINES[mode] if deadline is None else deadline
     if not (math.isfinite(deadline) and deadline >= LEAST_DEADLINE):
-        raise UsageError(f"a deadline of {deadline:g} s is too short", hint=f"torch alone needs some: {LEAST_DEADLINE:g} or more")
+        raise UsageError(
+            f"a deadline of {deadline:g} s is too short", hint=f"torch alone needs some: {LEAST_DEADLINE:g} or more"
+        )
     return Settings(mode=mode, backend=backend, deadline=deadline, out=os.fspath(out.absolute()) if out else None)
 
 
@@ -179,7 +195,7 @@ def _refuse_under_launcher(rank: Rank, nproc: int | None, hostfile: str | None) 
     """What starts ranks makes no sense in one."""
     if nproc is not None or hostfile is not None:
         raise UsageError(
-            f"--{'nproc' if nproc is not None else 'hostfile'} starts ranks, and this is rank {rank.rank} of {rank.launcher} already",
+            f"--{'nproc' if nproc is not None else 'hostfile'} starts ranks, and this is rank {rank.rank} already",
             hint="leave it out, or unset RANK and WORLD_SIZE",
         )
 

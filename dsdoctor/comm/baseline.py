@@ -1,10 +1,8 @@
 """What a test of communication measured, kept in a file; a later test against it -> what got slower. Judges figures only."""
 
-import itertools
-import math
 import os
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,17 +10,21 @@ from statistics import median
 
 import msgspec
 
+from dsdoctor.comm.changes import (
+    LEAST_LOSS,
+    Change,
+    loss,
+    lossy_hosts,
+    lossy_paces,
+    lossy_paths,
+    pace_changes,
+    pair_changes,
+)
 from dsdoctor.comm.nouns import Pace, PairTime, Report, Speed
 from dsdoctor.errors import UsageError
 from dsdoctor.finding import Finding, Fix, Severity
 
 SCHEMA = "dsdoctor-comm/1"
-LEAST_LOSS = 0.15
-"""What must be lost at the least before anything is said."""
-SPREADS = 3
-"""And so many times the spread of the other figures: the noise, as these two runs show it."""
-FEW, FEW_LOSS = 6, 2 / 3
-"""Fewer figures show no noise. Two healthy runs of four ranks on two busy processors differ by up to 60 % in a pair."""
 MOST = 12
 """Lines of evidence."""
 MEASURE = "python -m dsdoctor comm --save base.json"
@@ -42,21 +44,6 @@ class Base:
     pairs: tuple[PairTime, ...] = ()
     paces: tuple[Pace, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """One figure now and then, in what is better when larger. ``between`` are the hosts that it is about: one, or two."""
-
-    between: tuple[str, ...]
-    ranks: tuple[int, ...]
-    now: float
-    then: float
-
-    @property
-    def log(self) -> float:
-        """The logarithm of now to then: negative is a loss."""
-        return math.log(self.now / self.then)
 
 
 def base_of(report: Report, date: str) -> Base:
@@ -123,14 +110,14 @@ def slower_than_before(report: Report, base: Base) -> Iterator[Finding]:
     """Communication is slower than it was when the baseline was saved.
 
     A collective counts when its median time is now above the 99th percentile of then, and at least 15 % of its bandwidth is
-    lost. A host counts when nearly all of its pairs with other hosts, or its own computing, lost 15 % or three times the spread
-    that all other figures show, whichever is more; a single pair when it lost so much beyond what its hosts did. With fewer
-    than six figures there is no telling what is noise: then two thirds must be lost.
+    lost. A host counts when nearly all of its pairs with other hosts, or its ranks' own computing, lost 15 % or three times the
+    spread that the other figures show, whichever is more; so does the path between two hosts. A pair that lost by itself must
+    have lost twice as much. Fewer than twelve pairs, or six ranks, do not show what is noise: then two thirds must be lost.
 
     Look at what changed since: the versions (told if they differ), the link's speed (`ethtool`, `ibstat`, `nvidia-smi
     topo -m`), another job on the same nodes. If the new state is the right one, save a new baseline.
     """
-    for told in (_slower_hosts, _slower_pairs, _slower_computing, _slower_collectives):
+    for told in (_slower_hosts, _slower_paths, _slower_computing, _slower_collectives):
         for title, evidence in told(report, base):
             yield Finding(
                 rule="slower-than-before",
@@ -222,134 +209,51 @@ def _collective(now: Speed, then: Speed) -> str:
     return f"{now.op} of {now.size:,} bytes takes {now.p50 * 1e3:.3g} ms, {ratio:.1f} times its {then.p50 * 1e3:.3g} ms"
 
 
+def _changes(report: Report, base: Base) -> tuple[Change, ...]:
+    if report.backend != base.backend:
+        return ()
+    return pair_changes(report.pairs, hosts_of(report), base.pairs, base.hosts)
+
+
 def _slower_hosts(report: Report, base: Base) -> Told:
-    changes = _pair_changes(report, base)
-    for host, loss in _lossy_hosts(changes):
-        mine = [change for change in changes if host in change.between and len(change.between) > 1]
-        now, then = median(change.now for change in mine), median(change.then for change in mine)
-        yield (
-            f"{host} lost {loss:.0%} against {base.date}: {_rate(now)} with other hosts, was {_rate(then)}".replace(
-                "%", " %"
-            ),
-            (f"nearly all of its {len(mine)} pairs with other hosts lost as much, so it is the host and not a path",),
-        )
+    changes = _changes(report, base)
+    lossy = lossy_hosts(changes)
+    across = [change for change in changes if len(change.between) > 1]
+    if lossy and len(lossy) == len({host for change in across for host in change.between}):
+        yield f"all {len(lossy)} hosts {_lost(across, base)} (median of their pairs with each other)", ()
+        return
+    for host, mine in lossy.items():
+        evidence = f"nearly all of its {len(mine)} pairs with other hosts lost as much: it is the host and not a path"
+        yield f"{host} {_lost(mine, base)} (median of its pairs with other hosts)", (evidence,)
 
 
-def _slower_pairs(report: Report, base: Base) -> Told:
+def _slower_paths(report: Report, base: Base) -> Told:
     """Pairs that lost more than their hosts explain, told by the hosts between which they are."""
-    changes = _pair_changes(report, base)
-    scores = _scores(changes)
-    needed = _needed(changes, scores)
-    beyond = [
-        change for change in changes if change.log - _explained(change, scores) <= -needed and change.log <= -needed
-    ]
-    by_path: dict[tuple[str, ...], list[Change]] = defaultdict(list)
-    for change in beyond:
-        by_path[change.between].append(change)
-    for between, those in by_path.items():
-        worst = min(those, key=lambda change: change.log)
+    changes = _changes(report, base)
+    for mine in lossy_paths(changes, lossy_hosts(changes)):
+        between, worst = mine[0].between, min(mine, key=lambda change: change.log)
         where = f"between {between[0]} and {between[1]}" if len(between) > 1 else f"within {between[0]}"
-        yield (
-            f"ranks {worst.ranks[0]} and {worst.ranks[1]} ({where}) lost {_loss(worst.log)} against {base.date}: "
-            f"{_rate(worst.now)}, was {_rate(worst.then)}",
-            (f"{len(those)} of the pairs {where} lost {_loss(-needed)} or more",),
-        )
+        if len(mine) == 1:
+            yield f"ranks {worst.ranks[0]} and {worst.ranks[1]} ({where}) {_lost(mine, base)}", ()
+        else:
+            evidence = (
+                f"the most: ranks {worst.ranks[0]} and {worst.ranks[1]}, {_rate(worst.now)}, was {_rate(worst.then)}"
+            )
+            yield f"{len(mine)} pairs of ranks {where} {_lost(mine, base)}", (evidence,)
 
 
 def _slower_computing(report: Report, base: Base) -> Told:
-    changes = _pace_changes(report, base)
-    scores = _scores(changes)
-    needed = _needed(changes, scores)
-    for host, score in scores.items():
-        if score <= -needed:
-            mine = [change for change in changes if change.between == (host,)]
-            now, then = (1e3 / median(values) for values in zip(*((one.now, one.then) for one in mine), strict=True))
-            yield (
-                f"{host} computes slower than on {base.date}: the same work takes {now:.3g} ms, took {then:.3g} ms",
-                ("measured without communication: the network is not to blame",),
-            )
-
-
-def _pair_changes(report: Report, base: Base) -> tuple[Change, ...]:
-    """Bandwidths of the pairs that both runs have: the same places on the same hosts, with as many ranks on each."""
-    if report.backend != base.backend:
-        return ()
-    here, there = _seats(hosts_of(report)), _seats(base.hosts)
-    before = {frozenset((there[one.source], there[one.target])): one for one in base.pairs if one.seconds > 0}
-    alike = {host for host, count in Counter(hosts_of(report)).items() if Counter(base.hosts)[host] == count}
-    found = []
-    for now in report.pairs:
-        seats = frozenset((here[now.source], here[now.target]))
-        then, hosts = before.get(seats), tuple(sorted({host for host, _ in seats}))
-        if then and now.size == then.size and now.seconds > 0 and alike.issuperset(hosts):
-            rates = {"now": now.size / now.seconds, "then": then.size / then.seconds}
-            found.append(Change(between=hosts, ranks=(now.source, now.target), **rates))
-    return tuple(found)
-
-
-def _pace_changes(report: Report, base: Base) -> tuple[Change, ...]:
-    """How often a second each rank does the fixed piece of work, by the place that it has on its host."""
-    here, there = _seats(hosts_of(report)), _seats(base.hosts)
-    before = {there[pace.rank]: pace for pace in base.paces if pace.compute > 0}
-    return tuple(
-        Change(
-            between=(here[now.rank][0],),
-            ranks=(now.rank,),
-            now=1 / now.compute,
-            then=1 / before[here[now.rank]].compute,
+    for host, mine in lossy_paces(pace_changes(report.paces, hosts_of(report), base.paces, base.hosts)):
+        now, then = median(1e3 / one.now for one in mine), median(1e3 / one.then for one in mine)
+        yield (
+            f"{host} computes slower than on {base.date}: the same work takes {now:.3g} ms, took {then:.3g} ms",
+            ("measured without communication: the network is not to blame",),
         )
-        for now in report.paces
-        if now.compute > 0 and here[now.rank] in before
-    )
 
 
-def _seats(hosts: tuple[str, ...]) -> dict[int, tuple[str, int]]:
-    """The host of each rank, and which of its ranks it is: a run may number hosts in another order."""
-    counts: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
-    return {rank: (host, next(counts[host])) for rank, host in enumerate(hosts)}
-
-
-def _scores(changes: Iterable[Change]) -> dict[str, float]:
-    """Of each host what its figures have lost, as a logarithm: three quarters of them lost at least that.
-
-    Of a host with one bad path among good ones the score stays good. Pairs within a host count only where it has no others.
-    """
-    across: dict[str, list[float]] = defaultdict(list)
-    within: dict[str, list[float]] = defaultdict(list)
-    for change in changes:
-        for host in change.between:
-            (across if len(change.between) > 1 else within)[host].append(change.log)
-    return {host: sorted(logs)[(3 * (len(logs) - 1) + 3) // 4] for host, logs in {**within, **across}.items()}
-
-
-def _explained(change: Change, scores: dict[str, float]) -> float:
-    """What a figure is expected to have lost: what the worse of its hosts lost."""
-    return min(0.0, *(scores[host] for host in change.between))
-
-
-def _needed(changes: tuple[Change, ...], scores: dict[str, float]) -> float:
-    """The loss, as a positive logarithm, that noise does not make."""
-    if len(changes) < FEW:
-        return -math.log(1 - FEW_LOSS)
-    rest = [change.log - _explained(change, scores) for change in changes]
-    middle = median(rest)
-    spread = 1.4826 * median(abs(value - middle) for value in rest)
-    return max(-math.log(1 - LEAST_LOSS), SPREADS * spread)
-
-
-def _lossy_hosts(changes: tuple[Change, ...]) -> Iterator[tuple[str, float]]:
-    """Hosts whose pairs with other hosts are slower; where only two hosts took part, the path between them is told instead."""
-    hosts = {host for change in changes for host in change.between}
-    scores = _scores(changes)
-    needed = _needed(changes, scores)
-    across = {host for change in changes if len(change.between) > 1 for host in change.between}
-    for host in sorted(across) if len(hosts) > 2 else ():
-        if scores[host] <= -needed:
-            yield host, 1 - math.exp(scores[host])
-
-
-def _loss(log: float) -> str:
-    return f"{1 - math.exp(log):.0%}".replace("%", " %")
+def _lost(changes: Sequence[Change], base: Base) -> str:
+    now, then = median(change.now for change in changes), median(change.then for change in changes)
+    return f"lost {100 * loss(changes):.0f} % against {base.date}: {_rate(now)}, was {_rate(then)}"
 
 
 def _rate(bandwidth: float) -> str:

@@ -1,4 +1,4 @@
-"""Rank 0's side of an order: give it, do its own part, gather every rank's answer, and end what does not move. Looks, never judges."""
+"""Rank 0's side of an order: give it, do its own part, gather the answers, end what does not move. Judges nothing."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -58,7 +58,11 @@ class Conductor:
         silent = self._call(watch.missing)
         now = time.monotonic()
         return Gathered(
-            order=order, answers=tuple(watch.answers.values()), silent=silent, seconds=now - began, still=now - watch.moved
+            order=order,
+            answers=tuple(watch.answers.values()),
+            silent=silent,
+            seconds=now - began,
+            still=now - watch.moved,
         )
 
     def _call(self, ranks: Sequence[int]) -> dict[int, Outcome]:

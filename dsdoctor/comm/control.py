@@ -8,8 +8,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from dsdoctor.comm import arrival_checks
-from dsdoctor.comm.arrival_checks import Absent
+from dsdoctor.comm import absent_checks
+from dsdoctor.comm.absent_checks import Absent
 from dsdoctor.comm.book import Book
 from dsdoctor.comm.conduct import let_go
 from dsdoctor.comm.course import Course
@@ -54,7 +54,7 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
     board = open_board(briefing.rank, _arrival(briefing))
     if isinstance(board, Unreached):
         absent = Absent(me=briefing.rank, host=briefing.local.hostname, why=board)
-        say(News(alone=tuple(finding for check in arrival_checks.ABSENT_CHECKS for finding in check(absent))))
+        say(News(alone=tuple(finding for check in absent_checks.CHECKS for finding in check(absent))))
         return
     member = Member(briefing, board, zygote, backend, say)
     member.arrive()
@@ -78,7 +78,10 @@ def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
             severity=Severity.ERROR,
             title=f"rank {briefing.rank.rank} ({briefing.local.hostname}): torch cannot be imported: {said}",
             evidence=(f"by the Python of that rank: {type(error).__name__}",),
-            fix=Fix(text="install torch there, or start the rank with the right Python", commands=("python -c 'import torch'",)),
+            fix=Fix(
+                text="install torch there, or start the rank with the right Python",
+                commands=("python -c 'import torch'",),
+            ),
         ),
     )
 

@@ -9,7 +9,7 @@ from dsdoctor.comm.book import Book
 from dsdoctor.comm.conduct import Conductor, Gathered
 from dsdoctor.comm.member import Member
 from dsdoctor.comm.messages import Kind, Order, Result, Task
-from dsdoctor.comm.nouns import Claim, Mode, PairTime, Rank, Reach, Settings, Speed, Speeds, Stuck
+from dsdoctor.comm.nouns import Claim, Mode, Outcome, PairTime, Rank, Reach, Settings, Speed, Speeds, Stuck
 from dsdoctor.comm.stuck_checks import Trouble
 from dsdoctor.finding import Finding
 
@@ -84,7 +84,7 @@ class Course:
         if gathered.well:
             return ()
         stuck = tuple(answer.stuck for answer in gathered.answers if answer.stuck)
-        self.stuck += stuck
+        self.stuck += stuck + tuple(_vanished(rank, how, what) for rank, how in gathered.silent.items())
         trouble = Trouble(
             what=what,
             claims=self.claims,
@@ -102,3 +102,11 @@ class Course:
 def results(gathered: Gathered) -> dict[int, Result]:
     """The results of those who brought one, by rank."""
     return {answer.rank: answer.result for answer in gathered.answers if answer.result}
+
+
+def _vanished(rank: int, how: Outcome, what: str) -> Stuck:
+    """A rank that told nothing any more, as the table of ranks shows it."""
+    ended = {Outcome.REFUSED: "its port is closed", Outcome.SILENT: "it does not answer"}.get(
+        how, f"its host: {how.value}"
+    )
+    return Stuck(rank=rank, at=what, step=0, seconds=0.0, ended=ended)

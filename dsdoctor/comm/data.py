@@ -62,8 +62,9 @@ def join_group(join: Join) -> Group:
     """Initialise torch.distributed over the job's store. Raises what torch raises."""
     import torch
     import torch.distributed as dist
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    store = dist.TCPStore(join.master, join.port, None, False, timedelta(seconds=join.seconds))
+    store = TCPStore(join.master, join.port, None, False, timedelta(seconds=join.seconds))
     options: dict[str, Any] = {}
     if join.device != "cpu":
         torch.cuda.set_device(join.device)
@@ -72,7 +73,7 @@ def join_group(join: Join) -> Group:
             options["device_id"] = torch.device(join.device)
     dist.init_process_group(
         join.backend,
-        store=dist.PrefixStore(join.prefix, store),
+        store=PrefixStore(join.prefix, store),
         rank=join.rank,
         world_size=join.world,
         timeout=timedelta(seconds=max(join.seconds, 5)),

@@ -9,7 +9,7 @@ from dsdoctor.comm.book import Page
 from dsdoctor.comm.course import LEAST, Course, results
 from dsdoctor.comm.deepspeed_layer import compiles_first
 from dsdoctor.comm.limits import limit
-from dsdoctor.comm.mesh_checks import Mesh
+from dsdoctor.comm.mesh_seen import Mesh
 from dsdoctor.comm.messages import Kind, Task
 from dsdoctor.comm.nouns import Mode, Outcome
 
@@ -55,7 +55,9 @@ def speed(course: Course, page: Page) -> None:
         page.skipped = "one rank has nobody to send to"
     if page.skipped or _no_time(course, page):
         return
-    gathered = course.ask(Kind.RUN, task=Task.SPEED, seconds=min(SPEED_SECONDS[course.settings.mode], course.left * 0.7))
+    gathered = course.ask(
+        Kind.RUN, task=Task.SPEED, seconds=min(SPEED_SECONDS[course.settings.mode], course.left * 0.7)
+    )
     course.timed = tuple(result.speeds for result in results(gathered).values() if result.speeds)
     course.speeds, course.pairs = merge(course.timed), tuple(pair for one in course.timed for pair in one.pairs)
     page.findings = speed_checks.examine(

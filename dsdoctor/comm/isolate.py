@@ -88,7 +88,9 @@ def narrowed(trials: Sequence[Trial]) -> tuple[int, ...]:
     return tuple(sorted(set.intersection(*failed) - well)) if failed else ()
 
 
-def isolate(claims: Sequence[Claim], backend: str, run: Callable[[str, Groups, Switch | None], Trial | None]) -> list[Trial]:
+def isolate(
+    claims: Sequence[Claim], backend: str, run: Callable[[str, Groups, Switch | None], Trial | None]
+) -> list[Trial]:
     """Try until one rank or host is left. ``run`` gives None where there is no more time."""
     trials: list[Trial] = []
 
@@ -146,7 +148,10 @@ def narrowed_to(trials: Sequence[Trial], claims: Sequence[Claim]) -> Iterator[Fi
         severity=Severity.ERROR,
         title=f"only groups with {named(suspects, by_rank)} fail; the others are well among themselves",
         evidence=tuple(_told(trial) for trial in trials if trial.switch is None),
-        fix=Fix(text="take that host or GPU out of the job, and test it by itself", commands=("python -m dsdoctor comm --full",)),
+        fix=Fix(
+            text="take that host or GPU out of the job, and test it by itself",
+            commands=("python -m dsdoctor comm --full",),
+        ),
     )
 
 

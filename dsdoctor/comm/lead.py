@@ -12,6 +12,7 @@ from dsdoctor.comm.nouns import Phase, Report, State
 from dsdoctor.comm.verdict import ended, verdict
 
 Act = Callable[[Course, Page], None]
+BEGINNINGS: tuple[tuple[Phase, Act], ...] = ((Phase.RENDEZVOUS, gathering.rendezvous), (Phase.LOCAL, gathering.local))
 EXCHANGES: tuple[tuple[Phase, Act], ...] = (
     (Phase.MESH, exchanging.mesh),
     (Phase.RIGHT, exchanging.right),
@@ -24,7 +25,7 @@ STATUS = {State.OK: 0, State.SKIPPED: 0, State.SLOW: 6, State.BROKEN: 1}
 
 def lead(course: Course) -> Report:
     """Go through the phases."""
-    for phase, act in ((Phase.RENDEZVOUS, gathering.rendezvous), (Phase.LOCAL, gathering.local)):
+    for phase, act in BEGINNINGS:
         _write(course, phase, act)
     reason = None if gathering.all_there(course) else "not every rank is there once"
     if reason is None:

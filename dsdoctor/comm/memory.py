@@ -60,11 +60,11 @@ def gpu_memory_unusable(tries: Mapping[int, MemoryTry], hosts: tuple[str, ...]) 
             else "free memory unknown"
         )
         where = named((rank,), hosts)
-        what = f"{done.wrong} numbers came back wrong" if done.wrong else "could not be allocated"
+        what = f": {done.wrong} numbers came back wrong" if done.wrong else " could not be allocated"
         yield Finding(
             rule="gpu-memory-unusable",
             severity=Severity.ERROR,
-            title=f"{where}: {done.size / MIB:.0f} MiB on {done.device} {what}",
+            title=f"{where}: {done.size / MIB:.0f} MiB on {done.device}{what}",
             evidence=tuple(text for text in (done.error, free) if text),
             fix=Fix(
                 text="do not use that GPU" if done.wrong else "see who holds the GPU, and whether its mode lets two in",

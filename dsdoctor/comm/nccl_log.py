@@ -10,7 +10,9 @@ from pathlib import Path
 LARGEST = 8 << 20
 """Bytes of a rank's log that are read: what is asked for is said during init."""
 
-LINE = re.compile(r"(?P<process>[\w.-]+:\d+):\d+ \[-?\d+\] (?:[\w./]+:\d+ )?NCCL (?P<level>INFO|WARN) (?P<said>.*)")
+LINE = re.compile(
+    r"(?<![\w.-])(?P<process>[\w.-]{1,255}:\d{1,9}):\d{1,9} \[-?\d+\] (?:[\w./]+:\d+ )?NCCL (?P<level>INFO|WARN) (?P<said>.*)"
+)
 INIT = re.compile(r"comm (0x[0-9a-f]+) rank (\d{1,9}) n[rR]anks (\d{1,9}) .*- Init (START|COMPLETE)")
 EDGE = re.compile(r"Channel \d+(?:/\d+)? : (\d{1,9})\[\w+\] -> (\d{1,9})\[\w+\] (?:\[\w+\] )?via (\S+)")
 HCA = re.compile(r"\[\d+\]([\w.-]+:\d+/\w+)")
@@ -76,7 +78,7 @@ def parse_nccl_log(text: str) -> NcclFacts:
     (('eth0:10.0.0.1',), ('Socket',), {'0 -> 1': 'P2P/CUMEM'}, (0,))
     """
     lines = [(match["process"], match["level"], match["said"].strip()) for match in LINE.finditer(text)]
-    said = list(dict.fromkeys(words for _, level, words in lines if level == "INFO"))
+    said = list(dict.fromkeys(words for _, _, words in lines))
     communicators = _communicators(lines)
     world = max((one.world for one in communicators), default=None)
     whole = {one.process for one in communicators if one.world == world}
@@ -88,7 +90,7 @@ def parse_nccl_log(text: str) -> NcclFacts:
         networks=_first(said, r"(?:Using network|Assigned NET plugin) (\S+)"),
         hcas=tuple(dict.fromkeys(hca for words in said if "NET/IB : Using" in words for hca in HCA.findall(words))),
         direct=not any("Disabled" in words for words in rdma) if rdma else None,
-        variables=dict(match.groups() for words in said if (match := SETTING.match(words))),
+        variables={match[1]: match[2] for words in said if (match := SETTING.match(words))},
         edges=_edges(lines, whole),
         world=world,
         incomplete=_incomplete(communicators, whole),

@@ -143,8 +143,10 @@ def interface_mtu_small(place: Place) -> Iterator[Finding]:
 
 
 def _gloo_by_route(local: Local) -> str:
-    usable = local.routed is not None and not is_loopback(local.routed.address)
-    return f"export GLOO_SOCKET_IFNAME={local.routed.name if local.routed and usable else 'INTERFACE'}"
+    """The command that gives gloo the interface towards the master, else the first real one."""
+    routed = local.routed.name if local.routed and not is_loopback(local.routed.address) else None
+    real = next((one.name for one in local.interfaces if one.kind == "physical" and one.up), "INTERFACE")
+    return f"export GLOO_SOCKET_IFNAME={routed or real}"
 
 
 def _has(local: Local) -> str:

@@ -181,7 +181,7 @@ def nccl_variable_left_set(place: Place) -> Iterator[Finding]:
     off = [name for name in DISABLING if local.variables.get(name, "0") not in ("0", "")]
     off = [name for name in off if name != "NCCL_IB_DISABLE" or local.fabric]
     forced = [name for name in FORCING if name in local.variables]
-    loud = [name for name in ("NCCL_DEBUG",) if local.variables.get(name, "").upper() in TALKATIVE]
+    loud = ["NCCL_DEBUG"] if local.variables.get("NCCL_DEBUG", "").upper() in TALKATIVE else []
     for names, severity, does in (
         (off, Severity.WARNING, "switches a path of NCCL off"),
         (forced, Severity.NOTE, "takes a choice from NCCL"),
@@ -201,8 +201,8 @@ def nccl_variable_left_set(place: Place) -> Iterator[Finding]:
 def p2p_through_iommu(place: Place) -> Iterator[Finding]:
     """The IOMMU translates the addresses of devices: traffic between GPUs over PCIe goes through the processor, hangs, or lies.
 
-    NCCL says "IOMMU enabled" or nothing at all; init succeeds, and the first exchange stands still with the GPUs at 100 %, or
-    gives wrong data. Virtual machines need it on. GPUs joined by NVLink do not go that way; their network cards do.
+    Init succeeds, and the first exchange stands still with the GPUs at 100 %, or gives wrong data. Virtual machines need it
+    on. GPUs joined by NVLink do not go that way; their network cards do.
     """
     local = place.local
     if local.iommu != "translating" or not local.gpus:

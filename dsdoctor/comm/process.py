@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+STARTTIME = 19
+"""Where the 22nd field of /proc/PID/stat stands behind the name."""
 LETTERS = {
     "R": "running",
     "S": "waiting",
@@ -48,6 +50,16 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def age() -> float:
+    """Seconds since this process was started, imports and all, by the kernel's clock; 0 where it does not tell (proc(5))."""
+    try:
+        stat = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace")
+        uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+        return max(0.0, uptime - int(stat.rpartition(")")[2].split()[STARTTIME]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def redirect(path: Path) -> None:

@@ -41,7 +41,7 @@ def _by_rank(variables: Variables) -> Rank | None:
         if "DSDOCTOR_COMM_RUN" in variables:
             raise _clash("DSDOCTOR_COMM_RUN is set", "RANK is not", "unset DSDOCTOR_COMM_RUN")
         return None
-    rank, world = _number(variables, "RANK"), _needed(variables, "WORLD_SIZE", "RANK")
+    rank, world = _place(variables, "RANK", "WORLD_SIZE")
     launcher = _launcher(variables)
     guess = LOOPBACK if world == 1 else slurm_master(variables)
     master = _master(variables, guess, "export MASTER_ADDR=HOST_OF_RANK_0 on every rank")
@@ -64,12 +64,12 @@ def _open_mpi(variables: Variables) -> Rank | None:
     """mpirun of Open MPI. PMIX_SERVER_URI is of no use: it names each host's own daemon, mostly on 127.0.0.1."""
     if "OMPI_COMM_WORLD_RANK" not in variables:
         return None
-    world = _needed(variables, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+    rank, world = _place(variables, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     local_world = _maybe(variables, "OMPI_COMM_WORLD_LOCAL_SIZE")
     job = variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid") or "0"
     guess = LOOPBACK if local_world == world else open_mpi_master(variables)
     return Rank(
-        rank=_number(variables, "OMPI_COMM_WORLD_RANK"),
+        rank=rank,
         world=world,
         local_rank=_needed(variables, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_RANK"),
         local_world=local_world,
@@ -98,15 +98,15 @@ def _pmi(variables: Variables) -> Rank | None:
 
 
 def _of_names(variables: Variables, names: tuple[str, str, str, str], hint: str) -> Rank | None:
-    rank, size, local_rank, local_size = names
-    if rank not in variables:
+    name, size, local_rank, local_size = names
+    if name not in variables:
         return None
-    world, local_world = _needed(variables, size, rank), _maybe(variables, local_size)
+    (rank, world), local_world = _place(variables, name, size), _maybe(variables, local_size)
     job = variables.get("PMI_JOBID") or variables.get("SLURM_JOB_ID") or "0"
     return Rank(
-        rank=_number(variables, rank),
+        rank=rank,
         world=world,
-        local_rank=_needed(variables, local_rank, rank),
+        local_rank=_needed(variables, local_rank, name),
         local_world=local_world,
         launcher="mpirun",
         master=_master(variables, LOOPBACK if local_world == world else None, hint),
@@ -119,11 +119,11 @@ def _slurm(variables: Variables) -> Rank | None:
     if not in_step(variables):
         return None
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in variables else "SLURM_NTASKS"
-    world = _needed(variables, size, "SLURM_PROCID")
+    rank, world = _place(variables, "SLURM_PROCID", size)
     job = f"{variables.get('SLURM_JOB_ID', '0')}.{variables['SLURM_STEP_ID']}"
     hosts = slurm_hosts(variables)
     return Rank(
-        rank=_number(variables, "SLURM_PROCID"),
+        rank=rank,
         world=world,
         local_rank=_needed(variables, "SLURM_LOCALID", "SLURM_PROCID"),
         local_world=slurm_local_world(variables),
@@ -174,7 +174,7 @@ def _local_rank(variables: Variables, rank: int, master: str) -> int:
 def _master(variables: Variables, guess: str | None, hint: str) -> str:
     master = variables.get("MASTER_ADDR", "").strip() or guess
     if not master:
-        raise _clash("this is one rank of several hosts", "MASTER_ADDR is not set", hint)
+        raise _clash("this is one of several ranks", "MASTER_ADDR is not set", hint)
     return master
 
 
@@ -186,6 +186,15 @@ def _port(variables: Variables, job: str | None) -> int:
     if not 1 <= port <= 65535:
         raise _clash(f"MASTER_PORT={port}", "a port is 1 to 65535", f"export MASTER_PORT={USUAL_PORT}")
     return port
+
+
+def _place(variables: Variables, name: str, size: str) -> tuple[int, int]:
+    """The rank and the size of its world, which fit each other."""
+    rank, world = _number(variables, name), _needed(variables, size, name)
+    if not rank < world:
+        hint = f"ranks are 0 to {size} - 1: start {rank + 1} ranks or more, or unset what was left in this shell"
+        raise _clash(f"{name}={rank}", f"{size}={world}", hint)
+    return rank, world
 
 
 def _maybe(variables: Variables, name: str) -> int | None:
@@ -207,10 +216,7 @@ def _number(variables: Variables, name: str) -> int:
 
 
 def _consistent(rank: Rank) -> Rank:
-    """The rank itself, if its numbers fit each other."""
-    if not rank.rank < rank.world:
-        hint = f"ranks are 0 to WORLD_SIZE-1: start {rank.rank + 1} ranks or more, or unset what was left in this shell"
-        raise _clash(f"rank {rank.rank} ({rank.launcher})", f"the world has {rank.world} ranks", hint)
+    """The rank itself, if its place on its host fits."""
     if rank.local_world is not None and not 1 <= rank.local_world <= rank.world:
         hint = "unset LOCAL_WORLD_SIZE, or set it to the number of ranks on this host"
         raise _clash(f"{rank.local_world} ranks on this host", f"the world has {rank.world}", hint)

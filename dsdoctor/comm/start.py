@@ -99,7 +99,9 @@ def _reap(
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         ended[one.rank] = Ended(rank=one.rank, host=one.host, how=how, last_line=last[:300])
         if how and one.rank:
-            (folder / f"gone-{one.rank:05d}.txt").write_text(f"{how}{': ' if last else ''}{last[:300]}", errors="replace")
+            (folder / f"gone-{one.rank:05d}.txt").write_text(
+                f"{how}{': ' if last else ''}{last[:300]}", errors="replace"
+            )
 
 
 def _output(folder: Path, rank: int, kind: str) -> Path:

@@ -62,13 +62,21 @@ class StaticFacts:
 
 
 def look_static(
-    host: Host, *, hostfile: str | None, python: str, folder: str, port: int = 29500, accelerator: str = "cuda"
+    host: Host,
+    *,
+    hostfile: str | None,
+    python: str,
+    folder: str,
+    port: int = 29500,
+    accelerator: str = "cuda",
+    limit: float = LONGEST,
 ) -> StaticFacts:
-    """Look at everything at once; some seconds at the most, whatever the hosts do. ``folder`` is the working directory."""
+    """Look at everything; ``limit`` seconds a host, all at once. ``folder`` is the working directory."""
     path = None if hostfile is None else hostfile if hostfile.startswith("/") else f"{folder}/{hostfile}"
     text = None if path is None else host.read(path)
     hosts = None if text is None else parse_hostfile(text)
     reachable = [one for one in hosts.hosts if HOST.fullmatch(one.name)] if hosts else []
+    asked = question(python, folder, port, host.variable("PYTHONPATH"))
     ssh, pdsh = host.which("ssh"), host.which("pdsh") if hosts else None
     return StaticFacts(
         python=python,
@@ -80,9 +88,7 @@ def look_static(
         ssh=ssh,
         pdsh=pdsh,
         pdsh_ways=parse_pdsh(host.run([pdsh, "-V"], timeout=5)) if pdsh else None,
-        visits=_visit_all(host, ssh, reachable, question(python, folder, port, host.variable("PYTHONPATH")))
-        if ssh
-        else (),
+        visits=_visit_all(host, ssh, reachable, asked, limit) if ssh else (),
         listener=None if hosts else look_listener(host, port),
         set_here=tuple(sorted({name for prefix in STEERING for name in host.names(prefix)})),
         accelerator=accelerator,
@@ -140,10 +146,10 @@ def parse_pdsh(answer: Answer) -> tuple[str, ...] | None:
     return tuple(match[1].split(",")) if match else None
 
 
-def _visit_all(host: Host, ssh: str, hosts: Sequence[Slots], asked: str) -> tuple[Visit, ...]:
+def _visit_all(host: Host, ssh: str, hosts: Sequence[Slots], asked: str, limit: float) -> tuple[Visit, ...]:
     def visit(one: Slots) -> Visit:
         begin = time.monotonic()
-        answer = host.run([ssh, *SSH, one.name, asked], timeout=LONGEST)
+        answer = host.run([ssh, *SSH, one.name, asked], timeout=limit)
         return parse_visit(one.name, answer, time.monotonic() - begin)
 
     if not hosts:

@@ -124,7 +124,7 @@ def master_port_taken(facts: StaticFacts) -> Iterator[Finding]:
     listener = facts.listener or next((visit.listener for visit in facts.visits if visit.host == first), None)
     if listener:
         process = f"process {listener.pid} ({listener.command or 'unknown'})" if listener.pid else "another process"
-        where = f" on {listener.host}, the first host" if listener.host else ""
+        where = f" on {listener.host}, the first host," if listener.host else ""
         title = f"port {facts.port}{where} is taken by {process}, and rank 0 is to listen on it"
         evidence = (" ".join(listener.said.split())[:200],)
         ssh = f"ssh {shlex.quote(listener.host)} " if listener.host else ""

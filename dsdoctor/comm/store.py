@@ -4,6 +4,7 @@ torch's own limits are not kept by torch: connecting takes twice the timeout ask
 client wait for ever. So plain TCP is tried first, and torch is called in a thread that may be left behind.
 """
 
+import errno
 import os
 import secrets
 import socket
@@ -12,11 +13,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from dsdoctor.comm.board import Board, Store
 from dsdoctor.comm.knock import connect, knock
 from dsdoctor.comm.nouns import Outcome, Rank
+from dsdoctor.comm.static import look_listener
+from dsdoctor.host import LocalHost
 
 RETRY = 0.2
 CONNECT = 3.0
@@ -80,7 +83,7 @@ def _serve(rank: Rank) -> "Store | Unreached":
             if isinstance(error, socket.gaierror):
                 return Unreached(outcome=Outcome.NO_NAME, seconds=0.0)
             # a service's or a translated address is none of this host's own
-            if error.errno == 98:
+            if error.errno == errno.EADDRINUSE:
                 return Unreached(outcome=Outcome.STRANGER, seconds=0.0, taken=True)
             listening.bind(("", rank.port))
         listening.listen(2048)
@@ -113,16 +116,15 @@ def _reach(rank: Rank, seconds: float, *, taken: bool) -> "Store | Unreached":
 
 
 def _torch_store(rank: Rank, handle: int | None) -> Store:
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     options: dict[str, Any] = {"wait_for_workers": False, "timeout": timedelta(seconds=30)}
     if handle is not None:
         options["master_listen_fd"] = handle
-    store = dist.TCPStore(rank.master, rank.port, None, handle is not None, **options)
+    store = TCPStore(rank.master, rank.port, None, handle is not None, **options)
     # the constructor of a client is content with any listener; an answer is proof
     store.add("dsdoctor-comm/knock", 0)
-    found: Store = store
-    return found
+    return cast(Store, store)
 
 
 def _bounded(make: Callable[[], Store], seconds: float) -> Store | None:
@@ -144,13 +146,5 @@ def _bounded(make: Callable[[], Store], seconds: float) -> Store | None:
 
 def listener_of(port: int) -> str | None:
     """Who listens on a port of this host, where it is a process that this user may look at."""
-    import psutil
-
-    try:
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-                process = psutil.Process(connection.pid)
-                return f"pid {connection.pid} ({process.name()})"
-    except (psutil.Error, OSError):
-        return None
-    return None
+    found = look_listener(LocalHost(), port)
+    return f"pid {found.pid} ({(found.command or '?')[:60]})" if found and found.pid else None

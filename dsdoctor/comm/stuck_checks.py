@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dsdoctor.comm.arrival_checks import named
 from dsdoctor.comm.mesh_checks import CHECKS as MESH_CHECKS
-from dsdoctor.comm.mesh_checks import Mesh
+from dsdoctor.comm.mesh_seen import Mesh
 from dsdoctor.comm.nouns import Claim, Outcome, Reach, Stuck
 from dsdoctor.comm.process import LETTERS
 from dsdoctor.finding import Finding, Fix, Severity

@@ -90,7 +90,9 @@ def control_lost(lost: Lost) -> Iterator[Finding]:
         severity=Severity.ERROR,
         title=f"rank {lost.rank.rank} ({lost.host}) {how}, in {lost.at!r}",
         evidence=lost.tail,
-        fix=Fix(text="keep its log (--out DIR) and see its end", commands=("python -m dsdoctor comm --quick --out DIR",)),
+        fix=Fix(
+            text="keep its log (--out DIR) and see its end", commands=("python -m dsdoctor comm --quick --out DIR",)
+        ),
     )
 
 

@@ -1,0 +1,190 @@
+"""Which ranks exchange at once, two by two, and how long each pair takes for a message there and back.
+
+The number of ranks -> rounds of disjoint pairs; a group -> the times of the pairs in which this rank is the lower one.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any
+
+from dsdoctor.comm.nouns import Group, PairTime
+
+Pair = tuple[int, int]
+Tell = Callable[[int, str], None]
+
+ALL_PAIRS = 64
+"""The largest world in which every pair is tried."""
+
+SAMPLED = 16
+"""Rounds, so partners of each rank, in a larger world."""
+
+SIZE = 1 << 20
+REPEATS = 3
+AGAIN = 2.0
+"""A pair this many times slower than the median of its like is tried again; ``speed_checks`` blames only slower ones."""
+
+
+def rounds(world: int) -> tuple[tuple[Pair, ...], ...]:
+    """Rounds of disjoint pairs in which everybody meets everybody once: the circle method of round-robin tournaments.
+
+    n - 1 rounds for an even n, n for an odd one, where each rank waits once. The lower rank of a pair comes first.
+
+    >>> rounds(4)
+    (((0, 3), (1, 2)), ((0, 2), (1, 3)), ((0, 1), (2, 3)))
+    >>> rounds(3)
+    (((1, 2),), ((0, 2),), ((0, 1),))
+    """
+    seats = world + world % 2
+    return tuple(_round(world, seats, turn) for turn in range(seats - 1)) if world > 1 else ()
+
+
+def _round(world: int, seats: int, turn: int) -> tuple[Pair, ...]:
+    """Rank 0's seat is fixed, the others move on by one place each round; opposite seats meet."""
+    circle = [0, *((place - turn) % (seats - 1) + 1 for place in range(seats - 1))]
+    pairs = (sorted((circle[place], circle[-1 - place])) for place in range(seats // 2))
+    return tuple((low, high) for low, high in pairs if high < world)
+
+
+def spread_rounds(world: int) -> tuple[tuple[Pair, ...], ...]:
+    """All rounds, or some spread evenly where there are too many ranks for all."""
+    if world <= ALL_PAIRS:
+        return rounds(world)
+    seats = world + world % 2
+    return tuple(_round(world, seats, turn * (seats - 1) // SAMPLED) for turn in range(SAMPLED))
+
+
+def within(pair: PairTime, hosts: Sequence[str]) -> bool:
+    """Whether both are on one host, as far as the hosts are known."""
+    names = {hosts[rank] if rank < len(hosts) else "" for rank in (pair.source, pair.target)}
+    return len(names) == 1
+
+
+def slower(times: Sequence[PairTime], hosts: Sequence[str], factor: float) -> tuple[PairTime, ...]:
+    """The pairs that take more than ``factor`` times the median of their like: within a host, or across hosts."""
+    found: list[PairTime] = []
+    for inside in (True, False):
+        like = [one for one in times if within(one, hosts) is inside]
+        if like:
+            middle = median(one.seconds for one in like)
+            found += [one for one in like if one.seconds > factor * middle]
+    return tuple(found)
+
+
+def apart(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
+    """These pairs in rounds in which no rank comes twice.
+
+    >>> apart([(0, 1), (0, 2), (2, 3)])
+    (((0, 1), (2, 3)), ((0, 2),))
+    """
+    turns: list[list[Pair]] = []
+    for pair in pairs:
+        free = next((turn for turn in turns if not any(set(pair) & set(other) for other in turn)), None)
+        if free is None:
+            turns.append([pair])
+        else:
+            free.append(pair)
+    return tuple(map(tuple, turns))
+
+
+def time_pairs(group: Group, tell: Tell, budget: float) -> tuple[PairTime, ...]:
+    """The best of a few messages of 1 MiB there and back in each pair, halved; the lower rank of a pair tells.
+
+    At most about ``budget`` seconds: rank 0 looks at its clock and tells the others whether a round is still run. What came
+    out slow is tried again when little else is going on.
+    """
+    if group.world < 2:
+        return ()
+    until = time.monotonic() + budget
+    buffer = _buffer(group)
+    best: dict[Pair, float] = {}
+    _play(group, spread_rounds(group.world), buffer, best, tell, until, "pairs")
+    doubtful = _doubtful(group, best)
+    _play(group, apart(doubtful), buffer, best, tell, until, "slow pairs again")
+    return tuple(
+        PairTime(source=low, target=high, size=SIZE, seconds=seconds) for (low, high), seconds in sorted(best.items())
+    )
+
+
+def _play(
+    group: Group,
+    turns: tuple[tuple[Pair, ...], ...],
+    buffer: Any,
+    best: dict[Pair, float],
+    tell: Tell,
+    until: float,
+    what: str,
+) -> None:
+    """Round after round; ``best`` keeps this rank's least times."""
+    for number, turn in enumerate(turns, 1):
+        tell(number, f"{what}, round {number} of {len(turns)}")
+        if not agreed(group, time.monotonic() < until):
+            return
+        pair = next((pair for pair in turn if group.rank in pair), None)
+        if pair is not None:
+            seconds = _there_and_back(group, pair, buffer) / 2
+            if group.rank == pair[0]:
+                best[pair] = min(seconds, best.get(pair, seconds))
+
+
+def agreed(group: Group, value: float) -> float:
+    """Rank 0's number on every rank, after all have come here: nobody goes on by its own clock."""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    number = torch.tensor([float(value)], dtype=torch.float64, device=group.device)
+    dist.broadcast(number, 0)
+    return float(number.item())
+
+
+def wait_for_device(group: Group) -> None:
+    """Until the GPU has done what it was given; nothing to wait for on a CPU."""
+    if group.device != "cpu":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def _buffer(group: Group) -> Any:
+    import torch
+
+    return torch.zeros(SIZE, dtype=torch.uint8, device=group.device)
+
+
+def _there_and_back(group: Group, pair: Pair, buffer: Any) -> float:
+    """The least seconds of a message to the higher rank and back, after one that only opens the way."""
+    import torch.distributed as dist
+
+    low, high = pair
+    times = []
+    for _ in range(1 + REPEATS):
+        wait_for_device(group)
+        begun = time.perf_counter()
+        if group.rank == low:
+            dist.send(buffer, high)
+            dist.recv(buffer, high)
+        else:
+            dist.recv(buffer, low)
+            dist.send(buffer, low)
+        wait_for_device(group)
+        times.append(time.perf_counter() - begun)
+    return min(times[1:])
+
+
+def _doubtful(group: Group, best: dict[Pair, float]) -> list[Pair]:
+    """The pairs of all ranks that are slower than their like, the same list everywhere: rank 0 judges and tells."""
+    import torch
+    import torch.distributed as dist
+
+    turns = spread_rounds(group.world)
+    own = [next((best[pair] for pair in turn if pair[0] == group.rank and pair in best), 0.0) for turn in turns]
+    row = torch.tensor(own, dtype=torch.float64, device=group.device)
+    rows = [torch.zeros_like(row) for _ in range(group.world)]
+    dist.all_gather(rows, row)
+    table = torch.stack(rows)
+    dist.broadcast(table, 0)
+    seconds = table.tolist()
+    found = ((low, high, seconds[low][number]) for number, turn in enumerate(turns) for low, high in turn)
+    times = [PairTime(source=low, target=high, size=SIZE, seconds=one) for low, high, one in found if one > 0]
+    return [(one.source, one.target) for one in slower(times, group.hosts, AGAIN)]

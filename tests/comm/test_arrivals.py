@@ -1,0 +1,90 @@
+"""Who came, who did not: the sentences of the rendezvous."""
+
+from dataclasses import replace
+
+from dsdoctor.comm import absent_checks, arrival_checks
+from dsdoctor.comm.absent_checks import Absent
+from dsdoctor.comm.arrival_checks import Arrivals
+from dsdoctor.comm.nouns import Claim, Outcome
+from dsdoctor.comm.store import Unreached
+from dsdoctor.finding import Finding
+from tests.comm.people import claim, claims, rank
+
+
+def judged(people: tuple[Claim, ...], **more: object) -> list[Finding]:
+    me = rank(hosts=("nodea", "nodea", "nodeb", "nodeb"))
+    arrivals = Arrivals(me=me, claims=people, waited=30.2, **more)  # type: ignore[arg-type]
+    return [finding for check in arrival_checks.CHECKS for finding in check(arrivals)]
+
+
+def test_all_there_is_nothing_to_say() -> None:
+    assert judged(claims()) == []
+
+
+def test_the_missing_ranks_are_named_with_the_hosts_that_the_launcher_gave_them() -> None:
+    (finding,) = judged(claims()[:2], last_words={3: "exit status 1: ImportError: libcudart.so.12"})
+
+    assert finding.rule == "rank-missing"
+    assert finding.title == "ranks 2-3 (nodeb) never came; waited 30 s at 10.0.0.1:29500"
+    assert "rank 3 wrote: exit status 1: ImportError: libcudart.so.12" in finding.evidence
+
+
+def test_a_rank_claimed_twice_is_told_with_both_processes_and_not_as_a_missing_one() -> None:
+    people = (*claims()[:3], claim(2, pid=999, host="nodea"))
+
+    (finding,) = judged(people)
+
+    assert finding.rule == "rank-duplicated"
+    assert finding.title == "2 processes say that they are rank 2: pid 102 on nodeb, pid 999 on nodea"
+    assert finding.evidence == ("nobody is rank 3",)
+
+
+def test_ranks_that_count_otherwise_are_told_by_size() -> None:
+    (finding,) = judged((*claims()[:3], claim(3, world=3)))
+
+    assert finding.rule == "world-size-differs"
+    assert finding.title == "world size 3: rank 3 (nodeb); world size 4: ranks 0-1 (nodea), 2 (nodeb)"
+
+
+def test_two_ranks_on_one_gpu_are_named_with_their_local_ranks() -> None:
+    people = tuple(replace(one, gpu="GPU-1") if one.host == "nodea" else one for one in claims())
+
+    assert [finding.title for finding in judged(people)] == [
+        "ranks 0 (LOCAL_RANK 0), 1 (LOCAL_RANK 1) on nodea would use the same GPU GPU-1"
+    ]
+
+
+def test_a_late_rank_is_a_warning() -> None:
+    people = (*claims()[:3], claim(3, arrived=50.0, started=12.0))
+
+    (finding,) = judged(people)
+
+    assert finding.title == "rank 3 (nodeb) came 40 s after the first"
+    assert finding.evidence == ("it took 38.0 s from its own start to the rendezvous",)
+
+
+def alone(why: Unreached) -> list[tuple[str, str]]:
+    absent = Absent(me=rank(1), host="nodeb", why=why)
+    return [(finding.rule, finding.title) for check in absent_checks.CHECKS for finding in check(absent)]
+
+
+def test_each_way_in_which_the_master_is_not_reached_has_one_sentence() -> None:
+    where = "rank 1 (nodeb): 10.0.0.1:29500, where rank 0 should be,"
+
+    assert alone(Unreached(outcome=Outcome.REFUSED, seconds=9)) == [("master-unreachable", f"{where} refuses")]
+    assert alone(Unreached(outcome=Outcome.TIMED_OUT, seconds=9)) == [("master-unreachable", f"{where} does not answer")]
+    assert alone(Unreached(outcome=Outcome.NO_ROUTE, seconds=9)) == [
+        ("master-unreachable", f"{where} cannot be routed to")
+    ]
+    assert alone(Unreached(outcome=Outcome.NO_NAME, seconds=0)) == [
+        ("master-unreachable", f"{where} is a name that is not found")
+    ]
+    assert alone(Unreached(outcome=Outcome.SILENT, seconds=9, token_missing=True))[0][0] == "rank-zero-missing"
+
+
+def test_a_stranger_on_the_port_is_named_with_what_it_says() -> None:
+    ((rule, title),) = alone(Unreached(outcome=Outcome.STRANGER, seconds=1, banner="SSH-2.0-x", listener="pid 7 (sshd)"))
+
+    assert rule == "master-port-occupied"
+    assert "pid 7 (sshd) already listens on 10.0.0.1:29500" in title
+    assert 'it says "SSH-2.0-x"' in title

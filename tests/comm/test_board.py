@@ -1,0 +1,80 @@
+"""The blackboard over a store in memory that counts what is asked of it."""
+
+import json
+from datetime import timedelta
+
+from dsdoctor.comm.board import BATCH, Board
+
+
+class Memory:
+    """A store with the verbs of a TCPStore, and the number of requests."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+        self.requests = 0
+
+    def add(self, key: str, amount: int) -> int:
+        self.requests += 1
+        self.kept[key] = str(int(self.kept.get(key, b"0")) + amount).encode()
+        return int(self.kept[key])
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self.requests += 1
+        self.kept[key] = value if isinstance(value, bytes) else value.encode()
+
+    def get(self, key: str) -> bytes:
+        self.requests += 1
+        return self.kept[key]
+
+    def check(self, keys: list[str]) -> bool:
+        self.requests += 1
+        return all(key in self.kept for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        assert self.check(keys)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.requests += 1
+        return [self.kept[key] for key in keys]
+
+
+def test_a_log_gives_each_message_once_in_the_order_of_writing() -> None:
+    board = Board(Memory(), "t")
+    log = board.log("claims")
+    for name in ("a", "b"):
+        board.log("claims").write(name)
+
+    assert list(log.news(str)) == ["a", "b"]
+    assert list(log.news(str)) == []
+    board.log("claims").write("c")
+    assert (list(log.news(str)), log.count()) == (["c"], 3)
+
+
+def test_reading_a_log_costs_a_request_for_many_messages_not_one_for_each() -> None:
+    store = Memory()
+    board = Board(store, "t")
+    for number in range(1000):
+        board.log("claims").write(number)
+    store.requests = 0
+
+    assert list(board.log("claims").news(int)) == list(range(1000))
+    assert store.requests <= 2 * (1000 // BATCH + 1) + 1
+
+
+def test_a_writer_that_died_between_number_and_text_is_passed_over() -> None:
+    store = Memory()
+    board = Board(store, "t")
+    log = board.log("claims")
+    store.add("t/claims/n", 1)
+    log.write("alive")
+
+    assert list(log.news(str)) == ["alive"]
+
+
+def test_boards_of_two_tests_in_one_store_do_not_meet() -> None:
+    store = Memory()
+    one, other = Board(store, "one"), Board(store, "other")
+    one.put("verdict", {"ok": True})
+
+    assert (one.has("verdict"), other.has("verdict")) == (True, False)
+    assert json.loads(store.kept["one/verdict"]) == {"ok": True}

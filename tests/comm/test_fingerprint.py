@@ -1,0 +1,130 @@
+"""What should be the same everywhere: only the minority is named, and secrets never travel."""
+
+import time
+from collections.abc import Mapping
+
+import pytest
+
+from dsdoctor.comm.differences import Difference, differences
+from dsdoctor.comm.fingerprint import CHECKS, examine, fingerprint
+from dsdoctor.comm.nouns import Chosen, Claim, Gpu, Interface, Local
+from dsdoctor.finding import Severity
+
+USUAL = {"torch": "2.8.0+cu128", "cuda": "12.8", "nccl": "2.27.3", "python": "3.11.7", "deepspeed": "0.19.8"}
+
+
+def claims(world: int, odd: Mapping[int, Mapping[str, str]], *, per_host: int = 8) -> list[Claim]:
+    """``world`` claims with the usual fingerprint, but for what ``odd`` gives to single ranks ("" takes a name away)."""
+    made = []
+    for rank in range(world):
+        whole = {**USUAL, **odd.get(rank, {})}
+        marks = {name: value for name, value in whole.items() if value and name != "backend"}
+        made.append(
+            Claim(
+                rank=rank,
+                world=world,
+                local_rank=rank % per_host,
+                host=f"node{rank // per_host}",
+                pid=1,
+                address="",
+                port=1,
+                backend=whole.get("backend", "nccl"),
+                fingerprint=marks,
+            )
+        )
+    return made
+
+
+def told(world: int, odd: Mapping[int, Mapping[str, str]], *, per_host: int = 8) -> list[tuple[str, Severity, str]]:
+    return [(one.rule, one.severity, one.title) for one in examine(claims(world, odd, per_host=per_host))]
+
+
+def test_ranks_that_are_alike_have_no_findings() -> None:
+    assert told(16, {}) == []
+    assert examine([]) == ()
+
+
+def test_only_the_minority_is_named() -> None:
+    assert told(16, {5: {"torch": "2.7.0"}}) == [
+        ("torch-differs", Severity.ERROR, "rank 5 (node0): torch 2.7.0, the 15 others 2.8.0+cu128")
+    ]
+    assert told(24, {rank: {"nccl": "2.26.2"} for rank in range(8, 16)})[0][2] == (
+        "ranks 8-15 (node1): nccl 2.26.2, the 16 others 2.27.3"
+    )
+
+
+def test_a_tie_names_both() -> None:
+    assert told(2, {1: {"torch": "2.7.0"}}, per_host=1)[0][2] == (
+        "rank 0 (node0): torch 2.8.0+cu128, rank 1 (node1): 2.7.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("odd", "rule", "severity"),
+    [
+        ({"backend": "gloo"}, "backend-differs", Severity.ERROR),
+        ({"cuda": "13.0"}, "cuda-differs", Severity.ERROR),
+        ({"deepspeed": ""}, "deepspeed-differs", Severity.WARNING),
+        ({"python": "3.11.9"}, "python-differs", Severity.NOTE),
+        ({"python": "3.12.1"}, "python-differs", Severity.WARNING),
+        ({"gpu": "NVIDIA A100"}, "gpu-differs", Severity.WARNING),
+        ({"mtu": "9000"}, "mtu-differs", Severity.WARNING),
+        ({"kernel": "6.1"}, "environment-differs", Severity.NOTE),
+        ({"NCCL_ALGO": "Ring"}, "communication-variable-differs", Severity.WARNING),
+        ({"GLOO_SOCKET_IFNAME": "eth1"}, "communication-variable-differs", Severity.WARNING),
+        ({"NCCL_DEBUG": "INFO"}, "communication-variable-differs", Severity.NOTE),
+    ],
+)
+def test_how_much_a_difference_matters(odd: dict[str, str], rule: str, severity: Severity) -> None:
+    assert [(one[0], one[1]) for one in told(4, {2: odd})] == [(rule, severity)]
+
+
+def test_other_names_of_devices_on_other_hosts_are_a_note() -> None:
+    odd = {rank: {"NCCL_SOCKET_IFNAME": "eth0" if rank else "eno1"} for rank in range(4)}
+
+    assert [one[1] for one in told(4, odd)] == [Severity.NOTE]
+
+
+def test_every_difference_explains_itself() -> None:
+    assert all(check.__doc__ and check.__name__.endswith("_differs") for check in CHECKS)
+
+
+def test_secrets_and_what_each_rank_has_of_its_own_are_left_out() -> None:
+    local = Local(
+        hostname="node7",
+        interfaces=(Interface(name="eth0", address="10.0.0.1", prefix=24, mtu=9000),),
+        chosen=Chosen(name="eth0", address="10.0.0.1", because="x"),
+        kernel="6.8",
+        gpus=(Gpu(index=0, name="NVIDIA H100", uuid="GPU-1"), Gpu(index=1, name="NVIDIA H100", uuid="GPU-2")),
+        variables={
+            "NCCL_ALGO": "Ring",
+            "CUDA_VISIBLE_DEVICES": "3",
+            "NCCL_API_KEY": "1",
+            "UCX_PROXY": "http://me:word@proxy",
+            "NCCL_IB_PKEY": "1",
+        },
+    )
+
+    found = fingerprint(local, {"torch": "2.8.0"})
+
+    assert found == {
+        "torch": "2.8.0",
+        "kernel": "6.8",
+        "gpu": "NVIDIA H100",
+        "mtu": "9000",
+        "interface": "eth0",
+        "NCCL_ALGO": "Ring",
+        "NCCL_IB_PKEY": "1",
+    }
+
+
+def test_ten_thousand_claims_are_compared_in_a_moment() -> None:
+    many = claims(10_000, {rank: {"kernel": str(rank)} for rank in range(10_000)} | {77: {"torch": "2.7.0"}})
+    began = time.perf_counter()
+    found = differences(many, ("torch", "kernel"))
+    findings = examine(many)
+    took = time.perf_counter() - began
+
+    assert found[0] == Difference(name="torch", usual="2.8.0+cu128", count=9999, others=(("2.7.0", (77,)),))
+    assert max(len(finding.title) for finding in findings) < 300
+    assert took < 3, "0.2 s on an idle machine"

@@ -1,0 +1,232 @@
+"""The local phase: what a rank sees of its host, which interface a backend takes, and what is the matter with either."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dsdoctor.comm.gpu_links import visible
+from dsdoctor.comm.interfaces import bounded, choose
+from dsdoctor.comm.local import look_local, read_fabric, read_iommu, read_stale_shm
+from dsdoctor.comm.local_checks import CHECKS, examine, examine_all
+from dsdoctor.comm.memory import examine as examine_memory
+from dsdoctor.comm.memory import try_memory
+from dsdoctor.comm.nouns import Chosen, Claim, FabricPort, Gpu, Interface, Local, MemoryTry, Rank
+from dsdoctor.comm.variables import read_config_files, read_variables
+from dsdoctor.finding import Finding, Severity
+from dsdoctor.host import LocalHost
+from tests.conftest import Disk
+
+GIB = 1 << 30
+LO = Interface(name="lo", address="127.0.0.1", prefix=8, mtu=65536, kind="loopback")
+ETH = Interface(name="eth0", address="10.0.0.1", prefix=24, mtu=1500, speed=10_000)
+FAST = Interface(name="ens9", address="10.1.0.1", prefix=24, mtu=9000, speed=100_000)
+DOCKER = Interface(name="docker0", address="172.17.0.1", prefix=16, mtu=1500, kind="virtual")
+IB = Interface(name="ib0", address="10.2.0.1", prefix=24, mtu=2044)
+PORT = FabricPort(device="mlx5_0", port=1, state="ACTIVE", physical="LinkUp", rate=400.0)
+H100 = Gpu(index=0, name="NVIDIA H100", uuid="GPU-0", free=79 * GIB, total=80 * GIB, pcie=(1, 16), pcie_max=(5, 16))
+BY_ETH = Chosen(name="eth0", address="10.0.0.1", because="the kernel routes to 10.0.0.9 by it")
+ME = Rank(rank=3, world=16, local_rank=0, local_world=8, launcher="srun", master="10.0.0.9", port=29500)
+
+
+def healthy(**changes: Any) -> Local:
+    """A host on which nothing is the matter; ``changes`` replace fields."""
+    facts: dict[str, Any] = {
+        "hostname": "node1",
+        "resolves_to": ("10.0.0.1",),
+        "interfaces": (LO, ETH),
+        "chosen": Chosen(name="eth0", address="10.0.0.1", because="the hostname resolves to 10.0.0.1"),
+        "routed": BY_ETH,
+        "shm_total": 64 * GIB,
+        "shm_free": 64 * GIB,
+        "nofile": 65536,
+        "fabric": (PORT,),
+        "gpus": (H100,),
+    }
+    return Local(**{**facts, **changes})
+
+
+def judged(local: Local, backend: str = "nccl", *, several_hosts: bool = True) -> tuple[Finding, ...]:
+    return examine(ME, local, backend=backend, several_hosts=several_hosts)
+
+
+def taken(interface: Interface, because: str = "a rule") -> Chosen:
+    return Chosen(name=interface.name, address=interface.address, because=because)
+
+
+BARE = replace(H100, nvlink=None)
+SICK = {
+    "hostname-is-loopback": healthy(resolves_to=("127.0.1.1",), chosen=taken(LO)),
+    "hostname-unusable": healthy(resolves_to=("10.7.7.7",), chosen=taken(LO)),
+    "interface-named-absent": healthy(variables={"NCCL_SOCKET_IFNAME": "=eth7"}, chosen=None),
+    "interface-is-virtual": healthy(interfaces=(LO, DOCKER, ETH), chosen=taken(DOCKER)),
+    "interface-not-routed": healthy(interfaces=(LO, FAST, ETH), chosen=taken(FAST)),
+    "interface-mtu-small": healthy(interfaces=(LO, replace(ETH, mtu=1400)), fabric=()),
+    "comm-shm-too-small": healthy(shm_total=64 << 20, shm_free=60 << 20),
+    "stale-nccl-shm": healthy(stale_shm=("/dev/shm/nccl-aB3",)),
+    "memlock-limited": healthy(memlock=8 << 20),
+    "nofile-low": healthy(nofile=256),
+    "fabric-port-down": healthy(fabric=(replace(PORT, state="INIT"),)),
+    "pcie-link-degraded": healthy(gpus=(replace(H100, pcie=(1, 8)),)),
+    "gpu-memory-taken": healthy(gpus=(replace(H100, free=9 * GIB),)),
+    "nccl-variable-left-set": healthy(variables={"NCCL_P2P_DISABLE": "1"}),
+    "p2p-through-iommu": healthy(iommu="translating", gpus=(BARE, replace(BARE, uuid="GPU-1"))),
+    "p2p-through-acs": healthy(acs=("17:00.0",), gpus=(BARE, replace(BARE, uuid="GPU-1"))),
+}
+
+
+@pytest.mark.parametrize("rule", sorted(SICK))
+def test_a_check_finds_its_ill_and_names_rank_and_host(rule: str) -> None:
+    finding = next(finding for finding in judged(SICK[rule]) if finding.rule == rule)
+
+    assert finding.title.startswith("rank 3 (node1)")
+    assert finding.fix is not None or finding.severity is Severity.NOTE
+    assert not any("{who}" in text or "None" in text for text in (finding.title, *finding.evidence))
+
+
+def test_every_local_check_has_a_sick_host_and_explains_itself() -> None:
+    assert set(SICK) == {check.__name__.replace("_", "-") for check in CHECKS}
+    assert all((check.__doc__ or "").strip() for check in CHECKS)
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_healthy_host_and_an_unknown_one_have_no_ill(backend: str) -> None:
+    assert judged(healthy(), backend) == ()
+    assert judged(Local(hostname="x"), backend, several_hosts=False) == ()
+
+
+def test_a_loopback_name_is_an_error_under_gloo_a_warning_under_nccl_and_nothing_on_one_host() -> None:
+    local = SICK["hostname-is-loopback"]
+
+    assert [finding.severity for finding in judged(local, "gloo")] == [Severity.ERROR]
+    assert [finding.severity for finding in judged(local)] == [Severity.WARNING]
+    assert judged(local, "gloo", several_hosts=False) == ()
+    assert judged(replace(local, variables={"GLOO_SOCKET_IFNAME": "eth0"}, chosen=taken(ETH)), "gloo") == ()
+    assert "export GLOO_SOCKET_IFNAME=eth0" in (judged(local)[0].fix or pytest.fail()).commands
+
+
+def test_what_many_ranks_share_is_said_once() -> None:
+    def claim(rank: int, local: Local) -> Claim:
+        host = f"node{rank // 4}"
+        return Claim(rank=rank, world=8, local_rank=rank % 4, host=host, pid=1, address="", port=1, local=local)
+
+    small = replace(SICK["comm-shm-too-small"], gpus=())
+    findings = examine_all([claim(rank, small if rank > 3 else healthy(gpus=())) for rank in range(8)])
+
+    assert [(one.rule, one.title.split(":")[0]) for one in findings] == [("comm-shm-too-small", "ranks 4-7 (node1)")]
+
+
+@pytest.mark.parametrize(
+    ("backend", "variables", "name"),
+    [
+        ("nccl", {}, "ib0"),
+        ("nccl", {"NCCL_SOCKET_IFNAME": "^ib,docker,lo"}, "eth0"),
+        ("nccl", {"NCCL_SOCKET_IFNAME": "ens"}, "ens9"),
+        ("nccl", {"NCCL_SOCKET_IFNAME": "=ens"}, None),
+        ("gloo", {}, "eth0"),
+        ("gloo", {"GLOO_SOCKET_IFNAME": "ens9"}, "ens9"),
+        ("gloo", {"GLOO_SOCKET_IFNAME": "ens"}, None),
+    ],
+)
+def test_each_backend_takes_the_interface_of_its_own_rule(backend: str, variables: dict[str, str], name: str) -> None:
+    chosen = choose(backend, (LO, DOCKER, ETH, IB, FAST), ("10.0.0.1",), variables)
+
+    assert (chosen.name if chosen else None) == name
+
+
+def test_nccl_takes_docker_only_after_all_others_and_the_subnet_of_its_hint_before_them() -> None:
+    assert choose("nccl", (LO, DOCKER, ETH), (), {}) == taken(
+        ETH, "NCCL takes the first interface that is not docker*, lo* or virbr*"
+    )
+    assert (choose("nccl", (LO, DOCKER), (), {}) or BY_ETH).name == "docker0"
+    assert (choose("nccl", (ETH, FAST), (), {"NCCL_COMM_ID": "10.1.0.9:4000"}) or BY_ETH).name == "ens9"
+    assert (choose("nccl", (replace(ETH, up=False), LO), (), {}) or BY_ETH).name == "lo"
+
+
+def test_gloo_falls_back_to_the_loopback_where_the_name_leads_elsewhere() -> None:
+    chosen = choose("gloo", (LO, ETH), ("10.7.7.7",), {})
+
+    assert chosen is not None
+    assert (chosen.address, chosen.because) == (
+        "127.0.0.1",
+        "the hostname resolves to 10.7.7.7, which is not here: torch falls back to the loopback",
+    )
+
+
+def test_this_host_is_read_at_once_and_has_a_loopback() -> None:
+    rank = replace(ME, master="127.0.0.1")
+    began = time.perf_counter()
+    local = look_local(LocalHost(env={"NCCL_ALGO": "Ring", "NCCL_TOKEN": "s", "HOME": "/nowhere"}), rank, "gloo")
+    took = time.perf_counter() - began
+
+    assert local.routed is not None
+    assert any(one.kind == "loopback" and one.address == "127.0.0.1" and one.prefix == 8 for one in local.interfaces)
+    assert (local.routed.address, local.variables) == ("127.0.0.1", {"NCCL_ALGO": "Ring"})
+    assert took < 2, "50 ms on an idle machine"
+
+
+def test_a_resolver_that_hangs_does_not_hang_us() -> None:
+    began = time.perf_counter()
+
+    assert bounded(lambda: time.sleep(1), 0.02) is None
+    assert time.perf_counter() - began < 0.5
+
+
+def test_nccls_files_are_below_the_environment(disk: Disk) -> None:
+    host = disk(
+        {"/etc/nccl.conf": "NCCL_IB_DISABLE=1\nNCCL_ALGO=Tree\n", "/home/u/.nccl.conf": "#x\nNCCL_ALGO=Ring\n"},
+        HOME="/home/u",
+        NCCL_IB_DISABLE="0",
+        PATH="/bin",
+    )
+
+    assert read_variables(host) == {"NCCL_ALGO": "Ring", "NCCL_IB_DISABLE": "0"}
+    assert read_config_files(host)[0] == "/home/u/.nccl.conf: NCCL_ALGO=Ring"
+
+
+def test_ports_iommu_and_old_segments_are_read_from_files(disk: Disk) -> None:
+    port = "/sys/class/infiniband/mlx5_0/ports/1"
+    files = {
+        f"{port}/state": "4: ACTIVE\n",
+        f"{port}/phys_state": "5: LinkUp\n",
+        f"{port}/rate": "400 Gb/sec (4X NDR)\n",
+        f"{port}/link_layer": "InfiniBand\n",
+        "/sys/kernel/iommu_groups/0/type": "DMA-FQ\n",
+        "/dev/shm/nccl-young": "",
+    }
+
+    assert read_fabric(disk(files)) == (PORT,)
+    assert read_iommu(disk(files)) == "translating"
+    assert read_iommu(disk({"/sys/kernel/iommu_groups/0/type": "identity\n"})) == "passthrough"
+    assert read_stale_shm(disk(files)) == ()
+
+
+def test_cuda_sees_the_gpus_before_the_first_that_is_none() -> None:
+    gpus = tuple(replace(H100, index=index, uuid=f"GPU-{index}") for index in range(3))
+
+    assert [gpu.index for gpu in visible(gpus, "2,0,9,1")] == [2, 0]
+    assert visible(gpus, "") == ()
+    assert visible(gpus, None) == gpus
+
+
+def test_memory_that_fails_is_told_with_its_reason() -> None:
+    tries = {
+        0: MemoryTry(device="cuda:0", size=256 << 20),
+        1: MemoryTry(device="cuda:1", size=256 << 20, free=GIB, total=80 * GIB, error="out of memory"),
+        2: MemoryTry(device="cuda:2", size=256 << 20, wrong=7),
+    }
+
+    findings = examine_memory(tries, ("a", "a", "b"))
+
+    assert [finding.title for finding in findings] == [
+        "rank 1 (a): 256 MiB on cuda:1 could not be allocated",
+        "rank 2 (b): 256 MiB on cuda:2: 7 numbers came back wrong",
+    ]
+    assert findings[0].evidence == ("out of memory", "1.0 of 80.0 GiB free")
+
+
+@pytest.mark.launch
+def test_the_memory_of_the_processor_is_written_and_read_back() -> None:
+    assert try_memory("cpu") == MemoryTry(device="cpu", size=16 << 20)
+    assert try_memory("cuda:99").error

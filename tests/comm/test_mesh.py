@@ -1,0 +1,158 @@
+"""The mesh: real sockets on this machine, and what is read out of a matrix of attempts."""
+
+import socket
+import threading
+
+from dsdoctor.comm import mesh_checks
+from dsdoctor.comm.knock import knock
+from dsdoctor.comm.mesh import CALL, LARGE, MAGIC, Listener, peers, reach, reach_all
+from dsdoctor.comm.mesh_seen import Mesh
+from dsdoctor.comm.nouns import Claim, Outcome, Reach
+from tests.comm.people import claim, claims, reaches
+
+
+def listening(number: int, token: str) -> Claim:
+    listener = Listener("127.0.0.1")
+    listener.answer(token, number)
+    return claim(number, per_host=1, address="127.0.0.1", port=listener.port)
+
+
+def test_a_rank_that_answers_is_reached_and_a_large_message_passes() -> None:
+    me, other = listening(0, "t"), listening(1, "t")
+
+    (found,) = reach_all(me, [other], "t", seconds=5)
+
+    assert (found.source, found.target, found.outcome) == (0, 1, Outcome.REACHED)
+    assert found.bandwidth is not None
+    assert found.bandwidth > 1e6
+    assert found.mss is not None
+
+
+def test_a_listener_that_does_not_answer_is_silent_one_of_another_test_a_stranger() -> None:
+    me, foreign = claim(0), listening(2, "other")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        quiet = claim(1, address="127.0.0.1", port=server.getsockname()[1])
+
+        assert reach(me, quiet, "t", size=0, timeout=0.2).outcome is Outcome.SILENT
+    assert reach(me, foreign, "t", size=0, timeout=2).outcome is Outcome.STRANGER
+
+
+def test_a_port_that_answers_as_another_rank_is_a_stranger() -> None:
+    other = listening(2, "t")
+
+    assert reach(claim(0), claim(1, address="127.0.0.1", port=other.port), "t", size=0, timeout=2).outcome is Outcome.STRANGER
+
+
+def talk(server: socket.socket) -> None:
+    caller, _ = server.accept()
+    with caller:
+        caller.sendall(b"SSH-2.0-x\r\n")
+
+
+def test_a_closed_port_refuses_and_a_listener_that_talks_first_is_quoted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        server.settimeout(2)
+        talker = threading.Thread(target=talk, args=(server,), daemon=True)
+        talker.start()
+        heard = knock("127.0.0.1", port, listen=2)
+        talker.join()
+
+    assert (heard.outcome, heard.banner) == (Outcome.STRANGER, "SSH-2.0-x")
+    assert knock("127.0.0.1", port).outcome is Outcome.REFUSED
+
+
+def test_a_caller_who_knows_no_token_gets_nothing_and_cannot_send_much() -> None:
+    other = listening(1, "t")
+    with socket.create_connection(("127.0.0.1", other.port)) as caller:
+        caller.settimeout(2)
+        caller.sendall(CALL.pack(MAGIC, b"no token at all!", 0, 1, 1 << 40))
+
+        assert caller.recv(100) == b""
+
+
+def test_above_64_ranks_each_tries_few_and_all_are_joined() -> None:
+    world, seen, new = 1000, {0}, {0}
+    while new:
+        new = {peer for one in new for peer in peers(one, world)} - seen
+        seen |= new
+
+    assert len(seen) == world
+    assert len(peers(7, world)) == 10
+    assert sorted(peers(3, 5)) == [0, 1, 2, 4]
+
+
+def rules(people: tuple[Claim, ...], found: tuple[Reach, ...]) -> list[tuple[str, str]]:
+    mesh = Mesh(people, found)
+    return [(finding.rule, finding.title) for check in mesh_checks.CHECKS for finding in check(mesh)]
+
+
+def test_a_whole_matrix_says_nothing() -> None:
+    assert rules(claims(), reaches(claims())) == []
+
+
+def test_both_ways_closed_to_the_masters_host_is_only_the_masters_port_open() -> None:
+    found = rules(claims(), reaches(claims(), a_b=Outcome.TIMED_OUT, b_a=Outcome.TIMED_OUT))
+
+    assert found == [
+        (
+            "mesh-only-master-port",
+            "nodea and nodeb reach each other on the master's port only: connections to other ports timed out",
+        )
+    ]
+
+
+def test_one_way_closed_names_the_direction() -> None:
+    found = rules(claims(), reaches(claims(), b_a=Outcome.REFUSED))
+
+    assert found == [("mesh-one-way", "nodeb cannot connect to nodea (refused), while nodea can connect to nodeb")]
+
+
+def test_two_hosts_that_both_reach_the_master_and_not_each_other_are_named() -> None:
+    people = claims(6)
+    found = rules(people, reaches(people, b_c=Outcome.NO_ROUTE, c_b=Outcome.NO_ROUTE))
+
+    assert found == [("mesh-unreached", "nodeb and nodec do not reach each other: no route; both reach nodea")]
+
+
+def test_a_hole_in_the_mtu_is_told_once_for_two_hosts_with_the_interface() -> None:
+    people = claims()
+    mesh = Mesh(people, reaches(people, a_b=Outcome.STALLED, b_a=Outcome.STALLED))
+    (finding,) = (finding for check in mesh_checks.CHECKS for finding in check(mesh))
+
+    assert finding.rule == "mesh-mtu-hole"
+    assert finding.title == "large messages from nodea to nodeb never arrive, small ones do: a hole in the MTU"
+    assert "MTU 9000" in finding.evidence[0]
+    assert finding.fix is not None
+    assert finding.fix.commands[0] == "ping -M do -c 1 -s 8972 10.0.0.2"
+
+
+def test_the_wrong_interface_is_told_where_the_other_address_answers() -> None:
+    people = tuple(
+        claim(number, address="172.17.0.1", interface="docker0", other="10.0.0.2", other_port=1) if number > 1 else one
+        for number, one in enumerate(claims())
+    )
+    found = tuple(
+        Reach(source=one, target=other, outcome=Outcome.REFUSED if other > 1 else Outcome.REACHED, via_other=other > 1)
+        for one, other in ((0, 2), (1, 2), (2, 0), (3, 0))
+    )
+
+    assert rules(people, found)[0] == (
+        "mesh-wrong-interface",
+        "rank 2 (nodeb) would use docker0 172.17.0.1, which rank 0 (nodea), rank 1 (nodea) cannot reach; "
+        "10.0.0.2 on eth0 they can",
+    )
+
+
+def test_lost_packets_are_a_rate_of_what_was_sent() -> None:
+    people = claims(2, per_host=1)
+    one = Reach(source=0, target=1, outcome=Outcome.REACHED, retransmits=22, segments=740)
+    back = Reach(source=1, target=0, outcome=Outcome.REACHED, retransmits=1, segments=720)
+
+    assert rules(people, (one, back)) == [
+        ("mesh-lossy", "nodea -> nodeb loses packets: 22 of 740 segments were sent again (3.0%)")
+    ]
+
+
+def test_a_large_message_is_what_the_text_says() -> None:
+    assert LARGE == 1_048_576

@@ -1,0 +1,246 @@
+"""What is seen before a rank is started: a machine with a real script for ssh, real sockets, and facts written out."""
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.comm.hostfile import Slots, parse_hostfile
+from dsdoctor.comm.launch import remote_command, ssh_ranks
+from dsdoctor.comm.ssh_ills import ILLS, SshIll, ssh_ill
+from dsdoctor.comm.static import StaticFacts, look_listener, look_static, look_travelling
+from dsdoctor.comm.static_checks import CHECKS
+from dsdoctor.comm.visit import MODULES, Listener, Network, Visit
+from dsdoctor.finding import Finding, Severity
+from dsdoctor.host import LocalHost
+from tests.conftest import Disk
+
+# the last argument is the command; here "n1" is this machine, "n2" greets, the others are as their names say
+SSH = """#!/bin/sh
+for last; do :; done
+case "$*" in
+*" n1 "*) sh -c "$last" ;;
+*" n2 "*) echo "Welcome to n2"; sh -c "$last" ;;
+*" locked "*) echo "locked: Permission denied (publickey)." >&2; exit 255 ;;
+*" slow "*) exec sleep 60 ;;
+esac
+"""
+PATH = "/usr/bin:/bin"
+
+
+def judged(facts: StaticFacts) -> list[Finding]:
+    return [finding for check in CHECKS for finding in check(facts)]
+
+
+def rules(facts: StaticFacts) -> list[str]:
+    return [finding.rule for finding in judged(facts)]
+
+
+def visit(host: str, *addresses: str, prefix: int = 24, **changes: object) -> Visit:
+    networks = tuple(Network(name=f"if{n}", address=address, prefix=prefix) for n, address in enumerate(addresses))
+    healthy = Visit(host=host, status=0, answered=True, hostname=host, addresses=addresses, networks=networks)
+    return replace(healthy, python=True, folder=True, modules=MODULES, **changes)  # type: ignore[arg-type]
+
+
+def facts(*visits: Visit, **changes: object) -> StaticFacts:
+    hosts = parse_hostfile("".join(f"{one.host} slots=1\n" for one in visits))
+    healthy = StaticFacts(python="/p", folder="/job", port=29500, hostfile="/job/hosts", hosts=hosts, visits=visits)
+    return replace(healthy, **{"ssh": "/usr/bin/ssh", "pdsh": "/usr/bin/pdsh", "pdsh_ways": ("ssh",), **changes})  # type: ignore[arg-type]
+
+
+HEALTHY = facts(visit("n1", "10.0.0.1"), visit("n2", "10.0.0.2"))
+
+
+def test_every_host_is_asked_and_every_ill_is_named(disk: Disk) -> None:
+    files = {
+        "/usr/bin/ssh": SSH,
+        "/job/hosts": "n1 slots=1\nn2 slots=1\nlocked slots=1\nn3 slots = 1\n",
+        "/home/.deepspeed_env": "GLOO_SOCKET_IFNAME=eth0\n",
+        "/job/.deepspeed_env": "# ours\n",
+    }
+    host = disk(files, PATH=PATH, HOME="/home", GLOO_SOCKET_IFNAME="eth0", TORCH_FR_BUFFER_SIZE="9", NCCL_DEBUG="INFO")
+
+    seen = look_static(host, hostfile="hosts", python=sys.executable, folder="/job")
+
+    n1, n2, locked = seen.visits
+    assert (n1.answered, n1.noise, n1.python, n1.folder, n1.hostname) == (True, "", True, False, socket.gethostname())
+    assert (n2.noise, locked.status, locked.answered) == ("Welcome to n2", 255, False)
+    assert seen.set_here == ("GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "TORCH_FR_BUFFER_SIZE")
+    by_rule = {finding.rule: finding for finding in judged(seen)}
+    assert {"hostfile-line-refused", "ssh-fails", "login-scripts-print", "pdsh-missing", "host-lacks-folder"} <= set(
+        by_rule
+    )
+    assert (
+        by_rule["deepspeed-env-malformed"].title == "/job/.deepspeed_env, line 1: a comment, and DeepSpeed stops at it"
+    )
+    assert by_rule["variable-not-forwarded"].title.startswith(
+        "TORCH_FR_BUFFER_SIZE is set here, and DeepSpeed's launcher"
+    )
+
+
+def test_a_host_that_does_not_answer_holds_nobody_up(disk: Disk) -> None:
+    host = disk({"/usr/bin/ssh": SSH, "/job/hosts": "slow slots=1\nlocked slots=1\n"}, PATH=PATH)
+    begin = time.monotonic()
+
+    seen = look_static(host, hostfile="hosts", python=sys.executable, folder="/job", limit=0.5)
+
+    assert time.monotonic() - begin < 5
+    assert [ssh_ill(one.host, one.status, one.stderr).what for one in seen.visits] == [
+        "it connects and gives no answer in time",
+        "it takes none of this user's keys",
+    ]
+
+
+def test_a_missing_hostfile_is_an_error_and_no_hostfile_is_none(disk: Disk) -> None:
+    named = look_static(disk({}), hostfile="hosts", python="/p", folder="/job")
+    unnamed = look_static(disk({}), hostfile=None, python="/p", folder="/job", port=1)
+
+    assert (rules(named), rules(unnamed)) == (["hostfile-missing"], [])
+
+
+def test_who_holds_the_masters_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        listener = look_listener(LocalHost(), port)
+
+    assert listener is not None
+    assert (listener.pid, "python" in (listener.command or "")) == (os.getpid(), True)
+    assert look_listener(LocalHost(), port) is None
+    (finding,) = judged(StaticFacts(python="/p", folder="/job", port=port, listener=listener))
+    assert finding.title.startswith(f"port {port} is taken by process {os.getpid()} (")
+
+
+N1, N2 = visit("n1", "172.17.0.1", "10.0.0.1"), visit("n2", "10.0.0.2")
+
+
+@pytest.mark.parametrize(
+    ("ill", "rule", "said"),
+    [
+        (facts(N1, N2), "master-address-elsewhere", "10.0.0.1 is in a network of all hosts"),
+        (
+            facts(visit("n1", "172.17.0.1"), visit("n2", "172.17.0.1")),
+            "master-address-elsewhere",
+            "n2 has that address too",
+        ),
+        (
+            facts(visit("n1", "10.0.0.1"), replace(N2, hostname="n1", addresses=("10.0.0.1",))),
+            "host-named-twice",
+            "one machine",
+        ),
+        (facts(visit("n1", "10.0.0.1"), replace(N2, python=False)), "host-lacks-python", "n2 has no /p"),
+        (
+            facts(visit("n1", "10.0.0.1"), replace(N2, modules=("torch",))),
+            "host-lacks-modules",
+            "no deepspeed and no dsdoctor",
+        ),
+        (replace(HEALTHY, pdsh=None), "pdsh-missing", "pdsh is not on PATH"),
+        (replace(HEALTHY, pdsh_ways=("rsh",)), "pdsh-missing", "knows rsh, and DeepSpeed wants ssh"),
+        (replace(HEALTHY, ssh=None), "ssh-missing", "ssh is not on PATH"),
+        (replace(HEALTHY, set_here=("LD_LIBRARY_PATH",)), "variable-not-forwarded", "LD_LIBRARY_PATH is set here"),
+        (
+            replace(HEALTHY, set_here=("NCCL_DEBUG",), accelerator="cpu"),
+            "variable-not-forwarded",
+            "NCCL_DEBUG is set here",
+        ),
+        (
+            facts(visit("n1", "10.0.0.1", listener=Listener(host="n1", said="LISTEN", pid=7, command="python")), N2),
+            "master-port-taken",
+            "port 29500 on n1, the first host, is taken by process 7 (python)",
+        ),
+    ],
+)
+def test_an_ill_before_the_start_has_its_name(ill: StaticFacts, rule: str, said: str) -> None:
+    found = [finding for finding in judged(ill) if finding.rule == rule]
+
+    assert len(found) == 1
+    assert said in found[0].title
+    assert found[0].fix is not None
+
+
+def test_healthy_facts_have_no_finding() -> None:
+    assert judged(HEALTHY) == []
+    assert rules(facts(visit("n1", "10.0.0.1"), visit("n2", "10.1.0.2"))) == []  # routed networks are no ill
+
+
+def test_each_check_is_named_after_its_rule_and_explains_itself() -> None:
+    assert len({check.__name__ for check in CHECKS}) == len(CHECKS)
+    assert all(len((check.__doc__ or "").split("\n\n")[0]) > 20 for check in CHECKS)
+
+
+@pytest.mark.parametrize("ill", ILLS, ids=lambda ill: ill.pattern[:20])
+def test_an_ill_of_ssh_is_told_by_its_sample_and_names_the_host(ill: SshIll) -> None:
+    found = ssh_ill("n1", 255, ill.sample)
+
+    assert found.pattern == ill.pattern
+    assert not any("HOST" in command for command in found.commands)
+
+
+def test_ranks_over_ssh_carry_who_they_are_and_no_secret(disk: Disk) -> None:
+    env = {"NCCL_DEBUG": "INFO", "NCCL_TOKEN": "s3cret", "PYTHONPATH": "/mine"}
+    host = disk({"/job/.deepspeed_env": "A=it's\nHF_TOKEN=s3cret\n"}, HOME="/home", **env)
+    hosts = (Slots(name="n1", slots=1, line=1), Slots(name="n2", slots=2, line=2))
+
+    started = ssh_ranks(
+        hosts,
+        master="10.0.0.1",
+        port=4711,
+        token="t",
+        python="/p",
+        folder="/job",
+        variables=look_travelling(host, "/job"),
+    )
+
+    assert [(one.rank, one.host, one.open_stdin) for one in started] == [
+        (0, "n1", True),
+        (1, "n2", True),
+        (2, "n2", True),
+    ]
+    script = shlex.split(started[2].argv[-1])[3]
+    assert {"export A='it'\"'\"'s'", "export PYTHONPATH=/mine", "export RANK=2", "export LOCAL_RANK=1"} <= set(
+        script.split("\n")
+    )
+    assert "export DSDOCTOR_COMM_HOSTS=n1,n2,n2" in script
+    assert "s3cret" not in str(started)
+
+
+def remote(tmp_path: Path, line: str) -> "subprocess.Popen[bytes]":
+    command = remote_command(("sh", "-c", line), str(tmp_path), {"WORD": "it's"})
+    return subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def test_a_remote_rank_has_its_folder_variables_and_status(tmp_path: Path) -> None:
+    process = remote(tmp_path, 'echo "$WORD $PWD"; exit 7')
+
+    assert process.stdout is not None
+    assert process.stdout.read().decode() == f"it's {tmp_path}\n"
+    assert process.wait(5) == 7
+    process.communicate()
+
+
+def test_a_remote_rank_ends_when_its_stdin_closes(tmp_path: Path) -> None:
+    process = remote(tmp_path, "echo up; exec sleep 60")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+
+    process.communicate(timeout=5)
+
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_wrong_line_in_a_hostfile_does_not_reach_ssh(disk: Disk) -> None:
+    host = disk(
+        {"/usr/bin/ssh": "#!/bin/sh\necho reached >&2\n", "/job/hosts": "-oProxyCommand=x slots=1\n"}, PATH=PATH
+    )
+
+    seen = look_static(host, hostfile="hosts", python="/p", folder="/job")
+
+    assert seen.visits == ()
+    assert [finding.severity for finding in judged(seen)] == [Severity.WARNING]

@@ -1,0 +1,112 @@
+"""Where every rank was -> who is to blame; and what the trials by parts narrow it down to."""
+
+from dsdoctor.comm import isolate, stuck_checks
+from dsdoctor.comm.isolate import SWITCHES, Switch, Trial
+from dsdoctor.comm.nouns import Outcome, Stuck
+from dsdoctor.comm.stuck_checks import Trouble
+from tests.comm.people import claims, reaches
+
+
+def stuck(rank: int, step: int = 5, **more: object) -> Stuck:
+    return Stuck(rank=rank, at=f"exchange {step}", step=step, seconds=8.0, **more)  # type: ignore[arg-type]
+
+
+def told(ranks: tuple[Stuck, ...], silent: dict[int, Outcome] | None = None, **more: object) -> list[tuple[str, str]]:
+    trouble = Trouble(what="the collectives", claims=claims(), stuck=ranks, silent=silent or {}, **more)  # type: ignore[arg-type]
+    return [(finding.rule, finding.title) for check in stuck_checks.CHECKS for finding in check(trouble)]
+
+
+def test_the_dead_rank_is_named_and_not_those_that_lost_their_connection() -> None:
+    others = tuple(stuck(rank, error="Connection closed by peer") for rank in (0, 1, 3))
+
+    assert told((*others, stuck(2, ended="killed by SIGKILL"))) == [
+        ("rank-died", "rank 2 (nodeb, pid 102) died in exchange 5 during the collectives: killed by SIGKILL")
+    ]
+    assert told(others, {2: Outcome.REFUSED})[0][0] == "rank-died"
+
+
+def test_stopped_silent_and_vanished_are_told_apart() -> None:
+    others = tuple(stuck(rank) for rank in (0, 1, 3))
+
+    assert told((*others, stuck(2, process="T"))) == [
+        ("rank-stopped", "rank 2 (nodeb, pid 102) stands still during the collectives: stopped by a signal")
+    ]
+    assert told(others, {2: Outcome.SILENT})[0][0] == "rank-stopped"
+    assert told(others[:2], {2: Outcome.TIMED_OUT, 3: Outcome.TIMED_OUT}) == [
+        ("host-vanished", "nodeb with ranks 2-3 was there and is not reached any more, during the collectives: timed out")
+    ]
+
+
+def test_a_rank_that_has_not_begun_what_the_others_wait_in_is_behind() -> None:
+    ranks = (stuck(0), stuck(1), stuck(3), stuck(2, step=4, process="D", stack=("File x, line 3 in read",)))
+
+    assert told(ranks) == [
+        (
+            "rank-behind",
+            "rank 2 (nodeb, pid 102) is still in exchange 4 (waiting for a device, and cannot be interrupted), while rank 0 "
+            "waits in exchange 5",
+        )
+    ]
+
+
+def test_a_cut_link_is_told_by_the_second_mesh() -> None:
+    people = claims()
+    cut = reaches(people, a_b=Outcome.TIMED_OUT, b_a=Outcome.TIMED_OUT)
+
+    assert [rule for rule, _ in told(tuple(stuck(rank) for rank in range(4)), reaches=cut)] == ["mesh-only-master-port"]
+
+
+def test_all_alive_all_waiting_and_tcp_well_is_the_librarys_own_transport() -> None:
+    found = told(tuple(stuck(rank) for rank in range(4)), reaches=reaches(claims()), backend="nccl")
+
+    assert found == [
+        (
+            "exchange-hangs",
+            "ranks 0-1 (nodea), 2-3 (nodeb) hang in exchange 5 (nccl), and plain TCP between them works",
+        )
+    ]
+
+
+def test_a_first_error_is_told_before_its_echoes() -> None:
+    ranks = (stuck(0, error="Connection closed by peer"), stuck(1, error="RuntimeError: no such op\nmore"), stuck(2), stuck(3))
+
+    assert ("exchange-fails", "rank 1 (nodea, pid 101): exchange 5: RuntimeError: no such op") in told(ranks)
+
+
+def test_what_is_in_every_failing_group_and_in_no_other_is_left() -> None:
+    trials = [
+        Trial(what="two and two", groups=((0, 1), (2, 3)), failed=((2, 3),)),
+        Trial(what="two and two", groups=((0, 2), (1, 3)), failed=((0, 2),)),
+    ]
+
+    (finding,) = isolate.narrowed_to(trials, claims())
+
+    assert finding.title == "only groups with rank 2 (nodeb) fail; the others are well among themselves"
+
+
+def test_the_first_switch_that_cures_names_the_layer_and_ends_the_search() -> None:
+    def run(what: str, groups: isolate.Groups, switch: Switch | None) -> Trial:
+        cured = switch is not None and switch.variable == "NCCL_SHM_DISABLE"
+        return Trial(what=what, groups=((0, 1, 2, 3),), failed=() if cured else ((0, 1, 2, 3),), switch=switch)
+
+    trials = isolate.isolate(claims(), "nccl", run)
+    (finding,) = isolate.transport_broken(trials, claims())
+
+    assert [trial.what for trial in trials] == ["NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"]
+    assert finding.title.startswith("shared memory between ranks of a host is broken on nodea, nodeb")
+
+
+def test_a_bad_rank_is_found_by_pairs_in_rounds_and_the_search_stops_there() -> None:
+    def run(what: str, groups: isolate.Groups, switch: Switch | None) -> Trial:
+        return Trial(what=what, groups=groups, failed=tuple(group for group in groups if 3 in group), switch=switch)
+
+    trials = isolate.isolate(claims(5, per_host=5), "gloo", run)
+
+    assert isolate.narrowed(trials) == (3,)
+    assert len(trials) <= 2
+
+
+def test_every_switch_is_named_once() -> None:
+    names = [switch.variable for switch in SWITCHES["nccl"]]
+
+    assert len(names) == len(set(names))
