@@ -18,6 +18,8 @@ FEW, FEW_LOSS = 12, 2 / 3
 
 FEW_PACES = 6
 """Ranks. Work alone wavers less than messages do."""
+LEAST_PATH = 3
+"""Pairs that bear each other out."""
 ALONE = 2
 """A pair that stands by itself, without the others of its path, must have lost so much more: there are many to be unlucky."""
 
@@ -46,7 +48,9 @@ def pair_changes(now: Iterable[PairTime], here: Hosts, then: Iterable[PairTime],
     """Bandwidths of the pairs that both runs have: the same places on the same hosts, with as many ranks on each."""
     seats, old_seats = _seats(here), _seats(there)
     before = {
-        (frozenset((old_seats.get(one.source), old_seats.get(one.target))), one.size): one for one in then if one.seconds > 0
+        (frozenset((old_seats.get(one.source), old_seats.get(one.target))), one.size): one
+        for one in then
+        if one.seconds > 0
     }
     alike = {host for host, count in Counter(here).items() if Counter(there)[host] == count}
     found = []
@@ -114,10 +118,11 @@ def lossy_paths(changes: Sequence[Change], explained: Iterable[str]) -> Iterator
     Nearly all pairs of a path, or those that lost by themselves.
     """
     needed, known = needed_of(changes), set(explained)
+    alone_needed = needed if len(changes) < FEW else ALONE * needed
     for mine in _by_path(change for change in changes if len(change.between) < 2 or known.isdisjoint(change.between)):
-        if _most(change.log for change in mine) <= -needed:
+        if len(mine) >= LEAST_PATH and _most(change.log for change in mine) <= -needed:
             yield mine
-        elif alone := tuple(change for change in mine if change.log <= -ALONE * needed):
+        elif alone := tuple(change for change in mine if change.log <= -alone_needed):
             yield alone
 
 

@@ -9,6 +9,7 @@ from dsdoctor.comm.book import Book
 from dsdoctor.comm.conduct import Conductor, Gathered
 from dsdoctor.comm.member import Member
 from dsdoctor.comm.messages import Kind, Order, Result, Task
+from dsdoctor.comm.nccl_log import NcclFacts
 from dsdoctor.comm.nouns import Claim, Mode, Outcome, PairTime, Rank, Reach, Settings, Speed, Speeds, Stuck
 from dsdoctor.comm.stuck_checks import Trouble
 from dsdoctor.finding import Finding
@@ -35,6 +36,7 @@ class Course:
     timed: tuple[Speeds, ...] = ()
     stuck: tuple[Stuck, ...] = ()
     exchanges: int = 0
+    nccl: NcclFacts | None = None
     conductor: Conductor | None = field(default=None)
 
     @property

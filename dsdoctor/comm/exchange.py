@@ -159,12 +159,12 @@ class _Notes:
         """
         if mine:
             place = self._store.add(f"{self._key}/lists", 1)
-            self._store.set(f"{self._key}/list/{place}", msgspec.json.encode(_firsts(mine, steps)))
+            self._store.set(f"{self._key}/list/{place}", msgspec.json.encode(_firsts(mine, steps)).decode())
         if self._store.add(f"{self._key}/done", 1) == self._group.world:
             lists = range(1, self._store.add(f"{self._key}/lists", 0) + 1)
             told = [msgspec.json.decode(self._wait(f"{self._key}/list/{place}"), type=list[int]) for place in lists]
             wrong = sorted({number for one in told for number in one})
-            self._store.set(f"{self._key}/wrong", msgspec.json.encode(_firsts(wrong, steps)[:FOLLOWED]))
+            self._store.set(f"{self._key}/wrong", msgspec.json.encode(_firsts(wrong, steps)[:FOLLOWED]).decode())
         return tuple(msgspec.json.decode(self._wait(f"{self._key}/wrong"), type=list[int]))
 
     def _wait(self, key: str) -> bytes:

@@ -3,15 +3,18 @@
 import importlib.util
 import math
 
-from dsdoctor.comm import isolate, memory, mesh_checks, right_checks, speed_checks
+from dsdoctor.comm import isolate, memory, mesh_checks, nccl_checks, right_checks, speed_checks
 from dsdoctor.comm.bandwidth import merge
 from dsdoctor.comm.book import Page
+from dsdoctor.comm.conduct import Gathered
 from dsdoctor.comm.course import LEAST, Course, results
 from dsdoctor.comm.deepspeed_layer import compiles_first
 from dsdoctor.comm.limits import limit
 from dsdoctor.comm.mesh_seen import Mesh
 from dsdoctor.comm.messages import Kind, Task
+from dsdoctor.comm.nccl_log import parse_nccl_log
 from dsdoctor.comm.nouns import Mode, Outcome
+from dsdoctor.finding import Finding
 
 MESH_SECONDS = 20.0
 SPEED_SECONDS = {Mode.DEFAULT: 20.0, Mode.FULL: 240.0}
@@ -41,10 +44,18 @@ def right(course: Course, page: Page) -> None:
     notable = {rank: result.exchanges for rank, result in brought.items()}
     page.findings = right_checks.examine(notable, course.hosts) + course.trouble(gathered, "the collectives")
     tries = {rank: result.memory for rank, result in brought.items() if result.memory}
-    page.findings += memory.examine(tries, course.hosts)
+    page.findings += memory.examine(tries, course.hosts) + _nccl(course, gathered)
     done = max((result.done for result in brought.values()), default=0)
     wrong = sum(one.wrong is not None for exchanges in notable.values() for one in exchanges)
     page.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "not one rank came to the end"
+
+
+def _nccl(course: Course, gathered: Gathered) -> tuple[Finding, ...]:
+    """What NCCL said of itself on all ranks."""
+    if course.member.backend != "nccl":
+        return ()
+    course.nccl = parse_nccl_log("\n".join(answer.nccl for answer in gathered.answers))
+    return nccl_checks.examine(course.nccl, course.claims)
 
 
 def speed(course: Course, page: Page) -> None:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from dsdoctor.comm.mesh import reach_all
 from dsdoctor.comm.messages import Answer, Do, Join, Order, Result
+from dsdoctor.comm.nccl_log import telling
 from dsdoctor.comm.nouns import Claim, Reach, Settings, Stuck
 from dsdoctor.comm.zygote import Data, Zygote
 
@@ -89,9 +90,9 @@ class RunJob:
         for word in self._data.words():
             self._result, self._error = word.result or self._result, word.error or self._error
         if self._result:
-            return Answer(rank=self._rank, result=self._result, seconds=self._age())
+            return self._answer(result=self._result)
         if self._error or self._data.ended():
-            return Answer(rank=self._rank, stuck=self._stuck(()), seconds=self._age())
+            return self._answer(stuck=self._stuck(()))
         return self.stop() if self._age() > self._seconds + TAIL else None
 
     def stop(self) -> Answer:
@@ -104,7 +105,11 @@ class RunJob:
         time.sleep(STACK_TIME)
         stuck = self._stuck(self._data.stack(), state)
         self._data.kill()
-        return Answer(rank=self._rank, stuck=stuck, seconds=self._age())
+        return self._answer(stuck=stuck)
+
+    def _answer(self, *, result: Result | None = None, stuck: Stuck | None = None) -> Answer:
+        nccl = telling(self._data.folder, self._data.pid)
+        return Answer(rank=self._rank, result=result, stuck=stuck, nccl=nccl, seconds=self._age())
 
     def _stuck(self, stack: tuple[str, ...], state: str = "") -> Stuck:
         return Stuck(

@@ -7,7 +7,6 @@ from dsdoctor.comm import exchanging, gathering
 from dsdoctor.comm.book import Page
 from dsdoctor.comm.course import Course
 from dsdoctor.comm.limits import limit
-from dsdoctor.comm.nccl_log import read_transports
 from dsdoctor.comm.nouns import Phase, Report, State
 from dsdoctor.comm.verdict import ended, verdict
 
@@ -60,7 +59,7 @@ def report(course: Course) -> Report:
         paces=tuple(one.pace for one in course.timed if one.pace),
         stuck=course.stuck,
         limit=limit(course.claims, backend) if course.claims else None,
-        transports=read_transports(course.member.briefing.folder) if backend == "nccl" else {},
+        transports=course.nccl.edges if course.nccl else {},
         hosts=course.hosts,
         versions=course.member.claim.fingerprint,
         out=course.settings.out,

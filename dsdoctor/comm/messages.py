@@ -49,12 +49,13 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One rank's answer to an order: what it found, or where it was stuck."""
+    """One rank's answer to an order: what it found, or where it was stuck; ``nccl`` are the telling lines of NCCL's log."""
 
     rank: int
     reaches: tuple[Reach, ...] = ()
     result: Result | None = None
     stuck: Stuck | None = None
+    nccl: str = ""
     seconds: float = 0.0
 
 

@@ -1,8 +1,9 @@
-"""What NCCL writes with NCCL_DEBUG=INFO, of one or several ranks -> facts. Judges nothing; pure but for ``read_log``.
+"""What NCCL writes with NCCL_DEBUG=INFO, of one or several ranks -> facts. Judges nothing; pure but for ``telling``.
 
 Read with NCCL 2.12 to 2.30's formats. Lines of others in between, and prefixes of launchers, do not matter.
 """
 
+import contextlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,21 +49,17 @@ class _Communicator:
     complete: bool
 
 
-def read_log(folder: str) -> str:
-    """The logs of all data processes in a folder ("nccl.HOST.PID.log"), one after the other."""
-    texts = []
-    for path in sorted(Path(folder).glob("nccl.*.log")):
-        try:
-            with path.open("rb") as file:
-                texts.append(file.read(LARGEST).decode("utf-8", errors="replace"))
-        except OSError:
-            continue
-    return "\n".join(texts)
+TELLING = re.compile(r"Bootstrap|Using network|plugin|NET/IB|Channel 00|Init (?:START|COMPLETE)|set by environment|P2P|RDMA| WARN ")
 
 
-def read_transports(folder: str) -> dict[str, str]:
-    """The transport of every edge that the logs in a folder tell of."""
-    return parse_nccl_log(read_log(folder)).edges
+def telling(folder: str, pid: int) -> str:
+    """The lines of one data process's log that ``parse_nccl_log`` reads, each once, the first channel for all: they travel."""
+    kept: dict[str, None] = {}
+    for path in Path(folder).glob(f"nccl.*.{pid}.log"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            lines = file.read(LARGEST).decode("utf-8", errors="replace").splitlines()
+            kept |= dict.fromkeys(line for line in lines if TELLING.search(line))
+    return "\n".join(kept)
 
 
 def parse_nccl_log(text: str) -> NcclFacts:

@@ -22,7 +22,7 @@ class Data:
     """A data process as its control process sees it: ``step`` and ``at`` are what it said last."""
 
     def __init__(self, pid: int, channel: socket.socket, folder: str, zygote: "Zygote") -> None:
-        self.pid, self._channel, self._folder, self._zygote = pid, channel, folder, zygote
+        self.pid, self.folder, self._channel, self._zygote = pid, folder, channel, zygote
         self._rest = b""
         self.step, self.at = 0, "starting"
 
@@ -68,7 +68,7 @@ class Data:
     def stack(self) -> tuple[str, ...]:
         """The stack of its main thread, innermost first, as far as it was written."""
         try:
-            text = stack_file(self._folder, self.pid).read_text(errors="replace")
+            text = stack_file(self.folder, self.pid).read_text(errors="replace")
         except OSError:
             return ()
         _, _, main = text.rpartition("(most recent call first):\n")

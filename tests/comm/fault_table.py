@@ -138,7 +138,7 @@ FAULTS = (
         during=lambda rig, command: faults.frozen_rank(rig, 1, command),
         rules=("rank-stopped",),
         mute=("1",),
-        says=("rank 1 (nodeb)",),
+        says=("rank 1 (nodeb",),
     ),
     Fault(
         name="link cut in mid-collective",

@@ -1,0 +1,105 @@
+"""nccl-tests' bandwidths of a collective: bytes and seconds -> algbw and busbw; all ranks' times -> one figure. Pure.
+
+Source of the definitions: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md and the ``GetBw`` function of each
+test in its ``src``. n ranks, S bytes, t seconds; everything in bytes a second.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from dsdoctor.comm.nouns import Speed, Speeds, Timing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formula:
+    """``total``: S counts the bytes of all ranks' chunks, not those of one rank. busbw = S/t * (times * (n - 1) / n), or S/t
+    alone where ``times`` is None."""
+
+    op: str
+    total: bool
+    times: int | None
+
+    def __str__(self) -> str:
+        factor = "" if self.times is None else f" x {self.times}(n-1)/n".replace(" 1(", " (")
+        return f"busbw = S/t{factor}, S = {'all ranks' if self.total else 'one rank'}' bytes".replace(
+            "rank'", "rank's", 1
+        )
+
+
+def formula(op: str) -> Formula:
+    """The definition for a collective by its name. Raises KeyError for none of nccl-tests'.
+
+    >>> print(formula("all_reduce"))
+    busbw = S/t x 2(n-1)/n, S = one rank's bytes
+    >>> print(formula("all_gather"))
+    busbw = S/t x (n-1)/n, S = all ranks' bytes
+    >>> print(formula("broadcast"))
+    busbw = S/t, S = one rank's bytes
+    """
+    return {one.op: one for one in FORMULAS}[op]
+
+
+def algbw(size: int, seconds: float) -> float:
+    """S/t: how fast the collective looks from outside.
+
+    >>> algbw(1_000_000, 0.001)
+    1000000000.0
+    """
+    return size / seconds if seconds > 0 else 0.0
+
+
+def busbw(op: str, size: int, seconds: float, world: int) -> float:
+    """How fast the slowest link was used, whatever the number of ranks: comparable with the speed of hardware.
+
+    >>> busbw("all_reduce", 1_000_000, 0.001, 4), busbw("all_gather", 1_000_000, 0.001, 4), busbw("reduce", 1_000_000, 0.001, 4)
+    (1500000000.0, 750000000.0, 1000000000.0)
+    """
+    times = formula(op).times
+    factor = 1.0 if times is None else times * (world - 1) / world
+    return algbw(size, seconds) * factor
+
+
+def merge(speeds: Sequence[Speeds]) -> tuple[Speed, ...]:
+    """The times of all ranks, one figure for each collective and size: the slowest rank's median decides.
+
+    p50 is the median of the ranks' medians and p99 the largest of theirs. What not every rank timed is left out.
+    """
+    ranks = sorted(speeds, key=lambda one: one.rank)
+    tables = [{(timing.op, timing.size): timing for timing in one.timings} for one in ranks]
+    keys = [(timing.op, timing.size) for timing in ranks[0].timings] if ranks else []
+    return tuple(
+        _over_ranks([table[key] for table in tables], [one.rank for one in ranks])
+        for key in keys
+        if all(key in table for table in tables)
+    )
+
+
+def _over_ranks(timings: Sequence[Timing], ranks: Sequence[int]) -> Speed:
+    op, size = timings[0].op, timings[0].size
+    medians = tuple(timing.median for timing in timings)
+    seconds = max(medians)
+    return Speed(
+        op=op,
+        size=size,
+        seconds=seconds,
+        p50=median(medians),
+        p99=max(timing.p99 for timing in timings),
+        algbw=algbw(size, seconds),
+        busbw=busbw(op, size, seconds, len(timings)),
+        slowest=ranks[medians.index(seconds)],
+        medians=medians,
+    )
+
+
+FORMULAS = (
+    Formula(op="all_reduce", total=False, times=2),
+    Formula(op="all_gather", total=True, times=1),
+    Formula(op="reduce_scatter", total=True, times=1),
+    Formula(op="all_to_all", total=True, times=1),
+    Formula(op="gather", total=True, times=1),
+    Formula(op="scatter", total=True, times=1),
+    Formula(op="broadcast", total=False, times=None),
+    Formula(op="reduce", total=False, times=None),
+    Formula(op="send and receive", total=False, times=None),
+)

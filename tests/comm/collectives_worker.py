@@ -1,0 +1,51 @@
+"""One rank for the tests of the collectives: RANK, WORLD_SIZE and a port; writes what it exchanged as JSON to a file.
+
+Arguments: what to do ("right" or "speed"), the mode, the file. Knows nothing of faults: those come from outside.
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from dsdoctor.comm.collectives import steps
+from dsdoctor.comm.exchange import run_steps
+from dsdoctor.comm.nouns import Group, Mode, Speeds
+from dsdoctor.comm.pace import pace
+from dsdoctor.comm.pairs import time_pairs
+from dsdoctor.comm.speed import time_collectives
+
+
+def tell(number: int, what: str) -> None:
+    print(f"{time.monotonic():.3f} {number} {what}", flush=True)
+
+
+def speed(group: Group, mode: Mode) -> list[Speeds]:
+    own = pace(group, tell)
+    pairs = time_pairs(group, tell, 5.0)
+    return [Speeds(rank=group.rank, timings=time_collectives(group, mode, tell, 5.0), pairs=pairs, pace=own)]
+
+
+def main(what: str, mode: Mode, answer: Path) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), None, rank == 0, timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo", store=dist.PrefixStore("test", store), rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
+    group = Group(rank=rank, world=world, device="cpu", backend="gloo", hosts=("here",) * world)
+    begun = time.monotonic()
+    found = run_steps(group, steps(mode, group), tell) if what == "right" else speed(group, mode)
+    tell(0, f"took {time.monotonic() - begun:.3f} s")
+    answer.write_bytes(msgspec.json.encode(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Mode(sys.argv[2]), Path(sys.argv[3]))
