@@ -60,7 +60,13 @@ def run_all(wanted: Wanted, *, on_phase: OnPhase) -> Report:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         before: tuple[PhaseResult, ...] = ()
         if wanted.hostfile is not None:
-            facts = look_static(host, hostfile=wanted.hostfile, python=sys.executable, folder=os.getcwd())  # noqa: PTH109
+            facts = look_static(
+                host,
+                hostfile=wanted.hostfile,
+                python=sys.executable,
+                folder=os.getcwd(),  # noqa: PTH109
+                accelerator="cuda" if read_gpus(host)[0] else "cpu",
+            )
             before = (_static(facts, time.monotonic() - began),)
             on_phase(before[0])
             if wanted.only_static or before[0].state is State.BROKEN:

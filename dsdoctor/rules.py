@@ -3,6 +3,7 @@
 import difflib
 
 from dsdoctor import checks
+from dsdoctor.comm import rules as comm
 from dsdoctor.diagnosis.rules import RULES
 from dsdoctor.errors import UsageError
 from dsdoctor.overflow import verdict
@@ -44,6 +45,8 @@ def manual(rule: str) -> str:
         pages.append(f"In a log ({RULES[rule].stage.value}): {RULES[rule].manual}")
     if page := verdict.manual_pages().get(rule):
         pages.append(f"Of a watched training: {page}")
+    if page := comm.manual_pages().get(rule):
+        pages.append(f"Between ranks: {page}")
     if rule in OF_BUILDING and not pages:
         pages.append(OF_BUILDING[rule])
     if not pages:
@@ -55,4 +58,4 @@ def manual(rule: str) -> str:
 
 def every_rule() -> tuple[str, ...]:
     """All rule ids, sorted."""
-    return tuple(sorted({*checks.checks(), *RULES, *verdict.manual_pages(), *OF_BUILDING}))
+    return tuple(sorted({*checks.checks(), *RULES, *verdict.manual_pages(), *comm.manual_pages(), *OF_BUILDING}))

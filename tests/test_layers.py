@@ -62,8 +62,12 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+DOORS = {ROOT / "comm/__main__.py"}
+"""`python -m dsdoctor.comm` is the command line's door, and stands where the launchers' users look for it."""
+
+
 def place(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+    return "__main__" if path in DOORS else path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
 def modules() -> list[Path]:

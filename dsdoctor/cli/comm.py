@@ -201,9 +201,11 @@ def _refuse_under_launcher(rank: Rank, nproc: int | None, hostfile: str | None) 
 
 
 def _print_recipe(kind: str, nproc: int | None, hostfile: str | None, as_json: bool) -> None:
-    from dsdoctor.comm.recipes import look_site, recipe
+    from dsdoctor.comm.recipes import recipe
+    from dsdoctor.comm.site import look_site
 
-    text = recipe(kind, look_site(LocalHost(), python=sys.executable, nproc=nproc, hostfile=hostfile))
+    named = os.path.abspath(hostfile) if hostfile else None  # noqa: PTH100
+    text = recipe(kind, look_site(LocalHost(), python=sys.executable, nproc=nproc, hostfile=named))
     print_result("comm", as_json, text.splitlines(), (), recipe=text)
 
 

@@ -17,7 +17,7 @@ class Absent:
     why: Unreached
 
 
-def master_port_occupied(absent: Absent) -> Iterator[Finding]:
+def master_port_in_use(absent: Absent) -> Iterator[Finding]:
     """Another program listens on the master's port.
 
     Rank 0 cannot listen there, and the other ranks talk to a stranger that never answers: torch waits without any limit. 29500
@@ -30,7 +30,7 @@ def master_port_occupied(absent: Absent) -> Iterator[Finding]:
     said = f'; it says "{why.banner}"' if why.banner else ""
     who = why.listener or "a program"
     yield Finding(
-        rule="master-port-occupied",
+        rule="master-port-in-use",
         severity=Severity.ERROR,
         title=f"rank {me.rank} ({absent.host}): {who} already listens on {me.master}:{me.port} and is no store of torch{said}",
         evidence=(f"it {why.outcome.value}" if why.outcome is Outcome.STRANGER else "it accepts and does not answer",),
@@ -95,4 +95,4 @@ def free_port_like(port: int) -> int:
     return port + 1 if port < 65535 else port - 1
 
 
-CHECKS = (master_port_occupied, master_unreachable, rank_zero_missing)
+CHECKS = (master_port_in_use, master_unreachable, rank_zero_missing)

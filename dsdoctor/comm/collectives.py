@@ -26,7 +26,7 @@ class Collective:
     """``run`` gets this rank's input of ``length`` elements and returns its result, None where it has none; ``expect`` likewise.
 
     ``in_place``: the input is overwritten. ``rooted``: it has a root. ``split``: one of its buffers holds a chunk for each rank.
-    ``least``: the fewest ranks. ``basic``: part of the quick test. ``only``: the backends that can, where not all do.
+    ``least``: the fewest ranks. ``basic``: part of the quick test.
     """
 
     name: str
@@ -40,7 +40,6 @@ class Collective:
     split: bool = False
     least: int = 1
     basic: bool = True
-    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +78,8 @@ class Step:
 
 
 def steps(mode: Mode, group: Group) -> tuple[Step, ...]:
-    """What a test of this size exchanges, small before large: the same on every rank of a group of one backend."""
-    here = [one for one in COLLECTIVES if group.world >= one.least and group.backend in (one.only or (group.backend,))]
+    """What a test of this size exchanges, small before large: the same on every rank."""
+    here = [one for one in COLLECTIVES if group.world >= one.least]
     if mode is Mode.QUICK:
         return tuple(_quick([one for one in here if one.basic], group.world))
     found = [step for one in here for dtype in one.dtypes for step in _sized(one, dtype, ODD, group.world)]
@@ -156,14 +155,14 @@ COLLECTIVES = (
         reduction=Reduction.SUM,
     ),
     Collective(
-        name="all_reduce sum, strided",
-        run=calls.all_reduce_strided,
-        expect=calls.reduced,
-        length=calls.chunk,
+        name="all_reduce sum, transposed",
+        run=calls.all_reduce_transposed,
+        expect=calls.reduced_twice,
+        length=calls.two_chunks,
         reduction=Reduction.SUM,
         dtypes=("float32",),
+        in_place=True,
         basic=False,
-        only=("gloo",),
     ),
     Collective(name="all_gather", run=calls.all_gather, expect=calls.of_all, length=calls.chunk, split=True),
     Collective(

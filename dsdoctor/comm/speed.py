@@ -6,6 +6,7 @@ How often a call is made, and whether there is time for it, rank 0 decides and t
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
@@ -116,7 +117,7 @@ def _by_events(act: Act, calls: int) -> list[float]:
         act()
         event.record()
     torch.cuda.synchronize()
-    return [before.elapsed_time(after) / 1000 for before, after in zip(events[:-1], events[1:], strict=True)]
+    return [before.elapsed_time(after) / 1000 for before, after in pairwise(events)]
 
 
 def _full(group: Group, elements: int) -> Any:

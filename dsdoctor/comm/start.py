@@ -21,6 +21,8 @@ PORTS = range(20_000, 29_000)
 AFTER = 3.0
 """Seconds in which the other ranks must follow rank 0."""
 LOOK = 0.05
+LOGINS, LOGIN = 8, 1.0
+"""So many connections to one sshd at once, then a pause: it drops those above its MaxStartups that have not logged in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,8 @@ def start_all(ranks: Sequence[Started], environment: Mapping[str, str], folder: 
     ended: dict[int, Ended] = {}
     try:
         for one in ranks:
+            if one.open_stdin and [other.host for other in ranks[: one.rank]].count(one.host) % LOGINS == LOGINS - 1:
+                time.sleep(LOGIN)
             processes.append(_start(one, environment, folder))
         while processes[0].poll() is None and time.monotonic() < until:
             _reap(ranks, processes, ended, folder)

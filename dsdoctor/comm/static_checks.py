@@ -114,7 +114,7 @@ def pdsh_missing(facts: StaticFacts) -> Iterator[Finding]:
         yield warning("pdsh-missing", title, (), "install its ssh module, or take another launcher", *install)
 
 
-def master_port_taken(facts: StaticFacts) -> Iterator[Finding]:
+def master_port_in_use(facts: StaticFacts) -> Iterator[Finding]:
     """Somebody listens on the master's port already.
 
     Rank 0 stops with EADDRINUSE, and every other rank talks to the stranger and waits, with torch without any time limit. 29500
@@ -130,7 +130,7 @@ def master_port_taken(facts: StaticFacts) -> Iterator[Finding]:
         ssh = f"ssh {shlex.quote(listener.host)} " if listener.host else ""
         look = (f"{ssh}ps -fp {listener.pid}",) if listener.pid else (f"{ssh}sudo ss -ltnp sport = :{facts.port}",)
         fix = "take another port, or end that process if it is a leftover"
-        yield error("master-port-taken", title, evidence, fix, f"deepspeed --master_port {facts.port + 1} ...", *look)
+        yield error("master-port-in-use", title, evidence, fix, f"deepspeed --master_port {facts.port + 1} ...", *look)
 
 
 def master_address_elsewhere(facts: StaticFacts) -> Iterator[Finding]:
@@ -181,5 +181,5 @@ CHECKS = (
     *hostfile_checks.CHECKS,
     *(ssh_missing, ssh_fails, login_scripts_print),
     *(host_lacks_python, host_lacks_modules, host_lacks_folder, pdsh_missing),
-    *(master_port_taken, master_address_elsewhere),
+    *(master_port_in_use, master_address_elsewhere),
 )

@@ -15,7 +15,7 @@ MOST_PAIRS = 8
 MOST_SIZES = 3
 LEAST_FOR_BANDWIDTH, LEAST_FOR_LIMIT = 1 << 10, 1 << 20
 """Bytes. Below, the time is latency: a bandwidth, and its share of the link, say nothing."""
-FORMULA = "busbw = algbw x 2(n-1)/n for all_reduce, (n-1)/n for gathers, scatters and all_to_all, 1 for the others"
+FORMULA = "busbw = algbw x 2(n-1)/n for all_reduce, (n-1)/n for gathers, scatters, all_to_all, else 1"
 
 
 def matrix_lines(report: Report, *, verbose: bool) -> Iterator[str]:

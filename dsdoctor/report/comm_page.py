@@ -9,7 +9,8 @@ from dsdoctor.comm.nouns import PhaseResult, Report, State
 from dsdoctor.finding import Finding
 from dsdoctor.report import page
 from dsdoctor.report.comm import MARKS, rank_lines
-from dsdoctor.report.comm_plots import add_curves, add_matrix, add_paces
+from dsdoctor.report.comm_curves import add_curves, add_paces
+from dsdoctor.report.comm_heat import add_matrix
 from dsdoctor.report.terminal import MARKS as SEVERITIES
 from dsdoctor.report.terminal import printable
 

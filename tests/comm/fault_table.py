@@ -93,14 +93,14 @@ FAULTS = (
     Fault(
         name="port in use, by a mute program",
         before=lambda rig, _: faults.squatter(rig[0], PORT),
-        rules=("master-port-occupied",),
+        rules=("master-port-in-use",),
         says=("rank 0 (nodea)", f":{PORT}"),
         whispers={"1": "nodeb"},
     ),
     Fault(
         name="port in use, by sshd",
         before=lambda rig, _: faults.squatter(rig[0], PORT, "SSH-2.0-x\r\n"),
-        rules=("master-port-occupied",),
+        rules=("master-port-in-use",),
         says=("rank 0 (nodea)", "SSH-2.0-x"),
         whispers={"1": "SSH-2.0-x"},
     ),
@@ -203,9 +203,8 @@ FAULTS = (
         world=3,
         nodes=3,
         changes={1: (faults.other_torch(),)},
-        rules=("versions-differ",),
+        rules=("torch-differs",),
         says=("rank 1 (nodeb)", "2.7.0+cpu"),
-        status=6,
     ),
     Fault(
         name="64 MB /dev/shm",
@@ -215,8 +214,8 @@ FAULTS = (
         status=6,
     ),
     Fault(
-        name="hostname resolves to 127.0.1.1",
-        before=lambda rig, _: faults.name_on_loopback(rig, rig[1]),
+        name="hostnames resolve to 127.0.1.1",
+        before=lambda rig, _: _on_all(rig, lambda node: faults.name_on_loopback(rig, node)),
         rules=("mesh-loopback-address", "hostname-is-loopback"),
         says=("rank 1 (nodeb)", "127.0.1.1"),
     ),

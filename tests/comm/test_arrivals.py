@@ -85,6 +85,6 @@ def test_each_way_in_which_the_master_is_not_reached_has_one_sentence() -> None:
 def test_a_stranger_on_the_port_is_named_with_what_it_says() -> None:
     ((rule, title),) = alone(Unreached(outcome=Outcome.STRANGER, seconds=1, banner="SSH-2.0-x", listener="pid 7 (sshd)"))
 
-    assert rule == "master-port-occupied"
+    assert rule == "master-port-in-use"
     assert "pid 7 (sshd) already listens on 10.0.0.1:29500" in title
     assert 'it says "SSH-2.0-x"' in title

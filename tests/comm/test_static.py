@@ -152,7 +152,7 @@ N1, N2 = visit("n1", "172.17.0.1", "10.0.0.1"), visit("n2", "10.0.0.2")
         ),
         (
             facts(visit("n1", "10.0.0.1", listener=Listener(host="n1", said="LISTEN", pid=7, command="python")), N2),
-            "master-port-taken",
+            "master-port-in-use",
             "port 29500 on n1, the first host, is taken by process 7 (python)",
         ),
     ],

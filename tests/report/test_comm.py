@@ -99,7 +99,7 @@ def test_pairs_and_speeds_are_tables() -> None:
     assert "  all_reduce     8 B  68.4 µs  86.4 µs                          3 (nodeb)" in shown.splitlines()
     assert "limit 4.10 GB/s: loopback (a copy of 64 MiB in memory, timed here)" in shown
     assert "6 more sizes: --verbose" in shown
-    assert told(healthy_4(), verbose=True).count("all_reduce ") == 6
+    assert told(healthy_4(), verbose=True).count("all_reduce ") == 5
 
 
 def test_a_missing_rank_comes_first_with_its_fix() -> None:
@@ -180,7 +180,7 @@ def test_of_many_ranks_only_the_sick_have_a_line() -> None:
         "others",
     ]
     assert shown[2:] == ["  71 of 72 ranks are ok"]
-    assert "✗ node08 -> node00: refused (8 pairs of ranks)" in told(sick).splitlines()
+    assert "✗ node00 -> node08: refused (8 pairs of ranks)" in told(sick).splitlines()
     assert told(many(9, sick=False)).splitlines()[:2] == ["[node00] ranks 0-7 are OK", "[node01] ranks 8-15 are OK"]
 
 

@@ -1,0 +1,49 @@
+"""Every rule of this room -> its manual page, which is its generator's docstring."""
+
+import inspect
+
+from dsdoctor.comm import (
+    absent_checks,
+    arrival_checks,
+    baseline,
+    control,
+    fingerprint,
+    isolate,
+    local_checks,
+    memory,
+    mesh_checks,
+    nccl_checks,
+    right_checks,
+    speed_checks,
+    static_checks,
+    stuck_checks,
+    supervise,
+)
+
+TOLD_BY_ANOTHER = {"link-cut"}
+"""Generators that hand on the findings of others and have none of their own."""
+
+
+def manual_pages() -> dict[str, str]:
+    """The manual page of each rule by its id."""
+    pages = {check.__name__.replace("_", "-"): inspect.getdoc(check) or "" for check in CHECKS}
+    return {rule: page for rule, page in pages.items() if rule not in TOLD_BY_ANOTHER}
+
+
+CHECKS = (
+    *static_checks.CHECKS,
+    *local_checks.CHECKS,
+    *absent_checks.CHECKS,
+    *arrival_checks.CHECKS,
+    *fingerprint.CHECKS,
+    *mesh_checks.CHECKS,
+    *stuck_checks.CHECKS,
+    *right_checks.CHECKS,
+    *memory.CHECKS,
+    *nccl_checks.CHECKS,
+    *speed_checks.CHECKS,
+    *isolate.CHECKS,
+    *baseline.CHECKS,
+    *supervise.CHECKS,
+    control.torch_unusable,
+)
