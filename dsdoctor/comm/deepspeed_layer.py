@@ -56,8 +56,8 @@ def compiles_first(host: Host | None = None, *, deepspeed: str | None = None, to
     if library is None:
         return f"DeepSpeed would compile {EXTENSION} first, which takes minutes ({folder} has none)"
     recipe = host.read(f"{folder}/build.ninja") or ""
-    if host.resolve(deepspeed) not in recipe and deepspeed not in recipe:
-        return f"DeepSpeed would compile {EXTENSION} again ({folder} was made by another DeepSpeed)"
+    if not all(package in recipe or host.resolve(package) in recipe for package in (deepspeed, torch)):
+        return f"DeepSpeed would compile {EXTENSION} again ({folder} was made by another DeepSpeed or torch)"
     sources = (f"{torch}/version.py", f"{deepspeed}/ops/csrc/cpu/comm/shm.cpp")
     ages = [age for age in map(host.age, sources) if age is not None]
     if any(age < library for age in ages):
@@ -82,7 +82,7 @@ def extensions_folder(host: Host, torch: str) -> str:
     if (said := host.variable("TORCH_EXTENSIONS_DIR")) is not None:
         return said
     cache = host.variable("XDG_CACHE_HOME") or f"{host.variable('HOME') or '/root'}/.cache"
-    python = f"py{sys.version_info.major}{sys.version_info.minor}{getattr(sys, 'abiflags', '')}"
+    python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
     return f"{host.resolve(f'{cache}/torch_extensions')}/{python}_{parse_accelerator(host.read(f'{torch}/version.py') or '')}"
 
 
@@ -104,8 +104,10 @@ def _wants_extension(host: Host, deepspeed: str, torch: str) -> bool:
     """Whether this DeepSpeed loads the extension at its start (on a CPU alone), and has it not compiled in."""
     if "build_shm_op" not in (host.read(f"{deepspeed}/comm/torch.py") or ""):
         return False
+    built_for_gpu = parse_accelerator(host.read(f"{torch}/version.py") or "") != "cpu"
+    has_gpu = built_for_gpu and (host.glob("/dev/nvidia[0-9]*") or host.exists("/dev/kfd"))
     named = host.variable("DS_ACCELERATOR")
-    if named != "cpu" and (named or host.glob("/dev/nvidia[0-9]*") or host.glob("/dev/kfd")):
+    if named != "cpu" and (named or has_gpu):
         return False
     installed = host.read(f"{deepspeed}/git_version_info_installed.py") or ""
     return not (re.search(rf"'{EXTENSION}': True", installed) and "accelerator_name='cpu'" in installed)

@@ -111,7 +111,7 @@ def test_every_record_is_right_on_healthy_ranks(tmp_path: Path, world: int) -> N
         (4, 2, "all_reduce reduce", {"all_reduce", "reduce"}),
         (4, 3, "reduce_scatter_single reduce_scatter_tensor", {"reduce_scatter"}),
         (4, 0, "all_gather_single all_gather_into_tensor", {"all_gather"}),
-        (4, 1, "all_to_all_single broadcast", {"all_to_all", "broadcast"}),
+        (4, 3, "all_to_all_single broadcast", {"all_to_all", "broadcast"}),
         (2, 0, "send", {"send"}),
         (4, 2, "send batch_isend_irecv", {"send"}),
     ],

@@ -196,7 +196,7 @@ def test_one_rank_can_have_another_torch_and_contribute_wrong_data(rig: Rig, tmp
     env = faults.customized(tmp_path / "site", faults.other_torch("2.7.0+cpu"), faults.flipped_bit(byte=2, bit=128))
     ask = (
         "import torch; print(torch.__version__); import torch.distributed as d; d.init_process_group('gloo');"
-        "x = torch.ones(32); d.all_reduce(x); print((x != 2).nonzero().tolist())"
+        "x = torch.ones(32); d.all_reduce(x); print((x != 2).nonzero().tolist()); import time; time.sleep(1)"
     )
     with job(rig, ["-c", ask], own={1: env}) as running:
         assert running.wait(60), running.told()
