@@ -74,7 +74,8 @@ def own_lock(host: Host | None = None, *, torch: str | None = None) -> str | Non
 def package_folder(name: str) -> str | None:
     """The folder of a package, which is not imported."""
     found = importlib.util.find_spec(name)
-    return found.submodule_search_locations[0] if found and found.submodule_search_locations else None
+    places = found.submodule_search_locations if found else None
+    return str(places[0]) if places else None
 
 
 def extensions_folder(host: Host, torch: str) -> str:
@@ -94,7 +95,7 @@ def parse_accelerator(version_file: str) -> str:
     >>> parse_accelerator("cuda: Optional[str] = None\\nhip: Optional[str] = None\\n")
     'cpu'
     """
-    found = dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *'([^']+)'", version_file, re.MULTILINE))
+    found: dict[str, str] = dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *'([^']+)'", version_file, re.MULTILINE))
     if "hip" in found:
         return "rocm" + found["hip"].replace(".", "")
     return "cu" + found["cuda"].replace(".", "") if "cuda" in found else "cpu"

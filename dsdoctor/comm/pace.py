@@ -10,7 +10,7 @@ from dsdoctor.comm.pairs import wait_for_device
 
 Tell = Callable[[int, str], None]
 
-TRIES = 7
+TRIES = 15
 SIDE = {"cpu": 384, "cuda": 4096}
 """The matrices that are multiplied: some milliseconds on one core, some on a GPU."""
 

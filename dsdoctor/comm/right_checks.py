@@ -1,4 +1,4 @@
-"""Judges what the collectives brought: every rank's exchanges -> whose data is wrong, and what a backend lacks. Looks at nothing."""
+"""Judges what the collectives brought: every rank's exchanges -> whose data is wrong, and what is lacking. Looks at nothing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -30,6 +30,9 @@ SIZES = {
 ENOUGH = 0.06
 """Seconds for which a collective of one size is called."""
 
+SLOWEST = 100e6
+"""Bytes a second that are reckoned with before anything large was sent."""
+
 FEWEST, MOST = 5, 2000
 WARM_UP = 3
 
@@ -54,15 +57,28 @@ def time_collectives(group: Group, mode: Mode, tell: Tell, budget: float) -> tup
     until = time.monotonic() + budget
     ops = [one for one in TIMED if one.zero or mode is Mode.FULL]
     found: list[Timing] = []
-    spent: dict[str, tuple[int, float]] = {}
+    spent: dict[str, Timing] = {}
     for number, (size, one) in enumerate(((size, one) for size in _sizes(group, mode) for one in ops), 1):
         tell(number, f"{one.op} of {size} bytes")
-        before, seconds = spent.get(one.op, (size, 0.0))
-        if agreed(group, time.monotonic() + seconds * size / before * (FEWEST + WARM_UP) < until):
+        if agreed(group, time.monotonic() + (FEWEST + WARM_UP) * _foreseen(size, spent.get(one.op)) < until):
             timing = _time(group, one, size)
-            spent[one.op] = (size, timing.median)
+            spent[one.op] = timing
             found.append(timing)
     return tuple(found)
+
+
+def _foreseen(size: int, last: Timing | None) -> float:
+    """The seconds a call may take, by the last size: in proportion, but what is small takes its time whatever its size.
+
+    >>> _foreseen(2_000_000, Timing(op="all_reduce", size=1_000_000, calls=9, least=0.01, median=0.01, p99=0.01))
+    0.02
+    >>> _foreseen(1_000_000, Timing(op="all_reduce", size=8, calls=9, least=0.01, median=0.01, p99=0.01))
+    0.02
+    """
+    if last is None:
+        return 0.0
+    proportional = last.median * size / last.size
+    return proportional if last.size >= 64 * KIB else min(proportional, last.median + size / SLOWEST)
 
 
 def _sizes(group: Group, mode: Mode) -> Sequence[int]:

@@ -21,11 +21,17 @@ HALF = 0.5
 SLOW_PAIR = 3.0
 """On two busy cores healthy pairs differ by 2.5."""
 
-SLOW_WORK = 2.0
+SLOW_WORK, SLOWER_WORK = 2.0, 1.25
 LATE = 0.5
-"""A rank is late when the others wait for it longer than this part of the work that goes before."""
+"""A rank is late when the others wait for it longer than this part of the work that goes before. On two busy cores healthy ranks'
+work differs by 2.2, but then the slower one is not also the one for which the others wait."""
 
-FEW, SPIKE, LEAST_SPIKE = 20, 20.0, 0.005
+LATENCY_SIZE = 4096
+"""Up to this size the time is latency, and bandwidth plays no part."""
+
+SPIKE, LEAST_SPIKE = 20.0, 0.1
+"""How many times the usual, and seconds, make a spike: processors that are shared give 20 ms easily."""
+
 STAR = 2
 SHOWN = 6
 
@@ -114,7 +120,7 @@ def collective_below_limit(measured: Measured) -> Iterator[Finding]:
 def pair_is_slow(measured: Measured) -> Iterator[Finding]:
     """Messages between two ranks take several times as long as between the others.
 
-    Pairs on one host and pairs across hosts are compared apart, each with the median of its like; slow ones are tried a second
+    Pairs on one host and pairs across hosts are compared apart, each with the usual of its like; slow ones are tried a second
     time before they are told. If the slow pairs have one rank or host in common, that one (its adapter, its cable, its switch
     port) is slow; a single pair is the path between the two.
     """
@@ -158,9 +164,9 @@ def rank_straggles(measured: Measured) -> Iterator[Finding]:
         if not others:
             return
         work, wait = median(other.compute for other in others), median(other.waited for other in others)
-        slow = one.compute > SLOW_WORK * work
-        late = one.waited < min(other.waited for other in others) and wait - one.waited > LATE * work
-        if slow or (late and one.compute > work):
+        last = one.waited < min(other.waited for other in others)
+        late = wait - one.waited > LATE * work and one.compute > SLOWER_WORK * work
+        if last and (late or one.compute > SLOW_WORK * work):
             yield Finding(
                 rule="rank-straggles",
                 severity=Severity.WARNING,
@@ -195,10 +201,6 @@ def latency_spikes(measured: Measured) -> Iterator[Finding]:
                     commands=("nstat -az TcpRetransSegs",),
                 ),
             )
-
-
-LATENCY_SIZE = 4096
-"""Up to this size the time is latency, and bandwidth plays no part."""
 
 
 def _beside(one: Speed, part: float) -> str:

@@ -15,13 +15,11 @@ CLAIMS = (
 
 
 def ended(phases: Iterable[PhaseResult]) -> State:
-    """How the whole test ended: as badly as its worst phase or finding; SKIPPED where nothing was tested at all."""
-    phases = tuple(phases)
+    """How the whole test ended: as badly as its worst phase; SKIPPED where nothing was tested at all."""
     states = {phase.state for phase in phases}
-    severities = {finding.severity for phase in phases for finding in phase.findings}
-    if State.BROKEN in states or Severity.ERROR in severities:
+    if State.BROKEN in states:
         return State.BROKEN
-    if State.SLOW in states or Severity.WARNING in severities:
+    if State.SLOW in states:
         return State.SLOW
     return State.OK if State.OK in states else State.SKIPPED
 
@@ -50,10 +48,11 @@ def _reason(phases: Sequence[PhaseResult], severity: Severity, state: State) -> 
 
     What is dear in a title (rank and host) stands in it already: the phase goes before it.
     """
+    phases = [phase for phase in phases if phase.state is state]
     found = first_finding(phases, severity)
     if found:
         return f"{found[0].phase.value}: {found[1].title}"
-    phase = next(phase for phase in phases if phase.state is state)
+    phase = phases[0]
     return f"{phase.phase.value}: {phase.said}"
 
 

@@ -1,6 +1,6 @@
 """One rank for the tests of the collectives: RANK, WORLD_SIZE and a port; writes what it exchanged as JSON to a file.
 
-Arguments: what to do ("right" or "speed"), the mode, the file. Knows nothing of faults: those come from outside.
+Arguments: what to do ("right", "deepspeed" or "speed"), the mode, the file. Knows nothing of faults: those come from outside.
 """
 
 import os
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dsdoctor.comm.collectives import steps
+from dsdoctor.comm.deepspeed_layer import run_layer
 from dsdoctor.comm.exchange import run_steps
 from dsdoctor.comm.nouns import Group, Mode, Speeds
 from dsdoctor.comm.pace import pace
@@ -40,9 +41,12 @@ def main(what: str, mode: Mode, answer: Path) -> None:
     )
     group = Group(rank=rank, world=world, device="cpu", backend="gloo", hosts=("here",) * world)
     begun = time.monotonic()
-    found = run_steps(group, steps(mode, group), tell) if what == "right" else speed(group, mode)
+    if what == "speed":
+        answer.write_bytes(msgspec.json.encode(speed(group, mode)))
+    else:
+        found = run_layer(group, tell) if what == "deepspeed" else run_steps(group, steps(mode, group), tell, budget=60)
+        answer.write_bytes(msgspec.json.encode(found))
     tell(0, f"took {time.monotonic() - begun:.3f} s")
-    answer.write_bytes(msgspec.json.encode(found))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -3,6 +3,7 @@
 `python -m pytest -m launch tests/comm/test_collectives.py` takes a minute.
 """
 
+import importlib.util
 import os
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsdoctor.comm.collectives import COLLECTIVES, steps
+from dsdoctor.comm.deepspeed_layer import compiles_first
 from dsdoctor.comm.exchange import lacking
 from dsdoctor.comm.nouns import Exchange, Group, Mode
 from dsdoctor.comm.pairs import rounds, spread_rounds
@@ -63,7 +65,7 @@ for name in os.environ.get("FAULT", "").split():
 
 
 def exchanges(
-    folder: Path, world: int, mode: str = "quick", bad: int | None = None, **fault: str
+    folder: Path, world: int, mode: str = "quick", what: str = "right", bad: int | None = None, **fault: str
 ) -> list[tuple[Exchange, ...]]:
     """What each rank saw; ``bad`` runs with a sitecustomize of its own."""
     (folder / "bad").mkdir()
@@ -76,7 +78,7 @@ def exchanges(
         env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_PORT": port}
         if rank == bad:
             env |= {"PYTHONPATH": str(folder / "bad"), **fault}
-        argv = [sys.executable, str(WORKER), "right", mode, str(folder / f"{rank}.json")]
+        argv = [sys.executable, str(WORKER), what, mode, str(folder / f"{rank}.json")]
         with (folder / f"{rank}.log").open("w") as log:
             ranks.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log))
     try:
@@ -101,6 +103,16 @@ def test_every_record_is_right_on_healthy_ranks(tmp_path: Path, world: int) -> N
     assert [(one.op, one.wrong, one.skipped) for one in chain(*seen) if one.wrong or one.skipped] == []
     names = {one.op for one in seen[0]}
     assert all(any(op.startswith(record.name) for op in names) for record in COLLECTIVES)
+
+
+@pytest.mark.launch
+@pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="needs DeepSpeed")
+@pytest.mark.skipif(compiles_first() is not None, reason="DeepSpeed would compile its layer first")
+def test_deepspeeds_layer_is_right_on_a_group_that_is_there_already(tmp_path: Path) -> None:
+    seen = exchanges(tmp_path, 2, what="deepspeed")
+
+    assert [(one.op, one.wrong, one.skipped) for one in chain(*seen) if one.wrong or one.skipped] == []
+    assert {one.op.split()[1] for one in seen[0]} == {"all_reduce", "all_gather", "reduce_scatter"}
 
 
 @pytest.mark.launch

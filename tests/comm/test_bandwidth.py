@@ -1,0 +1,54 @@
+"""nccl-tests' own figures come out of its formulas, and the slowest rank decides."""
+
+import pytest
+
+from dsdoctor.comm.bandwidth import FORMULAS, busbw, merge
+from dsdoctor.comm.nouns import Speeds, Timing
+from dsdoctor.comm.speed import TIMED
+
+
+@pytest.mark.parametrize(
+    "op, size, microseconds, world, algbw, bus",
+    [
+        # nccl-tests doc/PERFORMANCE.md and READMEs: 8 ranks, the columns size, time, algbw, busbw
+        ("all_reduce", 134217728, 1000.0, 8, 134.22, 234.88),
+        ("all_gather", 134217728, 1000.0, 8, 134.22, 117.44),
+        ("reduce_scatter", 134217728, 1000.0, 2, 134.22, 67.11),
+        ("broadcast", 134217728, 1000.0, 8, 134.22, 134.22),
+        ("all_to_all", 134217728, 1000.0, 4, 134.22, 100.66),
+    ],
+)
+def test_the_bandwidths_are_those_of_nccl_tests(
+    op: str, size: int, microseconds: float, world: int, algbw: float, bus: float
+) -> None:
+    seconds = microseconds / 1e6
+
+    assert round(size / seconds / 1e9, 2) == algbw
+    assert round(busbw(op, size, seconds, world) / 1e9, 2) == bus
+
+
+def test_the_slowest_ranks_median_decides() -> None:
+    medians = (0.001, 0.004, 0.002)
+    speeds = [
+        Speeds(
+            rank=rank,
+            timings=(Timing(op="all_reduce", size=3_000_000, calls=9, least=0.001, median=one, p99=10 * one),),
+        )
+        for rank, one in enumerate(medians)
+    ]
+
+    (merged,) = merge(speeds[::-1])
+
+    assert (merged.seconds, merged.slowest, merged.medians) == (0.004, 1, medians)
+    assert (merged.p50, merged.p99) == (0.002, 0.04)
+    assert (merged.algbw, merged.busbw) == (pytest.approx(0.75e9), pytest.approx(1e9))
+
+
+def test_what_one_rank_did_not_time_has_no_figure() -> None:
+    timing = Timing(op="reduce", size=8, calls=9, least=0.001, median=0.001, p99=0.001)
+
+    assert merge([Speeds(rank=0, timings=(timing,)), Speeds(rank=1)]) == merge([]) == ()
+
+
+def test_everything_that_is_timed_has_a_formula() -> None:
+    assert {one.op for one in TIMED} <= {one.op for one in FORMULAS}
