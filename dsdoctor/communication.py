@@ -2,10 +2,12 @@
 
 import os
 import secrets
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,9 +57,7 @@ def run_rank(
 def run_all(wanted: Wanted, *, on_phase: OnPhase) -> Report:
     """Start every rank, and give rank 0's report; what is known before a rank is started goes first."""
     began, host = time.monotonic(), LocalHost()
-    with tempfile.TemporaryDirectory(prefix="dsdoctor-comm-") as made:
-        folder = Path(wanted.settings.out or made)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with kept_when_broken(wanted.settings) as (folder, outcome):
         before: tuple[PhaseResult, ...] = ()
         if wanted.hostfile is not None:
             facts = look_static(
@@ -76,9 +76,23 @@ def run_all(wanted: Wanted, *, on_phase: OnPhase) -> Report:
             ranks = _here(host, wanted, folder)
         told = start_all(ranks, host.environment(), folder, seconds=wanted.settings.deadline + MARGIN)
         report = _read(told.document)
-    if report is None:
-        raise DoctorError(*_no_report(told.ended, wanted.settings.deadline))
-    return _joined(report, before)
+        if report is None:
+            raise DoctorError(*_no_report(told.ended, wanted.settings.deadline))
+        keep = report.state is State.BROKEN or wanted.settings.out is not None
+        outcome.append(keep)
+        return _joined(replace(report, out=str(folder) if keep else None), before)
+
+
+@contextmanager
+def kept_when_broken(settings: Settings) -> Iterator[tuple[Path, list[bool]]]:
+    """The folder of the ranks' files: the one that was named; else a private one, that stays when True is added."""
+    folder, outcome = Path(settings.out or tempfile.mkdtemp(prefix="dsdoctor-comm-")), list[bool]()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        yield folder, outcome
+    finally:
+        if settings.out is None and not any(outcome):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _here(host: LocalHost, wanted: Wanted, folder: Path) -> tuple[Started, ...]:

@@ -31,6 +31,7 @@ class Page:
         self.said = ""
         self.findings: tuple[Finding, ...] = ()
         self.skipped: str | None = None
+        self.began = time.monotonic()
 
 
 class Book:
@@ -44,7 +45,7 @@ class Book:
     def phase(self, phase: Phase) -> Iterator[Page]:
         """Write one phase; its time is that of the block."""
         self._say(News(at=phase.value))
-        page, began = Page(), time.monotonic()
+        page = Page()
         yield page
         if page.skipped is not None:
             self.skip(phase, page.skipped)
@@ -53,7 +54,7 @@ class Book:
             PhaseResult(
                 phase=phase,
                 state=state_of(phase, page.findings),
-                seconds=time.monotonic() - began,
+                seconds=time.monotonic() - page.began,
                 said=page.said,
                 findings=page.findings,
             )

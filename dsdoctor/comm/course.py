@@ -36,6 +36,7 @@ class Course:
     timed: tuple[Speeds, ...] = ()
     stuck: tuple[Stuck, ...] = ()
     exchanges: int = 0
+    wrong: tuple[int, ...] = ()
     nccl: NcclFacts | None = None
     conductor: Conductor | None = field(default=None)
 

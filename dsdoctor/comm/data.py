@@ -138,7 +138,7 @@ def _speed(group: Group, do: Do, tell: Tell) -> Result:
     return Result(done=len(timings), speeds=Speeds(rank=group.rank, timings=timings, pairs=pairs, pace=own))
 
 
-def _deepspeed(group: Group, do: Do, tell: Tell) -> Result:
+def _deepspeed(group: Group, _: Do, tell: Tell) -> Result:
     from dsdoctor.comm.deepspeed_layer import run_layer
 
     exchanges = run_layer(group, tell)

@@ -51,8 +51,8 @@ def run_steps(group: Group, steps: Sequence[Step], tell: Tell, budget: float | N
         tell(number, str(step))
         seen.append(exchange(group, step))
     wrong = [number for number, one in enumerate(seen) if one.wrong is not None]
-    for number in notes.all_wrong(wrong, steps):
-        tell(number + 1, f"{steps[number]}, again, to see whose data is wrong")
+    for turn, number in enumerate(notes.all_wrong(wrong, steps), len(steps) + 1):
+        tell(turn, f"{steps[number]}, again, to see whose data is wrong")
         seen[number] = follow_up(group, steps[number], seen[number])
     return tuple(seen)
 

@@ -46,6 +46,7 @@ def right(course: Course, page: Page) -> None:
     tries = {rank: result.memory for rank, result in brought.items() if result.memory}
     page.findings += memory.examine(tries, course.hosts) + _nccl(course, gathered)
     done = max((result.done for result in brought.values()), default=0)
+    course.wrong = right_checks.Brought(exchanges=notable, hosts=course.hosts).culprits
     wrong = sum(one.wrong is not None for exchanges in notable.values() for one in exchanges)
     page.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "not one rank came to the end"
 

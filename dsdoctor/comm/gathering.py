@@ -20,7 +20,8 @@ SHOWN = ("torch", "cuda", "nccl", "deepspeed", "python")
 
 
 def rendezvous(course: Course, page: Page) -> None:
-    """Wait for the claims of all."""
+    """Wait for the claims of all; its time is that since the start."""
+    page.began = course.began
     log, claims = course.member.board.log("claims"), list[Claim]()
     until = min(course.end, course.began + min(course.settings.deadline * ARRIVAL, LONGEST_ARRIVAL))
     while not _settled(claims, course.me.world) and time.monotonic() < until:

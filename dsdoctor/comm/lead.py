@@ -58,6 +58,7 @@ def report(course: Course) -> Report:
         pairs=course.pairs,
         paces=tuple(one.pace for one in course.timed if one.pace),
         stuck=course.stuck,
+        wrong=course.wrong,
         limit=limit(course.claims, backend) if course.claims else None,
         transports=course.nccl.edges if course.nccl else {},
         hosts=course.hosts,

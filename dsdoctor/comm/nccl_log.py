@@ -49,7 +49,9 @@ class _Communicator:
     complete: bool
 
 
-TELLING = re.compile(r"Bootstrap|Using network|plugin|NET/IB|Channel 00|Init (?:START|COMPLETE)|set by environment|P2P|RDMA| WARN ")
+TELLING = re.compile(
+    r"Bootstrap|Using network|plugin|NET/IB|Channel 00|Init (?:START|COMPLETE)|set by environment|P2P|RDMA| WARN "
+)
 
 
 def telling(folder: str, pid: int) -> str:

@@ -19,10 +19,13 @@ FINE = {"nccl": 0.8, "gloo": 0.25}
 
 HALF = 0.5
 SLOW_PAIR = 3.0
-"""On two busy cores healthy pairs differ by 2.5."""
+"""How many times slower than its like a pair is not by chance; on two busy cores healthy pairs of gloo differ by 2.5 to 4."""
+
+BUSY = 250e6
+"""Bytes a second that gloo comes to even on busy processors: only below that it is the path that is slow."""
 
 SLOW_WORK, SLOWER_WORK = 2.0, 1.25
-LATE = 0.5
+LATE = 0.2
 """A rank is late when the others wait for it longer than this part of the work that goes before. On two busy cores healthy ranks'
 work differs by 2.2, but then the slower one is not also the one for which the others wait."""
 
@@ -54,14 +57,16 @@ class Measured:
 
     @property
     def slow_pairs(self) -> tuple[PairTime, ...]:
-        """Pairs slower than their like, or, across hosts, than an eighth of what the link between them can do."""
-        bad = slower(self.pairs, self.hosts, SLOW_PAIR)
-        if self.limit is None:
-            return bad
-        below = self.limit.bandwidth / 8
-        return bad + tuple(
-            one for one in self.pairs if one not in bad and not within(one, self.hosts) and bandwidth(one) < below
-        )
+        """Pairs slower than their like, or, across hosts, than an eighth of what the link between them can do.
+
+        gloo inside a host is memory and processors, no path that could be slow.
+        """
+        least = self.limit.bandwidth / 8 if self.limit else 0.0
+        bad = {*slower(self.pairs, self.hosts, SLOW_PAIR)}
+        bad |= {one for one in self.pairs if not within(one, self.hosts) and bandwidth(one) < least}
+        if self.backend == "gloo":
+            bad = {one for one in bad if not within(one, self.hosts) and bandwidth(one) < BUSY}
+        return tuple(one for one in self.pairs if one in bad)
 
 
 def bandwidth(pair: PairTime) -> float:
@@ -88,26 +93,23 @@ def collective_below_limit(measured: Measured) -> Iterator[Finding]:
 
     busbw (nccl-tests' definition) is comparable with the speed of one link, whatever the number of ranks. With nccl and large
     messages 80 % of the limit is usual; half of it hints at one of two rails or a link at half its width, an eighth at one of
-    eight network adapters. gloo is bound by the processors, so only less than a quarter of a network link is told. Look at
-    NCCL_DEBUG=INFO for the interface and transport that was taken, and at the slow pairs below, if there are any.
+    eight network adapters. gloo is bound by the processors, so it is told only where its best collective stays below a quarter of
+    the network link and below 250 MB/s. Look at NCCL_DEBUG=INFO for the interface and transport that was taken, and at the
+    slow pairs below, if there are any.
     """
     limit, backend = measured.limit, measured.backend
     if limit is None or backend not in FINE or (backend == "gloo" and len(set(measured.hosts)) < 2):
         return
-    best: dict[str, Speed] = {}
-    for one in measured.speeds:
-        if one.size >= LARGE[backend] and (one.op not in best or one.busbw > best[one.op].busbw):
-            best[one.op] = one
-    below = sorted((one.busbw / limit.bandwidth, one.op) for one in best.values())
-    if not below or below[0][0] >= FINE[backend]:
+    best = _best(measured.speeds, LARGE[backend])
+    if not best or _fine(best[-1 if backend == "gloo" else 0].busbw, limit, backend):
         return
-    part, op = below[0]
+    worst, part = best[0], best[0].busbw / limit.bandwidth
     much = "less than half of" if part < HALF else "less than"
     yield Finding(
         rule="collective-below-limit",
         severity=Severity.WARNING,
-        title=f"{op} moves {best[op].busbw / GB:.3g} GB/s, {much} what {limit.link} carries: {limit.bandwidth / GB:.3g} GB/s",
-        evidence=(*(_beside(best[name], share) for share, name in below[:SHOWN]), f"limit: {limit.because}"),
+        title=f"{worst.op} moves {worst.busbw / GB:.3g} GB/s, {much} what {limit.link} carries: {limit.bandwidth / GB:.3g} GB/s",
+        evidence=(*(_beside(one, limit) for one in best[:SHOWN]), f"limit: {limit.because}"),
         fix=Fix(
             text="see which interface and transport each rank takes; " + _ratio(part),
             commands=("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH dsdoctor comm --full",)
@@ -120,9 +122,9 @@ def collective_below_limit(measured: Measured) -> Iterator[Finding]:
 def pair_is_slow(measured: Measured) -> Iterator[Finding]:
     """Messages between two ranks take several times as long as between the others.
 
-    Pairs on one host and pairs across hosts are compared apart, each with the usual of its like; slow ones are tried a second
-    time before they are told. If the slow pairs have one rank or host in common, that one (its adapter, its cable, its switch
-    port) is slow; a single pair is the path between the two.
+    The best of several messages of 1 MiB there and back, halved. Pairs on one host and pairs across hosts are compared apart, and
+    slow ones are tried a second time before they are told. If the slow pairs have one rank or host in common, that one is slow (its
+    adapter, its cable, its switch port); a single pair is the path between the two.
     """
     slow = measured.slow_pairs
     if not slow:
@@ -203,10 +205,22 @@ def latency_spikes(measured: Measured) -> Iterator[Finding]:
             )
 
 
-def _beside(one: Speed, part: float) -> str:
+def _fine(busbw: float, limit: Limit, backend: str) -> bool:
+    """Whether a bandwidth is what can be expected; of gloo never more than what busy processors give."""
+    expected = FINE[backend] * limit.bandwidth
+    return busbw >= (min(expected, BUSY) if backend == "gloo" else expected)
+
+
+def _best(speeds: Sequence[Speed], least: int) -> list[Speed]:
+    """The best of each collective among its large sizes, the slowest first."""
+    ordered = sorted((one for one in speeds if one.size >= least), key=lambda one: one.busbw)
+    return sorted({one.op: one for one in ordered}.values(), key=lambda one: one.busbw)
+
+
+def _beside(one: Speed, limit: Limit) -> str:
     return (
         f"{one.op} of {one.size} bytes: {one.seconds * 1e3:.3g} ms on the slowest rank ({one.slowest}), busbw"
-        f" {one.busbw / GB:.3g} GB/s, {part:.0%} of the limit ({formula(one.op)})"
+        f" {one.busbw / GB:.3g} GB/s, {one.busbw / limit.bandwidth:.0%} of the limit ({formula(one.op)})"
     )
 
 
@@ -234,13 +248,10 @@ def _centre(slow: Sequence[PairTime], measured: Measured) -> str | None:
     shared = [rank for rank, count in ranks.items() if count == len(slow)]
     if len(shared) == 1:
         return measured.named(shared[0])
-    hosts = Counter(host for one in slow for host in {_host(one.source, measured), _host(one.target, measured)} if host)
+    place = dict(enumerate(measured.hosts))
+    hosts = Counter(host for one in slow for host in {place.get(one.source), place.get(one.target)} if host)
     common = [host for host, count in hosts.items() if count == len(slow)]
     return f"host {common[0]}" if len(common) == 1 else None
-
-
-def _host(rank: int, measured: Measured) -> str:
-    return measured.hosts[rank] if rank < len(measured.hosts) else ""
 
 
 CHECKS = (collective_below_limit, pair_is_slow, rank_straggles, latency_spikes)

@@ -19,7 +19,7 @@ from dsdoctor.comm.knock import Knock, knock
 from dsdoctor.comm.local import look_local
 from dsdoctor.comm.messages import Briefing, News
 from dsdoctor.comm.nouns import Outcome, PhaseResult, Rank, Report, Settings
-from dsdoctor.comm.process import fork
+from dsdoctor.comm.process import ending_of, fork
 from dsdoctor.finding import Finding, Fix, Severity
 from dsdoctor.host import LocalHost
 from dsdoctor.sessions import end_session
@@ -49,7 +49,7 @@ class Lost:
     at: str
     seconds: float
     master: Knock | None
-    died: bool
+    died: str | None
     tail: tuple[str, ...] = ()
 
 
@@ -58,7 +58,7 @@ def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
 
     This rank had met rank 0, and waited for its next order. Rank 0 died, its host or the link to it is down, or it hangs: how a
     plain connection to its port ends tells which."""
-    if lost.rank.rank == 0 or lost.died or lost.master is None:
+    if lost.rank.rank == 0 or lost.died is not None or lost.master is None:
         return
     ends = {
         Outcome.REFUSED: "its host answers and refuses the port: rank 0 has died",
@@ -82,9 +82,9 @@ def control_lost(lost: Lost) -> Iterator[Finding]:
 
     A library brought the process down, or waits without any limit. Its last lines are in the evidence, the whole in the folder
     of this rank (--out)."""
-    if lost.rank.rank != 0 and not lost.died:
+    if lost.rank.rank != 0 and lost.died is None:
         return
-    how = "ended without a verdict" if lost.died else f"did not come to an end in {lost.seconds:.0f} s"
+    how = f"ended without a verdict ({lost.died})" if lost.died else f"did not come to an end in {lost.seconds:.0f} s"
     yield Finding(
         rule="control-lost",
         severity=Severity.ERROR,
@@ -151,6 +151,13 @@ class _Ear:
         *lines, self._rest = (self._rest + part).split(b"\n")
         return [msgspec.json.decode(line, type=News) for line in lines]
 
+    def ending(self) -> str:
+        """How the control process ended, after it closed its pipe."""
+        with suppress(ChildProcessError):
+            _, status = os.waitpid(self.pid, 0)
+            return ending_of(status) or "status 0"
+        return "unknown"
+
     def shown(self) -> None:
         """Let the control process go on after the report."""
         with suppress(OSError):
@@ -181,13 +188,13 @@ def _hear(ear: _Ear, briefing: Briefing, on_phase: Callable[[PhaseResult], None]
             if news.end is not None:
                 return Outcomes(status=news.end, folder=briefing.folder)
             if news.lost:
-                return _lost(briefing, at, phases, died=False)
+                return _lost(briefing, at, phases, died=None)
     if report is not None:
         return Outcomes(status=0, report=report, folder=briefing.folder)
-    return _lost(briefing, at, phases, died=ear.closed)
+    return _lost(briefing, at, phases, died=ear.ending() if ear.closed else None)
 
 
-def _lost(briefing: Briefing, at: str, phases: list[PhaseResult], *, died: bool) -> Outcomes:
+def _lost(briefing: Briefing, at: str, phases: list[PhaseResult], *, died: str | None) -> Outcomes:
     rank = briefing.rank
     log = Path(briefing.folder) / f"rank-{rank.rank:05d}.log"
     tail = log.read_text(errors="replace").splitlines()[-TAIL:] if log.is_file() else []

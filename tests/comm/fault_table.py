@@ -187,7 +187,7 @@ FAULTS = (
         nodes=3,
         mode="--default",
         status=6,
-        rules=("node-slow",),
+        rules=("pair-is-slow",),
         says=("nodec",),
     ),
     Fault(
@@ -195,7 +195,7 @@ FAULTS = (
         world=3,
         nodes=3,
         changes={1: (faults.flipped_bit(),)},
-        rules=("wrong-data", "contribution-wrong"),
+        rules=("data-is-wrong",),
         says=("rank 1 (nodeb)",),
     ),
     Fault(
@@ -211,7 +211,7 @@ FAULTS = (
         before=lambda rig, _: faults.small_shm(rig[1]),
         rules=("comm-shm-too-small",),
         says=("rank 1 (nodeb)", "/dev/shm"),
-        status=6,
+        status=0,
     ),
     Fault(
         name="hostnames resolve to 127.0.1.1",
