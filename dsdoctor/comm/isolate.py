@@ -1,6 +1,6 @@
 """An exchange that fails for all is tried again by parts: hosts apart, hosts in pairs, ranks in pairs, transports switched off.
 
-``plan`` and ``narrowed`` are pure; the trials are fresh data processes in fresh groups, disjoint groups at the same time.
+``together`` and ``narrowed`` are pure; the trials are fresh data processes in fresh groups, disjoint groups at the same time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dsdoctor.comm.arrival_checks import named
 from dsdoctor.comm.nouns import Claim
+from dsdoctor.comm.pairs import rounds
 from dsdoctor.finding import Finding, Fix, Severity
 
 Groups = tuple[tuple[int, ...], ...]
@@ -62,19 +63,14 @@ def hosts_apart(claims: Sequence[Claim]) -> Groups:
     return tuple(group for group in groups if len(group) > 1) if len(groups) > 1 else ()
 
 
-def rounds(parts: Sequence[tuple[int, ...]]) -> Iterator[Groups]:
-    """Every two parts together once, disjoint pairs at the same time (the circle method).
+def together(parts: Sequence[tuple[int, ...]]) -> Iterator[Groups]:
+    """Every two parts together once, disjoint ones at the same time.
 
-    >>> list(rounds([(0,), (1,), (2,)]))
-    [((1, 2),), ((0, 2),), ((0, 1),)]
+    >>> list(together([(0, 1), (2,), (3,)]))[0]
+    ((2, 3),)
     """
-    places: list[tuple[int, ...] | None] = [*parts]
-    if len(places) % 2:
-        places.insert(0, None)
-    for _ in range(len(places) - 1):
-        pairs = ((places[at], places[-1 - at]) for at in range(len(places) // 2))
-        yield tuple(tuple(sorted(one + other)) for one, other in pairs if one and other)
-        places.insert(1, places.pop())
+    for pairs in rounds(len(parts)):
+        yield tuple(tuple(sorted(parts[one] + parts[other])) for one, other in pairs)
 
 
 def narrowed(trials: Sequence[Trial]) -> tuple[int, ...]:
@@ -111,7 +107,7 @@ def isolate(
     parts = [tuple(claim.rank for claim in claims if claim.host == host) for host in hosts]
     if len(parts) < 3:
         parts = [(claim.rank,) for claim in claims]
-    for pairs in rounds(parts) if len(parts) > 2 else ():
+    for pairs in together(parts) if len(parts) > 2 else ():
         if tried("two and two", pairs) is None or len(narrowed(trials)) == 1:
             return trials
     return trials

@@ -78,7 +78,7 @@ def data_is_wrong(brought: Brought) -> Iterator[Finding]:
 def collective_not_available(brought: Brought) -> Iterator[Finding]:
     """The backend cannot do a collective at all, so that it was not tested; a training run that needs it would fail at once.
 
-    gloo has no AVG before torch 2.9 or so, and lacks some dtypes. DeepSpeed on GPUs uses nccl, which has all of them.
+    Older gloo has no AVG, and no reduce_scatter of some dtypes. Large sizes are left out when the time is used up.
     """
     lacking: dict[str, list[str]] = {}
     for one in chain.from_iterable(brought.exchanges.values()):

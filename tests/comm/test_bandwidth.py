@@ -1,4 +1,4 @@
-"""nccl-tests' own figures come out of its formulas, and the slowest rank decides."""
+"""The definitions of nccl-tests, worked out by hand, and the slowest rank decides."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from dsdoctor.comm.speed import TIMED
 @pytest.mark.parametrize(
     "op, size, microseconds, world, algbw, bus",
     [
-        # nccl-tests doc/PERFORMANCE.md and READMEs: 8 ranks, the columns size, time, algbw, busbw
+        # 128 MiB in 1 ms, by the factors of nccl-tests' doc/PERFORMANCE.md; GB/s
         ("all_reduce", 134217728, 1000.0, 8, 134.22, 234.88),
         ("all_gather", 134217728, 1000.0, 8, 134.22, 117.44),
         ("reduce_scatter", 134217728, 1000.0, 2, 134.22, 67.11),
