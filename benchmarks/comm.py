@@ -26,10 +26,11 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dsdoctor import __version__
-from dsdoctor.comm import arrival_checks, fingerprint, local_checks
-from dsdoctor.comm.arrival_checks import Arrivals
-from dsdoctor.comm.board import Board
+from dsdoctor.comm.local import fingerprint, local_checks
 from dsdoctor.comm.nouns import Chosen, Claim, Interface, Local, Rank
+from dsdoctor.comm.reach import arrival_checks
+from dsdoctor.comm.reach.arrival_checks import Arrivals
+from dsdoctor.comm.reach.board import Board
 
 PLAIN = Path(__file__).parents[1] / "tests/comm/plain.py"
 PER_HOST = 8

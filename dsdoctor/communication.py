@@ -13,16 +13,16 @@ from pathlib import Path
 
 import msgspec
 
-from dsdoctor.comm import static_checks
-from dsdoctor.comm.baseline import Base, slower
-from dsdoctor.comm.book import state_of
-from dsdoctor.comm.gpu_links import read_gpus
-from dsdoctor.comm.launch import Started, local_ranks, ssh_ranks
+from dsdoctor.comm.course.book import state_of
+from dsdoctor.comm.course.process import die_with
+from dsdoctor.comm.course.supervise import Outcomes, supervise
+from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.nouns import Mode, Phase, PhaseResult, Rank, Report, Settings, State
-from dsdoctor.comm.process import die_with
-from dsdoctor.comm.start import PARENT, Ended, free_port, start_all
-from dsdoctor.comm.static import StaticFacts, look_static, look_travelling
-from dsdoctor.comm.supervise import Outcomes, supervise
+from dsdoctor.comm.speed.baseline import Base, slower
+from dsdoctor.comm.starting.launch import Started, local_ranks, ssh_ranks
+from dsdoctor.comm.starting.start import PARENT, Ended, free_port, start_all
+from dsdoctor.comm.static import static_checks
+from dsdoctor.comm.static.static import StaticFacts, look_static, look_travelling
 from dsdoctor.comm.verdict import ended, verdict
 from dsdoctor.errors import DoctorError
 from dsdoctor.finding import Finding

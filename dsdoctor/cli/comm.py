@@ -13,10 +13,10 @@ from rich.console import Console
 from dsdoctor.cli.diagnose import diagnose_command
 from dsdoctor.cli.ending import FOUND, ending, print_result
 from dsdoctor.cli.options import Json, Verbose
-from dsdoctor.comm import baseline
+from dsdoctor.comm.course.process import age
 from dsdoctor.comm.nouns import Mode, PhaseResult, Rank, Report, Settings, State
-from dsdoctor.comm.process import age
-from dsdoctor.comm.rank import rank_of
+from dsdoctor.comm.speed import baseline
+from dsdoctor.comm.starting.rank import rank_of
 from dsdoctor.communication import Wanted, compared, run_all, run_rank, unmet
 from dsdoctor.errors import UsageError
 from dsdoctor.host import LocalHost
@@ -201,8 +201,8 @@ def _refuse_under_launcher(rank: Rank, nproc: int | None, hostfile: str | None) 
 
 
 def _print_recipe(kind: str, nproc: int | None, hostfile: str | None, as_json: bool) -> None:
-    from dsdoctor.comm.recipes import recipe
-    from dsdoctor.comm.site import look_site
+    from dsdoctor.comm.starting.recipes import recipe
+    from dsdoctor.comm.starting.site import look_site
 
     named = os.path.abspath(hostfile) if hostfile else None  # noqa: PTH100
     text = recipe(kind, look_site(LocalHost(), python=sys.executable, nproc=nproc, hostfile=named))

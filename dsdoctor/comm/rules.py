@@ -2,23 +2,12 @@
 
 import inspect
 
-from dsdoctor.comm import (
-    absent_checks,
-    arrival_checks,
-    baseline,
-    control,
-    fingerprint,
-    isolate,
-    local_checks,
-    memory,
-    mesh_checks,
-    nccl_checks,
-    right_checks,
-    speed_checks,
-    static_checks,
-    stuck_checks,
-    supervise,
-)
+from dsdoctor.comm.course import control, supervise
+from dsdoctor.comm.exchange import isolate, nccl_checks, right_checks, stuck_checks
+from dsdoctor.comm.local import fingerprint, local_checks, memory
+from dsdoctor.comm.reach import absent_checks, arrival_checks, mesh_checks
+from dsdoctor.comm.speed import baseline, speed_checks
+from dsdoctor.comm.static import static_checks
 
 TOLD_BY_ANOTHER = {"link-cut"}
 """Generators that hand on the findings of others and have none of their own."""

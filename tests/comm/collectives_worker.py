@@ -13,13 +13,13 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from dsdoctor.comm.collectives import steps
-from dsdoctor.comm.deepspeed_layer import run_layer
-from dsdoctor.comm.exchange import run_steps
+from dsdoctor.comm.exchange.collectives import steps
+from dsdoctor.comm.exchange.deepspeed_layer import run_layer
+from dsdoctor.comm.exchange.exchange import run_steps
 from dsdoctor.comm.nouns import Group, Mode, Speeds
-from dsdoctor.comm.pace import pace
-from dsdoctor.comm.pairs import time_pairs
-from dsdoctor.comm.speed import time_collectives
+from dsdoctor.comm.speed.pace import pace
+from dsdoctor.comm.speed.pairs import time_pairs
+from dsdoctor.comm.speed.speed import time_collectives
 
 
 def tell(number: int, what: str) -> None:

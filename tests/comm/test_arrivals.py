@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from dsdoctor.comm import absent_checks, arrival_checks
-from dsdoctor.comm.absent_checks import Absent
-from dsdoctor.comm.arrival_checks import Arrivals
 from dsdoctor.comm.nouns import Claim, Outcome
-from dsdoctor.comm.store import Unreached
+from dsdoctor.comm.reach import absent_checks, arrival_checks
+from dsdoctor.comm.reach.absent_checks import Absent
+from dsdoctor.comm.reach.arrival_checks import Arrivals
+from dsdoctor.comm.reach.store import Unreached
 from dsdoctor.finding import Finding
 from tests.comm.people import claim, claims, rank
 
@@ -72,7 +72,9 @@ def test_each_way_in_which_the_master_is_not_reached_has_one_sentence() -> None:
     where = "rank 1 (nodeb): 10.0.0.1:29500, where rank 0 should be,"
 
     assert alone(Unreached(outcome=Outcome.REFUSED, seconds=9)) == [("master-unreachable", f"{where} refuses")]
-    assert alone(Unreached(outcome=Outcome.TIMED_OUT, seconds=9)) == [("master-unreachable", f"{where} does not answer")]
+    assert alone(Unreached(outcome=Outcome.TIMED_OUT, seconds=9)) == [
+        ("master-unreachable", f"{where} does not answer")
+    ]
     assert alone(Unreached(outcome=Outcome.NO_ROUTE, seconds=9)) == [
         ("master-unreachable", f"{where} cannot be routed to")
     ]
@@ -83,7 +85,9 @@ def test_each_way_in_which_the_master_is_not_reached_has_one_sentence() -> None:
 
 
 def test_a_stranger_on_the_port_is_named_with_what_it_says() -> None:
-    ((rule, title),) = alone(Unreached(outcome=Outcome.STRANGER, seconds=1, banner="SSH-2.0-x", listener="pid 7 (sshd)"))
+    ((rule, title),) = alone(
+        Unreached(outcome=Outcome.STRANGER, seconds=1, banner="SSH-2.0-x", listener="pid 7 (sshd)")
+    )
 
     assert rule == "master-port-in-use"
     assert "pid 7 (sshd) already listens on 10.0.0.1:29500" in title

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dsdoctor.comm.bandwidth import FORMULAS, busbw, merge
 from dsdoctor.comm.nouns import Speeds, Timing
-from dsdoctor.comm.speed import TIMED
+from dsdoctor.comm.speed.bandwidth import FORMULAS, busbw, merge
+from dsdoctor.comm.speed.speed import TIMED
 
 
 @pytest.mark.parametrize(

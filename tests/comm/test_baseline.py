@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.baseline import SCHEMA, Base, base_of, load, save, slower
 from dsdoctor.comm.nouns import PairTime, Report
+from dsdoctor.comm.speed.baseline import SCHEMA, Base, base_of, load, save, slower
 from dsdoctor.errors import UsageError
 from dsdoctor.finding import Severity
 from tests.comm.reports import MIB, good_phases, healthy_2, healthy_4, paces, pairs, report, slow_node, speed, speeds

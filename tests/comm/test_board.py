@@ -3,7 +3,7 @@
 import json
 from datetime import timedelta
 
-from dsdoctor.comm.board import BATCH, Board
+from dsdoctor.comm.reach.board import BATCH, Board
 
 
 class Memory:

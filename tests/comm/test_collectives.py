@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsdoctor.comm.collectives import COLLECTIVES, steps
-from dsdoctor.comm.deepspeed_layer import compiles_first
-from dsdoctor.comm.exchange import lacking
+from dsdoctor.comm.exchange.collectives import COLLECTIVES, steps
+from dsdoctor.comm.exchange.deepspeed_layer import compiles_first
+from dsdoctor.comm.exchange.exchange import lacking
+from dsdoctor.comm.exchange.values import EXACT, Reduction, largest
 from dsdoctor.comm.nouns import Exchange, Group, Mode
-from dsdoctor.comm.pairs import rounds, spread_rounds
-from dsdoctor.comm.values import EXACT, Reduction, largest
+from dsdoctor.comm.speed.pairs import rounds, spread_rounds
 
 WORKER = Path(__file__).with_name("collectives_worker.py")
 FAULT = '''

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from dsdoctor.comm.differences import Difference, differences
-from dsdoctor.comm.fingerprint import CHECKS, examine, fingerprint
+from dsdoctor.comm.local.differences import Difference, differences
+from dsdoctor.comm.local.fingerprint import CHECKS, examine, fingerprint
 from dsdoctor.comm.nouns import Chosen, Claim, Gpu, Interface, Local
 from dsdoctor.finding import Severity
 

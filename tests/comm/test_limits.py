@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.comm.limits import hierarchical, limit
+from dsdoctor.comm.local.limits import hierarchical, limit
 from dsdoctor.comm.nouns import Claim, FabricPort, Gpu, Interface, Local
 
 A100 = Gpu(index=0, name="A100", uuid="", pcie=(1, 16), pcie_max=(4, 16), nvlink=300e9)

@@ -3,11 +3,11 @@
 import socket
 import threading
 
-from dsdoctor.comm import mesh_checks
-from dsdoctor.comm.knock import knock
-from dsdoctor.comm.mesh import CALL, LARGE, MAGIC, Listener, peers, reach, reach_all
-from dsdoctor.comm.mesh_seen import Mesh
 from dsdoctor.comm.nouns import Claim, Outcome, Reach
+from dsdoctor.comm.reach import mesh_checks
+from dsdoctor.comm.reach.knock import knock
+from dsdoctor.comm.reach.mesh import CALL, LARGE, MAGIC, Listener, peers, reach, reach_all
+from dsdoctor.comm.reach.mesh_seen import Mesh
 from tests.comm.people import claim, claims, reaches
 
 
@@ -40,7 +40,10 @@ def test_a_listener_that_does_not_answer_is_silent_one_of_another_test_a_strange
 def test_a_port_that_answers_as_another_rank_is_a_stranger() -> None:
     other = listening(2, "t")
 
-    assert reach(claim(0), claim(1, address="127.0.0.1", port=other.port), "t", size=0, timeout=2).outcome is Outcome.STRANGER
+    assert (
+        reach(claim(0), claim(1, address="127.0.0.1", port=other.port), "t", size=0, timeout=2).outcome
+        is Outcome.STRANGER
+    )
 
 
 def talk(server: socket.socket) -> None:

@@ -3,12 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from dsdoctor.comm.nccl_checks import CHECKS, examine
-from dsdoctor.comm.nccl_log import NcclFacts, parse_nccl_log, telling
+from dsdoctor.comm.exchange.nccl_checks import CHECKS, examine
+from dsdoctor.comm.exchange.nccl_log import NcclFacts, parse_nccl_log, telling
 from dsdoctor.comm.nouns import Claim, FabricPort, Local
 
 INIT = (

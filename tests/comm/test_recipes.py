@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.comm.recipes import RECIPES, recipe
-from dsdoctor.comm.site import Site, look_site
+from dsdoctor.comm.starting.recipes import RECIPES, recipe
+from dsdoctor.comm.starting.site import Site, look_site
 from dsdoctor.errors import UsageError
 from tests.conftest import Disk
 

@@ -5,9 +5,10 @@ from itertools import combinations
 
 import pytest
 
-from dsdoctor.comm import right_checks, speed_checks
-from dsdoctor.comm.deepspeed_layer import compiles_first, own_lock
+from dsdoctor.comm.exchange import right_checks
+from dsdoctor.comm.exchange.deepspeed_layer import compiles_first, own_lock
 from dsdoctor.comm.nouns import Exchange, Limit, Pace, PairTime, Speed, Wrong
+from dsdoctor.comm.speed import speed_checks
 from dsdoctor.finding import Finding, Severity
 from tests.conftest import Disk
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.hostfile import Slots, parse_hostfile
-from dsdoctor.comm.launch import remote_command, ssh_ranks
-from dsdoctor.comm.ssh_ills import ILLS, SshIll, ssh_ill
-from dsdoctor.comm.static import StaticFacts, look_listener, look_static, look_travelling
-from dsdoctor.comm.static_checks import CHECKS
-from dsdoctor.comm.visit import MODULES, Listener, Network, Visit
+from dsdoctor.comm.starting.launch import remote_command, ssh_ranks
+from dsdoctor.comm.static.hostfile import Slots, parse_hostfile
+from dsdoctor.comm.static.ssh_ills import ILLS, SshIll, ssh_ill
+from dsdoctor.comm.static.static import StaticFacts, look_listener, look_static, look_travelling
+from dsdoctor.comm.static.static_checks import CHECKS
+from dsdoctor.comm.static.visit import MODULES, Listener, Network, Visit
 from dsdoctor.finding import Finding, Severity
 from dsdoctor.host import LocalHost
 from tests.conftest import Disk

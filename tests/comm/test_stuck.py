@@ -1,9 +1,9 @@
 """Where every rank was -> who is to blame; and what the trials by parts narrow it down to."""
 
-from dsdoctor.comm import isolate, stuck_checks
-from dsdoctor.comm.isolate import SWITCHES, Switch, Trial
+from dsdoctor.comm.exchange import isolate, stuck_checks
+from dsdoctor.comm.exchange.isolate import SWITCHES, Switch, Trial
+from dsdoctor.comm.exchange.stuck_checks import Trouble
 from dsdoctor.comm.nouns import Outcome, Stuck
-from dsdoctor.comm.stuck_checks import Trouble
 from tests.comm.people import claims, reaches
 
 
@@ -33,7 +33,10 @@ def test_stopped_silent_and_vanished_are_told_apart() -> None:
     ]
     assert told(others, {2: Outcome.SILENT})[0][0] == "rank-stopped"
     assert told(others[:2], {2: Outcome.TIMED_OUT, 3: Outcome.TIMED_OUT}) == [
-        ("host-vanished", "nodeb with ranks 2-3 was there and is not reached any more, during the collectives: timed out")
+        (
+            "host-vanished",
+            "nodeb with ranks 2-3 was there and is not reached any more, during the collectives: timed out",
+        )
     ]
 
 
@@ -68,7 +71,12 @@ def test_all_alive_all_waiting_and_tcp_well_is_the_librarys_own_transport() -> N
 
 
 def test_a_first_error_is_told_before_its_echoes() -> None:
-    ranks = (stuck(0, error="Connection closed by peer"), stuck(1, error="RuntimeError: no such op\nmore"), stuck(2), stuck(3))
+    ranks = (
+        stuck(0, error="Connection closed by peer"),
+        stuck(1, error="RuntimeError: no such op\nmore"),
+        stuck(2),
+        stuck(3),
+    )
 
     assert ("exchange-fails", "rank 1 (nodea, pid 101): exchange 5: RuntimeError: no such op") in told(ranks)
 

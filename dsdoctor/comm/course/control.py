@@ -1,0 +1,105 @@
+"""The control process of a rank: imports torch, joins the board, leads or follows. Tells its supervisor over a pipe."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from dsdoctor.comm.course.book import Book
+from dsdoctor.comm.course.conduct import let_go
+from dsdoctor.comm.course.course import Course
+from dsdoctor.comm.course.lead import STATUS, lead
+from dsdoctor.comm.course.member import Member
+from dsdoctor.comm.course.messages import Briefing, News
+from dsdoctor.comm.course.process import redirect
+from dsdoctor.comm.course.zygote import Zygote
+from dsdoctor.comm.reach import absent_checks
+from dsdoctor.comm.reach.absent_checks import Absent
+from dsdoctor.comm.reach.store import Unreached, open_board
+from dsdoctor.finding import Finding, Fix, Severity
+
+ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
+MARGIN = 1.0
+"""Seconds by which the others wait longer than rank 0: whoever waits as long as it does goes before its word comes."""
+RESERVE = 1.0
+"""Seconds of the deadline that are kept for the end: last words, and the report."""
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_SHOW_CPP_STACKTRACES": "0"}
+
+
+def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> None:
+    """The whole life of a control process; ``shown`` returns when the supervisor has shown the report."""
+    folder = Path(briefing.folder)
+    redirect(folder / f"rank-{briefing.rank.rank:05d}.log")
+    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+
+    def say(news: News) -> None:
+        pipe.write(msgspec.json.encode(news) + b"\n")
+        pipe.flush()
+
+    say(News(at="importing torch"))
+    try:
+        import torch.distributed as dist
+    except Exception as error:
+        # a broken torch raises what it likes; the reason is what this rank has to say
+        say(News(alone=tuple(torch_unusable(briefing, error))))
+        return
+    zygote = Zygote(folder)
+    backend = briefing.backend
+    if backend == "auto":
+        backend = "nccl" if briefing.local.gpus and dist.is_nccl_available() else "gloo"
+    say(News(at="reaching the store of rank 0"))
+    board = open_board(briefing.rank, _arrival(briefing))
+    if isinstance(board, Unreached):
+        absent = Absent(me=briefing.rank, host=briefing.local.hostname, why=board)
+        say(News(alone=tuple(finding for check in absent_checks.CHECKS for finding in check(absent))))
+        return
+    member = Member(briefing, board, zygote, backend, say)
+    member.arrive()
+    if board.ours:
+        _lead(member, briefing, shown)
+    else:
+        say(News(at="waiting for rank 0's first order"))
+        status = member.follow(briefing.began + briefing.settings.deadline + MARGIN)
+        say(News(end=status, lost=status is None))
+
+
+def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
+    """torch cannot be imported by this rank's Python.
+
+    The rank cannot come to the rendezvous, and the others would wait for it. Most often another environment is active on that
+    host, or a library that torch needs is not found there."""
+    said = " ".join(str(error).split())[:200]
+    return (
+        Finding(
+            rule="torch-unusable",
+            severity=Severity.ERROR,
+            title=f"rank {briefing.rank.rank} ({briefing.local.hostname}): torch cannot be imported: {said}",
+            evidence=(f"by the Python of that rank: {type(error).__name__}",),
+            fix=Fix(
+                text="install torch there, or start the rank with the right Python",
+                commands=("python -c 'import torch'",),
+            ),
+        ),
+    )
+
+
+def _lead(member: Member, briefing: Briefing, shown: Callable[[], None]) -> None:
+    course = Course(
+        member=member,
+        book=Book(member.say),
+        began=briefing.began,
+        end=briefing.began + briefing.settings.deadline - RESERVE,
+    )
+    report = lead(course)
+    member.say(News(report=report))
+    shown()
+    let_go(member, STATUS[report.state], (course.conductor.orders if course.conductor else 0) + 1)
+
+
+def _arrival(briefing: Briefing) -> float:
+    """Seconds for the way to the board; others than rank 0 wait longer, it may start late."""
+    whole = min(briefing.settings.deadline * ARRIVAL, LONGEST_ARRIVAL)
+    return max(whole - (time.monotonic() - briefing.began), 1.0)

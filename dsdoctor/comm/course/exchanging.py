@@ -1,0 +1,137 @@
+"""The phases in which all ranks act at once: the mesh, the collectives, their speed, DeepSpeed's layer, and the search by parts."""
+
+import importlib.util
+import math
+
+from dsdoctor.comm.course.book import Page
+from dsdoctor.comm.course.conduct import Gathered
+from dsdoctor.comm.course.course import LEAST, Course, results
+from dsdoctor.comm.course.messages import Kind, Task
+from dsdoctor.comm.exchange import isolate, nccl_checks, right_checks
+from dsdoctor.comm.exchange.deepspeed_layer import compiles_first
+from dsdoctor.comm.exchange.nccl_log import parse_nccl_log
+from dsdoctor.comm.local import memory
+from dsdoctor.comm.local.limits import limit
+from dsdoctor.comm.nouns import Mode, Outcome
+from dsdoctor.comm.reach import mesh_checks
+from dsdoctor.comm.reach.mesh_seen import Mesh
+from dsdoctor.comm.speed import speed_checks
+from dsdoctor.comm.speed.bandwidth import merge
+from dsdoctor.finding import Finding
+
+MESH_SECONDS = 20.0
+SPEED_SECONDS = {Mode.DEFAULT: 20.0, Mode.FULL: 240.0}
+TRIAL_SECONDS = 6.0
+
+
+def mesh(course: Course, page: Page) -> None:
+    """Every rank tries the others over TCP."""
+    if course.me.world == 1:
+        page.skipped = "one rank has nobody to reach"
+        return
+    gathered = course.ask(Kind.MESH, seconds=min(MESH_SECONDS, course.left * 0.5))
+    course.reaches = tuple(reach for answer in gathered.answers for reach in answer.reaches)
+    seen = Mesh(course.claims, course.reaches)
+    page.findings = tuple(finding for check in mesh_checks.CHECKS for finding in check(seen))
+    page.findings += course.trouble(gathered, "the mesh") if gathered.silent else ()
+    reached = sum(reach.outcome is Outcome.REACHED for reach in course.reaches)
+    page.said = f"{reached} of {len(course.reaches)} connections between ranks"
+
+
+def right(course: Course, page: Page) -> None:
+    """The collectives, with values."""
+    if _no_time(course, page):
+        return
+    gathered = course.ask(Kind.RUN, task=Task.RIGHT, seconds=course.left * 0.9)
+    brought = results(gathered)
+    notable = {rank: result.exchanges for rank, result in brought.items()}
+    page.findings = right_checks.examine(notable, course.hosts) + course.trouble(gathered, "the collectives")
+    tries = {rank: result.memory for rank, result in brought.items() if result.memory}
+    page.findings += memory.examine(tries, course.hosts) + _nccl(course, gathered)
+    done = max((result.done for result in brought.values()), default=0)
+    course.wrong = right_checks.Brought(exchanges=notable, hosts=course.hosts).culprits
+    wrong = sum(one.wrong is not None for exchanges in notable.values() for one in exchanges)
+    page.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "not one rank came to the end"
+
+
+def _nccl(course: Course, gathered: Gathered) -> tuple[Finding, ...]:
+    """What NCCL said of itself on all ranks."""
+    if course.member.backend != "nccl":
+        return ()
+    course.nccl = parse_nccl_log("\n".join(answer.nccl for answer in gathered.answers))
+    return nccl_checks.examine(course.nccl, course.claims)
+
+
+def speed(course: Course, page: Page) -> None:
+    """The collectives and pairs, timed."""
+    if course.settings.mode is Mode.QUICK:
+        page.skipped = "--quick"
+    elif course.me.world == 1:
+        page.skipped = "one rank has nobody to send to"
+    if page.skipped or _no_time(course, page):
+        return
+    gathered = course.ask(
+        Kind.RUN, task=Task.SPEED, seconds=min(SPEED_SECONDS[course.settings.mode], course.left * 0.7)
+    )
+    course.timed = tuple(result.speeds for result in results(gathered).values() if result.speeds)
+    course.speeds, course.pairs = merge(course.timed), tuple(pair for one in course.timed for pair in one.pairs)
+    page.findings = speed_checks.examine(
+        speeds=course.speeds,
+        pairs=course.pairs,
+        paces=tuple(one.pace for one in course.timed if one.pace),
+        limit=limit(course.claims, course.member.backend),
+        hosts=course.hosts,
+        backend=course.member.backend,
+    ) + course.trouble(gathered, "the measurement of speed")
+    best = max((one.busbw for one in course.speeds if one.op == "all_reduce"), default=0.0)
+    page.said = f"all_reduce at most {best / 1e9:.2f} GB/s (busbw); {len(course.speeds)} sizes and collectives timed"
+
+
+def deepspeed(course: Course, page: Page) -> None:
+    """The same through deepspeed.comm, which may compile at its first use."""
+    if course.settings.mode is Mode.QUICK:
+        page.skipped = "--quick"
+    elif importlib.util.find_spec("deepspeed") is None:
+        page.skipped = "DeepSpeed is not installed here"
+    else:
+        page.skipped = compiles_first() if course.settings.mode is not Mode.FULL else None
+    if page.skipped or _no_time(course, page):
+        return
+    gathered = course.ask(Kind.RUN, task=Task.DEEPSPEED, seconds=course.left * 0.9, patience=math.inf)
+    brought = results(gathered)
+    notable = {rank: result.exchanges for rank, result in brought.items()}
+    page.findings = right_checks.examine(notable, course.hosts) + course.trouble(gathered, "DeepSpeed's own layer")
+    done = max((result.done for result in brought.values()), default=0)
+    page.said = f"{done} exchanges on each rank through deepspeed.comm"
+
+
+def search(course: Course, page: Page) -> None:
+    """Exchange again by parts, until one rank, host or transport is left."""
+    if course.left < 2 * LEAST:
+        page.skipped = "no time is left for it"
+        return
+
+    def run(what: str, groups: isolate.Groups, switch: isolate.Switch | None) -> isolate.Trial | None:
+        if course.left < LEAST:
+            return None
+        groups = groups or (tuple(range(course.me.world)),)
+        variables = {switch.variable: switch.value} if switch else {}
+        seconds = min(TRIAL_SECONDS, course.left - 1)
+        gathered = course.ask(Kind.RUN, task=Task.RIGHT, groups=groups, variables=variables, seconds=seconds)
+        bad = set(gathered.silent) | {answer.rank for answer in gathered.answers if answer.stuck}
+        brought = results(gathered)
+        bad |= {rank for rank, result in brought.items() if any(one.wrong for one in result.exchanges)}
+        failed = tuple(group for group in groups if bad & set(group))
+        return isolate.Trial(what=what, groups=groups, failed=failed, switch=switch)
+
+    trials = isolate.isolate(course.claims, course.member.backend, run)
+    page.findings = tuple(finding for check in isolate.CHECKS for finding in check(trials, course.claims))
+    page.said = f"{len(trials)} trials by parts"
+    if not trials:
+        page.skipped = f"{course.me.world} ranks of one kind cannot be told apart by parts"
+
+
+def _no_time(course: Course, page: Page) -> bool:
+    if course.left < LEAST:
+        page.skipped = f"no time is left of the deadline ({course.settings.deadline:g} s)"
+    return page.skipped is not None

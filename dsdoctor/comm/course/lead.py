@@ -1,0 +1,80 @@
+"""Rank 0's control process: phase after phase, each with its time and verdict, to one Report."""
+
+import time
+from collections.abc import Callable
+
+from dsdoctor.comm.course import exchanging, gathering
+from dsdoctor.comm.course.book import Page
+from dsdoctor.comm.course.course import Course
+from dsdoctor.comm.local.limits import limit
+from dsdoctor.comm.nouns import Phase, Report, State
+from dsdoctor.comm.verdict import ended, verdict
+
+Act = Callable[[Course, Page], None]
+BEGINNINGS: tuple[tuple[Phase, Act], ...] = ((Phase.RENDEZVOUS, gathering.rendezvous), (Phase.LOCAL, gathering.local))
+EXCHANGES: tuple[tuple[Phase, Act], ...] = (
+    (Phase.MESH, exchanging.mesh),
+    (Phase.RIGHT, exchanging.right),
+    (Phase.SPEED, exchanging.speed),
+    (Phase.DEEPSPEED, exchanging.deepspeed),
+)
+"""In this order; one that breaks makes the later ones pointless."""
+STATUS = {State.OK: 0, State.SKIPPED: 0, State.SLOW: 6, State.BROKEN: 1}
+
+
+def lead(course: Course) -> Report:
+    """Go through the phases."""
+    for phase, act in BEGINNINGS:
+        _write(course, phase, act)
+    reason = None if gathering.all_there(course) else "not every rank is there once"
+    if reason is None:
+        _write(course, Phase.SAME, gathering.same)
+    for phase, act in EXCHANGES:
+        if reason:
+            course.book.skip(phase, reason)
+        elif _write(course, phase, act) is State.BROKEN:
+            reason = f"broken before: {phase.value}"
+            if phase is Phase.RIGHT and _unnamed(course):
+                _write(course, Phase.ISOLATE, exchanging.search)
+    return report(course)
+
+
+def report(course: Course) -> Report:
+    """What is known so far, in one."""
+    phases, backend = tuple(course.book.phases), course.member.backend
+    return Report(
+        world=course.me.world,
+        backend=backend,
+        launcher=course.me.launcher,
+        mode=course.settings.mode,
+        verdict=verdict(phases, world=course.me.world, hosts=course.hosts, backend=backend),
+        state=ended(phases),
+        seconds=time.monotonic() - course.began,
+        phases=phases,
+        ranks=tuple(sorted(course.claims, key=lambda claim: claim.rank)),
+        reaches=course.reaches,
+        exchanges=course.exchanges,
+        speeds=course.speeds,
+        pairs=course.pairs,
+        paces=tuple(one.pace for one in course.timed if one.pace),
+        stuck=course.stuck,
+        wrong=course.wrong,
+        limit=limit(course.claims, backend) if course.claims else None,
+        transports=course.nccl.edges if course.nccl else {},
+        hosts=course.hosts,
+        versions=course.member.claim.fingerprint,
+        out=course.settings.out,
+    )
+
+
+def _write(course: Course, phase: Phase, act: Act) -> State:
+    with course.book.phase(phase) as page:
+        act(course, page)
+    return course.book.phases[-1].state
+
+
+def _unnamed(course: Course) -> bool:
+    """Whether no rank died, stopped or vanished: then only trials by parts can tell more."""
+    return not {"rank-died", "rank-stopped", "host-vanished", "rank-behind"} & {
+        finding.rule for finding in course.book.phases[-1].findings
+    }

@@ -1,0 +1,226 @@
+"""The first process of a rank: no torch, no store, so nothing can wedge it. It owns the clock, starts the control process, hears
+it, and ends all of it at the deadline; where rank 0's word never came it says itself what it can see."""
+
+import os
+import select
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dsdoctor.comm.course.control import control
+from dsdoctor.comm.course.messages import Briefing, News
+from dsdoctor.comm.course.process import ending_of, fork
+from dsdoctor.comm.local.local import look_local
+from dsdoctor.comm.nouns import Outcome, PhaseResult, Rank, Report, Settings
+from dsdoctor.comm.reach.knock import Knock, knock
+from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.host import LocalHost
+from dsdoctor.sessions import end_session
+
+LEADING, FOLLOWING = 0.5, 1.5
+"""Seconds after the deadline at which a rank's supervisor takes the word itself."""
+TAIL = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcomes:
+    """What became of this rank. ``report``: rank 0 only. ``alone``: what this rank found by itself, instead of a report."""
+
+    status: int
+    report: Report | None = None
+    alone: tuple[Finding, ...] = ()
+    phases: tuple[PhaseResult, ...] = ()
+    folder: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """A rank that has no verdict: where its control process was last, how that ended, and how a call to the master ended."""
+
+    rank: Rank
+    host: str
+    at: str
+    seconds: float
+    master: Knock | None
+    died: str | None
+    tail: tuple[str, ...] = ()
+
+
+def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
+    """Rank 0's word did not come any more.
+
+    This rank had met rank 0, and waited for its next order. Rank 0 died, its host or the link to it is down, or it hangs: how a
+    plain connection to its port ends tells which."""
+    if lost.rank.rank == 0 or lost.died is not None or lost.master is None:
+        return
+    ends = {
+        Outcome.REFUSED: "its host answers and refuses the port: rank 0 has died",
+        Outcome.TIMED_OUT: "its host does not answer: the link is cut, or the host is down",
+        Outcome.NO_ROUTE: "there is no route to it any more: the link is cut, or the host is down",
+        Outcome.NO_NAME: "its name is not found any more",
+    }
+    how = ends.get(lost.master.outcome, "its port accepts connections: rank 0 hangs or was stopped")
+    yield Finding(
+        rule="rank-zero-lost",
+        severity=Severity.ERROR,
+        title=f"rank {lost.rank.rank} ({lost.host}): no word of rank 0 ({lost.rank.master}:{lost.rank.port}) since "
+        f"{lost.at!r}; {how}",
+        evidence=(f"waited {lost.seconds:.0f} s in all",),
+        fix=Fix(text="see the output of rank 0 and its host", commands=(f"ping -c 3 {lost.rank.master}",)),
+    )
+
+
+def control_lost(lost: Lost) -> Iterator[Finding]:
+    """The part of this rank that talks to the others ended or hung without a verdict.
+
+    A library brought the process down, or waits without any limit. Its last lines are in the evidence, the whole in the folder
+    of this rank (--out)."""
+    if lost.rank.rank != 0 and lost.died is None:
+        return
+    how = f"ended without a verdict ({lost.died})" if lost.died else f"did not come to an end in {lost.seconds:.0f} s"
+    yield Finding(
+        rule="control-lost",
+        severity=Severity.ERROR,
+        title=f"rank {lost.rank.rank} ({lost.host}) {how}, in {lost.at!r}",
+        evidence=lost.tail,
+        fix=Fix(
+            text="keep its log (--out DIR) and see its end", commands=("python -m dsdoctor comm --quick --out DIR",)
+        ),
+    )
+
+
+CHECKS = (rank_zero_lost, control_lost)
+
+
+def supervise(rank: Rank, settings: Settings, *, on_phase: Callable[[PhaseResult], None], on_report: Callable[[Report], None],
+              began: float) -> Outcomes:  # fmt: skip
+    """Run this rank's part to its end. ``on_report`` is called, on rank 0, before the other ranks are let go: a launcher may
+    end this process as soon as one of them has left. Raises KeyboardInterrupt after everything was ended."""
+    local = look_local(LocalHost(), rank, settings.backend)
+    with _folder(settings) as (folder, keep):
+        briefing = Briefing(
+            rank=rank, settings=settings, local=local, backend=settings.backend, folder=folder, began=began
+        )
+        ear = _Ear(briefing)
+        try:
+            outcome = _hear(ear, briefing, on_phase, on_report)
+        finally:
+            end_session(ear.pid)
+            with suppress(ChildProcessError):
+                os.waitpid(ear.pid, 0)
+        if outcome.status:
+            keep()
+        return outcome
+
+
+class _Ear:
+    """The control process and what it says."""
+
+    def __init__(self, briefing: Briefing) -> None:
+        self._read, write = os.pipe()
+        back, self._back = os.pipe()
+
+        def main() -> None:
+            os.close(self._read)
+            os.close(self._back)
+            os.setsid()
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            with os.fdopen(write, "wb") as pipe:
+                control(briefing, pipe, lambda: void(os.read(back, 1)))
+
+        self.pid = fork(main)
+        os.close(write)
+        os.close(back)
+        self._rest = b""
+        self.closed = False
+
+    def news(self, seconds: float) -> list[News]:
+        """What came within so many seconds; ``closed`` when nothing more will."""
+        if not select.select([self._read], [], [], max(seconds, 0))[0]:
+            return []
+        part = os.read(self._read, 1 << 20)
+        self.closed = not part
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        return [msgspec.json.decode(line, type=News) for line in lines]
+
+    def ending(self) -> str:
+        """How the control process ended, after it closed its pipe."""
+        with suppress(ChildProcessError):
+            _, status = os.waitpid(self.pid, 0)
+            return ending_of(status) or "status 0"
+        return "unknown"
+
+    def shown(self) -> None:
+        """Let the control process go on after the report."""
+        with suppress(OSError):
+            os.write(self._back, b".")
+
+
+def void(_: object) -> None:
+    """Nothing."""
+
+
+def _hear(ear: _Ear, briefing: Briefing, on_phase: Callable[[PhaseResult], None], on_report: Callable[[Report], None]
+          ) -> Outcomes:  # fmt: skip
+    rank, at, phases = briefing.rank, "starting", list[PhaseResult]()
+    report: Report | None = None
+    last = briefing.began + briefing.settings.deadline + (LEADING if rank.rank == 0 else FOLLOWING)
+    while time.monotonic() < last and not ear.closed:
+        for news in ear.news(min(last - time.monotonic(), 0.5)):
+            at = news.at or at
+            if news.phase:
+                phases.append(news.phase)
+                on_phase(news.phase)
+            if news.report:
+                report = news.report
+                on_report(report)
+                ear.shown()
+            if news.alone is not None:
+                return Outcomes(status=1, alone=news.alone, folder=briefing.folder)
+            if news.end is not None:
+                return Outcomes(status=news.end, folder=briefing.folder)
+            if news.lost:
+                return _lost(briefing, at, phases, died=None)
+    if report is not None:
+        return Outcomes(status=0, report=report, folder=briefing.folder)
+    return _lost(briefing, at, phases, died=ear.ending() if ear.closed else None)
+
+
+def _lost(briefing: Briefing, at: str, phases: list[PhaseResult], *, died: str | None) -> Outcomes:
+    rank = briefing.rank
+    log = Path(briefing.folder) / f"rank-{rank.rank:05d}.log"
+    tail = log.read_text(errors="replace").splitlines()[-TAIL:] if log.is_file() else []
+    lost = Lost(
+        rank=rank,
+        host=briefing.local.hostname,
+        at=at,
+        seconds=time.monotonic() - briefing.began,
+        master=knock(rank.master, rank.port, timeout=0.4, listen=0.1) if rank.rank else None,
+        died=died,
+        tail=tuple(tail),
+    )
+    found = tuple(finding for check in CHECKS for finding in check(lost))
+    return Outcomes(status=1, alone=found, phases=tuple(phases), folder=briefing.folder)
+
+
+@contextmanager
+def _folder(settings: Settings) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The folder of this rank's files: the one that was named, or a private one that goes when all is well."""
+    if settings.out:
+        Path(settings.out).mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield settings.out, lambda: None
+        return
+    made, kept = tempfile.mkdtemp(prefix="dsdoctor-comm-"), list[bool]()
+    try:
+        yield made, lambda: kept.append(True)
+    finally:
+        if not kept:
+            shutil.rmtree(made, ignore_errors=True)

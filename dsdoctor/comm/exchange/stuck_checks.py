@@ -1,0 +1,219 @@
+"""Where every rank was when an exchange was ended -> which rank died, stopped, vanished or stayed behind. Judges, never looks.
+
+When one rank falls out, all the others fail too, at once or later, and their errors name nobody. So the causes are asked for in
+the order in which they explain each other; what the others said is evidence at most.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsdoctor.comm.course.process import LETTERS
+from dsdoctor.comm.nouns import Claim, Outcome, Reach, Stuck
+from dsdoctor.comm.reach.arrival_checks import named
+from dsdoctor.comm.reach.mesh_checks import CHECKS as MESH_CHECKS
+from dsdoctor.comm.reach.mesh_seen import Mesh
+from dsdoctor.finding import Finding, Fix, Severity
+
+STOPPED = frozenset("Tt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """An exchange that did not end well. ``stuck`` are the ranks that told where they were, ``silent`` those that told nothing
+    and how a call to them ended; ``reaches`` is a second mesh, made after it; ``waited`` is for how long nothing moved."""
+
+    what: str
+    claims: tuple[Claim, ...]
+    stuck: tuple[Stuck, ...]
+    silent: dict[int, Outcome]
+    reaches: tuple[Reach, ...] = ()
+    waited: float = 0.0
+    backend: str = "gloo"
+
+    def who(self, rank: int) -> str:
+        """A rank with host and pid."""
+        claim = next((claim for claim in self.claims if claim.rank == rank), None)
+        return f"rank {rank} ({claim.host}, pid {claim.pid})" if claim else f"rank {rank}"
+
+    def host(self, rank: int) -> str:
+        """The host of a rank."""
+        return next((claim.host for claim in self.claims if claim.rank == rank), "that host")
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each rank."""
+        return tuple(self.host(rank) for rank in range(max((claim.rank for claim in self.claims), default=-1) + 1))
+
+    @property
+    def dead(self) -> tuple[int, ...]:
+        """Ranks whose process is gone: its own supervisor says so, or its host refuses the port it listened on."""
+        told = {one.rank for one in self.stuck if one.ended}
+        return tuple(sorted(told | {rank for rank, outcome in self.silent.items() if outcome is Outcome.REFUSED}))
+
+    @property
+    def stopped(self) -> tuple[int, ...]:
+        """Ranks whose process stands still, or accepts a connection and does not answer."""
+        told = {one.rank for one in self.stuck if one.process in STOPPED}
+        quiet = {rank for rank, outcome in self.silent.items() if outcome in {Outcome.SILENT, Outcome.REACHED}}
+        return tuple(sorted(told | quiet))
+
+    @property
+    def cut(self) -> tuple[int, ...]:
+        """Ranks whose host does not answer any more."""
+        gone = {Outcome.TIMED_OUT, Outcome.NO_ROUTE, Outcome.NO_NAME}
+        return tuple(sorted(rank for rank, outcome in self.silent.items() if outcome in gone))
+
+    @property
+    def behind(self) -> tuple[Stuck, ...]:
+        """Ranks that have not begun what others wait in."""
+        living = [one for one in self.stuck if not one.ended and one.process not in STOPPED]
+        most = max((one.step for one in living), default=0)
+        return tuple(one for one in living if one.step < most and not one.error)
+
+
+def rank_died(trouble: Trouble) -> Iterator[Finding]:
+    """The process of a rank ended in the middle of the test.
+
+    SIGKILL is most often the kernel's out-of-memory killer or the scheduler; a status of its own means that a library gave up, and
+    its last lines are in that rank's log. The other ranks only see closed connections."""
+    for rank in trouble.dead:
+        told = next((one for one in trouble.stuck if one.rank == rank and one.ended), None)
+        how = told.ended if told else "its host answers, and nothing listens on its port any more"
+        where = f" in {told.at}" if told else ""
+        yield Finding(
+            rule="rank-died",
+            severity=Severity.ERROR,
+            title=f"{trouble.who(rank)} died{where} during {trouble.what}: {how}",
+            evidence=_others(trouble, {rank}),
+            fix=Fix(
+                text=f"see on {trouble.host(rank)} what ended it",
+                commands=("dmesg -T | grep -iE 'killed process|oom|xid' | tail",),
+            ),
+        )
+
+
+def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
+    """The process of a rank is there and does not run.
+
+    Stopped by a signal (Ctrl-Z in a terminal, a debugger, a scheduler that suspends jobs), or its host is frozen: the
+    kernel still accepts connections, the process does not answer."""
+    for rank in trouble.stopped:
+        told = next((one for one in trouble.stuck if one.rank == rank), None)
+        how = LETTERS.get(told.process, "") if told else "its port accepts connections, and nobody answers"
+        yield Finding(
+            rule="rank-stopped",
+            severity=Severity.ERROR,
+            title=f"{trouble.who(rank)} stands still during {trouble.what}: {how}",
+            evidence=_others(trouble, {rank}),
+            fix=Fix(
+                text="let it go on, or find out what stopped it",
+                commands=(
+                    f"ssh {trouble.host(rank)} 'ps -o pid,stat,wchan:32,args -C python; pkill -CONT -f dsdoctor.comm'",
+                ),
+            ),
+        )
+
+
+def host_vanished(trouble: Trouble) -> Iterator[Finding]:
+    """A host that was reached before is not reached any more.
+
+    The link went down in the middle of the test, a firewall began to drop, or the host died."""
+    for host in sorted({trouble.host(rank) for rank in trouble.cut}):
+        ranks = tuple(rank for rank in trouble.cut if trouble.host(rank) == host)
+        outcome = trouble.silent[ranks[0]]
+        yield Finding(
+            rule="host-vanished",
+            severity=Severity.ERROR,
+            title=f"{host} with {named(ranks, ())} was there and is not reached any more, during {trouble.what}: "
+            f"{outcome.value}",
+            evidence=_others(trouble, set(ranks)),
+            fix=Fix(
+                text="see whether it is up, and look at its link and at the switch", commands=(f"ping -c 3 {host}",)
+            ),
+        )
+
+
+def link_cut(trouble: Trouble) -> Iterator[Finding]:
+    """An exchange hangs because two hosts do not reach each other any more.
+
+    All ranks live; those of two hosts cannot connect. The findings of the mesh that was made anew say which way."""
+    if trouble.dead or trouble.stopped or trouble.cut or not trouble.reaches:
+        return
+    mesh = Mesh(trouble.claims, trouble.reaches)
+    for check in MESH_CHECKS:
+        yield from check(mesh)
+
+
+def rank_behind(trouble: Trouble) -> Iterator[Finding]:
+    """A rank has not begun the exchange in which all the others wait for it.
+
+    It computes, loads, or waits for a device; its stack says where it is."""
+    if trouble.dead or trouble.stopped or trouble.cut:
+        return
+    for one in trouble.behind:
+        ahead = next(other for other in trouble.stuck if other.step > one.step)
+        yield Finding(
+            rule="rank-behind",
+            severity=Severity.ERROR,
+            title=f"{trouble.who(one.rank)} is still in {one.at} ({LETTERS.get(one.process, 'alive')}), while rank {ahead.rank} "
+            f"waits in {ahead.at}",
+            evidence=one.stack[:6],
+            fix=Fix(text="its stack says what it waits for; a device that does not answer shows as state D"),
+        )
+
+
+def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
+    """All ranks live and are in the same exchange, plain TCP between them works, and nothing moves.
+
+    The library's own transport is at fault: the interface it chose, InfiniBand, peer-to-peer copies through PCIe (IOMMU, ACS)
+    or shared memory. The phase "where it breaks" switches them off one after the other."""
+    if trouble.dead or trouble.stopped or trouble.cut or trouble.behind or any(link_cut(trouble)):
+        return
+    waiting = [one for one in trouble.stuck if not one.error]
+    if not waiting:
+        return
+    yield Finding(
+        rule="exchange-hangs",
+        severity=Severity.ERROR,
+        title=f"{named(tuple(sorted(one.rank for one in waiting)), trouble.hosts)} hang in {waiting[0].at} "
+        f"({trouble.backend}), and plain TCP between them works",
+        evidence=(f"nothing moved for {trouble.waited:.0f} s",) + waiting[0].stack[:4],
+        fix=Fix(
+            text="look at the interface the library chose",
+            commands=("python -m dsdoctor comm --full", "export NCCL_DEBUG=INFO"),
+        ),
+    )
+
+
+def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
+    """A library refused or broke off an exchange, and no rank died or vanished.
+
+    The first error tells most; `python -m dsdoctor diagnose LOG` knows the common ones."""
+    if trouble.dead or trouble.stopped or trouble.cut or trouble.behind:
+        return
+    failed = [one for one in trouble.stuck if one.error]
+    if not failed:
+        return
+    first = min(failed, key=lambda one: (one.step, "Connection closed" in (one.error or ""), one.rank))
+    yield Finding(
+        rule="exchange-fails",
+        severity=Severity.ERROR,
+        title=f"{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
+        evidence=tuple(f"rank {one.rank} in {one.at}: {_line(one.error)}" for one in failed if one is not first)[:4],
+        fix=Fix(text="the log of that rank holds the whole message", commands=("python -m dsdoctor diagnose LOG",)),
+    )
+
+
+def _others(trouble: Trouble, named_already: set[int]) -> tuple[str, ...]:
+    """What some of the others saw meanwhile."""
+    others = [one for one in trouble.stuck if one.rank not in named_already and not one.ended]
+    waiting = [f"rank {one.rank} in {one.at}: {_line(one.error) if one.error else 'waiting'}" for one in others]
+    return tuple(waiting[:3])
+
+
+def _line(error: str | None) -> str:
+    """The first line of a library's message, without its addresses' noise."""
+    return " ".join((error or "").split("\n")[0].split())[:160]
+
+
+CHECKS = (rank_died, rank_stopped, host_vanished, link_cut, rank_behind, exchange_hangs, exchange_fails)

@@ -1,0 +1,1 @@
+"""Collectives, pairs and paces timed: formulas, what is slow, what got slower since."""

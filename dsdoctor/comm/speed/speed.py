@@ -1,0 +1,199 @@
+"""Times collectives on the ranks of torch.distributed's default group: how much is wanted -> seconds per call on this rank.
+
+How often a call is made, and whether there is time for it, rank 0 decides and tells the others. Checks no values.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median, quantiles
+from typing import Any
+
+from dsdoctor.comm.exchange.calls import newest
+from dsdoctor.comm.nouns import Group, Mode, Timing
+from dsdoctor.comm.speed.bandwidth import formula
+from dsdoctor.comm.speed.pairs import agreed, wait_for_device
+
+Tell = Callable[[int, str], None]
+Act = Callable[[], Any]
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = {
+    ("cpu", Mode.DEFAULT): (8, MIB, 16 * MIB),
+    ("cpu", Mode.FULL): (8, KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB),
+    ("cuda", Mode.DEFAULT): (8, MIB, 32 * MIB, 256 * MIB),
+    ("cuda", Mode.FULL): (8, KIB, 64 * KIB, MIB, 8 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB),
+}
+"""Bytes (nccl-tests' S). NVLink comes to its speed from some hundred MiB on."""
+
+ENOUGH = 0.06
+"""Seconds for which a collective of one size is called."""
+
+SLOWEST = 100e6
+"""Bytes a second that are reckoned with before anything large was sent."""
+
+FEWEST, MOST = 5, 2000
+WARM_UP = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """A collective that is timed: ``prepare(group, elements)`` makes the buffers, of so many elements a rank or a chunk, and
+    gives the call. ``zero``: ZeRO lives on it, so it is timed by default."""
+
+    op: str
+    prepare: Callable[[Group, int], Act]
+    zero: bool = False
+
+
+def time_collectives(group: Group, mode: Mode, tell: Tell, budget: float) -> tuple[Timing, ...]:
+    """Time each collective at each size, small ones first, within about ``budget`` seconds; nothing for the quick test.
+
+    On a GPU each call lies between two CUDA events, on a CPU between two looks at the clock.
+    """
+    if group.world < 2 or mode is Mode.QUICK:
+        return ()
+    until = time.monotonic() + budget
+    ops = [one for one in TIMED if one.zero or mode is Mode.FULL]
+    found: list[Timing] = []
+    spent: dict[str, Timing] = {}
+    for number, (size, one) in enumerate(((size, one) for size in _sizes(group, mode) for one in ops), 1):
+        tell(number, f"{one.op} of {size} bytes")
+        if agreed(group, time.monotonic() + (FEWEST + WARM_UP) * _foreseen(size, spent.get(one.op)) < until):
+            timing = _time(group, one, size)
+            spent[one.op] = timing
+            found.append(timing)
+    return tuple(found)
+
+
+def _foreseen(size: int, last: Timing | None) -> float:
+    """The seconds a call may take, by the last size: in proportion, but what is small takes its time whatever its size.
+
+    >>> _foreseen(2_000_000, Timing(op="all_reduce", size=1_000_000, calls=9, least=0.01, median=0.01, p99=0.01))
+    0.02
+    >>> _foreseen(1_000_000, Timing(op="all_reduce", size=8, calls=9, least=0.01, median=0.01, p99=0.01))
+    0.02
+    """
+    if last is None:
+        return 0.0
+    proportional = last.median * size / last.size
+    return proportional if last.size >= 64 * KIB else min(proportional, last.median + size / SLOWEST)
+
+
+def _sizes(group: Group, mode: Mode) -> Sequence[int]:
+    """The sizes for a device, none that takes more than a tenth of the free memory of rank 0's GPU."""
+    if group.device == "cpu":
+        return SIZES["cpu", mode]
+    import torch
+
+    most = agreed(group, torch.cuda.mem_get_info()[0] / 10)
+    return [size for size in SIZES["cuda", mode] if size <= most]
+
+
+def _time(group: Group, one: Timed, size: int) -> Timing:
+    total = formula(one.op).total
+    elements = max(size // 4 // (group.world if total else 1), 1)
+    act = one.prepare(group, elements)
+    warm = _seconds(group, act, WARM_UP)
+    calls = int(agreed(group, min(max(ENOUGH / max(min(warm), 1e-7), FEWEST), MOST)))
+    seconds = _seconds(group, act, calls)
+    return Timing(
+        op=one.op,
+        size=elements * 4 * (group.world if total else 1),
+        calls=calls,
+        least=min(seconds),
+        median=median(seconds),
+        p99=quantiles(seconds, n=100, method="inclusive")[-1],
+    )
+
+
+def _seconds(group: Group, act: Act, calls: int) -> list[float]:
+    """The time of each of some calls, after all ranks have come here."""
+    agreed(group, 0)
+    wait_for_device(group)
+    return _by_clock(act, calls) if group.device == "cpu" else _by_events(act, calls)
+
+
+def _by_clock(act: Act, calls: int) -> list[float]:
+    found = []
+    for _ in range(calls):
+        begun = time.perf_counter()
+        act()
+        found.append(time.perf_counter() - begun)
+    return found
+
+
+def _by_events(act: Act, calls: int) -> list[float]:
+    import torch
+
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
+    events[0].record()
+    for event in events[1:]:
+        act()
+        event.record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) / 1000 for before, after in pairwise(events)]
+
+
+def _full(group: Group, elements: int) -> Any:
+    import torch
+
+    return torch.zeros(elements, dtype=torch.float32, device=group.device)
+
+
+def _all_reduce(group: Group, elements: int) -> Act:
+    buffer, act = _full(group, elements), newest("all_reduce")
+    return lambda: act(buffer)
+
+
+def _all_gather(group: Group, elements: int) -> Act:
+    mine, all_ = _full(group, elements), _full(group, elements * group.world)
+    act = newest("all_gather_single", "all_gather_into_tensor")
+    return lambda: act(all_, mine)
+
+
+def _reduce_scatter(group: Group, elements: int) -> Act:
+    mine, all_ = _full(group, elements), _full(group, elements * group.world)
+    act = newest("reduce_scatter_single", "reduce_scatter_tensor")
+    return lambda: act(mine, all_)
+
+
+def _all_to_all(group: Group, elements: int) -> Act:
+    sent, got = _full(group, elements * group.world), _full(group, elements * group.world)
+    act = newest("all_to_all_single")
+    return lambda: act(got, sent)
+
+
+def _broadcast(group: Group, elements: int) -> Act:
+    buffer, act = _full(group, elements), newest("broadcast")
+    return lambda: act(buffer, 0)
+
+
+def _reduce(group: Group, elements: int) -> Act:
+    buffer, act = _full(group, elements), newest("reduce")
+    return lambda: act(buffer, 0)
+
+
+def _gather(group: Group, elements: int) -> Act:
+    mine, act = _full(group, elements), newest("gather")
+    parts = list(_full(group, elements * group.world).split(elements)) if group.rank == 0 else None
+    return lambda: act(mine, parts, dst=0)
+
+
+def _scatter(group: Group, elements: int) -> Act:
+    mine, act = _full(group, elements), newest("scatter")
+    parts = list(_full(group, elements * group.world).split(elements)) if group.rank == 0 else None
+    return lambda: act(mine, parts, src=0)
+
+
+TIMED = (
+    Timed(op="all_reduce", prepare=_all_reduce, zero=True),
+    Timed(op="all_gather", prepare=_all_gather, zero=True),
+    Timed(op="reduce_scatter", prepare=_reduce_scatter, zero=True),
+    Timed(op="all_to_all", prepare=_all_to_all),
+    Timed(op="broadcast", prepare=_broadcast),
+    Timed(op="reduce", prepare=_reduce),
+    Timed(op="gather", prepare=_gather),
+    Timed(op="scatter", prepare=_scatter),
+)

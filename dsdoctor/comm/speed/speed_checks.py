@@ -1,0 +1,257 @@
+"""Judges what was timed: collectives, pairs and paces, beside what the links can do -> who or what is slow. Looks at nothing."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from dsdoctor.comm.nouns import Limit, Pace, PairTime, Speed
+from dsdoctor.comm.speed.bandwidth import formula
+from dsdoctor.comm.speed.pairs import slower, within
+from dsdoctor.finding import Finding, Fix, Severity
+
+GB = 1e9
+LARGE = {"nccl": 64 << 20, "gloo": 1 << 20}
+"""From this size on a collective can be expected to fill its links."""
+
+FINE = {"nccl": 0.8, "gloo": 0.25}
+"""The part of the limit that is reached where all is well; gloo is bound by the processors, not by the link."""
+
+HALF = 0.5
+SLOW_PAIR = 3.0
+"""How many times slower than its like a pair is not by chance; on two busy cores healthy pairs of gloo differ by 2.5 to 4."""
+
+BUSY = 250e6
+"""Bytes a second that gloo comes to even on busy processors: only below that it is the path that is slow."""
+
+SLOW_WORK, SLOWER_WORK = 2.0, 1.25
+LATE = 0.2
+"""A rank is late when the others wait for it longer than this part of the work that goes before. On two busy cores healthy ranks'
+work differs by 2.2, but then the slower one is not also the one for which the others wait."""
+
+LATENCY_SIZE = 4096
+"""Up to this size the time is latency, and bandwidth plays no part."""
+
+SPIKE, LEAST_SPIKE = 20.0, 0.1
+"""How many times the usual, and seconds, make a spike: processors that are shared give 20 ms easily."""
+
+STAR = 2
+SHOWN = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Everything timed over all ranks; ``limit`` is what the slowest link between them can do, if that is known."""
+
+    speeds: Sequence[Speed] = ()
+    pairs: Sequence[PairTime] = ()
+    paces: Sequence[Pace] = ()
+    limit: Limit | None = None
+    hosts: Sequence[str] = ()
+    backend: str = "gloo"
+
+    def named(self, rank: int) -> str:
+        """A rank with its host, where that is known."""
+        host = self.hosts[rank] if rank < len(self.hosts) else ""
+        return f"rank {rank} ({host})" if host else f"rank {rank}"
+
+    @property
+    def slow_pairs(self) -> tuple[PairTime, ...]:
+        """Pairs slower than their like, or, across hosts, than an eighth of what the link between them can do.
+
+        gloo inside a host is memory and processors, no path that could be slow.
+        """
+        least = self.limit.bandwidth / 8 if self.limit else 0.0
+        bad = {*slower(self.pairs, self.hosts, SLOW_PAIR)}
+        bad |= {one for one in self.pairs if not within(one, self.hosts) and bandwidth(one) < least}
+        if self.backend == "gloo":
+            bad = {one for one in bad if not within(one, self.hosts) and bandwidth(one) < BUSY}
+        return tuple(one for one in self.pairs if one in bad)
+
+
+def bandwidth(pair: PairTime) -> float:
+    """Bytes a second of one message."""
+    return pair.size / pair.seconds if pair.seconds > 0 else float("inf")
+
+
+def examine(
+    *,
+    speeds: Sequence[Speed] = (),
+    pairs: Sequence[PairTime] = (),
+    paces: Sequence[Pace] = (),
+    limit: Limit | None = None,
+    hosts: Sequence[str] = (),
+    backend: str = "gloo",
+) -> tuple[Finding, ...]:
+    """All findings on what was timed."""
+    measured = Measured(speeds=speeds, pairs=pairs, paces=paces, limit=limit, hosts=hosts, backend=backend)
+    return tuple(finding for check in CHECKS for finding in check(measured))
+
+
+def collective_below_limit(measured: Measured) -> Iterator[Finding]:
+    """A collective moves much less than the links between the ranks can carry.
+
+    busbw (nccl-tests' definition) is comparable with the speed of one link, whatever the number of ranks. With nccl and large
+    messages 80 % of the limit is usual; half of it hints at one of two rails or a link at half its width, an eighth at one of
+    eight network adapters. gloo is bound by the processors, so it is told only where its best collective stays below a quarter of
+    the network link and below 250 MB/s. Look at NCCL_DEBUG=INFO for the interface and transport that was taken, and at the
+    slow pairs below, if there are any.
+    """
+    limit, backend = measured.limit, measured.backend
+    if limit is None or backend not in FINE or (backend == "gloo" and len(set(measured.hosts)) < 2):
+        return
+    best = _best(measured.speeds, LARGE[backend])
+    if not best or _fine(best[-1 if backend == "gloo" else 0].busbw, limit, backend):
+        return
+    worst, part = best[0], best[0].busbw / limit.bandwidth
+    much = "less than half of" if part < HALF else "less than"
+    yield Finding(
+        rule="collective-below-limit",
+        severity=Severity.WARNING,
+        title=f"{worst.op} moves {worst.busbw / GB:.3g} GB/s, {much} what {limit.link} carries: {limit.bandwidth / GB:.3g} GB/s",
+        evidence=(*(_beside(one, limit) for one in best[:SHOWN]), f"limit: {limit.because}"),
+        fix=Fix(
+            text="see which interface and transport each rank takes; " + _ratio(part),
+            commands=("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH dsdoctor comm --full",)
+            if backend == "nccl"
+            else (),
+        ),
+    )
+
+
+def pair_is_slow(measured: Measured) -> Iterator[Finding]:
+    """Messages between two ranks take several times as long as between the others.
+
+    The best of several messages of 1 MiB there and back, halved. Pairs on one host and pairs across hosts are compared apart, and
+    slow ones are tried a second time before they are told. If the slow pairs have one rank or host in common, that one is slow (its
+    adapter, its cable, its switch port); a single pair is the path between the two.
+    """
+    slow = measured.slow_pairs
+    if not slow:
+        return
+    centre = _centre(slow, measured)
+    worst = max(slow, key=lambda one: one.seconds)
+    usual = [
+        one
+        for one in measured.pairs
+        if one not in slow and within(one, measured.hosts) == within(worst, measured.hosts)
+    ]
+    rate = f"{bandwidth(worst) / 1e6:.3g} MB/s" + (
+        f", others do {median(map(bandwidth, usual)) / 1e6:.3g} MB/s" if usual else ""
+    )
+    path = f"the path between {measured.named(worst.source)} and {measured.named(worst.target)} is slow"
+    yield Finding(
+        rule="pair-is-slow",
+        severity=Severity.WARNING,
+        title=f"{centre} is slow to reach: {rate}" if centre else f"{path}: {rate}",
+        evidence=tuple(_pair(one, measured) for one in sorted(slow, key=lambda one: -one.seconds)[:SHOWN]),
+        fix=Fix(
+            text=f"look at the network adapter, cable and switch port of {centre}: speed, duplex, errors"
+            if centre
+            else "look at what lies between the two: switch, route, MTU, a lossy cable",
+            commands=("ip -s link", "ethtool $(ip -o route get 8.8.8.8 | sed 's/.* dev \\([^ ]*\\).*/\\1/')"),
+        ),
+    )
+
+
+def rank_straggles(measured: Measured) -> Iterator[Finding]:
+    """A rank is slower than the others by itself, or comes late, and all wait for it at every step.
+
+    Each rank does the same piece of work without any communication; then all do it and meet at a barrier. The others wait
+    long, the late rank does not wait: so the one with the shortest wait is named. A hot or capped GPU, another job on
+    the host, or a busy core are the usual causes.
+    """
+    for one in measured.paces:
+        others = [other for other in measured.paces if other.rank != one.rank]
+        if not others:
+            return
+        work, wait = median(other.compute for other in others), median(other.waited for other in others)
+        last = one.waited < min(other.waited for other in others)
+        late = wait - one.waited > LATE * work and one.compute > SLOWER_WORK * work
+        if last and (late or one.compute > SLOW_WORK * work):
+            yield Finding(
+                rule="rank-straggles",
+                severity=Severity.WARNING,
+                title=f"{measured.named(one.rank)} is slow by itself: {one.compute * 1e3:.3g} ms for work that takes the"
+                f" others {work * 1e3:.3g} ms, and they wait for it",
+                evidence=(
+                    f"it waits {one.waited * 1e3:.3g} ms at a barrier, the others {wait * 1e3:.3g} ms (medians)",
+                ),
+                fix=Fix(
+                    text="see what else runs on its host, and whether its GPU or processor is throttled",
+                    commands=("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK", "top -b -n 1 | head -20"),
+                ),
+            )
+
+
+def latency_spikes(measured: Measured) -> Iterator[Finding]:
+    """One in a hundred of the smallest collectives takes far longer than the usual one.
+
+    A training step makes hundreds of them, so it meets the slow one each time. Lost packets that are sent again (200 ms and
+    more), processors that sleep or are shared, and other jobs on the host do this.
+    """
+    for one in measured.speeds:
+        if one.size <= LATENCY_SIZE and one.p99 > SPIKE * one.p50 and one.p99 > LEAST_SPIKE:
+            yield Finding(
+                rule="latency-spikes",
+                severity=Severity.NOTE,
+                title=f"{one.op} of {one.size} bytes usually takes {one.p50 * 1e3:.3g} ms, and one in a hundred"
+                f" {one.p99 * 1e3:.3g} ms",
+                evidence=(f"slowest: {measured.named(one.slowest)}",),
+                fix=Fix(
+                    text="see whether packets are sent again, and what else runs",
+                    commands=("nstat -az TcpRetransSegs",),
+                ),
+            )
+
+
+def _fine(busbw: float, limit: Limit, backend: str) -> bool:
+    """Whether a bandwidth is what can be expected; of gloo never more than what busy processors give."""
+    expected = FINE[backend] * limit.bandwidth
+    return busbw >= (min(expected, BUSY) if backend == "gloo" else expected)
+
+
+def _best(speeds: Sequence[Speed], least: int) -> list[Speed]:
+    """The best of each collective among its large sizes, the slowest first."""
+    ordered = sorted((one for one in speeds if one.size >= least), key=lambda one: one.busbw)
+    return sorted({one.op: one for one in ordered}.values(), key=lambda one: one.busbw)
+
+
+def _beside(one: Speed, limit: Limit) -> str:
+    return (
+        f"{one.op} of {one.size} bytes: {one.seconds * 1e3:.3g} ms on the slowest rank ({one.slowest}), busbw"
+        f" {one.busbw / GB:.3g} GB/s, {one.busbw / limit.bandwidth:.0%} of the limit ({formula(one.op)})"
+    )
+
+
+def _ratio(part: float) -> str:
+    """What a part of the limit hints at."""
+    if 0.4 <= part < 0.6:
+        return "half of the limit is what one of two rails, or a link at half its width, gives"
+    if 0.1 <= part < 0.15:
+        return "an eighth of the limit is what one of eight adapters gives"
+    return "something slower than that link carries it, or the link is shared"
+
+
+def _pair(one: PairTime, measured: Measured) -> str:
+    return (
+        f"{measured.named(one.source)} - {measured.named(one.target)}: {bandwidth(one) / 1e6:.3g} MB/s"
+        f" ({one.size} bytes in {one.seconds * 1e3:.3g} ms)"
+    )
+
+
+def _centre(slow: Sequence[PairTime], measured: Measured) -> str | None:
+    """The rank that all of several slow pairs have in common, or else the host; None where they share nothing."""
+    if len(slow) < STAR:
+        return None
+    ranks = Counter(rank for one in slow for rank in (one.source, one.target))
+    shared = [rank for rank, count in ranks.items() if count == len(slow)]
+    if len(shared) == 1:
+        return measured.named(shared[0])
+    place = dict(enumerate(measured.hosts))
+    hosts = Counter(host for one in slow for host in {place.get(one.source), place.get(one.target)} if host)
+    common = [host for host, count in hosts.items() if count == len(slow)]
+    return f"host {common[0]}" if len(common) == 1 else None
+
+
+CHECKS = (collective_below_limit, pair_is_slow, rank_straggles, latency_spikes)
