@@ -221,12 +221,12 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Wrong:
-    """Wrong data in a result: the first wrong index, what stood there and what should, how many are wrong; ``whose`` are the
-    ranks whose contribution is wrong, empty where that could not be told. ``again``: whether it came again when the exchange
-    was repeated, None when it was not repeated."""
+    """Wrong data in a result: the first wrong index, what stood there (None: nan or inf) and what should, how many are wrong.
+    ``whose`` are the ranks whose contribution is wrong, empty where that could not be told. ``again``: whether it came again
+    when the exchange was repeated, None when it was not repeated."""
 
     index: int
-    got: float
+    got: float | None
     want: float
     count: int
     whose: tuple[int, ...] = ()

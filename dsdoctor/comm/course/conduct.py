@@ -77,10 +77,11 @@ class Conductor:
             return dict(zip(ranks, pool.map(outcome, ranks), strict=True))
 
 
-def let_go(member: Member, status: int, number: int) -> None:
-    """Send the last order, and wait a moment until the others have read it: the store ends with this process."""
+def let_go(member: Member, status: int, number: int, *, mute: int) -> None:
+    """Send the last order, and wait a moment until the others have read it: the store ends with this process. ``mute`` ranks
+    are known to say nothing any more."""
     member.board.put(f"order/{number}", Order(number=number, kind=Kind.END, status=status))
-    others = max(member.board.log("claims").count() - 1, 0)
+    others = max(member.board.log("claims").count() - 1 - mute, 0)
     log, gone, until = member.board.log("ends"), 0, time.monotonic() + LAST_WORDS
     while gone < others and time.monotonic() < until:
         gone += sum(1 for _ in log.news(int))

@@ -96,7 +96,9 @@ def _lead(member: Member, briefing: Briefing, shown: Callable[[], None]) -> None
     report = lead(course)
     member.say(News(report=report))
     shown()
-    let_go(member, STATUS[report.state], (course.conductor.orders if course.conductor else 0) + 1)
+    let_go(
+        member, STATUS[report.state], (course.conductor.orders if course.conductor else 0) + 1, mute=len(course.mute)
+    )
 
 
 def _arrival(briefing: Briefing) -> float:

@@ -38,6 +38,7 @@ class Course:
     exchanges: int = 0
     wrong: tuple[int, ...] = ()
     nccl: NcclFacts | None = None
+    mute: set[int] = field(default_factory=set)
     conductor: Conductor | None = field(default=None)
 
     @property
@@ -87,6 +88,7 @@ class Course:
         if gathered.well:
             return ()
         stuck = tuple(answer.stuck for answer in gathered.answers if answer.stuck)
+        self.mute |= set(gathered.silent)
         self.stuck += stuck + tuple(_vanished(rank, how, what) for rank, how in gathered.silent.items())
         trouble = Trouble(
             what=what,

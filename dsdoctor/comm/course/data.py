@@ -122,7 +122,7 @@ def _right(group: Group, do: Do, tell: Tell) -> Result:
 
     tell(0, "writing to memory and reading it back")
     memory = try_memory(group.device)
-    exchanges = run_steps(group, steps(Mode(do.mode), group), tell)
+    exchanges = run_steps(group, steps(Mode(do.mode), group), tell, do.seconds * 0.8)
     notable = tuple(one for one in exchanges if one.wrong or one.skipped)
     return Result(done=len(exchanges), exchanges=notable, memory=memory)
 

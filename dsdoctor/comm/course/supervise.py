@@ -17,8 +17,9 @@ import msgspec
 from dsdoctor.comm.course.control import control
 from dsdoctor.comm.course.messages import Briefing, News
 from dsdoctor.comm.course.process import ending_of, fork
+from dsdoctor.comm.exchange.deepspeed_layer import own_lock
 from dsdoctor.comm.local.local import look_local
-from dsdoctor.comm.nouns import Outcome, PhaseResult, Rank, Report, Settings
+from dsdoctor.comm.nouns import Mode, Outcome, PhaseResult, Rank, Report, Settings
 from dsdoctor.comm.reach.knock import Knock, knock
 from dsdoctor.finding import Finding, Fix, Severity
 from dsdoctor.host import LocalHost
@@ -103,7 +104,7 @@ def supervise(rank: Rank, settings: Settings, *, on_phase: Callable[[PhaseResult
               began: float) -> Outcomes:  # fmt: skip
     """Run this rank's part to its end. ``on_report`` is called, on rank 0, before the other ranks are let go: a launcher may
     end this process as soon as one of them has left. Raises KeyboardInterrupt after everything was ended."""
-    local = look_local(LocalHost(), rank, settings.backend)
+    local, lock = look_local(LocalHost(), rank, settings.backend), _own_lock(settings)
     with _folder(settings) as (folder, keep):
         briefing = Briefing(
             rank=rank, settings=settings, local=local, backend=settings.backend, folder=folder, began=began
@@ -115,6 +116,8 @@ def supervise(rank: Rank, settings: Settings, *, on_phase: Callable[[PhaseResult
             end_session(ear.pid)
             with suppress(ChildProcessError):
                 os.waitpid(ear.pid, 0)
+            if lock is not None:
+                lock.unlink(missing_ok=True)
         if outcome.status:
             keep()
         return outcome
@@ -209,6 +212,13 @@ def _lost(briefing: Briefing, at: str, phases: list[PhaseResult], *, died: str |
     )
     found = tuple(finding for check in CHECKS for finding in check(lost))
     return Outcomes(status=1, alone=found, phases=tuple(phases), folder=briefing.folder)
+
+
+def _own_lock(settings: Settings) -> Path | None:
+    """The lock of a compilation that this test may begin: DeepSpeed's layer compiles at its first use, and torch waits for ever on
+    the lock of one that was killed. None where one is there already: it is somebody else's."""
+    lock = own_lock() if settings.mode is Mode.FULL else None
+    return Path(lock) if lock and not Path(lock).exists() else None
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 The same steps on every rank -> what came out on this one. Whose data is wrong: see ``blame``.
 """
 
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -112,7 +113,7 @@ def compare(got: Any, want: Want | None, call: Call) -> Wrong | None:
     index = int(bad.to(torch.uint8).argmax())
     return Wrong(
         index=index,
-        got=float(got[index]),
+        got=value if math.isfinite(value := float(got[index])) else None,
         want=float(want.values[index]),
         count=int(bad.sum()),
         whose=_senders(bad, want),

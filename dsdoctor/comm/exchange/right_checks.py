@@ -104,10 +104,14 @@ def _told(brought: Brought) -> tuple[str, ...]:
         whose = " and ".join(map(brought.named, one.wrong.whose)) or "not known"
         lines.append(
             f"on {brought.named(rank)}: {one.op} {one.dtype} x {one.elements}: first wrong at index {one.wrong.index},"
-            f" {one.wrong.got:.10g} for {one.wrong.want:.10g}, {one.wrong.count} wrong{came}; whose: {whose}"
+            f" {_value(one.wrong.got)} for {one.wrong.want:.10g}, {one.wrong.count} wrong{came}; whose: {whose}"
         )
     more = len(lines) - SHOWN
     return (*lines[:SHOWN], *((f"and {more} more",) if more > 0 else ()))
+
+
+def _value(got: float | None) -> str:
+    return "nan or inf" if got is None else f"{got:.10g}"
 
 
 CHECKS = (data_is_wrong, collective_not_available)
