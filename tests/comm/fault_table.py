@@ -163,6 +163,16 @@ FAULTS = (
         before=lambda rig, _: faults.one_way(rig[1], rig[0]),
         rules=("mesh-one-way",),
         says=("nodea cannot connect to nodeb",),
+        # gloo opens its connections the other way
+        status=6,
+    ),
+    Fault(
+        name="connections not the way that gloo opens them",
+        before=lambda rig, _: faults.firewall(
+            rig[0], f"INPUT -s {rig[1].address} -p tcp --syn ! --dport {PORT} -j DROP"
+        ),
+        rules=("mesh-one-way",),
+        says=("nodeb cannot connect to nodea",),
     ),
     Fault(
         name="MTU hole",

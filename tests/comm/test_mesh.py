@@ -2,12 +2,14 @@
 
 import socket
 import threading
+from dataclasses import replace
 
 from dsdoctor.comm.nouns import Claim, Outcome, Reach
 from dsdoctor.comm.reach import mesh_checks
 from dsdoctor.comm.reach.knock import knock
 from dsdoctor.comm.reach.mesh import CALL, LARGE, MAGIC, Listener, peers, reach, reach_all
 from dsdoctor.comm.reach.mesh_seen import Mesh
+from dsdoctor.finding import Severity
 from tests.comm.people import claim, claims, reaches
 
 
@@ -109,6 +111,19 @@ def test_one_way_closed_names_the_direction() -> None:
     found = rules(claims(), reaches(claims(), b_a=Outcome.REFUSED))
 
     assert found == [("mesh-one-way", "nodeb cannot connect to nodea (refused), while nodea can connect to nodeb")]
+
+
+def test_one_way_is_a_warning_where_gloo_opens_its_connections_the_other_way() -> None:
+    def severity(people: tuple[Claim, ...], **closed: Outcome) -> Severity:
+        mesh = Mesh(people, reaches(people, **closed))
+        (finding,) = (finding for check in mesh_checks.CHECKS for finding in check(mesh))
+        return finding.severity
+
+    nccl = tuple(replace(one, backend="nccl") for one in claims())
+
+    assert severity(claims(), a_b=Outcome.REFUSED) is Severity.WARNING
+    assert severity(claims(), b_a=Outcome.REFUSED) is Severity.ERROR
+    assert severity(nccl, a_b=Outcome.REFUSED) is Severity.ERROR
 
 
 def test_two_hosts_that_both_reach_the_master_and_not_each_other_are_named() -> None:

@@ -18,7 +18,9 @@ def mesh_loopback_address(mesh: Mesh) -> Iterator[Finding]:
     """A rank offers an address that means "this host" on every host.
 
     Its host's own name resolves to 127.x (Debian writes 127.0.1.1 into /etc/hosts), so gloo listens there and tells it to the
-    others, who then call themselves. Name the interface, or give the name its real address in /etc/hosts."""
+    others, who then call themselves. Where gloo happens to open all connections from that host (it does so from the higher
+    address), it works, and another host or NCCL will not. Name the interface, or give the name its real address in
+    /etc/hosts."""
     hosts = {claim.host for claim in mesh.claims}
     bad = [claim for claim in mesh.claims if claim.address.startswith("127.") or claim.address == "::1"]
     if len(hosts) < 2:
@@ -26,9 +28,10 @@ def mesh_loopback_address(mesh: Mesh) -> Iterator[Finding]:
     for host, claims in sorted(_by_host(bad).items()):
         one = claims[0]
         interface = one.local.routed.name if one.local and one.local.routed else "eth0"
+        called = any(mesh.opens(other, host) for other in hosts - {host})
         yield Finding(
             rule="mesh-loopback-address",
-            severity=Severity.ERROR,
+            severity=Severity.ERROR if called else Severity.WARNING,
             title=f"rank {one.rank} ({host}) would listen on {one.address}, which no other host can reach",
             evidence=_why(one),
             fix=Fix(
@@ -87,7 +90,8 @@ def mesh_only_master_port(mesh: Mesh) -> Iterator[Finding]:
 def mesh_one_way(mesh: Mesh) -> Iterator[Finding]:
     """One host can open connections to another, which cannot open any back.
 
-    A firewall on one side, or a network that translates addresses (NAT)."""
+    A firewall on one side, or a network that translates addresses (NAT). NCCL opens connections both ways; gloo from the higher
+    address to the lower, so with it one way may be enough: a warning then, and the next set of hosts may hang."""
     for first, second in _pairs(mesh):
         for source, target in ((first, second), (second, first)):
             way = mesh.way((source, target))
@@ -95,7 +99,7 @@ def mesh_one_way(mesh: Mesh) -> Iterator[Finding]:
             if way in DROPPED and Outcome.REACHED in back and not _loopback(mesh, first, second):
                 yield Finding(
                     rule="mesh-one-way",
-                    severity=Severity.ERROR,
+                    severity=Severity.ERROR if mesh.opens(source, target) else Severity.WARNING,
                     title=f"{source} cannot connect to {target} ({way.value}), while {target} can connect to {source}",
                     evidence=_examples(mesh, source, target),
                     fix=Fix(

@@ -1,5 +1,6 @@
 """What every rank found of every other, arranged by hosts. Data only."""
 
+import ipaddress
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,17 @@ class Mesh:
     def by_rank(self) -> dict[int, Claim]:
         """The claim of each rank."""
         return {claim.rank: claim for claim in self.claims}
+
+    def opens(self, source: str, target: str) -> bool:
+        """Whether the backend opens connections from one host to another: NCCL both ways, gloo (tried with torch 2.13) from the
+        higher address to the lower."""
+        mine, theirs = self.first_of[source], self.first_of[target]
+        return mine.backend != "gloo" or _number(mine.address) >= _number(theirs.address)
+
+    @cached_property
+    def first_of(self) -> dict[str, Claim]:
+        """One rank of each host: its address is that of the others there."""
+        return {claim.host: claim for claim in reversed(self.claims)}
 
     @property
     def master(self) -> str:
@@ -52,3 +64,12 @@ class Mesh:
     def who(self, rank: int) -> str:
         """A rank with its host."""
         return f"rank {rank} ({self.by_rank[rank].host})"
+
+
+def _number(address: str) -> tuple[int, bytes]:
+    """Addresses in the order in which gloo compares them."""
+    try:
+        known = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return 0, b""
+    return known.version, known.packed
