@@ -68,3 +68,18 @@ def test_mpirun_of_open_mpi(rig: Rig) -> None:
         done = rig[0].run(services.mpirun(rig, 4, sys.executable, "-m", *QUICK), timeout=120)
 
     assert well(done, ["nodea", "nodea", "nodeb", "nodeb"])
+
+
+def test_a_hostfile_is_looked_at_and_then_tested_over_ssh(rig: Rig) -> None:
+    need(services.lacks("sshd", "ssh", "ssh-keygen"))
+    with services.sshd(rig):
+        hosts = str(services.deepspeed_hostfile(rig, slots=2))
+        command = [sys.executable, "-m", "dsdoctor", "comm", "--quick", "--hostfile", hosts]
+        done = rig[0].run(command, cwd=rig.folder, timeout=120)
+        with Path(hosts).open("a") as file:
+            file.write("nodex slots=2\n")
+        sick = rig[0].run(command, cwd=rig.folder, timeout=60)
+
+    assert well(done, ["nodea", "nodea", "nodeb", "nodeb"])
+    assert sick.returncode == 1
+    assert sick.stdout.startswith("✗ static: nodex does not answer over ssh: its name is not known here  [ssh-fails]")

@@ -8,6 +8,7 @@ from dsdoctor.comm.nouns import Claim, Rank
 from dsdoctor.finding import Finding, Fix, Severity
 
 MOST_NAMED = 12
+SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 LATE = 15.0
 """Seconds between the first and the last rank from which on their start is worth a word: imports take some."""
 
@@ -105,10 +106,10 @@ def gpu_shared(arrivals: Arrivals) -> Iterator[Finding]:
     """Two ranks would use the same GPU.
 
     NCCL refuses that, and does not name the ranks. LOCAL_RANK is the same for both, or CUDA_VISIBLE_DEVICES shows both the same
-    device."""
+    device. NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30, experimental) allows it."""
     by_gpu: dict[tuple[str, str], list[Claim]] = defaultdict(list)
     for claim in arrivals.claims:
-        if claim.gpu:
+        if claim.gpu and not (claim.local and claim.local.variables.get(SHARING) == "1"):
             by_gpu[claim.host, claim.gpu].append(claim)
     for (host, gpu), several in by_gpu.items():
         if len({claim.rank for claim in several}) > 1:

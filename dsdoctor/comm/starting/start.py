@@ -27,7 +27,7 @@ LOGINS, LOGIN = 8, 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A rank's process that has ended: how, None for success, and the last line it wrote."""
+    """A rank's process that has ended: how, None for success, and its verdict, or the last line it wrote."""
 
     rank: int
     host: str
@@ -100,7 +100,8 @@ def _reap(
             continue
         how = ending_of(-code if code < 0 else code << 8)
         lines = _output(folder, one.rank, "err").read_text(errors="replace").split("\n") if one.rank else []
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        verdicts = [line.removeprefix("✗ ") for line in lines if line.startswith("✗ ")]
+        last = next((line.strip() for line in (*verdicts, *reversed(lines)) if line.strip()), "")
         ended[one.rank] = Ended(rank=one.rank, host=one.host, how=how, last_line=last[:300])
         if how and one.rank:
             (folder / f"gone-{one.rank:05d}.txt").write_text(

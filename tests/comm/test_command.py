@@ -1,0 +1,136 @@
+"""The command by itself: real ranks on this machine, its document, its files, its end; and what it refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsdoctor.rules import manual
+
+COMM = (sys.executable, "-m", "dsdoctor", "comm")
+CLEAN = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
+AROUND = {**CLEAN, "OMP_NUM_THREADS": "1"}
+
+
+def run(
+    *arguments: str, env: dict[str, str] | None = None, module: str = "dsdoctor"
+) -> "subprocess.CompletedProcess[str]":
+    argv = [*COMM, *arguments] if module == "dsdoctor" else [sys.executable, "-m", module, *arguments]
+    return subprocess.run(argv, env={**AROUND, **(env or {})}, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "said"),
+    [
+        (["--quick", "--full"], {}, "--quick and --full cannot be given together"),
+        (["--backend", "smoke"], {}, "there is no backend 'smoke' here"),
+        (["--deadline", "nan"], {}, "too short"),
+        (["--nproc", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "--nproc starts ranks, and this is rank 0 already"),
+        (["--quick"], {"RANK": "5", "WORLD_SIZE": "2"}, "RANK"),
+        (["--quick"], {"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE"),
+        (["--against", "nowhere.json"], {}, "nowhere.json"),
+        (["--static"], {}, "--static looks at the hosts of a hostfile"),
+        (["--recipe", "lsf"], {}, "there is no recipe 'lsf'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_status_2(arguments: list[str], env: dict[str, str], said: str) -> None:
+    done = run(*arguments, env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", **env})
+
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Fix:" in done.stderr
+
+
+def test_every_rule_of_this_room_has_a_manual_page() -> None:
+    from dsdoctor.comm.rules import manual_pages
+
+    pages = manual_pages()
+
+    assert len(pages) > 50
+    assert all(len(page) > 60 and page in manual(rule) for rule, page in pages.items())
+
+
+def left_over(marker: str) -> list[str]:
+    """Processes that carry a variable of a test."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker.encode() in (place / "environ").read_bytes() and str(os.getpid()) != place.name:
+                found.append((place / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.launch
+def test_this_machine_is_tested_with_a_document_files_and_a_page(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    done = run(
+        *("--nproc", "2", "--json", "--out", str(tmp_path / "out"), "--html", str(tmp_path / "page.html")),
+        *("--save", str(tmp_path / "base.json")),
+        env={"HOME": str(tmp_path / "home"), "NCCL_SECRET_TOKEN": "hunter2", "DS_ACCELERATOR": "cpu"},
+    )
+    document: dict[str, Any] = json.loads(done.stdout)
+    report = document["report"]
+
+    assert done.returncode in {0, 6}, done.stdout + done.stderr
+    assert (document["schema"], document["command"]) == ("dsdoctor/1", "comm")
+    assert [phase["phase"] for phase in report["phases"]] == [
+        *("rendezvous", "local", "same everywhere", "tcp mesh", "collectives", "speed", "deepspeed")
+    ]
+    assert {phase["state"] for phase in report["phases"][:5]} == {"ok"}
+    assert report["exchanges"] > 100
+    assert {speed["op"] for speed in report["speeds"]} == {"all_reduce", "all_gather", "reduce_scatter"}
+    assert [json.loads((tmp_path / f"out/rank-0000{rank}.json").read_text())["claim"]["rank"] for rank in (0, 1)] == [
+        0,
+        1,
+    ]
+    assert "<html" in (tmp_path / "page.html").read_text()
+    assert not any("hunter2" in path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "out").glob("*.log"))
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("after", [1.5, 4.0])
+def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path, after: float) -> None:
+    marker = f"DSDOCTOR_TEST_MARK={os.getpid()}-{after}"
+    name, _, value = marker.partition("=")
+    env = {**AROUND, name: value, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [*COMM, "--full", "--nproc", "2"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+
+    assert process.returncode == 130
+    assert "interrupted" in said.decode()
+    deadline = time.monotonic() + 3
+    while left_over(marker) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left_over(marker) == []
+    assert list(tmp_path.glob("dsdoctor-comm-*")) == []
+
+
+@pytest.mark.launch
+def test_a_rank_whose_torch_is_broken_is_named_long_before_the_deadline(tmp_path: Path) -> None:
+    broken = tmp_path / "torch"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("import os\nif os.environ.get('RANK') == '1':\n    raise ImportError('libcudart.so.12')\n"
+                                        "import sys, importlib\nsys.path.remove(os.environ['BROKEN'])\ndel sys.modules['torch']\n"
+                                        "importlib.import_module('torch')\n")  # fmt: skip
+    began = time.monotonic()
+    done = run(
+        "--quick", "--nproc", "2", "--deadline", "60", env={"PYTHONPATH": str(tmp_path), "BROKEN": str(tmp_path)}
+    )
+
+    assert done.returncode == 1
+    assert "rank 1" in done.stdout
+    assert "libcudart.so.12" in done.stdout
+    assert time.monotonic() - began < 30
