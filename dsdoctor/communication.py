@@ -15,7 +15,7 @@ import msgspec
 
 from dsdoctor.comm.course.book import state_of
 from dsdoctor.comm.course.process import die_with
-from dsdoctor.comm.course.supervise import Outcomes, supervise
+from dsdoctor.comm.course.supervise import Outcomes, Screen, supervise
 from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.nouns import Mode, Phase, PhaseResult, Rank, Report, Settings, State
 from dsdoctor.comm.speed.baseline import Base, slower
@@ -44,14 +44,12 @@ class Wanted:
     only_static: bool = False
 
 
-def run_rank(
-    rank: Rank, settings: Settings, *, on_phase: OnPhase, on_report: Callable[[Report], None], began: float
-) -> Outcomes:
+def run_rank(rank: Rank, settings: Settings, screen: Screen, *, began: float) -> Outcomes:
     """This process is a rank: play its part."""
     parent = os.environ.get(PARENT)
     if parent and int(parent) == os.getppid():
         die_with(int(parent))
-    return supervise(rank, settings, on_phase=on_phase, on_report=on_report, began=began)
+    return supervise(rank, settings, screen, began=began)
 
 
 def run_all(wanted: Wanted, *, on_phase: OnPhase) -> Report:

@@ -14,6 +14,7 @@ from dsdoctor.cli.diagnose import diagnose_command
 from dsdoctor.cli.ending import FOUND, ending, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.comm.course.process import age
+from dsdoctor.comm.course.supervise import Screen
 from dsdoctor.comm.nouns import Mode, PhaseResult, Rank, Report, Settings, State
 from dsdoctor.comm.speed import baseline
 from dsdoctor.comm.starting.rank import rank_of
@@ -117,7 +118,7 @@ def comm_command(
                 "--static looks at the hosts of a hostfile, and none was named", hint="add --hostfile FILE"
             )
         report = run_all(
-            Wanted(settings=settings, nproc=nproc, hostfile=hostfile, only_static=static), on_phase=window.phase_before
+            Wanted(settings=settings, nproc=nproc, hostfile=hostfile, only_static=static), on_phase=window.phase
         )
         window.report(report)
         raise typer.Exit(window.status)
@@ -145,7 +146,9 @@ class Window:
         if self._shown:
             show(self._talk, [phase_line(result)])
 
-    phase_before = phase
+    def broken_off(self, rank: Rank, at: str) -> None:
+        """A signal ends the test."""
+        show(self._talk, [f"✗ rank {rank.rank} was ended by a signal; it was at: {at}"])
 
     def report(self, report: Report) -> None:
         """The end."""
@@ -163,7 +166,8 @@ class Window:
 
 def _as_rank(rank: Rank, settings: Settings, window: Window, began: float) -> int:
     """Play one rank's part; a rank that met nobody says so itself."""
-    outcome = run_rank(rank, settings, on_phase=window.phase, on_report=window.report, began=began)
+    screen = Screen(phase=window.phase, report=window.report, broken_off=lambda at: window.broken_off(rank, at))
+    outcome = run_rank(rank, settings, screen, began=began)
     if outcome.report is not None:
         return window.status
     if outcome.alone and rank.rank == 0:

@@ -92,7 +92,7 @@ def _last_lines(report: Report, *, well: bool) -> Iterator[str]:
     if well:
         yield f"{report.verdict}  in {report.seconds:.1f} s"
     if report.out:
-        yield f"  each rank's own files: {report.out}"
+        yield f"  files and logs: {report.out}"
 
 
 def rank_lines(report: Report, *, verbose: bool) -> Iterator[str]:

@@ -63,7 +63,7 @@ def report(course: Course) -> Report:
         transports=course.nccl.edges if course.nccl else {},
         hosts=course.hosts,
         versions=course.member.claim.fingerprint,
-        out=course.settings.out,
+        out=course.settings.out or (course.member.briefing.folder if ended(phases) is State.BROKEN else None),
     )
 
 

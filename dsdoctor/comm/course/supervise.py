@@ -19,14 +19,17 @@ from dsdoctor.comm.course.messages import Briefing, News
 from dsdoctor.comm.course.process import ending_of, fork
 from dsdoctor.comm.exchange.deepspeed_layer import own_lock
 from dsdoctor.comm.local.local import look_local
-from dsdoctor.comm.nouns import Mode, Outcome, PhaseResult, Rank, Report, Settings
+from dsdoctor.comm.nouns import Mode, Outcome, PhaseResult, Rank, Report, Settings, State
 from dsdoctor.comm.reach.knock import Knock, knock
+from dsdoctor.errors import DoctorError
 from dsdoctor.finding import Finding, Fix, Severity
 from dsdoctor.host import LocalHost
 from dsdoctor.sessions import end_session
 
 LEADING, FOLLOWING = 0.5, 1.5
 """Seconds after the deadline at which a rank's supervisor takes the word itself."""
+AFTER_REPORT = 2.0
+"""Seconds for the other ranks to read that they may go."""
 TAIL = 6
 
 
@@ -100,10 +103,18 @@ def control_lost(lost: Lost) -> Iterator[Finding]:
 CHECKS = (rank_zero_lost, control_lost)
 
 
-def supervise(rank: Rank, settings: Settings, *, on_phase: Callable[[PhaseResult], None], on_report: Callable[[Report], None],
-              began: float) -> Outcomes:  # fmt: skip
-    """Run this rank's part to its end. ``on_report`` is called, on rank 0, before the other ranks are let go: a launcher may
-    end this process as soon as one of them has left. Raises KeyboardInterrupt after everything was ended."""
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """Who is told. ``report`` is called, on rank 0, before the other ranks are let go: a launcher may end this process as soon
+    as one of them has left. ``broken_off`` hears where the test was when a signal ended it."""
+
+    phase: Callable[[PhaseResult], None]
+    report: Callable[[Report], None]
+    broken_off: Callable[[str], None]
+
+
+def supervise(rank: Rank, settings: Settings, screen: Screen, *, began: float) -> Outcomes:
+    """Run this rank's part to its end. Raises KeyboardInterrupt, and what ``screen`` raises, after everything was ended."""
     local, lock = look_local(LocalHost(), rank, settings.backend), _own_lock(settings)
     with _folder(settings) as (folder, keep):
         briefing = Briefing(
@@ -111,14 +122,13 @@ def supervise(rank: Rank, settings: Settings, *, on_phase: Callable[[PhaseResult
         )
         ear = _Ear(briefing)
         try:
-            outcome = _hear(ear, briefing, on_phase, on_report)
+            outcome = _hear(ear, briefing, screen)
         finally:
             end_session(ear.pid)
-            with suppress(ChildProcessError):
-                os.waitpid(ear.pid, 0)
+            ear.ending()
             if lock is not None:
                 lock.unlink(missing_ok=True)
-        if outcome.status:
+        if outcome.alone or (outcome.report and outcome.report.state is State.BROKEN):
             keep()
         return outcome
 
@@ -143,6 +153,7 @@ class _Ear:
         os.close(write)
         os.close(back)
         self._rest = b""
+        self._status: int | None = None
         self.closed = False
 
     def news(self, seconds: float) -> list[News]:
@@ -155,11 +166,11 @@ class _Ear:
         return [msgspec.json.decode(line, type=News) for line in lines]
 
     def ending(self) -> str:
-        """How the control process ended, after it closed its pipe."""
-        with suppress(ChildProcessError):
-            _, status = os.waitpid(self.pid, 0)
-            return ending_of(status) or "status 0"
-        return "unknown"
+        """How the control process ended; it has closed its pipe, or was killed."""
+        if self._status is None:
+            with suppress(ChildProcessError):
+                self._status = os.waitpid(self.pid, 0)[1]
+        return ending_of(self._status or 0) or "status 0"
 
     def shown(self) -> None:
         """Let the control process go on after the report."""
@@ -171,30 +182,46 @@ def void(_: object) -> None:
     """Nothing."""
 
 
-def _hear(ear: _Ear, briefing: Briefing, on_phase: Callable[[PhaseResult], None], on_report: Callable[[Report], None]
-          ) -> Outcomes:  # fmt: skip
+def _hear(ear: _Ear, briefing: Briefing, screen: Screen) -> Outcomes:
     rank, at, phases = briefing.rank, "starting", list[PhaseResult]()
     report: Report | None = None
+    failure: Exception | None = None
     last = briefing.began + briefing.settings.deadline + (LEADING if rank.rank == 0 else FOLLOWING)
-    while time.monotonic() < last and not ear.closed:
-        for news in ear.news(min(last - time.monotonic(), 0.5)):
-            at = news.at or at
-            if news.phase:
-                phases.append(news.phase)
-                on_phase(news.phase)
-            if news.report:
-                report = news.report
-                on_report(report)
-                ear.shown()
-            if news.alone is not None:
-                return Outcomes(status=1, alone=news.alone, folder=briefing.folder)
-            if news.end is not None:
-                return Outcomes(status=news.end, folder=briefing.folder)
-            if news.lost:
-                return _lost(briefing, at, phases, died=None)
+    try:
+        while time.monotonic() < last and not ear.closed:
+            for news in ear.news(min(last - time.monotonic(), 0.5)):
+                at = news.at or at
+                if news.phase:
+                    phases.append(news.phase)
+                    screen.phase(news.phase)
+                if news.report:
+                    report, failure = news.report, _shown(screen, news.report)
+                    ear.shown()
+                    # the others are let go in any case
+                    last += AFTER_REPORT
+                if news.alone is not None:
+                    return Outcomes(status=1, alone=news.alone, folder=briefing.folder)
+                if news.end is not None:
+                    return Outcomes(status=news.end, folder=briefing.folder)
+                if news.lost:
+                    return _lost(briefing, at, phases, died=None)
+    except KeyboardInterrupt:
+        screen.broken_off(at)
+        raise
+    if failure is not None:
+        raise failure
     if report is not None:
         return Outcomes(status=0, report=report, folder=briefing.folder)
     return _lost(briefing, at, phases, died=ear.ending() if ear.closed else None)
+
+
+def _shown(screen: Screen, report: Report) -> Exception | None:
+    """Show the report; what stands in the way is told when the other ranks are let go."""
+    try:
+        screen.report(report)
+    except (DoctorError, OSError) as error:
+        return error
+    return None
 
 
 def _lost(briefing: Briefing, at: str, phases: list[PhaseResult], *, died: str | None) -> Outcomes:
