@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from dsdoctor.cli import make_app
 from dsdoctor.rules import manual
 
 COMM = (sys.executable, "-m", "dsdoctor", "comm")
@@ -18,11 +20,8 @@ CLEAN = {name: value for name, value in os.environ.items() if name not in {"RANK
 AROUND = {**CLEAN, "OMP_NUM_THREADS": "1"}
 
 
-def run(
-    *arguments: str, env: dict[str, str] | None = None, module: str = "dsdoctor"
-) -> "subprocess.CompletedProcess[str]":
-    argv = [*COMM, *arguments] if module == "dsdoctor" else [sys.executable, "-m", module, *arguments]
-    return subprocess.run(argv, env={**AROUND, **(env or {})}, capture_output=True, text=True, timeout=100)
+def run(*arguments: str, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*COMM, *arguments], env={**AROUND, **env}, capture_output=True, text=True, timeout=100)
 
 
 @pytest.mark.parametrize(
@@ -40,9 +39,10 @@ def run(
     ],
 )
 def test_what_makes_no_sense_is_refused_with_status_2(arguments: list[str], env: dict[str, str], said: str) -> None:
-    done = run(*arguments, env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", **env})
+    around = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", **env}
+    done = CliRunner().invoke(make_app(), ["comm", *arguments], env=around)
 
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert said in done.stderr
     assert "Fix:" in done.stderr
 
