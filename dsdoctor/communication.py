@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+from filelock import FileLock, Timeout
 
 from dsdoctor.comm.course.book import state_of
 from dsdoctor.comm.course.process import die_with
@@ -24,7 +25,7 @@ from dsdoctor.comm.starting.start import PARENT, Ended, free_port, start_all
 from dsdoctor.comm.static import static_checks
 from dsdoctor.comm.static.static import StaticFacts, look_static, look_travelling
 from dsdoctor.comm.verdict import ended, verdict
-from dsdoctor.errors import DoctorError
+from dsdoctor.errors import DoctorError, UsageError
 from dsdoctor.finding import Finding
 from dsdoctor.host import LocalHost
 
@@ -32,6 +33,7 @@ OnPhase = Callable[[PhaseResult], None]
 MARGIN = 2.0
 """Seconds after the deadline at which what was started is ended, if it has not ended by itself."""
 RANKS_ON_CPU = 2
+NOTHING_TOLD = "see what it wrote above, and whether the folder for its files (--out, else TMPDIR) has space"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class Wanted:
 def run_rank(rank: Rank, settings: Settings, screen: Screen, *, began: float) -> Outcomes:
     """This process is a rank: play its part."""
     parent = os.environ.get(PARENT)
-    if parent and int(parent) == os.getppid():
+    if parent:
         die_with(int(parent))
     return supervise(rank, settings, screen, began=began)
 
@@ -75,7 +77,7 @@ def run_all(wanted: Wanted, *, on_phase: OnPhase) -> Report:
         told = start_all(ranks, host.environment(), folder, seconds=wanted.settings.deadline + MARGIN)
         report = _read(told.document)
         if report is None:
-            raise DoctorError(*_no_report(told.ended, wanted.settings.deadline))
+            raise DoctorError(*_no_report(told.ended, wanted.settings.deadline), hint=NOTHING_TOLD)
         keep = report.state is State.BROKEN or wanted.settings.out is not None
         outcome.append(keep)
         return _joined(replace(report, out=str(folder) if keep else None), before)
@@ -86,8 +88,12 @@ def kept_when_broken(settings: Settings) -> Iterator[tuple[Path, list[bool]]]:
     """The folder of the ranks' files: the one that was named; else a private one, that stays when True is added."""
     folder, outcome = Path(settings.out or tempfile.mkdtemp(prefix="dsdoctor-comm-")), list[bool]()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock", timeout=0)
     try:
-        yield folder, outcome
+        with lock:
+            yield folder, outcome
+    except Timeout:
+        raise UsageError(f"another test writes to {folder} now", hint="name another folder with --out") from None
     finally:
         if settings.out is None and not any(outcome):
             shutil.rmtree(folder, ignore_errors=True)
@@ -171,8 +177,10 @@ def _read(document: str) -> Report | None:
 
 def _no_report(gone: tuple[Ended, ...], deadline: float) -> tuple[str]:
     first = next((one for one in gone if one.rank == 0), None)
-    how = first.how if first and first.how else f"had not ended {MARGIN:g} s after its deadline of {deadline:g} s"
-    return (f"rank 0 told nothing: {how}",)
+    how = f"had not ended {MARGIN:g} s after its deadline of {deadline:g} s"
+    if first is not None:
+        how = first.how or "ended well, and left no document"
+    return (f"rank 0 told nothing: it {how}",)
 
 
 def _joined(report: Report, before: tuple[PhaseResult, ...]) -> Report:
@@ -184,12 +192,11 @@ def _joined(report: Report, before: tuple[PhaseResult, ...]) -> Report:
     return replace(report, phases=phases, verdict=told, state=ended(phases))
 
 
-def unmet(
-    alone: tuple[Finding, ...], phases: tuple[PhaseResult, ...], rank: Rank, settings: Settings, seconds: float
-) -> Report:
-    """A report of a rank that met nobody: what it found by itself."""
-    last = PhaseResult(phase=Phase.RENDEZVOUS, state=State.BROKEN, seconds=seconds, said="alone", findings=alone)
-    whole = (*phases, last)
+def unmet(outcome: Outcomes, rank: Rank, settings: Settings, seconds: float) -> Report:
+    """A report of a rank that was left alone: what it found by itself, in the phase in which that was."""
+    known = next((phase for phase in Phase if phase.value == outcome.at), Phase.RENDEZVOUS)
+    last = PhaseResult(phase=known, state=State.BROKEN, seconds=seconds, said="alone", findings=outcome.alone)
+    whole = (*outcome.phases, last) if rank.rank == 0 else (last,)
     return Report(
         world=rank.world,
         backend=settings.backend,

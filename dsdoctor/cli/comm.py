@@ -108,6 +108,7 @@ def comm_command(
         base = baseline.load(against) if against else None
         if html is not None:
             _check_page(html)
+        _check_places(out, save)
         rank = rank_of(LocalHost().variables(""))
         window = Window(as_json, verbose, html, save, base, shown=rank is None or rank.rank == 0)
         if rank is not None:
@@ -161,7 +162,8 @@ class Window:
         if self._save:
             baseline.save(report, self._save)
         print_result("comm", self._as_json, report_lines(report, verbose=self._verbose), report.findings, report=report)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
 
 
 def _as_rank(rank: Rank, settings: Settings, window: Window, began: float) -> int:
@@ -171,10 +173,10 @@ def _as_rank(rank: Rank, settings: Settings, window: Window, began: float) -> in
     if outcome.report is not None:
         return window.status
     if outcome.alone and rank.rank == 0:
-        window.report(unmet(outcome.alone, outcome.phases, rank, settings, time.monotonic() - began))
+        window.report(unmet(outcome, rank, settings, time.monotonic() - began))
         return window.status
     if outcome.alone:
-        report = unmet(outcome.alone, (), rank, settings, time.monotonic() - began)
+        report = unmet(outcome, rank, settings, time.monotonic() - began)
         show(Console(stderr=True), report_lines(report, verbose=False))
         if outcome.folder:
             show(Console(stderr=True), [f"  files of rank {rank.rank}: {outcome.folder}"])
@@ -188,7 +190,9 @@ def _settings(quick: bool, full: bool, backend: str, deadline: float | None, out
         raise UsageError(f"there is no backend {backend!r} here", hint=f"it takes {', '.join(BACKENDS)}")
     mode = Mode.QUICK if quick else Mode.FULL if full else Mode.DEFAULT
     deadline = DEADLINES[mode] if deadline is None else deadline
-    if not (math.isfinite(deadline) and deadline >= LEAST_DEADLINE):
+    if not math.isfinite(deadline):
+        raise UsageError(f"a deadline of {deadline:g} is no number of seconds", hint="leave it out, or give seconds")
+    if deadline < LEAST_DEADLINE:
         raise UsageError(
             f"a deadline of {deadline:g} s is too short", hint=f"torch alone needs some: {LEAST_DEADLINE:g} or more"
         )
@@ -211,6 +215,20 @@ def _print_recipe(kind: str, nproc: int | None, hostfile: str | None, as_json: b
     named = os.path.abspath(hostfile) if hostfile else None  # noqa: PTH100
     text = recipe(kind, look_site(LocalHost(), python=sys.executable, nproc=nproc, hostfile=named))
     print_result("comm", as_json, text.splitlines(), (), recipe=text)
+
+
+def _check_places(out: Path | None, save: Path | None) -> None:
+    """Files that cannot be written are refused before anything is tested."""
+    if save is not None and (save.is_dir() or not os.access(save.absolute().parent, os.W_OK)):
+        raise UsageError(f"{save} cannot be written", hint="name a file in a folder that exists and is yours")
+    if out is not None:
+        place = out.absolute()
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        if not place.is_dir() or not os.access(place, os.W_OK):
+            raise UsageError(
+                f"{out} cannot be a folder for files: {place} is none, or not yours", hint="name another with --out"
+            )
 
 
 def _check_page(path: Path) -> None:

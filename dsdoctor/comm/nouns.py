@@ -155,9 +155,9 @@ class Local:
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """A rank says that it is here. ``address``:``port`` is where it listens for the mesh on the interface it would use,
-    ``other`` its address on the interface that reaches the master, where that is another one (same port number).
-    ``arrived`` is seconds since the epoch by its own clock, ``late`` seconds after it was started. ``gpu`` is the UUID of its
-    GPU. ``fingerprint`` are the versions and variables that should be the same everywhere."""
+    ``other``:``other_port`` on the interface that reaches the master, where that is another one. ``started`` and ``arrived`` are
+    seconds since the epoch by its own clock, ``seen`` when rank 0 saw it, by rank 0's. ``gpu`` is the UUID of its GPU.
+    ``fingerprint`` are the versions and variables that should be the same everywhere."""
 
     rank: int
     world: int
@@ -172,6 +172,7 @@ class Claim:
     gpu: str | None = None
     started: float = 0.0
     arrived: float = 0.0
+    seen: float = 0.0
     backend: str = "gloo"
     fingerprint: dict[str, str] = field(default_factory=dict)
     local: Local | None = None
@@ -188,6 +189,7 @@ class Outcome(enum.Enum):
     SILENT = "connected, no answer"
     STRANGER = "somebody else answers"
     STALLED = "large messages stall"
+    CUT_OFF = "cut off in the middle"
 
 
 @dataclass(frozen=True, kw_only=True)

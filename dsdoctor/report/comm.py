@@ -183,6 +183,8 @@ def _stuck(stuck: Stuck) -> str:
     stopped = ", stopped" if stuck.process == "T" else ""
     if stuck.ended:
         return f"died in {stuck.at}: {stuck.ended}" if stuck.at else f"died: {stuck.ended}"
+    if stuck.error:
+        return f"failed in {stuck.at or 'its start'}"
     return f"stuck in {stuck.at or 'its start'} for {duration(stuck.seconds)}{stopped}"
 
 

@@ -25,6 +25,7 @@ def claim(number: int, *, per_host: int = 2, world: int = 4, **more: Any) -> Cla
         "port": 40000 + number,
         "interface": "eth0",
         "arrived": 10.0,
+        "seen": 10.0,
         "local": Local(hostname=host, interfaces=(interface,), chosen=chosen, routed=chosen),
     }
     return Claim(rank=number, world=world, **{**said, **more})

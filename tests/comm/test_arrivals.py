@@ -55,12 +55,16 @@ def test_two_ranks_on_one_gpu_are_named_with_their_local_ranks() -> None:
 
 
 def test_a_late_rank_is_a_warning() -> None:
-    people = (*claims()[:3], claim(3, arrived=50.0, started=12.0))
+    people = (*claims()[:3], claim(3, seen=50.0, arrived=5038.0, started=5000.0))
 
     (finding,) = judged(people)
 
     assert finding.title == "rank 3 (nodeb) came 40 s after the first"
     assert finding.evidence == ("it took 38.0 s from its own start to the rendezvous",)
+
+
+def test_a_wrong_clock_is_no_late_rank() -> None:
+    assert judged((*claims()[:3], claim(3, arrived=9999.0, started=9990.0))) == []
 
 
 def alone(why: Unreached) -> list[tuple[str, str]]:
@@ -82,6 +86,9 @@ def test_each_way_in_which_the_master_is_not_reached_has_one_sentence() -> None:
         ("master-unreachable", f"{where} is a name that is not found")
     ]
     assert alone(Unreached(outcome=Outcome.SILENT, seconds=9, token_missing=True))[0][0] == "rank-zero-missing"
+    assert alone(Unreached(outcome=Outcome.STRANGER, seconds=0, detail="Permission denied")) == [
+        ("master-port-refused", "rank 0 (nodeb) cannot listen on 10.0.0.1:29500: Permission denied")
+    ]
 
 
 def test_a_stranger_on_the_port_is_named_with_what_it_says() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from dsdoctor.comm.nouns import Claim, Outcome, Reach
 from dsdoctor.comm.reach import mesh_checks
 from dsdoctor.comm.reach.knock import knock
-from dsdoctor.comm.reach.mesh import CALL, LARGE, MAGIC, Listener, peers, reach, reach_all
+from dsdoctor.comm.reach.mesh import ANSWER, CALL, LARGE, MAGIC, Listener, peers, reach, reach_all
 from dsdoctor.comm.reach.mesh_seen import Mesh
 from dsdoctor.finding import Severity
 from tests.comm.people import claim, claims, reaches
@@ -37,6 +37,23 @@ def test_a_listener_that_does_not_answer_is_silent_one_of_another_test_a_strange
 
         assert reach(me, quiet, "t", size=0, timeout=0.2).outcome is Outcome.SILENT
     assert reach(me, foreign, "t", size=0, timeout=2).outcome is Outcome.STRANGER
+
+
+def test_a_rank_that_dies_in_the_middle_of_a_message_is_no_hole_in_the_mtu() -> None:
+    def greet_and_die(server: socket.socket) -> None:
+        caller, _ = server.accept()
+        with caller:
+            _, digest, _, _, _ = CALL.unpack(caller.recv(CALL.size, socket.MSG_WAITALL))
+            caller.sendall(ANSWER.pack(MAGIC, digest, 1))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dying = threading.Thread(target=greet_and_die, args=(server,), daemon=True)
+        dying.start()
+        other = claim(1, address="127.0.0.1", port=server.getsockname()[1])
+        found = reach(claim(0), other, "t", size=LARGE, timeout=2)
+        dying.join()
+
+    assert found.outcome is Outcome.CUT_OFF
 
 
 def test_a_port_that_answers_as_another_rank_is_a_stranger() -> None:

@@ -40,6 +40,16 @@ def test_stopped_silent_and_vanished_are_told_apart() -> None:
     ]
 
 
+def test_rank_0_that_reaches_no_other_host_is_itself_cut_off() -> None:
+    people = claims(6)
+    silent = dict.fromkeys(range(2, 6), Outcome.TIMED_OUT)
+    trouble = Trouble(what="the collectives", claims=people, stuck=(stuck(0), stuck(1)), silent=silent)
+
+    assert [finding.title for finding in stuck_checks.host_vanished(trouble)] == [
+        "nodea with rank 0 reaches none of the other 2 hosts any more, during the collectives"
+    ]
+
+
 def test_a_rank_that_has_not_begun_what_the_others_wait_in_is_behind() -> None:
     ranks = (stuck(0), stuck(1), stuck(3), stuck(2, step=4, process="D", stack=("File x, line 3 in read",)))
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from dsdoctor.comm.course.messages import News
 from dsdoctor.comm.nouns import Phase, PhaseResult, State
@@ -63,6 +64,13 @@ class Book:
     def skip(self, phase: Phase, reason: str) -> None:
         """A phase that does not take place, and why."""
         self._add(PhaseResult(phase=phase, state=State.SKIPPED, seconds=0.0, said=reason))
+
+    def add_to(self, phase: Phase, findings: tuple[Finding, ...]) -> None:
+        """Findings that show only at the end, put into the phase that they concern."""
+        for place, result in enumerate(self.phases):
+            if result.phase is phase and findings:
+                state = state_of(phase, result.findings + findings)
+                self.phases[place] = replace(result, findings=result.findings + findings, state=state)
 
     @property
     def broken(self) -> bool:

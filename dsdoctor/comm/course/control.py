@@ -22,7 +22,7 @@ from dsdoctor.comm.reach.store import Unreached, open_board
 from dsdoctor.finding import Finding, Fix, Severity
 
 ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
-MARGIN = 1.0
+MARGIN = 0.6
 """Seconds by which the others wait longer than rank 0: whoever waits as long as it does goes before its word comes."""
 RESERVE = 1.0
 """Seconds of the deadline that are kept for the end: last words, and the report."""
@@ -32,6 +32,7 @@ QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_SHOW_CPP_STACKTRACES": "0"}
 def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> None:
     """The whole life of a control process; ``shown`` returns when the supervisor has shown the report."""
     folder = Path(briefing.folder)
+    os.umask(0o077)
     redirect(folder / f"rank-{briefing.rank.rank:05d}.log")
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
 
@@ -46,10 +47,13 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
         # a broken torch raises what it likes; the reason is what this rank has to say
         say(News(alone=tuple(torch_unusable(briefing, error))))
         return
-    zygote = Zygote(folder)
-    backend = briefing.backend
+    backend, has_nccl = briefing.backend, dist.is_nccl_available()
     if backend == "auto":
-        backend = "nccl" if briefing.local.gpus and dist.is_nccl_available() else "gloo"
+        backend = "nccl" if briefing.local.gpus and has_nccl else "gloo"
+    if backend == "nccl" and not (briefing.local.gpus and has_nccl):
+        say(News(alone=nccl_unavailable(briefing, torch_has_it=has_nccl)))
+        return
+    zygote = Zygote(folder)
     say(News(at="reaching the store of rank 0"))
     board = open_board(briefing.rank, _arrival(briefing))
     if isinstance(board, Unreached):
@@ -62,7 +66,12 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
         _lead(member, briefing, shown)
     else:
         say(News(at="waiting for rank 0's first order"))
-        status = member.follow(briefing.began + briefing.settings.deadline + MARGIN)
+        try:
+            status = member.follow(briefing.began + briefing.settings.deadline + MARGIN)
+        except Exception as error:
+            # torch raises several types over its releases when the store of rank 0 goes
+            print(f"{type(error).__name__}: {error}", flush=True)
+            status = None
         say(News(end=status, lost=status is None))
 
 
@@ -81,6 +90,24 @@ def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
             fix=Fix(
                 text="install torch there, or start the rank with the right Python",
                 commands=("python -c 'import torch'",),
+            ),
+        ),
+    )
+
+
+def nccl_unavailable(briefing: Briefing, *, torch_has_it: bool) -> tuple[Finding, ...]:
+    """NCCL was asked for, and this rank cannot have it.
+
+    NCCL is in CUDA builds of torch, and needs a GPU for each rank. On processors gloo does the same."""
+    lack = "no GPU is visible" if torch_has_it else "this torch has no NCCL in it"
+    return (
+        Finding(
+            rule="nccl-unavailable",
+            severity=Severity.ERROR,
+            title=f"rank {briefing.rank.rank} ({briefing.local.hostname}): --backend nccl was asked for, and {lack}",
+            fix=Fix(
+                text="test with gloo, or install a CUDA build of torch",
+                commands=("python -m dsdoctor comm --backend gloo",),
             ),
         ),
     )

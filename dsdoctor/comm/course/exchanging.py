@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+from collections.abc import Iterator
 
 from dsdoctor.comm.course.book import Page
 from dsdoctor.comm.course.conduct import Gathered
@@ -12,12 +13,13 @@ from dsdoctor.comm.exchange.deepspeed_layer import compiles_first
 from dsdoctor.comm.exchange.nccl_log import parse_nccl_log
 from dsdoctor.comm.local import memory
 from dsdoctor.comm.local.limits import limit
-from dsdoctor.comm.nouns import Mode, Outcome
+from dsdoctor.comm.nouns import Mode, Outcome, Phase, State
 from dsdoctor.comm.reach import mesh_checks
+from dsdoctor.comm.reach.mesh import peers
 from dsdoctor.comm.reach.mesh_seen import Mesh
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.comm.speed.bandwidth import merge
-from dsdoctor.finding import Finding
+from dsdoctor.finding import Finding, Fix, Severity
 
 MESH_SECONDS = 20.0
 SPEED_SECONDS = {Mode.DEFAULT: 20.0, Mode.FULL: 240.0}
@@ -29,13 +31,21 @@ def mesh(course: Course, page: Page) -> None:
     if course.me.world == 1:
         page.skipped = "one rank has nobody to reach"
         return
+    if _no_time(course, page):
+        return
     gathered = course.ask(Kind.MESH, seconds=min(MESH_SECONDS, course.left * 0.5))
-    course.reaches = tuple(reach for answer in gathered.answers for reach in answer.reaches)
+    # of a rank that fell out meanwhile nothing can be said but that
+    course.reaches = tuple(
+        reach
+        for answer in gathered.answers
+        for reach in answer.reaches
+        if not {reach.source, reach.target} & set(gathered.silent)
+    )
     seen = Mesh(course.claims, course.reaches)
-    page.findings = tuple(finding for check in mesh_checks.CHECKS for finding in check(seen))
-    page.findings += course.trouble(gathered, "the mesh") if gathered.silent else ()
+    page.findings = course.trouble(gathered, "the mesh") if gathered.silent else ()
+    page.findings += tuple(finding for check in mesh_checks.CHECKS for finding in check(seen))
     reached = sum(reach.outcome is Outcome.REACHED for reach in course.reaches)
-    page.said = f"{reached} of {len(course.reaches)} connections between ranks"
+    page.said = f"{reached} of {course.me.world * len(peers(0, course.me.world))} connections between ranks"
 
 
 def right(course: Course, page: Page) -> None:
@@ -132,6 +142,25 @@ def search(course: Course, page: Page) -> None:
 
 
 def _no_time(course: Course, page: Page) -> bool:
+    """Whether a phase is left out for want of time. Where that leaves the question open, it is no answer, and no "OK"."""
     if course.left < LEAST:
         page.skipped = f"no time is left of the deadline ({course.settings.deadline:g} s)"
     return page.skipped is not None
+
+
+def deadline_too_short(course: Course) -> Iterator[Finding]:
+    """The deadline came before the ranks could be tested.
+
+    Importing torch and meeting took the time, so nothing is known of the collectives. Give more seconds."""
+    if any(phase.phase is Phase.RIGHT and phase.state is not State.SKIPPED for phase in course.book.phases):
+        return
+    if not course.book.broken:
+        yield Finding(
+            rule="deadline-too-short",
+            severity=Severity.ERROR,
+            title=f"the deadline of {course.settings.deadline:g} s came before the collectives were tested",
+            evidence=tuple(
+                f"{phase.phase.value}: {phase.seconds:.1f} s" for phase in course.book.phases if phase.seconds > 0.5
+            ),
+            fix=Fix(text="give it more time", commands=("python -m dsdoctor comm --quick --deadline 60",)),
+        )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dsdoctor.comm.course.book import Page
@@ -12,6 +13,8 @@ from dsdoctor.comm.local.local_checks import examine_all
 from dsdoctor.comm.nouns import Claim
 from dsdoctor.comm.reach import arrival_checks
 from dsdoctor.comm.reach.arrival_checks import Arrivals, named
+from dsdoctor.comm.reach.board import Log
+from dsdoctor.comm.starting.start import gone_file
 
 ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
 """Ranks have this part of the deadline to come, and at most so many seconds."""
@@ -29,13 +32,13 @@ def rendezvous(course: Course, page: Page) -> None:
         if len(claims) + len(_last_words(course, claims)) >= course.me.world:
             break
         came = len(claims)
-        claims += log.news(Claim)
+        claims += _seen(log)
         if len(claims) != came:
             course.claims = tuple(claims)
             course.member.say(News(at=_said(claims, course.me.world, course.me.hosts)))
         time.sleep(course.member.pace)
     time.sleep(TWINS)
-    course.claims = (*claims, *log.news(Claim))
+    course.claims = (*claims, *_seen(log))
     arrivals = Arrivals(
         me=course.me,
         claims=course.claims,
@@ -43,7 +46,7 @@ def rendezvous(course: Course, page: Page) -> None:
         last_words=_last_words(course, course.claims),
     )
     page.findings = tuple(finding for check in arrival_checks.CHECKS for finding in check(arrivals))
-    times = [claim.arrived for claim in course.claims]
+    times = [claim.seen for claim in course.claims]
     page.said = f"{_said(course.claims, course.me.world, course.me.hosts)}, {max(times) - min(times):.1f} s apart"
 
 
@@ -67,6 +70,11 @@ def all_there(course: Course) -> bool:
     return sorted(ranks) == list(range(course.me.world)) and len(course.claims) == len(ranks)
 
 
+def _seen(log: Log) -> list[Claim]:
+    """New claims, with the time at which rank 0 saw them: the clocks of other hosts may be wrong."""
+    return [replace(claim, seen=time.time()) for claim in log.news(Claim)]
+
+
 def _settled(claims: Sequence[Claim], world: int) -> bool:
     """Whether nobody more is due; one claim too many, or of another world, will not become right by waiting."""
     if any(claim.world != world for claim in claims) or len({claim.rank for claim in claims}) < len(claims):
@@ -85,8 +93,8 @@ def _last_words(course: Course, claims: Sequence[Claim]) -> dict[int, str]:
     """What is written, in a folder that rank 0 can read, of ranks that ended before they came."""
     here = {claim.rank for claim in claims}
     found: dict[int, str] = {}
-    for path in Path(course.settings.out).glob("gone-*.txt") if course.settings.out else ():
-        rank = int(path.stem.removeprefix("gone-"))
-        if rank not in here:
-            found[rank] = path.read_text(errors="replace")
+    for rank in range(course.me.world) if course.settings.out and course.me.launcher == "dsdoctor" else ():
+        path = gone_file(Path(course.settings.out or "."), course.me.run, rank)
+        if rank not in here and path.is_file():
+            found[rank] = path.read_text(errors="replace").strip()
     return found

@@ -36,6 +36,7 @@ def lead(course: Course) -> Report:
             reason = f"broken before: {phase.value}"
             if phase is Phase.RIGHT and _unnamed(course):
                 _write(course, Phase.ISOLATE, exchanging.search)
+    course.book.add_to(Phase.RIGHT, tuple(exchanging.deadline_too_short(course)))
     return report(course)
 
 
@@ -74,7 +75,9 @@ def _write(course: Course, phase: Phase, act: Act) -> State:
 
 
 def _unnamed(course: Course) -> bool:
-    """Whether no rank died, stopped or vanished: then only trials by parts can tell more."""
+    """Whether no rank died, stopped or vanished, and the library did begin: then only trials by parts can tell more."""
+    if course.stuck and all(one.error and one.step == 0 for one in course.stuck):
+        return False
     return not {"rank-died", "rank-stopped", "host-vanished", "rank-behind"} & {
         finding.rule for finding in course.book.phases[-1].findings
     }

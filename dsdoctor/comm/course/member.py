@@ -1,5 +1,6 @@
 """One rank's part in the test: its claim, then what rank 0 orders, until the end. Runs in the control process."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -9,15 +10,17 @@ from pathlib import Path
 import msgspec
 
 from dsdoctor.comm.course.jobs import Bench, Idle, Job, MeshJob, RunJob
-from dsdoctor.comm.course.messages import Answer, Briefing, Join, Kind, News, Order
+from dsdoctor.comm.course.messages import Answer, Briefing, Join, Kind, News, Order, Task
 from dsdoctor.comm.course.zygote import Zygote
 from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
-from dsdoctor.comm.nouns import Claim
+from dsdoctor.comm.nouns import Claim, Phase
 from dsdoctor.comm.reach.board import Board
 from dsdoctor.comm.reach.mesh import Listener, peers
 
 PACE = 0.02
 """Seconds between two looks at the board; above a thousand ranks more, so that rank 0's store is asked 50,000 times a second."""
+AFTER_RANK_ZERO = 0.7
+"""Seconds that a rank waits for rank 0's process to go first."""
 Say = Callable[[News], None]
 
 
@@ -49,8 +52,9 @@ class Member:
             if order.kind is Kind.END:
                 self.board.log("ends").write(self.rank)
                 self._bench.clear()
+                self._wait_for_rank_zero(order.status)
                 return order.status
-            self.say(News(at=f"{order.kind.value} {order.task.value}"))
+            self.say(News(at=_phase(order).value))
             self.post(order, self._work(order))
             number += 1
         self._bench.clear()
@@ -82,6 +86,15 @@ class Member:
                 return None
             time.sleep(self.pace)
         return self.board.get(f"order/{number}", Order)
+
+    def _wait_for_rank_zero(self, status: int) -> None:
+        """Let rank 0 end first where something is wrong: a launcher ends the others as soon as one has failed."""
+        until = time.monotonic() + AFTER_RANK_ZERO
+        with contextlib.suppress(Exception):
+            # a store that is gone is what is waited for, whatever torch raises then
+            while status and time.monotonic() < until:
+                self.board.has("gone")
+                time.sleep(self.pace)
 
     def _work(self, order: Order) -> Answer:
         job = self.begin(order)
@@ -120,6 +133,12 @@ class Member:
         made = path.with_name(f".{path.name}.{os.getpid()}")
         made.write_bytes(msgspec.json.encode({"schema": "dsdoctor/1", "claim": self.claim, "answers": self._answers}))
         made.replace(path)
+
+
+def _phase(order: Order) -> Phase:
+    """The phase that an order belongs to."""
+    tasks = {Task.RIGHT: Phase.RIGHT, Task.SPEED: Phase.SPEED, Task.DEEPSPEED: Phase.DEEPSPEED}
+    return tasks[order.task] if order.kind is Kind.RUN else Phase.MESH
 
 
 def _listeners(briefing: Briefing) -> list[Listener]:

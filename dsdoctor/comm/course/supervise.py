@@ -3,6 +3,7 @@ it, and ends all of it at the deadline; where rank 0's word never came it says i
 
 import os
 import select
+import shlex
 import shutil
 import signal
 import tempfile
@@ -16,7 +17,7 @@ import msgspec
 
 from dsdoctor.comm.course.control import control
 from dsdoctor.comm.course.messages import Briefing, News
-from dsdoctor.comm.course.process import ending_of, fork
+from dsdoctor.comm.course.process import ending_of, fork, state_of
 from dsdoctor.comm.exchange.deepspeed_layer import own_lock
 from dsdoctor.comm.local.local import look_local
 from dsdoctor.comm.nouns import Mode, Outcome, PhaseResult, Rank, Report, Settings, State
@@ -26,7 +27,7 @@ from dsdoctor.finding import Finding, Fix, Severity
 from dsdoctor.host import LocalHost
 from dsdoctor.sessions import end_session
 
-LEADING, FOLLOWING = 0.5, 1.5
+LEADING, FOLLOWING = 0.5, 1.0
 """Seconds after the deadline at which a rank's supervisor takes the word itself."""
 AFTER_REPORT = 2.0
 """Seconds for the other ranks to read that they may go."""
@@ -41,6 +42,7 @@ class Outcomes:
     report: Report | None = None
     alone: tuple[Finding, ...] = ()
     phases: tuple[PhaseResult, ...] = ()
+    at: str = ""
     folder: str | None = None
 
 
@@ -54,6 +56,8 @@ class Lost:
     seconds: float
     master: Knock | None
     died: str | None
+    stopped: bool = False
+    log: str = ""
     tail: tuple[str, ...] = ()
 
 
@@ -62,7 +66,7 @@ def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
 
     This rank had met rank 0, and waited for its next order. Rank 0 died, its host or the link to it is down, or it hangs: how a
     plain connection to its port ends tells which."""
-    if lost.rank.rank == 0 or lost.died is not None or lost.master is None:
+    if lost.rank.rank == 0 or lost.died is not None or lost.stopped or lost.master is None:
         return
     ends = {
         Outcome.REFUSED: "its host answers and refuses the port: rank 0 has died",
@@ -86,17 +90,16 @@ def control_lost(lost: Lost) -> Iterator[Finding]:
 
     A library brought the process down, or waits without any limit. Its last lines are in the evidence, the whole in the folder
     of this rank (--out)."""
-    if lost.rank.rank != 0 and lost.died is None:
+    if lost.rank.rank != 0 and lost.died is None and not lost.stopped:
         return
-    how = f"ended without a verdict ({lost.died})" if lost.died else f"did not come to an end in {lost.seconds:.0f} s"
+    still = "stands still, stopped by a signal" if lost.stopped else f"did not come to an end in {lost.seconds:.0f} s"
+    how = f"ended without a verdict ({lost.died})" if lost.died else still
     yield Finding(
         rule="control-lost",
         severity=Severity.ERROR,
         title=f"rank {lost.rank.rank} ({lost.host}) {how}, in {lost.at!r}",
         evidence=lost.tail,
-        fix=Fix(
-            text="keep its log (--out DIR) and see its end", commands=("python -m dsdoctor comm --quick --out DIR",)
-        ),
+        fix=Fix(text="see the end of its log", commands=(f"tail -n 40 {shlex.quote(lost.log)}",)),
     )
 
 
@@ -204,7 +207,7 @@ def _hear(ear: _Ear, briefing: Briefing, screen: Screen) -> Outcomes:
                 if news.end is not None:
                     return Outcomes(status=news.end, folder=briefing.folder)
                 if news.lost:
-                    return _lost(briefing, at, phases, died=None)
+                    return _lost(briefing, ear.pid, at, phases, died=None)
     except KeyboardInterrupt:
         screen.broken_off(at)
         raise
@@ -212,7 +215,7 @@ def _hear(ear: _Ear, briefing: Briefing, screen: Screen) -> Outcomes:
         raise failure
     if report is not None:
         return Outcomes(status=0, report=report, folder=briefing.folder)
-    return _lost(briefing, at, phases, died=ear.ending() if ear.closed else None)
+    return _lost(briefing, ear.pid, at, phases, died=ear.ending() if ear.closed else None)
 
 
 def _shown(screen: Screen, report: Report) -> Exception | None:
@@ -224,7 +227,7 @@ def _shown(screen: Screen, report: Report) -> Exception | None:
     return None
 
 
-def _lost(briefing: Briefing, at: str, phases: list[PhaseResult], *, died: str | None) -> Outcomes:
+def _lost(briefing: Briefing, pid: int, at: str, phases: list[PhaseResult], *, died: str | None) -> Outcomes:
     rank = briefing.rank
     log = Path(briefing.folder) / f"rank-{rank.rank:05d}.log"
     tail = log.read_text(errors="replace").splitlines()[-TAIL:] if log.is_file() else []
@@ -235,10 +238,12 @@ def _lost(briefing: Briefing, at: str, phases: list[PhaseResult], *, died: str |
         seconds=time.monotonic() - briefing.began,
         master=knock(rank.master, rank.port, timeout=0.4, listen=0.1) if rank.rank else None,
         died=died,
+        stopped=died is None and state_of(pid) in {"T", "t"},
+        log=str(log),
         tail=tuple(tail),
     )
     found = tuple(finding for check in CHECKS for finding in check(lost))
-    return Outcomes(status=1, alone=found, phases=tuple(phases), folder=briefing.folder)
+    return Outcomes(status=1, alone=found, phases=tuple(phases), at=at, folder=briefing.folder)
 
 
 def _own_lock(settings: Settings) -> Path | None:

@@ -117,8 +117,19 @@ def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
 def host_vanished(trouble: Trouble) -> Iterator[Finding]:
     """A host that was reached before is not reached any more.
 
-    The link went down in the middle of the test, a firewall began to drop, or the host died."""
-    for host in sorted({trouble.host(rank) for rank in trouble.cut}):
+    The link went down in the middle of the test, a firewall began to drop, or the host died. Where the host of rank 0 reaches none
+    of several others any more, it is itself the one that is cut off."""
+    lost = sorted({trouble.host(rank) for rank in trouble.cut})
+    if len(lost) > 1 and set(lost) == set(trouble.hosts) - {trouble.host(0)}:
+        yield Finding(
+            rule="host-vanished",
+            severity=Severity.ERROR,
+            title=f"{trouble.host(0)} with rank 0 reaches none of the other {len(lost)} hosts any more, during {trouble.what}",
+            evidence=tuple(f"{host}: {trouble.silent[rank].value}" for rank, host in _one_each(trouble))[:4],
+            fix=Fix(text=f"look at the link of {trouble.host(0)} and at the switch", commands=("ip -br link",)),
+        )
+        return
+    for host in lost:
         ranks = tuple(rank for rank in trouble.cut if trouble.host(rank) == host)
         outcome = trouble.silent[ranks[0]]
         yield Finding(
@@ -131,6 +142,11 @@ def host_vanished(trouble: Trouble) -> Iterator[Finding]:
                 text="see whether it is up, and look at its link and at the switch", commands=(f"ping -c 3 {host}",)
             ),
         )
+
+
+def _one_each(trouble: Trouble) -> list[tuple[int, str]]:
+    """One rank of each host that is cut off."""
+    return [(rank, host) for host, rank in {trouble.host(rank): rank for rank in trouble.cut}.items()]
 
 
 def link_cut(trouble: Trouble) -> Iterator[Finding]:
@@ -200,7 +216,13 @@ def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
         severity=Severity.ERROR,
         title=f"{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
         evidence=tuple(f"rank {one.rank} in {one.at}: {_line(one.error)}" for one in failed if one is not first)[:4],
-        fix=Fix(text="the log of that rank holds the whole message", commands=("python -m dsdoctor diagnose LOG",)),
+        fix=Fix(
+            text="the log of that rank holds the whole message",
+            commands=(
+                "python -m dsdoctor comm --quick --out comm-out",
+                f"python -m dsdoctor diagnose comm-out/rank-{first.rank:05d}.log",
+            ),
+        ),
     )
 
 

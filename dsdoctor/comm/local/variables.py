@@ -16,7 +16,7 @@ NOT_SECRET = ("NCCL_IB_PKEY",)
 """An index in a port's table of partitions."""
 
 SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
-SECRET_VALUE = re.compile(r"://[^/\s]*@|\bBearer |\b(?:ghp|hf|sk|xox[abp])[-_]\w{10,}")
+SECRET_VALUE = re.compile(r"\S:\S*@|\bBearer |\b(?:ghp|gho|hf|sk|xox[abp])[-_]\w{10,}|\bAKIA[0-9A-Z]{8,}")
 
 
 def is_secret(name: str, value: str) -> bool:

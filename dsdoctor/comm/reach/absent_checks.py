@@ -25,7 +25,7 @@ def master_port_in_use(absent: Absent) -> Iterator[Finding]:
     me, why = absent.me, absent.why
     if not why.taken and why.outcome not in {Outcome.STRANGER, Outcome.SILENT}:
         return
-    if why.token_missing:
+    if why.token_missing or (why.detail and not why.taken):
         return
     said = f'; it says "{why.banner}"' if why.banner else ""
     who = why.listener or "a program"
@@ -69,6 +69,20 @@ def master_unreachable(absent: Absent) -> Iterator[Finding]:
     )
 
 
+def master_port_refused(absent: Absent) -> Iterator[Finding]:
+    """Rank 0 may not listen on the master's port.
+
+    Ports below 1024 are root's; a sandbox may forbid others."""
+    if absent.why.detail and not absent.why.taken:
+        me = absent.me
+        yield Finding(
+            rule="master-port-refused",
+            severity=Severity.ERROR,
+            title=f"rank 0 ({absent.host}) cannot listen on {me.master}:{me.port}: {absent.why.detail}",
+            fix=Fix(text="take another port", commands=(f"export MASTER_PORT={max(free_port_like(me.port), 29500)}",)),
+        )
+
+
 def rank_zero_missing(absent: Absent) -> Iterator[Finding]:
     """A store answers at the master's address, and rank 0 of this test is not there.
 
@@ -95,4 +109,4 @@ def free_port_like(port: int) -> int:
     return port + 1 if port < 65535 else port - 1
 
 
-CHECKS = (master_port_in_use, master_unreachable, rank_zero_missing)
+CHECKS = (master_port_in_use, master_unreachable, master_port_refused, rank_zero_missing)

@@ -127,16 +127,21 @@ def rank_arrives_late(arrivals: Arrivals) -> Iterator[Finding]:
 
     Slow file systems (imports over a network), a node that is busy, or a launcher that starts nodes one by one. Training
     starts when the last one is there."""
-    came = sorted(arrivals.claims, key=lambda claim: claim.arrived)
-    if arrivals.missing or len(came) < 2 or came[-1].arrived - came[0].arrived < LATE:
+    came = sorted(arrivals.claims, key=lambda claim: claim.seen)
+    if arrivals.missing or len(came) < 2 or came[-1].seen - came[0].seen < LATE:
         return
     last = came[-1]
+    own = last.arrived - last.started
     yield Finding(
         rule="rank-arrives-late",
         severity=Severity.WARNING,
-        title=f"rank {last.rank} ({last.host}) came {last.arrived - came[0].arrived:.0f} s after the first",
-        evidence=(f"it took {last.arrived - last.started:.1f} s from its own start to the rendezvous",),
-        fix=Fix(text="put the Python environment on a local disk, and see what else runs on that host"),
+        title=f"rank {last.rank} ({last.host}) came {last.seen - came[0].seen:.0f} s after the first",
+        evidence=(f"it took {own:.1f} s from its own start to the rendezvous",),
+        fix=Fix(
+            text="put the Python environment on a local disk, and see what else runs on that host"
+            if own > LATE / 2
+            else "it was started late: see the launcher and the queue of that host"
+        ),
     )
 
 

@@ -24,7 +24,9 @@ PATIENCE = 3.0
 """Seconds for a connection, for an answer, and for each next piece of a large message."""
 ALL_PAIRS = 64
 """Up to so many ranks every pair is tried."""
-CALLERS, CALLED = 8, 64
+GREETING = 1.0
+"""Seconds in which a caller must say what it wants: whoever does not is none of us."""
+CALLERS, CALLED = 8, 512
 
 
 class Listener:
@@ -50,16 +52,19 @@ class Listener:
                 caller, _ = self._socket.accept()
             except OSError:
                 return
-            self._slots.acquire()
-            threading.Thread(target=self._attend, args=(caller, digest, rank), daemon=True).start()
+            if self._slots.acquire(blocking=False):
+                threading.Thread(target=self._attend, args=(caller, digest, rank), daemon=True).start()
+            else:
+                caller.close()
 
     def _attend(self, caller: socket.socket, digest: bytes, rank: int) -> None:
         try:
             with caller:
-                caller.settimeout(2 * PATIENCE)
+                caller.settimeout(GREETING)
                 magic, token, _, _, size = CALL.unpack(_exactly(caller, CALL.size))
                 if magic != MAGIC or token != digest or size > LARGE:
                     return
+                caller.settimeout(2 * PATIENCE)
                 caller.sendall(ANSWER.pack(MAGIC, digest, rank))
                 for piece in _pieces(size):
                     _exactly(caller, piece)
@@ -119,13 +124,13 @@ def _attempt(me: Claim, other: Claim, where: tuple[str, int], token: str, size: 
         opened.settimeout(timeout)
         outcome = _greet(opened, me.rank, other.rank, _digest(token), size)
         greeted = time.monotonic()
-        passed = _push(opened, size) if outcome is Outcome.REACHED else 0
+        passed, broke = _push(opened, size) if outcome is Outcome.REACHED else (0, False)
         took = time.monotonic() - greeted
         wire = wire_of(opened) or Wire(mss=0, pmtu=0, retransmits=0, segments=0)
     return Reach(
         source=me.rank,
         target=other.rank,
-        outcome=Outcome.STALLED if outcome is Outcome.REACHED and size and not passed else outcome,
+        outcome=_end(outcome, size, passed, broke=broke),
         address=where[0],
         seconds=greeted - began,
         bandwidth=passed / took if passed and size == LARGE else None,
@@ -134,6 +139,15 @@ def _attempt(me: Claim, other: Claim, where: tuple[str, int], token: str, size: 
         retransmits=wire.retransmits,
         segments=wire.segments,
     )
+
+
+def _end(outcome: Outcome, size: int, passed: int, *, broke: bool) -> Outcome:
+    """How an attempt ended whose greeting ended so. A message that is only slow has passed in part."""
+    if outcome is not Outcome.REACHED:
+        return outcome
+    if broke:
+        return Outcome.CUT_OFF
+    return Outcome.STALLED if size and not passed else Outcome.REACHED
 
 
 def _greet(opened: socket.socket, rank: int, wanted: int, digest: bytes, size: int) -> Outcome:
@@ -147,16 +161,19 @@ def _greet(opened: socket.socket, rank: int, wanted: int, digest: bytes, size: i
     return Outcome.REACHED if (magic, token, found) == (MAGIC, digest, wanted) else Outcome.STRANGER
 
 
-def _push(opened: socket.socket, size: int) -> int:
-    """Bytes of a message that the other side says it has; less than ``size`` where the rest did not pass in time."""
+def _push(opened: socket.socket, size: int) -> tuple[int, bool]:
+    """Bytes of a message that the other side says it has, less than ``size`` where the rest did not pass in time; and whether
+    the other side broke off."""
     passed = 0
     try:
         for piece in _pieces(size):
             opened.sendall(bytes(piece))
             passed += piece * len(_exactly(opened, 1))
+    except TimeoutError:
+        return passed, False
     except OSError:
-        pass
-    return passed
+        return passed, True
+    return passed, False
 
 
 def _pieces(size: int) -> list[int]:

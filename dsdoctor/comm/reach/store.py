@@ -47,6 +47,8 @@ def open_board(rank: Rank, seconds: float) -> Board | Unreached:
     """The board of this test: rank 0 makes its prefix known to the others under the name of the run."""
     began = time.monotonic()
     store = _serve(rank) if rank.rank == 0 and not rank.agent_store else None
+    if isinstance(store, Unreached) and not store.taken:
+        return store
     if isinstance(store, Unreached) or store is None:
         # a port that is taken may be a second rank 0's: as a client, both are seen
         taken = isinstance(store, Unreached)
@@ -88,7 +90,8 @@ def _serve(rank: Rank) -> "Store | Unreached":
             listening.bind(("", rank.port))
         listening.listen(2048)
     except OSError as error:
-        return Unreached(outcome=Outcome.STRANGER, seconds=0.0, taken=True, detail=str(error))
+        taken = error.errno == errno.EADDRINUSE
+        return Unreached(outcome=Outcome.STRANGER, seconds=0.0, taken=taken, detail=error.strerror or str(error))
     handle = os.dup(listening.fileno())
     listening.close()
     return _bounded(lambda: _torch_store(rank, handle), ANSWER) or Unreached(outcome=Outcome.SILENT, seconds=ANSWER)

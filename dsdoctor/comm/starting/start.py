@@ -9,11 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from dsdoctor.comm.course.process import ending_of
 from dsdoctor.comm.starting.launch import Started
 from dsdoctor.sessions import end_session
 
+RUN = "DSDOCTOR_COMM_RUN"
 PARENT = "DSDOCTOR_COMM_PARENT"
 """The process with which a local rank shall die."""
 PORTS = range(20_000, 29_000)
@@ -79,7 +81,7 @@ def start_all(ranks: Sequence[Started], environment: Mapping[str, str], folder: 
 
 def _start(one: Started, environment: Mapping[str, str], folder: Path) -> "subprocess.Popen[bytes]":
     """Rank 0 talks on our own stderr; what the others say goes to a file each."""
-    with _output(folder, one.rank, "out").open("wb") as out, _output(folder, one.rank, "err").open("wb") as err:
+    with _private(_output(folder, one.rank, "out")) as out, _private(_output(folder, one.rank, "err")) as err:
         return subprocess.Popen(
             list(one.argv),
             env={**environment, **one.environment, PARENT: str(os.getpid())},
@@ -104,13 +106,22 @@ def _reap(
         last = next((line.strip() for line in (*verdicts, *reversed(lines)) if line.strip()), "")
         ended[one.rank] = Ended(rank=one.rank, host=one.host, how=how, last_line=last[:300])
         if how and one.rank:
-            (folder / f"gone-{one.rank:05d}.txt").write_text(
-                f"{how}{': ' if last else ''}{last[:300]}", errors="replace"
-            )
+            made = gone_file(folder, one.environment.get(RUN, ""), one.rank)
+            made.write_text(f"{how}{': ' if last else ''}{last[:300]}", errors="replace")
+
+
+def gone_file(folder: Path, run: str, rank: int) -> Path:
+    """Where it is written that a rank of this run has ended."""
+    return folder / f"gone-{run[:8]}-{rank:05d}.txt"
 
 
 def _output(folder: Path, rank: int, kind: str) -> Path:
     return folder / f"started-{rank:05d}.{kind}"
+
+
+def _private(path: Path) -> BinaryIO:
+    """An empty file that only its owner may read."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
