@@ -31,6 +31,7 @@ LEADING, FOLLOWING = 0.5, 1.0
 """Seconds after the deadline at which a rank's supervisor takes the word itself."""
 AFTER_REPORT = 2.0
 """Seconds for the other ranks to read that they may go."""
+DYING = 0.3
 TAIL = 6
 
 
@@ -236,7 +237,7 @@ def _lost(briefing: Briefing, pid: int, at: str, phases: list[PhaseResult], *, d
         host=briefing.local.hostname,
         at=at,
         seconds=time.monotonic() - briefing.began,
-        master=knock(rank.master, rank.port, timeout=0.4, listen=0.1) if rank.rank else None,
+        master=_call(rank) if rank.rank else None,
         died=died,
         stopped=died is None and state_of(pid) in {"T", "t"},
         log=str(log),
@@ -244,6 +245,15 @@ def _lost(briefing: Briefing, pid: int, at: str, phases: list[PhaseResult], *, d
     )
     found = tuple(finding for check in CHECKS for finding in check(lost))
     return Outcomes(status=1, alone=found, phases=tuple(phases), at=at, folder=briefing.folder)
+
+
+def _call(rank: Rank) -> Knock:
+    """Call the master's port, again a moment later where it is open: a process that was just killed still holds it."""
+    heard = knock(rank.master, rank.port, timeout=0.3, listen=0.1)
+    if heard.outcome in {Outcome.SILENT, Outcome.STRANGER}:
+        time.sleep(DYING)
+        heard = knock(rank.master, rank.port, timeout=0.3, listen=0.1)
+    return heard
 
 
 def _own_lock(settings: Settings) -> Path | None:
