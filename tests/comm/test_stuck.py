@@ -1,5 +1,10 @@
 """Where every rank was -> who is to blame; and what the trials by parts narrow it down to."""
 
+from dataclasses import replace
+
+from dsdoctor.comm.course.conduct import Gathered
+from dsdoctor.comm.course.course import time_used_up
+from dsdoctor.comm.course.messages import Answer, Kind, Order
 from dsdoctor.comm.exchange import isolate, stuck_checks
 from dsdoctor.comm.exchange.isolate import SWITCHES, Switch, Trial
 from dsdoctor.comm.exchange.stuck_checks import Trouble
@@ -128,3 +133,17 @@ def test_every_switch_is_named_once() -> None:
     names = [switch.variable for switch in SWITCHES["nccl"]]
 
     assert len(names) == len(set(names))
+
+
+def test_a_deadline_in_the_middle_of_work_is_no_hang() -> None:
+    order = Order(number=1, kind=Kind.RUN, seconds=10.0)
+    answers = tuple(Answer(rank=rank, stuck=stuck(rank)) for rank in range(4))
+    busy = Gathered(order=order, answers=answers, seconds=10.0, still=0.4)
+
+    (finding,) = time_used_up(busy, "the collectives")
+
+    assert busy.moving
+    assert not replace(busy, still=8.0).moving
+    assert not replace(busy, seconds=9.0).moving
+    assert not replace(busy, silent={3: Outcome.SILENT}).moving
+    assert finding.title.startswith("the deadline left 10 s for the collectives, and the ranks were still at work")

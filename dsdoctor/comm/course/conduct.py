@@ -10,6 +10,8 @@ from dsdoctor.comm.course.messages import Answer, Kind, Order
 from dsdoctor.comm.nouns import Claim, Outcome
 from dsdoctor.comm.reach.mesh import reach
 
+MOVING = 3.0
+"""Seconds without a move that say nothing yet: a large message on a slow link takes as long."""
 GRACE = 1.0
 """Seconds that the others get to tell of their own accord, after the first told of trouble."""
 LAST_WORDS = 1.5
@@ -28,6 +30,13 @@ class Gathered:
     silent: dict[int, Outcome] = field(default_factory=dict)
     seconds: float = 0.0
     still: float = 0.0
+
+    @property
+    def moving(self) -> bool:
+        """Whether the time was up while rank 0's work still went on, and nobody had fallen out."""
+        stuck = [answer.stuck for answer in self.answers if answer.stuck]
+        fell_out = self.silent or any(one.ended or one.error or one.process in set("Tt") for one in stuck)
+        return not fell_out and self.seconds >= self.order.seconds and self.still < max(MOVING, self.order.seconds / 2)
 
     @property
     def well(self) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from dsdoctor.comm.course.book import Book
@@ -12,7 +13,7 @@ from dsdoctor.comm.exchange import stuck_checks
 from dsdoctor.comm.exchange.nccl_log import NcclFacts
 from dsdoctor.comm.exchange.stuck_checks import Trouble
 from dsdoctor.comm.nouns import Claim, Mode, Outcome, PairTime, Rank, Reach, Settings, Speed, Speeds, Stuck
-from dsdoctor.finding import Finding
+from dsdoctor.finding import Finding, Fix, Severity
 
 PATIENCE = {Mode.QUICK: 8.0, Mode.DEFAULT: 20.0, Mode.FULL: 40.0}
 """Seconds in which an exchange must move on."""
@@ -90,6 +91,8 @@ class Course:
         stuck = tuple(answer.stuck for answer in gathered.answers if answer.stuck)
         self.mute |= set(gathered.silent)
         self.stuck += stuck + tuple(_vanished(rank, how, what) for rank, how in gathered.silent.items())
+        if gathered.moving:
+            return tuple(time_used_up(gathered, what))
         trouble = Trouble(
             what=what,
             claims=self.claims,
@@ -102,6 +105,20 @@ class Course:
             again = self.ask(Kind.MESH, seconds=min(AGAIN_SECONDS, self.left))
             trouble = replace(trouble, reaches=tuple(reach for answer in again.answers for reach in answer.reaches))
         return tuple(finding for check in stuck_checks.CHECKS for finding in check(trouble))
+
+
+def time_used_up(gathered: Gathered, what: str) -> Iterator[Finding]:
+    """The time was up while the ranks still exchanged.
+
+    Nothing hung: what was to be done takes longer here than the deadline leaves. A slow link does that, or few processors for
+    many ranks."""
+    at = next((answer.stuck.at for answer in gathered.answers if answer.stuck), "the last one")
+    yield Finding(
+        rule="time-used-up",
+        severity=Severity.WARNING if gathered.order.task is Task.SPEED else Severity.ERROR,
+        title=f"the deadline left {gathered.order.seconds:.0f} s for {what}, and the ranks were still at work, in {at}",
+        fix=Fix(text="give it more time with --deadline", commands=("python -m dsdoctor comm --deadline 600",)),
+    )
 
 
 def results(gathered: Gathered) -> dict[int, Result]:

@@ -95,6 +95,8 @@ def speed(course: Course, page: Page) -> None:
     ) + course.trouble(gathered, "the measurement of speed")
     best = max((one.busbw for one in course.speeds if one.op == "all_reduce"), default=0.0)
     page.said = f"all_reduce at most {best / 1e9:.2f} GB/s (busbw); {len(course.speeds)} sizes and collectives timed"
+    if not course.speeds:
+        page.said = "nothing was timed to its end"
 
 
 def deepspeed(course: Course, page: Page) -> None:
