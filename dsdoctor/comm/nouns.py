@@ -63,8 +63,8 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What was asked, the same on every rank. ``out`` is the folder of each rank's own files; ``full`` sizes and so on follow
-    from ``mode``. ``backend`` is "auto", "nccl" or "gloo"."""
+    """What was asked, the same on every rank. ``out`` is the folder of each rank's own files; ``backend`` is "auto", "nccl" or
+    "gloo"; ``deadline`` seconds bound the whole."""
 
     mode: Mode = Mode.DEFAULT
     backend: str = "auto"

@@ -153,4 +153,5 @@ def _bounded(make: Callable[[], Store], seconds: float) -> Store | None:
 def listener_of(port: int) -> str | None:
     """Who listens on a port of this host, where it is a process that this user may look at."""
     found = look_listener(LocalHost(), port)
-    return f"pid {found.pid} ({(found.command or '?')[:60]})" if found and found.pid else None
+    command = " ".join((found.command or "?").split())[:60] if found else ""
+    return f"pid {found.pid} ({command})" if found and found.pid else None
