@@ -18,7 +18,8 @@ from dsdoctor.comm.course.book import state_of
 from dsdoctor.comm.course.process import die_with
 from dsdoctor.comm.course.supervise import Outcomes, Screen, supervise
 from dsdoctor.comm.local.gpu_links import read_gpus
-from dsdoctor.comm.nouns import Mode, Phase, PhaseResult, Rank, Report, Settings, State
+from dsdoctor.comm.nouns import Mode, Phase, Rank, Settings, State
+from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed.baseline import Base, slower
 from dsdoctor.comm.starting.launch import Started, local_ranks, ssh_ranks
 from dsdoctor.comm.starting.start import PARENT, Ended, free_port, start_all

@@ -15,7 +15,8 @@ from dsdoctor.cli.ending import FOUND, ending, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.comm.course.process import age
 from dsdoctor.comm.course.supervise import Screen
-from dsdoctor.comm.nouns import Mode, PhaseResult, Rank, Report, Settings, State
+from dsdoctor.comm.nouns import Mode, Rank, Settings, State
+from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed import baseline
 from dsdoctor.comm.starting.rank import rank_of
 from dsdoctor.communication import Wanted, compared, run_all, run_rank, unmet

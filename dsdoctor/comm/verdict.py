@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from dsdoctor.comm.nouns import Phase, PhaseResult, State
+from dsdoctor.comm.nouns import Phase, State
+from dsdoctor.comm.results import PhaseResult
 from dsdoctor.finding import Finding, Severity
 
 ORDER = tuple(Phase)

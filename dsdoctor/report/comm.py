@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from dsdoctor.comm.nouns import Claim, PhaseResult, Report, State, Stuck
+from dsdoctor.comm.nouns import Claim, State
+from dsdoctor.comm.results import PhaseResult, Report, Stuck
 from dsdoctor.finding import Finding
 from dsdoctor.report.comm_figures import matrix_lines, speed_lines, transport_lines
 from dsdoctor.report.comm_pairs import cells, host_of

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from dsdoctor.comm.nouns import Limit, Report, Speed
+from dsdoctor.comm.results import Limit, Report, Speed
 from dsdoctor.report.comm_pairs import named
 from dsdoctor.report.comm_words import duration, gigabytes, size
 from dsdoctor.report.labels import safe

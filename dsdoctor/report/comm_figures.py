@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from statistics import median
 
-from dsdoctor.comm.nouns import Report, Speed
+from dsdoctor.comm.results import Report, Speed
 from dsdoctor.report.comm_pairs import Cell, Cells, cells, host_of, named, words
 from dsdoctor.report.comm_words import clipped, duration, gigabytes, size, table
 

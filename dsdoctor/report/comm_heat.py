@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dsdoctor.comm.nouns import Report
+from dsdoctor.comm.results import Report
 from dsdoctor.report.comm_pairs import Cell, cells, host_of, words
 from dsdoctor.report.comm_words import clipped, digits, ranges, short_hosts
 from dsdoctor.report.labels import safe

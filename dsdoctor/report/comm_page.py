@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsdoctor.comm.nouns import PhaseResult, Report, State
+from dsdoctor.comm.nouns import State
+from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.finding import Finding
 from dsdoctor.report import page
 from dsdoctor.report.comm import MARKS, rank_lines

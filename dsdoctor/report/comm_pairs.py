@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-from dsdoctor.comm.nouns import Outcome, Reach, Report
+from dsdoctor.comm.results import Outcome, Reach, Report
 from dsdoctor.report.comm_words import digits, duration
 
 SLOW = 3

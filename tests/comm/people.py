@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from dsdoctor.comm.nouns import Chosen, Claim, Interface, Local, Outcome, Rank, Reach
+from dsdoctor.comm.nouns import Chosen, Claim, Interface, Local, Rank
+from dsdoctor.comm.results import Outcome, Reach
 
 LETTERS = "abcdefgh"
 

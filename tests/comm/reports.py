@@ -2,21 +2,8 @@
 
 from collections.abc import Iterable
 
-from dsdoctor.comm.nouns import (
-    Claim,
-    Limit,
-    Mode,
-    Outcome,
-    Pace,
-    PairTime,
-    Phase,
-    PhaseResult,
-    Reach,
-    Report,
-    Speed,
-    State,
-    Stuck,
-)
+from dsdoctor.comm.nouns import Claim, Mode, Phase, State
+from dsdoctor.comm.results import Limit, Outcome, Pace, PairTime, PhaseResult, Reach, Report, Speed, Stuck
 from dsdoctor.comm.verdict import ended, verdict
 from dsdoctor.finding import Finding, Fix, Severity
 

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
-from dsdoctor.comm.nouns import Claim, Outcome
+from dsdoctor.comm.nouns import Claim
 from dsdoctor.comm.reach import absent_checks, arrival_checks
 from dsdoctor.comm.reach.absent_checks import Absent
 from dsdoctor.comm.reach.arrival_checks import Arrivals
 from dsdoctor.comm.reach.store import Unreached
+from dsdoctor.comm.results import Outcome
 from dsdoctor.finding import Finding
 from tests.comm.people import claim, claims, rank
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsdoctor.comm.nouns import Speeds, Timing
+from dsdoctor.comm.results import Speeds, Timing
 from dsdoctor.comm.speed.bandwidth import FORMULAS, busbw, merge
 from dsdoctor.comm.speed.speed import TIMED
 

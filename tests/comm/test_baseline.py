@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.nouns import PairTime, Report
+from dsdoctor.comm.results import PairTime, Report
 from dsdoctor.comm.speed.baseline import SCHEMA, Base, base_of, load, save, slower
 from dsdoctor.errors import UsageError
 from dsdoctor.finding import Severity

@@ -21,7 +21,8 @@ from dsdoctor.comm.exchange.collectives import COLLECTIVES, steps
 from dsdoctor.comm.exchange.deepspeed_layer import compiles_first
 from dsdoctor.comm.exchange.exchange import lacking
 from dsdoctor.comm.exchange.values import EXACT, Reduction, largest
-from dsdoctor.comm.nouns import Exchange, Group, Mode
+from dsdoctor.comm.nouns import Group, Mode
+from dsdoctor.comm.results import Exchange
 from dsdoctor.comm.speed.pairs import rounds, spread_rounds
 
 WORKER = Path(__file__).with_name("collectives_worker.py")

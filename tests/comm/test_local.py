@@ -13,7 +13,8 @@ from dsdoctor.comm.local.local_checks import CHECKS, examine, examine_all
 from dsdoctor.comm.local.memory import examine as examine_memory
 from dsdoctor.comm.local.memory import try_memory
 from dsdoctor.comm.local.variables import read_config_files, read_variables
-from dsdoctor.comm.nouns import Chosen, Claim, FabricPort, Gpu, Interface, Local, MemoryTry, Rank
+from dsdoctor.comm.nouns import Chosen, Claim, FabricPort, Gpu, Interface, Local, Rank
+from dsdoctor.comm.results import MemoryTry
 from dsdoctor.finding import Finding, Severity
 from dsdoctor.host import LocalHost
 from tests.conftest import Disk

@@ -4,11 +4,12 @@ import socket
 import threading
 from dataclasses import replace
 
-from dsdoctor.comm.nouns import Claim, Outcome, Reach
+from dsdoctor.comm.nouns import Claim
 from dsdoctor.comm.reach import mesh_checks
 from dsdoctor.comm.reach.knock import knock
 from dsdoctor.comm.reach.mesh import ANSWER, CALL, LARGE, MAGIC, Listener, peers, reach, reach_all
 from dsdoctor.comm.reach.mesh_seen import Mesh
+from dsdoctor.comm.results import Outcome, Reach
 from dsdoctor.finding import Severity
 from tests.comm.people import claim, claims, reaches
 

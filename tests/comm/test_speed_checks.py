@@ -7,7 +7,7 @@ import pytest
 
 from dsdoctor.comm.exchange import right_checks
 from dsdoctor.comm.exchange.deepspeed_layer import compiles_first, own_lock
-from dsdoctor.comm.nouns import Exchange, Limit, Pace, PairTime, Speed, Wrong
+from dsdoctor.comm.results import Exchange, Limit, Pace, PairTime, Speed, Wrong
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.finding import Finding, Severity
 from tests.conftest import Disk

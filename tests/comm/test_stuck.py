@@ -8,7 +8,7 @@ from dsdoctor.comm.course.messages import Answer, Kind, Order
 from dsdoctor.comm.exchange import isolate, stuck_checks
 from dsdoctor.comm.exchange.isolate import SWITCHES, Switch, Trial
 from dsdoctor.comm.exchange.stuck_checks import Trouble
-from dsdoctor.comm.nouns import Outcome, Stuck
+from dsdoctor.comm.results import Outcome, Stuck
 from tests.comm.people import claims, reaches
 
 

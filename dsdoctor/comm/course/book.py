@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from dsdoctor.comm.course.messages import News
-from dsdoctor.comm.nouns import Phase, PhaseResult, State
+from dsdoctor.comm.nouns import Phase, State
+from dsdoctor.comm.results import PhaseResult
 from dsdoctor.finding import Finding, Severity
 
 SLOWNESS = frozenset({Phase.RENDEZVOUS, Phase.SAME, Phase.MESH, Phase.SPEED})

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from dsdoctor.comm.course.member import Member
 from dsdoctor.comm.course.messages import Answer, Kind, Order
-from dsdoctor.comm.nouns import Claim, Outcome
+from dsdoctor.comm.nouns import Claim
 from dsdoctor.comm.reach.mesh import reach
+from dsdoctor.comm.results import Outcome
 
 MOVING = 3.0
 """Seconds without a move that say nothing yet: a large message on a slow link takes as long."""

@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from dsdoctor.comm.course.messages import Do, Join, Result, Task, Word
-from dsdoctor.comm.nouns import Group, Mode, Speeds
+from dsdoctor.comm.nouns import Group, Mode
+from dsdoctor.comm.results import Speeds
 
 PRESET = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",

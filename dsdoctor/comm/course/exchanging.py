@@ -13,10 +13,11 @@ from dsdoctor.comm.exchange.deepspeed_layer import compiles_first
 from dsdoctor.comm.exchange.nccl_log import parse_nccl_log
 from dsdoctor.comm.local import memory
 from dsdoctor.comm.local.limits import limit
-from dsdoctor.comm.nouns import Mode, Outcome, Phase, State
+from dsdoctor.comm.nouns import Mode, Phase, State
 from dsdoctor.comm.reach import mesh_checks
 from dsdoctor.comm.reach.mesh import peers
 from dsdoctor.comm.reach.mesh_seen import Mesh
+from dsdoctor.comm.results import Outcome
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.comm.speed.bandwidth import merge
 from dsdoctor.finding import Finding, Fix, Severity

@@ -7,8 +7,9 @@ from typing import Protocol
 from dsdoctor.comm.course.messages import Answer, Do, Join, Order, Result
 from dsdoctor.comm.course.zygote import Data, Zygote
 from dsdoctor.comm.exchange.nccl_log import telling
-from dsdoctor.comm.nouns import Claim, Reach, Settings, Stuck
+from dsdoctor.comm.nouns import Claim, Settings
 from dsdoctor.comm.reach.mesh import reach_all
+from dsdoctor.comm.results import Reach, Stuck
 
 STACK_TIME = 0.3
 TAIL = 5.0

@@ -7,7 +7,8 @@ from dsdoctor.comm.course import exchanging, gathering
 from dsdoctor.comm.course.book import Page
 from dsdoctor.comm.course.course import Course
 from dsdoctor.comm.local.limits import limit
-from dsdoctor.comm.nouns import Phase, Report, State
+from dsdoctor.comm.nouns import Phase, State
+from dsdoctor.comm.results import Report
 from dsdoctor.comm.verdict import ended, verdict
 
 Act = Callable[[Course, Page], None]

@@ -3,7 +3,8 @@
 import enum
 from dataclasses import dataclass, field
 
-from dsdoctor.comm.nouns import Exchange, Local, MemoryTry, PhaseResult, Rank, Reach, Report, Settings, Speeds, Stuck
+from dsdoctor.comm.nouns import Local, Rank, Settings
+from dsdoctor.comm.results import Exchange, MemoryTry, PhaseResult, Reach, Report, Speeds, Stuck
 from dsdoctor.finding import Finding
 
 

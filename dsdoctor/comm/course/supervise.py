@@ -20,8 +20,9 @@ from dsdoctor.comm.course.messages import Briefing, News
 from dsdoctor.comm.course.process import ending_of, fork, state_of
 from dsdoctor.comm.exchange.deepspeed_layer import own_lock
 from dsdoctor.comm.local.local import look_local
-from dsdoctor.comm.nouns import Mode, Outcome, PhaseResult, Rank, Report, Settings, State
+from dsdoctor.comm.nouns import Mode, Rank, Settings, State
 from dsdoctor.comm.reach.knock import Knock, knock
+from dsdoctor.comm.results import Outcome, PhaseResult, Report
 from dsdoctor.errors import DoctorError
 from dsdoctor.finding import Finding, Fix, Severity
 from dsdoctor.host import LocalHost

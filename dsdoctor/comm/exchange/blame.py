@@ -9,7 +9,8 @@ from dsdoctor.comm.exchange.calls import all_gather_list, of_all
 from dsdoctor.comm.exchange.collectives import Step
 from dsdoctor.comm.exchange.exchange import compare, exchange
 from dsdoctor.comm.exchange.values import inverse_sets
-from dsdoctor.comm.nouns import Exchange, Group
+from dsdoctor.comm.nouns import Group
+from dsdoctor.comm.results import Exchange
 
 MOST_PLACES = 4
 """Wrong places of a result that are looked into: each may have another cause."""

@@ -15,7 +15,8 @@ from dsdoctor.comm.exchange.calls import Buffer
 from dsdoctor.comm.exchange.collectives import DTYPES, ODD, Collective, Step
 from dsdoctor.comm.exchange.exchange import run_steps
 from dsdoctor.comm.exchange.values import Call, Reduction
-from dsdoctor.comm.nouns import Exchange, Group
+from dsdoctor.comm.nouns import Group
+from dsdoctor.comm.results import Exchange
 from dsdoctor.host import Host, LocalHost
 
 EXTENSION = "deepspeed_shm_comm"

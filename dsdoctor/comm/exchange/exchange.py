@@ -16,7 +16,8 @@ import msgspec
 from dsdoctor.comm.exchange.calls import Want
 from dsdoctor.comm.exchange.collectives import Step
 from dsdoctor.comm.exchange.values import Call
-from dsdoctor.comm.nouns import Exchange, Group, Wrong
+from dsdoctor.comm.nouns import Group
+from dsdoctor.comm.results import Exchange, Wrong
 from dsdoctor.comm.speed.pairs import wait_for_device
 
 Tell = Callable[[int, str], None]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from dsdoctor.comm.nouns import Exchange
+from dsdoctor.comm.results import Exchange
 from dsdoctor.finding import Finding, Fix, Severity
 
 SHOWN = 6

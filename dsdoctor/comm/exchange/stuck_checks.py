@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsdoctor.comm.course.process import LETTERS
-from dsdoctor.comm.nouns import Claim, Outcome, Reach, Stuck
+from dsdoctor.comm.nouns import Claim
 from dsdoctor.comm.reach.arrival_checks import named
 from dsdoctor.comm.reach.mesh_checks import CHECKS as MESH_CHECKS
 from dsdoctor.comm.reach.mesh_seen import Mesh
+from dsdoctor.comm.results import Outcome, Reach, Stuck
 from dsdoctor.finding import Finding, Fix, Severity
 
 STOPPED = frozenset("Tt")

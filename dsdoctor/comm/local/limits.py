@@ -6,7 +6,8 @@ Numbers are one way, bytes a second (1 GB/s = 1e9), and an upper bound for a rin
 from collections.abc import Sequence
 
 from dsdoctor.comm.local.interfaces import matches
-from dsdoctor.comm.nouns import Claim, FabricPort, Gpu, Limit
+from dsdoctor.comm.nouns import Claim, FabricPort, Gpu
+from dsdoctor.comm.results import Limit
 
 GEN3_X16 = 12e9
 """What NCCL counts for PCIe Gen3 x16 (PCI_BW in src/graph/topo.h): 76 % of the 15.75 GB/s of the wire."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from dsdoctor.comm.nouns import MemoryTry
 from dsdoctor.comm.reach.arrival_checks import named
+from dsdoctor.comm.results import MemoryTry
 from dsdoctor.finding import Finding, Fix, Severity
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsdoctor.comm.nouns import Outcome, Rank
+from dsdoctor.comm.nouns import Rank
 from dsdoctor.comm.reach.store import Unreached
+from dsdoctor.comm.results import Outcome
 from dsdoctor.finding import Finding, Fix, Severity
 
 

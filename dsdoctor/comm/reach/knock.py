@@ -7,7 +7,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-from dsdoctor.comm.nouns import Outcome
+from dsdoctor.comm.results import Outcome
 
 NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EADDRNOTAVAIL})
 TCP_INFO = "BBBBBBBB24I"

@@ -12,8 +12,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from dsdoctor.comm.nouns import Claim, Outcome, Reach
+from dsdoctor.comm.nouns import Claim
 from dsdoctor.comm.reach.knock import Wire, connect, wire_of
+from dsdoctor.comm.results import Outcome, Reach
 
 MAGIC = b"DSDC1"
 CALL = struct.Struct("!5s16sIIQ")

@@ -3,8 +3,9 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
-from dsdoctor.comm.nouns import Claim, Outcome, Reach
+from dsdoctor.comm.nouns import Claim
 from dsdoctor.comm.reach.mesh_seen import HostPair, Mesh
+from dsdoctor.comm.results import Outcome, Reach
 from dsdoctor.finding import Finding, Fix, Severity
 
 LOSS = 0.01

@@ -5,7 +5,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
-from dsdoctor.comm.nouns import Claim, Outcome, Reach
+from dsdoctor.comm.nouns import Claim
+from dsdoctor.comm.results import Outcome, Reach
 
 HostPair = tuple[str, str]
 

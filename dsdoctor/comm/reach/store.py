@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
-from dsdoctor.comm.nouns import Outcome, Rank
+from dsdoctor.comm.nouns import Rank
 from dsdoctor.comm.reach.board import Board, Store
 from dsdoctor.comm.reach.knock import connect, knock
+from dsdoctor.comm.results import Outcome
 from dsdoctor.comm.static.static import look_listener
 from dsdoctor.host import LocalHost
 

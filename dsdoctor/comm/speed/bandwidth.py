@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dsdoctor.comm.nouns import Speed, Speeds, Timing
+from dsdoctor.comm.results import Speed, Speeds, Timing
 
 
 @dataclass(frozen=True, kw_only=True)

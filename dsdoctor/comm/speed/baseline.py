@@ -10,7 +10,7 @@ from statistics import median
 
 import msgspec
 
-from dsdoctor.comm.nouns import Pace, PairTime, Report, Speed
+from dsdoctor.comm.results import Pace, PairTime, Report, Speed
 from dsdoctor.comm.speed.changes import (
     LEAST_LOSS,
     Change,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dsdoctor.comm.nouns import Pace, PairTime
+from dsdoctor.comm.results import Pace, PairTime
 
 LEAST_LOSS = 0.15
 """What must be lost at the least before anything is said."""

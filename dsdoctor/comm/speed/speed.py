@@ -11,7 +11,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from dsdoctor.comm.exchange.calls import newest
-from dsdoctor.comm.nouns import Group, Mode, Timing
+from dsdoctor.comm.nouns import Group, Mode
+from dsdoctor.comm.results import Timing
 from dsdoctor.comm.speed.bandwidth import formula
 from dsdoctor.comm.speed.pairs import agreed, wait_for_device
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dsdoctor.comm.nouns import Limit, Pace, PairTime, Speed
+from dsdoctor.comm.results import Limit, Pace, PairTime, Speed
 from dsdoctor.comm.speed.bandwidth import formula
 from dsdoctor.comm.speed.pairs import slower, within
 from dsdoctor.finding import Finding, Fix, Severity

@@ -1,0 +1,211 @@
+"""The nouns of what came of a test: reaches, exchanges, times, where a rank was stuck, phases, the report. Data only.
+
+Times are seconds, sizes bytes, bandwidths bytes a second.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from dsdoctor.comm.nouns import Claim, Mode, Phase, State
+from dsdoctor.finding import Finding, Severity
+
+
+class Outcome(enum.Enum):
+    """How one rank's attempt to reach another ended."""
+
+    REACHED = "reached"
+    REFUSED = "refused"
+    TIMED_OUT = "timed out"
+    NO_ROUTE = "no route"
+    NO_NAME = "name not found"
+    SILENT = "connected, no answer"
+    STRANGER = "somebody else answers"
+    STALLED = "large messages stall"
+    CUT_OFF = "cut off in the middle"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """One direction between two ranks over plain TCP. ``bandwidth`` is that of the large message; ``retransmits`` of
+    ``segments`` sent, ``mss`` and ``pmtu`` are the kernel's (TCP_INFO). ``via_other``: only its other address answered."""
+
+    source: int
+    target: int
+    outcome: Outcome
+    address: str = ""
+    seconds: float = 0.0
+    bandwidth: float | None = None
+    mss: int | None = None
+    pmtu: int | None = None
+    retransmits: int = 0
+    segments: int = 0
+    via_other: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong:
+    """Wrong data in a result: the first wrong index, what stood there (None: nan or inf) and what should, how many are wrong.
+    ``whose`` are the ranks whose contribution is wrong, empty where that could not be told. ``again``: whether it came again
+    when the exchange was repeated, None when it was not repeated."""
+
+    index: int
+    got: float | None
+    want: float
+    count: int
+    whose: tuple[int, ...] = ()
+    again: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """One collective on one rank: right, or where it went wrong, or not possible here (``skipped`` says why)."""
+
+    op: str
+    dtype: str
+    elements: int
+    seconds: float
+    wrong: Wrong | None = None
+    skipped: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One collective's times on one rank, seconds per call. ``size`` is nccl-tests' S: bytes a rank for all_reduce, broadcast
+    and reduce, all ranks' bytes for the others."""
+
+    op: str
+    size: int
+    calls: int
+    least: float
+    median: float
+    p99: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTime:
+    """The best time of one message of ``size`` bytes from rank ``source`` to ``target`` and back, halved."""
+
+    source: int
+    target: int
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How fast a rank is by itself (``compute``: median seconds of a fixed piece of work) and how long it waited for the
+    others at barriers after equal work (``waited``: median). The late rank waits least."""
+
+    rank: int
+    compute: float
+    waited: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """Everything timed on one rank."""
+
+    rank: int
+    timings: tuple[Timing, ...] = ()
+    pairs: tuple[PairTime, ...] = ()
+    pace: Pace | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTry:
+    """A real allocation of ``size`` bytes, written and read back. ``error`` is why it failed, None when it did not;
+    ``wrong`` counts elements that came back different."""
+
+    device: str
+    size: int
+    free: int | None = None
+    total: int | None = None
+    wrong: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stuck:
+    """Where a rank was when a phase ended it or it died. ``at`` is the exchange it was in and ``step`` its number (0 before
+    the first); ``process`` its state in the kernel's letters ("S", "T" stopped, "D"); ``ended`` how it died, if it did."""
+
+    rank: int
+    at: str
+    step: int
+    seconds: float
+    process: str = ""
+    ended: str | None = None
+    error: str | None = None
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseResult:
+    """One line of the report: a phase, how it ended, what was seen (``said``) and what is the matter."""
+
+    phase: Phase
+    state: State
+    seconds: float
+    said: str
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """What a link can do, one way, in bytes a second, and which link and source that is."""
+
+    bandwidth: float
+    link: str
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """One collective at one size over all ranks. ``seconds`` is the slowest rank's median; algbw and busbw follow from it
+    by nccl-tests' formulas, in bytes a second. ``medians`` are every rank's."""
+
+    op: str
+    size: int
+    seconds: float
+    p50: float
+    p99: float
+    algbw: float
+    busbw: float
+    slowest: int
+    medians: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The whole test as rank 0 tells it. ``verdict`` is one line; ``ranks`` those that came; ``limit`` what the slowest link
+    between them can do, if that is known. ``hosts`` is the host of every expected rank, "" where it is not known. ``wrong``
+    are the ranks whose contribution to a result was wrong."""
+
+    world: int
+    backend: str
+    launcher: str
+    mode: Mode
+    verdict: str
+    state: State
+    seconds: float
+    phases: tuple[PhaseResult, ...]
+    ranks: tuple[Claim, ...] = ()
+    reaches: tuple[Reach, ...] = ()
+    exchanges: int = 0
+    speeds: tuple[Speed, ...] = ()
+    pairs: tuple[PairTime, ...] = ()
+    paces: tuple[Pace, ...] = ()
+    stuck: tuple[Stuck, ...] = ()
+    wrong: tuple[int, ...] = ()
+    limit: Limit | None = None
+    transports: dict[str, str] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    out: str | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings in the order of the phases, errors first."""
+        order = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
+        found = tuple(finding for phase in self.phases for finding in phase.findings)
+        return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
