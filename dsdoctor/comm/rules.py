@@ -27,6 +27,7 @@ CHECKS = (
     *fingerprint.CHECKS,
     *mesh_checks.CHECKS,
     *stuck_checks.CHECKS,
+    stuck_checks.supervisor_stopped,
     *right_checks.CHECKS,
     *memory.CHECKS,
     *nccl_checks.CHECKS,

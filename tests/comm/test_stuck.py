@@ -45,6 +45,14 @@ def test_stopped_silent_and_vanished_are_told_apart() -> None:
     ]
 
 
+def test_a_rank_whose_first_process_is_stopped_is_told_though_it_exchanged_well() -> None:
+    found = stuck_checks.supervisor_stopped({0: "rank 0 (nodea, pid 1)", 1: "rank 1 (nodeb, pid 2)"}, {0: "S", 1: "T"})
+
+    assert [finding.title for finding in found] == [
+        "rank 1 (nodeb, pid 2): the process that the launcher started is stopped by a signal; the launcher will wait for it"
+    ]
+
+
 def test_rank_0_that_reaches_no_other_host_is_itself_cut_off() -> None:
     people = claims(6)
     silent = dict.fromkeys(range(2, 6), Outcome.TIMED_OUT)

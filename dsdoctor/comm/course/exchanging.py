@@ -11,6 +11,7 @@ from dsdoctor.comm.course.messages import Kind, Task
 from dsdoctor.comm.exchange import isolate, nccl_checks, right_checks
 from dsdoctor.comm.exchange.deepspeed_layer import compiles_first
 from dsdoctor.comm.exchange.nccl_log import parse_nccl_log
+from dsdoctor.comm.exchange.stuck_checks import supervisor_stopped
 from dsdoctor.comm.local import memory
 from dsdoctor.comm.local.limits import limit
 from dsdoctor.comm.nouns import Mode, Phase, State
@@ -59,6 +60,9 @@ def right(course: Course, page: Page) -> None:
     page.findings = right_checks.examine(notable, course.hosts) + course.trouble(gathered, "the collectives")
     tries = {rank: result.memory for rank, result in brought.items() if result.memory}
     page.findings += memory.examine(tries, course.hosts) + _nccl(course, gathered)
+    who = {claim.rank: f"rank {claim.rank} ({claim.host}, pid {claim.pid})" for claim in course.claims}
+    states = {answer.rank: answer.supervisor for answer in gathered.answers}
+    page.findings += tuple(supervisor_stopped(who, states))
     done = max((result.done for result in brought.values()), default=0)
     course.wrong = right_checks.Brought(exchanges=notable, hosts=course.hosts).culprits
     wrong = sum(one.wrong is not None for exchanges in notable.values() for one in exchanges)

@@ -79,6 +79,6 @@ def _unnamed(course: Course) -> bool:
     """Whether no rank died, stopped or vanished, and the library did begin: then only trials by parts can tell more."""
     if course.stuck and all(one.error and one.step == 0 for one in course.stuck):
         return False
-    return not {"rank-died", "rank-stopped", "host-vanished", "rank-behind", "time-used-up"} & {
+    return not {"rank-died", "rank-stopped", "host-vanished", "rank-behind", "time-used-up", "supervisor-stopped"} & {
         finding.rule for finding in course.book.phases[-1].findings
     }

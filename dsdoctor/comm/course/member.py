@@ -11,6 +11,7 @@ import msgspec
 
 from dsdoctor.comm.course.jobs import Bench, Idle, Job, MeshJob, RunJob
 from dsdoctor.comm.course.messages import Answer, Briefing, Join, Kind, News, Order, Task
+from dsdoctor.comm.course.process import state_of
 from dsdoctor.comm.course.zygote import Zygote
 from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
 from dsdoctor.comm.nouns import Claim, Phase
@@ -72,6 +73,7 @@ class Member:
 
     def post(self, order: Order, answer: Answer) -> None:
         """Tell rank 0, and this rank's own file."""
+        answer = replace(answer, supervisor=state_of(os.getppid()))
         self._answers.append(answer)
         self._note()
         self.board.log(f"answers/{order.number}").write(answer)

@@ -50,13 +50,15 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One rank's answer to an order: what it found, or where it was stuck; ``nccl`` are the telling lines of NCCL's log."""
+    """One rank's answer to an order: what it found, or where it was stuck; ``nccl`` are the telling lines of NCCL's log.
+    ``supervisor`` is the kernel's letter for the process that the launcher started."""
 
     rank: int
     reaches: tuple[Reach, ...] = ()
     result: Result | None = None
     stuck: Stuck | None = None
     nccl: str = ""
+    supervisor: str = ""
     seconds: float = 0.0
 
 

@@ -115,6 +115,21 @@ def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
         )
 
 
+def supervisor_stopped(who: dict[int, str], states: dict[int, str]) -> Iterator[Finding]:
+    """The first process of a rank stands still, while its others exchange well.
+
+    That is the process that the launcher knows: it will not end, so the launcher waits for it. Stopped by Ctrl-Z, a debugger or a
+    scheduler."""
+    for rank, letter in sorted(states.items()):
+        if letter in STOPPED:
+            yield Finding(
+                rule="supervisor-stopped",
+                severity=Severity.ERROR,
+                title=f"{who[rank]}: the process that the launcher started is {LETTERS[letter]}; the launcher will wait for it",
+                fix=Fix(text="let it go on, or find out what stopped it", commands=("pkill -CONT -f dsdoctor.comm",)),
+            )
+
+
 def host_vanished(trouble: Trouble) -> Iterator[Finding]:
     """A host that was reached before is not reached any more.
 
