@@ -2,7 +2,7 @@
 
 import inspect
 
-from dsdoctor.comm.course import control, course, exchanging, supervise
+from dsdoctor.comm.course import control, course, exchanging, lost_checks
 from dsdoctor.comm.exchange import isolate, nccl_checks, right_checks, stuck_checks
 from dsdoctor.comm.local import fingerprint, local_checks, memory
 from dsdoctor.comm.reach import absent_checks, arrival_checks, mesh_checks
@@ -34,7 +34,7 @@ CHECKS = (
     *speed_checks.CHECKS,
     *isolate.CHECKS,
     *baseline.CHECKS,
-    *supervise.CHECKS,
+    *lost_checks.CHECKS,
     control.torch_unusable,
     control.nccl_unavailable,
     exchanging.deadline_too_short,

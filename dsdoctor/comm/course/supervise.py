@@ -3,7 +3,6 @@ it, and ends all of it at the deadline; where rank 0's word never came it says i
 
 import os
 import select
-import shlex
 import shutil
 import signal
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from dsdoctor.comm.course import lost_checks
 from dsdoctor.comm.course.control import control
 from dsdoctor.comm.course.messages import Briefing, News
 from dsdoctor.comm.course.process import ending_of, fork, state_of
@@ -24,7 +24,7 @@ from dsdoctor.comm.nouns import Mode, Rank, Settings, State
 from dsdoctor.comm.reach.knock import Knock, knock
 from dsdoctor.comm.results import Outcome, PhaseResult, Report
 from dsdoctor.errors import DoctorError
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.finding import Finding
 from dsdoctor.host import LocalHost
 from dsdoctor.sessions import end_session
 
@@ -46,66 +46,6 @@ class Outcomes:
     phases: tuple[PhaseResult, ...] = ()
     at: str = ""
     folder: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lost:
-    """A rank that has no verdict: where its control process was last, how that ended, and how a call to the master ended."""
-
-    rank: Rank
-    host: str
-    at: str
-    seconds: float
-    master: Knock | None
-    died: str | None
-    stopped: bool = False
-    log: str = ""
-    tail: tuple[str, ...] = ()
-
-
-def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
-    """Rank 0's word did not come any more.
-
-    This rank had met rank 0, and waited for its next order. Rank 0 died, its host or the link to it is down, or it hangs: how a
-    plain connection to its port ends tells which."""
-    if lost.rank.rank == 0 or lost.died is not None or lost.stopped or lost.master is None:
-        return
-    ends = {
-        Outcome.REFUSED: "its host answers and refuses the port: rank 0 has died",
-        Outcome.TIMED_OUT: "its host does not answer: the link is cut, or the host is down",
-        Outcome.NO_ROUTE: "there is no route to it any more: the link is cut, or the host is down",
-        Outcome.NO_NAME: "its name is not found any more",
-    }
-    how = ends.get(lost.master.outcome, "its port accepts connections: rank 0 hangs or was stopped")
-    yield Finding(
-        rule="rank-zero-lost",
-        severity=Severity.ERROR,
-        title=f"rank {lost.rank.rank} ({lost.host}): no word of rank 0 ({lost.rank.master}:{lost.rank.port}) since "
-        f"{lost.at!r}; {how}",
-        evidence=(f"waited {lost.seconds:.0f} s in all",),
-        fix=Fix(text="see the output of rank 0 and its host", commands=(f"ping -c 3 {lost.rank.master}",)),
-    )
-
-
-def control_lost(lost: Lost) -> Iterator[Finding]:
-    """The part of this rank that talks to the others ended or hung without a verdict.
-
-    A library brought the process down, or waits without any limit. Its last lines are in the evidence, the whole in the folder
-    of this rank (--out)."""
-    if lost.rank.rank != 0 and lost.died is None and not lost.stopped:
-        return
-    still = "stands still, stopped by a signal" if lost.stopped else f"did not come to an end in {lost.seconds:.0f} s"
-    how = f"ended without a verdict ({lost.died})" if lost.died else still
-    yield Finding(
-        rule="control-lost",
-        severity=Severity.ERROR,
-        title=f"rank {lost.rank.rank} ({lost.host}) {how}, in {lost.at!r}",
-        evidence=lost.tail,
-        fix=Fix(text="see the end of its log", commands=(f"tail -n 40 {shlex.quote(lost.log)}",)),
-    )
-
-
-CHECKS = (rank_zero_lost, control_lost)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +85,9 @@ class _Ear:
         self._read, write = os.pipe()
         back, self._back = os.pipe()
 
+        def shown() -> None:
+            os.read(back, 1)
+
         def main() -> None:
             os.close(self._read)
             os.close(self._back)
@@ -152,7 +95,7 @@ class _Ear:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             with os.fdopen(write, "wb") as pipe:
-                control(briefing, pipe, lambda: void(os.read(back, 1)))
+                control(briefing, pipe, shown)
 
         self.pid = fork(main)
         os.close(write)
@@ -181,10 +124,6 @@ class _Ear:
         """Let the control process go on after the report."""
         with suppress(OSError):
             os.write(self._back, b".")
-
-
-def void(_: object) -> None:
-    """Nothing."""
 
 
 def _hear(ear: _Ear, briefing: Briefing, screen: Screen) -> Outcomes:
@@ -233,7 +172,7 @@ def _lost(briefing: Briefing, pid: int, at: str, phases: list[PhaseResult], *, d
     rank = briefing.rank
     log = Path(briefing.folder) / f"rank-{rank.rank:05d}.log"
     tail = log.read_text(errors="replace").splitlines()[-TAIL:] if log.is_file() else []
-    lost = Lost(
+    lost = lost_checks.Lost(
         rank=rank,
         host=briefing.local.hostname,
         at=at,
@@ -244,7 +183,7 @@ def _lost(briefing: Briefing, pid: int, at: str, phases: list[PhaseResult], *, d
         log=str(log),
         tail=tuple(tail),
     )
-    found = tuple(finding for check in CHECKS for finding in check(lost))
+    found = tuple(finding for check in lost_checks.CHECKS for finding in check(lost))
     return Outcomes(status=1, alone=found, phases=tuple(phases), at=at, folder=briefing.folder)
 
 

@@ -1,0 +1,36 @@
+"""What a rank says of itself when nobody else can."""
+
+from dsdoctor.comm.course import lost_checks
+from dsdoctor.comm.course.lost_checks import Lost
+from dsdoctor.comm.reach.knock import Knock
+from dsdoctor.comm.results import Outcome
+from tests.comm.people import rank
+
+
+def told(number: int, outcome: Outcome | None, **more: object) -> list[tuple[str, str]]:
+    master = Knock(outcome=outcome, seconds=0.1) if outcome else None
+    said = {"died": None, "seconds": 21.0, "host": "nodeb", "at": "tcp mesh", "log": "/out/rank-00001.log", **more}
+    lost = Lost(rank=rank(number), master=master, **said)  # type: ignore[arg-type]
+    return [(finding.rule, finding.title) for check in lost_checks.CHECKS for finding in check(lost)]
+
+
+def test_how_rank_0_was_lost_is_told_by_how_its_port_answers() -> None:
+    def how(outcome: Outcome) -> str:
+        ((rule, title),) = told(1, outcome)
+        assert rule == "rank-zero-lost"
+        assert title.startswith("rank 1 (nodeb): no word of rank 0 (10.0.0.1:29500) since 'tcp mesh'; ")
+        return title.partition("; ")[2]
+
+    assert how(Outcome.REFUSED) == "its host answers and refuses the port: rank 0 has died"
+    assert how(Outcome.TIMED_OUT) == "its host does not answer: the link is cut, or the host is down"
+    assert how(Outcome.SILENT) == "its port accepts connections: rank 0 hangs or was stopped"
+
+
+def test_a_rank_whose_own_control_process_stands_still_or_died_does_not_blame_rank_0() -> None:
+    assert told(1, Outcome.REFUSED, stopped=True) == [
+        ("control-lost", "rank 1 (nodeb) stands still, stopped by a signal, in 'tcp mesh'")
+    ]
+    assert told(1, Outcome.REFUSED, died="killed by SIGKILL") == [
+        ("control-lost", "rank 1 (nodeb) ended without a verdict (killed by SIGKILL), in 'tcp mesh'")
+    ]
+    assert told(0, None) == [("control-lost", "rank 0 (nodeb) did not come to an end in 21 s, in 'tcp mesh'")]
