@@ -1,7 +1,6 @@
 """The blackboard over a store in memory that counts what is asked of it."""
 
 import json
-from datetime import timedelta
 
 from dsdoctor.comm.reach.board import BATCH, Board
 
@@ -29,9 +28,6 @@ class Memory:
     def check(self, keys: list[str]) -> bool:
         self.requests += 1
         return all(key in self.kept for key in keys)
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        assert self.check(keys)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         self.requests += 1

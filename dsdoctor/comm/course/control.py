@@ -50,8 +50,8 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
     backend, has_nccl = briefing.backend, dist.is_nccl_available()
     if backend == "auto":
         backend = "nccl" if briefing.local.gpus and has_nccl else "gloo"
-    if backend == "nccl" and not (briefing.local.gpus and has_nccl):
-        say(News(alone=nccl_unavailable(briefing, torch_has_it=has_nccl)))
+    if backend == "nccl" and not has_nccl:
+        say(News(alone=nccl_unavailable(briefing)))
         return
     zygote = Zygote(folder)
     say(News(at="reaching the store of rank 0"))
@@ -65,14 +65,7 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
     if board.ours:
         _lead(member, briefing, shown)
     else:
-        say(News(at="waiting for rank 0's first order"))
-        try:
-            status = member.follow(briefing.began + briefing.settings.deadline + MARGIN)
-        except Exception as error:
-            # torch raises several types over its releases when the store of rank 0 goes
-            print(f"{type(error).__name__}: {error}", flush=True)
-            status = None
-        say(News(end=status, lost=status is None))
+        _follow(member, briefing)
 
 
 def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
@@ -95,22 +88,33 @@ def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
     )
 
 
-def nccl_unavailable(briefing: Briefing, *, torch_has_it: bool) -> tuple[Finding, ...]:
-    """NCCL was asked for, and this rank cannot have it.
+def nccl_unavailable(briefing: Briefing) -> tuple[Finding, ...]:
+    """NCCL was asked for, and this rank's torch has none.
 
     NCCL is in CUDA builds of torch, and needs a GPU for each rank. On processors gloo does the same."""
-    lack = "no GPU is visible" if torch_has_it else "this torch has no NCCL in it"
     return (
         Finding(
             rule="nccl-unavailable",
             severity=Severity.ERROR,
-            title=f"rank {briefing.rank.rank} ({briefing.local.hostname}): --backend nccl was asked for, and {lack}",
+            title=f"rank {briefing.rank.rank} ({briefing.local.hostname}): --backend nccl was asked for, and "
+            "its torch has no NCCL",
             fix=Fix(
                 text="test with gloo, or install a CUDA build of torch",
                 commands=("python -m dsdoctor comm --backend gloo",),
             ),
         ),
     )
+
+
+def _follow(member: Member, briefing: Briefing) -> None:
+    member.say(News(at="waiting for rank 0's first order"))
+    try:
+        status = member.follow(briefing.began + briefing.settings.deadline + MARGIN)
+    except Exception as error:
+        # torch raises several types over its releases when the store of rank 0 goes
+        print(f"{type(error).__name__}: {error}", flush=True)
+        status = None
+    member.say(News(end=status, lost=status is None))
 
 
 def _lead(member: Member, briefing: Briefing, shown: Callable[[], None]) -> None:

@@ -126,8 +126,10 @@ class Member:
         )
 
     def _device(self) -> str:
-        gpus = self.briefing.local.gpus
-        return f"cuda:{self.briefing.rank.local_rank % len(gpus)}" if self.backend == "nccl" and gpus else "cpu"
+        if self.backend != "nccl":
+            return "cpu"
+        local_rank, count = self.briefing.rank.local_rank, len(self.briefing.local.gpus)
+        return f"cuda:{local_rank % count if count else local_rank}"
 
     def _note(self) -> None:
         """This rank's own file, whole or as it was before."""
