@@ -1,6 +1,5 @@
 """The phases in which all ranks act at once: the mesh, the collectives, their speed, DeepSpeed's layer, and the search by parts."""
 
-import importlib.util
 import math
 from collections.abc import Iterator
 
@@ -16,6 +15,7 @@ from dsdoctor.comm.local import memory
 from dsdoctor.comm.local.limits import limit
 from dsdoctor.comm.nouns import Mode, Phase, State
 from dsdoctor.comm.reach import mesh_checks
+from dsdoctor.comm.reach.arrival_checks import named
 from dsdoctor.comm.reach.mesh import peers
 from dsdoctor.comm.reach.mesh_seen import Mesh
 from dsdoctor.comm.results import Outcome
@@ -108,8 +108,8 @@ def deepspeed(course: Course, page: Page) -> None:
     """The same through deepspeed.comm, which may compile at its first use."""
     if course.settings.mode is Mode.QUICK:
         page.skipped = "--quick"
-    elif importlib.util.find_spec("deepspeed") is None:
-        page.skipped = "DeepSpeed is not installed here"
+    elif without := tuple(claim.rank for claim in course.claims if "deepspeed" not in claim.fingerprint):
+        page.skipped = f"DeepSpeed is not installed on {named(without, course.hosts)}"
     else:
         page.skipped = compiles_first() if course.settings.mode is not Mode.FULL else None
     if page.skipped or _no_time(course, page):

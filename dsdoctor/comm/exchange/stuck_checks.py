@@ -201,8 +201,9 @@ def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
     or shared memory. The phase "where it breaks" switches them off one after the other."""
     if trouble.dead or trouble.stopped or trouble.cut or trouble.behind or any(link_cut(trouble)):
         return
-    waiting = [one for one in trouble.stuck if not one.error]
-    if not waiting:
+    waiting = trouble.stuck
+    if not waiting or any(one.error for one in waiting):
+        # whoever waits then waits for one that was refused
         return
     yield Finding(
         rule="exchange-hangs",
