@@ -12,8 +12,8 @@ def hostname_is_loopback(place: Place) -> Iterator[Finding]:
     """The host's own name resolves to an address that never leaves it, so the other hosts are told to call themselves.
 
     gloo listens on the address that the hostname resolves to, and tells it to the others: they get "connection refused", or
-    wait. Debian writes "127.0.1.1 NAME" into /etc/hosts, and pods with hostNetwork often have it. NCCL does not use the name,
-    but torch's gloo groups beside it (barriers, DeepSpeed's objects) do.
+    wait; the mesh tells whether they have to call at all. Debian writes "127.0.1.1 NAME" into /etc/hosts, and pods with
+    hostNetwork often have it. NCCL does not use the name, but torch's gloo groups beside it (barriers, DeepSpeed's objects) do.
     """
     local = place.local
     if not place.several_hosts or not local.resolves_to or "GLOO_SOCKET_IFNAME" in local.variables:
@@ -21,7 +21,7 @@ def hostname_is_loopback(place: Place) -> Iterator[Finding]:
     if is_loopback(local.resolves_to[0]):
         yield Finding(
             rule="hostname-is-loopback",
-            severity=Severity.ERROR if place.backend == "gloo" else Severity.WARNING,
+            severity=Severity.WARNING,
             title=f"{WHO}: the hostname resolves to {local.resolves_to[0]}, where no other host can reach it",
             evidence=(f"{local.hostname} -> {', '.join(local.resolves_to)}",),
             fix=Fix(
@@ -48,7 +48,7 @@ def hostname_unusable(place: Place) -> Iterator[Finding]:
         )
         yield Finding(
             rule="hostname-unusable",
-            severity=Severity.ERROR if place.backend == "gloo" else Severity.WARNING,
+            severity=Severity.WARNING,
             title=f"{WHO}: the hostname {to}; gloo falls back to 127.0.0.1",
             evidence=(f"hostname {local.hostname}",),
             fix=Fix(
