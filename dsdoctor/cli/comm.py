@@ -78,74 +78,57 @@ def comm_command(
     explain: Explain = None,
     as_json: Json = False,
     verbose: Verbose = False,
-    local_rank: LocalRank = None,
+    local_rank: LocalRank = None,  # noqa: ARG001 (DeepSpeed's launcher adds it; the rank is read from the environment)
 ) -> None:
     """Do all ranks reach each other, and say the same? Names the rank and host that does not, with the reason and the fix.
 
-    By itself it tests this machine, with --hostfile all its hosts. The same under any launcher:
-
-    python -m torch.distributed.run --nproc_per_node 8 -m dsdoctor.comm
-
-    deepspeed --hostfile hosts --module dsdoctor.comm
-
-    srun --ntasks-per-node 8 python -m dsdoctor.comm
-
-    mpirun -np 16 python -m dsdoctor.comm
+    By itself it tests this machine, with --hostfile all its hosts. Under a launcher each process is a rank:
+    torchrun -m dsdoctor.comm, deepspeed --module dsdoctor.comm, srun or mpirun python -m dsdoctor.comm.
 
     Exit status: 0 all is well, 1 something is broken, 2 usage, 6 it works and something is slow or late.
     """
     began = time.monotonic() - age()
-    del (
-        local_rank
-    )  # DeepSpeed's launcher and old torch.distributed.launch add it; the rank is read from the environment
     if explain is not None:
         diagnose_command([explain], as_json=as_json, verbose=verbose)
         return
     with ending("comm", as_json):
         settings = _settings(quick, full, backend, deadline, out)
+        wanted = Wanted(settings=settings, nproc=nproc, hostfile=hostfile, only_static=static)
         if recipe is not None:
             _print_recipe(recipe, nproc, hostfile, as_json)
             return
-        base = baseline.load(against) if against else None
-        if html is not None:
-            _check_page(html)
-        _check_places(out, save)
-        rank = rank_of(LocalHost().variables(""))
-        window = Window(as_json, verbose, html, save, base, shown=rank is None or rank.rank == 0)
-        if rank is not None:
-            _refuse_under_launcher(rank, nproc, hostfile)
-            raise typer.Exit(_as_rank(rank, settings, window, began))
-        if static and hostfile is None:
-            raise UsageError(
-                "--static looks at the hosts of a hostfile, and none was named", hint="add --hostfile FILE"
-            )
-        report = run_all(
-            Wanted(settings=settings, nproc=nproc, hostfile=hostfile, only_static=static), on_phase=window.phase
-        )
-        window.report(report)
-        raise typer.Exit(window.status)
+        _check_places(out, save, html)
+        window = Window(as_json, verbose, html, save, baseline.load(against) if against else None)
+        raise typer.Exit(_test(wanted, window, began))
+
+
+def _test(wanted: Wanted, window: "Window", began: float) -> int:
+    """Play a rank's part under a launcher, or start all ranks; the exit status."""
+    rank = rank_of(LocalHost().variables(""))
+    if rank is not None:
+        window.shown = rank.rank == 0
+        _refuse_under_launcher(rank, wanted)
+        return _as_rank(rank, wanted.settings, window, began)
+    if wanted.only_static and wanted.hostfile is None:
+        raise UsageError("--static looks at the hosts of a hostfile, and none was named", hint="add --hostfile FILE")
+    window.report(run_all(wanted, on_phase=window.phase))
+    return window.status
 
 
 class Window:
     """Where a test is shown: phases on stderr while it runs, the report on stdout at its end, files beside it."""
 
     def __init__(
-        self,
-        as_json: bool,
-        verbose: bool,
-        html: Path | None,
-        save: Path | None,
-        base: baseline.Base | None,
-        *,
-        shown: bool,
+        self, as_json: bool, verbose: bool, html: Path | None, save: Path | None, base: baseline.Base | None
     ) -> None:
         self._as_json, self._verbose, self._html, self._save, self._base = as_json, verbose, html, save, base
-        self._shown, self._talk = shown, Console(stderr=True)
+        self._talk = Console(stderr=True)
+        self.shown = True
         self.status = 0
 
     def phase(self, result: PhaseResult) -> None:
         """A phase has ended."""
-        if self._shown:
+        if self.shown:
             show(self._talk, [phase_line(result)])
 
     def broken_off(self, rank: Rank, at: str) -> None:
@@ -200,11 +183,12 @@ def _settings(quick: bool, full: bool, backend: str, deadline: float | None, out
     return Settings(mode=mode, backend=backend, deadline=deadline, out=os.fspath(out.absolute()) if out else None)
 
 
-def _refuse_under_launcher(rank: Rank, nproc: int | None, hostfile: str | None) -> None:
+def _refuse_under_launcher(rank: Rank, wanted: Wanted) -> None:
     """What starts ranks makes no sense in one."""
-    if nproc is not None or hostfile is not None:
+    given = [name for name, value in (("--nproc", wanted.nproc), ("--hostfile", wanted.hostfile)) if value is not None]
+    if given:
         raise UsageError(
-            f"--{'nproc' if nproc is not None else 'hostfile'} starts ranks, and this is rank {rank.rank} already",
+            f"{given[0]} starts ranks, and this is rank {rank.rank} already",
             hint="leave it out, or unset RANK and WORLD_SIZE",
         )
 
@@ -218,7 +202,7 @@ def _print_recipe(kind: str, nproc: int | None, hostfile: str | None, as_json: b
     print_result("comm", as_json, text.splitlines(), (), recipe=text)
 
 
-def _check_places(out: Path | None, save: Path | None) -> None:
+def _check_places(out: Path | None, save: Path | None, html: Path | None) -> None:
     """Files that cannot be written are refused before anything is tested."""
     if save is not None and (save.is_dir() or not os.access(save.absolute().parent, os.W_OK)):
         raise UsageError(f"{save} cannot be written", hint="name a file in a folder that exists and is yours")
@@ -230,6 +214,8 @@ def _check_places(out: Path | None, save: Path | None) -> None:
             raise UsageError(
                 f"{out} cannot be a folder for files: {place} is none, or not yours", hint="name another with --out"
             )
+    if html is not None:
+        _check_page(html)
 
 
 def _check_page(path: Path) -> None:

@@ -7,7 +7,7 @@ from dsdoctor.comm.course.course import time_used_up
 from dsdoctor.comm.course.messages import Answer, Kind, Order
 from dsdoctor.comm.exchange import isolate, stuck_checks
 from dsdoctor.comm.exchange.isolate import SWITCHES, Switch, Trial
-from dsdoctor.comm.exchange.stuck_checks import Trouble
+from dsdoctor.comm.exchange.trouble import Trouble
 from dsdoctor.comm.results import Outcome, Stuck
 from tests.comm.people import claims, reaches
 

@@ -11,7 +11,7 @@ from dsdoctor.comm.course.member import Member
 from dsdoctor.comm.course.messages import Kind, Order, Result, Task
 from dsdoctor.comm.exchange import stuck_checks
 from dsdoctor.comm.exchange.nccl_log import NcclFacts
-from dsdoctor.comm.exchange.stuck_checks import Trouble
+from dsdoctor.comm.exchange.trouble import Trouble
 from dsdoctor.comm.nouns import Claim, Mode, Rank, Settings
 from dsdoctor.comm.results import Outcome, PairTime, Reach, Speed, Speeds, Stuck
 from dsdoctor.finding import Finding, Fix, Severity

@@ -4,6 +4,7 @@ A caller says the token, its number and whom it wants; the listener answers who 
 Nothing that a caller sends is kept or obeyed.
 """
 
+import contextlib
 import hashlib
 import socket
 import struct
@@ -60,20 +61,24 @@ class Listener:
 
     def _attend(self, caller: socket.socket, digest: bytes, rank: int) -> None:
         try:
-            with caller:
-                caller.settimeout(GREETING)
-                magic, token, _, _, size = CALL.unpack(_exactly(caller, CALL.size))
-                if magic != MAGIC or token != digest or size > LARGE:
-                    return
-                caller.settimeout(2 * PATIENCE)
-                caller.sendall(ANSWER.pack(MAGIC, digest, rank))
-                for piece in _pieces(size):
-                    _exactly(caller, piece)
-                    caller.sendall(b".")
-        except OSError:
-            pass
+            # whoever breaks off, or says what none of us would, is not answered
+            with contextlib.suppress(OSError), caller:
+                _converse(caller, digest, rank)
         finally:
             self._slots.release()
+
+
+def _converse(caller: socket.socket, digest: bytes, rank: int) -> None:
+    """Answer one caller. Raises OSError where it breaks off."""
+    caller.settimeout(GREETING)
+    magic, token, _, _, size = CALL.unpack(_exactly(caller, CALL.size))
+    if magic != MAGIC or token != digest or size > LARGE:
+        return
+    caller.settimeout(2 * PATIENCE)
+    caller.sendall(ANSWER.pack(MAGIC, digest, rank))
+    for piece in _pieces(size):
+        _exactly(caller, piece)
+        caller.sendall(b".")
 
 
 def peers(rank: int, world: int) -> tuple[int, ...]:
