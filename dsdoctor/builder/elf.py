@@ -1,4 +1,4 @@
-"""A shared object -> what it confesses: GPU architectures, glibc floor, the compiler's flags. Nothing of it is run."""
+"""A shared object -> what it confesses: GPU architectures, glibc floor, compiler's flags, linked libraries. It is never run."""
 
 import itertools
 import re
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import Section
@@ -18,17 +19,29 @@ LARGEST_SECTION = 512 << 20
 """Bytes; the debug strings of the largest op have 30 MB, its GPU code for six architectures 60 MB."""
 
 MOST_ENTRIES = 1000
+LONGEST_NAME = 4096
+"""Bytes of a library's name: Linux takes no longer path."""
+
+LINKS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
+"""Dynamic entries that name a library or folders, and pyelftools' attribute with the text of each."""
+
 PRODUCER = re.compile(rb"GNU C(?:\+\+|\d)[^\0]{10,4000}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confession:
-    """What a shared object needs. ``sm_arch`` holds "90_real" for machine code and "90_virtual" for PTX."""
+    """What a shared object needs. ``sm_arch`` holds "90_real" for machine code and "90_virtual" for PTX.
+
+    ``needed`` are the names of the libraries that it links (DT_NEEDED), ``run_path`` the folders of its own where they are
+    looked for first (DT_RPATH, DT_RUNPATH).
+    """
 
     sm_arch: tuple[str, ...] | None
     glibc: str | None
     glibcxx: str | None
     cpu_flags: tuple[str, ...]
+    needed: tuple[str, ...] = ()
+    run_path: tuple[str, ...] = ()
 
 
 def confess(path: Path) -> Confession:
@@ -36,13 +49,15 @@ def confess(path: Path) -> Confession:
     try:
         with path.open("rb") as file:
             elf = ELFFile(file)
-            versions = _needed_versions(elf)
+            versions, linked = _needed_versions(elf), _linked(elf)
             debug, device = elf.get_section_by_name(".debug_str"), elf.get_section_by_name(".nv_fatbin")
             return Confession(
                 sm_arch=architectures(_data(device)) if device else (),
                 glibc=_newest(versions, "GLIBC_"),
                 glibcxx=_newest(versions, "GLIBCXX_"),
                 cpu_flags=parse_producers(_data(debug) if debug else b""),
+                needed=tuple(dict.fromkeys(text for tag, text in linked if tag == "DT_NEEDED")),
+                run_path=tuple(part for tag, text in linked if tag != "DT_NEEDED" for part in text.split(":") if part),
             )
     except (
         ELFError,
@@ -93,6 +108,21 @@ def _needed_versions(elf: ELFFile) -> list[str]:
     found = list(itertools.islice(names, MOST_ENTRIES))
     if len(found) == MOST_ENTRIES:
         raise ValueError("the table of needed symbol versions does not come to an end")
+    return found
+
+
+def _linked(elf: ELFFile) -> list[tuple[str, str]]:
+    """The dynamic entries of LINKS, each with its text. Raises ValueError for a table or a name that does not come to an end."""
+    segments = itertools.islice(elf.iter_segments("PT_DYNAMIC"), 1)
+    tags = (tag for segment in segments if isinstance(segment, DynamicSegment) for tag in segment.iter_tags())
+    found = []
+    for number, tag in enumerate(tags):
+        kind = tag.entry.d_tag
+        text = getattr(tag, LINKS[kind]) if kind in LINKS else ""
+        if number == MOST_ENTRIES or len(text) > LONGEST_NAME:
+            raise ValueError("the table of linked libraries does not come to an end")
+        if text:
+            found.append((kind, text))
     return found
 
 

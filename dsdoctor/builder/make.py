@@ -12,10 +12,12 @@ from pathlib import Path
 
 from dsdoctor.builder.compile import Compiled, Watch, child_environment, compile_ops, shared_object
 from dsdoctor.builder.first_error import first_error
-from dsdoctor.builder.manifest import describe_wheel, write_into
+from dsdoctor.builder.manifest import Manifest, describe_wheel, write_into
 from dsdoctor.builder.nouns import BuildPlan, BuildResult, OpResult, Source
+from dsdoctor.builder.parts import toolkit_parts
 from dsdoctor.builder.prove import OpProof, prove
 from dsdoctor.builder.python_headers import unpack_headers
+from dsdoctor.builder.sbom import SBOM, bill_of_materials
 from dsdoctor.builder.toolkit import assemble
 from dsdoctor.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.finding import Finding, Severity
@@ -57,7 +59,8 @@ def make(
         env = child_environment(host, plan)
         proofs, notes = prove(packed, plan, machine, folder=bench.folder / "proof", env=env)
         if not any(proof.wrong for proof in proofs):
-            wheel = write_into(packed, describe_wheel(plan, source, machine, proofs), bench.out)
+            manifest = describe_wheel(plan, source, machine, proofs)
+            wheel = write_into(packed, manifest, bench.out, {SBOM: _bill(host, manifest, machine)})
     join_logs(bench.logs)
     results = _results(plan, compiled, proofs)
     return BuildResult(
@@ -137,6 +140,13 @@ def _pack(host: LocalHost, plan: BuildPlan, source: Source, compiled: tuple[Comp
             hint=f"the whole log is {bench.logs / 'wheel.log'}",
         )
     return wheels[0]
+
+
+def _bill(host: LocalHost, manifest: Manifest, machine: Machine) -> bytes:
+    """The wheel's bill of materials, with the packages that its toolkit is made of."""
+    toolkit = manifest.plan.toolkit
+    parts = toolkit_parts(Path(toolkit.root)) if toolkit else ()
+    return bill_of_materials(manifest, machine, parts, epoch=host.variable("SOURCE_DATE_EPOCH"))
 
 
 def _results(plan: BuildPlan, compiled: tuple[Compiled, ...], proofs: tuple[OpProof, ...]) -> tuple[OpResult, ...]:

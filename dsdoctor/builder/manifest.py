@@ -4,6 +4,7 @@ import base64
 import re
 import uuid
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -23,13 +24,18 @@ SCHEMA = "dsdoctor-manifest/1"
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestOp:
-    """One op of the wheel; ``sm_arch`` is "90_real" for machine code, "90_virtual" for PTX, None when not looked at."""
+    """One op of the wheel; ``sm_arch`` is "90_real" for machine code, "90_virtual" for PTX, None when not looked at.
+
+    ``needed`` are the libraries that its file links, ``run_path`` the folders of its own where they are looked for first.
+    """
 
     op: str
     file: str
     sha256: str
     sm_arch: tuple[str, ...] | None
     loads: bool | None
+    needed: tuple[str, ...] = ()
+    run_path: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +121,8 @@ def _op(proof: OpProof) -> ManifestOp:
         sha256=proof.sha256 or "",
         sm_arch=proof.confession.sm_arch if proof.confession else None,
         loads=proof.loads,
+        needed=proof.confession.needed if proof.confession else (),
+        run_path=proof.confession.run_path if proof.confession else (),
     )
 
 
@@ -139,17 +147,18 @@ def decode(data: bytes) -> Manifest:
     return msgspec.json.decode(data, type=Manifest)
 
 
-def write_into(wheel: Path, manifest: Manifest, into: Path) -> Path:
+def write_into(wheel: Path, manifest: Manifest, into: Path, more: Mapping[str, bytes]) -> Path:
     """Copy a wheel to ``into`` with the manifest inside and RECORD rewritten; it appears there by rename.
 
-    The same manifest goes beside it as ``<wheel>.json``, with the wheel's size and sha256. Returns the wheel's path.
+    ``more`` are further files of its dist-info, by their names there. The same manifest goes beside it as ``<wheel>.json``, with
+    the wheel's size and sha256. Returns the wheel's path.
     """
     final, beside = into / wheel.name, into / f"{wheel.name}.json"
     token = uuid.uuid4().hex
     temporary, side = into / f".{wheel.name}.{token}.tmp", into / f".{beside.name}.{token}.tmp"
     try:
         with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as new:
-            _copy_with(old, new, encode(manifest))
+            _copy_with(old, new, {MANIFEST: encode(manifest), **more})
         data = temporary.read_bytes()
         complete = replace(manifest, wheel=wheel.name, size=len(data), sha256=sha256(data).hexdigest())
         side.write_bytes(encode(complete))
@@ -161,17 +170,20 @@ def write_into(wheel: Path, manifest: Manifest, into: Path) -> Path:
     return final
 
 
-def _copy_with(old: zipfile.ZipFile, new: zipfile.ZipFile, content: bytes) -> None:
+def _copy_with(old: zipfile.ZipFile, new: zipfile.ZipFile, contents: Mapping[str, bytes]) -> None:
+    """Copy a wheel with files put into its dist-info, in place of those of the same names."""
     record = next(name for name in old.namelist() if name.endswith(".dist-info/RECORD"))
-    path = f"{record.rpartition('/')[0]}/{MANIFEST}"
+    added = {f"{record.rpartition('/')[0]}/{name}": content for name, content in contents.items()}
     for item in old.infolist():
-        if item.filename not in {record, path}:
+        if item.filename not in {record, *added}:
             new.writestr(item, old.read(item))
     info = old.getinfo(record)
-    extra = zipfile.ZipInfo(path, date_time=info.date_time)
-    extra.external_attr, extra.compress_type = info.external_attr, zipfile.ZIP_DEFLATED
-    new.writestr(extra, content)
-    lines = [line for line in old.read(record).decode().splitlines() if line and not line.startswith((record, path))]
-    urlsafe = base64.urlsafe_b64encode(sha256(content).digest()).rstrip(b"=").decode()
-    lines += [f"{path},sha256={urlsafe},{len(content)}", f"{record},,"]
-    new.writestr(info, "\n".join(lines) + "\n")
+    gone = tuple(f"{path}," for path in (record, *added))
+    lines = [line for line in old.read(record).decode().splitlines() if line and not line.startswith(gone)]
+    for path, content in added.items():
+        extra = zipfile.ZipInfo(path, date_time=info.date_time)
+        extra.external_attr, extra.compress_type = info.external_attr, zipfile.ZIP_DEFLATED
+        new.writestr(extra, content)
+        urlsafe = base64.urlsafe_b64encode(sha256(content).digest()).rstrip(b"=").decode()
+        lines.append(f"{path},sha256={urlsafe},{len(content)}")
+    new.writestr(info, "\n".join([*lines, f"{record},,"]) + "\n")

@@ -4,10 +4,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsdoctor.builder.elf import confess, parse_producers
+from dsdoctor.builder.elf import Confession, confess, parse_producers
 from dsdoctor.builder.fatbin import CONTAINER, ENTRY, MAGIC, architectures
 from dsdoctor.builder.first_error import first_error
 from dsdoctor.builder.nouns import OpPlan
@@ -30,6 +30,29 @@ def test_a_shared_object_confesses(library: Path) -> None:
     assert confession.glibc is not None
     assert confession.glibc.startswith("2.")
     assert set(confession.cpu_flags) >= {"-march=x86-64", "-mavx2"}
+
+
+def test_what_a_shared_object_links_and_where_it_looks_is_read(library: Path) -> None:
+    target = library.with_name("y.so")
+    options = ["-shared", "-Wl,--no-as-needed", "-lm", "-Wl,-rpath,/a:$ORIGIN/b"]
+    subprocess.run(["gcc", *options, "-o", target, library.with_name("x.c")], check=True)
+
+    confession = confess(target)
+
+    assert (confession.needed, confession.run_path) == (("libm.so.6", "libc.so.6"), ("/a", "$ORIGIN/b"))
+    assert confess(library).run_path == ()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(place=st.integers(0, 2000), noise=st.binary(min_size=1, max_size=16), fraction=st.floats(0, 1))
+def test_a_damaged_shared_object_is_read_to_an_end(library: Path, place: int, noise: bytes, fraction: float) -> None:
+    data = bytearray(library.read_bytes())
+    start = place if fraction < 0.5 else int((len(data) - 16) * fraction)
+    data[start : start + len(noise)] = noise
+    damaged = library.with_name("damaged.so")
+    damaged.write_bytes(data)
+
+    assert isinstance(confess(damaged), Confession)
 
 
 def fatbin(*entries: tuple[int, int]) -> bytes:

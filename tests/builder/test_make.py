@@ -153,6 +153,17 @@ def test_the_record_of_the_wheel_is_true(built: Built) -> None:
     assert decode(content).wheel is None  # a file cannot hold its own digest
 
 
+def test_the_bill_of_materials_lists_the_ops_by_their_digests(built: Built) -> None:
+    path = "deepspeed-1.0.dist-info/sboms/dsdoctor.cdx.json"
+    wheel = json.loads(built.read(path))["metadata"]["component"]
+
+    assert f"\n{path},sha256=" in "\n" + built.read("deepspeed-1.0.dist-info/RECORD").decode()
+    assert wheel["version"] == "1.0+cpu.torch2.13"
+    assert {one["name"]: one["hashes"][0]["content"] for one in wheel["components"]} == {
+        entry.file: hashlib.sha256(built.read(entry.file)).hexdigest() for entry in built.manifest.ops
+    }
+
+
 def test_the_environment_is_the_callers_with_ours_on_top(built: Built) -> None:
     claimed = built.read("deepspeed/git_version_info_installed.py").decode()
 
