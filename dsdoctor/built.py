@@ -6,12 +6,12 @@ Three writers: DeepSpeed's setup.py (``git_version_info_installed.py``), the whe
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from dsdoctor.machine import DeepSpeed
+from dsdoctor.machine import WATCHED, DeepSpeed
 
 RECORD = "git_version_info_installed.py"
 MANIFEST = "dsdoctor.json"
@@ -21,6 +21,8 @@ MANIFEST = "dsdoctor.json"
 class _Op:
     op: str
     sm_arch: tuple[str, ...] | None = None
+    needed: tuple[str, ...] = ()
+    run_path: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +68,8 @@ def _op_names(ops: object) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if re.fullmatch(r"\w{1,80}", name, re.ASCII)))
 
 
-def with_manifest(facts: DeepSpeed, manifest: str | None) -> DeepSpeed:
-    """Add what a manifest says; one that is malformed, or none, adds nothing."""
+def with_manifest(facts: DeepSpeed, manifest: str | None, *, exists: Callable[[str], bool]) -> DeepSpeed:
+    """Add what a manifest says; one that is malformed, or none, adds nothing. ``exists`` is asked about paths."""
     try:
         told = msgspec.json.decode(manifest or "", type=_Manifest)
     except (msgspec.DecodeError, RecursionError):
@@ -84,8 +86,20 @@ def with_manifest(facts: DeepSpeed, manifest: str | None) -> DeepSpeed:
         cpu_flags=told.cpu_flags,
         glibc=told.glibc,
         glibcxx=told.glibcxx,
+        needed={op.op: left for op in told.ops if (left := left_to_system(op.needed, op.run_path, exists))},
         told_by="manifest",
     )
+
+
+def left_to_system(needed: Iterable[str], run_path: Iterable[str], exists: Callable[[str], bool]) -> tuple[str, ...]:
+    """Those of WATCHED that a shared object links and that none of its own folders holds.
+
+    >>> left_to_system(["libaio.so.1", "libgomp.so.1", "libc.so.6"], ["/env/lib"], {"/env/lib/libgomp.so.1"}.__contains__)
+    ('libaio.so.1',)
+    """
+    folders = [folder for folder in run_path if folder.startswith("/")]
+    watched = [name for name in WATCHED if name in set(needed)]
+    return tuple(name for name in watched if not any(exists(f"{folder}/{name}") for folder in folders))
 
 
 def with_tags(facts: DeepSpeed, wheel: str | None) -> DeepSpeed:

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 TAKEN = "taken_by_torch"
 """The step of the toolkit search that yields the folder torch takes for CUDA_HOME."""
 
+WATCHED = ("libaio.so.1", "libaio.so.1t64", "libgomp.so.1", "libcufile.so.0")
+"""The shared libraries that an op may link and that are not everywhere. torch itself does not load without libstdc++, libgcc_s
+and glibc, and brings or demands every other part of CUDA; libcuda.so.1 is the driver's."""
+
 
 @dataclass(frozen=True, order=True)
 class Cuda:
@@ -163,7 +167,8 @@ class DeepSpeed:
     built with; ``python`` and ``platform`` are wheel tags.
     ``sm_arch`` holds "90_real" or "90_virtual" for each op that has GPU code (an op that was not looked at is not in it).
     ``glibc`` and ``glibcxx`` are the floors of all its ops. ``altered`` names files whose digest is not the recorded
-    one, ``unreadable`` shared objects that are damaged. ``told_by`` says where the facts come from: "manifest", "files"
+    one, ``unreadable`` shared objects that are damaged. ``needed`` are those of WATCHED that an op links and leaves to the
+    system: none of its own folders holds them. ``told_by`` says where the facts come from: "manifest", "files"
     (the shared objects themselves) or "record" (DeepSpeed's own git_version_info_installed.py).
     """
 
@@ -184,6 +189,7 @@ class DeepSpeed:
     glibcxx: str | None = None
     altered: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
+    needed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     told_by: str = "record"
 
 
@@ -265,7 +271,8 @@ class System:
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """Everything that was asked. ``variables`` holds only the variables that steer builds; ``ds_names`` the names, not the
-    values, of all whose name begins with DS_."""
+    values, of all whose name begins with DS_. ``loadable`` are those of WATCHED that an op of this Python finds, None where that
+    cannot be known."""
 
     system: System
     python: Python | None = None
@@ -276,6 +283,7 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
     driver: Driver | None = None
     libraries: tuple[Library, ...] = ()
+    loadable: frozenset[str] | None = None
     paths: SearchPaths = field(default_factory=SearchPaths)
     jit: JitCache | None = None
     variables: dict[str, str] = field(default_factory=dict)

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.probe.loader import find_loadable
+from dsdoctor.probe.python import Environment
+from dsdoctor.record import Recorder
 from tests.builder.test_elf import fatbin
 from tests.builder.test_wheel import INFO, NAME, RECORD, contents, wheel
+from tests.conftest import PYTHON, Disk
 from tests.machines.make import HERE
 from tests.test_cli import run
 
@@ -72,6 +76,30 @@ def test_gpu_code_for_another_major_is_refused(libraries: dict[Built, bytes], tm
     path = wheel(tmp_path, contents(libraries[Built(architecture=80)]))
 
     assert rules(path, H100_TORCH_2_14) == (1, {"no-kernel-image"})
+
+
+def test_a_wheel_that_links_what_the_machine_lacks_is_refused(tmp_path: Path, disk: Disk) -> None:
+    (tmp_path / "x.c").write_text("int f(int x) { return x + 1; }")
+    gcc = ["gcc", "-g", "-mavx2", "-shared", "-fPIC", "x.c", "-o"]
+    subprocess.run([*gcc, "libaio.so", "-Wl,-soname,libaio.so.1"], cwd=tmp_path, check=True)
+    subprocess.run([*gcc, "x.so", "-Wl,--no-as-needed", "-L.", "-laio"], cwd=tmp_path, check=True)
+    path = wheel(tmp_path, contents((tmp_path / "x.so").read_bytes()))
+
+    assert rules(path, H100_TORCH_2_14) == (0, set())  # an older snapshot does not know of libaio
+    assert rules(path, asked_of_the_loader(disk, tmp_path, "libgomp.so.1")) == (1, {"shared-library-missing"})
+    assert rules(path, asked_of_the_loader(disk, tmp_path, "libaio.so.1")) == (0, set())
+
+
+def asked_of_the_loader(disk: Disk, folder: Path, soname: str) -> Path:
+    """The snapshot of the H100 machine with the loader's answers of one that has a library."""
+    path = f"/usr/lib64/{soname}"
+    recorder = Recorder(disk({"/etc/ld.so.cache": f"\0/usr/lib64/libc.so.6\0{path}\0", path: ""}))
+    find_loadable(recorder, Environment(python=PYTHON))
+    snapshot = json.loads(H100_TORCH_2_14.read_bytes())
+    snapshot["answers"] |= {q: a for q, a in recorder.snapshot.answers.items() if q.startswith(("search", "exists"))}
+    file = folder / f"{soname}.json"
+    file.write_text(json.dumps(snapshot))
+    return file
 
 
 def test_another_python_is_refused(libraries: dict[Built, bytes], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from dsdoctor.built import (
     MANIFEST,
     RECORD,
     deepspeed_of_record,
+    left_to_system,
     library_of,
     recorded_wheel_digest,
     with_libraries,
@@ -25,6 +26,7 @@ from dsdoctor.built import (
     with_tags,
 )
 from dsdoctor.errors import UsageError
+from dsdoctor.host import LocalHost
 from dsdoctor.machine import DeepSpeed
 
 LARGEST = 16 << 30
@@ -105,7 +107,7 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
     if record is None:
         raise UsageError(f"{path.name} holds no deepspeed/{RECORD}: it is no built DeepSpeed", hint=HINT)
     facts = deepspeed_of_record(record, version=version, location=str(path))
-    facts = with_tags(with_manifest(facts, text(MANIFEST)), text("WHEEL"))
+    facts = with_tags(with_manifest(facts, text(MANIFEST), exists=_exists), text("WHEEL"))
     told_record = text("RECORD")
     listed = _parse_record(told_record or "")
     libraries: dict[str, Confession] = {}
@@ -143,17 +145,24 @@ def _with_confessions(facts: DeepSpeed, libraries: Mapping[str, Confession]) -> 
     """What the shared objects say outweighs what was written down about them."""
     facts = with_libraries(facts, libraries)
     told = facts.told_by == "manifest"
-    inside = {op: libraries[path].sm_arch for op in facts.installed_ops if (path := library_of(op, libraries))}
+    of_ops = {op: libraries[path] for op in facts.installed_ops if (path := library_of(op, libraries))}
+    needed = {op: left_to_system(one.needed, one.run_path, _exists) for op, one in of_ops.items()}
     flags = tuple(sorted({flag for confession in libraries.values() for flag in confession.cpu_flags}))
     return replace(
         facts,
-        sm_arch={op: sm_arch for op, sm_arch in inside.items() if sm_arch},
+        sm_arch={op: one.sm_arch for op, one in of_ops.items() if one.sm_arch},
+        needed={op: names for op, names in needed.items() if names},
         cpu_flags=flags or facts.cpu_flags,
         glibc=newest(confession.glibc for confession in libraries.values()) or facts.glibc,
         glibcxx=newest(confession.glibcxx for confession in libraries.values()) or facts.glibcxx,
         unreadable=tuple(path for path, confession in libraries.items() if confession.sm_arch is None),
         told_by="manifest" if told else "files",
     )
+
+
+def _exists(path: str) -> bool:
+    """Whether a library lies where an op looks for it: a folder of this machine, and of the one that is judged if it is this."""
+    return LocalHost().exists(path)
 
 
 def _copied(file: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path | None) -> str:

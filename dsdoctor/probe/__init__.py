@@ -12,6 +12,7 @@ from dsdoctor.probe.deepspeed import read_deepspeed
 from dsdoctor.probe.gpus import ask_gpus
 from dsdoctor.probe.jit import read_jit_cache
 from dsdoctor.probe.libraries import find_libraries
+from dsdoctor.probe.loader import find_loadable
 from dsdoctor.probe.paths import read_paths
 from dsdoctor.probe.python import ask_python
 from dsdoctor.probe.system import read_system, steering_variables
@@ -101,6 +102,7 @@ class Probing:
         self._torch_of_files = ask.ask("torch's files", read_torch, None, host, torch) if torch else None
         self._deepspeed = ask.ask("deepspeed", read_deepspeed, None, host, environment)
         self._libraries = ask.ask("libraries", find_libraries, (), host, environment)
+        self._loadable = ask.ask("loader", find_loadable, None, host, environment)
         self._variables = ask.ask("variables", steering_variables, {}, host)
         self._names = ask.ask("names", host.names, (), "DS_")
         self._jit = ask.ask("jit", read_jit_cache, None, host, environment, self._torch_of_files)
@@ -116,6 +118,7 @@ class Probing:
             gpus=self._gpus.result()[0],
             driver=self._gpus.result()[1],
             libraries=self._libraries,
+            loadable=self._loadable,
             paths=self._paths.result(),
             jit=self._jit,
             variables=self._variables,

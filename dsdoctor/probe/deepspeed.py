@@ -21,4 +21,4 @@ def read_deepspeed(host: Host, environment: Environment | None) -> DeepSpeed | N
     manifest, wheel = (
         next((host.read(path) for path in host.glob(f"{information}/{name}")), None) for name in (MANIFEST, "WHEEL")
     )
-    return with_tags(with_manifest(facts, manifest), wheel)
+    return with_tags(with_manifest(facts, manifest, exists=host.exists), wheel)

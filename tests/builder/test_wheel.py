@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dsdoctor.builder.manifest import Manifest, write_into
+from dsdoctor.builder.nouns import BuildPlan
 from dsdoctor.builder.wheel import read_installed, read_wheel
 from dsdoctor.built import deepspeed_of_record, with_manifest, with_tags
 from dsdoctor.errors import UsageError
@@ -199,19 +201,54 @@ def test_the_manifest_outweighs_the_record() -> None:
         "torch": "2.14.1+cu130",
         "nvidia": {"cuda_version_lower_bound": "13.0"},
         "cpu_flags": ["-mavx2"],
-        "ops": [{"op": "fused_adam", "sm_arch": ["90_real"]}],
+        "ops": [
+            {"op": "fused_adam", "sm_arch": ["90_real"]},
+            {"op": "async_io", "needed": ["libaio.so.1", "libgomp.so.1", "libc.so.6"], "run_path": ["/conda/lib"]},
+        ],
     }
-    facts = with_manifest(DeepSpeed(version="1", location="."), json.dumps(manifest))
+    facts = with_manifest(
+        DeepSpeed(version="1", location="."), json.dumps(manifest), exists={"/conda/lib/libgomp.so.1"}.__contains__
+    )
 
     assert (facts.torch, facts.cuda, facts.told_by) == ("2.14", "13.0", "manifest")
     assert facts.sm_arch == {"fused_adam": ("90_real",)}
+    assert facts.needed == {"async_io": ("libaio.so.1",)}
+
+
+def test_what_an_op_links_is_left_to_the_system_unless_its_own_folders_have_it(tmp_path: Path) -> None:
+    (tmp_path / "x.c").write_text("int f(void) { return 1; }")
+    for soname in ("libaio.so.1", "libgomp.so.1"):
+        argv = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{soname}", "-o", soname, "x.c"]
+        subprocess.run(argv, cwd=tmp_path, check=True)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "libgomp.so.1").touch()
+    linked = ["-Wl,--no-as-needed", "libaio.so.1", "libgomp.so.1", f"-Wl,-rpath,$ORIGIN:{tmp_path}/own"]
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", "x.so", "x.c", *linked], cwd=tmp_path, check=True)
+
+    facts = read_wheel(wheel(tmp_path, contents((tmp_path / "x.so").read_bytes())))
+
+    assert facts.needed == {"cpu_adam": ("libaio.so.1",), "fused_adam": ("libaio.so.1",)}
+
+
+def test_a_wheel_is_whole_with_what_was_written_into_it(library: bytes, tmp_path: Path) -> None:
+    path = wheel(tmp_path, contents(library, **{f"{INFO}/sboms/a.cdx.json": b"{}", f"{INFO}/dsdoctor.json": b"old"}))
+    plan = BuildPlan(**dict.fromkeys(BuildPlan.__dataclass_fields__, ()))
+    manifest = Manifest(**{**dict.fromkeys(Manifest.__dataclass_fields__, ""), "plan": plan})
+    (tmp_path / "out").mkdir()
+
+    made = write_into(path, manifest, tmp_path / "out", {"sboms/a.cdx.json": b"{}\n"})
+
+    assert read_wheel(made).altered == ()
+    with zipfile.ZipFile(made) as file:
+        assert file.read(f"{INFO}/sboms/a.cdx.json") == b"{}\n"
+        assert len(file.namelist()) == len(set(file.namelist()))
 
 
 @given(st.text(max_size=400), st.text(max_size=200))
 def test_any_text_is_a_record_and_a_manifest_of_something(text: str, other: str) -> None:
     facts = deepspeed_of_record(text, version="v", location=".")
 
-    assert isinstance(with_tags(with_manifest(facts, other), text), DeepSpeed)
+    assert isinstance(with_tags(with_manifest(facts, other, exists=bool), text), DeepSpeed)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -128,6 +128,9 @@ SICK: dict[str, Machine] = {
     "cpu-isa-illegal-instruction": healthy(deepspeed=replace(BUILT, cpu_flags=("-march=skylake-avx512", "-mavx512f"))),
     "cpu-flags-unknown": healthy(deepspeed=replace(BUILT, cpu_flags=(), told_by="files")),
     "libstdcxx-too-old": healthy(deepspeed=replace(BUILT, glibcxx="3.4.32")),
+    "shared-library-missing": healthy(
+        deepspeed=replace(BUILT, needed={"cpu_adam": ("libgomp.so.1",)}), loadable=frozenset()
+    ),
     "glibc-too-old": healthy(deepspeed=replace(BUILT, glibc="2.38")),
     "wheel-python-mismatch": healthy(deepspeed=replace(BUILT, python=("cp310",))),
     "wheel-platform-mismatch": healthy(deepspeed=replace(BUILT, platform=("win_amd64",))),

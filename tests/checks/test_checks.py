@@ -11,6 +11,7 @@ from dsdoctor.finding import Finding, Severity
 from dsdoctor.machine import Cuda, Driver, Machine, SearchPaths, System
 from tests.checks.sick import (
     BARE,
+    BIG,
     BUILT,
     DRIVER,
     GUESSED,
@@ -180,6 +181,38 @@ def test_a_new_torch_waits_for_no_lock_file() -> None:
 
     assert "stale-jit-cache" not in rules(replace(sick, torch=TORCH))
     assert found(sick, "stale-jit-cache").affects == ("cpu_adam",)
+
+
+def linking(soname: str, system: str, *here: str) -> tuple[str, ...]:
+    """The commands for an op that links a library, on a machine that has others."""
+    built = replace(BUILT, needed={"async_io": (soname,)})
+    sick = healthy(deepspeed=built, loadable=frozenset(here), system=replace(BIG, os=system))
+    fix = found(sick, "shared-library-missing").fix
+    return tuple(command.partition("  #")[0] for command in fix.commands) if fix else ()
+
+
+def test_libaio_is_mended_under_the_name_that_the_op_asks_for() -> None:
+    debian12, debian13 = "Debian GNU/Linux 12 (bookworm)", "Debian GNU/Linux 13 (trixie)"
+    old, new = "libaio.so.1", "libaio.so.1t64"
+    link = f"sudo ln -s {new} /usr/lib/x86_64-linux-gnu/{old}"
+
+    assert linking(old, debian12) == ("sudo apt-get install libaio1",)
+    assert linking(new, debian13) == ("sudo apt-get install libaio1t64",)
+    assert linking(old, debian13) == ("sudo apt-get install libaio1t64", link)
+    assert linking(old, debian13, new) == (link, "python -m dsdoctor build-wheel")
+    assert linking(new, debian12) == (
+        "sudo apt-get install libaio1",
+        f"sudo ln -s {old} /usr/lib/x86_64-linux-gnu/{new}",
+    )
+
+
+def test_a_library_that_every_op_lacks_is_said_once_with_all_of_them() -> None:
+    built = replace(BUILT, needed={"cpu_adam": ("libgomp.so.1",), "async_io": ("libaio.so.1", "libgomp.so.1")})
+    finding = found(healthy(deepspeed=built, loadable=frozenset({"libaio.so.1"})), "shared-library-missing")
+
+    assert finding.title == "cpu_adam, async_io link libgomp.so.1, which this machine does not have"
+    assert (finding.severity, finding.affects) == (Severity.ERROR, (needs.INSTALLED, "cpu_adam", "async_io"))
+    assert "shared-library-missing" not in rules(healthy(deepspeed=built, loadable=None))
 
 
 def test_ptx_serves_newer_gpus_and_machine_code_its_major_only() -> None:

@@ -1,0 +1,84 @@
+"""Checks of what a built DeepSpeed's ops link: is every shared library that they name on this machine?"""
+
+import re
+from collections.abc import Iterator
+
+from dsdoctor import needs
+from dsdoctor.checks.say import BUILD_WHEEL, error
+from dsdoctor.finding import Finding
+from dsdoctor.machine import Machine, System
+
+
+def shared_library_missing(machine: Machine) -> Iterator[Finding]:
+    """An op links a shared library that this machine does not have: it fails when it is loaded.
+
+    "libaio.so.1: cannot open shared object file". A wheel holds DeepSpeed's code and not the libraries of the system that its
+    ops link; slim images have none of those. Judged are libgomp, libaio and libcufile: what else ops link, torch loads before
+    them or does not load without. A library of an op's own run path, of LD_LIBRARY_PATH, of Python's prefix or of torch's
+    packages counts as there.
+    """
+    built, here = machine.deepspeed, machine.loadable
+    if built is None or here is None:
+        return
+    wanted = {name for names in built.needed.values() for name in names}
+    for soname in sorted(wanted - here):
+        ops = [op for op, names in built.needed.items() if soname in names]
+        text, commands = _cure(soname, machine, here)
+        yield error(
+            "shared-library-missing",
+            f"{', '.join(ops)} {'links' if len(ops) == 1 else 'link'} {soname}, which this machine does not have",
+            evidence=[built.location],
+            affects=(needs.INSTALLED, *ops),
+            fix=text,
+            commands=commands,
+        )
+
+
+OTHER_NAME = {"libaio.so.1": "libaio.so.1t64", "libaio.so.1t64": "libaio.so.1"}
+"""One library under two names: Debian and Ubuntu renamed theirs with the change to 64-bit time, which on 64-bit processors
+changed nothing in it, and kept no link under the old name."""
+
+
+def _cure(soname: str, machine: Machine, here: frozenset[str]) -> tuple[str, tuple[str, ...]]:
+    """What brings a library, in words and as commands for its packages."""
+    if soname in OTHER_NAME:
+        return _cure_libaio(soname, machine.system, here)
+    if soname == "libcufile.so.0":
+        release = str(machine.torch.cuda).replace(".", "-") if machine.torch and machine.torch.cuda else "13-0"
+        package = f"libcufile-{release}"
+        return "install it, from NVIDIA's repository", (_install(package, package, "-c nvidia libcufile"),)
+    return "install it", (_install("libgomp1", "libgomp", "libgomp"),)
+
+
+def _cure_libaio(soname: str, system: System, here: frozenset[str]) -> tuple[str, tuple[str, ...]]:
+    """libaio under the name that the op asks for."""
+    other, renamed = OTHER_NAME[soname], _renamed_libaio(system)
+    folder = f"/usr/lib/{system.architecture}-linux-gnu" if re.match("Debian|Ubuntu", system.os) else "/usr/lib64"
+    link = f"sudo ln -s {other} {folder}/{soname}"
+    if other in here:
+        return f"{other} is here, the same library under another name: give it this one too, or build the ops here", (
+            link,
+            BUILD_WHEEL,
+        )
+    install = _install("libaio1t64" if renamed else "libaio1", "libaio", "libaio")
+    if renamed == soname.endswith("t64"):
+        return "install it", (install,)
+    return f"install it; here it is called {other}, so give it this name too", (install, link)
+
+
+def _install(apt: str, dnf: str, conda: str) -> str:
+    return f"sudo apt-get install {apt}  # Fedora, RHEL: dnf install {dnf}; conda: conda install {conda}"
+
+
+def _renamed_libaio(system: System) -> bool:
+    """Whether this system's libaio has the new name: Debian from 13, Ubuntu from 24.04 on.
+
+    >>> names = ("Debian GNU/Linux 13 (trixie)", "Ubuntu 24.04.2 LTS", "Ubuntu 22.04.5 LTS", "Debian GNU/Linux trixie/sid")
+    >>> [_renamed_libaio(System(architecture="x86_64", os=name)) for name in names]
+    [True, True, False, False]
+    """
+    match = re.match(r"(Debian|Ubuntu)\D*(\d+)", system.os)
+    return match is not None and int(match[2]) >= {"Debian": 13, "Ubuntu": 24}[match[1]]
+
+
+CHECKS = (shared_library_missing,)

@@ -1,0 +1,65 @@
+"""Host + environment -> which shared libraries of a short list an op finds when it is loaded. Nothing is loaded for it."""
+
+import glob
+import re
+from collections.abc import Iterator
+
+from dsdoctor.host import Host
+from dsdoctor.machine import WATCHED
+from dsdoctor.probe.paths import folders_on
+from dsdoctor.probe.python import Environment
+
+CACHE = "/etc/ld.so.cache"
+"""What ldconfig writes and glibc's loader reads: the paths stand in it as text, each ended by a zero byte. Reading it needs no
+ldconfig, which may not be there or not on PATH, and leaves the rest of the machine's libraries out of a snapshot."""
+
+WITNESS = "libc.so.6"
+"""Every cache of glibc's names it: without it the question was not answered (another libc, or a snapshot that was not asked)."""
+
+TRUSTED = ("/lib", "/usr/lib", "/lib64", "/usr/lib64")
+"""Where glibc's loader looks without any cache; Debian adds a folder named after the processor to the first two."""
+
+OTHER_WORDS = ("/lib32", "/usr/lib32", "/libx32", "/usr/libx32", "/lib/i386-linux-gnu", "/usr/lib/i386-linux-gnu")
+"""Folders of 32-bit libraries, which no op of ours links."""
+
+
+def find_loadable(host: Host, environment: Environment | None) -> frozenset[str] | None:
+    """Those of WATCHED that are found; None where the loader's cache does not tell, or there is no Python."""
+    names = "|".join(map(re.escape, (*WATCHED, WITNESS)))
+    cached = parse_cache(host.search(CACHE, rf"/[^\0\n]*/(?:{names})(?=\0)"))
+    if environment is None or WITNESS not in {path.rpartition("/")[2] for path in cached}:
+        return None
+    folders = tuple(dict.fromkeys(_folders(host, environment)))
+
+    def found(name: str) -> bool:
+        paths = (path for path in cached if path.endswith(f"/{name}"))
+        return any(map(host.exists, paths)) or any(host.glob(f"{folder}/{name}") for folder in folders)
+
+    return frozenset(name for name in WATCHED if found(name))
+
+
+def parse_cache(text: str) -> tuple[str, ...]:
+    """The paths of 64-bit libraries among those of the loader's cache.
+
+    >>> parse_cache("/lib/x86_64-linux-gnu/libgomp.so.1\\n/lib32/libgomp.so.1")
+    ('/lib/x86_64-linux-gnu/libgomp.so.1',)
+    """
+    return tuple(path for path in text.splitlines() if path.rpartition("/")[0] not in OTHER_WORDS)
+
+
+def _folders(host: Host, environment: Environment) -> Iterator[str]:
+    """Patterns of the folders besides the cache: the loader's own, the user's, and those of Python's and torch's libraries.
+
+    conda's interpreter has the ``lib`` of its prefix searched for all that it loads. What lies beside torch's libraries, or in the
+    packages it brings, torch has loaded before any op.
+    """
+    python = environment.python
+    family = python.platform.removeprefix("linux-")
+    yield from (glob.escape(folder) for folder in folders_on(host, "LD_LIBRARY_PATH"))
+    yield from (f"{folder}/{family}-linux-gnu" for folder in TRUSTED[:2])
+    yield from TRUSTED
+    for scripts in (python.scripts, host.resolve(python.executable).rpartition("/")[0]):
+        yield f"{glob.escape(scripts.rpartition('/')[0])}/lib"
+    if environment.torch:
+        yield f"{glob.escape(environment.torch)}/lib"
+        yield f"{glob.escape(environment.torch.rpartition('/')[0])}/nvidia/*/lib"
