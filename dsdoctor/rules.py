@@ -25,6 +25,9 @@ time do see it.""",
     "variable-reaches-nvcc": """nvcc itself reads NVCC_PREPEND_FLAGS and NVCC_APPEND_FLAGS.
 
 Whoever starts it: dsdoctor leaves them alone, because sites need them, and says so.""",
+    "arch-unused": """GPU architectures were named for a build that compiles no GPU code.
+
+torch is a CPU build, or --accelerator cpu was given. Whoever wants GPU ops builds for a CUDA build of torch.""",
     "wheel-not-installed": """The wheel was built and proven, and pip could not install it. It lies in the out folder.""",
     "ops-not-judged": """No DeepSpeed was at hand whose ops could be judged: none is installed, none was named, and the newest could
 not be fetched. Name one with --source (a folder, an sdist or a version).""",

@@ -80,6 +80,21 @@ def choose_architectures(machine: Machine, wish: Wish) -> Architectures:
     return Architectures(entries=numeric(torch.arch_list), because=because, asked=False)
 
 
+def unused_architectures(machine: Machine, wish: Wish) -> tuple[Finding, ...]:
+    """What --arch comes to in a build without GPU code: nothing. Raises UsageError for a malformed list all the same."""
+    if wish.arch is None:
+        return ()
+    listed = _asked(wish.arch, "--arch", working_torch(machine))
+    why = "--accelerator cpu" if wish.accelerator else f"torch {working_torch(machine).version} is a CPU build"
+    finding = Finding(
+        rule="arch-unused",
+        severity=Severity.WARNING,
+        title=f"--arch {';'.join(listed.entries)} has no use: {why}, and no GPU code is compiled",
+        fix=Fix(text="for GPUs, build for a CUDA build of torch", commands=("python -m pip install torch",)),
+    )
+    return (finding,)
+
+
 def fit_architectures(
     wanted: Architectures, toolkit: ToolkitPlan | None
 ) -> tuple[tuple[str, ...], tuple[Choice, ...], tuple[Finding, ...]]:

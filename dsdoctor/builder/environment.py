@@ -50,7 +50,7 @@ def caller_findings(machine: Machine, source: Source, toolkit: ToolkitPlan | Non
     for name, value in machine.variables.items():
         if name.startswith("DS_BUILD_") and name not in known:
             findings.append(_unread(name, value, source, known))
-        elif name.startswith("DS_"):
+        elif name.startswith("DS_") and (name, value) != ("DS_ACCELERATOR", source.accelerator):
             findings.append(_overridden(name, value, "dsdoctor sets its own"))
         elif name.startswith("NVCC_"):
             title = f"{name}={value} is set in your shell and reaches nvcc"

@@ -13,6 +13,7 @@ from dsdoctor.builder.choices import (
     explain_accelerator,
     explain_standard,
     fit_architectures,
+    unused_architectures,
 )
 from dsdoctor.builder.compiler_choice import choose_compiler
 from dsdoctor.builder.environment import caller_findings, environment, prepended, taken_away
@@ -69,7 +70,9 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
     """Decide everything. A bad machine shows as ERROR findings of the plan; nonsense in the wish raises UsageError."""
     torch, accelerator = working_torch(machine), source.accelerator
     wanted = wanted_ops(source, wish)
-    listed = choose_architectures(machine, wish) if accelerator == "cuda" else NO_ARCHITECTURES
+    on_gpus = accelerator == "cuda"
+    listed = choose_architectures(machine, wish) if on_gpus else NO_ARCHITECTURES
+    unused = () if on_gpus else unused_architectures(machine, wish)
     possible = _sift(wanted, wanted.ops, lambda fact: refusal(fact, machine, source, listed.entries))
     means = _means(machine, wish, cache, wanted, possible.facts)
     architectures, arch_choices, arch_findings = fit_architectures(listed, means.toolkit)
@@ -99,7 +102,7 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
         disk=disk,
         choices=(*first, explain_standard(torch), *arch_choices, *means.choices, jobs_choice, local_choice),
         findings=(
-            *(*possible.findings, *means.findings, *arch_findings, *fitting.findings),
+            *(*possible.findings, *means.findings, *arch_findings, *unused, *fitting.findings),
             *_about_the_machine(machine, source, means, disk),
         ),
     )

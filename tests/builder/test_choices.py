@@ -9,6 +9,7 @@ from dsdoctor.builder.choices import (
     choose_jobs,
     choose_local_version,
     fit_architectures,
+    unused_architectures,
 )
 from dsdoctor.builder.compiler_choice import choose_compiler
 from dsdoctor.builder.nouns import ToolkitPlan, Wish
@@ -242,6 +243,17 @@ def test_a_torch_that_names_no_architecture_wants_to_be_told() -> None:
 def test_a_malformed_list_in_the_shell_names_the_variable() -> None:
     with pytest.raises(UsageError, match="TORCH_CUDA_ARCH_LIST in your shell"):
         choose_architectures(machine(variables={"TORCH_CUDA_ARCH_LIST": "9.0a"}), Wish())
+
+
+def test_architectures_for_a_build_without_gpu_code_have_no_use_and_a_malformed_list_is_refused_all_the_same() -> None:
+    here = machine(torch=CPU_TORCH)
+
+    (finding,) = unused_architectures(here, Wish(arch="9.0"))
+    assert finding.title == "--arch 9.0 has no use: torch 2.13.0+cpu is a CPU build, and no GPU code is compiled"
+    assert not unused_architectures(here, Wish())
+    for text in ("", "sm_90"):
+        with pytest.raises(UsageError, match=r"architecture .*\(--arch\)"):
+            unused_architectures(here, Wish(arch=text))
 
 
 OLD_NVCC = ToolkitPlan(root="/usr/local/cuda-12.1", release=Cuda(12, 1), architectures=("8.0", "9.0"))
