@@ -1,14 +1,17 @@
-"""The hall of verify and compare: built DeepSpeeds against machines, machines against each other. Runs nothing of them."""
+"""The hall of verify and compare: built DeepSpeeds against machines, machines against each other. Runs nothing of them
+unless it is told to load the installed ops."""
 
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dsdoctor.builder.loading import load_installed
 from dsdoctor.builder.wheel import read_installed, read_wheel
 from dsdoctor.checks import TOPICS, examine, rule_of
 from dsdoctor.checks.compare import Difference, compare
 from dsdoctor.errors import UsageError
-from dsdoctor.finding import Finding, for_python
+from dsdoctor.finding import Finding, for_python, has_error
+from dsdoctor.host import LocalHost
 from dsdoctor.machine import DeepSpeed, Machine
 from dsdoctor.sight import Sight, see
 
@@ -25,8 +28,13 @@ class Verified:
     findings: tuple[Finding, ...]
 
 
-def verify(python: str, machine: Path | None, wheel: Path | None) -> Verified:
-    """Judge a wheel, or (None) the installed DeepSpeed, against a machine. Raises UsageError for what is no such wheel."""
+def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool = False) -> Verified:
+    """Judge a wheel, or (None) the installed DeepSpeed, against a machine. Raises UsageError for what is no such wheel.
+
+    ``load`` tries the installed ops too: the one thing here that runs them.
+    """
+    if load and (wheel is not None or machine is not None):
+        raise UsageError("--load tries the DeepSpeed that is installed here", hint="dsdoctor verify --installed --load")
     # a file that is no wheel is said before the machine is asked
     read = read_wheel(wheel) if wheel is not None else None
     sight = see(python, machine, whole=False)
@@ -36,6 +44,9 @@ def verify(python: str, machine: Path | None, wheel: Path | None) -> Verified:
     rules = frozenset({*RUNS, *map(rule_of, of_built)})
     found = examine(with_built, topics=TOPICS, rules=rules)
     findings = tuple(_of_ops(finding, built) for topic in found for finding in topic.findings)
+    if load and not has_error(findings):
+        asked = with_built.python.executable if with_built.python else python
+        findings += load_installed(LocalHost(), asked, built, with_built)
     if sight.is_here and python != sys.executable:
         findings = tuple(for_python(finding, python) for finding in findings)
     return Verified(machine=with_built, built=built, findings=findings)

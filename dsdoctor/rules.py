@@ -15,6 +15,10 @@ OF_BUILDING = {
     "op-failed": """An op was compiled, and the compiler, the linker or the proof refused it.
 
 The finding tells the first error and the log. `dsdoctor diagnose LOG` reads the log again.""",
+    "op-does-not-load": """An installed op was imported with this torch, in a process of its own, and that failed.
+
+The finding holds the loader's words: an undefined symbol is another torch's, a missing library one of the system's.
+`dsdoctor verify --installed --load` tries them.""",
     "not-proven": """An op could not be loaded on this machine, for a reason that says nothing about the op: the NVIDIA driver's
 library is not here. Everything else about it was proven. Load it on a machine with a GPU.""",
     "not-asked": """A question about this machine could not be answered, so nothing that depends on it was judged.""",

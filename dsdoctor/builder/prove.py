@@ -1,22 +1,19 @@
 """A finished wheel + the plan -> proofs, one an op: it is in there, for the planned GPUs, and it loads with this torch."""
 
-import json
 import zipfile
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from dsdoctor.answers import parse_answer
 from dsdoctor.architectures import plain
 from dsdoctor.builder.compile import shared_object
 from dsdoctor.builder.elf import Confession, confess
+from dsdoctor.builder.loading import lacks_driver, load_each, not_tried
 from dsdoctor.builder.nouns import BuildPlan, OpPlan
 from dsdoctor.built import parse_version_info
-from dsdoctor.finding import Finding, Severity
+from dsdoctor.finding import Finding
 from dsdoctor.host import LocalHost
-from dsdoctor.machine import Gap, Machine
-
-LOAD_LIMIT = 300.0
+from dsdoctor.machine import Machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +36,9 @@ def prove(
     with zipfile.ZipFile(wheel) as file:
         file.extractall(folder, [name for name in file.namelist() if name.endswith(".so")])
     libraries = {op.op: shared_object(folder, op.module) for op in plan.ops}
-    errors = _load(plan, {op: path for op, path in libraries.items() if path}, env)
+    errors = load_each(LocalHost(env=env), plan.python, {op: path for op, path in libraries.items() if path})
     proofs = tuple(_proof(op, libraries[op.op], claimed, errors, folder, machine) for op in plan.ops)
-    return proofs, _notes(proofs)
+    return proofs, not_tried(tuple(proof.op for proof in proofs if proof.file and proof.loads is None))
 
 
 def _claims(wheel: Path) -> set[str]:
@@ -49,26 +46,6 @@ def _claims(wheel: Path) -> set[str]:
         text = file.read("deepspeed/git_version_info_installed.py").decode("utf-8", errors="replace")
     ops = parse_version_info(text).get("installed_ops")
     return {name for name, on in ops.items() if on} if isinstance(ops, dict) else set()
-
-
-def _load(plan: BuildPlan, libraries: dict[str, Path], env: dict[str, str]) -> dict[str, str | None]:
-    """Load all in one fresh process; when that one dies, each in its own to find who did it."""
-    child = LocalHost(env=env)
-
-    def ask(ops: dict[str, Path]) -> dict[str, str | None] | Gap:
-        pairs = json.dumps([[op, str(path)] for op, path in ops.items()])
-        answer = child.ask(plan.python, "load_ops.py", pairs, timeout=LOAD_LIMIT)
-        return parse_answer(answer, dict[str, str | None], "load")
-
-    together = ask(libraries)
-    if not isinstance(together, Gap):
-        return together
-    first = {op: path for op, path in libraries.items() if op == "pin_memory"}
-    errors: dict[str, str | None] = {}
-    for op, path in libraries.items():
-        alone = ask({**first, op: path})
-        errors[op] = alone.reason if isinstance(alone, Gap) else alone[op]
-    return errors
 
 
 def _proof(
@@ -83,7 +60,7 @@ def _proof(
         return OpProof(op=op.op, wrong="it was built, and the wheel does not hold it")
     confession = confess(path)
     error = errors[op.op]
-    untried = error is not None and "libcuda.so.1" in error and machine.driver is None
+    untried = lacks_driver(error, machine)
     wrong = None
     if op.op not in claimed:
         wrong = "the wheel holds it, and its git_version_info_installed.py does not say so"
@@ -106,11 +83,3 @@ def planned(op: OpPlan) -> set[str]:
     """What an op's shared object must hold, in the words of the wheel-variant property ``sm_arch``."""
     real = {f"{plain(entry).replace('.', '')}_real" for entry in op.architectures}
     return real | {f"{plain(e).replace('.', '')}_virtual" for e in op.architectures if e.endswith("+PTX")}
-
-
-def _notes(proofs: tuple[OpProof, ...]) -> tuple[Finding, ...]:
-    untried = tuple(proof.op for proof in proofs if proof.file and proof.loads is None)
-    if not untried:
-        return ()
-    title = f"{', '.join(untried)} link the NVIDIA driver (libcuda.so.1), which is not here: loading was not tried"
-    return (Finding(rule="not-proven", severity=Severity.NOTE, title=title, affects=untried),)

@@ -21,6 +21,7 @@ from dsdoctor.work import select
 
 WheelFile = Annotated[Path | None, typer.Argument(metavar="[WHEEL]", help="The wheel to judge.", show_default=False)]
 Installed = Annotated[bool, typer.Option("--installed", help="Judge the installed DeepSpeed instead of a wheel.")]
+Load = Annotated[bool, typer.Option("--load", help="With --installed: import each op in a process of its own, too.")]
 Shell = Annotated[
     str, typer.Option("--shell", metavar="bash|zsh|fish|csh", help="The shell that is to take the lines.")
 ]
@@ -31,6 +32,7 @@ Files = Annotated[list[Path], typer.Argument(metavar="FILE FILE...", help="Snaps
 def verify_command(
     wheel: WheelFile = None,
     installed: Installed = False,
+    load: Load = False,
     python: PythonOption = sys.executable,
     machine: MachineFile = None,
     as_json: Json = False,
@@ -38,19 +40,21 @@ def verify_command(
     """Say whether a DeepSpeed wheel, anybody's, will work in this environment, before it is installed.
 
     Reads the wheel's own records and its shared objects: Python, torch and CUDA release, accelerator, ops inside against
-    ops claimed, GPU architectures, processor instructions, glibc and libstdc++, digests. Runs nothing of it.
+    ops claimed, GPU architectures, processor instructions, glibc and libstdc++, digests. Runs nothing of it;
+    --installed --load imports each op of the installed DeepSpeed besides.
     """
     with ending("verify", as_json):
         if (wheel is None) == (not installed):
             raise UsageError("name a wheel, or say --installed", hint="dsdoctor verify dist/deepspeed-....whl")
-        done = verify(python, machine, wheel)
+        done = verify(python, machine, wheel, load=load)
         lines = [*built_lines(done.built), *finding_lines(done.findings)]
         unseen = (
             "; its GPU code was not judged: no GPU is visible" if done.built.sm_arch and not done.machine.gpus else ""
         )
         where = "this machine" if machine is None else machine.stem
         doubt = any(finding.severity is not Severity.NOTE for finding in done.findings)
-        lines += [] if doubt else [f"✓ it fits {where}{unseen}"]
+        loads = f", and its {len(done.built.installed_ops)} ops load" if load and not done.findings else ""
+        lines += [] if doubt else [f"✓ it fits {where}{loads}{unseen}"]
         print_result("verify", as_json, lines, done.findings, built=done.built, machine=done.machine)
         if has_error(done.findings):
             raise typer.Exit(FOUND)
