@@ -6,7 +6,7 @@ Three writers: DeepSpeed's setup.py (``git_version_info_installed.py``), the whe
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -91,13 +91,18 @@ def with_manifest(facts: DeepSpeed, manifest: str | None, *, exists: Callable[[s
     )
 
 
-def left_to_system(needed: Iterable[str], run_path: Iterable[str], exists: Callable[[str], bool]) -> tuple[str, ...]:
-    """Those of WATCHED that a shared object links and that none of its own folders holds.
+def left_to_system(needed: Iterable[str], run_path: Collection[str], exists: Callable[[str], bool]) -> tuple[str, ...]:
+    """Those of WATCHED that a shared object links and that none of its own folders holds; none are told where such a folder is
+    named after the object's own place ($ORIGIN): it may bring them along.
 
     >>> left_to_system(["libaio.so.1", "libgomp.so.1", "libc.so.6"], ["/env/lib"], {"/env/lib/libgomp.so.1"}.__contains__)
     ('libaio.so.1',)
+    >>> left_to_system(["libaio.so.1"], ["$ORIGIN/../deepspeed.libs"], lambda path: False)
+    ()
     """
     folders = [folder for folder in run_path if folder.startswith("/")]
+    if any("$ORIGIN" in folder or "${ORIGIN}" in folder for folder in run_path):
+        return ()
     watched = [name for name in WATCHED if name in set(needed)]
     return tuple(name for name in watched if not any(exists(f"{folder}/{name}") for folder in folders))
 

@@ -53,7 +53,7 @@ def verify_command(
         )
         where = "this machine" if machine is None else machine.stem
         doubt = any(finding.severity is not Severity.NOTE for finding in done.findings)
-        loads = ", and its ops load" if load and not done.findings else ""
+        loads = ", and its ops load" if load and done.built.installed_ops and not done.findings else ""
         lines += [] if doubt else [f"✓ it fits {where}{loads}{unseen}"]
         print_result("verify", as_json, lines, done.findings, built=done.built, machine=done.machine)
         if has_error(done.findings):

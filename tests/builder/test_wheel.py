@@ -222,7 +222,7 @@ def test_what_an_op_links_is_left_to_the_system_unless_its_own_folders_have_it(t
         subprocess.run(argv, cwd=tmp_path, check=True)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "libgomp.so.1").touch()
-    linked = ["-Wl,--no-as-needed", "libaio.so.1", "libgomp.so.1", f"-Wl,-rpath,$ORIGIN:{tmp_path}/own"]
+    linked = ["-Wl,--no-as-needed", "libaio.so.1", "libgomp.so.1", f"-Wl,-rpath,relative:{tmp_path}/own"]
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", "x.so", "x.c", *linked], cwd=tmp_path, check=True)
 
     facts = read_wheel(wheel(tmp_path, contents((tmp_path / "x.so").read_bytes())))

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 IN_CI = os.environ.get("CI") == "true"
 SUITE, PYTHON = "bookworm", "3.11"
+SECRET = "a-token-of-the-private-index"
 CA = "/etc/ssl/certs/ca-certificates.crt"
 
 
@@ -38,7 +39,7 @@ class Workshop:
     def build(self, *options: object, more: tuple[object, ...] = ()) -> subprocess.CompletedProcess[str]:
         """``ci/build-image`` on the Debian made here; ``options`` come last and win."""
         pip_conf = self.folder / "pip.conf"
-        pip_conf.write_text("[global]\nfind-links = /run/wheels\n")
+        pip_conf.write_text(f"[global]\n# {SECRET}\nfind-links = /run/wheels\n")
         authority = ("--ca", CA) if Path(CA).exists() else ()
         fixed = ("--engine", "buildah", "--base", self.base, "--torch", self.torch, "--accelerator", "cpu", *authority)
         tail = ("--", "--volume", f"{self.wheels}:/run/wheels:ro", *more)
