@@ -39,14 +39,21 @@ def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool 
     read = read_wheel(wheel) if wheel is not None else None
     sight = see(python, machine, whole=False)
     built = read or _installed(sight)
+    judged = judge(sight, built, python)
+    if load and not has_error(judged.findings):
+        asked = judged.machine.python.executable if judged.machine.python else python
+        loaded = load_installed(LocalHost(), asked, built, judged.machine)
+        return replace(judged, findings=judged.findings + loaded)
+    return judged
+
+
+def judge(sight: Sight, built: DeepSpeed, python: str) -> Verified:
+    """A built DeepSpeed against what was seen of a machine."""
     with_built = replace(sight.machine, deepspeed=built)
     of_built = next(topic.checks for topic in TOPICS if topic.name == "deepspeed")
     rules = frozenset({*RUNS, *map(rule_of, of_built)})
     found = examine(with_built, topics=TOPICS, rules=rules)
     findings = tuple(_of_ops(finding, built) for topic in found for finding in topic.findings)
-    if load and not has_error(findings):
-        asked = with_built.python.executable if with_built.python else python
-        findings += load_installed(LocalHost(), asked, built, with_built)
     if sight.is_here and python != sys.executable:
         findings = tuple(for_python(finding, python) for finding in findings)
     return Verified(machine=with_built, built=built, findings=findings)

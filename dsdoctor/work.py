@@ -10,6 +10,7 @@ from dsdoctor.builder.choices import accelerator_of
 from dsdoctor.builder.compile import Watch
 from dsdoctor.builder.compiler_choice import choose_compiler
 from dsdoctor.builder.dsconfig import ops_of_config, read_config
+from dsdoctor.builder.index import publish
 from dsdoctor.builder.make import Bench, make, prepare_out
 from dsdoctor.builder.nouns import BuildPlan, BuildResult, Source, ToolkitPlan, Wish
 from dsdoctor.builder.pip import install_wheel
@@ -109,6 +110,22 @@ def install(ready: Planned, made: BuildResult) -> tuple[Finding, ...]:
         fix = Fix(text="install it by hand", commands=(error.hint,))
         return (Finding(rule="wheel-not-installed", severity=Severity.ERROR, title=error.message, fix=fix),)
     return ()
+
+
+def publish_into(index: Path) -> Job:
+    """List a built wheel in an index; a finding when that fails: the wheel stays. Raises ImpossiblePlan for one not writable."""
+    prepare_out(index, "--index")
+
+    def listed(_: Planned, made: BuildResult) -> tuple[Finding, ...]:
+        assert made.wheel is not None
+        try:
+            publish(Path(made.wheel), index)
+        except OSError as error:
+            title = f"the wheel is built, and could not be put into the index {index}: {error}"
+            return (Finding(rule="wheel-not-published", severity=Severity.ERROR, title=title),)
+        return ()
+
+    return listed
 
 
 def assemble_toolkit(order: Order, *, say: Say) -> tuple[str | None, tuple[Finding, ...]]:

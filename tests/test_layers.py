@@ -34,6 +34,7 @@ FLOORS = {
     "order": 5,
     "judging": 5,
     "inspection": 5,
+    "picking": 5,
     "rules": 5,
     "run": 5,
     "script": 5,

@@ -92,15 +92,15 @@ def refused_ops(plan: BuildPlan) -> tuple[OpResult, ...]:
     return waiting + _left_out(plan)
 
 
-def prepare_out(out: Path) -> None:
-    """Make the out folder and see that it can be written, before an hour of work. Raises ImpossiblePlan."""
+def prepare_out(out: Path, option: str = "--out") -> None:
+    """Make the folder of an option and see that it can be written, before an hour of work. Raises ImpossiblePlan."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
         raise ImpossiblePlan(
-            f"the out folder {out} cannot be written: {error.strerror}", hint="name another: --out DIR"
+            f"the folder {out} of {option} cannot be written: {error.strerror}", hint=f"name another: {option} DIR"
         ) from None
 
 

@@ -121,7 +121,7 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
         if unpacked is not None:
             libraries[entry.filename] = confess(unpacked)
     told = recorded_wheel_digest(_beside(path))
-    if told is not None and told != _hex_of(path):
+    if told is not None and told != hex_of(path):
         altered.append(path.name)
     return replace(_with_confessions(facts, libraries), altered=tuple(sorted(altered)))
 
@@ -187,7 +187,8 @@ def _digest_of(path: Path) -> str | None:
     return _urlsafe(total.digest())
 
 
-def _hex_of(path: Path) -> str:
+def hex_of(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal digits."""
     total = hashlib.sha256()
     with path.open("rb") as file:
         _each(file.read, total.update)

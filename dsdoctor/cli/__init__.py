@@ -23,6 +23,7 @@ COMMANDS = {
     "prebuild": "dsdoctor.cli.build:prebuild_command",
     "toolkit": "dsdoctor.cli.build:toolkit_command",
     "verify": "dsdoctor.cli.machines:verify_command",
+    "pick": "dsdoctor.cli.pick:pick_command",
     "record": "dsdoctor.cli.machines:record_command",
     "compare": "dsdoctor.cli.machines:compare_command",
     "comm": "dsdoctor.cli.comm:comm_command",
@@ -30,7 +31,7 @@ COMMANDS = {
 }
 """Where each command is, or the group of its commands. Only the one that is called is imported: a diagnosis must start fast."""
 
-QUIET_AT_PIPES = ("look", "check", "explain", "diagnose", "env", "verify", "compare", "trace")
+QUIET_AT_PIPES = ("look", "check", "explain", "diagnose", "env", "verify", "pick", "compare", "trace")
 """Commands that only read: a reader that goes away ends them as it ends any filter, and not with a verdict."""
 
 HELP = (

@@ -15,6 +15,7 @@ from dsdoctor.cli.options import (
     Accelerator,
     Arch,
     For,
+    Index,
     Jobs,
     Json,
     LocalVersion,
@@ -31,7 +32,7 @@ from dsdoctor.cli.options import (
 from dsdoctor.finding import Finding, has_error
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, install_hint, plan_lines, result_lines, show
-from dsdoctor.work import Job, Planned, assemble_toolkit, build, install, planned
+from dsdoctor.work import Job, Planned, assemble_toolkit, build, install, planned, publish_into
 
 
 def plan_command(
@@ -65,6 +66,7 @@ def build_wheel_command(
     arch: Arch = None,
     source: SourceOption = None,
     out: Out = Path("dist"),
+    index: Index = None,
     python: PythonOption = sys.executable,
     toolkit: Toolkit = "auto",
     accelerator: Accelerator = None,
@@ -88,7 +90,7 @@ def build_wheel_command(
         if dry_run:
             _show_plan("build-wheel", as_json, ready)
             return
-        result = _build("build-wheel", ready, out, as_json)
+        result = _build("build-wheel", ready, out, as_json, job=publish_into(index.absolute()) if index else None)
         if result.wheel and not as_json:
             show(Console(), [install_hint(result)])
 

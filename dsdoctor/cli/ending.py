@@ -20,6 +20,7 @@ NOTHING_MADE: dict[str, dict[str, Any]] = {
     "look": {"machine": None},
     "check": {"machine": None, "ops": (), "ops_of": None},
     "verify": {"built": None, "machine": None},
+    "pick": {"wheel": None, "wheels": ()},
     "env": {"set": {}, "prepend": {}, "shell": ()},
     "record": {"file": None},
     "compare": {"differences": ()},

@@ -50,6 +50,10 @@ MachineFile = Annotated[
     ),
 ]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show everything, also what is well.")]
+Index = Annotated[
+    Path | None,
+    typer.Option("--index", metavar="DIR", help="Also list the wheel in this package index (PEP 503, static files)."),
+]
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Folder that gets the wheel.")]
 
 

@@ -1,8 +1,9 @@
-"""A built DeepSpeed, or the differences between machines -> lines."""
+"""A built DeepSpeed, wheels to choose from, or the differences between machines -> lines."""
 
 from collections.abc import Iterable, Iterator
 
 from dsdoctor.checks.compare import Difference, Group
+from dsdoctor.finding import Finding, Severity
 from dsdoctor.machine import DeepSpeed
 
 FEW = 4
@@ -21,6 +22,15 @@ def built_lines(built: DeepSpeed) -> Iterator[str]:
     march = [flag for flag in built.cpu_flags if flag.startswith(("-march", "-mcpu"))]
     if march:
         yield f"    processor code: {' '.join(march)}"
+
+
+def candidate_lines(found: Iterable[tuple[str, bool, tuple[Finding, ...]]], install: str | None) -> Iterator[str]:
+    """One line a wheel, the best first, with what stands in the way of each; then the command that installs the best."""
+    for number, (wheel, fits, findings) in enumerate(found):
+        against = [finding.title for finding in findings if finding.severity is Severity.ERROR]
+        yield f"{('✓' if number == 0 else ' ') if fits else '✗'} {wheel.rpartition('/')[2]}"
+        yield from (f"    {title}" for title in against)
+    yield f"$ {install}" if install else "✗ none of them fits this machine"
 
 
 def difference_lines(differences: Iterable[Difference], machines: int) -> Iterator[str]:
