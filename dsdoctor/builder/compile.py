@@ -1,5 +1,6 @@
 """BuildPlan -> compiled ops, side by side under one pool of jobs, each in a build folder and with a log of its own."""
 
+import json
 import re
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from dsdoctor.builder.first_error import first_error
 from dsdoctor.builder.nouns import BuildPlan, OpPlan
 from dsdoctor.builder.pool import Pool
+from dsdoctor.builder.processor import flags_of
 from dsdoctor.host import INSIDE, LocalHost
 
 NINJA_STEP = re.compile(r"^\[(\d+)/(\d+)\] ")
@@ -117,7 +119,8 @@ def _compile(
                 done = int(step[1]) if step else done + 1
                 watch(Step(op=op.op, state="compiling", done=done, total=len(op.sources)))
 
-        argv = [plan.python, str(INSIDE / "compile_op.py"), op.op, str(place), how]
+        flags = json.dumps({"processor": flags_of(plan.processor), "debug_info": plan.debug_info})
+        argv = [plan.python, str(INSIDE / "compile_op.py"), op.op, str(place), how, flags]
         status = host.stream(argv, cwd=source, env=env, on_line=on_line)
     library = shared_object(place / "lib", op.module) if status == 0 else None
     because = None if library else first_error(lines) or f"it ended with status {status} and named no error"

@@ -51,11 +51,12 @@ def confess(path: Path) -> Confession:
             elf = ELFFile(file)
             versions, linked = _needed_versions(elf), _linked(elf)
             debug, device = elf.get_section_by_name(".debug_str"), elf.get_section_by_name(".nv_fatbin")
+            told = elf.get_section_by_name(".GCC.command.line")
             return Confession(
                 sm_arch=architectures(_data(device)) if device else (),
                 glibc=_newest(versions, "GLIBC_"),
                 glibcxx=_newest(versions, "GLIBCXX_"),
-                cpu_flags=parse_producers(_data(debug) if debug else b""),
+                cpu_flags=parse_producers((_data(debug) if debug else b"") + b"\0" + (_data(told) if told else b"")),
                 needed=tuple(dict.fromkeys(text for tag, text in linked if tag == "DT_NEEDED")),
                 run_path=tuple(part for tag, text in linked if tag != "DT_NEEDED" for part in text.split(":") if part),
             )

@@ -12,7 +12,7 @@ class Wish:
 
     ``ops`` is None for the default set, ("all",) for all, else names. ``arch`` is a TORCH_CUDA_ARCH_LIST or None for
     the visible GPUs. ``toolkit`` is "auto", "pypi" (assemble from PyPI whatever lies here) or a folder.
-    ``local_version`` is None for one that names torch and CUDA, "" for none.
+    ``local_version`` is None for one that names torch and CUDA, "" for none. ``cpu`` is a level of x86-64, None for this processor.
     """
 
     ops: tuple[str, ...] | None = None
@@ -23,6 +23,8 @@ class Wish:
     jobs: int | None = None
     local_version: str | None = None
     offline: bool = False
+    cpu: str | None = None
+    debug_info: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +164,8 @@ class BuildPlan:
     disk: int
     choices: tuple[Choice, ...]
     findings: tuple[Finding, ...]
+    processor: str = "native"
+    debug_info: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

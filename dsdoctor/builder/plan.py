@@ -26,6 +26,7 @@ from dsdoctor.builder.preconditions import (
     ninja_is_new_enough,
     working_torch,
 )
+from dsdoctor.builder.processor import choose_processor
 from dsdoctor.builder.python_headers import choose_headers
 from dsdoctor.builder.toolkit_choice import Needs, choose_toolkit
 from dsdoctor.errors import ImpossiblePlan
@@ -81,6 +82,7 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
     jobs, jobs_choice = choose_jobs(machine, wish, device_code=any(op.device_code for op in ops))
     local, local_choice = choose_local_version(torch, accelerator, wish)
     first = (_explain_source(source), explain_accelerator(machine, wish, accelerator), _explain_ops(ops, wanted))
+    processor, processor_choice = choose_processor(machine, wish)
     disk = disk_needed(ops, means.toolkit)
     skip = _skip(machine, means.toolkit)
     return BuildPlan(
@@ -100,7 +102,12 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
         prepend=prepended(machine, means.toolkit, means.headers),
         unset=taken_away(machine),
         disk=disk,
-        choices=(*first, explain_standard(torch), *arch_choices, *means.choices, jobs_choice, local_choice),
+        processor=processor,
+        debug_info=wish.debug_info,
+        choices=(
+            *(*first, explain_standard(torch), *arch_choices, processor_choice),
+            *(*means.choices, jobs_choice, local_choice),
+        ),
         findings=(
             *(*possible.findings, *means.findings, *arch_findings, *unused, *fitting.findings),
             *_about_the_machine(machine, source, means, disk),

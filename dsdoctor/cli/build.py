@@ -14,6 +14,8 @@ from dsdoctor.cli.ending import FAILED, IMPOSSIBLE, ending, print_result
 from dsdoctor.cli.options import (
     Accelerator,
     Arch,
+    Cpu,
+    DebugInfo,
     For,
     Index,
     Jobs,
@@ -43,6 +45,8 @@ def plan_command(
     python: PythonOption = sys.executable,
     toolkit: Toolkit = "auto",
     accelerator: Accelerator = None,
+    cpu: Cpu = None,
+    debug_info: DebugInfo = False,
     jobs: Jobs = None,
     local_version: LocalVersion = None,
     no_local_version: NoLocalVersion = False,
@@ -54,7 +58,19 @@ def plan_command(
     versions = (local_version, no_local_version)
     with ending("plan", as_json):
         order = order_of(
-            python, source, ops, config, arch, accelerator, toolkit, jobs, versions, offline, machine=machine
+            python,
+            source,
+            ops,
+            config,
+            arch,
+            accelerator,
+            toolkit,
+            jobs,
+            versions,
+            offline,
+            machine=machine,
+            cpu=cpu,
+            debug_info=debug_info,
         )
         with planned(order) as ready:
             _show_plan("plan", as_json, ready)
@@ -70,6 +86,8 @@ def build_wheel_command(
     python: PythonOption = sys.executable,
     toolkit: Toolkit = "auto",
     accelerator: Accelerator = None,
+    cpu: Cpu = None,
+    debug_info: DebugInfo = False,
     jobs: Jobs = None,
     local_version: LocalVersion = None,
     no_local_version: NoLocalVersion = False,
@@ -85,7 +103,22 @@ def build_wheel_command(
     versions = (local_version, no_local_version)
     with (
         ending("build-wheel", as_json),
-        planned(order_of(python, source, ops, config, arch, accelerator, toolkit, jobs, versions, offline)) as ready,
+        planned(
+            order_of(
+                python,
+                source,
+                ops,
+                config,
+                arch,
+                accelerator,
+                toolkit,
+                jobs,
+                versions,
+                offline,
+                cpu=cpu,
+                debug_info=debug_info,
+            )
+        ) as ready,
     ):
         if dry_run:
             _show_plan("build-wheel", as_json, ready)
@@ -104,6 +137,8 @@ def prebuild_command(
     python: PythonOption = sys.executable,
     toolkit: Toolkit = "auto",
     accelerator: Accelerator = None,
+    cpu: Cpu = None,
+    debug_info: DebugInfo = False,
     jobs: Jobs = None,
     offline: Offline = False,
     as_json: Json = False,
@@ -112,7 +147,20 @@ def prebuild_command(
     with (
         ending("prebuild", as_json),
         planned(
-            order_of(python, source, ops, config, arch, accelerator, toolkit, jobs, (None, False), offline)
+            order_of(
+                python,
+                source,
+                ops,
+                config,
+                arch,
+                accelerator,
+                toolkit,
+                jobs,
+                (None, False),
+                offline,
+                cpu=cpu,
+                debug_info=debug_info,
+            )
         ) as ready,
     ):
         result = _build("prebuild", ready, out, as_json, job=install)

@@ -34,6 +34,12 @@ Toolkit = Annotated[
                  help="auto chooses or assembles one, pypi assembles one from PyPI's parts, DIR takes that one."),
 ]  # fmt: skip
 Accelerator = Annotated[str | None, typer.Option(metavar="cuda|cpu", help="Default: cuda for a CUDA build of torch.")]
+Cpu = Annotated[
+    str | None,
+    typer.Option("--cpu", metavar="native|x86-64-v2|x86-64-v3|x86-64-v4",
+                 help="Processor that host code is for. Default: this machine's; x86-64-v3 has AVX2."),
+]  # fmt: skip
+DebugInfo = Annotated[bool, typer.Option("--debug-info", help="Keep debug information: larger, and slower to compile.")]
 Jobs = Annotated[
     int | None, typer.Option(min=1, help="Compile jobs at once. Default: what processors and memory allow.")
 ]
@@ -70,6 +76,8 @@ def order_of(
     offline: bool,
     *,
     machine: Path | None = None,
+    cpu: str | None = None,
+    debug_info: bool = False,
 ) -> Order:
     """What the options come to. Raises UsageError for those that contradict each other or say nothing."""
     named, none = local_version
@@ -90,5 +98,7 @@ def order_of(
         jobs=jobs,
         local_version="" if none else named,
         offline=offline,
+        cpu=cpu,
+        debug_info=debug_info,
     )
     return Order(python=python, machine=machine, source=source, config=config, wish=wish)

@@ -14,7 +14,7 @@ import zipfile
 script, arguments = pathlib.Path(sys.argv[1]).name, sys.argv[2:]
 
 
-def compile_op(op, folder, how):
+def compile_op(op, folder, how, flags):
     with open(os.environ["MAKEFLAGS"].rsplit("fifo:", 1)[1], "rb"):
         print(f"[1/1] {os.environ['CC']} -c csrc/{op}.c  arch={os.environ.get('TORCH_CUDA_ARCH_LIST', 'none')} {how}")
     target = pathlib.Path(folder) / "lib" / "deepspeed" / "ops" / f"{op}_op.cpython-311-x86_64-linux-gnu.so"

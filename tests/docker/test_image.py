@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def test_the_images_labels_are_the_manifests_facts(workshop: Workshop, out: Path
     assert labels["dsdoctor.wheel.sha256"] == manifest["sha256"]
     assert labels["dsdoctor.torch"] == manifest["torch"]
     assert (labels["dsdoctor.ops"], labels["dsdoctor.accelerator"]) == (OP, "cpu")
+    assert labels["dsdoctor.processor"] == ("x86-64-v3" if platform.machine() == "x86_64" else "native")
 
 
 def test_no_secret_no_compiler_and_no_cache_is_in_the_image(workshop: Workshop, container: str) -> None:
