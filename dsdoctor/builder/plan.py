@@ -71,9 +71,7 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
     """Decide everything. A bad machine shows as ERROR findings of the plan; nonsense in the wish raises UsageError."""
     torch, accelerator = working_torch(machine), source.accelerator
     wanted = wanted_ops(source, wish)
-    on_gpus = accelerator == "cuda"
-    listed = choose_architectures(machine, wish) if on_gpus else NO_ARCHITECTURES
-    unused = () if on_gpus else unused_architectures(machine, wish)
+    listed = choose_architectures(machine, wish) if accelerator == "cuda" else NO_ARCHITECTURES
     possible = _sift(wanted, wanted.ops, lambda fact: refusal(fact, machine, source, listed.entries))
     means = _means(machine, wish, cache, wanted, possible.facts)
     architectures, arch_choices, arch_findings = fit_architectures(listed, means.toolkit)
@@ -81,10 +79,11 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
     ops = tuple(_op_plan(fact, architectures, wanted) for fact in fitting.facts)
     jobs, jobs_choice = choose_jobs(machine, wish, device_code=any(op.device_code for op in ops))
     local, local_choice = choose_local_version(torch, accelerator, wish)
-    first = (_explain_source(source), explain_accelerator(machine, wish, accelerator), _explain_ops(ops, wanted))
     processor, processor_choice = choose_processor(machine, wish)
-    disk = disk_needed(ops, means.toolkit)
-    skip = _skip(machine, means.toolkit)
+    first = (_explain_source(source), explain_accelerator(machine, wish, accelerator), _explain_ops(ops, wanted))
+    of_ops = (*possible.findings, *means.findings, *arch_findings, *fitting.findings)
+    last = (processor_choice, *means.choices, jobs_choice, local_choice)
+    disk, skip = disk_needed(ops, means.toolkit), _skip(machine, means.toolkit)
     return BuildPlan(
         python=machine.python.executable if machine.python else "",
         source=source.asked,
@@ -104,15 +103,13 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
         disk=disk,
         processor=processor,
         debug_info=wish.debug_info,
-        choices=(
-            *(*first, explain_standard(torch), *arch_choices, processor_choice),
-            *(*means.choices, jobs_choice, local_choice),
-        ),
-        findings=(
-            *(*possible.findings, *means.findings, *arch_findings, *unused, *fitting.findings),
-            *_about_the_machine(machine, source, means, disk),
-        ),
+        choices=(*first, explain_standard(torch), *arch_choices, *last),
+        findings=(*of_ops, *_unused(machine, wish, accelerator), *_about_the_machine(machine, source, means, disk)),
     )
+
+
+def _unused(machine: Machine, wish: Wish, accelerator: str) -> tuple[Finding, ...]:
+    return unused_architectures(machine, wish) if accelerator == "cpu" else ()
 
 
 def _means(machine: Machine, wish: Wish, cache: str, wanted: Wanted, facts: tuple[OpFact, ...]) -> _Means:

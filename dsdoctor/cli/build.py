@@ -55,7 +55,7 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Say what build-wheel would do, with the reason of every choice. Compiles nothing."""
-    versions = (local_version, no_local_version)
+    versions, host_code = (local_version, no_local_version), (cpu, debug_info)
     with ending("plan", as_json):
         order = order_of(
             python,
@@ -69,8 +69,7 @@ def plan_command(
             versions,
             offline,
             machine=machine,
-            cpu=cpu,
-            debug_info=debug_info,
+            host_code=host_code,
         )
         with planned(order) as ready:
             _show_plan("plan", as_json, ready)
@@ -100,23 +99,12 @@ def build_wheel_command(
     Looks at the machine, chooses ops, GPU architectures, toolkit and compiler, assembles a CUDA toolkit where none
     fits, compiles each op by itself, packs one wheel and proves that every op is in it and loads.
     """
-    versions = (local_version, no_local_version)
+    versions, host_code = (local_version, no_local_version), (cpu, debug_info)
     with (
         ending("build-wheel", as_json),
         planned(
             order_of(
-                python,
-                source,
-                ops,
-                config,
-                arch,
-                accelerator,
-                toolkit,
-                jobs,
-                versions,
-                offline,
-                cpu=cpu,
-                debug_info=debug_info,
+                python, source, ops, config, arch, accelerator, toolkit, jobs, versions, offline, host_code=host_code
             )
         ) as ready,
     ):
@@ -144,6 +132,7 @@ def prebuild_command(
     as_json: Json = False,
 ) -> None:
     """Build the wheel as build-wheel does, then install it into the environment (without its dependencies)."""
+    host_code = (cpu, debug_info)
     with (
         ending("prebuild", as_json),
         planned(
@@ -158,8 +147,7 @@ def prebuild_command(
                 jobs,
                 (None, False),
                 offline,
-                cpu=cpu,
-                debug_info=debug_info,
+                host_code=host_code,
             )
         ) as ready,
     ):

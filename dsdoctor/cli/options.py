@@ -76,11 +76,11 @@ def order_of(
     offline: bool,
     *,
     machine: Path | None = None,
-    cpu: str | None = None,
-    debug_info: bool = False,
+    host_code: tuple[str | None, bool] = (None, False),
 ) -> Order:
     """What the options come to. Raises UsageError for those that contradict each other or say nothing."""
     named, none = local_version
+    cpu, debug_info = host_code
     if ops is not None and config is not None:
         raise UsageError("--ops and --for cannot be given together", hint="name one")
     if named and none:
