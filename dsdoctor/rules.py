@@ -4,6 +4,7 @@ import difflib
 
 from dsdoctor import checks
 from dsdoctor.comm import rules as comm
+from dsdoctor.delivery import ills
 from dsdoctor.diagnosis.rules import RULES
 from dsdoctor.errors import UsageError
 from dsdoctor.overflow import verdict
@@ -31,6 +32,16 @@ time do see it.""",
     "variable-reaches-nvcc": """nvcc itself reads NVCC_PREPEND_FLAGS and NVCC_APPEND_FLAGS.
 
 Whoever starts it: dsdoctor leaves them alone, because sites need them, and says so.""",
+    "cpu-not-on-node": """Host code was asked for that a machine named with --node cannot run: it would end with SIGILL.
+
+Without --cpu the level is the best that all nodes have. Else name a lesser one, or build a wheel for each kind of node.""",
+    "cpu-above-this-machine": """Host code is compiled for a level that this machine does not have.
+
+A compiler needs none of the instructions that it writes, so the wheel is built. But to import an op is to run some of it: that may
+end with SIGILL here, and the op's loading is proven only on a machine that has the level.""",
+    "cpu-unknown-to-compiler": """The host compiler is older than the level that host code is to be compiled for.
+
+The levels of x86-64 came with gcc 11 and clang 12, Arm's vectors of any length with gcc 10, armv9-a with gcc 12.""",
     "arch-unused": """GPU architectures were named for a build that compiles no GPU code.
 
 torch is a CPU build, or --accelerator cpu was given. Whoever wants GPU ops builds for a CUDA build of torch.""",
@@ -58,6 +69,8 @@ def manual(rule: str) -> str:
         pages.append(f"Between ranks: {page}")
     if rule in OF_BUILDING and not pages:
         pages.append(OF_BUILDING[rule])
+    if rule in ills.MANUAL:
+        pages.append(f"Of a push: {ills.MANUAL[rule]}")
     if not pages:
         near = difflib.get_close_matches(rule, every_rule(), n=1)
         meant = f"did you mean {near[0]}?" if near else "dsdoctor explain --list names them all"
@@ -67,4 +80,6 @@ def manual(rule: str) -> str:
 
 def every_rule() -> tuple[str, ...]:
     """All rule ids, sorted."""
-    return tuple(sorted({*checks.checks(), *RULES, *verdict.manual_pages(), *comm.manual_pages(), *OF_BUILDING}))
+    return tuple(
+        sorted({*checks.checks(), *RULES, *verdict.manual_pages(), *comm.manual_pages(), *OF_BUILDING, *ills.MANUAL})
+    )

@@ -21,6 +21,7 @@ NOTHING_MADE: dict[str, dict[str, Any]] = {
     "check": {"machine": None, "ops": (), "ops_of": None},
     "verify": {"built": None, "machine": None},
     "pick": {"wheel": None, "wheels": ()},
+    "push": {"wheel": None, "sha256": None, "nodes": ()},
     "env": {"set": {}, "prepend": {}, "shell": ()},
     "record": {"file": None},
     "compare": {"differences": ()},
