@@ -36,6 +36,18 @@ class Answer:
         return self.returncode == 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How long work ended: its exit status (negative for a signal), and what it and its children took.
+
+    ``cpu_seconds`` is user and system time of all, ``peak_memory`` the bytes of the largest single process.
+    """
+
+    status: int
+    cpu_seconds: float
+    peak_memory: int
+
+
 class Host(Protocol):
     """A machine that can be asked. Paths are absolute; every question is answered, with None where nothing is there."""
 
@@ -200,18 +212,14 @@ class LocalHost:
     def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
         return self.run([python, str(INSIDE / script), *arguments], timeout=timeout)
 
-    def stream(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: Path,
-        env: Mapping[str, str],
-        on_line: Callable[[str], None],
-    ) -> int:
+    def stream(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], on_line: Callable[[str], None]) -> int:
+        """Run long work as ``work`` does; the exit status alone."""
+        return self.work(argv, cwd=cwd, env=env, on_line=on_line).status
+
+    def work(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], on_line: Callable[[str], None]) -> Ended:
         """Run long work and hand over each line as it comes (stdout and stderr together).
 
-        ``env`` is the whole environment. Returns the exit status, negative for a signal. ``stop`` from another
-        thread, or any exception here, ends the whole session.
+        ``env`` is the whole environment. ``stop`` from another thread, or any exception here, ends the whole session.
         """
         process = subprocess.Popen(
             list(argv),
@@ -228,7 +236,11 @@ class LocalHost:
             with process.stdout:
                 for line in process.stdout:
                     on_line(_text(line).rstrip("\n"))
-            return process.wait()
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return Ended(
+                status=process.returncode, cpu_seconds=used.ru_utime + used.ru_stime, peak_memory=used.ru_maxrss * 1024
+            )
         finally:
             self._running.discard(process.pid)
             if process.poll() is None:

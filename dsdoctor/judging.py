@@ -80,7 +80,7 @@ def _ask(machine: Machine, source: Source, question: Question, folder: Path, say
         return {}
     facts = wanted_ops(source, question.wish).ops if question.wish.ops else source.ops
     names = tuple(fact.op for fact in facts if fact.sources)
-    jobs, _ = choose_jobs(machine, question.wish, device_code=True)
+    jobs, _, _ = choose_jobs(machine, question.wish, device_code=True)
     done: list[str] = []
 
     def on_op(op: str, error: str | None) -> None:

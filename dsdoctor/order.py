@@ -8,13 +8,16 @@ from dsdoctor.builder.nouns import Wish
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What the command line asks of us."""
+    """What the command line asks of us. ``cache`` says whether compiled ops are taken from the cache and kept there;
+    ``nodes`` are snapshots of the machines that the wheel is for."""
 
     python: str
     machine: Path | None = None
     source: str | None = None
     config: Path | None = None
+    nodes: tuple[Path, ...] = ()
     wish: Wish = field(default_factory=Wish)
+    cache: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,9 @@ The finding holds the loader's words: an undefined symbol is another torch's, a 
     "wheel-not-published": """The wheel was built and proven, and could not be put into the index. It lies in the out folder.""",
     "op-not-in-wheel": """A wheel does not hold an op that was asked for with `dsdoctor pick --op`.""",
     "not-proven": """An op could not be loaded on this machine, for a reason that says nothing about the op: the NVIDIA driver's
-library is not here. Everything else about it was proven. Load it on a machine with a GPU.""",
+library is not here, or the op is compiled for a level above this processor (--cpu, --node) and its import ended with SIGILL.
+
+Everything else about it was proven. Load it on a machine that has what it needs.""",
     "not-asked": """A question about this machine could not be answered, so nothing that depends on it was judged.""",
     "variable-overridden": """A variable of your shell would steer a DeepSpeed build.
 

@@ -1,14 +1,14 @@
 """What the commands look at: this machine, or one that was written down. Joins probe, record and the op facts."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from dsdoctor.architectures import KNOWN, numeric
-from dsdoctor.builder.nouns import Source, Wish
+from dsdoctor.builder.nouns import Node, Source, Wish
 from dsdoctor.builder.op_facts import describe, describe_installed
 from dsdoctor.builder.source import NEWEST, LaidOut, lay_out
 from dsdoctor.builder.workspace import cache_folder, private_folder, workspace
@@ -45,6 +45,21 @@ def see(python: str, file: Path | None, *, whole: bool, toolkit: str = "") -> Si
     snapshot = recorded.snapshot
     machine = probe(recorded, python=snapshot.python, cache=snapshot.cache, toolkit=toolkit, whole=True)
     return Sight(machine=machine, cache=snapshot.cache, snapshot=snapshot)
+
+
+def read_nodes(files: Sequence[Path]) -> tuple[Node, ...]:
+    """The machines in snapshots, by their files' names. Raises UsageError for a file that is none."""
+    stems = [file.stem for file in files]
+    return tuple(
+        _node(see("", file, whole=True).machine, file.stem if stems.count(file.stem) == 1 else str(file))
+        for file in dict.fromkeys(files)
+    )
+
+
+def _node(machine: Machine, name: str) -> Node:
+    told = machine.torch.capabilities if machine.torch else ()
+    capabilities = sorted({*told, *(gpu.capability for gpu in machine.gpus)})
+    return Node(name=name, system=machine.system, capabilities=tuple(capabilities))
 
 
 def write_down(python: str, file: Path, *, offline: bool, say: Say) -> Machine:

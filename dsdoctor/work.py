@@ -15,11 +15,14 @@ from dsdoctor.builder.make import Bench, make, prepare_out
 from dsdoctor.builder.nouns import BuildPlan, BuildResult, Source, ToolkitPlan, Wish
 from dsdoctor.builder.pip import install_wheel
 from dsdoctor.builder.plan import plan_build, plan_toolkit
+from dsdoctor.builder.pool import Pool
 from dsdoctor.builder.preconditions import working_torch
 from dsdoctor.builder.shell import Settings
 from dsdoctor.builder.source import lay_out, spell_source
+from dsdoctor.builder.store import Store
 from dsdoctor.builder.toolkit import assemble
 from dsdoctor.builder.workspace import cache_folder, log_folder, private_folder, workspace
+from dsdoctor.caching import open_store, told
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.nouns import Outcome
@@ -28,14 +31,14 @@ from dsdoctor.finding import Finding, Fix, Severity, has_error
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import Compiler, Machine
 from dsdoctor.order import Order
-from dsdoctor.sight import Sight, described, recorded_source, see
+from dsdoctor.sight import Sight, described, read_nodes, recorded_source, see
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A plan with everything that carrying it out needs; ``folder`` goes away when the context ends."""
+    """A plan with all that carrying it out needs; ``folder`` goes away when the context ends, ``store`` keeps compiled ops."""
 
     host: LocalHost
     machine: Machine
@@ -43,6 +46,7 @@ class Planned:
     plan: BuildPlan
     folder: Path
     cache: Path
+    store: Store | None
 
 
 Job = Callable[[Planned, BuildResult], tuple[Finding, ...]]
@@ -58,6 +62,7 @@ def look(order: Order) -> Sight:
 @contextmanager
 def planned(order: Order) -> Iterator[Planned]:
     """Look, lay the source out in a throw-away folder, and decide."""
+    order = replace(order, wish=replace(order.wish, nodes=read_nodes(order.nodes)))
     host, sight = LocalHost(), look(order)
     machine, cache = sight.machine, private_folder(cache_folder(host))
     accelerator = accelerator_of(machine, order.wish)
@@ -67,7 +72,8 @@ def planned(order: Order) -> Iterator[Planned]:
         else:
             source = _laid_out(host, sight, order, accelerator, folder, cache)
         plan = plan_build(machine, source, _with_config(order, accelerator), cache=sight.cache)
-        yield Planned(host=host, machine=machine, source=source, plan=plan, folder=folder, cache=cache)
+        store = open_store(host) if order.cache else None
+        yield Planned(host=host, machine=machine, source=source, plan=plan, folder=folder, cache=cache, store=store)
 
 
 def _laid_out(host: LocalHost, sight: Sight, order: Order, accelerator: str, folder: Path, cache: Path) -> Source:
@@ -77,12 +83,13 @@ def _laid_out(host: LocalHost, sight: Sight, order: Order, accelerator: str, fol
     return described(sight, replace(laid, because=because), accelerator, folder)
 
 
-def build(ready: Planned, out: Path, *, say: Say, watch: Watch) -> BuildResult:
-    """Carry a plan out."""
+def build(ready: Planned, out: Path, *, say: Say, watch: Watch, pool: Pool | None = None) -> BuildResult:
+    """Carry a plan out, under a pool that other builds share, or under one of its own."""
     prepare_out(out)
-    bench = Bench(folder=ready.folder, logs=log_folder(ready.cache), out=out)
+    bench = Bench(folder=ready.folder, logs=log_folder(ready.cache), out=out, store=ready.store, pool=pool)
     say(f"logs: {bench.logs}")
-    return explained(make(ready.host, ready.plan, ready.source, ready.machine, bench, say=say, watch=watch))
+    result = explained(make(ready.host, ready.plan, ready.source, ready.machine, bench, say=say, watch=watch))
+    return replace(result, findings=(*result.findings, *(told(ready.store) if ready.store else ())))
 
 
 def explained(result: BuildResult) -> BuildResult:
@@ -113,19 +120,20 @@ def install(ready: Planned, made: BuildResult) -> tuple[Finding, ...]:
 
 
 def publish_into(index: Path) -> Job:
-    """List a built wheel in an index; a finding when that fails: the wheel stays. Raises ImpossiblePlan for one not writable."""
+    """List a built wheel in an index. Raises ImpossiblePlan for one that cannot be written."""
     prepare_out(index, "--index")
+    return lambda _, made: list_wheel(index, made)
 
-    def listed(_: Planned, made: BuildResult) -> tuple[Finding, ...]:
-        assert made.wheel is not None
-        try:
-            publish(Path(made.wheel), index)
-        except OSError as error:
-            title = f"the wheel is built, and could not be put into the index {index}: {error}"
-            return (Finding(rule="wheel-not-published", severity=Severity.ERROR, title=title),)
-        return ()
 
-    return listed
+def list_wheel(index: Path, made: BuildResult) -> tuple[Finding, ...]:
+    """List a built wheel in an index; a finding when that fails: the wheel stays."""
+    assert made.wheel is not None
+    try:
+        publish(Path(made.wheel), index)
+    except OSError as error:
+        title = f"the wheel is built, and could not be put into the index {index}: {error}"
+        return (Finding(rule="wheel-not-published", severity=Severity.ERROR, title=title),)
+    return ()
 
 
 def assemble_toolkit(order: Order, *, say: Say) -> tuple[str | None, tuple[Finding, ...]]:

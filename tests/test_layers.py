@@ -17,6 +17,7 @@ FLOORS = {
     "limits": 1,
     "needs": 1,
     "architectures": 2,
+    "isa": 2,
     "host": 2,
     "record": 2,
     "answers": 2,
@@ -27,6 +28,7 @@ FLOORS = {
     "diagnosis": 3,
     "comm": 3,
     "overflow": 3,
+    "delivery": 3,
     "report": 4,
     "work": 5,
     "doctor": 5,
@@ -35,6 +37,11 @@ FLOORS = {
     "judging": 5,
     "inspection": 5,
     "picking": 5,
+    "targeting": 5,
+    "matrix": 5,
+    "pushing": 5,
+    "caching": 5,
+    "finished": 5,
     "rules": 5,
     "run": 5,
     "script": 5,
@@ -43,7 +50,7 @@ FLOORS = {
     "cli": 5,
     "__main__": 5,
 }
-ROOMS = {"probe", "checks", "builder", "diagnosis", "comm", "overflow"}
+ROOMS = {"probe", "checks", "builder", "diagnosis", "comm", "overflow", "delivery"}
 
 
 @cache

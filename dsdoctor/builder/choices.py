@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
-from dsdoctor.builder.nouns import Choice, ToolkitPlan, Wish
+from dsdoctor.builder.nouns import Choice, Node, ToolkitPlan, Wish
 from dsdoctor.builder.preconditions import working_torch
 from dsdoctor.errors import ImpossiblePlan, UsageError
 from dsdoctor.finding import Finding, Fix, Severity
@@ -58,7 +58,7 @@ def explain_accelerator(machine: Machine, wish: Wish, accelerator: str) -> Choic
 
 
 def choose_architectures(machine: Machine, wish: Wish) -> Architectures:
-    """The GPU architectures: asked for (--arch, else TORCH_CUDA_ARCH_LIST), else the visible GPUs', else all of torch's.
+    """The GPU architectures: --arch, else the nodes' GPUs, else TORCH_CUDA_ARCH_LIST, else the visible GPUs', else all of torch's.
 
     Raises UsageError for a list that torch or DeepSpeed cannot read, and when there is nothing to go by.
     """
@@ -66,18 +66,29 @@ def choose_architectures(machine: Machine, wish: Wish) -> Architectures:
     shell = machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if wish.arch is not None:
         return _asked(wish.arch, "--arch", torch)
+    if any(node.capabilities for node in wish.nodes):
+        return _of_nodes(wish.nodes, shell)
     if shell:
         return _asked(shell, "TORCH_CUDA_ARCH_LIST in your shell", torch)
-    if torch.capabilities or machine.gpus:
+    if (torch.capabilities or machine.gpus) and not wish.nodes:
         found = numeric(torch.capabilities or tuple(gpu.capability for gpu in machine.gpus))
         return Architectures(entries=found, because="the GPUs visible here (get_device_capability)", asked=True)
+    unseen = "no node's snapshot shows a GPU" if wish.nodes else "no GPU is visible here"
     if not torch.arch_list:
         raise UsageError(
-            f"no GPU is visible here, and torch {torch.version} does not say for which it was built",
+            f"{unseen}, and torch {torch.version} does not say for which it was built",
             hint='name the GPUs\' architectures: --arch "8.0;9.0"',
         )
-    because = f"no GPU is visible here: every one that torch {torch.version} was built for; --arch narrows it"
+    because = f"{unseen}: every one that torch {torch.version} was built for; --arch narrows it"
     return Architectures(entries=numeric(torch.arch_list), because=because, asked=False)
+
+
+def _of_nodes(nodes: tuple[Node, ...], shell: str) -> Architectures:
+    """Those of all nodes' GPUs together."""
+    found = numeric(tuple({name for node in nodes for name in node.capabilities}))
+    shown = ", ".join(f"{node.name} {' '.join(numeric(node.capabilities)) or 'none'}" for node in nodes)
+    ignored = "; TORCH_CUDA_ARCH_LIST of your shell is not asked" if shell else ""
+    return Architectures(entries=found, because=f"the GPUs of the nodes: {shown} (--node){ignored}", asked=True)
 
 
 def unused_architectures(machine: Machine, wish: Wish) -> tuple[Finding, ...]:
@@ -128,16 +139,20 @@ def _asked(text: str, where: str, torch: Torch) -> Architectures:
     return Architectures(entries=entries, because=where, asked=True)
 
 
-def choose_jobs(machine: Machine, wish: Wish, *, device_code: bool) -> tuple[int, Choice]:
-    """Compile jobs at once, from processors and memory as the control group limits them."""
-    if wish.jobs is not None:
-        return wish.jobs, Choice(what="jobs", value=str(wish.jobs), because="--jobs")
-    per_job, memory = JOB_MEMORY[device_code], machine.system.memory
-    by_memory = max(1, memory // per_job) if memory else machine.system.cpus
-    jobs = max(1, min(machine.system.cpus, by_memory))
+def choose_jobs(machine: Machine, wish: Wish, *, device_code: bool) -> tuple[int, int, Choice]:
+    """Compilers at once and the bytes that they may take together, from processors and memory as the control group limits them.
+
+    The pool weighs each compiler by JOB_MEMORY, so that more of g++ than of nvcc run beside each other where memory is short.
+    """
+    memory, cpus = machine.system.memory, machine.system.cpus
+    by_memory = max(1, memory // JOB_MEMORY[False]) if memory else cpus
+    jobs = wish.jobs if wish.jobs is not None else max(1, min(cpus, by_memory))
+    most = jobs * JOB_MEMORY[device_code]
+    planned = max(JOB_MEMORY[device_code], min(most, memory)) if memory else most
     shown = f"{memory / GIB:.0f} GiB" if memory else "unknown"
-    because = f"{machine.system.cpus} processors, {shown} of memory at {per_job / GIB:.1f} GiB a job"
-    return jobs, Choice(what="jobs", value=str(jobs), because=because)
+    because = "--jobs" if wish.jobs is not None else f"{cpus} processors, {shown} of memory"
+    because += f"; the compilers take up to {planned / GIB:.1f} GiB together"
+    return jobs, planned, Choice(what="jobs", value=str(jobs), because=because)
 
 
 def explain_standard(torch: Torch) -> Choice:

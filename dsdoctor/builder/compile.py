@@ -1,27 +1,25 @@
-"""BuildPlan -> compiled ops, side by side under one pool of jobs, each in a build folder and with a log of its own."""
+"""BuildPlan -> compiled ops: taken from the cache where they are there, the others compiled side by side under one pool."""
 
-import json
-import re
+import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from dsdoctor.builder.commands import Command, OpCommands, ask_commands
 from dsdoctor.builder.first_error import first_error
+from dsdoctor.builder.flags import changes, edited, memory_of, orders_of
 from dsdoctor.builder.nouns import BuildPlan, OpPlan
+from dsdoctor.builder.opcache import Made, OpCache
 from dsdoctor.builder.pool import Pool
-from dsdoctor.builder.processor import flags_of
-from dsdoctor.host import INSIDE, LocalHost
-
-NINJA_STEP = re.compile(r"^\[(\d+)/(\d+)\] ")
-SERIAL_STEP = re.compile(r"^\S*(?:g\+\+|c\+\+|gcc|clang\S*|nvcc) .* -c ")
+from dsdoctor.builder.schedule import Job, carry_out
+from dsdoctor.host import Ended, LocalHost
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Progress of one op: ``state`` is "waiting", "compiling", "built" or "failed"; objects done of ``total``."""
+    """Progress of one op: ``state`` is "waiting", "compiling", "built", "cached" or "failed"; objects done of ``total``."""
 
     op: str
     state: str
@@ -31,45 +29,117 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """How one op's compilation ended. ``library`` is the shared object, None where there is none."""
+    """How one op's compilation ended. ``library`` is the shared object, None where there is none.
+
+    ``cpu_seconds`` and ``peak_memory`` (bytes, of the largest process) are those of the compilers; ``cached`` ones had none.
+    """
 
     op: str
     library: Path | None
-    seconds: float
-    because: str | None
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_memory: int = 0
+    cached: bool = False
+    because: str | None = None
     log: Path
 
 
 Watch = Callable[[Step], None]
 
 
+@dataclass
+class _Work:
+    """One op under way."""
+
+    plan: OpPlan
+    commands: OpCommands
+    log: Path
+    key: str = ""
+    started: float | None = None
+    begun: float = 0.0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_memory: int = 0
+    done: int = 0
+    library: Path | None = None
+    cached: bool = False
+    lines: list[str] = field(default_factory=list)
+    linked: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def state(self) -> str:
+        """What is to be told of it at its end."""
+        return "cached" if self.cached else "built" if self.library else "failed"
+
+    def write(self, *lines: str) -> None:
+        """Add lines to its log, in one piece: its commands run side by side."""
+        with self.lock, self.log.open("a", encoding="utf-8") as file:
+            self.lines += lines
+            file.writelines(f"{line}\n" for line in lines)
+
+    def begin(self) -> None:
+        """A command begins."""
+        with self.lock:
+            if self.started is None:
+                self.started, self.begun = time.monotonic(), time.time()
+
+    def end(self, command: Command, ended: Ended) -> None:
+        """A command has ended."""
+        with self.lock:
+            self.seconds = time.monotonic() - (self.started or 0.0)
+            self.cpu_seconds += ended.cpu_seconds
+            self.peak_memory = max(self.peak_memory, ended.peak_memory)
+            self.done += 1 if command.source and not ended.status else 0
+
+    def made(self, library: Path) -> Made:
+        """What there is to keep."""
+        return Made(
+            library=library,
+            commands=self.commands,
+            linked=tuple(self.linked),
+            begun=self.begun,
+            seconds=self.seconds,
+            cpu_seconds=self.cpu_seconds,
+        )
+
+    def ended(self) -> Compiled:
+        """What came of it."""
+        because = None if self.library else self.commands.error or first_error(self.lines) or self._nameless()
+        return Compiled(
+            op=self.plan.op,
+            library=self.library,
+            seconds=self.seconds,
+            cpu_seconds=self.cpu_seconds,
+            peak_memory=self.peak_memory,
+            cached=self.cached,
+            because=because,
+            log=self.log,
+        )
+
+    def _nameless(self) -> str:
+        last = next((line for line in reversed(self.lines) if line.strip()), "nothing")
+        return f"its compiler named no error; the last line was: {last[:200]}"
+
+
 def compile_ops(
-    host: LocalHost, plan: BuildPlan, *, source: Path, folder: Path, logs: Path, watch: Watch
+    host: LocalHost, plan: BuildPlan, *, tree: Path, pool: Pool, logs: Path, cache: OpCache | None, watch: Watch
 ) -> tuple[Compiled, ...]:
-    """Compile every op of a plan, the longest first; one that fails does not stop the others.
+    """Compile every op of a plan, the longest object first; one that fails does not stop the others.
 
     On any interruption every compiler is ended before the exception goes on.
     """
-    order = sorted(plan.ops, key=_weight, reverse=True)
-    stopped = threading.Event()
-    with Pool(folder, plan.jobs) as pool, ThreadPoolExecutor(max_workers=len(order)) as workers:
-
-        def work(op: OpPlan) -> Compiled:
-            with pool.token():
-                if stopped.is_set():
-                    return Compiled(op=op.op, library=None, seconds=0, because="interrupted", log=logs / f"{op.op}.log")
-                env = child_environment(host, plan) | op_environment(plan, op) | pool.variables()
-                return _compile(host, plan, op, env, source=source, folder=folder, logs=logs, watch=watch)
-
-        for op in order:
-            watch(Step(op=op.op, state="waiting", total=len(op.sources)))
-        futures = [workers.submit(work, op) for op in order]
-        try:
-            return tuple(future.result() for future in futures)
-        except BaseException:
-            stopped.set()
-            host.stop()
-            raise
+    env = child_environment(host, plan) | pool.variables()
+    for op in plan.ops:
+        watch(Step(op=op.op, state="waiting", total=len(op.sources)))
+    asked = ask_commands(host, plan, tree=tree, env=env)
+    works = [_begin(plan, op, asked[op.op], logs / f"{op.op}.log", pool) for op in plan.ops]
+    for work in works:
+        _take(work, tree, env, cache)
+        if work.cached or work.commands.error:
+            watch(Step(op=work.plan.op, state=work.state, done=work.done, total=len(work.commands.compile)))
+    _compile(host, works, tree=tree, env=env, pool=pool, cache=cache, watch=watch)
+    return tuple(work.ended() for work in works)
 
 
 def child_environment(host: LocalHost, plan: BuildPlan) -> dict[str, str]:
@@ -81,54 +151,110 @@ def child_environment(host: LocalHost, plan: BuildPlan) -> dict[str, str]:
     return env
 
 
-def op_environment(plan: BuildPlan, op: OpPlan) -> dict[str, str]:
-    """The op's own architecture list: it cannot leak to another op."""
-    if plan.accelerator != "cuda":
-        return {}
-    return {"TORCH_CUDA_ARCH_LIST": ";".join(op.architectures or plan.architectures)}
-
-
-def _weight(op: OpPlan) -> int:
-    return len(op.sources) * max(1, len(op.architectures) if op.device_code else 1)
-
-
-def _compile(
-    host: LocalHost,
-    plan: BuildPlan,
-    op: OpPlan,
-    env: Mapping[str, str],
-    *,
-    source: Path,
-    folder: Path,
-    logs: Path,
-    watch: Watch,
-) -> Compiled:
-    place, log = folder / "ops" / op.op, logs / f"{op.op}.log"
-    place.mkdir(parents=True)
-    how = "ninja" if plan.use_ninja else "serial"
-    started, done, lines = time.monotonic(), 0, []
-    watch(Step(op=op.op, state="compiling", total=len(op.sources)))
-    with log.open("w", encoding="utf-8") as file:
-
-        def on_line(line: str) -> None:
-            nonlocal done
-            file.write(line + "\n")
-            lines.append(line)
-            step = NINJA_STEP.match(line)
-            if step or SERIAL_STEP.match(line):
-                done = int(step[1]) if step else done + 1
-                watch(Step(op=op.op, state="compiling", done=done, total=len(op.sources)))
-
-        flags = json.dumps({"processor": flags_of(plan.processor), "debug_info": plan.debug_info})
-        argv = [plan.python, str(INSIDE / "compile_op.py"), op.op, str(place), how, flags]
-        status = host.stream(argv, cwd=source, env=env, on_line=on_line)
-    library = shared_object(place / "lib", op.module) if status == 0 else None
-    because = None if library else first_error(lines) or f"it ended with status {status} and named no error"
-    watch(Step(op=op.op, state="built" if library else "failed", done=done, total=len(op.sources)))
-    return Compiled(op=op.op, library=library, seconds=time.monotonic() - started, because=because, log=log)
-
-
 def shared_object(folder: Path, module: str) -> Path | None:
     """The shared object of a dotted module name below a folder."""
     *packages, name = module.split(".")
     return next(iter(sorted(folder.joinpath(*packages).glob(f"{name}.*so"))), None)
+
+
+def _begin(plan: BuildPlan, op: OpPlan, asked: OpCommands, log: Path, pool: Pool) -> _Work:
+    """The op's commands as they are run; its log says what was changed in each."""
+    orders = orders_of(plan, op, pool.jobs)
+    after = OpCommands(
+        op=op.op,
+        compile=tuple(edited(command, orders) for command in asked.compile),
+        link=tuple(edited(command, orders) for command in asked.link),
+        forgotten=asked.forgotten,
+        error=asked.error,
+    )
+    work = _Work(plan=op, commands=after, log=log)
+    work.write(*asked.said)
+    if asked.error:
+        work.write(f"dsdoctor: error: {asked.error}")
+    if asked.forgotten:
+        work.write(f"dsdoctor: linking {op.op} with {' '.join(asked.forgotten)}, which its builder leaves out")
+    for before, now in zip(asked.all, after.all, strict=True):
+        if changed := changes(before, now):
+            work.write(f"dsdoctor: flags of {now.source or now.output}: {changed}")
+    return work
+
+
+def _take(work: _Work, tree: Path, env: Mapping[str, str], cache: OpCache | None) -> None:
+    """Take a finished op out of the cache, if it is there."""
+    if cache is None or work.commands.error:
+        return
+    work.key = cache.key(work.commands, work.plan, env)
+    found = cache.take(work.key, (tree / work.commands.link[-1].output).parent)
+    work.write(f"dsdoctor: {found.said}")
+    if found.taken:
+        work.library = _library(work, tree)
+        work.cached = work.library is not None
+
+
+def _compile(
+    host: LocalHost,
+    works: list[_Work],
+    *,
+    tree: Path,
+    env: Mapping[str, str],
+    pool: Pool,
+    cache: OpCache | None,
+    watch: Watch,
+) -> None:
+    """Run the commands of every op that is not there yet."""
+    wrapper = LocalHost(env=env).which("ccache")
+    todo = {work.plan.op: work for work in works if not work.cached and not work.commands.error}
+    commands = {command.output: (work, command) for work in todo.values() for command in work.commands.all}
+    jobs = [_job(work, command) for work, command in commands.values()]
+
+    def run(job: Job) -> bool:
+        work, command = commands[job.name]
+        work.begin()
+        total = len(work.commands.compile)
+        watch(Step(op=job.group, state="compiling", done=work.done, total=total))
+        well = _run(host, work, command, [wrapper] if wrapper and command.source else [], tree, env)
+        if well and command.source is None:
+            work.library = _library(work, tree)
+            if work.library and cache is not None:
+                cache.keep(work.key, work.plan, work.made(work.library))
+        ended = not well or command.source is None
+        watch(Step(op=job.group, state=work.state if ended else "compiling", done=work.done, total=total))
+        return well
+
+    carry_out(jobs, pool, run, host.stop)
+
+
+def _run(
+    host: LocalHost, work: _Work, command: Command, wrapper: list[str], tree: Path, env: Mapping[str, str]
+) -> bool:
+    """Run one command and log it, with what it took."""
+    (tree / command.output).parent.mkdir(parents=True, exist_ok=True)
+    output: list[str] = []
+    argv = (*wrapper, *command.argv)
+    ended = host.work(argv, cwd=tree, env=env, on_line=output.append)
+    work.end(command, ended)
+    work.linked += [] if command.source else output
+    failed = [f"FAILED: [status {ended.status}] {command.output}"] if ended.status else []
+    head = f"[{work.done}/{len(work.commands.compile)}] " if command.source else ""
+    took = f"{ended.cpu_seconds:.1f} CPU-seconds, at most {ended.peak_memory / (1 << 30):.2f} GiB"
+    work.write(*failed, f"{head}{shlex.join(argv)}", *output, f"dsdoctor: {command.output} took {took}")
+    return ended.status == 0
+
+
+def _job(work: _Work, command: Command) -> Job:
+    cost = 1.0 + len(work.plan.architectures) if command.by_nvcc else 1.0
+    after = frozenset() if command.source else frozenset(one.output for one in work.commands.compile)
+    # a link is short, and ends an op
+    return Job(
+        name=command.output,
+        group=work.plan.op,
+        cost=cost if command.source else float("inf"),
+        memory=memory_of(command),
+        after=after,
+    )
+
+
+def _library(work: _Work, tree: Path) -> Path | None:
+    """The op's shared object, as its link command names it."""
+    path = tree / work.commands.link[-1].output
+    return path if path.is_file() else None

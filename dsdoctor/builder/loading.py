@@ -36,11 +36,20 @@ def lacks_driver(error: str | None, machine: Machine) -> bool:
     return error is not None and "libcuda.so.1" in error and machine.driver is None
 
 
-def not_tried(ops: tuple[str, ...]) -> tuple[Finding, ...]:
-    """A note on the ops whose loading says nothing here."""
+def lacks_instructions(error: str | None, missing: tuple[str, ...]) -> bool:
+    """Whether an op did not load only because it is compiled for more (``missing``) than this processor has: an import runs some
+    of an op's code. That says nothing about the op."""
+    return error is not None and "(SIGILL)" in error and bool(missing)
+
+
+def not_tried(ops: tuple[str, ...], missing: tuple[str, ...] = ()) -> tuple[Finding, ...]:
+    """A note on the ops whose loading says nothing here: for the lack of the driver, or of instructions."""
     if not ops:
         return ()
     title = f"{', '.join(ops)} link the NVIDIA driver (libcuda.so.1), which is not here: loading was not tried"
+    if missing:
+        lost = ", ".join(missing[:3])
+        title = f"importing {', '.join(ops)} ended with SIGILL, as code with {lost} may on a processor that lacks them"
     return (Finding(rule="not-proven", severity=Severity.NOTE, title=title, affects=ops),)
 
 

@@ -3,35 +3,44 @@
 Works in a throw-away folder; the wheel appears in the out folder by rename, or not at all.
 """
 
+import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsdoctor.builder.compile import Compiled, Watch, child_environment, compile_ops, shared_object
 from dsdoctor.builder.first_error import first_error
-from dsdoctor.builder.manifest import Manifest, describe_wheel, write_into
+from dsdoctor.builder.manifest import EARLIEST, Manifest, describe_wheel, write_into
 from dsdoctor.builder.nouns import BuildPlan, BuildResult, OpResult, Source
+from dsdoctor.builder.opcache import OpCache
 from dsdoctor.builder.parts import toolkit_parts
+from dsdoctor.builder.pool import Pool
 from dsdoctor.builder.prove import OpProof, prove
 from dsdoctor.builder.python_headers import unpack_headers
 from dsdoctor.builder.sbom import SBOM, bill_of_materials
+from dsdoctor.builder.store import Store
 from dsdoctor.builder.toolkit import assemble
 from dsdoctor.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.finding import Finding, Severity
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import Machine
 
+LONGEST_EPOCH = 11
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Where a build works: ``folder`` is thrown away, ``logs`` stay, ``out`` gets the wheel."""
+    """Where a build works: ``folder`` is thrown away, ``logs`` stay, ``out`` gets the wheel, ``store`` keeps compiled ops."""
 
     folder: Path
     logs: Path
     out: Path
+    store: Store | None = None
+    pool: Pool | None = None
 
 
 def make(
@@ -48,7 +57,10 @@ def make(
     started, cpu = time.monotonic(), _cpu_seconds()
     prepare_out(bench.out)
     _prepare(host, plan, say)
-    compiled = compile_ops(host, plan, source=Path(source.folder), folder=bench.folder, logs=bench.logs, watch=watch)
+    tree = Path(os.path.realpath(source.folder))
+    cache = OpCache(host, plan, machine, tree, bench.store) if bench.store else None
+    with _pool(bench, plan) as pool:
+        compiled = compile_ops(host, plan, tree=tree, pool=pool, logs=bench.logs, cache=cache, watch=watch)
     wheel: Path | None = None
     proofs: tuple[OpProof, ...] = ()
     notes: tuple[Finding, ...] = ()
@@ -60,7 +72,9 @@ def make(
         proofs, notes = prove(packed, plan, machine, folder=bench.folder / "proof", env=env)
         if not any(proof.wrong for proof in proofs):
             manifest = describe_wheel(plan, source, machine, proofs)
-            wheel = write_into(packed, manifest, bench.out, {SBOM: _bill(host, manifest, machine)})
+            wheel = write_into(
+                packed, manifest, bench.out, {SBOM: _bill(host, manifest, machine)}, epoch=epoch_of(host)
+            )
     join_logs(bench.logs)
     results = _results(plan, compiled, proofs)
     return BuildResult(
@@ -71,7 +85,18 @@ def make(
         cpu_seconds=round(_cpu_seconds() - cpu, 1),
         log=str(bench.logs / "build.log"),
         findings=(*_failures(results), *notes),
+        inputs=cache.inputs() if cache else None,
     )
+
+
+@contextmanager
+def _pool(bench: Bench, plan: BuildPlan) -> Iterator[Pool]:
+    """The pool that is shared with other builds, else one for this build."""
+    if bench.pool is not None:
+        yield bench.pool
+        return
+    with Pool(bench.folder, plan.jobs, plan.memory) as pool:
+        yield pool
 
 
 def _prepare(host: LocalHost, plan: BuildPlan, say: Callable[[str], None]) -> None:
@@ -149,6 +174,12 @@ def _bill(host: LocalHost, manifest: Manifest, machine: Machine) -> bytes:
     return bill_of_materials(manifest, machine, parts, epoch=host.variable("SOURCE_DATE_EPOCH"))
 
 
+def epoch_of(host: LocalHost) -> int:
+    """The time of every file in a wheel: SOURCE_DATE_EPOCH, else the first that a zip file knows. Seconds since 1970."""
+    text = host.variable("SOURCE_DATE_EPOCH") or ""
+    return max(EARLIEST, int(text)) if text.isascii() and text.isdigit() and len(text) < LONGEST_EPOCH else EARLIEST
+
+
 def _results(plan: BuildPlan, compiled: tuple[Compiled, ...], proofs: tuple[OpProof, ...]) -> tuple[OpResult, ...]:
     wrong = {proof.op: proof.wrong for proof in proofs}
     asked = {op.op: op.asked for op in plan.ops}
@@ -157,7 +188,10 @@ def _results(plan: BuildPlan, compiled: tuple[Compiled, ...], proofs: tuple[OpPr
             op=one.op,
             asked=asked[one.op],
             built=one.library is not None and wrong.get(one.op) is None,
+            cached=one.cached,
             seconds=round(one.seconds, 1),
+            cpu_seconds=round(one.cpu_seconds, 1),
+            peak_memory=one.peak_memory,
             because=one.because or wrong.get(one.op),
             log=str(one.log),
         )

@@ -1,7 +1,12 @@
 """The manifest: what a wheel is, what went into it and for which machines it is. Written into the wheel and beside it."""
 
 import base64
+import csv
+import io
+import os
 import re
+import stat
+import time
 import uuid
 import zipfile
 from collections.abc import Mapping
@@ -20,6 +25,8 @@ from dsdoctor.built import MANIFEST
 from dsdoctor.machine import Machine, Torch
 
 SCHEMA = "dsdoctor-manifest/1"
+EARLIEST = 315532800
+"""1980-01-01 in seconds since 1970: zip files know no earlier time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,17 +135,35 @@ def _op(proof: OpProof) -> ManifestOp:
 
 def encode(manifest: Manifest) -> bytes:
     """The manifest as JSON, with the user's home written as "~" in every value."""
-    public = _without_home(msgspec.to_builtins(manifest), str(Path.home()))
+    return _json(manifest, {str(Path.home()): "~"})
+
+
+def encode_inside(manifest: Manifest) -> bytes:
+    """The manifest as it stands in the wheel: what decides the wheel's content, and nothing of the folders, the memory and the hour
+    in which it was built. The same content gives the same bytes."""
+    plan, python = manifest.plan, Path(manifest.plan.python)
+    about = tuple(choice for choice in plan.choices if choice.what != "jobs")
+    inside = replace(manifest, plan=replace(plan, jobs=0, memory=None, disk=0, choices=about, findings=()))
+    toolkit = {plan.toolkit.root: "{toolkit}"} if plan.toolkit else {}
+    source = {manifest.source: "{source}"} if os.path.isabs(manifest.source) else {}  # noqa: PTH117 - a URL is no path
+    return _json(inside, {**toolkit, **source, str(python.parent.parent): "{python}", str(Path.home()): "~"})
+
+
+def _json(manifest: Manifest, names: Mapping[str, str]) -> bytes:
+    public = _named(msgspec.to_builtins(manifest), {folder: name for folder, name in names.items() if len(folder) > 1})
     return msgspec.json.format(msgspec.json.encode(public, order="sorted"), indent=1)
 
 
-def _without_home(value: Any, home: str) -> Any:
+def _named(value: Any, names: Mapping[str, str]) -> Any:
+    """A document with folders written by name in every value."""
     if isinstance(value, str):
-        return re.sub(rf"{re.escape(home)}(?=/|$)", "~", value) if len(home) > 1 else value
+        for folder, name in names.items():
+            value = re.sub(rf"{re.escape(folder)}(?![\w.-])", name, value)
+        return value
     if isinstance(value, dict):
-        return {name: _without_home(inner, home) for name, inner in value.items()}
+        return {key: _named(inner, names) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_home(inner, home) for inner in value]
+        return [_named(inner, names) for inner in value]
     return value
 
 
@@ -147,18 +172,18 @@ def decode(data: bytes) -> Manifest:
     return msgspec.json.decode(data, type=Manifest)
 
 
-def write_into(wheel: Path, manifest: Manifest, into: Path, more: Mapping[str, bytes]) -> Path:
+def write_into(wheel: Path, manifest: Manifest, into: Path, more: Mapping[str, bytes], *, epoch: int) -> Path:
     """Copy a wheel to ``into`` with the manifest inside and RECORD rewritten; it appears there by rename.
 
-    ``more`` are further files of its dist-info, by their names there. The same manifest goes beside it as ``<wheel>.json``, with
-    the wheel's size and sha256. Returns the wheel's path.
+    ``more`` are further files of its dist-info, by their names there; ``epoch`` is the time of every file, in seconds since 1970.
+    The manifest goes beside it as ``<wheel>.json``, with the wheel's size and sha256. Returns the wheel's path.
     """
     final, beside = into / wheel.name, into / f"{wheel.name}.json"
     token = uuid.uuid4().hex
     temporary, side = into / f".{wheel.name}.{token}.tmp", into / f".{beside.name}.{token}.tmp"
     try:
         with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as new:
-            _copy_with(old, new, {MANIFEST: encode(manifest), **more})
+            _copy_with(old, new, {MANIFEST: encode_inside(manifest), **more}, epoch)
         data = temporary.read_bytes()
         complete = replace(manifest, wheel=wheel.name, size=len(data), sha256=sha256(data).hexdigest())
         side.write_bytes(encode(complete))
@@ -170,20 +195,28 @@ def write_into(wheel: Path, manifest: Manifest, into: Path, more: Mapping[str, b
     return final
 
 
-def _copy_with(old: zipfile.ZipFile, new: zipfile.ZipFile, contents: Mapping[str, bytes]) -> None:
-    """Copy a wheel with files put into its dist-info, in place of those of the same names."""
+def _copy_with(old: zipfile.ZipFile, new: zipfile.ZipFile, contents: Mapping[str, bytes], epoch: int) -> None:
+    """Copy a wheel with files put into its dist-info, in place of those of the same names; RECORD comes last, as PEP 427 wants."""
     record = next(name for name in old.namelist() if name.endswith(".dist-info/RECORD"))
     added = {f"{record.rpartition('/')[0]}/{name}": content for name, content in contents.items()}
-    for item in old.infolist():
-        if item.filename not in {record, *added}:
-            new.writestr(item, old.read(item))
-    info = old.getinfo(record)
-    gone = tuple(f"{path}," for path in (record, *added))
-    lines = [line for line in old.read(record).decode().splitlines() if line and not line.startswith(gone)]
-    for path, content in added.items():
-        extra = zipfile.ZipInfo(path, date_time=info.date_time)
-        extra.external_attr, extra.compress_type = info.external_attr, zipfile.ZIP_DEFLATED
-        new.writestr(extra, content)
+    kept = {
+        item.filename: item for item in old.infolist() if item.filename not in {record, *added} and not item.is_dir()
+    }
+    lines = []
+    for path in sorted({*kept, *added}):
+        content = added[path] if path in added else old.read(path)
+        runs = path in kept and bool(kept[path].external_attr >> 16 & stat.S_IXUSR)
+        new.writestr(_same_everywhere(path, epoch, runs=runs), content)
         urlsafe = base64.urlsafe_b64encode(sha256(content).digest()).rstrip(b"=").decode()
-        lines.append(f"{path},sha256={urlsafe},{len(content)}")
-    new.writestr(info, "\n".join([*lines, f"{record},,"]) + "\n")
+        lines.append((path, f"sha256={urlsafe}", str(len(content))))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([*lines, (record, "", "")])
+    new.writestr(_same_everywhere(record, epoch, runs=False), text.getvalue())
+
+
+def _same_everywhere(path: str, epoch: int, *, runs: bool) -> zipfile.ZipInfo:
+    """A zip entry whose time and mode do not depend on the hour and the umask."""
+    entry = zipfile.ZipInfo(path, date_time=time.gmtime(epoch)[:6])
+    entry.external_attr = (stat.S_IFREG | (0o755 if runs else 0o644)) << 16
+    entry.compress_type, entry.create_system = zipfile.ZIP_DEFLATED, 3
+    return entry

@@ -3,7 +3,16 @@
 from dataclasses import dataclass, field
 
 from dsdoctor.finding import Finding
-from dsdoctor.machine import Cuda
+from dsdoctor.machine import Cuda, System
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A machine that a wheel is for, from its snapshot. ``capabilities`` are those of its GPUs."""
+
+    name: str
+    system: System
+    capabilities: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +21,8 @@ class Wish:
 
     ``ops`` is None for the default set, ("all",) for all, else names. ``arch`` is a TORCH_CUDA_ARCH_LIST or None for
     the visible GPUs. ``toolkit`` is "auto", "pypi" (assemble from PyPI whatever lies here) or a folder.
-    ``local_version`` is None for one that names torch and CUDA, "" for none. ``cpu`` is a level of x86-64, None for this processor.
+    ``local_version`` is None for one that names torch and CUDA, "" for none. ``cpu`` is a level of x86-64 or Arm,
+    None for what all ``nodes`` have, without nodes for this processor. ``nodes`` are the machines that the wheel is for.
     """
 
     ops: tuple[str, ...] | None = None
@@ -24,6 +34,7 @@ class Wish:
     local_version: str | None = None
     offline: bool = False
     cpu: str | None = None
+    nodes: tuple[Node, ...] = ()
     debug_info: bool = False
 
 
@@ -144,7 +155,8 @@ class HeadersPlan:
 @dataclass(frozen=True, kw_only=True)
 class BuildPlan:
     """Everything that will be done, with reasons. ``env`` holds only what we set, ``prepend`` what goes in front of the
-    caller's value of a path variable, ``unset`` what we take away. ``disk`` is in bytes."""
+    caller's value of a path variable, ``unset`` what we take away. ``disk`` is in bytes; so is ``memory``, which the compilers that
+    run at a time may take together (None: not known)."""
 
     python: str
     source: str
@@ -156,7 +168,7 @@ class BuildPlan:
     toolkit: ToolkitPlan | None
     headers: HeadersPlan | None
     jobs: int
-    use_ninja: bool
+    memory: int | None
     local_version: str
     env: dict[str, str]
     prepend: dict[str, tuple[str, ...]]
@@ -170,24 +182,36 @@ class BuildPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class OpResult:
-    """How one op fared. ``because`` is the first real error line where it was not built."""
+    """How one op fared. ``because`` is the first real error line where it was not built.
+
+    ``cached`` says that it was compiled earlier. ``cpu_seconds`` are those of its compilers and their children, ``peak_memory`` the
+    bytes of the largest process among them.
+    """
 
     op: str
     asked: bool
     built: bool
+    cached: bool = False
     seconds: float | None = None
+    cpu_seconds: float | None = None
+    peak_memory: int | None = None
     because: str | None = None
     log: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """How the build fared. ``wheel`` and ``manifest`` are paths, None when there is no wheel."""
+    """How the build fared. ``wheel`` and ``manifest`` are paths, None when there is no wheel; ``log`` is None when nothing was run.
+
+    ``inputs`` are the files that the ops were made from and the programs that made them, with their sha256; None when they are not
+    known of every op.
+    """
 
     wheel: str | None
     manifest: str | None
     ops: tuple[OpResult, ...]
     seconds: float
     cpu_seconds: float
-    log: str
+    log: str | None
     findings: tuple[Finding, ...] = field(default_factory=tuple)
+    inputs: dict[str, str] | None = None

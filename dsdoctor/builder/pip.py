@@ -12,14 +12,14 @@ LIMIT = 3600.0
 
 def run_pip(host: LocalHost, python: str, arguments: Sequence[str], *, what: str, hint: str) -> None:
     """Fetch with the pip of the environment, or with ours where it has none. Raises BuildFailed with pip's own error."""
-    answer = host.run([*_pip_for(host, python, what)[0], *arguments], timeout=LIMIT)
+    answer = host.run([*pip_for(host, python, what)[0], *arguments], timeout=LIMIT)
     if not answer.ok:
         raise BuildFailed(f"pip could not fetch {what}: {last_error(answer.stderr)}", hint=hint)
 
 
 def install_wheel(host: LocalHost, python: str, wheel: str) -> None:
     """Install a wheel into an environment without touching its dependencies; ours does it where it has no pip."""
-    pip, options = _pip_for(host, python, "installs the wheel")
+    pip, options = pip_for(host, python, "installs the wheel")
     arguments = ["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall", wheel]
     answer = host.run([*pip, *options, *arguments], timeout=LIMIT)
     if not answer.ok:
@@ -29,7 +29,7 @@ def install_wheel(host: LocalHost, python: str, wheel: str) -> None:
         )
 
 
-def _pip_for(host: LocalHost, python: str, what: str) -> tuple[list[str], list[str]]:
+def pip_for(host: LocalHost, python: str, what: str) -> tuple[list[str], list[str]]:
     """A pip that runs, and the options that point it at the environment of ``python``."""
     if host.run([python, "-m", "pip", "--version"], timeout=60).ok:
         return [python, "-m", "pip"], []

@@ -23,7 +23,6 @@ from dsdoctor.builder.preconditions import (
     disk_needed,
     environment_findings,
     gap_findings,
-    ninja_is_new_enough,
     working_torch,
 )
 from dsdoctor.builder.processor import choose_processor
@@ -77,11 +76,11 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
     architectures, arch_choices, arch_findings = fit_architectures(listed, means.toolkit)
     fitting = _sift(wanted, means.served.facts, lambda fact: refusal(fact, machine, source, architectures))
     ops = tuple(_op_plan(fact, architectures, wanted) for fact in fitting.facts)
-    jobs, jobs_choice = choose_jobs(machine, wish, device_code=any(op.device_code for op in ops))
+    jobs, memory, jobs_choice = choose_jobs(machine, wish, device_code=any(op.device_code for op in ops))
     local, local_choice = choose_local_version(torch, accelerator, wish)
-    processor, processor_choice = choose_processor(machine, wish)
+    processor, processor_choice, cpu_findings = choose_processor(machine, wish, means.compiler)
     first = (_explain_source(source), explain_accelerator(machine, wish, accelerator), _explain_ops(ops, wanted))
-    of_ops = (*possible.findings, *means.findings, *arch_findings, *fitting.findings)
+    of_ops = (*possible.findings, *means.findings, *arch_findings, *fitting.findings, *cpu_findings)
     last = (processor_choice, *means.choices, jobs_choice, local_choice)
     disk, skip = disk_needed(ops, means.toolkit), _skip(machine, means.toolkit)
     return BuildPlan(
@@ -95,7 +94,7 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
         toolkit=means.toolkit,
         headers=means.headers,
         jobs=jobs,
-        use_ninja=ninja_is_new_enough(machine),
+        memory=memory,
         local_version=local,
         env=environment(accelerator=accelerator, toolkit=means.toolkit, compiler=means.compiler, skip_check=skip),
         prepend=prepended(machine, means.toolkit, means.headers),

@@ -1,6 +1,5 @@
 """What must hold before any op can be built: a Python with headers, a torch that works, setuptools, disk. Pure."""
 
-import re
 from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
@@ -16,7 +15,6 @@ OBJECT_DISK = 48 << 20
 """Bytes of one object with its share of the shared object: with -g they are 17 to 40 MB."""
 
 TOOLKIT_DISK = GIB
-NINJA_WITH_JOBSERVER = Version("1.13")
 SETUPTOOLS_WITH_BDIST_WHEEL = Version("70.1")
 
 
@@ -45,12 +43,6 @@ def disk_needed(ops: tuple[OpPlan, ...], toolkit: ToolkitPlan | None) -> int:
     return BASE_DISK + objects + (TOOLKIT_DISK if toolkit and toolkit.fetch else 0)
 
 
-def ninja_is_new_enough(machine: Machine) -> bool:
-    """Whether ninja is a client of a job server (1.13 on)."""
-    match = re.match(r"\d+\.\d+", machine.system.ninja or "")
-    return match is not None and Version(match[0]) >= NINJA_WITH_JOBSERVER
-
-
 def environment_findings(machine: Machine, disk: int) -> Iterator[Finding]:
     """What the environment lacks. ``disk`` is what the build needs, in bytes."""
     python = machine.python
@@ -61,14 +53,6 @@ def environment_findings(machine: Machine, disk: int) -> Iterator[Finding]:
             severity=Severity.ERROR,
             title=f"{name} is not in the environment of {python.executable}, and DeepSpeed's setup.py needs it",
             fix=Fix(text="install it", commands=(f"{python.executable} -m pip install {name}",)),
-        )
-    if not ninja_is_new_enough(machine):
-        have = f"ninja {machine.system.ninja} is" if machine.system.ninja else "there is no ninja here, which would be"
-        yield Finding(
-            rule="ninja-missing",
-            severity=Severity.NOTE,
-            title=f"{have} {'no ' if machine.system.ninja else 'a '}client of a job server: each op compiles file by file",
-            fix=Fix(text="for more speed", commands=(f"{python.executable} -m pip install 'ninja>=1.13'",)),
         )
     free = machine.system.cache_free
     if free is not None and free < disk:

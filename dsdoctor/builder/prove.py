@@ -1,6 +1,7 @@
 """A finished wheel + the plan -> proofs, one an op: it is in there, for the planned GPUs, and it loads with this torch."""
 
 import zipfile
+from collections.abc import Set
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -8,8 +9,9 @@ from pathlib import Path
 from dsdoctor.architectures import plain
 from dsdoctor.builder.compile import shared_object
 from dsdoctor.builder.elf import Confession, confess
-from dsdoctor.builder.loading import lacks_driver, load_each, not_tried
+from dsdoctor.builder.loading import lacks_driver, lacks_instructions, load_each, not_tried
 from dsdoctor.builder.nouns import BuildPlan, OpPlan
+from dsdoctor.builder.processor import lacking
 from dsdoctor.built import parse_version_info
 from dsdoctor.finding import Finding
 from dsdoctor.host import LocalHost
@@ -37,8 +39,12 @@ def prove(
         file.extractall(folder, [name for name in file.namelist() if name.endswith(".so")])
     libraries = {op.op: shared_object(folder, op.module) for op in plan.ops}
     errors = load_each(LocalHost(env=env), plan.python, {op: path for op, path in libraries.items() if path})
-    proofs = tuple(_proof(op, libraries[op.op], claimed, errors, folder, machine) for op in plan.ops)
-    return proofs, not_tried(tuple(proof.op for proof in proofs if proof.file and proof.loads is None))
+    missing = lacking(plan.processor, machine.system)
+    without_driver = tuple(op for op, error in errors.items() if lacks_driver(error, machine))
+    above = tuple(op for op, error in errors.items() if lacks_instructions(error, missing))
+    untried = {*without_driver, *above}
+    proofs = tuple(_proof(op, libraries[op.op], claimed, errors, folder, untried) for op in plan.ops)
+    return proofs, (*not_tried(without_driver), *not_tried(above, missing))
 
 
 def _claims(wheel: Path) -> set[str]:
@@ -54,17 +60,16 @@ def _proof(
     claimed: set[str],
     errors: dict[str, str | None],
     folder: Path,
-    machine: Machine,
+    untried: Set[str],
 ) -> OpProof:
     if path is None:
         return OpProof(op=op.op, wrong="it was built, and the wheel does not hold it")
     confession = confess(path)
     error = errors[op.op]
-    untried = lacks_driver(error, machine)
     wrong = None
     if op.op not in claimed:
         wrong = "the wheel holds it, and its git_version_info_installed.py does not say so"
-    elif error is not None and not untried:
+    elif error is not None and op.op not in untried:
         wrong = f"it does not load with this torch: {error}"
     elif op.device_code and set(confession.sm_arch or ()) != planned(op):
         inside = ", ".join(confession.sm_arch or ()) or "nothing"
@@ -74,7 +79,7 @@ def _proof(
         file=path.relative_to(folder).as_posix(),
         sha256=sha256(path.read_bytes()).hexdigest(),
         confession=confession,
-        loads=None if untried else error is None,
+        loads=None if op.op in untried else error is None,
         wrong=wrong,
     )
 

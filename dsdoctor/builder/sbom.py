@@ -26,7 +26,7 @@ Component = dict[str, Any]
 
 APACHE = [{"license": {"id": "Apache-2.0"}}]
 NVIDIA = {"name": "NVIDIA Corporation"}
-BUILD_PACKAGES = ("setuptools", "wheel", "ninja")
+BUILD_PACKAGES = ("setuptools", "wheel")
 
 EVERYWHERE = re.compile(
     r"(?:lib(?:c|m|dl|rt|util|pthread|gcc_s|stdc\+\+)|ld-linux[\w-]*)\.so\.\d+"  # glibc, and what every C++ program links
@@ -220,7 +220,7 @@ def _tools(plan: BuildPlan, machine: Machine, parts: Iterable[Part]) -> Iterator
         yield _component("application", "nvcc", _nvcc_version(plan, machine), manufacturer=NVIDIA, scope="excluded")
     for name in BUILD_PACKAGES:
         version = machine.package(name)
-        if version is not None and (name != "ninja" or plan.use_ninja):
+        if version is not None:
             yield _package(name, version, scope="excluded")
 
 

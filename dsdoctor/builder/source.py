@@ -89,6 +89,16 @@ def digest(folder: Path) -> str:
     return total.hexdigest()
 
 
+def digest_here(host: LocalHost, spec: str | None, installed: DeepSpeed | None, cache: Path) -> str | None:
+    """What identifies a source without laying it out; None for one that would have to be fetched or asked for."""
+    wanted, _ = spell_source(spec, installed)
+    place = Path(os.path.expanduser(wanted))  # noqa: PTH111
+    if place.is_dir():
+        return f"{digest(place)} {_commit(host, place)}"
+    sdist = place if place.is_file() else cache / "sdists" / f"deepspeed-{wanted}.tar.gz"
+    return hashlib.sha256(sdist.read_bytes()).hexdigest() if sdist.is_file() else None
+
+
 def fetch_sdist(host: LocalHost, version: str, *, cache: Path, python: str, offline: bool) -> Path:
     """An sdist in the cache, fetched by pip when it is not there yet."""
     folder = cache / "sdists"

@@ -50,8 +50,8 @@ def workspace(cache: Path) -> Iterator[Path]:
 
 
 def log_folder(cache: Path) -> Path:
-    """A folder for one build's logs, named after the time; it stays."""
-    return private_folder(cache / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    """A fresh folder for one build's logs, named after the time; it stays."""
+    return private_folder(cache / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}")
 
 
 def private_folder(folder: Path) -> Path:

@@ -6,9 +6,9 @@ from shlex import quote
 
 from dsdoctor import needs
 from dsdoctor.architectures import order
-from dsdoctor.checks.isa import lacking_instructions, says_nothing
 from dsdoctor.checks.say import BUILD_WHEEL, error, note, some, warning
 from dsdoctor.finding import Finding
+from dsdoctor.isa import lacking_instructions, says_nothing
 from dsdoctor.machine import Machine
 
 
@@ -146,7 +146,7 @@ def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
     """The ops' host code uses instructions that this processor does not have: it ends with SIGILL.
 
     DeepSpeed compiles with -march=native, so a wheel fits processors like the one it was built on. The flags come from the
-    manifest, or from what the compiler wrote into the debug information.
+    manifest, or from what the compiler wrote into each shared object. Names with a plus are gcc's extensions of Arm's -march.
     """
     built = machine.deepspeed
     if not built or not machine.system.cpu_flags:
@@ -158,10 +158,10 @@ def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
             f"DeepSpeed {built.version}'s ops were compiled with {', '.join(lost[:6])}, which this processor does not have",
             evidence=[
                 f"processor: {machine.system.cpu_model or 'unknown'}",
-                *(f for f in built.cpu_flags if "-march=" in f),
+                *(f for f in built.cpu_flags if f.startswith(("-march=", "-mcpu="))),
             ],
             affects=(needs.INSTALLED, *built.installed_ops),
-            fix="build them on the oldest processor that is to run them",
+            fix="build them here, or elsewhere for what this machine has: build-wheel --node FILE, by dsdoctor record FILE here",
             commands=(BUILD_WHEEL,),
         )
 

@@ -85,5 +85,5 @@ def _hardware(machine: Machine) -> Iterator[tuple[str, str]]:
     if system.memory:
         yield "memory", f"{round(system.memory / GIB)} GiB"
     if system.cpu_flags:
-        avx = sorted(flag for flag in system.cpu_flags if flag.startswith(("avx", "amx")))
-        yield "vector instructions", " ".join(avx) or "none"
+        vector = sorted(flag for flag in system.cpu_flags if flag.startswith(("avx", "amx", "asimd", "sve")))
+        yield "vector instructions", " ".join(vector) or "none"

@@ -24,6 +24,8 @@ COMMANDS = {
     "toolkit": "dsdoctor.cli.build:toolkit_command",
     "verify": "dsdoctor.cli.machines:verify_command",
     "pick": "dsdoctor.cli.pick:pick_command",
+    "push": "dsdoctor.cli.push:push_command",
+    "cache": "dsdoctor.cli.cache:app",
     "record": "dsdoctor.cli.machines:record_command",
     "compare": "dsdoctor.cli.machines:compare_command",
     "comm": "dsdoctor.cli.comm:comm_command",
@@ -31,7 +33,7 @@ COMMANDS = {
 }
 """Where each command is, or the group of its commands. Only the one that is called is imported: a diagnosis must start fast."""
 
-QUIET_AT_PIPES = ("look", "check", "explain", "diagnose", "env", "verify", "pick", "compare", "trace")
+QUIET_AT_PIPES = ("look", "check", "explain", "diagnose", "env", "verify", "pick", "compare", "trace", "cache")
 """Commands that only read: a reader that goes away ends them as it ends any filter, and not with a verdict."""
 
 HELP = (

@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dsdoctor.builder.make import refused_ops
-from dsdoctor.builder.nouns import BuildResult
+from dsdoctor.builder.make import prepare_out, refused_ops
+from dsdoctor.builder.nouns import BuildPlan, BuildResult
 from dsdoctor.cli.ending import FAILED, IMPOSSIBLE, ending, print_result
+from dsdoctor.cli.matrix import run_matrix
 from dsdoctor.cli.options import (
     Accelerator,
     Arch,
     Cpu,
+    Cudas,
     DebugInfo,
     For,
     Index,
@@ -22,19 +24,27 @@ from dsdoctor.cli.options import (
     Json,
     LocalVersion,
     MachineFile,
+    NoCache,
+    Nodes,
     NoLocalVersion,
     Offline,
     Ops,
     Out,
     PythonOption,
+    Pythons,
     SourceOption,
     Toolkit,
+    Torches,
+    TorchIndex,
     order_of,
 )
 from dsdoctor.finding import Finding, has_error
+from dsdoctor.finished import Request, keep, request_of, returned
+from dsdoctor.order import Order
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, install_hint, plan_lines, result_lines, show
-from dsdoctor.work import Job, Planned, assemble_toolkit, build, install, planned, publish_into
+from dsdoctor.targeting import targets_of
+from dsdoctor.work import Job, Planned, assemble_toolkit, build, install, list_wheel, planned, publish_into
 
 
 def plan_command(
@@ -46,6 +56,7 @@ def plan_command(
     toolkit: Toolkit = "auto",
     accelerator: Accelerator = None,
     cpu: Cpu = None,
+    node: Nodes = None,
     debug_info: DebugInfo = False,
     jobs: Jobs = None,
     local_version: LocalVersion = None,
@@ -55,7 +66,7 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Say what build-wheel would do, with the reason of every choice. Compiles nothing."""
-    versions, host_code = (local_version, no_local_version), (cpu, debug_info)
+    versions, host_code = (local_version, no_local_version), (cpu, node, debug_info)
     with ending("plan", as_json):
         order = order_of(
             python,
@@ -82,38 +93,75 @@ def build_wheel_command(
     source: SourceOption = None,
     out: Out = Path("dist"),
     index: Index = None,
-    python: PythonOption = sys.executable,
+    python: Pythons = None,
+    torch: Torches = None,
+    cuda: Cudas = None,
+    torch_index: TorchIndex = None,
     toolkit: Toolkit = "auto",
     accelerator: Accelerator = None,
     cpu: Cpu = None,
+    node: Nodes = None,
     debug_info: DebugInfo = False,
     jobs: Jobs = None,
     local_version: LocalVersion = None,
     no_local_version: NoLocalVersion = False,
+    no_cache: NoCache = False,
     offline: Offline = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Build a DeepSpeed wheel that fits this environment, prove it, and put it into --out.
+    """Build a DeepSpeed wheel that fits this environment, prove it, and put it into --out; with --torch, one for each.
 
     Looks at the machine, chooses ops, GPU architectures, toolkit and compiler, assembles a CUDA toolkit where none
     fits, compiles each op by itself, packs one wheel and proves that every op is in it and loads.
     """
-    versions, host_code = (local_version, no_local_version), (cpu, debug_info)
-    with (
-        ending("build-wheel", as_json),
-        planned(
-            order_of(
-                python, source, ops, config, arch, accelerator, toolkit, jobs, versions, offline, host_code=host_code
-            )
-        ) as ready,
-    ):
+    versions, code = (local_version, no_local_version), (cpu, node, debug_info)
+    with ending("build-wheel", as_json):
+        order = order_of(
+            sys.executable, source, ops, config, arch, accelerator, toolkit, jobs, versions, offline, host_code=code
+        )
+        targets = targets_of(python or (), torch or (), cuda or (), torch_index)
+        order = replace(order, python=targets[0].python, cache=not no_cache)
+        if torch or len(targets) > 1:
+            run_matrix(order, targets, out, index, dry_run=dry_run, as_json=as_json)
+        else:
+            _build_one(order, out, index, dry_run=dry_run, as_json=as_json)
+
+
+def _build_one(order: Order, out: Path, index: Path | None, *, dry_run: bool, as_json: bool) -> None:
+    """One wheel for an environment as it is; the one that is there where nothing has changed since."""
+    request = None if dry_run else request_of(order)
+    if request is not None and _show_returned(request, out.absolute(), index, as_json):
+        return
+    with planned(order) as ready:
         if dry_run:
             _show_plan("build-wheel", as_json, ready)
             return
         result = _build("build-wheel", ready, out, as_json, job=publish_into(index.absolute()) if index else None)
+        if request is not None:
+            keep(request, result)
         if result.wheel and not as_json:
             show(Console(), [install_hint(result)])
+
+
+def _show_returned(request: Request, out: Path, index: Path | None, as_json: bool) -> bool:
+    """Return the finished wheel of an order, if there is one: says whether."""
+    prepare_out(out)
+    found = returned(request, out)
+    if found is None:
+        return False
+    result, manifest = found
+    if index is not None:
+        prepare_out(index.absolute(), "--index")
+        result = replace(result, findings=list_wheel(index.absolute(), result))
+    if not as_json:
+        show(Console(stderr=True), ["* nothing that this wheel is made of has changed: it is taken from the cache"])
+    _show_build("build-wheel", as_json, result, (*manifest.plan.findings, *result.findings), manifest.plan)
+    if has_error(result.findings):
+        raise typer.Exit(FAILED)
+    if not as_json:
+        show(Console(), [install_hint(result)])
+    return True
 
 
 def prebuild_command(
@@ -126,13 +174,14 @@ def prebuild_command(
     toolkit: Toolkit = "auto",
     accelerator: Accelerator = None,
     cpu: Cpu = None,
+    node: Nodes = None,
     debug_info: DebugInfo = False,
     jobs: Jobs = None,
+    no_cache: NoCache = False,
     offline: Offline = False,
     as_json: Json = False,
 ) -> None:
     """Build the wheel as build-wheel does, then install it into the environment (without its dependencies)."""
-    host_code = (cpu, debug_info)
     with (
         ending("prebuild", as_json),
         planned(
@@ -147,7 +196,8 @@ def prebuild_command(
                 jobs,
                 (None, False),
                 offline,
-                host_code=host_code,
+                host_code=(cpu, node, debug_info),
+                cache=not no_cache,
             )
         ) as ready,
     ):
@@ -181,7 +231,7 @@ def toolkit_command(
 def _build(command: str, ready: Planned, out: Path, as_json: bool, job: Job | None = None) -> BuildResult:
     """Refuse an impossible plan, else build, do the job on the wheel, show and leave with the right status."""
     if has_error(ready.plan.findings):
-        _show_build(command, as_json, None, ready.plan.findings, ready)
+        _show_build(command, as_json, None, ready.plan.findings, ready.plan)
         raise typer.Exit(IMPOSSIBLE)
     console = Console(stderr=True)
     if not as_json:
@@ -190,17 +240,17 @@ def _build(command: str, ready: Planned, out: Path, as_json: bool, job: Job | No
         result = build(ready, out.absolute(), say=progress.say, watch=progress.step)
     if result.wheel and job:
         result = replace(result, findings=(*result.findings, *job(ready, result)))
-    _show_build(command, as_json, result, (*ready.plan.findings, *result.findings), ready)
+    _show_build(command, as_json, result, (*ready.plan.findings, *result.findings), ready.plan)
     if not result.wheel or has_error(result.findings):
         raise typer.Exit(FAILED)
     return result
 
 
 def _show_build(
-    command: str, as_json: bool, result: BuildResult | None, findings: tuple[Finding, ...], ready: Planned
+    command: str, as_json: bool, result: BuildResult | None, findings: tuple[Finding, ...], plan: BuildPlan
 ) -> None:
     lines = [*result_lines(result), *finding_lines(result.findings)] if result else list(finding_lines(findings))
-    ops = result.ops if result else refused_ops(ready.plan)
+    ops = result.ops if result else refused_ops(plan)
     print_result(
         command,
         as_json,
@@ -209,7 +259,7 @@ def _show_build(
         wheel=result.wheel if result else None,
         manifest=result.manifest if result else None,
         ops=ops,
-        toolkit=ready.plan.toolkit,
+        toolkit=plan.toolkit,
         seconds=result.seconds if result else None,
         cpu_seconds=result.cpu_seconds if result else None,
         log=result.log if result else None,

@@ -28,6 +28,26 @@ SourceOption = Annotated[
 PythonOption = Annotated[
     str, typer.Option("--python", metavar="PATH", help="Interpreter of the environment to build for.")
 ]
+Pythons = Annotated[
+    list[str] | None,
+    typer.Option("--python", metavar="PATH|VERSION",
+                 help="Interpreter of the environment to build for, or a version such as 3.12 that is looked for here; repeat it. "
+                      "Default: the one that runs dsdoctor."),
+]  # fmt: skip
+Torches = Annotated[
+    list[str] | None,
+    typer.Option("--torch", metavar="VERSION",
+                 help="Build for this torch in an environment of its own; repeat it. Every --python goes with every --torch."),
+]  # fmt: skip
+Cudas = Annotated[
+    list[str] | None,
+    typer.Option("--cuda", metavar="RELEASE|cpu",
+                 help="The CUDA release of each --torch, such as 12.8, from torch's own index; repeat it. Default: what pip's "
+                      "index gives."),
+]  # fmt: skip
+TorchIndex = Annotated[
+    str | None, typer.Option("--torch-index", metavar="URL", help="Package index that has the builds of --torch.")
+]
 Toolkit = Annotated[
     str,
     typer.Option(metavar="auto|pypi|DIR",
@@ -36,8 +56,15 @@ Toolkit = Annotated[
 Accelerator = Annotated[str | None, typer.Option(metavar="cuda|cpu", help="Default: cuda for a CUDA build of torch.")]
 Cpu = Annotated[
     str | None,
-    typer.Option("--cpu", metavar="native|x86-64-v2|x86-64-v3|x86-64-v4",
-                 help="Processor that host code is for. Default: this machine's; x86-64-v3 has AVX2."),
+    typer.Option("--cpu", metavar="native|LEVEL",
+                 help="Processor that host code is for: x86-64, x86-64-v2, x86-64-v3 (AVX2), x86-64-v4 (AVX512); armv8-a, "
+                      "armv8.2-a, armv8.2-a+sve, armv9-a. Default: what all of --node have, else this machine's own."),
+]  # fmt: skip
+Nodes = Annotated[
+    list[Path] | None,
+    typer.Option("--node", metavar="FILE",
+                 help="Snapshot (dsdoctor record) of a machine that the wheel is for; repeat it. Host code and GPU "
+                      "architectures become those that serve all of them."),
 ]  # fmt: skip
 DebugInfo = Annotated[bool, typer.Option("--debug-info", help="Keep debug information: larger, and slower to compile.")]
 Jobs = Annotated[
@@ -47,6 +74,7 @@ LocalVersion = Annotated[
     str | None, typer.Option(metavar="TEXT", help='Local version segment. Default: such as "cu13.0.torch2.14".')
 ]
 NoLocalVersion = Annotated[bool, typer.Option("--no-local-version", help="Keep DeepSpeed's plain version.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Compile every op anew, and keep none of them.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing; say what would be needed.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 MachineFile = Annotated[
@@ -76,11 +104,12 @@ def order_of(
     offline: bool,
     *,
     machine: Path | None = None,
-    host_code: tuple[str | None, bool] = (None, False),
+    host_code: tuple[str | None, list[Path] | None, bool] = (None, None, False),
+    cache: bool = True,
 ) -> Order:
     """What the options come to. Raises UsageError for those that contradict each other or say nothing."""
     named, none = local_version
-    cpu, debug_info = host_code
+    cpu, nodes, debug_info = host_code
     if ops is not None and config is not None:
         raise UsageError("--ops and --for cannot be given together", hint="name one")
     if named and none:
@@ -101,4 +130,5 @@ def order_of(
         cpu=cpu,
         debug_info=debug_info,
     )
-    return Order(python=python, machine=machine, source=source, config=config, wish=wish)
+    snapshots = tuple(nodes or ())
+    return Order(python=python, machine=machine, source=source, config=config, nodes=snapshots, wish=wish, cache=cache)

@@ -131,8 +131,9 @@ CPU_ISA_ILLEGAL_INSTRUCTION = Rule(
     commands=("python -m dsdoctor prebuild", "rm -rf ~/.cache/torch_extensions", "python -m dsdoctor check --deep"),
     manual="""DeepSpeed compiles its CPU ops with -march=native: they hold the instructions of the build machine
 (AVX512 and more). A wheel, an image or a shared cache that reaches an older processor dies with SIGILL. Build on the
-oldest kind of node, or one wheel for each kind. `python -m dsdoctor check --deep` compares a wheel with this
-processor.""",
+oldest kind of node, one wheel for each kind, or one for what all of them have: `python -m dsdoctor record node.json` on a
+node of each kind, then `python -m dsdoctor build-wheel --node node.json ...`. `python -m dsdoctor check --deep` compares a
+wheel with this processor.""",
     signatures=(
         Signature(
             words="illegal+instruction sigill return+4 exitcode+4 exit+132 instruction+ill ungültiger illégale "

@@ -13,8 +13,11 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from recorded import commands
+
 COMMAND_LIMIT = 300
 kind, folder, scratch, jobs, names = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5:]
+EMPTY = os.path.join(scratch, "empty.o")
 sys.dont_write_bytecode = True
 if kind == "source":
     os.chdir(folder)
@@ -26,7 +29,6 @@ else:
     from deepspeed.ops.op_builder.all_ops import ALL_OPS
 
     os.chdir(os.path.join(folder, "ops"))
-from setuptools import Distribution  # noqa: E402
 
 
 class Refused(Exception):
@@ -69,34 +71,6 @@ def preprocess(command):
     return short
 
 
-def commands(extension, place):
-    """The compile commands and the link command that setup.py would run for an extension."""
-    collected = []
-    empty = os.path.join(scratch, "empty.o")
-
-    def collect(command, **_):
-        collected.append([str(word) for word in command])
-        if "-c" in command:
-            target = command[command.index("-o") + 1]
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            shutil.copyfile(empty, target)
-
-    base = get_accelerator().build_extension().with_options(use_ninja=False)
-
-    class Collecting(base):
-        def build_extensions(self):
-            # what the methods that run a command are called depends on the release of setuptools
-            self.compiler.spawn = self.compiler.call = collect
-            super().build_extensions()
-
-    distribution = Distribution({"name": "deepspeed", "ext_modules": [extension]})
-    command = Collecting(distribution)
-    command.build_temp, command.build_lib = os.path.join(place, "temp"), os.path.join(place, "lib")
-    command.ensure_finalized()
-    command.run()
-    return [one for one in collected if "-c" in one], [one for one in collected if "-c" not in one]
-
-
 def link(command):
     """The link command with its output thrown away."""
     target = command[command.index("-o") + 1]
@@ -112,7 +86,10 @@ def judge(name):
     if get_accelerator().device_name() == "cuda" and getattr(op, "build_for_cpu", False):
         raise Refused("DeepSpeed would build its CPU flavour: it found no usable nvcc in CUDA_HOME")
     place = os.path.join(scratch, name)
-    compile_commands, link_commands = commands(extension, place)
+    build_ext = get_accelerator().build_extension().with_options(use_ninja=False)
+    compile_commands, link_commands = commands(
+        build_ext, extension, place, lambda target: shutil.copyfile(EMPTY, target)
+    )
     with ThreadPoolExecutor(max_workers=jobs) as pool:
         for output in pool.map(lambda command: shown(preprocess(command)), compile_commands):
             if output:
@@ -126,11 +103,9 @@ def judge(name):
 
 
 os.makedirs(scratch, exist_ok=True)
-subprocess.run(
-    [os.environ.get("CC") or "cc", "-x", "c", "-c", os.devnull, "-o", os.path.join(scratch, "empty.o")], check=False
-)
-if not os.path.exists(os.path.join(scratch, "empty.o")):
-    open(os.path.join(scratch, "empty.o"), "w").close()
+subprocess.run([os.environ.get("CC") or "cc", "-x", "c", "-c", os.devnull, "-o", EMPTY], check=False)
+if not os.path.exists(EMPTY):
+    open(EMPTY, "w").close()
 for name in names:
     error = output = None
     try:

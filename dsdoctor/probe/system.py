@@ -15,6 +15,20 @@ STEERING = (
     *("TORCH_DONT_CHECK_COMPILER_ABI", "CUDA_INC_PATH"),
 )
 UNLIMITED = 1 << 60
+ARM_PARTS = {
+    "0x41 0xd08": "Cortex-A72",
+    "0x41 0xd0c": "Neoverse-N1",
+    "0x41 0xd40": "Neoverse-V1",
+    "0x41 0xd49": "Neoverse-N2",
+    "0x41 0xd4f": "Neoverse-V2",
+    "0x41 0xd84": "Neoverse-V3",
+    "0x41 0xd8e": "Neoverse-N3",
+    "0x46 0x001": "A64FX",
+    "0x48 0xd01": "Kunpeng-920",
+    "0xc0 0xac3": "Ampere-1",
+    "0xc0 0xac4": "Ampere-1a",
+}
+"""Arm's /proc/cpuinfo has numbers for the maker and the processor (the kernel's arch/arm64/include/asm/cputype.h)."""
 
 
 def read_system(host: Host, python: Python | None, cache: str) -> System:
@@ -35,7 +49,7 @@ def read_system(host: Host, python: Python | None, cache: str) -> System:
         pip=python.packages.get("pip") if python else None,
         git=host.which("git"),
         apt_get=host.which("apt-get") if host.which("dpkg-deb") else None,
-        cpu_model=parse_cpu_model(host.search("/proc/cpuinfo", r"^model name\s*:.*$", most=1)),
+        cpu_model=_cpu_model(host),
         cpu_flags=parse_cpu_flags(host.search("/proc/cpuinfo", r"^(?:flags|Features)\s*:.*$", most=1)),
         glibcxx=_glibcxx(host),
         shared_memory=host.free("/dev/shm") if host.exists("/dev/shm") else None,
@@ -54,13 +68,24 @@ def parse_cpu_flags(cpuinfo: str) -> frozenset[str]:
 
 
 def parse_cpu_model(cpuinfo: str) -> str | None:
-    """The name of the first processor.
+    """The name of the first processor; Arm writes numbers.
 
     >>> parse_cpu_model("model name\\t: AMD EPYC 7B13")
     'AMD EPYC 7B13'
+    >>> parse_cpu_model("CPU implementer\\t: 0x41\\nCPU part\\t: 0xd0c")
+    'Neoverse-N1'
     """
     match = re.search(r"^model name\s*:\s*([^\n]*\S)", cpuinfo, re.MULTILINE)
-    return match[1] if match else None
+    maker = re.search(r"^CPU implementer\s*:\s*(0x\w+)", cpuinfo, re.MULTILINE)
+    part = re.search(r"^CPU part\s*:\s*(0x\w+)", cpuinfo, re.MULTILINE)
+    if match or not maker or not part:
+        return match[1] if match else None
+    return ARM_PARTS.get(f"{maker[1]} {part[1]}", f"Arm processor {part[1]} of maker {maker[1]}")
+
+
+def _cpu_model(host: Host) -> str | None:
+    named = parse_cpu_model(host.search("/proc/cpuinfo", r"^model name\s*:.*$", most=1))
+    return named or parse_cpu_model(host.search("/proc/cpuinfo", r"^CPU (?:implementer|part)\s*:.*$", most=2))
 
 
 def _glibcxx(host: Host) -> str | None:

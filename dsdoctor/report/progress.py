@@ -9,7 +9,8 @@ from rich.table import Table
 
 from dsdoctor.builder.compile import Step
 
-MARKS = {"waiting": "·", "compiling": "…", "built": "✓", "failed": "✗"}
+MARKS = {"waiting": "·", "compiling": "…", "built": "✓", "cached": "✓", "failed": "✗"}
+ENDED = {"built", "cached", "failed"}
 
 
 class BuildProgress:
@@ -44,7 +45,7 @@ class BuildProgress:
         self._steps[step.op] = step
         if step.state == "compiling":
             self._since.setdefault(step.op, time.monotonic())
-        if step.state in {"built", "failed"}:
+        if step.state in ENDED:
             self._took[step.op] = time.monotonic() - self._since.get(step.op, time.monotonic())
         if self._quiet:
             return
@@ -57,7 +58,7 @@ class BuildProgress:
         if self._live is None:
             self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=4)
             self._live.start()
-        if all(step.state in {"built", "failed"} for step in self._steps.values()):
+        if all(step.state in ENDED for step in self._steps.values()):
             self._live.stop()
             self._live = None
 

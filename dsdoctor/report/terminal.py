@@ -126,7 +126,7 @@ def result_lines(result: BuildResult) -> Iterator[str]:
     """One line an op, then the wheel."""
     for op in result.ops:
         if op.built:
-            yield f"✓ {op.op:<24} {op.seconds:.0f} s"
+            yield f"✓ {op.op:<24} {'from the cache' if op.cached else f'{op.seconds:.0f} s'}"
         else:
             yield f"{'✗' if op.log or op.asked else '·'} {op.op:<24} {op.because}"
             if op.log:

@@ -7,20 +7,27 @@ The tests' source tree holds one C file an op; what a child script would do with
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import zipfile
 
 script, arguments = pathlib.Path(sys.argv[1]).name, sys.argv[2:]
 
 
-def compile_op(op, folder, how, flags):
-    with open(os.environ["MAKEFLAGS"].rsplit("fifo:", 1)[1], "rb"):
-        print(f"[1/1] {os.environ['CC']} -c csrc/{op}.c  arch={os.environ.get('TORCH_CUDA_ARCH_LIST', 'none')} {how}")
-    target = pathlib.Path(folder) / "lib" / "deepspeed" / "ops" / f"{op}_op.cpython-311-x86_64-linux-gnu.so"
-    target.parent.mkdir(parents=True)
-    done = subprocess.run([os.environ["CC"], "-shared", "-g", "-o", target, f"csrc/{op}.c"])
-    sys.exit(done.returncode)
+def ask_commands(ops):
+    for op, architectures in json.loads(ops):
+        if op == "refused":
+            print("DSDOCTOR " + json.dumps({"op": op, "error": "its probe declines it"}))
+            continue
+        if op == "deadly":
+            sys.exit("its builder ends the process")
+        place = pathlib.Path("build/dsdoctor") / op
+        target = place / "lib" / "deepspeed" / "ops" / f"{op}_op.cpython-311-x86_64-linux-gnu.so"
+        object_file, source = place / "temp" / f"{op}.o", f"csrc/{op}.c"
+        compiling = [os.environ["CC"], "-fPIC", "-g", f"-I{pathlib.Path.cwd()}/csrc", "-c", source, "-o", object_file]
+        linking = [os.environ["CC"], "-shared", object_file, "-o", target]
+        answer = {"op": op, "compile": [list(map(str, compiling))], "link": [list(map(str, linking))], "forgotten": []}
+        print(f"said of {op}: arch={architectures or 'none'}")
+        print("DSDOCTOR " + json.dumps(answer))
 
 
 def bdist_wheel():
@@ -45,4 +52,4 @@ def load_ops(pairs):
     print("DSDOCTOR " + json.dumps({op: "undefined symbol: x" if failing else None for op, _ in json.loads(pairs)}))
 
 
-{"compile_op.py": compile_op, "setup.py": lambda *_: bdist_wheel(), "load_ops.py": load_ops}[script](*arguments)
+{"ask_commands.py": ask_commands, "setup.py": lambda *_: bdist_wheel(), "load_ops.py": load_ops}[script](*arguments)

@@ -280,12 +280,19 @@ def test_an_architecture_that_was_asked_for_and_nvcc_does_not_take_is_an_error(e
 
 
 @pytest.mark.parametrize(
-    ("cpus", "memory", "jobs"), [(2, 24 << 30, 2), (64, 10 << 30, 2), (8, 1 << 30, 1), (3, None, 3), (8, 64 << 30, 8)]
+    ("cpus", "memory", "jobs", "planned"),
+    [
+        (2, 24 << 30, 2, 7 << 30),
+        (64, 10 << 30, 5, 10 << 30),
+        (8, 1 << 30, 1, 7 << 29),
+        (3, None, 3, 21 << 29),
+        (8, 64 << 30, 8, 28 << 30),
+    ],
 )
-def test_jobs_fit_processors_and_memory(cpus: int, memory: int | None, jobs: int) -> None:
+def test_jobs_fit_processors_and_memory(cpus: int, memory: int | None, jobs: int, planned: int) -> None:
     here = machine(system=System(architecture="x86_64", os="", cpus=cpus, memory=memory))
 
-    assert choose_jobs(here, Wish(), device_code=True)[0] == jobs
+    assert choose_jobs(here, Wish(), device_code=True)[:2] == (jobs, planned)
 
 
 def test_local_versions() -> None:

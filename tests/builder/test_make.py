@@ -22,7 +22,6 @@ from dsdoctor.builder.compile import Step
 from dsdoctor.builder.make import Bench, make
 from dsdoctor.builder.manifest import Manifest, decode
 from dsdoctor.builder.nouns import BuildPlan, BuildResult, LeftOut, OpPlan, Source
-from dsdoctor.builder.pool import Pool
 from dsdoctor.builder.workspace import cache_folder, log_folder, workspace
 from dsdoctor.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.host import LocalHost
@@ -62,7 +61,7 @@ def plan(*names: str, **env: str) -> BuildPlan:
         toolkit=None,
         headers=None,
         jobs=2,
-        use_ninja=True,
+        memory=4 << 30,
         local_version="cpu.torch2.13",
         env={"CC": "/usr/bin/gcc", "DS_BUILD_OPS": "0", **env},
         prepend={"PATH": ("/first",)},
@@ -276,31 +275,6 @@ def test_two_builds_into_one_folder_at_once(bench: Bench, tmp_path: Path) -> Non
     with zipfile.ZipFile(results[0].wheel or "") as wheel:
         assert wheel.testzip() is None
     assert len(list(bench.out.iterdir())) == 2
-
-
-def test_a_pool_has_as_many_tokens_as_jobs(tmp_path: Path) -> None:
-    with Pool(tmp_path, 2) as pool:
-        busy, most = 0, 0
-        lock = threading.Lock()
-
-        def work() -> None:
-            nonlocal busy, most
-            with pool.token():
-                with lock:
-                    busy += 1
-                    most = max(most, busy)
-                time.sleep(0.05)
-                with lock:
-                    busy -= 1
-
-        threads = [threading.Thread(target=work) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    assert most == 2
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_workspace_is_private_and_goes_away(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ import os
 import stat
 import subprocess
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsdoctor.builder.manifest import Manifest, write_into
+from dsdoctor.builder.manifest import EARLIEST, Manifest, write_into
 from dsdoctor.builder.nouns import BuildPlan
 from dsdoctor.builder.wheel import read_installed, read_wheel
 from dsdoctor.built import deepspeed_of_record, with_manifest, with_tags
@@ -233,10 +234,11 @@ def test_what_an_op_links_is_left_to_the_system_unless_its_own_folders_have_it(t
 def test_a_wheel_is_whole_with_what_was_written_into_it(library: bytes, tmp_path: Path) -> None:
     path = wheel(tmp_path, contents(library, **{f"{INFO}/sboms/a.cdx.json": b"{}", f"{INFO}/dsdoctor.json": b"old"}))
     plan = BuildPlan(**dict.fromkeys(BuildPlan.__dataclass_fields__, ()))
+    plan = replace(plan, python="", toolkit=None)
     manifest = Manifest(**{**dict.fromkeys(Manifest.__dataclass_fields__, ""), "plan": plan})
     (tmp_path / "out").mkdir()
 
-    made = write_into(path, manifest, tmp_path / "out", {"sboms/a.cdx.json": b"{}\n"})
+    made = write_into(path, manifest, tmp_path / "out", {"sboms/a.cdx.json": b"{}\n"}, epoch=EARLIEST)
 
     assert read_wheel(made).altered == ()
     with zipfile.ZipFile(made) as file:

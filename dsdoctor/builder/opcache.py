@@ -1,0 +1,111 @@
+"""Compiled ops that were kept -> taken again when everything that went into them is the same. Joins keys and store."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsdoctor.builder.commands import OpCommands
+from dsdoctor.builder.flags import dependency_file
+from dsdoctor.builder.key import Digests, Keys, differing, files_read, parse_trace, places_of
+from dsdoctor.builder.nouns import BuildPlan, OpPlan
+from dsdoctor.builder.store import Store
+from dsdoctor.host import Host
+from dsdoctor.machine import Machine
+
+KIND = "ops"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What came of looking an op up. ``said`` tells why it must be compiled, or that it need not be."""
+
+    taken: bool
+    said: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A freshly compiled op: its file, the commands, what the linker printed, when the first began (seconds since 1970)."""
+
+    library: Path
+    commands: OpCommands
+    linked: Sequence[str]
+    begun: float
+    seconds: float
+    cpu_seconds: float
+
+
+class OpCache:
+    """The ops of one build. Nothing here raises for what a disk does: the op is compiled then."""
+
+    def __init__(self, host: Host, plan: BuildPlan, machine: Machine, tree: Path, store: Store) -> None:
+        self._plan, self._store = plan, store
+        self._digests, self._places = Digests(), places_of(plan, machine, tree)
+        self._keys = Keys(host, plan, machine, self._places, self._digests)
+        self.complaints = store.complaints
+        self._inputs: dict[str, dict[str, str]] = {}
+
+    def key(self, commands: OpCommands, op: OpPlan, env: Mapping[str, str]) -> str:
+        """The key of an op."""
+        return self._keys.of(commands, op.module, env)
+
+    def take(self, key: str, folder: Path) -> Taken:
+        """Copy an op's files into a folder, every one of them verified."""
+        why = "nothing of these commands and compilers is in the cache"
+        for entry in self._store.find(KIND, key):
+            known = entry.facts.get("dependencies")
+            if not isinstance(known, dict):
+                continue
+            other = differing(known, self._places, self._digests)
+            if other is not None:
+                why = f"the one in the cache was made from another {other}"
+                continue
+            folder.mkdir(parents=True, exist_ok=True)
+            if self._store.take(entry, folder):
+                self._inputs[key] = known
+                return Taken(taken=True, said=f"taken from the cache ({key[:12]})")
+            why = "the one in the cache was damaged"
+        return Taken(taken=False, said=f"compiled, since {why}")
+
+    def keep(self, key: str, op: OpPlan, made: Made) -> None:
+        """Keep a compiled op with the digests of all that it was made from."""
+        try:
+            dependencies = self._made_from(made)
+        except OSError as error:
+            self.complaints.append(f"{op.op} is not kept in the cache: {error}")
+            return
+        self._inputs[key] = dependencies
+        facts = {
+            "op": op.op,
+            "module": op.module,
+            "deepspeed": self._plan.source_version,
+            "accelerator": self._plan.accelerator,
+            "architectures": list(op.architectures),
+            "processor": self._plan.processor,
+            "seconds": round(made.seconds, 1),
+            "cpu_seconds": round(made.cpu_seconds, 1),
+            "dependencies": dependencies,
+        }
+        self._store.put(KIND, key, {made.library.name: made.library}, facts)
+
+    def inputs(self) -> dict[str, str] | None:
+        """The files outside the source tree that all ops were made from, and the compilers, with their digests; None when they are
+        not known of each."""
+        if len(self._inputs) < len(self._plan.ops):
+            return None
+        named = {name: digest for one in self._inputs.values() for name, digest in one.items()}
+        outside = {str(self._places.real(n)): d for n, d in named.items() if n.startswith(("/", "{"))}
+        return outside | self._keys.programs()
+
+    def _made_from(self, made: Made) -> dict[str, str]:
+        """The files that an op was made from, by name, with their digests. Raises OSError for one that is not what was read."""
+        rules = [self._places.tree / dependency_file(command) for command in made.commands.compile]
+        found = {}
+        for name, path in self._places.named([*files_read(rules), *parse_trace(made.linked)]):
+            digest = self._digests.of(path)
+            if digest is None:
+                raise FileNotFoundError(f"{path} was read, and is gone")
+            if path.stat().st_mtime > made.begun:
+                raise OSError(f"{path} was written while it was compiled")
+            found[name] = digest
+        return found

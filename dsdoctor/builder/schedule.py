@@ -1,0 +1,82 @@
+"""Jobs with an order among them -> each carried out once, the longest first, as many at a time as a pool lets."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from dsdoctor.builder.pool import Pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One piece of work for ``group``. ``cost`` orders the jobs, ``memory`` is in bytes; it begins when those it comes ``after``
+    have succeeded, and never when one of its group has failed."""
+
+    name: str
+    group: str
+    cost: float
+    memory: int
+    after: frozenset[str] = frozenset()
+
+
+class _Board:
+    """What is waiting, running, done and failed."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._waiting = sorted(jobs, key=lambda job: job.cost, reverse=True)
+        self._done: set[str] = set()
+        self._failed: set[str] = set()
+        self._changed = threading.Condition()
+        self.stopped = False
+
+    def take(self) -> Job | None:
+        """The longest job that may begin; waits for one. None when there will be no more."""
+        with self._changed:
+            while not self.stopped:
+                self._waiting = [job for job in self._waiting if job.group not in self._failed]
+                if not self._waiting:
+                    return None
+                ready = next((job for job in self._waiting if job.after <= self._done), None)
+                if ready is not None:
+                    self._waiting.remove(ready)
+                    return ready
+                self._changed.wait()
+            return None
+
+    def end(self, job: Job, *, well: bool) -> None:
+        """A job has ended."""
+        with self._changed:
+            self._done |= {job.name} if well else set()
+            self._failed |= set() if well else {job.group}
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """No further job begins."""
+        with self._changed:
+            self.stopped = True
+            self._changed.notify_all()
+
+
+def carry_out(jobs: Sequence[Job], pool: Pool, run: Callable[[Job], bool], stop: Callable[[], None]) -> None:
+    """Run every job. ``run`` says whether it went well; on any interruption ``stop`` ends what is running."""
+    board = _Board(jobs)
+
+    def work() -> None:
+        while (job := board.take()) is not None:
+            well = False
+            try:
+                with pool.share(job.memory):
+                    well = not board.stopped and run(job)
+            finally:
+                board.end(job, well=well)
+
+    with ThreadPoolExecutor(max_workers=pool.jobs) as workers:
+        futures = [workers.submit(work) for _ in range(min(pool.jobs, len(jobs)))]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            board.stop()
+            stop()
+            raise

@@ -1,0 +1,91 @@
+"""The group of commands that look after the op cache."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from dsdoctor.builder.store import Store
+from dsdoctor.caching import damage, kept, prune, told, trusted_store
+from dsdoctor.cli.ending import FOUND, ending, print_result
+from dsdoctor.cli.options import Json
+from dsdoctor.finding import Finding
+from dsdoctor.host import LocalHost
+from dsdoctor.report.cache import kept_lines, pruned_lines, verified_line
+from dsdoctor.report.terminal import finding_lines, show
+
+app = typer.Typer(
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Look after the cache of compiled ops and finished wheels.
+
+    It is $DSDOCTOR_CACHE/compiled, else ~/.cache/dsdoctor/compiled, and keeps
+    itself below $DSDOCTOR_CACHE_LIMIT (10G): the least recently used goes first.
+    Builds may go on meanwhile, and removing the folder is always safe.
+
+    dsdoctor cache ls
+
+    dsdoctor cache prune --max-size 2G --older-than 30d
+
+    dsdoctor cache verify
+    """,
+)
+
+
+def ls_command(as_json: Json = False) -> None:
+    """List what is kept, the last used first, and the total against the limit."""
+    with ending("cache ls", as_json):
+        store = trusted_store(LocalHost())
+        entries = kept(store.entries())
+        lines = kept_lines(entries, str(store.folder), store.limit, time.time())
+        total = sum(entry.size for entry in entries)
+        print_result("cache ls", as_json, lines, _told(store), **_place(store), size=total, entries=entries)
+
+
+def prune_command(
+    max_size: Annotated[
+        str | None,
+        typer.Option("--max-size", metavar="SIZE", help='Remove the least recently used until "2G" are left.'),
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="AGE", help='Remove what was not used for "30d".')
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Remove everything.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove what was not used for long, and say what. Without options: down to the limit."""
+    with ending("cache prune", as_json):
+        store = trusted_store(LocalHost())
+        removed = kept(prune(store, size=max_size, age=older_than, everything=everything))
+        left = sum(entry.size for entry in store.entries())
+        lines = pruned_lines(removed, left, time.time())
+        print_result("cache prune", as_json, lines, _told(store), **_place(store), size=left, removed=removed)
+
+
+def verify_command(as_json: Json = False) -> None:
+    """Read every byte that is kept and remove what is not what was stored. Exit status 1 when there was such a thing."""
+    with ending("cache verify", as_json):
+        store = trusted_store(LocalHost())
+        findings = tuple(damage(entry, why) for entry, why in store.verify())
+        whole = sum(1 for _ in store.entries())
+        lines = (*finding_lines(findings), verified_line(whole))
+        print_result("cache verify", as_json, lines, findings, **_place(store), whole=whole)
+        if findings:
+            raise typer.Exit(FOUND)
+
+
+def _place(store: Store) -> dict[str, Any]:
+    return {"folder": str(store.folder), "limit": store.limit}
+
+
+def _told(store: Store) -> tuple[Finding, ...]:
+    """What the store has to say, said: an entry that is damaged is gone with the first look at it."""
+    findings = told(store)
+    show(Console(stderr=True), finding_lines(findings))
+    return findings
+
+
+app.command("ls")(ls_command)
+app.command("prune")(prune_command)
+app.command("verify")(verify_command)

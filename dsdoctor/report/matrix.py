@@ -1,0 +1,112 @@
+"""Many targets -> lines that say whose they are, and one table at the end."""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dsdoctor.builder.compile import Step
+from dsdoctor.finding import Finding, Severity
+from dsdoctor.report.progress import BuildProgress
+from dsdoctor.report.terminal import finding_lines
+
+MIB = 1 << 20
+HEAD = ("target", "MiB", "seconds", "CPU-seconds", "wheel", "sha256")
+LEFT = {"target", "wheel", "sha256"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One target in the table: its wheel's file name, or (None) why there is none. ``size`` is in bytes."""
+
+    target: str
+    wheel: str | None = None
+    size: int | None = None
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    sha256: str | None = None
+    because: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetFinding(Finding):
+    """A finding with the target that it was found for."""
+
+    target: str
+
+
+class Prefixed:
+    """The progress of several builds as one: each line and each op after the name of its target. Bears threads."""
+
+    def __init__(self, progress: BuildProgress) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
+
+    def say(self, target: str, line: str) -> None:
+        """One plain line."""
+        with self._lock:
+            self._progress.say(f"{target}: {line}")
+
+    def step(self, target: str, step: Step) -> None:
+        """One op of a target moved on."""
+        with self._lock:
+            self._progress.step(replace(step, op=f"{target} {step.op}"))
+
+
+def table_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """One line a target under one head; why there is no wheel stands in place of the figures."""
+    cells = [_cells(row) for row in rows if row.wheel]
+    widths = [max(map(len, column)) for column in zip(HEAD, *cells, strict=True)]
+    widths[0] = max(len(row.target) for row in (*rows, Row(target=HEAD[0])))
+    if cells:
+        yield f"  {_aligned(HEAD, widths)}"
+    for row in rows:
+        if row.wheel:
+            yield f"✓ {_aligned(_cells(row), widths)}"
+        else:
+            yield f"✗ {row.target:<{widths[0]}}  no wheel: {row.because}"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    figures = (f"{(row.size or 0) / MIB:.1f}", f"{row.seconds:.0f}", f"{row.cpu_seconds:.0f}")
+    return row.target, *figures, row.wheel or "", row.sha256 or ""
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    columns = zip(HEAD, cells, widths, strict=True)
+    return "  ".join(
+        f"{cell:<{width}}" if head in LEFT else f"{cell:>{width}}" for head, cell, width in columns
+    ).rstrip()
+
+
+def found_lines(found: Iterable[tuple[str, Sequence[Finding]]]) -> Iterator[str]:
+    """Findings of several targets, each once, with the targets that it is about where not all are."""
+    found = tuple(found)
+    targets: dict[Finding, list[str]] = {}
+    for target, findings in found:
+        for finding in findings:
+            targets.setdefault(finding, []).append(target)
+    for finding, names in targets.items():
+        yield from finding_lines((finding,))
+        if len(names) < len(found):
+            yield f"    of {', '.join(names)}"
+
+
+def tagged(target: str, findings: Iterable[Finding]) -> tuple[TargetFinding, ...]:
+    """Findings with the target they are about, for a document."""
+    return tuple(
+        TargetFinding(
+            target=target,
+            rule=one.rule,
+            severity=one.severity,
+            title=one.title,
+            evidence=one.evidence,
+            affects=one.affects,
+            fix=one.fix,
+        )
+        for one in findings
+    )
+
+
+def reason(findings: Iterable[Finding]) -> str:
+    """The first error, in one line."""
+    return next((one.title for one in findings if one.severity is Severity.ERROR), "it is not known why")

@@ -1,0 +1,169 @@
+"""Ops that are taken from the cache, and those that must not be: real builds by the machine's gcc."""
+
+import os
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.builder.make import Bench
+from dsdoctor.builder.manifest import EARLIEST, decode, write_into
+from dsdoctor.builder.nouns import BuildPlan, BuildResult
+from dsdoctor.builder.store import Store
+from tests.builder.test_make import bench_in, plan, run
+
+Build = Callable[..., BuildResult]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store", limit=1 << 30)
+
+
+@pytest.fixture
+def build(tmp_path: Path, store: Store) -> Build:
+    """Builds ops "one" and "two", each time in another folder; ``edit`` changes the tree before."""
+    number = 0
+
+    def built(made: BuildPlan | None = None, *, edit: Callable[[Path], object] = lambda tree: None) -> BuildResult:
+        nonlocal number
+        number += 1
+        bench: Bench = replace(bench_in(tmp_path / ("folder" * number)), store=store)
+        edit(bench.folder / "source")
+        return run(made or plan("one", "two"), bench)
+
+    return built
+
+
+def cached(result: BuildResult) -> dict[str, bool]:
+    return {op.op: op.cached for op in result.ops if op.built}
+
+
+def log(result: BuildResult, op: str) -> str:
+    return next(Path(one.log or "").read_text() for one in result.ops if one.op == op)
+
+
+def with_header(tree: Path) -> None:
+    (tree / "csrc" / "one.h").write_text("#define ONE 1\n")
+    (tree / "csrc" / "one.c").write_text('#include "one.h"\nint one(void) { return ONE; }\n')
+
+
+def test_what_was_compiled_is_not_compiled_again_in_another_folder(build: Build) -> None:
+    first, second = build(), build()
+
+    assert cached(first) == {"one": False, "two": False}
+    assert cached(second) == {"one": True, "two": True}
+    assert "taken from the cache" in log(second, "one")
+    assert digest(first) == digest(second)
+
+
+def test_another_header_compiles_the_ops_that_read_it_and_no_other(build: Build) -> None:
+    def change(tree: Path) -> None:
+        with_header(tree)
+        (tree / "csrc" / "one.h").write_text("#define ONE 2\n")
+
+    build(edit=with_header)
+    again = build(edit=change)
+
+    assert cached(again) == {"one": False, "two": True}
+    assert "made from another csrc/one.h" in log(again, "one")
+    assert cached(build(edit=with_header)) == {"one": True, "two": True}
+
+
+def test_a_new_header_that_could_hide_another_compiles_again(build: Build) -> None:
+    build()
+
+    assert cached(build(edit=lambda tree: (tree / "csrc" / "stdio.h").write_text(""))) == {"one": False, "two": False}
+
+
+def test_another_source_of_one_op_leaves_the_other_in_the_cache(build: Build) -> None:
+    build()
+    again = build(edit=lambda tree: (tree / "csrc" / "one.c").write_text("int one(void) { return 7; }"))
+
+    assert cached(again) == {"one": False, "two": True}
+
+
+def test_other_flags_another_compiler_and_another_search_path_compile_again(build: Build, tmp_path: Path) -> None:
+    wrapper = tmp_path / "gcc"
+    wrapper.write_text('#!/bin/sh\nexec gcc "$@"\n')
+    wrapper.chmod(0o755)
+    build()
+
+    assert cached(build(replace(plan("one"), debug_info=True))) == {"one": False}
+    assert cached(build(plan("one", CC=str(wrapper)))) == {"one": False}
+    assert cached(build(plan("one", CPATH="/usr/include"))) == {"one": False}
+    assert cached(build(plan("one"))) == {"one": True}
+
+
+def test_a_flipped_byte_is_dropped_said_and_compiled_again(build: Build, store: Store) -> None:
+    build()
+    (entry,) = [entry for entry in store.entries() if entry.facts["op"] == "one"]
+    (file,) = [path for path in entry.folder.iterdir() if path.suffix == ".so"]
+    file.chmod(0o600)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+    again = build()
+
+    assert cached(again) == {"one": False, "two": True}
+    assert any("one" in sentence for sentence in store.dropped)
+    assert cached(build()) == {"one": True, "two": True}
+
+
+def test_a_file_written_while_it_is_compiled_keeps_the_op_out_of_the_cache(build: Build, store: Store) -> None:
+    def tomorrow(tree: Path) -> None:
+        os.utime(tree / "csrc" / "one.c", (time.time() + 86400,) * 2)
+
+    build(edit=tomorrow)
+
+    assert [entry.facts["op"] for entry in store.entries()] == ["two"]
+    assert any("was written while it was compiled" in sentence for sentence in store.complaints)
+
+
+def test_a_failed_op_is_not_kept(build: Build, store: Store) -> None:
+    build(plan("bad", "one"))
+
+    assert [entry.facts["op"] for entry in store.entries()] == ["one"]
+
+
+def test_what_an_op_was_made_from_is_told_for_the_whole_wheel(build: Build) -> None:
+    first, second = build(), build()
+
+    assert first.inputs == second.inputs
+    assert first.inputs is not None
+    assert any(path.endswith("/cc1plus") for path in first.inputs)
+    assert build(plan("bad", "one")).inputs is None
+
+
+def test_the_same_inputs_give_the_same_wheel_in_any_folder(tmp_path: Path) -> None:
+    wheels = [digest(run(plan("one", "two"), bench_in(tmp_path / place))) for place in ("a", "another/and/longer")]
+
+    assert wheels[0] == wheels[1]
+
+
+def test_the_hour_and_the_mode_of_the_packed_files_do_not_reach_the_wheel(build: Build, tmp_path: Path) -> None:
+    result = build()
+    manifest = decode(Path(result.manifest or "").read_bytes())
+    written = []
+    for year, mode in ((2001, 0o600), (2026, 0o664)):
+        packed = tmp_path / str(year) / "deepspeed-1.0-py3-none-any.whl"
+        packed.parent.mkdir()
+        with zipfile.ZipFile(packed, "w") as new:
+            for name in sorted(("b.py", "a.py", "x.dist-info/RECORD"), reverse=year == 2001):
+                entry = zipfile.ZipInfo(name, date_time=(year, 1, 1, 0, 0, 0))
+                entry.external_attr = mode << 16
+                new.writestr(entry, "")
+        out = tmp_path / f"out-{year}"
+        out.mkdir()
+        written.append(write_into(packed, manifest, out, {}, epoch=EARLIEST).read_bytes())
+
+    assert written[0] == written[1]
+
+
+def digest(result: BuildResult) -> str:
+    return sha256(Path(result.wheel or "").read_bytes()).hexdigest()

@@ -1,0 +1,82 @@
+"""What is changed in the commands of DeepSpeed's builders."""
+
+from pathlib import Path
+
+from dsdoctor.builder.commands import Command, read_command
+from dsdoctor.builder.flags import Orders, changes, dependency_file, edited, memory_of
+
+TREE = Path("/tree")
+GCC = ["g++", "-g", "-O3", "-I/tree/csrc", "-c", "csrc/a.cpp", "-o", "build/a.o", "-g", "-march=native", "-D__AVX512__"]
+NVCC = [
+    "/cuda/bin/nvcc",
+    "-I/tree/csrc",
+    "-c",
+    "csrc/a.cu",
+    "-o",
+    "build/a.o",
+    "-O3",
+    "--threads=8",
+    "-gencode=arch=compute_90,code=sm_90",
+]
+LINK = ["g++", "-shared", "build/a.o", "-L/torch/lib", "-lc10", "-o", "build/a.so"]
+
+
+def command(argv: list[str]) -> Command:
+    return read_command(argv, TREE)
+
+
+def test_debug_information_goes_and_what_gcc_was_told_stays_readable() -> None:
+    after = edited(command(GCC), Orders()).argv
+
+    assert "-g" not in after
+    assert {"-g0", "-frecord-gcc-switches", "-march=native", "-D__AVX512__"} <= set(after)
+
+
+def test_debug_information_stays_where_it_is_asked_for() -> None:
+    after = edited(command(GCC), Orders(debug_info=True)).argv
+
+    assert after.count("-g") == 2
+    assert "-g0" not in after
+
+
+def test_a_level_takes_the_place_of_native_and_of_its_macro() -> None:
+    after = edited(command(GCC), Orders(host=("-march=x86-64-v3", "-D__AVX256__"))).argv
+
+    assert {"-march=x86-64-v3", "-D__AVX256__"} <= set(after)
+    assert not {"-march=native", "-D__AVX512__"} & set(after)
+
+
+def test_nvcc_has_as_many_threads_as_it_was_ordered_to_have() -> None:
+    one, three = (edited(command(NVCC), Orders(threads=threads)).argv for threads in (1, 3))
+
+    assert not [word for word in one if word.startswith("--threads")]
+    assert "--threads=3" in three
+    assert "--jobserver" in three
+
+
+def test_every_compiler_lists_what_it_read_and_the_linker_says_it() -> None:
+    for argv in (GCC, NVCC):
+        one = edited(command(argv), Orders())
+        assert one.argv[one.argv.index("-MF") + 1] == dependency_file(one) == "build/a.o.d"
+    assert edited(command(LINK), Orders()).argv[-1] == "-Wl,--trace"
+
+
+def test_nothing_of_the_tree_is_named_by_where_it_lies() -> None:
+    for argv in (GCC, NVCC, LINK):
+        assert not [word for word in edited(command(argv), Orders()).argv if "/tree" in word]
+
+
+def test_the_log_says_what_was_changed() -> None:
+    before = command(GCC)
+
+    said = changes(before, edited(before, Orders()))
+
+    assert said.startswith("-g -g -> -g0 -frecord-gcc-switches")
+    assert changes(before, before) == ""
+
+
+def test_a_thread_of_nvcc_weighs_as_much_as_an_nvcc() -> None:
+    light, heavy = (memory_of(edited(command(NVCC), Orders(threads=threads))) for threads in (1, 3))
+
+    assert heavy == 3 * light
+    assert memory_of(command(LINK)) < memory_of(command(GCC)) < light
