@@ -68,7 +68,9 @@ def returned(request: Request, out: Path) -> tuple[BuildResult, Manifest] | None
     """The wheel of that very order, put into ``out`` with its manifest, where nothing that it was made from has changed."""
     digests = Digests()
     for entry in request.store.find(KIND, request.key):
-        known = entry.facts.get("inputs", {})
+        known = entry.facts.get("inputs")
+        if not isinstance(known, dict) or not known:
+            continue
         if any(digests.of(Path(path)) != digest for path, digest in known.items()):
             continue
         if (found := _put(request.store, entry, out)) is not None:
@@ -94,12 +96,14 @@ def keep(request: Request, result: BuildResult) -> None:
 
 def _put(store: Store, entry: Entry, out: Path) -> tuple[BuildResult, Manifest] | None:
     """Both files appear by rename, the wheel first."""
+    if sum(name.endswith(".whl") for name in entry.files) != 1:
+        return None
     folder = out / f".{uuid.uuid4().hex}.tmp"
     folder.mkdir()
     try:
         if not store.take(entry, folder):
             return None
-        name = str(entry.facts["name"])
+        name = next(name for name in entry.files if name.endswith(".whl"))
         manifest = decode((folder / f"{name}.json").read_bytes())
         for one in (name, f"{name}.json"):
             (folder / one).replace(out / one)

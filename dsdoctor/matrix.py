@@ -15,7 +15,7 @@ from dsdoctor.builder.manifest import decode
 from dsdoctor.builder.nouns import BuildPlan, BuildResult
 from dsdoctor.builder.pool import Pool
 from dsdoctor.builder.targets import Target, environment
-from dsdoctor.builder.workspace import cache_folder, private_folder, workspace
+from dsdoctor.builder.workspace import cache_folder, private_folder
 from dsdoctor.errors import BuildFailed, DoctorError, ImpossiblePlan
 from dsdoctor.finding import Finding, has_error
 from dsdoctor.host import LocalHost
@@ -106,6 +106,7 @@ class _Hall:
     threads: ThreadPoolExecutor
     running: list[_Running] = field(default_factory=list)
     pool: Pool | None = None
+    stopped: bool = False
     names: dict[tuple[str, str], Target] = field(default_factory=dict)
 
     def begin(self, target: Target, *, dry_run: bool) -> None:
@@ -138,7 +139,8 @@ class _Hall:
                 return replace(one.outcome, error=_ours(error))
 
     def stop(self) -> None:
-        """End every compiler; the builds end by that."""
+        """End every compiler; the builds end by that, and nothing more is told of them."""
+        self.stopped = True
         for one in self.running:
             if one.ready is not None:
                 one.ready.host.stop()
@@ -165,16 +167,17 @@ class _Hall:
     def _pool(self, plan: BuildPlan) -> Pool:
         """The one pool, sized by the first plan."""
         if self.pool is None:
-            folder = self.kept.enter_context(workspace(self.cache))
-            self.pool = self.kept.enter_context(Pool(folder, plan.jobs, plan.memory))
+            self.pool = Pool(plan.jobs, plan.memory)
         return self.pool
 
     def _build(self, target: Target, ready: Planned, pool: Pool) -> BuildResult:
         def say(line: str) -> None:
-            self.talk.say(target, line)
+            if not self.stopped:
+                self.talk.say(target, line)
 
         def watch(step: Step) -> None:
-            self.talk.step(target, step)
+            if not self.stopped:
+                self.talk.step(target, step)
 
         result = build(ready, self.out, say=say, watch=watch, pool=pool)
         # the process's own figure has the neighbours' compilers in it

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from dsdoctor.builder.commands import Command, OpCommands, ask_commands
 from dsdoctor.builder.first_error import first_error
-from dsdoctor.builder.flags import changes, edited, memory_of, orders_of
+from dsdoctor.builder.flags import Orders, changes, edited, memory_of, orders_of, threads_of
 from dsdoctor.builder.nouns import BuildPlan, OpPlan
 from dsdoctor.builder.opcache import Made, OpCache
 from dsdoctor.builder.pool import Pool
 from dsdoctor.builder.schedule import Job, carry_out
 from dsdoctor.host import Ended, LocalHost
+from dsdoctor.machine import Machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,17 +124,29 @@ class _Work:
 
 
 def compile_ops(
-    host: LocalHost, plan: BuildPlan, *, tree: Path, pool: Pool, logs: Path, cache: OpCache | None, watch: Watch
+    host: LocalHost,
+    plan: BuildPlan,
+    machine: Machine,
+    *,
+    tree: Path,
+    pool: Pool,
+    logs: Path,
+    cache: OpCache | None,
+    watch: Watch,
 ) -> tuple[Compiled, ...]:
     """Compile every op of a plan, the longest object first; one that fails does not stop the others.
 
     On any interruption every compiler is ended before the exception goes on.
     """
-    env = child_environment(host, plan) | pool.variables()
+    env = child_environment(host, plan)
     for op in plan.ops:
         watch(Step(op=op.op, state="waiting", total=len(op.sources)))
     asked = ask_commands(host, plan, tree=tree, env=env)
-    works = [_begin(plan, op, asked[op.op], logs / f"{op.op}.log", pool) for op in plan.ops]
+    by_nvcc = sum(command.by_nvcc for one in asked.values() for command in one.compile)
+    works = [
+        _begin(asked[op.op], op, orders_of(plan, op, machine, idle=pool.jobs // max(1, by_nvcc)), logs / f"{op.op}.log")
+        for op in plan.ops
+    ]
     for work in works:
         _take(work, tree, env, cache)
         if work.cached or work.commands.error:
@@ -157,9 +170,8 @@ def shared_object(folder: Path, module: str) -> Path | None:
     return next(iter(sorted(folder.joinpath(*packages).glob(f"{name}.*so"))), None)
 
 
-def _begin(plan: BuildPlan, op: OpPlan, asked: OpCommands, log: Path, pool: Pool) -> _Work:
+def _begin(asked: OpCommands, op: OpPlan, orders: Orders, log: Path) -> _Work:
     """The op's commands as they are run; its log says what was changed in each."""
-    orders = orders_of(plan, op, pool.jobs)
     after = OpCommands(
         op=op.op,
         compile=tuple(edited(command, orders) for command in asked.compile),
@@ -249,6 +261,7 @@ def _job(work: _Work, command: Command) -> Job:
         name=command.output,
         group=work.plan.op,
         cost=cost if command.source else float("inf"),
+        slots=threads_of(command),
         memory=memory_of(command),
         after=after,
     )

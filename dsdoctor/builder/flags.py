@@ -4,16 +4,17 @@ Less work (no debug information), the processor that the wheel is for, nvcc's th
 of the folder or the hour they were compiled in.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dsdoctor.builder.choices import JOB_MEMORY
 from dsdoctor.builder.commands import Command
 from dsdoctor.builder.nouns import BuildPlan, OpPlan
 from dsdoctor.builder.processor import flags_of
+from dsdoctor.machine import Machine
 
 SIMD = ("-D__AVX512__", "-D__AVX256__", "-D__SVE__", "-D__NEON__", "-D__SCALAR__")
-NVCC_WITH_JOBSERVER = 13
+NVCC_WITH_OBJTEMP = 12
 LINK_MEMORY = 512 << 20
 NATIVE = ("-march=native", "-mcpu=native", "-mtune=native")
 
@@ -21,30 +22,40 @@ NATIVE = ("-march=native", "-mcpu=native", "-mtune=native")
 @dataclass(frozen=True, kw_only=True)
 class Orders:
     """How to compile. ``host`` takes the place of the builder's own -march and SIMD macro (none: as they are); ``renamed`` are
-    folders and what stands for each in a file; ``threads`` are nvcc's, which it takes from the job server."""
+    folders and what stands for each in a file; ``threads`` are nvcc's; ``own_temporaries`` lets it name them after the object."""
 
     host: tuple[str, ...] = ()
     debug_info: bool = False
-    renamed: Mapping[str, str] | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
     threads: int = 1
+    own_temporaries: bool = False
 
 
-def orders_of(plan: BuildPlan, op: OpPlan, jobs: int) -> Orders:
-    """How the commands of an op are to be edited, where ``jobs`` run at a time."""
-    shares = plan.toolkit is not None and plan.toolkit.release.major >= NVCC_WITH_JOBSERVER
+def orders_of(plan: BuildPlan, op: OpPlan, machine: Machine, *, idle: int) -> Orders:
+    """How the commands of an op are to be edited, where ``idle`` processors have no object of their own for each of nvcc's."""
+    toolkit, torch, python = plan.toolkit, machine.torch, machine.python
+    renamed = [(toolkit.root, "cuda")] if toolkit else []
+    renamed += [(torch.location, "torch")] if torch else []
+    renamed += [(python.include, "python")] if python else []
     return Orders(
         host=flags_of(plan.processor),
         debug_info=plan.debug_info,
-        threads=min(len(op.architectures), jobs) if shares else 1,
+        renamed=tuple(renamed),
+        threads=max(1, min(len(op.architectures), idle)),
+        own_temporaries=toolkit is not None and toolkit.release.major >= NVCC_WITH_OBJTEMP,
     )
+
+
+def threads_of(command: Command) -> int:
+    """The threads of a compile command: nvcc may have several."""
+    return next((int(word.partition("=")[2]) for word in command.argv if word.startswith("--threads=")), 1)
 
 
 def memory_of(command: Command) -> int:
     """Bytes that a command takes at the most."""
     if command.source is None:
         return LINK_MEMORY
-    threads = next((int(word.partition("=")[2]) for word in command.argv if word.startswith("--threads=")), 1)
-    return JOB_MEMORY[command.by_nvcc] * (threads if command.by_nvcc else 1)
+    return JOB_MEMORY[command.by_nvcc] * threads_of(command)
 
 
 def edited(command: Command, orders: Orders) -> Command:
@@ -79,24 +90,27 @@ def _for_gcc(command: Command, orders: Orders) -> Iterable[str]:
             yield simd
         else:
             yield word
-    # what gcc was told stays readable in the file, also without debug information
-    yield from () if orders.debug_info else ("-g0", "-frecord-gcc-switches")
-    yield from _same_everywhere(command, orders)
+    yield from _quiet(orders)
     yield from ("-MD", "-MF", dependency_file(command))
 
 
 def _for_nvcc(command: Command, orders: Orders) -> Iterable[str]:
-    words = (word for word in command.argv if not word.startswith("--threads"))
-    yield from words
+    """-lineinfo, which is debug information, puts folders and the times of headers into a file, and nvcc's temporary names its process."""
+    for word in command.argv:
+        if word.startswith("--threads") or (word == "-lineinfo" and not orders.debug_info):
+            continue
+        yield word
     if orders.threads > 1:
-        yield from (f"--threads={orders.threads}", "--jobserver")
-    for flag in _same_everywhere(command, orders):
+        yield f"--threads={orders.threads}"
+    if orders.own_temporaries:
+        yield "-objtemp"
+    for flag in _quiet(orders):
         yield from ("-Xcompiler", flag)
     yield from ("-MD", "-MF", dependency_file(command))
 
 
-def _same_everywhere(command: Command, orders: Orders) -> Iterable[str]:
-    """What keeps folders and random names out of a file."""
-    for old, new in (orders.renamed or {}).items():
-        yield f"-ffile-prefix-map={old}={new}"
-    yield f"-frandom-seed={command.output}"
+def _quiet(orders: Orders) -> Iterable[str]:
+    """No debug information, but what gcc was told stays readable in the file; no folder of this machine."""
+    yield from () if orders.debug_info else ("-g0", "-frecord-gcc-switches")
+    for folder, name in orders.renamed:
+        yield f"-ffile-prefix-map={folder}={name}"

@@ -5,11 +5,13 @@ Works in a throw-away folder; the wheel appears in the out folder by rename, or 
 
 import os
 import resource
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from dsdoctor.builder.compile import Compiled, Watch, child_environment, compile_ops, shared_object
@@ -24,12 +26,14 @@ from dsdoctor.builder.python_headers import unpack_headers
 from dsdoctor.builder.sbom import SBOM, bill_of_materials
 from dsdoctor.builder.store import Store
 from dsdoctor.builder.toolkit import assemble
+from dsdoctor.builder.workspace import fixed_folder
 from dsdoctor.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.finding import Finding, Severity
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import Machine
 
 LONGEST_EPOCH = 11
+LIBRARY = "lib"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +61,17 @@ def make(
     started, cpu = time.monotonic(), _cpu_seconds()
     prepare_out(bench.out)
     _prepare(host, plan, say)
-    tree = Path(os.path.realpath(source.folder))
-    cache = OpCache(host, plan, machine, tree, bench.store) if bench.store else None
-    with _pool(bench, plan) as pool:
-        compiled = compile_ops(host, plan, tree=tree, pool=pool, logs=bench.logs, cache=cache, watch=watch)
+    with _tree(plan, source, machine, say) as tree, _pool(bench, plan) as pool:
+        cache = OpCache(host, plan, machine, tree, bench.store) if bench.store else None
+        logs = bench.logs
+        compiled = compile_ops(host, plan, machine, tree=tree, pool=pool, logs=logs, cache=cache, watch=watch)
+        _gather(plan, compiled, bench.folder / LIBRARY)
     wheel: Path | None = None
     proofs: tuple[OpProof, ...] = ()
     notes: tuple[Finding, ...] = ()
     if all(one.library for one in compiled):
         say("packing the wheel")
-        packed = _pack(host, plan, source, compiled, bench)
+        packed = _pack(host, plan, source, bench)
         say("proving the wheel")
         env = child_environment(host, plan)
         proofs, notes = prove(packed, plan, machine, folder=bench.folder / "proof", env=env)
@@ -95,8 +100,35 @@ def _pool(bench: Bench, plan: BuildPlan) -> Iterator[Pool]:
     if bench.pool is not None:
         yield bench.pool
         return
-    with Pool(bench.folder, plan.jobs, plan.memory) as pool:
-        yield pool
+    yield Pool(plan.jobs, plan.memory)
+
+
+@contextmanager
+def _tree(plan: BuildPlan, source: Source, machine: Machine, say: Callable[[str], None]) -> Iterator[Path]:
+    """The source tree to compile in: where nvcc compiles, a copy in a folder whose path is always the same."""
+    tree = Path(os.path.realpath(source.folder))
+    if not any(op.device_code for op in plan.ops):
+        yield tree
+        return
+    torch, python = machine.torch, machine.python
+    inputs = (source.version, torch.version if torch else "", python.tag if python else "", plan.accelerator)
+    with fixed_folder(sha256(repr(inputs).encode()).hexdigest()[:16], say=say) as folder:
+        if folder is None:
+            say("compiling in the cache folder: GPU code will hold a digest of its path")
+            yield tree
+            return
+        shutil.copytree(tree, folder / "source", symlinks=True)
+        yield Path(os.path.realpath(folder / "source"))
+
+
+def _gather(plan: BuildPlan, compiled: tuple[Compiled, ...], library: Path) -> None:
+    """Move the shared objects to where setup.py looks for what is built."""
+    modules = {op.op: op.module for op in plan.ops}
+    for one in compiled:
+        if one.library is not None:
+            target = library.joinpath(*modules[one.op].split(".")[:-1]) / one.library.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(one.library, target)
 
 
 def _prepare(host: LocalHost, plan: BuildPlan, say: Callable[[str], None]) -> None:
@@ -129,15 +161,9 @@ def prepare_out(out: Path, option: str = "--out") -> None:
         ) from None
 
 
-def _pack(host: LocalHost, plan: BuildPlan, source: Source, compiled: tuple[Compiled, ...], bench: Bench) -> Path:
+def _pack(host: LocalHost, plan: BuildPlan, source: Source, bench: Bench) -> Path:
     """One wheel out of the compiled ops, by DeepSpeed's own setup.py, which writes what the wheel claims."""
-    tree, library, packed = Path(source.folder), bench.folder / "lib", bench.folder / "packed"
-    modules = {op.op: op.module for op in plan.ops}
-    for one in compiled:
-        assert one.library is not None
-        target = library.joinpath(*modules[one.op].split(".")[:-1]) / one.library.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        one.library.replace(target)
+    tree, library, packed = Path(source.folder), bench.folder / LIBRARY, bench.folder / "packed"
     with (tree / "setup.cfg").open("a", encoding="utf-8") as file:
         file.write(f"\n[build]\nbuild_lib = {library}\n")
     (tree / "build.txt").write_text(f"+{plan.local_version}" if plan.local_version else "", encoding="utf-8")
@@ -159,7 +185,7 @@ def _pack(host: LocalHost, plan: BuildPlan, source: Source, compiled: tuple[Comp
     status = host.stream(argv, cwd=tree, env=env, on_line=lines.append)
     (bench.logs / "wheel.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
     wheels = sorted(packed.glob("*.whl")) if status == 0 else []
-    if len(wheels) != 1 or any(shared_object(library, module) is None for module in modules.values()):
+    if len(wheels) != 1 or any(shared_object(library, op.module) is None for op in plan.ops):
         raise BuildFailed(
             f"DeepSpeed's setup.py made no wheel: {first_error(lines) or f'it ended with status {status}'}",
             hint=f"the whole log is {bench.logs / 'wheel.log'}",

@@ -40,6 +40,7 @@ class OpCache:
 
     def __init__(self, host: Host, plan: BuildPlan, machine: Machine, tree: Path, store: Store) -> None:
         self._plan, self._store = plan, store
+        self._torch = machine.torch.version if machine.torch else None
         self._digests, self._places = Digests(), places_of(plan, machine, tree)
         self._keys = Keys(host, plan, machine, self._places, self._digests)
         self.complaints = store.complaints
@@ -64,7 +65,7 @@ class OpCache:
             if self._store.take(entry, folder):
                 self._inputs[key] = known
                 return Taken(taken=True, said=f"taken from the cache ({key[:12]})")
-            why = "the one in the cache was damaged"
+            why = "the one in the cache could not be taken"
         return Taken(taken=False, said=f"compiled, since {why}")
 
     def keep(self, key: str, op: OpPlan, made: Made) -> None:
@@ -80,6 +81,7 @@ class OpCache:
             "module": op.module,
             "deepspeed": self._plan.source_version,
             "accelerator": self._plan.accelerator,
+            "torch": self._torch,
             "architectures": list(op.architectures),
             "processor": self._plan.processor,
             "seconds": round(made.seconds, 1),

@@ -1,57 +1,38 @@
-"""One pool for all compilers of all ops: tokens for the processors, and bytes for the memory.
+"""One pool for all compilers of all ops and builds: slots for the processors, and bytes for the memory.
 
-The tokens are a GNU make job server over a fifo. Each compiler holds one while it runs; nvcc >= 13 takes further ones for
-further architectures. So the number of busy processors is the number of tokens, whatever the number of ops and builds.
+nvcc with N threads takes N slots. It could be a client of a GNU make job server instead (13 on), but then takes every token
+there is for as long as it runs, and one that is killed never gives them back (tried, nvcc 13.0).
 """
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 
 class Pool:
-    """Tokens and memory. Use as a context manager; ``folder`` holds the fifo, ``memory`` is in bytes, None for no limit."""
+    """``jobs`` slots and ``memory`` in bytes, None for no limit."""
 
-    def __init__(self, folder: Path, jobs: int, memory: int | None = None) -> None:
-        self._path = folder / "jobserver"
+    def __init__(self, jobs: int, memory: int | None = None) -> None:
         self.jobs = jobs
         self._limit = memory
-        self._fd = -1
-        self._taken = 0
-        self._room = threading.Condition()
-
-    def __enter__(self) -> "Pool":
-        os.mkfifo(self._path, mode=0o600)
-        self._fd = os.open(self._path, os.O_RDWR)
-        os.write(self._fd, b"+" * self.jobs)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._fd)
-        self._path.unlink(missing_ok=True)
+        self._busy = self._taken = 0
+        self._changed = threading.Condition()
 
     @contextmanager
-    def share(self, memory: int = 0) -> Iterator[None]:
-        """Wait for memory and a token, hold them, give them back. What needs more than there is runs alone."""
-        with self._room:
-            self._room.wait_for(lambda: self._fits(memory))
-            self._taken += memory
+    def share(self, slots: int = 1, memory: int = 0) -> Iterator[None]:
+        """Wait for slots and memory, hold them, give them back. What needs more than there is runs alone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._fits(slots, memory))
+            self._busy, self._taken = self._busy + slots, self._taken + memory
         try:
-            held = os.read(self._fd, 1)
-            try:
-                yield
-            finally:
-                os.write(self._fd, held)
+            yield
         finally:
-            with self._room:
-                self._taken -= memory
-                self._room.notify_all()
+            with self._changed:
+                self._busy, self._taken = self._busy - slots, self._taken - memory
+                self._changed.notify_all()
 
-    def variables(self) -> dict[str, str]:
-        """What makes a child a client."""
-        return {"MAKEFLAGS": f" -j{self.jobs} --jobserver-auth=fifo:{self._path}"}
-
-    def _fits(self, memory: int) -> bool:
-        return self._limit is None or self._taken == 0 or self._taken + memory <= self._limit
+    def _fits(self, slots: int, memory: int) -> bool:
+        if self._busy == 0:
+            return True
+        room = self._limit is None or self._taken + memory <= self._limit
+        return room and self._busy + slots <= self.jobs

@@ -10,13 +10,16 @@ from dsdoctor.builder.pool import Pool
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One piece of work for ``group``. ``cost`` orders the jobs, ``memory`` is in bytes; it begins when those it comes ``after``
-    have succeeded, and never when one of its group has failed."""
+    """One piece of work for ``group``. ``cost`` orders the jobs; ``slots`` and ``memory`` (bytes) are what it takes of the pool.
+
+    It begins when those it comes ``after`` have succeeded, and never when one of its group has failed.
+    """
 
     name: str
     group: str
     cost: float
-    memory: int
+    slots: int = 1
+    memory: int = 0
     after: frozenset[str] = frozenset()
 
 
@@ -66,7 +69,7 @@ def carry_out(jobs: Sequence[Job], pool: Pool, run: Callable[[Job], bool], stop:
         while (job := board.take()) is not None:
             well = False
             try:
-                with pool.share(job.memory):
+                with pool.share(job.slots, job.memory):
                     well = not board.stopped and run(job)
             finally:
                 board.end(job, well=well)

@@ -1,11 +1,13 @@
 """The private folders a build works in: made with mode 0700, removed at the end, also those of a build that was killed."""
 
+import fcntl
 import os
 import shutil
+import stat
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -30,6 +32,7 @@ def cache_folder(host: Host) -> Path:
 
 
 LOCK = ".lock"
+FIXED = Path("/tmp")
 
 
 @contextmanager
@@ -47,6 +50,52 @@ def workspace(cache: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         held.release()
+
+
+@contextmanager
+def fixed_folder(name: str, *, say: Callable[[str], None]) -> Iterator[Path | None]:
+    """An empty folder whose path is the same for every user, cache and hour; None where it cannot be had.
+
+    One build at a time has it. nvcc puts a digest of a source's real path into the names of what the source keeps to itself.
+    """
+    folder = FIXED / f"dsdoctor-{name}"
+    lock = _locked(folder, say)
+    if lock is None:
+        yield None
+        return
+    try:
+        for left in folder.iterdir():
+            if left.name != LOCK:
+                shutil.rmtree(left, ignore_errors=True)
+        yield folder
+    finally:
+        # the name goes while the lock is held: who waits for it looks again
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked(folder: Path, say: Callable[[str], None]) -> int | None:
+    """The locked file of a folder that is this user's alone; None for another's."""
+    while True:
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            seen = folder.lstat()
+            if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+                return None
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another build of this DeepSpeed for this torch: it has {folder}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if (folder / LOCK).stat().st_ino == os.fstat(lock).st_ino:
+                return lock
+        os.close(lock)
 
 
 def log_folder(cache: Path) -> Path:

@@ -51,7 +51,16 @@ def test_nvcc_has_as_many_threads_as_it_was_ordered_to_have() -> None:
 
     assert not [word for word in one if word.startswith("--threads")]
     assert "--threads=3" in three
-    assert "--jobserver" in three
+
+
+def test_what_nvcc_would_say_of_this_machine_goes() -> None:
+    argv = [*NVCC, "-lineinfo"]
+    after = edited(command(argv), Orders(renamed=(("/env/torch", "torch"),), own_temporaries=True)).argv
+
+    assert "-lineinfo" not in after
+    assert "-objtemp" in after
+    assert after[after.index("-ffile-prefix-map=/env/torch=torch") - 1] == "-Xcompiler"
+    assert "-lineinfo" in edited(command(argv), Orders(debug_info=True)).argv
 
 
 def test_every_compiler_lists_what_it_read_and_the_linker_says_it() -> None:

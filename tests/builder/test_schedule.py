@@ -1,9 +1,8 @@
 """One pool of compilers: how many run at a time, in which order, and what happens when one fails."""
 
-import os
 import threading
 import time
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
@@ -34,37 +33,35 @@ def job(name: str, cost: float = 1.0, *, group: str = "", memory: int = 0, after
     return Job(name=name, group=group or name, cost=cost, memory=memory, after=frozenset(after))
 
 
-def carried(folder: Path, jobs: list[Job], *, tokens: int, memory: int | None = None, failing: str = "") -> Watched:
+def carried(jobs: list[Job], *, tokens: int, memory: int | None = None, failing: str = "") -> Watched:
     watched = Watched(failing)
-    with Pool(folder, tokens, memory) as pool:
-        carry_out(jobs, pool, watched, lambda: None)
-    assert not list(folder.iterdir())
+    carry_out(jobs, Pool(tokens, memory), watched, lambda: None)
     return watched
 
 
-def test_as_many_run_as_there_are_tokens(tmp_path: Path) -> None:
-    watched = carried(tmp_path, [job(str(number)) for number in range(6)], tokens=3)
+def test_as_many_run_as_there_are_tokens() -> None:
+    watched = carried([job(str(number)) for number in range(6)], tokens=3)
 
     assert watched.most == 3
     assert sorted(watched.begun) == [str(number) for number in range(6)]
 
 
-def test_the_longest_begins_first(tmp_path: Path) -> None:
+def test_the_longest_begins_first() -> None:
     jobs = [job("short", 1), job("longest", 9), job("long", 5)]
 
-    assert carried(tmp_path, jobs, tokens=1).begun == ["longest", "long", "short"]
+    assert carried(jobs, tokens=1).begun == ["longest", "long", "short"]
 
 
-def test_memory_holds_back_what_does_not_fit_and_lets_the_largest_run_alone(tmp_path: Path) -> None:
+def test_memory_holds_back_what_does_not_fit_and_lets_the_largest_run_alone() -> None:
     jobs = [job(str(number), memory=4) for number in range(4)] + [job("huge", memory=99)]
 
-    watched = carried(tmp_path, jobs, tokens=4, memory=9)
+    watched = carried(jobs, tokens=4, memory=9)
 
     assert watched.most == 2
     assert len(watched.begun) == 5
 
 
-def test_a_link_waits_for_its_objects_and_is_next_then(tmp_path: Path) -> None:
+def test_a_link_waits_for_its_objects_and_is_next_then() -> None:
     jobs = [
         job("a.o", 3, group="a"),
         job("a.so", float("inf"), group="a", after=("a.o",)),
@@ -72,10 +69,10 @@ def test_a_link_waits_for_its_objects_and_is_next_then(tmp_path: Path) -> None:
         job("c.o", 1, group="c"),
     ]
 
-    assert carried(tmp_path, jobs, tokens=1).begun == ["a.o", "a.so", "b.o", "c.o"]
+    assert carried(jobs, tokens=1).begun == ["a.o", "a.so", "b.o", "c.o"]
 
 
-def test_what_fails_ends_its_own_group_and_no_other(tmp_path: Path) -> None:
+def test_what_fails_ends_its_own_group_and_no_other() -> None:
     jobs = [
         job("a1", 9, group="a"),
         job("a2", 1, group="a"),
@@ -83,24 +80,17 @@ def test_what_fails_ends_its_own_group_and_no_other(tmp_path: Path) -> None:
         job("b", 5),
     ]
 
-    assert carried(tmp_path, jobs, tokens=1, failing="a1").begun == ["a1", "b"]
+    assert carried(jobs, tokens=1, failing="a1").begun == ["a1", "b"]
 
 
-def test_a_child_that_is_a_client_takes_tokens_from_the_same_pool(tmp_path: Path) -> None:
-    with Pool(tmp_path, 3) as pool:
-        fifo = pool.variables()["MAKEFLAGS"].rpartition("fifo:")[2]
-        client = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
-        with pool.share():
-            assert len(os.read(client, 9)) == 2
-            with pytest.raises(BlockingIOError):
-                os.read(client, 1)
-            os.write(client, b"++")
-        assert len(os.read(client, 9)) == 3
-        os.write(client, b"+++")
-        os.close(client)
+def test_a_job_with_threads_takes_a_slot_for_each() -> None:
+    jobs = [Job(name=str(number), group=str(number), cost=1, slots=2) for number in range(4)]
+
+    assert carried(jobs, tokens=5).most == 2
+    assert carried([replace(jobs[0], slots=9)], tokens=2).begun == ["0"]
 
 
-def test_what_breaks_a_job_stops_the_others_and_is_raised(tmp_path: Path) -> None:
+def test_what_breaks_a_job_stops_the_others_and_is_raised() -> None:
     stopped = threading.Event()
 
     def run(one: Job) -> bool:
@@ -108,6 +98,6 @@ def test_what_breaks_a_job_stops_the_others_and_is_raised(tmp_path: Path) -> Non
             raise KeyboardInterrupt
         return stopped.wait(5)
 
-    with Pool(tmp_path, 2) as pool, pytest.raises(KeyboardInterrupt):
-        carry_out([job("breaks", 2), job("runs", 1), job("never", 0)], pool, run, stopped.set)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out([job("breaks", 2), job("runs", 1), job("never", 0)], Pool(2), run, stopped.set)
     assert stopped.is_set()
