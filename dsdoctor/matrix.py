@@ -127,16 +127,21 @@ class _Hall:
 
     def end(self, one: _Running, job: Job | None) -> Outcome:
         """Wait for a build, do the job on its wheel, and throw its folder away."""
-        with one.kept:
-            if one.made is None or one.ready is None:
-                return one.outcome
-            try:
-                result = one.made.result()
-                if result.wheel and job:
-                    result = replace(result, findings=(*result.findings, *job(one.ready, result)))
-                return _with_wheel(replace(one.outcome, result=result))
-            except (DoctorError, OSError) as error:
-                return replace(one.outcome, error=_ours(error))
+        outcome = self._ended(one, job)
+        # not where an interruption passes by: the build still stands in it then
+        one.kept.close()
+        return outcome
+
+    def _ended(self, one: _Running, job: Job | None) -> Outcome:
+        if one.made is None or one.ready is None:
+            return one.outcome
+        try:
+            result = one.made.result()
+            if result.wheel and job:
+                result = replace(result, findings=(*result.findings, *job(one.ready, result)))
+            return _with_wheel(replace(one.outcome, result=result))
+        except (DoctorError, OSError) as error:
+            return replace(one.outcome, error=_ours(error))
 
     def stop(self) -> None:
         """End every compiler; the builds end by that, and nothing more is told of them."""

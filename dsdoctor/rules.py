@@ -22,7 +22,8 @@ The finding holds the loader's words: an undefined symbol is another torch's, a 
 `dsdoctor verify --installed --load` tries them.""",
     "cache-entry-damaged": """A compiled op or a wheel in the cache is not what was stored: a byte, a size or a name differs.
 
-It was removed, and the next build compiles it anew. If it comes again, look at the disk; `dsdoctor cache verify` reads every byte.""",
+It was removed, and the next build compiles it anew. If it comes again, look at the disk: `dsdoctor cache verify` reads every
+byte.""",
     "wheel-not-published": """The wheel was built and proven, and could not be put into the index. It lies in the out folder.""",
     "op-not-in-wheel": """A wheel does not hold an op that was asked for with `dsdoctor pick --op`.""",
     "not-proven": """An op could not be loaded on this machine, for a reason that says nothing about the op: the NVIDIA driver's

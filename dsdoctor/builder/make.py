@@ -167,7 +167,8 @@ def _pack(host: LocalHost, plan: BuildPlan, source: Source, bench: Bench) -> Pat
     with (tree / "setup.cfg").open("a", encoding="utf-8") as file:
         file.write(f"\n[build]\nbuild_lib = {library}\n")
     (tree / "build.txt").write_text(f"+{plan.local_version}" if plan.local_version else "", encoding="utf-8")
-    env = child_environment(host, plan) | {op.variable: "1" for op in plan.ops}
+    # setup.py lists its extras in the order of a set
+    env = child_environment(host, plan) | {op.variable: "1" for op in plan.ops} | {"PYTHONHASHSEED": "0"}
     if plan.accelerator == "cuda":
         env["TORCH_CUDA_ARCH_LIST"] = ";".join(plan.architectures)
     lines: list[str] = []
