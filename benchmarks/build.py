@@ -1,4 +1,4 @@
-"""`dsdoctor build-wheel` beside the guide's `python setup.py build_ext -j8 bdist_wheel`: the same ops, source and toolkit, alternating.
+"""`dsdoctor build-wheel` beside the guide's `python setup.py build_ext -j8 bdist_wheel`: same ops, source and toolkit, alternating.
 
     python benchmarks/build.py --python VENV/bin/python --source DeepSpeed --toolkit CUDA_HOME [--rounds 3] [--json FILE]
 

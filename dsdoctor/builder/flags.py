@@ -95,7 +95,7 @@ def _for_gcc(command: Command, orders: Orders) -> Iterable[str]:
 
 
 def _for_nvcc(command: Command, orders: Orders) -> Iterable[str]:
-    """-lineinfo, which is debug information, puts folders and the times of headers into a file, nvcc's temporary names a process."""
+    """-lineinfo is debug information, and puts folders and the times of headers into a file; nvcc's temporary names a process."""
     for word in command.argv:
         if word.startswith("--threads") or (word == "-lineinfo" and not orders.debug_info):
             continue

@@ -4,19 +4,25 @@ import json
 import os
 import subprocess
 import sys
-import venv
-from collections.abc import Iterator
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-CUDA_TORCH = "torch==2.14.1"
+from dsdoctor.builder.source import NEWEST, fetch_sdist
+from dsdoctor.builder.targets import environment
+from dsdoctor.builder.workspace import cache_folder, private_folder
+from dsdoctor.host import LocalHost
+from dsdoctor.targeting import targets_of
+
+CUDA_TORCH = "2.14.1"
 
 
 def dsdoctor(*arguments: str, env: dict[str, str] | None = None, **more: str) -> tuple[int, dict[str, Any]]:
     """Run the command as a user would; the exit status and the one JSON document. ``env`` is the whole environment."""
     argv = [sys.executable, "-m", "dsdoctor", *arguments, "--json"]
-    done = subprocess.run(argv, env={**(env or os.environ), **more}, capture_output=True, text=True, timeout=3000)
+    done = subprocess.run(argv, env={**(env or unpinned()), **more}, capture_output=True, text=True, timeout=3000)
     sys.stderr.write(done.stderr[-3000:])
     document: dict[str, Any] = json.loads(done.stdout)
     assert document["schema"] == "dsdoctor/1"
@@ -24,12 +30,25 @@ def dsdoctor(*arguments: str, env: dict[str, str] | None = None, **more: str) ->
 
 
 @pytest.fixture(scope="session")
-def cuda_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An environment with the CUDA build of torch and what a build needs; no GPU, no toolkit of its own."""
-    folder = tmp_path_factory.mktemp("cuda") / "venv"
-    venv.create(folder, with_pip=True)
-    python = str(folder / "bin" / "python")
-    env = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
-    wanted = [CUDA_TORCH, "setuptools", "wheel", "ninja>=1.13"]
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], env=env, check=True)
-    yield python
+def cuda_python() -> str:
+    """An environment with the CUDA build of torch, as a matrix makes and keeps it; no GPU, no toolkit of its own."""
+    host = LocalHost(env=unpinned())
+    (target,) = targets_of((), (CUDA_TORCH,), (), None)
+    return environment(host, target, private_folder(cache_folder(host)), offline=False, say=print)
+
+
+def unpinned() -> dict[str, str]:
+    """This environment without CI's pin of torch: these tests choose theirs."""
+    return {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+
+
+def unpack_deepspeed(folder: Path) -> Path:
+    """A source tree of the newest DeepSpeed in a folder of its own."""
+    host = LocalHost()
+    cache = private_folder(cache_folder(host))
+    known = sorted((cache / "sdists").glob("deepspeed-*.tar.gz"))
+    sdist = known[-1] if known else fetch_sdist(host, NEWEST, cache=cache, python=sys.executable, offline=False)
+    folder.mkdir(parents=True)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    return next(folder.iterdir())

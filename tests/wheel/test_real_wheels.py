@@ -1,5 +1,6 @@
 """Real DeepSpeed wheels from real compilers: minutes each, marked ``wheel``; they need a network and gcc."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from dsdoctor.host import LocalHost
-from tests.wheel.conftest import dsdoctor
+from tests.wheel.conftest import dsdoctor, unpack_deepspeed
 
 pytestmark = pytest.mark.wheel
 IN_CI = os.environ.get("CI") == "true"
@@ -23,6 +24,10 @@ def contents(wheel: str) -> set[str]:
     with zipfile.ZipFile(wheel) as file:
         assert file.testzip() is None
         return {Path(name).name.split(".")[0] for name in file.namelist() if name.endswith(".so")}
+
+
+def digest(wheel: str) -> str:
+    return hashlib.sha256(Path(wheel).read_bytes()).hexdigest()
 
 
 def has_libaio() -> bool:
@@ -92,8 +97,9 @@ def test_async_io_with_libaio_brings_pin_memory(tmp_path: Path) -> None:
 
 def test_a_cuda_wheel_without_a_gpu_by_a_toolkit_from_pypi(cuda_python: str, tmp_path: Path) -> None:
     arguments = ("--python", cuda_python, "--arch", "9.0", "--ops", "fused_adam", "--toolkit", "pypi")
+    source = ("--source", str(unpack_deepspeed(tmp_path / "a")))
 
-    status, document = dsdoctor("build-wheel", *arguments, "-o", str(tmp_path))
+    status, document = dsdoctor("build-wheel", *arguments, *source, "-o", str(tmp_path))
 
     assert status == 0, document
     manifest = json.loads(Path(document["manifest"]).read_text())
@@ -108,6 +114,13 @@ def test_a_cuda_wheel_without_a_gpu_by_a_toolkit_from_pypi(cuda_python: str, tmp
     assert manifest["ops"][0]["loads"] is True
     assert any("nvcc" in requirement for requirement in document["toolkit"]["fetch"])
 
+    elsewhere = ("--source", str(unpack_deepspeed(tmp_path / "another" / "folder")), "--no-cache")
+    status, again = dsdoctor("build-wheel", *arguments, *elsewhere, "-o", str(tmp_path / "again"))
+
+    assert status == 0, again
+    assert [op["cached"] for op in again["ops"] if op["built"]] == [False]
+    assert digest(again["wheel"]) == digest(document["wheel"])
+
 
 def test_the_assembled_toolkit_is_found_again(cuda_python: str) -> None:
     status, document = dsdoctor("toolkit", "--python", cuda_python, "--arch", "9.0", "--offline")
@@ -118,13 +131,7 @@ def test_the_assembled_toolkit_is_found_again(cuda_python: str) -> None:
 
 
 def test_an_op_whose_source_does_not_compile_fails_with_the_compilers_words(tmp_path: Path) -> None:
-    source = tmp_path / "DeepSpeed"
-    _, plan = dsdoctor("plan", "--accelerator", "cpu", "--ops", "cpu_adam")
-    assert plan["plan"]["ops"][0]["op"] == "cpu_adam"
-    cache = Path(os.environ.get("DSDOCTOR_CACHE") or Path.home() / ".cache" / "dsdoctor")
-    sdist = max((cache / "sdists").glob("deepspeed-*.tar.gz"))
-    source.mkdir()
-    subprocess.run(["tar", "xzf", str(sdist), "-C", str(source), "--strip-components=1"], check=True)
+    source = unpack_deepspeed(tmp_path / "unpacked")
     broken = source / "csrc" / "pin_memory" / "page_alloc.cpp"
     broken.write_text("#error this file is broken on purpose\n" + broken.read_text())
     before = sorted(path.relative_to(source) for path in source.rglob("*"))
