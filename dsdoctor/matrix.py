@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dsdoctor.builder.compile import Step
 from dsdoctor.builder.make import prepare_out
 from dsdoctor.builder.manifest import decode
 from dsdoctor.builder.nouns import BuildPlan, BuildResult
 from dsdoctor.builder.pool import Pool
 from dsdoctor.builder.targets import Target, environment
+from dsdoctor.builder.underway import Step
 from dsdoctor.builder.workspace import cache_folder, private_folder
 from dsdoctor.errors import BuildFailed, DoctorError, ImpossiblePlan
 from dsdoctor.finding import Finding, has_error

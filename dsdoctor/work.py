@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dsdoctor.builder.bench import Bench
 from dsdoctor.builder.choices import accelerator_of
-from dsdoctor.builder.compile import Watch
 from dsdoctor.builder.compiler_choice import choose_compiler
 from dsdoctor.builder.dsconfig import ops_of_config, read_config
 from dsdoctor.builder.index import publish
-from dsdoctor.builder.make import Bench, make, prepare_out
+from dsdoctor.builder.make import make, prepare_out
 from dsdoctor.builder.nouns import BuildPlan, BuildResult, Source, ToolkitPlan, Wish
 from dsdoctor.builder.pip import install_wheel
 from dsdoctor.builder.plan import plan_build, plan_toolkit
@@ -21,6 +21,7 @@ from dsdoctor.builder.shell import Settings
 from dsdoctor.builder.source import lay_out, spell_source
 from dsdoctor.builder.store import Store
 from dsdoctor.builder.toolkit import assemble
+from dsdoctor.builder.underway import Watch
 from dsdoctor.builder.workspace import cache_folder, log_folder, private_folder, workspace
 from dsdoctor.caching import open_store, told
 from dsdoctor.diagnosis.clean import raw_lines

@@ -1,126 +1,18 @@
 """BuildPlan -> compiled ops: taken from the cache where they are there, the others compiled side by side under one pool."""
 
 import shlex
-import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
 from dsdoctor.builder.commands import Command, OpCommands, ask_commands
-from dsdoctor.builder.first_error import first_error
 from dsdoctor.builder.flags import Orders, changes, edited, memory_of, orders_of, threads_of
 from dsdoctor.builder.nouns import BuildPlan, OpPlan
-from dsdoctor.builder.opcache import Made, OpCache
+from dsdoctor.builder.opcache import OpCache
 from dsdoctor.builder.pool import Pool
 from dsdoctor.builder.schedule import Job, carry_out
-from dsdoctor.host import Ended, LocalHost
+from dsdoctor.builder.underway import Compiled, OpWork, Step, Watch
+from dsdoctor.host import LocalHost
 from dsdoctor.machine import Machine
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """Progress of one op: ``state`` is "waiting", "compiling", "built", "cached" or "failed"; objects done of ``total``."""
-
-    op: str
-    state: str
-    done: int = 0
-    total: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compiled:
-    """How one op's compilation ended. ``library`` is the shared object, None where there is none.
-
-    ``cpu_seconds`` and ``peak_memory`` (bytes, of the largest process) are those of the compilers; ``cached`` ones had none.
-    """
-
-    op: str
-    library: Path | None
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    peak_memory: int = 0
-    cached: bool = False
-    because: str | None = None
-    log: Path
-
-
-Watch = Callable[[Step], None]
-
-
-@dataclass
-class _Work:
-    """One op under way."""
-
-    plan: OpPlan
-    commands: OpCommands
-    log: Path
-    key: str = ""
-    started: float | None = None
-    begun: float = 0.0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    peak_memory: int = 0
-    done: int = 0
-    library: Path | None = None
-    cached: bool = False
-    lines: list[str] = field(default_factory=list)
-    linked: list[str] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def state(self) -> str:
-        """What is to be told of it at its end."""
-        return "cached" if self.cached else "built" if self.library else "failed"
-
-    def write(self, *lines: str) -> None:
-        """Add lines to its log, in one piece: its commands run side by side."""
-        with self.lock, self.log.open("a", encoding="utf-8") as file:
-            self.lines += lines
-            file.writelines(f"{line}\n" for line in lines)
-
-    def begin(self) -> None:
-        """A command begins."""
-        with self.lock:
-            if self.started is None:
-                self.started, self.begun = time.monotonic(), time.time()
-
-    def end(self, command: Command, ended: Ended) -> None:
-        """A command has ended."""
-        with self.lock:
-            self.seconds = time.monotonic() - (self.started or 0.0)
-            self.cpu_seconds += ended.cpu_seconds
-            self.peak_memory = max(self.peak_memory, ended.peak_memory)
-            self.done += 1 if command.source and not ended.status else 0
-
-    def made(self, library: Path) -> Made:
-        """What there is to keep."""
-        return Made(
-            library=library,
-            commands=self.commands,
-            linked=tuple(self.linked),
-            begun=self.begun,
-            seconds=self.seconds,
-            cpu_seconds=self.cpu_seconds,
-        )
-
-    def ended(self) -> Compiled:
-        """What came of it."""
-        because = None if self.library else self.commands.error or first_error(self.lines) or self._nameless()
-        return Compiled(
-            op=self.plan.op,
-            library=self.library,
-            seconds=self.seconds,
-            cpu_seconds=self.cpu_seconds,
-            peak_memory=self.peak_memory,
-            cached=self.cached,
-            because=because,
-            log=self.log,
-        )
-
-    def _nameless(self) -> str:
-        last = next((line for line in reversed(self.lines) if line.strip()), "nothing")
-        return f"its compiler named no error; the last line was: {last[:200]}"
 
 
 def compile_ops(
@@ -170,7 +62,7 @@ def shared_object(folder: Path, module: str) -> Path | None:
     return next(iter(sorted(folder.joinpath(*packages).glob(f"{name}.*so"))), None)
 
 
-def _begin(asked: OpCommands, op: OpPlan, orders: Orders, log: Path) -> _Work:
+def _begin(asked: OpCommands, op: OpPlan, orders: Orders, log: Path) -> OpWork:
     """The op's commands as they are run; its log says what was changed in each."""
     after = OpCommands(
         op=op.op,
@@ -179,7 +71,7 @@ def _begin(asked: OpCommands, op: OpPlan, orders: Orders, log: Path) -> _Work:
         forgotten=asked.forgotten,
         error=asked.error,
     )
-    work = _Work(plan=op, commands=after, log=log)
+    work = OpWork(plan=op, commands=after, log=log)
     work.write(*asked.said)
     if asked.error:
         work.write(f"dsdoctor: error: {asked.error}")
@@ -191,7 +83,7 @@ def _begin(asked: OpCommands, op: OpPlan, orders: Orders, log: Path) -> _Work:
     return work
 
 
-def _take(work: _Work, tree: Path, env: Mapping[str, str], cache: OpCache | None) -> None:
+def _take(work: OpWork, tree: Path, env: Mapping[str, str], cache: OpCache | None) -> None:
     """Take a finished op out of the cache, if it is there."""
     if cache is None or work.commands.error:
         return
@@ -205,7 +97,7 @@ def _take(work: _Work, tree: Path, env: Mapping[str, str], cache: OpCache | None
 
 def _compile(
     host: LocalHost,
-    works: list[_Work],
+    works: list[OpWork],
     *,
     tree: Path,
     env: Mapping[str, str],
@@ -237,7 +129,7 @@ def _compile(
 
 
 def _run(
-    host: LocalHost, work: _Work, command: Command, wrapper: list[str], tree: Path, env: Mapping[str, str]
+    host: LocalHost, work: OpWork, command: Command, wrapper: list[str], tree: Path, env: Mapping[str, str]
 ) -> bool:
     """Run one command and log it, with what it took."""
     (tree / command.output).parent.mkdir(parents=True, exist_ok=True)
@@ -253,7 +145,7 @@ def _run(
     return ended.status == 0
 
 
-def _job(work: _Work, command: Command) -> Job:
+def _job(work: OpWork, command: Command) -> Job:
     cost = 1.0 + len(work.plan.architectures) if command.by_nvcc else 1.0
     after = frozenset() if command.source else frozenset(one.output for one in work.commands.compile)
     # a link is short, and ends an op
@@ -267,7 +159,7 @@ def _job(work: _Work, command: Command) -> Job:
     )
 
 
-def _library(work: _Work, tree: Path) -> Path | None:
+def _library(work: OpWork, tree: Path) -> Path | None:
     """The op's shared object, as its link command names it."""
     path = tree / work.commands.link[-1].output
     return path if path.is_file() else None

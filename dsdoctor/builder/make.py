@@ -3,18 +3,15 @@
 Works in a throw-away folder; the wheel appears in the out folder by rename, or not at all.
 """
 
-import os
 import resource
-import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
-from dsdoctor.builder.compile import Compiled, Watch, child_environment, compile_ops, shared_object
+from dsdoctor.builder.bench import LIBRARY, Bench, gather, tree_to_compile_in
+from dsdoctor.builder.compile import child_environment, compile_ops, shared_object
 from dsdoctor.builder.first_error import first_error
 from dsdoctor.builder.manifest import EARLIEST, Manifest, describe_wheel, write_into
 from dsdoctor.builder.nouns import BuildPlan, BuildResult, OpResult, Source
@@ -24,27 +21,23 @@ from dsdoctor.builder.pool import Pool
 from dsdoctor.builder.prove import OpProof, prove
 from dsdoctor.builder.python_headers import unpack_headers
 from dsdoctor.builder.sbom import SBOM, bill_of_materials
-from dsdoctor.builder.store import Store
 from dsdoctor.builder.toolkit import assemble
-from dsdoctor.builder.workspace import fixed_folder
+from dsdoctor.builder.underway import Compiled, Watch
 from dsdoctor.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.finding import Finding, Severity
 from dsdoctor.host import LocalHost
 from dsdoctor.machine import Machine
 
 LONGEST_EPOCH = 11
-LIBRARY = "lib"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
-    """Where a build works: ``folder`` is thrown away, ``logs`` stay, ``out`` gets the wheel, ``store`` keeps compiled ops."""
+class _Packed:
+    """A wheel in place, or none where a proof failed."""
 
-    folder: Path
-    logs: Path
-    out: Path
-    store: Store | None = None
-    pool: Pool | None = None
+    wheel: Path | None = None
+    proofs: tuple[OpProof, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
 
 def make(
@@ -61,74 +54,45 @@ def make(
     started, cpu = time.monotonic(), _cpu_seconds()
     prepare_out(bench.out)
     _prepare(host, plan, say)
-    with _tree(plan, source, machine, say) as tree, _pool(bench, plan) as pool:
+    with tree_to_compile_in(plan, source, machine, say) as tree:
+        pool = bench.pool or Pool(plan.jobs, plan.memory)
         cache = OpCache(host, plan, machine, tree, bench.store) if bench.store else None
         logs = bench.logs
         compiled = compile_ops(host, plan, machine, tree=tree, pool=pool, logs=logs, cache=cache, watch=watch)
-        _gather(plan, compiled, bench.folder / LIBRARY)
-    wheel: Path | None = None
-    proofs: tuple[OpProof, ...] = ()
-    notes: tuple[Finding, ...] = ()
+        gather(plan, compiled, bench.folder / LIBRARY)
+    packed = _Packed()
     if all(one.library for one in compiled):
-        say("packing the wheel")
-        packed = _pack(host, plan, source, bench)
-        say("proving the wheel")
-        env = child_environment(host, plan)
-        proofs, notes = prove(packed, plan, machine, folder=bench.folder / "proof", env=env)
-        if not any(proof.wrong for proof in proofs):
-            manifest = describe_wheel(plan, source, machine, proofs)
-            wheel = write_into(
-                packed, manifest, bench.out, {SBOM: _bill(host, manifest, machine)}, epoch=epoch_of(host)
-            )
+        packed = _packed(host, plan, source, machine, bench, say)
     join_logs(bench.logs)
-    results = _results(plan, compiled, proofs)
+    results = _results(plan, compiled, packed.proofs)
     return BuildResult(
-        wheel=str(wheel) if wheel else None,
-        manifest=f"{wheel}.json" if wheel else None,
+        wheel=str(packed.wheel) if packed.wheel else None,
+        manifest=f"{packed.wheel}.json" if packed.wheel else None,
         ops=results,
         seconds=round(time.monotonic() - started, 1),
         cpu_seconds=round(_cpu_seconds() - cpu, 1),
         log=str(bench.logs / "build.log"),
-        findings=(*_failures(results), *notes),
+        findings=(*_failures(results), *packed.notes),
         inputs=cache.inputs() if cache else None,
     )
 
 
-@contextmanager
-def _pool(bench: Bench, plan: BuildPlan) -> Iterator[Pool]:
-    """The pool that is shared with other builds, else one for this build."""
-    if bench.pool is not None:
-        yield bench.pool
-        return
-    yield Pool(plan.jobs, plan.memory)
-
-
-@contextmanager
-def _tree(plan: BuildPlan, source: Source, machine: Machine, say: Callable[[str], None]) -> Iterator[Path]:
-    """The source tree to compile in: where nvcc compiles, a copy in a folder whose path is always the same."""
-    tree = Path(os.path.realpath(source.folder))
-    if not any(op.device_code for op in plan.ops):
-        yield tree
-        return
-    torch, python = machine.torch, machine.python
-    inputs = (source.version, torch.version if torch else "", python.tag if python else "", plan.accelerator)
-    with fixed_folder(sha256(repr(inputs).encode()).hexdigest()[:16], say=say) as folder:
-        if folder is None:
-            say("compiling in the cache folder: GPU code will hold a digest of its path")
-            yield tree
-            return
-        shutil.copytree(tree, folder / "source", symlinks=True)
-        yield Path(os.path.realpath(folder / "source"))
-
-
-def _gather(plan: BuildPlan, compiled: tuple[Compiled, ...], library: Path) -> None:
-    """Move the shared objects to where setup.py looks for what is built."""
-    modules = {op.op: op.module for op in plan.ops}
-    for one in compiled:
-        if one.library is not None:
-            target = library.joinpath(*modules[one.op].split(".")[:-1]) / one.library.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(one.library, target)
+def _packed(
+    host: LocalHost, plan: BuildPlan, source: Source, machine: Machine, bench: Bench, say: Callable[[str], None]
+) -> _Packed:
+    """Pack the compiled ops, prove them, and put the wheel into the out folder."""
+    say("packing the wheel")
+    packed = _pack(host, plan, source, bench)
+    say("proving the wheel")
+    env = child_environment(host, plan)
+    proofs, notes = prove(packed, plan, machine, folder=bench.folder / "proof", env=env)
+    if any(proof.wrong for proof in proofs):
+        return _Packed(proofs=proofs, notes=notes)
+    manifest = describe_wheel(plan, source, machine, proofs)
+    more = {SBOM: _bill(host, manifest, machine)}
+    return _Packed(
+        wheel=write_into(packed, manifest, bench.out, more, epoch=epoch_of(host)), proofs=proofs, notes=notes
+    )
 
 
 def _prepare(host: LocalHost, plan: BuildPlan, say: Callable[[str], None]) -> None:

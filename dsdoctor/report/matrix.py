@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dsdoctor.builder.compile import Step
+from dsdoctor.builder.underway import Step
 from dsdoctor.finding import Finding, Severity
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines

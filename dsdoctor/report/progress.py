@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from dsdoctor.builder.compile import Step
+from dsdoctor.builder.underway import Step
 
 MARKS = {"waiting": "·", "compiling": "…", "built": "✓", "cached": "✓", "failed": "✗"}
 ENDED = {"built", "cached", "failed"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.make import Bench
+from dsdoctor.builder.bench import Bench
 from dsdoctor.builder.manifest import EARLIEST, decode, write_into
 from dsdoctor.builder.nouns import BuildPlan, BuildResult
 from dsdoctor.builder.store import Store

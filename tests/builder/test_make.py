@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.compile import Step
-from dsdoctor.builder.make import Bench, make
+from dsdoctor.builder.bench import Bench
+from dsdoctor.builder.make import make
 from dsdoctor.builder.manifest import Manifest, decode
 from dsdoctor.builder.nouns import BuildPlan, BuildResult, LeftOut, OpPlan, Source
+from dsdoctor.builder.underway import Step
 from dsdoctor.builder.workspace import cache_folder, log_folder, workspace
 from dsdoctor.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.host import LocalHost

@@ -2,8 +2,8 @@ import io
 
 from rich.console import Console
 
-from dsdoctor.builder.compile import Step
 from dsdoctor.builder.nouns import BuildResult, OpResult
+from dsdoctor.builder.underway import Step
 from dsdoctor.finding import Finding, Fix, Severity
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, result_lines, show
