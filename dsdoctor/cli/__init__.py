@@ -21,7 +21,7 @@ COMMANDS = {
     "plan": "dsdoctor.cli.build:plan_command",
     "build-wheel": "dsdoctor.cli.build:build_wheel_command",
     "prebuild": "dsdoctor.cli.build:prebuild_command",
-    "toolkit": "dsdoctor.cli.build:toolkit_command",
+    "toolkit": "dsdoctor.cli.toolkit:toolkit_command",
     "verify": "dsdoctor.cli.machines:verify_command",
     "pick": "dsdoctor.cli.pick:pick_command",
     "push": "dsdoctor.cli.push:push_command",

@@ -1,4 +1,4 @@
-"""The commands that plan and build: plan, build-wheel, prebuild, toolkit."""
+"""The commands that plan and build: plan, build-wheel, prebuild."""
 
 import sys
 from dataclasses import replace
@@ -44,7 +44,7 @@ from dsdoctor.order import Order
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, install_hint, plan_lines, result_lines, show
 from dsdoctor.targeting import targets_of
-from dsdoctor.work import Job, Planned, assemble_toolkit, build, install, list_wheel, planned, publish_into
+from dsdoctor.work import Job, Planned, build, install, list_wheel, planned, publish_into
 
 
 def plan_command(
@@ -204,28 +204,6 @@ def prebuild_command(
         result = _build("prebuild", ready, out, as_json, job=install)
         if not as_json:
             show(Console(), [f"✓ installed for {ready.plan.python}: {Path(result.wheel or '').name}"])
-
-
-def toolkit_command(
-    arch: Arch = None,
-    python: PythonOption = sys.executable,
-    toolkit: Toolkit = "auto",
-    offline: Offline = False,
-    as_json: Json = False,
-) -> None:
-    """Print a CUDA_HOME that fits torch: one that is here and whole, else one assembled from parts."""
-    with ending("toolkit", as_json):
-        order = order_of(python, None, None, None, arch, None, toolkit, None, (None, False), offline)
-        talk = Console(stderr=True)
-        root, findings = assemble_toolkit(order, say=BuildProgress(talk, quiet=as_json).say)
-        if as_json:
-            print_result("toolkit", as_json, (), findings, toolkit=root)
-        else:
-            # stdout carries the folder and nothing else: it is meant for $(...)
-            show(talk, finding_lines(findings))
-            show(Console(), [root] if root else [])
-        if root is None:
-            raise typer.Exit(IMPOSSIBLE)
 
 
 def _build(command: str, ready: Planned, out: Path, as_json: bool, job: Job | None = None) -> BuildResult:
