@@ -125,6 +125,19 @@ def test_a_file_written_while_it_is_compiled_keeps_the_op_out_of_the_cache(build
     assert any("was written while it was compiled" in sentence for sentence in store.complaints)
 
 
+def test_ccache_serves_the_objects_of_a_miss_and_no_link(build: Build, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "ccache").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/served\nexec "$@"\n')
+    (tools / "ccache").chmod(0o755)
+    wanted = replace(plan("one"), prepend={"PATH": (str(tools),)})
+
+    assert cached(build(wanted)) == {"one": False}
+    (served,) = (tmp_path / "served").read_text().splitlines()
+    assert "-c csrc/one.c" in served
+    assert cached(build(wanted)) == {"one": True}
+
+
 def test_a_failed_op_is_not_kept(build: Build, store: Store) -> None:
     build(plan("bad", "one"))
 
