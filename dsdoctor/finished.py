@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from dsdoctor.builder.key import READ_BY_COMPILERS, Digests
-from dsdoctor.builder.manifest import Manifest, decode
-from dsdoctor.builder.nouns import BuildResult, OpResult
+from dsdoctor.builder.dependencies import Digests
+from dsdoctor.builder.manifest import decode
+from dsdoctor.builder.nouns import BuildPlan, BuildResult
 from dsdoctor.builder.source import digest_here
 from dsdoctor.builder.store import Entry, Store
 from dsdoctor.builder.workspace import cache_folder
@@ -25,15 +25,37 @@ from dsdoctor.order import Order
 from dsdoctor.probe import Probing
 
 KIND = "wheels"
-SEEN_BY_TORCH = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_LIBRARY_PATH", "PATH")
+DECIDE_NOTHING = (
+    "PWD",
+    "OLDPWD",
+    "SHLVL",
+    "_",
+    "TERM",
+    "COLUMNS",
+    "LINES",
+    "DISPLAY",
+    "LS_COLORS",
+    "PYTEST_CURRENT_TEST",
+)
+OF_A_SESSION = ("SSH_", "XDG_", "DBUS_", "TMUX", "VSCODE_")
+"""Variables that no build reads. Every other counts: one that is not known here is a miss, and never a wheel of something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """An order as a key, and where finished wheels are."""
+    """An order and its key, and where finished wheels are."""
 
+    order: Order
     key: str
     store: Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returned:
+    """A finished wheel in its place, and the plan that it was made by."""
+
+    result: BuildResult
+    plan: BuildPlan
 
 
 def request_of(order: Order) -> Request | None:
@@ -52,19 +74,20 @@ def request_of(order: Order) -> Request | None:
     files = [file for file in (*order.nodes, order.config) if file]
     if not all(file.is_file() for file in files):
         return None
-    named = (*READ_BY_COMPILERS, *SEEN_BY_TORCH)
     facts = {
         "order": replace(order, nodes=(), config=None),
         "files": [sha256(file.read_bytes()).hexdigest() for file in files],
         "source": source,
         "machine": _lasting(machine),
-        "variables": {name: value for name in named if (value := host.variable(name)) is not None},
+        "variables": _variables(host),
         "dsdoctor": _ourselves(),
     }
-    return Request(key=sha256(msgspec.json.encode(facts, order="sorted")).hexdigest(), store=open_store(host))
+    return Request(
+        order=order, key=sha256(msgspec.json.encode(facts, order="sorted")).hexdigest(), store=open_store(host)
+    )
 
 
-def returned(request: Request, out: Path) -> tuple[BuildResult, Manifest] | None:
+def returned(request: Request, out: Path) -> Returned | None:
     """The wheel of that very order, put into ``out`` with its manifest, where nothing that it was made from has changed."""
     digests = Digests()
     for entry in request.store.find(KIND, request.key):
@@ -78,9 +101,12 @@ def returned(request: Request, out: Path) -> tuple[BuildResult, Manifest] | None
     return None
 
 
-def keep(request: Request, result: BuildResult) -> None:
-    """Keep a wheel, where all that it was made from is known."""
+def keep(request: Request, result: BuildResult, plan: BuildPlan) -> None:
+    """Keep a wheel, where all that it was made from is known, and is what it was when the order was given."""
     if result.wheel is None or result.manifest is None or result.inputs is None:
+        return
+    now = request_of(request.order)
+    if now is None or now.key != request.key:
         return
     wheel, manifest = Path(result.wheel), Path(result.manifest)
     made = decode(manifest.read_bytes())
@@ -90,33 +116,40 @@ def keep(request: Request, result: BuildResult) -> None:
         "torch": made.torch,
         "ops": [op.op for op in made.ops],
         "inputs": result.inputs,
+        "plan": msgspec.to_builtins(plan),
+        "result": msgspec.to_builtins(replace(result, inputs=None, log=None)),
     }
     request.store.put(KIND, request.key, {wheel.name: wheel, manifest.name: manifest}, facts)
 
 
-def _put(store: Store, entry: Entry, out: Path) -> tuple[BuildResult, Manifest] | None:
+def _put(store: Store, entry: Entry, out: Path) -> Returned | None:
     """Both files appear by rename, the wheel first."""
-    if sum(name.endswith(".whl") for name in entry.files) != 1:
+    names = [name for name in entry.files if name.endswith(".whl")]
+    try:
+        was = msgspec.convert(entry.facts.get("result"), BuildResult)
+        plan = msgspec.convert(entry.facts.get("plan"), BuildPlan)
+    except msgspec.ValidationError:
+        return None
+    if len(names) != 1 or set(entry.files) != {names[0], f"{names[0]}.json"}:
         return None
     folder = out / f".{uuid.uuid4().hex}.tmp"
     folder.mkdir()
     try:
         if not store.take(entry, folder):
             return None
-        name = next(name for name in entry.files if name.endswith(".whl"))
-        manifest = decode((folder / f"{name}.json").read_bytes())
-        for one in (name, f"{name}.json"):
-            (folder / one).replace(out / one)
+        for name in (names[0], f"{names[0]}.json"):
+            (folder / name).replace(out / name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    asked = {op.op: op.asked for op in manifest.plan.ops}
-    built = tuple(OpResult(op=op.op, asked=asked.get(op.op, True), built=True, cached=True) for op in manifest.ops)
-    left = tuple(OpResult(op=o.op, asked=o.asked, built=False, because=o.because) for o in manifest.plan.left_out)
-    wheel = str(out / name)
-    made = BuildResult(
-        wheel=wheel, manifest=f"{wheel}.json", ops=(*built, *left), seconds=0.0, cpu_seconds=0.0, log=None
-    )
-    return made, manifest
+    wheel, ops = str(out / names[0]), tuple(replace(op, cached=op.built, log=None) for op in was.ops)
+    now = replace(was, wheel=wheel, manifest=f"{wheel}.json", ops=ops, seconds=0.0, cpu_seconds=0.0, log=None)
+    return Returned(result=now, plan=plan)
+
+
+def _variables(host: LocalHost) -> dict[str, str]:
+    """The environment, but for what decides nothing about a build. It is only digested."""
+    names = (name for name in host.names("") if name not in DECIDE_NOTHING and not name.startswith(OF_A_SESSION))
+    return {name: host.variable(name) or "" for name in names}
 
 
 def _lasting(machine: Machine) -> Machine:

@@ -11,7 +11,7 @@ SWEEPS = 20
 
 
 def end_session(session: int) -> None:
-    """Kill every process of a session that we started: ninja puts each compiler into a process group of its own."""
+    """Kill every process of a session that we started: a member may have a process group of its own."""
     for _ in range(SWEEPS):
         members = [pid for pid in _pids() if _session_of(pid) == session]
         if not members:

@@ -15,6 +15,9 @@ from dsdoctor.builder.underway import Compiled
 from dsdoctor.builder.workspace import fixed_folder
 from dsdoctor.machine import Machine
 
+ROOM = 1 << 30
+"""Bytes that a tree and its objects may take, estimated high: one object without debug information has less than a MiB."""
+
 LIBRARY = "lib"
 """The folder, in a build's own, where setup.py finds what is built."""
 
@@ -40,12 +43,21 @@ def tree_to_compile_in(plan: BuildPlan, source: Source, machine: Machine, say: C
     torch, python = machine.torch, machine.python
     inputs = (source.version, torch.version if torch else "", python.tag if python else "", plan.accelerator)
     with fixed_folder(sha256(repr(inputs).encode()).hexdigest()[:16], say=say) as folder:
-        if folder is None:
+        copy = _copied(tree, folder / "source") if folder else None
+        if copy is None:
             say("compiling in the cache folder: GPU code will hold a digest of its path")
-            yield tree
-            return
-        shutil.copytree(tree, folder / "source", symlinks=True)
-        yield Path(os.path.realpath(folder / "source"))
+        yield copy or tree
+
+
+def _copied(tree: Path, to: Path) -> Path | None:
+    """The tree in another place; None where there is no room for it and for what is compiled in it."""
+    try:
+        if shutil.disk_usage(to.parent).free < ROOM:
+            return None
+        shutil.copytree(tree, to, symlinks=True)
+    except OSError:
+        return None
+    return Path(os.path.realpath(to))
 
 
 def gather(plan: BuildPlan, compiled: tuple[Compiled, ...], library: Path) -> None:

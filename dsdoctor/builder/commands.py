@@ -75,7 +75,8 @@ def ask_commands(host: LocalHost, plan: BuildPlan, *, tree: Path, env: Mapping[s
         status = host.stream([plan.python, str(INSIDE / "ask_commands.py"), pairs], cwd=tree, env=whole, on_line=hear)
         unheard = [op.op for op in rest if op.op not in answers]
         if unheard:
-            why = first_error(said) or f"asking its builder ended with status {status}"
+            last = next((line for line in reversed(said) if line.strip()), "it said nothing")
+            why = first_error(said) or f"asking its builder ended with status {status}: {last}"
             answers[unheard[0]] = OpCommands(op=unheard[0], error=why, said=tuple(said))
     return answers
 

@@ -19,7 +19,7 @@ def environment(
     if compiler is not None and compiler.c_path is not None:
         env |= {"CC": compiler.c_path, "CXX": compiler.path}
     if toolkit is not None:
-        env |= {"CUDA_HOME": toolkit.root, "CUDA_PATH": toolkit.root, "DS_NVCC_THREADS": "1"}
+        env |= {"CUDA_HOME": toolkit.root, "CUDA_PATH": toolkit.root}
     if skip_check:
         env["DS_SKIP_CUDA_CHECK"] = "1"
     return env

@@ -4,46 +4,54 @@ Less work (no debug information), the processor that the wheel is for, nvcc's th
 of the folder or the hour they were compiled in.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from dsdoctor.builder.choices import JOB_MEMORY
 from dsdoctor.builder.commands import Command
-from dsdoctor.builder.nouns import BuildPlan, OpPlan
+from dsdoctor.builder.nouns import BuildPlan
 from dsdoctor.builder.processor import flags_of
 from dsdoctor.machine import Machine
 
 SIMD = ("-D__AVX512__", "-D__AVX256__", "-D__SVE__", "-D__NEON__", "-D__SCALAR__")
 NVCC_WITH_OBJTEMP = 12
 LINK_MEMORY = 512 << 20
-NATIVE = ("-march=native", "-mcpu=native", "-mtune=native")
+NATIVE = re.compile(r"-m(?:arch|cpu|tune)=native")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
     """How to compile. ``host`` takes the place of the builder's own -march and SIMD macro (none: as they are); ``renamed`` are
-    folders and what stands for each in a file; ``threads`` are nvcc's; ``own_temporaries`` lets it name them after the object."""
+    folders and what stands for each in a file; ``own_temporaries`` lets it name them after the object."""
 
     host: tuple[str, ...] = ()
     debug_info: bool = False
     renamed: tuple[tuple[str, str], ...] = ()
-    threads: int = 1
     own_temporaries: bool = False
 
 
-def orders_of(plan: BuildPlan, op: OpPlan, machine: Machine, *, idle: int) -> Orders:
-    """How the commands of an op are to be edited, where ``idle`` processors have no object of their own for each of nvcc's."""
+def orders_of(plan: BuildPlan, machine: Machine, tree: Path) -> Orders:
+    """How the commands of a plan's ops are to be edited; ``tree`` is the folder that they run in."""
     toolkit, torch, python = plan.toolkit, machine.torch, machine.python
     renamed = [(toolkit.root, "cuda")] if toolkit else []
     renamed += [(torch.location, "torch")] if torch else []
     renamed += [(python.include, "python")] if python else []
+    # only debug information tells the folder of a compile
+    renamed += [(str(tree), ".")] if plan.debug_info else []
     return Orders(
         host=flags_of(plan.processor),
         debug_info=plan.debug_info,
         renamed=tuple(renamed),
-        threads=max(1, min(len(op.architectures), idle)),
         own_temporaries=toolkit is not None and toolkit.release.major >= NVCC_WITH_OBJTEMP,
     )
+
+
+def threaded(command: Command, threads: int) -> Command:
+    """nvcc's command with threads, one for each architecture at the most; others as they are."""
+    several = command.by_nvcc and threads > 1
+    return replace(command, argv=(*command.argv, f"--threads={threads}")) if several else command
 
 
 def threads_of(command: Command) -> int:
@@ -84,8 +92,8 @@ def _for_gcc(command: Command, orders: Orders) -> Iterable[str]:
     for word in command.argv:
         if word == "-g" and not orders.debug_info:
             continue
-        if march and word in NATIVE:
-            yield march
+        if march and NATIVE.search(word):
+            yield NATIVE.sub(march, word)
         elif simd and word in SIMD:
             yield simd
         else:
@@ -99,9 +107,7 @@ def _for_nvcc(command: Command, orders: Orders) -> Iterable[str]:
     for word in command.argv:
         if word.startswith("--threads") or (word == "-lineinfo" and not orders.debug_info):
             continue
-        yield word
-    if orders.threads > 1:
-        yield f"--threads={orders.threads}"
+        yield NATIVE.sub(orders.host[0], word) if orders.host else word
     if orders.own_temporaries:
         yield "-objtemp"
     for flag in _quiet(orders):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dsdoctor.builder.interpreters import find_uv
 from dsdoctor.builder.pip import LIMIT, last_error, pip_for
+from dsdoctor.builder.source import without_password
 from dsdoctor.errors import BuildFailed
 from dsdoctor.host import LocalHost
 
@@ -60,9 +61,10 @@ class Installer:
             argv = [*pip, *options, "install", "--quiet", "--disable-pip-version-check", *arguments]
         answer = self.host.run(argv, timeout=LIMIT)
         if not answer.ok:
-            what = " ".join(one for one in arguments if not one.startswith("-"))
+            what = " ".join(one for one in arguments if not one.startswith("-") and "://" not in one)
+            why = without_password(last_error(answer.stderr))
             raise BuildFailed(
-                f"{'uv' if self.uv else 'pip'} could not install {what}: {last_error(answer.stderr)}",
+                f"{'uv' if self.uv else 'pip'} could not install {what}: {why}",
                 hint="check the network and the versions; --torch-index URL names another index",
             )
 

@@ -56,13 +56,15 @@ def make(
     _prepare(host, plan, say)
     with tree_to_compile_in(plan, source, machine, say) as tree:
         pool = bench.pool or Pool(plan.jobs, plan.memory)
-        cache = OpCache(host, plan, machine, tree, bench.store) if bench.store else None
-        logs = bench.logs
-        compiled = compile_ops(host, plan, machine, tree=tree, pool=pool, logs=logs, cache=cache, watch=watch)
+        env, logs = child_environment(host, plan), bench.logs
+        cache = OpCache(plan, machine, tree, bench.store, env) if bench.store else None
+        compiled = compile_ops(host, plan, machine, tree=tree, env=env, pool=pool, logs=logs, cache=cache, watch=watch)
         gather(plan, compiled, bench.folder / LIBRARY)
     packed = _Packed()
     if all(one.library for one in compiled):
         packed = _packed(host, plan, source, machine, bench, say)
+    if cache is not None:
+        cache.drop(proof.op for proof in packed.proofs if proof.wrong)
     join_logs(bench.logs)
     results = _results(plan, compiled, packed.proofs)
     return BuildResult(
@@ -133,6 +135,9 @@ def _pack(host: LocalHost, plan: BuildPlan, source: Source, bench: Bench) -> Pat
     (tree / "build.txt").write_text(f"+{plan.local_version}" if plan.local_version else "", encoding="utf-8")
     # setup.py lists its extras in the order of a set
     env = child_environment(host, plan) | {op.variable: "1" for op in plan.ops} | {"PYTHONHASHSEED": "0"}
+    # it asks git for a commit, and must not be told that of a repository around the cache folder
+    env |= {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
+    env = {name: value for name, value in env.items() if name not in {"GIT_DIR", "GIT_WORK_TREE"}}
     if plan.accelerator == "cuda":
         env["TORCH_CUDA_ARCH_LIST"] = ";".join(plan.architectures)
     lines: list[str] = []

@@ -3,7 +3,6 @@
 import base64
 import csv
 import io
-import os
 import re
 import stat
 import time
@@ -141,12 +140,25 @@ def encode(manifest: Manifest) -> bytes:
 def encode_inside(manifest: Manifest) -> bytes:
     """The manifest as it stands in the wheel: what decides the wheel's content, and nothing of the folders, the memory and the hour
     in which it was built. The same content gives the same bytes."""
-    plan, python = manifest.plan, Path(manifest.plan.python)
-    about = tuple(choice for choice in plan.choices if choice.what != "jobs")
-    inside = replace(manifest, plan=replace(plan, jobs=0, memory=None, disk=0, choices=about, findings=()))
+    plan = manifest.plan
+    about = tuple(replace(choice, because="") for choice in plan.choices if choice.what not in {"jobs", "DeepSpeed"})
+    named = "://" in manifest.source or re.fullmatch(r"newest|\d+(\.\w+)*", manifest.source) is not None
+    source = manifest.source if named else "{source}"
+    bare = replace(
+        plan,
+        source=source,
+        python="",
+        jobs=0,
+        memory=None,
+        disk=0,
+        prepend={},
+        unset=(),
+        choices=about,
+        findings=(),
+        headers=None,
+    )
     toolkit = {plan.toolkit.root: "{toolkit}"} if plan.toolkit else {}
-    source = {manifest.source: "{source}"} if os.path.isabs(manifest.source) else {}  # noqa: PTH117 - a URL is no path
-    return _json(inside, {**toolkit, **source, str(python.parent.parent): "{python}", str(Path.home()): "~"})
+    return _json(replace(manifest, source=source, plan=bare), {**toolkit, str(Path.home()): "~"})
 
 
 def _json(manifest: Manifest, names: Mapping[str, str]) -> bytes:

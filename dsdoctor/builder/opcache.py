@@ -1,15 +1,16 @@
-"""Compiled ops that were kept -> taken again when everything that went into them is the same. Joins keys and store."""
+"""Compiled ops that were kept -> taken again when all that went into them is the same. Joins keys, dependencies and store."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsdoctor.builder.commands import OpCommands
+from dsdoctor.builder.dependencies import Digests, differing, files_read, parse_trace, places_of
 from dsdoctor.builder.flags import dependency_file
-from dsdoctor.builder.key import Digests, Keys, differing, files_read, parse_trace, places_of
+from dsdoctor.builder.key import Keys
 from dsdoctor.builder.nouns import BuildPlan, OpPlan
 from dsdoctor.builder.store import Store
-from dsdoctor.host import Host
 from dsdoctor.machine import Machine
 
 KIND = "ops"
@@ -25,33 +26,34 @@ class Taken:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A freshly compiled op: its file, the commands, what the linker printed, when the first began (seconds since 1970)."""
+    """A freshly compiled op: its file, the commands, what the linker printed, what it took."""
 
     library: Path
     commands: OpCommands
     linked: Sequence[str]
-    begun: float
     seconds: float
     cpu_seconds: float
 
 
 class OpCache:
-    """The ops of one build. Nothing here raises for what a disk does: the op is compiled then."""
+    """The ops of one build, whose compilers run in ``env``. Nothing here raises for what a disk does: the op is compiled then."""
 
-    def __init__(self, host: Host, plan: BuildPlan, machine: Machine, tree: Path, store: Store) -> None:
+    def __init__(self, plan: BuildPlan, machine: Machine, tree: Path, store: Store, env: Mapping[str, str]) -> None:
         self._plan, self._store = plan, store
         self._torch = machine.torch.version if machine.torch else None
         self._digests, self._places = Digests(), places_of(plan, machine, tree)
-        self._keys = Keys(host, plan, machine, self._places, self._digests)
-        self.complaints = store.complaints
+        self._keys = Keys(machine, self._places, self._digests, env)
+        self._kept: dict[str, str] = {}
         self._inputs: dict[str, dict[str, str]] = {}
+        # digests are taken from now on: what is written later may be read by a compiler with other contents
+        self._since = time.time()
 
-    def key(self, commands: OpCommands, op: OpPlan, env: Mapping[str, str]) -> str:
-        """The key of an op."""
-        return self._keys.of(commands, op.module, env)
-
-    def take(self, key: str, folder: Path) -> Taken:
+    def take(self, op: OpPlan, commands: OpCommands, folder: Path) -> Taken:
         """Copy an op's files into a folder, every one of them verified."""
+        key = self._keys.of(commands, op.module)
+        if key is None:
+            return Taken(taken=False, said="compiled, and not kept: a part of its compiler could not be found")
+        self._kept[op.op] = key
         why = "nothing of these commands and compilers is in the cache"
         for entry in self._store.find(KIND, key):
             known = entry.facts.get("dependencies")
@@ -63,19 +65,21 @@ class OpCache:
                 continue
             folder.mkdir(parents=True, exist_ok=True)
             if self._store.take(entry, folder):
-                self._inputs[key] = known
+                self._inputs[op.op] = known
                 return Taken(taken=True, said=f"taken from the cache ({key[:12]})")
             why = "the one in the cache could not be taken"
         return Taken(taken=False, said=f"compiled, since {why}")
 
-    def keep(self, key: str, op: OpPlan, made: Made) -> None:
+    def keep(self, op: OpPlan, made: Made) -> None:
         """Keep a compiled op with the digests of all that it was made from."""
+        if op.op not in self._kept:
+            return
         try:
             dependencies = self._made_from(made)
-        except OSError as error:
-            self.complaints.append(f"{op.op} is not kept in the cache: {error}")
+        except (OSError, ValueError) as error:
+            self._store.complaints.append(f"{op.op} is not kept in the cache: {error}")
             return
-        self._inputs[key] = dependencies
+        self._inputs[op.op] = dependencies
         facts = {
             "op": op.op,
             "module": op.module,
@@ -88,7 +92,13 @@ class OpCache:
             "cpu_seconds": round(made.cpu_seconds, 1),
             "dependencies": dependencies,
         }
-        self._store.put(KIND, key, {made.library.name: made.library}, facts)
+        self._store.put(KIND, self._kept[op.op], {made.library.name: made.library}, facts)
+
+    def drop(self, ops: Iterable[str]) -> None:
+        """Remove what is kept of ops that are no good: they are kept before that is known, since a build may be killed."""
+        for op in ops:
+            for entry in self._store.find(KIND, self._kept[op]) if op in self._kept else ():
+                self._store.remove(entry)
 
     def inputs(self) -> dict[str, str] | None:
         """The files outside the source tree that all ops were made from, and the compilers, with their digests; None when they are
@@ -107,7 +117,8 @@ class OpCache:
             digest = self._digests.of(path)
             if digest is None:
                 raise FileNotFoundError(f"{path} was read, and is gone")
-            if path.stat().st_mtime > made.begun:
+            written = path.stat()
+            if max(written.st_mtime, written.st_ctime) > self._since:
                 raise OSError(f"{path} was written while it was compiled")
             found[name] = digest
         return found

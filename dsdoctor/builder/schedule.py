@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from dsdoctor.builder.pool import Pool
@@ -77,8 +77,10 @@ def carry_out(jobs: Sequence[Job], pool: Pool, run: Callable[[Job], bool], stop:
     with ThreadPoolExecutor(max_workers=pool.jobs) as workers:
         futures = [workers.submit(work) for _ in range(min(pool.jobs, len(jobs)))]
         try:
+            wait(futures, return_when=FIRST_EXCEPTION)
             for future in futures:
-                future.result()
+                if future.done():
+                    future.result()
         except BaseException:
             board.stop()
             stop()

@@ -94,7 +94,10 @@ def digest_here(host: LocalHost, spec: str | None, installed: DeepSpeed | None, 
     wanted, _ = spell_source(spec, installed)
     place = Path(os.path.expanduser(wanted))  # noqa: PTH111
     if place.is_dir():
-        return f"{digest(place)} {_commit(host, place)}"
+        # what lies behind a link out of the tree is not in its digest
+        inside = os.path.realpath(place) + "/"
+        outward = any(path.is_symlink() and not os.path.realpath(path).startswith(inside) for path in place.rglob("*"))
+        return None if outward else f"{digest(place)} {_commit(host, place)}"
     sdist = place if place.is_file() else cache / "sdists" / f"deepspeed-{wanted}.tar.gz"
     return hashlib.sha256(sdist.read_bytes()).hexdigest() if sdist.is_file() else None
 

@@ -5,7 +5,7 @@ An environment cannot be moved, so it is made where it stays; a file in it that 
 
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -156,7 +156,7 @@ def _fill(host: LocalHost, target: Target, folder: Path, python: str, say: Say) 
     release = _release(host, python)
     if wrong := mismatch(target, release):
         raise ImpossiblePlan(wrong, hint="name an index that has such a build: --torch-index URL")
-    (folder / WHOLE).write_bytes(msgspec.json.encode({"target": target, "torch": release}))
+    (folder / WHOLE).write_bytes(msgspec.json.encode({"target": replace(target, index=None), "torch": release}))
 
 
 def requirement(target: Target) -> str:

@@ -50,16 +50,15 @@ class OpWork:
     plan: OpPlan
     commands: OpCommands
     log: Path
-    key: str = ""
+    error: str | None = None
     started: float | None = None
-    begun: float = 0.0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak_memory: int = 0
     done: int = 0
     library: Path | None = None
     cached: bool = False
-    lines: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
     linked: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -71,22 +70,27 @@ class OpWork:
     def write(self, *lines: str) -> None:
         """Add lines to its log, in one piece: its commands run side by side."""
         with self.lock, self.log.open("a", encoding="utf-8") as file:
-            self.lines += lines
             file.writelines(f"{line}\n" for line in lines)
+
+    def fail(self, *lines: str) -> None:
+        """Add lines that tell why it failed."""
+        self.wrong += lines
+        self.write(*lines)
 
     def begin(self) -> None:
         """A command begins."""
         with self.lock:
             if self.started is None:
-                self.started, self.begun = time.monotonic(), time.time()
+                self.started = time.monotonic()
 
-    def end(self, command: Command, ended: Ended) -> None:
-        """A command has ended."""
+    def end(self, command: Command, ended: Ended, output: list[str]) -> None:
+        """A command has ended, and said something."""
         with self.lock:
             self.seconds = time.monotonic() - (self.started or 0.0)
             self.cpu_seconds += ended.cpu_seconds
             self.peak_memory = max(self.peak_memory, ended.peak_memory)
             self.done += 1 if command.source and not ended.status else 0
+            self.linked += [] if command.source else output
 
     def made(self, library: Path) -> Made:
         """What there is to keep."""
@@ -94,14 +98,13 @@ class OpWork:
             library=library,
             commands=self.commands,
             linked=tuple(self.linked),
-            begun=self.begun,
             seconds=self.seconds,
             cpu_seconds=self.cpu_seconds,
         )
 
     def ended(self) -> Compiled:
         """What came of it."""
-        because = None if self.library else self.commands.error or first_error(self.lines) or self._nameless()
+        because = None if self.library else self.error or first_error(self.wrong) or "interrupted"
         return Compiled(
             op=self.plan.op,
             library=self.library,
@@ -112,7 +115,3 @@ class OpWork:
             because=because,
             log=self.log,
         )
-
-    def _nameless(self) -> str:
-        last = next((line for line in reversed(self.lines) if line.strip()), "nothing")
-        return f"its compiler named no error; the last line was: {last[:200]}"

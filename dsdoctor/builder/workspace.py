@@ -32,6 +32,7 @@ def cache_folder(host: Host) -> Path:
 
 
 LOCK = ".lock"
+ATTEMPTS = 100
 FIXED = Path("/tmp")
 
 
@@ -76,7 +77,7 @@ def fixed_folder(name: str, *, say: Callable[[str], None]) -> Iterator[Path | No
 
 def _locked(folder: Path, say: Callable[[str], None]) -> int | None:
     """The locked file of a folder that is this user's alone; None for another's."""
-    while True:
+    for _ in range(ATTEMPTS):
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             seen = folder.lstat()
@@ -84,6 +85,7 @@ def _locked(folder: Path, say: Callable[[str], None]) -> int | None:
                 return None
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
+            # whoever had it has just removed it
             continue
         except OSError:
             return None
@@ -96,6 +98,7 @@ def _locked(folder: Path, say: Callable[[str], None]) -> int | None:
             if (folder / LOCK).stat().st_ino == os.fstat(lock).st_ino:
                 return lock
         os.close(lock)
+    return None
 
 
 def log_folder(cache: Path) -> Path:

@@ -139,7 +139,7 @@ def _build_one(order: Order, out: Path, index: Path | None, *, dry_run: bool, as
             return
         result = _build("build-wheel", ready, out, as_json, job=publish_into(index.absolute()) if index else None)
         if request is not None:
-            keep(request, result)
+            keep(request, result, ready.plan)
         if result.wheel and not as_json:
             show(Console(), [install_hint(result)])
 
@@ -150,13 +150,13 @@ def _show_returned(request: Request, out: Path, index: Path | None, as_json: boo
     found = returned(request, out)
     if found is None:
         return False
-    result, manifest = found
+    result = found.result
     if index is not None:
         prepare_out(index.absolute(), "--index")
-        result = replace(result, findings=list_wheel(index.absolute(), result))
+        result = replace(result, findings=(*result.findings, *list_wheel(index.absolute(), result)))
     if not as_json:
         show(Console(stderr=True), ["* nothing that this wheel is made of has changed: it is taken from the cache"])
-    _show_build("build-wheel", as_json, result, (*manifest.plan.findings, *result.findings), manifest.plan)
+    _show_build("build-wheel", as_json, result, (*found.plan.findings, *result.findings), found.plan)
     if has_error(result.findings):
         raise typer.Exit(FAILED)
     if not as_json:

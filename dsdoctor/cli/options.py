@@ -130,5 +130,5 @@ def order_of(
         cpu=cpu,
         debug_info=debug_info,
     )
-    snapshots = tuple(nodes or ())
-    return Order(python=python, machine=machine, source=source, config=config, nodes=snapshots, wish=wish, cache=cache)
+    told = tuple(nodes or ())
+    return Order(python=python, machine=machine, source=source, config=config, nodes=told, wish=wish, cache=cache)

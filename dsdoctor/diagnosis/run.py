@@ -59,7 +59,7 @@ needs it once more. `dmesg` names the process. A compiler that is killed is anot
             pattern=r"exits with return code = -9\b|[Ss]ignal 9 \((?:SIGKILL|Killed)|exitcode\s*: -9\b|[Ee]xit(?:ed with)?(?: "
             r"status| code|code)? ?[:=]? {0,8}(?:137|-9)\b|non-zero code: 137\b|died with <Signals\.SIGKILL",
             tier=Tier.GENERIC,
-            unless=r"command '\S{0,160}(?:gcc|g\+\+|c\+\+|nvcc)|ninja",
+            unless=r"command '\S{0,160}(?:gcc|g\+\+|c\+\+|nvcc)|ninja|^dsdoctor: error: ",
             sample="[ERROR] [launch.py:434:sigkill_handler] ['/venv/bin/python', '-u', 'train.py'] exits with "
             "return code = -9",
         ),

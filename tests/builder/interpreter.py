@@ -27,6 +27,7 @@ def ask_commands(ops):
         linking = [os.environ["CC"], "-shared", object_file, "-o", target]
         answer = {"op": op, "compile": [list(map(str, compiling))], "link": [list(map(str, linking))], "forgotten": []}
         print(f"said of {op}: arch={architectures or 'none'}")
+        print("probe.c:1:10: fatal error: numa.h: No such file or directory")
         print("DSDOCTOR " + json.dumps(answer))
 
 

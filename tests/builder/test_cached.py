@@ -138,6 +138,53 @@ def test_ccache_serves_the_objects_of_a_miss_and_no_link(build: Build, tmp_path:
     assert cached(build(wanted)) == {"one": True}
 
 
+def test_a_header_or_library_that_would_be_found_earlier_compiles_again(build: Build, tmp_path: Path) -> None:
+    early, libraries = tmp_path / "early", tmp_path / "libraries"
+    early.mkdir()
+    libraries.mkdir()
+    wanted = plan("one", CPATH=str(early), LIBRARY_PATH=str(libraries))
+    assert [cached(build(wanted))["one"] for _ in range(2)] == [False, True]
+
+    (early / "late.h").touch()
+    (libraries / "unrelated").touch()
+
+    assert [cached(build(wanted))["one"] for _ in range(2)] == [False, True]
+
+
+def test_a_header_outside_that_is_changed_while_others_compile_keeps_its_op_out(build: Build, tmp_path: Path) -> None:
+    header = tmp_path / "outside" / "x.h"
+    header.parent.mkdir()
+    header.write_text("#define X 1\n")
+
+    def reads_it(tree: Path) -> None:
+        (tree / "csrc" / "one.c").write_text("#include <x.h>\nint one(void) { return X; }\n")
+
+    changing = tmp_path / "gcc"
+    changing.write_text(f'#!/bin/sh\necho "#define X 2" > {header}\nexec /usr/bin/gcc "$@"\n')
+    changing.chmod(0o755)
+
+    assert cached(build(plan("one", CPATH=str(header.parent), CC=str(changing)), edit=reads_it)) == {"one": False}
+    again = build(plan("one", CPATH=str(header.parent), CC=str(changing)), edit=reads_it)
+    assert cached(again) == {"one": False}
+
+
+def test_an_odd_folder_of_headers_is_no_end_of_a_build(build: Build, tmp_path: Path) -> None:
+    folder = tmp_path / "o'brien's headers"
+    folder.mkdir()
+    (folder / "x.h").write_text("#define X 1\n")
+    wanted = plan("one", CPATH=str(folder))
+
+    def reads_it(tree: Path) -> None:
+        (tree / "csrc" / "one.c").write_text("#include <x.h>\nint one(void) { return X; }\n")
+
+    assert [cached(build(wanted, edit=reads_it))["one"] for _ in range(2)] == [False, True]
+
+
+def test_an_op_that_fails_its_proof_is_not_served_again(build: Build, store: Store) -> None:
+    assert build(plan("one", LIES="unloadable")).wheel is None
+    assert list(store.entries()) == []
+
+
 def test_a_failed_op_is_not_kept(build: Build, store: Store) -> None:
     build(plan("bad", "one"))
 

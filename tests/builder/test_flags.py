@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dsdoctor.builder.commands import Command, read_command
-from dsdoctor.builder.flags import Orders, changes, dependency_file, edited, memory_of
+from dsdoctor.builder.flags import Orders, changes, dependency_file, edited, memory_of, threaded
 
 TREE = Path("/tree")
 GCC = ["g++", "-g", "-O3", "-I/tree/csrc", "-c", "csrc/a.cpp", "-o", "build/a.o", "-g", "-march=native", "-D__AVX512__"]
@@ -47,7 +47,7 @@ def test_a_level_takes_the_place_of_native_and_of_its_macro() -> None:
 
 
 def test_nvcc_has_as_many_threads_as_it_was_ordered_to_have() -> None:
-    one, three = (edited(command(NVCC), Orders(threads=threads)).argv for threads in (1, 3))
+    one, three = (threaded(edited(command(NVCC), Orders()), threads).argv for threads in (1, 3))
 
     assert not [word for word in one if word.startswith("--threads")]
     assert "--threads=3" in three
@@ -85,7 +85,7 @@ def test_the_log_says_what_was_changed() -> None:
 
 
 def test_a_thread_of_nvcc_weighs_as_much_as_an_nvcc() -> None:
-    light, heavy = (memory_of(edited(command(NVCC), Orders(threads=threads))) for threads in (1, 3))
+    light, heavy = (memory_of(threaded(edited(command(NVCC), Orders()), threads)) for threads in (1, 3))
 
     assert heavy == 3 * light
     assert memory_of(command(LINK)) < memory_of(command(GCC)) < light

@@ -216,6 +216,37 @@ def test_a_compiler_that_is_killed_is_said(bench: Bench) -> None:
     assert "Killed signal" in (result.ops[0].because or "")
 
 
+def test_a_compiler_that_cannot_be_started_fails_its_op_alone(bench: Bench) -> None:
+    result = run(plan("one", "two", CC="/nonexistent/gcc"), bench)
+
+    assert "/nonexistent/gcc cannot be started" in (result.ops[0].because or "")
+    assert [op.op for op in result.ops if op.log] == ["one", "two"]
+
+
+def test_a_compiler_that_is_ended_by_a_signal_is_said(bench: Bench) -> None:
+    killer = bench.folder / "gcc"
+    killer.write_text("#!/bin/sh\nkill -9 $$\n")
+    killer.chmod(0o755)
+
+    result = run(plan("one", CC=str(killer)), bench)
+
+    assert "was ended by signal 9 (SIGKILL); memory may have run out" in (result.ops[0].because or "")
+
+
+def test_what_a_probe_printed_is_not_the_error(bench: Bench) -> None:
+    result = run(plan("bad"), bench)
+
+    assert "no_such_header.h" in (result.ops[0].because or "")
+
+
+def test_a_builder_that_refuses_or_dies_fails_its_op_alone(bench: Bench) -> None:
+    result = run(plan("refused", "deadly", "one"), bench)
+
+    assert {op.op: op.built for op in result.ops if op.log} == {"refused": False, "deadly": False, "one": True}
+    assert "its probe declines it" in (result.ops[0].because or "")
+    assert "its builder ends the process" in (result.ops[1].because or "")
+
+
 def test_a_packing_that_fails_is_our_failure(bench: Bench) -> None:
     (bench.folder / "packed").write_text("in the way")
 
