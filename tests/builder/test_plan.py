@@ -76,7 +76,6 @@ def test_the_default_set() -> None:
         "CXX": "/usr/bin/g++",
         "CUDA_HOME": "/usr/local/cuda-13.0",
         "CUDA_PATH": "/usr/local/cuda-13.0",
-        "DS_NVCC_THREADS": "1",
     }
     assert made.prepend["PATH"] == ("/venv/bin", "/usr/local/cuda-13.0/bin")
     assert made.local_version == "cu13.0.torch2.14"
