@@ -126,6 +126,8 @@ def one_round(setting: Setting, place: Path, *, guide_first: bool) -> dict[str, 
     if guide_first:
         taken[GUIDE] = guides(setting, place)
     taken["cold"] = ours(setting, place, "cold", setting.source)
+    manifest = json.loads(Path(str(taken["cold"].said["manifest"])).read_text(encoding="utf-8"))
+    taken["cold"].said["planned_memory"] = manifest["plan"]["memory"]
     taken["nothing changed"] = ours(setting, place, "nothing", setting.source)
     taken["all ops cached"] = ours(setting, place, "cached", setting.source, "--local-version", "again")
     changed = place / "changed"
@@ -165,7 +167,11 @@ def told(rounds: list[dict[str, Taken]]) -> dict[str, object]:
             "compilers_cpu_s_by_cores": round(compilers / cores, 1),
             "cold_wall_to_limit": round(medians["cold"][0] / (compilers / cores), 3),
         },
-        "memory": {case: max(r[case].memory for r in rounds) for case in (GUIDE, "cold")},
+        "memory": {
+            "guide": max(r[GUIDE].memory for r in rounds),
+            "cold": max(one.memory for one in cold),
+            "planned": cold[0].said["planned_memory"],
+        },
         "all": {
             case: [{"wall_s": round(r[case].wall, 2), "cpu_s": round(r[case].cpu, 2)} for r in rounds] for case in cases
         },
