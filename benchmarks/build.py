@@ -21,6 +21,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -46,7 +47,7 @@ class Taken:
     wall: float
     cpu: float
     memory: int
-    said: dict[str, object]
+    said: dict[str, Any]
 
 
 def run(argv: list[str], *, cwd: Path, env: dict[str, str], log: Path) -> Taken:
@@ -152,7 +153,7 @@ def told(rounds: list[dict[str, Taken]]) -> dict[str, object]:
     }
     wall, cpu = medians[GUIDE]
     cold = [r["cold"] for r in rounds]
-    compilers = statistics.median(sum(op["cpu_seconds"] or 0 for op in one.said["ops"]) for one in cold)  # type: ignore[attr-defined]
+    compilers = statistics.median(sum(op["cpu_seconds"] or 0 for op in one.said["ops"]) for one in cold)
     cores = len(os.sched_getaffinity(0))
     return {
         "rounds": len(rounds),
