@@ -24,7 +24,7 @@ NATIVE = re.compile(r"-m(?:arch|cpu|tune)=native")
 @dataclass(frozen=True, kw_only=True)
 class Orders:
     """How to compile. ``host`` takes the place of the builder's own -march and SIMD macro (none: as they are); ``renamed`` are
-    folders and what stands for each in a file; ``own_temporaries`` lets it name them after the object."""
+    folders and what stands for each in a file; ``own_temporaries`` lets nvcc name its own files after the object."""
 
     host: tuple[str, ...] = ()
     debug_info: bool = False
@@ -43,7 +43,8 @@ def orders_of(plan: BuildPlan, machine: Machine, tree: Path) -> Orders:
     return Orders(
         host=flags_of(plan.processor),
         debug_info=plan.debug_info,
-        renamed=tuple(renamed),
+        # an empty folder would rename every path
+        renamed=tuple((folder, name) for folder, name in renamed if folder),
         own_temporaries=toolkit is not None and toolkit.release.major >= NVCC_WITH_OBJTEMP,
     )
 

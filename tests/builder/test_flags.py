@@ -1,9 +1,12 @@
 """What is changed in the commands of DeepSpeed's builders."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from dsdoctor.builder.commands import Command, read_command
-from dsdoctor.builder.flags import Orders, changes, dependency_file, edited, memory_of, threaded
+from dsdoctor.builder.flags import Orders, changes, dependency_file, edited, memory_of, orders_of, threaded
+from tests.builder.test_make import plan
+from tests.conftest import CPU_TORCH, machine
 
 TREE = Path("/tree")
 GCC = ["g++", "-g", "-O3", "-I/tree/csrc", "-c", "csrc/a.cpp", "-o", "build/a.o", "-g", "-march=native", "-D__AVX512__"]
@@ -89,3 +92,9 @@ def test_a_thread_of_nvcc_weighs_as_much_as_an_nvcc() -> None:
 
     assert heavy == 3 * light
     assert memory_of(command(LINK)) < memory_of(command(GCC)) < light
+
+
+def test_a_folder_that_is_not_known_renames_nothing() -> None:
+    orders = orders_of(plan("one"), machine(torch=replace(CPU_TORCH, location="")), TREE)
+
+    assert all(folder for folder, _ in orders.renamed)
