@@ -38,8 +38,8 @@ LAUNCH = [*TEST, *TRAIN, "transformers", "accelerate"]
 # one binary for every Python from 3.10 on; a free-threaded Python has no limited API
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 SCAN = Extension(
-    "dsdoctor.overflow._scan",
-    ["dsdoctor/overflow/scan.c"],
+    "dsdoctor.overflow.measure._scan",
+    ["dsdoctor/overflow/measure/scan.c"],
     extra_compile_args=["-O3", "-g0"],
     py_limited_api=STABLE,
     optional=True,
@@ -54,7 +54,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["dsdoctor", "dsdoctor.*"]),
-    package_data={"dsdoctor": ["py.typed"], "dsdoctor.overflow": ["*.pyi"]},
+    package_data={"dsdoctor": ["py.typed"], "dsdoctor.overflow.measure": ["*.pyi"]},
     ext_modules=[SCAN],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {},
     install_requires=[

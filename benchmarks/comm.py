@@ -27,10 +27,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dsdoctor import __version__
 from dsdoctor.comm.local import fingerprint, local_checks
-from dsdoctor.comm.nouns import Chosen, Claim, Interface, Local, Rank
-from dsdoctor.comm.reach import arrival_checks
-from dsdoctor.comm.reach.arrival_checks import Arrivals
-from dsdoctor.comm.reach.board import Board
+from dsdoctor.comm.models import Chosen, Claim, Interface, Local, Rank
+from dsdoctor.comm.rendezvous import checks as arrival_checks
+from dsdoctor.comm.rendezvous.board import Board
+from dsdoctor.comm.rendezvous.checks import Arrivals
 
 PLAIN = Path(__file__).parents[1] / "tests/comm/plain.py"
 PER_HOST = 8

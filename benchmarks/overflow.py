@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dsdoctor.overflow.debug import DebugUnderflowOverflow
-from dsdoctor.overflow.measure import backend_of
+from dsdoctor.overflow.measure.measure import backend_of
+from dsdoctor.overflow.watch.debug import DebugUnderflowOverflow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,7 @@ def measure_guard(case: Case, device: str, steps: int, stage: int) -> dict[str, 
     """A DeepSpeed engine with and without the guard, steps alternating."""
     import deepspeed
 
-    from dsdoctor.overflow.engine import watch
+    from dsdoctor.overflow.watch.engine import watch
 
     model = model_of(case, device).float()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.measure import Meter
+from dsdoctor.overflow.measure.measure import Meter
 
 CALL_SECONDS = 0.02  # a round repeats a call for about so long
 TYPES = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dsdoctor.overflow.debug import DebugUnderflowOverflow, detect_overflow
-    from dsdoctor.overflow.engine import initialize, watch
-    from dsdoctor.overflow.ranks import OverflowDetected
-    from dsdoctor.overflow.remedy import fp32_forward, keep_in_fp32
+    from dsdoctor.overflow.hooks.ranks import OverflowDetected
+    from dsdoctor.overflow.watch.debug import DebugUnderflowOverflow, detect_overflow
+    from dsdoctor.overflow.watch.engine import initialize, watch
+    from dsdoctor.overflow.watch.remedy import fp32_forward, keep_in_fp32
 
 __all__ = [
     "DebugUnderflowOverflow",
@@ -22,13 +22,13 @@ __all__ = [
 ]
 
 _PLACES = {
-    "DebugUnderflowOverflow": "debug",
-    "OverflowDetected": "ranks",
-    "detect_overflow": "debug",
-    "fp32_forward": "remedy",
-    "initialize": "engine",
-    "keep_in_fp32": "remedy",
-    "watch": "engine",
+    "DebugUnderflowOverflow": "watch.debug",
+    "OverflowDetected": "hooks.ranks",
+    "detect_overflow": "watch.debug",
+    "fp32_forward": "watch.remedy",
+    "initialize": "watch.engine",
+    "keep_in_fp32": "watch.remedy",
+    "watch": "watch.engine",
 }
 """Where each name of ``__all__`` is in ``dsdoctor.overflow``: looked up when it is asked for, because torch is there."""
 

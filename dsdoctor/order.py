@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsdoctor.builder.nouns import Wish
+from dsdoctor.core.build_models import Wish
 
 
 @dataclass(frozen=True, kw_only=True)

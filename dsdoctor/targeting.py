@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Sequence
 
-from dsdoctor.builder.choices import choose_local_version
-from dsdoctor.builder.interpreters import find_interpreters, is_version
-from dsdoctor.builder.targets import Target, cross
-from dsdoctor.errors import UsageError
-from dsdoctor.host import LocalHost
-from dsdoctor.machine import Cuda, Gap, Torch
+from dsdoctor.builder.plan.choices import choose_local_version
+from dsdoctor.builder.targets.interpreters import find_interpreters, is_version
+from dsdoctor.builder.targets.targets import Target, cross
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Cuda, Gap, Torch
 from dsdoctor.order import Order
 from dsdoctor.probe.python import ask_python
 from dsdoctor.probe.torch import read_torch

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from dsdoctor.builder.assembly import EVERY_HEADER
-from dsdoctor.host import LocalHost
-from dsdoctor.machine import Compiler, Cuda, Machine, Python, System, Toolkit, Torch
+from dsdoctor.builder.toolkit.plan_assembly import EVERY_HEADER
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Compiler, Cuda, Machine, Python, System, Toolkit, Torch
 
 Disk = Callable[..., LocalHost]
 

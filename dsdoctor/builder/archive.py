@@ -6,7 +6,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from dsdoctor.errors import DoctorError, UsageError
+from dsdoctor.core.errors import DoctorError, UsageError
 
 
 def unpack(archive: Path, folder: Path) -> None:

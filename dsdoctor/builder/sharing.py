@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from shlex import quote
 
-from dsdoctor.builder.stored import PRIVATE
+from dsdoctor.builder.cache.checked_files import PRIVATE
 
 SHARED = stat.S_IWGRP | stat.S_ISGID
 """The sign that a folder is shared with its group on purpose (mode 2770): no umask makes it by accident."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dsdoctor.checks import built, compilers, files, gpus, jit, linked, python, surroundings, toolkits
-from dsdoctor.errors import UsageError
-from dsdoctor.finding import Finding, Severity
-from dsdoctor.machine import Machine
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.machine import Machine
 
 Check = Callable[[Machine], Iterator[Finding]]
 

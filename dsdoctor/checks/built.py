@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from shlex import quote
 
 from dsdoctor import needs
-from dsdoctor.architectures import order
 from dsdoctor.checks.say import BUILD_WHEEL, error, note, some, warning
-from dsdoctor.finding import Finding
-from dsdoctor.isa import lacking_instructions, says_nothing
-from dsdoctor.machine import Machine
+from dsdoctor.core.architectures import order
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.isa import lacking_instructions, says_nothing
+from dsdoctor.core.machine import Machine
 
 
 def summary(machine: Machine) -> str:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dsdoctor.machine import Machine
+from dsdoctor.core.machine import Machine
 
 GIB = 1 << 30
 

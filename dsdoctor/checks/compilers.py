@@ -5,9 +5,9 @@ from shlex import quote
 
 from dsdoctor import needs
 from dsdoctor.checks.say import USE_ENV, error, warning
-from dsdoctor.finding import Finding
-from dsdoctor.limits import compiler_limits, fits
-from dsdoctor.machine import Compiler, Machine
+from dsdoctor.core.compatibility import compiler_limits, fits
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.machine import Compiler, Machine
 
 
 def summary(machine: Machine) -> str:

@@ -6,8 +6,8 @@ from shlex import quote
 
 from dsdoctor import needs
 from dsdoctor.checks.say import BUILD_WHEEL, error, some, warning
-from dsdoctor.finding import Finding
-from dsdoctor.machine import Machine
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.machine import Machine
 
 
 def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from dsdoctor import needs
-from dsdoctor.architectures import check_known, compiled_by, numeric, order, parse_architectures, plain
 from dsdoctor.checks.say import BUILD_WHEEL, error, note, warning
-from dsdoctor.errors import UsageError
-from dsdoctor.finding import Finding
-from dsdoctor.limits import OLDEST_DRIVER
-from dsdoctor.machine import Machine
+from dsdoctor.core.architectures import check_known, compiled_by, numeric, order, parse_architectures, plain
+from dsdoctor.core.compatibility import OLDEST_DRIVER
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.machine import Machine
 
 ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu")
 """The names that DeepSpeed knows (0.19.8, accelerator/real_accelerator.py)."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.checks.say import BUILD_WHEEL, note, warning
-from dsdoctor.finding import Finding
-from dsdoctor.machine import Machine
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.machine import Machine
 
 STALE_AFTER = 600.0
 LOCKS_EXPIRE_SINCE = Version("2.14")

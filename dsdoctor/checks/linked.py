@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from dsdoctor import needs
 from dsdoctor.checks.say import BUILD_WHEEL, error
-from dsdoctor.finding import Finding
-from dsdoctor.machine import Machine, System
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.machine import Machine, System
 
 
 def shared_library_missing(machine: Machine) -> Iterator[Finding]:

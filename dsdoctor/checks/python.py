@@ -8,8 +8,8 @@ from packaging.version import InvalidVersion, Version
 
 from dsdoctor import needs
 from dsdoctor.checks.say import BUILD_WHEEL, error, note, warning
-from dsdoctor.finding import Finding
-from dsdoctor.machine import Machine
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.machine import Machine
 
 ALWAYS_ISOLATES = Version("25.3")
 SETUPTOOLS_WITH_BDIST_WHEEL = Version("70.1")

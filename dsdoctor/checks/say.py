@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding, Fix, Severity
 
 BUILD_WHEEL = "python -m dsdoctor build-wheel"
 USE_ENV = 'eval "$(python -m dsdoctor env)"'

@@ -4,8 +4,8 @@ import difflib
 from collections.abc import Iterator
 
 from dsdoctor.checks.say import USE_ENV, error, note, warning
-from dsdoctor.finding import Finding
-from dsdoctor.machine import Machine
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.machine import Machine
 
 GIB, MIB = 1 << 30, 1 << 20
 KNOWN_VARIABLES = (

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from dsdoctor import needs
 from dsdoctor.checks.say import BUILD_WHEEL, USE_ENV, error, note, warning
-from dsdoctor.finding import Finding
-from dsdoctor.limits import same_release
-from dsdoctor.machine import TAKEN, Machine, Toolkit
+from dsdoctor.core.compatibility import same_release
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.machine import TAKEN, Machine, Toolkit
 
 BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl")
 """What every CUDA extension of torch includes (ATen/cuda/CUDAContext.h)."""

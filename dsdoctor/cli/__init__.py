@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dsdoctor import __version__
-from dsdoctor.errors import DoctorError
+from dsdoctor.core.errors import DoctorError
 
 COMMANDS = {
     "look": "dsdoctor.cli.look:look_command",

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dsdoctor.builder.make import prepare_out, refused_ops
-from dsdoctor.builder.nouns import BuildPlan, BuildResult
+from dsdoctor.builder.make.make_wheel import prepare_out, refused_ops
 from dsdoctor.cli.ending import FAILED, IMPOSSIBLE, ending, print_result
 from dsdoctor.cli.matrix import run_matrix
 from dsdoctor.cli.options import (
@@ -38,13 +37,14 @@ from dsdoctor.cli.options import (
     TorchIndex,
     order_of,
 )
-from dsdoctor.finding import Finding, has_error
-from dsdoctor.finished import Request, keep, request_of, returned
+from dsdoctor.commands.build import Job, Planned, build, install, list_wheel, planned, publish_into
+from dsdoctor.commands.wheel_cache import Request, keep, request_of, returned
+from dsdoctor.core.build_models import BuildPlan, BuildResult
+from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.order import Order
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, install_hint, plan_lines, result_lines, show
 from dsdoctor.targeting import targets_of
-from dsdoctor.work import Job, Planned, build, install, list_wheel, planned, publish_into
 
 
 def plan_command(

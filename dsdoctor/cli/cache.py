@@ -6,12 +6,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dsdoctor.builder.store import Store
-from dsdoctor.caching import damage, kept, prune, told, trusted_store
+from dsdoctor.builder.cache.store import Store
 from dsdoctor.cli.ending import FOUND, ending, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.finding import Finding
-from dsdoctor.host import LocalHost
+from dsdoctor.commands.cache import damage, kept, prune, told, trusted_store
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.host import LocalHost
 from dsdoctor.report.cache import kept_lines, pruned_lines, verified_line
 from dsdoctor.report.terminal import finding_lines, show
 

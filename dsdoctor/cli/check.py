@@ -18,14 +18,14 @@ from dsdoctor.cli.options import (
     Verbose,
     order_of,
 )
-from dsdoctor.doctor import check
-from dsdoctor.errors import UsageError
-from dsdoctor.finding import Severity
+from dsdoctor.commands.check import check
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Severity
 from dsdoctor.order import Question
 from dsdoctor.report.progress import BuildProgress
 
 if TYPE_CHECKING:
-    from dsdoctor.judging import Checked
+    from dsdoctor.commands.check_ops import Checked
 
 Rules = Annotated[
     list[str] | None, typer.Argument(metavar="[RULE]...", help="Run these checks only.", show_default=False)

@@ -13,16 +13,16 @@ from rich.console import Console
 from dsdoctor.cli.diagnose import diagnose_command
 from dsdoctor.cli.ending import FOUND, ending, print_result
 from dsdoctor.cli.options import Json, Verbose
-from dsdoctor.comm.course.process import age
-from dsdoctor.comm.course.supervise import Screen
-from dsdoctor.comm.nouns import Mode, Rank, Settings, State
+from dsdoctor.comm.control.supervisor import Screen
+from dsdoctor.comm.launch.rank import rank_of
+from dsdoctor.comm.models import Mode, Rank, Settings, State
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed import baseline
-from dsdoctor.comm.starting.rank import rank_of
-from dsdoctor.communication import Wanted, compared, run_all, run_rank, unmet
-from dsdoctor.errors import UsageError
-from dsdoctor.host import LocalHost
-from dsdoctor.report.comm import phase_line, report_lines
+from dsdoctor.commands.comm import Wanted, compared, run_all, run_rank, unmet
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.processes import age
+from dsdoctor.report.comm.lines import phase_line, report_lines
 from dsdoctor.report.terminal import show
 
 SLOW = 6
@@ -140,7 +140,7 @@ class Window:
         report = compared(report, self._base) if self._base else report
         self.status = STATUS[report.state]
         if self._html:
-            from dsdoctor.report.comm_page import write_page
+            from dsdoctor.report.comm.page import write_page
 
             write_page(report, self._html)
         if self._save:
@@ -194,7 +194,7 @@ def _refuse_under_launcher(rank: Rank, wanted: Wanted) -> None:
 
 
 def _print_recipe(kind: str, nproc: int | None, hostfile: str | None, as_json: bool) -> None:
-    from dsdoctor.comm.starting.recipes import recipe
+    from dsdoctor.comm.launch.recipes import recipe
     from dsdoctor.comm.starting.site import look_site
 
     named = os.path.abspath(hostfile) if hostfile else None  # noqa: PTH100

@@ -11,11 +11,11 @@ import typer
 
 from dsdoctor.cli.ending import FOUND, ending, print_result
 from dsdoctor.cli.options import Json
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.nouns import Diagnosis, Outcome
-from dsdoctor.errors import UsageError
-from dsdoctor.finding import Finding, Severity, has_error
+from dsdoctor.diagnosis.models import Diagnosis, Outcome
 from dsdoctor.report.terminal import finding_lines
 
 GZIP = b"\x1f\x8b"

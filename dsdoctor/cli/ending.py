@@ -9,8 +9,8 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from dsdoctor.errors import DoctorError, UsageError
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.report.document import document
 from dsdoctor.report.terminal import show
 

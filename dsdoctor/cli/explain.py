@@ -6,8 +6,8 @@ import typer
 
 from dsdoctor.cli.ending import ending, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.errors import UsageError
-from dsdoctor.rules import every_rule, manual
+from dsdoctor.commands.explain import every_rule, manual
+from dsdoctor.core.errors import UsageError
 
 
 def explain_command(

@@ -4,8 +4,8 @@ import sys
 
 from dsdoctor.cli.ending import ending, print_result
 from dsdoctor.cli.options import Json, MachineFile, PythonOption
+from dsdoctor.commands.observe import see
 from dsdoctor.report.terminal import machine_lines
-from dsdoctor.sight import see
 
 
 def look_command(python: PythonOption = sys.executable, machine: MachineFile = None, as_json: Json = False) -> None:

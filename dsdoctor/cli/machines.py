@@ -7,17 +7,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dsdoctor.builder.shell import lines_for
+from dsdoctor.builder.plan.shell import lines_for
 from dsdoctor.cli.ending import FOUND, IMPOSSIBLE, ending, print_result
 from dsdoctor.cli.options import Arch, Json, MachineFile, Offline, PythonOption, Toolkit, order_of
-from dsdoctor.errors import UsageError
-from dsdoctor.finding import Severity, has_error
-from dsdoctor.inspection import differences, verify
+from dsdoctor.commands.build import select
+from dsdoctor.commands.observe import write_down
+from dsdoctor.commands.verify import differences, verify
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.report.machines import built_lines, difference_lines
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, show
-from dsdoctor.sight import write_down
-from dsdoctor.work import select
 
 WheelFile = Annotated[Path | None, typer.Argument(metavar="[WHEEL]", help="The wheel to judge.", show_default=False)]
 Installed = Annotated[bool, typer.Option("--installed", help="Judge the installed DeepSpeed instead of a wheel.")]

@@ -7,16 +7,16 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from dsdoctor.builder.make import refused_ops
-from dsdoctor.builder.targets import Target
+from dsdoctor.builder.make.make_wheel import refused_ops
+from dsdoctor.builder.targets.targets import Target
 from dsdoctor.cli.ending import finding_of, print_result
-from dsdoctor.finding import Finding
-from dsdoctor.matrix import Outcome, Talk, build_targets
+from dsdoctor.commands.build import publish_into
+from dsdoctor.commands.build_targets import Outcome, Talk, build_targets
+from dsdoctor.core.finding import Finding
 from dsdoctor.order import Order
 from dsdoctor.report.matrix import Prefixed, Row, found_lines, reason, table_lines, tagged
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, plan_lines
-from dsdoctor.work import publish_into
 
 COMMAND = "build-wheel"
 

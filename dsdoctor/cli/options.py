@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dsdoctor.builder.nouns import Wish
-from dsdoctor.errors import UsageError
+from dsdoctor.core.build_models import Wish
+from dsdoctor.core.errors import UsageError
 from dsdoctor.order import Order
 
 Ops = Annotated[

@@ -9,7 +9,7 @@ import typer
 
 from dsdoctor.cli.ending import FOUND, ending, print_result
 from dsdoctor.cli.options import Json, MachineFile, PythonOption
-from dsdoctor.picking import pick
+from dsdoctor.commands.pick import pick
 from dsdoctor.report.machines import candidate_lines
 
 Folder = Annotated[

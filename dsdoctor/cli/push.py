@@ -9,8 +9,8 @@ from rich.console import Console
 
 from dsdoctor.cli.ending import FAILED, FOUND, INTERRUPTED, ending, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.errors import UsageError
-from dsdoctor.pushing import Push, Pushed, push
+from dsdoctor.commands.push import Push, Pushed, push
+from dsdoctor.core.errors import UsageError
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.push import findings_of, push_lines
 

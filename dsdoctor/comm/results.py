@@ -6,8 +6,8 @@ Times are seconds, sizes bytes, bandwidths bytes a second.
 import enum
 from dataclasses import dataclass, field
 
-from dsdoctor.comm.nouns import Claim, Mode, Phase, State
-from dsdoctor.finding import Finding, Severity
+from dsdoctor.comm.models import Claim, Mode, Phase, State
+from dsdoctor.core.finding import Finding, Severity
 
 
 class Outcome(enum.Enum):

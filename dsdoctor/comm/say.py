@@ -1,6 +1,6 @@
 """How a static check says its finding: one call for each severity."""
 
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding, Fix, Severity
 
 
 def error(rule: str, title: str, evidence: tuple[str, ...], fix: str, *commands: str) -> Finding:

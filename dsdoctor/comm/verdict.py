@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from dsdoctor.comm.nouns import Phase, State
+from dsdoctor.comm.models import Phase, State
 from dsdoctor.comm.results import PhaseResult
-from dsdoctor.finding import Finding, Severity
+from dsdoctor.core.finding import Finding, Severity
 
 ORDER = tuple(Phase)
 CLAIMS = (

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.diagnosis.combined import told
+from dsdoctor.diagnosis.findings import echoes_only, empty, finding_of, note_of, unexplained
 from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.nouns import Diagnosis, Facts, Hit, Outcome, Tier
+from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, Outcome, Tier
 from dsdoctor.diagnosis.scan import Line, Scan, scan
-from dsdoctor.diagnosis.stories import told
-from dsdoctor.diagnosis.tell import echoes_only, empty, finding_of, note_of, unexplained
-from dsdoctor.finding import Finding, Severity
 
 NEAR_THE_END = 60
 """An exception or an error so close to the end, in lines, is what ended the log."""

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from dsdoctor.diagnosis.nouns import Facts
+from dsdoctor.diagnosis.models import Facts
 
 MOST = 40
 VARIABLES = {

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.facts import CLUES, INSTALL_OPS, LISTS, Clue
 from dsdoctor.diagnosis.marks import MARKS, Mark
-from dsdoctor.diagnosis.nouns import Rule, Signature
-from dsdoctor.diagnosis.rules import RULES
+from dsdoctor.diagnosis.models import Rule, Signature
 
 WORD_BYTES = bytes(
     ord(chr(byte).lower()) if byte < 128 and (chr(byte).isalnum() or byte == ord("_")) else ord(" ")

@@ -13,8 +13,8 @@ from dsdoctor.diagnosis.clean import COLOUR, segments, shorten
 from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, Gathering
 from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.marks import Event, Mark
-from dsdoctor.diagnosis.nouns import Hit, Signature
-from dsdoctor.diagnosis.say import groups_of
+from dsdoctor.diagnosis.models import Hit, Signature
+from dsdoctor.diagnosis.templates import groups_of
 
 ABOVE, CONTEXT = 40, 300
 """How many lines above a line are remembered, and how much of each."""

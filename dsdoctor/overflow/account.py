@@ -2,8 +2,8 @@
 
 import msgspec
 
-from dsdoctor.overflow.culprit import Culprit
-from dsdoctor.overflow.frames import Frame, TensorStats
+from dsdoctor.overflow.frames.first_bad import Culprit
+from dsdoctor.overflow.frames.frame import Frame, TensorStats
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsdoctor.overflow.frames import Frame
-from dsdoctor.overflow.trace import FRAME_OF, decoded, read_header
+from dsdoctor.overflow.frames.frame import Frame
+from dsdoctor.overflow.trace.trace_file import FRAME_OF, decoded, read_header
 
 Span = tuple[int, int]
 

@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from dsdoctor.overflow.frames import Frame, Phase, TensorStats
+from dsdoctor.overflow.frames.frame import Frame, Phase, TensorStats
 
 
 class What(enum.Enum):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from dsdoctor.overflow.frames import Frame, TensorStats
+from dsdoctor.overflow.frames.frame import Frame, TensorStats
 
 
 class Excess:

@@ -1,7 +1,7 @@
 """Which extreme values are no activations: what attention masks are filled with."""
 
-from dsdoctor.overflow.culprit import is_mask
-from dsdoctor.overflow.frames import LIMITS, TensorStats
+from dsdoctor.overflow.frames.first_bad import is_mask
+from dsdoctor.overflow.frames.frame import LIMITS, TensorStats
 
 PART = 4
 """``torch.finfo(dtype).min`` is the usual filling; some models halve it. A real activation so near 3.4e38 is not finite

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsdoctor.errors import UsageError
-from dsdoctor.overflow.frames import Header
-from dsdoctor.overflow.trace import is_torn, read_header
+from dsdoctor.core.errors import UsageError
+from dsdoctor.overflow.frames.frame import Header
+from dsdoctor.overflow.trace.trace_file import is_torn, read_header
 
 PATTERN = "trace-rank*.jsonl"
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable
 
 from dsdoctor.overflow.account import Account
-from dsdoctor.overflow.culprit import Culprit
-from dsdoctor.overflow.frames import Frame, TensorStats
-from dsdoctor.overflow.guide import item_line
+from dsdoctor.overflow.frames.first_bad import Culprit
+from dsdoctor.overflow.frames.frame import Frame, TensorStats
+from dsdoctor.overflow.frames.guide_format import item_line
 
 MOST_NAMES = 3
 

@@ -5,8 +5,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from dsdoctor.host import Host
-from dsdoctor.machine import Driver, Gap, Gpu, Machine, SearchPaths, System, Torch
+from dsdoctor.core.host import Host
+from dsdoctor.core.machine import Driver, Gap, Gpu, Machine, SearchPaths, System, Torch
 from dsdoctor.probe.compilers import find_compilers
 from dsdoctor.probe.deepspeed import read_deepspeed
 from dsdoctor.probe.gpus import ask_gpus

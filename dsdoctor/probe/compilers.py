@@ -4,8 +4,8 @@ import glob
 import re
 from collections.abc import Iterator
 
-from dsdoctor.host import Host
-from dsdoctor.machine import Compiler
+from dsdoctor.core.host import Host
+from dsdoctor.core.machine import Compiler
 from dsdoctor.probe.paths import folders_on
 
 NAME = re.compile(r"^(c\+\+|g\+\+|clang\+\+|[\w.-]+-linux-gnu(?:-cc)?-(?:c|g)\+\+)(-\d[\d.]*)?$")

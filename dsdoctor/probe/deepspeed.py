@@ -2,9 +2,16 @@
 
 import glob
 
-from dsdoctor.built import MANIFEST, RECORD, deepspeed_of_record, with_libraries, with_manifest, with_tags
-from dsdoctor.host import Host
-from dsdoctor.machine import DeepSpeed
+from dsdoctor.core.deepspeed_install import (
+    MANIFEST,
+    RECORD,
+    deepspeed_of_record,
+    with_libraries,
+    with_manifest,
+    with_tags,
+)
+from dsdoctor.core.host import Host
+from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.probe.python import Environment
 
 

@@ -3,9 +3,9 @@
 import sys
 from dataclasses import dataclass
 
-from dsdoctor.answers import parse_answer
-from dsdoctor.host import Host
-from dsdoctor.machine import Cuda, Driver, Gap, Gpu
+from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.host import Host
+from dsdoctor.core.machine import Cuda, Driver, Gap, Gpu
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 import glob
 
-from dsdoctor.host import Host
-from dsdoctor.machine import JitCache, Torch
+from dsdoctor.core.host import Host
+from dsdoctor.core.machine import JitCache, Torch
 from dsdoctor.probe.python import Environment
 
 

@@ -2,8 +2,8 @@
 
 import glob
 
-from dsdoctor.host import Host
-from dsdoctor.machine import Library
+from dsdoctor.core.host import Host
+from dsdoctor.core.machine import Library
 from dsdoctor.probe.python import Environment
 
 INCLUDE = ("/usr/include", "/usr/local/include")

@@ -4,8 +4,8 @@ import glob
 import re
 from collections.abc import Iterator
 
-from dsdoctor.host import Host
-from dsdoctor.machine import WATCHED
+from dsdoctor.core.host import Host
+from dsdoctor.core.machine import WATCHED
 from dsdoctor.probe.paths import folders_on
 from dsdoctor.probe.python import Environment
 

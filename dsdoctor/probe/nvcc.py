@@ -3,8 +3,8 @@
 import glob
 import re
 
-from dsdoctor.host import Answer, Host
-from dsdoctor.machine import Cuda, Toolkit
+from dsdoctor.core.host import Answer, Host
+from dsdoctor.core.machine import Cuda, Toolkit
 from dsdoctor.probe.torch import capability_of
 
 HEADERS = (

@@ -4,8 +4,8 @@ import glob
 import re
 from collections.abc import Iterator
 
-from dsdoctor.host import Host
-from dsdoctor.machine import Runtime, SearchPaths
+from dsdoctor.core.host import Host
+from dsdoctor.core.machine import Runtime, SearchPaths
 from dsdoctor.probe.libraries import include_dirs, library_dirs
 from dsdoctor.probe.nvcc import HEADERS, LIBRARIES
 

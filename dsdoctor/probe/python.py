@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from dsdoctor.answers import parse_answer
-from dsdoctor.host import Host
-from dsdoctor.machine import Gap, Python
+from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.host import Host
+from dsdoctor.core.machine import Gap, Python
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 import re
 
-from dsdoctor.host import Host
-from dsdoctor.machine import Python, System
+from dsdoctor.core.host import Host
+from dsdoctor.core.machine import Python, System
 from dsdoctor.probe.libraries import LIB
 
 STEERING_PREFIXES = ("DS_BUILD_", "NVCC_")

@@ -7,8 +7,8 @@ name it in STEPS.
 import glob
 from collections.abc import Iterator, Sequence
 
-from dsdoctor.host import Host
-from dsdoctor.machine import Toolkit
+from dsdoctor.core.host import Host
+from dsdoctor.core.machine import Toolkit
 from dsdoctor.probe.nvcc import ANSWER_LIMIT, DEBIAN_HOME, parse_top, read_toolkit
 from dsdoctor.probe.paths import folders_on
 from dsdoctor.probe.torch import guessed_cuda_home

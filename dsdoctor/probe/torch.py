@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass, replace
 
-from dsdoctor.answers import parse_answer
-from dsdoctor.host import Host
-from dsdoctor.machine import Cuda, Gap, Python, Torch
+from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.host import Host
+from dsdoctor.core.machine import Cuda, Gap, Python, Torch
 from dsdoctor.probe.python import Environment
 
 IMPORT_LIMIT = 120.0

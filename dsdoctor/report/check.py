@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
-from dsdoctor.builder.nouns import Source
-from dsdoctor.builder.op_table import BUILDS, CANNOT, OpVerdict
+from dsdoctor.builder.plan.op_table import BUILDS, CANNOT, OpVerdict
 from dsdoctor.checks import Examined
-from dsdoctor.finding import Finding, Severity
+from dsdoctor.core.build_models import Source
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.report.terminal import MARKS, finding_lines
 
 WORTH_A_LINE = {Severity.WARNING, Severity.ERROR}

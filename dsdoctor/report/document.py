@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from dsdoctor.finding import Finding
+from dsdoctor.core.finding import Finding
 
 SCHEMA = "dsdoctor/1"
 

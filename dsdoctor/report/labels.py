@@ -3,8 +3,8 @@
 import html
 import math
 
-from dsdoctor.overflow.extremes import Extreme, Picture, Row
-from dsdoctor.overflow.frames import LIMITS
+from dsdoctor.overflow.frames.frame import LIMITS
+from dsdoctor.overflow.trace.extremes import Extreme, Picture, Row
 
 WHOLE = "(the whole model)"
 LONGEST_LABEL = 58

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 
 from dsdoctor.checks.compare import Difference, Group
-from dsdoctor.finding import Finding, Severity
-from dsdoctor.machine import DeepSpeed
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.machine import DeepSpeed
 
 FEW = 4
 

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dsdoctor.builder.underway import Step
-from dsdoctor.finding import Finding, Severity
+from dsdoctor.builder.make.op_job import Step
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines
 

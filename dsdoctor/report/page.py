@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsdoctor.errors import ImpossiblePlan, UsageError
+from dsdoctor.core.errors import ImpossiblePlan, UsageError
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

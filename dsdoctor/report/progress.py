@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from dsdoctor.builder.underway import Step
+from dsdoctor.builder.make.op_job import Step
 
 MARKS = {"waiting": "·", "compiling": "…", "built": "✓", "cached": "✓", "failed": "✗"}
 ENDED = {"built", "cached", "failed"}

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsdoctor.delivery.nouns import Delivered, Present, State
-from dsdoctor.finding import Finding
+from dsdoctor.core.finding import Finding
+from dsdoctor.push.models import Delivered, Present, State
 from dsdoctor.report.terminal import finding_lines
 
 MARKS = {State.INSTALLED: "✓", State.VERIFIED: "✓"}

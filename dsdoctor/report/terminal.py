@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.text import Text
 
-from dsdoctor.builder.nouns import BuildPlan, BuildResult
-from dsdoctor.finding import Finding, Severity
-from dsdoctor.machine import Machine, Toolkit
+from dsdoctor.core.build_models import BuildPlan, BuildResult
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.machine import Machine, Toolkit
 
 MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
 STYLES = {"✓": "green", "!": "yellow", "✗": "red", "·": "dim"}

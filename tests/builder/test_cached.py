@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.bench import Bench
-from dsdoctor.builder.manifest import EARLIEST, decode, write_into
-from dsdoctor.builder.nouns import BuildPlan, BuildResult
-from dsdoctor.builder.store import Store
+from dsdoctor.builder.cache.store import Store
+from dsdoctor.builder.make.manifest import EARLIEST, decode, write_into
+from dsdoctor.builder.make.workdir import Bench
+from dsdoctor.core.build_models import BuildPlan, BuildResult
 from tests.builder.test_make import bench_in, plan, run
 
 Build = Callable[..., BuildResult]

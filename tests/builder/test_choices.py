@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsdoctor.builder.choices import (
+from dsdoctor.builder.plan.choices import (
     Architectures,
     accelerator_of,
     choose_architectures,
@@ -11,12 +11,12 @@ from dsdoctor.builder.choices import (
     fit_architectures,
     unused_architectures,
 )
-from dsdoctor.builder.compiler_choice import choose_compiler
-from dsdoctor.builder.nouns import ToolkitPlan, Wish
-from dsdoctor.builder.toolkit_choice import Needs, choose_toolkit
-from dsdoctor.errors import ImpossiblePlan, UsageError
-from dsdoctor.finding import Severity
-from dsdoctor.machine import Compiler, Cuda, Gpu, Machine, System, Toolkit, Torch
+from dsdoctor.builder.plan.compiler import choose_compiler
+from dsdoctor.builder.toolkit.choose import Needs, choose_toolkit
+from dsdoctor.core.build_models import ToolkitPlan, Wish
+from dsdoctor.core.errors import ImpossiblePlan, UsageError
+from dsdoctor.core.finding import Severity
+from dsdoctor.core.machine import Compiler, Cuda, Gpu, Machine, System, Toolkit, Torch
 from tests.conftest import CPU_TORCH, TORCH, WHOLE, machine, toolkit
 
 BASE = frozenset({"cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl"})

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.builder.dsconfig import ops_of_config, read_config
-from dsdoctor.errors import UsageError
+from dsdoctor.builder.source.op_config import ops_of_config, read_config
+from dsdoctor.core.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.workspace import FIXED, fixed_folder
+from dsdoctor.core.workspace import FIXED, fixed_folder
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_second_build_waits_says_so_and_finds_it_empty(name: str) -> None:
 
 def test_what_a_killed_build_left_is_gone_for_the_next(name: str) -> None:
     killed = (
-        "import os, signal; from dsdoctor.builder.workspace import fixed_folder\n"
+        "import os, signal; from dsdoctor.core.workspace import fixed_folder\n"
         f"with fixed_folder({name!r}, say=print) as folder:\n"
         "    (folder / 'left').mkdir(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )

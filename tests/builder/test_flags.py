@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from dsdoctor.builder.commands import Command, read_command
-from dsdoctor.builder.flags import Orders, changes, dependency_file, edited, memory_of, orders_of, threaded
+from dsdoctor.builder.make.commands import Command, read_command
+from dsdoctor.builder.make.flags import Orders, changes, dependency_file, edited, memory_of, orders_of, threaded
 from tests.builder.test_make import plan
 from tests.conftest import CPU_TORCH, machine
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.loading import load_installed
-from dsdoctor.host import LocalHost
-from dsdoctor.machine import DeepSpeed, Driver
+from dsdoctor.builder.wheel.load import load_installed
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import DeepSpeed, Driver
+from tests.cli.test_cli import run
 from tests.conftest import machine
-from tests.test_cli import run
 
 ANSWERS = """#!/bin/sh
 case "$2" in

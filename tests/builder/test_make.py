@@ -18,14 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.bench import Bench
-from dsdoctor.builder.make import make
-from dsdoctor.builder.manifest import Manifest, decode
-from dsdoctor.builder.nouns import BuildPlan, BuildResult, LeftOut, OpPlan, Source
-from dsdoctor.builder.underway import Step
-from dsdoctor.builder.workspace import cache_folder, log_folder, workspace
-from dsdoctor.errors import BuildFailed, ImpossiblePlan
-from dsdoctor.host import LocalHost
+from dsdoctor.builder.make.make_wheel import make
+from dsdoctor.builder.make.manifest import Manifest, decode
+from dsdoctor.builder.make.op_job import Step
+from dsdoctor.builder.make.workdir import Bench
+from dsdoctor.core.build_models import BuildPlan, BuildResult, LeftOut, OpPlan, Source
+from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.workspace import cache_folder, log_folder, workspace
 from tests.conftest import CPU_TORCH, machine
 
 PLAYER = Path(__file__).with_name("interpreter.py")
@@ -320,7 +320,7 @@ def test_a_workspace_is_private_and_goes_away(tmp_path: Path) -> None:
 def test_what_a_killed_build_left_is_swept_and_a_running_one_stays(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
-from dsdoctor.builder.workspace import workspace
+from dsdoctor.core.workspace import workspace
 with workspace(Path({str(tmp_path)!r})) as folder:
     print(folder, flush=True)
     input()

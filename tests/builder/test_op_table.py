@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from dsdoctor.builder.nouns import Source, Wish
-from dsdoctor.builder.op_table import OpTable, OpVerdict, judge_ops
+from dsdoctor.builder.plan.op_table import OpTable, OpVerdict, judge_ops
 from dsdoctor.checks import examine
-from dsdoctor.errors import UsageError
-from dsdoctor.finding import Finding, Severity
-from dsdoctor.machine import Cuda, DeepSpeed, Machine, Torch
+from dsdoctor.core.build_models import Source, Wish
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.machine import Cuda, DeepSpeed, Machine, Torch
 from tests.builder.test_plan import AIO, SOURCE, fact
 from tests.checks.sick import BARE, BUILT, GUESSED, REAL, SICK, WHOLE, healthy, taking, without_gpu
 from tests.conftest import TORCH, toolkit

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.choices import choose_architectures
-from dsdoctor.builder.commands import Command
-from dsdoctor.builder.elf import confess
-from dsdoctor.builder.flags import Orders, edited
-from dsdoctor.builder.nouns import Node, Wish
-from dsdoctor.builder.processor import LEVELS, choose_processor, flags_of
-from dsdoctor.errors import UsageError
-from dsdoctor.finding import Severity
-from dsdoctor.isa import FEATURES, lacking_instructions
-from dsdoctor.machine import Compiler, Machine, System
+from dsdoctor.builder.make.commands import Command
+from dsdoctor.builder.make.flags import Orders, edited
+from dsdoctor.builder.plan.choices import choose_architectures
+from dsdoctor.builder.plan.processor import LEVELS, choose_processor, flags_of
+from dsdoctor.builder.wheel.elf import confess
+from dsdoctor.core.build_models import Node, Wish
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Severity
+from dsdoctor.core.isa import FEATURES, lacking_instructions
+from dsdoctor.core.machine import Compiler, Machine, System
+from tests.cli.test_cli import run
 from tests.conftest import GCC, TORCH, machine
 from tests.machines.make import HERE
-from tests.test_cli import run
 
 
 def of(features: str, name: str = "n", architecture: str = "x86_64", *capabilities: str, model: str = "") -> Node:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.prove import prove
-from dsdoctor.machine import System
+from dsdoctor.builder.make.prove import prove
+from dsdoctor.core.machine import System
 from tests.builder.test_make import plan
 from tests.conftest import CPU_TORCH, machine
 

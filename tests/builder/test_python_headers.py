@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.nouns import HeadersPlan
-from dsdoctor.builder.python_headers import unpack_headers
-from dsdoctor.errors import BuildFailed
-from dsdoctor.host import LocalHost
+from dsdoctor.builder.toolkit.python_headers import unpack_headers
+from dsdoctor.core.build_models import HeadersPlan
+from dsdoctor.core.errors import BuildFailed
+from dsdoctor.core.host import LocalHost
 
 APT = '#!/bin/sh\n[ "$1" = download ] && touch "$3_1.deb" && echo fetched >> "$COUNT"\n'
 DPKG = '#!/bin/sh\nmkdir -p "$3/usr/include/python3.11" && touch "$3/usr/include/python3.11/Python.h"\n'

@@ -10,13 +10,13 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 
-from dsdoctor.builder.elf import Confession
-from dsdoctor.builder.manifest import Manifest, describe_wheel
-from dsdoctor.builder.nouns import BuildPlan, Layer, OpPlan, Source, ToolkitPlan
+from dsdoctor.builder.make.manifest import Manifest, describe_wheel
+from dsdoctor.builder.make.prove import OpProof
+from dsdoctor.builder.make.sbom import bill_of_materials
 from dsdoctor.builder.parts import Part, toolkit_parts
-from dsdoctor.builder.prove import OpProof
-from dsdoctor.builder.sbom import bill_of_materials
-from dsdoctor.machine import Cuda, Machine
+from dsdoctor.builder.wheel.elf import Confession
+from dsdoctor.core.build_models import BuildPlan, Layer, OpPlan, Source, ToolkitPlan
+from dsdoctor.core.machine import Cuda, Machine
 from tests.conftest import PYTHON, machine, toolkit
 
 HERE = machine(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.shell import SHELLS, Settings, lines_for
-from dsdoctor.errors import UsageError
+from dsdoctor.builder.plan.shell import SHELLS, Settings, lines_for
+from dsdoctor.core.errors import UsageError
 
 HOSTILE = (
     "/a b/c",

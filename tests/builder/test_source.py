@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.source import digest, lay_out, spell_source
-from dsdoctor.errors import BuildFailed, UsageError
-from dsdoctor.host import LocalHost
-from dsdoctor.machine import DeepSpeed
+from dsdoctor.builder.source.fetch import digest, lay_out, spell_source
+from dsdoctor.core.errors import BuildFailed, UsageError
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import DeepSpeed
 
 
 @pytest.fixture

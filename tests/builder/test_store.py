@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.entry import RECORD
-from dsdoctor.builder.store import Entry, Store
-from dsdoctor.builder.stored import Gone, held
-from tests.test_cli import run
+from dsdoctor.builder.cache.checked_files import Gone, held
+from dsdoctor.builder.cache.entry import RECORD
+from dsdoctor.builder.cache.store import Entry, Store
+from tests.cli.test_cli import run
 
 ROUNDS = int(os.environ.get("STORE_ROUNDS", "1"))
 PLENTY = 1 << 30
@@ -419,7 +419,7 @@ PREAMBLE = """
 import os, random, signal, subprocess, sys, time
 from hashlib import sha256
 from pathlib import Path
-from dsdoctor.builder.store import Store
+from dsdoctor.builder.cache.store import Store
 
 def key(word): return sha256(word.encode()).hexdigest()
 

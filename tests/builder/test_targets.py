@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.installers import choose_installer
-from dsdoctor.builder.interpreters import Interpreter, find_interpreters, find_version
-from dsdoctor.builder.targets import Target, cross, environment, key
-from dsdoctor.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
-from dsdoctor.host import LocalHost
+from dsdoctor.builder.targets.installers import choose_installer
+from dsdoctor.builder.targets.interpreters import Interpreter, find_interpreters, find_version
+from dsdoctor.builder.targets.targets import Target, cross, environment, key
+from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
+from dsdoctor.core.host import LocalHost
 from tests.conftest import Disk
 
 SHIM = "#!/bin/sh\necho 'pyenv: python3.12: command not found' >&2\nexit 127\n"

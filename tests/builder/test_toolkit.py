@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.assembly import EVERY_HEADER, MARK, PARTS
-from dsdoctor.builder.nouns import Layer, ToolkitPlan
-from dsdoctor.builder.toolkit import assemble
-from dsdoctor.errors import BuildFailed
-from dsdoctor.host import LocalHost
-from dsdoctor.machine import Cuda
+from dsdoctor.builder.toolkit.assemble import assemble
+from dsdoctor.builder.toolkit.plan_assembly import EVERY_HEADER, MARK, PARTS
+from dsdoctor.core.build_models import Layer, ToolkitPlan
+from dsdoctor.core.errors import BuildFailed
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Cuda
 
 NVCC = """#!/bin/sh
 if [ "$1" = -V ]; then echo "release 13.0, V13.0.88"; exit 0; fi

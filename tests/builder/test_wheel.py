@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsdoctor.builder.manifest import EARLIEST, Manifest, write_into
-from dsdoctor.builder.nouns import BuildPlan
-from dsdoctor.builder.wheel import read_installed, read_wheel
-from dsdoctor.built import deepspeed_of_record, with_manifest, with_tags
-from dsdoctor.errors import UsageError
-from dsdoctor.machine import DeepSpeed
+from dsdoctor.builder.make.manifest import EARLIEST, Manifest, write_into
+from dsdoctor.builder.wheel.read import read_installed, read_wheel
+from dsdoctor.core.build_models import BuildPlan
+from dsdoctor.core.deepspeed_install import deepspeed_of_record, with_manifest, with_tags
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.machine import DeepSpeed
 
 NAME = "deepspeed-0.19.8+cu13.0.torch2.14-cp311-cp311-linux_x86_64.whl"
 RECORD = (

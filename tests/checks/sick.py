@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from dsdoctor.machine import (
+from dsdoctor.core.machine import (
     TAKEN,
     Compiler,
     Cuda,

@@ -6,9 +6,9 @@ import pytest
 
 from dsdoctor import needs
 from dsdoctor.checks import TOPICS, Topic, checks, examine, manual
-from dsdoctor.errors import UsageError
-from dsdoctor.finding import Finding, Severity
-from dsdoctor.machine import Cuda, Driver, Machine, SearchPaths, System
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.machine import Cuda, Driver, Machine, SearchPaths, System
 from tests.checks.sick import (
     BARE,
     BIG,

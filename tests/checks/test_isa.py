@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.isa import FEATURES, instructions_of, lacking_instructions, says_nothing
+from dsdoctor.core.isa import FEATURES, instructions_of, lacking_instructions, says_nothing
 from tests.builder.test_wheel import contents, wheel
-from tests.test_cli import run
-from tests.test_verify import H100_TORCH_2_14, rules
+from tests.cli.test_cli import run
+from tests.commands.test_verify import H100_TORCH_2_14, rules
 
 CORTEX_A72 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
 N1 = f"{CORTEX_A72} atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp ssbs"

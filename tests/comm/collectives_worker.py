@@ -13,10 +13,10 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from dsdoctor.comm.exchange.collectives import steps
-from dsdoctor.comm.exchange.deepspeed_layer import run_layer
-from dsdoctor.comm.exchange.exchange import run_steps
-from dsdoctor.comm.nouns import Group, Mode
+from dsdoctor.comm.collectives.catalogue import steps
+from dsdoctor.comm.collectives.deepspeed import run_layer
+from dsdoctor.comm.collectives.exchange import run_steps
+from dsdoctor.comm.models import Group, Mode
 from dsdoctor.comm.results import Speeds
 from dsdoctor.comm.speed.pace import pace
 from dsdoctor.comm.speed.pairs import time_pairs

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dsdoctor.comm.nouns import Chosen, Claim, Interface, Local, Rank
+from dsdoctor.comm.models import Chosen, Claim, Interface, Local, Rank
 from dsdoctor.comm.results import Outcome, Reach
 
 LETTERS = "abcdefgh"

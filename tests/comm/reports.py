@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from dsdoctor.comm.nouns import Claim, Mode, Phase, State
+from dsdoctor.comm.models import Claim, Mode, Phase, State
 from dsdoctor.comm.results import Limit, Outcome, Pace, PairTime, PhaseResult, Reach, Report, Speed, Stuck
 from dsdoctor.comm.verdict import ended, verdict
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding, Fix, Severity
 
 MIB = 1 << 20
 FACTORS = {"all_reduce": lambda n: 2 * (n - 1) / n, "broadcast": lambda n: 1.0}

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
-from dsdoctor.comm.nouns import Claim
-from dsdoctor.comm.reach import absent_checks, arrival_checks
+from dsdoctor.comm.models import Claim
+from dsdoctor.comm.reach import absent_checks
 from dsdoctor.comm.reach.absent_checks import Absent
-from dsdoctor.comm.reach.arrival_checks import Arrivals
-from dsdoctor.comm.reach.store import Unreached
+from dsdoctor.comm.rendezvous import checks as arrival_checks
+from dsdoctor.comm.rendezvous.checks import Arrivals
+from dsdoctor.comm.rendezvous.store import Unreached
 from dsdoctor.comm.results import Outcome
-from dsdoctor.finding import Finding
+from dsdoctor.core.finding import Finding
 from tests.comm.people import claim, claims, rank
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from dsdoctor.comm.results import PairTime, Report
 from dsdoctor.comm.speed.baseline import SCHEMA, Base, base_of, load, save, slower
-from dsdoctor.errors import UsageError
-from dsdoctor.finding import Severity
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Severity
 from tests.comm.reports import MIB, good_phases, healthy_2, healthy_4, paces, pairs, report, slow_node, speed, speeds
 
 DAY = "2026-11-14"

@@ -2,7 +2,7 @@
 
 import json
 
-from dsdoctor.comm.reach.board import BATCH, Board
+from dsdoctor.comm.rendezvous.board import BATCH, Board
 
 
 class Memory:

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsdoctor.comm.exchange.collectives import COLLECTIVES, steps
-from dsdoctor.comm.exchange.deepspeed_layer import compiles_first
-from dsdoctor.comm.exchange.exchange import lacking
-from dsdoctor.comm.exchange.values import EXACT, Reduction, largest
-from dsdoctor.comm.nouns import Group, Mode
+from dsdoctor.comm.collectives.catalogue import COLLECTIVES, steps
+from dsdoctor.comm.collectives.deepspeed import compiles_first
+from dsdoctor.comm.collectives.exchange import lacking
+from dsdoctor.comm.collectives.values import EXACT, Reduction, largest
+from dsdoctor.comm.models import Group, Mode
 from dsdoctor.comm.results import Exchange
 from dsdoctor.comm.speed.pairs import rounds, spread_rounds
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dsdoctor.cli import make_app
-from dsdoctor.rules import manual
+from dsdoctor.commands.explain import manual
 
 COMM = (sys.executable, "-m", "dsdoctor", "comm")
 CLEAN = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
@@ -51,7 +51,7 @@ def test_what_makes_no_sense_is_refused_with_status_2(arguments: list[str], env:
 
 
 def test_every_rule_of_this_room_has_a_manual_page() -> None:
-    from dsdoctor.comm.rules import manual_pages
+    from dsdoctor.comm.manual import manual_pages
 
     pages = manual_pages()
 

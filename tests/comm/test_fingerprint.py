@@ -7,8 +7,8 @@ import pytest
 
 from dsdoctor.comm.local.differences import Difference, differences
 from dsdoctor.comm.local.fingerprint import CHECKS, examine, fingerprint
-from dsdoctor.comm.nouns import Chosen, Claim, Gpu, Interface, Local
-from dsdoctor.finding import Severity
+from dsdoctor.comm.models import Chosen, Claim, Gpu, Interface, Local
+from dsdoctor.core.finding import Severity
 
 USUAL = {"torch": "2.8.0+cu128", "cuda": "12.8", "nccl": "2.27.3", "python": "3.11.7", "deepspeed": "0.19.8"}
 

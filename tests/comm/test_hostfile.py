@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsdoctor.comm.static.hostfile import Hostfile, Slots, parse_deepspeed_env, parse_hostfile
+from dsdoctor.hosts.hostfile import Hostfile, Slots, parse_deepspeed_env, parse_hostfile
 
 NAME = st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True)
 NEAR = st.lists(

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.comm.local.limits import hierarchical, limit
-from dsdoctor.comm.nouns import Claim, FabricPort, Gpu, Interface, Local
+from dsdoctor.comm.local.link_limits import hierarchical, limit
+from dsdoctor.comm.models import Claim, FabricPort, Gpu, Interface, Local
 
 A100 = Gpu(index=0, name="A100", uuid="", pcie=(1, 16), pcie_max=(4, 16), nvlink=300e9)
 ETH = Interface(name="eth0", address="10.0.0.1", prefix=24, mtu=9000, speed=25_000)

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from dsdoctor.comm.local.checks import CHECKS, examine, examine_all
+from dsdoctor.comm.local.facts import look_local, read_fabric, read_iommu, read_stale_shm
 from dsdoctor.comm.local.gpu_links import visible
 from dsdoctor.comm.local.interfaces import bounded, choose
-from dsdoctor.comm.local.local import look_local, read_fabric, read_iommu, read_stale_shm
-from dsdoctor.comm.local.local_checks import CHECKS, examine, examine_all
 from dsdoctor.comm.local.memory import examine as examine_memory
 from dsdoctor.comm.local.memory import try_memory
 from dsdoctor.comm.local.variables import read_config_files, read_variables
-from dsdoctor.comm.nouns import Chosen, Claim, FabricPort, Gpu, Interface, Local, Rank
+from dsdoctor.comm.models import Chosen, Claim, FabricPort, Gpu, Interface, Local, Rank
 from dsdoctor.comm.results import MemoryTry
-from dsdoctor.finding import Finding, Severity
-from dsdoctor.host import LocalHost
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.host import LocalHost
 from tests.conftest import Disk
 
 GIB = 1 << 30

@@ -1,8 +1,8 @@
 """What a rank says of itself when nobody else can."""
 
-from dsdoctor.comm.course import lost_checks
-from dsdoctor.comm.course.lost_checks import Lost
-from dsdoctor.comm.reach.knock import Knock
+from dsdoctor.comm.control import lost_checks
+from dsdoctor.comm.control.lost_checks import Lost
+from dsdoctor.comm.mesh.connect import Knock
 from dsdoctor.comm.results import Outcome
 from tests.comm.people import rank
 

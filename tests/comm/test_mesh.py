@@ -4,13 +4,13 @@ import socket
 import threading
 from dataclasses import replace
 
-from dsdoctor.comm.nouns import Claim
-from dsdoctor.comm.reach import mesh_checks
-from dsdoctor.comm.reach.knock import knock
-from dsdoctor.comm.reach.mesh import ANSWER, CALL, LARGE, MAGIC, Listener, peers, reach, reach_all
-from dsdoctor.comm.reach.mesh_seen import Mesh
+from dsdoctor.comm.mesh import checks as mesh_checks
+from dsdoctor.comm.mesh.connect import knock
+from dsdoctor.comm.mesh.matrix import Mesh
+from dsdoctor.comm.mesh.mesh import ANSWER, CALL, LARGE, MAGIC, Listener, peers, reach, reach_all
+from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import Outcome, Reach
-from dsdoctor.finding import Severity
+from dsdoctor.core.finding import Severity
 from tests.comm.people import claim, claims, reaches
 
 

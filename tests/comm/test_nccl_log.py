@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from dsdoctor.comm.exchange.nccl_checks import CHECKS, examine
-from dsdoctor.comm.exchange.nccl_log import NcclFacts, parse_nccl_log, telling
-from dsdoctor.comm.nouns import Claim, FabricPort, Local
+from dsdoctor.comm.collectives.nccl_checks import CHECKS, examine
+from dsdoctor.comm.collectives.nccl_log import NcclFacts, parse_nccl_log, telling
+from dsdoctor.comm.models import Claim, FabricPort, Local
 
 INIT = (
     "NCCL INFO ncclCommInitRank comm {comm} rank {rank} nranks {world} cudaDev 0 nvmlDev 0 busId 1000 commId 0x5 - Init"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.comm.starting.recipes import RECIPES, recipe
+from dsdoctor.comm.launch.recipes import RECIPES, recipe
 from dsdoctor.comm.starting.site import Site, look_site
-from dsdoctor.errors import UsageError
+from dsdoctor.core.errors import UsageError
 from tests.conftest import Disk
 
 KNOWN = Site(

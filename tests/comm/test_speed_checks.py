@@ -5,11 +5,11 @@ from itertools import combinations
 
 import pytest
 
-from dsdoctor.comm.exchange import right_checks
-from dsdoctor.comm.exchange.deepspeed_layer import compiles_first, own_lock
+from dsdoctor.comm.collectives import result_checks
+from dsdoctor.comm.collectives.deepspeed import compiles_first, own_lock
 from dsdoctor.comm.results import Exchange, Limit, Pace, PairTime, Speed, Wrong
 from dsdoctor.comm.speed import speed_checks
-from dsdoctor.finding import Finding, Severity
+from dsdoctor.core.finding import Finding, Severity
 from tests.conftest import Disk
 
 TWO = ("nodea", "nodea", "nodeb", "nodeb")
@@ -124,8 +124,8 @@ def test_wrong_data_names_whose_it_is_and_where_it_was_seen() -> None:
         wrong = Wrong(index=12, got=8.0, want=9.0, count=3, whose=whose, again=again)
         return Exchange(op="all_reduce sum", dtype="float32", elements=4099, seconds=0.1, wrong=wrong)
 
-    (found,) = right_checks.examine({0: [bad((), None)], 1: [bad((2,), True)]}, TWO)
-    (transient,) = right_checks.examine({0: [bad((), False)]}, TWO)
+    (found,) = result_checks.examine({0: [bad((), None)], 1: [bad((2,), True)]}, TWO)
+    (transient,) = result_checks.examine({0: [bad((), False)]}, TWO)
 
     assert found.severity is Severity.ERROR
     assert found.title == (
@@ -144,7 +144,7 @@ def test_what_a_backend_lacks_is_a_note_and_never_right_or_wrong() -> None:
         for dtype in ("float32", "float16")
     ]
 
-    (found,) = right_checks.examine({0: skipped, 1: skipped})
+    (found,) = result_checks.examine({0: skipped, 1: skipped})
 
     assert (found.rule, found.severity) == ("collective-not-available", Severity.NOTE)
     assert found.title == "all_reduce avg of float32 and 1 more was not tested: Cannot use ReduceOp.AVG with Gloo"

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.starting.launch import remote_command, ssh_ranks
-from dsdoctor.comm.static.hostfile import Slots, parse_hostfile
-from dsdoctor.comm.static.ssh_ills import ILLS, SshIll, ssh_ill
-from dsdoctor.comm.static.static import StaticFacts, look_listener, look_static, look_travelling
-from dsdoctor.comm.static.static_checks import CHECKS
-from dsdoctor.comm.static.visit import MODULES, Listener, Network, Visit
-from dsdoctor.finding import Finding, Severity
-from dsdoctor.host import LocalHost
+from dsdoctor.comm.launch.commands import remote_command, ssh_ranks
+from dsdoctor.comm.preflight.checks import CHECKS
+from dsdoctor.comm.preflight.facts import StaticFacts, look_listener, look_static, look_travelling
+from dsdoctor.comm.preflight.visit import MODULES, Listener, Network, Visit
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.host import LocalHost
+from dsdoctor.hosts.hostfile import Slots, parse_hostfile
+from dsdoctor.hosts.ssh_errors import ILLS, SshIll, ssh_ill
 from tests.conftest import Disk
 
 # the last argument is the command; here "n1" is this machine, "n2" greets, the others are as their names say

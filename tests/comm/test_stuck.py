@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from dsdoctor.comm.course.conduct import Gathered
-from dsdoctor.comm.course.course import time_used_up
-from dsdoctor.comm.course.messages import Answer, Kind, Order
-from dsdoctor.comm.exchange import isolate, stuck_checks
-from dsdoctor.comm.exchange.isolate import SWITCHES, Switch, Trial
+from dsdoctor.comm.collectives import isolate, stuck_checks
+from dsdoctor.comm.collectives.isolate import SWITCHES, Switch, Trial
+from dsdoctor.comm.control.messages import Answer, Kind, Order
+from dsdoctor.comm.control.orders import Gathered
+from dsdoctor.comm.control.test_run import time_used_up
 from dsdoctor.comm.exchange.trouble import Trouble
 from dsdoctor.comm.results import Outcome, Stuck
 from tests.comm.people import claims, reaches

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.nouns import Outcome
-from dsdoctor.diagnosis.rules import RULES
+from dsdoctor.diagnosis.models import Outcome
 
 SAMPLES = [signature.sample.encode() for rule in RULES.values() for signature in rule.signatures]
 WORDS = sorted({word.encode() for sample in SAMPLES[:80] for word in sample.decode().split()})

@@ -2,11 +2,11 @@
 
 import re
 
+from dsdoctor.diagnosis.catalogue.rules import ROOMS, RULES
 from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.nouns import Facts, Hit, Signature, Tier
-from dsdoctor.diagnosis.rules import ROOMS, RULES
-from dsdoctor.diagnosis.say import command, say, values_of
+from dsdoctor.diagnosis.models import Facts, Hit, Signature, Tier
 from dsdoctor.diagnosis.scan import scan
+from dsdoctor.diagnosis.templates import command, say, values_of
 
 IDS = [
     "accelerator-autodetect-cpu",

@@ -2,9 +2,9 @@
 
 import pytest
 
+from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.nouns import Diagnosis, Outcome
-from dsdoctor.finding import Severity, has_error
+from dsdoctor.diagnosis.models import Diagnosis, Outcome
 
 MISSING_HEADER = (
     "/venv/torch/include/ATen/cuda/CUDAContextLight.h:6:10: fatal error: cusparse.h: No such file or directory"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.core.finding import has_error
 from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.finding import has_error
 
 TEXT = (Path(__file__).parent / "healthy.txt").read_text(encoding="utf-8")
 LOGS = {name: log.split("\n") for name, _, log in (block.partition("\n") for block in TEXT.split("\n== ")[1:])}

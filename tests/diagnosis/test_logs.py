@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.core.finding import has_error
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.nouns import Diagnosis, Outcome
-from dsdoctor.finding import has_error
+from dsdoctor.diagnosis.models import Diagnosis, Outcome
 
 LOGS = sorted(path for path in (Path(__file__).parent / "logs").glob("*.log") if path.stat().st_size)
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.host import LocalHost
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.snapshot import Recorder, save
 from dsdoctor.probe import probe
-from dsdoctor.record import Recorder, save
 
 HERE = Path(__file__).parent
 PYTHON = "/venv/bin/python"

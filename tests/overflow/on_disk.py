@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.overflow.frames import Frame, Header, Line, StepEnd
-from dsdoctor.overflow.trace import SCHEMA, TraceWriter, file_name
+from dsdoctor.overflow.frames.frame import Frame, Header, Line, StepEnd
+from dsdoctor.overflow.trace.trace_file import SCHEMA, TraceWriter, file_name
 from tests.overflow.written import frame, tensor
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.errors import UsageError
-from dsdoctor.overflow.compare import compare
+from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.difference import Change, Comparison, Difference, Pair, Place, Side, What
-from dsdoctor.overflow.frames import Frame, Other, Phase
-from dsdoctor.overflow.pairs import Chosen, pairs
-from dsdoctor.overflow.selection import Selection
+from dsdoctor.overflow.frames.frame import Frame, Other, Phase
 from dsdoctor.overflow.sources import sources
+from dsdoctor.overflow.trace.compare import compare
+from dsdoctor.overflow.trace.pairs import Chosen, pairs
+from dsdoctor.overflow.trace.selection import Selection
 from tests.overflow.on_disk import chain, trace
 from tests.overflow.written import backward, frame, tensor
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dsdoctor.overflow.watch import Hooks
+from dsdoctor.overflow.hooks.module_hooks import Hooks
 
 pytestmark = pytest.mark.launch  # launches nothing, but the compiler takes seconds to import
 

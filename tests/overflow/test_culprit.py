@@ -2,8 +2,8 @@
 
 import pytest
 
-from dsdoctor.overflow.culprit import Culprit, Kind, culprit, is_mask
-from dsdoctor.overflow.frames import Frame
+from dsdoctor.overflow.frames.first_bad import Culprit, Kind, culprit, is_mask
+from dsdoctor.overflow.frames.frame import Frame
 from tests.overflow.written import backward, frame, good, tensor
 
 BAD_OUTPUT = tensor("output", posinf=1)

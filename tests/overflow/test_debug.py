@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from dsdoctor import DebugUnderflowOverflow, OverflowDetected, detect_overflow
-from dsdoctor.errors import UsageError
+from dsdoctor.core.errors import UsageError
 
 
 class Times(nn.Module):

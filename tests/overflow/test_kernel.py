@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.rows import FORMATS
+from dsdoctor.overflow.measure.rows import FORMATS
 from tests.overflow.truth import numbers, planted, truth
 
 ROOT = Path(__file__).parents[2]
@@ -40,10 +40,10 @@ def cases() -> Iterator[tuple[str, Tensor]]:
 
 def wrong(tensors: Iterator[tuple[str, Tensor]], device: str) -> list[str]:
     """The cases in which the kernel, on a device, says anything but the truth."""
-    from dsdoctor.overflow.kernel import launch
-    from dsdoctor.overflow.measure import blank, settled
-    from dsdoctor.overflow.rows import span
-    from dsdoctor.overflow.views import FORMAT_OF
+    from dsdoctor.overflow.measure.measure import blank, settled
+    from dsdoctor.overflow.measure.rows import span
+    from dsdoctor.overflow.measure.triton_kernel import launch
+    from dsdoctor.overflow.measure.views import FORMAT_OF
 
     found = []
     for name, host in tensors:
@@ -63,10 +63,10 @@ def wrong(tensors: Iterator[tuple[str, Tensor]], device: str) -> list[str]:
 
 def merged() -> list[int]:
     """Two tensors in one row."""
-    from dsdoctor.overflow.kernel import launch
-    from dsdoctor.overflow.measure import blank, settled
-    from dsdoctor.overflow.rows import Span
-    from dsdoctor.overflow.views import FORMAT_OF
+    from dsdoctor.overflow.measure.measure import blank, settled
+    from dsdoctor.overflow.measure.rows import Span
+    from dsdoctor.overflow.measure.triton_kernel import launch
+    from dsdoctor.overflow.measure.views import FORMAT_OF
 
     ring = blank(1, torch.device("cpu"))
     for values in ([0.0, 2.0], [0.0, float("nan")]):
@@ -96,7 +96,7 @@ from triton import compile as build
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from dsdoctor.overflow import kernel
-from dsdoctor.overflow.rows import BY_NAME, Span
+from dsdoctor.overflow.measure.rows import BY_NAME, Span
 for name, place in (("bfloat16", Span(1 << 20)), ("float32", Span(1 << 31)), ("float16", Span(768, 4096, 2304))):
     fixed = kernel.constants(BY_NAME[name], place)
     kinds = {"data": "*i32" if name == "float32" else "*i16", "ring": "*i64"}

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dsdoctor.overflow.measure import CHUNK, Meter, bad_rows, blank, flag, scan_into, settled
+from dsdoctor.overflow.measure.measure import CHUNK, Meter, bad_rows, blank, flag, scan_into, settled
 from tests.overflow.test_kernel import cases, wrong
 from tests.overflow.truth import planted
 

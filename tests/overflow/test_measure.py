@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dsdoctor.overflow.measure import (
+from dsdoctor.overflow.measure.measure import (
     CHUNK,
     Meter,
     backend_of,
@@ -23,7 +23,7 @@ from dsdoctor.overflow.measure import (
     scan_into,
     settled,
 )
-from dsdoctor.overflow.rows import FORMATS
+from dsdoctor.overflow.measure.rows import FORMATS
 from tests.overflow.truth import numbers, planted, truth
 
 CPU = torch.device("cpu")

@@ -3,8 +3,8 @@
 import torch
 
 from dsdoctor.overflow.account import Origin
-from dsdoctor.overflow.operations import Operations
-from dsdoctor.overflow.readings import Meters, Readings
+from dsdoctor.overflow.measure.readings import Meters, Readings
+from dsdoctor.overflow.replay.operations import Operations
 
 
 def watched() -> tuple[Operations, Readings]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dsdoctor.errors import UsageError
-from dsdoctor.overflow.options import Options
+from dsdoctor.core.errors import UsageError
+from dsdoctor.overflow.hooks.options import Options
 
 
 @pytest.mark.parametrize(

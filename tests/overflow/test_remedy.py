@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dsdoctor import fp32_forward, keep_in_fp32
-from dsdoctor.errors import UsageError
+from dsdoctor.core.errors import UsageError
 
 
 class Square(nn.Module):

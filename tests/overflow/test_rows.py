@@ -6,7 +6,7 @@ import struct
 import pytest
 import torch
 
-from dsdoctor.overflow.rows import BY_NAME, FORMATS, Span, decode, limit, smallest_normal, span
+from dsdoctor.overflow.measure.rows import BY_NAME, FORMATS, Span, decode, limit, smallest_normal, span
 
 NAMES = [form.name for form in FORMATS]
 

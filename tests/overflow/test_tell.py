@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.finding import Finding, Fix, Severity
-from dsdoctor.overflow.tell import Teller
+from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.overflow.watch.announce import Teller
 from tests.overflow.written import account, frame, good, tensor
 
 ERROR = Finding(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dsdoctor.finding import Finding, Severity
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.overflow.account import Account, Origin, Scale
-from dsdoctor.overflow.verdict import BESIDE, CAUSES, judge, manual_pages
+from dsdoctor.overflow.verdict.verdict import BESIDE, CAUSES, judge, manual_pages
 from tests.overflow.written import account, backward, frame, good, tensor
 
 OVERFLOW = frame(1, "b", tensor("input[0]", absmax=62000.0), tensor("output", posinf=3))

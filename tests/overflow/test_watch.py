@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dsdoctor.overflow.frames import Frame, Other, Phase, TensorStats
-from dsdoctor.overflow.pages import Page, Position
-from dsdoctor.overflow.watch import Hooks
+from dsdoctor.overflow.frames.frame import Frame, Other, Phase, TensorStats
+from dsdoctor.overflow.hooks.batch_record import Page, Position
+from dsdoctor.overflow.hooks.module_hooks import Hooks
 
 
 def frames_of(model: nn.Module, *args: Any, backward: bool = False, **kwargs: Any) -> list[Frame]:

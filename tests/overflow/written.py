@@ -3,8 +3,8 @@
 from typing import Any
 
 from dsdoctor.overflow.account import Account
-from dsdoctor.overflow.culprit import culprit
-from dsdoctor.overflow.frames import Frame, Phase, TensorStats
+from dsdoctor.overflow.frames.first_bad import culprit
+from dsdoctor.overflow.frames.frame import Frame, Phase, TensorStats
 
 
 def tensor(name: str, dtype: str = "float16", absmax: float | None = 3.0, **counts: Any) -> TensorStats:

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from dsdoctor.host import LocalHost
-from dsdoctor.machine import Compiler, Cuda, DeepSpeed, Gap, Library, Torch
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Compiler, Cuda, DeepSpeed, Gap, Library, Torch
 from dsdoctor.probe import probe
 from dsdoctor.probe.compilers import find_compilers
 from dsdoctor.probe.deepspeed import read_deepspeed

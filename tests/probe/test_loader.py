@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from dsdoctor.host import LocalHost
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.snapshot import RecordedHost, Recorder
 from dsdoctor.probe.loader import find_loadable
 from dsdoctor.probe.python import Environment
-from dsdoctor.record import RecordedHost, Recorder
 from tests.conftest import PYTHON, Disk
 
 ENVIRONMENT = Environment(python=PYTHON, torch="/venv/lib/python3.11/site-packages/torch")

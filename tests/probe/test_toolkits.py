@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from dsdoctor.machine import TAKEN, Cuda, Toolkit
+from dsdoctor.core.machine import TAKEN, Cuda, Toolkit
 from dsdoctor.probe.toolkits import find_toolkits
 from dsdoctor.probe.torch import guessed_cuda_home
 from tests.conftest import Disk, nvcc_script

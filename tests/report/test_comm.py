@@ -6,10 +6,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dsdoctor.comm.nouns import Phase, State
+from dsdoctor.comm.models import Phase, State
 from dsdoctor.comm.results import Outcome, Reach, Report, Stuck
 from dsdoctor.comm.verdict import ended, verdict
-from dsdoctor.report.comm import phase_line, rank_lines, rank_states, report_lines
+from dsdoctor.report.comm.lines import phase_line, rank_lines, rank_states, report_lines
 from dsdoctor.report.document import document
 from tests.comm.reports import (
     FOUR_HOSTS,

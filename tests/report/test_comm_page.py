@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.errors import UsageError
-from dsdoctor.report.comm_page import figure, text, write_page
+from dsdoctor.core.errors import UsageError
+from dsdoctor.report.comm.page import figure, text, write_page
 from tests.comm.reports import bad_pair, healthy_2, healthy_4, many, missing_rank, report, slow_node
 from tests.report.test_plot import EVIL, opened
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.errors import ImpossiblePlan, UsageError
-from dsdoctor.overflow.extremes import MOST_COLUMNS, Bad, Cell, Extreme, Picture, Row, picture
-from dsdoctor.overflow.frames import Frame, Phase
+from dsdoctor.core.errors import ImpossiblePlan, UsageError
+from dsdoctor.overflow.frames.frame import Frame, Phase
+from dsdoctor.overflow.trace.extremes import MOST_COLUMNS, Bad, Cell, Extreme, Picture, Row, picture
 from dsdoctor.report import page
 from dsdoctor.report.labels import label
-from dsdoctor.report.plot import figure
+from dsdoctor.report.trace.plot import figure
 from tests.overflow.on_disk import chain
 from tests.overflow.written import backward, frame, tensor
 
@@ -133,7 +133,7 @@ def test_the_figure_shows_two_runs_in_the_order_of_execution() -> None:
 
 
 def test_plotly_is_imported_only_where_it_draws() -> None:
-    for name in ("page", "plot", "labels"):
+    for name in ("page", "trace/plot", "labels"):
         assert not re.search(
             r"^(import|from) plotly", (REPORT / f"{name}.py").read_text(encoding="utf-8"), re.MULTILINE
         )

@@ -2,9 +2,9 @@ import io
 
 from rich.console import Console
 
-from dsdoctor.builder.nouns import BuildResult, OpResult
-from dsdoctor.builder.underway import Step
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.builder.make.op_job import Step
+from dsdoctor.core.build_models import BuildResult, OpResult
+from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, result_lines, show
 

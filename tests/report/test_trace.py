@@ -3,14 +3,14 @@
 import json
 from pathlib import Path
 
-from dsdoctor.overflow.compare import compare
 from dsdoctor.overflow.difference import Pair, Side
-from dsdoctor.overflow.frames import Frame, Header, StepEnd
-from dsdoctor.overflow.headroom import headroom
+from dsdoctor.overflow.frames.frame import Frame, Header, StepEnd
 from dsdoctor.overflow.sources import Source, Traces
-from dsdoctor.report.comparison import comparison_lines
-from dsdoctor.report.headroom import headroom_lines
-from dsdoctor.report.trace import shown_document, shown_document_end, shown_lines, source_lines
+from dsdoctor.overflow.trace.compare import compare
+from dsdoctor.overflow.trace.headroom import headroom
+from dsdoctor.report.trace.comparison import comparison_lines
+from dsdoctor.report.trace.headroom import headroom_lines
+from dsdoctor.report.trace.lines import shown_document, shown_document_end, shown_lines, source_lines
 from tests.overflow.on_disk import chain, header, step
 from tests.overflow.written import backward, frame, tensor
 

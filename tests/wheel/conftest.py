@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.builder.source import NEWEST, fetch_sdist
-from dsdoctor.builder.targets import environment
-from dsdoctor.builder.workspace import cache_folder, private_folder
-from dsdoctor.host import LocalHost
+from dsdoctor.builder.source.fetch import NEWEST, fetch_sdist
+from dsdoctor.builder.targets.targets import environment
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.workspace import cache_folder, private_folder
 from dsdoctor.targeting import targets_of
 
 CUDA_TORCH = "2.14.1"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.source import lay_out
-from dsdoctor.builder.workspace import cache_folder
-from dsdoctor.host import LocalHost
+from dsdoctor.builder.source.fetch import lay_out
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.workspace import cache_folder
 from tests.wheel.conftest import dsdoctor
 
 pytestmark = pytest.mark.wheel

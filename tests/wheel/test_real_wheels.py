@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.host import LocalHost
+from dsdoctor.core.host import LocalHost
 from tests.wheel.conftest import dsdoctor, unpack_deepspeed
 
 pytestmark = pytest.mark.wheel

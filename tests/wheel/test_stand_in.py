@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.answers import parse_answer
-from dsdoctor.builder.source import lay_out
-from dsdoctor.builder.workspace import cache_folder
-from dsdoctor.host import LocalHost
+from dsdoctor.builder.source.fetch import lay_out
+from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.workspace import cache_folder
 
 pytestmark = pytest.mark.wheel
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dsdoctor.comm.nouns import Claim
+from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import Outcome, Reach, Stuck
 
 STOPPED = frozenset("Tt")

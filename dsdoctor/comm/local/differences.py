@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dsdoctor.comm.nouns import Claim
-from dsdoctor.comm.reach.arrival_checks import named
+from dsdoctor.comm.models import Claim
+from dsdoctor.comm.rendezvous.checks import named
 
 ABSENT = "(none)"
 MOST_GROUPS = 4

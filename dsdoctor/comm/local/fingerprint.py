@@ -13,8 +13,8 @@ from pathlib import Path
 from dsdoctor.comm.local.differences import ABSENT, MOST_GROUPS, by_rank, differences, said
 from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.local.variables import is_secret
-from dsdoctor.comm.nouns import Claim, Local
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.comm.models import Claim, Local
+from dsdoctor.core.finding import Finding, Fix, Severity
 
 OWN = (
     *("CUDA_VISIBLE_DEVICES", "NCCL_DEBUG_FILE", "NCCL_HOSTID", "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE"),

@@ -4,10 +4,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsdoctor.answers import parse_answer
-from dsdoctor.comm.nouns import Gpu, Rank
-from dsdoctor.host import Host
-from dsdoctor.machine import Gap
+from dsdoctor.comm.models import Gpu, Rank
+from dsdoctor.core.child_answers import parse_answer
+from dsdoctor.core.host import Host
+from dsdoctor.core.machine import Gap
 
 DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia")
 PER_LINK = {"6.0": 20e9, "7.0": 25e9, "8.0": 25e9, "8.6": 14.0625e9, "9.0": 25e9, "10.0": 50e9, "10.3": 50e9}

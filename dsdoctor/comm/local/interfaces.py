@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from dsdoctor.comm.nouns import Chosen, Interface
-from dsdoctor.host import Host
+from dsdoctor.comm.models import Chosen, Interface
+from dsdoctor.core.host import Host
 
 T = TypeVar("T")
 

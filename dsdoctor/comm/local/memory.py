@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from dsdoctor.comm.reach.arrival_checks import named
+from dsdoctor.comm.rendezvous.checks import named
 from dsdoctor.comm.results import MemoryTry
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding, Fix, Severity
 
 MIB, GIB = 1 << 20, 1 << 30
 SIZE = 256 * MIB

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from dsdoctor.comm.local.interfaces import is_loopback, matches
-from dsdoctor.comm.local.place import MOST_EVIDENCE, WHO, Check, Place
-from dsdoctor.comm.nouns import Local
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.comm.local.rank_view import MOST_EVIDENCE, WHO, Check, Place
+from dsdoctor.comm.models import Local
+from dsdoctor.core.finding import Finding, Fix, Severity
 
 
 def hostname_is_loopback(place: Place) -> Iterator[Finding]:

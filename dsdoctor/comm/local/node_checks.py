@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.comm.local.local import NOT_READ
-from dsdoctor.comm.local.place import MOST_EVIDENCE, WHO, Check, Place
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.comm.local.facts import NOT_READ
+from dsdoctor.comm.local.rank_view import MOST_EVIDENCE, WHO, Check, Place
+from dsdoctor.core.finding import Finding, Fix, Severity
 
 GIB, MIB = 1 << 30, 1 << 20
 SMALL_SHM = 64 * MIB

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from dsdoctor.host import Host
+from dsdoctor.core.host import Host
 
 PREFIXES = (
     *("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_GLOO_", "TORCH_DISTRIBUTED", "TORCH_FR_", "UCX_"),

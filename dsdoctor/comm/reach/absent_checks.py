@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsdoctor.comm.nouns import Rank
-from dsdoctor.comm.reach.store import Unreached
+from dsdoctor.comm.models import Rank
+from dsdoctor.comm.rendezvous.store import Unreached
 from dsdoctor.comm.results import Outcome
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding, Fix, Severity
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,8 @@ from dsdoctor.comm.speed.changes import (
     pace_changes,
     pair_changes,
 )
-from dsdoctor.errors import UsageError
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Finding, Fix, Severity
 
 SCHEMA = "dsdoctor-comm/1"
 MOST = 12

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from dsdoctor.comm.nouns import Group
+from dsdoctor.comm.models import Group
 from dsdoctor.comm.results import Pace
 from dsdoctor.comm.speed.pairs import wait_for_device
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dsdoctor.comm.nouns import Group
+from dsdoctor.comm.models import Group
 from dsdoctor.comm.results import PairTime
 
 Pair = tuple[int, int]

@@ -10,8 +10,8 @@ from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
-from dsdoctor.comm.exchange.calls import newest
-from dsdoctor.comm.nouns import Group, Mode
+from dsdoctor.comm.collectives.calls import newest
+from dsdoctor.comm.models import Group, Mode
 from dsdoctor.comm.results import Timing
 from dsdoctor.comm.speed.bandwidth import formula
 from dsdoctor.comm.speed.pairs import agreed, wait_for_device

@@ -8,7 +8,7 @@ from statistics import median
 from dsdoctor.comm.results import Limit, Pace, PairTime, Speed
 from dsdoctor.comm.speed.bandwidth import formula
 from dsdoctor.comm.speed.pairs import slower, within
-from dsdoctor.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding, Fix, Severity
 
 GB = 1e9
 LARGE = {"nccl": 64 << 20, "gloo": 1 << 20}

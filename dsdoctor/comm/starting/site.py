@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from dsdoctor.comm.local.interfaces import read_interfaces
-from dsdoctor.comm.starting.nodelist import expand
-from dsdoctor.comm.static.hostfile import HOST, parse_hostfile
-from dsdoctor.host import Host
+from dsdoctor.core.host import Host
+from dsdoctor.hosts.hostfile import HOST, parse_hostfile
+from dsdoctor.hosts.nodelist import expand
 
 ROUTES = "/proc/net/route"
 

@@ -3,9 +3,9 @@
 import shlex
 from collections.abc import Iterator
 
+from dsdoctor.comm.preflight.facts import StaticFacts
 from dsdoctor.comm.say import error, warning
-from dsdoctor.comm.static.static import StaticFacts
-from dsdoctor.finding import Finding
+from dsdoctor.core.finding import Finding
 
 EXPORTED = ("MLFLOW", "PYTHON", "MV2", "UCX")
 OF_ACCELERATORS = {

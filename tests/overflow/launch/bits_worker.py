@@ -9,7 +9,7 @@ import engines
 import numpy
 import torch
 
-from dsdoctor.overflow.engine import watch
+from dsdoctor.overflow.watch.engine import watch
 
 STEPS = 10
 

@@ -9,7 +9,7 @@ from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import Tensor, nn
 from verdict_worker import STEP, WIDTH, Gain
 
-from dsdoctor.overflow.engine import watch
+from dsdoctor.overflow.watch.engine import watch
 
 
 class Layer(nn.Module):

@@ -10,9 +10,9 @@ import torch
 from seams_cases import PLANTED
 from torch import Tensor
 
-from dsdoctor.overflow.recorder import Recorder
-from dsdoctor.overflow.replay import Replayed, replay
-from dsdoctor.overflow.seams import Seam
+from dsdoctor.overflow.hooks.engine_adapter import Seam
+from dsdoctor.overflow.replay.recorder import Recorder
+from dsdoctor.overflow.replay.replay import Replayed, replay
 
 STEPS, BAD_STEP = 10, 4
 

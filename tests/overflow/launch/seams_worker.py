@@ -7,7 +7,7 @@ import torch
 from seams_cases import PLANTED
 from torch import Tensor
 
-from dsdoctor.overflow.seams import Decision, Seam, dtype, gradients, zero_stage
+from dsdoctor.overflow.hooks.engine_adapter import Decision, Seam, dtype, gradients, zero_stage
 
 STEPS = 3
 

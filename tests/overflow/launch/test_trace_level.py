@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.overflow.frames import Frame, Phase, StepEnd
-from dsdoctor.overflow.trace import file_name, read
+from dsdoctor.overflow.frames.frame import Frame, Phase, StepEnd
+from dsdoctor.overflow.trace.trace_file import file_name, read
 from tests.overflow.launch.conftest import launch
 
 pytestmark = pytest.mark.launch

@@ -7,7 +7,7 @@ from typing import Any
 import engines
 import verdict_worker
 
-from dsdoctor.overflow.engine import watch
+from dsdoctor.overflow.watch.engine import watch
 
 
 def run(case: dict[str, Any], rank: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint as torch_checkpoint
 
-from dsdoctor.overflow.engine import watch
+from dsdoctor.overflow.watch.engine import watch
 
 WIDTH = engines.WIDTH
 STEP = 2

@@ -1,0 +1,1 @@
+"""A build plan -> compiled ops, one wheel, and the proof of it."""

@@ -1,0 +1,117 @@
+"""BuildPlan + source tree -> the commands that compile each op, as the op's own builder gives them. Runs none of them."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from dsdoctor.builder.make.first_error import first_error
+from dsdoctor.core.build_models import BuildPlan
+from dsdoctor.core.child_answers import MARK
+from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One compile or link command, to be run in the source tree: paths below it are relative. ``source`` is None for a link."""
+
+    argv: tuple[str, ...]
+    source: str | None
+    output: str
+
+    @property
+    def by_nvcc(self) -> bool:
+        """Whether it is nvcc's."""
+        return (self.source or "").endswith(".cu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpCommands:
+    """What compiles and links one op; ``error`` is why there is nothing, ``said`` what was printed meanwhile."""
+
+    op: str
+    compile: tuple[Command, ...] = ()
+    link: tuple[Command, ...] = ()
+    forgotten: tuple[str, ...] = ()
+    error: str | None = None
+    said: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> tuple[Command, ...]:
+        """The compile commands, then the link."""
+        return (*self.compile, *self.link)
+
+
+@dataclass(frozen=True)
+class _Told:
+    op: str
+    compile: list[list[str]] = field(default_factory=list)
+    link: list[list[str]] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    error: str | None = None
+
+
+def ask_commands(host: LocalHost, plan: BuildPlan, *, tree: Path, env: Mapping[str, str]) -> dict[str, OpCommands]:
+    """The commands of every op of a plan, asked in one process. Where an op's builder ends it, the others are asked again."""
+    answers: dict[str, OpCommands] = {}
+    # a wrapper such as ccache is ours to put in front
+    whole = {**env, "TORCH_NO_COMPILER_WRAPPER": "1"}
+    while rest := [op for op in plan.ops if op.op not in answers]:
+        said: list[str] = []
+
+        def hear(line: str, said: list[str] = said) -> None:
+            if line.startswith(MARK):
+                told = _read(line, tree, tuple(said))
+                answers[told.op] = told
+                said.clear()
+            else:
+                said.append(line)
+
+        pairs = json.dumps([(op.op, ";".join(op.architectures)) for op in rest])
+        status = host.stream(
+            [plan.python, str(CHILD_SCRIPTS / "ask_commands.py"), pairs], cwd=tree, env=whole, on_line=hear
+        )
+        unheard = [op.op for op in rest if op.op not in answers]
+        if unheard:
+            last = next((line for line in reversed(said) if line.strip()), "it said nothing")
+            why = first_error(said) or f"asking its builder ended with status {status}: {last}"
+            answers[unheard[0]] = OpCommands(op=unheard[0], error=why, said=tuple(said))
+    return answers
+
+
+def _read(line: str, tree: Path, said: tuple[str, ...]) -> OpCommands:
+    told = msgspec.json.decode(line.removeprefix(MARK), type=_Told)
+    return OpCommands(
+        op=told.op,
+        compile=tuple(read_command(argv, tree) for argv in told.compile),
+        link=tuple(read_command(argv, tree) for argv in told.link),
+        forgotten=tuple(told.forgotten),
+        error=told.error,
+        said=said,
+    )
+
+
+def read_command(argv: list[str], tree: Path) -> Command:
+    """A command as setuptools puts it together: the source stands before "-o", the output after it.
+
+    >>> read_command("g++ -I/tree/csrc -I/tree -c csrc/a.cpp -o build/a.o -O3".split(), Path("/tree")).argv
+    ('g++', '-Icsrc', '-I.', '-c', 'csrc/a.cpp', '-o', 'build/a.o', '-O3')
+    >>> read_command("g++ -shared build/a.o -lc10 -o build/a.so".split(), Path("/tree")).source is None
+    True
+    """
+    relative = tuple(below(word, tree) for word in argv)
+    at = relative.index("-o")
+    return Command(argv=relative, source=relative[at - 1] if "-c" in relative else None, output=relative[at + 1])
+
+
+def below(word: str, tree: Path) -> str:
+    """An argument with paths below the tree relative to it.
+
+    >>> below("-I/tree/csrc/includes", Path("/tree")), below("/tree", Path("/tree")), below("/trees/a", Path("/tree"))
+    ('-Icsrc/includes', '.', '/trees/a')
+    """
+    return re.sub(rf"{re.escape(os.fspath(tree))}(/+|$)", lambda found: "" if found[1] else ".", word)

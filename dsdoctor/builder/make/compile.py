@@ -1,0 +1,192 @@
+"""BuildPlan -> compiled ops: taken from the cache where they are there, the others compiled side by side under one pool."""
+
+import shlex
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from dsdoctor.builder.make.commands import Command, OpCommands, ask_commands
+from dsdoctor.builder.make.first_error import first_error
+from dsdoctor.builder.make.flags import Orders, changes, edited, memory_of, orders_of, threaded, threads_of
+from dsdoctor.builder.make.op_cache import OpCache
+from dsdoctor.builder.make.op_job import Compiled, OpWork, Step, Watch
+from dsdoctor.builder.make.scheduler import Job, carry_out
+from dsdoctor.builder.plan.choices import JOB_MEMORY
+from dsdoctor.builder.pool import Pool
+from dsdoctor.core.build_models import BuildPlan, OpPlan
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Machine
+
+
+def compile_ops(
+    host: LocalHost,
+    plan: BuildPlan,
+    machine: Machine,
+    *,
+    tree: Path,
+    env: Mapping[str, str],
+    pool: Pool,
+    logs: Path,
+    cache: OpCache | None,
+    watch: Watch,
+) -> tuple[Compiled, ...]:
+    """Compile every op of a plan in ``env``, the longest object first; one that fails does not stop the others.
+
+    On any interruption every compiler is ended before the exception goes on.
+    """
+    for op in plan.ops:
+        watch(Step(op=op.op, state="waiting", total=len(op.sources)))
+    asked = ask_commands(host, plan, tree=tree, env=env)
+    orders = orders_of(plan, machine, tree)
+    works = [_begin(asked[op.op], op, orders, logs / f"{op.op}.log") for op in plan.ops]
+    for work in works:
+        _take(work, tree, cache)
+        if work.cached or work.error:
+            watch(Step(op=work.plan.op, state=work.state, done=work.done, total=len(work.commands.compile)))
+    todo = [work for work in works if not work.cached and not work.error]
+    by_nvcc = sum(command.by_nvcc for work in todo for command in work.commands.compile)
+    idle = min(pool.jobs // max(1, by_nvcc), (plan.memory or sys.maxsize) // JOB_MEMORY[True])
+    for work in todo:
+        work.commands = threaded_op(work.commands, min(len(work.plan.architectures), idle))
+    _compile(host, todo, tree=tree, env=env, pool=pool, cache=cache, watch=watch)
+    return tuple(work.ended() for work in works)
+
+
+def threaded_op(commands: OpCommands, threads: int) -> OpCommands:
+    """The commands of an op, those of nvcc with threads."""
+    return replace(commands, compile=tuple(threaded(command, threads) for command in commands.compile))
+
+
+def child_environment(host: LocalHost, plan: BuildPlan) -> dict[str, str]:
+    """The caller's environment without what steers builds, with what the plan sets."""
+    env = {name: value for name, value in host.environment().items() if name not in plan.unset}
+    env |= plan.env
+    for name, folders in plan.prepend.items():
+        env[name] = ":".join([*folders, *([env[name]] if env.get(name) else [])])
+    return env
+
+
+def shared_object(folder: Path, module: str) -> Path | None:
+    """The shared object of a dotted module name below a folder."""
+    *packages, name = module.split(".")
+    return next(iter(sorted(folder.joinpath(*packages).glob(f"{name}.*so"))), None)
+
+
+def _begin(asked: OpCommands, op: OpPlan, orders: Orders, log: Path) -> OpWork:
+    """The op's commands as they are run, but for nvcc's threads; its log says what was changed in each."""
+    after = OpCommands(
+        op=op.op,
+        compile=tuple(edited(command, orders) for command in asked.compile),
+        link=tuple(edited(command, orders) for command in asked.link),
+        forgotten=asked.forgotten,
+    )
+    nothing = None if asked.link else "its builder gives no command that links it"
+    work = OpWork(plan=op, commands=after, log=log, error=asked.error or nothing)
+    work.write(*asked.said)
+    if work.error:
+        work.fail(f"dsdoctor: error: {work.error}")
+    if asked.forgotten:
+        work.write(f"dsdoctor: linking {op.op} with {' '.join(asked.forgotten)}, which its builder leaves out")
+    for before, now in zip(asked.all, after.all, strict=True):
+        if changed := changes(before, now):
+            work.write(f"dsdoctor: flags of {now.source or now.output}: {changed}")
+    return work
+
+
+def _take(work: OpWork, tree: Path, cache: OpCache | None) -> None:
+    """Take a finished op out of the cache, if it is there."""
+    if cache is None or work.error:
+        return
+    found = cache.take(work.plan, work.commands, (tree / work.commands.link[-1].output).parent)
+    work.write(f"dsdoctor: {found.said}")
+    if found.taken:
+        work.library = _library(work, tree)
+        work.cached = work.library is not None
+
+
+def _compile(
+    host: LocalHost,
+    works: list[OpWork],
+    *,
+    tree: Path,
+    env: Mapping[str, str],
+    pool: Pool,
+    cache: OpCache | None,
+    watch: Watch,
+) -> None:
+    """Run the commands of every op that is not there yet."""
+    wrapper = LocalHost(env=env).which("ccache")
+    commands = {command.output: (work, command) for work in works for command in work.commands.all}
+    jobs = [_job(work, command) for work, command in commands.values()]
+
+    def run(job: Job) -> bool:
+        work, command = commands[job.name]
+        work.begin()
+        total = len(work.commands.compile)
+        watch(Step(op=job.group, state="compiling", done=work.done, total=total))
+        well = _run(host, work, command, [wrapper] if wrapper and command.source else [], tree, env)
+        if well and command.source is None:
+            work.library = _library(work, tree)
+            if work.library and cache is not None:
+                cache.keep(work.plan, work.made(work.library))
+        ended = not well or command.source is None
+        watch(Step(op=job.group, state=work.state if ended else "compiling", done=work.done, total=total))
+        return well
+
+    carry_out(jobs, pool, run, host.stop)
+
+
+def _run(
+    host: LocalHost, work: OpWork, command: Command, wrapper: list[str], tree: Path, env: Mapping[str, str]
+) -> bool:
+    """Run one command and log it, with what it took."""
+    output: list[str] = []
+    argv = (*wrapper, *command.argv)
+    try:
+        (tree / command.output).parent.mkdir(parents=True, exist_ok=True)
+        ended = host.work(argv, cwd=tree, env=env, on_line=output.append)
+    except OSError as error:
+        work.fail(f"dsdoctor: error: {argv[0]} cannot be started: {error}")
+        return False
+    work.end(command, ended, output)
+    head = f"[{work.done}/{len(work.commands.compile)}] " if command.source else ""
+    took = f"{ended.cpu_seconds:.1f} CPU-seconds, at most {ended.peak_memory / (1 << 30):.2f} GiB"
+    if ended.status == 0:
+        work.write(f"{head}{shlex.join(argv)}", *output, f"dsdoctor: {command.output} took {took}")
+        return True
+    work.write(f"FAILED: [code={ended.status}] {command.output}", f"{head}{shlex.join(argv)}")
+    work.fail(*output, *_ending(command, ended.status, output), f"dsdoctor: it took {took}")
+    return False
+
+
+def _ending(command: Command, status: int, output: list[str]) -> list[str]:
+    """What a compiler's status says where its output names no error."""
+    if first_error(output):
+        return []
+    if status < 0:
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
+        killed = "; memory may have run out" if -status == signal.SIGKILL else ""
+        return [f"dsdoctor: error: {command.argv[0]} was ended by signal {-status} ({name}){killed}"]
+    return [f"dsdoctor: error: {command.argv[0]} ended with status {status} and named no error"]
+
+
+def _job(work: OpWork, command: Command) -> Job:
+    cost = 1.0 + len(work.plan.architectures) if command.by_nvcc else 1.0
+    after = frozenset() if command.source else frozenset(one.output for one in work.commands.compile)
+    # a link is short, and ends an op
+    return Job(
+        name=command.output,
+        group=work.plan.op,
+        cost=cost if command.source else float("inf"),
+        slots=threads_of(command),
+        memory=memory_of(command),
+        after=after,
+    )
+
+
+def _library(work: OpWork, tree: Path) -> Path | None:
+    """The op's shared object, as its link command names it."""
+    path = tree / work.commands.link[-1].output
+    return path if path.is_file() else None

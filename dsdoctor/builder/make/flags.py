@@ -1,0 +1,123 @@
+"""The commands that DeepSpeed's builders give -> the commands that are run, and what was changed. Pure.
+
+Less work (no debug information), the processor that the wheel is for, nvcc's threads, and nothing in the files that tells
+of the folder or the hour they were compiled in.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dsdoctor.builder.make.commands import Command
+from dsdoctor.builder.plan.choices import JOB_MEMORY
+from dsdoctor.builder.plan.processor import flags_of
+from dsdoctor.core.build_models import BuildPlan
+from dsdoctor.core.machine import Machine
+
+SIMD = ("-D__AVX512__", "-D__AVX256__", "-D__SVE__", "-D__NEON__", "-D__SCALAR__")
+NVCC_WITH_OBJTEMP = 12
+LINK_MEMORY = 512 << 20
+NATIVE = re.compile(r"-m(?:arch|cpu|tune)=native")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """How to compile. ``host`` takes the place of the builder's own -march and SIMD macro (none: as they are); ``renamed`` are
+    folders and what stands for each in a file; ``own_temporaries`` lets nvcc name its own files after the object."""
+
+    host: tuple[str, ...] = ()
+    debug_info: bool = False
+    renamed: tuple[tuple[str, str], ...] = ()
+    own_temporaries: bool = False
+
+
+def orders_of(plan: BuildPlan, machine: Machine, tree: Path) -> Orders:
+    """How the commands of a plan's ops are to be edited; ``tree`` is the folder that they run in."""
+    toolkit, torch, python = plan.toolkit, machine.torch, machine.python
+    renamed = [(toolkit.root, "cuda")] if toolkit else []
+    renamed += [(torch.location, "torch")] if torch else []
+    renamed += [(python.include, "python")] if python else []
+    # only debug information tells the folder of a compile
+    renamed += [(str(tree), ".")] if plan.debug_info else []
+    return Orders(
+        host=flags_of(plan.processor),
+        debug_info=plan.debug_info,
+        # an empty folder would rename every path
+        renamed=tuple((folder, name) for folder, name in renamed if folder),
+        own_temporaries=toolkit is not None and toolkit.release.major >= NVCC_WITH_OBJTEMP,
+    )
+
+
+def threaded(command: Command, threads: int) -> Command:
+    """nvcc's command with threads, one for each architecture at the most; others as they are."""
+    several = command.by_nvcc and threads > 1
+    return replace(command, argv=(*command.argv, f"--threads={threads}")) if several else command
+
+
+def threads_of(command: Command) -> int:
+    """The threads of a compile command: nvcc may have several."""
+    return next((int(word.partition("=")[2]) for word in command.argv if word.startswith("--threads=")), 1)
+
+
+def memory_of(command: Command) -> int:
+    """Bytes that a command takes at the most."""
+    if command.source is None:
+        return LINK_MEMORY
+    return JOB_MEMORY[command.by_nvcc] * threads_of(command)
+
+
+def edited(command: Command, orders: Orders) -> Command:
+    """The command as it is run."""
+    if command.source is None:
+        # what the linker read belongs to what an op was made from
+        return replace(command, argv=(*command.argv, "-Wl,--trace"))
+    edit = _for_nvcc if command.by_nvcc else _for_gcc
+    return replace(command, argv=tuple(edit(command, orders)))
+
+
+def dependency_file(command: Command) -> str:
+    """Where a compile command lists the files that it read."""
+    return f"{command.output}.d"
+
+
+def changes(before: Command, after: Command) -> str:
+    """What was taken out and put in, for the log: "-g -march=native -> -g0". Empty for nothing."""
+    gone = [word for word in before.argv if word not in after.argv]
+    new = [word for word in after.argv if word not in before.argv]
+    return f"{' '.join(gone) or 'nothing'} -> {' '.join(new) or 'nothing'}" if gone or new else ""
+
+
+def _for_gcc(command: Command, orders: Orders) -> Iterable[str]:
+    march, simd = orders.host or (None, None)
+    for word in command.argv:
+        if word == "-g" and not orders.debug_info:
+            continue
+        if march and NATIVE.search(word):
+            yield NATIVE.sub(march, word)
+        elif simd and word in SIMD:
+            yield simd
+        else:
+            yield word
+    yield from _quiet(orders)
+    yield from ("-MD", "-MF", dependency_file(command))
+
+
+def _for_nvcc(command: Command, orders: Orders) -> Iterable[str]:
+    """-lineinfo is debug information, and puts folders and the times of headers into a file; nvcc's temporary names a process."""
+    for word in command.argv:
+        if word.startswith("--threads") or (word == "-lineinfo" and not orders.debug_info):
+            continue
+        yield NATIVE.sub(orders.host[0], word) if orders.host else word
+    if orders.own_temporaries:
+        yield "-objtemp"
+    for flag in _quiet(orders):
+        yield from ("-Xcompiler", flag)
+    yield from ("-MD", "-MF", dependency_file(command))
+
+
+def _quiet(orders: Orders) -> Iterable[str]:
+    """No debug information, but what gcc was told stays readable in the file; no folder of this machine."""
+    yield from () if orders.debug_info else ("-g0", "-frecord-gcc-switches")
+    for folder, name in orders.renamed:
+        yield f"-ffile-prefix-map={folder}={name}"

@@ -1,0 +1,227 @@
+"""BuildPlan -> wheel. Acts: assembles the toolkit, compiles the ops, packs one wheel, proves it, puts it in place.
+
+Works in a throw-away folder; the wheel appears in the out folder by rename, or not at all.
+"""
+
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsdoctor.builder.make.compile import child_environment, compile_ops, shared_object
+from dsdoctor.builder.make.first_error import first_error
+from dsdoctor.builder.make.manifest import EARLIEST, Manifest, describe_wheel, write_into
+from dsdoctor.builder.make.op_cache import OpCache
+from dsdoctor.builder.make.op_job import Compiled, Watch
+from dsdoctor.builder.make.prove import OpProof, prove
+from dsdoctor.builder.make.sbom import SBOM, bill_of_materials
+from dsdoctor.builder.make.workdir import LIBRARY, Bench, gather, tree_to_compile_in
+from dsdoctor.builder.parts import toolkit_parts
+from dsdoctor.builder.pool import Pool
+from dsdoctor.builder.toolkit.assemble import assemble
+from dsdoctor.builder.toolkit.python_headers import unpack_headers
+from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
+from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Machine
+
+LONGEST_EPOCH = 11
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Packed:
+    """A wheel in place, or none where a proof failed."""
+
+    wheel: Path | None = None
+    proofs: tuple[OpProof, ...] = ()
+    notes: tuple[Finding, ...] = ()
+
+
+def make(
+    host: LocalHost,
+    plan: BuildPlan,
+    source: Source,
+    machine: Machine,
+    bench: Bench,
+    *,
+    say: Callable[[str], None],
+    watch: Watch,
+) -> BuildResult:
+    """Carry out a plan. An op that fails is a result without a wheel; what we cannot do ourselves raises BuildFailed."""
+    started, cpu = time.monotonic(), _cpu_seconds()
+    prepare_out(bench.out)
+    _prepare(host, plan, say)
+    with tree_to_compile_in(plan, source, machine, say) as tree:
+        pool = bench.pool or Pool(plan.jobs, plan.memory)
+        env, logs = child_environment(host, plan), bench.logs
+        cache = OpCache(plan, machine, tree, bench.store, env) if bench.store else None
+        compiled = compile_ops(host, plan, machine, tree=tree, env=env, pool=pool, logs=logs, cache=cache, watch=watch)
+        gather(plan, compiled, bench.folder / LIBRARY)
+    packed = _Packed()
+    if all(one.library for one in compiled):
+        packed = _packed(host, plan, source, machine, bench, say)
+    if cache is not None:
+        cache.drop(proof.op for proof in packed.proofs if proof.wrong)
+    join_logs(bench.logs)
+    results = _results(plan, compiled, packed.proofs)
+    return BuildResult(
+        wheel=str(packed.wheel) if packed.wheel else None,
+        manifest=f"{packed.wheel}.json" if packed.wheel else None,
+        ops=results,
+        seconds=round(time.monotonic() - started, 1),
+        cpu_seconds=round(_cpu_seconds() - cpu, 1),
+        log=str(bench.logs / "build.log"),
+        findings=(*_failures(results), *packed.notes),
+        inputs=cache.inputs() if cache else None,
+    )
+
+
+def _packed(
+    host: LocalHost, plan: BuildPlan, source: Source, machine: Machine, bench: Bench, say: Callable[[str], None]
+) -> _Packed:
+    """Pack the compiled ops, prove them, and put the wheel into the out folder."""
+    say("packing the wheel")
+    packed = _pack(host, plan, source, bench)
+    say("proving the wheel")
+    env = child_environment(host, plan)
+    proofs, notes = prove(packed, plan, machine, folder=bench.folder / "proof", env=env)
+    if any(proof.wrong for proof in proofs):
+        return _Packed(proofs=proofs, notes=notes)
+    manifest = describe_wheel(plan, source, machine, proofs)
+    more = {SBOM: _bill(host, manifest, machine)}
+    return _Packed(
+        wheel=write_into(packed, manifest, bench.out, more, epoch=epoch_of(host)), proofs=proofs, notes=notes
+    )
+
+
+def _prepare(host: LocalHost, plan: BuildPlan, say: Callable[[str], None]) -> None:
+    """Make what the plan mends: a toolkit, Python's headers."""
+    toolkit, python = plan.toolkit, plan.python
+    if toolkit is not None and toolkit.assemble:
+        assemble(host, toolkit, python=python, architectures=plan.architectures, compiler=plan.env["CC"], say=say)
+    if plan.headers is not None:
+        say(f"unpacking {plan.headers.package}")
+        unpack_headers(host, plan.headers)
+
+
+def refused_ops(plan: BuildPlan) -> tuple[OpResult, ...]:
+    """The ops of a plan that is not carried out: nothing was built, and why each refused one was refused."""
+    waiting = tuple(
+        OpResult(op=op.op, asked=op.asked, built=False, because="the plan is impossible") for op in plan.ops
+    )
+    return waiting + _left_out(plan)
+
+
+def prepare_out(out: Path, option: str = "--out") -> None:
+    """Make the folder of an option and see that it can be written, before an hour of work. Raises ImpossiblePlan."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ImpossiblePlan(
+            f"the folder {out} of {option} cannot be written: {error.strerror}", hint=f"name another: {option} DIR"
+        ) from None
+
+
+def _pack(host: LocalHost, plan: BuildPlan, source: Source, bench: Bench) -> Path:
+    """One wheel out of the compiled ops, by DeepSpeed's own setup.py, which writes what the wheel claims."""
+    tree, library, packed = Path(source.folder), bench.folder / LIBRARY, bench.folder / "packed"
+    with (tree / "setup.cfg").open("a", encoding="utf-8") as file:
+        file.write(f"\n[build]\nbuild_lib = {library}\n")
+    (tree / "build.txt").write_text(f"+{plan.local_version}" if plan.local_version else "", encoding="utf-8")
+    # setup.py lists its extras in the order of a set
+    env = child_environment(host, plan) | {op.variable: "1" for op in plan.ops} | {"PYTHONHASHSEED": "0"}
+    # it asks git for a commit, and must not be told that of a repository around the cache folder
+    env |= {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
+    env = {name: value for name, value in env.items() if name not in {"GIT_DIR", "GIT_WORK_TREE"}}
+    if plan.accelerator == "cuda":
+        env["TORCH_CUDA_ARCH_LIST"] = ";".join(plan.architectures)
+    lines: list[str] = []
+    # build_ext is not run again (--skip-build): the shared objects are in build_lib already
+    argv = [
+        plan.python,
+        "setup.py",
+        "build_py",
+        "build_scripts",
+        "bdist_wheel",
+        "--skip-build",
+        "--dist-dir",
+        str(packed),
+    ]
+    status = host.stream(argv, cwd=tree, env=env, on_line=lines.append)
+    (bench.logs / "wheel.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    wheels = sorted(packed.glob("*.whl")) if status == 0 else []
+    if len(wheels) != 1 or any(shared_object(library, op.module) is None for op in plan.ops):
+        raise BuildFailed(
+            f"DeepSpeed's setup.py made no wheel: {first_error(lines) or f'it ended with status {status}'}",
+            hint=f"the whole log is {bench.logs / 'wheel.log'}",
+        )
+    return wheels[0]
+
+
+def _bill(host: LocalHost, manifest: Manifest, machine: Machine) -> bytes:
+    """The wheel's bill of materials, with the packages that its toolkit is made of."""
+    toolkit = manifest.plan.toolkit
+    parts = toolkit_parts(Path(toolkit.root)) if toolkit else ()
+    return bill_of_materials(manifest, machine, parts, epoch=host.variable("SOURCE_DATE_EPOCH"))
+
+
+def epoch_of(host: LocalHost) -> int:
+    """The time of every file in a wheel: SOURCE_DATE_EPOCH, else the first that a zip file knows. Seconds since 1970."""
+    text = host.variable("SOURCE_DATE_EPOCH") or ""
+    return max(EARLIEST, int(text)) if text.isascii() and text.isdigit() and len(text) < LONGEST_EPOCH else EARLIEST
+
+
+def _results(plan: BuildPlan, compiled: tuple[Compiled, ...], proofs: tuple[OpProof, ...]) -> tuple[OpResult, ...]:
+    wrong = {proof.op: proof.wrong for proof in proofs}
+    asked = {op.op: op.asked for op in plan.ops}
+    built = tuple(
+        OpResult(
+            op=one.op,
+            asked=asked[one.op],
+            built=one.library is not None and wrong.get(one.op) is None,
+            cached=one.cached,
+            seconds=round(one.seconds, 1),
+            cpu_seconds=round(one.cpu_seconds, 1),
+            peak_memory=one.peak_memory,
+            because=one.because or wrong.get(one.op),
+            log=str(one.log),
+        )
+        for one in compiled
+    )
+    return built + _left_out(plan)
+
+
+def _left_out(plan: BuildPlan) -> tuple[OpResult, ...]:
+    return tuple(OpResult(op=left.op, asked=left.asked, built=False, because=left.because) for left in plan.left_out)
+
+
+def _failures(results: tuple[OpResult, ...]) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(
+            rule="op-failed",
+            severity=Severity.ERROR,
+            title=f"{result.op} was not built: {result.because}",
+            evidence=(f"log: {result.log}",),
+            affects=(result.op,),
+        )
+        for result in results
+        if result.log and not result.built
+    )
+
+
+def join_logs(logs: Path) -> None:
+    """One build.log out of all, like the guide's ``tee build.log``."""
+    with (logs / "build.log").open("w", encoding="utf-8") as whole:
+        for part in sorted(logs.glob("*.log")):
+            if part.name != "build.log":
+                whole.write(f"===== {part.stem} =====\n{part.read_text(encoding='utf-8', errors='replace')}\n")
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

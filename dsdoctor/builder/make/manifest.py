@@ -1,0 +1,234 @@
+"""The manifest: what a wheel is, what went into it and for which machines it is. Written into the wheel and beside it."""
+
+import base64
+import csv
+import io
+import re
+import stat
+import time
+import uuid
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dsdoctor import __version__
+from dsdoctor.builder.make.prove import OpProof
+from dsdoctor.builder.wheel.elf import Confession, newest
+from dsdoctor.core.build_models import BuildPlan, Source
+from dsdoctor.core.deepspeed_install import MANIFEST
+from dsdoctor.core.machine import Machine, Torch
+
+SCHEMA = "dsdoctor-manifest/1"
+EARLIEST = 315532800
+"""1980-01-01 in seconds since 1970: zip files know no earlier time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestOp:
+    """One op of the wheel; ``sm_arch`` is "90_real" for machine code, "90_virtual" for PTX, None when not looked at.
+
+    ``needed`` are the libraries that its file links, ``run_path`` the folders of its own where they are looked for first.
+    """
+
+    op: str
+    file: str
+    sha256: str
+    sm_arch: tuple[str, ...] | None
+    loads: bool | None
+    needed: tuple[str, ...] = ()
+    run_path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nvidia:
+    """Named after the properties of the nvidia wheel-variant provider (PEP 817 drafts)."""
+
+    cuda_version_lower_bound: str
+    cuda_version_upper_bound: str
+    sm_arch: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The record. ``cpu_flags`` are those of the host code, ``glibc`` and ``glibcxx`` the floors of all its ops."""
+
+    schema: str = SCHEMA
+    dsdoctor: str = __version__
+    name: str = "deepspeed"
+    version: str
+    python: str
+    platform: str
+    accelerator: str
+    torch: str
+    nvidia: Nvidia | None
+    toolkit: str | None
+    compiler: str
+    glibc: str | None
+    glibcxx: str | None
+    cpu_architecture: str
+    cpu_flags: tuple[str, ...]
+    source: str
+    source_digest: str
+    source_commit: str | None
+    asked: tuple[str, ...]
+    ops: tuple[ManifestOp, ...]
+    plan: BuildPlan
+    wheel: str | None = None
+    size: int | None = None
+    sha256: str | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def describe_wheel(plan: BuildPlan, source: Source, machine: Machine, proofs: tuple[OpProof, ...]) -> Manifest:
+    """Put together what is known; the wheel's own size and digest come when it is finished."""
+    assert machine.torch is not None
+    assert machine.python is not None
+    confessions = [proof.confession for proof in proofs if proof.confession]
+    choice = {choice.what: choice.value for choice in plan.choices}
+    return Manifest(
+        version=plan.source_version + (f"+{plan.local_version}" if plan.local_version else ""),
+        python=machine.python.tag,
+        platform=machine.python.platform,
+        accelerator=plan.accelerator,
+        torch=machine.torch.version,
+        nvidia=_nvidia(machine.torch, confessions) if plan.accelerator == "cuda" else None,
+        toolkit=choice.get("toolkit"),
+        compiler=choice.get("compiler", ""),
+        glibc=newest(confession.glibc for confession in confessions),
+        glibcxx=newest(confession.glibcxx for confession in confessions),
+        cpu_architecture=machine.system.architecture,
+        cpu_flags=tuple(sorted({flag for confession in confessions for flag in confession.cpu_flags})),
+        source=source.asked,
+        source_digest=source.digest,
+        source_commit=source.commit,
+        asked=tuple(op.op for op in plan.ops if op.asked),
+        ops=tuple(_op(proof) for proof in proofs),
+        plan=plan,
+        left_out={left.op: left.because for left in plan.left_out},
+    )
+
+
+def _nvidia(torch: Torch, confessions: list[Confession]) -> Nvidia:
+    """torch's release is both bounds: DeepSpeed's loader compares major and minor."""
+    sm_arch = sorted({name for confession in confessions for name in confession.sm_arch or ()})
+    release = str(torch.cuda)
+    return Nvidia(cuda_version_lower_bound=release, cuda_version_upper_bound=release, sm_arch=tuple(sm_arch))
+
+
+def _op(proof: OpProof) -> ManifestOp:
+    return ManifestOp(
+        op=proof.op,
+        file=proof.file or "",
+        sha256=proof.sha256 or "",
+        sm_arch=proof.confession.sm_arch if proof.confession else None,
+        loads=proof.loads,
+        needed=proof.confession.needed if proof.confession else (),
+        run_path=proof.confession.run_path if proof.confession else (),
+    )
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest as JSON, with the user's home written as "~" in every value."""
+    return _json(manifest, {str(Path.home()): "~"})
+
+
+def encode_inside(manifest: Manifest) -> bytes:
+    """The manifest as it stands in the wheel: what decides the wheel's content, and nothing of the folders, the memory and the hour
+    in which it was built. The same content gives the same bytes."""
+    plan = manifest.plan
+    about = tuple(replace(choice, because="") for choice in plan.choices if choice.what not in {"jobs", "DeepSpeed"})
+    named = "://" in manifest.source or re.fullmatch(r"newest|\d+(\.\w+)*", manifest.source) is not None
+    source = manifest.source if named else "{source}"
+    bare = replace(
+        plan,
+        source=source,
+        python="",
+        jobs=0,
+        memory=None,
+        disk=0,
+        prepend={},
+        unset=(),
+        choices=about,
+        findings=(),
+        headers=None,
+    )
+    toolkit = {plan.toolkit.root: "{toolkit}"} if plan.toolkit else {}
+    return _json(replace(manifest, source=source, plan=bare), {**toolkit, str(Path.home()): "~"})
+
+
+def _json(manifest: Manifest, names: Mapping[str, str]) -> bytes:
+    public = _named(msgspec.to_builtins(manifest), {folder: name for folder, name in names.items() if len(folder) > 1})
+    return msgspec.json.format(msgspec.json.encode(public, order="sorted"), indent=1)
+
+
+def _named(value: Any, names: Mapping[str, str]) -> Any:
+    """A document with folders written by name in every value."""
+    if isinstance(value, str):
+        for folder, name in names.items():
+            value = re.sub(rf"{re.escape(folder)}(?![\w.-])", name, value)
+        return value
+    if isinstance(value, dict):
+        return {key: _named(inner, names) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_named(inner, names) for inner in value]
+    return value
+
+
+def decode(data: bytes) -> Manifest:
+    """Read a manifest. Raises msgspec.DecodeError for anything else."""
+    return msgspec.json.decode(data, type=Manifest)
+
+
+def write_into(wheel: Path, manifest: Manifest, into: Path, more: Mapping[str, bytes], *, epoch: int) -> Path:
+    """Copy a wheel to ``into`` with the manifest inside and RECORD rewritten; it appears there by rename.
+
+    ``more`` are further files of its dist-info, by their names there; ``epoch`` is the time of every file, in seconds since 1970.
+    The manifest goes beside it as ``<wheel>.json``, with the wheel's size and sha256. Returns the wheel's path.
+    """
+    final, beside = into / wheel.name, into / f"{wheel.name}.json"
+    token = uuid.uuid4().hex
+    temporary, side = into / f".{wheel.name}.{token}.tmp", into / f".{beside.name}.{token}.tmp"
+    try:
+        with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as new:
+            _copy_with(old, new, {MANIFEST: encode_inside(manifest), **more}, epoch)
+        data = temporary.read_bytes()
+        complete = replace(manifest, wheel=wheel.name, size=len(data), sha256=sha256(data).hexdigest())
+        side.write_bytes(encode(complete))
+        temporary.replace(final)
+        side.replace(beside)
+    finally:
+        temporary.unlink(missing_ok=True)
+        side.unlink(missing_ok=True)
+    return final
+
+
+def _copy_with(old: zipfile.ZipFile, new: zipfile.ZipFile, contents: Mapping[str, bytes], epoch: int) -> None:
+    """Copy a wheel with files put into its dist-info, in place of those of the same names; RECORD comes last, as PEP 427 wants."""
+    record = next(name for name in old.namelist() if name.endswith(".dist-info/RECORD"))
+    added = {f"{record.rpartition('/')[0]}/{name}": content for name, content in contents.items()}
+    kept = {
+        item.filename: item for item in old.infolist() if item.filename not in {record, *added} and not item.is_dir()
+    }
+    lines = []
+    for path in sorted({*kept, *added}):
+        content = added[path] if path in added else old.read(path)
+        runs = path in kept and bool(kept[path].external_attr >> 16 & stat.S_IXUSR)
+        new.writestr(_same_everywhere(path, epoch, runs=runs), content)
+        urlsafe = base64.urlsafe_b64encode(sha256(content).digest()).rstrip(b"=").decode()
+        lines.append((path, f"sha256={urlsafe}", str(len(content))))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([*lines, (record, "", "")])
+    new.writestr(_same_everywhere(record, epoch, runs=False), text.getvalue())
+
+
+def _same_everywhere(path: str, epoch: int, *, runs: bool) -> zipfile.ZipInfo:
+    """A zip entry whose time and mode do not depend on the hour and the umask."""
+    entry = zipfile.ZipInfo(path, date_time=time.gmtime(epoch)[:6])
+    entry.external_attr = (stat.S_IFREG | (0o755 if runs else 0o644)) << 16
+    entry.compress_type, entry.create_system = zipfile.ZIP_DEFLATED, 3
+    return entry

@@ -1,0 +1,117 @@
+"""One op on its way from commands to a shared object: its progress, its log, and what came of it. Runs nothing itself."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsdoctor.builder.make.commands import Command, OpCommands
+from dsdoctor.builder.make.first_error import first_error
+from dsdoctor.builder.make.op_cache import Made
+from dsdoctor.core.build_models import OpPlan
+from dsdoctor.core.host import Ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Progress of one op: ``state`` is "waiting", "compiling", "built", "cached" or "failed"; objects done of ``total``."""
+
+    op: str
+    state: str
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """How one op's compilation ended. ``library`` is the shared object, None where there is none.
+
+    ``cpu_seconds`` and ``peak_memory`` (bytes, of the largest process) are those of the compilers; ``cached`` ones had none.
+    """
+
+    op: str
+    library: Path | None
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_memory: int = 0
+    cached: bool = False
+    because: str | None = None
+    log: Path
+
+
+Watch = Callable[[Step], None]
+
+
+@dataclass
+class OpWork:
+    """One op under way."""
+
+    plan: OpPlan
+    commands: OpCommands
+    log: Path
+    error: str | None = None
+    started: float | None = None
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_memory: int = 0
+    done: int = 0
+    library: Path | None = None
+    cached: bool = False
+    wrong: list[str] = field(default_factory=list)
+    linked: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def state(self) -> str:
+        """What is to be told of it at its end."""
+        return "cached" if self.cached else "built" if self.library else "failed"
+
+    def write(self, *lines: str) -> None:
+        """Add lines to its log, in one piece: its commands run side by side."""
+        with self.lock, self.log.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+    def fail(self, *lines: str) -> None:
+        """Add lines that tell why it failed."""
+        self.wrong += lines
+        self.write(*lines)
+
+    def begin(self) -> None:
+        """A command begins."""
+        with self.lock:
+            if self.started is None:
+                self.started = time.monotonic()
+
+    def end(self, command: Command, ended: Ended, output: list[str]) -> None:
+        """A command has ended, and said something."""
+        with self.lock:
+            self.seconds = time.monotonic() - (self.started or 0.0)
+            self.cpu_seconds += ended.cpu_seconds
+            self.peak_memory = max(self.peak_memory, ended.peak_memory)
+            self.done += 1 if command.source and not ended.status else 0
+            self.linked += [] if command.source else output
+
+    def made(self, library: Path) -> Made:
+        """What there is to keep."""
+        return Made(
+            library=library,
+            commands=self.commands,
+            linked=tuple(self.linked),
+            seconds=self.seconds,
+            cpu_seconds=self.cpu_seconds,
+        )
+
+    def ended(self) -> Compiled:
+        """What came of it."""
+        because = None if self.library else self.error or first_error(self.wrong) or "interrupted"
+        return Compiled(
+            op=self.plan.op,
+            library=self.library,
+            seconds=self.seconds,
+            cpu_seconds=self.cpu_seconds,
+            peak_memory=self.peak_memory,
+            cached=self.cached,
+            because=because,
+            log=self.log,
+        )

@@ -1,0 +1,70 @@
+"""Where a build works: its folders, the source tree as it is compiled, and the shared objects on their way into a wheel."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from dsdoctor.builder.cache.store import Store
+from dsdoctor.builder.make.op_job import Compiled
+from dsdoctor.builder.pool import Pool
+from dsdoctor.core.build_models import BuildPlan, Source
+from dsdoctor.core.machine import Machine
+from dsdoctor.core.workspace import fixed_folder
+
+ROOM = 1 << 30
+"""Bytes that a tree and its objects may take, estimated high: one object without debug information has less than a MiB."""
+
+LIBRARY = "lib"
+"""The folder, in a build's own, where setup.py finds what is built."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Where a build works: ``folder`` is thrown away, ``logs`` stay, ``out`` gets the wheel, ``store`` keeps compiled ops."""
+
+    folder: Path
+    logs: Path
+    out: Path
+    store: Store | None = None
+    pool: Pool | None = None
+
+
+@contextmanager
+def tree_to_compile_in(plan: BuildPlan, source: Source, machine: Machine, say: Callable[[str], None]) -> Iterator[Path]:
+    """The source tree to compile in: where nvcc compiles, a copy in a folder whose path is always the same."""
+    tree = Path(os.path.realpath(source.folder))
+    if not any(op.device_code for op in plan.ops):
+        yield tree
+        return
+    torch, python = machine.torch, machine.python
+    inputs = (source.version, torch.version if torch else "", python.tag if python else "", plan.accelerator)
+    with fixed_folder(sha256(repr(inputs).encode()).hexdigest()[:16], say=say) as folder:
+        copy = _copied(tree, folder / "source") if folder else None
+        if copy is None:
+            say("compiling in the cache folder: GPU code will hold a digest of its path")
+        yield copy or tree
+
+
+def _copied(tree: Path, to: Path) -> Path | None:
+    """The tree in another place; None where there is no room for it and for what is compiled in it."""
+    try:
+        if shutil.disk_usage(to.parent).free < ROOM:
+            return None
+        shutil.copytree(tree, to, symlinks=True)
+    except OSError:
+        return None
+    return Path(os.path.realpath(to))
+
+
+def gather(plan: BuildPlan, compiled: tuple[Compiled, ...], library: Path) -> None:
+    """Move the shared objects to where setup.py looks for what is built."""
+    modules = {op.op: op.module for op in plan.ops}
+    for one in compiled:
+        if one.library is not None:
+            target = library.joinpath(*modules[one.op].split(".")[:-1]) / one.library.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(one.library, target)

@@ -1,0 +1,180 @@
+"""The smaller choices of a plan: accelerator, architectures, jobs, local version. Pure; each gives its reason."""
+
+from dataclasses import dataclass
+
+from packaging.version import InvalidVersion, Version
+
+from dsdoctor.builder.plan.preconditions import working_torch
+from dsdoctor.core.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
+from dsdoctor.core.build_models import Choice, Node, ToolkitPlan, Wish
+from dsdoctor.core.errors import ImpossiblePlan, UsageError
+from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.machine import Machine, Torch
+
+GIB = 1 << 30
+JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
+"""Bytes of one compile job with and without device code: the largest process of a build of all ops was measured at
+2.9 GiB (3.4 GiB with evoformer_attn), one of host code at 1.5 to 2.1 GB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architectures:
+    """A wanted architecture list; ``asked`` is False when nobody chose it and it may be narrowed."""
+
+    entries: tuple[str, ...]
+    because: str
+    asked: bool
+
+
+def accelerator_of(machine: Machine, wish: Wish) -> str:
+    """DeepSpeed's accelerator for this torch. Raises ImpossiblePlan without a working torch, or for a wish it cannot."""
+    torch = working_torch(machine)
+    if wish.accelerator == "cuda" and torch.cuda is None:
+        raise ImpossiblePlan(
+            f"--accelerator cuda was asked for, and torch {torch.version} is a CPU build",
+            hint="install a CUDA build of torch: python -m pip install torch",
+        )
+    if wish.accelerator is None and torch.hip is not None:
+        raise ImpossiblePlan(
+            f"torch {torch.version} is a ROCm build, dsdoctor builds for CUDA and CPU",
+            hint="--accelerator cpu builds the host ops",
+        )
+    if wish.accelerator:
+        return wish.accelerator
+    return "cuda" if torch.cuda else "cpu"
+
+
+def explain_accelerator(machine: Machine, wish: Wish, accelerator: str) -> Choice:
+    """Why that accelerator."""
+    torch = working_torch(machine)
+    if wish.accelerator:
+        because = "--accelerator"
+    elif torch.cuda is None:
+        because = f"torch {torch.version} is a CPU build"
+    else:
+        seen = f"{len(machine.gpus)} GPU here" if machine.gpus else "no GPU here; DeepSpeed by itself would choose cpu"
+        because = f"torch {torch.version} is a CUDA build ({seen})"
+    return Choice(what="accelerator", value=accelerator, because=because)
+
+
+def choose_architectures(machine: Machine, wish: Wish) -> Architectures:
+    """The GPU architectures: --arch, else the nodes' GPUs, else TORCH_CUDA_ARCH_LIST, else the visible GPUs', else all of torch's.
+
+    Raises UsageError for a list that torch or DeepSpeed cannot read, and when there is nothing to go by.
+    """
+    torch = working_torch(machine)
+    shell = machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip()
+    if wish.arch is not None:
+        return _asked(wish.arch, "--arch", torch)
+    if any(node.capabilities for node in wish.nodes):
+        return _of_nodes(wish.nodes, shell)
+    if shell:
+        return _asked(shell, "TORCH_CUDA_ARCH_LIST in your shell", torch)
+    if (torch.capabilities or machine.gpus) and not wish.nodes:
+        found = numeric(torch.capabilities or tuple(gpu.capability for gpu in machine.gpus))
+        return Architectures(entries=found, because="the GPUs visible here (get_device_capability)", asked=True)
+    unseen = "no node's snapshot shows a GPU" if wish.nodes else "no GPU is visible here"
+    if not torch.arch_list:
+        raise UsageError(
+            f"{unseen}, and torch {torch.version} does not say for which it was built",
+            hint='name the GPUs\' architectures: --arch "8.0;9.0"',
+        )
+    because = f"{unseen}: every one that torch {torch.version} was built for; --arch narrows it"
+    return Architectures(entries=numeric(torch.arch_list), because=because, asked=False)
+
+
+def _of_nodes(nodes: tuple[Node, ...], shell: str) -> Architectures:
+    """Those of all nodes' GPUs together."""
+    found = numeric(tuple({name for node in nodes for name in node.capabilities}))
+    shown = ", ".join(f"{node.name} {' '.join(numeric(node.capabilities)) or 'none'}" for node in nodes)
+    ignored = "; TORCH_CUDA_ARCH_LIST of your shell is not asked" if shell else ""
+    return Architectures(entries=found, because=f"the GPUs of the nodes: {shown} (--node){ignored}", asked=True)
+
+
+def unused_architectures(machine: Machine, wish: Wish) -> tuple[Finding, ...]:
+    """What --arch comes to in a build without GPU code: nothing. Raises UsageError for a malformed list all the same."""
+    if wish.arch is None:
+        return ()
+    listed = _asked(wish.arch, "--arch", working_torch(machine))
+    why = "--accelerator cpu" if wish.accelerator else f"torch {working_torch(machine).version} is a CPU build"
+    finding = Finding(
+        rule="arch-unused",
+        severity=Severity.WARNING,
+        title=f"--arch {';'.join(listed.entries)} has no use: {why}, and no GPU code is compiled",
+        fix=Fix(text="for GPUs, build for a CUDA build of torch", commands=("python -m pip install torch",)),
+    )
+    return (finding,)
+
+
+def fit_architectures(
+    wanted: Architectures, toolkit: ToolkitPlan | None
+) -> tuple[tuple[str, ...], tuple[Choice, ...], tuple[Finding, ...]]:
+    """The architectures that this nvcc compiles for; one that was asked for and is none of them is a finding."""
+    if toolkit is None:
+        return wanted.entries, (), ()
+    major = toolkit.release.major
+    fitting = tuple(entry for entry in wanted.entries if compiled_by(entry, toolkit.architectures, major))
+    lost = [entry for entry in wanted.entries if entry not in fitting]
+    nvcc = f"nvcc {toolkit.release}"
+    if lost and (wanted.asked or not fitting):
+        able = ", ".join(numeric(toolkit.architectures)) or f"{OLDEST.get(major, 'any')} and newer"
+        finding = Finding(
+            rule="gpu-arch-unsupported-by-nvcc",
+            severity=Severity.ERROR,
+            title=f"{nvcc} does not compile for {', '.join(lost)}; it takes {able}",
+            evidence=(f"architectures: {wanted.because}", f"toolkit: {toolkit.root}"),
+            fix=Fix(text="name architectures that it takes, or a toolkit that takes these (--toolkit DIR)"),
+        )
+        return wanted.entries, (), (finding,)
+    because = wanted.because + (f"; without {', '.join(lost)}, which {nvcc} does not take" if lost else "")
+    return fitting, (Choice(what="architectures", value=";".join(fitting), because=because),), ()
+
+
+def _asked(text: str, where: str, torch: Torch) -> Architectures:
+    try:
+        entries = parse_architectures(text)
+        check_known(entries, torch.known_architectures)
+    except UsageError as error:
+        raise UsageError(f"{error.message} ({where})", hint=error.hint) from None
+    return Architectures(entries=entries, because=where, asked=True)
+
+
+def choose_jobs(machine: Machine, wish: Wish, *, device_code: bool) -> tuple[int, int, Choice]:
+    """Compilers at once and the bytes that they may take together, from processors and memory as the control group limits them.
+
+    The pool weighs each compiler by JOB_MEMORY, so that more of g++ than of nvcc run beside each other where memory is short.
+    """
+    memory, cpus = machine.system.memory, machine.system.cpus
+    by_memory = max(1, memory // JOB_MEMORY[False]) if memory else cpus
+    jobs = wish.jobs if wish.jobs is not None else max(1, min(cpus, by_memory))
+    most = jobs * JOB_MEMORY[device_code]
+    planned = max(JOB_MEMORY[device_code], min(most, memory)) if memory else most
+    shown = f"{memory / GIB:.0f} GiB" if memory else "unknown"
+    because = "--jobs" if wish.jobs is not None else f"{cpus} processors, {shown} of memory"
+    because += f"; the compilers take up to {planned / GIB:.1f} GiB together"
+    return jobs, planned, Choice(what="jobs", value=str(jobs), because=because)
+
+
+def explain_standard(torch: Torch) -> Choice:
+    """The C++ standard: DeepSpeed's builders and torch choose it, and ops that pass a lower one are refused."""
+    return Choice(
+        what="C++ standard", value=f"C++{torch.cxx_standard}", because=f"torch {torch.version}'s headers demand it"
+    )
+
+
+def choose_local_version(torch: Torch, accelerator: str, wish: Wish) -> tuple[str, Choice]:
+    """The local version segment without its "+", "" for none. Raises UsageError for one that PEP 440 refuses."""
+    if wish.local_version is None:
+        local = f"{f'cu{torch.cuda}' if accelerator == 'cuda' else 'cpu'}.torch{torch.minor}"
+        because = "DeepSpeed's loader demands this very torch and CUDA release"
+    else:
+        local = wish.local_version.lstrip("+")
+        because = "--local-version" if wish.local_version else "--no-local-version"
+    try:
+        normal = (Version(f"0+{local}").local or "") if local else ""
+    except InvalidVersion:
+        raise UsageError(
+            f"local version {local!r} is none: PEP 440 takes letters, digits and dots",
+            hint="--local-version cu13.0.torch2.14",
+        ) from None
+    return normal, Choice(what="local version", value=f"+{normal}" if normal else "none", because=because)

@@ -1,0 +1,243 @@
+"""Machine + ops + findings -> the op table: what works as the environment stands, what build-wheel would get. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from dsdoctor import needs
+from dsdoctor.builder.plan.ops import DEFAULT, needs_of, refusal, wanted_ops
+from dsdoctor.builder.plan.plan import plan_build
+from dsdoctor.builder.source.op_catalogue import need_of
+from dsdoctor.core.architectures import numeric, parse_architectures, plain
+from dsdoctor.core.build_models import OpFact, Source, Wish
+from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.machine import Machine
+
+INSTALLED, BUILDS, CANNOT = "installed", "builds", "cannot"
+IMPOSSIBLE = "the whole plan"
+NOT_THE_COMPILERS = "accelerator-autodetect-cpu"
+"""An obstacle that no compiler can lift: DeepSpeed would not even try to build the op."""
+
+COMPILES_ITS_OWN = "ops-accelerator-mismatch"
+"""The one ill of an installed op that makes DeepSpeed compile it at run time; at the others its loader stops."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpVerdict:
+    """One op. ``verdict`` is "installed", "builds" or "cannot" as the environment stands: what pip or the run-time loader
+    would meet; ``mended`` is "builds" or "cannot": what build-wheel would get. Each with its reason, where there is one."""
+
+    op: str
+    verdict: str
+    because: str | None
+    mended: str
+    mended_because: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpTable:
+    """The verdicts, and the findings with the ops that they affect and the severity that follows from those."""
+
+    ops: tuple[OpVerdict, ...]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    """A check's finding with its ``affects`` said in ops; ``needs`` is what the check itself said."""
+
+    finding: Finding
+    needs: frozenset[str]
+
+    @property
+    def about_installed(self) -> bool:
+        """Whether it speaks of ops that are built already."""
+        return needs.INSTALLED in self.needs
+
+    @property
+    def at_run_time(self) -> bool:
+        """Whether ops that are built already suffer from it too."""
+        return self.about_installed or needs.TORCH in self.needs
+
+
+def judge_ops(
+    machine: Machine,
+    source: Source,
+    wish: Wish,
+    findings: Iterable[Finding],
+    *,
+    cache: str,
+    compiled: Mapping[str, str | None] | None = None,
+) -> OpTable:
+    """Judge every op of a DeepSpeed. Raises UsageError for an unknown op in the wish.
+
+    ``findings`` are those of the checks, whose ``affects`` may hold needs. ``compiled`` is what the compiler said when it was asked
+    (--deep): None for an op that passed, else its error; an op that is not in it was not asked.
+    """
+    asked = _asked(source, wish)
+    wants = {fact.op: requirements(fact, machine) | {fact.op} for fact in source.ops}
+    told = tuple(_in_ops(finding, wants) for finding in findings)
+    mended = _mended(machine, source, wish, cache)
+    ops = tuple(_verdict(fact, machine, source, told, mended[fact.op], compiled or {}) for fact in source.ops)
+    cannot = frozenset(op.op for op in ops if op.verdict == CANNOT)
+    missed = cannot & (asked or _matter(machine, source))
+    weighed = tuple(one.finding if one.about_installed else _weighed(one, missed, asked) for one in told)
+    refused = tuple(_refused(op) for op in ops if op.op in asked & cannot and not _said(op, weighed))
+    return OpTable(ops=ops, findings=weighed + refused)
+
+
+def _asked(source: Source, wish: Wish) -> frozenset[str]:
+    """The ops that must work: those that were named; "all" names every one that is more than a placeholder."""
+    if wish.ops == ("all",):
+        return frozenset(fact.op for fact in source.ops if fact.sources)
+    return frozenset(wanted_ops(source, wish).named) if wish.ops else frozenset()
+
+
+def requirements(fact: OpFact, machine: Machine) -> frozenset[str]:
+    """What an op needs, in the words of ``dsdoctor.needs``."""
+    wants = {needs.TORCH, needs.COMPILER, needs.PYTHON_HEADERS, *(need.name for need in need_of(fact.op).needs)}
+    if fact.needs_toolkit:
+        of_toolkit = needs_of((fact,), machine)
+        wants |= {needs.CUDA, *of_toolkit.headers, *(needs.library(name) for name in of_toolkit.libraries)}
+    if fact.needs_toolkit and fact.has_device_code:
+        wants.add(needs.DEVICE_CODE)
+    return frozenset(wants)
+
+
+def without_needs(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings where no ops are known: nothing can be said of what they affect."""
+    return tuple(replace(finding, affects=()) for finding in findings)
+
+
+def _in_ops(finding: Finding, wants: Mapping[str, frozenset[str]]) -> _Told:
+    """Say in ops what a check said in needs."""
+    hindered = tuple(op for op, wanted in wants.items() if wanted.intersection(finding.affects))
+    return _Told(finding=replace(finding, affects=hindered), needs=frozenset(finding.affects))
+
+
+def _verdict(
+    fact: OpFact,
+    machine: Machine,
+    source: Source,
+    told: tuple[_Told, ...],
+    mended: str | None,
+    compiled: Mapping[str, str | None],
+) -> OpVerdict:
+    hindering = [one for one in told if fact.op in one.finding.affects]
+    installed = machine.deepspeed is not None and fact.op in machine.deepspeed.installed_ops
+    spoilt = next((one.finding for one in hindering if installed and one.at_run_time and _is_error(one.finding)), None)
+    because = spoilt.title if spoilt else None
+    if installed and spoilt is None:
+        verdict = INSTALLED
+    elif spoilt is not None and spoilt.rule != COMPILES_ITS_OWN:
+        verdict = CANNOT
+    else:
+        obstacle = compiled.get(fact.op) or _obstacle(fact, machine, source, hindering, tried=fact.op in compiled)
+        verdict, because = CANNOT if obstacle else BUILDS, obstacle or because
+    return OpVerdict(
+        op=fact.op,
+        verdict=verdict,
+        because=because,
+        mended=CANNOT if mended else BUILDS,
+        mended_because=mended,
+    )
+
+
+def _is_error(finding: Finding) -> bool:
+    return finding.severity is Severity.ERROR
+
+
+def _obstacle(fact: OpFact, machine: Machine, source: Source, hindering: list[_Told], *, tried: bool) -> str | None:
+    """What pip or the run-time loader would meet first; where the compiler was asked (``tried``) it knows better."""
+    torch = machine.torch
+    if fact.needs_toolkit and torch is not None and torch.cuda is None:
+        return f"it is a CUDA extension, and torch {torch.version} is a CPU build"
+    building = [one.finding for one in hindering if not one.about_installed]
+    building = [finding for finding in building if not tried or finding.rule == NOT_THE_COMPILERS]
+    if building:
+        return min(building, key=lambda finding: not _is_error(finding)).title
+    why = refusal(fact, machine, source, _architectures(machine) or fact.architectures or ())
+    return why.because if why else None
+
+
+def _architectures(machine: Machine) -> tuple[str, ...]:
+    """What would be compiled for, as the environment stands."""
+    text = machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip()
+    try:
+        listed = parse_architectures(text) if text else ()
+    except UsageError:
+        listed = ()
+    return tuple(map(plain, listed)) or numeric([gpu.capability for gpu in machine.visible_gpus])
+
+
+def _mended(machine: Machine, source: Source, wish: Wish, cache: str) -> dict[str, str | None]:
+    """For every op why build-wheel would not get it, None where it would."""
+    everything = replace(wish, ops=("all",), ops_because="")
+    whole = _planned(machine, source, everything, cache)
+    rest = whole
+    if IMPOSSIBLE in whole:
+        # where no toolkit can be had, the ops that need none can still be built
+        host_only = replace(source, ops=tuple(fact for fact in source.ops if not fact.needs_toolkit))
+        rest = _planned(machine, host_only, everything, cache)
+
+    def why(fact: OpFact) -> str | None:
+        told = whole if fact.needs_toolkit else rest
+        return told.get(fact.op) or told.get(IMPOSSIBLE)
+
+    return {fact.op: why(fact) for fact in source.ops}
+
+
+def _planned(machine: Machine, source: Source, wish: Wish, cache: str) -> dict[str, str | None]:
+    """The ops that a plan leaves out and why; under IMPOSSIBLE what makes the whole plan impossible."""
+    torch = machine.torch
+    if torch is not None and torch.cuda is None and any(fact.needs_toolkit for fact in source.ops):
+        return {IMPOSSIBLE: f"torch {torch.version} is a CPU build"}
+    try:
+        plan = plan_build(machine, source, wish, cache=cache)
+    except DoctorError as error:
+        return {IMPOSSIBLE: error.message}
+    told: dict[str, str | None] = {left.op: left.because for left in plan.left_out}
+    errors = [finding.title for finding in plan.findings if finding.severity is Severity.ERROR]
+    if errors:
+        told[IMPOSSIBLE] = errors[0]
+    return told
+
+
+def _matter(machine: Machine, source: Source) -> frozenset[str]:
+    """The ops by which the severity of a finding is measured when none was asked for."""
+    installed = machine.deepspeed.installed_ops if machine.deepspeed else ()
+    return frozenset(installed or DEFAULT.get(source.accelerator, ()))
+
+
+def _weighed(told: _Told, missed: frozenset[str], asked: frozenset[str]) -> Finding:
+    """A finding about building weighs as much as the ops that are missed because of it.
+
+    ``missed`` are the ops that matter and cannot be had: NOTE where none is, WARNING where it hinders none of them, ERROR
+    where one of them was asked for. One that hinders nothing by nature keeps its severity.
+    """
+    finding = told.finding
+    if not told.needs:
+        return finding
+    hindered = missed.intersection(finding.affects)
+    if hindered & asked:
+        return replace(finding, severity=Severity.ERROR)
+    if hindered:
+        return finding
+    lowered = missed and finding.affects and _is_error(finding)
+    return replace(finding, severity=Severity.WARNING if lowered else Severity.NOTE)
+
+
+def _said(op: OpVerdict, findings: tuple[Finding, ...]) -> bool:
+    return any(op.op in finding.affects and finding.title == op.because for finding in findings)
+
+
+def _refused(op: OpVerdict) -> Finding:
+    mends = op.mended == BUILDS
+    text = "let dsdoctor build it" if mends else f"build-wheel cannot either: {op.mended_because}"
+    return Finding(
+        rule="op-cannot-be-built",
+        severity=Severity.ERROR,
+        title=f"{op.op} was asked for and cannot be built as the environment stands: {op.because}",
+        affects=(op.op,),
+        fix=Fix(text=text, commands=(f"python -m dsdoctor build-wheel --ops {op.op}",) if mends else ()),
+    )

@@ -1,0 +1,83 @@
+"""What must hold before any op can be built: a Python with headers, a torch that works, setuptools, disk. Pure."""
+
+from collections.abc import Iterator
+
+from packaging.version import InvalidVersion, Version
+
+from dsdoctor.core.build_models import OpPlan, ToolkitPlan
+from dsdoctor.core.errors import ImpossiblePlan
+from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.machine import Machine, Torch
+
+GIB = 1 << 30
+BASE_DISK = GIB // 4
+OBJECT_DISK = 48 << 20
+"""Bytes of one object with its share of the shared object: with -g they are 17 to 40 MB."""
+
+TOOLKIT_DISK = GIB
+SETUPTOOLS_WITH_BDIST_WHEEL = Version("70.1")
+
+
+def working_torch(machine: Machine) -> Torch:
+    """The torch of the environment. Raises ImpossiblePlan with the reason when there is none that works."""
+    python = machine.python
+    if python is None:
+        reason = next((gap.reason for gap in machine.gaps if gap.question.startswith("python")), "it does not answer")
+        raise ImpossiblePlan(f"the Python to build for cannot be asked: {reason}", hint="name one with --python PATH")
+    if machine.torch is None:
+        raise ImpossiblePlan(
+            f"there is no torch in the environment of {python.executable}",
+            hint=f"{python.executable} -m pip install torch",
+        )
+    if machine.torch.broken is not None:
+        raise ImpossiblePlan(
+            f"torch {machine.torch.version} is installed and cannot be imported: {machine.torch.broken}",
+            hint=f"{python.executable} -m pip install --force-reinstall torch",
+        )
+    return machine.torch
+
+
+def disk_needed(ops: tuple[OpPlan, ...], toolkit: ToolkitPlan | None) -> int:
+    """Bytes that a build may take in the cache folder, estimated high."""
+    objects = sum(len(op.sources) * OBJECT_DISK for op in ops)
+    return BASE_DISK + objects + (TOOLKIT_DISK if toolkit and toolkit.fetch else 0)
+
+
+def environment_findings(machine: Machine, disk: int) -> Iterator[Finding]:
+    """What the environment lacks. ``disk`` is what the build needs, in bytes."""
+    python = machine.python
+    assert python is not None
+    for name in _missing_packages(machine):
+        yield Finding(
+            rule="wheel-package-missing",
+            severity=Severity.ERROR,
+            title=f"{name} is not in the environment of {python.executable}, and DeepSpeed's setup.py needs it",
+            fix=Fix(text="install it", commands=(f"{python.executable} -m pip install {name}",)),
+        )
+    free = machine.system.cache_free
+    if free is not None and free < disk:
+        yield Finding(
+            rule="disk-full",
+            severity=Severity.ERROR,
+            title=f"the build needs about {disk / GIB:.1f} GiB, the cache folder's disk has {free / GIB:.1f} GiB free",
+            fix=Fix(text="free some, or put the cache elsewhere", commands=("export DSDOCTOR_CACHE=/path/with/room",)),
+        )
+
+
+def gap_findings(machine: Machine) -> Iterator[Finding]:
+    """What could not be asked."""
+    for gap in machine.gaps:
+        yield Finding(
+            rule="not-asked", severity=Severity.NOTE, title=f"{gap.question} could not be asked: {gap.reason}"
+        )
+
+
+def _missing_packages(machine: Machine) -> list[str]:
+    setuptools = machine.package("setuptools")
+    if setuptools is None:
+        return ["setuptools"]
+    try:
+        complete = Version(setuptools) >= SETUPTOOLS_WITH_BDIST_WHEEL
+    except InvalidVersion:
+        complete = False
+    return [] if complete or machine.package("wheel") else ["wheel"]

@@ -1,0 +1,191 @@
+"""The processor that host code is compiled for -> gcc's -march and DeepSpeed's SIMD macro, and why. Pure.
+
+DeepSpeed compiles ``cpu_adam`` and its like with -march=native and chooses the macro by the machine that it builds on; the two must
+agree. The levels are those of the x86-64 psABI and versions of the Arm architecture.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dsdoctor.core.build_models import Choice, Node, Wish
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.isa import instructions_of, lacking_instructions
+from dsdoctor.core.machine import Compiler, Machine, System
+
+NATIVE = "native"
+BY_ITSELF = "DeepSpeed's own choice: this very processor; a level (--cpu) or --node FILE makes a wheel for others too"
+FEW = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """A value of -march that stands for many processors, with the macro for its vectors, and the oldest majors of the compilers
+    that have both."""
+
+    name: str
+    architecture: str
+    simd: str
+    gcc: int
+    clang: int
+
+
+LEVELS = (
+    Level(name="x86-64", architecture="x86_64", simd="-D__SCALAR__", gcc=5, clang=5),
+    Level(name="x86-64-v2", architecture="x86_64", simd="-D__SCALAR__", gcc=11, clang=12),
+    Level(name="x86-64-v3", architecture="x86_64", simd="-D__AVX256__", gcc=11, clang=12),
+    Level(name="x86-64-v4", architecture="x86_64", simd="-D__AVX512__", gcc=11, clang=12),
+    Level(name="armv8-a", architecture="aarch64", simd="-D__NEON__", gcc=5, clang=5),
+    Level(name="armv8.2-a", architecture="aarch64", simd="-D__NEON__", gcc=7, clang=5),
+    Level(name="armv8.2-a+sve", architecture="aarch64", simd="-D__SVE__", gcc=10, clang=11),
+    Level(name="armv9-a", architecture="aarch64", simd="-D__SVE__", gcc=12, clang=14),
+)
+"""Each holds those of its architecture before it. DeepSpeed's simd.h has code for AVX2 (with FMA and F16C, which v3 has), AVX512
+(F, BW, DQ, VL, which v4 has) and NEON. Its sve.h asks the processor how long its vectors are: no -msve-vector-bits."""
+
+
+def choose_processor(
+    machine: Machine, wish: Wish, compiler: Compiler | None
+) -> tuple[str, Choice, tuple[Finding, ...]]:
+    """NATIVE or the name of a level: the one asked for, else the best that all nodes have, else NATIVE.
+
+    Raises UsageError for a level that is none or of another architecture than this machine's, and for nodes of other architectures.
+    """
+    _check_nodes(machine, wish.nodes)
+    if wish.cpu:
+        name, because = _asked(machine, wish.cpu), "--cpu"
+    elif wish.nodes:
+        name, because = _shared(wish.nodes)
+    else:
+        name, because = NATIVE, BY_ITSELF
+    findings = (*_not_on(machine, wish.nodes, name), *_above(machine, name), *_unknown(compiler, name))
+    return name, Choice(what="processor", value=name, because=because), findings
+
+
+def flags_of(processor: str) -> tuple[str, ...]:
+    """What takes the place of DeepSpeed's own flags: none for NATIVE.
+
+    >>> flags_of("x86-64-v3"), flags_of("armv8.2-a+sve")
+    (('-march=x86-64-v3', '-D__AVX256__'), ('-march=armv8.2-a+sve', '-D__SVE__'))
+    """
+    return next(((f"-march={level.name}", level.simd) for level in LEVELS if level.name == processor), ())
+
+
+def lacking(processor: str, system: System) -> tuple[str, ...]:
+    """The instructions of a level that a machine does not have; none for NATIVE."""
+    return lacking_instructions(flags_of(processor)[:1], system.cpu_flags)
+
+
+def _asked(machine: Machine, asked: str) -> str:
+    here = machine.system.architecture
+    level = next((level for level in LEVELS if asked in (level.name, level.name.removeprefix("x86-64-"))), None)
+    fitting = ", ".join((NATIVE, *(level.name for level in LEVELS if level.architecture == here)))
+    if asked == NATIVE:
+        return NATIVE
+    if level is None:
+        raise UsageError(f"--cpu {asked!r} is none", hint=f"on {here} it takes {fitting}")
+    if level.architecture != here:
+        title = f"--cpu {level.name} is of {level.architecture}, and this machine is {here}"
+        raise UsageError(title, hint=f"on {here} it takes {fitting}")
+    return level.name
+
+
+def _check_nodes(machine: Machine, nodes: Sequence[Node]) -> None:
+    """Raise UsageError for nodes that no one wheel of this machine can be for."""
+    here = machine.system.architecture
+    for node in nodes:
+        first, kind = nodes[0], node.system.architecture
+        if kind != first.system.architecture:
+            raise UsageError(
+                f"{first.name} is {first.system.architecture}, and {node.name} is {kind}: no wheel is for both",
+                hint="build one for each: name the nodes of one architecture with --node",
+            )
+        if kind != here:
+            raise UsageError(
+                f"{node.name} is {kind}, and this machine is {here}: a wheel is built on the architecture that it is for",
+                hint="run this on one of the nodes",
+            )
+        if not node.system.cpu_flags:
+            raise UsageError(
+                f"the snapshot of {node.name} does not tell its processor's instructions",
+                hint="record it again, there: dsdoctor record FILE",
+            )
+
+
+def _shared(nodes: Sequence[Node]) -> tuple[str, str]:
+    """The best level that all nodes have, and which of them has no better one."""
+    levels = [level for level in LEVELS if level.architecture == nodes[0].system.architecture]
+    fitting = [level for level in levels if not any(lacking(level.name, node.system) for node in nodes)]
+    if not fitting:
+        raise UsageError(
+            f"dsdoctor knows no level of {nodes[0].system.architecture} that {nodes[0].name} has",
+            hint="--cpu native, on one of the nodes",
+        )
+    because = f"the best that {_names(nodes)} {'share' if len(nodes) > 1 else 'has'} (--node)"
+    if len(fitting) < len(levels):
+        better = levels[len(fitting)].name
+        limits = [node for node in nodes if lacking(better, node.system)]
+        without = _some(lacking(better, limits[0].system))
+        because += f"; {_names(limits, models=True)} {_lack(limits)} {without} of {better}"
+    return fitting[-1].name, because
+
+
+def _not_on(machine: Machine, nodes: Sequence[Node], name: str) -> Iterator[Finding]:
+    """The nodes that cannot run what is to be compiled."""
+    here = instructions_of(machine.system.cpu_flags)
+    missing = {
+        node.name: tuple(one for one in here if one not in instructions_of(node.system.cpu_flags))
+        if name == NATIVE
+        else lacking(name, node.system)
+        for node in nodes
+    }
+    bad = [node for node in nodes if missing[node.name]]
+    if bad:
+        yield Finding(
+            rule="cpu-not-on-node",
+            severity=Severity.ERROR,
+            title=f"--cpu {name} uses {_some(missing[bad[0].name])}, which {_names(bad, models=True)} {_lack(bad)}",
+            fix=Fix(text=f"leave --cpu away, and it is what all nodes have: {_shared(nodes)[0]}"),
+        )
+
+
+def _above(machine: Machine, name: str) -> Iterator[Finding]:
+    """A level that this machine cannot run: it compiles for it all the same."""
+    missing = lacking(name, machine.system)
+    if missing and machine.system.cpu_flags:
+        yield Finding(
+            rule="cpu-above-this-machine",
+            severity=Severity.NOTE,
+            title=f"the ops are compiled for {name}, and this machine lacks {_some(missing)}: they are not for it",
+        )
+
+
+def _unknown(compiler: Compiler | None, name: str) -> Iterator[Finding]:
+    """A level that the compiler has not heard of."""
+    level = next((level for level in LEVELS if level.name == name), None)
+    oldest = getattr(level, compiler.kind, 0) if level and compiler else 0
+    if compiler and compiler.major < oldest:
+        version = ".".join(map(str, compiler.version))
+        yield Finding(
+            rule="cpu-unknown-to-compiler",
+            severity=Severity.ERROR,
+            title=f"{compiler.kind} {version} does not know --cpu {name}, {compiler.kind} {oldest} does",
+            evidence=(f"compiler: {compiler.path}",),
+            fix=Fix(text="name a newer compiler with CC and CXX, or another level"),
+        )
+
+
+def _names(nodes: Sequence[Node], *, models: bool = False) -> str:
+    shown = [
+        f"{node.name} ({node.system.cpu_model})" if models and node.system.cpu_model else node.name for node in nodes
+    ]
+    return _some(shown)
+
+
+def _lack(nodes: Sequence[Node]) -> str:
+    return "lack" if len(nodes) > 1 else "lacks"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return ", ".join(names[:FEW]) + more

@@ -1,0 +1,79 @@
+"""Environment settings -> the lines that make them in a shell, safe to ``eval`` whatever the paths hold. Pure."""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dsdoctor.core.errors import UsageError
+
+SHELLS = ("bash", "zsh", "fish", "csh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Variables to set, and folders to put in front of path variables. ``before`` is what those hold now."""
+
+    values: Mapping[str, str]
+    prepend: Mapping[str, tuple[str, ...]]
+    before: Mapping[str, str]
+
+
+def lines_for(shell: str, settings: Settings) -> tuple[str, ...]:
+    """The lines for a shell. Raises UsageError for a shell that is none of SHELLS, or that cannot hold a value."""
+    if shell not in SHELLS:
+        raise UsageError(f"--shell {shell!r} is none", hint=f"it takes {', '.join(SHELLS)}")
+    say = {"bash": _posix, "zsh": _posix, "fish": _fish, "csh": _csh}[shell]
+    return (*_set(settings, say), *_prepended(settings, shell))
+
+
+def _set(settings: Settings, say: Callable[[str, str], str]) -> tuple[str, ...]:
+    return tuple(say(name, value) for name, value in sorted(settings.values.items()))
+
+
+def _prepended(settings: Settings, shell: str) -> tuple[str, ...]:
+    lines = []
+    for name, folders in sorted(settings.prepend.items()):
+        joined = ":".join(folders)
+        if shell == "fish":
+            lines.append(f"set -gx --path {name} {' '.join(map(quoted_for_fish, folders))} ${name};")
+        elif shell == "csh":
+            # csh has no way to ask for a variable that may be unset within one line: what it holds now is written out
+            before = settings.before.get(name)
+            lines.append(_csh(name, f"{joined}:{before}" if before else joined))
+        else:
+            lines.append(f'export {name}={shlex.quote(joined)}"${{{name}:+:${name}}}";')
+    return tuple(lines)
+
+
+def _posix(name: str, value: str) -> str:
+    return f"export {name}={shlex.quote(value)};"
+
+
+def _fish(name: str, value: str) -> str:
+    return f"set -gx {name} {quoted_for_fish(value)};"
+
+
+def _csh(name: str, value: str) -> str:
+    return f"setenv {name} {quoted_for_csh(value)};"
+
+
+def quoted_for_fish(text: str) -> str:
+    """A word for fish: within single quotes only the quote and the backslash are special; a line break stands outside.
+
+    >>> quoted_for_fish("it's")
+    "'it\\\\'s'"
+    """
+    inner = text.replace("\\", "\\\\").replace("'", "\\'")
+    return "'" + inner.replace("\n", "'\\n'") + "'"
+
+
+def quoted_for_csh(text: str) -> str:
+    """A word for csh: single quotes; a quote and an exclamation mark stand outside of them, behind a backslash.
+
+    >>> print(quoted_for_csh("a'b"))
+    'a'\\''b'
+    """
+    if re.search(r"[\n\r]", text):
+        raise UsageError(f"csh cannot take a path with a line break: {text!r}", hint="use --shell bash, zsh or fish")
+    return "'" + re.sub(r"(['!])", r"'\\\1'", text) + "'"

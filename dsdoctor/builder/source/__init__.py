@@ -1,0 +1,1 @@
+"""A DeepSpeed tree, installed or fetched -> its ops and what each one needs."""

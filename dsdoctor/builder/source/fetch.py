@@ -1,0 +1,191 @@
+"""What the user calls a source -> a throw-away copy of the DeepSpeed tree, ready to be asked and built.
+
+A folder is copied and never written to; an sdist is unpacked; a version is fetched by pip and a git URL by git.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from dsdoctor.builder.archive import unpack
+from dsdoctor.core.errors import BuildFailed, UsageError
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import DeepSpeed
+from dsdoctor.core.pip import last_error, run_pip
+
+NEWEST = "newest"
+FETCH_LIMIT = 1800.0
+LEFT_BEHIND = shutil.ignore_patterns(
+    ".git", "build", "dist", "*.egg-info", "__pycache__", "*.pyc", "*.cpython-*.so", "git_version_info_installed.py"
+)
+"""What an earlier build leaves in a tree and would poison this one with."""
+
+
+def spell_source(wish: str | None, installed: DeepSpeed | None) -> tuple[str, str]:
+    """What to build and why: the wish, else the installed DeepSpeed's version, else the newest release."""
+    if wish:
+        return wish, "--source"
+    if installed is not None:
+        public = installed.version.split("+")[0]
+        if re.fullmatch(r"\d+(\.\d+)+(rc\d+|\.post\d+)?", public):
+            return public, f"DeepSpeed {installed.version} is installed here"
+    return NEWEST, "the newest release"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaidOut:
+    """A tree in its throw-away folder: what was asked (without any password) and why, the commit where one is known."""
+
+    folder: Path
+    asked: str
+    commit: str | None
+    because: str = ""
+
+
+def lay_out(host: LocalHost, spec: str, folder: Path, *, cache: Path, python: str, offline: bool) -> LaidOut:
+    """Put the tree of ``spec`` into ``folder`` (which must not exist).
+
+    Raises UsageError for what is no DeepSpeed source, BuildFailed for a fetch that fails.
+    """
+    place = Path(os.path.expanduser(spec))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    commit = None
+    if spec.startswith("git+"):
+        commit = _clone(host, spec.removeprefix("git+"), folder, offline=offline)
+    elif place.is_dir():
+        commit = _commit(host, place)
+        shutil.copytree(place, folder, symlinks=True, ignore=LEFT_BEHIND)
+    elif place.is_file():
+        unpack(place, folder)
+    elif spec == NEWEST or re.fullmatch(r"\d+(\.\w+)*", spec):
+        unpack(fetch_sdist(host, spec, cache=cache, python=python, offline=offline), folder)
+    else:
+        raise UsageError(
+            f"--source {spec!r} is no folder, no file, no version and no git+https URL",
+            hint="--source ~/DeepSpeed, --source deepspeed-0.19.8.tar.gz, --source 0.19.8 or --source git+https://...",
+        )
+    for needed in ("setup.py", "version.txt", "op_builder/all_ops.py"):
+        if not (folder / needed).is_file():
+            raise UsageError(f"{spec} is no DeepSpeed source: it has no {needed}", hint="name the folder that holds it")
+    return LaidOut(folder=folder, asked=without_password(spec), commit=commit)
+
+
+def digest(folder: Path) -> str:
+    """sha256 over the sorted relative names, file modes and contents of a tree; links count as their target's text."""
+    total = hashlib.sha256()
+    for path in sorted(_files(folder)):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            kind, content = b"l", os.fsencode(path.readlink())
+        else:
+            kind, content = b"x" if os.access(path, os.X_OK) else b"f", path.read_bytes()
+        total.update(b"%s %d %b\n" % (kind, len(content), name.encode()))
+        total.update(content)
+    return total.hexdigest()
+
+
+def digest_here(host: LocalHost, spec: str | None, installed: DeepSpeed | None, cache: Path) -> str | None:
+    """What identifies a source without laying it out; None for one that would have to be fetched or asked for."""
+    wanted, _ = spell_source(spec, installed)
+    place = Path(os.path.expanduser(wanted))  # noqa: PTH111
+    if place.is_dir():
+        # what lies behind a link out of the tree is not in its digest
+        inside = os.path.realpath(place) + "/"
+        outward = any(path.is_symlink() and not os.path.realpath(path).startswith(inside) for path in place.rglob("*"))
+        return None if outward else f"{digest(place)} {_commit(host, place)}"
+    sdist = place if place.is_file() else cache / "sdists" / f"deepspeed-{wanted}.tar.gz"
+    return hashlib.sha256(sdist.read_bytes()).hexdigest() if sdist.is_file() else None
+
+
+def fetch_sdist(host: LocalHost, version: str, *, cache: Path, python: str, offline: bool) -> Path:
+    """An sdist in the cache, fetched by pip when it is not there yet."""
+    folder = cache / "sdists"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    cached = sorted(folder.glob(f"deepspeed-{version}.tar.gz" if version != NEWEST else "deepspeed-*.tar.gz"))
+    if cached and version != NEWEST:
+        return cached[0]
+    if offline:
+        if cached:
+            return max(cached, key=lambda path: path.stat().st_mtime)
+        raise UsageError(
+            f"the sdist of DeepSpeed ({version}) is not in {folder}, and --offline forbids to fetch it",
+            hint="run it once without --offline, or name a folder or a file with --source",
+        )
+    with FileLock(folder / ".lock"):
+        return _download(host, version, folder, python)
+
+
+def _download(host: LocalHost, version: str, folder: Path, python: str) -> Path:
+    temporary = folder / f".{os.getpid()}.tmp"
+    requirement = "deepspeed" if version == NEWEST else f"deepspeed=={version}"
+    # pip runs the sdist's setup.py for its metadata: without the caller's DS_*, which would make it compile
+    child = LocalHost(env=without_steering(host.environment()) | {"DS_BUILD_OPS": "0"})
+    options = ("--quiet", "--no-deps", "--no-binary", ":all:", "--disable-pip-version-check")
+    try:
+        run_pip(
+            child,
+            python,
+            ["download", *options, "--dest", str(temporary), requirement],
+            what=f"the sdist of {requirement}",
+            hint="check the network and the version, or name a folder or a file with --source",
+        )
+        found = sorted(temporary.glob("deepspeed-*.tar.gz"))
+        if not found:
+            raise BuildFailed(f"pip fetched {requirement}, and it is no .tar.gz", hint="name a file with --source")
+        return found[0].replace(folder / found[0].name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | None:
+    if offline and not url.startswith("file:"):
+        raise UsageError(
+            f"{without_password(url)} cannot be fetched with --offline", hint="name a folder or a file with --source"
+        )
+    address, _, reference = url.rpartition("@") if "@" in url.rpartition("/")[2] else (url, "", "")
+    folder.mkdir(parents=True)
+    for step in (
+        ["init", "--quiet"],
+        ["fetch", "--quiet", "--depth", "1", address, reference or "HEAD"],
+        ["checkout", "--quiet", "FETCH_HEAD"],
+    ):
+        answer = host.run(["git", "-C", str(folder), *step], timeout=FETCH_LIMIT, env={"GIT_TERMINAL_PROMPT": "0"})
+        if not answer.ok:
+            raise BuildFailed(
+                f"git could not fetch {without_password(url)}: {without_password(last_error(answer.stderr))}",
+                hint="check the address and the branch, tag or commit after '@'",
+            )
+    return _commit(host, folder)
+
+
+def without_password(text: str) -> str:
+    """URLs without their user part.
+
+    >>> without_password("git+https://me:token@host/o/DeepSpeed.git@main")
+    'git+https://host/o/DeepSpeed.git@main'
+    """
+    return re.sub(r"://[^/@\s]+@", "://", text)
+
+
+def _commit(host: LocalHost, folder: Path) -> str | None:
+    """The commit of a work tree's top folder; None inside of somebody else's."""
+    answer = host.run(["git", "-C", str(folder), "rev-parse", "--show-toplevel", "HEAD"], timeout=20)
+    lines = answer.stdout.splitlines()
+    return lines[1] if answer.ok and len(lines) == 2 and Path(lines[0]) == folder.resolve() else None
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    skipped = {".git", "__pycache__"}
+    found = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+    return (path for path in found if not skipped.intersection(path.relative_to(folder).parts))
+
+
+def without_steering(environment: dict[str, str]) -> dict[str, str]:
+    """An environment without the variables that make a DeepSpeed do something else than it was asked."""
+    steering = ("DS_", "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST")
+    return {name: value for name, value in environment.items() if not name.startswith(steering)}

@@ -1,0 +1,1 @@
+"""Pythons and releases of torch -> environments to build for."""

@@ -1,0 +1,1 @@
+"""A machine -> a CUDA_HOME that fits its torch, chosen or assembled."""

@@ -1,0 +1,141 @@
+"""Machine + what the ops need -> which CUDA toolkit to use as it is. Pure; ``assembly`` says what to make one from."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dsdoctor.builder.source.op_catalogue import BASE_HEADERS
+from dsdoctor.builder.toolkit.plan_assembly import MARK, assembled_in, assembly
+from dsdoctor.core.build_models import Choice, ToolkitPlan, Wish
+from dsdoctor.core.compatibility import MINOR_TOLERANT
+from dsdoctor.core.finding import Finding, Fix, Severity, has_error
+from dsdoctor.core.machine import Cuda, Machine, Toolkit
+
+BASE_LIBRARIES = ("cudart",)
+"""torch links every CUDA extension with -lcudart."""
+
+__all__ = ["BASE_LIBRARIES", "MARK", "Chosen", "Needs", "choose_toolkit", "lacking"]
+
+Chosen = tuple[ToolkitPlan | None, tuple[Choice, ...], tuple[Finding, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """CUDA headers and libraries that some ops need."""
+
+    headers: frozenset[str]
+    libraries: frozenset[str]
+
+    def met_by(self, toolkit: Toolkit) -> bool:
+        """Whether a toolkit gives them all where torch looks."""
+        wanted = self.headers | self.libraries
+        return wanted <= (toolkit.headers | toolkit.libraries) - toolkit.scattered
+
+
+BARE = Needs(headers=frozenset(BASE_HEADERS), libraries=frozenset(BASE_LIBRARIES))
+
+
+def choose_toolkit(machine: Machine, wish: Wish, cache: str, needs: Needs) -> Chosen:
+    """Choose for this torch: one as it is, else an assembled one, else one that serves at least some of the ops."""
+    release = _torch_release(machine)
+    if wish.toolkit not in {"auto", "pypi"}:
+        return _named(machine, wish, cache, release, needs)
+    found = _as_it_is(machine, release, needs) if wish.toolkit == "auto" else None
+    if found is not None:
+        return found
+    made = assembly(machine, wish, cache, release, _compilers(machine, wish, release), needs.headers)
+    if made[0] is not None or wish.toolkit == "pypi":
+        return made
+    return _as_it_is(machine, release, BARE) or _another_minor(machine, wish, release) or made
+
+
+def lacking(
+    toolkit: ToolkitPlan | None, machine: Machine, headers: Iterable[str], libraries: Iterable[str]
+) -> list[str]:
+    """What of the wanted headers and libraries a chosen toolkit does not have."""
+    if toolkit is None:
+        return []
+    if toolkit.assemble:
+        return [name for name in headers if name not in toolkit.headers]
+    found = next((known for known in machine.toolkits if known.root == toolkit.root), None)
+    if found is None:
+        return []
+    here = (found.headers | found.libraries) - found.scattered
+    return [name for name in headers if name not in here] + [f"lib{name}.so" for name in libraries if name not in here]
+
+
+def _torch_release(machine: Machine) -> Cuda:
+    assert machine.torch is not None
+    assert machine.torch.cuda is not None
+    return machine.torch.cuda
+
+
+def _as_it_is(machine: Machine, release: Cuda, needs: Needs) -> Chosen | None:
+    """The toolkit of torch's release, else (CUDA 11, 12) the nearest minor, where it meets the needs by itself."""
+    here = [toolkit for toolkit in machine.toolkits if toolkit.nvcc and toolkit.release and needs.met_by(toolkit)]
+    for toolkit in here:
+        if toolkit.release == release:
+            return _take(toolkit, f"its release {release} is the one torch was built with, and it is whole")
+    near = [toolkit for toolkit in here if toolkit.release and toolkit.release.major == release.major]
+    if not near or release.major not in MINOR_TOLERANT:
+        return None
+    nearest = min(near, key=lambda toolkit: abs((toolkit.release or release).minor - release.minor))
+    because = f"no whole toolkit of torch's CUDA {release} is here; DeepSpeed accepts another minor of {release.major}"
+    return _take(nearest, because)
+
+
+def _another_minor(machine: Machine, wish: Wish, release: Cuda) -> Chosen | None:
+    """Offline, rather another minor of torch's major with a warning than nothing."""
+    if not wish.offline:
+        return None
+    for toolkit in machine.toolkits:
+        if toolkit.nvcc and toolkit.release and toolkit.release.major == release.major and BARE.met_by(toolkit):
+            return _take(toolkit, "offline: the nearest whole toolkit of torch's major", minor_of=release)
+    return None
+
+
+def _compilers(machine: Machine, wish: Wish, release: Cuda) -> list[Toolkit]:
+    """Toolkits whose nvcc can be one layer of an assembled one."""
+    if wish.toolkit == "pypi":
+        return []
+    whole = {"crt/host_config.h", "cuda_runtime.h", "cccl"}
+    here = [t for t in machine.toolkits if t.nvcc and t.release == release and whole <= t.headers]
+    return [toolkit for toolkit in here if "assembled" not in toolkit.found_via]
+
+
+def _named(machine: Machine, wish: Wish, cache: str, release: Cuda, needs: Needs) -> Chosen:
+    found = next((toolkit for toolkit in machine.toolkits if "named" in toolkit.found_via), None)
+    if found is None or found.nvcc is None or found.release is None:
+        return None, (), (_error("cuda-home-wrong", f"{wish.toolkit} holds no CUDA toolkit (no bin/nvcc that runs)"),)
+    if found.release.major != release.major:
+        title = (
+            f"{wish.toolkit} is CUDA {found.release}, torch was built with CUDA {release}: another major never works"
+        )
+        fix = Fix(text="let dsdoctor choose or assemble one", commands=("python -m dsdoctor build-wheel",))
+        return None, (), (_error("cuda-torch-mismatch", title, fix),)
+    if BARE.met_by(found):
+        return _take(found, "you named it", minor_of=release)
+    # its parts are there or in torch's wheels, though not where torch looks: as links they are
+    made = assembly(machine, wish, cache, found.release, [found], needs.headers, fetch=False)
+    if made[0] is not None and not has_error(made[2]):
+        return made
+    missing = sorted(BARE.headers - found.headers)
+    title = f"{wish.toolkit} lacks {', '.join(missing) or 'libcudart.so'}, which every CUDA op needs"
+    fix = Fix(text="let dsdoctor choose or assemble one", commands=("python -m dsdoctor build-wheel --toolkit auto",))
+    return None, (), (_error("cuda-header-missing", title, fix),)
+
+
+def _take(toolkit: Toolkit, because: str, *, minor_of: Cuda | None = None) -> Chosen:
+    assert toolkit.release is not None
+    findings: tuple[Finding, ...] = ()
+    if minor_of is not None and toolkit.release != minor_of:
+        title = f"nvcc is CUDA {toolkit.release}, torch was built with CUDA {minor_of}: another minor of the same major"
+        evidence = (toolkit.nvcc or toolkit.root,)
+        findings = (Finding(rule="cuda-torch-mismatch", severity=Severity.WARNING, title=title, evidence=evidence),)
+    again = ", assembled before" if assembled_in(toolkit) else ""
+    choice = Choice(what="toolkit", value=f"CUDA {toolkit.version} in {toolkit.root}{again}", because=because)
+    plan = ToolkitPlan(root=toolkit.root, release=toolkit.release, architectures=toolkit.architectures)
+    return plan, (choice,), findings
+
+
+def _error(rule: str, title: str, fix: Fix | None = None) -> Finding:
+    return Finding(rule=rule, severity=Severity.ERROR, title=title, fix=fix)

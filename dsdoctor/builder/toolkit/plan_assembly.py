@@ -1,0 +1,153 @@
+"""Machine + a CUDA release -> what to assemble a toolkit from: layers that lie here, parts that PyPI has. Pure."""
+
+import hashlib
+from collections.abc import Sequence
+
+from dsdoctor.core.build_models import Choice, Layer, ToolkitPlan, Wish
+from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.machine import Cuda, Machine, Toolkit
+
+FIRST_ON_PYPI = 13
+"""From this CUDA major on, PyPI carries the compiler itself (nvidia-cuda-nvcc)."""
+
+MARK = "dsdoctor-toolkit.txt"
+"""The file that says that an assembled toolkit is finished."""
+
+PARTS = {
+    "crt/host_config.h": "crt",
+    "cuda_runtime.h": "cudart",
+    "cccl": "cccl",
+    "cublas_v2.h": "cublas",
+    "cusparse.h": "cusparse",
+    "cusolverDn.h": "cusolver",
+    "curand_kernel.h": "curand",
+    "cuda_profiler_api.h": "profiler",
+    "cufile.h": "cufile",
+}
+"""Header -> extra of the ``cuda-toolkit`` package on PyPI that brings it."""
+
+COMPILER_PARTS = ("nvcc", "crt", "nvvm", "cccl", "cudart")
+"""Versioned together: the compiler, its headers, its back end, the runtime."""
+
+EVERY_HEADER = frozenset({*PARTS, "nccl.h"})
+Assembled = tuple[ToolkitPlan | None, tuple[Choice, ...], tuple[Finding, ...]]
+
+
+def assembly(
+    machine: Machine,
+    wish: Wish,
+    cache: str,
+    release: Cuda,
+    compilers: Sequence[Toolkit],
+    headers: frozenset[str],
+    *,
+    fetch: bool = True,
+) -> Assembled:
+    """Plan an assembled toolkit, or a finding where that cannot be done.
+
+    ``compilers`` are toolkits whose nvcc may serve; ``headers`` are what the ops need. Where PyPI has all parts the
+    toolkit gets every header, so that it serves every op from then on.
+    """
+    base = compilers[0] if compilers else None
+    wheels = [toolkit for toolkit in machine.toolkits if _is_wheels(toolkit, release)]
+    used = [*([base] if base else []), *wheels]
+    present = frozenset().union(*(toolkit.headers for toolkit in used)) if used else frozenset()
+    on_pypi = release.major >= FIRST_ON_PYPI and fetch
+    wanted = EVERY_HEADER if on_pypi else headers
+    if not on_pypi and (base is None or not wanted <= present):
+        return None, (), (_not_on_pypi(machine, release, wanted - present),)
+    requirements = _requirements(machine, release, present, with_nvcc=base is None) if on_pypi else ()
+    layers = tuple(_layer(toolkit) for toolkit in used)
+    plan = ToolkitPlan(
+        root=f"{cache}/toolkits/{release}-{_key(requirements, layers)}/home",
+        release=release,
+        assemble=True,
+        headers=tuple(sorted(wanted)),
+        fetch=requirements,
+        layers=layers,
+        architectures=base.architectures if base else (),
+    )
+    if requirements and wish.offline and plan.root not in {toolkit.root for toolkit in machine.toolkits}:
+        return None, (), (_offline(release, requirements),)
+    choice = Choice(what="toolkit", value=f"assembled in {plan.root}", because=_why(machine, release, base))
+    return plan, (choice,), ()
+
+
+def assembled_in(toolkit: Toolkit) -> bool:
+    """Whether dsdoctor made it."""
+    return "assembled" in toolkit.found_via
+
+
+def user_space_toolkit(release: Cuda) -> Fix:
+    """How a user without root gets a whole toolkit of a release that PyPI does not carry."""
+    return Fix(
+        text=f"put a whole CUDA {release} toolkit into your home (either way needs no root), then name it",
+        commands=(
+            f'conda create -y -p "$HOME/cuda-{release}" -c nvidia cuda-toolkit={release}',
+            f'sh cuda_{release}.*_linux.run --silent --toolkit --toolkitpath="$HOME/cuda-{release}"  # NVIDIA\'s runfile',
+            f'python -m dsdoctor build-wheel --toolkit "$HOME/cuda-{release}"',
+        ),
+    )
+
+
+def _is_wheels(toolkit: Toolkit, release: Cuda) -> bool:
+    same = toolkit.release is not None and toolkit.release.major == release.major
+    return same and "pypi_wheels" in toolkit.found_via
+
+
+def _layer(toolkit: Toolkit) -> Layer:
+    tools = toolkit.nvcc.rsplit("/", 1)[0] if toolkit.nvcc else None
+    return Layer(include=toolkit.include_dirs, libraries=toolkit.library_dirs, tools=tools)
+
+
+def _requirements(machine: Machine, release: Cuda, present: frozenset[str], *, with_nvcc: bool) -> tuple[str, ...]:
+    """What pip must fetch: the meta package's extras, pinned to the one torch came with where there is one."""
+    extras = {part for header, part in PARTS.items() if header not in present}
+    extras |= set(COMPILER_PARTS) if with_nvcc else set()
+    installed = machine.package("cuda-toolkit")
+    pin = installed if installed and Cuda.parse(installed) == release else f"{release}.*"
+    wanted = [f"cuda-toolkit[{','.join(sorted(extras))}]=={pin}"] if extras else []
+    if "nccl.h" not in present:
+        nccl = machine.torch.nccl if machine.torch else None
+        wanted.append(f"nvidia-nccl-cu{release.major}" + (f"=={nccl}" if nccl else ""))
+    return tuple(wanted)
+
+
+def _key(fetch: tuple[str, ...], layers: tuple[Layer, ...]) -> str:
+    return hashlib.sha256(repr((fetch, layers)).encode()).hexdigest()[:12]
+
+
+def _why(machine: Machine, release: Cuda, base: Toolkit | None) -> str:
+    if base is not None:
+        missing = sorted(EVERY_HEADER - base.headers)
+        if missing:
+            return f"{base.root} has nvcc {release} but lacks {', '.join(missing)}"
+        return f"{base.root} has nvcc {release}, its headers or libraries lie where torch does not look"
+    others = sorted({str(t.release) for t in machine.toolkits if t.nvcc and t.release})
+    here = f"the toolkits here are CUDA {', '.join(others)}" if others else "there is no toolkit here"
+    return f"torch was built with CUDA {release}, and {here}"
+
+
+def _not_on_pypi(machine: Machine, release: Cuda, missing: frozenset[str]) -> Finding:
+    seen = [f"{t.root}: CUDA {t.version}" for t in machine.toolkits if t.nvcc]
+    lacks = f" (missing: {', '.join(sorted(missing))})" if seen and missing else ""
+    return Finding(
+        rule="cuda-torch-mismatch" if seen else "cuda-toolkit-missing",
+        severity=Severity.ERROR,
+        title=f"torch was built with CUDA {release}, and no whole toolkit of CUDA {release.major} is here{lacks}; "
+        f"PyPI carries a CUDA compiler only from {FIRST_ON_PYPI}.0 on",
+        evidence=tuple(seen),
+        fix=user_space_toolkit(release),
+    )
+
+
+def _offline(release: Cuda, requirements: tuple[str, ...]) -> Finding:
+    return Finding(
+        rule="cuda-toolkit-missing",
+        severity=Severity.ERROR,
+        title=f"no whole CUDA {release} toolkit is here, and --offline forbids to fetch {', '.join(requirements)}",
+        fix=Fix(
+            text="assemble it once where there is a network (the cache folder can be copied)",
+            commands=("python -m dsdoctor toolkit",),
+        ),
+    )

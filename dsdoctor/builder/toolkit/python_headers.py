@@ -1,0 +1,74 @@
+"""Python.h where the distribution's package is not installed: fetched and unpacked into the cache, without root.
+
+``choose_headers`` decides and is pure; ``unpack_headers`` acts. Only for the system's Python of Debian and its kin,
+whose headers belong into /usr/include: for any other Python no package fits.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from filelock import FileLock
+
+from dsdoctor.core.build_models import Choice, HeadersPlan, Wish
+from dsdoctor.core.errors import BuildFailed
+from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Machine
+from dsdoctor.core.pip import last_error
+
+UNPACK_LIMIT = 120.0
+Chosen = tuple[HeadersPlan | None, tuple[Choice, ...], tuple[Finding, ...]]
+
+
+def choose_headers(machine: Machine, wish: Wish, cache: str) -> Chosen:
+    """Nothing when Python.h is there; the package to unpack where apt-get can fetch it; else an error with the fix."""
+    python = machine.python
+    if python is None or python.headers:
+        return None, (), ()
+    short = ".".join(python.version.split(".")[:2])
+    missing = f"Python.h of Python {python.version} is not in {python.include}"
+    if machine.system.apt_get and python.include == f"/usr/include/python{short}" and not wish.offline:
+        root = f"{cache}/headers/python{python.version}"
+        plan = HeadersPlan(
+            package=f"libpython{short}-dev",
+            root=root,
+            include=(f"{root}/usr/include/python{short}", f"{root}/usr/include"),
+        )
+        choice = Choice(what="Python headers", value=f"{plan.package}, unpacked in {root}", because=missing)
+        return plan, (choice,), ()
+    fix = Fix(text="install the headers of this very Python", commands=(f"sudo apt-get install python{short}-dev",))
+    return None, (), (Finding(rule="python-headers-missing", severity=Severity.ERROR, title=missing, fix=fix),)
+
+
+def unpack_headers(host: LocalHost, plan: HeadersPlan) -> None:
+    """Fetch the package and unpack it; it is not installed. Raises BuildFailed when that cannot be done."""
+    root = Path(plan.root)
+    root.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with FileLock(root.with_suffix(".lock")):
+        if root.is_dir():
+            return
+        temporary = root.with_name(f".{root.name}.{os.getpid()}")
+        temporary.mkdir(mode=0o700)
+        try:
+            _unpack(host, plan, temporary)
+            temporary.rename(root)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _unpack(host: LocalHost, plan: HeadersPlan, folder: Path) -> None:
+    lines: list[str] = []
+    env = host.environment()
+    # apt-get download writes to the folder it stands in, and needs no root
+    fetched = host.stream(["apt-get", "download", "--quiet", plan.package], cwd=folder, env=env, on_line=lines.append)
+    packages = sorted(folder.glob("*.deb")) if fetched == 0 else []
+    if packages:
+        answer = host.run(["dpkg-deb", "--extract", str(packages[0]), str(folder)], timeout=UNPACK_LIMIT)
+        lines += answer.stderr.splitlines()
+        packages[0].unlink()
+    if not list(folder.glob("usr/include/python3*/Python.h")):
+        raise BuildFailed(
+            f"apt-get could not fetch {plan.package}, which holds Python.h: {last_error(chr(10).join(lines))}",
+            hint=f"sudo apt-get update && sudo apt-get install {plan.package}",
+        )

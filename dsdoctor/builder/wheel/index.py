@@ -1,0 +1,97 @@
+"""Wheels -> a folder that pip takes for a package index (PEP 503, with metadata files, PEP 658). Nothing of a wheel is run.
+
+``DIR/deepspeed/`` holds the wheels, their manifests and metadata, ``index.html`` there the links. Any web server that serves files
+serves it; ``file://`` does too. Every file appears by rename, and the page is made anew from what lies there.
+"""
+
+import html
+import shutil
+import uuid
+import zipfile
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import quote
+
+from packaging.metadata import parse_email
+
+from dsdoctor.builder.wheel.read import hex_of
+
+PROJECT = "deepspeed"
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>{title}</title></head>
+<body>
+{body}</body>
+</html>
+"""
+
+
+def publish(wheel: Path, index: Path) -> Path:
+    """Copy a wheel, with the manifest beside it, into an index and list it. Returns the wheel's place there."""
+    folder = index / PROJECT
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = wheel.with_name(f"{wheel.name}.json")
+    for source in (manifest, wheel):
+        if source.exists():
+            temporary = folder / f".{source.name}.{uuid.uuid4().hex}.tmp"
+            try:
+                shutil.copyfile(source, temporary)
+                temporary.replace(folder / source.name)
+            finally:
+                temporary.unlink(missing_ok=True)
+    list_wheels(index)
+    return folder / wheel.name
+
+
+def list_wheels(index: Path) -> None:
+    """Write the pages of an index for the wheels that lie in it."""
+    links = [_link(wheel) for wheel in wheels_of(index)]
+    _write(index / PROJECT / "index.html", PAGE.format(title=f"Links for {PROJECT}", body="".join(links)).encode())
+    root = f'<a href="{PROJECT}/">{PROJECT}</a>\n'
+    _write(index / "index.html", PAGE.format(title="Simple index", body=root).encode())
+
+
+def wheels_of(folder: Path) -> tuple[Path, ...]:
+    """The DeepSpeed wheels of a folder or of an index, sorted by name."""
+    inside = folder / PROJECT
+    return tuple(sorted((inside if inside.is_dir() else folder).glob(f"{PROJECT}-*.whl")))
+
+
+def _link(wheel: Path) -> str:
+    attributes = [("href", f"{quote(wheel.name)}#sha256={hex_of(wheel)}")]
+    metadata = _metadata(wheel)
+    if metadata is not None:
+        _write(wheel.with_name(f"{wheel.name}.metadata"), metadata)
+        attributes += [("data-core-metadata", f"sha256={sha256(metadata).hexdigest()}")]
+        attributes += [("data-requires-python", asked) for asked in _requires_python(metadata)]
+    said = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes)
+    return f"<a {said}>{html.escape(wheel.name)}</a><br>\n"
+
+
+def _metadata(wheel: Path) -> bytes | None:
+    """The METADATA file of a wheel; None for what is no readable wheel, which pip may judge itself."""
+    try:
+        with zipfile.ZipFile(wheel) as file:
+            name = next(name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
+            return file.read(name)
+    except (OSError, zipfile.BadZipFile, StopIteration, RuntimeError, NotImplementedError):
+        return None
+
+
+def _requires_python(metadata: bytes) -> Iterator[str]:
+    asked = parse_email(metadata)[0].get("requires_python")
+    if asked:
+        yield asked
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file in one step; one that has that content already is left alone."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,226 @@
+"""A DeepSpeed wheel, or an installed DeepSpeed -> facts about it. Bytes are read; nothing of it is imported or run."""
+
+import base64
+import csv
+import hashlib
+import stat
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from dsdoctor.builder.wheel.elf import Confession, confess, newest
+from dsdoctor.core.deepspeed_install import (
+    MANIFEST,
+    RECORD,
+    deepspeed_of_record,
+    left_to_system,
+    library_of,
+    recorded_wheel_digest,
+    with_libraries,
+    with_manifest,
+    with_tags,
+)
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import DeepSpeed
+
+LARGEST = 16 << 30
+MOST_FILES = 200_000
+WORST_RATIO = 400
+"""A shared object with debug information shrinks to a quarter; a file of zeros to a thousandth."""
+
+SMALL = 8 << 20
+CHUNK = 1 << 20
+HINT = "fetch or build it again"
+LARGEST_TEXT = 16 << 20
+"""The RECORD of a DeepSpeed with everything in it has 0.3 MB, its manifest 0.05 MB."""
+
+DAMAGE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, KeyError, ValueError)
+"""What zipfile raises for a damaged archive."""
+
+
+def read_wheel(path: Path) -> DeepSpeed:
+    """What a wheel is and holds. Raises UsageError for what is no DeepSpeed wheel, is damaged, or tries to harm."""
+    try:
+        name, version, _, tags = parse_wheel_filename(path.name)
+    except InvalidWheelFilename as error:
+        raise UsageError(f"{path} is no wheel: {error}", hint="name a file such as deepspeed-0.19.8-...whl") from None
+    if name != "deepspeed":
+        raise UsageError(f"{path.name} is a wheel of {name}, not of deepspeed", hint="name a DeepSpeed wheel")
+    try:
+        with zipfile.ZipFile(path) as file, tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder:
+            _refuse_harm(file, path)
+            facts = _read(file, path, str(version), Path(folder))
+            return _with_name(facts, {tag.interpreter for tag in tags}, {tag.platform for tag in tags})
+    except (*DAMAGE, MemoryError) as error:
+        raise UsageError(f"{path} cannot be read as a wheel: {error}", hint=HINT) from None
+
+
+def read_installed(facts: DeepSpeed) -> DeepSpeed:
+    """Add to an installed DeepSpeed's own record what its shared objects say, and which recorded files were altered."""
+    location = Path(facts.location)
+    libraries = {path.relative_to(location.parent).as_posix(): confess(path) for path in sorted(location.rglob("*.so"))}
+    record = next(iter(location.parent.glob(f"deepspeed-{facts.version}.dist-info/RECORD")), None)
+    altered: tuple[str, ...] = ()
+    if record is not None:
+        listed = _parse_record(record.read_text(encoding="utf-8", errors="replace"))
+        altered = tuple(name for name, digest in sorted(listed.items()) if _digest_of(location.parent / name) != digest)
+    return replace(_with_confessions(facts, libraries), altered=altered)
+
+
+def _refuse_harm(file: zipfile.ZipFile, path: Path) -> None:
+    entries = file.infolist()
+    if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > LARGEST:
+        raise UsageError(f"{path.name} says that it unpacks to more than a DeepSpeed can be", hint="do not install it")
+    for entry in entries:
+        parts = PurePosixPath(entry.filename).parts
+        if entry.filename.startswith("/") or ".." in parts or "\\" in entry.filename or "\0" in entry.filename:
+            raise UsageError(
+                f"{path.name} holds a file outside of itself: {entry.filename!r}", hint="do not install it"
+            )
+        if stat.S_ISLNK(entry.external_attr >> 16):
+            raise UsageError(
+                f"{path.name} holds a link: {entry.filename!r}; wheels have none", hint="do not install it"
+            )
+        if entry.file_size > SMALL and entry.file_size > WORST_RATIO * max(1, entry.compress_size):
+            raise UsageError(
+                f"{path.name}'s {entry.filename!r} unpacks to {entry.file_size} bytes from {entry.compress_size}",
+                hint="do not install it",
+            )
+
+
+def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> DeepSpeed:
+    def text(ending: str) -> str | None:
+        name = next((name for name in file.namelist() if name == ending or name.endswith(f".dist-info/{ending}")), None)
+        if name is None:
+            return None
+        if file.getinfo(name).file_size > LARGEST_TEXT:
+            raise UsageError(f"{path.name}'s {name} is larger than any can be", hint="do not install it")
+        return file.read(name).decode("utf-8", errors="replace")
+
+    record = text(f"deepspeed/{RECORD}")
+    if record is None:
+        raise UsageError(f"{path.name} holds no deepspeed/{RECORD}: it is no built DeepSpeed", hint=HINT)
+    facts = deepspeed_of_record(record, version=version, location=str(path))
+    facts = with_tags(with_manifest(facts, text(MANIFEST), exists=_exists), text("WHEEL"))
+    told_record = text("RECORD")
+    listed = _parse_record(told_record or "")
+    libraries: dict[str, Confession] = {}
+    altered = [name for name in listed if name not in file.NameToInfo]
+    altered += ["RECORD, which is missing"] if told_record is None else _unlisted(file, listed)
+    for entry in file.infolist():
+        unpacked = folder / "library.so" if entry.filename.endswith(".so") else None
+        digest = _copied(file, entry, unpacked)
+        if entry.filename in listed and listed[entry.filename] != digest:
+            altered.append(entry.filename)
+        if unpacked is not None:
+            libraries[entry.filename] = confess(unpacked)
+    told = recorded_wheel_digest(_beside(path))
+    if told is not None and told != hex_of(path):
+        altered.append(path.name)
+    return replace(_with_confessions(facts, libraries), altered=tuple(sorted(altered)))
+
+
+def _with_name(facts: DeepSpeed, pythons: set[str], platforms: set[str]) -> DeepSpeed:
+    """Add the tags of the file's name, by which pip goes; they must be those of the WHEEL file."""
+    told = (set(facts.python), set(facts.platform))
+    altered = (
+        facts.altered if told == (pythons, platforms) else (*facts.altered, "the tags of its name or its WHEEL file")
+    )
+    return replace(facts, python=tuple(sorted(pythons)), platform=tuple(sorted(platforms)), altered=altered)
+
+
+def _unlisted(file: zipfile.ZipFile, listed: Mapping[str, str]) -> list[str]:
+    """Files that RECORD does not list; itself and signatures it cannot."""
+    free = ("/RECORD", "/RECORD.jws", "/RECORD.p7s", "/")
+    return [name for name in file.namelist() if name not in listed and not name.endswith(free)]
+
+
+def _with_confessions(facts: DeepSpeed, libraries: Mapping[str, Confession]) -> DeepSpeed:
+    """What the shared objects say outweighs what was written down about them."""
+    facts = with_libraries(facts, libraries)
+    told = facts.told_by == "manifest"
+    of_ops = {op: libraries[path] for op in facts.installed_ops if (path := library_of(op, libraries))}
+    needed = {op: left_to_system(one.needed, one.run_path, _exists) for op, one in of_ops.items()}
+    flags = tuple(sorted({flag for confession in libraries.values() for flag in confession.cpu_flags}))
+    return replace(
+        facts,
+        sm_arch={op: one.sm_arch for op, one in of_ops.items() if one.sm_arch},
+        needed={op: names for op, names in needed.items() if names},
+        cpu_flags=flags or facts.cpu_flags,
+        glibc=newest(confession.glibc for confession in libraries.values()) or facts.glibc,
+        glibcxx=newest(confession.glibcxx for confession in libraries.values()) or facts.glibcxx,
+        unreadable=tuple(path for path, confession in libraries.items() if confession.sm_arch is None),
+        told_by="manifest" if told else "files",
+    )
+
+
+def _exists(path: str) -> bool:
+    """Whether a library lies where an op looks for it: a folder of this machine, and of the one that is judged if it is this."""
+    return LocalHost().exists(path)
+
+
+def _copied(file: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path | None) -> str:
+    """The digest of an entry, as RECORD writes it; its bytes go to ``target``. Its CRC is checked on the way."""
+    total = hashlib.sha256()
+    with file.open(entry) as source:
+        if target is None:
+            _each(source.read, total.update)
+        else:
+            with target.open("wb") as copy:
+                _each(source.read, total.update, copy.write)
+    return _urlsafe(total.digest())
+
+
+def _digest_of(path: Path) -> str | None:
+    total = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            _each(file.read, total.update)
+    except OSError:
+        return None
+    return _urlsafe(total.digest())
+
+
+def hex_of(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal digits."""
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        _each(file.read, total.update)
+    return total.hexdigest()
+
+
+def _each(read: Callable[[int], bytes], *give: Callable[[bytes], object]) -> None:
+    while chunk := read(CHUNK):
+        for to in give:
+            to(chunk)
+
+
+def _urlsafe(digest: bytes) -> str:
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def _parse_record(text: str) -> dict[str, str]:
+    """The sha256 digests of a RECORD file, by path; lines without one are left out."""
+    return dict(_record_lines(text.splitlines()))
+
+
+def _record_lines(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
+    try:
+        for row in csv.reader(lines):
+            if len(row) >= 2 and row[1].startswith("sha256="):
+                yield row[0], row[1].removeprefix("sha256=")
+    except csv.Error:
+        return
+
+
+def _beside(path: Path) -> str | None:
+    try:
+        return path.with_name(f"{path.name}.json").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None

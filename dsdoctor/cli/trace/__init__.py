@@ -1,0 +1,35 @@
+"""The group of commands that read traces."""
+
+import typer
+
+from dsdoctor.cli.trace.compare import compare_command
+from dsdoctor.cli.trace.headroom import headroom_command
+from dsdoctor.cli.trace.plot import plot_command
+from dsdoctor.cli.trace.show import show_command
+
+app = typer.Typer(
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Read the traces of a training: what the values of every module were, batch by batch.
+
+    A trace is what dsdoctor.watch(engine, level="trace", ...) writes: one file
+    a rank, dsdoctor-trace/trace-rank00000.jsonl and so on. Wherever a file is
+    asked for, a folder stands for all traces in it. Traces of a job that
+    crashed, or that still runs, are read as far as they go. Batches count from
+    0, calls of the whole model.
+
+    dsdoctor trace show dsdoctor-trace --batch 150 --bad | head
+
+    dsdoctor trace compare dsdoctor-trace --batch-a 149 --batch-b 150
+
+    dsdoctor trace compare bf16/ fp32/
+
+    dsdoctor trace plot bf16/ fp32/ -o runs.html
+
+    dsdoctor trace headroom dsdoctor-trace --dtype float16
+    """,
+)
+app.command("show")(show_command)
+app.command("compare")(compare_command)
+app.command("plot")(plot_command)
+app.command("headroom")(headroom_command)

@@ -1,0 +1,84 @@
+"""The command that says where two batches, ranks or runs part."""
+
+from typing import Annotated
+
+import typer
+
+from dsdoctor.cli.ending import FOUND, ending, print_result
+from dsdoctor.cli.options import Json
+from dsdoctor.cli.trace.options import Modules, One, Other, PhaseName, selection_of, talk
+from dsdoctor.core.errors import UsageError
+from dsdoctor.overflow.sources import sources
+from dsdoctor.overflow.trace.compare import compare
+from dsdoctor.overflow.trace.pairs import Chosen, pairs
+from dsdoctor.report.trace.comparison import comparison_lines
+from dsdoctor.report.trace.lines import source_parts
+
+BatchA = Annotated[int | None, typer.Option("--batch-a", metavar="N", help="The batch of A.")]
+BatchB = Annotated[int | None, typer.Option("--batch-b", metavar="N", help="The batch of B.")]
+RankA = Annotated[int | None, typer.Option("--rank-a", metavar="N", help="The rank of A.")]
+RankB = Annotated[int | None, typer.Option("--rank-b", metavar="N", help="The rank of B.")]
+Ratio = Annotated[
+    float | None,
+    typer.Option(
+        "--tolerance", metavar="RATIO", help="How far apart two abs maxima may be: 1.5 is half as much again."
+    ),
+]
+
+
+def compare_command(
+    one: One,
+    other: Other = None,
+    batch_a: BatchA = None,
+    batch_b: BatchB = None,
+    rank_a: RankA = None,
+    rank_b: RankB = None,
+    modules: Modules = None,
+    phase: PhaseName = "all",
+    tolerance: Ratio = None,
+    as_json: Json = False,
+) -> None:
+    """Say where two batches, ranks or runs part: the first tensor whose figures differ by more than rounding.
+
+    Batch 149 against 150: compare TRACE --batch-a 149 --batch-b 150
+
+    Rank 0 against 3: compare FOLDER --rank-a 0 --rank-b 3
+
+    A bf16 run against an fp32 one, all that both have: compare bf16/ fp32/
+
+    Allowed for the same batch of the same rank: a ratio of 1 + 32 roundings of
+    the coarsest dtype so far (bfloat16 1.125, float16 1.016, float32 1.001);
+    for other data: 4. Exit status 1 when something diverges, or a nan or inf
+    is on one side only; shapes and dtypes that differ are told, and are no
+    divergence.
+    """
+    with ending("trace compare", as_json):
+        chosen_a, chosen_b = Chosen(batch=batch_a, rank=rank_a), Chosen(batch=batch_b, rank=rank_b)
+        _check(tolerance, chosen_a, chosen_b, alone=other is None)
+        a = sources([one])
+        b = a if other is None else sources([other])
+        found = compare(pairs(a, b, chosen_a, chosen_b, selection_of(modules, None, None, phase)), tolerance=tolerance)
+        if not found.tensors and not found.bad_in_both:
+            raise UsageError(
+                "A and B have no tensor in common", hint="modules are matched by their names: dsdoctor trace show"
+            )
+        if not as_json:
+            talk(a, "A: ")
+            talk(b, "B: ")
+        parts = {"a": source_parts(a), "b": source_parts(b)}
+        print_result("trace compare", as_json, comparison_lines(found), (), comparison=found, **parts)
+        if found.first is not None:
+            raise typer.Exit(FOUND)
+
+
+def _check(tolerance: float | None, a: Chosen, b: Chosen, *, alone: bool) -> None:
+    """Raise UsageError for a question that makes no sense. ``alone``: there is no B."""
+    if tolerance is not None and not tolerance >= 1:
+        raise UsageError(f"--tolerance {tolerance:g} is less than 1", hint="it is a ratio: 1 allows no difference")
+    if alone and _is_itself(a, b):
+        raise UsageError("A would be compared with itself", hint="name B, or two batches: --batch-a 149 --batch-b 150")
+
+
+def _is_itself(a: Chosen, b: Chosen) -> bool:
+    """Whether both sides of one trace are the same: what one side leaves out is taken of the other."""
+    return (a.batch == b.batch or None in (a.batch, b.batch)) and (a.rank == b.rank or None in (a.rank, b.rank))

@@ -1,0 +1,58 @@
+"""The options that the trace commands share, and what they come to."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dsdoctor.core.errors import UsageError
+from dsdoctor.overflow.frames.frame import LIMITS
+from dsdoctor.overflow.sources import Traces
+from dsdoctor.overflow.trace.selection import PHASES, Selection, numbers
+from dsdoctor.report.terminal import show
+from dsdoctor.report.trace.lines import source_lines
+
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE", help="Traces, or folders that hold them.", show_default=False)
+]
+One = Annotated[Path, typer.Argument(metavar="A", help="A trace, or a folder of one run.", show_default=False)]
+Other = Annotated[
+    Path | None, typer.Argument(metavar="[B]", help="Another one. Default: A itself.", show_default=False)
+]
+Modules = Annotated[
+    list[str] | None,
+    typer.Option("--module", metavar="GLOB", help='Only modules such as "encoder.block.2.*". Repeatable.'),
+]
+BatchList = Annotated[str | None, typer.Option("--batch", metavar="LIST", help="Only these batches: 3,10-12.")]
+RankList = Annotated[str | None, typer.Option("--rank", metavar="LIST", help="Only these ranks: 0,2.")]
+PhaseName = Annotated[
+    str, typer.Option("--phase", metavar="forward|backward|all", help="Activations, gradients, or both.")
+]
+Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help=f"One of {', '.join(LIMITS)}.")]
+
+
+def selection_of(
+    modules: list[str] | None, batch: str | None, rank: str | None, phase: str, *, bad: bool = False
+) -> Selection:
+    """The filters that the options come to. Raises UsageError for those that say nothing."""
+    if phase not in PHASES:
+        raise UsageError(f"--phase {phase!r} is none", hint=f"one of {', '.join(PHASES)}")
+    return Selection(
+        modules=tuple(modules or ()),
+        batches=None if batch is None else numbers(batch, "--batch"),
+        ranks=None if rank is None else numbers(rank, "--rank"),
+        phase=PHASES[phase],
+        bad=bad,
+    )
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise UsageError for a dtype whose limit is not known."""
+    if dtype not in LIMITS:
+        raise UsageError(f"--dtype {dtype!r} is none that is known", hint=f"one of {', '.join(LIMITS)}")
+
+
+def talk(traces: Traces, name: str = "") -> None:
+    """Say on stderr whose traces these are."""
+    show(Console(stderr=True), source_lines(traces, name))

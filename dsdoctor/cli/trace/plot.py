@@ -1,0 +1,88 @@
+"""The command that draws traces."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dsdoctor.cli.ending import ending, print_result
+from dsdoctor.cli.options import Json
+from dsdoctor.cli.trace.options import BatchList, Modules, One, Other, PhaseName, RankList, check_dtype, selection_of
+from dsdoctor.core.errors import UsageError
+from dsdoctor.overflow.frames.frame import Frame, Phase
+from dsdoctor.overflow.sources import Traces, sources
+from dsdoctor.overflow.trace.extremes import Picture, picture, reference
+from dsdoctor.overflow.trace.selection import Selection, selected
+from dsdoctor.report import page
+from dsdoctor.report.trace import plot
+from dsdoctor.report.trace.lines import source_line
+
+Out = Annotated[
+    Path, typer.Option("-o", "--out", metavar="FILE", help="A page (.html) or an image (.png, .svg, .pdf).")
+]
+LimitOf = Annotated[
+    str | None,
+    typer.Option("--dtype", metavar="DTYPE", help="Whose limit to draw. Default: the trace's if narrow, else float16."),
+]
+Title = Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Default: the names of the traces.")]
+
+
+def plot_command(
+    one: One,
+    other: Other = None,
+    out: Out = Path("trace.html"),
+    modules: Modules = None,
+    batch: BatchList = None,
+    rank: RankList = None,
+    phase: PhaseName = "forward",
+    dtype: LimitOf = None,
+    title: Title = None,
+    as_json: Json = False,
+) -> None:
+    """Draw a run, or two beside each other: the range of every module against the limit, and a heat map of module by batch.
+
+    The page holds all that it needs and works without a network. Images are drawn by Chrome or Chromium.
+    Both need the extra named plot: plotly, and kaleido for images.
+    """
+    with ending("trace plot", as_json):
+        if dtype is not None:
+            check_dtype(dtype)
+        if phase == "all":
+            raise UsageError("one plot shows one phase", hint="--phase forward, or --phase backward")
+        page.check_target(out)
+        page.check_plotly()
+        found = {name: sources([path]) for name, path in _runs(one, other).items()}
+        pictures = _pictures(found, selection_of(modules, batch, rank, phase))
+        limit = reference(next(iter(pictures.values())), dtype)
+        heading = title or f"dsdoctor trace: {' against '.join(found)} ({phase})"
+        meta = [source_line(traces.sources[0]) for traces in found.values()]
+        page.write(plot.figure(pictures, limit, title=heading, meta=meta), out, title=heading)
+        rows = max(len(drawn.rows) for drawn in pictures.values())
+        said = f"✓ {out}  ({rows:,} modules, limit of {limit}, {os.stat(out).st_size / (1 << 20):.1f} MiB)"  # noqa: PTH116
+        notes = [f"! {note}" for traces in found.values() for note in traces.notes]
+        print_result("trace plot", as_json, [said, *notes], (), file=str(out), dtype=limit)
+
+
+def _runs(one: Path, other: Path | None) -> dict[str, Path]:
+    """The runs and their names: of folders or files, A and B where those are alike."""
+    if other is None:
+        return {_run_name(one): one}
+    first, second = _run_name(one), _run_name(other)
+    return {first: one, second: other} if first != second else {"A": one, "B": other}
+
+
+def _pictures(found: dict[str, Traces], selection: Selection) -> dict[str, Picture]:
+    """The picture of each run; one that stands alone needs no name. Raises UsageError when there is nothing to draw."""
+    pictures = {}
+    for name, traces in found.items():
+        frames = ((rank, line) for rank, line in selected(traces, selection) if isinstance(line, Frame))
+        pictures[name if len(found) > 1 else ""] = picture(frames, phase=selection.phase or Phase.FORWARD)
+    if not any(drawn.rows for drawn in pictures.values()):
+        raise UsageError("nothing fits these filters: there is nothing to draw", hint="dsdoctor trace show")
+    return pictures
+
+
+def _run_name(path: Path) -> str:
+    """A short name of a run: its folder's, or its file's."""
+    return path.absolute().name if path.is_dir() else path.stem

@@ -1,0 +1,89 @@
+"""Whose contribution to a result was wrong: repeats a wrong step with all ranks, with inputs that tell them apart.
+
+Every rank of the group calls ``follow_up`` for the same step, also one that saw nothing wrong. Whose, told by data alone.
+"""
+
+from dataclasses import replace
+
+from dsdoctor.comm.collectives.calls import all_gather_list, of_all
+from dsdoctor.comm.collectives.catalogue import Step
+from dsdoctor.comm.collectives.exchange import compare, exchange
+from dsdoctor.comm.collectives.values import inverse_sets
+from dsdoctor.comm.models import Group
+from dsdoctor.comm.results import Exchange
+
+MOST_PLACES = 4
+"""Wrong places of a result that are looked into: each may have another cause."""
+
+MOST_GATHERED = 1 << 22
+"""Elements that are gathered to see whose arrive wrong."""
+
+MOST_SEEN = 1000
+"""Errors of one repeat that are compared with those of the others."""
+
+Errors = dict[int, float]
+"""Place in the result -> how far from right it is; nothing where it is right."""
+
+
+def follow_up(group: Group, step: Step, first: Exchange) -> Exchange:
+    """Do a wrong step again. ``whose`` of the answer is empty where nothing came again or the data does not tell.
+
+    A collective that only moves data shows by itself whose it is. For a reduction two things are tried:
+
+    - The same inputs are gathered: a rank whose part arrives wrong is named.
+    - The reduction is repeated with some ranks' inputs inverted: those with a binary digit of their number set, then the others,
+      digit after digit. The error changes exactly when the culprit is among the inverted, which spells its number. An
+      error that changes with both halves, or with neither, is nobody's own contribution, and no one is named.
+    """
+    if step.collective.reduction is None:
+        repeated = exchange(group, step)
+        again = repeated.wrong is not None
+        whose = {rank for one in (first, repeated) if one.wrong for rank in one.wrong.whose}
+    else:
+        errors = _errors(group, step)
+        gathered = _gathered(group, step)
+        spelt = _spelt(group, step, errors)
+        again = bool(errors or gathered)
+        whose = spelt or gathered or set(first.wrong.whose if first.wrong else ())
+    if first.wrong is None:
+        return first
+    return replace(first, wrong=replace(first.wrong, whose=tuple(sorted(whose)), again=again))
+
+
+def _errors(group: Group, step: Step, inverted: frozenset[int] = frozenset()) -> Errors:
+    """The errors of the result when some ranks send the inverse of their values."""
+    call = step.call(group, inverted)
+    got, want = step.collective.run(call, call.mine(step.collective.length(call))), step.collective.expect(call)
+    if got is None or want is None or compare(got, want, call) is None:
+        return {}
+    if call.dtype != "int64":
+        got, want = got.double(), replace(want, values=want.values.double())
+    places = (got != want.values).nonzero().flatten().tolist()
+    return {place: (got[place] - want.values[place]).item() for place in places[:MOST_SEEN]}
+
+
+def _gathered(group: Group, step: Step) -> set[int]:
+    """The ranks whose input arrives wrong when it is only moved."""
+    call = step.call(group)
+    call = replace(call, elements=max(min(step.collective.length(call), MOST_GATHERED // group.world), 1))
+    wrong = compare(all_gather_list(call, call.mine(call.elements)), of_all(call), call)
+    return set(wrong.whose) if wrong else set()
+
+
+def _spelt(group: Group, step: Step, errors: Errors) -> set[int]:
+    """The ranks whose inversion changes the errors; every rank repeats all, whatever it saw itself."""
+    places = sorted(errors)[:MOST_PLACES]
+    numbers: dict[int, int | None] = dict.fromkeys(places, 0)
+    for digit, (ones, zeros) in enumerate(inverse_sets(group.world)):
+        with_ones, with_zeros = _errors(group, step, ones), _errors(group, step, zeros)
+        for place in places:
+            one = _changed(errors[place], with_ones.get(place, 0))
+            zero = _changed(errors[place], with_zeros.get(place, 0))
+            number = numbers[place]
+            numbers[place] = None if number is None or one == zero else number | one << digit
+    return {number for number in numbers.values() if number is not None and number < group.world}
+
+
+def _changed(before: float, after: float) -> bool:
+    """Whether an error is another one: a wrong bit of an inverted number errs to the other side, give or take a rounding."""
+    return abs(after - before) > abs(before) / 2

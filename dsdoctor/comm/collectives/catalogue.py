@@ -1,0 +1,259 @@
+"""The catalogue of collectives, and which of them on which data make up a test. Adding one is one record; see ``calls``.
+
+How much is wanted and the group -> the steps. Nothing here talks to another rank.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dsdoctor.comm.collectives import calls
+from dsdoctor.comm.collectives.calls import Buffer, Want
+from dsdoctor.comm.collectives.values import Call, Reduction
+from dsdoctor.comm.models import Group, Mode
+
+FLOATS = ("float32", "float16", "bfloat16")
+DTYPES = (*FLOATS, "int64")
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
+ONE, ODD, LARGE, LARGEST = 1, 4099, 1 << 20, 1 << 24
+"""Elements of a whole buffer: alone, no multiple of anything, 4 MiB and 64 MiB of float32."""
+
+MIB = 1 << 20
+MOST_ROOTS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """``run`` gets this rank's input of ``length`` elements and returns its result, None where it has none; ``expect`` likewise.
+
+    ``in_place``: the input is overwritten. ``rooted``: it has a root. ``split``: one of its buffers holds a chunk for each rank.
+    ``least``: the fewest ranks. ``basic``: part of the quick test.
+    """
+
+    name: str
+    run: Callable[[Call, Buffer], Buffer | None]
+    expect: Callable[[Call], Want | None]
+    length: Callable[[Call], int]
+    reduction: Reduction | None = None
+    dtypes: tuple[str, ...] = DTYPES
+    in_place: bool = False
+    rooted: bool = False
+    split: bool = False
+    least: int = 1
+    basic: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One exchange of the test: every rank of a group does the same steps in the same order."""
+
+    collective: Collective
+    dtype: str
+    elements: int
+    root: int = 0
+
+    @property
+    def op(self) -> str:
+        """The collective as it is shown."""
+        way = "to" if self.collective.name.startswith(("reduce", "gather")) else "from"
+        return f"{self.collective.name} {way} {self.root}" if self.collective.rooted else self.collective.name
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.dtype} x {self.elements}"
+
+    @property
+    def large(self) -> bool:
+        """Whether it takes so long that there may be no time for it."""
+        return self.elements * BYTES[self.dtype] >= MIB
+
+    def call(self, group: Group, inverted: frozenset[int] = frozenset()) -> Call:
+        """This step as one rank of a group does it."""
+        return Call(
+            group=group,
+            dtype=self.dtype,
+            elements=self.elements,
+            root=self.root,
+            reduction=self.collective.reduction,
+            inverted=inverted,
+        )
+
+
+def steps(mode: Mode, group: Group) -> tuple[Step, ...]:
+    """What a test of this size exchanges, small before large: the same on every rank."""
+    here = [one for one in COLLECTIVES if group.world >= one.least]
+    if mode is Mode.QUICK:
+        return tuple(_quick([one for one in here if one.basic], group.world))
+    found = [step for one in here for dtype in one.dtypes for step in _sized(one, dtype, ODD, group.world)]
+    found += [step for one in here for step in _sized(one, "float32", ONE, group.world)[-1:]]
+    found += [step for one in here for step in _sized(one, "float32", LARGE, group.world)[-1:]]
+    if mode is Mode.FULL:
+        others = [(one, dtype) for one in here for dtype in one.dtypes if dtype != "float32"]
+        found += [step for one, dtype in others for step in _sized(one, dtype, ONE, group.world)[-1:]]
+        found += [step for one, dtype in others for step in _sized(one, dtype, LARGE, group.world)[-1:]]
+        found += [step for one in here for step in _sized(one, "float32", LARGEST, group.world)[-1:]]
+    return tuple(found)
+
+
+def _quick(here: list[Collective], world: int) -> list[Step]:
+    """Each collective once, ZeRO's in every dtype, one element, and the first and last root."""
+    zero = [one for one in here if one.name in ("all_reduce sum", "all_gather", "reduce_scatter")]
+    found = [step for one in here for step in _ends(_sized(one, "float32", ODD, world))]
+    found += [step for one in zero for dtype in DTYPES[1:] for step in _sized(one, dtype, ODD, world)]
+    return found + [step for one in zero[:1] for step in _sized(one, "float32", ONE, world)]
+
+
+def _ends(found: list[Step]) -> list[Step]:
+    return found if len(found) < 3 else [found[0], found[-1]]
+
+
+def _sized(one: Collective, dtype: str, total: int, world: int) -> list[Step]:
+    """A collective on a buffer of about so many elements (an odd number a chunk), from each root (from some in large worlds)."""
+    elements = max(total // world, 1) | 1 if one.split else total
+    spread = range(0, world, -(-world // MOST_ROOTS))
+    roots = sorted({*spread, world - 1}) if one.rooted else [0]
+    return [Step(collective=one, dtype=dtype, elements=elements, root=root) for root in roots]
+
+
+COLLECTIVES = (
+    Collective(
+        name="all_reduce sum",
+        run=calls.all_reduce,
+        expect=calls.reduced,
+        length=calls.chunk,
+        reduction=Reduction.SUM,
+        in_place=True,
+    ),
+    Collective(
+        name="all_reduce max",
+        run=calls.all_reduce,
+        expect=calls.reduced,
+        length=calls.chunk,
+        reduction=Reduction.MAX,
+        in_place=True,
+    ),
+    Collective(
+        name="all_reduce min",
+        run=calls.all_reduce,
+        expect=calls.reduced,
+        length=calls.chunk,
+        reduction=Reduction.MIN,
+        in_place=True,
+    ),
+    Collective(
+        name="all_reduce avg",
+        run=calls.all_reduce,
+        expect=calls.reduced,
+        length=calls.chunk,
+        reduction=Reduction.AVG,
+        dtypes=FLOATS,
+        in_place=True,
+    ),
+    Collective(
+        name="all_reduce sum of a slice",
+        run=calls.all_reduce_slice,
+        expect=calls.reduced_in_guards,
+        length=calls.chunk,
+        reduction=Reduction.SUM,
+    ),
+    Collective(
+        name="all_reduce sum, transposed",
+        run=calls.all_reduce_transposed,
+        expect=calls.reduced_twice,
+        length=calls.two_chunks,
+        reduction=Reduction.SUM,
+        dtypes=("float32",),
+        in_place=True,
+        basic=False,
+    ),
+    Collective(name="all_gather", run=calls.all_gather, expect=calls.of_all, length=calls.chunk, split=True),
+    Collective(
+        name="all_gather in place",
+        run=calls.all_gather_in_place,
+        expect=calls.of_all,
+        length=calls.chunk,
+        split=True,
+    ),
+    Collective(
+        name="all_gather into a list",
+        run=calls.all_gather_list,
+        expect=calls.of_all,
+        length=calls.chunk,
+        split=True,
+        basic=False,
+    ),
+    Collective(
+        name="reduce_scatter",
+        run=calls.reduce_scatter,
+        expect=calls.my_part_reduced,
+        length=calls.chunks,
+        reduction=Reduction.SUM,
+        split=True,
+    ),
+    Collective(
+        name="reduce_scatter avg",
+        run=calls.reduce_scatter,
+        expect=calls.my_part_reduced,
+        length=calls.chunks,
+        reduction=Reduction.AVG,
+        dtypes=FLOATS,
+        split=True,
+        basic=False,
+    ),
+    Collective(
+        name="reduce_scatter from a list",
+        run=calls.reduce_scatter_list,
+        expect=calls.my_part_reduced,
+        length=calls.chunks,
+        reduction=Reduction.SUM,
+        split=True,
+        basic=False,
+    ),
+    Collective(name="all_to_all", run=calls.all_to_all, expect=calls.my_part_of_all, length=calls.chunks, split=True),
+    Collective(
+        name="all_to_all of lists",
+        run=calls.all_to_all_list,
+        expect=calls.my_part_of_all,
+        length=calls.chunks,
+        split=True,
+        basic=False,
+    ),
+    Collective(
+        name="all_to_all uneven",
+        run=calls.all_to_all_uneven,
+        expect=calls.my_portion_of_all,
+        length=calls.uneven_length,
+        split=True,
+    ),
+    Collective(
+        name="broadcast", run=calls.broadcast, expect=calls.of_root, length=calls.chunk, in_place=True, rooted=True
+    ),
+    Collective(
+        name="reduce",
+        run=calls.reduce,
+        expect=calls.reduced_at_root,
+        length=calls.chunk,
+        reduction=Reduction.SUM,
+        in_place=True,
+        rooted=True,
+    ),
+    Collective(
+        name="gather", run=calls.gather, expect=calls.of_all_at_root, length=calls.chunk, rooted=True, split=True
+    ),
+    Collective(
+        name="scatter", run=calls.scatter, expect=calls.my_part_of_root, length=calls.chunks, rooted=True, split=True
+    ),
+    Collective(
+        name="send and receive in a ring",
+        run=calls.ring,
+        expect=calls.of_the_one_before,
+        length=calls.chunk,
+        least=2,
+    ),
+    Collective(
+        name="send and receive in pairs",
+        run=calls.pairs,
+        expect=calls.of_partners,
+        length=calls.chunk,
+        split=True,
+        least=2,
+    ),
+)

@@ -1,0 +1,182 @@
+"""Does the steps of a test, one after the other, on the ranks of torch.distributed's default group, and compares each result.
+
+The same steps on every rank -> what came out on this one. Whose data is wrong: see ``blame``.
+"""
+
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from dsdoctor.comm.collectives.calls import Want
+from dsdoctor.comm.collectives.catalogue import Step
+from dsdoctor.comm.collectives.values import Call
+from dsdoctor.comm.models import Group
+from dsdoctor.comm.results import Exchange, Wrong
+from dsdoctor.comm.speed.pairs import wait_for_device
+
+Tell = Callable[[int, str], None]
+
+FOLLOWED = 6
+"""Wrong steps that are looked into further."""
+
+LONG = timedelta(hours=1)
+"""How long a rank waits for the others at the store: whoever started it ends it before."""
+
+NOT_HERE = re.compile(
+    r"not (currently )?support|unsupported|not implemented|no (function|member) named|invalid scalar type"
+    r"|cannot use reduceop|can't be cast|be contiguous|torch\.distributed has no",
+    re.IGNORECASE,
+)
+BROKEN = re.compile(r"connect|timed? ?out|socket|peer|address|network|nccl error|cuda error", re.IGNORECASE)
+
+
+def run_steps(group: Group, steps: Sequence[Step], tell: Tell, budget: float | None = None) -> tuple[Exchange, ...]:
+    """Exchange and compare; then look whose data was wrong, with all ranks, if it was wrong anywhere.
+
+    ``tell(number from 1, what)`` is called before each. With ``budget``, rank 0 decides by its clock whether there is time for
+    the next large step; those left out are skipped with that reason. Raises what torch raises where communication breaks.
+    """
+    from dsdoctor.comm.collectives.blame import follow_up
+
+    notes, until = _Notes(group), time.monotonic() + (budget or 0)
+    seen: list[Exchange] = []
+    for number, step in enumerate(steps, 1):
+        if budget is not None and step.large and not notes.go(number, time.monotonic() < until):
+            seen.append(_skipped(step, f"the {budget:g} s for the exchanges were used up"))
+            continue
+        tell(number, str(step))
+        seen.append(exchange(group, step))
+    wrong = [number for number, one in enumerate(seen) if one.wrong is not None]
+    for turn, number in enumerate(notes.all_wrong(wrong, steps), len(steps) + 1):
+        tell(turn, f"{steps[number]}, again, to see whose data is wrong")
+        seen[number] = follow_up(group, steps[number], seen[number])
+    return tuple(seen)
+
+
+def exchange(group: Group, step: Step, inverted: frozenset[int] = frozenset()) -> Exchange:
+    """One step: run it, compare the result, and see that the input is still what it was."""
+    call = step.call(group, inverted)
+    mine = call.mine(step.collective.length(call))
+    wait_for_device(group)
+    begun = time.perf_counter()
+    try:
+        got = step.collective.run(call, mine)
+        wait_for_device(group)
+    except Exception as error:
+        # whatever a backend raises for what it cannot do; the rest goes on to whoever started this
+        if (reason := lacking(error)) is None:
+            raise
+        return _skipped(step, reason)
+    seconds = time.perf_counter() - begun
+    wrong = compare(got, step.collective.expect(call), call)
+    if wrong is None and not step.collective.in_place:
+        wrong = _changed(mine, call)
+    return replace(_skipped(step, None), seconds=seconds, wrong=wrong)
+
+
+def _skipped(step: Step, reason: str | None) -> Exchange:
+    return Exchange(op=step.op, dtype=step.dtype, elements=step.elements, seconds=0.0, skipped=reason)
+
+
+def lacking(error: Exception) -> str | None:
+    """Why a backend cannot do something at all; None for an error in doing it.
+
+    >>> lacking(RuntimeError("Cannot use ReduceOp.AVG with Gloo"))
+    'Cannot use ReduceOp.AVG with Gloo'
+    >>> lacking(RuntimeError("[gloo/transport/tcp/pair.cc:544] Connection closed by peer [10.0.0.1]:58043"))
+    """
+    text = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, NotImplementedError):
+        return text or "not implemented"
+    if type(error).__name__ in ("DistNetworkError", "DistStoreError") or BROKEN.search(text):
+        return None
+    return text if NOT_HERE.search(text) else None
+
+
+def compare(got: Any, want: Want | None, call: Call) -> Wrong | None:
+    """The first wrong index of a result, counted over the whole of it; NaN is wrong. Whose it is where one rank sent it."""
+    import torch
+
+    if want is None or got is None or torch.equal(got, want.values):
+        return None
+    bad = got != want.values
+    if call.tolerance:
+        exact, near = want.values.double(), got.double()
+        bad = ~((near - exact).abs() <= call.tolerance * exact.abs())
+    if not bool(bad.any()):
+        return None
+    index = int(bad.to(torch.uint8).argmax())
+    return Wrong(
+        index=index,
+        got=value if math.isfinite(value := float(got[index])) else None,
+        want=float(want.values[index]),
+        count=int(bad.sum()),
+        whose=_senders(bad, want),
+    )
+
+
+def _senders(bad: Any, want: Want) -> tuple[int, ...]:
+    """Those whose part of the result is wrong."""
+    found, start = [], 0
+    for rank, length in want.senders:
+        if bool(bad[start : start + length].any()):
+            found.append(rank)
+        start += length
+    return tuple(sorted(set(found)))
+
+
+def _changed(mine: Any, call: Call) -> Wrong | None:
+    """What a collective wrote into an input that is only to be read: its own rank's data."""
+    return compare(mine, Want(values=call.mine(len(mine)), senders=((call.group.rank, len(mine)),)), call)
+
+
+class _Notes:
+    """What ranks tell each other through the group's store, which works where the collectives do not."""
+
+    def __init__(self, group: Group) -> None:
+        from torch.distributed import distributed_c10d
+
+        self._group, self._store = group, distributed_c10d._get_default_store()
+        turn = self._store.add(f"dsdoctor/turns/{group.rank}", 1)
+        self._key = f"dsdoctor/exchanges/{turn}"
+
+    def go(self, number: int, yes: bool) -> bool:
+        """Rank 0's answer on every rank."""
+        key = f"{self._key}/go/{number}"
+        if self._group.rank == 0:
+            self._store.set(key, "1" if yes else "0")
+            return yes
+        return self._wait(key) == b"1"
+
+    def all_wrong(self, mine: Sequence[int], steps: Sequence[Step]) -> tuple[int, ...]:
+        """The first wrong step of each collective on any rank, the same on every rank; waits until all have told theirs.
+
+        Only a rank with something wrong writes its list, and the last one to come joins them: a few messages a rank.
+        """
+        if mine:
+            place = self._store.add(f"{self._key}/lists", 1)
+            self._store.set(f"{self._key}/list/{place}", msgspec.json.encode(_firsts(mine, steps)).decode())
+        if self._store.add(f"{self._key}/done", 1) == self._group.world:
+            lists = range(1, self._store.add(f"{self._key}/lists", 0) + 1)
+            told = [msgspec.json.decode(self._wait(f"{self._key}/list/{place}"), type=list[int]) for place in lists]
+            wrong = sorted({number for one in told for number in one})
+            self._store.set(f"{self._key}/wrong", msgspec.json.encode(_firsts(wrong, steps)[:FOLLOWED]).decode())
+        return tuple(msgspec.json.decode(self._wait(f"{self._key}/wrong"), type=list[int]))
+
+    def _wait(self, key: str) -> bytes:
+        self._store.wait([key], LONG)
+        return bytes(self._store.get(key))
+
+
+def _firsts(numbers: Sequence[int], steps: Sequence[Step]) -> list[int]:
+    """The first of these steps for each collective."""
+    first: dict[str, int] = {}
+    for number in numbers:
+        first.setdefault(steps[number].collective.name, number)
+    return sorted(first.values())

@@ -1,0 +1,117 @@
+"""Judges what the collectives brought: every rank's exchanges -> whose data is wrong, and what is lacking. Looks at nothing."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from dsdoctor.comm.results import Exchange
+from dsdoctor.core.finding import Finding, Fix, Severity
+
+SHOWN = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brought:
+    """The exchanges of each rank that came to the end (the notable ones are enough), and the host of every rank."""
+
+    exchanges: Mapping[int, Sequence[Exchange]]
+    hosts: Sequence[str] = ()
+
+    def named(self, rank: int) -> str:
+        """A rank with its host, where that is known.
+
+        >>> Brought(exchanges={}, hosts=("a", "b")).named(1)
+        'rank 1 (b)'
+        """
+        host = self.hosts[rank] if rank < len(self.hosts) else ""
+        return f"rank {rank} ({host})" if host else f"rank {rank}"
+
+    @property
+    def wrong(self) -> tuple[tuple[int, Exchange], ...]:
+        """Who saw something wrong, and what; what could be traced to its origin first."""
+        found = [(rank, one) for rank in sorted(self.exchanges) for one in self.exchanges[rank] if one.wrong]
+        return tuple(sorted(found, key=lambda seen: not (seen[1].wrong and seen[1].wrong.whose)))
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """The ranks whose contribution was wrong."""
+        return tuple(sorted({*chain.from_iterable(one.wrong.whose for _, one in self.wrong if one.wrong)}))
+
+
+def examine(exchanges: Mapping[int, Sequence[Exchange]], hosts: Sequence[str] = ()) -> tuple[Finding, ...]:
+    """All findings on what the ranks exchanged."""
+    brought = Brought(exchanges=exchanges, hosts=hosts)
+    return tuple(finding for check in CHECKS for finding in check(brought))
+
+
+def data_is_wrong(brought: Brought) -> Iterator[Finding]:
+    """A collective ended well and its result is wrong: what a training run would never notice.
+
+    Every rank sends known numbers that depend on rank and position and are exact in their dtype, so that one wrong bit is seen. The
+    rank named is the one whose contribution is wrong: for what is only moved, the sender of the wrong part; for reductions the
+    ranks repeat it with some inputs inverted and see with whose inversion the error changes. Where no rank is named the error did
+    not come again, or came on the way, in sums of several ranks' data. The usual causes are GPU memory (look for
+    uncorrected ECC errors and Xid 48, 63, 94 in dmesg), peer-to-peer copies through an IOMMU or ACS, and a broken NIC or cable.
+    Try NCCL_P2P_DISABLE=1, then NCCL_PROTO=Simple: the one that cures names the layer. On a CPU test the memory.
+    """
+    if not brought.wrong:
+        return
+    names = " and ".join(map(brought.named, brought.culprits[:SHOWN]))
+    first_rank, first = brought.wrong[0]
+    what = f"{first.op} of {first.dtype} is wrong on {brought.named(first_rank)}"
+    yield Finding(
+        rule="data-is-wrong",
+        severity=Severity.ERROR,
+        title=f"the data of {names} arrives wrong: {what}" if names else f"{what}, whose data it is does not show",
+        evidence=_told(brought),
+        fix=Fix(
+            text=f"take {names} out of the job, and test its memory and links"
+            if names
+            else "repeat the test with --full; then with these one at a time: the one that cures names the layer",
+            commands=()
+            if len(brought.culprits) == 1
+            else ("NCCL_P2P_DISABLE=1 dsdoctor comm --full", "NCCL_PROTO=Simple dsdoctor comm --full"),
+        ),
+    )
+
+
+def collective_not_available(brought: Brought) -> Iterator[Finding]:
+    """The backend cannot do a collective at all, so that it was not tested; a training run that needs it would fail at once.
+
+    Older gloo has no AVG, and no reduce_scatter of some dtypes. Large sizes are left out when the time is used up.
+    """
+    lacking: dict[str, list[str]] = {}
+    for one in chain.from_iterable(brought.exchanges.values()):
+        if one.skipped:
+            lacking.setdefault(one.skipped, []).append(f"{one.op} of {one.dtype}")
+    for reason, what in lacking.items():
+        first, *others = dict.fromkeys(what)
+        more = f" and {len(others)} more" if others else ""
+        yield Finding(
+            rule="collective-not-available",
+            severity=Severity.NOTE,
+            title=f"{first}{more} was not tested: {reason}",
+            evidence=tuple(others[:SHOWN]),
+        )
+
+
+def _told(brought: Brought) -> tuple[str, ...]:
+    """A line for each of the first wrong results."""
+    lines = []
+    for rank, one in brought.wrong:
+        assert one.wrong is not None
+        came = {None: "", True: ", again when repeated", False: ", right when repeated"}[one.wrong.again]
+        whose = " and ".join(map(brought.named, one.wrong.whose)) or "not known"
+        lines.append(
+            f"on {brought.named(rank)}: {one.op} {one.dtype} x {one.elements}: first wrong at index {one.wrong.index},"
+            f" {_value(one.wrong.got)} for {one.wrong.want:.10g}, {one.wrong.count} wrong{came}; whose: {whose}"
+        )
+    more = len(lines) - SHOWN
+    return (*lines[:SHOWN], *((f"and {more} more",) if more > 0 else ()))
+
+
+def _value(got: float | None) -> str:
+    return "nan or inf" if got is None else f"{got:.10g}"
+
+
+CHECKS = (data_is_wrong, collective_not_available)

@@ -1,0 +1,200 @@
+"""Where every rank was when an exchange was ended -> which rank died, stopped, vanished or stayed behind. Judges, never looks.
+
+When one rank falls out, all the others fail too, at once or later, and their errors name nobody. So the causes are asked for in
+the order in which they explain each other; what the others said is evidence at most.
+"""
+
+from collections.abc import Iterator
+
+from dsdoctor.comm.exchange.trouble import STOPPED, Trouble
+from dsdoctor.comm.mesh.checks import CHECKS as MESH_CHECKS
+from dsdoctor.comm.mesh.matrix import Mesh
+from dsdoctor.comm.rendezvous.checks import named
+from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.processes import LETTERS
+
+
+def rank_died(trouble: Trouble) -> Iterator[Finding]:
+    """The process of a rank ended in the middle of the test.
+
+    SIGKILL is most often the kernel's out-of-memory killer or the scheduler; a status of its own means that a library gave up, and
+    its last lines are in that rank's log. The other ranks only see closed connections."""
+    for rank in trouble.dead:
+        told = next((one for one in trouble.stuck if one.rank == rank and one.ended), None)
+        how = told.ended if told else "its host answers, and nothing listens on its port any more"
+        where = f" in {told.at}" if told else ""
+        yield Finding(
+            rule="rank-died",
+            severity=Severity.ERROR,
+            title=f"{trouble.who(rank)} died{where} during {trouble.what}: {how}",
+            evidence=_others(trouble, {rank}),
+            fix=Fix(
+                text=f"see on {trouble.host(rank)} what ended it",
+                commands=("dmesg -T | grep -iE 'killed process|oom|xid' | tail",),
+            ),
+        )
+
+
+def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
+    """The process of a rank is there and does not run.
+
+    Stopped by a signal (Ctrl-Z in a terminal, a debugger, a scheduler that suspends jobs), or its host is frozen: the
+    kernel still accepts connections, the process does not answer."""
+    for rank in trouble.stopped:
+        told = next((one for one in trouble.stuck if one.rank == rank), None)
+        how = LETTERS.get(told.process, "") if told else "its port accepts connections, and nobody answers"
+        yield Finding(
+            rule="rank-stopped",
+            severity=Severity.ERROR,
+            title=f"{trouble.who(rank)} stands still during {trouble.what}: {how}",
+            evidence=_others(trouble, {rank}),
+            fix=Fix(
+                text="let it go on, or find out what stopped it",
+                commands=(
+                    f"ssh {trouble.host(rank)} 'ps -o pid,stat,wchan:32,args -C python; pkill -CONT -f dsdoctor.comm'",
+                ),
+            ),
+        )
+
+
+def supervisor_stopped(who: dict[int, str], states: dict[int, str]) -> Iterator[Finding]:
+    """The first process of a rank stands still, while its others exchange well.
+
+    That is the process that the launcher knows: it will not end, so the launcher waits for it. Stopped by Ctrl-Z, a debugger or a
+    scheduler."""
+    for rank, letter in sorted(states.items()):
+        if letter in STOPPED:
+            yield Finding(
+                rule="supervisor-stopped",
+                severity=Severity.ERROR,
+                title=f"{who[rank]}: the process that the launcher started is {LETTERS[letter]}; the launcher will wait for it",
+                fix=Fix(text="let it go on, or find out what stopped it", commands=("pkill -CONT -f dsdoctor.comm",)),
+            )
+
+
+def host_vanished(trouble: Trouble) -> Iterator[Finding]:
+    """A host that was reached before is not reached any more.
+
+    The link went down in the middle of the test, a firewall began to drop, or the host died. Where the host of rank 0 reaches none
+    of several others any more, it is itself the one that is cut off."""
+    lost = sorted({trouble.host(rank) for rank in trouble.cut})
+    if len(lost) > 1 and set(lost) == set(trouble.hosts) - {trouble.host(0)}:
+        yield Finding(
+            rule="host-vanished",
+            severity=Severity.ERROR,
+            title=f"{trouble.host(0)} with rank 0 reaches none of the other {len(lost)} hosts any more, during {trouble.what}",
+            evidence=tuple(f"{host}: {trouble.silent[rank].value}" for rank, host in _one_each(trouble))[:4],
+            fix=Fix(text=f"look at the link of {trouble.host(0)} and at the switch", commands=("ip -br link",)),
+        )
+        return
+    for host in lost:
+        ranks = tuple(rank for rank in trouble.cut if trouble.host(rank) == host)
+        outcome = trouble.silent[ranks[0]]
+        yield Finding(
+            rule="host-vanished",
+            severity=Severity.ERROR,
+            title=f"{host} with {named(ranks, ())} was there and is not reached any more, during {trouble.what}: "
+            f"{outcome.value}",
+            evidence=_others(trouble, set(ranks)),
+            fix=Fix(
+                text="see whether it is up, and look at its link and at the switch", commands=(f"ping -c 3 {host}",)
+            ),
+        )
+
+
+def _one_each(trouble: Trouble) -> list[tuple[int, str]]:
+    """One rank of each host that is cut off."""
+    return [(rank, host) for host, rank in {trouble.host(rank): rank for rank in trouble.cut}.items()]
+
+
+def link_cut(trouble: Trouble) -> Iterator[Finding]:
+    """An exchange hangs because two hosts do not reach each other any more.
+
+    All ranks live; those of two hosts cannot connect. The findings of the mesh that was made anew say which way."""
+    if trouble.dead or trouble.stopped or trouble.cut or not trouble.reaches:
+        return
+    mesh = Mesh(trouble.claims, trouble.reaches)
+    for check in MESH_CHECKS:
+        yield from check(mesh)
+
+
+def rank_behind(trouble: Trouble) -> Iterator[Finding]:
+    """A rank has not begun the exchange in which all the others wait for it.
+
+    It computes, loads, or waits for a device; its stack says where it is."""
+    if trouble.dead or trouble.stopped or trouble.cut:
+        return
+    for one in trouble.behind:
+        ahead = next(other for other in trouble.stuck if other.step > one.step)
+        yield Finding(
+            rule="rank-behind",
+            severity=Severity.ERROR,
+            title=f"{trouble.who(one.rank)} is still in {one.at} ({LETTERS.get(one.process, 'alive')}), while rank {ahead.rank} "
+            f"waits in {ahead.at}",
+            evidence=one.stack[:6],
+            fix=Fix(text="its stack says what it waits for; a device that does not answer shows as state D"),
+        )
+
+
+def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
+    """All ranks live and are in the same exchange, plain TCP between them works, and nothing moves.
+
+    The library's own transport is at fault: the interface it chose, InfiniBand, peer-to-peer copies through PCIe (IOMMU, ACS)
+    or shared memory. The phase "where it breaks" switches them off one after the other."""
+    if trouble.dead or trouble.stopped or trouble.cut or trouble.behind or any(link_cut(trouble)):
+        return
+    waiting = trouble.stuck
+    if not waiting or any(one.error for one in waiting):
+        # whoever waits then waits for one that was refused
+        return
+    yield Finding(
+        rule="exchange-hangs",
+        severity=Severity.ERROR,
+        title=f"{named(tuple(sorted(one.rank for one in waiting)), trouble.hosts)} hang in {waiting[0].at} "
+        f"({trouble.backend}), and plain TCP between them works",
+        evidence=(f"nothing moved for {trouble.waited:.0f} s",) + waiting[0].stack[:4],
+        fix=Fix(
+            text="look at the interface the library chose",
+            commands=("python -m dsdoctor comm --full", "export NCCL_DEBUG=INFO"),
+        ),
+    )
+
+
+def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
+    """A library refused or broke off an exchange, and no rank died or vanished.
+
+    The first error tells most; `python -m dsdoctor diagnose LOG` knows the common ones."""
+    if trouble.dead or trouble.stopped or trouble.cut or trouble.behind:
+        return
+    failed = [one for one in trouble.stuck if one.error]
+    if not failed:
+        return
+    first = min(failed, key=lambda one: (one.step, "Connection closed" in (one.error or ""), one.rank))
+    yield Finding(
+        rule="exchange-fails",
+        severity=Severity.ERROR,
+        title=f"{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
+        evidence=tuple(f"rank {one.rank} in {one.at}: {_line(one.error)}" for one in failed if one is not first)[:4],
+        fix=Fix(
+            text="the log of that rank holds the whole message",
+            commands=(
+                "python -m dsdoctor comm --quick --out comm-out",
+                f"python -m dsdoctor diagnose comm-out/rank-{first.rank:05d}.log",
+            ),
+        ),
+    )
+
+
+def _others(trouble: Trouble, named_already: set[int]) -> tuple[str, ...]:
+    """What some of the others saw meanwhile."""
+    others = [one for one in trouble.stuck if one.rank not in named_already and not one.ended]
+    waiting = [f"rank {one.rank} in {one.at}: {_line(one.error) if one.error else 'waiting'}" for one in others]
+    return tuple(waiting[:3])
+
+
+def _line(error: str | None) -> str:
+    """The first line of a library's message, without its addresses' noise."""
+    return " ".join((error or "").split("\n")[0].split())[:160]
+
+
+CHECKS = (rank_died, rank_stopped, host_vanished, link_cut, rank_behind, exchange_hangs, exchange_fails)

@@ -1,0 +1,138 @@
+"""The control process of a rank: imports torch, joins the board, leads or follows. Tells its supervisor over a pipe."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from dsdoctor.comm.control.fork_server import Zygote
+from dsdoctor.comm.control.leader import STATUS, lead
+from dsdoctor.comm.control.member import Member
+from dsdoctor.comm.control.messages import Briefing, News
+from dsdoctor.comm.control.orders import let_go
+from dsdoctor.comm.control.phases import Book
+from dsdoctor.comm.control.test_run import Course
+from dsdoctor.comm.reach import absent_checks
+from dsdoctor.comm.reach.absent_checks import Absent
+from dsdoctor.comm.rendezvous.store import Unreached, open_board
+from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.processes import redirect
+
+ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
+MARGIN = 0.6
+"""Seconds by which the others wait longer than rank 0: whoever waits as long as it does goes before its word comes."""
+RESERVE = 1.0
+"""Seconds of the deadline that are kept for the end: last words, and the report."""
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_SHOW_CPP_STACKTRACES": "0"}
+
+
+def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> None:
+    """The whole life of a control process; ``shown`` returns when the supervisor has shown the report."""
+    folder = Path(briefing.folder)
+    os.umask(0o077)
+    redirect(folder / f"rank-{briefing.rank.rank:05d}.log")
+    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+
+    def say(news: News) -> None:
+        pipe.write(msgspec.json.encode(news) + b"\n")
+        pipe.flush()
+
+    say(News(at="importing torch"))
+    try:
+        import torch.distributed as dist
+    except Exception as error:
+        # a broken torch raises what it likes; the reason is what this rank has to say
+        say(News(alone=tuple(torch_unusable(briefing, error))))
+        return
+    backend, has_nccl = briefing.backend, dist.is_nccl_available()
+    if backend == "auto":
+        backend = "nccl" if briefing.local.gpus and has_nccl else "gloo"
+    if backend == "nccl" and not has_nccl:
+        say(News(alone=nccl_unavailable(briefing)))
+        return
+    zygote = Zygote(folder)
+    say(News(at="reaching the store of rank 0"))
+    board = open_board(briefing.rank, _arrival(briefing))
+    if isinstance(board, Unreached):
+        absent = Absent(me=briefing.rank, host=briefing.local.hostname, why=board)
+        say(News(alone=tuple(finding for check in absent_checks.CHECKS for finding in check(absent))))
+        return
+    member = Member(briefing, board, zygote, backend, say)
+    member.arrive()
+    if board.ours:
+        _lead(member, briefing, shown)
+    else:
+        _follow(member, briefing)
+
+
+def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
+    """torch cannot be imported by this rank's Python.
+
+    The rank cannot come to the rendezvous, and the others would wait for it. Most often another environment is active on that
+    host, or a library that torch needs is not found there."""
+    said = " ".join(str(error).split())[:200]
+    return (
+        Finding(
+            rule="torch-unusable",
+            severity=Severity.ERROR,
+            title=f"rank {briefing.rank.rank} ({briefing.local.hostname}): torch cannot be imported: {said}",
+            evidence=(f"by the Python of that rank: {type(error).__name__}",),
+            fix=Fix(
+                text="install torch there, or start the rank with the right Python",
+                commands=("python -c 'import torch'",),
+            ),
+        ),
+    )
+
+
+def nccl_unavailable(briefing: Briefing) -> tuple[Finding, ...]:
+    """NCCL was asked for, and this rank's torch has none.
+
+    NCCL is in CUDA builds of torch, and needs a GPU for each rank. On processors gloo does the same."""
+    return (
+        Finding(
+            rule="nccl-unavailable",
+            severity=Severity.ERROR,
+            title=f"rank {briefing.rank.rank} ({briefing.local.hostname}): --backend nccl was asked for, and "
+            "its torch has no NCCL",
+            fix=Fix(
+                text="test with gloo, or install a CUDA build of torch",
+                commands=("python -m dsdoctor comm --backend gloo",),
+            ),
+        ),
+    )
+
+
+def _follow(member: Member, briefing: Briefing) -> None:
+    member.say(News(at="waiting for rank 0's first order"))
+    try:
+        status = member.follow(briefing.began + briefing.settings.deadline + MARGIN)
+    except Exception as error:
+        # torch raises several types over its releases when the store of rank 0 goes
+        print(f"{type(error).__name__}: {error}", flush=True)
+        status = None
+    member.say(News(end=status, lost=status is None))
+
+
+def _lead(member: Member, briefing: Briefing, shown: Callable[[], None]) -> None:
+    course = Course(
+        member=member,
+        book=Book(member.say),
+        began=briefing.began,
+        end=briefing.began + briefing.settings.deadline - RESERVE,
+    )
+    report = lead(course)
+    member.say(News(report=report))
+    shown()
+    let_go(
+        member, STATUS[report.state], (course.conductor.orders if course.conductor else 0) + 1, mute=len(course.mute)
+    )
+
+
+def _arrival(briefing: Briefing) -> float:
+    """Seconds for the way to the board; others than rank 0 wait longer, it may start late."""
+    whole = min(briefing.settings.deadline * ARRIVAL, LONGEST_ARRIVAL)
+    return max(whole - (time.monotonic() - briefing.began), 1.0)

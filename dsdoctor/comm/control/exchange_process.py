@@ -1,0 +1,153 @@
+"""The data process of a rank: joins a group of torch.distributed and exchanges. It may wedge or die; others watch it.
+
+It sends words over a socket, a line of JSON each, and takes its next work from there. Its stack is written to a file by
+SIGUSR1, torch's flight recorder by an empty order.
+"""
+
+import faulthandler
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dsdoctor.comm.control.messages import Do, Join, Result, Task, Word
+from dsdoctor.comm.models import Group, Mode
+from dsdoctor.comm.results import Speeds
+
+PRESET = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,GRAPH",
+}
+"""Variables of the data process alone. torch renamed the buffer's in 2.8; NCCL writes to a file of each process."""
+
+Tell = Callable[[int, str], None]
+
+
+def stack_file(folder: str, pid: int) -> Path:
+    """Where a data process writes its stacks."""
+    return Path(folder) / f"stack-{pid}.txt"
+
+
+def exchange(join: Join, channel: socket.socket) -> None:
+    """The data process's life: join, then work until the channel closes."""
+    os.environ.update({**PRESET, "NCCL_DEBUG_FILE": f"{join.folder}/nccl.%h.%p.log", **join.variables})
+    with stack_file(join.folder, os.getpid()).open("w") as stacks:
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        mouth = _Mouth(channel)
+        work: queue.Queue[Do | None] = queue.Queue()
+        threading.Thread(target=_listen, args=(channel, work, join.folder), daemon=True).start()
+        try:
+            mouth.tell(0, "joining the group")
+            group = join_group(join)
+            while (do := work.get()) is not None:
+                mouth.say(Word(result=TASKS[do.task or Task.RIGHT](group, do, mouth.tell)))
+        except Exception as error:
+            # whatever a library raises here is what the rank has to tell
+            mouth.say(Word(error=f"{type(error).__name__}: {error}"))
+            time.sleep(3600)
+
+
+def join_group(join: Join) -> Group:
+    """Initialise torch.distributed over the job's store. Raises what torch raises."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    store = TCPStore(join.master, join.port, None, False, timedelta(seconds=join.seconds))
+    options: dict[str, Any] = {}
+    if join.device != "cpu":
+        torch.cuda.set_device(join.device)
+        # torch 2.6 hangs with device_id (pytorch#153960)
+        if not (2, 6) <= tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8):
+            options["device_id"] = torch.device(join.device)
+    dist.init_process_group(
+        join.backend,
+        store=PrefixStore(join.prefix, store),
+        rank=join.rank,
+        world_size=join.world,
+        timeout=timedelta(seconds=max(join.seconds, 5)),
+        **options,
+    )
+    return Group(rank=join.rank, world=join.world, device=join.device, backend=join.backend, hosts=join.hosts)
+
+
+class _Mouth:
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def say(self, word: Word) -> None:
+        self._channel.sendall(msgspec.json.encode(word) + b"\n")
+
+    def tell(self, step: int, at: str) -> None:
+        self.say(Word(step=step, at=at))
+
+
+def _listen(channel: socket.socket, work: "queue.Queue[Do | None]", folder: str) -> None:
+    """Take orders, also while the main thread is inside of a collective."""
+    with channel.makefile("rb") as lines:
+        for line in lines:
+            do = msgspec.json.decode(line, type=Do)
+            if do.task is None:
+                _dump_flight_recorder(folder)
+            else:
+                work.put(do)
+    work.put(None)
+
+
+def _dump_flight_recorder(folder: str) -> None:
+    """Write what torch recorded of its collectives, where this torch can tell it."""
+    from torch._C import _distributed_c10d as c10d
+
+    dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
+    if dump is not None:
+        text = dump()
+        (Path(folder) / f"flight-{os.getpid()}.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def _right(group: Group, do: Do, tell: Tell) -> Result:
+    from dsdoctor.comm.collectives.catalogue import steps
+    from dsdoctor.comm.collectives.exchange import run_steps
+    from dsdoctor.comm.local.memory import try_memory
+
+    tell(0, "writing to memory and reading it back")
+    memory = try_memory(group.device)
+    exchanges = run_steps(group, steps(Mode(do.mode), group), tell, do.seconds * 0.8)
+    notable = tuple(one for one in exchanges if one.wrong or one.skipped)
+    return Result(done=len(exchanges), exchanges=notable, memory=memory)
+
+
+def _speed(group: Group, do: Do, tell: Tell) -> Result:
+    from dsdoctor.comm.speed.pace import pace
+    from dsdoctor.comm.speed.pairs import time_pairs
+    from dsdoctor.comm.speed.speed import time_collectives
+
+    own = pace(group, tell)
+    pairs = time_pairs(group, tell, do.seconds * 0.3)
+    timings = time_collectives(group, Mode(do.mode), tell, do.seconds * 0.5)
+    return Result(done=len(timings), speeds=Speeds(rank=group.rank, timings=timings, pairs=pairs, pace=own))
+
+
+def _deepspeed(group: Group, _: Do, tell: Tell) -> Result:
+    from dsdoctor.comm.collectives.deepspeed import run_layer
+
+    exchanges = run_layer(group, tell)
+    return Result(done=len(exchanges), exchanges=tuple(one for one in exchanges if one.wrong or one.skipped))
+
+
+TASKS: dict[Task, Callable[[Group, Do, Tell], Result]] = {
+    Task.RIGHT: _right,
+    Task.SPEED: _speed,
+    Task.DEEPSPEED: _deepspeed,
+}

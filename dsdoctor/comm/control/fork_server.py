@@ -1,0 +1,148 @@
+"""A process that has torch imported and nothing begun: every data process is a fork of it, so a new one costs milliseconds
+and inherits no thread, no connection and no CUDA context."""
+
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from dsdoctor.comm.control.exchange_process import exchange, stack_file
+from dsdoctor.comm.control.messages import Do, Join, Word
+from dsdoctor.core.processes import ending_of, fork, state_of
+
+LARGEST = 1 << 20
+REAPING = 0.05
+
+
+class Data:
+    """A data process as its control process sees it: ``step`` and ``at`` are what it said last."""
+
+    def __init__(self, pid: int, channel: socket.socket, folder: str, zygote: "Zygote") -> None:
+        self.pid, self.folder, self._channel, self._zygote = pid, folder, channel, zygote
+        self._rest = b""
+        self.step, self.at = 0, "starting"
+
+    def do(self, work: Do) -> None:
+        """Give it its next work. One that is dead already is found by ``ended``."""
+        try:
+            self._channel.sendall(msgspec.json.encode(work) + b"\n")
+        except OSError:
+            return
+
+    def words(self) -> Iterator[Word]:
+        """What it has said since."""
+        while select.select([self._channel], [], [], 0)[0]:
+            try:
+                part = self._channel.recv(LARGEST)
+            except OSError:
+                return
+            if not part:
+                return
+            *lines, self._rest = (self._rest + part).split(b"\n")
+            for line in lines:
+                word = msgspec.json.decode(line, type=Word)
+                if word.at:
+                    self.step, self.at = word.step, word.at
+                yield word
+
+    def ended(self) -> str | None:
+        """How it died, None while it lives."""
+        return self._zygote.ending(self.pid)
+
+    def process_state(self) -> str:
+        """The kernel's letter for it."""
+        return state_of(self.pid)
+
+    def ask_stack(self) -> None:
+        """Let it write its Python stacks and the flight recorder to the folder; takes it about a tenth of a second."""
+        self.do(Do())
+        try:
+            os.kill(self.pid, signal.SIGUSR1)
+        except ProcessLookupError:
+            return
+
+    def stack(self) -> tuple[str, ...]:
+        """The stack of its main thread, innermost first, as far as it was written."""
+        try:
+            text = stack_file(self.folder, self.pid).read_text(errors="replace")
+        except OSError:
+            return ()
+        _, _, main = text.rpartition("(most recent call first):\n")
+        return tuple(line.strip() for line in main.splitlines() if line.strip())
+
+    def kill(self) -> None:
+        """End it."""
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        finally:
+            self._channel.close()
+
+
+class Zygote:
+    """Made by a control process after it has imported torch and before it opens anything."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._endings: dict[int, int] = {}
+        self.pid = fork(lambda: _breed(theirs, self._mine))
+        theirs.close()
+
+    def start(self, join: Join) -> Data:
+        """A new data process. Raises ConnectionError where the zygote is gone."""
+        mine, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._mine, [msgspec.json.encode(join)], [theirs.fileno()])
+        while True:
+            pid, status = self._hear()
+            if status is None:
+                return Data(pid, mine, str(self._folder), self)
+
+    def ending(self, pid: int) -> str | None:
+        """How a data process ended, None while it lives."""
+        while select.select([self._mine], [], [], 0)[0]:
+            self._hear()
+        if pid not in self._endings:
+            return None
+        return ending_of(self._endings[pid]) or "ended"
+
+    def _hear(self) -> tuple[int, int | None]:
+        message = self._mine.recv(256)
+        if not message:
+            raise ConnectionError("the process that starts data processes is gone")
+        pid, status = msgspec.json.decode(message, type=tuple[int, int | None])
+        if status is not None:
+            self._endings[pid] = status
+        return pid, status
+
+
+def _breed(channel: socket.socket, other: socket.socket) -> None:
+    """The zygote's life: fork on request, tell who ended."""
+    other.close()
+    alive: set[int] = set()
+    while True:
+        if select.select([channel], [], [], REAPING if alive else None)[0]:
+            message, handles, _, _ = socket.recv_fds(channel, LARGEST, 1)
+            if not message:
+                return
+            join, given = msgspec.json.decode(message, type=Join), socket.socket(fileno=handles[0])
+            pid = fork(lambda join=join, given=given: _born(join, given, channel))  # type: ignore[misc]
+            given.close()
+            alive.add(pid)
+            channel.send(msgspec.json.encode((pid, None)))
+        for pid in tuple(alive):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                alive.discard(pid)
+                channel.send(msgspec.json.encode((pid, status)))
+
+
+def _born(join: Join, given: socket.socket, channel: socket.socket) -> None:
+    channel.close()
+    exchange(join, given)

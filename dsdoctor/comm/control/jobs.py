@@ -1,0 +1,155 @@
+"""What a rank does for an order: the mesh in a thread, an exchange in a data process. Polled, so that it can be broken off."""
+
+import threading
+import time
+from typing import Protocol
+
+from dsdoctor.comm.collectives.nccl_log import telling
+from dsdoctor.comm.control.fork_server import Data, Zygote
+from dsdoctor.comm.control.messages import Answer, Do, Join, Order, Result
+from dsdoctor.comm.mesh.mesh import reach_all
+from dsdoctor.comm.models import Claim, Settings
+from dsdoctor.comm.results import Reach, Stuck
+
+STACK_TIME = 0.3
+TAIL = 5.0
+"""Seconds a data process may take beyond its order before its own rank ends it."""
+
+
+class Job(Protocol):
+    """Work that goes on by itself."""
+
+    @property
+    def step(self) -> int:
+        """How far it is."""
+
+    def poll(self) -> Answer | None:
+        """The answer, once there is one."""
+
+    def stop(self) -> Answer:
+        """Break off, and say how far it was."""
+
+
+class Idle:
+    """Nothing to do for this rank."""
+
+    step = 0
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def poll(self) -> Answer:
+        """Done."""
+        return Answer(rank=self._rank)
+
+    stop = poll
+
+
+class MeshJob:
+    """Try the others over TCP."""
+
+    step = 0
+
+    def __init__(self, me: Claim, others: tuple[Claim, ...], token: str, seconds: float) -> None:
+        self._rank, self._began = me.rank, time.monotonic()
+        self._found: list[tuple[Reach, ...]] = []
+        work = threading.Thread(
+            target=lambda: self._found.append(reach_all(me, others, token, seconds=seconds)), daemon=True
+        )
+        work.start()
+
+    def poll(self) -> Answer | None:
+        """What was reached, once all were tried."""
+        return self._answer() if self._found else None
+
+    def stop(self) -> Answer:
+        """What was reached, if all were tried."""
+        return self._answer()
+
+    def _answer(self) -> Answer:
+        found = self._found[0] if self._found else ()
+        return Answer(rank=self._rank, reaches=found, seconds=time.monotonic() - self._began)
+
+
+class RunJob:
+    """An exchange in a data process, a fresh one or the one that is in the group already."""
+
+    def __init__(self, rank: int, data: Data, order: Order, settings: Settings) -> None:
+        self._rank, self._data, self._seconds = rank, data, order.seconds
+        self._began = time.monotonic()
+        self._error: str | None = None
+        self._result: Result | None = None
+        data.do(Do(task=order.task, mode=settings.mode.value, seconds=order.seconds))
+
+    @property
+    def step(self) -> int:
+        """The number of the exchange it is in."""
+        return self._data.step
+
+    def poll(self) -> Answer | None:
+        """The result, or how it ended without one."""
+        for word in self._data.words():
+            self._result, self._error = word.result or self._result, word.error or self._error
+        if self._result:
+            return self._answer(result=self._result)
+        if self._error or self._data.ended():
+            return self._answer(stuck=self._stuck(()))
+        return self.stop() if self._age() > self._seconds + TAIL else None
+
+    def stop(self) -> Answer:
+        """Where it is, with its stack; the process is killed."""
+        answer = None if self._age() > self._seconds + TAIL else self.poll()
+        if answer:
+            return answer
+        state = self._data.process_state()
+        self._data.ask_stack()
+        time.sleep(STACK_TIME)
+        stuck = self._stuck(self._data.stack(), state)
+        self._data.kill()
+        return self._answer(stuck=stuck)
+
+    def _answer(self, *, result: Result | None = None, stuck: Stuck | None = None) -> Answer:
+        nccl = telling(self._data.folder, self._data.pid)
+        return Answer(rank=self._rank, result=result, stuck=stuck, nccl=nccl, seconds=self._age())
+
+    def _stuck(self, stack: tuple[str, ...], state: str = "") -> Stuck:
+        return Stuck(
+            rank=self._rank,
+            at=self._data.at,
+            step=self._data.step,
+            seconds=self._age(),
+            process=state or self._data.process_state(),
+            ended=self._data.ended(),
+            error=self._error,
+            stack=stack,
+        )
+
+    def _age(self) -> float:
+        return time.monotonic() - self._began
+
+
+class Bench:
+    """Keeps the data process of a rank from one order to the next, as long as the group stays the same."""
+
+    def __init__(self, zygote: Zygote) -> None:
+        self._zygote = zygote
+        self._data: Data | None = None
+        self._join: Join | None = None
+
+    def data(self, join: Join) -> Data:
+        """A data process in that group: the present one, or a new one."""
+        same = self._join is not None and _place(self._join) == _place(join)
+        if self._data is None or self._data.ended() or not same:
+            self.clear()
+            self._data, self._join = self._zygote.start(join), join
+        return self._data
+
+    def clear(self) -> None:
+        """End the present one."""
+        if self._data is not None:
+            self._data.kill()
+        self._data = self._join = None
+
+
+def _place(join: Join) -> tuple[object, ...]:
+    return join.prefix, join.world, tuple(sorted(join.variables.items()))

@@ -1,0 +1,70 @@
+"""A rank that was left without a verdict -> what became of rank 0, or of its own control process. Judges, never looks."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsdoctor.comm.mesh.connect import Knock
+from dsdoctor.comm.models import Rank
+from dsdoctor.comm.results import Outcome
+from dsdoctor.core.finding import Finding, Fix, Severity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """A rank that has no verdict: where its control process was last, how that ended, and how a call to the master ended."""
+
+    rank: Rank
+    host: str
+    at: str
+    seconds: float
+    master: Knock | None
+    died: str | None
+    stopped: bool = False
+    log: str = ""
+    tail: tuple[str, ...] = ()
+
+
+def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
+    """Rank 0's word did not come any more.
+
+    This rank had met rank 0, and waited for its next order. Rank 0 died, its host or the link to it is down, or it hangs: how a
+    plain connection to its port ends tells which."""
+    if lost.rank.rank == 0 or lost.died is not None or lost.stopped or lost.master is None:
+        return
+    ends = {
+        Outcome.REFUSED: "its host answers and refuses the port: rank 0 has died",
+        Outcome.TIMED_OUT: "its host does not answer: the link is cut, or the host is down",
+        Outcome.NO_ROUTE: "there is no route to it any more: the link is cut, or the host is down",
+        Outcome.NO_NAME: "its name is not found any more",
+    }
+    how = ends.get(lost.master.outcome, "its port accepts connections: rank 0 hangs or was stopped")
+    yield Finding(
+        rule="rank-zero-lost",
+        severity=Severity.ERROR,
+        title=f"rank {lost.rank.rank} ({lost.host}): no word of rank 0 ({lost.rank.master}:{lost.rank.port}) since "
+        f"{lost.at!r}; {how}",
+        evidence=(f"waited {lost.seconds:.0f} s in all",),
+        fix=Fix(text="see the output of rank 0 and its host", commands=(f"ping -c 3 {lost.rank.master}",)),
+    )
+
+
+def control_lost(lost: Lost) -> Iterator[Finding]:
+    """The part of this rank that talks to the others ended or hung without a verdict.
+
+    A library brought the process down, or waits without any limit. Its last lines are in the evidence, the whole in the folder
+    of this rank (--out)."""
+    if lost.rank.rank != 0 and lost.died is None and not lost.stopped:
+        return
+    still = "stands still, stopped by a signal" if lost.stopped else f"did not come to an end in {lost.seconds:.0f} s"
+    how = f"ended without a verdict ({lost.died})" if lost.died else still
+    yield Finding(
+        rule="control-lost",
+        severity=Severity.ERROR,
+        title=f"rank {lost.rank.rank} ({lost.host}) {how}, in {lost.at!r}",
+        evidence=lost.tail,
+        fix=Fix(text="see the end of its log", commands=(f"tail -n 40 {shlex.quote(lost.log)}",)),
+    )
+
+
+CHECKS = (rank_zero_lost, control_lost)

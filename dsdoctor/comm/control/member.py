@@ -1,0 +1,181 @@
+"""One rank's part in the test: its claim, then what rank 0 orders, until the end. Runs in the control process."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from dsdoctor.comm.control.fork_server import Zygote
+from dsdoctor.comm.control.jobs import Bench, Idle, Job, MeshJob, RunJob
+from dsdoctor.comm.control.messages import Answer, Briefing, Join, Kind, News, Order, Task
+from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
+from dsdoctor.comm.mesh.mesh import Listener, peers
+from dsdoctor.comm.models import Claim, Phase
+from dsdoctor.comm.rendezvous.board import Board
+from dsdoctor.core.processes import state_of
+
+PACE = 0.02
+"""Seconds between two looks at the board; above a thousand ranks more, so that rank 0's store is asked 50,000 times a second."""
+AFTER_RANK_ZERO = 0.7
+"""Seconds that a rank waits for rank 0's process to go first."""
+Say = Callable[[News], None]
+
+
+class Member:
+    """A rank that has come: its claim stands on the board and its port answers."""
+
+    def __init__(self, briefing: Briefing, board: Board, zygote: Zygote, backend: str, say: Say) -> None:
+        self.briefing, self.board, self.say = briefing, board, say
+        self.rank, self.backend = briefing.rank.rank, backend
+        self.world = briefing.rank.world
+        self._bench = Bench(zygote)
+        self._listeners = _listeners(briefing)
+        self.claim = _claim(briefing, self._listeners, backend)
+        for listener in self._listeners:
+            listener.answer(board.prefix, self.rank)
+        self.pace = max(PACE, self.world / 50_000)
+        self._answers: list[Answer] = []
+
+    def arrive(self) -> None:
+        """Write the claim, and the address for those who will call."""
+        self.board.put(f"at/{self.rank}", replace(self.claim, local=None, fingerprint={}))
+        self.board.log("claims").write(self.claim)
+        self._note()
+
+    def follow(self, until: float) -> int | None:
+        """Obey rank 0 until its last order; the status it gave, or None where its word did not come in time."""
+        number = 1
+        while (order := self._await(number, until)) is not None:
+            if order.kind is Kind.END:
+                self.board.log("ends").write(self.rank)
+                self._bench.clear()
+                self._wait_for_rank_zero(order.status)
+                return order.status
+            self.say(News(at=_phase(order).value))
+            self.post(order, self._work(order))
+            number += 1
+        self._bench.clear()
+        return None
+
+    def begin(self, order: Order) -> Job:
+        """Start what an order says."""
+        if order.kind is Kind.MESH:
+            others = tuple(self.board.get(f"at/{rank}", Claim) for rank in peers(self.rank, self.world))
+            return MeshJob(self.claim, others, self.board.prefix, order.seconds)
+        group = next((group for group in order.groups if self.rank in group), ()) if order.groups else range(self.world)
+        if len(group) < (1 if not order.groups else 2):
+            return Idle(self.rank)
+        return RunJob(self.rank, self._bench.data(self._join(order, tuple(group))), order, self.briefing.settings)
+
+    def post(self, order: Order, answer: Answer) -> None:
+        """Tell rank 0, and this rank's own file."""
+        answer = replace(answer, supervisor=state_of(os.getppid()))
+        self._answers.append(answer)
+        self._note()
+        self.board.log(f"answers/{order.number}").write(answer)
+
+    def clear(self) -> None:
+        """End what is still running."""
+        self._bench.clear()
+
+    def _await(self, number: int, until: float) -> Order | None:
+        while not self.board.has(f"order/{number}"):
+            if time.monotonic() > until:
+                return None
+            time.sleep(self.pace)
+        return self.board.get(f"order/{number}", Order)
+
+    def _wait_for_rank_zero(self, status: int) -> None:
+        """Let rank 0 end first where something is wrong: a launcher ends the others as soon as one has failed."""
+        until = time.monotonic() + AFTER_RANK_ZERO
+        with contextlib.suppress(Exception):
+            # a store that is gone is what is waited for, whatever torch raises then
+            while status and time.monotonic() < until:
+                self.board.has("gone")
+                time.sleep(self.pace)
+
+    def _work(self, order: Order) -> Answer:
+        job = self.begin(order)
+        while (answer := job.poll()) is None:
+            if self.board.has(f"stop/{order.number}"):
+                return job.stop()
+            time.sleep(self.pace)
+        return answer
+
+    def _join(self, order: Order, group: tuple[int, ...]) -> Join:
+        rank = self.briefing.rank
+        # the same group in the same surroundings goes on; another one gets a place of its own in the store
+        place = f"{self.board.prefix}/group/{order.number}/{group[0]}" if order.groups else f"{self.board.prefix}/group"
+        return Join(
+            rank=group.index(self.rank),
+            world=len(group),
+            backend=self.backend,
+            device=self._device(),
+            hosts=tuple(self.board.get(f"at/{one}", Claim).host for one in group) if len(group) <= 64 else (),
+            master=rank.master,
+            port=rank.port,
+            prefix=place,
+            seconds=order.seconds,
+            variables=order.variables,
+            folder=self.briefing.folder,
+            me=self.rank,
+        )
+
+    def _device(self) -> str:
+        if self.backend != "nccl":
+            return "cpu"
+        local_rank, count = self.briefing.rank.local_rank, len(self.briefing.local.gpus)
+        return f"cuda:{local_rank % count if count else local_rank}"
+
+    def _note(self) -> None:
+        """This rank's own file, whole or as it was before."""
+        path = Path(self.briefing.folder) / f"rank-{self.rank:05d}.json"
+        made = path.with_name(f".{path.name}.{os.getpid()}")
+        made.write_bytes(msgspec.json.encode({"schema": "dsdoctor/1", "claim": self.claim, "answers": self._answers}))
+        made.replace(path)
+
+
+def _phase(order: Order) -> Phase:
+    """The phase that an order belongs to."""
+    tasks = {Task.RIGHT: Phase.RIGHT, Task.SPEED: Phase.SPEED, Task.DEEPSPEED: Phase.DEEPSPEED}
+    return tasks[order.task] if order.kind is Kind.RUN else Phase.MESH
+
+
+def _listeners(briefing: Briefing) -> list[Listener]:
+    """A port on the interface that the backend would take, and one on the interface that reaches the master."""
+    found: list[Listener] = []
+    for chosen in (briefing.local.chosen, briefing.local.routed):
+        if chosen and chosen.address not in {listener.address for listener in found}:
+            try:
+                found.append(Listener(chosen.address))
+            except OSError:
+                continue
+    return found or [Listener("127.0.0.1")]
+
+
+def _claim(briefing: Briefing, listeners: list[Listener], backend: str) -> Claim:
+    rank, local = briefing.rank, briefing.local
+    other = listeners[1] if len(listeners) > 1 else None
+    gpu = local.gpus[rank.local_rank % len(local.gpus)] if local.gpus and backend == "nccl" else None
+    return Claim(
+        rank=rank.rank,
+        world=rank.world,
+        local_rank=rank.local_rank,
+        host=local.hostname,
+        pid=os.getppid(),
+        address=listeners[0].address,
+        port=listeners[0].port,
+        other=other.address if other else None,
+        other_port=other.port if other else None,
+        interface=local.chosen.name if local.chosen else "",
+        gpu=gpu.uuid if gpu else None,
+        started=time.time() - (time.monotonic() - briefing.began),
+        arrived=time.time(),
+        backend=backend,
+        fingerprint=fingerprint(local, versions_here()),
+        local=local,
+    )

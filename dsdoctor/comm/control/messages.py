@@ -1,0 +1,125 @@
+"""What the processes of a test say to each other: rank 0's orders, the ranks' answers, the data process's words. Data only."""
+
+import enum
+from dataclasses import dataclass, field
+
+from dsdoctor.comm.models import Local, Rank, Settings
+from dsdoctor.comm.results import Exchange, MemoryTry, PhaseResult, Reach, Report, Speeds, Stuck
+from dsdoctor.core.finding import Finding
+
+
+class Kind(enum.Enum):
+    """What rank 0 orders: a mesh, an exchange in a data process, or the end."""
+
+    MESH = "mesh"
+    RUN = "run"
+    END = "end"
+
+
+class Task(enum.Enum):
+    """What a data process exchanges."""
+
+    RIGHT = "right"
+    SPEED = "speed"
+    DEEPSPEED = "deepspeed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Rank 0's word to all. ``groups`` are disjoint sets of ranks that exchange among themselves (empty: all together);
+    ``variables`` are added to the data process's environment; ``seconds`` bound the work on every rank."""
+
+    number: int
+    kind: Kind
+    seconds: float = 0.0
+    task: Task = Task.RIGHT
+    groups: tuple[tuple[int, ...], ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+    status: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a data process brought: how many exchanges, those that were wrong or not possible, times, memory."""
+
+    done: int = 0
+    exchanges: tuple[Exchange, ...] = ()
+    speeds: Speeds | None = None
+    memory: MemoryTry | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One rank's answer to an order: what it found, or where it was stuck; ``nccl`` are the telling lines of NCCL's log.
+    ``supervisor`` is the kernel's letter for the process that the launcher started."""
+
+    rank: int
+    reaches: tuple[Reach, ...] = ()
+    result: Result | None = None
+    stuck: Stuck | None = None
+    nccl: str = ""
+    supervisor: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join:
+    """What a new data process needs to join its group: ``rank`` and ``world`` are those of the group."""
+
+    rank: int
+    world: int
+    backend: str
+    device: str
+    hosts: tuple[str, ...]
+    master: str
+    port: int
+    prefix: str
+    seconds: float
+    variables: dict[str, str]
+    folder: str
+    me: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Do:
+    """What a data process is to do next; None of it: write down what the flight recorder holds."""
+
+    task: Task | None = None
+    mode: str = "quick"
+    seconds: float = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """What a data process says: which exchange it begins, or its result, or how it failed."""
+
+    step: int = 0
+    at: str = ""
+    result: Result | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Briefing:
+    """What a rank's control process begins with. ``began`` is time.monotonic() at the start of the rank."""
+
+    rank: Rank
+    settings: Settings
+    local: Local
+    backend: str
+    folder: str
+    began: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """What a control process tells its supervisor: where it is now, a phase that ended, the whole report; for a rank that
+    follows, the status that rank 0 gave (``end``) or that its word did not come (``lost``); ``alone`` is what a rank found that
+    never reached the others."""
+
+    at: str = ""
+    phase: PhaseResult | None = None
+    report: Report | None = None
+    end: int | None = None
+    lost: bool = False
+    alone: tuple[Finding, ...] | None = None

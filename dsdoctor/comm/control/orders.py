@@ -1,0 +1,152 @@
+"""Rank 0's side of an order: give it, do its own part, gather the answers, end what does not move. Judges nothing."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from dsdoctor.comm.control.member import Member
+from dsdoctor.comm.control.messages import Answer, Kind, Order
+from dsdoctor.comm.mesh.mesh import reach
+from dsdoctor.comm.models import Claim
+from dsdoctor.comm.results import Outcome
+
+MOVING = 3.0
+"""Seconds without a move that say nothing yet: a large message on a slow link takes as long."""
+GRACE = 1.0
+"""Seconds that the others get to tell of their own accord, after the first told of trouble."""
+LAST_WORDS = 1.5
+"""Seconds in which a rank that was told to stop must say where it was."""
+CALL_TIMEOUT = 1.0
+CALLERS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """What came of an order. ``silent``: how a call to each rank that did not answer ended. ``moved``: seconds since rank 0's own
+    work last moved."""
+
+    order: Order
+    answers: tuple[Answer, ...]
+    silent: dict[int, Outcome] = field(default_factory=dict)
+    seconds: float = 0.0
+    still: float = 0.0
+
+    @property
+    def moving(self) -> bool:
+        """Whether the time was up while rank 0's work still went on, and nobody had fallen out."""
+        stuck = [answer.stuck for answer in self.answers if answer.stuck]
+        fell_out = self.silent or any(one.ended or one.error or one.process in set("Tt") for one in stuck)
+        return not fell_out and self.seconds >= self.order.seconds and self.still < max(MOVING, self.order.seconds / 2)
+
+    @property
+    def well(self) -> bool:
+        """Whether every rank answered and none was stuck."""
+        return not self.silent and not any(answer.stuck for answer in self.answers)
+
+
+class Conductor:
+    """Gives numbered orders to those who came."""
+
+    def __init__(self, member: Member, claims: Sequence[Claim]) -> None:
+        self._member, self._claims = member, claims
+        self.orders = 0
+
+    def ask(self, order: Order, *, patience: float) -> Gathered:
+        """Give an order to all and gather. Ends it when a rank is in trouble, when rank 0's own work has not moved for
+        ``patience`` seconds, or when its time is up."""
+        self.orders += 1
+        order = replace(order, number=self.orders)
+        member, began = self._member, time.monotonic()
+        member.board.put(f"order/{order.number}", order)
+        watch = _Watch(order, member, patience)
+        while not watch.over():
+            time.sleep(member.pace)
+        if not watch.complete:
+            member.board.put(f"stop/{order.number}", True)
+            watch.last_words(LAST_WORDS)
+        silent = self._call(watch.missing)
+        now = time.monotonic()
+        return Gathered(
+            order=order,
+            answers=tuple(watch.answers.values()),
+            silent=silent,
+            seconds=now - began,
+            still=now - watch.moved,
+        )
+
+    def _call(self, ranks: Sequence[int]) -> dict[int, Outcome]:
+        """Call those who said nothing."""
+        by_rank = {claim.rank: claim for claim in self._claims}
+        me, token = self._member.claim, self._member.board.prefix
+
+        def outcome(rank: int) -> Outcome:
+            return reach(me, by_rank[rank], token, size=0, timeout=CALL_TIMEOUT).outcome
+
+        with ThreadPoolExecutor(CALLERS) as pool:
+            return dict(zip(ranks, pool.map(outcome, ranks), strict=True))
+
+
+def let_go(member: Member, status: int, number: int, *, mute: int) -> None:
+    """Send the last order, and wait a moment until the others have read it: the store ends with this process. ``mute`` ranks
+    are known to say nothing any more."""
+    member.board.put(f"order/{number}", Order(number=number, kind=Kind.END, status=status))
+    others = max(member.board.log("claims").count() - 1 - mute, 0)
+    log, gone, until = member.board.log("ends"), 0, time.monotonic() + LAST_WORDS
+    while gone < others and time.monotonic() < until:
+        gone += sum(1 for _ in log.news(int))
+        time.sleep(member.pace)
+    member.clear()
+
+
+class _Watch:
+    """The answers to one order, with rank 0's own work."""
+
+    def __init__(self, order: Order, member: Member, patience: float) -> None:
+        self._member, self._patience, self._order = member, patience, order
+        self._log = member.board.log(f"answers/{order.number}")
+        self._job = member.begin(order)
+        self._until = time.monotonic() + order.seconds
+        self.answers: dict[int, Answer] = {}
+        self.moved, self._step = time.monotonic(), -1
+        self._trouble: float | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank has answered."""
+        return len(self.answers) >= self._member.world
+
+    @property
+    def missing(self) -> list[int]:
+        """Who has not answered."""
+        return [rank for rank in range(self._member.world) if rank not in self.answers]
+
+    def over(self) -> bool:
+        """Look once; whether there is nothing more to wait for."""
+        self._own(self._job.poll)
+        self._read()
+        now = time.monotonic()
+        if self._job.step != self._step:
+            self._step, self.moved = self._job.step, now
+        if self._trouble is None and any(answer.stuck for answer in self.answers.values()):
+            self._trouble = now
+        troubled = self._trouble is not None and now > self._trouble + GRACE
+        return self.complete or troubled or now > self._until or now > self.moved + self._patience
+
+    def last_words(self, seconds: float) -> None:
+        """Break off, and hear where everybody is."""
+        self._own(self._job.stop)
+        until = time.monotonic() + seconds
+        while not self.complete and time.monotonic() < until:
+            self._read()
+            time.sleep(self._member.pace)
+
+    def _own(self, look: "Callable[[], Answer | None]") -> None:
+        if self._member.rank not in self.answers:
+            answer = look()
+            if answer is not None:
+                self.answers[answer.rank] = answer
+
+    def _read(self) -> None:
+        for answer in self._log.news(Answer):
+            self.answers[answer.rank] = answer

@@ -1,0 +1,218 @@
+"""The first process of a rank: no torch, no store, so nothing can wedge it. It owns the clock, starts the control process, hears
+it, and ends all of it at the deadline; where rank 0's word never came it says itself what it can see."""
+
+import os
+import select
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dsdoctor.comm.collectives.deepspeed import own_lock
+from dsdoctor.comm.control import lost_checks
+from dsdoctor.comm.control.agent import control
+from dsdoctor.comm.control.messages import Briefing, News
+from dsdoctor.comm.local.facts import look_local
+from dsdoctor.comm.mesh.connect import Knock, knock
+from dsdoctor.comm.models import Mode, Rank, Settings, State
+from dsdoctor.comm.results import Outcome, PhaseResult, Report
+from dsdoctor.core.errors import DoctorError
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.processes import ending_of, fork, state_of
+from dsdoctor.sessions import end_session
+
+LEADING, FOLLOWING = 0.5, 1.0
+"""Seconds after the deadline at which a rank's supervisor takes the word itself."""
+AFTER_REPORT = 2.0
+"""Seconds for the other ranks to read that they may go."""
+DYING = 0.3
+TAIL = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcomes:
+    """What became of this rank. ``report``: rank 0 only. ``alone``: what this rank found by itself, instead of a report."""
+
+    status: int
+    report: Report | None = None
+    alone: tuple[Finding, ...] = ()
+    phases: tuple[PhaseResult, ...] = ()
+    at: str = ""
+    folder: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """Who is told. ``report`` is called, on rank 0, before the other ranks are let go: a launcher may end this process as soon
+    as one of them has left. ``broken_off`` hears where the test was when a signal ended it."""
+
+    phase: Callable[[PhaseResult], None]
+    report: Callable[[Report], None]
+    broken_off: Callable[[str], None]
+
+
+def supervise(rank: Rank, settings: Settings, screen: Screen, *, began: float) -> Outcomes:
+    """Run this rank's part to its end. Raises KeyboardInterrupt, and what ``screen`` raises, after everything was ended."""
+    local, lock = look_local(LocalHost(), rank, settings.backend), _own_lock(settings)
+    with _folder(settings) as (folder, keep):
+        briefing = Briefing(
+            rank=rank, settings=settings, local=local, backend=settings.backend, folder=folder, began=began
+        )
+        ear = _Ear(briefing)
+        try:
+            outcome = _hear(ear, briefing, screen)
+        finally:
+            end_session(ear.pid)
+            ear.ending()
+            if lock is not None:
+                lock.unlink(missing_ok=True)
+        if outcome.alone or (outcome.report and outcome.report.state is State.BROKEN):
+            keep()
+        return outcome
+
+
+class _Ear:
+    """The control process and what it says."""
+
+    def __init__(self, briefing: Briefing) -> None:
+        self._read, write = os.pipe()
+        back, self._back = os.pipe()
+
+        def shown() -> None:
+            os.read(back, 1)
+
+        def main() -> None:
+            os.close(self._read)
+            os.close(self._back)
+            os.setsid()
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            with os.fdopen(write, "wb") as pipe:
+                control(briefing, pipe, shown)
+
+        self.pid = fork(main)
+        os.close(write)
+        os.close(back)
+        self._rest = b""
+        self._status: int | None = None
+        self.closed = False
+
+    def news(self, seconds: float) -> list[News]:
+        """What came within so many seconds; ``closed`` when nothing more will."""
+        if not select.select([self._read], [], [], max(seconds, 0))[0]:
+            return []
+        part = os.read(self._read, 1 << 20)
+        self.closed = not part
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        return [msgspec.json.decode(line, type=News) for line in lines]
+
+    def ending(self) -> str:
+        """How the control process ended; it has closed its pipe, or was killed."""
+        if self._status is None:
+            with suppress(ChildProcessError):
+                self._status = os.waitpid(self.pid, 0)[1]
+        return ending_of(self._status or 0) or "status 0"
+
+    def shown(self) -> None:
+        """Let the control process go on after the report."""
+        with suppress(OSError):
+            os.write(self._back, b".")
+
+
+def _hear(ear: _Ear, briefing: Briefing, screen: Screen) -> Outcomes:
+    rank, at, phases = briefing.rank, "starting", list[PhaseResult]()
+    report: Report | None = None
+    failure: Exception | None = None
+    last = briefing.began + briefing.settings.deadline + (LEADING if rank.rank == 0 else FOLLOWING)
+    try:
+        while time.monotonic() < last and not ear.closed:
+            for news in ear.news(min(last - time.monotonic(), 0.5)):
+                at = news.at or at
+                if news.phase:
+                    phases.append(news.phase)
+                    screen.phase(news.phase)
+                if news.report:
+                    report, failure = news.report, _shown(screen, news.report)
+                    ear.shown()
+                    # the others are let go in any case
+                    last += AFTER_REPORT
+                if news.alone is not None:
+                    return Outcomes(status=1, alone=news.alone, folder=briefing.folder)
+                if news.end is not None:
+                    return Outcomes(status=news.end, folder=briefing.folder)
+                if news.lost:
+                    return _lost(briefing, ear.pid, at, phases, died=None)
+    except KeyboardInterrupt:
+        screen.broken_off(at)
+        raise
+    if failure is not None:
+        raise failure
+    if report is not None:
+        return Outcomes(status=0, report=report, folder=briefing.folder)
+    return _lost(briefing, ear.pid, at, phases, died=ear.ending() if ear.closed else None)
+
+
+def _shown(screen: Screen, report: Report) -> Exception | None:
+    """Show the report; what stands in the way is told when the other ranks are let go."""
+    try:
+        screen.report(report)
+    except (DoctorError, OSError) as error:
+        return error
+    return None
+
+
+def _lost(briefing: Briefing, pid: int, at: str, phases: list[PhaseResult], *, died: str | None) -> Outcomes:
+    rank = briefing.rank
+    log = Path(briefing.folder) / f"rank-{rank.rank:05d}.log"
+    tail = log.read_text(errors="replace").splitlines()[-TAIL:] if log.is_file() else []
+    lost = lost_checks.Lost(
+        rank=rank,
+        host=briefing.local.hostname,
+        at=at,
+        seconds=time.monotonic() - briefing.began,
+        master=_call(rank) if rank.rank else None,
+        died=died,
+        stopped=died is None and state_of(pid) in {"T", "t"},
+        log=str(log),
+        tail=tuple(tail),
+    )
+    found = tuple(finding for check in lost_checks.CHECKS for finding in check(lost))
+    return Outcomes(status=1, alone=found, phases=tuple(phases), at=at, folder=briefing.folder)
+
+
+def _call(rank: Rank) -> Knock:
+    """Call the master's port, again a moment later where it is open: a process that was just killed still holds it."""
+    heard = knock(rank.master, rank.port, timeout=0.3, listen=0.1)
+    if heard.outcome in {Outcome.SILENT, Outcome.STRANGER}:
+        time.sleep(DYING)
+        heard = knock(rank.master, rank.port, timeout=0.3, listen=0.1)
+    return heard
+
+
+def _own_lock(settings: Settings) -> Path | None:
+    """The lock of a compilation that this test may begin: DeepSpeed's layer compiles at its first use, and torch waits for ever on
+    the lock of one that was killed. None where one is there already: it is somebody else's."""
+    lock = own_lock() if settings.mode is Mode.FULL else None
+    return Path(lock) if lock and not Path(lock).exists() else None
+
+
+@contextmanager
+def _folder(settings: Settings) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The folder of this rank's files: the one that was named, or a private one that goes when all is well."""
+    if settings.out:
+        Path(settings.out).mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield settings.out, lambda: None
+        return
+    made, kept = tempfile.mkdtemp(prefix="dsdoctor-comm-"), list[bool]()
+    try:
+        yield made, lambda: kept.append(True)
+    finally:
+        if not kept:
+            shutil.rmtree(made, ignore_errors=True)

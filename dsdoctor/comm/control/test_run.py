@@ -1,0 +1,135 @@
+"""What rank 0 has in hand while it conducts a test: who came, what was found, how much time is left. Phases read and add."""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from dsdoctor.comm.collectives import stuck_checks
+from dsdoctor.comm.collectives.nccl_log import NcclFacts
+from dsdoctor.comm.control.member import Member
+from dsdoctor.comm.control.messages import Kind, Order, Result, Task
+from dsdoctor.comm.control.orders import Conductor, Gathered
+from dsdoctor.comm.control.phases import Book
+from dsdoctor.comm.exchange.trouble import Trouble
+from dsdoctor.comm.models import Claim, Mode, Rank, Settings
+from dsdoctor.comm.results import Outcome, PairTime, Reach, Speed, Speeds, Stuck
+from dsdoctor.core.finding import Finding, Fix, Severity
+
+PATIENCE = {Mode.QUICK: 8.0, Mode.DEFAULT: 20.0, Mode.FULL: 40.0}
+"""Seconds in which an exchange must move on."""
+AGAIN_SECONDS = 4.0
+LEAST = 2.0
+"""A phase for which fewer seconds are left is not begun."""
+
+
+@dataclass(kw_only=True)
+class Course:
+    """One test. ``end`` (time.monotonic) is the moment at which the report must be made."""
+
+    member: Member
+    book: Book
+    began: float
+    end: float
+    claims: tuple[Claim, ...] = ()
+    reaches: tuple[Reach, ...] = ()
+    speeds: tuple[Speed, ...] = ()
+    pairs: tuple[PairTime, ...] = ()
+    timed: tuple[Speeds, ...] = ()
+    stuck: tuple[Stuck, ...] = ()
+    exchanges: int = 0
+    wrong: tuple[int, ...] = ()
+    nccl: NcclFacts | None = None
+    mute: set[int] = field(default_factory=set)
+    conductor: Conductor | None = field(default=None)
+
+    @property
+    def me(self) -> Rank:
+        """Rank 0."""
+        return self.member.briefing.rank
+
+    @property
+    def settings(self) -> Settings:
+        """What was asked."""
+        return self.member.briefing.settings
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return self.end - time.monotonic()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each rank, "" for one that did not come and that no launcher named."""
+        came = {claim.rank: claim.host for claim in self.claims}
+        named = self.me.hosts or ("",) * self.me.world
+        return tuple(came.get(rank, named[rank]) for rank in range(self.me.world))
+
+    def ask(
+        self,
+        kind: Kind,
+        *,
+        seconds: float,
+        task: Task = Task.RIGHT,
+        groups: tuple[tuple[int, ...], ...] = (),
+        variables: dict[str, str] | None = None,
+        patience: float | None = None,
+    ) -> Gathered:
+        """Give an order to every rank and gather the answers."""
+        if self.conductor is None:
+            self.conductor = Conductor(self.member, self.claims)
+        if patience is None:
+            patience = PATIENCE[self.settings.mode] if kind is Kind.RUN else math.inf
+        order = Order(number=0, kind=kind, seconds=seconds, task=task, groups=groups, variables=variables or {})
+        gathered = self.conductor.ask(order, patience=patience)
+        self.exchanges += sum(answer.result.done for answer in gathered.answers if answer.result)
+        return gathered
+
+    def trouble(self, gathered: Gathered, what: str) -> tuple[Finding, ...]:
+        """Why an order did not end well; a second mesh tells whether the hosts still reach each other."""
+        if gathered.well:
+            return ()
+        stuck = tuple(answer.stuck for answer in gathered.answers if answer.stuck)
+        self.mute |= set(gathered.silent)
+        self.stuck += stuck + tuple(_vanished(rank, how, what) for rank, how in gathered.silent.items())
+        if gathered.moving:
+            return tuple(time_used_up(gathered, what))
+        trouble = Trouble(
+            what=what,
+            claims=self.claims,
+            stuck=stuck,
+            silent=gathered.silent,
+            waited=gathered.still,
+            backend=self.member.backend,
+        )
+        if not (trouble.dead or trouble.stopped or trouble.cut) and self.left > 1:
+            again = self.ask(Kind.MESH, seconds=min(AGAIN_SECONDS, self.left))
+            trouble = replace(trouble, reaches=tuple(reach for answer in again.answers for reach in answer.reaches))
+        return tuple(finding for check in stuck_checks.CHECKS for finding in check(trouble))
+
+
+def time_used_up(gathered: Gathered, what: str) -> Iterator[Finding]:
+    """The time was up while the ranks still exchanged.
+
+    Nothing hung: what was to be done takes longer here than the deadline leaves. A slow link does that, or few processors for
+    many ranks."""
+    at = next((answer.stuck.at for answer in gathered.answers if answer.stuck), "the last one")
+    yield Finding(
+        rule="time-used-up",
+        severity=Severity.WARNING if gathered.order.task is Task.SPEED else Severity.ERROR,
+        title=f"the deadline left {gathered.order.seconds:.0f} s for {what}, and the ranks were still at work, in {at}",
+        fix=Fix(text="give it more time with --deadline", commands=("python -m dsdoctor comm --deadline 600",)),
+    )
+
+
+def results(gathered: Gathered) -> dict[int, Result]:
+    """The results of those who brought one, by rank."""
+    return {answer.rank: answer.result for answer in gathered.answers if answer.result}
+
+
+def _vanished(rank: int, how: Outcome, what: str) -> Stuck:
+    """A rank that told nothing any more, as the table of ranks shows it."""
+    ended = {Outcome.REFUSED: "its port is closed", Outcome.SILENT: "it does not answer"}.get(
+        how, f"its host: {how.value}"
+    )
+    return Stuck(rank=rank, at=what, step=0, seconds=0.0, ended=ended)

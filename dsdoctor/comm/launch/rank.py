@@ -1,0 +1,233 @@
+"""The variables that a launcher set -> who this rank is. Looks at nothing but the mapping it is given."""
+
+import re
+import zlib
+
+from dsdoctor.comm.launch.scheduler_env import (
+    LOOPBACK,
+    Variables,
+    in_step,
+    open_mpi_master,
+    slurm_hosts,
+    slurm_local_world,
+    slurm_master,
+)
+from dsdoctor.comm.models import Rank
+from dsdoctor.core.errors import UsageError
+
+USUAL_PORT = 29500
+"""What torchrun and DeepSpeed take where nobody says another."""
+
+FIRST_PORT, PORTS = 20_000, 9_000
+"""Ports made of a job's id: below the kernel's ephemeral range (32768 upwards), and below 29500."""
+
+
+def rank_of(variables: Variables) -> Rank | None:
+    """Who this process is, None outside of any launcher.
+
+    RANK wins over all (torchrun, DeepSpeed's launcher, our own, by hand), then Open MPI, MVAPICH, a PMI of its own, and last a
+    step of srun: mpirun starts its daemons with srun, so Slurm's variables then speak of a daemon.
+    Raises UsageError for variables that are malformed or contradict each other.
+    """
+    for read in LAUNCHERS:
+        found = read(variables)
+        if found is not None:
+            return _consistent(found)
+    return None
+
+
+def _by_rank(variables: Variables) -> Rank | None:
+    if "RANK" not in variables:
+        if "DSDOCTOR_COMM_RUN" in variables:
+            raise _clash("DSDOCTOR_COMM_RUN is set", "RANK is not", "unset DSDOCTOR_COMM_RUN")
+        return None
+    rank, world = _place(variables, "RANK", "WORLD_SIZE")
+    launcher = _launcher(variables)
+    guess = LOOPBACK if world == 1 else slurm_master(variables)
+    master = _master(variables, guess, "export MASTER_ADDR=HOST_OF_RANK_0 on every rank")
+    size = "LOCAL_SIZE" if launcher == "deepspeed" else "LOCAL_WORLD_SIZE"
+    return Rank(
+        rank=rank,
+        world=world,
+        local_rank=_local_rank(variables, rank, master),
+        local_world=_maybe(variables, size),
+        launcher=launcher,
+        master=master,
+        port=_port(variables, None),
+        agent_store=launcher == "torchrun" and variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        run=_run(variables, launcher),
+        hosts=_told_hosts(variables, world) if launcher == "dsdoctor" else (),
+    )
+
+
+def _open_mpi(variables: Variables) -> Rank | None:
+    """mpirun of Open MPI. PMIX_SERVER_URI is of no use: it names each host's own daemon, mostly on 127.0.0.1."""
+    if "OMPI_COMM_WORLD_RANK" not in variables:
+        return None
+    rank, world = _place(variables, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    local_world = _maybe(variables, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    job = variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid") or "0"
+    guess = LOOPBACK if local_world == world else open_mpi_master(variables)
+    return Rank(
+        rank=rank,
+        world=world,
+        local_rank=_needed(variables, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_RANK"),
+        local_world=local_world,
+        launcher="mpirun",
+        master=_master(variables, guess, "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 ..."),
+        port=_port(variables, job),
+        run=job,
+    )
+
+
+def _mvapich(variables: Variables) -> Rank | None:
+    names = ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
+    return _of_names(variables, names, "mpirun -env MASTER_ADDR HOST_OF_RANK_0 ...")
+
+
+def _pmi(variables: Variables) -> Rank | None:
+    """MPICH's and Intel's mpirun; srun sets the same variables, and then knows more."""
+    if "PMI_RANK" not in variables and "PMIX_RANK" not in variables:
+        return None
+    same = ("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"), ("PMIX_RANK", "SLURM_PROCID")
+    if in_step(variables) and all(variables.get(one, variables.get(two)) == variables.get(two) for one, two in same):
+        return None
+    rank = "PMI_RANK" if "PMI_RANK" in variables else "PMIX_RANK"
+    names = (rank, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    return _of_names(variables, names, "mpirun -genv MASTER_ADDR HOST_OF_RANK_0 ...")
+
+
+def _of_names(variables: Variables, names: tuple[str, str, str, str], hint: str) -> Rank | None:
+    name, size, local_rank, local_size = names
+    if name not in variables:
+        return None
+    (rank, world), local_world = _place(variables, name, size), _maybe(variables, local_size)
+    job = variables.get("PMI_JOBID") or variables.get("SLURM_JOB_ID") or "0"
+    return Rank(
+        rank=rank,
+        world=world,
+        local_rank=_needed(variables, local_rank, name),
+        local_world=local_world,
+        launcher="mpirun",
+        master=_master(variables, LOOPBACK if local_world == world else None, hint),
+        port=_port(variables, None),
+        run=job,
+    )
+
+
+def _slurm(variables: Variables) -> Rank | None:
+    if not in_step(variables):
+        return None
+    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in variables else "SLURM_NTASKS"
+    rank, world = _place(variables, "SLURM_PROCID", size)
+    job = f"{variables.get('SLURM_JOB_ID', '0')}.{variables['SLURM_STEP_ID']}"
+    hosts = slurm_hosts(variables)
+    return Rank(
+        rank=rank,
+        world=world,
+        local_rank=_needed(variables, "SLURM_LOCALID", "SLURM_PROCID"),
+        local_world=slurm_local_world(variables),
+        launcher="srun",
+        master=_master(variables, slurm_master(variables), "srun --export=ALL,MASTER_ADDR=HOST_OF_RANK_0 ..."),
+        port=_port(variables, job),
+        run=f"{job}.{variables.get('SLURM_RESTART_COUNT', '0')}",
+        hosts=hosts if len(hosts) == world else (),
+    )
+
+
+def _launcher(variables: Variables) -> str:
+    """Which of those that set RANK this is. A person may start DeepSpeed's launcher inside of anything, and the other way."""
+    if "DSDOCTOR_COMM_RUN" in variables:
+        return "dsdoctor"
+    if "CROSS_RANK" in variables and "LOCAL_SIZE" in variables:
+        return "deepspeed"
+    return "torchrun" if "TORCHELASTIC_RUN_ID" in variables else "variables"
+
+
+def _run(variables: Variables, launcher: str) -> str:
+    if launcher == "dsdoctor":
+        return variables["DSDOCTOR_COMM_RUN"]
+    if launcher == "torchrun":
+        return f"{variables['TORCHELASTIC_RUN_ID']}.{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return "0"
+
+
+def _told_hosts(variables: Variables, world: int) -> tuple[str, ...]:
+    text = variables.get("DSDOCTOR_COMM_HOSTS", "")
+    hosts = tuple(text.split(",")) if text else ()
+    if hosts and len(hosts) != world:
+        raise _clash(
+            f"DSDOCTOR_COMM_HOSTS names {len(hosts)} hosts", f"WORLD_SIZE is {world}", "name one for each rank"
+        )
+    return hosts
+
+
+def _local_rank(variables: Variables, rank: int, master: str) -> int:
+    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+        if name in variables:
+            return _number(variables, name)
+    if local_world := _maybe(variables, "LOCAL_WORLD_SIZE"):
+        return rank % local_world
+    return rank if master in (LOOPBACK, "localhost") else 0
+
+
+def _master(variables: Variables, guess: str | None, hint: str) -> str:
+    master = variables.get("MASTER_ADDR", "").strip() or guess
+    if not master:
+        raise _clash("this is one of several ranks", "MASTER_ADDR is not set", hint)
+    return master
+
+
+def _port(variables: Variables, job: str | None) -> int:
+    """MASTER_PORT; else one that follows from the job's id, the same on all of its ranks; else the usual one."""
+    port = _maybe(variables, "MASTER_PORT")
+    if port is None:
+        return USUAL_PORT if job is None else FIRST_PORT + zlib.crc32(job.encode()) % PORTS
+    if not 1 <= port <= 65535:
+        raise _clash(f"MASTER_PORT={port}", "a port is 1 to 65535", f"export MASTER_PORT={USUAL_PORT}")
+    return port
+
+
+def _place(variables: Variables, name: str, size: str) -> tuple[int, int]:
+    """The rank and the size of its world, which fit each other."""
+    rank, world = _number(variables, name), _needed(variables, size, name)
+    if not rank < world:
+        hint = f"ranks are 0 to {size} - 1: start {rank + 1} ranks or more, or unset what was left in this shell"
+        raise _clash(f"{name}={rank}", f"{size}={world}", hint)
+    return rank, world
+
+
+def _maybe(variables: Variables, name: str) -> int | None:
+    return _number(variables, name) if name in variables else None
+
+
+def _needed(variables: Variables, name: str, beside: str) -> int:
+    if name not in variables:
+        hint = f"set {name} too, or unset {beside} to test this machine alone"
+        raise _clash(f"{beside}={variables[beside]} says that this is a rank", f"{name} is not set", hint)
+    return _number(variables, name)
+
+
+def _number(variables: Variables, name: str) -> int:
+    text = variables[name].strip()
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise _clash(f"{name}={variables[name][:40]!r}", "a whole number is wanted", f"set it, or unset {name}")
+    return int(text)
+
+
+def _consistent(rank: Rank) -> Rank:
+    """The rank itself, if its place on its host fits."""
+    if rank.local_world is not None and not 1 <= rank.local_world <= rank.world:
+        hint = "unset LOCAL_WORLD_SIZE, or set it to the number of ranks on this host"
+        raise _clash(f"{rank.local_world} ranks on this host", f"the world has {rank.world}", hint)
+    if rank.local_rank >= (rank.local_world or rank.world):
+        hint = "set LOCAL_RANK to this rank's number on its host, from 0"
+        raise _clash(f"local rank {rank.local_rank}", f"{rank.local_world or rank.world} ranks are on this host", hint)
+    return rank
+
+
+def _clash(one: str, other: str, hint: str) -> UsageError:
+    return UsageError(f"{one}, and {other}", hint=hint)
+
+
+LAUNCHERS = (_by_rank, _open_mpi, _mvapich, _pmi, _slurm)

@@ -1,0 +1,132 @@
+"""Ranks that are to be started -> their processes, until rank 0 has told its report or the time is up. Acts; judges nothing."""
+
+import contextlib
+import os
+import random
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from dsdoctor.comm.launch.commands import Started
+from dsdoctor.core.processes import ending_of
+from dsdoctor.sessions import end_session
+
+RUN = "DSDOCTOR_COMM_RUN"
+PARENT = "DSDOCTOR_COMM_PARENT"
+"""The process with which a local rank shall die."""
+PORTS = range(20_000, 29_000)
+"""Below the ports that the kernel gives away by itself (ip_local_port_range begins at 32768)."""
+AFTER = 3.0
+"""Seconds in which the other ranks must follow rank 0."""
+LOOK = 0.05
+LOGINS, LOGIN = 8, 1.0
+"""So many connections to one sshd at once, then a pause: it drops those above its MaxStartups that have not logged in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A rank's process that has ended: how, None for success, and its verdict, or the last line it wrote."""
+
+    rank: int
+    host: str
+    how: str | None
+    last_line: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What came of all ranks: rank 0's stdout, and who ended by itself and how."""
+
+    document: str
+    ended: tuple[Ended, ...]
+
+
+def free_port() -> int:
+    """A port of this host that nobody listens on now."""
+    for port in random.sample(PORTS, 100):
+        with socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                tried.bind(("", port))
+                return port
+    return PORTS[0]
+
+
+def start_all(ranks: Sequence[Started], environment: Mapping[str, str], folder: Path, *, seconds: float) -> Told:
+    """Run all ranks, at most so long. Whatever happens, none of them is left behind."""
+    until = time.monotonic() + seconds
+    processes: list[subprocess.Popen[bytes]] = []
+    ended: dict[int, Ended] = {}
+    try:
+        for one in ranks:
+            if one.open_stdin and [other.host for other in ranks[: one.rank]].count(one.host) % LOGINS == LOGINS - 1:
+                time.sleep(LOGIN)
+            processes.append(_start(one, environment, folder))
+        while processes[0].poll() is None and time.monotonic() < until:
+            _reap(ranks, processes, ended, folder)
+            time.sleep(LOOK)
+        after = min(time.monotonic() + AFTER, until)
+        while any(process.poll() is None for process in processes) and time.monotonic() < after:
+            time.sleep(LOOK)
+        _reap(ranks, processes, ended, folder)
+    finally:
+        for process in processes:
+            _end(process)
+    return Told(document=_output(folder, 0, "out").read_text(errors="replace"), ended=tuple(ended.values()))
+
+
+def _start(one: Started, environment: Mapping[str, str], folder: Path) -> "subprocess.Popen[bytes]":
+    """Rank 0 talks on our own stderr; what the others say goes to a file each."""
+    with _private(_output(folder, one.rank, "out")) as out, _private(_output(folder, one.rank, "err")) as err:
+        return subprocess.Popen(
+            list(one.argv),
+            env={**environment, **one.environment, PARENT: str(os.getpid())},
+            stdin=subprocess.PIPE if one.open_stdin else subprocess.DEVNULL,
+            stdout=out,
+            stderr=err if one.rank else None,
+            start_new_session=True,
+        )
+
+
+def _reap(
+    ranks: Sequence[Started], processes: Sequence["subprocess.Popen[bytes]"], ended: dict[int, Ended], folder: Path
+) -> None:
+    """Note who ended, also where rank 0 can read it while it waits."""
+    for one, process in zip(ranks, processes, strict=False):
+        code = process.poll()
+        if code is None or one.rank in ended:
+            continue
+        how = ending_of(-code if code < 0 else code << 8)
+        lines = _output(folder, one.rank, "err").read_text(errors="replace").split("\n") if one.rank else []
+        verdicts = [line.removeprefix("✗ ") for line in lines if line.startswith("✗ ")]
+        last = next((line.strip() for line in (*verdicts, *reversed(lines)) if line.strip()), "")
+        ended[one.rank] = Ended(rank=one.rank, host=one.host, how=how, last_line=last[:300])
+        if how and one.rank:
+            made = gone_file(folder, one.environment.get(RUN, ""), one.rank)
+            made.write_text(f"{how}{': ' if last else ''}{last[:300]}", errors="replace")
+
+
+def gone_file(folder: Path, run: str, rank: int) -> Path:
+    """Where it is written that a rank of this run has ended."""
+    return folder / f"gone-{run[:8]}-{rank:05d}.txt"
+
+
+def _output(folder: Path, rank: int, kind: str) -> Path:
+    return folder / f"started-{rank:05d}.{kind}"
+
+
+def _private(path: Path) -> BinaryIO:
+    """An empty file that only its owner may read."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        end_session(process.pid)
+    if process.stdin:
+        process.stdin.close()
+    process.wait()

@@ -1,0 +1,32 @@
+"""The surroundings of one rank or of all -> findings. Looks at nothing; what many ranks share is said once and names them."""
+
+from collections.abc import Iterable
+
+from dsdoctor.comm.local import network_checks, node_checks
+from dsdoctor.comm.local.differences import by_rank
+from dsdoctor.comm.local.gpu_links import own_gpu
+from dsdoctor.comm.local.rank_view import Check, Place, merged
+from dsdoctor.comm.models import Claim, Local, Rank
+from dsdoctor.core.finding import Finding
+
+
+def examine(rank: Rank, local: Local, *, backend: str, several_hosts: bool) -> tuple[Finding, ...]:
+    """What is the matter with one rank's surroundings."""
+    gpu = own_gpu(local.gpus, rank)
+    place = Place(local=local, world=rank.world, backend=backend, several_hosts=several_hosts, gpu=gpu)
+    return merged(CHECKS, [(rank.rank, place)], (*("",) * rank.rank, local.hostname))
+
+
+def examine_all(claims: Iterable[Claim]) -> tuple[Finding, ...]:
+    """What is the matter with the surroundings of all ranks, each ill once, with the ranks that it strikes."""
+    known = [(claim, claim.local) for claim in claims if claim.local is not None]
+    several = len({claim.host for claim, _ in known}) > 1
+    places = []
+    for claim, local in known:
+        gpu = next((gpu for gpu in local.gpus if gpu.uuid == claim.gpu), None)
+        place = Place(local=local, world=claim.world, backend=claim.backend, several_hosts=several, gpu=gpu)
+        places.append((claim.rank, place))
+    return merged(CHECKS, places, by_rank(claim for claim, _ in known))
+
+
+CHECKS: tuple[Check, ...] = (*network_checks.CHECKS, *node_checks.CHECKS)

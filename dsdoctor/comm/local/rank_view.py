@@ -1,0 +1,67 @@
+"""One rank's surroundings as the checks see them; and the findings of many ranks -> each ill once, with the ranks it strikes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dsdoctor.comm.models import Gpu, Interface, Local
+from dsdoctor.comm.rendezvous.checks import named
+from dsdoctor.core.finding import Finding, Severity
+
+WHO = "{who}"
+"""Stands for the ranks until it is known how many say the same."""
+
+MOST_EVIDENCE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What a check of surroundings looks at. ``several_hosts``: the job spans more than one host; a loopback does no harm else."""
+
+    local: Local
+    world: int
+    backend: str
+    several_hosts: bool
+    gpu: Gpu | None = None
+
+    @property
+    def interface(self) -> Interface | None:
+        """The interface that the backend takes."""
+        chosen = self.local.chosen
+        if chosen is None:
+            return None
+        same = [one for one in self.local.interfaces if one.name == chosen.name]
+        return next((one for one in same if one.address == chosen.address), same[0] if same else None)
+
+    @property
+    def variable(self) -> str:
+        """The variable that names the backend's interface."""
+        return "NCCL_SOCKET_IFNAME" if self.backend == "nccl" else "GLOO_SOCKET_IFNAME"
+
+    @property
+    def name_it(self) -> str:
+        """The command that makes the backend take the interface that reaches the master."""
+        exact = "=" if self.backend == "nccl" else ""
+        return f"export {self.variable}={exact}{self.local.routed.name if self.local.routed else 'INTERFACE'}"
+
+
+Check = Callable[[Place], Iterator[Finding]]
+
+
+def merged(checks: Sequence[Check], places: Sequence[tuple[int, Place]], hosts: tuple[str, ...]) -> tuple[Finding, ...]:
+    """The findings of all places; those with the same words but for who they are about become one."""
+    same: dict[tuple[str, Severity, str], list[tuple[int, Finding]]] = {}
+    for check in checks:
+        for rank, place in places:
+            for finding in check(place):
+                same.setdefault((finding.rule, finding.severity, finding.title), []).append((rank, finding))
+    return tuple(_merge(found, hosts) for found in same.values())
+
+
+def _merge(found: Sequence[tuple[int, Finding]], hosts: tuple[str, ...]) -> Finding:
+    who, first = named(tuple(sorted({rank for rank, _ in found})), hosts), found[0][1]
+    said: dict[str, None] = {}
+    for rank, finding in found:
+        said.update(dict.fromkeys(text.replace(WHO, named((rank,), hosts)) for text in finding.evidence))
+    evidence = list(said)
+    more = (f"and {len(evidence) - MOST_EVIDENCE} more lines",) if len(evidence) > MOST_EVIDENCE else ()
+    return replace(first, title=first.title.replace(WHO, who), evidence=(*evidence[:MOST_EVIDENCE], *more))

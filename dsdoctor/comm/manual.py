@@ -1,0 +1,45 @@
+"""Every rule of this room -> its manual page, which is its generator's docstring."""
+
+import inspect
+
+from dsdoctor.comm.collectives import isolate, nccl_checks, result_checks, stuck_checks
+from dsdoctor.comm.control import agent, exchange_phases, lost_checks, test_run
+from dsdoctor.comm.local import checks as local_checks
+from dsdoctor.comm.local import fingerprint, memory
+from dsdoctor.comm.mesh import checks as mesh_checks
+from dsdoctor.comm.preflight import checks as static_checks
+from dsdoctor.comm.reach import absent_checks
+from dsdoctor.comm.rendezvous import checks as arrival_checks
+from dsdoctor.comm.speed import baseline, speed_checks
+
+TOLD_BY_ANOTHER = {"link-cut"}
+"""Generators that hand on the findings of others and have none of their own."""
+
+
+def manual_pages() -> dict[str, str]:
+    """The manual page of each rule by its id."""
+    pages = {check.__name__.replace("_", "-"): inspect.getdoc(check) or "" for check in CHECKS}
+    return {rule: page for rule, page in pages.items() if rule not in TOLD_BY_ANOTHER}
+
+
+CHECKS = (
+    *static_checks.CHECKS,
+    *local_checks.CHECKS,
+    *absent_checks.CHECKS,
+    *arrival_checks.CHECKS,
+    *fingerprint.CHECKS,
+    *mesh_checks.CHECKS,
+    *stuck_checks.CHECKS,
+    stuck_checks.supervisor_stopped,
+    *result_checks.CHECKS,
+    *memory.CHECKS,
+    *nccl_checks.CHECKS,
+    *speed_checks.CHECKS,
+    *isolate.CHECKS,
+    *baseline.CHECKS,
+    *lost_checks.CHECKS,
+    agent.torch_unusable,
+    agent.nccl_unavailable,
+    exchange_phases.deadline_too_short,
+    test_run.time_used_up,
+)

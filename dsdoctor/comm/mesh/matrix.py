@@ -1,0 +1,76 @@
+"""What every rank found of every other, arranged by hosts. Data only."""
+
+import ipaddress
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+from dsdoctor.comm.models import Claim
+from dsdoctor.comm.results import Outcome, Reach
+
+HostPair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Who is there and who reached whom. ``master`` is the host of rank 0."""
+
+    claims: tuple[Claim, ...]
+    reaches: tuple[Reach, ...]
+
+    @cached_property
+    def by_rank(self) -> dict[int, Claim]:
+        """The claim of each rank."""
+        return {claim.rank: claim for claim in self.claims}
+
+    def opens(self, source: str, target: str) -> bool:
+        """Whether the backend opens connections from one host to another: NCCL both ways, gloo (tried with torch 2.13) from the
+        higher address to the lower."""
+        mine, theirs = self.first_of[source], self.first_of[target]
+        return mine.backend != "gloo" or _number(mine.address) >= _number(theirs.address)
+
+    @cached_property
+    def first_of(self) -> dict[str, Claim]:
+        """One rank of each host: its address is that of the others there."""
+        return {claim.host: claim for claim in reversed(self.claims)}
+
+    @property
+    def master(self) -> str:
+        """The host of rank 0."""
+        return self.by_rank[0].host if 0 in self.by_rank else ""
+
+    @cached_property
+    def outcomes(self) -> dict[HostPair, Counter[Outcome]]:
+        """How the attempts from each host to each other ended."""
+        found: dict[HostPair, Counter[Outcome]] = defaultdict(Counter)
+        for reach in self.reaches:
+            found[self.hosts(reach)][reach.outcome] += 1
+        return found
+
+    def hosts(self, reach: Reach) -> HostPair:
+        """From which host to which."""
+        return self.by_rank[reach.source].host, self.by_rank[reach.target].host
+
+    def way(self, pair: HostPair) -> Outcome | None:
+        """The one way in which *all* attempts from a host to another failed; None where one was reached, or none was made."""
+        seen = self.outcomes.get(pair, Counter())
+        if not seen or Outcome.REACHED in seen or Outcome.STALLED in seen:
+            return None
+        return seen.most_common(1)[0][0]
+
+    def of(self, *outcomes: Outcome) -> tuple[Reach, ...]:
+        """The attempts that ended so."""
+        return tuple(reach for reach in self.reaches if reach.outcome in outcomes)
+
+    def who(self, rank: int) -> str:
+        """A rank with its host."""
+        return f"rank {rank} ({self.by_rank[rank].host})"
+
+
+def _number(address: str) -> tuple[int, bytes]:
+    """Addresses in the order in which gloo compares them."""
+    try:
+        known = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return 0, b""
+    return known.version, known.packed

@@ -1,0 +1,203 @@
+"""Every rank tries every other over plain TCP, on the interface that it would use: who is reached, and do large messages pass?
+
+A caller says the token, its number and whom it wants; the listener answers who it is, and one byte for each piece that came.
+Nothing that a caller sends is kept or obeyed.
+"""
+
+import contextlib
+import hashlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from dsdoctor.comm.mesh.connect import Wire, connect, wire_of
+from dsdoctor.comm.models import Claim
+from dsdoctor.comm.results import Outcome, Reach
+
+MAGIC = b"DSDC1"
+CALL = struct.Struct("!5s16sIIQ")
+ANSWER = struct.Struct("!5s16sI")
+PIECE = 1 << 16
+LARGE, SMALL = 1 << 20, 1 << 14
+PATIENCE = 3.0
+"""Seconds for a connection, for an answer, and for each next piece of a large message."""
+ALL_PAIRS = 64
+"""Up to so many ranks every pair is tried."""
+GREETING = 1.0
+"""Seconds in which a caller must say what it wants: whoever does not is none of us."""
+CALLERS, CALLED = 8, 512
+
+
+class Listener:
+    """Answers callers on one address. Connections wait in the kernel until ``answer`` is given the token."""
+
+    def __init__(self, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, 0), family=family, backlog=1024)
+        self.address, self.port = address, int(self._socket.getsockname()[1])
+        self._slots = threading.Semaphore(CALLED)
+
+    def answer(self, token: str, rank: int) -> None:
+        """Answer from now on, in a thread that ends with the process."""
+        threading.Thread(target=self._serve, args=(_digest(token), rank), daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
+    def _serve(self, digest: bytes, rank: int) -> None:
+        while True:
+            try:
+                caller, _ = self._socket.accept()
+            except OSError:
+                return
+            if self._slots.acquire(blocking=False):
+                threading.Thread(target=self._attend, args=(caller, digest, rank), daemon=True).start()
+            else:
+                caller.close()
+
+    def _attend(self, caller: socket.socket, digest: bytes, rank: int) -> None:
+        try:
+            # whoever breaks off, or says what none of us would, is not answered
+            with contextlib.suppress(OSError), caller:
+                _converse(caller, digest, rank)
+        finally:
+            self._slots.release()
+
+
+def _converse(caller: socket.socket, digest: bytes, rank: int) -> None:
+    """Answer one caller. Raises OSError where it breaks off."""
+    caller.settimeout(GREETING)
+    magic, token, _, _, size = CALL.unpack(_exactly(caller, CALL.size))
+    if magic != MAGIC or token != digest or size > LARGE:
+        return
+    caller.settimeout(2 * PATIENCE)
+    caller.sendall(ANSWER.pack(MAGIC, digest, rank))
+    for piece in _pieces(size):
+        _exactly(caller, piece)
+        caller.sendall(b".")
+
+
+def peers(rank: int, world: int) -> tuple[int, ...]:
+    """Whom a rank tries: everybody, and above 64 ranks those at distances 1, 2, 4, 8 ..., so that traffic grows with
+    world x log2(world) and still joins all.
+
+    >>> peers(1, 4), len(peers(0, 1024))
+    ((2, 3, 0), 10)
+    """
+    distances = range(1, world) if world <= ALL_PAIRS else [1 << bit for bit in range((world - 1).bit_length())]
+    return tuple((rank + distance) % world for distance in distances)
+
+
+def reach_all(me: Claim, others: Sequence[Claim], token: str, *, seconds: float) -> tuple[Reach, ...]:
+    """Try the others, a few at a time, within ``seconds``; whom no time is left for is not in the result."""
+    until = time.monotonic() + seconds
+
+    def attempt(other: Claim) -> Reach | None:
+        if time.monotonic() > until:
+            return None
+        return reach(me, other, token, size=_size(me, other), timeout=min(PATIENCE, max(seconds / 3, 0.5)))
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        return tuple(found for found in pool.map(attempt, others) if found is not None)
+
+
+def _size(me: Claim, other: Claim) -> int:
+    """A large message crosses between hosts, once for ranks of the same place: interfaces are what is tried."""
+    return LARGE if me.host != other.host and me.local_rank == other.local_rank else SMALL
+
+
+def reach(me: Claim, other: Claim, token: str, *, size: int, timeout: float) -> Reach:
+    """One attempt; where the address that a rank would use does not answer, its other one is tried too."""
+    first = _attempt(me, other, (other.address, other.port), token, size, timeout)
+    if first.outcome is Outcome.REACHED or other.other is None or other.other_port is None:
+        return first
+    second = _attempt(me, other, (other.other, other.other_port), token, SMALL, timeout)
+    if second.outcome is not Outcome.REACHED:
+        return first
+    return Reach(source=me.rank, target=other.rank, outcome=first.outcome, address=first.address, via_other=True)
+
+
+def _attempt(me: Claim, other: Claim, where: tuple[str, int], token: str, size: int, timeout: float) -> Reach:
+    began = time.monotonic()
+    opened = connect(*where, timeout=timeout)
+    if isinstance(opened, Outcome):
+        return Reach(source=me.rank, target=other.rank, outcome=opened, address=where[0])
+    with opened:
+        opened.settimeout(timeout)
+        outcome = _greet(opened, me.rank, other.rank, _digest(token), size)
+        greeted = time.monotonic()
+        passed, broke = _push(opened, size) if outcome is Outcome.REACHED else (0, False)
+        took = time.monotonic() - greeted
+        wire = wire_of(opened) or Wire(mss=0, pmtu=0, retransmits=0, segments=0)
+    return Reach(
+        source=me.rank,
+        target=other.rank,
+        outcome=_end(outcome, size, passed, broke=broke),
+        address=where[0],
+        seconds=greeted - began,
+        bandwidth=passed / took if passed and size == LARGE else None,
+        mss=wire.mss or None,
+        pmtu=wire.pmtu or None,
+        retransmits=wire.retransmits,
+        segments=wire.segments,
+    )
+
+
+def _end(outcome: Outcome, size: int, passed: int, *, broke: bool) -> Outcome:
+    """How an attempt ended whose greeting ended so. A message that is only slow has passed in part."""
+    if outcome is not Outcome.REACHED:
+        return outcome
+    if broke:
+        return Outcome.CUT_OFF
+    return Outcome.STALLED if size and not passed else Outcome.REACHED
+
+
+def _greet(opened: socket.socket, rank: int, wanted: int, digest: bytes, size: int) -> Outcome:
+    try:
+        opened.sendall(CALL.pack(MAGIC, digest, rank, wanted, size))
+        magic, token, found = ANSWER.unpack(_exactly(opened, ANSWER.size))
+    except TimeoutError:
+        return Outcome.SILENT
+    except OSError:
+        return Outcome.STRANGER
+    return Outcome.REACHED if (magic, token, found) == (MAGIC, digest, wanted) else Outcome.STRANGER
+
+
+def _push(opened: socket.socket, size: int) -> tuple[int, bool]:
+    """Bytes of a message that the other side says it has, less than ``size`` where the rest did not pass in time; and whether
+    the other side broke off."""
+    passed = 0
+    try:
+        for piece in _pieces(size):
+            opened.sendall(bytes(piece))
+            passed += piece * len(_exactly(opened, 1))
+    except TimeoutError:
+        return passed, False
+    except OSError:
+        return passed, True
+    return passed, False
+
+
+def _pieces(size: int) -> list[int]:
+    return [min(PIECE, size - start) for start in range(0, size, PIECE)]
+
+
+def _exactly(opened: socket.socket, size: int) -> bytes:
+    """So many bytes. Raises OSError where the other side goes first."""
+    parts = []
+    while size:
+        part = opened.recv(min(size, PIECE))
+        if not part:
+            raise ConnectionResetError("the other side closed the connection")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _digest(token: str) -> bytes:
+    """What is said in place of the token: 16 bytes."""
+    return hashlib.sha256(token.encode()).digest()[:16]

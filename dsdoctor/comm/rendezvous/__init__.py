@@ -1,0 +1,1 @@
+"""How ranks find each other: the store, and who never came."""

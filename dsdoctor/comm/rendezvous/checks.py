@@ -1,0 +1,177 @@
+"""Claims -> who did not come, who came twice, who counts otherwise. Judges, never looks."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dsdoctor.comm.models import Claim, Rank
+from dsdoctor.core.finding import Finding, Fix, Severity
+
+MOST_NAMED = 12
+SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
+LATE = 15.0
+"""Seconds between the first and the last rank from which on their start is worth a word: imports take some."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrivals:
+    """Who came: ``me`` is rank 0 (or, where rank 0 was not reached, the one that looks), ``claims`` in the order in which they
+    came. ``last_words`` are what a rank wrote to the common folder before it could reach the store."""
+
+    me: Rank
+    claims: tuple[Claim, ...]
+    waited: float
+    last_words: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The numbers that nobody claimed."""
+        there = {claim.rank for claim in self.claims}
+        return tuple(rank for rank in range(self.me.world) if rank not in there)
+
+
+def rank_missing(arrivals: Arrivals) -> Iterator[Finding]:
+    """A rank did not come to the rendezvous.
+
+    Every rank writes its number, host and process id to the store of rank 0 as soon as it runs. One that did not was never
+    started, died before, or cannot reach the master. torch only says how many clients joined. Look at the launcher's output of
+    that host first; run `python -m dsdoctor comm` there by itself; try the master's port from there."""
+    missing, me = arrivals.missing, arrivals.me
+    if not missing or any(rank_duplicated(arrivals)) or any(world_size_differs(arrivals)):
+        # those say it already, and nobody waited for the others any more
+        return
+    here = len({claim.rank for claim in arrivals.claims if claim.rank < me.world})
+    evidence = [f"{here} of {me.world} ranks came in {arrivals.waited:.1f} s: {_places(arrivals.claims)}"]
+    evidence += [f"rank {rank} wrote: {words}" for rank, words in sorted(arrivals.last_words.items())]
+    hosts = {me.hosts[rank] for rank in missing if rank < len(me.hosts)}
+    commands = [f"ssh {host} python -m dsdoctor comm --quick" for host in sorted(hosts)[:3]]
+    yield Finding(
+        rule="rank-missing",
+        severity=Severity.ERROR,
+        title=f"{named(missing, me.hosts)} never came; waited {arrivals.waited:.0f} s at {me.master}:{me.port}",
+        evidence=tuple(evidence),
+        fix=Fix(
+            text="see in the launcher's output whether it was started there; if it was, its own lines say why it cannot come",
+            commands=tuple(commands) or (f"timeout 5 bash -c '</dev/tcp/{me.master}/{me.port}' && echo reachable",),
+        ),
+    )
+
+
+def rank_duplicated(arrivals: Arrivals) -> Iterator[Finding]:
+    """Two processes say that they are the same rank.
+
+    Two jobs share one MASTER_ADDR and MASTER_PORT, or a launcher was started on every node with the same --node_rank, or RANK
+    was exported in a shell and inherited. Give each job a port of its own and each node its own --node_rank."""
+    claimed: dict[int, list[Claim]] = defaultdict(list)
+    for claim in arrivals.claims:
+        claimed[claim.rank].append(claim)
+    for rank, several in sorted(claimed.items()):
+        if len(several) > 1:
+            yield Finding(
+                rule="rank-duplicated",
+                severity=Severity.ERROR,
+                title=f"{len(several)} processes say that they are rank {rank}: "
+                + ", ".join(f"pid {claim.pid} on {claim.host}" for claim in several[:MOST_NAMED]),
+                evidence=(f"nobody is {named(arrivals.missing, ())}",) if arrivals.missing else (),
+                fix=Fix(
+                    text="give every process a RANK of its own: one --node_rank for each node, one port for each job",
+                    commands=(
+                        "env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|SLURM_PROCID|OMPI_COMM_WORLD_RANK)'",
+                    ),
+                ),
+            )
+
+
+def world_size_differs(arrivals: Arrivals) -> Iterator[Finding]:
+    """The ranks do not agree how many they are.
+
+    One launcher was started with another --nnodes or --nproc_per_node, or WORLD_SIZE is left over in a shell. torch waits until
+    its time is up and says how many clients joined."""
+    by_world: dict[int, list[Claim]] = defaultdict(list)
+    for claim in arrivals.claims:
+        by_world[claim.world].append(claim)
+    if len(by_world) < 2 and all(claim.world == arrivals.me.world for claim in arrivals.claims):
+        return
+    by_world.setdefault(arrivals.me.world, [])
+    told = sorted(by_world.items(), key=lambda item: len(item[1]))
+    yield Finding(
+        rule="world-size-differs",
+        severity=Severity.ERROR,
+        title="; ".join(f"world size {world}: {_places(claims) or 'rank 0'}" for world, claims in told),
+        fix=Fix(text="start every node's launcher with the same --nnodes and --nproc_per_node, and unset WORLD_SIZE"),
+    )
+
+
+def gpu_shared(arrivals: Arrivals) -> Iterator[Finding]:
+    """Two ranks would use the same GPU.
+
+    NCCL refuses that, and does not name the ranks. LOCAL_RANK is the same for both, or CUDA_VISIBLE_DEVICES shows both the same
+    device. NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30, experimental) allows it."""
+    by_gpu: dict[tuple[str, str], list[Claim]] = defaultdict(list)
+    for claim in arrivals.claims:
+        if claim.gpu and not (claim.local and claim.local.variables.get(SHARING) == "1"):
+            by_gpu[claim.host, claim.gpu].append(claim)
+    for (host, gpu), several in by_gpu.items():
+        if len({claim.rank for claim in several}) > 1:
+            ranks = ", ".join(f"{claim.rank} (LOCAL_RANK {claim.local_rank})" for claim in several)
+            yield Finding(
+                rule="gpu-shared",
+                severity=Severity.ERROR,
+                title=f"ranks {ranks} on {host} would use the same GPU {gpu}",
+                fix=Fix(text="start as many ranks as there are GPUs, each with a LOCAL_RANK of its own"),
+            )
+
+
+def rank_arrives_late(arrivals: Arrivals) -> Iterator[Finding]:
+    """A rank came much later than the others.
+
+    Slow file systems (imports over a network), a node that is busy, or a launcher that starts nodes one by one. Training
+    starts when the last one is there."""
+    came = sorted(arrivals.claims, key=lambda claim: claim.seen)
+    if arrivals.missing or len(came) < 2 or came[-1].seen - came[0].seen < LATE:
+        return
+    last = came[-1]
+    own = last.arrived - last.started
+    yield Finding(
+        rule="rank-arrives-late",
+        severity=Severity.WARNING,
+        title=f"rank {last.rank} ({last.host}) came {last.seen - came[0].seen:.0f} s after the first",
+        evidence=(f"it took {own:.1f} s from its own start to the rendezvous",),
+        fix=Fix(
+            text="put the Python environment on a local disk, and see what else runs on that host"
+            if own > LATE / 2
+            else "it was started late: see the launcher and the queue of that host"
+        ),
+    )
+
+
+def named(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> str:
+    """Ranks in words, with hosts where these are known.
+
+    >>> named((1,), ("a", "b")), named((1, 2, 3), ())
+    ('rank 1 (b)', 'ranks 1-3')
+    >>> named((0, 2, 3), ("a", "a", "b", "b"))
+    'ranks 0 (a), 2-3 (b)'
+    """
+    parts: list[tuple[int, int, str]] = []
+    for rank in ranks:
+        host = hosts[rank] if rank < len(hosts) else ""
+        if parts and parts[-1][1] == rank - 1 and parts[-1][2] == host:
+            parts[-1] = (parts[-1][0], rank, host)
+        else:
+            parts.append((rank, rank, host))
+    spans = [f"{first}-{last}" if last > first else str(first) for first, last, _ in parts]
+    shown = [span + (f" ({host})" if host else "") for span, (_, _, host) in zip(spans, parts, strict=True)]
+    more = [f"and {len(shown) - MOST_NAMED} more"] if len(shown) > MOST_NAMED else []
+    return f"rank{'s' if len(ranks) > 1 else ''} " + ", ".join(shown[:MOST_NAMED] + more)
+
+
+def _places(claims: tuple[Claim, ...] | list[Claim]) -> str:
+    hosts = {claim.rank: claim.host for claim in claims}
+    if not hosts:
+        return ""
+    by_rank = tuple(hosts.get(rank, "") for rank in range(max(hosts) + 1))
+    return named(tuple(sorted(hosts)), by_rank)
+
+
+CHECKS = (rank_duplicated, world_size_differs, gpu_shared, rank_missing, rank_arrives_late)

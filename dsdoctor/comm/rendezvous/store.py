@@ -1,0 +1,158 @@
+"""The way onto the blackboard: serve the store (rank 0 without torchrun) or reach it, within our own time limits.
+
+torch's own limits are not kept by torch: connecting takes twice the timeout asked for, and a foreign listener on the port makes a
+client wait for ever. So plain TCP is tried first, and torch is called in a thread that may be left behind.
+"""
+
+import errno
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+from dsdoctor.comm.mesh.connect import connect, knock
+from dsdoctor.comm.models import Rank
+from dsdoctor.comm.preflight.facts import look_listener
+from dsdoctor.comm.rendezvous.board import Board, Store
+from dsdoctor.comm.results import Outcome
+from dsdoctor.core.host import LocalHost
+
+RETRY = 0.2
+CONNECT = 3.0
+ANSWER = 6.0
+"""Seconds in which a store that listens must answer a client."""
+FOUND = (Outcome.SILENT, Outcome.STRANGER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreached:
+    """Why there is no store. ``taken``: the port was taken when rank 0 wanted to serve on it. ``listener`` is who listens there,
+    where that is a process of this user on this host; ``banner`` what it said. ``token_missing``: a store answers, and no rank
+    0 of this test has written to it."""
+
+    outcome: Outcome
+    seconds: float
+    taken: bool = False
+    listener: str | None = None
+    banner: str = ""
+    token_missing: bool = False
+    detail: str = ""
+
+
+def open_board(rank: Rank, seconds: float) -> Board | Unreached:
+    """The board of this test: rank 0 makes its prefix known to the others under the name of the run."""
+    began = time.monotonic()
+    store = _serve(rank) if rank.rank == 0 and not rank.agent_store else None
+    if isinstance(store, Unreached) and not store.taken:
+        return store
+    if isinstance(store, Unreached) or store is None:
+        # a port that is taken may be a second rank 0's: as a client, both are seen
+        taken = isinstance(store, Unreached)
+        store = _reach(rank, min(seconds, ANSWER) if taken else seconds, taken=taken)
+        if isinstance(store, Unreached):
+            return store
+        return _find(store, rank, seconds - (time.monotonic() - began), first=rank.rank == 0 and not taken)
+    return _find(store, rank, seconds, first=True)
+
+
+def _find(store: Store, rank: Rank, seconds: float, *, first: bool) -> Board | Unreached:
+    """Write or await the random prefix."""
+    name = f"dsdoctor-comm/{rank.run}/token"
+    if first and store.add(f"{name}/n", 1) == 1:
+        token = secrets.token_hex(8)
+        store.set(name, token)
+        return Board(store, f"dsdoctor-comm/{token}", ours=True)
+    until = time.monotonic() + max(seconds, 1.0)
+    while not store.check([name]):
+        if time.monotonic() > until:
+            return Unreached(outcome=Outcome.SILENT, seconds=seconds, token_missing=True)
+        time.sleep(0.05)
+    return Board(store, f"dsdoctor-comm/{store.get(name).decode()}")
+
+
+def _serve(rank: Rank) -> "Store | Unreached":
+    """Listen on the master's address where that is one of this host's, else on all."""
+    listening = socket.socket(socket.AF_INET6 if ":" in rank.master else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        try:
+            listening.bind((rank.master, rank.port))
+        except OSError as error:
+            if isinstance(error, socket.gaierror):
+                return Unreached(outcome=Outcome.NO_NAME, seconds=0.0)
+            # a service's or a translated address is none of this host's own
+            if error.errno == errno.EADDRINUSE:
+                return Unreached(outcome=Outcome.STRANGER, seconds=0.0, taken=True)
+            listening.bind(("", rank.port))
+        listening.listen(2048)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        return Unreached(outcome=Outcome.STRANGER, seconds=0.0, taken=taken, detail=error.strerror or str(error))
+    handle = os.dup(listening.fileno())
+    listening.close()
+    return _bounded(lambda: _torch_store(rank, handle), ANSWER) or Unreached(outcome=Outcome.SILENT, seconds=ANSWER)
+
+
+def _reach(rank: Rank, seconds: float, *, taken: bool) -> "Store | Unreached":
+    """Connect as a client, as soon as somebody listens."""
+    began, outcomes = time.monotonic(), Counter[Outcome]()
+    while time.monotonic() - began < seconds:
+        left = seconds - (time.monotonic() - began)
+        opened = connect(rank.master, rank.port, timeout=min(CONNECT, max(left, 0.2)))
+        if not isinstance(opened, Outcome):
+            opened.close()
+            store = _bounded(lambda: _torch_store(rank, None), min(ANSWER, max(left, 1.0)))
+            if store is not None:
+                return store
+            heard = knock(rank.master, rank.port)
+            return Unreached(
+                outcome=heard.outcome, seconds=time.monotonic() - began, taken=taken, banner=heard.banner,
+                listener=listener_of(rank.port),
+            )  # fmt: skip
+        outcomes[opened] += 1
+        time.sleep(RETRY)
+    # the last attempt may be cut short by the clock: what came most often counts
+    outcome = outcomes.most_common(1)[0][0] if outcomes else Outcome.TIMED_OUT
+    return Unreached(outcome=outcome, seconds=time.monotonic() - began, taken=taken, listener=None)
+
+
+def _torch_store(rank: Rank, handle: int | None) -> Store:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    options: dict[str, Any] = {"wait_for_workers": False, "timeout": timedelta(seconds=30)}
+    if handle is not None:
+        options["master_listen_fd"] = handle
+    store = TCPStore(rank.master, rank.port, None, handle is not None, **options)
+    # the constructor of a client is content with any listener; an answer is proof
+    store.add("dsdoctor-comm/knock", 0)
+    return cast(Store, store)
+
+
+def _bounded(make: Callable[[], Store], seconds: float) -> Store | None:
+    """What ``make`` gives within so many seconds; else it is left behind in its thread, and so is what it raised."""
+    made: list[Store] = []
+
+    def run() -> None:
+        try:
+            made.append(make())
+        except Exception:
+            # torch raises several types over its releases; that none came is what counts
+            return
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return made[0] if made else None
+
+
+def listener_of(port: int) -> str | None:
+    """Who listens on a port of this host, where it is a process that this user may look at."""
+    found = look_listener(LocalHost(), port)
+    command = " ".join((found.command or "?").split())[:60] if found else ""
+    return f"pid {found.pid} ({command})" if found and found.pid else None

@@ -1,0 +1,1 @@
+"""What happens behind each command: the file has the name of the command. Joins the rooms, prints nothing."""

@@ -1,0 +1,199 @@
+"""The hall between the rooms: joins probe and builder for the command line. Acts through them, shows nothing."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dsdoctor.builder.cache.store import Store
+from dsdoctor.builder.make.make_wheel import make, prepare_out
+from dsdoctor.builder.make.op_job import Watch
+from dsdoctor.builder.make.workdir import Bench
+from dsdoctor.builder.plan.choices import accelerator_of
+from dsdoctor.builder.plan.compiler import choose_compiler
+from dsdoctor.builder.plan.plan import plan_build, plan_toolkit
+from dsdoctor.builder.plan.preconditions import working_torch
+from dsdoctor.builder.plan.shell import Settings
+from dsdoctor.builder.pool import Pool
+from dsdoctor.builder.source.fetch import lay_out, spell_source
+from dsdoctor.builder.source.op_config import ops_of_config, read_config
+from dsdoctor.builder.toolkit.assemble import assemble
+from dsdoctor.builder.wheel.index import publish
+from dsdoctor.commands.cache import open_store, told
+from dsdoctor.commands.observe import Sight, described, read_nodes, recorded_source, see
+from dsdoctor.core.build_models import BuildPlan, BuildResult, Source, ToolkitPlan, Wish
+from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
+from dsdoctor.core.finding import Finding, Fix, Severity, has_error
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Compiler, Machine
+from dsdoctor.core.pip import install_wheel
+from dsdoctor.core.workspace import cache_folder, log_folder, private_folder, workspace
+from dsdoctor.diagnosis.clean import raw_lines
+from dsdoctor.diagnosis.diagnose import diagnose
+from dsdoctor.diagnosis.models import Outcome
+from dsdoctor.order import Order
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan with all that carrying it out needs; ``folder`` goes away when the context ends, ``store`` keeps compiled ops."""
+
+    host: LocalHost
+    machine: Machine
+    source: Source
+    plan: BuildPlan
+    folder: Path
+    cache: Path
+    store: Store | None
+
+
+Job = Callable[[Planned, BuildResult], tuple[Finding, ...]]
+"""Something to do with a built wheel; what goes wrong is a finding, the wheel stays."""
+
+
+def look(order: Order) -> Sight:
+    """Ask this machine, or a snapshot, everything."""
+    named = order.wish.toolkit if order.wish.toolkit not in {"auto", "pypi"} else ""
+    return see(order.python, order.machine, whole=True, toolkit=named)
+
+
+@contextmanager
+def planned(order: Order) -> Iterator[Planned]:
+    """Look, lay the source out in a throw-away folder, and decide."""
+    order = replace(order, wish=replace(order.wish, nodes=read_nodes(order.nodes)))
+    host, sight = LocalHost(), look(order)
+    machine, cache = sight.machine, private_folder(cache_folder(host))
+    accelerator = accelerator_of(machine, order.wish)
+    with workspace(cache) as folder:
+        if sight.snapshot is not None and not order.source:
+            source = recorded_source(sight.snapshot, accelerator)
+        else:
+            source = _laid_out(host, sight, order, accelerator, folder, cache)
+        plan = plan_build(machine, source, _with_config(order, accelerator), cache=sight.cache)
+        store = open_store(host) if order.cache else None
+        yield Planned(host=host, machine=machine, source=source, plan=plan, folder=folder, cache=cache, store=store)
+
+
+def _laid_out(host: LocalHost, sight: Sight, order: Order, accelerator: str, folder: Path, cache: Path) -> Source:
+    spec, because = spell_source(order.source, sight.machine.deepspeed)
+    python = sight.machine.python.executable if sight.is_here and sight.machine.python else sys.executable
+    laid = lay_out(host, spec, folder / "source", cache=cache, python=python, offline=order.wish.offline)
+    return described(sight, replace(laid, because=because), accelerator, folder)
+
+
+def build(ready: Planned, out: Path, *, say: Say, watch: Watch, pool: Pool | None = None) -> BuildResult:
+    """Carry a plan out, under a pool that other builds share, or under one of its own."""
+    prepare_out(out)
+    bench = Bench(folder=ready.folder, logs=log_folder(ready.cache), out=out, store=ready.store, pool=pool)
+    say(f"logs: {bench.logs}")
+    result = explained(make(ready.host, ready.plan, ready.source, ready.machine, bench, say=say, watch=watch))
+    return replace(result, findings=(*result.findings, *(told(ready.store) if ready.store else ())))
+
+
+def explained(result: BuildResult) -> BuildResult:
+    """A build with the diagnosis of its failed ops' logs, as ``dsdoctor diagnose`` gives it; each ill once."""
+    told = {(finding.rule, finding.title): finding for finding in result.findings}
+    for op in result.ops:
+        if op.built or op.log is None:
+            continue
+        with Path(op.log).open("rb") as log:
+            read = diagnose(raw_lines(log), name=op.log)
+        for finding in read.findings if read.outcome is Outcome.CAUSE else ():
+            known = told.setdefault((finding.rule, finding.title), replace(finding, affects=()))
+            affects = tuple(dict.fromkeys((*known.affects, op.op)))
+            evidence = tuple(dict.fromkeys((*known.evidence, f"in {op.log}")))
+            told[finding.rule, finding.title] = replace(known, affects=affects, evidence=evidence)
+    return replace(result, findings=tuple(told.values()))
+
+
+def install(ready: Planned, made: BuildResult) -> tuple[Finding, ...]:
+    """Install a built wheel into the environment it was built for; a finding when that fails: the wheel stays."""
+    assert made.wheel is not None
+    try:
+        install_wheel(ready.host, ready.plan.python, made.wheel)
+    except BuildFailed as error:
+        fix = Fix(text="install it by hand", commands=(error.hint,))
+        return (Finding(rule="wheel-not-installed", severity=Severity.ERROR, title=error.message, fix=fix),)
+    return ()
+
+
+def publish_into(index: Path) -> Job:
+    """List a built wheel in an index. Raises ImpossiblePlan for one that cannot be written."""
+    prepare_out(index, "--index")
+    return lambda _, made: list_wheel(index, made)
+
+
+def list_wheel(index: Path, made: BuildResult) -> tuple[Finding, ...]:
+    """List a built wheel in an index; a finding when that fails: the wheel stays."""
+    assert made.wheel is not None
+    try:
+        publish(Path(made.wheel), index)
+    except OSError as error:
+        title = f"the wheel is built, and could not be put into the index {index}: {error}"
+        return (Finding(rule="wheel-not-published", severity=Severity.ERROR, title=title),)
+    return ()
+
+
+def assemble_toolkit(order: Order, *, say: Say) -> tuple[str | None, tuple[Finding, ...]]:
+    """The root of a toolkit that fits this torch, made when there is none; findings where that cannot be."""
+    sight = look(order)
+    machine = sight.machine
+    private_folder(cache_folder(LocalHost()))
+    advice = plan_toolkit(machine, order.wish, sight.cache)
+    toolkit, compiler = advice.toolkit, advice.compiler
+    if has_error(advice.findings) or toolkit is None or compiler is None or compiler.c_path is None:
+        return None, advice.findings
+    if toolkit.assemble:
+        assert machine.python is not None
+        python, architectures = machine.python.executable, advice.architectures
+        assemble(LocalHost(), toolkit, python=python, architectures=architectures, compiler=compiler.c_path, say=say)
+    return toolkit.root, advice.findings
+
+
+def select(order: Order) -> tuple[Settings, tuple[Finding, ...]]:
+    """The settings that select toolkit and compiler for other tools. Raises ImpossiblePlan where they name nothing real."""
+    sight = look(order)
+    machine = sight.machine
+    torch = working_torch(machine)
+    if torch.cuda is None:
+        compiler, _, findings = choose_compiler(machine, None, device_code=False)
+        return _settings(sight, None, compiler, ()), findings
+    advice = plan_toolkit(machine, order.wish, sight.cache)
+    if advice.toolkit is not None and advice.toolkit.assemble and not has_error(advice.findings):
+        raise ImpossiblePlan(
+            f"no whole CUDA toolkit of torch's release {torch.cuda} is here; it can be assembled in {advice.toolkit.root}",
+            hint="python -m dsdoctor toolkit",
+        )
+    return _settings(sight, advice.toolkit, advice.compiler, advice.architectures), advice.findings
+
+
+def _settings(
+    sight: Sight, toolkit: ToolkitPlan | None, compiler: Compiler | None, architectures: tuple[str, ...]
+) -> Settings:
+    values: dict[str, str] = {}
+    prepend: dict[str, tuple[str, ...]] = {}
+    if compiler is not None and compiler.c_path is not None:
+        values |= {"CC": compiler.c_path, "CXX": compiler.path}
+    if toolkit is not None:
+        values |= {"CUDA_HOME": toolkit.root, "TORCH_CUDA_ARCH_LIST": ";".join(architectures)}
+        values |= {"CUDA_PATH": toolkit.root} if sight.machine.variables.get("CUDA_PATH") else {}
+        known = next((one for one in sight.machine.toolkits if one.root == toolkit.root), None)
+        libraries = [folder for folder in (known.library_dirs if known else ()) if not folder.endswith("/stubs")]
+        prepend = {"PATH": (f"{toolkit.root}/bin",), "LD_LIBRARY_PATH": tuple(libraries[:1])}
+    named = [*(values[name] for name in ("CUDA_HOME", "CC", "CXX") if name in values), *sum(prepend.values(), ())]
+    gone = [path for path in named if sight.is_here and not Path(path).exists()]
+    if gone:
+        raise ImpossiblePlan(f"{gone[0]} was found, and is not there", hint="run it again")
+    host = LocalHost()
+    before = {name: value for name in prepend if (value := host.variable(name))}
+    return Settings(values=values, prepend={n: f for n, f in prepend.items() if f}, before=before)
+
+
+def _with_config(order: Order, accelerator: str) -> Wish:
+    if order.config is None:
+        return order.wish
+    ops = ops_of_config(read_config(order.config), accelerator=accelerator)
+    return replace(order.wish, ops=ops or None, ops_because=f"--for {order.config}")

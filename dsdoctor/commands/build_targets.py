@@ -1,0 +1,204 @@
+"""The hall of many targets: an environment, a plan and a wheel for each, under one pool of compilers. Shows nothing itself.
+
+Environments and plans are made one after the other; meanwhile the targets that are planned compile.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dsdoctor.builder.make.make_wheel import prepare_out
+from dsdoctor.builder.make.manifest import decode
+from dsdoctor.builder.make.op_job import Step
+from dsdoctor.builder.pool import Pool
+from dsdoctor.builder.targets.targets import Target, environment
+from dsdoctor.commands.build import Job, Planned, build, planned
+from dsdoctor.core.build_models import BuildPlan, BuildResult
+from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan
+from dsdoctor.core.finding import Finding, has_error
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.workspace import cache_folder, private_folder
+from dsdoctor.order import Order
+from dsdoctor.targeting import clash, refuse_clashes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one target fared. ``python`` is the interpreter of its environment, ``error`` what ended it before there was a result.
+
+    ``size`` (bytes) and ``sha256`` are the wheel's.
+    """
+
+    target: Target
+    python: str | None = None
+    plan: BuildPlan | None = None
+    result: BuildResult | None = None
+    error: DoctorError | None = None
+    size: int | None = None
+    sha256: str | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Those of the plan, then those of the build."""
+        return (*(self.plan.findings if self.plan else ()), *(self.result.findings if self.result else ()))
+
+    @property
+    def status(self) -> int:
+        """The exit status that it would have alone."""
+        if self.error is not None:
+            return self.error.exit_code
+        if self.plan is not None and has_error(self.plan.findings):
+            return ImpossiblePlan.exit_code
+        failed = self.result is not None and (not self.result.wheel or has_error(self.result.findings))
+        return BuildFailed.exit_code if failed else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Talk:
+    """Who hears of each target: a line, or a step of one of its ops. Called from several threads."""
+
+    say: Callable[[Target, str], None]
+    step: Callable[[Target, Step], None]
+
+
+@dataclass
+class _Running:
+    """A target under way; ``kept`` holds its throw-away folder."""
+
+    outcome: Outcome
+    kept: ExitStack = field(default_factory=ExitStack)
+    ready: Planned | None = None
+    made: "Future[BuildResult] | None" = None
+
+
+def build_targets(
+    order: Order, targets: Sequence[Target], out: Path, *, job: Job | None, talk: Talk, dry_run: bool = False
+) -> tuple[Outcome, ...]:
+    """A wheel for each target, or why there is none; one that fails does not stop the others. ``dry_run`` ends at the plans.
+
+    Raises UsageError for two whose wheels would have one file name, before anything is made. Any interruption ends all.
+    """
+    refuse_clashes(order, targets)
+    prepare_out(out)
+    cache = private_folder(cache_folder(LocalHost()))
+    with ExitStack() as kept, ThreadPoolExecutor(max_workers=len(targets)) as threads:
+        hall = _Hall(order=order, cache=cache, out=out, talk=talk, kept=kept, threads=threads)
+        try:
+            for target in targets:
+                hall.begin(target, dry_run=dry_run)
+            return tuple(hall.end(one, job) for one in hall.running)
+        except BaseException:
+            hall.stop()
+            raise
+
+
+@dataclass
+class _Hall:
+    """All targets under way. Used by one thread; only the builds run in others."""
+
+    order: Order
+    cache: Path
+    out: Path
+    talk: Talk
+    kept: ExitStack
+    threads: ThreadPoolExecutor
+    running: list[_Running] = field(default_factory=list)
+    pool: Pool | None = None
+    stopped: bool = False
+    names: dict[tuple[str, str], Target] = field(default_factory=dict)
+
+    def begin(self, target: Target, *, dry_run: bool) -> None:
+        """Make the environment and the plan, and begin the build."""
+        one = _Running(outcome=Outcome(target=target))
+        self.running.append(one)
+        self.kept.enter_context(one.kept)
+        try:
+            self._plan(one)
+            if one.ready is None or dry_run or has_error(one.ready.plan.findings):
+                return
+            self._claim(target, one.ready)
+            prefix = "" if one.ready.plan.toolkit is None else f"toolkit {one.ready.plan.toolkit.root}, "
+            self.talk.say(target, f"{prefix}ops {', '.join(op.op for op in one.ready.plan.ops)}")
+            one.made = self.threads.submit(self._build, target, one.ready, self._pool(one.ready.plan))
+        except (DoctorError, OSError) as error:
+            one.outcome = replace(one.outcome, error=_ours(error))
+
+    def end(self, one: _Running, job: Job | None) -> Outcome:
+        """Wait for a build, do the job on its wheel, and throw its folder away."""
+        outcome = self._ended(one, job)
+        # not where an interruption passes by: the build still stands in it then
+        one.kept.close()
+        return outcome
+
+    def _ended(self, one: _Running, job: Job | None) -> Outcome:
+        if one.made is None or one.ready is None:
+            return one.outcome
+        try:
+            result = one.made.result()
+            if result.wheel and job:
+                result = replace(result, findings=(*result.findings, *job(one.ready, result)))
+            return _with_wheel(replace(one.outcome, result=result))
+        except (DoctorError, OSError) as error:
+            return replace(one.outcome, error=_ours(error))
+
+    def stop(self) -> None:
+        """End every compiler; the builds end by that, and nothing more is told of them."""
+        self.stopped = True
+        for one in self.running:
+            if one.ready is not None:
+                one.ready.host.stop()
+
+    def _plan(self, one: _Running) -> None:
+        target, wish = one.outcome.target, self.order.wish
+        python = target.python
+        if target.torch is not None:
+            talk = self.talk
+            python = environment(
+                LocalHost(), target, self.cache, offline=wish.offline, say=lambda line: talk.say(target, line)
+            )
+        one.outcome = replace(one.outcome, python=python)
+        one.ready = one.kept.enter_context(planned(replace(self.order, python=python)))
+        one.outcome = replace(one.outcome, plan=one.ready.plan)
+
+    def _claim(self, target: Target, ready: Planned) -> None:
+        """A wheel's name is one target's: what a torch from an index turns out to be is known only now."""
+        tag = ready.machine.python.tag if ready.machine.python else ""
+        first = self.names.setdefault((ready.plan.local_version, tag), target)
+        if first is not target:
+            raise clash(first, target)
+
+    def _pool(self, plan: BuildPlan) -> Pool:
+        """The one pool, sized by the first plan."""
+        if self.pool is None:
+            self.pool = Pool(plan.jobs, plan.memory)
+        return self.pool
+
+    def _build(self, target: Target, ready: Planned, pool: Pool) -> BuildResult:
+        def say(line: str) -> None:
+            if not self.stopped:
+                self.talk.say(target, line)
+
+        def watch(step: Step) -> None:
+            if not self.stopped:
+                self.talk.step(target, step)
+
+        result = build(ready, self.out, say=say, watch=watch, pool=pool)
+        # the process's own figure has the neighbours' compilers in it
+        return replace(result, cpu_seconds=round(sum(op.cpu_seconds or 0.0 for op in result.ops), 1))
+
+
+def _with_wheel(outcome: Outcome) -> Outcome:
+    """The outcome with what the manifest beside the wheel says of it."""
+    if outcome.result is None or outcome.result.manifest is None:
+        return outcome
+    manifest = decode(Path(outcome.result.manifest).read_bytes())
+    return replace(outcome, size=manifest.size, sha256=manifest.sha256)
+
+
+def _ours(error: DoctorError | OSError) -> DoctorError:
+    if isinstance(error, DoctorError):
+        return error
+    place = f": {error.filename}" if error.filename else ""
+    return DoctorError(f"the system refused: {error.strerror or error}{place}", hint="mend that, then run it again")

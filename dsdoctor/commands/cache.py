@@ -1,0 +1,126 @@
+"""The hall of the op cache: where it lies and how large it may be on this machine, and what its command does with it."""
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsdoctor.builder.cache.store import Entry, Store
+from dsdoctor.core.errors import ImpossiblePlan, UsageError
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.host import Host
+from dsdoctor.core.workspace import cache_folder
+
+FOLDER = "compiled"
+LIMIT = "10G"
+DAMAGED = "cache-entry-damaged"
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+SPANS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+SELDOM_READ = ("dependencies", "inputs")
+"""Facts of thousands of lines. They stand in the entry's own record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """An entry as the command tells it: ``name`` is the op or the wheel, ``used`` seconds since 1970, ``size`` bytes."""
+
+    kind: str
+    name: str | None
+    key: str
+    folder: str
+    files: tuple[str, ...]
+    size: int
+    used: float
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def open_store(host: Host) -> Store:
+    """This user's op cache, with its limit from DSDOCTOR_CACHE_LIMIT. Raises UsageError for a limit that is no size."""
+    limit = parse_size(host.variable("DSDOCTOR_CACHE_LIMIT") or LIMIT, "DSDOCTOR_CACHE_LIMIT")
+    return Store(cache_folder(host) / FOLDER, limit=limit)
+
+
+def trusted_store(host: Host) -> Store:
+    """The same for those who come for the cache alone. Raises ImpossiblePlan for one that is not to be trusted."""
+    store = open_store(host)
+    if why := store.distrust():
+        raise ImpossiblePlan(
+            f"the cache is not used: {why}", hint="mend that, or export DSDOCTOR_CACHE=/a/folder/you/own"
+        )
+    return store
+
+
+def prune(store: Store, *, size: str | None, age: str | None, everything: bool) -> tuple[Entry, ...]:
+    """Remove what was not used for an age, then the least recently used down to a size; without either, down to the limit.
+
+    Raises UsageError for what is no size and no age.
+    """
+    if everything and (size is not None or age is not None):
+        raise UsageError("--all leaves nothing to --max-size and --older-than", hint="name --all alone")
+    limit = 0 if everything else parse_size(size, "--max-size") if size is not None else store.limit
+    oldest = time.time() - parse_age(age, "--older-than") if age is not None else 0.0
+    stale = tuple(entry for entry in store.entries() if entry.used < oldest and store.remove(entry))
+    only_age = age is not None and size is None
+    return stale if only_age else (*stale, *store.prune(limit))
+
+
+def told(store: Store) -> tuple[Finding, ...]:
+    """What a store has to say to the user: the entries that it dropped as damaged, and what the disk refused."""
+    dropped = (Finding(rule=DAMAGED, severity=Severity.WARNING, title=sentence) for sentence in store.dropped)
+    refused = (Finding(rule="dsdoctor", severity=Severity.WARNING, title=sentence) for sentence in store.complaints)
+    return (*dropped, *refused)
+
+
+def damage(entry: Entry, why: str) -> Finding:
+    """An entry that was asked to be what was stored, and is not."""
+    name = entry.facts.get("op") or entry.facts.get("name") or "an entry"
+    evidence = (f"its files: {', '.join(sorted(entry.files))}",) if entry.files else ()
+    title = f"{name} ({entry.kind} {entry.key[:12]}) is not what was stored, and was removed: {why}"
+    return Finding(rule=DAMAGED, severity=Severity.ERROR, title=title, evidence=evidence)
+
+
+def kept(entries: Iterable[Entry]) -> tuple[Kept, ...]:
+    """Entries as they are told, the last used first."""
+    return tuple(_kept(entry) for entry in sorted(entries, key=lambda entry: entry.used, reverse=True))
+
+
+def _kept(entry: Entry) -> Kept:
+    name = entry.facts.get("op") or entry.facts.get("name")
+    return Kept(
+        kind=entry.kind,
+        name=str(name) if name else None,
+        key=entry.key,
+        folder=str(entry.folder),
+        files=tuple(sorted(entry.files)),
+        size=entry.size,
+        used=entry.used,
+        facts={fact: value for fact, value in entry.facts.items() if fact not in SELDOM_READ},
+    )
+
+
+def parse_size(text: str, what: str = "a size") -> int:
+    """Bytes, of which a K has 1024. Raises UsageError for what is none.
+
+    >>> parse_size("10G"), parse_size("1.5 GiB"), parse_size("500mb"), parse_size("0")
+    (10737418240, 1610612736, 524288000, 0)
+    >>> parse_size("much")
+    Traceback (most recent call last):
+    dsdoctor.core.errors.UsageError: a size is 'much', which is no size
+    """
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
+    if found is None:
+        raise UsageError(f"{what} is {text!r}, which is no size", hint='sizes are such as "500M" or "10G"')
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+def parse_age(text: str, what: str = "an age") -> float:
+    """Seconds. Raises UsageError for what is no age.
+
+    >>> parse_age("30d"), parse_age("12h"), parse_age("90m"), parse_age("2w")
+    (2592000.0, 43200.0, 5400.0, 1209600.0)
+    """
+    found = re.fullmatch(r"(\d{1,9})\s*([mhdw])", text.strip(), re.ASCII)
+    if found is None:
+        raise UsageError(f"{what} is {text!r}, which is no age", hint='ages are such as "90m", "12h", "30d" or "2w"')
+    return int(found[1]) * SPANS[found[2]]

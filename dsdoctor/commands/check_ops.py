@@ -1,0 +1,91 @@
+"""The hall behind check: what was seen of a machine -> verdicts. Joins checks and builder; asks the compiler for --deep."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dsdoctor.builder.make.preprocess import ask_compiler
+from dsdoctor.builder.plan.choices import choose_jobs
+from dsdoctor.builder.plan.op_table import OpVerdict, judge_ops, without_needs
+from dsdoctor.builder.plan.ops import wanted_ops
+from dsdoctor.checks import Examined, examine
+from dsdoctor.commands.observe import Say, Sight, see, source_at_hand
+from dsdoctor.core.build_models import Source
+from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Machine
+from dsdoctor.core.workspace import cache_folder, private_folder, workspace
+from dsdoctor.order import Question
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """The outcome: the machine, each topic with its findings, the op table and whose ops they are."""
+
+    machine: Machine
+    topics: tuple[Examined, ...]
+    ops: tuple[OpVerdict, ...]
+    source: Source | None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings, in the order of the topics."""
+        return tuple(finding for topic in self.topics for finding in topic.findings)
+
+
+def deep(question: Question, say: Say) -> Checked:
+    """Look at this machine whole and ask its compiler. Raises UsageError for a snapshot, which has none."""
+    if question.machine:
+        raise UsageError("--deep asks the compiler, and a snapshot has none", hint="run it on that machine")
+    sight = see(question.python, None, whole=True)
+    topics = examine(sight.machine, rules=question.rules)
+    with workspace(private_folder(cache_folder(LocalHost()))) as folder:
+        source = source_at_hand(sight, question.source, question.wish, say=say, folder=folder)
+        compiled = _ask(sight.machine, source, question, folder, say)
+        return judged(sight, topics, source, question, compiled)
+
+
+def judged(
+    sight: Sight,
+    topics: tuple[Examined, ...],
+    source: Source,
+    question: Question,
+    compiled: dict[str, str | None],
+) -> Checked:
+    """The topics with their findings weighed by the op table, and the table; ``compiled`` is what the compiler said."""
+    findings = tuple(finding for topic in topics for finding in topic.findings)
+    machine = sight.machine
+    table = judge_ops(machine, source, question.wish, findings, cache=sight.cache, compiled=compiled)
+    told = iter(table.findings)
+    weighed = tuple(replace(topic, findings=tuple(next(told) for _ in topic.findings)) for topic in topics)
+    refused = tuple(told)
+    if refused:
+        weighed += (Examined(topic="ops", summary="Ops", findings=refused),)
+    return Checked(machine=machine, topics=weighed, ops=table.ops, source=source)
+
+
+def without_table(machine: Machine, topics: tuple[Examined, ...], error: DoctorError | None) -> Checked:
+    """The findings alone; where the ops should have been judged and could not, that is a finding."""
+    plain = tuple(replace(topic, findings=without_needs(topic.findings)) for topic in topics)
+    if error is not None:
+        fix = Fix(text=error.hint or "name a DeepSpeed with --source")
+        title = f"the ops were not judged: {error.message}"
+        unjudged = Finding(rule="ops-not-judged", severity=Severity.WARNING, title=title, fix=fix)
+        plain += (Examined(topic="ops", summary="Ops", findings=(unjudged,)),)
+    return Checked(machine=machine, topics=plain, ops=(), source=None)
+
+
+def _ask(machine: Machine, source: Source, question: Question, folder: Path, say: Say) -> dict[str, str | None]:
+    if machine.torch is None or machine.torch.broken or machine.python is None or not machine.compilers:
+        return {}
+    facts = wanted_ops(source, question.wish).ops if question.wish.ops else source.ops
+    names = tuple(fact.op for fact in facts if fact.sources)
+    jobs, _, _ = choose_jobs(machine, question.wish, device_code=True)
+    done: list[str] = []
+
+    def on_op(op: str, error: str | None) -> None:
+        done.append(op)
+        say(f"[{len(done)}/{len(names)}] {op}: {error or 'compiles as far as the preprocessor, and links'}")
+
+    python = machine.python.executable
+    return ask_compiler(LocalHost(), source, names, python=python, jobs=jobs, folder=folder, on_op=on_op)

@@ -1,0 +1,233 @@
+"""The hall behind comm: one rank under a launcher, or all ranks of this machine or of a hostfile, to one Report."""
+
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from dsdoctor.comm.control.phases import state_of
+from dsdoctor.comm.control.supervisor import Outcomes, Screen, supervise
+from dsdoctor.comm.launch.commands import Started, local_ranks, ssh_ranks
+from dsdoctor.comm.launch.start import PARENT, Ended, free_port, start_all
+from dsdoctor.comm.local.gpu_links import read_gpus
+from dsdoctor.comm.models import Mode, Phase, Rank, Settings, State
+from dsdoctor.comm.preflight import checks as static_checks
+from dsdoctor.comm.preflight.facts import StaticFacts, look_static, look_travelling
+from dsdoctor.comm.results import PhaseResult, Report
+from dsdoctor.comm.speed.baseline import Base, slower
+from dsdoctor.comm.verdict import ended, verdict
+from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.processes import die_with
+
+OnPhase = Callable[[PhaseResult], None]
+MARGIN = 2.0
+"""Seconds after the deadline at which what was started is ended, if it has not ended by itself."""
+RANKS_ON_CPU = 2
+NOTHING_TOLD = "see what it wrote above, and whether the folder for its files (--out, else TMPDIR) has space"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the command line asks for where no launcher started us."""
+
+    settings: Settings
+    nproc: int | None = None
+    hostfile: str | None = None
+    only_static: bool = False
+
+
+def run_rank(rank: Rank, settings: Settings, screen: Screen, *, began: float) -> Outcomes:
+    """This process is a rank: play its part."""
+    parent = os.environ.get(PARENT)
+    if parent:
+        die_with(int(parent))
+    return supervise(rank, settings, screen, began=began)
+
+
+def run_all(wanted: Wanted, *, on_phase: OnPhase) -> Report:
+    """Start every rank, and give rank 0's report; what is known before a rank is started goes first."""
+    began, host = time.monotonic(), LocalHost()
+    with kept_when_broken(wanted.settings) as (folder, outcome):
+        before: tuple[PhaseResult, ...] = ()
+        if wanted.hostfile is not None:
+            facts = look_static(
+                host,
+                hostfile=wanted.hostfile,
+                python=sys.executable,
+                folder=os.getcwd(),  # noqa: PTH109
+                accelerator="cuda" if read_gpus(host)[0] else "cpu",
+            )
+            before = (_static(facts, time.monotonic() - began),)
+            on_phase(before[0])
+            if wanted.only_static or before[0].state is State.BROKEN:
+                return _without_ranks(before, wanted, facts, time.monotonic() - began)
+            ranks = _on_hosts(host, facts, wanted, folder)
+        else:
+            ranks = _here(host, wanted, folder)
+        told = start_all(ranks, host.environment(), folder, seconds=wanted.settings.deadline + MARGIN)
+        report = _read(told.document)
+        if report is None:
+            raise DoctorError(*_no_report(told.ended, wanted.settings.deadline), hint=NOTHING_TOLD)
+        keep = report.state is State.BROKEN or wanted.settings.out is not None
+        outcome.append(keep)
+        return _joined(replace(report, out=str(folder) if keep else None), before)
+
+
+@contextmanager
+def kept_when_broken(settings: Settings) -> Iterator[tuple[Path, list[bool]]]:
+    """The folder of the ranks' files: the one that was named; else a private one, that stays when True is added."""
+    folder, outcome = Path(settings.out or tempfile.mkdtemp(prefix="dsdoctor-comm-")), list[bool]()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        with lock:
+            yield folder, outcome
+    except Timeout:
+        raise UsageError(f"another test writes to {folder} now", hint="name another folder with --out") from None
+    finally:
+        if settings.out is None and not any(outcome):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _here(host: LocalHost, wanted: Wanted, folder: Path) -> tuple[Started, ...]:
+    """A rank for each GPU of this machine, or as many as were asked for."""
+    count = wanted.nproc or len(read_gpus(host)[0]) or RANKS_ON_CPU
+    arguments = _arguments(wanted.settings, folder)
+    return local_ranks(count, port=free_port(), token=secrets.token_hex(16), python=sys.executable, arguments=arguments)
+
+
+def _on_hosts(host: LocalHost, facts: StaticFacts, wanted: Wanted, folder: Path) -> tuple[Started, ...]:
+    assert facts.hosts is not None
+    hosts = facts.hosts.hosts
+    if wanted.nproc:
+        hosts = tuple(replace(one, slots=wanted.nproc) for one in hosts)
+    first = next((visit for visit in facts.visits if visit.host == hosts[0].name), None)
+    address = next(iter(first.addresses), hosts[0].name) if first else hosts[0].name
+    return ssh_ranks(
+        hosts,
+        master=address,
+        port=free_port(),
+        token=secrets.token_hex(16),
+        python=sys.executable,
+        folder=facts.folder,
+        arguments=_arguments(wanted.settings, folder if wanted.settings.out else None),
+        variables=look_travelling(host, facts.folder),
+    )
+
+
+def _arguments(settings: Settings, out: Path | None) -> tuple[str, ...]:
+    mode = {Mode.QUICK: ("--quick",), Mode.FULL: ("--full",), Mode.DEFAULT: ()}[settings.mode]
+    folder = ("--out", str(out.absolute())) if out else ()
+    return ("--json", *mode, "--backend", settings.backend, "--deadline", f"{settings.deadline:g}", *folder)
+
+
+def _static(facts: StaticFacts, seconds: float) -> PhaseResult:
+    findings = tuple(finding for check in static_checks.CHECKS for finding in check(facts))
+    hosts = facts.hosts.hosts if facts.hosts else ()
+    answered = sum(visit.answered for visit in facts.visits)
+    said = f"{len(hosts)} hosts in {facts.hostfile}, {answered} answer to ssh"
+    return PhaseResult(
+        phase=Phase.STATIC, state=state_of(Phase.STATIC, findings), seconds=seconds, said=said, findings=findings
+    )
+
+
+def _without_ranks(phases: tuple[PhaseResult, ...], wanted: Wanted, facts: StaticFacts, seconds: float) -> Report:
+    """No rank is started where the hosts are not in order, or where that was all that was asked."""
+    hosts = tuple(one.name for one in facts.hosts.hosts for _ in range(one.slots)) if facts.hosts else ()
+    if phases[0].state is State.BROKEN:
+        phases += (
+            PhaseResult(phase=Phase.RENDEZVOUS, state=State.SKIPPED, seconds=0.0, said="the hosts are not in order"),
+        )
+    return Report(
+        world=len(hosts),
+        backend=wanted.settings.backend,
+        launcher="dsdoctor",
+        mode=wanted.settings.mode,
+        verdict=verdict(phases, world=len(hosts), hosts=hosts, backend=wanted.settings.backend),
+        state=ended(phases),
+        seconds=seconds,
+        phases=phases,
+        hosts=hosts,
+        out=wanted.settings.out,
+    )
+
+
+def _read(document: str) -> Report | None:
+    """Rank 0's report out of its document."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Document:
+        report: Report | None = None
+
+    try:
+        return msgspec.json.decode(document, type=Document).report
+    except msgspec.DecodeError:
+        return None
+
+
+def _no_report(gone: tuple[Ended, ...], deadline: float) -> tuple[str]:
+    first = next((one for one in gone if one.rank == 0), None)
+    how = f"had not ended {MARGIN:g} s after its deadline of {deadline:g} s"
+    if first is not None:
+        how = first.how or "ended well, and left no document"
+    return (f"rank 0 told nothing: it {how}",)
+
+
+def _joined(report: Report, before: tuple[PhaseResult, ...]) -> Report:
+    """The report with the phases that came before any rank."""
+    if not before:
+        return report
+    phases = before + report.phases
+    told = verdict(phases, world=report.world, hosts=report.hosts, backend=report.backend)
+    return replace(report, phases=phases, verdict=told, state=ended(phases))
+
+
+def unmet(outcome: Outcomes, rank: Rank, settings: Settings, seconds: float) -> Report:
+    """A report of a rank that was left alone: what it found by itself, in the phase in which that was."""
+    known = next((phase for phase in Phase if phase.value == outcome.at), Phase.RENDEZVOUS)
+    last = PhaseResult(phase=known, state=State.BROKEN, seconds=seconds, said="alone", findings=outcome.alone)
+    whole = (*outcome.phases, last) if rank.rank == 0 else (last,)
+    return Report(
+        world=rank.world,
+        backend=settings.backend,
+        launcher=rank.launcher,
+        mode=settings.mode,
+        verdict=verdict(whole, world=rank.world, hosts=rank.hosts, backend=settings.backend),
+        state=State.BROKEN,
+        seconds=seconds,
+        phases=whole,
+        hosts=rank.hosts,
+        out=settings.out,
+    )
+
+
+def compared(report: Report, base: Base) -> Report:
+    """The report with what got slower since a saved one, in its phase of speed."""
+    findings = tuple(slower(report, base))
+    phases = tuple(
+        replace(phase, findings=phase.findings + findings, state=_worse(phase, findings))
+        if phase.phase is Phase.SPEED
+        else phase
+        for phase in report.phases
+    )
+    told = verdict(phases, world=report.world, hosts=report.hosts, backend=report.backend)
+    return replace(report, phases=phases, verdict=told, state=ended(phases))
+
+
+def _worse(phase: PhaseResult, findings: tuple[Finding, ...]) -> State:
+    return (
+        phase.state
+        if phase.state in {State.SKIPPED, State.BROKEN}
+        else state_of(phase.phase, phase.findings + findings)
+    )

@@ -1,0 +1,179 @@
+"""What the commands look at: this machine, or one that was written down. Joins probe, record and the op facts."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from dsdoctor.builder.source.describe_ops import describe, describe_installed
+from dsdoctor.builder.source.fetch import NEWEST, LaidOut, lay_out
+from dsdoctor.core.architectures import KNOWN, numeric
+from dsdoctor.core.build_models import Node, Source, Wish
+from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Machine
+from dsdoctor.core.snapshot import RecordedHost, Recorder, Snapshot, save
+from dsdoctor.core.workspace import cache_folder, private_folder, workspace
+from dsdoctor.probe import probe
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """A machine that was looked at. ``snapshot`` is None for this one; ``cache`` is dsdoctor's cache folder there."""
+
+    machine: Machine
+    cache: str
+    snapshot: Snapshot | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this machine."""
+        return self.snapshot is None
+
+
+def see(python: str, file: Path | None, *, whole: bool, toolkit: str = "") -> Sight:
+    """Look at this machine, or at the snapshot in a file. Raises UsageError for a file that is none."""
+    if file is None:
+        host = LocalHost()
+        cache = str(cache_folder(host))
+        return Sight(machine=probe(host, python=python, cache=cache, toolkit=toolkit, whole=whole), cache=cache)
+    recorded = RecordedHost.load(file)
+    snapshot = recorded.snapshot
+    machine = probe(recorded, python=snapshot.python, cache=snapshot.cache, toolkit=toolkit, whole=True)
+    return Sight(machine=machine, cache=snapshot.cache, snapshot=snapshot)
+
+
+def read_nodes(files: Sequence[Path]) -> tuple[Node, ...]:
+    """The machines in snapshots, by their files' names. Raises UsageError for a file that is none."""
+    stems = [file.stem for file in files]
+    return tuple(
+        _node(see("", file, whole=True).machine, file.stem if stems.count(file.stem) == 1 else str(file))
+        for file in dict.fromkeys(files)
+    )
+
+
+def _node(machine: Machine, name: str) -> Node:
+    told = machine.torch.capabilities if machine.torch else ()
+    capabilities = sorted({*told, *(gpu.capability for gpu in machine.gpus)})
+    return Node(name=name, system=machine.system, capabilities=tuple(capabilities))
+
+
+def write_down(python: str, file: Path, *, offline: bool, say: Say) -> Machine:
+    """Write this machine down into a file, with the ops of the DeepSpeed at hand."""
+    recorder = Recorder(LocalHost())
+    cache = cache_folder(recorder)
+    machine = probe(recorder, python=python, cache=str(cache), whole=True)
+    snapshot = recorder.snapshot
+    snapshot.python, snapshot.cache = python, str(cache)
+    try:
+        sight = Sight(machine=machine, cache=str(cache))
+        snapshot.source = msgspec.to_builtins(source_at_hand(sight, None, Wish(offline=offline), say=say))
+    except DoctorError as error:
+        say(f"without the ops of a DeepSpeed: {error.message}")
+    save(snapshot, file, home=str(Path.home()))
+    return machine
+
+
+def source_at_hand(sight: Sight, spec: str | None, wish: Wish, *, say: Say, folder: Path | None = None) -> Source:
+    """The DeepSpeed whose ops are judged: named, else installed (or recorded), else the newest.
+
+    ``folder`` gets its tree where there is one; without it the tree is thrown away and only the facts stay.
+    """
+    installed, torch = sight.machine.deepspeed, sight.machine.torch
+    if torch is not None and torch.hip is not None and wish.accelerator != "cpu":
+        raise DoctorError(
+            f"torch {torch.version} is a ROCm build, and dsdoctor judges the ops for CUDA and CPU",
+            hint="--accelerator cpu judges the host ops",
+        )
+    accelerator = accelerator_at_hand(sight.machine, wish)
+    if not spec and sight.snapshot is not None:
+        return recorded_source(sight.snapshot, accelerator)
+    if sight.machine.python is None:
+        raise DoctorError(
+            "no Python answers, so nothing can be asked of a DeepSpeed", hint="name one with --python PATH"
+        )
+    if not spec and installed:
+        return describe_installed(
+            LocalHost(),
+            installed,
+            accelerator=accelerator,
+            python=sight.machine.python.executable,
+            torch=sight.machine.torch.location if sight.machine.torch else "",
+            architectures=every_architecture(sight.machine),
+        )
+    if folder is not None:
+        return _from_tree(sight, spec, wish, accelerator, folder, say)
+    with workspace(private_folder(cache_folder(LocalHost()))) as place:
+        return _from_tree(sight, spec, wish, accelerator, place, say)
+
+
+def accelerator_at_hand(machine: Machine, wish: Wish) -> str:
+    """Whose ops are judged: asked for, set in the shell, else those of this torch (without one: of these GPUs)."""
+    shell = machine.variables.get("DS_ACCELERATOR")
+    named = wish.accelerator or (shell if shell in {"cuda", "cpu"} else None)
+    cuda = machine.torch.cuda is not None if machine.torch else bool(machine.gpus)
+    return named or ("cuda" if cuda else "cpu")
+
+
+def recorded_source(snapshot: Snapshot, accelerator: str) -> Source:
+    """The ops that a snapshot holds. Raises UsageError where it holds none, or another accelerator's."""
+    if snapshot.source is None:
+        raise UsageError("the snapshot holds no ops of a DeepSpeed", hint="name one: --source 0.19.8")
+    try:
+        source = msgspec.convert(snapshot.source, Source)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the snapshot's ops are malformed: {error}", hint="record it again") from None
+    if source.accelerator != accelerator:
+        raise UsageError(
+            f"the snapshot holds the ops for {source.accelerator}, asked are those for {accelerator}",
+            hint="name a DeepSpeed: --source 0.19.8",
+        )
+    return source
+
+
+def described(sight: Sight, laid: LaidOut, accelerator: str, place: Path) -> Source:
+    """The ops of a tree. For a machine that is not here this dsdoctor's own Python tells them, as for that machine's torch.
+
+    ``place`` is a folder to write to.
+    """
+    machine = sight.machine
+    torch, python = machine.torch, machine.python.executable if machine.python else sys.executable
+    folder = torch.location if torch else ""
+    if not sight.is_here:
+        python, folder = sys.executable, str(place / "torch-of-the-snapshot")
+        Path(folder).mkdir()
+        cuda = str(torch.cuda) if torch and torch.cuda else None
+        version = f"__version__ = {(torch.version if torch else '0.0.0')!r}\ncuda = {cuda!r}\nhip = None\n"
+        Path(folder, "version.py").write_text(version, encoding="utf-8")
+    return describe(
+        LocalHost(),
+        laid,
+        accelerator=accelerator,
+        python=python,
+        torch=folder,
+        architectures=every_architecture(machine),
+    )
+
+
+def every_architecture(machine: Machine) -> tuple[str, ...]:
+    """The architectures to put to the ops' own filters: all that NVIDIA has named, and all that this torch knows."""
+    return numeric(tuple(dict.fromkeys((*KNOWN, *(machine.torch.known_architectures if machine.torch else ())))))
+
+
+def _from_tree(sight: Sight, spec: str | None, wish: Wish, accelerator: str, place: Path, say: Say) -> Source:
+    host, cache = LocalHost(), cache_folder(LocalHost())
+    python = sight.machine.python.executable if sight.is_here and sight.machine.python else sys.executable
+    tree, wanted = place / "source", spec or NEWEST
+    try:
+        laid = lay_out(host, wanted, tree, cache=cache, python=python, offline=wish.offline or not spec)
+    except UsageError:
+        if spec or wish.offline:
+            raise
+        say("fetching the newest DeepSpeed's source, to know its ops")
+        laid = lay_out(host, wanted, tree, cache=cache, python=python, offline=False)
+    because = "--source" if spec else "the newest; none is installed here"
+    return described(sight, replace(laid, because=because), accelerator, place)

@@ -1,0 +1,201 @@
+"""The hall of push: one wheel and a hostfile -> the outcome on every node. Runs nothing of the wheel."""
+
+import asyncio
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsdoctor.builder.wheel.read import hex_of, read_wheel
+from dsdoctor.comm.launch.commands import SSH
+from dsdoctor.core.errors import ImpossiblePlan, UsageError
+from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.host import LocalHost
+from dsdoctor.hosts.hostfile import HOST, parse_hostfile
+from dsdoctor.hosts.ssh_errors import ssh_ill
+from dsdoctor.push import errors as ills
+from dsdoctor.push.models import Delivered, Ended, Sent, State, Way
+from dsdoctor.push.session import Delivery
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INSTALLS_END = 60.0
+"""Seconds that an interrupted push waits for pips that have begun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push:
+    """What is asked for. ``python`` is the interpreter on the nodes, ``limit`` the seconds for each step on a node,
+    ``ssh_options`` are ssh's own arguments."""
+
+    wheel: Path
+    hostfile: Path
+    python: str
+    dry_run: bool = False
+    all_or_nothing: bool = False
+    parallel: int = 32
+    limit: float = 600.0
+    ssh_options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed:
+    """What came of it, the nodes in the hostfile's order. ``interrupted``: a signal ended it."""
+
+    sha256: str
+    nodes: tuple[Delivered, ...]
+    interrupted: bool
+
+    @property
+    def refused(self) -> bool:
+        """Whether a node's verify found an error."""
+        return any(node.state is State.REFUSED for node in self.nodes)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a node could not be reached, or failed in the middle."""
+        return any(node.state in {State.FAILED, State.UNREACHABLE} for node in self.nodes)
+
+
+def push(order: Push, *, say: Callable[[str], None]) -> Pushed:
+    """Copy, verify and install on every node, at most ``parallel`` at once; one that fails stops no other.
+
+    Raises UsageError for a wheel or a hostfile that is none, ImpossiblePlan where there is no ssh.
+    """
+    hosts = hosts_of(order.hostfile)
+    files = files_of(order.wheel)
+    host = LocalHost()
+    ssh = host.which("ssh")
+    if ssh is None:
+        title = f"ssh is not on PATH, and {len(hosts)} nodes are to be reached with it"
+        raise ImpossiblePlan(title, hint="sudo apt-get install openssh-client")
+    way = Way(
+        # ssh takes the first of two: nothing may ask for a password, and the user's own come before the rest
+        ssh=(ssh, *SSH[:3], *order.ssh_options, *SSH[3:]),
+        environment=host.environment(),
+        python=order.python,
+        limit=order.limit,
+        dry_run=order.dry_run,
+        unreached=unreached,
+    )
+    whole = Round(order, [Delivery(name, files, way, say) for name in hosts])
+    nodes = asyncio.run(whole.run())
+    return Pushed(sha256=files[0].sha256, nodes=nodes, interrupted=whole.interrupted)
+
+
+def unreached(host: str, status: int | None, said: str) -> Finding:
+    """Why ssh could not get there: ``status`` is its own, None where it did not end in time."""
+    ill = ssh_ill(host, status, said)
+    title = f"it does not answer over ssh: {ill.what}"
+    fix = Fix(text=ill.fix, commands=ill.commands)
+    evidence = tuple(said.splitlines()[-4:])
+    return Finding(rule="ssh-fails", severity=Severity.ERROR, title=title, evidence=evidence, fix=fix)
+
+
+def hosts_of(hostfile: Path) -> tuple[str, ...]:
+    """The hosts of a DeepSpeed hostfile. Raises UsageError for one that DeepSpeed refuses, and for names that are none."""
+    try:
+        read = parse_hostfile(hostfile.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        hint = "write one line for each node, as in: node1 slots=8"
+        raise UsageError(f"the hostfile {hostfile} cannot be read: {error.strerror}", hint=hint) from None
+    # what DeepSpeed takes without a word is no matter here, but for a name that ssh would take for something else
+    names = {one.line for one in read.hosts if not HOST.fullmatch(one.name)}
+    for bad in read.complaints:
+        if bad.refused or bad.line in names:
+            where = f"{hostfile}, line {bad.line}" if bad.line else str(hostfile)
+            raise UsageError(f"{where}: {bad.what}", hint="write one line for each node, as in: node1 slots=8")
+    return tuple(one.name for one in read.hosts)
+
+
+def files_of(wheel: Path) -> tuple[Sent, ...]:
+    """The wheel, and the manifest beside it. Raises UsageError for what is no whole DeepSpeed wheel."""
+    built = read_wheel(wheel)
+    if built.altered:
+        title = f"{len(built.altered)} files of {wheel} are not those that its maker recorded: {built.altered[0]}"
+        raise UsageError(title, hint="fetch or build it again")
+    beside = wheel.with_name(f"{wheel.name}.json")
+    paths = (wheel, beside) if beside.is_file() else (wheel,)
+    return tuple(Sent(path=path, size=path.stat().st_size, sha256=hex_of(path)) for path in paths)
+
+
+class Round:
+    """All nodes at once: places for so many, a gate where all must fit, one pip at a time in an environment."""
+
+    def __init__(self, order: Push, nodes: list[Delivery]) -> None:
+        self.interrupted = False
+        self._order, self._nodes = order, nodes
+        self._places = asyncio.Semaphore(order.parallel)
+        self._environments: Mapping[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._verdicts: list[bool] = []
+        self._all_in = asyncio.Event()
+
+    async def run(self) -> tuple[Delivered, ...]:
+        """The outcome on every node. A signal ends what has not come to an install."""
+        tasks = [asyncio.create_task(self._deliver(one)) for one in self._nodes]
+        loop = asyncio.get_running_loop()
+
+        def leave(*, also_installs: bool) -> None:
+            self.interrupted = True
+            for task, one in zip(tasks, self._nodes, strict=True):
+                if not one.hung_up and (also_installs or not one.installing):
+                    task.cancel()
+
+        def interrupt() -> None:
+            if not self.interrupted:
+                leave(also_installs=False)
+                loop.call_later(INSTALLS_END, lambda: leave(also_installs=True))
+
+        with _on_signals(loop, interrupt):
+            return tuple(await asyncio.gather(*tasks))
+
+    async def _deliver(self, one: Delivery) -> Delivered:
+        try:
+            async with self._places:
+                fits = await self._verified(one)
+                if fits and not self._order.all_or_nothing:
+                    await self._installed(one)
+            if fits and self._order.all_or_nothing:
+                await self._all_in.wait()
+                async with self._places:
+                    await self._installed(one)
+        except Ended as ended:
+            one.stop(ended)
+        except OSError as error:
+            one.stop(ills.refused_here(error))
+        except asyncio.CancelledError:
+            one.stop(one.cut_off("the push was interrupted"))
+        return await one.end()
+
+    async def _verified(self, one: Delivery) -> bool:
+        """Whether it fits there; the last node's verdict opens the gate."""
+        fits = False
+        try:
+            fits = await one.verify()
+        finally:
+            self._verdicts.append(fits)
+            if len(self._verdicts) == len(self._nodes):
+                self._all_in.set()
+        return fits
+
+    async def _installed(self, one: Delivery) -> None:
+        """Two nodes with one environment, on a shared file system or by two names, never have two pips in it."""
+        wanted = not self._order.dry_run and (not self._order.all_or_nothing or all(self._verdicts))
+        if wanted:
+            async with self._environments[one.environment]:
+                await one.install()
+
+
+@contextmanager
+def _on_signals(loop: asyncio.AbstractEventLoop, interrupt: Callable[[], None]) -> Iterator[None]:
+    """Signals call ``interrupt`` instead of what they did before."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        loop.add_signal_handler(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)

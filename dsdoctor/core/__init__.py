@@ -1,0 +1,1 @@
+"""What every room stands on: the machine, findings, errors, the door to the outside."""

@@ -1,0 +1,217 @@
+"""What the builder speaks of: the wish, the source, the plan, the result. Data only."""
+
+from dataclasses import dataclass, field
+
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.machine import Cuda, System
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A machine that a wheel is for, from its snapshot. ``capabilities`` are those of its GPUs."""
+
+    name: str
+    system: System
+    capabilities: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What the user asked for.
+
+    ``ops`` is None for the default set, ("all",) for all, else names. ``arch`` is a TORCH_CUDA_ARCH_LIST or None for
+    the visible GPUs. ``toolkit`` is "auto", "pypi" (assemble from PyPI whatever lies here) or a folder.
+    ``local_version`` is None for one that names torch and CUDA, "" for none. ``cpu`` is a level of x86-64 or Arm,
+    None for what all ``nodes`` have, without nodes for this processor. ``nodes`` are the machines that the wheel is for.
+    """
+
+    ops: tuple[str, ...] | None = None
+    ops_because: str = ""
+    arch: str | None = None
+    accelerator: str | None = None
+    toolkit: str = "auto"
+    jobs: int | None = None
+    local_version: str | None = None
+    offline: bool = False
+    cpu: str | None = None
+    nodes: tuple[Node, ...] = ()
+    debug_info: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpFact:
+    """An op as the source's own op_builder describes it.
+
+    ``architectures`` are those of the known ones that the op's own filter keeps, None for an op without GPU code;
+    ``flags`` are those of its C++ files, ``libraries`` what it links.
+    """
+
+    op: str
+    variable: str
+    module: str
+    sources: tuple[str, ...] = ()
+    architectures: tuple[str, ...] | None = None
+    flags: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    broken: str | None = None
+
+    @property
+    def has_device_code(self) -> bool:
+        """Whether nvcc compiles any of it."""
+        return any(source.endswith(".cu") for source in self.sources)
+
+    @property
+    def needs_toolkit(self) -> bool:
+        """Whether DeepSpeed builds it as a CUDA extension, be it only against CUDA's headers."""
+        return self.architectures is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A DeepSpeed source tree in a throw-away folder. ``digest`` is the sha256 over its files' names and contents."""
+
+    folder: str
+    asked: str
+    because: str = ""
+    version: str
+    digest: str
+    commit: str | None = None
+    accelerator: str
+    ops: tuple[OpFact, ...]
+
+    def op(self, name: str) -> OpFact | None:
+        """The op of that name."""
+        return next((fact for fact in self.ops if fact.op == name), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One decision and its reason."""
+
+    what: str
+    value: str
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpPlan:
+    """One op that will be built; ``architectures`` is its own TORCH_CUDA_ARCH_LIST (empty without GPU code).
+
+    ``asked`` is False for one that only comes along because another needs it.
+    """
+
+    op: str
+    variable: str
+    module: str
+    sources: tuple[str, ...]
+    architectures: tuple[str, ...] = ()
+    device_code: bool = False
+    asked: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """An op that will not be built, and why. ``asked`` is True when it was named or belongs to what was asked."""
+
+    op: str
+    because: str
+    asked: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One folder of an assembled toolkit's parts: what lies earlier wins."""
+
+    include: tuple[str, ...]
+    libraries: tuple[str, ...]
+    tools: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolkitPlan:
+    """The toolkit to use: ``root`` as it is, or assembled there from ``layers`` and from PyPI's ``fetch``.
+
+    ``headers`` are those that an assembled one must have, ``architectures`` what its nvcc compiles for (empty: not known).
+    """
+
+    root: str
+    release: Cuda
+    assemble: bool = False
+    headers: tuple[str, ...] = ()
+    fetch: tuple[str, ...] = ()
+    layers: tuple[Layer, ...] = ()
+    architectures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadersPlan:
+    """Python's own headers, unpacked from a Debian package into ``root`` without installing it."""
+
+    package: str
+    root: str
+    include: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildPlan:
+    """Everything that will be done, with reasons. ``env`` holds only what we set, ``prepend`` what goes in front of the
+    caller's value of a path variable, ``unset`` what we take away. ``disk`` is in bytes; so is ``memory``, which the compilers that
+    run at a time may take together (None: not known)."""
+
+    python: str
+    source: str
+    source_version: str
+    accelerator: str
+    ops: tuple[OpPlan, ...]
+    left_out: tuple[LeftOut, ...]
+    architectures: tuple[str, ...]
+    toolkit: ToolkitPlan | None
+    headers: HeadersPlan | None
+    jobs: int
+    memory: int | None
+    local_version: str
+    env: dict[str, str]
+    prepend: dict[str, tuple[str, ...]]
+    unset: tuple[str, ...]
+    disk: int
+    choices: tuple[Choice, ...]
+    findings: tuple[Finding, ...]
+    processor: str = "native"
+    debug_info: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpResult:
+    """How one op fared. ``because`` is the first real error line where it was not built.
+
+    ``cached`` says that it was compiled earlier. ``cpu_seconds`` are those of its compilers and their children, ``peak_memory`` the
+    bytes of the largest process among them.
+    """
+
+    op: str
+    asked: bool
+    built: bool
+    cached: bool = False
+    seconds: float | None = None
+    cpu_seconds: float | None = None
+    peak_memory: int | None = None
+    because: str | None = None
+    log: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildResult:
+    """How the build fared. ``wheel`` and ``manifest`` are paths, None when there is no wheel; ``log`` is None when nothing was run.
+
+    ``inputs`` are the files that the ops were made from and the programs that made them, with their sha256; None when they are not
+    known of every op.
+    """
+
+    wheel: str | None
+    manifest: str | None
+    ops: tuple[OpResult, ...]
+    seconds: float
+    cpu_seconds: float
+    log: str | None
+    findings: tuple[Finding, ...] = field(default_factory=tuple)
+    inputs: dict[str, str] | None = None

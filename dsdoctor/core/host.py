@@ -1,0 +1,292 @@
+"""The only door to the machine: files, variables, commands. Nothing else starts a process or reads the environment.
+
+``Host`` is what can be asked; ``LocalHost`` is this machine, or a folder that plays one. ``dsdoctor.core.snapshot`` writes
+down what was asked and answered, and answers from such a record.
+"""
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dsdoctor.sessions import end_session
+
+LARGEST_READ = 8 * 1024 * 1024
+CHILD_SCRIPTS = Path(__file__).parents[1] / "child_scripts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command answered. ``returncode`` is None when it ran past its time limit, 127 when it is not there."""
+
+    returncode: int | None
+    stdout: str = ""
+    stderr: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command ended by itself with success."""
+        return self.returncode == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How long work ended: its exit status (negative for a signal), and what it and its children took.
+
+    ``cpu_seconds`` is user and system time of all, ``peak_memory`` the bytes of the largest single process.
+    """
+
+    status: int
+    cpu_seconds: float
+    peak_memory: int
+
+
+class Host(Protocol):
+    """A machine that can be asked. Paths are absolute; every question is answered, with None where nothing is there."""
+
+    def variable(self, name: str) -> str | None:
+        """An environment variable."""
+
+    def variables(self, prefix: str) -> dict[str, str]:
+        """The environment variables whose names begin with ``prefix``."""
+
+    def names(self, prefix: str) -> tuple[str, ...]:
+        """The names alone of the environment variables that begin with ``prefix``: their values may be secrets."""
+
+    def read(self, path: str) -> str | None:
+        """The text of a file (its first 8 MiB), None when it cannot be read."""
+
+    def search(self, path: str, pattern: str, *, most: int = 64) -> str:
+        """The parts of a file (its first 8 MiB) that match a regular expression, a line each; "^" begins a line.
+
+        For files of others: a snapshot then holds the facts in them, and not the files.
+        """
+
+    def glob(self, pattern: str) -> tuple[str, ...]:
+        """The existing paths that match, sorted."""
+
+    def exists(self, path: str) -> bool:
+        """Whether a path leads somewhere."""
+
+    def age(self, path: str) -> float | None:
+        """Seconds since a file was last written."""
+
+    def writable(self, path: str) -> bool:
+        """Whether this user may write to a folder, or make it."""
+
+    def which(self, name: str) -> str | None:
+        """The program that PATH gives for a name."""
+
+    def resolve(self, path: str) -> str:
+        """The path with every symbolic link followed."""
+
+    def free(self, path: str) -> int | None:
+        """Free bytes for this user on the file system of ``path`` (or of its nearest existing parent)."""
+
+    def cpus(self) -> int:
+        """Processors that this process may use."""
+
+    def run(self, argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Answer:
+        """Ask a command, with variables added to the environment."""
+
+    def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
+        """Run one of the scripts of ``dsdoctor/child_scripts`` with an interpreter; it answers with one JSON line."""
+
+    def stop(self) -> None:
+        """End everything that is being asked, and whatever is asked from now on."""
+
+
+class LocalHost:
+    """This machine; with ``root``, a folder that plays one: absolute paths are looked up below it, for tests."""
+
+    def __init__(self, *, root: str | os.PathLike[str] = "/", env: Mapping[str, str] | None = None) -> None:
+        self._root = str(Path(root).resolve())
+        self._env = dict(os.environ if env is None else env)
+        self._running: set[int] = set()
+        self._stopped = threading.Event()
+
+    def variable(self, name: str) -> str | None:
+        value = self._env.get(name)
+        return None if value is None else _readable(value)
+
+    def variables(self, prefix: str) -> dict[str, str]:
+        return {_readable(k): _readable(v) for k, v in sorted(self._env.items()) if k.startswith(prefix)}
+
+    def names(self, prefix: str) -> tuple[str, ...]:
+        return tuple(self.variables(prefix))
+
+    def environment(self) -> dict[str, str]:
+        """The whole environment, as the base of a child's: never recorded, never printed."""
+        return dict(self._env)
+
+    def read(self, path: str) -> str | None:
+        try:
+            with Path(self._inside(path)).open("rb") as file:
+                return file.read(LARGEST_READ).decode("utf-8", errors="replace")
+        except (OSError, ValueError):
+            return None
+
+    def search(self, path: str, pattern: str, *, most: int = 64) -> str:
+        found = re.finditer(pattern, self.read(path) or "", re.MULTILINE)
+        return "\n".join(match[0] for match in itertools.islice(found, most))
+
+    def glob(self, pattern: str) -> tuple[str, ...]:
+        try:
+            found = sorted(Path("/").glob(self._inside(pattern).lstrip("/")))
+        except (OSError, ValueError):
+            return ()
+        return tuple(_readable(self._outside(str(path))) for path in found if _is_there(path))
+
+    def exists(self, path: str) -> bool:
+        return _is_there(Path(self._inside(path)))
+
+    def age(self, path: str) -> float | None:
+        try:
+            return max(0.0, time.time() - Path(self._inside(path)).stat().st_mtime)
+        except (OSError, ValueError):
+            return None
+
+    def writable(self, path: str) -> bool:
+        place = Path(self._inside(path))
+        while not _is_there(place) and place != place.parent:
+            place = place.parent
+        return os.access(place, os.W_OK | os.X_OK)
+
+    def which(self, name: str) -> str | None:
+        for folder in (self._env.get("PATH") or "").split(":"):
+            candidate = f"{folder}/{name}"
+            if folder.startswith("/") and _executable(self._inside(candidate)):
+                return candidate
+        return None
+
+    def resolve(self, path: str) -> str:
+        try:
+            return self._outside(os.path.realpath(self._inside(path)))
+        except (OSError, ValueError):
+            return path
+
+    def free(self, path: str) -> int | None:
+        place = Path(self._inside(path))
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        try:
+            return shutil.disk_usage(place).free
+        except OSError:
+            return None
+
+    def cpus(self) -> int:
+        return len(os.sched_getaffinity(0))
+
+    def run(self, argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Answer:
+        try:
+            process = subprocess.Popen(
+                [self._inside(argv[0]), *argv[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**self._env, **(env or {})},
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            return Answer(returncode=127, stderr=str(error))
+        self._begin(process.pid)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException as error:
+            end_session(process.pid)
+            process.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return Answer(returncode=None, stderr=f"no answer within {timeout:g} s")
+            raise
+        finally:
+            self._running.discard(process.pid)
+        return Answer(returncode=process.returncode, stdout=_text(out), stderr=_text(err))
+
+    def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
+        return self.run([python, str(CHILD_SCRIPTS / script), *arguments], timeout=timeout)
+
+    def stream(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], on_line: Callable[[str], None]) -> int:
+        """Run long work as ``work`` does; the exit status alone."""
+        return self.work(argv, cwd=cwd, env=env, on_line=on_line).status
+
+    def work(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], on_line: Callable[[str], None]) -> Ended:
+        """Run long work and hand over each line as it comes (stdout and stderr together).
+
+        ``env`` is the whole environment. ``stop`` from another thread, or any exception here, ends the whole session.
+        """
+        process = subprocess.Popen(
+            list(argv),
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._begin(process.pid)
+        try:
+            assert process.stdout is not None
+            with process.stdout:
+                for line in process.stdout:
+                    on_line(_text(line).rstrip("\n"))
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return Ended(
+                status=process.returncode, cpu_seconds=used.ru_utime + used.ru_stime, peak_memory=used.ru_maxrss * 1024
+            )
+        finally:
+            self._running.discard(process.pid)
+            if process.poll() is None:
+                end_session(process.pid)
+                process.wait()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        for pid in tuple(self._running):
+            end_session(pid)
+
+    def _begin(self, pid: int) -> None:
+        self._running.add(pid)
+        if self._stopped.is_set():
+            end_session(pid)
+
+    def _inside(self, path: str) -> str:
+        if self._root == "/" or not path.startswith("/"):
+            return path
+        return self._root + path
+
+    def _outside(self, path: str) -> str:
+        if self._root == "/" or not path.startswith(self._root):
+            return path
+        return path[len(self._root) :] or "/"
+
+
+def _readable(value: str) -> str:
+    """Text of the environment with what is no UTF-8 replaced: it goes into documents."""
+    return value.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a path leads somewhere: a dangling link does not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _executable(path: str) -> bool:
+    try:
+        return Path(path).is_file() and os.access(path, os.X_OK)
+    except (OSError, ValueError):
+        return False

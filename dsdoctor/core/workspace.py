@@ -1,0 +1,130 @@
+"""The private folders a build works in: made with mode 0700, removed at the end, also those of a build that was killed."""
+
+import fcntl
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from platformdirs import user_cache_path
+
+from dsdoctor.core.errors import ImpossiblePlan
+from dsdoctor.core.host import Host
+
+
+def cache_folder(host: Host) -> Path:
+    """Where sdists, assembled toolkits, logs and running builds lie: $DSDOCTOR_CACHE, else the user's cache folder."""
+    named = host.variable("DSDOCTOR_CACHE")
+    if not named:
+        try:
+            return user_cache_path("dsdoctor")
+        except RuntimeError:
+            raise ImpossiblePlan(
+                "this user has no home folder", hint="export DSDOCTOR_CACHE=/a/folder/you/own"
+            ) from None
+    # os.path.expanduser leaves an unknown user as it is, where Path.expanduser raises
+    return Path(os.path.expanduser(named)).absolute()  # noqa: PTH111
+
+
+LOCK = ".lock"
+ATTEMPTS = 100
+FIXED = Path("/tmp")
+
+
+@contextmanager
+def workspace(cache: Path) -> Iterator[Path]:
+    """A fresh folder for one build, removed whatever happens. Raises ImpossiblePlan when the cache is not writable."""
+    builds = private_folder(cache / "builds")
+    folder = builds / uuid.uuid4().hex
+    held = FileLock(folder / LOCK)
+    with FileLock(builds / LOCK):
+        _sweep(builds)
+        folder.mkdir(mode=0o700)
+        held.acquire()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        held.release()
+
+
+@contextmanager
+def fixed_folder(name: str, *, say: Callable[[str], None]) -> Iterator[Path | None]:
+    """An empty folder whose path is the same for every user, cache and hour; None where it cannot be had.
+
+    One build at a time has it. nvcc puts a digest of a source's real path into the names of what the source keeps to itself.
+    """
+    folder = FIXED / f"dsdoctor-{name}"
+    lock = _locked(folder, say)
+    if lock is None:
+        yield None
+        return
+    try:
+        for left in folder.iterdir():
+            if left.name != LOCK:
+                shutil.rmtree(left, ignore_errors=True)
+        yield folder
+    finally:
+        # the name goes while the lock is held: who waits for it looks again
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked(folder: Path, say: Callable[[str], None]) -> int | None:
+    """The locked file of a folder that is this user's alone; None for another's."""
+    for _ in range(ATTEMPTS):
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            seen = folder.lstat()
+            if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+                return None
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            # whoever had it has just removed it
+            continue
+        except OSError:
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another build of this DeepSpeed for this torch: it has {folder}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if (folder / LOCK).stat().st_ino == os.fstat(lock).st_ino:
+                return lock
+        os.close(lock)
+    return None
+
+
+def log_folder(cache: Path) -> Path:
+    """A fresh folder for one build's logs, named after the time; it stays."""
+    return private_folder(cache / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}")
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder that only this user may enter. Raises ImpossiblePlan when that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"no permission to write to {folder}")
+    except OSError as error:
+        raise ImpossiblePlan(
+            f"the cache folder cannot be written: {error}", hint="export DSDOCTOR_CACHE=/a/folder/you/own"
+        ) from None
+    return folder
+
+
+def _sweep(builds: Path) -> None:
+    """Remove what killed builds left behind: theirs are the folders that nobody holds the lock of."""
+    for folder in filter(Path.is_dir, builds.iterdir()):
+        lock = FileLock(folder / LOCK, timeout=0)
+        try:
+            with lock:
+                shutil.rmtree(folder, ignore_errors=True)
+        except (Timeout, OSError):
+            continue

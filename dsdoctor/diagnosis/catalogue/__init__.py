@@ -1,0 +1,1 @@
+"""The signatures of known failures, one file a topic, and their rules."""

@@ -1,0 +1,260 @@
+"""Ills between ranks: ports, shared memory, network interfaces, ranks that wait for each other."""
+
+from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
+
+MASTER_PORT_IN_USE = Rule(
+    id="master-port-in-use",
+    stage=Stage.RUN,
+    title="port {port|of the rendezvous (29500 by default)} is taken by another process",
+    fix="end the other job, or take another port",
+    commands=(
+        "ss -ltnp sport = :{port|29500}",
+        "deepspeed --master_port 29501 ...",
+        "torchrun --master_port 29501 ...",
+    ),
+    manual="""Rank 0 listens on MASTER_PORT, 29500 by default. A second job on the same node, or a zombie of the last
+one, holds it. The other ranks may then hang on the foreign listener. Give every job a port of its own, and end what
+is left over.""",
+    signatures=(
+        Signature(
+            words="distributed+communication+port eaddrinuse errno+98 winerror+10048 errno+10048 address+use socket+listen",
+            pattern=r"EADDRINUSE(?:.{0,120}port: (?P<port>\d{2,5}))?|\b[Ee]rrno:? ?98\b|Address already in use"
+            r"|WinError 10048|errno: 10048"
+            r"|launch distributed communication on port .?(?P<port3>\d{2,5}).?, but another process"
+            r"|server socket has failed to listen on any local network address(?:.{0,40}port: (?P<port2>\d{2,5}))?",
+            unless=r"tensorboard|jupyter|vllm|uvicorn|gradio",
+            sample="torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+            "network address. port: 29500, "
+            "useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+        ),
+        Signature(
+            words="socket+bind",
+            pattern=r"server socket has failed to bind to .{0,60}?:(?P<port>\d{2,5}) ",
+            unless=r"errno: 9[79]",
+            tier=Tier.GENERIC,
+            sample="[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:80 (errno: 13 - Permission denied).",
+        ),
+    ),
+)
+
+NCCL_SHM_TOO_SMALL = Rule(
+    id="nccl-shm-too-small",
+    stage=Stage.RUN,
+    title="/dev/shm is too small for NCCL or the data loaders (docker gives 64 MB)",
+    fix="give the container more shared memory, and remove what dead jobs left in it",
+    commands=("df -h /dev/shm", "docker run --shm-size=16g ...", "rm -f /dev/shm/nccl-* /dev/shm/torch_*"),
+    manual="""NCCL and torch's data loaders exchange data through /dev/shm. docker gives 64 MB by default. Use
+--shm-size=16g or --ipc=host; on Kubernetes mount an emptyDir with `medium: Memory` on /dev/shm. Files of dead jobs
+(nccl-*, torch_*) fill it too. NCCL_SHM_DISABLE=1 is slow and only a test.""",
+    signatures=(
+        Signature(
+            words="posix_fallocate shared+memory+segment call+shm call+nccl shm+extend failed+extend",
+            pattern=r"Call to (?:posix_fallocate|ftruncate|mmap|fallocate|shm_open) failed|while creating shared "
+            r"memory segment|failed to extend /dev/shm"
+            r"|Error: failed to extend",
+            sample="node1:97:176 [0] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left "
+            "on device",
+        ),
+        Signature(
+            words="shm+insufficient dataloader+killed out+shared+memory",
+            pattern=r"insufficient shared memory \(shm\)|out of shared memory|killed by signal: Bus error",
+            sample="RuntimeError: DataLoader worker (pid 412) is killed by signal: Bus error. It is possible "
+            "that dataloader's workers are out of "
+            "shared memory. Please try to raise your shared memory limit.",
+        ),
+        Signature(
+            words="unable+mmap unable+write unable+open unable+resize unable+allocate shm+space shm+errno shm+enospc",
+            pattern=r"unable to (?:mmap|write|open|resize|allocate).{0,60}(?:</torch_|/dev/shm|shared memory)"
+            r"|/dev/shm\S{0,160} .{0,60}No space left"
+            r"|(?:No space left on device|Errno 28|ENOSPC).{0,60}/dev/shm",
+            sample="RuntimeError: unable to mmap 1024 bytes from file </torch_412_3>: Cannot allocate memory (12)",
+        ),
+        Signature(
+            words="bus+error sigbus exitcode+7 return+7 exit+135 code+135 signal+7",
+            pattern=r"Bus error(?: \(core dumped\)|$)|[Ss]ignal 7 \((?:SIGBUS|Bus)|exitcode\s*: -7\b|exits with return code = -7\b"
+            r"|exit(?:ed with)? (?:code|status):? 135\b|non-zero code: 135\b",
+            tier=Tier.GENERIC,
+            sample="exitcode  : -7 (pid: 412)",
+        ),
+    ),
+)
+
+NCCL_NETWORK_INTERFACE = Rule(
+    id="nccl-network-interface",
+    stage=Stage.RUN,
+    title="the nodes do not reach each other over the network that was chosen{peer_hint}",
+    fix="name the interface that all nodes share, and open the ports between them; dsdoctor comm says who reaches whom",
+    commands=(
+        "python -m dsdoctor comm",
+        "export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0  # yours: ip -br addr",
+        "export NCCL_DEBUG=INFO",
+    ),
+    manual="""NCCL and gloo choose a network interface by themselves, sometimes docker0, a VPN or a link-local
+address, and use any free port, not only MASTER_PORT. The wrong interface or a firewall ends in failed connects or a
+hang. Set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME on every node (deepspeed forwards only what .deepspeed_env names)
+and open the ports between the nodes. `python -m dsdoctor comm` tests who reaches whom.""",
+    signatures=(
+        Signature(
+            words="bootstrap+no interface+found interface+no",
+            pattern=r"[Nn]o (?:usable |socket |IP ){0,2}interface found|Bootstrap ?: no |no NCCL_SOCKET_IFNAME interface",
+            unless=r"NET/IB",
+            title="NCCL found no network interface{ifname_hint}",
+            sample="node1:12:12 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found",
+        ),
+        Signature(
+            words="connect+failed connect+returned connecting+address unable+find",
+            pattern=r"(?:Connect to|connect to) (?P<peer>[\w.:%-]+<\d+>) (?:failed|returned)|WARN (?:NET/Socket "
+            r": )?Call to connect (?:to \S{1,160} )?(?:failed|returned)"
+            r"|connecting to address .{0,60}neither AF_INET|Unable to find (?:address|interface) for: "
+            r"?(?P<peer2>\S{1,160})",
+            sample="node1:12:80 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to "
+            "172.17.0.1<45763> failed : No route to host",
+        ),
+        Signature(
+            words="client+socket",
+            pattern=r"[Tt]he client socket has timed out after .{1,24} while trying to connect to "
+            r"\(?(?P<peer>[\w.:, -]{3,80})\)",
+            title="no answer from the rendezvous at {peer}",
+            fix="check that rank 0 runs there, that MASTER_ADDR is right on every node, and that its port is open",
+            commands=("python -m dsdoctor comm", "nc -zv MASTER_ADDR MASTER_PORT"),
+            sample="torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while "
+            "trying to connect to (10.0.0.1, "
+            "29500).",
+        ),
+        Signature(
+            words="gaierror",
+            pattern=r"socket\.gaierror: \[Errno -[235]\]",
+            after=r"torch[/\\]distributed|init_process_group|rendezvous|mpi_discovery|deepspeed[/\\]comm",
+            tier=Tier.GENERIC,
+            title="a host's name does not resolve on this node",
+            fix="give MASTER_ADDR a name or an address that every node resolves",
+            commands=("getent hosts MASTER_ADDR", "python -m dsdoctor comm"),
+            sample='  File "/venv/torch/distributed/rendezvous.py", line 185, in _create_c10d_store\n'
+            "socket.gaierror: [Errno -2] Name or service not known",
+        ),
+        Signature(
+            words="gai retrieved",
+            pattern=r"network addresses of \(?(?P<peer>[\w.:, -]{3,80})\) cannot be retrieved",
+            title="the name of the rendezvous, {peer}, does not resolve on this node",
+            fix="give MASTER_ADDR a name or an address that every node resolves",
+            commands=("getent hosts MASTER_ADDR", "python -m dsdoctor comm"),
+            sample="torch.distributed.DistNetworkError: The IPv6 network addresses of (worker-1, 29500) cannot be retrieved "
+            "(gai error: -2 - Name or service not known).",
+        ),
+        Signature(
+            words="socketpollconnect socketstartconnect returned+retrying connect+exceeded",
+            pattern=r"(?:connect(?: to (?P<peer>\S{1,60}))? returned .{1,60}, (?:retrying \((?P<try>\d+)/(?P=try)\)"
+            r"|exceeded error retry))",
+            tier=Tier.GENERIC,
+            title="the other node never answered: NCCL gave up after its last try{peer_hint}",
+            sample="node1:118:118 [0] NCCL INFO socketPollConnect: connect returned No route to host, retrying (34/34) after "
+            "sleep for 3400 msec",
+        ),
+        Signature(
+            words="recv+bytes rendezvousconnectionerror",
+            pattern=r"Error: failed to recv, got 0 bytes|RendezvousConnectionError: The connection to the C10d store has failed",
+            tier=Tier.GENERIC,
+            title="the connection to the store of rank 0 broke: that rank ended first, or the network did",
+            sample="torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed. Did the remote "
+            "server shutdown or crash?",
+        ),
+        Signature(
+            words="connectfullmesh gloo+refused gloo+route gloo+timed gloo+timeout",
+            pattern=r"connectFullMesh failed|"
+            r"gloo/transport/tcp/.{0,160}(?:Connection refused|No route to host|Connection timed out)",
+            tier=Tier.GENERIC,
+            sample="RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error",
+        ),
+        Signature(
+            words="net+ib ibv_modify_qp ibv_reg_mr ibv_create_qp ibv_reg_mr_iova2 wrap",
+            pattern=r"NET/IB ?: .{0,40}[Gg]ot completion .{0,80}(?:error|status=) ?(?:\d|IBV)|ibv_\w+ failed",
+            title="InfiniBand or RoCE failed between the nodes",
+            fix="check the links (ibstat), NCCL_IB_HCA and NCCL_IB_GID_INDEX; NCCL_IB_DISABLE=1 tells whether it "
+            "is InfiniBand",
+            commands=("ibstat", "python -m dsdoctor comm"),
+            sample="node1:12:90 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4791> with error 12, "
+            "opcode 0, len 0, vendor err 129",
+        ),
+        Signature(
+            words="ncclsystemerror unhandled+system ncclremoteerror remote+exited",
+            pattern=r"ncclSystemError|unhandled system error|ncclRemoteError|remote process exited or there was "
+            r"a network error",
+            tier=Tier.GENERIC,
+            title="NCCL's system call failed: the network, or shared memory",
+            sample="ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device "
+            "error.",
+        ),
+    ),
+    explained_by=("nccl-shm-too-small", "host-ram-oom"),
+)
+
+NCCL_COLLECTIVE_TIMEOUT = Rule(
+    id="nccl-collective-timeout",
+    explained_by=(
+        "host-ram-oom",
+        "compiler-oom-killed",
+        "cpu-isa-illegal-instruction",
+        "nccl-shm-too-small",
+        "nccl-network-interface",
+        "master-port-in-use",
+        "no-kernel-image",
+    ),
+    stage=Stage.RUN,
+    title="ranks waited for each other in {operation|a collective} until the watchdog fired",
+    fix="find the rank that died, hung or took another path: read the first error of every rank's log, then test "
+    "the network",
+    commands=(
+        "python -m dsdoctor diagnose rank*.log",
+        "python -m dsdoctor comm",
+        "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+    ),
+    manual="""All ranks must call the same collectives in the same order. When one dies, hangs, or takes another path
+(a branch on the rank, a longer evaluation, an uneven data set), the others wait until the watchdog ends them. This
+log is of a rank that waited; the cause is in the log of the one that did not come. `python -m dsdoctor comm` rules
+the network out.""",
+    signatures=(
+        Signature(
+            words="watchdog",
+            pattern=r"Watchdog caught collective operation timeout(?:.{0,80}OpType=(?P<operation>\w+))?|watchdog "
+            r"(?:hang|got stuck)"
+            r"|watchdog thread terminated with exception",
+            tier=Tier.GENERIC,
+            sample="[E ProcessGroupNCCL.cpp:475] [Rank 1] Watchdog caught collective operation timeout: "
+            "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, "
+            "NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800123 milliseconds before timing out.",
+        ),
+        Signature(
+            words="nccl+operations",
+            pattern=r"Some NCCL operations have failed or timed out",
+            tier=Tier.GENERIC,
+            sample="[E ProcessGroupNCCL.cpp:455] Some NCCL operations have failed or timed out. Due to the "
+            "asynchronous nature of CUDA kernels,",
+        ),
+        Signature(
+            words="gloo+closed gloo+reset",
+            pattern=r"gloo/transport/.{0,120}Connection (?:closed by peer|reset by peer)",
+            tier=Tier.GENERIC,
+            title="another rank closed its connection: it died first, and its own log says why",
+            sample="RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:58043",
+        ),
+        Signature(
+            words="timed+out wait+timeout socket+timeout store+timeout monitoredbarrier timeout+keys "
+            "collective+timeout rendezvoustimeouterror",
+            pattern=r"Timed out waiting \d+ms for (?P<operation>recv|send) operation|wait timeout after \d+ms, "
+            r"keys|Timed out after \d+ seconds waiting for clients"
+            r"|(?:DistBackend|DistStore|Runtime)Error: Socket Timeout|store->get\(.{0,80}(?:[Tt]imeout|timed out)"
+            r"|failed to pass monitoredBarrier|timed out in monitoredBarrier|reached monitoredBarrier, but received errors"
+            r"|dump signal due to a collective timeout|initializing process group in store based barrier|RendezvousTimeoutError",
+            tier=Tier.GENERIC,
+            sample="torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 2/3 "
+            "clients joined.",
+        ),
+    ),
+)
+
+RULES = (
+    MASTER_PORT_IN_USE,
+    NCCL_SHM_TOO_SMALL,
+    NCCL_NETWORK_INTERFACE,
+    NCCL_COLLECTIVE_TIMEOUT,
+)

@@ -1,0 +1,210 @@
+"""Ills of Python packages: pip's options, pins that clash, packages that are not there."""
+
+from dsdoctor.diagnosis.catalogue.install import IN_A_BUILD
+from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
+
+WHEEL_PACKAGE_MISSING = Rule(
+    id="wheel-package-missing",
+    stage=Stage.INSTALL,
+    title="setuptools does not know bdist_wheel: the wheel package is not installed",
+    fix="install wheel (or a setuptools of 70.1 or newer) into the same environment",
+    commands=("python -m pip install -U wheel setuptools",),
+    manual="""setuptools before 70.1 takes its bdist_wheel command from the wheel package. Without build isolation
+that package must be in your own environment. Install it, then build again.""",
+    signatures=(
+        Signature(
+            words="bdist_wheel",
+            pattern=r"invalid command ['\"]bdist_wheel",
+            sample="error: invalid command 'bdist_wheel'",
+        ),
+        Signature(
+            words="wheel",
+            pattern=r"^wheel(?:[<>=!~]=?[\d.]+)?$",
+            after=r"(?:Unmet|Missing) dependencies",
+            sample="ERROR Missing dependencies:\n\twheel",
+        ),
+        Signature(
+            words="wheel+named wheels+since wheel+since wheel+available",
+            pattern=r"the 'wheel' package is not available|No module named '?\"?wheel\b(?!_)"
+            r"|Could not build wheels? for .{0,80}since package 'wheel' "
+            r"is not installed",
+            sample="ModuleNotFoundError: No module named 'wheel'",
+        ),
+    ),
+)
+
+
+PIP_GLOBAL_OPTION_REMOVED = Rule(
+    id="pip-global-option-removed",
+    stage=Stage.INSTALL,
+    title="this installer no longer takes {option|--global-option}",
+    fix="steer the build with variables (DS_BUILD_..., MAX_JOBS); build_ext -j was never safe for DeepSpeed",
+    commands=(
+        "python -m dsdoctor prebuild --ops cpu_adam",
+        "DS_BUILD_CPU_ADAM=1 python -m pip install --no-build-isolation deepspeed",
+    ),
+    manual="""pip 25.3 removed --global-option, --build-option and --install-option; uv never had them. Old DeepSpeed
+recipes use them for `build_ext -j8`, which also made objects of different ops overwrite each other. Set
+DS_BUILD_<OP>=1, and DS_ENABLE_NINJA=1 with MAX_JOBS for speed, or let `python -m dsdoctor prebuild` do it.""",
+    signatures=(
+        Signature(
+            words="global+option build+option install+option",
+            pattern=r"(?:no such option|unexpected argument|unrecognized arguments?|option)[: '\"]+"
+            r"(?P<option>--(?:global|build|install)-option)\b(?!.{0,60}deprecat)",
+            sample="no such option: --global-option",
+        ),
+        Signature(
+            words="deprecation",
+            pattern=r"DEPRECATION: (?P<option>--(?:build-option and --global-option|install-option))",
+            tier=Tier.PROBE,
+            title="{option} will go with pip 25.3",
+            sample="DEPRECATION: --build-option and --global-option are deprecated. pip 25.3 will enforce this "
+            "behaviour change.",
+        ),
+    ),
+)
+
+
+TRITON_PIN_CONFLICT = Rule(
+    id="triton-pin-conflict",
+    stage=Stage.INSTALL,
+    title="triton {wanted|1.0.0} is asked for, and this environment cannot have it",
+    fix="leave sparse_attn (and whatever pins that triton) out; torch 2 brings a triton of its own",
+    commands=("DS_BUILD_SPARSE_ATTN=0 python -m pip install --no-build-isolation deepspeed",),
+    manual="""The op sparse_attn pins triton 1.0.0, which exists only for old Pythons and clashes with every torch 2.
+The extra deepspeed[sparse_attn], or all extras, pull it in. Do not ask for it; newer DeepSpeeds have dropped the op.""",
+    signatures=(
+        Signature(
+            words="triton",
+            pattern=r"(?:No matching distribution found for|satisfies the requirement) "
+            r"triton(?P<wanted>[=<>!~]{1,2}[\w.]+)",
+            title="there is no triton{wanted} for this Python",
+            sample="ERROR: No matching distribution found for triton==1.0.0",
+        ),
+        Signature(
+            words="triton",
+            pattern=r"(?:depends on|requires) triton(?P<wanted>[=<>!~]{1,2}[\w.]+)(?!.{0,60}harmless)",
+            tier=Tier.GENERIC,
+            title="triton{wanted} is required, and something else wants another",
+            sample="torch 2.0.1 requires triton==2.0.0, but you have triton 1.0.0 which is incompatible.",
+        ),
+        Signature(
+            words="triton",
+            pattern=r"No module named '(?P<wanted>triton\.[\w.]+)'|cannot import name '\w+' from 'triton|module "
+            r"'triton[\w.]*' has no",
+            title="this triton lacks {wanted|what DeepSpeed imports from it}",
+            sample="ModuleNotFoundError: No module named 'triton.ops'",
+        ),
+        Signature(
+            words="triton",
+            pattern=r"using (?:an )?untested triton version|please install triton==(?P<wanted>[\d.]+)",
+            tier=Tier.PROBE,
+            op="sparse_attn",
+            title="an op wants another triton: harmless unless you use sparse_attn",
+            sample="[WARNING]  using untested triton version (2.0.0), only 1.0.0 is known to be compatible",
+        ),
+    ),
+)
+
+
+PYDANTIC_INCOMPATIBLE = Rule(
+    id="pydantic-incompatible",
+    stage=Stage.INSTALL,
+    title="this DeepSpeed and this pydantic do not fit",
+    fix="DeepSpeed before 0.14.3 needs pydantic 1, later ones need 2: upgrade DeepSpeed, or pin pydantic",
+    commands=(
+        "python -m pip install -U deepspeed",
+        "python -m pip install 'pydantic<2'  # for a DeepSpeed before 0.14.3",
+    ),
+    manual="""DeepSpeed's configuration classes are pydantic models. Releases before 0.14.3 were written for pydantic
+1, later ones for pydantic 2, whose names and rules differ. Take a pair that fits.""",
+    signatures=(
+        Signature(
+            words="pydanticimporterror pydanticusererror pydanticschemageneration pydanticundefinedannotation",
+            pattern=r"pydantic\.(?:errors\.)?\w*Pydantic\w+(?:Error|Annotation)|Pydantic(?:Import|User)Error",
+            sample="pydantic.errors.PydanticImportError: `BaseSettings` has been moved to the "
+            "`pydantic-settings` package.",
+        ),
+        Signature(
+            words="pydantic pydantic_core",
+            pattern=r"(?:cannot import name '\w+' from|No module named|has no attribute .{0,60}in|module) "
+            r"'?pydantic(?!_settings)[\w.]*'?",
+            unless=r"Collecting|Requirement|UserWarning",
+            sample="ImportError: cannot import name 'field_validator' from 'pydantic' "
+            "(/venv/lib/python3.10/site-packages/pydantic/"
+            "__init__.cpython-310-x86_64-linux-gnu.so)",
+        ),
+        Signature(
+            words="recursive_guard root_validator",
+            pattern=r"_evaluate\(\) missing 1 required keyword-only argument: 'recursive_guard'|If you use "
+            r"`@root_validator` with pre=False",
+            sample="TypeError: ForwardRef._evaluate() missing 1 required keyword-only argument: 'recursive_guard'",
+        ),
+        Signature(
+            words="fieldinfo modelfield __fields_set__ model_fields_set __fields__ model_fields",
+            pattern=r"AttributeError: '(?:FieldInfo|ModelField)' object has no attribute"
+            r"|has no attribute '(?:__fields_set__|model_fields_set|__fields__|model_fields)'",
+            sample="AttributeError: 'FieldInfo' object has no attribute 'required'. Did you mean: 'is_required'?",
+        ),
+        Signature(
+            words="pydantic",
+            pattern=r"deepspeed (?P<version>[\d.]+\S{0,160}) requires "
+            r"pydantic(?P<wanted>[^,]{1,20}(?:,[<>=!][^,]{1,12})?), but you",
+            tier=Tier.GENERIC,
+            title="deepspeed {version} requires pydantic{wanted}, and another one is here",
+            sample="deepspeed 0.9.5 requires pydantic<2.0.0, but you have pydantic 2.5.3 which is incompatible.",
+        ),
+    ),
+)
+
+
+PYTHON_DEP_MISSING = Rule(
+    id="python-dep-missing",
+    stage=Stage.INSTALL,
+    title="the Python package {module} is not installed",
+    fix="install it into the environment that runs or builds DeepSpeed",
+    commands=("python -m pip install {package}",),
+    manual="""Something imports a Python package that is not in this environment: dskernels (of deepspeed-kernels) for
+cutlass_ops and ragged_device_ops, cpuinfo (of py-cpuinfo) for the CPU ops, distutils (of setuptools) since Python
+3.12. With pip's `--no-build-isolation` the build requirements must be installed by hand too.""",
+    signatures=(
+        Signature(
+            words="modulenotfounderror importerror+named",
+            pattern=r"(?:ModuleNotFound|Import)Error: No module named '?\"?(?P<module>[A-Za-z_][\w.]*)",
+            unless=r"named '?\"?(?:mpi4py|wheel\b|torch\b|pydantic|triton\.|ninja\b|deepspeed\.ops\.|op_builder"
+            r"|deepspeed_\w+)"
+            r"|named '?\"?\w+_op\b",
+            tier=Tier.GENERIC,
+            sample="ModuleNotFoundError: No module named 'dskernels'",
+        ),
+        Signature(
+            words="npu_accelerator sdaa_accelerator mlu_accelerator supa_accelerator klxpu_accelerator xpu_accelerator",
+            pattern=r"Accelerator (?:external )?requires (?P<module>(?:torch|intel)_\w+), which is not installed",
+            sample="ValueError: NPU_Accelerator requires torch_npu, which is not installed on this system.",
+        ),
+        Signature(
+            words="pkg_resources",
+            pattern=r"cannot import name '(?P<module>packaging)' from 'pkg_resources'",
+            title="this torch takes {module} from setuptools, and newer setuptools have none",
+            fix="pin setuptools below 70 for this torch, or upgrade torch",
+            commands=("python -m pip install 'setuptools<70'",),
+            sample="ImportError: cannot import name 'packaging' from 'pkg_resources' (/venv/lib/python3.10/site-packages/"
+            "pkg_resources/__init__.py)",
+        ),
+        Signature(
+            words="torch+named",
+            pattern=r"(?:ModuleNotFound|Import)Error: No module named '?\"?(?P<module>torch)'?\"?\s*$",
+            not_after=IN_A_BUILD,
+            tier=Tier.GENERIC,
+            sample="ModuleNotFoundError: No module named 'torch'",
+        ),
+    ),
+)
+
+RULES = (
+    WHEEL_PACKAGE_MISSING,
+    PIP_GLOBAL_OPTION_REMOVED,
+    TRITON_PIN_CONFLICT,
+    PYDANTIC_INCOMPATIBLE,
+    PYTHON_DEP_MISSING,
+)

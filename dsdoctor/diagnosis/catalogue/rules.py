@@ -1,0 +1,40 @@
+"""Every rule of the catalogue by its id; `dsdoctor explain RULE` prints the manual page."""
+
+from dsdoctor.diagnosis.catalogue import (
+    arch,
+    compiler,
+    flags,
+    headers,
+    hosts,
+    install,
+    jit,
+    launch,
+    libraries,
+    link,
+    load,
+    network,
+    packages,
+    run,
+    toolkit,
+)
+from dsdoctor.diagnosis.models import Rule
+
+ROOMS = (
+    install,
+    packages,
+    toolkit,
+    arch,
+    compiler,
+    flags,
+    headers,
+    libraries,
+    link,
+    load,
+    jit,
+    hosts,
+    launch,
+    run,
+    network,
+)
+
+RULES: dict[str, Rule] = {rule.id: rule for room in ROOMS for rule in room.RULES}

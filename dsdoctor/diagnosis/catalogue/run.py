@@ -1,0 +1,154 @@
+"""Ills of a run: memory, fp16, processors, and imports that newer versions removed."""
+
+from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
+
+DEEPSPEED_TOO_OLD_FOR_TORCH = Rule(
+    id="deepspeed-too-old-for-torch",
+    stage=Stage.LOAD,
+    title="this DeepSpeed imports {name|something} from torch, and this torch no longer has it",
+    fix="upgrade DeepSpeed to a release that knows this torch",
+    commands=("python -m pip install -U deepspeed", "python -m dsdoctor prebuild --source newest"),
+    manual="""Releases of DeepSpeed import internals of torch: torch._six went with torch 2.0, `log` of the elastic
+agent with 2.6. An older DeepSpeed on a newer torch fails at import. Upgrade DeepSpeed, or pin torch to what it was
+written for.""",
+    signatures=(
+        Signature(
+            words="modulenotfounderror importerror+named",
+            pattern=r"No module named '(?P<name>torch\.[\w.]+)'",
+            sample="ModuleNotFoundError: No module named 'torch._six'",
+        ),
+        Signature(
+            words="import+torch",
+            pattern=r"cannot import name '(?P<name>\w+)' from '(?:partially initialized module )?torch(?:\.[\w.]+)?'",
+            sample="ImportError: cannot import name 'log' from 'torch.distributed.elastic.agent.server.api' "
+            "(/venv/lib/python3.11/site-packages/"
+            "torch/distributed/elastic/agent/server/api.py)",
+        ),
+        Signature(
+            words="attribute+torch",
+            pattern=r"AttributeError: module 'torch(?:\.[\w.]+)?' has no attribute '(?P<name>\w+)'",
+            after=r"deepspeed|op_builder",
+            tier=Tier.GENERIC,
+            sample='  File "/venv/lib/python3.11/site-packages/deepspeed/runtime/engine.py", line 20, in <module>\n'
+            "AttributeError: module 'torch.distributed' has no attribute '_all_gather_base'",
+        ),
+        Signature(
+            words="bufsize",
+            pattern=r"cannot import name '(?P<name>BUFSIZE)' from 'numpy'",
+            title="this DeepSpeed imports {name} from numpy, and numpy 2 no longer has it",
+            commands=("python -m pip install -U deepspeed", "python -m pip install 'numpy<2'"),
+            sample="ImportError: cannot import name 'BUFSIZE' from 'numpy' "
+            "(/venv/lib/python3.9/site-packages/numpy/__init__.py)",
+        ),
+    ),
+)
+
+HOST_RAM_OOM = Rule(
+    id="host-ram-oom",
+    stage=Stage.RUN,
+    title="a rank was killed: the host's memory ran out",
+    fix="use less host memory: fewer ranks or loader workers, no pinned memory, offload to NVMe, or a machine or "
+    "container with more",
+    commands=("dmesg -T | grep -i -E 'killed process|out of memory'", "free -g; cat /sys/fs/cgroup/memory.max"),
+    manual="""exit code -9 (137 in a container) is SIGKILL: nearly always the kernel's or the scheduler's memory
+killer. CPU offload needs about 16 bytes of host memory a parameter, and every rank that loads the whole checkpoint
+needs it once more. `dmesg` names the process. A compiler that is killed is another matter: MAX_JOBS=1.""",
+    signatures=(
+        Signature(
+            words="return+9 signal+9 exitcode+9 code+9 exit+137 exited+137 status+137 code+137 sigkill",
+            pattern=r"exits with return code = -9\b|[Ss]ignal 9 \((?:SIGKILL|Killed)|exitcode\s*: -9\b|[Ee]xit(?:ed with)?(?: "
+            r"status| code|code)? ?[:=]? {0,8}(?:137|-9)\b|non-zero code: 137\b|died with <Signals\.SIGKILL",
+            tier=Tier.GENERIC,
+            unless=r"command '\S{0,160}(?:gcc|g\+\+|c\+\+|nvcc)|ninja|^dsdoctor: error: ",
+            sample="[ERROR] [launch.py:434:sigkill_handler] ['/venv/bin/python', '-u', 'train.py'] exits with "
+            "return code = -9",
+        ),
+        Signature(
+            words="oom oom_kill oomkilled killed+process oom_reaper memory+limit cgroup+killed task+memory "
+            "task+killed tasks+killed "
+            "tasks+memory term_memlimit resource+memory memory+pressure due+memory+limit dataloader+killed",
+            pattern=r"oom[-_]kill(?:er)? event|OOM ?Killed|[Oo]ut of memory: Killed process|oom_reaper: reaped|[Ee]xceeded "
+            r"(?:job )?memory limit|may have been killed by the cgroup|srun: error: .{1,80}: (?:Out Of Memory|Killed)$"
+            r"|node was low on resource: memory|killed due to memory pressure|DUE TO MEMORY LIMIT|is killed by signal: Killed"
+            r"|^TERM_MEMLIMIT|\btasks? [\d,-]{1,20}: Out Of Memory",
+            unless=r"\((?:cc1plus|cicc|ptxas|cudafe\+\+|nvcc|ld|ninja)\)",
+            sample="slurmstepd: error: Detected 1 oom_kill event in StepId=412.0. Some of the step tasks have "
+            "been OOM Killed. oom-kill event",
+        ),
+        Signature(
+            words="killed",
+            pattern=r"^Killed$|\d+ Killed\s+(?:\w{1,40}=\S{0,160} ){0,8}(?P<program>\S{0,160}python[\d.]*|deepspeed"
+            r"|torchrun|accelerate)\b",
+            tier=Tier.GENERIC,
+            sample="run.sh: line 3: 12729 Killed                  python train.py",
+        ),
+        Signature(
+            words="defaultcpuallocator",
+            pattern=r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)(?:.{0,80}allocate "
+            r"(?P<bytes>\d+) bytes)?",
+            sample="RuntimeError: [enforce fail at alloc_cpu.cpp:83] err == 0. DefaultCPUAllocator: can't "
+            "allocate memory: you tried to allocate "
+            "51539607552 bytes. Error code 12 (Cannot allocate memory)",
+        ),
+        Signature(
+            words="memoryerror _arraymemoryerror errno+12 bad_alloc",
+            pattern=r"^(?:numpy\S{0,160})?(?<!OutOf)MemoryError\b|OSError: \[Errno 12\] Cannot allocate memory|std::bad_alloc",
+            tier=Tier.GENERIC,
+            sample="OSError: [Errno 12] Cannot allocate memory",
+        ),
+    ),
+)
+
+FP16_LOSS_SCALE_FLOOR = Rule(
+    id="fp16-loss-scale-floor",
+    stage=Stage.RUN,
+    title="fp16 overflowed on every step until the loss scale reached its floor",
+    fix="train in bf16 where the GPU has it, or find the module where the first inf arises",
+    commands=("python -m dsdoctor.run SCRIPT.py", "python -m dsdoctor explain fp16-loss-scale-floor"),
+    manual="""Dynamic loss scaling halves the scale at every overflow. A few at the start are normal; overflow on
+every step means that the model itself makes inf or nan: a model trained in bf16, too high a learning rate, a broken
+batch. Use bf16, or let `python -m dsdoctor.run SCRIPT.py` say which module made the first inf.""",
+    signatures=(
+        Signature(
+            words="minimum+loss+scale",
+            pattern=r"[Cc]urrent loss scale already at minimum|Minimum loss scale reached",
+            sample="Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
+        ),
+        Signature(
+            words="reducing+loss+scale",
+            pattern=r"Attempted loss scale: (?P<scale>[\d.e-]+), reducing to (?:(?P=scale)|0(?:\.\d+)?|\d(?:\.\d+)?e-\d+)\s*$",
+            tier=Tier.GENERIC,
+            sample="[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 1, reducing to 1",
+        ),
+    ),
+)
+
+CPU_ISA_ILLEGAL_INSTRUCTION = Rule(
+    id="cpu-isa-illegal-instruction",
+    stage=Stage.RUN,
+    title="illegal instruction: an op was built for a newer processor than this one",
+    fix="build the CPU ops on a machine like the oldest one they run on",
+    commands=("python -m dsdoctor prebuild", "rm -rf ~/.cache/torch_extensions", "python -m dsdoctor check --deep"),
+    manual="""DeepSpeed compiles its CPU ops with -march=native: they hold the instructions of the build machine
+(AVX512 and more). A wheel, an image or a shared cache that reaches an older processor dies with SIGILL. Build on the
+oldest kind of node, one wheel for each kind, or one for what all of them have: `python -m dsdoctor record node.json` on a
+node of each kind, then `python -m dsdoctor build-wheel --node node.json ...`. `python -m dsdoctor check --deep` compares a
+wheel with this processor.""",
+    signatures=(
+        Signature(
+            words="illegal+instruction sigill return+4 exitcode+4 exit+132 instruction+ill ungültiger illégale "
+            "ilegal 非法指令 不正な命令 недопустимая",
+            pattern=r"Illegal instruction|SIGILL\b|exits with return code = -4\b|exitcode\s*: -4\b|exit (?:code"
+            r"|status):? 132\b|Ungültiger Maschinenbefehl"
+            r"|Instruction illégale|Instrucción ilegal|非法指令|不正な命令|Недопустимая инструкция",
+            sample="Illegal instruction (core dumped)",
+        ),
+    ),
+)
+
+RULES = (
+    DEEPSPEED_TOO_OLD_FOR_TORCH,
+    HOST_RAM_OOM,
+    FP16_LOSS_SCALE_FLOOR,
+    CPU_ISA_ILLEGAL_INSTRUCTION,
+)

@@ -1,0 +1,134 @@
+"""What a log is read with, and what comes out. Data only."""
+
+import enum
+from dataclasses import dataclass
+
+from dsdoctor.core.finding import Finding
+
+
+class Stage(enum.Enum):
+    """Where in DeepSpeed's life the ill shows."""
+
+    INSTALL = "install"
+    COMPILE = "compile"
+    LINK = "link"
+    JIT = "jit"
+    LOAD = "load"
+    LAUNCH = "launch"
+    RUN = "run"
+
+
+class Tier(enum.IntEnum):
+    """How much a line knows of its cause; the lowest wins, then the earliest line.
+
+    FILE: a compiler or linker names the file. NAMED: an exception says what is the matter. GENERIC: true, but often the
+    consequence of something better known. PROBE: harmless, unless the log failed and nothing else explains why. ECHO: only
+    repeats that a compile failed. EXIT: only says that something ended badly.
+    """
+
+    FILE = 0
+    NAMED = 1
+    GENERIC = 2
+    PROBE = 3
+    ECHO = 4
+    EXIT = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """One wording of a rule.
+
+    ``words``: separated by blanks; a line is looked at only if one of them stands on it, as a whole word of letters,
+    digits and ``_``, whatever its case; of ``a+b`` both must. One with other letters than ASCII may stand anywhere.
+    ``pattern``, searched in the clean line, decides. ``after``: must be found in the lines just
+    above, ``not_after`` must not. ``unless``: must not be found in the line.
+    ``sample``: what a tool prints; its last line is the one that matches. Texts are templates (see ``say``).
+    """
+
+    words: str
+    pattern: str
+    sample: str
+    tier: Tier = Tier.NAMED
+    after: str = ""
+    not_after: str = ""
+    unless: str = ""
+    op: str = ""
+    title: str = ""
+    fix: str = ""
+    commands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One ill with all its wordings and its manual page. ``explained_by``: rules of which this one is a consequence."""
+
+    id: str
+    stage: Stage
+    title: str
+    fix: str
+    manual: str
+    signatures: tuple[Signature, ...]
+    commands: tuple[str, ...] = ()
+    explained_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the log says of its machine: versions, folders, flags. None or empty where it says nothing."""
+
+    python: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    nvcc: str | None = None
+    deepspeed: str | None = None
+    gcc: str | None = None
+    pip: str | None = None
+    cuda_home: str | None = None
+    cache: str | None = None
+    standard: str | None = None
+    accelerator: str | None = None
+    arch_list: str | None = None
+    op: str | None = None
+    architectures: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
+    built: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hit:
+    """A line that a signature matched: the first one of its kind, and how many more there were."""
+
+    rule: Rule
+    signature: Signature
+    line: int
+    text: str
+    groups: dict[str, str]
+    op: str | None = None
+    count: int = 1
+
+    @property
+    def tier(self) -> Tier:
+        """The tier of the wording that was found."""
+        return self.signature.tier
+
+
+class Outcome(enum.Enum):
+    """What a log comes to."""
+
+    CAUSE = "cause"
+    ONLY_ECHOES = "only-echoes"
+    UNEXPLAINED = "unexplained"
+    HEALTHY = "healthy"
+    EMPTY = "empty"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What one log says. ``findings``: the cause first."""
+
+    name: str
+    lines: int
+    outcome: Outcome
+    facts: Facts
+    findings: tuple[Finding, ...]

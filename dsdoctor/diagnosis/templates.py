@@ -1,0 +1,80 @@
+"""A template of the catalogue and what was read -> a sentence, or a command that can be pasted."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from dsdoctor.diagnosis.models import Facts
+
+FIELD = re.compile(r"\{(\w+)(?:\|([^{}]*))?\}")
+PACKAGES = {
+    "dskernels": "deepspeed-kernels",
+    "cpuinfo": "py-cpuinfo",
+    "distutils": "setuptools",
+    "pkg_resources": "setuptools",
+    "setuptools": "setuptools",
+    "pynvml": "nvidia-ml-py",
+    "yaml": "pyyaml",
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "cv2": "opencv-python-headless",
+    "lightning_fabric": "lightning",
+}
+LAUNCHER_PACKAGES = {"pdsh": "pdsh", "srun": "slurm-client", "mpirun_rsh": "mvapich2", "mpichversion": "mpich"}
+LONGEST = 160
+
+
+def say(template: str, values: Mapping[str, str]) -> str:
+    """Fill ``{name}`` or ``{name|what to say without it}``; ``{name_hint}`` is " (value)", or nothing.
+
+    >>> say("nvcc is CUDA {nvcc|another}, torch {torch}{arch_hint}", {"torch": "2.1.0", "arch": "sm_90"})
+    'nvcc is CUDA another, torch 2.1.0 (sm_90)'
+    """
+    return FIELD.sub(lambda found: _value(found, values), template)
+
+
+def command(template: str, values: Mapping[str, str]) -> str:
+    """The same for a shell: what was read from a log is quoted.
+
+    >>> command("ls -ld {path|~/.cache}", {"path": "/x; rm -rf /"})
+    "ls -ld '/x; rm -rf /'"
+    """
+    return FIELD.sub(lambda found: _value(found, values, quoted=True), template)
+
+
+def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[str, str]:
+    """What templates may name: the facts, then what the line itself says, then names derived from them."""
+    values = {name: value for name, value in asdict(facts).items() if isinstance(value, str)}
+    if op:
+        values["op"] = op
+    values |= {name: value[:LONGEST] for name, value in groups.items()}
+    if "torch_extensions" not in values.get("cache", "") or ".." in values["cache"]:
+        values.pop("cache", None)  # it is what the fix removes
+    if cuda := values.get("cuda"):
+        values["cuda_dashed"] = cuda.replace(".", "-")
+    if module := values.get("module"):
+        values["package"] = PACKAGES.get(module.split(".")[0], module.split(".")[0].replace("_", "-"))
+    if launcher := values.get("launcher"):
+        values["launcher_package"] = LAUNCHER_PACKAGES.get(launcher, "openmpi-bin")
+    return values
+
+
+def groups_of(found: re.Match[str]) -> dict[str, str]:
+    """The named groups that matched; ``name2`` is another wording's ``name``.
+
+    >>> groups_of(re.search("(?P<op>x)|(?P<op2>y)", "y"))
+    {'op': 'y'}
+    """
+    return {name.rstrip("23456"): value for name, value in found.groupdict().items() if value}
+
+
+def _value(found: re.Match[str], values: Mapping[str, str], *, quoted: bool = False) -> str:
+    name, fallback = found[1], found[2]
+    if name.endswith("_hint"):
+        value = values.get(name.removesuffix("_hint"))
+        return f" ({value})" if value else ""
+    known = values.get(name)
+    if known is None:
+        return fallback if fallback is not None else "(unknown)"
+    return shlex.quote(known) if quoted else known

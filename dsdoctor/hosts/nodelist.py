@@ -1,0 +1,121 @@
+"""Short lists of hosts, as Slurm and Open MPI write them -> the names of all hosts. Text in, tuples out; asks nobody."""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+from dsdoctor.core.errors import UsageError
+
+MOST_HOSTS = 1 << 17
+"""More than any machine has: a longer list is a mistake, and expanding it would fill the memory."""
+
+PIECES = re.compile(r"[^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*")
+RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+GROUP = re.compile(r"([^\[\],]*)\[([0-9]+):([0-9,-]+)\](.*)")
+
+
+def expand(nodelist: str) -> tuple[str, ...]:
+    """The hosts of a Slurm node list, in its order. Raises UsageError for one that is malformed.
+
+    >>> expand("n[1-3,07],gpu[01-02]-x,login")
+    ('n1', 'n2', 'n3', 'n07', 'gpu01-x', 'gpu02-x', 'login')
+    >>> expand("r[1-2]n[0-1]")
+    ('r1n0', 'r1n1', 'r2n0', 'r2n1')
+    """
+    hosts = tuple(itertools.islice((host for piece in _pieces(nodelist) for host in _hosts(piece)), MOST_HOSTS + 1))
+    if len(hosts) > MOST_HOSTS:
+        raise _malformed(nodelist, f"more than {MOST_HOSTS} hosts")
+    return hosts
+
+
+def tasks_per_node(text: str) -> tuple[int, ...]:
+    """The tasks of each node, as in SLURM_STEP_TASKS_PER_NODE. Raises UsageError for a malformed text.
+
+    >>> tasks_per_node("2(x3),1")
+    (2, 2, 2, 1)
+    """
+    counts: list[int] = []
+    for piece in text.split(","):
+        match = COUNT.fullmatch(piece)
+        if match is None or int(match[2] or 1) > MOST_HOSTS:
+            raise _malformed(text, f"{piece!r} is no number of tasks")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return tuple(counts)
+
+
+def hosts_of_ranks(nodelist: str, tasks: str) -> tuple[str, ...]:
+    """The host of every rank where they fill one node after the other; () where the two texts do not fit each other.
+
+    >>> hosts_of_ranks("n[1-2]", "2,1")
+    ('n1', 'n1', 'n2')
+    """
+    hosts, counts = expand(nodelist), tasks_per_node(tasks)
+    if len(hosts) != len(counts) or sum(counts) > MOST_HOSTS:
+        return ()
+    return tuple(host for host, count in zip(hosts, counts, strict=True) for _ in range(count))
+
+
+def open_mpi_nodes(regex: str) -> tuple[str, ...]:
+    """The hosts of Open MPI 4's ``orte_node_regex``, the one that runs mpirun first; () where it cannot be read.
+
+    >>> open_mpi_nodes("vm,gpu[2:1-3],login,gpu[1:7]-x@0(6)")
+    ('vm', 'gpu01', 'gpu02', 'gpu03', 'login', 'gpu7-x')
+    """
+    try:
+        return tuple(host for piece in _pieces(regex.partition("@")[0]) for host in _group(piece))
+    except UsageError:
+        return ()
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The parts between commas that stand outside of brackets."""
+    at = 0
+    while at <= len(text):
+        match = PIECES.match(text, at)
+        assert match is not None
+        if not match[0] or text[match.end() : match.end() + 1] not in ("", ","):
+            raise _malformed(text, "an empty part, or a bracket without its fellow")
+        yield match[0]
+        at = match.end() + 1
+
+
+def _hosts(piece: str) -> Iterator[str]:
+    """The hosts of one part, brackets expanded from left to right."""
+    before, bracket, rest = piece.partition("[")
+    if not bracket:
+        yield before
+        return
+    inside, _, after = rest.partition("]")
+    tails = tuple(itertools.islice(_hosts(after), MOST_HOSTS))
+    for number in _numbers(inside.split(","), 0):
+        for tail in tails:
+            yield before + number + tail
+
+
+def _group(piece: str) -> Iterator[str]:
+    """The hosts of one part of Open MPI's list: "gpu[2:1-3]" are gpu01 to gpu03, two digits wide."""
+    match = GROUP.fullmatch(piece)
+    if match is None:
+        yield piece
+        return
+    for number in itertools.islice(_numbers(match[3].split(","), int(match[2][:2])), MOST_HOSTS):
+        yield match[1] + number + match[4]
+
+
+def _numbers(ranges: Sequence[str], width: int) -> Iterator[str]:
+    """The numbers of "1-3" and "07", as wide as the first of each or ``width``."""
+    for part in ranges:
+        match = RANGE.fullmatch(part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise _malformed(part, "no range of numbers")
+        wide = width or len(match[1])
+        for number in range(int(match[1]), int(match[2] or match[1]) + 1):
+            yield f"{number:0{wide}d}"
+
+
+def _malformed(text: str, why: str) -> UsageError:
+    shown = text if len(text) < 80 else text[:77] + "..."
+    return UsageError(
+        f"the node list {shown!r} cannot be read: {why}", hint="set MASTER_ADDR to the host of rank 0, or mend the list"
+    )

@@ -1,0 +1,1 @@
+"""A module -> what its forward and backward calls gave, batch by batch."""

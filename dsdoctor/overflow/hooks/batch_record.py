@@ -1,0 +1,92 @@
+"""One call of the whole model, as it was recorded -> frames."""
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from dsdoctor.overflow.frames.frame import Frame, Item, Other, Phase
+from dsdoctor.overflow.measure.readings import Readings
+from dsdoctor.overflow.measure.tensor_paths import Items
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a training is: the optimizer step and the micro-batch within it, both from 0; the stage of a pipeline."""
+
+    step: int = 0
+    micro: int = 0
+    stage: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A module of the model: its name, its class, and whether it has no children."""
+
+    name: str
+    kind: str
+    leaf: bool
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a module: which, for which time, and what was seen. ``items``: names with readings or words."""
+
+    index: int
+    call: int
+    items: Items
+    phase: Phase = Phase.FORWARD
+    raised: bool = False
+    after: tuple[int, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Page:
+    """What was recorded during one call of the whole model, and during its backward."""
+
+    batch: int
+    position: Position
+    training: bool
+    rank: int
+    places: tuple[Place, ...]
+    readings: Readings
+    calls: list[Call] = field(default_factory=list)
+    graded: dict[int, tuple[weakref.ref[Tensor], list[int]]] = field(default_factory=dict)
+    graded_handles: list[RemovableHandle] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Bring the figures to the host: at most one wait per device. Gradients that come later are not seen."""
+        for handle in self.graded_handles:
+            handle.remove()
+        self.graded_handles, self.graded = [], {}
+        self.readings.settle()
+
+    def frames(self) -> Iterator[Frame]:
+        """The frames in the order in which the calls ended. Only after ``settle``."""
+        for order, call in enumerate(self.calls):
+            yield self._frame(order, call)
+
+    def _frame(self, order: int, call: Call) -> Frame:
+        place = self.places[call.index]
+        return Frame(
+            batch=self.batch,
+            step=self.position.step,
+            micro=self.position.micro,
+            stage=self.position.stage,
+            rank=self.rank,
+            order=order,
+            module=place.name,
+            kind=place.kind,
+            leaf=place.leaf,
+            call=call.call,
+            phase=call.phase,
+            training=self.training,
+            raised=call.raised,
+            after=tuple(self.places[index].name for index in call.after),
+            tensors=tuple(self._item(name, what) for name, what in call.items),
+        )
+
+    def _item(self, name: str, what: int | str) -> Item:
+        return Other(name=name, what=what) if isinstance(what, str) else self.readings.stats(what, name)

@@ -1,0 +1,205 @@
+"""Frames -> would this run fit another dtype: each module's largest value against the limit, and the modules to keep in fp32.
+
+Pure and streamed: memory grows with the number of modules alone.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dsdoctor.overflow.formats import SMALLEST_NORMAL
+from dsdoctor.overflow.fp32_list import Excess, fp32_list
+from dsdoctor.overflow.frames.frame import LIMITS, Frame, Phase, StepEnd, TensorStats
+from dsdoctor.overflow.masks import is_masking
+from dsdoctor.overflow.trace.trend import Growth, Trend
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The largest absolute value, and where it was."""
+
+    value: float
+    tensor: str
+    dtype: str
+    batch: int
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """How much room a module has: ``bits`` to the limit, negative above it; None: it held nothing but zeros and masks.
+
+    ``least``: the smallest value of its inputs and outputs that is not zero. ``fades``: an input or output lies below the
+    dtype's normal numbers as a whole. ``bad``: it holds a nan or an inf already.
+    """
+
+    module: str
+    kind: str
+    peak: Peak | None
+    bits: float | None
+    least: float | None
+    fades: bool
+    bad: bool
+    trend: Trend | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """The gradients as they were traced: the largest, and by which loss scale (a power of 2) they may still be multiplied.
+
+    ``scale``: the loss scale that is in them.
+    """
+
+    peak: Peak
+    module: str
+    fits_scale: float
+    scale: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headroom:
+    """Every module's room, least first. ``keep``: run these in fp32, as ``dsdoctor.keep_in_fp32`` does it.
+
+    ``keep_under_autocast``: where a module's output may stay fp32, these are enough.
+    """
+
+    dtype: str
+    limit: float
+    margin: float
+    batches: int
+    modules: tuple[Room, ...]
+    keep: tuple[str, ...]
+    keep_under_autocast: tuple[str, ...]
+    gradients: Gradients | None
+    masks: int
+
+
+@dataclass
+class _Module:
+    """What was seen of one module so far."""
+
+    kind: str
+    peak: Peak | None = None
+    least: float | None = None
+    fades: bool = False
+    bad: bool = False
+    batch: int = -1
+    largest: float = 0.0
+    growth: Growth = field(default_factory=Growth)
+
+    def add(self, frame: Frame, tensor: TensorStats, rank: int, normal: float) -> None:
+        value = tensor.absmax or 0.0
+        if self.peak is None or value > self.peak.value:
+            self.peak = Peak(value=value, tensor=tensor.name, dtype=tensor.dtype, batch=frame.batch, rank=rank)
+        if tensor.name.startswith(("input", "output")):
+            least = tensor.absmin_nonzero
+            if least is not None and (self.least is None or least < self.least):
+                self.least = least
+            self.fades = self.fades or 0 < value < normal
+        if frame.batch != self.batch:
+            self.close()
+            self.batch = frame.batch
+        self.largest = max(self.largest, value)
+
+    def close(self) -> None:
+        """A batch is over."""
+        if self.batch >= 0:
+            self.growth.add(self.batch, self.largest)
+        self.largest = 0.0
+
+    def room(self, module: str, limit: float) -> Room:
+        self.close()
+        value = self.peak.value if self.peak else 0.0
+        return Room(
+            module=module,
+            kind=self.kind,
+            peak=self.peak if value else None,
+            bits=math.log2(limit / value) if value else None,
+            least=self.least,
+            fades=self.fades,
+            bad=self.bad,
+            trend=None if value > limit else self.growth.trend(limit),
+        )
+
+
+class _Reading:
+    """The modules so far, and the batches and masks that were met."""
+
+    def __init__(self, dtype: str, margin: float) -> None:
+        self.limit = LIMITS[dtype]
+        self.normal = SMALLEST_NORMAL[dtype]
+        self.modules: dict[str, _Module] = {}
+        self.batches: set[int] = set()
+        self.masks = 0
+        self.excess = Excess(self.limit * 2.0**-margin)
+        self.first_bad: dict[str, None] = {}
+        self._bad_batch: dict[int, int] = {}
+        self.gradient: tuple[Peak, str, float] | None = None
+
+    def add(self, rank: int, line: Frame | StepEnd) -> None:
+        if isinstance(line, StepEnd):
+            return
+        if line.phase is Phase.FORWARD:
+            self._forward(rank, line)
+        else:
+            self._backward(rank, line)
+
+    def _forward(self, rank: int, frame: Frame) -> None:
+        self.batches.add(frame.batch)
+        module = self.modules.setdefault(frame.module, _Module(kind=frame.kind))
+        for tensor in frame.measured:
+            if tensor.dtype not in LIMITS:
+                continue
+            if is_masking(tensor):
+                self.masks += 1
+                continue
+            if tensor.is_bad:
+                module.bad = True
+                self._note_bad(rank, frame, tensor)
+            module.add(frame, tensor, rank, self.normal)
+            if tensor.absmax is not None and tensor.absmax > self.excess.limit:
+                self.excess.add(rank, frame, tensor, tensor.absmax)
+
+    def _note_bad(self, rank: int, frame: Frame, tensor: TensorStats) -> None:
+        """Keep the module that made the first nan or inf of a batch: the others got it from there."""
+        if self._bad_batch.get(rank) != frame.batch:
+            self._bad_batch[rank] = frame.batch
+            if tensor.name.startswith("output"):
+                self.first_bad[frame.module] = None
+
+    def _backward(self, rank: int, frame: Frame) -> None:
+        scale = frame.loss_scale or 1.0
+        for tensor in frame.measured:
+            value = tensor.absmax or 0.0
+            known = 0.0 if self.gradient is None else self.gradient[0].value / self.gradient[2]
+            if tensor.dtype in LIMITS and value / scale > known:
+                peak = Peak(value=value, tensor=tensor.name, dtype=tensor.dtype, batch=frame.batch, rank=rank)
+                self.gradient = peak, frame.module, scale
+
+    def gradients(self) -> Gradients | None:
+        if self.gradient is None:
+            return None
+        peak, module, scale = self.gradient
+        fits = 2.0 ** math.floor(math.log2(self.limit / peak.value * scale))
+        return Gradients(peak=peak, module=module, fits_scale=fits, scale=scale)
+
+
+def headroom(lines: Iterable[tuple[int, Frame | StepEnd]], *, dtype: str = "float16", margin: float = 1.0) -> Headroom:
+    """How the lines of a run, each with its rank, would fit ``dtype``. ``margin``: bits to be left free below the limit."""
+    reading = _Reading(dtype, margin)
+    for rank, line in lines:
+        reading.add(rank, line)
+    rooms = [module.room(name, reading.limit) for name, module in reading.modules.items()]
+    rooms.sort(key=lambda room: (not room.bad, math.inf if room.bits is None else room.bits))
+    order = tuple(reading.modules)
+    return Headroom(
+        dtype=dtype,
+        limit=reading.limit,
+        margin=margin,
+        batches=len(reading.batches),
+        modules=tuple(rooms),
+        keep=fp32_list(reading.excess, order, reading.first_bad, cast_back=True),
+        keep_under_autocast=fp32_list(reading.excess, order, reading.first_bad, cast_back=False),
+        gradients=reading.gradients(),
+        masks=reading.masks,
+    )

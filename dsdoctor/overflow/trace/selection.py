@@ -1,0 +1,109 @@
+"""Which frames are wanted: filters, and the lines of several traces merged in the order of batch and rank."""
+
+import fnmatch
+import heapq
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
+
+from dsdoctor.core.errors import UsageError
+from dsdoctor.overflow.frames.frame import Frame, Header, Phase, StepEnd
+from dsdoctor.overflow.sources import Source, Traces
+from dsdoctor.overflow.trace.trace_file import read
+
+PHASES = {"all": None, "forward": Phase.FORWARD, "backward": Phase.BACKWARD}
+Ranked = tuple[int, Frame | StepEnd]
+"""A line and the rank that wrote it."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A set of numbers, as ranges."""
+
+    ranges: tuple[range, ...]
+
+    def __contains__(self, number: int) -> bool:
+        return any(number in one for one in self.ranges)
+
+
+def numbers(text: str, option: str) -> Numbers:
+    """Parse numbers and ranges. Raises UsageError, naming the option.
+
+    >>> chosen = numbers("3,10-12", "--batch")
+    >>> [number for number in range(20) if number in chosen]
+    [3, 10, 11, 12]
+    """
+    ranges = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if last < first:
+            raise UsageError(f"{option} {text!r} is no list of numbers", hint=f"such as {option} 3,10-12")
+        ranges.append(range(first, last + 1))
+    return Numbers(tuple(ranges))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which frames to take; None or nothing: all. ``modules``: globs. ``bad``: only frames that hold a nan or an inf."""
+
+    modules: tuple[str, ...] = ()
+    batches: Numbers | None = None
+    ranks: Numbers | None = None
+    phase: Phase | None = None
+    bad: bool = False
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(fnmatch.translate(glob) for glob in self.modules))
+
+    def takes_batch(self, batch: int) -> bool:
+        """Whether frames of this batch are wanted at all."""
+        return self.batches is None or batch in self.batches
+
+    def takes(self, line: Frame | StepEnd) -> bool:
+        """Whether a line is wanted. The end of a step belongs to its batch, and to no module."""
+        if not self.takes_batch(line.batch):
+            return False
+        if isinstance(line, StepEnd):
+            return not self.modules and self.phase is None and (not self.bad or bool(line.overflow))
+        return (
+            (self.phase is None or line.phase is self.phase)
+            and (not self.modules or self._pattern.match(line.module) is not None)
+            and (not self.bad or any(tensor.is_bad for tensor in line.measured))
+        )
+
+
+def selected(traces: Traces, selection: Selection) -> Iterator[Ranked]:
+    """The wanted lines of all traces, streamed: batch by batch, and within a batch rank by rank.
+
+    Each trace keeps its own order: a pipeline's, where batches interleave, too.
+    """
+    wanted = [one for one in traces.sources if selection.ranks is None or one.rank in selection.ranks]
+    if not wanted:
+        known = ", ".join(map(str, traces.ranks))
+        raise UsageError("no trace is of a rank that was asked for", hint=f"there are traces of rank {known}")
+    streams = [_lines(source, selection) for source in wanted]
+    if len(streams) == 1:
+        return streams[0]
+    return heapq.merge(*streams, key=lambda ranked: (ranked[1].batch, ranked[0]))
+
+
+def _lines(source: Source, selection: Selection) -> Iterator[Ranked]:
+    wanted = None if selection.batches is None else selection.takes_batch
+    for line in read(source.path, wanted):
+        if not isinstance(line, Header) and selection.takes(line):
+            yield source.rank, line
+
+
+def last_of_each(lines: Iterator[Ranked], count: int) -> Iterator[Ranked]:
+    """The last frames of each rank, rank by rank, without the ends of steps."""
+    kept: dict[int, deque[Ranked]] = {}
+    for ranked in lines:
+        if isinstance(ranked[1], Frame):
+            kept.setdefault(ranked[0], deque(maxlen=count)).append(ranked)
+    for _, frames in sorted(kept.items(), key=itemgetter(0)):
+        yield from frames

@@ -1,0 +1,127 @@
+"""What the verdicts rest on: who was first, who shares it, what was seen, and what to do. Pure; knows no torch."""
+
+from collections.abc import Callable, Iterator
+
+from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.overflow.account import Account
+from dsdoctor.overflow.frames.first_bad import Culprit, Kind, is_mask
+from dsdoctor.overflow.frames.frame import LIMITS, TensorStats, headroom_bits
+from dsdoctor.overflow.words import amount, gradient_names, moment, ranks_say, what_is_bad, where
+
+Accounts = tuple[Account, ...]
+Verdict = Callable[[Accounts], Iterator[Finding]]
+
+
+def first_culprit(accounts: Accounts, *kinds: Kind) -> tuple[Account, Culprit] | None:
+    """The culprit that was first in time: in the forward the lowest stage's, in the backward the highest's; then by
+    micro-batch, order and rank."""
+    found = [(account, account.culprit) for account in accounts if account.culprit is not None]
+    forward = [pair for pair in found if pair[1].kind is not Kind.GRADIENT]
+    sign = 1 if forward else -1
+
+    def moment_of(pair: tuple[Account, Culprit]) -> tuple[int, int, int, int]:
+        return sign * (pair[0].stage or 0), pair[1].frame.micro, pair[1].frame.order, pair[0].rank
+
+    chosen = min(forward or found, key=moment_of, default=None)
+    return chosen if chosen is not None and chosen[1].kind in kinds else None
+
+
+def sharers(accounts: Accounts, account: Account) -> tuple[tuple[int, ...], int]:
+    """The ranks of its stage that have a culprit at all, be it another, and how many ranks there are in the stage."""
+    peers = [one for one in accounts if one.stage == account.stage]
+    return tuple(one.rank for one in peers if one.culprit is not None), len(peers)
+
+
+def bad_gradient(account: Account, accounts: Accounts) -> str:
+    """What became bad first in the backward, and of what."""
+    found, origin = account.culprit, account.origin
+    if found is None:
+        return f"the gradient of {gradient_names(accounts)} is not finite"
+    by = f"{origin.op} of {origin.line}" if origin is not None else "the backward"
+    after = f", out of the backward of {found.frame.after[-1]}" if found.frame.after else ""
+    place = found.tensor.name.removeprefix("grad ")
+    return f"{by} made {amount(found.tensor)} in the gradient of {where(found.frame)} {place}{after}"
+
+
+def stays_bad(account: Account) -> bool:
+    """Whether this rank's gradients are not finite where no loss scale is to blame."""
+    if account.culprit is not None and account.culprit.kind is not Kind.GRADIENT:
+        return False
+    if account.at_scale_one is not None:
+        return any(one.is_bad for one in account.at_scale_one)
+    return account.scale.value <= 1 and (any(one.is_bad for one in account.local) or account.culprit is not None)
+
+
+def remedy(culprit: Culprit) -> Fix:
+    """What to do about values that do not fit."""
+    # the module around it: what does not fit where it was made does not fit when it is cast back there
+    name = culprit.frame.module.rpartition(".")[0]
+    module = f'dsdoctor.fp32_forward(model.get_submodule("{name}"))' if name else "dsdoctor.fp32_forward(model)"
+    around = (
+        f", with what is around {culprit.frame.module}" if culprit.kind is Kind.MODULE and culprit.frame.module else ""
+    )
+    if any(is_mask(one) for one in culprit.frame.inputs):
+        return Fix(
+            text="A row that is masked entirely gives nan: leave one place open, or use the dtype's minimum for -inf."
+        )
+    if culprit.tensor.dtype == "float16":
+        return Fix(text=f"Run it in float32{around}: {module}; or train in bfloat16.")
+    return Fix(
+        text="Lower the learning rate or clip gradients; look for a division by zero or a logarithm in this module."
+    )
+
+
+def limit(tensor: TensorStats) -> float:
+    """The largest finite value of the tensor's dtype."""
+    return LIMITS.get(tensor.dtype, LIMITS["float32"])
+
+
+def finding(
+    verdict: Verdict, title: str, accounts: Accounts, found: tuple[Account, Culprit | None], fix: Fix
+) -> Finding:
+    """A verdict as an error, with who shares it."""
+    account, culprit = found
+    said = "" if culprit is None else ranks_say(*sharers(accounts, account))
+    return Finding(
+        rule=rule_of(verdict),
+        severity=Severity.ERROR,
+        title=f"{title}{said}",
+        evidence=evidence(accounts, account),
+        affects=() if culprit is None else (culprit.frame.module or "the model",),
+        fix=fix,
+    )
+
+
+def evidence(accounts: Accounts, account: Account) -> tuple[str, ...]:
+    """When it was, what was seen, and what was replayed."""
+    lines = [
+        f"{moment(account)}, rank {account.rank}" + (f", stage {account.stage}" if account.stage is not None else "")
+    ]
+    if account.culprit is not None:
+        lines += what_is_bad(account.culprit)
+        tight = [
+            bits for one in account.culprit.frame.inputs if (bits := headroom_bits(one.absmax, one.dtype)) is not None
+        ]
+        lines += [f"its inputs had {min(tight):.1f} bits of headroom left"] if tight and min(tight) < 8 else []
+    if account.origin is not None:
+        lines.append(f"first made by {account.origin.op} in {account.origin.line}")
+    if account.minus_inf is not None:
+        lines.append(f"its -inf came from {account.minus_inf.op} in {account.minus_inf.line}")
+    if names := gradient_names(accounts):
+        lines.append(f"bad gradients after reduction: {names}")
+    local = tuple(one.rank for one in accounts if any(stats.is_bad for stats in one.local))
+    if local and len(accounts) > 1:
+        lines.append("bad before reduction" + ranks_say(local, len(accounts)))
+    if account.replayed:
+        lines.append(f"replayed: {account.replayed}")
+    return tuple(lines)
+
+
+def rule_of(verdict: Verdict) -> str:
+    """The rule's id.
+
+    >>> def overflow_in_module(accounts): ...
+    >>> rule_of(overflow_in_module)
+    'overflow-in-module'
+    """
+    return verdict.__name__.replace("_", "-")

@@ -1,0 +1,93 @@
+"""Findings -> lines on stderr, and in a file if one is named. The first time in full, then in one line."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.overflow.account import Account
+from dsdoctor.overflow.frames import guide_format
+
+MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
+
+
+class Teller:
+    """Says each finding in full once, and then that it came again. Writes on the rank that is told to."""
+
+    def __init__(self, *, report_file: str | None = None) -> None:
+        self._said: dict[str, int] = {}
+        self._file = None if report_file is None else Path(report_file)
+        self.lines: list[str] = []
+
+    def tell(self, findings: tuple[Finding, ...], accounts: list[Account]) -> None:
+        """Print findings, a note in one line, and with an error seen for the first time the frames that led to it."""
+        for finding in findings:
+            key = f"{finding.rule} {finding.affects}"
+            again = self._said[key] = self._said.get(key, 0) + 1
+            if again == 1 or finding.severity is Severity.NOTE:
+                self._print(full_lines(finding))
+            elif again & (again - 1) == 0:
+                self._print([f"{head(finding)}  (time {again})"])
+        first = findings[0] if findings else None
+        if first is not None and first.severity is Severity.ERROR and self._said[f"{first.rule} {first.affects}"] == 1:
+            self._print(frame_lines(accounts))
+        self._append(findings, accounts)
+
+    def say(self, line: str) -> None:
+        """One line of our own."""
+        self._print([f"dsdoctor: {line}"])
+
+    def _print(self, lines: list[str]) -> None:
+        self.lines += lines
+        for line in lines:
+            print(line, file=sys.stderr, flush=True)
+
+    def _append(self, findings: tuple[Finding, ...], accounts: list[Account]) -> None:
+        if self._file is None:
+            return
+        plain = [msgspec.to_builtins(one) for one in findings]
+        step = accounts[0].step if accounts else None
+        try:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(
+                    json.dumps({"schema": "dsdoctor/1", "command": "run", "step": step, "findings": plain}) + "\n"
+                )
+        except OSError as error:
+            self._print(
+                [
+                    f"dsdoctor: {self._file} cannot be written ({os.strerror(error.errno or 0)}): reports go to stderr only"
+                ]
+            )
+            self._file = None
+
+
+def head(finding: Finding) -> str:
+    """The first line of a finding."""
+    return f"dsdoctor: {MARKS[finding.severity]} {finding.title}  [{finding.rule}]"
+
+
+def full_lines(finding: Finding) -> list[str]:
+    """A finding in full; a note in one line."""
+    if finding.severity is Severity.NOTE:
+        return [head(finding)]
+    fix = [] if finding.fix is None else [f"      Fix: {finding.fix.text}"]
+    return [head(finding), *(f"      {line}" for line in finding.evidence), *fix]
+
+
+def frame_lines(accounts: list[Account]) -> list[str]:
+    """The frames of the first rank that has any, as the guide prints them."""
+    return list(_frame_lines(accounts))
+
+
+def _frame_lines(accounts: list[Account]) -> Iterator[str]:
+    for account in accounts:
+        if account.culprit is not None and account.frames:
+            who = f" on rank {account.rank}" if account.world > 1 else ""
+            yield f"Last {len(account.frames)} frames{who}:"
+            yield guide_format.COLUMNS
+            yield guide_format.text(account.frames)
+            return

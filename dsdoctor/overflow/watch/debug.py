@@ -1,0 +1,206 @@
+"""The guide's class and function, with its names, its signatures and its printed format, for any module."""
+
+import sys
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dsdoctor.core.errors import UsageError
+from dsdoctor.overflow.account import Account
+from dsdoctor.overflow.frames import guide_format
+from dsdoctor.overflow.frames.first_bad import Culprit, culprit
+from dsdoctor.overflow.frames.frame import Frame, TensorStats
+from dsdoctor.overflow.hook import Hook
+from dsdoctor.overflow.hooks import ranks
+from dsdoctor.overflow.hooks.batch_record import Page
+from dsdoctor.overflow.hooks.module_hooks import Hooks
+from dsdoctor.overflow.hooks.options import Options
+from dsdoctor.overflow.measure.readings import Meters, Readings
+from dsdoctor.overflow.measure.tensor_paths import tensors_of
+from dsdoctor.overflow.verdict.verdict import judge
+
+
+class DebugUnderflowOverflow:
+    """Watches every call of every module of ``model`` and stops at the first nan or inf, as the guide describes.
+
+    At a hit the last ``max_frames_to_save`` frames are printed and ValueError is raised, on all ranks alike when the model
+    trains on several. Batches are calls of ``model``, from 0. Those of ``trace_batch_nums`` are printed whole and not
+    judged. ``abort_after_batch_num`` raises ValueError after that batch. Unlike the guide's class it also sees keyword
+    inputs and outputs of any nesting, bears a ZeRO-3 engine's module, and lets masks of -inf pass. On several ranks a forward
+    without gradients is reported and raises nothing: the others may not be in it.
+
+    ``collective``: whether ranks agree when a backward begins; False where they do not run backward equally often
+    (pipelines, uneven data). Raises UsageError for numbers that make no sense and for a model watched already.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        max_frames_to_save: int = 21,
+        trace_batch_nums: list[int] | None = None,
+        abort_after_batch_num: int | None = None,
+        *,
+        collective: bool = True,
+    ) -> None:
+        traced = tuple(trace_batch_nums or ())
+        Options(
+            level="trace" if traced else "frames",
+            max_frames_to_save=max_frames_to_save,
+            trace_batch_nums=traced,
+            abort_after_batch_num=abort_after_batch_num,
+        ).check()
+        refuse_twice(model)
+        if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
+            print(
+                "DebugUnderflowOverflow: the model is compiled, and hooks do not run inside its graphs; watch it before "
+                "compiling, or run with torch.compiler.set_stance('force_eager')",
+                file=sys.stderr,
+            )
+        self.model = model
+        self.trace_batch_nums = traced
+        self.abort_after_batch_num = abort_after_batch_num
+        self.max_frames_to_save = max_frames_to_save
+        self._collective = collective
+        self._pages: deque[Page] = deque(maxlen=2)
+        self._hooks = Hooks(model, on_page=self._on_page, integers=True, rank=ranks.rank())
+        self._waiting: Page | None = None
+        self._found: Culprit | None = None
+        self._root = model.register_forward_hook(Hook(self._after_root), with_kwargs=False)
+
+    @property
+    def batch_number(self) -> int:
+        """How many batches have ended."""
+        return self._hooks.batch
+
+    def detach(self) -> None:
+        """Take every hook away."""
+        self._hooks.detach()
+        self._root.remove()
+
+    def __enter__(self) -> "DebugUnderflowOverflow":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def _on_page(self, page: Page) -> None:
+        page.settle()
+        self._pages.append(page)
+        if page.batch in self.trace_batch_nums:
+            print(guide_format.text(page.frames()))
+        else:
+            self._judge(page)
+        if self.abort_after_batch_num is not None and page.batch >= self.abort_after_batch_num:
+            raise ValueError(f"DebugUnderflowOverflow: stopped after batch {page.batch}, as abort_after_batch_num asks")
+
+    def _judge(self, page: Page) -> None:
+        found = culprit(page.frames()) if page.readings.any_bad else None
+        together = self._collective and ranks.is_together()
+        if together and torch.is_grad_enabled():
+            self._waiting, self._found = page, found
+        elif found is not None and together:
+            # perhaps this rank evaluates alone: an exception here would leave the others waiting
+            self._tell([self._account(page, found)])
+        elif found is not None:
+            self._stop([self._account(page, found)])
+
+    def _after_root(self, _model: nn.Module, _args: Any, output: Any) -> None:
+        """Ranks agree when the backward begins, which all of them do together; a forward on one rank alone has none."""
+        page, self._waiting = self._waiting, None
+        if page is None:
+            return
+        heads = [tensor for _, tensor in tensors_of("", output) if tensor.requires_grad]
+        if not heads and self._found is not None:
+            self._tell([self._account(page, self._found)])
+        found, agreed = self._found, False
+
+        def agree(_gradient: Tensor) -> None:
+            nonlocal agreed
+            if not agreed:
+                agreed = True
+                if ranks.any_rank(found is not None, device_of(self.model)):
+                    self._stop(ranks.gather(self._account(page, found)))
+
+        for head in heads:
+            head.register_hook(agree)
+
+    def _account(self, page: Page, found: Culprit | None) -> Account:
+        last = () if found is None else self._last_frames(found)
+        return Account(rank=ranks.rank(), world=ranks.world(), batch=page.batch, culprit=found, frames=last)
+
+    def _last_frames(self, found: Culprit) -> tuple[Frame, ...]:
+        """The frames up to the culprit's, from the batch before too if that one was short."""
+        kept: deque[Frame] = deque(maxlen=self.max_frames_to_save)
+        for page in self._pages:
+            for frame in page.frames():
+                if frame.batch < found.frame.batch or frame.order <= found.frame.order:
+                    kept.append(frame)
+        return tuple(kept)
+
+    def _stop(self, accounts: list[Account]) -> None:
+        """Print what every rank saw, then raise."""
+        raise ranks.OverflowDetected(self._tell(accounts))
+
+    def _tell(self, accounts: list[Account]) -> str:
+        """Print what every rank saw, in rank order and once. Answers the verdict in a line."""
+        findings = judge(accounts)
+        if ranks.rank() == min(account.rank for account in accounts):
+            for account in accounts:
+                if account.culprit is not None:
+                    print(f"rank {account.rank}:\n" if len(accounts) > 1 else "", end="")
+                    print(*guide_format.first_words(account.culprit.frame), sep="\n")
+                    print(guide_format.detected(account.batch, account.frames))
+        said = "; ".join(finding.title for finding in findings)
+        verdict = f"DebugUnderflowOverflow: inf/nan detected during batch_number={accounts[0].batch}: {said}"
+        if len(accounts) < ranks.world() and self._collective:
+            print(f"rank {ranks.rank()}: {verdict}")
+        return verdict
+
+
+def detect_overflow(var: Any, ctx: str) -> bool:
+    """Print and tell whether a tensor holds nan or inf: ``ctx has nans``, ``ctx has infs``, then the figures.
+
+    One wait for the device, whatever the tensor. None, empty tensors, whole numbers and booleans hold neither.
+    """
+    if not isinstance(var, Tensor):
+        return False
+    stats = stats_of_tensor(var, ctx)
+    if stats is None or not stats.is_bad:
+        return False
+    if stats.nan:
+        print(f"{ctx} has nans")
+    if stats.posinf or stats.neginf:
+        print(f"{ctx} has infs")
+    shape = "x".join(map(str, stats.shape)) or "0-d"
+    finite = "no finite element" if stats.absmax is None else f"finite up to {stats.absmax:.2e}"
+    print(
+        f"  {stats.nan} nan, {stats.posinf} inf, {stats.neginf} -inf of {stats.count}; {finite}; {stats.dtype} {shape}"
+    )
+    return True
+
+
+def stats_of_tensor(tensor: Tensor, name: str) -> TensorStats | None:
+    """The figures of one tensor; None: it has none."""
+    readings = Readings(Meters())
+    number = readings.look(tensor)
+    if isinstance(number, str):
+        return None
+    readings.settle()
+    return readings.stats(number, name)
+
+
+def refuse_twice(model: nn.Module) -> None:
+    """Raise UsageError if the model is watched already: each tensor would be measured twice."""
+    functions = (hook.function for hook in model._forward_hooks.values() if isinstance(hook, Hook))
+    if any(isinstance(getattr(function, "__self__", None), Hooks) for function in functions):
+        raise UsageError(
+            f"this {type(model).__name__} is watched already",
+            hint="call detach() on the first watch, or keep only that one",
+        )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the model's first parameter; the CPU for a model without any."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

@@ -1,0 +1,394 @@
+"""A watch on a DeepSpeed engine: nothing per module until a step overflows, then the whole story.
+
+Goes in: an engine. Comes out: findings, printed and kept. Never changes what is trained: a hit is replayed and undone.
+"""
+
+import dataclasses
+import functools
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.overflow.account import Account
+from dsdoctor.overflow.frames.first_bad import culprit
+from dsdoctor.overflow.frames.frame import Frame
+from dsdoctor.overflow.hook import Hook
+from dsdoctor.overflow.hooks import engine_adapter, ranks
+from dsdoctor.overflow.hooks.batch_record import Page, Position
+from dsdoctor.overflow.hooks.module_hooks import Hooks
+from dsdoctor.overflow.hooks.options import Options
+from dsdoctor.overflow.measure.readings import Meters
+from dsdoctor.overflow.replay.investigate import any_bad_gradient, first_account, last_frames, replayed
+from dsdoctor.overflow.replay.replay import Recorder
+from dsdoctor.overflow.verdict.verdict import judge
+from dsdoctor.overflow.watch.announce import Teller
+from dsdoctor.overflow.watch.debug import refuse_twice
+from dsdoctor.overflow.watch.trace_writer import Tracer
+
+OFTEN = 3
+"""Hits that are all replayed, in a row or, where the loss scale is dynamic, at all; later ones when their number is a power
+of two: a dynamic scale goes too high every thousand steps or so, and that is normal."""
+MOST_PAGES = 64
+"""Forwards whose records are kept for the step that judges them."""
+MOST_LOSSES = 1024
+BLIND = (
+    "the engine is compiled, and level trace sees nothing inside its graphs: trace a run without engine.compile(), or take "
+    "level frames before it"
+)
+
+
+def watch(engine: Any, **options: Any) -> "Watch":
+    """Watch a DeepSpeed engine; the options are those of ``Options``. Raises UsageError for what makes no sense."""
+    known = [field.name for field in dataclasses.fields(Options)]
+    if wrong := [name for name in options if name not in known]:
+        raise UsageError(f"watch has no option {wrong[0]!r}", hint=f"one of {', '.join(known)}")
+    given: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in options.items()}
+    chosen = Options(**given)
+    chosen.check()
+    if not hasattr(engine, "global_steps") or not isinstance(getattr(engine, "module", None), nn.Module):
+        raise UsageError(
+            f"watch takes a DeepSpeed engine, not {type(engine).__name__}",
+            hint="DebugUnderflowOverflow(model) watches any module",
+        )
+    return Watch(engine, chosen)
+
+
+def initialize(*args: Any, overflow: str = "guard", watch_options: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    """``deepspeed.initialize``, and the engine is watched; ``engine.dsdoctor`` is the watch. Answers what it answers."""
+    import deepspeed
+
+    Options(level=overflow, **(watch_options or {})).check()
+    # under dsdoctor.run deepspeed.initialize watches by itself, and what is said here goes first
+    made = inspect.unwrap(deepspeed.initialize)(*args, **kwargs)
+    watch(made[0], level=overflow, **(watch_options or {}))
+    return made
+
+
+class Watch:
+    """A watch on one engine. A context manager; ``detach`` ends it, ``findings`` and ``report`` tell what it found."""
+
+    def __init__(self, engine: Any, options: Options) -> None:
+        if "dsdoctor" in vars(engine):
+            raise UsageError("this engine is watched already", hint="engine.dsdoctor is its watch: detach() that first")
+        refuse_twice(engine.module)
+        self.engine, self.options = engine, options
+        self._teller = Teller(report_file=options.report_file)
+        self._findings: list[Finding] = []
+        self._meters = Meters()
+        self._pages: list[Page] = []
+        self._losses: list[Tensor] = []
+        self._own_losses: list[Tensor] = []
+        self._batches = 0
+        self._first_batch = 0
+        self._hits = self._hits_in_all = self._skipped = 0
+        self._last_clean_step: int | None = None
+        self._loss_gradient: Tensor | None = None
+        self._asks_scale = engine_adapter.zero_stage(engine) == 0 and engine_adapter.dtype(engine) is torch.float16
+        self._overflowed: bool | None = None
+        self._scale: float | None = None
+        self._stopped = self._said_blind = False
+        # first of all: a folder that cannot be written leaves the engine as it was
+        self._tracer = Tracer(engine, options) if options.level == "trace" else None
+        self._undo: list[Callable[[], None]] = [functools.partial(vars(engine).pop, "dsdoctor", None)]
+        self._say_if_compiled()
+        self._recorder = Recorder(engine)
+        self._seam = engine_adapter.Seam(
+            engine, on_decision=self._guarded(self._on_decision), on_step=self._on_step, on_backward=self._on_loss
+        )
+        self._undo += [self._seam.detach, self._recorder.detach]
+        self._undo.append(engine.module.register_forward_hook(Hook(self._count)).remove)
+        self._hooks: Hooks | None = None
+        try:
+            self._hooks = self._hook_modules()
+        except BaseException:
+            self.detach()
+            raise
+        vars(engine)["dsdoctor"] = self
+
+    # -- what the user holds
+
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings so far, in the order of their steps."""
+        return tuple(self._findings)
+
+    def report(self) -> str:
+        """All that was said so far."""
+        return "\n".join(self._teller.lines)
+
+    def detach(self) -> None:
+        """End the watch: the engine is as it was before."""
+        if self._tracer is not None:
+            self._tracer.close()
+        if self._hooks is not None:
+            self._hooks.detach()
+        while self._undo:
+            self._undo.pop()()
+        self._pages, self._losses = [], []
+
+    close = detach
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    # -- along the way
+
+    def _hook_modules(self) -> Hooks | None:
+        if self.options.level == "guard":
+            return None
+        hooks = Hooks(
+            self.engine.module,
+            on_page=self._on_page,
+            position=self._position,
+            wanted=self._is_wanted,
+            paused=lambda: self._recorder.replaying,
+            include=self.options.include,
+            exclude=self.options.exclude,
+            gradients=self.options.level == "trace",
+            rank=ranks.rank(),
+            compiled_on=self.engine.device if self.options.level == "frames" else None,
+        )
+        if hooks.nothing:
+            hooks.detach()
+            asked = ", ".join((*self.options.include, *(f"not {glob}" for glob in self.options.exclude)))
+            raise UsageError(
+                f"no module of the engine matches {asked}", hint="names as engine.module.named_modules() gives"
+            )
+        return hooks
+
+    def _is_wanted(self, batch: int) -> bool:
+        if self._stopped:
+            return False
+        return self.options.level == "frames" or batch in self.options.trace_batch_nums
+
+    def _position(self) -> Position:
+        step, micro = engine_adapter.position(self.engine)
+        stage = engine_adapter.pipeline_stage(self.engine)[0] if engine_adapter.is_pipeline(self.engine) else None
+        return Position(step=step, micro=len(self._pages) if micro < 0 else micro, stage=stage)
+
+    def _count(self, _module: Any, _args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or self._recorder.replaying or torch._C._current_graph_task_id() != -1:
+            return
+        self._batches += 1
+        loss = loss_in(output)
+        if loss is not None and torch.is_grad_enabled():
+            self._own_losses.append(loss.detach())
+            del self._own_losses[:-MOST_LOSSES]
+
+    def _on_loss(self, loss: Tensor) -> None:
+        self._losses.append(loss.detach())
+        del self._losses[:-MOST_LOSSES]
+        if self._asks_scale and self._loss_gradient is None and loss.requires_grad:
+            loss.register_hook(self._keep_loss_gradient)
+
+    def _keep_loss_gradient(self, gradient: Tensor) -> None:
+        self._loss_gradient = gradient.detach()
+
+    def _on_page(self, page: Page) -> None:
+        if self._tracer is not None:
+            self._tracer.forward(page)
+        elif torch.is_grad_enabled():
+            self._pages.append(page)
+            if len(self._pages) > MOST_PAGES:  # forwards that no step follows
+                self._pages.pop(0).settle()
+        else:
+            self._look_at_evaluation(page)
+
+    def _look_at_evaluation(self, page: Page) -> None:
+        """A forward without gradients has no step that would be judged: it is judged by itself, on this rank."""
+        page.settle()
+        found = culprit(page.frames()) if page.readings.any_bad else None
+        if found is not None:
+            last = last_frames(page.frames(), found, self.options.max_frames_to_save)
+            account = Account(rank=ranks.rank(), step=page.position.step, batch=page.batch, culprit=found, frames=last)
+            self._conclude([account], together=False)
+
+    # -- a step is decided
+
+    def _on_decision(self, decision: engine_adapter.Decision) -> None:
+        if self._stopped or decision.late:
+            return
+        overflow = decision.overflow
+        self._scale = decision.loss_scale
+        if overflow is None:
+            overflow = any_bad_gradient(self.engine, self._meters)
+            if not decision.replicated:
+                overflow = ranks.any_rank(overflow, self.engine.device)
+        self._overflowed = overflow
+        self._check_loss_scale(decision)
+        live = self._live_culprit(decision)
+        if overflow:
+            self._hit(decision, live)
+            return
+        self._last_clean_step = decision.step
+        bad_loss = self._loss_is_bad()
+        if self.options.on_overflow == "raise" and ranks.any_rank(bad_loss, self.engine.device):
+            self._conclude(ranks.gather(live or self._account(decision)))
+        elif live is not None or bad_loss:
+            # what is bad inside and reaches neither loss nor gradients does no harm
+            self._conclude([live or self._account(decision)], together=False, harmless=not bad_loss)
+
+    def _check_loss_scale(self, decision: engine_adapter.Decision) -> None:
+        """Once, in fp16 without ZeRO: whether what the step divides by was multiplied in."""
+        if not self._asks_scale or self._loss_gradient is None:
+            return
+        self._asks_scale = False
+        due = (decision.loss_scale or 1.0) / engine_adapter.gradient_accumulation(self.engine)
+        account = self._account(decision)
+        told = msgspec.structs.replace(
+            account, losses=(), named=(), loss_gradient=float(self._loss_gradient), loss_gradient_due=due
+        )
+        if ranks.rank() == 0:
+            self._conclude([told], together=False)
+
+    def _loss_is_bad(self) -> bool:
+        """Whether a loss of this step was not finite. By now the device has caught up: DeepSpeed has asked it itself."""
+        return any(not bool(torch.isfinite(loss).all()) for loss in self._losses or self._own_losses)
+
+    def _account(self, decision: engine_adapter.Decision) -> Account:
+        """What this rank knows. A defect of ours leaves the least there is: the other ranks wait for an account."""
+        try:
+            return self._whole_account(decision)
+        except Exception:
+            self._teller.say(
+                f"rank {ranks.rank()} could not tell what it saw. Please report this: {traceback.format_exc()}"
+            )
+            return Account(rank=ranks.rank(), world=ranks.world(), step=decision.step, batch=self._first_batch)
+
+    def _whole_account(self, decision: engine_adapter.Decision) -> Account:
+        losses = tuple(float(loss) for loss in self._losses or self._own_losses if loss.numel() == 1)
+        account = first_account(self.engine, decision, losses=losses)
+        return msgspec.structs.replace(account, batch=self._first_batch, skipped=self._skipped)
+
+    def _live_culprit(self, decision: engine_adapter.Decision) -> Account | None:
+        """The frames level saw the step live: its first culprit, if any."""
+        for page in self._pages:
+            page.settle()
+        for frames in self._live_frames():
+            found = culprit(frames)
+            if found is not None:
+                last = last_frames(frames, found, self.options.max_frames_to_save)
+                return msgspec.structs.replace(self._account(decision), culprit=found, frames=last)
+        return None
+
+    def _live_frames(self) -> Iterator[tuple[Frame, ...]]:
+        """The frames of each micro-batch that has anything bad; of a compiled engine, those of the step."""
+        for page in self._pages:
+            if page.readings.any_bad:
+                yield tuple(page.frames())
+        if self._hooks is not None and self._is_compiled():
+            yield tuple(self._hooks.compiled_frames())
+
+    def _is_compiled(self) -> bool:
+        return getattr(self.engine.module, "_compiled_call_impl", None) is not None
+
+    def _hit(self, decision: engine_adapter.Decision, live: Account | None) -> None:
+        """All ranks come here together: what DeepSpeed decided is the same on all of them."""
+        self._hits += 1
+        self._hits_in_all += 1
+        applied = decision.overflow is None and not decision.dynamic
+        self._skipped += not applied
+        since = None if self._last_clean_step is None else self._last_clean_step + 1
+        account = msgspec.structs.replace(
+            live or self._account(decision), skipped=self._skipped, applied=applied, weight_bad_since=since
+        )
+        often = self._hits_in_all if decision.dynamic else self._hits
+        if often <= OFTEN or is_power_of_two(often) or (self._hits > 1 and is_power_of_two(self._hits)):
+            accounts = replayed(self.engine, self._recorder, account, self.options, batch=self._first_batch)
+        else:
+            accounts = ranks.gather(account)
+        self._conclude(accounts)
+
+    def _conclude(self, accounts: list[Account], *, together: bool = True, harmless: bool = False) -> None:
+        """Judge, tell once, and stop all ranks alike if that was asked. ``harmless``: loss and gradients are finite."""
+        findings = judge(accounts)
+        if harmless:
+            findings = tuple(replace(one, severity=min_severity(one.severity)) for one in findings)
+        self._findings += findings
+        if ranks.rank() == 0 or not together:
+            self._teller.tell(findings, accounts)
+        errors = [] if harmless else [finding for finding in findings if finding.severity is Severity.ERROR]
+        if errors and together and self.options.on_overflow == "raise":
+            raise ranks.OverflowDetected(f"dsdoctor: {errors[0].title}  [{errors[0].rule}]")
+
+    def _on_step(self) -> None:
+        if self._overflowed is False:
+            self._hits = self._skipped = 0
+        if self._tracer is not None:
+            self._tracer.step_ends(self._overflowed, self._losses or self._own_losses, self._batches, self._scale)
+            self._say_if_nothing_is_traced()
+        self._recorder.forget()
+        self._pages, self._losses, self._own_losses, self._overflowed = [], [], [], None
+        self._first_batch = self._batches
+        self._stop_after_batch()
+
+    def _stop_after_batch(self) -> None:
+        """At a step's end, on all ranks as soon as one is past the batch: they may count differently."""
+        last = self.options.abort_after_batch_num
+        if last is None or sys.exc_info()[0] is not None:
+            return
+        if ranks.any_rank(self._batches > last, self.engine.device):
+            self.detach()
+            raise ValueError(f"dsdoctor: stopped after batch {last}, as abort_after_batch_num asks")
+
+    # -- never in the way
+
+    def _guarded(self, look: Callable[[engine_adapter.Decision], None]) -> Callable[[engine_adapter.Decision], None]:
+        """A defect of ours must not end a training: it is told once, and the watch is over."""
+
+        @functools.wraps(look)
+        def guarded(decision: engine_adapter.Decision) -> None:
+            try:
+                look(decision)
+            except (ranks.OverflowDetected, UsageError):
+                raise
+            except Exception:
+                self._stopped = True
+                self._teller.say("the watch failed and is off; the training goes on. Please report this:")
+                self._teller.say(traceback.format_exc())
+
+        return guarded
+
+    def _say_if_nothing_is_traced(self) -> None:
+        if self._is_compiled() and not self._said_blind:
+            self._said_blind = True
+            self._teller.say(BLIND)
+
+    def _say_if_compiled(self) -> None:
+        if self._is_compiled() and self.options.level == "frames":
+            self._teller.say(
+                "the engine is compiled already, and level frames has its hooks compiled with it: what ran before is not "
+                "seen inside its graphs. Watch it before engine.compile()"
+            )
+
+
+def is_power_of_two(number: int) -> bool:
+    """1, 2, 4, 8 and so on."""
+    return number & (number - 1) == 0
+
+
+def min_severity(severity: Severity) -> Severity:
+    """A warning at most."""
+    return Severity.WARNING if severity is Severity.ERROR else severity
+
+
+def loss_in(output: Any) -> Tensor | None:
+    """The loss in a model's output: a scalar, what is called so, or the first of a tuple if that is a scalar."""
+    if isinstance(output, Mapping):
+        output = output.get("loss")
+    elif isinstance(output, tuple) and output:
+        output = output[0]
+    else:
+        output = getattr(output, "loss", output)
+    return output if isinstance(output, Tensor) and output.dim() == 0 and output.is_floating_point() else None

@@ -1,0 +1,113 @@
+"""Chosen batches -> a trace file per rank, and the same in the guide's text format beside it."""
+
+import contextlib
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+import dsdoctor
+from dsdoctor.core.errors import UsageError
+from dsdoctor.overflow.frames import guide_format
+from dsdoctor.overflow.frames.frame import Header, StepEnd
+from dsdoctor.overflow.hooks import engine_adapter, ranks
+from dsdoctor.overflow.hooks.batch_record import Page
+from dsdoctor.overflow.hooks.options import Options
+from dsdoctor.overflow.trace.trace_file import SCHEMA, TraceWriter, file_name
+
+FOLDER = "dsdoctor-trace"
+
+
+class Tracer:
+    """Writes pages as they come: the forward when it is over, the backward when the step is."""
+
+    def __init__(self, engine: Any, options: Options) -> None:
+        self._engine = engine
+        path = unused(Path(options.trace_dir or FOLDER) / file_name(ranks.rank()))
+        try:
+            self._writer = TraceWriter(path, header_of(engine))
+            self._text = path.with_suffix(".txt").open("w", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be written: {error.strerror}", hint="name another folder with trace_dir"
+            ) from error
+        self._open: list[tuple[Page, int]] = []
+        self._warned = False
+
+    def forward(self, page: Page) -> None:
+        """A forward is over. A page without gradients is complete with that."""
+        page.readings.peek()
+        self._write(page, 0)
+        if torch.is_grad_enabled():
+            self._open.append((page, len(page.calls)))
+        else:
+            page.settle()
+
+    def step_ends(self, overflow: bool | None, losses: list[Tensor], batches: int, scale: float | None) -> None:
+        """Write the gradients of the step's pages, and DeepSpeed's decision. ``scale``: the loss scale in the gradients."""
+        if not self._open:
+            return
+        for page, written in self._open:
+            page.settle()
+            self._write(page, written, scale)
+        loss = ", ".join(f"{float(one):g}" for one in losses if one.numel() == 1)
+        step = self._open[-1][0].position.step
+        self._open = []
+        self._writer.write((StepEnd(step=step, batch=batches - 1, overflow=overflow, loss_scale=scale, loss=loss),))
+
+    def close(self) -> None:
+        """Write what is left, and close."""
+        self.step_ends(None, [], 0, None)
+        self._writer.close()
+        with contextlib.suppress(OSError):  # a full disk was told before
+            self._text.close()
+
+    def _write(self, page: Page, first: int, scale: float | None = None) -> None:
+        frames = tuple(page.frames())[first:]
+        if scale is not None and scale != 1:
+            frames = tuple(msgspec.structs.replace(frame, loss_scale=scale) for frame in frames)
+        self._writer.write(frames)
+        try:
+            self._text.write(guide_format.text(frames) + "\n")
+            self._text.flush()
+        except OSError as error:
+            self._writer.broken = self._writer.broken or str(error.strerror)
+        if self._writer.broken and not self._warned:
+            self._warned = True
+            print(
+                f"dsdoctor: {self._writer.path}: {self._writer.broken}; the trace ends, the training goes on",
+                file=sys.stderr,
+            )
+
+
+def header_of(engine: Any) -> Header:
+    """Who writes the trace."""
+    deepspeed = sys.modules.get("deepspeed")
+    return Header(
+        schema=SCHEMA,
+        dsdoctor=dsdoctor.__version__,
+        rank=ranks.rank(),
+        world=ranks.world(),
+        host=platform.node(),
+        torch=str(torch.__version__),
+        deepspeed=str(getattr(deepspeed, "__version__", "")),
+        zero_stage=engine_adapter.zero_stage(engine),
+        stage=engine_adapter.pipeline_stage(engine)[0] if engine_adapter.is_pipeline(engine) else None,
+        dtype=str(engine_adapter.dtype(engine)).removeprefix("torch."),
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+
+
+def unused(path: Path) -> Path:
+    """The path, or one beside it with a number: a second engine, or a job that is started again, spoils no trace."""
+    number = 2
+    free = path
+    while free.exists():
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        number += 1
+    return free

@@ -1,0 +1,110 @@
+"""What a node, ssh or the clock said -> why the node comes no further. Asks nobody."""
+
+import shlex
+
+from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.push.models import Ended, Sent, State, Step, Way, Word
+
+AGAIN = "mend that, then run the same push again: a node that has the wheel is left alone"
+
+
+def failed(host: str, way: Way, word: Word) -> Ended:
+    """A node says that a step failed."""
+    here = f"ssh {shlex.quote(host)}"
+    python = shlex.quote(way.python)
+    if word.say == "differs":
+        title = f"the copy of {word.name} has sha256 {word.sha256[:16]}..., which is not that of the file here"
+        return _failed("wheel-copy-differs", title, "run the same push again; see whether the node's disk is well")
+    if word.say == "lacks" and word.name == "pip":
+        return _failed("node-lacks-pip", f"{way.python} has no pip", "give it one", f"{here} {python} -m ensurepip")
+    if word.say == "lacks":
+        title = f"{way.python} finds no dsdoctor, and none is on PATH"
+        return _failed("host-lacks-modules", title, "install it there", f"{here} {python} -m pip install dsdoctor")
+    if word.say == "another":
+        title = f"pip ended well, and what an import takes there is not this wheel: {', '.join(word.names)}"
+        look = f"{here} {python} -m dsdoctor verify --installed"
+        return _failed("node-has-another", title, "see where the other one comes from (PYTHONPATH, ~/.local)", look)
+    if word.step is Step.INSTALL:
+        return _failed("node-not-installed", f"it could not be installed: {word.why}", AGAIN)
+    if word.step is Step.COPY:
+        return _failed("node-took-no-copy", f"the wheel could not be copied: {word.why}", AGAIN)
+    return no_verdict(word.why)
+
+
+def no_verdict(why: str) -> Ended:
+    """A node did not say whether the wheel fits."""
+    return _failed("node-not-verified", f"nothing is known of the wheel there: {why}", AGAIN)
+
+
+def shrunk(one: Sent) -> Ended:
+    """A file became shorter while it was sent."""
+    return _failed("wheel-copy-differs", f"{one.path} was changed while it was sent", "wait until it is written")
+
+
+def refused_here(error: OSError) -> Ended:
+    """This machine did not let us read the wheel or start ssh."""
+    return _failed("dsdoctor", f"the system here refused: {error.strerror or error}", AGAIN)
+
+
+def lost(host: str, way: Way, status: int | None, said: str) -> Ended:
+    """ssh ended, or (None) was ended, before the node said a word."""
+    tail = tuple(said.splitlines()[-4:])
+    if status in {255, None}:
+        return Ended(State.UNREACHABLE, way.unreached(host, status, said))
+    title = f"{way.python} does not start there"
+    fix = "name the interpreter of the environment there with --python PATH"
+    command = f"ssh {shlex.quote(host)} ls -l {shlex.quote(way.python)}"
+    return Ended(State.FAILED, _error("host-lacks-python", title, fix, command, evidence=tail))
+
+
+def cut_off(host: str, way: Way, step: Step, why: str, said: str = "") -> Ended:
+    """A node was left in the middle of a step."""
+    tail = tuple(said.splitlines()[-4:])
+    if step is not Step.INSTALL:
+        title = f"{why} at the step {step.value}; nothing was installed"
+        fix = "run the same push again: a node that has the wheel is left alone"
+        return Ended(State.FAILED, _error("node-cut-off", title, fix, evidence=tail))
+    title = f"{why} while pip was at work, which goes on there by itself"
+    look = f"ssh {shlex.quote(host)} {shlex.quote(way.python)} -m dsdoctor verify --installed"
+    fix = "see what is there, then run the same push again"
+    return Ended(State.FAILED, _error("node-cut-off", title, fix, look, evidence=tail))
+
+
+def folder_left(folder: str) -> Finding:
+    """A node could not clean up."""
+    finding = _error("node-folder-left", f"the folder of the copy is still there: {folder}", "remove it by hand")
+    return Finding(rule=finding.rule, severity=Severity.WARNING, title=finding.title, fix=finding.fix)
+
+
+def _failed(rule: str, title: str, fix: str, *commands: str) -> Ended:
+    return Ended(State.FAILED, _error(rule, title, fix, *commands))
+
+
+def _error(rule: str, title: str, fix: str, *commands: str, evidence: tuple[str, ...] = ()) -> Finding:
+    mend = Fix(text=fix, commands=commands)
+    return Finding(rule=rule, severity=Severity.ERROR, title=title, evidence=evidence, fix=mend)
+
+
+MANUAL = {
+    "wheel-copy-differs": """The file that arrived on a node is not the one that was sent: its sha256, read back there,
+differs. Nothing was installed there. Network and disk have checksums of their own, so look for a full or failing disk, or for
+somebody who wrote a new wheel to the same place meanwhile.""",
+    "node-lacks-pip": """The interpreter on a node has no pip, so nothing can be installed into its environment. uv makes such
+environments; `python -m ensurepip` gives them one.""",
+    "node-has-another": """pip installed the wheel on a node without complaint, and an import there takes other files.
+
+Every file that the wheel's RECORD lists is compared with what lies where Python finds `deepspeed`. An older one in ~/.local, a
+PYTHONPATH or an editable checkout is found first.""",
+    "node-not-installed": """pip could not install the wheel on a node, or its disk has no space for it. The finding holds pip's own
+error, the report what is there now: pip puts the old DeepSpeed back when it fails.""",
+    "node-took-no-copy": """A node could not take the copy of the wheel. It goes into a private folder below TMPDIR, else /tmp:
+is there space, and may this user write there?""",
+    "node-not-verified": """dsdoctor on a node gave no verdict on the wheel, so the wheel was not installed there. The finding
+holds what it said; `ssh NODE PYTHON -m dsdoctor verify --installed` shows whether it works there at all.""",
+    "node-cut-off": """A push was interrupted, or a node did not come to an end of a step within --timeout, or its connection broke.
+
+Before pip begins nothing is changed on the node, and its private folder is removed there. A pip that has begun goes on by itself
+whatever happens to the push: it knows how to put back what was there when it fails, but not when it is killed.""",
+    "node-folder-left": """A node could not remove the private folder into which the wheel was copied. Nothing uses it any more.""",
+}
+"""The manual pages of these rules, for ``dsdoctor explain``."""

@@ -1,0 +1,103 @@
+"""What a push to one node is made of: what is sent, how the node is reached, what it says, what became of it. Data only."""
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsdoctor.core.finding import Finding
+
+
+class State(enum.Enum):
+    """What became of the wheel on a node."""
+
+    INSTALLED = "installed"
+    VERIFIED = "verified"
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    FAILED = "failed"
+
+
+class Step(enum.Enum):
+    """What a node is at."""
+
+    CONNECT = "connect"
+    COPY = "copy"
+    VERIFY = "verify"
+    INSTALL = "install"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Present:
+    """The DeepSpeed that an import would take on a node. ``version`` is None where its records are missing."""
+
+    version: str | None
+    location: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """A file that is sent: its path here, its size in bytes, its sha256 in hexadecimal digits."""
+
+    path: Path
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a node is reached and worked on: ``ssh`` with its arguments up to the host, and its whole ``environment``; ``python`` is
+    the interpreter there, ``limit`` the seconds for each step. ``unreached`` says what host, ssh's status (None: it did not
+    end in time) and its words come to."""
+
+    ssh: tuple[str, ...]
+    environment: Mapping[str, str]
+    python: str
+    limit: float
+    dry_run: bool
+    unreached: Callable[[str, int | None, str], Finding]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivered:
+    """The outcome on one node. ``step`` is the last one that was begun; ``now`` is the DeepSpeed that is there at the end, where
+    the node could tell (``known``); ``already``: this very wheel was there, and pip was not called."""
+
+    host: str
+    state: State
+    step: Step
+    findings: tuple[Finding, ...]
+    before: Present | None
+    now: Present | None
+    known: bool
+    already: bool
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """A line that a node says; which fields it has depends on ``say``."""
+
+    say: str
+    step: Step = Step.CONNECT
+    why: str = ""
+    name: str = ""
+    names: tuple[str, ...] = ()
+    sha256: str = ""
+    status: int | None = None
+    findings: tuple[Finding, ...] = ()
+    before: Present | None = None
+    now: Present | None = None
+    asked: bool = False
+    already: bool = False
+    left: bool = False
+    folder: str = ""
+    environment: tuple[str, ...] = ()
+
+
+class Ended(Exception):
+    """A node that comes no further. ``finding`` says why."""
+
+    def __init__(self, state: State, finding: Finding) -> None:
+        super().__init__(finding.title)
+        self.state, self.finding = state, finding

@@ -1,0 +1,1 @@
+"""What a communication test found -> terminal lines and a page."""

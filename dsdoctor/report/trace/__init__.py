@@ -1,0 +1,1 @@
+"""What the trace commands found -> terminal lines, documents and plots."""

@@ -1,0 +1,114 @@
+"""What two traces differ in -> lines for a terminal."""
+
+from collections.abc import Iterator
+
+from dsdoctor.overflow.difference import Change, Comparison, Difference, Place, Side, What
+from dsdoctor.overflow.frames.frame import Phase, TensorStats
+from dsdoctor.report.trace.lines import WHOLE, clean, counted
+
+MOST_NAMES = 12
+MOST_ALIKE = 5
+"""Rows of a table in which nothing diverges."""
+
+
+def comparison_lines(found: Comparison) -> Iterator[str]:
+    """What differs: the first place, then the largest differences, then what only one side has."""
+    yield from _first_lines(found)
+    for change in found.shapes[:MOST_NAMES]:
+        yield f"· shape {change.a} against {change.b}: {_times(change)}"
+    for change in found.dtypes:
+        yield f"· {change.a} against {change.b}: {_times(change)}"
+    if found.bad_in_both:
+        yield f"! nan or inf on both sides in {found.bad_in_both:,} tensors, which were not compared"
+    for side, names in (("A", found.only_a), ("B", found.only_b)):
+        if names:
+            yield f"! only in {side}: {_some(names)}"
+    shown = [one for one in found.largest if one.diverges] or found.largest[:MOST_ALIKE]
+    if shown:
+        yield ""
+        yield f"  {'ratio':>9}  {'A':>9}  {'B':>9}  {'of':<10} module, tensor"
+        yield from map(_row, shown)
+
+
+def _first_lines(found: Comparison) -> Iterator[str]:
+    if found.first is None:
+        yield f"✓ no divergence: {found.tensors:,} tensors in {counted(found.pairs, 'batch', 'batches')} agree"
+        return
+    first, bad = found.first, found.first_bad
+    yield f"✗ first divergence: {name_of(first.place)}, {first.place.tensor}: {_said(first)}"
+    yield f"    {_where(first.place)}; {found.agreed:,} of {found.tensors:,} tensors come before it and agree"
+    yield f"    {_origin(first)}"
+    if bad is not None and bad is not first:
+        yield f"✗ first nan or inf on one side only: {name_of(bad.place)}, {bad.place.tensor}: {_said(bad)}"
+        yield f"    {_where(bad.place)}"
+    yield f"  {found.diverging:,} tensors diverge in all"
+
+
+def name_of(place: Place) -> str:
+    """The module, its class, and which call of a batch it was."""
+    call = f", call {place.call}" if place.call else ""
+    return clean(f"{place.module or WHOLE} {place.kind}{call}")
+
+
+def _where(place: Place) -> str:
+    if place.a == place.b:
+        return f"{place.phase.value} of {_side(place.a)}"
+    return f"{place.phase.value} of {_side(place.a)} against {_side(place.b)}"
+
+
+def _side(side: Side) -> str:
+    return f"batch {side.batch}, rank {side.rank}"
+
+
+def _said(one: Difference) -> str:
+    if one.what is What.NOT_FINITE:
+        return f"{_figure(one.a, one.what)} against {_figure(one.b, one.what)}"
+    if one.what is What.ZEROS:
+        return f"{_figure(one.a, one.what)} against {_figure(one.b, one.what)} of it are zero"
+    return (
+        f"{one.what.value} {_figure(one.a, one.what)} against {_figure(one.b, one.what)}, "
+        f"a factor of {one.ratio:.4g} (rounding: up to {one.tolerance:.4g})"
+    )
+
+
+def _figure(tensor: TensorStats, what: What) -> str:
+    """The figure in question of one side."""
+    if what is What.NOT_FINITE and tensor.is_bad:
+        inf = tensor.posinf + tensor.neginf
+        return " and ".join([*([f"{tensor.nan:,} nan"] if tensor.nan else []), *([f"{inf:,} inf"] if inf else [])])
+    if what is What.ZEROS:
+        return f"{tensor.zeros / max(tensor.count, 1):.0%}"
+    value = tensor.absmin if what is What.ABSMIN else tensor.absmax
+    return "none" if value is None else f"{value:.2e}"
+
+
+def _origin(first: Difference) -> str:
+    """What the kind of tensor tells of the cause."""
+    name = first.place.tensor
+    if first.place.phase is Phase.BACKWARD:
+        return "the forward agrees: it is the gradient that differs"
+    if name.startswith("output"):
+        return "its weights and inputs agree: it was made in this module"
+    if name.startswith("input"):
+        return "no module's output before it differs: it is the batch's own, or was made between modules"
+    return "it is a weight or buffer: it differed before the batch began"
+
+
+def _row(one: Difference) -> str:
+    mark = "✗" if one.diverges else "·"
+    times = "inf" if one.ratio == float("inf") else f"{one.ratio:.4g}"
+    backward = " (backward)" if one.place.phase is Phase.BACKWARD else ""
+    figures = [_figure(side, one.what).replace(" and ", "+") for side in (one.a, one.b)]
+    return (
+        f"{mark} {times:>9}  {figures[0]:>9}  {figures[1]:>9}  {one.what.value:<10} "
+        f"{name_of(one.place)}, {one.place.tensor}{backward}, batch {one.place.a.batch}"
+    )
+
+
+def _times(change: Change) -> str:
+    return f"{counted(change.count, 'tensor', 'tensors')}, first {name_of(change.first)}, {change.first.tensor}"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return clean(", ".join(names[:MOST_NAMES]) + more)

@@ -1,0 +1,1 @@
+"""``python -m dsdoctor.run``: an unmodified training script, under the watch."""

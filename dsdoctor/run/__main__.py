@@ -1,0 +1,250 @@
+"""``python -m dsdoctor.run [options] script.py args...``: an unmodified training script, with its engines watched.
+
+Takes the place of itself: the process becomes `python script.py args...`, as if it had been called so, with a folder on
+PYTHONPATH whose sitecustomize watches (`startup/`, `script.py`). What the script sees, how it ends, its traceback and
+its signals are Python's own, and processes that it starts are watched alike. Imports neither torch nor DeepSpeed.
+"""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from dsdoctor.core.errors import UsageError
+from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
+from dsdoctor.run.script import VARIABLE, Order
+
+WATCH = "dsdoctor.overflow.watch.engine:watch"
+STARTUP = Path(__file__).absolute().parent / "startup"
+LEVEL_VARIABLE = "DSDOCTOR_OVERFLOW"
+MOST_BATCHES = 100_000
+OFF = "off"
+HELP = "python -m dsdoctor.run --help"
+DESCRIPTION = """\
+Run a training script, unmodified, and watch every engine that deepspeed.initialize makes in it, Hugging Face's Trainer's
+and accelerate's too: where the first inf or nan came from, on which rank, in which step. The script runs as without
+dsdoctor: same arguments, traceback, exit status. When it fails by an exception, dsdoctor adds what it knows of that."""
+EPILOG = """\
+levels:
+  guard     nothing is hooked until DeepSpeed finds an overflow; then the batch is replayed with every module watched
+  frames    every module in every batch; the last --frames of them are shown at an overflow
+  trace     the batches of --trace-batches, everything, to a file for each rank
+  off       no watch; only failures are explained
+
+the same under every launcher: dsdoctor.run stands before the script, the options for dsdoctor before the script's name:
+  python -m dsdoctor.run train.py --epochs 3
+  deepspeed --num_gpus 8 --module dsdoctor.run --overflow frames train.py --deepspeed ds_config.json
+  torchrun --nproc_per_node 8 -m dsdoctor.run train.py
+  accelerate launch -m dsdoctor.run --overflow frames train.py
+  srun python -m dsdoctor.run train.py
+  mpirun -n 2 python -m dsdoctor.run --trace-batches 1,3,10-12 train.py
+  python -m dsdoctor.run -m package.train --epochs 3
+with a debugger or a profiler: python -m dsdoctor.run -m cProfile -o profile.out train.py
+
+DSDOCTOR_OVERFLOW=LEVEL in the environment is --overflow LEVEL where that is not given. Exit status: the script's own; 2
+where the command makes no sense."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A command line understood. ``options``: None for --overflow off. ``script``: what Python is to run, ``-m`` and a
+    module's name or a path, then its arguments."""
+
+    options: Options | None
+    script: tuple[str, ...]
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, whose complaint is our error."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError."""
+        raise UsageError(message, hint=HELP)
+
+
+def make_parser(default_level: str | None) -> Parser:
+    """Our options. All but --help take a value, which ``split_script`` counts on."""
+    parser = Parser(
+        prog="python -m dsdoctor.run",
+        usage="%(prog)s [options] script.py [arguments ...]\n       %(prog)s [options] -m module [arguments ...]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--overflow", metavar="LEVEL", default=default_level, help="guard (default), frames, trace or off")
+    add(
+        "--frames", metavar="N", type=int, default=Options.max_frames_to_save, help="frames shown (default %(default)s)"
+    )
+    add(
+        "--trace-batches",
+        metavar="1,3,10-12",
+        default="",
+        help="forward calls to trace, from 0; means --overflow trace",
+    )
+    add("--abort-after-batch", metavar="N", type=int, help="end the training after this forward call, on all ranks")
+    add("--trace-dir", metavar="DIR", help="where the traces go")
+    add("--include", metavar="GLOB", action="append", default=[], help="watch only modules of such names; repeatable")
+    add("--exclude", metavar="GLOB", action="append", default=[], help="leave out modules of such names; repeatable")
+    add(
+        "--on-overflow",
+        metavar="ANSWER",
+        default=ANSWERS[0],
+        help="report (default) and train on, or raise on all ranks",
+    )
+    add("--report", metavar="FILE", help="append the findings there, as JSON lines")
+    return parser
+
+
+def understand(argv: Sequence[str], environment: Mapping[str, str]) -> Call:
+    """What a command line asks for. Raises UsageError where that makes no sense.
+
+    >>> understand(["--local_rank=1", "--frames", "5", "-m", "train", "--frames", "x"], {}).script
+    ('-m', 'train', '--local_rank=1', '--frames', 'x')
+    """
+    launchers, rest = split_local_rank(argv)
+    ours, words = split_script(rest)
+    options = options_of(make_parser(environment.get(LEVEL_VARIABLE)).parse_args(ours))
+    if not words:
+        raise UsageError("no script was given", hint=HELP)
+    named = 2 if words[0] == "-m" else 1
+    if len(words) < named:
+        raise UsageError("-m names no module", hint=HELP)
+    if named == 1 and not Path(words[0]).exists():
+        raise UsageError(f"there is no script {words[0]}", hint=f"it is looked for from {Path.cwd()}; {HELP}")
+    return Call(options=options, script=(*words[:named], *launchers, *words[named:]))
+
+
+def options_of(given: argparse.Namespace) -> Options | None:
+    """The options of the watch; None for none. Files are named from where the command was given: scripts change folders."""
+    batches = parse_batches(given.trace_batches)
+    level = given.overflow or ("trace" if batches else Options.level)
+    if level not in {*LEVELS, OFF}:
+        raise UsageError(f"there is no level {level!r}", hint=f"one of {', '.join(LEVELS)}, {OFF}; {HELP}")
+    if level == "trace" and not batches:
+        raise UsageError("--overflow trace traces chosen batches, and none was chosen", hint="--trace-batches 0,1")
+    if batches and level != "trace":
+        raise UsageError(f"--trace-batches is for --overflow trace, and it is {level}", hint="leave one of them out")
+    options = Options(
+        level=Options.level if level == OFF else level,
+        max_frames_to_save=given.frames,
+        trace_batch_nums=batches,
+        abort_after_batch_num=given.abort_after_batch,
+        trace_dir=given.trace_dir and os.path.abspath(given.trace_dir),  # noqa: PTH100 - also of what is not there
+        include=tuple(given.include),
+        exclude=tuple(given.exclude),
+        on_overflow=given.on_overflow,
+        report_file=given.report and os.path.abspath(given.report),  # noqa: PTH100
+    )
+    options.check()
+    return None if level == OFF else options
+
+
+def split_local_rank(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A launcher's own argument, which it puts before ours and means for the script, and the rest.
+
+    >>> split_local_rank(["--local_rank", "1", "train.py"])
+    (('--local_rank', '1'), ('train.py',))
+    >>> split_local_rank(["--local-rank=1", "train.py", "--local-rank=9"])
+    (('--local-rank=1',), ('train.py', '--local-rank=9'))
+    """
+    first = argv[0] if argv else ""
+    count = 2 if first in {"--local_rank", "--local-rank"} else 1 if re.match("--local[_-]rank=", first) else 0
+    return tuple(argv[:count]), tuple(argv[count:])
+
+
+def split_script(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Our options, and what Python is to run: from the first word on that is neither an option nor its value, or from -m.
+
+    Not argparse's task: it would take a ``--`` out of the script's arguments, or stop there.
+
+    >>> split_script(["--frames", "5", "--report=x", "train.py", "--frames", "--"])
+    (('--frames', '5', '--report=x'), ('train.py', '--frames', '--'))
+    """
+    start = 0
+    while start < len(argv) and argv[start].startswith("-") and argv[start] != "-m":
+        start += 1 if "=" in argv[start] or argv[start] in {"-h", "--help"} else 2
+    return tuple(argv[:start]), tuple(argv[start:])
+
+
+def parse_batches(text: str) -> tuple[int, ...]:
+    """Batch numbers of a list with ranges.
+
+    >>> parse_batches("1,3,10-12")
+    (1, 3, 10, 11, 12)
+    """
+    numbers: set[int] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if not 0 <= last - first < MOST_BATCHES:
+            raise UsageError(f"--trace-batches holds {part!r}", hint="batch numbers and ranges, such as 1,3,10-12")
+        numbers.update(range(first, last + 1))
+    return tuple(sorted(numbers))
+
+
+def interpreter(original: Sequence[str], arguments: int) -> tuple[str, ...]:
+    """The interpreter and its own options, of a process that ``python -m dsdoctor.run`` started with so many arguments.
+
+    >>> interpreter(["python", "-u", "-X", "dev", "-m", "dsdoctor.run", "train.py", "3"], 2)
+    ('python', '-u', '-X', 'dev')
+    >>> interpreter(["python", "-um", "dsdoctor.run"], 0)
+    ('python', '-u')
+    >>> interpreter(["python", "-m", "cProfile", "-m", "dsdoctor.run", "train.py"], 1)
+    Traceback (most recent call last):
+    dsdoctor.core.errors.UsageError: dsdoctor.run is not what Python was told to run
+    """
+    *words, last = original[: len(original) - arguments] or [""]
+    if last == "dsdoctor.run" and words:
+        last = words.pop() + last
+    flags = last.removesuffix("mdsdoctor.run")
+    ours = len(words) > 0 and flags != last and re.fullmatch("-[A-Za-z]*", flags) is not None
+    if not ours or any(word in {"-m", "-c"} for word in words[1:]):
+        hint = "put it first: python -m dsdoctor.run -m cProfile train.py"
+        raise UsageError("dsdoctor.run is not what Python was told to run", hint=hint)
+    return (*words, *([flags] if flags != "-" else []))
+
+
+def environment_for(call: Call, environment: Mapping[str, str], watch: str) -> dict[str, str]:
+    """The script's environment: ours, with the order and the folder that reads it."""
+    if os.pathsep in str(STARTUP):
+        raise UsageError(f"dsdoctor is in {STARTUP}, and PYTHONPATH cannot hold that", hint="install it elsewhere")
+    options = None if call.options is None else asdict(call.options)
+    order = Order(python=f"{sys.prefix} {sys.hexversion}", main=os.getpid(), watch=watch, options=options)
+    folders = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
+    return {**environment, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join(folders)}
+
+
+def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> NoReturn:
+    """Become the script that a command line names. Raises UsageError, and returns only so.
+
+    ``python``: the interpreter and its options. ``watch``: ``module:function``, called with each engine and the options.
+    """
+    call = understand(argv, os.environ)
+    environment = environment_for(call, os.environ, watch)
+    os.execve(sys.executable, [*python, *call.script], environment)  # noqa: S606 - no process is started: it becomes this
+
+
+def main() -> NoReturn:
+    """Entry point of ``python -m dsdoctor.run``."""
+    try:
+        if sys.flags.ignore_environment or sys.flags.no_site:
+            raise UsageError("Python's -E, -I and -S keep dsdoctor out", hint="leave the option out")
+        run(sys.argv[1:], python=interpreter(sys.orig_argv, len(sys.argv) - 1))
+    except UsageError as error:
+        sys.exit(_complaint(error))
+
+
+def _complaint(error: UsageError) -> int:
+    lines = [f"✗ {error.message}", *([f"    Fix: {error.hint}"] if error.hint else [])]
+    print(*lines, sep="\n", file=sys.stderr)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Inside the script's process: every engine that deepspeed.initialize makes is watched, and at the end something is said.
+
+`dsdoctor.run` starts the script, `startup/sitecustomize.py` calls `ready` before it. Nothing here imports torch or
+DeepSpeed before the script does, and nothing here ends a training, but for options that make no sense.
+"""
+
+import atexit
+import functools
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn
+
+from dsdoctor.core.errors import UsageError
+
+VARIABLE = "DSDOCTOR_RUN"
+RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "LOCAL_RANK")
+"""What launchers call a process's number, the surest first: SLURM's is also there under torchrun, and is the node's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What `dsdoctor.run` hands to the script's process and to those that it starts.
+
+    ``python``: the prefix and ``sys.hexversion`` of the one that is meant. ``main``: the pid of the script's own process.
+    ``watch``: the function to call with each engine, ``module:name``. ``options``: its keyword arguments; None watches
+    nothing.
+    """
+
+    python: str
+    main: int
+    watch: str
+    options: dict[str, Any] | None
+
+    def text(self) -> str:
+        """As the value of an environment variable."""
+        return json.dumps(asdict(self))
+
+
+def ready(fields: dict[str, Any]) -> None:
+    """Follow the script that is about to run in this process; ``fields`` are those of an ``Order``."""
+    order = Order(**fields)
+    following = Following(order)
+    atexit.register(following.end)
+    if order.options is None:
+        return
+    sys.meta_path.insert(0, AfterImport("deepspeed", following.wrap))
+    if "deepspeed" in sys.modules:
+        following.wrap(sys.modules["deepspeed"])
+
+
+class Following:
+    """What became of one process: whether it imported DeepSpeed, which engines it made, how it ended."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.pid = os.getpid()
+        self.imported = False
+        self.engines = 0
+
+    def wrap(self, deepspeed: ModuleType) -> None:
+        """Put a watched ``initialize`` in the place of DeepSpeed's."""
+        self.imported = True
+        original = getattr(deepspeed, "initialize", None)
+        if callable(original):
+            deepspeed.initialize = watched(original, self.watch)  # type: ignore[attr-defined]
+
+    def watch(self, made: Sequence[Any]) -> None:
+        """Watch the engine that ``initialize`` returned first. A watch that fails is a warning, and the training goes on."""
+        self.engines += 1
+        module, _, function = self.order.watch.partition(":")
+        try:
+            watch = getattr(importlib.import_module(module), function)(made[0], **(self.order.options or {}))
+            at_exit(self.close, watch)
+        except UsageError as error:
+            stop(error)
+        except Exception as error:  # a defect of ours must not end a training
+            say(f"! the engine is not watched, and training goes on: {type(error).__name__}: {error}")
+
+    def close(self, watch: Any) -> None:
+        """End one watch."""
+        try:
+            watch.close()
+        except Exception as error:  # at the end of a training, as above
+            say(f"! a watch did not close: {type(error).__name__}: {error}")
+
+    def end(self) -> None:
+        """The last words: on a failure what dsdoctor knows of it, else that there was nothing to watch."""
+        main = self.order.main == os.getpid()
+        if self.pid != os.getpid() or not (main or self.imported):
+            return
+        failure = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if isinstance(failure, Exception):
+            try:
+                explain(failure, watching=self.engines > 0)
+            except Exception as error:  # the failure's own traceback is out, and matters more
+                say(f"! no diagnosis of this failure: {type(error).__name__}: {error}")
+        elif main and failure is None and not self.engines and self.order.options is not None and rank() in {None, "0"}:
+            say(
+                "this process made no DeepSpeed engine, so nothing in it was watched; "
+                "for a plain torch module there is dsdoctor.DebugUnderflowOverflow(module)"
+            )
+
+
+def watched(initialize: Callable[..., Any], follow: Callable[[Any], None]) -> Callable[..., Any]:
+    """``initialize``, which also hands what it made to ``follow``."""
+
+    @functools.wraps(initialize)
+    def initialize_watched(*args: Any, **kwargs: Any) -> Any:
+        try:
+            made = initialize(*args, **kwargs)
+        except BaseException as error:
+            # the traceback is DeepSpeed's alone: a bare raise adds no entry for this frame (from Python 3.11 on)
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            raise
+        follow(made)
+        return made
+
+    return initialize_watched
+
+
+class AfterImport:
+    """A finder for ``sys.meta_path``: calls ``then`` with a module after each execution, ``importlib.reload``'s too."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self.then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """What the other finders find, with a loader around theirs."""
+        if fullname != self.name:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(fullname, path, target) if find else None
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = LoaderAround(spec.loader, self.then)  # type: ignore[assignment]
+                return spec
+        return None
+
+
+class LoaderAround:
+    """A loader that does as ``inner`` does, is gone once the module runs, and calls ``then`` after it."""
+
+    def __init__(self, inner: Any, then: Callable[[ModuleType], None]) -> None:
+        self.inner = inner
+        self.then = then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the inner loader."""
+        module: ModuleType | None = self.inner.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module under its own loader, then report it."""
+        module.__loader__ = self.inner
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.inner
+        self.inner.exec_module(module)
+        self.then(module)
+
+
+def at_exit(function: Callable[[Any], None], argument: Any) -> None:
+    """Call at the end of this process, also where it is a child of multiprocessing: those run no ``atexit``."""
+    from multiprocessing import parent_process, util
+
+    if parent_process() is None:
+        atexit.register(functools.partial(_in_this_process, os.getpid(), function, argument))
+    else:
+        util.Finalize(None, function, args=(argument,), exitpriority=0)
+
+
+def _in_this_process(pid: int, function: Callable[[Any], None], argument: Any) -> None:
+    if pid == os.getpid():
+        function(argument)
+
+
+def rank() -> str | None:
+    """This process's number among those of its launch, as its launcher says; None where there is no launcher."""
+    return next((os.environ[name] for name in RANKS if os.environ.get(name)), None)
+
+
+def say(*lines: str) -> None:
+    """Say on stderr, each line with our name and the rank."""
+    number = rank()
+    mark = "dsdoctor: " if number is None else f"dsdoctor [rank {number}]: "
+    # one write: the ranks' lines must not be mixed
+    print("".join(f"{mark}{line}\n" for text in lines for line in text.splitlines() or [""]), end="", file=sys.stderr)
+
+
+def stop(error: UsageError) -> NoReturn:
+    """End before training: what was asked makes no sense."""
+    say(f"✗ {error.message}", *([f"    Fix: {error.hint}"] if error.hint else []))
+    raise SystemExit(error.exit_code)
+
+
+def explain(failure: Exception, *, watching: bool) -> None:
+    """Say what dsdoctor knows of an exception that ended the script, where a rule knows it."""
+    import traceback
+
+    from dsdoctor.core.finding import Finding, Severity
+    from dsdoctor.diagnosis.diagnose import diagnose
+    from dsdoctor.diagnosis.models import Outcome
+    from dsdoctor.report.terminal import finding_lines, printable
+
+    def known(finding: Finding) -> Finding:
+        """Without the advice to run what is running."""
+        if finding.fix is None or not watching:
+            return finding
+        commands = tuple(one for one in finding.fix.commands if "dsdoctor.run " not in one)
+        return replace(finding, fix=replace(finding.fix, commands=commands))
+
+    text = "".join(traceback.format_exception(type(failure), failure, failure.__traceback__))
+    read = diagnose(text.splitlines(), name="traceback")
+    if read.outcome is Outcome.CAUSE:
+        findings = [known(finding) for finding in read.findings if finding.severity is not Severity.NOTE]
+        say("what this failure means:", *map(printable, finding_lines(findings)))

@@ -1,0 +1,257 @@
+"""The command as a user runs it: what stands on stdout, on stderr, and the exit status."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import dsdoctor
+from dsdoctor.cli import COMMANDS, make_app
+from dsdoctor.commands.explain import every_rule, manual
+
+MACHINES = Path(__file__).parents[1] / "machines"
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command without a process of its own, which is most of its time."""
+    only = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    stale = {name: None for name in os.environ if name.startswith(("DS_", "CUDA_"))}
+    done = CliRunner().invoke(make_app(only), arguments, env={**stale, **env}, catch_exceptions=False)
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> str:
+    """An interpreter whose environment holds no torch."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+def test_help_teaches() -> None:
+    shown = run("build-wheel", "--help").stdout
+
+    assert "Build a DeepSpeed wheel that fits this environment" in shown
+    assert "--arch" in shown
+
+
+def test_looking_works_without_torch(bare: str) -> None:
+    done = run("look", "--python", bare, "--json")
+
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["command"], document["machine"]["torch"]) == (0, "look", None)
+    assert document["machine"]["system"]["cpus"] >= 1
+
+
+def test_looking_shows_lines(bare: str) -> None:
+    done = run("look", "--python", bare)
+
+    assert done.returncode == 0
+    assert "no torch" in done.stdout.splitlines()
+    assert "\x1b" not in done.stdout
+
+
+def test_no_torch_is_an_impossible_plan_with_the_next_command(bare: str, tmp_path: Path) -> None:
+    done = run("build-wheel", "--python", bare, DSDOCTOR_CACHE=str(tmp_path / "cache"))
+
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "✗ there is no torch in the environment of" in done.stderr
+    assert "pip install torch" in done.stderr
+
+
+def test_an_error_is_one_json_document_too(bare: str, tmp_path: Path) -> None:
+    done = run("build-wheel", "--python", bare, "--json", DSDOCTOR_CACHE=str(tmp_path / "cache"))
+
+    document = json.loads(done.stdout)
+    assert done.returncode == 3
+    assert (document["schema"], document["command"], document["wheel"]) == ("dsdoctor/1", "build-wheel", None)
+    assert document["findings"][0]["severity"] == "error"
+    assert document["findings"][0]["fix"]["text"].endswith("-m pip install torch")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("build-wheel", "--ops", "a", "--for", "x.json"),
+        ("build-wheel", "--accelerator", "tpu"),
+        ("build-wheel", "--jobs", "0"),
+        ("build-wheel", "--ops", ","),
+        ("plan", "--no-such-option"),
+        ("no-such-command",),
+    ],
+)
+def test_nonsense_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(make_app(), arguments).exit_code == 2
+
+
+def test_nonsense_is_one_json_document_too() -> None:
+    done = run("build-wheel", "--ops", "a", "--for", "x.json", "--json")
+
+    assert (done.returncode, json.loads(done.stdout)["findings"][0]["rule"]) == (2, "usage")
+
+
+def test_a_toolkit_that_cannot_be_had_leaves_stdout_empty(bare: str, tmp_path: Path) -> None:
+    done = run("toolkit", "--python", bare, "--toolkit", "~nosuch/x", DSDOCTOR_CACHE=str(tmp_path))
+
+    assert (done.returncode, done.stdout) == (3, "")
+
+
+def test_an_interpreter_that_is_none(tmp_path: Path) -> None:
+    done = run("plan", "--python", "/no/such/python", DSDOCTOR_CACHE=str(tmp_path))
+
+    assert done.returncode == 3
+    assert "/no/such/python" in done.stderr or "No such file" in done.stderr
+
+
+def test_ctrl_c_is_one_line_and_status_130(tmp_path: Path) -> None:
+    slow = tmp_path / "python"
+    slow.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nsleep 60\n")
+    slow.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dsdoctor", "look", "--python", str(slow)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for _ in range(100):
+        if (tmp_path / "started").exists():
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+
+    assert (process.returncode, out) == (130, "")
+    assert err.startswith("✗ interrupted")
+    assert "Traceback" not in err
+
+
+def test_check_without_torch_is_an_error_and_says_why(bare: str, tmp_path: Path) -> None:
+    env = {"DSDOCTOR_CACHE": str(tmp_path / "cache")}
+
+    done = run("check", "--python", bare, "--offline", **env)
+    document = json.loads(run("check", "--python", bare, "--offline", "--json", **env).stdout)
+
+    assert done.returncode == 1
+    assert "[torch-missing]" in done.stdout
+    assert (document["command"], document["ops"]) == ("check", [])
+    assert {"rule", "severity", "title", "evidence", "affects", "fix"} == set(document["findings"][0])
+
+
+def test_check_lists_and_runs_single_checks(bare: str) -> None:
+    listed = run("check", "--list")
+    one = run("check", "torch-missing", "--python", bare)
+    other = run("check", "libaio-missing", "--strict", "--python", bare)
+    unknown = run("check", "no-such-check", "--python", bare)
+
+    assert "cuda-home-wrong" in listed.stdout
+    assert (one.returncode, other.returncode in {0, 1}, unknown.returncode) == (1, True, 2)
+    assert "torch-missing" in one.stdout
+    assert "there is no check 'no-such-check'" in unknown.stderr
+
+
+def test_a_recorded_machine_is_judged_anywhere() -> None:
+    sick = run("check", "--machine", str(MACHINES / "several-toolkits.json"))
+    well = run("check", "--machine", str(MACHINES / "one-toolkit.json"), "--op", "fused_adam")
+    asked = run("check", "--machine", str(MACHINES / "one-toolkit.json"), "--op", "evoformer_attn", "--json")
+
+    assert (sick.returncode, well.returncode, asked.returncode) == (1, 0, 1)
+    assert 'eval "$(python -m dsdoctor env)"' in sick.stdout
+    assert well.stdout.splitlines()[-1].startswith("✓ nothing is wrong")
+    refused = next(f for f in json.loads(asked.stdout)["findings"] if f["severity"] == "error")
+    assert (refused["rule"], refused["affects"]) == ("op-cannot-be-built", ["evoformer_attn"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "--deep", "--machine", str(MACHINES / "wsl.json")),
+        ("check", "--machine", "/none.json"),
+        ("check", "--machine", str(MACHINES / "wsl.json"), "--op", "no_such_op"),
+        ("env", "--shell", "cmd.exe", "--machine", str(MACHINES / "one-toolkit.json")),
+        ("verify",),
+        ("verify", "x.whl", "--installed"),
+        ("verify", "/none/deepspeed-0.1-py3-none-any.whl"),
+        ("compare", str(MACHINES / "wsl.json")),
+        ("explain",),
+        ("explain", "no-such-rule"),
+        ("record",),
+    ],
+)
+def test_nonsense_leaves_stdout_empty_and_is_status_2(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_recording_and_comparing(bare: str, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    env = {"DSDOCTOR_CACHE": str(tmp_path / "cache"), "AWS_SECRET_ACCESS_KEY": "hush", "DS_API_KEY": "hush"}
+    env |= {"CFLAGS": "-I/opt/x -DTOKEN=hush", "DS_BUILD_TOKEN": "hush", "DS_BUILD_STRING": "+git.https://me:hush@host"}
+    env |= {"NVCC_APPEND_FLAGS": "-DKEY=hush", "DS_BUILD_OPS": "1"}
+
+    done = run("record", str(first), "--python", bare, "--offline", **env)
+    run("record", str(second), "--python", bare, "--offline", CUDA_HOME="/opt/x", **env)
+    same = run("compare", str(first), str(first))
+    other = run("compare", str(first), str(second), "--json")
+
+    assert (done.returncode, same.returncode, other.returncode) == (0, 0, 1)
+    assert "hush" not in first.read_text()
+    assert first.stat().st_mode & 0o077 == 0
+    differences = {one["fact"] for one in json.loads(other.stdout)["differences"]}
+    assert "CUDA_HOME" in differences
+    assert not list(tmp_path.glob(".*tmp"))
+
+
+def test_an_environment_that_is_no_utf8_and_a_terminal_that_has_no_marks(bare: str, tmp_path: Path) -> None:
+    env = {**os.environ, "CFLAGS": "-I/tmp/\udce9", "PYTHONIOENCODING": "latin-1", "DSDOCTOR_CACHE": str(tmp_path)}
+    argv = [sys.executable, "-m", "dsdoctor", "check", "--python", bare, "--offline"]
+
+    shown = subprocess.run(argv, env=env, capture_output=True, timeout=60)
+    document = run(
+        "check", "--python", bare, "--offline", "--json", CFLAGS="-I/tmp/\udce9", DSDOCTOR_CACHE=str(tmp_path)
+    )
+
+    assert (shown.returncode, b"Traceback" in shown.stderr) == (1, False)
+    assert json.loads(document.stdout)["machine"]["variables"]["CFLAGS"].startswith("-I/tmp/")
+
+
+def test_fixes_are_for_the_environment_that_was_judged(bare: str, tmp_path: Path) -> None:
+    with_blank = tmp_path / "my env"
+    with_blank.mkdir()
+    python = with_blank / "python"
+    Path(bare).rename(python)
+
+    done = run("check", "--python", str(python), "--offline", DSDOCTOR_CACHE=str(tmp_path / "cache"))
+
+    assert f"$ {shlex.quote(sys.executable)} -m pip install torch" in done.stdout
+    assert not [line for line in done.stdout.splitlines() if "-m dsdoctor" in line and "--python" not in line]
+
+
+def test_explaining(bare: str) -> None:
+    page = run("explain", "cuda-home-wrong")
+    listed = json.loads(run("explain", "--list", "--json").stdout)
+
+    assert page.returncode == 0
+    assert page.stdout.startswith("cuda-home-wrong\n\nThe folder that torch and DeepSpeed take")
+    assert {"nccl-collective-timeout", "op-cannot-be-built", "torch-missing"} <= set(listed["rules"])
+
+
+def test_every_rule_that_is_written_anywhere_can_be_explained() -> None:
+    written = {
+        rule
+        for path in Path(dsdoctor.__file__).parent.rglob("*.py")
+        for rule in re.findall(r'(?:rule=|_error\(|Rule\(\s*id=)"([a-z0-9]+(?:-[a-z0-9]+)+)"', path.read_text())
+    }
+
+    assert written <= set(every_rule())
+    assert all(len(manual(rule)) > 30 for rule in every_rule())

@@ -1,0 +1,110 @@
+"""`dsdoctor pick`, and the index that it and pip read: wheels made here, a recorded machine, the real pip."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.builder.wheel.index import list_wheels, publish, wheels_of
+from tests.builder.test_wheel import INFO, NAME, RECORD, contents, wheel
+from tests.cli.test_cli import run
+from tests.machines.make import HERE
+
+MACHINE = ("--machine", str(HERE / "several-toolkits.json"))
+"""An H100 with torch 2.14 and CUDA 13.0."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "x.c").write_text("int f(int x) { return x + 1; }")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", "x.so", "x.c"], cwd=folder, check=True)
+    return (folder / "x.so").read_bytes()
+
+
+@pytest.fixture
+def folder(library: bytes, tmp_path: Path) -> Path:
+    """A wheel that fits, an older one that fits with more ops, one for another torch, and one that is none."""
+    place = tmp_path / "wheels"
+    place.mkdir()
+    wheel(place, contents(library))
+    more = RECORD.replace("'utils': False", "'utils': True").replace("0.19.8", "0.18.1").encode()
+    with_utils = {
+        "deepspeed/git_version_info_installed.py": more,
+        "deepspeed/ops/utils_op.cpython-311-x86_64-linux-gnu.so": library,
+    }
+    wheel(place, contents(library, **with_utils), NAME.replace("0.19.8", "0.18.1"))
+    other = RECORD.replace("'version': '2.14'", "'version': '2.13'").replace("0.19.8", "0.19.9").encode()
+    wheel(
+        place, contents(library, **{"deepspeed/git_version_info_installed.py": other}), NAME.replace("0.19.8", "0.19.9")
+    )
+    (place / NAME.replace("0.19.8", "0.20.0")).write_bytes(b"no zip")
+    return place
+
+
+def picked(folder: Path, *more: str) -> tuple[int, str | None, dict[str, set[str]]]:
+    done = run("pick", str(folder), *MACHINE, *more, "--json")
+    document = json.loads(done.stdout)
+    wheels = {Path(one["wheel"]).name: {f["rule"] for f in one["findings"]} for one in document["wheels"]}
+    return done.returncode, document["wheel"] and Path(document["wheel"]).name, wheels
+
+
+def test_the_newest_wheel_that_fits_is_named_and_the_others_with_what_stands_in_their_way(folder: Path) -> None:
+    status, best, wheels = picked(folder)
+
+    assert (status, best) == (0, NAME)
+    assert "ops-torch-version-mismatch" in wheels[NAME.replace("0.19.8", "0.19.9")]
+    assert wheels[NAME.replace("0.19.8", "0.20.0")] == {"usage"}
+    shown = run("pick", str(folder), *MACHINE).stdout.splitlines()
+    assert shown[0] == f"✓ {NAME}"
+    assert shown[-1].startswith("$ ")
+    assert shown[-1].endswith(NAME)
+
+
+def test_an_op_that_must_be_in_it_decides(folder: Path) -> None:
+    assert picked(folder, "--op", "utils")[:2] == (0, NAME.replace("0.19.8", "0.18.1"))
+
+    status, best, wheels = picked(folder, "--op", "utils,async_io")
+    assert (status, best) == (1, None)
+    assert "op-not-in-wheel" in wheels[NAME]
+
+
+@pytest.mark.parametrize("name", ["nowhere", "."])
+def test_a_folder_without_wheels_is_a_usage_error(name: str, tmp_path: Path) -> None:
+    done = run("pick", str(tmp_path / name), *MACHINE)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Fix: " in done.stderr
+
+
+def test_pip_takes_a_wheel_from_the_index_with_the_digest_that_its_page_tells(tmp_path: Path) -> None:
+    name = "deepspeed-1.0+x-py3-none-any.whl"
+    path = tmp_path / name
+    with zipfile.ZipFile(path, "w") as file:
+        info = INFO.replace("0.19.8+cu13.0.torch2.14", "1.0+x")
+        file.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: deepspeed\nVersion: 1.0+x\nRequires-Python: >=3.8\n"
+        )
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+    index = tmp_path / "an index"
+    published = publish(path, index)
+    page = (index / "deepspeed" / "index.html").read_text()
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--isolated", "--no-deps", "--no-cache-dir"]
+    argv = [*pip, "--index-url", index.as_uri(), "deepspeed==1.0+x", "--dest", str(tmp_path / "got")]
+
+    done = subprocess.run(argv, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "got" / name).read_bytes() == path.read_bytes()
+    assert 'data-requires-python="&gt;=3.8"' in page
+    assert wheels_of(index) == (published,)
+    published.write_bytes(b"another")
+    done = subprocess.run([*argv[:-1], str(tmp_path / "again")], capture_output=True, text=True)
+    assert done.returncode != 0, "the page still tells the first digest"
+    list_wheels(index)
+    assert (index / "deepspeed" / "index.html").read_text() != page
+    assert not list(index.rglob(".*"))

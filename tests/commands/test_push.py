@@ -1,0 +1,384 @@
+"""`dsdoctor push` over a real script for ssh that runs the command here: nodes are folders with a real interpreter in them, whose
+dsdoctor and pip are small programs."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import venv
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builder.test_wheel import INFO, NAME, contents, wheel
+from tests.cli.test_cli import run
+
+# the last argument is the command, the one before it the host
+SSH = """#!/bin/sh
+for last; do host=$command; command=$last; done
+case $host in
+  down) echo "ssh: connect to host down port 22: Connection refused" >&2; exit 255 ;;
+  stranger) echo "Host key verification failed." >&2; exit 255 ;;
+  silent) exec sleep 60 ;;
+esac
+echo "Welcome to $host"
+echo "$*" >>"$NODES/asked"
+export NODE="$NODES/$host" TMPDIR="$NODES/$host/tmp" PATH="$NODES/$host/bin:/usr/bin:/bin"
+[ $host = flips ] || exec sh -c "$command"
+"$NODES/flip" | sh -c "$command"
+"""
+FLIP = """#!{python}
+import sys
+while data := sys.stdin.buffer.read1(1 << 16):
+    sys.stdout.buffer.write(data.replace(b"raise SystemExit('executed')", b"raise SystemExit('Executed')"))
+    sys.stdout.buffer.flush()
+"""
+DSDOCTOR = """
+import json, os, sys, time
+place = os.environ["NODE"]
+if os.path.exists(place + "/hangs"):
+    time.sleep(60)
+wrong = os.path.exists(place + "/refuses")
+fix = {"text": "install it", "commands": ["python -m pip install torch"]}
+finding = {"rule": "torch-missing", "severity": "error", "title": "no torch beside " + os.path.abspath(sys.argv[2]), "fix": fix}
+print(json.dumps({"schema": "dsdoctor/1", "findings": [finding] if wrong else [], "later": 1}))
+sys.exit(wrong)
+"""
+PIP = """
+import os, sys, time, zipfile
+place, site = os.environ["NODE"], os.path.dirname(os.path.dirname(__file__))
+if os.path.exists(place + "/pip-fails"):
+    sys.exit("ERROR: No space left on device")
+if os.path.exists(place + "/pip-lies"):
+    sys.exit(0)
+os.mkdir(site + "/pip-is-at-work")  # a second one fails here
+time.sleep(0.2)
+while os.path.exists(place + "/pip-waits"):
+    time.sleep(0.05)
+zipfile.ZipFile(sys.argv[-1]).extractall(site)
+os.rmdir(site + "/pip-is-at-work")
+"""
+
+FILES = contents(
+    b"no library",
+    **{
+        "deepspeed/__init__.py": b"raise SystemExit('executed')\n",
+        f"{INFO}/METADATA": b"Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.19.8+cu13.0.torch2.14\n",
+    },
+)
+Node = Callable[..., Path]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nodes are Linux machines")
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment without pip."""
+    folder = tmp_path_factory.mktemp("bare") / "node"
+    venv.create(folder, symlinks=True)
+    return folder
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Path:
+    """The folder of the nodes, with their ssh and a wheel beside it."""
+    for name, text in {"bin/ssh": SSH, "nodes/flip": FLIP.format(python=sys.executable)}.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    path = wheel(tmp_path, FILES)
+    path.with_name(f"{NAME}.json").write_text("{}")
+    return tmp_path / "nodes"
+
+
+@pytest.fixture
+def node(nodes: Path, bare: Path) -> Node:
+    """Makes a node; ``how`` are the things that are wrong with it."""
+
+    def make(name: str, *how: str) -> Path:
+        place = nodes / name
+        subprocess.run(["cp", "-a", str(bare), str(place)], check=True)
+        (place / "tmp").mkdir()
+        for module, text in {"dsdoctor": DSDOCTOR, "pip": PIP}.items():
+            if f"no-{module}" not in how:
+                (site(place) / module).mkdir()
+                (site(place) / module / "__init__.py").touch()
+                (site(place) / module / "__main__.py").write_text(text)
+        if "dsdoctor-on-path" in how:
+            (place / "bin" / "dsdoctor").write_text(f"#!{place}/bin/python\n{DSDOCTOR}")
+            (place / "bin" / "dsdoctor").chmod(0o755)
+        for mark in how:
+            (place / mark).touch()
+        return place
+
+    return make
+
+
+def site(place: Path) -> Path:
+    return next(place.glob("lib/python*/site-packages"))
+
+
+def has_it(place: Path) -> bool:
+    return (site(place) / "deepspeed" / "__init__.py").exists()
+
+
+def arguments(nodes: Path, hosts: str, *more: str) -> list[str]:
+    (nodes / "hosts").write_text("".join(f"{host} slots=1\n" for host in hosts.split()))
+    return ["push", str(nodes.parent / NAME), "--hostfile", str(nodes / "hosts"), "--python", "python", *more]
+
+
+def around(nodes: Path) -> dict[str, str]:
+    """The variables that lead to these nodes."""
+    return {"PATH": f"{nodes.parent}/bin:{os.environ['PATH']}", "NODES": str(nodes)}
+
+
+def push(nodes: Path, hosts: str, *more: str) -> tuple[int, dict[str, dict[str, Any]], dict[str, Any]]:
+    """The exit status, the nodes by name, and the whole document."""
+    done = run(*arguments(nodes, hosts, *more), "--json", **around(nodes))
+    document = json.loads(done.stdout)
+    return done.returncode, {one["host"]: one for one in document["nodes"]}, document
+
+
+def states(told: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {host: one["state"] for host, one in told.items()}
+
+
+def rules(told: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    return {host: [finding["rule"] for finding in one["findings"]] for host, one in told.items() if one["findings"]}
+
+
+def left(nodes: Path) -> list[str]:
+    """What lies in the temporary folders of the nodes."""
+    return [str(path) for path in nodes.glob("*/tmp/*")]
+
+
+def wait_for(true: Callable[[], object], seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_wheel_is_on_every_node_and_is_left_alone_by_a_second_push(nodes: Path, node: Node) -> None:
+    places = [node("n1"), node("n2")]
+    status, told, document = push(nodes, "n1 n2", "--ssh-option", "ProxyJump=gate", "-p", "2222")
+    again = push(nodes, "n1 n2")
+    shown = run(*arguments(nodes, "n1 n2"), **around(nodes)).stdout.splitlines()
+
+    assert (status, states(told), document["findings"]) == (0, {"n1": "installed", "n2": "installed"}, [])
+    assert all(map(has_it, places))
+    assert left(nodes) == []
+    assert told["n1"]["before"] is None
+    assert told["n1"]["now"]["version"] == "0.19.8+cu13.0.torch2.14"
+    asked = (nodes / "asked").read_text()
+    assert "-T -o BatchMode=yes -p 2222 -o ProxyJump=gate -o ConnectTimeout=5" in asked
+    assert (again[0], again[1]["n2"]["already"]) == (0, True)
+    assert shown[0].startswith("✓ n1  it is there already")
+    assert shown[-1] == f"✓ {NAME} is on all 2 nodes"
+
+
+def test_a_node_that_fails_is_named_and_stops_no_other(nodes: Path, node: Node) -> None:
+    ills = ("refuses", "no-dsdoctor", "pip-fails", "no-pip", "pip-lies")
+    places = [node("n1"), *(node(f"n{number}", ill) for number, ill in enumerate(ills, start=2))]
+    (nodes / "n7").mkdir()
+    hosts = "n1 n2 n3 n4 n5 n6 n7 down stranger"
+    status, told, document = push(nodes, hosts, "--parallel", "4")
+
+    assert status == 4
+    assert (
+        " ".join(states(told).values())
+        == "installed refused failed failed failed failed failed unreachable unreachable"
+    )
+    assert rules(told) == {
+        "n2": ["torch-missing"],
+        "n3": ["host-lacks-modules"],
+        "n4": ["node-not-installed"],
+        "n5": ["node-lacks-pip"],
+        "n6": ["node-has-another"],
+        "n7": ["host-lacks-python"],
+        "down": ["ssh-fails"],
+        "stranger": ["ssh-fails"],
+    }
+    titles = {finding["title"] for finding in document["findings"]}
+    assert f"n2: no torch beside {NAME}" in titles
+    assert "n4: it could not be installed: ERROR: No space left on device" in titles
+    assert "stranger: it does not answer over ssh: its host key is not known here, and a launcher" in "".join(titles)
+    assert told["n4"]["known"]
+    assert list(map(has_it, places)) == [True, *[False] * 5]
+    assert left(nodes) == []
+
+
+def test_a_dsdoctor_of_another_environment_on_path_does_as_well(nodes: Path, node: Node) -> None:
+    place = node("n1", "no-dsdoctor", "dsdoctor-on-path")
+
+    assert push(nodes, "n1")[0] == 0
+    assert has_it(place)
+
+
+def test_a_copy_that_was_changed_on_the_way_is_not_even_verified(nodes: Path, node: Node) -> None:
+    place = node("flips", "hangs")
+    node("n1")
+    # not compressed, so that the one byte stands in it as it is
+    with zipfile.ZipFile(nodes.parent / NAME, "w", zipfile.ZIP_STORED) as file:
+        for name, data in FILES.items():
+            file.writestr(name, data)
+    status, told, _ = push(nodes, "n1 flips")
+
+    assert (status, states(told)) == (4, {"n1": "installed", "flips": "failed"})
+    assert rules(told) == {"flips": ["wheel-copy-differs"]}
+    assert told["flips"]["step"] == "copy"
+    assert not has_it(place)
+    assert left(nodes) == []
+
+
+def test_a_dry_run_installs_nothing_and_all_or_nothing_waits_for_every_verdict(nodes: Path, node: Node) -> None:
+    places = [node("n1"), node("n2", "refuses"), node("n3")]
+    dry = push(nodes, "n1 n3", "--dry-run")
+    refused = push(nodes, "n1 n2", "--all-or-nothing", "--parallel", "1")
+
+    assert (dry[0], states(dry[1])) == (0, {"n1": "verified", "n3": "verified"})
+    assert (refused[0], states(refused[1])) == (1, {"n1": "verified", "n2": "refused"})
+    assert not any(map(has_it, places))
+    assert push(nodes, "n1 n3", "--all-or-nothing", "--parallel", "1")[0] == 0
+    assert [has_it(place) for place in places] == [True, False, True]
+    assert left(nodes) == []
+
+
+def test_two_names_of_one_environment_never_have_two_pips_in_it(nodes: Path, node: Node) -> None:
+    node("n1")
+    (nodes / "other").symlink_to("n1")
+    status, told, _ = push(nodes, "n1 other")
+
+    assert (status, states(told)) == (0, {"n1": "installed", "other": "installed"})
+    assert sorted(one["already"] for one in told.values()) == [False, True]
+
+
+@pytest.mark.launch
+def test_a_step_that_takes_too_long_is_broken_off(nodes: Path, node: Node) -> None:
+    node("n1", "hangs")
+    status, told, _ = push(nodes, "n1 silent", "--timeout", "5")
+
+    assert (status, rules(told)) == (4, {"n1": ["node-not-verified"], "silent": ["ssh-fails"]})
+    assert left(nodes) == []
+
+
+Started = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def started(nodes: Path) -> Iterator[Started]:
+    """Starts a push as a process of its own, and gives it when its stderr has a line."""
+    running = []
+
+    def start(hosts: str, line: str) -> "subprocess.Popen[str]":
+        argv = [sys.executable, "-m", "dsdoctor", *arguments(nodes, hosts)]
+        channels: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        running.append(subprocess.Popen(argv, env={**os.environ, **around(nodes)}, **channels))
+        assert running[-1].stderr
+        assert any(line in told for told in running[-1].stderr)
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.launch)])
+def test_a_push_that_is_interrupted_leaves_nothing_on_a_node(
+    number: int, nodes: Path, node: Node, started: Started
+) -> None:
+    place = node("n1", "hangs")
+    process = started("n1", "n1: verify")
+    wait_for(lambda: len(left(nodes)) > 0)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    wait_for(lambda: not left(nodes))
+
+    assert not has_it(place)
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert "✗ n1  failed at the step verify; it has no DeepSpeed" in out
+        assert "n1: the push was interrupted at the step verify; nothing was installed  [node-cut-off]" in out
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_pip_that_has_begun_comes_to_its_end_whatever_happens_to_the_push(
+    number: int, nodes: Path, node: Node, started: Started
+) -> None:
+    place = node("n1", "pip-waits")
+    node("n2", "hangs")
+    process = started("n1 n2", "n1: install")
+    wait_for((site(place) / "pip-is-at-work").exists)
+    process.send_signal(number)
+    time.sleep(0.5)
+    (place / "pip-waits").unlink()
+    out, _ = process.communicate(timeout=30)
+    wait_for(lambda: not left(nodes))
+
+    assert has_it(place)
+    if number == signal.SIGTERM:
+        assert process.returncode == 130
+        assert "✓ n1  installed; before: no DeepSpeed" in out
+        assert "✗ n2  failed at the step verify; it has no DeepSpeed" in out
+
+
+def processes(command: bytes, nodes: Path) -> Iterator[int]:
+    """The interpreters of the nodes that run a command."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"TMPDIR={nodes}/".encode() in (place / "environ").read_bytes():
+                said = (place / "cmdline").read_bytes()
+                if command in said and not said.startswith(b"sh\0"):
+                    yield int(place.name)
+
+
+@pytest.mark.launch
+def test_a_node_that_is_killed_leaves_no_folder(nodes: Path, node: Node, started: Started) -> None:
+    node("n1", "hangs")
+    process = started("n1", "n1: verify")
+    wait_for(lambda: len(left(nodes)) > 0)
+    # the younger one cleans up behind the other
+    os.kill(min(processes(b"sys.stdin.buffer.read", nodes)), signal.SIGKILL)
+    out, _ = process.communicate(timeout=30)
+    wait_for(lambda: not left(nodes))
+
+    assert process.returncode == 4
+    assert "n1: the connection ended at the step verify; nothing was installed  [node-cut-off]" in out
+
+
+@pytest.mark.parametrize(
+    ("hosts", "more", "said"),
+    [
+        ("-oProxyCommand=evil", [], "ssh takes it for an option"),
+        ("n1 n1", [], "n1 stands on line 1 already"),
+        ("", [], "no host in it"),
+        ("n1", ["--ssh-option", "-F/x"], "--ssh-option '-F/x' is none"),
+        ("n1", ["--timeout", "nan"], "no time for a step"),
+        ("n1", ["--hostfile", "/nowhere"], "cannot be read"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_a_node_is_asked(
+    hosts: str, more: list[str], said: str, nodes: Path
+) -> None:
+    done = run(*arguments(nodes, hosts, *more), **around(nodes))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert not (nodes / "asked").exists()
+
+
+def test_a_wheel_that_is_not_whole_goes_nowhere(nodes: Path) -> None:
+    path = nodes.parent / NAME
+    path.with_name(f"{NAME}.json").write_text(json.dumps({"sha256": "0" * 64}))
+    done = run(*arguments(nodes, "n1"), **around(nodes))
+
+    assert done.returncode == 2
+    assert "are not those that its maker recorded" in done.stderr

@@ -1,0 +1,125 @@
+"""`dsdoctor verify` from the file to the verdict: wheels made here, judged against recorded machines."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.core.snapshot import Recorder
+from dsdoctor.probe.loader import find_loadable
+from dsdoctor.probe.python import Environment
+from tests.builder.test_elf import fatbin
+from tests.builder.test_wheel import INFO, NAME, RECORD, contents, wheel
+from tests.cli.test_cli import run
+from tests.conftest import PYTHON, Disk
+from tests.machines.make import HERE
+
+H100_TORCH_2_14 = HERE / "several-toolkits.json"
+A100_TORCH_2_8 = HERE / "one-toolkit.json"
+
+
+@dataclass(frozen=True)
+class Built:
+    """How the shared objects of a wheel are made."""
+
+    flags: tuple[str, ...] = ("-mavx2",)
+    architecture: int = 90
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[Built, bytes]:
+    """Shared objects by gcc, with a section of GPU code as nvcc adds it."""
+    made = {}
+    for number, built in enumerate((Built(), Built(flags=("-mavx512f",)), Built(architecture=80))):
+        folder = tmp_path_factory.mktemp(f"library{number}")
+        (folder / "x.c").write_text("int f(int x) { return x + 1; }")
+        (folder / "fat").write_bytes(fatbin((2, built.architecture)))
+        gcc = ["gcc", "-g", "-shared", "-fPIC", "-march=x86-64", *built.flags, "-o", "x.so", "x.c"]
+        subprocess.run(gcc, cwd=folder, check=True)
+        subprocess.run(["objcopy", "--add-section", ".nv_fatbin=fat", "x.so"], cwd=folder, check=True)
+        made[built] = (folder / "x.so").read_bytes()
+    return made
+
+
+def rules(path: Path, machine: Path) -> tuple[int, set[str]]:
+    done = run("verify", str(path), "--machine", str(machine), "--json")
+    return done.returncode, {finding["rule"] for finding in json.loads(done.stdout)["findings"]}
+
+
+def test_a_wheel_for_this_machine_is_accepted(libraries: dict[Built, bytes], tmp_path: Path) -> None:
+    path = wheel(tmp_path, contents(libraries[Built()]))
+
+    assert rules(path, H100_TORCH_2_14) == (0, set())
+    shown = run("verify", str(path), "--machine", str(H100_TORCH_2_14)).stdout
+    assert "GPU code: 90_real" in shown
+    assert shown.splitlines()[-1] == "✓ it fits several-toolkits"
+
+
+def test_another_torch_another_cuda_and_another_gpu_are_refused(libraries: dict[Built, bytes], tmp_path: Path) -> None:
+    path = wheel(tmp_path, contents(libraries[Built()]))
+
+    assert rules(path, A100_TORCH_2_8) == (
+        1,
+        {"ops-torch-version-mismatch", "ops-cuda-version-mismatch", "no-kernel-image"},
+    )
+
+
+def test_an_avx512_wheel_on_a_lesser_processor_is_refused(libraries: dict[Built, bytes], tmp_path: Path) -> None:
+    path = wheel(tmp_path, contents(libraries[Built(flags=("-mavx512f",))]))
+
+    assert rules(path, H100_TORCH_2_14) == (1, {"cpu-isa-illegal-instruction"})
+
+
+def test_gpu_code_for_another_major_is_refused(libraries: dict[Built, bytes], tmp_path: Path) -> None:
+    path = wheel(tmp_path, contents(libraries[Built(architecture=80)]))
+
+    assert rules(path, H100_TORCH_2_14) == (1, {"no-kernel-image"})
+
+
+def test_a_wheel_that_links_what_the_machine_lacks_is_refused(tmp_path: Path, disk: Disk) -> None:
+    (tmp_path / "x.c").write_text("int f(int x) { return x + 1; }")
+    gcc = ["gcc", "-g", "-mavx2", "-shared", "-fPIC", "x.c", "-o"]
+    subprocess.run([*gcc, "libaio.so", "-Wl,-soname,libaio.so.1"], cwd=tmp_path, check=True)
+    subprocess.run([*gcc, "x.so", "-Wl,--no-as-needed", "-L.", "-laio"], cwd=tmp_path, check=True)
+    path = wheel(tmp_path, contents((tmp_path / "x.so").read_bytes()))
+
+    assert rules(path, H100_TORCH_2_14) == (0, set())  # an older snapshot does not know of libaio
+    assert rules(path, asked_of_the_loader(disk, tmp_path, "libgomp.so.1")) == (1, {"shared-library-missing"})
+    assert rules(path, asked_of_the_loader(disk, tmp_path, "libaio.so.1")) == (0, set())
+
+
+def asked_of_the_loader(disk: Disk, folder: Path, soname: str) -> Path:
+    """The snapshot of the H100 machine with the loader's answers of one that has a library."""
+    path = f"/usr/lib64/{soname}"
+    recorder = Recorder(disk({"/etc/ld.so.cache": f"\0/usr/lib64/libc.so.6\0{path}\0", path: ""}))
+    find_loadable(recorder, Environment(python=PYTHON))
+    snapshot = json.loads(H100_TORCH_2_14.read_bytes())
+    snapshot["answers"] |= {q: a for q, a in recorder.snapshot.answers.items() if q.startswith(("search", "exists"))}
+    file = folder / f"{soname}.json"
+    file.write_text(json.dumps(snapshot))
+    return file
+
+
+def test_another_python_is_refused(libraries: dict[Built, bytes], tmp_path: Path) -> None:
+    files = contents(libraries[Built()], **{f"{INFO}/WHEEL": b"Tag: cp310-cp310-linux_x86_64\n"})
+    path = wheel(tmp_path, files, NAME.replace("cp311", "cp310"))
+
+    assert rules(path, H100_TORCH_2_14) == (1, {"wheel-python-mismatch"})
+
+
+def test_a_claimed_op_that_is_missing_is_refused(libraries: dict[Built, bytes], tmp_path: Path) -> None:
+    claims = RECORD.replace("'utils': False", "'utils': True").encode()
+    files = contents(libraries[Built()], **{"deepspeed/git_version_info_installed.py": claims})
+
+    assert rules(wheel(tmp_path, files), H100_TORCH_2_14) == (1, {"claimed-op-missing"})
+
+
+def test_a_wheel_that_is_none_leaves_one_error(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    path.write_bytes(b"PK\x03\x04 and then nothing")
+
+    done = run("verify", str(path), "--machine", str(H100_TORCH_2_14), "--json")
+
+    assert (done.returncode, [f["rule"] for f in json.loads(done.stdout)["findings"]]) == (2, ["usage"])

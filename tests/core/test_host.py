@@ -1,0 +1,134 @@
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.host import Answer, LocalHost
+from dsdoctor.core.snapshot import RecordedHost, Recorder, save
+from tests.conftest import Disk
+
+
+def test_a_folder_plays_a_machine(disk: Disk) -> None:
+    host = disk({"/etc/os-release": "Debian", "/bin/tool": "#!/bin/sh\necho hello"}, PATH="/nowhere:/bin")
+
+    assert host.read("/etc/os-release") == "Debian"
+    assert host.which("tool") == "/bin/tool"
+    assert host.glob("/etc/*") == ("/etc/os-release",)
+    assert host.run(["/bin/tool"], timeout=5).stdout == "hello\n"
+
+
+def test_links_are_followed_inside_the_folder(disk: Disk) -> None:
+    host = disk({"/usr/local/cuda-13.0/a": ""}, links={"/usr/local/cuda": "/usr/local/cuda-13.0"})
+
+    assert host.resolve("/usr/local/cuda") == "/usr/local/cuda-13.0"
+
+
+def test_what_is_not_there_is_none() -> None:
+    host = LocalHost(env={})
+
+    assert host.read("/no/such/file") is None
+    assert host.which("sh") is None
+    assert host.glob("/no/such/*") == ()
+    assert host.run(["/no/such/program"], timeout=5).returncode == 127
+    assert host.read("/bad\0name") is None
+
+
+def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    marker = tmp_path / "child"
+    script = f"sh -c 'echo $$ > {marker}; sleep 60' & wait"
+    started = time.monotonic()
+
+    answer = LocalHost().run(["/bin/sh", "-c", script], timeout=0.4)
+
+    assert answer.returncode is None
+    assert time.monotonic() - started < 10
+    child = int(marker.read_text())
+    time.sleep(0.1)
+    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
+
+
+def test_stop_reaches_children_in_process_groups_of_their_own(tmp_path: Path) -> None:
+    # ninja starts every compiler so: killing the group alone would leave them running
+    script = (
+        "import os, time; os.fork() or (os.setpgid(0, 0), print(os.getpid(), flush=True), time.sleep(60)); os.wait()"
+    )
+    host = LocalHost()
+    children: list[int] = []
+
+    def on_line(line: str) -> None:
+        children.append(int(line))
+        host.stop()
+
+    host.stream([sys.executable, "-c", script], cwd=tmp_path, env=dict(os.environ), on_line=on_line)
+
+    time.sleep(0.1)
+    states = [Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in children if Path(f"/proc/{pid}").exists()]
+    assert len(children) == 1
+    assert set(states) <= {"Z"}
+
+
+def test_stream_hands_over_lines_and_the_status(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    status = LocalHost().stream(
+        ["/bin/sh", "-c", "echo one; echo two >&2; exit 7"], cwd=tmp_path, env={}, on_line=lines.append
+    )
+
+    assert (status, lines) == (7, ["one", "two"])
+
+
+def test_stop_ends_what_is_running_and_what_would_start(tmp_path: Path) -> None:
+    host = LocalHost()
+    status = host.stream(
+        ["/bin/sh", "-c", "echo ready; sleep 60"], cwd=tmp_path, env=dict(os.environ), on_line=lambda _: host.stop()
+    )
+
+    assert status < 0
+    assert host.stream(["/bin/sleep", "60"], cwd=tmp_path, env={}, on_line=print) < 0
+
+
+def test_a_recorded_machine_answers_as_it_did(disk: Disk, tmp_path: Path) -> None:
+    recorder = Recorder(disk({"/bin/tool": "#!/bin/sh\necho 1"}, PATH="/bin", SECRET_TOKEN="hush", DS_X="1"))
+    asked = (
+        recorder.which("tool"),
+        recorder.run(["/bin/tool"], timeout=5),
+        recorder.variables("DS_"),
+        recorder.glob("/bin/*"),
+        recorder.read("/none"),
+        recorder.cpus(),
+    )
+    file = tmp_path / "machine.json"
+    save(recorder.snapshot, file, home="/none")
+    host = RecordedHost.load(file)
+
+    assert (
+        host.which("tool"),
+        host.run(["/bin/tool"], timeout=5),
+        host.variables("DS_"),
+        host.glob("/bin/*"),
+        host.read("/none"),
+        host.cpus(),
+    ) == asked
+    assert "hush" not in file.read_text()
+
+
+def test_a_recorded_machine_knows_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "machine.json"
+    file.write_text(json.dumps({"schema": "dsdoctor-snapshot/1", "answers": {}}))
+    host = RecordedHost.load(file)
+
+    assert host.which("gcc") is None
+    assert host.run(["gcc"], timeout=1) == Answer(returncode=127, stderr="not in the snapshot")
+
+
+@pytest.mark.parametrize("text", ["", "{}x", "[]", '{"schema": "other/9", "answers": {}}'])
+def test_what_is_no_snapshot_is_said(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "machine.json"
+    file.write_text(text)
+
+    with pytest.raises(UsageError, match="snapshot"):
+        RecordedHost.load(file)

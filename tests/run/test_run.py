@@ -1,0 +1,275 @@
+"""`python -m dsdoctor.run`: a script runs as without us, and each engine that it makes is watched.
+
+The engines are those of a small `deepspeed.py` beside the script; what watches them is handed in by name.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.core.errors import UsageError
+from dsdoctor.run.__main__ import environment_for, understand
+from dsdoctor.run.script import RANKS, VARIABLE
+
+OURS = [sys.executable, "-m", "dsdoctor.run"]
+DEEPSPEED = """
+class Engine:
+    pass
+
+
+def initialize(model=None, *, config=None):
+    if config == "bad":
+        raise ValueError("config is bad")
+    return Engine(), None
+"""
+NOTES = """
+from dsdoctor.core.errors import UsageError
+
+
+class Watch:
+    def close(self):
+        print("closed", flush=True)
+
+
+def watch(engine, *, level, include, **others):
+    print("watch", type(engine).__name__, level, include, flush=True)
+    if "usage" in include:
+        raise UsageError("no such module", hint="name one")
+    if "defect" in include:
+        raise RuntimeError("a defect")
+    return Watch()
+"""
+SAYS_ALL = """
+import sys, warnings
+class Here: pass
+print(sys.argv, sys.orig_argv[1:-1], sys.path, __name__, __spec__ and __spec__.name, __file__, __package__, __doc__)
+print(sys.flags, sys.warnoptions, sys.excepthook is sys.__excepthook__, sys.modules["__main__"].Here is Here)
+print([name for name in sorted(vars())], "sitecustomize" in sys.modules)
+warnings.warn("at the top", stacklevel=2)
+def fail(): raise ValueError("as without us")
+fail()
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the scripts are: no rank, no order of an outer run."""
+    for name in (*RANKS, VARIABLE, "PYTHONPATH", "DSDOCTOR_OVERFLOW"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "deepspeed.py").write_text(DEEPSPEED)
+    (tmp_path / "notes.py").write_text(NOTES)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def started(command: Sequence[str], **env: str) -> "subprocess.Popen[str]":
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    return subprocess.Popen(command, text=True, env={**os.environ, **env}, **streams)
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def watched(script: str, *options: str, **env: str) -> tuple[int, str, str]:
+    """What a script comes to whose engines `notes.watch` watches, without the process that becomes it."""
+    Path("train.py").write_text(script)
+    call = understand([*options, "train.py"], {})
+    return ended(started([sys.executable, *call.script], **environment_for(call, {**os.environ, **env}, "notes:watch")))
+
+
+@pytest.mark.parametrize(
+    ("flags", "m", "script"),
+    [((), "", "train.py"), (("-X", "dev", "-W", "error::FutureWarning"), "-m", "package.train")],
+)
+def test_a_script_runs_as_without_us(folder: Path, flags: tuple[str, ...], m: str, script: str) -> None:
+    (folder / "package").mkdir()
+    (folder / "package" / "train.py").write_text(SAYS_ALL)
+    (folder / "train.py").write_text(SAYS_ALL)
+    rest = [*filter(None, [m]), script, "--overflow", "frames", "--", "-m", "x"]
+    plain = started([sys.executable, *flags, *rest])
+    with_us = started([sys.executable, *flags, "-m", "dsdoctor.run", "--overflow", "off", *rest])
+
+    assert ended(with_us) == ended(plain)
+
+
+def test_every_engine_is_watched_and_every_watch_closed() -> None:
+    script = "from deepspeed import initialize\ninitialize()\nimport deepspeed\nraise SystemExit(deepspeed.initialize()[1] or 7)"
+
+    assert watched(script, "--overflow", "frames", "--include", "h.*") == (
+        7,
+        "watch Engine frames ['h.*']\nwatch Engine frames ['h.*']\nclosed\nclosed\n",
+        "",
+    )
+
+
+def test_deepspeed_keeps_its_face(folder: Path) -> None:
+    script = """
+import deepspeed, importlib, inspect, pickle
+for _ in range(2):
+    loader = type(deepspeed.__loader__).__name__, type(deepspeed.__spec__.loader).__name__
+    print(inspect.signature(deepspeed.initialize), loader, pickle.loads(pickle.dumps(deepspeed.initialize)).__module__)
+    deepspeed = importlib.reload(deepspeed)
+deepspeed.initialize()
+"""
+    line = "(model=None, *, config=None) ('SourceFileLoader', 'SourceFileLoader') deepspeed\n"
+
+    assert watched(script) == (0, f"{line}{line}watch Engine guard []\nclosed\n", "")
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="before Python 3.11 a frame that re-raises stays in the traceback"
+)
+def test_a_refused_configuration_has_deepspeeds_own_traceback() -> None:
+    script = "import deepspeed\ndeepspeed.initialize(config='bad')\n"
+    code, _, with_us = watched(script)
+
+    assert (code, with_us) == (1, ended(started([sys.executable, "train.py"]))[2])
+
+
+def test_a_watch_that_fails_is_a_line_and_not_the_end() -> None:
+    code, out, err = watched(
+        "import deepspeed\ndeepspeed.initialize()\nprint('trained')", "--include", "defect", RANK="3"
+    )
+
+    assert (code, out.splitlines()[-1]) == (0, "trained")
+    assert err == "dsdoctor [rank 3]: ! the engine is not watched, and training goes on: RuntimeError: a defect\n"
+
+
+def test_a_watch_that_makes_no_sense_ends_before_training() -> None:
+    script = "import deepspeed\ntry: deepspeed.initialize()\nexcept Exception: pass\nprint('trained')"
+    code, out, err = watched(script, "--include", "usage")
+
+    assert (code, "trained" in out) == (2, False)
+    assert err == "dsdoctor: ✗ no such module\ndsdoctor:     Fix: name one\n"
+
+
+def test_a_failure_is_explained_after_its_traceback() -> None:
+    said = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
+    code, _, err = watched(f"import deepspeed\nraise Exception('{said}')", SLURM_PROCID="5")
+
+    lines = err.splitlines()
+    assert code == 1
+    assert lines[:4] == [
+        "Traceback (most recent call last):",
+        '  File "' + str(Path("train.py").absolute()) + '", line 2, in <module>',
+        f"    raise Exception('{said}')",
+        f"Exception: {said}",
+    ]
+    assert lines[4] == "dsdoctor [rank 5]: what this failure means:"
+    assert lines[5].endswith("[fp16-loss-scale-floor]")
+
+
+def test_a_script_without_an_engine_is_told_so_and_finds_nothing_heavy_imported() -> None:
+    Path("train.py").write_text("import sys; print(sorted({'torch', 'deepspeed', 'rich', 'typer'} & set(sys.modules)))")
+    code, out, err = ended(started([*OURS, "train.py"], RANK="0"))
+
+    assert (code, out) == (0, "[]\n")
+    assert err.startswith("dsdoctor [rank 0]: this process made no DeepSpeed engine")
+    assert err.count("\n") == 1
+
+
+def test_the_environments_own_sitecustomize_runs_too(folder: Path) -> None:
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text("import deepspeed; print('own')")
+    (folder / "site" / "deepspeed.py").write_text(DEEPSPEED)
+
+    code, out, err = watched(
+        "import sys, deepspeed; deepspeed.initialize(); print(sys.modules['sitecustomize'].__file__)",
+        PYTHONPATH=f"{folder / 'site'}:{folder}",
+    )
+
+    assert (code, err) == (0, "")
+    assert out == f"own\nwatch Engine guard []\n{folder / 'site' / 'sitecustomize.py'}\nclosed\n"
+
+
+def test_a_rank_that_a_script_forks_closes_its_watch() -> None:
+    script = """
+import multiprocessing
+def rank():
+    import deepspeed
+    deepspeed.initialize()
+child = multiprocessing.get_context("fork").Process(target=rank)
+child.start()
+child.join()
+"""
+
+    assert watched(script, RANK="1") == (0, "watch Engine guard []\nclosed\n", "")
+
+
+def test_another_python_is_left_alone(folder: Path) -> None:
+    startup = Path(sys.modules["dsdoctor"].__file__ or "").parent / "run" / "startup"
+    order = '{"python": "/usr 50593008", "main": 1, "watch": "", "options": {}}'
+    Path("train.py").write_text("import sys; print(sorted(set(sys.modules) & {'dsdoctor', 'sitecustomize'}))")
+
+    assert ended(started([sys.executable, "train.py"], PYTHONPATH=str(startup), DSDOCTOR_RUN=order)) == (0, "[]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "script"),
+    [
+        (["train.py", "--overflow", "x", "--", "-m"], ("train.py", "--overflow", "x", "--", "-m")),
+        (["--local_rank=1", "--frames=3", "train.py"], ("train.py", "--local_rank=1")),
+        (["--local-rank", "1", "-m", "a.b", "--frames", "x"], ("-m", "a.b", "--local-rank", "1", "--frames", "x")),
+    ],
+)
+def test_what_belongs_to_the_script_is_the_scripts(argv: list[str], script: tuple[str, ...]) -> None:
+    Path("train.py").touch()
+
+    assert understand(argv, {}).script == script
+
+
+def test_options_come_from_the_command_else_from_the_environment(folder: Path) -> None:
+    def level(*argv: str, **env: str) -> str | None:
+        options = understand([*argv, "-m", "train"], env).options
+        return options.level if options else None
+
+    assert level() == "guard"
+    assert level(DSDOCTOR_OVERFLOW="frames") == "frames"
+    assert level("--overflow", "guard", DSDOCTOR_OVERFLOW="frames") == "guard"
+    assert level("--trace-batches", "1") == "trace"
+    assert level(DSDOCTOR_OVERFLOW="off") is None
+    traced = understand(["--trace-batches", "3,1-2", "--trace-dir", "out", "-m", "train"], {}).options
+    assert traced is not None
+    assert (traced.trace_batch_nums, traced.trace_dir) == ((1, 2, 3), str(folder / "out"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "no script was given"),
+        (["nowhere.py"], "there is no script nowhere.py"),
+        (["-m"], "-m names no module"),
+        (["-mtrain", "x"], "unrecognized arguments: -mtrain"),
+        (["--frames"], "argument --frames: expected one argument"),
+        (["--frames", "3"], "no script was given"),
+        (["--overflow", "loud", "-m", "train"], "there is no level 'loud'"),
+        (["--overflow", "trace", "-m", "train"], "--overflow trace traces chosen batches, and none was chosen"),
+        (["--overflow", "guard", "--trace-batches", "1", "-m", "train"], "--trace-batches is for --overflow trace"),
+        (["--trace-batches", "3-1", "-m", "train"], "--trace-batches holds '3-1'"),
+        (["--trace-batches", "0-999999999999", "-m", "train"], "--trace-batches holds '0-999999999999'"),
+        (["--frames", "few", "-m", "train"], "argument --frames: invalid int value: 'few'"),
+        (["--frames", "0", "-m", "train"], "max_frames_to_save holds 0"),
+        (["--abort-after-batch", "-1", "-m", "train"], "abort_after_batch_num holds -1"),
+        (["--on-overflow", "stop", "-m", "train"], "on_overflow is 'stop'"),
+        (["--overflo", "guard", "-m", "train"], "unrecognized arguments: --overflo"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_runs(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        understand(argv, {})
+
+    assert error.value.message.startswith(message)
+
+
+def test_a_complaint_is_two_lines_and_exit_status_2() -> None:
+    nowhere, isolated = started([*OURS, "nowhere.py"]), started([sys.executable, "-E", *OURS[1:], "x.py"])
+
+    hint = f"    Fix: it is looked for from {Path.cwd()}; python -m dsdoctor.run --help\n"
+    assert ended(nowhere) == (2, "", f"✗ there is no script nowhere.py\n{hint}")
+    assert ended(isolated) == (2, "", "✗ Python's -E, -I and -S keep dsdoctor out\n    Fix: leave the option out\n")
