@@ -1,7 +1,7 @@
 """Machine -> Findings. Judges, never looks. A check that breaks becomes a NOTE; the others still speak.
 
 A check is a generator named after its ill; its docstring is the manual page that ``dsdoctor explain`` prints. What a finding
-``affects`` is said in the words of ``dsdoctor.needs``, or with names of ops; the op table turns needs into ops.
+``affects`` is said in the words of ``dsdoctor.core.needs``, or with names of ops; the op table turns needs into ops.
 """
 
 import inspect

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from shlex import quote
 
-from dsdoctor import needs
 from dsdoctor.checks.say import BUILD_WHEEL, error, note, some, warning
+from dsdoctor.core import needs
 from dsdoctor.core.architectures import order
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.isa import lacking_instructions, says_nothing

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from shlex import quote
 
-from dsdoctor import needs
 from dsdoctor.checks.say import USE_ENV, error, warning
+from dsdoctor.core import needs
 from dsdoctor.core.compatibility import compiler_limits, fits
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Compiler, Machine

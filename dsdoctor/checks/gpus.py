@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from dsdoctor import needs
 from dsdoctor.checks.say import BUILD_WHEEL, error, note, warning
+from dsdoctor.core import needs
 from dsdoctor.core.architectures import check_known, compiled_by, numeric, order, parse_architectures, plain
 from dsdoctor.core.compatibility import OLDEST_DRIVER
 from dsdoctor.core.errors import UsageError

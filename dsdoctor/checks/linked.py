@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from dsdoctor import needs
 from dsdoctor.checks.say import BUILD_WHEEL, error
+from dsdoctor.core import needs
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine, System
 

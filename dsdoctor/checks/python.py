@@ -6,8 +6,8 @@ from shlex import quote
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor import needs
 from dsdoctor.checks.say import BUILD_WHEEL, error, note, warning
+from dsdoctor.core import needs
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from dsdoctor import needs
 from dsdoctor.checks.say import BUILD_WHEEL, USE_ENV, error, note, warning
+from dsdoctor.core import needs
 from dsdoctor.core.compatibility import same_release
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import TAKEN, Machine, Toolkit

@@ -38,13 +38,12 @@ from dsdoctor.cli.options import (
     order_of,
 )
 from dsdoctor.commands.build import Job, Planned, build, install, list_wheel, planned, publish_into
+from dsdoctor.commands.build_targets import targets_of
 from dsdoctor.commands.wheel_cache import Request, keep, request_of, returned
-from dsdoctor.core.build_models import BuildPlan, BuildResult
+from dsdoctor.core.build_models import BuildPlan, BuildResult, Order
 from dsdoctor.core.finding import Finding, has_error
-from dsdoctor.order import Order
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, install_hint, plan_lines, result_lines, show
-from dsdoctor.targeting import targets_of
 
 
 def plan_command(

@@ -19,9 +19,9 @@ from dsdoctor.cli.options import (
     order_of,
 )
 from dsdoctor.commands.check import check
+from dsdoctor.core.build_models import Question
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
-from dsdoctor.order import Question
 from dsdoctor.report.progress import BuildProgress
 
 if TYPE_CHECKING:

@@ -194,8 +194,7 @@ def _refuse_under_launcher(rank: Rank, wanted: Wanted) -> None:
 
 
 def _print_recipe(kind: str, nproc: int | None, hostfile: str | None, as_json: bool) -> None:
-    from dsdoctor.comm.launch.recipes import recipe
-    from dsdoctor.comm.starting.site import look_site
+    from dsdoctor.comm.launch.recipes import look_site, recipe
 
     named = os.path.abspath(hostfile) if hostfile else None  # noqa: PTH100
     text = recipe(kind, look_site(LocalHost(), python=sys.executable, nproc=nproc, hostfile=named))

@@ -12,8 +12,8 @@ from dsdoctor.builder.targets.targets import Target
 from dsdoctor.cli.ending import finding_of, print_result
 from dsdoctor.commands.build import publish_into
 from dsdoctor.commands.build_targets import Outcome, Talk, build_targets
+from dsdoctor.core.build_models import Order
 from dsdoctor.core.finding import Finding
-from dsdoctor.order import Order
 from dsdoctor.report.matrix import Prefixed, Row, found_lines, reason, table_lines, tagged
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, plan_lines

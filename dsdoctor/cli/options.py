@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dsdoctor.core.build_models import Wish
+from dsdoctor.core.build_models import Order, Wish
 from dsdoctor.core.errors import UsageError
-from dsdoctor.order import Order
 
 Ops = Annotated[
     str | None,

@@ -8,7 +8,7 @@ from dsdoctor.comm.local import checks as local_checks
 from dsdoctor.comm.local import fingerprint, memory
 from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.preflight import checks as static_checks
-from dsdoctor.comm.reach import absent_checks
+from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous import checks as arrival_checks
 from dsdoctor.comm.speed import baseline, speed_checks
 

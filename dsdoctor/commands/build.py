@@ -9,20 +9,20 @@ from pathlib import Path
 from dsdoctor.builder.cache.store import Store
 from dsdoctor.builder.make.make_wheel import make, prepare_out
 from dsdoctor.builder.make.op_job import Watch
+from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.builder.make.workdir import Bench
 from dsdoctor.builder.plan.choices import accelerator_of
 from dsdoctor.builder.plan.compiler import choose_compiler
 from dsdoctor.builder.plan.plan import plan_build, plan_toolkit
 from dsdoctor.builder.plan.preconditions import working_torch
 from dsdoctor.builder.plan.shell import Settings
-from dsdoctor.builder.pool import Pool
 from dsdoctor.builder.source.fetch import lay_out, spell_source
 from dsdoctor.builder.source.op_config import ops_of_config, read_config
 from dsdoctor.builder.toolkit.assemble import assemble
 from dsdoctor.builder.wheel.index import publish
 from dsdoctor.commands.cache import open_store, told
 from dsdoctor.commands.observe import Sight, described, read_nodes, recorded_source, see
-from dsdoctor.core.build_models import BuildPlan, BuildResult, Source, ToolkitPlan, Wish
+from dsdoctor.core.build_models import BuildPlan, BuildResult, Order, Source, ToolkitPlan, Wish
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.core.finding import Finding, Fix, Severity, has_error
 from dsdoctor.core.host import LocalHost
@@ -32,7 +32,6 @@ from dsdoctor.core.workspace import cache_folder, log_folder, private_folder, wo
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Outcome
-from dsdoctor.order import Order
 
 Say = Callable[[str], None]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dsdoctor.core.build_models import Question
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.finding import for_python
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.workspace import cache_folder
-from dsdoctor.order import Question
 from dsdoctor.probe import Probing
 
 if TYPE_CHECKING:

@@ -9,13 +9,12 @@ from dsdoctor.builder.plan.op_table import OpVerdict, judge_ops, without_needs
 from dsdoctor.builder.plan.ops import wanted_ops
 from dsdoctor.checks import Examined, examine
 from dsdoctor.commands.observe import Say, Sight, see, source_at_hand
-from dsdoctor.core.build_models import Source
+from dsdoctor.core.build_models import Question, Source
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.workspace import cache_folder, private_folder, workspace
-from dsdoctor.order import Question
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,10 @@ from dsdoctor.builder.make.manifest import decode
 from dsdoctor.builder.make.op_inputs import Digests
 from dsdoctor.builder.source.fetch import digest_here
 from dsdoctor.commands.cache import open_store
-from dsdoctor.core.build_models import BuildPlan, BuildResult
+from dsdoctor.core.build_models import BuildPlan, BuildResult, Order
 from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.workspace import cache_folder
-from dsdoctor.order import Order
 from dsdoctor.probe import Probing
 
 KIND = "wheels"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dsdoctor.sessions import end_session
+from dsdoctor.core.processes import end_session
 
 LARGEST_READ = 8 * 1024 * 1024
 CHILD_SCRIPTS = Path(__file__).parents[1] / "child_scripts"

@@ -8,13 +8,11 @@ from typing import Any
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Driver, Gap, Gpu, Machine, SearchPaths, System, Torch
 from dsdoctor.probe.compilers import find_compilers
-from dsdoctor.probe.deepspeed import read_deepspeed
 from dsdoctor.probe.gpus import ask_gpus
-from dsdoctor.probe.jit import read_jit_cache
 from dsdoctor.probe.libraries import find_libraries
 from dsdoctor.probe.loader import find_loadable
 from dsdoctor.probe.paths import read_paths
-from dsdoctor.probe.python import ask_python
+from dsdoctor.probe.python import ask_python, read_deepspeed, read_jit_cache
 from dsdoctor.probe.system import read_system, steering_variables
 from dsdoctor.probe.toolkits import find_toolkits
 from dsdoctor.probe.torch import ask_torch, read_torch

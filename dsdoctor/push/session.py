@@ -11,9 +11,9 @@ import msgspec
 
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import CHILD_SCRIPTS
+from dsdoctor.core.processes import end_session
 from dsdoctor.push import errors as ills
 from dsdoctor.push.models import Delivered, Ended, Present, Sent, State, Step, Way, Word
-from dsdoctor.sessions import end_session
 
 T = TypeVar("T")
 MARK = b"@@dsdoctor "

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsdoctor.builder.fatbin import CONTAINER, ENTRY, MAGIC, architectures
 from dsdoctor.builder.make.first_error import first_error
 from dsdoctor.builder.make.prove import planned
-from dsdoctor.builder.wheel.elf import Confession, confess, parse_producers
+from dsdoctor.builder.wheel.elf import CONTAINER, ENTRY, MAGIC, Confession, architectures, confess, parse_producers
 from dsdoctor.core.build_models import OpPlan
 
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsdoctor.builder.make.scheduler import Job, carry_out
-from dsdoctor.builder.pool import Pool
+from dsdoctor.builder.make.scheduler import Job, Pool, carry_out
 
 
 class Watched:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from dsdoctor import needs
 from dsdoctor.checks import TOPICS, Topic, checks, examine, manual
+from dsdoctor.core import needs
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Cuda, Driver, Machine, SearchPaths, System

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.reach import absent_checks
-from dsdoctor.comm.reach.absent_checks import Absent
+from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous import checks as arrival_checks
+from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.checks import Arrivals
 from dsdoctor.comm.rendezvous.store import Unreached
 from dsdoctor.comm.results import Outcome

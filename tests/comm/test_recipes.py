@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.comm.launch.recipes import RECIPES, recipe
-from dsdoctor.comm.starting.site import Site, look_site
+from dsdoctor.comm.launch.recipes import RECIPES, Site, look_site, recipe
 from dsdoctor.core.errors import UsageError
 from tests.conftest import Disk
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from dsdoctor.comm.collectives import isolate, stuck_checks
 from dsdoctor.comm.collectives.isolate import SWITCHES, Switch, Trial
+from dsdoctor.comm.collectives.stuck_checks import Trouble
 from dsdoctor.comm.control.messages import Answer, Kind, Order
 from dsdoctor.comm.control.orders import Gathered
 from dsdoctor.comm.control.test_run import time_used_up
-from dsdoctor.comm.exchange.trouble import Trouble
 from dsdoctor.comm.results import Outcome, Stuck
 from tests.comm.people import claims, reaches
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from dsdoctor.commands.build_targets import targets_of
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.report.matrix import Row, found_lines, table_lines
-from dsdoctor.targeting import targets_of
 from tests.cli.test_cli import run
 
 HERE = Path(__file__).parents[1]

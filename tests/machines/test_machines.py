@@ -10,10 +10,10 @@ from dsdoctor.commands.check import check
 from dsdoctor.commands.check_ops import Checked
 from dsdoctor.commands.observe import see
 from dsdoctor.commands.verify import differences, verify
+from dsdoctor.core.build_models import Order, Question
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.snapshot import RecordedHost
-from dsdoctor.order import Order, Question
 from tests.machines.make import HERE, LAYOUTS
 
 MACHINES = tuple(sorted(HERE.glob("*.json")))

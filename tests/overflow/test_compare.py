@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.overflow.difference import Change, Comparison, Difference, Pair, Place, Side, What
 from dsdoctor.overflow.frames.frame import Frame, Other, Phase
-from dsdoctor.overflow.sources import sources
 from dsdoctor.overflow.trace.compare import compare
+from dsdoctor.overflow.trace.difference import Change, Comparison, Difference, Pair, Place, Side, What
 from dsdoctor.overflow.trace.pairs import Chosen, pairs
-from dsdoctor.overflow.trace.selection import Selection
+from dsdoctor.overflow.trace.selection import Selection, sources
 from tests.overflow.on_disk import chain, trace
 from tests.overflow.written import backward, frame, tensor
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.overflow.frames.frame import Frame, StepEnd
-from dsdoctor.overflow.sources import sources
 from dsdoctor.overflow.trace.headroom import Gradients, Headroom, Peak, Room, headroom
-from dsdoctor.overflow.trace.selection import Selection, selected
+from dsdoctor.overflow.trace.selection import Selection, selected, sources
 from dsdoctor.overflow.trace.trend import Growth, Trend
 from tests.overflow.on_disk import chain, step
 from tests.overflow.written import backward, frame, tensor

@@ -2,7 +2,7 @@
 
 import torch
 
-from dsdoctor.overflow.account import Origin
+from dsdoctor.overflow.frames.first_bad import Origin
 from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.replay.operations import Operations
 

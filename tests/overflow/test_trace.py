@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.overflow.batches import find_batches
 from dsdoctor.overflow.frames.frame import Frame, Phase, StepEnd
-from dsdoctor.overflow.sources import sources
-from dsdoctor.overflow.trace.selection import Numbers, Selection, last_of_each, numbers, selected
-from dsdoctor.overflow.trace.trace_file import read, read_header
+from dsdoctor.overflow.trace.selection import Numbers, Selection, last_of_each, numbers, selected, sources
+from dsdoctor.overflow.trace.trace_file import find_batches, read, read_header
 from tests.overflow.on_disk import chain, header, step, trace
 from tests.overflow.written import backward, frame, tensor
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.overflow.account import Account, Origin, Scale
+from dsdoctor.overflow.frames.first_bad import Account, Origin, Scale
 from dsdoctor.overflow.verdict.verdict import BESIDE, CAUSES, judge, manual_pages
 from tests.overflow.written import account, backward, frame, good, tensor
 

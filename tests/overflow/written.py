@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from dsdoctor.overflow.account import Account
-from dsdoctor.overflow.frames.first_bad import culprit
+from dsdoctor.overflow.frames.first_bad import Account, culprit
 from dsdoctor.overflow.frames.frame import Frame, Phase, TensorStats
 
 
@@ -27,7 +26,7 @@ def backward(order: int, module: str, *tensors: TensorStats, **more: Any) -> Fra
 
 def account(rank: int, *frames: Frame, **more: Any) -> Account:
     """What a rank tells that saw these frames in its replay, in fp16 at a scale of 2**16."""
-    from dsdoctor.overflow.account import Scale
+    from dsdoctor.overflow.frames.first_bad import Scale
 
     told = {
         "dtype": "float16",

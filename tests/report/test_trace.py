@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from dsdoctor.overflow.difference import Pair, Side
 from dsdoctor.overflow.frames.frame import Frame, Header, StepEnd
-from dsdoctor.overflow.sources import Source, Traces
 from dsdoctor.overflow.trace.compare import compare
+from dsdoctor.overflow.trace.difference import Pair, Side
 from dsdoctor.overflow.trace.headroom import headroom
+from dsdoctor.overflow.trace.selection import Source, Traces
 from dsdoctor.report.trace.comparison import comparison_lines
 from dsdoctor.report.trace.headroom import headroom_lines
 from dsdoctor.report.trace.lines import shown_document, shown_document_end, shown_lines, source_lines

@@ -12,9 +12,9 @@ import pytest
 
 from dsdoctor.builder.source.fetch import NEWEST, fetch_sdist
 from dsdoctor.builder.targets.targets import environment
+from dsdoctor.commands.build_targets import targets_of
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.workspace import cache_folder, private_folder
-from dsdoctor.targeting import targets_of
 
 CUDA_TORCH = "2.14.1"
 

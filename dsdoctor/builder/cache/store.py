@@ -22,8 +22,7 @@ from dsdoctor.builder.cache.entry import (
     weigh,
     write_entry,
 )
-from dsdoctor.builder.cache.layout import KINDS, Shelves, named
-from dsdoctor.builder.sharing import distrust, mode_inside
+from dsdoctor.builder.cache.layout import KINDS, Shelves, distrust, mode_inside, named
 
 __all__ = ["Entry", "Store", "Stored"]
 

@@ -12,9 +12,8 @@ from dsdoctor.builder.make.first_error import first_error
 from dsdoctor.builder.make.flags import Orders, changes, edited, memory_of, orders_of, threaded, threads_of
 from dsdoctor.builder.make.op_cache import OpCache
 from dsdoctor.builder.make.op_job import Compiled, OpWork, Step, Watch
-from dsdoctor.builder.make.scheduler import Job, carry_out
+from dsdoctor.builder.make.scheduler import Job, Pool, carry_out
 from dsdoctor.builder.plan.choices import JOB_MEMORY
-from dsdoctor.builder.pool import Pool
 from dsdoctor.core.build_models import BuildPlan, OpPlan
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine

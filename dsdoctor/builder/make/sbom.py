@@ -14,8 +14,8 @@ import msgspec
 
 from dsdoctor import __version__
 from dsdoctor.builder.make.manifest import Manifest, ManifestOp
-from dsdoctor.builder.parts import Part
 from dsdoctor.builder.source.fetch import NEWEST
+from dsdoctor.builder.toolkit.assemble import Part
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.machine import Machine
 

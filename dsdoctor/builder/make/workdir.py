@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dsdoctor.builder.cache.store import Store
 from dsdoctor.builder.make.op_job import Compiled
-from dsdoctor.builder.pool import Pool
+from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.core.build_models import BuildPlan, Source
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.workspace import fixed_folder

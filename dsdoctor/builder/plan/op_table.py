@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from dsdoctor import needs
 from dsdoctor.builder.plan.ops import DEFAULT, needs_of, refusal, wanted_ops
 from dsdoctor.builder.plan.plan import plan_build
 from dsdoctor.builder.source.op_catalogue import need_of
+from dsdoctor.core import needs
 from dsdoctor.core.architectures import numeric, parse_architectures, plain
 from dsdoctor.core.build_models import OpFact, Source, Wish
 from dsdoctor.core.errors import DoctorError, UsageError
@@ -94,7 +94,7 @@ def _asked(source: Source, wish: Wish) -> frozenset[str]:
 
 
 def requirements(fact: OpFact, machine: Machine) -> frozenset[str]:
-    """What an op needs, in the words of ``dsdoctor.needs``."""
+    """What an op needs, in the words of ``dsdoctor.core.needs``."""
     wants = {needs.TORCH, needs.COMPILER, needs.PYTHON_HEADERS, *(need.name for need in need_of(fact.op).needs)}
     if fact.needs_toolkit:
         of_toolkit = needs_of((fact,), machine)

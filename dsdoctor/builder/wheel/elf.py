@@ -2,8 +2,9 @@
 
 import itertools
 import re
+import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,18 +14,46 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import Section
 
-from dsdoctor.builder.fatbin import architectures
+# The ``.nv_fatbin`` section, as nvcc's fatbinary writes it: containers that begin with a magic number, each with entries that
+# tell their kind (PTX or machine code), their size and their architecture. ``cuobjdump --list-elf`` lists the same.
+MAGIC = 0xBA55ED50
+CONTAINER = struct.Struct("<IHHQ")
+"""Magic number, version, size of this header, size of the entries after it."""
+ENTRY = struct.Struct("<HHIQIIHHI")
+"""Kind, version, size of this header, size of what follows, compressed size, options, minor, major, architecture."""
+KINDS = {1: "virtual", 2: "real"}
+
+
+def architectures(section: bytes) -> tuple[str, ...]:
+    """The architectures of a section, as "90_real" and "90_virtual"; a damaged container ends the reading."""
+    return tuple(sorted({f"{number}_{KINDS[kind]}" for kind, number in _entries(section) if kind in KINDS}))
+
+
+def _entries(section: bytes) -> Iterator[tuple[int, int]]:
+    place = section.find(MAGIC.to_bytes(4, "little"))
+    while place >= 0 and place + CONTAINER.size <= len(section):
+        _, _, header, size = CONTAINER.unpack_from(section, place)
+        end = min(place + header + size, len(section))
+        yield from _of_container(section, place + header, end)
+        place = section.find(MAGIC.to_bytes(4, "little"), max(end, place + CONTAINER.size))
+
+
+def _of_container(section: bytes, place: int, end: int) -> Iterator[tuple[int, int]]:
+    while place + ENTRY.size <= end:
+        kind, _, header, size, *_, number = ENTRY.unpack_from(section, place)
+        if header < ENTRY.size:
+            return
+        yield kind, number
+        place += header + size
+
 
 LARGEST_SECTION = 512 << 20
 """Bytes; the debug strings of the largest op have 30 MB, its GPU code for six architectures 60 MB."""
-
 MOST_ENTRIES = 1000
 LONGEST_NAME = 4096
 """Bytes of a library's name: Linux takes no longer path."""
-
 LINKS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 """Dynamic entries that name a library or folders, and pyelftools' attribute with the text of each."""
-
 PRODUCER = re.compile(rb"GNU C(?:\+\+|\d)[^\0]{10,4000}")
 
 

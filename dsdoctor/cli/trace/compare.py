@@ -8,9 +8,9 @@ from dsdoctor.cli.ending import FOUND, ending, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import Modules, One, Other, PhaseName, selection_of, talk
 from dsdoctor.core.errors import UsageError
-from dsdoctor.overflow.sources import sources
 from dsdoctor.overflow.trace.compare import compare
 from dsdoctor.overflow.trace.pairs import Chosen, pairs
+from dsdoctor.overflow.trace.selection import sources
 from dsdoctor.report.trace.comparison import comparison_lines
 from dsdoctor.report.trace.lines import source_parts
 

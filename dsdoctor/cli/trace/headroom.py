@@ -9,9 +9,8 @@ from dsdoctor.cli.ending import FOUND, ending, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import BatchList, Dtype, Files, Modules, RankList, check_dtype, selection_of, talk
 from dsdoctor.core.errors import UsageError
-from dsdoctor.overflow.sources import sources
 from dsdoctor.overflow.trace.headroom import headroom
-from dsdoctor.overflow.trace.selection import selected
+from dsdoctor.overflow.trace.selection import selected, sources
 from dsdoctor.report.trace.headroom import headroom_lines
 from dsdoctor.report.trace.lines import source_parts
 

@@ -8,8 +8,7 @@ from rich.console import Console
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.frames.frame import LIMITS
-from dsdoctor.overflow.sources import Traces
-from dsdoctor.overflow.trace.selection import PHASES, Selection, numbers
+from dsdoctor.overflow.trace.selection import PHASES, Selection, Traces, numbers
 from dsdoctor.report.terminal import show
 from dsdoctor.report.trace.lines import source_lines
 

@@ -11,9 +11,8 @@ from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import BatchList, Modules, One, Other, PhaseName, RankList, check_dtype, selection_of
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.frames.frame import Frame, Phase
-from dsdoctor.overflow.sources import Traces, sources
 from dsdoctor.overflow.trace.extremes import Picture, picture, reference
-from dsdoctor.overflow.trace.selection import Selection, selected
+from dsdoctor.overflow.trace.selection import Selection, Traces, selected, sources
 from dsdoctor.report import page
 from dsdoctor.report.trace import plot
 from dsdoctor.report.trace.lines import source_line

@@ -15,8 +15,8 @@ from dsdoctor.comm.control.messages import Briefing, News
 from dsdoctor.comm.control.orders import let_go
 from dsdoctor.comm.control.phases import Book
 from dsdoctor.comm.control.test_run import Course
-from dsdoctor.comm.reach import absent_checks
-from dsdoctor.comm.reach.absent_checks import Absent
+from dsdoctor.comm.rendezvous import absent_checks
+from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.store import Unreached, open_board
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.processes import redirect

@@ -25,8 +25,7 @@ from dsdoctor.comm.results import Outcome, PhaseResult, Report
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.processes import ending_of, fork, state_of
-from dsdoctor.sessions import end_session
+from dsdoctor.core.processes import end_session, ending_of, fork, state_of
 
 LEADING, FOLLOWING = 0.5, 1.0
 """Seconds after the deadline at which a rank's supervisor takes the word itself."""

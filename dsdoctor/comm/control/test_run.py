@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from dsdoctor.comm.collectives import stuck_checks
 from dsdoctor.comm.collectives.nccl_log import NcclFacts
+from dsdoctor.comm.collectives.stuck_checks import Trouble
 from dsdoctor.comm.control.member import Member
 from dsdoctor.comm.control.messages import Kind, Order, Result, Task
 from dsdoctor.comm.control.orders import Conductor, Gathered
 from dsdoctor.comm.control.phases import Book
-from dsdoctor.comm.exchange.trouble import Trouble
 from dsdoctor.comm.models import Claim, Mode, Rank, Settings
 from dsdoctor.comm.results import Outcome, PairTime, Reach, Speed, Speeds, Stuck
 from dsdoctor.core.finding import Finding, Fix, Severity

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dsdoctor.comm.launch.commands import Started
-from dsdoctor.core.processes import ending_of
-from dsdoctor.sessions import end_session
+from dsdoctor.core.processes import end_session, ending_of
 
 RUN = "DSDOCTOR_COMM_RUN"
 PARENT = "DSDOCTOR_COMM_PARENT"

@@ -4,10 +4,10 @@ import ipaddress
 import shlex
 from collections.abc import Iterator
 
+from dsdoctor.comm.preflight import hostfile_checks
 from dsdoctor.comm.preflight.facts import StaticFacts
 from dsdoctor.comm.preflight.visit import Visit
 from dsdoctor.comm.say import error, warning
-from dsdoctor.comm.static import hostfile_checks
 from dsdoctor.core.finding import Finding
 from dsdoctor.hosts.ssh_errors import ssh_ill
 

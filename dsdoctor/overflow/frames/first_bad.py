@@ -1,8 +1,10 @@
-"""Frames of one rank -> the first call that went wrong, and in which way. Pure; knows no torch."""
+"""Frames of one rank -> the first call that went wrong and in which way, as plain data that travels between ranks."""
 
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+import msgspec
 
 from dsdoctor.overflow.frames.frame import LIMITS, Frame, Phase, TensorStats
 
@@ -94,3 +96,84 @@ def _in_backward(frames: Iterable[Frame]) -> Culprit | None:
                 return Culprit(kind=Kind.GRADIENT, frame=frame, tensor=tensor, before=before)
         before = frame
     return None
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """The first operation whose result was not finite. ``line``: the file, line and text that called it."""
+
+    op: str
+    line: str
+
+
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """The loss scale that was in force. ``floor``: it will not go below; None: it is not dynamic."""
+
+    value: float = 1.0
+    floor: float | None = None
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank knows of the batch that overflowed.
+
+    ``named``: bad gradients after reduction, those parts that this rank holds. ``local``: this rank's own gradients in
+    the replay, bad ones first. ``at_scale_one``: the same replayed with scale 1; None: not done. ``frames``: the last ones
+    up to the culprit. ``minus_inf``: what made the -inf that the culprit was given. ``replayed``: how far, in words.
+    ``applied``: the step was taken in spite of it. ``weight_bad_since``: the first step of which that is known; None: from
+    the start. ``loss_gradient``: what arrived at the loss, and what is due there: the loss scale over the accumulation
+    steps.
+    """
+
+    rank: int
+    world: int = 1
+    host: str = ""
+    stage: int | None = None
+    step: int = 0
+    micro: int = 0
+    batch: int = 0
+    dtype: str = "float32"
+    zero_stage: int | None = None
+    scale: Scale = Scale()
+    losses: tuple[float, ...] = ()
+    skipped: int = 0
+    applied: bool = False
+    named: tuple[TensorStats, ...] = ()
+    local: tuple[TensorStats, ...] = ()
+    at_scale_one: tuple[TensorStats, ...] | None = None
+    culprit: Culprit | None = None
+    origin: Origin | None = None
+    minus_inf: Origin | None = None
+    frames: tuple[Frame, ...] = ()
+    replayed: str = ""
+    weight_bad_since: int | None = None
+    loss_gradient: float | None = None
+    loss_gradient_due: float | None = None
+
+
+PART = 4
+"""``torch.finfo(dtype).min`` is the usual filling; some models halve it. A real activation so near 3.4e38 is not finite
+one operation later."""
+FILLINGS = {
+    "float64": LIMITS["float64"] / PART,
+    "float32": LIMITS["float32"] / PART,
+    "bfloat16": LIMITS["bfloat16"] / PART,
+    "float16": LIMITS["float16"],
+}
+"""From which value on it is a filling. None for fp8: that saturates at its limit."""
+
+
+def is_masking(tensor: TensorStats) -> bool:
+    """Whether a tensor's largest value is the filling of a mask: -inf beside small values, or the dtype's own limit.
+
+    >>> is_masking(TensorStats(name="input[mask]", dtype="float32", shape=(2,), absmax=3.4028234663852886e38))
+    True
+    >>> is_masking(TensorStats(name="input[mask]", dtype="float16", shape=(2,), neginf=6, absmax=0.0))
+    True
+    >>> is_masking(TensorStats(name="output", dtype="float16", shape=(2,), posinf=6, absmax=65504.0))
+    False
+    """
+    if tensor.neginf and is_mask(tensor):
+        return True
+    filling = FILLINGS.get(tensor.dtype)
+    if filling is None or tensor.absmax is None or tensor.absmax < filling:
+        return False
+    return not tensor.nan and not tensor.posinf

@@ -144,7 +144,6 @@ class StepEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 Line = Header | Frame | StepEnd
-
 LIMITS = {
     "float64": 1.7976931348623157e308,
     "float32": 3.4028234663852886e38,
@@ -168,3 +167,27 @@ def headroom_bits(absmax: float | None, dtype: str) -> float | None:
     if not absmax or limit is None or not math.isfinite(absmax):
         return None
     return math.log2(limit / absmax)
+
+
+UNIT_ROUNDOFF = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "bfloat16": 2.0**-8,
+    "float16": 2.0**-11,
+    "float8_e4m3fn": 2.0**-4,
+    "float8_e4m3fnuz": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+    "float8_e5m2fnuz": 2.0**-3,
+}
+"""Half the distance from 1 to the next number (Higham, Accuracy and Stability of Numerical Algorithms, table 2.1)."""
+SMALLEST_NORMAL = {
+    "float64": 2.0**-1022,
+    "float32": 2.0**-126,
+    "bfloat16": 2.0**-126,
+    "float16": 2.0**-14,
+    "float8_e4m3fn": 2.0**-6,
+    "float8_e5m2": 2.0**-14,
+    "float8_e4m3fnuz": 2.0**-7,
+    "float8_e5m2fnuz": 2.0**-15,
+}
+"""Below it precision fades (IEEE 754; OCP 8-bit floating point specification; ONNX for the fnuz formats)."""

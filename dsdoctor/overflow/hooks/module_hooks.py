@@ -16,11 +16,33 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
 from dsdoctor.overflow.frames.frame import Frame, Phase, TensorStats
-from dsdoctor.overflow.hook import Hook
 from dsdoctor.overflow.hooks.batch_record import Call, Page, Place, Position
 from dsdoctor.overflow.hooks.compiled import CompiledRows
 from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.measure.tensor_paths import Items, note, tensors_of
+
+
+class Hook:
+    """Calls ``function``. Copied or pickled, it calls nothing: an average or a checkpoint of a model is not watched."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.function(*args, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> "Hook":
+        return Hook(nothing)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hook, (nothing,)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """What the hook of a copy does."""
+
 
 _INPUT = tuple(f"input[{place}]" for place in range(64))
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id

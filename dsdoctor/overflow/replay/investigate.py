@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
-from dsdoctor.overflow.account import Account, Origin, Scale
-from dsdoctor.overflow.frames.first_bad import Culprit, Kind, culprit, is_mask
+from dsdoctor.overflow.frames.first_bad import Account, Culprit, Kind, Origin, Scale, culprit, is_mask
 from dsdoctor.overflow.frames.frame import Frame, Phase, TensorStats
 from dsdoctor.overflow.hooks import engine_adapter, ranks
 from dsdoctor.overflow.hooks.batch_record import Page, Position

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsdoctor.overflow.account import Origin
-from dsdoctor.overflow.frames.first_bad import is_mask
+from dsdoctor.overflow.frames.first_bad import Origin, is_mask
 from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.measure.readings import Readings
 from dsdoctor.overflow.measure.tensor_paths import tensors_of

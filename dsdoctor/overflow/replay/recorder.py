@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.hook import Hook
 from dsdoctor.overflow.hooks.engine_adapter import is_pipeline
+from dsdoctor.overflow.hooks.module_hooks import Hook
 from dsdoctor.overflow.replay.rerun import gathers_so_far
 from dsdoctor.overflow.replay.restore import Randomness, device_random
 

@@ -9,10 +9,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dsdoctor.overflow.difference import Change, Comparison, Difference, Pair, Place, What
-from dsdoctor.overflow.formats import UNIT_ROUNDOFF
-from dsdoctor.overflow.frames.frame import LIMITS, Frame, Phase, TensorStats, unscaled
-from dsdoctor.overflow.trace.difference import Allowed, allowed, is_bad, is_negligible, judge
+from dsdoctor.overflow.frames.frame import LIMITS, UNIT_ROUNDOFF, Frame, Phase, TensorStats, unscaled
+from dsdoctor.overflow.trace.difference import (
+    Allowed,
+    Change,
+    Comparison,
+    Difference,
+    Pair,
+    Place,
+    What,
+    allowed,
+    is_bad,
+    is_negligible,
+    judge,
+)
 
 MOST_SHOWN = 20
 PHASES = (Phase.FORWARD, Phase.BACKWARD)

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from dsdoctor.overflow.frames.first_bad import is_masking
 from dsdoctor.overflow.frames.frame import LIMITS, Frame, Phase, TensorStats, headroom_bits
-from dsdoctor.overflow.masks import is_masking
 
 MOST_COLUMNS = 240
 """Columns of the heat map. A longer run has several batches in each."""

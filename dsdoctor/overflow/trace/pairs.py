@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.overflow.batches import Batches, find_batches
-from dsdoctor.overflow.difference import Pair, Side
 from dsdoctor.overflow.frames.frame import Frame
-from dsdoctor.overflow.sources import Traces
-from dsdoctor.overflow.trace.selection import Selection
+from dsdoctor.overflow.trace.difference import Pair, Side
+from dsdoctor.overflow.trace.selection import Selection, Traces
+from dsdoctor.overflow.trace.trace_file import Batches, find_batches
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,22 +7,26 @@ import inspect
 from collections.abc import Iterable, Iterator
 
 from dsdoctor.core.finding import Finding, Fix, Severity
-from dsdoctor.overflow.account import Account
-from dsdoctor.overflow.frames.first_bad import Kind, is_mask
+from dsdoctor.overflow.frames.first_bad import Account, Kind, is_mask
 from dsdoctor.overflow.frames.frame import LIMITS
 from dsdoctor.overflow.verdict.evidence import (
     Accounts,
     Verdict,
+    amount,
     bad_gradient,
     evidence,
     finding,
     first_culprit,
+    gradient_names,
     limit,
+    moment,
+    near,
+    ranks_say,
     remedy,
     rule_of,
     stays_bad,
+    where,
 )
-from dsdoctor.overflow.words import amount, gradient_names, moment, near, ranks_say, where
 
 SQUARES_END = LIMITS["float32"] ** 0.5
 """A float32 whose square is beyond float32."""

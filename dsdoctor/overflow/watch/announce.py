@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.overflow.account import Account
 from dsdoctor.overflow.frames import guide_format
+from dsdoctor.overflow.frames.first_bad import Account
 
 MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
 

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.overflow.account import Account
 from dsdoctor.overflow.frames import guide_format
-from dsdoctor.overflow.frames.first_bad import Culprit, culprit
+from dsdoctor.overflow.frames.first_bad import Account, Culprit, culprit
 from dsdoctor.overflow.frames.frame import Frame, TensorStats
-from dsdoctor.overflow.hook import Hook
 from dsdoctor.overflow.hooks import ranks
 from dsdoctor.overflow.hooks.batch_record import Page
-from dsdoctor.overflow.hooks.module_hooks import Hooks
+from dsdoctor.overflow.hooks.module_hooks import Hook, Hooks
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.measure.tensor_paths import tensors_of

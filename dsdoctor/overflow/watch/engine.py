@@ -18,13 +18,11 @@ from torch import Tensor, nn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.overflow.account import Account
-from dsdoctor.overflow.frames.first_bad import culprit
+from dsdoctor.overflow.frames.first_bad import Account, culprit
 from dsdoctor.overflow.frames.frame import Frame
-from dsdoctor.overflow.hook import Hook
 from dsdoctor.overflow.hooks import engine_adapter, ranks
 from dsdoctor.overflow.hooks.batch_record import Page, Position
-from dsdoctor.overflow.hooks.module_hooks import Hooks
+from dsdoctor.overflow.hooks.module_hooks import Hook, Hooks
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.investigate import any_bad_gradient, first_account, last_frames, replayed

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.overflow.difference import Change, Comparison, Difference, Place, Side, What
 from dsdoctor.overflow.frames.frame import Phase, TensorStats
+from dsdoctor.overflow.trace.difference import Change, Comparison, Difference, Place, Side, What
 from dsdoctor.report.trace.lines import WHOLE, clean, counted
 
 MOST_NAMES = 12

@@ -7,8 +7,7 @@ import msgspec
 
 from dsdoctor.overflow.frames import guide_format
 from dsdoctor.overflow.frames.frame import Frame, Phase, StepEnd
-from dsdoctor.overflow.sources import Source, Traces
-from dsdoctor.overflow.trace.selection import Ranked
+from dsdoctor.overflow.trace.selection import Ranked, Source, Traces
 from dsdoctor.report.document import SCHEMA
 from dsdoctor.report.terminal import printable
 
