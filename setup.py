@@ -11,7 +11,7 @@ from setuptools import Extension, find_packages, setup
 HERE = Path(__file__).parent
 VERSION = next(
     line.split('"')[1]
-    for line in (HERE / "dsdoctor" / "__init__.py").read_text(encoding="utf-8").splitlines()
+    for line in (HERE / "dsdoctor" / "core" / "version.py").read_text(encoding="utf-8").splitlines()
     if line.startswith("__version__")
 )
 BUILD = ["torch", "pip", "setuptools>=68", "wheel", "ninja>=1.13", "build"]

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from dsdoctor.core.version import __version__
 
 if TYPE_CHECKING:
     from dsdoctor.overflow.hooks.ranks import OverflowDetected
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DebugUnderflowOverflow",
     "OverflowDetected",
+    "__version__",
     "detect_overflow",
     "fp32_forward",
     "initialize",

@@ -1,4 +1,4 @@
-"""A module imports only from floors below its own; rooms of one floor do not know each other."""
+"""Imports run downwards and never in a circle, at any depth; heavy packages are imported only where they are treated."""
 
 import ast
 import subprocess
@@ -6,118 +6,106 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import dsdoctor
+from tests.import_graph import arrows_into, circles, imports_of, read_graph
 
 ROOT = Path(dsdoctor.__file__).parent
-FLOORS = {
-    "errors": 1,
-    "machine": 1,
-    "finding": 1,
-    "sessions": 1,
-    "limits": 1,
-    "needs": 1,
-    "architectures": 2,
-    "isa": 2,
-    "host": 2,
-    "record": 2,
-    "answers": 2,
-    "built": 2,
-    "probe": 3,
-    "checks": 3,
-    "builder": 3,
-    "diagnosis": 3,
-    "comm": 3,
-    "overflow": 3,
-    "delivery": 3,
-    "report": 4,
-    "work": 5,
-    "doctor": 5,
-    "sight": 5,
-    "order": 5,
-    "judging": 5,
-    "inspection": 5,
-    "picking": 5,
-    "targeting": 5,
-    "matrix": 5,
-    "pushing": 5,
-    "caching": 5,
-    "finished": 5,
-    "rules": 5,
-    "run": 5,
-    "script": 5,
-    "startup": 5,
-    "communication": 5,
-    "cli": 5,
-    "__main__": 5,
-}
-ROOMS = {"probe", "checks", "builder", "diagnosis", "comm", "overflow", "delivery"}
+HEAVY = {"torch", "deepspeed", "op_builder", "triton", "plotly"}
+DOORS = {"dsdoctor.__main__ imports dsdoctor.cli"}
+"""``python -m dsdoctor`` is the command line's door."""
 
 
 @cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def graph() -> dict[str, frozenset[str]]:
+    return read_graph(ROOT)
 
 
-@cache
-def imports(path: Path) -> set[str]:
-    """The names below ``dsdoctor`` that a file imports."""
-    found = set()
-    for node in ast.walk(tree(path)):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("dsdoctor.")}
-    return found
+def with_sin(module: str, line: str) -> dict[str, frozenset[str]]:
+    """The graph of this very house with one line more in a module."""
+    path = ROOT.joinpath(*module.split(".")[1:])
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = f"{file.read_text(encoding='utf-8')}\n{line}\n"
+    return {**graph(), module: imports_of(module, text, graph(), is_package=path.is_dir())}
 
 
-DOORS = {ROOT / "comm/__main__.py"}
-"""`python -m dsdoctor.comm` is the command line's door, and stands where the launchers' users look for it."""
+def test_no_imports_go_in_a_circle() -> None:
+    assert circles(graph()) == []
 
 
-def place(path: Path) -> str:
-    return "__main__" if path in DOORS else path.relative_to(ROOT).parts[0].removesuffix(".py")
+def test_nothing_below_imports_the_command_line() -> None:
+    assert set(arrows_into(graph(), "dsdoctor.cli")) == DOORS
 
 
-def modules() -> list[Path]:
-    return [path for path in ROOT.rglob("*.py") if place(path) not in {"__init__", "inside"}]
+def test_nothing_imports_the_face_of_the_package() -> None:
+    assert [module for module, others in graph().items() if "dsdoctor" in others] == []
 
 
-def test_no_module_imports_upwards_or_sideways() -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)} imports {other}"
-        for path in modules()
-        for other in imports(path)
-        if other != place(path) and (FLOORS[other] > FLOORS[place(path)] or {other, place(path)} <= ROOMS)
-    ]
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("dsdoctor.core.host", "from dsdoctor import cli"),
+        ("dsdoctor.core.host", "import dsdoctor.cli.check"),
+        ("dsdoctor.core.host", "PLACE = 'dsdoctor.cli.check:check_command'"),
+        ("dsdoctor.commands.build", "from dsdoctor.cli import main"),
+        ("dsdoctor.commands.build", "def late():\n    from dsdoctor.cli import ending"),
+        ("dsdoctor.report", "from ..cli import main"),
+        ("dsdoctor.comm.mesh.mesh", "if True:\n    import dsdoctor.cli as face"),
+    ],
+)
+def test_an_import_of_the_command_line_is_seen(module: str, line: str) -> None:
+    assert set(arrows_into(with_sin(module, line), "dsdoctor.cli")) > DOORS
 
-    assert wrong == []
+
+@pytest.mark.parametrize(
+    ("module", "line", "circle"),
+    [
+        ("dsdoctor.core.processes", "from dsdoctor.core import host", {"processes", "host"}),
+        ("dsdoctor.core.host", "from dsdoctor.probe import probe", {"core", "probe"}),
+        ("dsdoctor.core.host", "def late():\n    import dsdoctor.report.terminal", {"core", "report"}),
+        ("dsdoctor.builder.wheel.elf", "from ..make import prove", {"make", "wheel"}),
+        ("dsdoctor.comm.words", "from dsdoctor.comm.control.leader import lead", {"words", "control"}),
+        ("dsdoctor.overflow.frames.frame", "import dsdoctor.overflow.verdict.verdict as late", {"frames", "verdict"}),
+        ("dsdoctor.diagnosis.models", "from . import scan", {"models", "scan"}),
+        ("dsdoctor.probe.paths", "from dsdoctor.probe import probe", {"paths", "probe"}),
+    ],
+)
+def test_a_circle_is_seen_at_any_depth(module: str, line: str, circle: set[str]) -> None:
+    found = circles(with_sin(module, line))
+
+    assert any(circle <= {name.rpartition(".")[2] for name in names} for names in found), found
 
 
-def test_every_module_has_a_floor() -> None:
-    assert {place(path) for path in modules()} <= set(FLOORS)
+def test_an_import_for_type_checkers_alone_is_no_arrow() -> None:
+    line = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from dsdoctor.cli import main"
+
+    assert with_sin("dsdoctor.core.host", line) == graph()
 
 
 def test_the_scripts_for_other_interpreters_know_nothing_of_us() -> None:
-    assert all(imports(path) == set() for path in (ROOT / "inside").glob("*.py"))
+    scripts = [module for module in graph() if module.startswith("dsdoctor.child_scripts.")]
 
-
-HEAVY = {"torch", "deepspeed", "op_builder", "triton", "plotly"}
+    assert len(scripts) > 5
+    assert {module: graph()[module] for module in scripts} == dict.fromkeys(scripts, frozenset())
+    assert arrows_into(graph(), "dsdoctor.child_scripts") == []
 
 
 def heavy_imports(path: Path) -> set[str]:
     """Heavy packages that a module imports at its top."""
-    top = [node for node in tree(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    top = ast.parse(path.read_text(encoding="utf-8")).body
     names = {alias.name.split(".")[0] for node in top if isinstance(node, ast.Import) for alias in node.names}
     names |= {(node.module or "").split(".")[0] for node in top if isinstance(node, ast.ImportFrom)}
     return names & HEAVY
 
 
 def test_only_the_hooks_import_torch_and_nothing_imports_deepspeed_at_its_top() -> None:
-    for path in modules():
-        allowed = {"torch"} if place(path) == "overflow" else set()
-        allowed |= {"triton"} if path.name == "kernel.py" else set()
+    for path in ROOT.rglob("*.py"):
+        room = path.relative_to(ROOT).parts[0]
+        allowed = {"torch"} if room == "overflow" else set()
+        allowed |= {"triton"} if path.name == "triton_kernel.py" else set()
 
-        assert heavy_imports(path) <= allowed, path
+        assert room == "child_scripts" or heavy_imports(path) <= allowed, path
 
 
 def test_what_reads_traces_and_judges_imports_no_torch() -> None:

@@ -9,8 +9,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from dsdoctor import __version__
 from dsdoctor.core.errors import DoctorError
+from dsdoctor.core.version import __version__
 
 COMMANDS = {
     "look": "dsdoctor.cli.look:look_command",

@@ -10,9 +10,10 @@ from rich.console import Console
 from dsdoctor.builder.plan.shell import lines_for
 from dsdoctor.cli.ending import FOUND, IMPOSSIBLE, ending, print_result
 from dsdoctor.cli.options import Arch, Json, MachineFile, Offline, PythonOption, Toolkit, order_of
-from dsdoctor.commands.build import select
+from dsdoctor.commands.compare import differences
+from dsdoctor.commands.env import select
 from dsdoctor.commands.observe import write_down
-from dsdoctor.commands.verify import differences, verify
+from dsdoctor.commands.verify import verify
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.report.machines import built_lines, difference_lines

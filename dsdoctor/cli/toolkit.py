@@ -7,7 +7,7 @@ from rich.console import Console
 
 from dsdoctor.cli.ending import IMPOSSIBLE, ending, print_result
 from dsdoctor.cli.options import Arch, Json, Offline, PythonOption, Toolkit, order_of
-from dsdoctor.commands.build import assemble_toolkit
+from dsdoctor.commands.toolkit import assemble_toolkit
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, show
 

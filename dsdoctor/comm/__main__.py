@@ -1,9 +1,9 @@
-"""``python -m dsdoctor.comm``: the command `comm`, under a launcher or by itself. A door of the hall that stands in this room."""
+"""``python -m dsdoctor.comm``: the command ``comm``, under a launcher or by itself."""
 
+import runpy
 import sys
 
-from dsdoctor.cli import main
-
 if __name__ == "__main__":
+    # by name and not by import: the command line stands above this room
     sys.argv[1:1] = ["comm"]
-    main()
+    runpy.run_module("dsdoctor", run_name="__main__")

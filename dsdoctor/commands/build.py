@@ -12,21 +12,17 @@ from dsdoctor.builder.make.op_job import Watch
 from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.builder.make.workdir import Bench
 from dsdoctor.builder.plan.choices import accelerator_of
-from dsdoctor.builder.plan.compiler import choose_compiler
-from dsdoctor.builder.plan.plan import plan_build, plan_toolkit
-from dsdoctor.builder.plan.preconditions import working_torch
-from dsdoctor.builder.plan.shell import Settings
+from dsdoctor.builder.plan.plan import plan_build
 from dsdoctor.builder.source.fetch import lay_out, spell_source
 from dsdoctor.builder.source.op_config import ops_of_config, read_config
-from dsdoctor.builder.toolkit.assemble import assemble
 from dsdoctor.builder.wheel.index import publish
 from dsdoctor.commands.cache import open_store, told
-from dsdoctor.commands.observe import Sight, described, read_nodes, recorded_source, see
-from dsdoctor.core.build_models import BuildPlan, BuildResult, Order, Source, ToolkitPlan, Wish
-from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
-from dsdoctor.core.finding import Finding, Fix, Severity, has_error
+from dsdoctor.commands.observe import Sight, described, look, read_nodes, recorded_source
+from dsdoctor.core.build_models import BuildPlan, BuildResult, Order, Source, Wish
+from dsdoctor.core.errors import BuildFailed
+from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.machine import Compiler, Machine
+from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import install_wheel
 from dsdoctor.core.workspace import cache_folder, log_folder, private_folder, workspace
 from dsdoctor.diagnosis.clean import raw_lines
@@ -51,12 +47,6 @@ class Planned:
 
 Job = Callable[[Planned, BuildResult], tuple[Finding, ...]]
 """Something to do with a built wheel; what goes wrong is a finding, the wheel stays."""
-
-
-def look(order: Order) -> Sight:
-    """Ask this machine, or a snapshot, everything."""
-    named = order.wish.toolkit if order.wish.toolkit not in {"auto", "pypi"} else ""
-    return see(order.python, order.machine, whole=True, toolkit=named)
 
 
 @contextmanager
@@ -134,61 +124,6 @@ def list_wheel(index: Path, made: BuildResult) -> tuple[Finding, ...]:
         title = f"the wheel is built, and could not be put into the index {index}: {error}"
         return (Finding(rule="wheel-not-published", severity=Severity.ERROR, title=title),)
     return ()
-
-
-def assemble_toolkit(order: Order, *, say: Say) -> tuple[str | None, tuple[Finding, ...]]:
-    """The root of a toolkit that fits this torch, made when there is none; findings where that cannot be."""
-    sight = look(order)
-    machine = sight.machine
-    private_folder(cache_folder(LocalHost()))
-    advice = plan_toolkit(machine, order.wish, sight.cache)
-    toolkit, compiler = advice.toolkit, advice.compiler
-    if has_error(advice.findings) or toolkit is None or compiler is None or compiler.c_path is None:
-        return None, advice.findings
-    if toolkit.assemble:
-        assert machine.python is not None
-        python, architectures = machine.python.executable, advice.architectures
-        assemble(LocalHost(), toolkit, python=python, architectures=architectures, compiler=compiler.c_path, say=say)
-    return toolkit.root, advice.findings
-
-
-def select(order: Order) -> tuple[Settings, tuple[Finding, ...]]:
-    """The settings that select toolkit and compiler for other tools. Raises ImpossiblePlan where they name nothing real."""
-    sight = look(order)
-    machine = sight.machine
-    torch = working_torch(machine)
-    if torch.cuda is None:
-        compiler, _, findings = choose_compiler(machine, None, device_code=False)
-        return _settings(sight, None, compiler, ()), findings
-    advice = plan_toolkit(machine, order.wish, sight.cache)
-    if advice.toolkit is not None and advice.toolkit.assemble and not has_error(advice.findings):
-        raise ImpossiblePlan(
-            f"no whole CUDA toolkit of torch's release {torch.cuda} is here; it can be assembled in {advice.toolkit.root}",
-            hint="python -m dsdoctor toolkit",
-        )
-    return _settings(sight, advice.toolkit, advice.compiler, advice.architectures), advice.findings
-
-
-def _settings(
-    sight: Sight, toolkit: ToolkitPlan | None, compiler: Compiler | None, architectures: tuple[str, ...]
-) -> Settings:
-    values: dict[str, str] = {}
-    prepend: dict[str, tuple[str, ...]] = {}
-    if compiler is not None and compiler.c_path is not None:
-        values |= {"CC": compiler.c_path, "CXX": compiler.path}
-    if toolkit is not None:
-        values |= {"CUDA_HOME": toolkit.root, "TORCH_CUDA_ARCH_LIST": ";".join(architectures)}
-        values |= {"CUDA_PATH": toolkit.root} if sight.machine.variables.get("CUDA_PATH") else {}
-        known = next((one for one in sight.machine.toolkits if one.root == toolkit.root), None)
-        libraries = [folder for folder in (known.library_dirs if known else ()) if not folder.endswith("/stubs")]
-        prepend = {"PATH": (f"{toolkit.root}/bin",), "LD_LIBRARY_PATH": tuple(libraries[:1])}
-    named = [*(values[name] for name in ("CUDA_HOME", "CC", "CXX") if name in values), *sum(prepend.values(), ())]
-    gone = [path for path in named if sight.is_here and not Path(path).exists()]
-    if gone:
-        raise ImpossiblePlan(f"{gone[0]} was found, and is not there", hint="run it again")
-    host = LocalHost()
-    before = {name: value for name in prepend if (value := host.variable(name))}
-    return Settings(values=values, prepend={n: f for n, f in prepend.items() if f}, before=before)
 
 
 def _with_config(order: Order, accelerator: str) -> Wish:

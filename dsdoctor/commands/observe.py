@@ -10,7 +10,7 @@ import msgspec
 from dsdoctor.builder.source.describe_ops import describe, describe_installed
 from dsdoctor.builder.source.fetch import NEWEST, LaidOut, lay_out
 from dsdoctor.core.architectures import KNOWN, numeric
-from dsdoctor.core.build_models import Node, Source, Wish
+from dsdoctor.core.build_models import Node, Order, Source, Wish
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
@@ -177,3 +177,9 @@ def _from_tree(sight: Sight, spec: str | None, wish: Wish, accelerator: str, pla
         laid = lay_out(host, wanted, tree, cache=cache, python=python, offline=False)
     because = "--source" if spec else "the newest; none is installed here"
     return described(sight, replace(laid, because=because), accelerator, place)
+
+
+def look(order: Order) -> Sight:
+    """Ask this machine, or a snapshot, everything."""
+    named = order.wish.toolkit if order.wish.toolkit not in {"auto", "pypi"} else ""
+    return see(order.python, order.machine, whole=True, toolkit=named)

@@ -8,7 +8,6 @@ from pathlib import Path
 from dsdoctor.builder.wheel.load import load_installed
 from dsdoctor.builder.wheel.read import read_installed, read_wheel
 from dsdoctor.checks import TOPICS, examine, rule_of
-from dsdoctor.checks.compare import Difference, compare
 from dsdoctor.commands.observe import Sight, see
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, for_python, has_error
@@ -73,11 +72,3 @@ def _of_ops(finding: Finding, built: DeepSpeed) -> Finding:
     """The finding with the ops that it affects: those it names, else all."""
     named = tuple(op for op in finding.affects if op in built.installed_ops)
     return replace(finding, affects=named or (built.installed_ops if finding.affects else ()))
-
-
-def differences(files: tuple[Path, ...]) -> tuple[Difference, ...]:
-    """What differs between snapshots, which are named after their files."""
-    names = [file.stem for file in files]
-    if len(set(names)) < len(names):
-        names = [str(file) for file in files]
-    return compare({name: see("", file, whole=True).machine for name, file in zip(names, files, strict=True)})

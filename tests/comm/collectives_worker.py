@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from dsdoctor.comm.collectives.catalogue import steps
 from dsdoctor.comm.collectives.deepspeed import run_layer
-from dsdoctor.comm.collectives.exchange import run_steps
+from dsdoctor.comm.collectives.run import run_steps
 from dsdoctor.comm.models import Group, Mode
 from dsdoctor.comm.results import Speeds
 from dsdoctor.comm.speed.pace import pace

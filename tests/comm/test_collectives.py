@@ -23,7 +23,7 @@ from dsdoctor.comm.collectives.exchange import lacking
 from dsdoctor.comm.collectives.values import EXACT, Reduction, largest
 from dsdoctor.comm.models import Group, Mode
 from dsdoctor.comm.results import Exchange
-from dsdoctor.comm.speed.pairs import rounds, spread_rounds
+from dsdoctor.comm.torch_ops import rounds, spread_rounds
 
 WORKER = Path(__file__).with_name("collectives_worker.py")
 FAULT = '''

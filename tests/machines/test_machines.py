@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.commands.build import planned, select
+from dsdoctor.commands.build import planned
 from dsdoctor.commands.check import check
 from dsdoctor.commands.check_ops import Checked
+from dsdoctor.commands.compare import differences
+from dsdoctor.commands.env import select
 from dsdoctor.commands.observe import see
-from dsdoctor.commands.verify import differences, verify
+from dsdoctor.commands.verify import verify
 from dsdoctor.core.build_models import Order, Question
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan
 from dsdoctor.core.finding import Severity

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from dsdoctor import __version__
 from dsdoctor.builder.make.prove import OpProof
 from dsdoctor.builder.wheel.elf import Confession, newest
 from dsdoctor.core.build_models import BuildPlan, Source
 from dsdoctor.core.deepspeed_install import MANIFEST
 from dsdoctor.core.machine import Machine, Torch
+from dsdoctor.core.version import __version__
 
 SCHEMA = "dsdoctor-manifest/1"
 EARLIEST = 315532800

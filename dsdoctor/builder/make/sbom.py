@@ -12,12 +12,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from dsdoctor import __version__
 from dsdoctor.builder.make.manifest import Manifest, ManifestOp
 from dsdoctor.builder.source.fetch import NEWEST
 from dsdoctor.builder.toolkit.assemble import Part
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.version import __version__
 
 SBOM = "sboms/dsdoctor.cdx.json"
 """Where it lies in a wheel's dist-info."""

@@ -3,16 +3,14 @@
 torch.distributed's default group must be there. Nothing here compares or judges; see ``exchange``.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from dsdoctor.comm.collectives.values import Call
-from dsdoctor.comm.speed.pairs import spread_rounds
+from dsdoctor.comm.torch_ops import newest, spread_rounds
 
 Buffer = Any
 """A tensor: torch is imported by the data process only."""
-
 GUARD = 3
 """Elements around a buffer that nobody may touch."""
 
@@ -23,16 +21,6 @@ class Want:
 
     values: Buffer
     senders: tuple[tuple[int, int], ...] = ()
-
-
-def newest(*names: str) -> Callable[..., Any]:
-    """The first of these functions that this torch.distributed has: 2.13 renamed two, and warns on every rank of the old names."""
-    import torch.distributed as dist
-
-    for name in names:
-        if (found := getattr(dist, name, None)) is not None:
-            return found  # type: ignore[no-any-return]
-    raise NotImplementedError(f"torch.distributed has no {names[-1]}")
 
 
 def operator(call: Call) -> Any:

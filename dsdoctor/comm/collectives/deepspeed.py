@@ -13,7 +13,7 @@ from typing import Any
 from dsdoctor.comm.collectives import calls
 from dsdoctor.comm.collectives.calls import Buffer
 from dsdoctor.comm.collectives.catalogue import DTYPES, ODD, Collective, Step
-from dsdoctor.comm.collectives.exchange import run_steps
+from dsdoctor.comm.collectives.run import run_steps
 from dsdoctor.comm.collectives.values import Call, Reduction
 from dsdoctor.comm.models import Group
 from dsdoctor.comm.results import Exchange

@@ -18,45 +18,19 @@ from dsdoctor.comm.collectives.catalogue import Step
 from dsdoctor.comm.collectives.values import Call
 from dsdoctor.comm.models import Group
 from dsdoctor.comm.results import Exchange, Wrong
-from dsdoctor.comm.speed.pairs import wait_for_device
+from dsdoctor.comm.torch_ops import wait_for_device
 
 Tell = Callable[[int, str], None]
-
 FOLLOWED = 6
 """Wrong steps that are looked into further."""
-
 LONG = timedelta(hours=1)
 """How long a rank waits for the others at the store: whoever started it ends it before."""
-
 NOT_HERE = re.compile(
     r"not (currently )?support|unsupported|not implemented|no (function|member) named|invalid scalar type"
     r"|cannot use reduceop|can't be cast|be contiguous|torch\.distributed has no",
     re.IGNORECASE,
 )
 BROKEN = re.compile(r"connect|timed? ?out|socket|peer|address|network|nccl error|cuda error", re.IGNORECASE)
-
-
-def run_steps(group: Group, steps: Sequence[Step], tell: Tell, budget: float | None = None) -> tuple[Exchange, ...]:
-    """Exchange and compare; then look whose data was wrong, with all ranks, if it was wrong anywhere.
-
-    ``tell(number from 1, what)`` is called before each. With ``budget``, rank 0 decides by its clock whether there is time for
-    the next large step; those left out are skipped with that reason. Raises what torch raises where communication breaks.
-    """
-    from dsdoctor.comm.collectives.blame import follow_up
-
-    notes, until = _Notes(group), time.monotonic() + (budget or 0)
-    seen: list[Exchange] = []
-    for number, step in enumerate(steps, 1):
-        if budget is not None and step.large and not notes.go(number, time.monotonic() < until):
-            seen.append(_skipped(step, f"the {budget:g} s for the exchanges were used up"))
-            continue
-        tell(number, str(step))
-        seen.append(exchange(group, step))
-    wrong = [number for number, one in enumerate(seen) if one.wrong is not None]
-    for turn, number in enumerate(notes.all_wrong(wrong, steps), len(steps) + 1):
-        tell(turn, f"{steps[number]}, again, to see whose data is wrong")
-        seen[number] = follow_up(group, steps[number], seen[number])
-    return tuple(seen)
 
 
 def exchange(group: Group, step: Step, inverted: frozenset[int] = frozenset()) -> Exchange:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.rendezvous.checks import named
-from dsdoctor.comm.speed.pairs import rounds
+from dsdoctor.comm.torch_ops import rounds
+from dsdoctor.comm.words import named
 from dsdoctor.core.finding import Finding, Fix, Severity
 
 Groups = tuple[tuple[int, ...], ...]

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dsdoctor.comm.collectives.nccl_log import NcclFacts
-from dsdoctor.comm.local.differences import by_rank
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.rendezvous.checks import named
+from dsdoctor.comm.words import by_rank, named
 from dsdoctor.core.finding import Finding, Fix, Severity
 
 MOST_LINES = 8

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from dsdoctor.comm.mesh.checks import CHECKS as MESH_CHECKS
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.rendezvous.checks import named
 from dsdoctor.comm.results import Outcome, Reach, Stuck
+from dsdoctor.comm.words import named
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.processes import LETTERS
 

@@ -17,10 +17,10 @@ from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.mesh.mesh import peers
 from dsdoctor.comm.models import Mode, Phase, State
-from dsdoctor.comm.rendezvous.checks import named
 from dsdoctor.comm.results import Outcome
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.comm.speed.bandwidth import merge
+from dsdoctor.comm.words import named
 from dsdoctor.core.finding import Finding, Fix, Severity
 
 MESH_SECONDS = 20.0

@@ -118,7 +118,7 @@ def _dump_flight_recorder(folder: str) -> None:
 
 def _right(group: Group, do: Do, tell: Tell) -> Result:
     from dsdoctor.comm.collectives.catalogue import steps
-    from dsdoctor.comm.collectives.exchange import run_steps
+    from dsdoctor.comm.collectives.run import run_steps
     from dsdoctor.comm.local.memory import try_memory
 
     tell(0, "writing to memory and reading it back")

@@ -14,7 +14,8 @@ from dsdoctor.comm.local.checks import examine_all
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.rendezvous import checks as arrival_checks
 from dsdoctor.comm.rendezvous.board import Log
-from dsdoctor.comm.rendezvous.checks import Arrivals, named
+from dsdoctor.comm.rendezvous.checks import Arrivals
+from dsdoctor.comm.words import named
 
 ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
 """Ranks have this part of the deadline to come, and at most so many seconds."""

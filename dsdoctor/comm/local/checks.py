@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from dsdoctor.comm.local import network_checks, node_checks
-from dsdoctor.comm.local.differences import by_rank
 from dsdoctor.comm.local.gpu_links import own_gpu
 from dsdoctor.comm.local.rank_view import Check, Place, merged
 from dsdoctor.comm.models import Claim, Local, Rank
+from dsdoctor.comm.words import by_rank
 from dsdoctor.core.finding import Finding
 
 

@@ -1,10 +1,10 @@
 """The claims of all ranks -> where they differ, and who is the minority. Pure, and O(ranks)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.rendezvous.checks import named
+from dsdoctor.comm.words import named
 
 ABSENT = "(none)"
 MOST_GROUPS = 4
@@ -63,12 +63,6 @@ def said(difference: Difference, hosts: tuple[str, ...]) -> str:
     if difference.usual is not None:
         parts.append(f"the {difference.count} others {_value(name, difference.usual, whole=False)}")
     return ", ".join(parts)
-
-
-def by_rank(claims: Iterable[Claim]) -> tuple[str, ...]:
-    """The host of every rank up to the last that is here, "" where none is."""
-    hosts = {claim.rank: claim.host for claim in claims}
-    return tuple(hosts.get(rank, "") for rank in range(max(hosts, default=-1) + 1))
 
 
 def _value(name: str, value: str, *, whole: bool) -> str:

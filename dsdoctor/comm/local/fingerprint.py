@@ -10,10 +10,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dsdoctor.comm.local.differences import ABSENT, MOST_GROUPS, by_rank, differences, said
+from dsdoctor.comm.local.differences import ABSENT, MOST_GROUPS, differences, said
 from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.local.variables import is_secret
 from dsdoctor.comm.models import Claim, Local
+from dsdoctor.comm.words import by_rank
 from dsdoctor.core.finding import Finding, Fix, Severity
 
 OWN = (

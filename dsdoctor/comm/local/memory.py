@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from dsdoctor.comm.rendezvous.checks import named
 from dsdoctor.comm.results import MemoryTry
+from dsdoctor.comm.words import named
 from dsdoctor.core.finding import Finding, Fix, Severity
 
 MIB, GIB = 1 << 20, 1 << 30

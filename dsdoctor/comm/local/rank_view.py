@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dsdoctor.comm.models import Gpu, Interface, Local
-from dsdoctor.comm.rendezvous.checks import named
+from dsdoctor.comm.words import named
 from dsdoctor.core.finding import Finding, Severity
 
 WHO = "{who}"

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dsdoctor.comm.models import Claim, Rank
+from dsdoctor.comm.words import MOST_NAMED, named
 from dsdoctor.core.finding import Finding, Fix, Severity
 
-MOST_NAMED = 12
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 LATE = 15.0
 """Seconds between the first and the last rank from which on their start is worth a word: imports take some."""
@@ -143,27 +143,6 @@ def rank_arrives_late(arrivals: Arrivals) -> Iterator[Finding]:
             else "it was started late: see the launcher and the queue of that host"
         ),
     )
-
-
-def named(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> str:
-    """Ranks in words, with hosts where these are known.
-
-    >>> named((1,), ("a", "b")), named((1, 2, 3), ())
-    ('rank 1 (b)', 'ranks 1-3')
-    >>> named((0, 2, 3), ("a", "a", "b", "b"))
-    'ranks 0 (a), 2-3 (b)'
-    """
-    parts: list[tuple[int, int, str]] = []
-    for rank in ranks:
-        host = hosts[rank] if rank < len(hosts) else ""
-        if parts and parts[-1][1] == rank - 1 and parts[-1][2] == host:
-            parts[-1] = (parts[-1][0], rank, host)
-        else:
-            parts.append((rank, rank, host))
-    spans = [f"{first}-{last}" if last > first else str(first) for first, last, _ in parts]
-    shown = [span + (f" ({host})" if host else "") for span, (_, _, host) in zip(spans, parts, strict=True)]
-    more = [f"and {len(shown) - MOST_NAMED} more"] if len(shown) > MOST_NAMED else []
-    return f"rank{'s' if len(ranks) > 1 else ''} " + ", ".join(shown[:MOST_NAMED] + more)
 
 
 def _places(claims: tuple[Claim, ...] | list[Claim]) -> str:

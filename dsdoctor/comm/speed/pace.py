@@ -7,7 +7,7 @@ from typing import Any
 
 from dsdoctor.comm.models import Group
 from dsdoctor.comm.results import Pace
-from dsdoctor.comm.speed.pairs import wait_for_device
+from dsdoctor.comm.torch_ops import wait_for_device
 
 Tell = Callable[[int, str], None]
 

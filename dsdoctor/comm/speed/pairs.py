@@ -9,49 +9,13 @@ from typing import Any
 
 from dsdoctor.comm.models import Group
 from dsdoctor.comm.results import PairTime
+from dsdoctor.comm.torch_ops import Pair, agreed, spread_rounds, wait_for_device
 
-Pair = tuple[int, int]
 Tell = Callable[[int, str], None]
-
-ALL_PAIRS = 64
-"""The largest world in which every pair is tried."""
-
-SAMPLED = 16
-"""Rounds, so partners of each rank, in a larger world."""
-
 SIZE = 1 << 20
 REPEATS = 3
 AGAIN = 2.0
 """A pair this many times slower than the usual of its like is tried again; ``speed_checks`` blames only slower ones."""
-
-
-def rounds(world: int) -> tuple[tuple[Pair, ...], ...]:
-    """Rounds of disjoint pairs in which everybody meets everybody once: the circle method of round-robin tournaments.
-
-    n - 1 rounds for an even n, n for an odd one, where each rank waits once. The lower rank of a pair comes first.
-
-    >>> rounds(4)
-    (((0, 3), (1, 2)), ((0, 2), (1, 3)), ((0, 1), (2, 3)))
-    >>> rounds(3)
-    (((1, 2),), ((0, 2),), ((0, 1),))
-    """
-    seats = world + world % 2
-    return tuple(_round(world, seats, turn) for turn in range(seats - 1)) if world > 1 else ()
-
-
-def _round(world: int, seats: int, turn: int) -> tuple[Pair, ...]:
-    """Rank 0's seat is fixed, the others move on by one place each round; opposite seats meet."""
-    circle = [0, *((place - turn) % (seats - 1) + 1 for place in range(seats - 1))]
-    pairs = (sorted((circle[place], circle[-1 - place])) for place in range(seats // 2))
-    return tuple((low, high) for low, high in pairs if high < world)
-
-
-def spread_rounds(world: int) -> tuple[tuple[Pair, ...], ...]:
-    """All rounds, or some spread evenly where there are too many ranks for all."""
-    if world <= ALL_PAIRS:
-        return rounds(world)
-    seats = world + world % 2
-    return tuple(_round(world, seats, turn * (seats - 1) // SAMPLED) for turn in range(SAMPLED))
 
 
 def within(pair: PairTime, hosts: Sequence[str]) -> bool:
@@ -128,25 +92,6 @@ def _play(
             seconds = _there_and_back(group, pair, buffer) / 2
             if group.rank == pair[0]:
                 best[pair] = min(seconds, best.get(pair, seconds))
-
-
-def agreed(group: Group, value: float) -> float:
-    """Rank 0's number on every rank, after all have come here: nobody goes on by its own clock."""
-    import torch
-    import torch.distributed as dist
-
-    dist.barrier()
-    number = torch.tensor([float(value)], dtype=torch.float64, device=group.device)
-    dist.broadcast(number, 0)
-    return float(number.item())
-
-
-def wait_for_device(group: Group) -> None:
-    """Until the GPU has done what it was given; nothing to wait for on a CPU."""
-    if group.device != "cpu":
-        import torch
-
-        torch.cuda.synchronize()
 
 
 def _buffer(group: Group) -> Any:

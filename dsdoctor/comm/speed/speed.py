@@ -10,11 +10,10 @@ from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
-from dsdoctor.comm.collectives.calls import newest
 from dsdoctor.comm.models import Group, Mode
 from dsdoctor.comm.results import Timing
 from dsdoctor.comm.speed.bandwidth import formula
-from dsdoctor.comm.speed.pairs import agreed, wait_for_device
+from dsdoctor.comm.torch_ops import agreed, newest, wait_for_device
 
 Tell = Callable[[int, str], None]
 Act = Callable[[], Any]

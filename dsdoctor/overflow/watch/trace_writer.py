@@ -11,8 +11,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-import dsdoctor
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.version import __version__
 from dsdoctor.overflow.frames import guide_format
 from dsdoctor.overflow.frames.frame import Header, StepEnd
 from dsdoctor.overflow.hooks import engine_adapter, ranks
@@ -90,7 +90,7 @@ def header_of(engine: Any) -> Header:
     deepspeed = sys.modules.get("deepspeed")
     return Header(
         schema=SCHEMA,
-        dsdoctor=dsdoctor.__version__,
+        dsdoctor=__version__,
         rank=ranks.rank(),
         world=ranks.world(),
         host=platform.node(),

@@ -1,0 +1,32 @@
+"""Steps of an exchange, one after the other on every rank, until one ends badly or the time is up."""
+
+import time
+from collections.abc import Sequence
+
+from dsdoctor.comm.collectives.catalogue import Step
+from dsdoctor.comm.collectives.exchange import Tell, _Notes, _skipped, exchange
+from dsdoctor.comm.models import Group
+from dsdoctor.comm.results import Exchange
+
+
+def run_steps(group: Group, steps: Sequence[Step], tell: Tell, budget: float | None = None) -> tuple[Exchange, ...]:
+    """Exchange and compare; then look whose data was wrong, with all ranks, if it was wrong anywhere.
+
+    ``tell(number from 1, what)`` is called before each. With ``budget``, rank 0 decides by its clock whether there is time for
+    the next large step; those left out are skipped with that reason. Raises what torch raises where communication breaks.
+    """
+    from dsdoctor.comm.collectives.blame import follow_up
+
+    notes, until = _Notes(group), time.monotonic() + (budget or 0)
+    seen: list[Exchange] = []
+    for number, step in enumerate(steps, 1):
+        if budget is not None and step.large and not notes.go(number, time.monotonic() < until):
+            seen.append(_skipped(step, f"the {budget:g} s for the exchanges were used up"))
+            continue
+        tell(number, str(step))
+        seen.append(exchange(group, step))
+    wrong = [number for number, one in enumerate(seen) if one.wrong is not None]
+    for turn, number in enumerate(notes.all_wrong(wrong, steps), len(steps) + 1):
+        tell(turn, f"{steps[number]}, again, to see whose data is wrong")
+        seen[number] = follow_up(group, steps[number], seen[number])
+    return tuple(seen)

@@ -1,0 +1,34 @@
+"""How findings name ranks: with their hosts, and folded."""
+
+from collections.abc import Iterable
+
+from dsdoctor.comm.models import Claim
+
+MOST_NAMED = 12
+
+
+def named(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> str:
+    """Ranks in words, with hosts where these are known.
+
+    >>> named((1,), ("a", "b")), named((1, 2, 3), ())
+    ('rank 1 (b)', 'ranks 1-3')
+    >>> named((0, 2, 3), ("a", "a", "b", "b"))
+    'ranks 0 (a), 2-3 (b)'
+    """
+    parts: list[tuple[int, int, str]] = []
+    for rank in ranks:
+        host = hosts[rank] if rank < len(hosts) else ""
+        if parts and parts[-1][1] == rank - 1 and parts[-1][2] == host:
+            parts[-1] = (parts[-1][0], rank, host)
+        else:
+            parts.append((rank, rank, host))
+    spans = [f"{first}-{last}" if last > first else str(first) for first, last, _ in parts]
+    shown = [span + (f" ({host})" if host else "") for span, (_, _, host) in zip(spans, parts, strict=True)]
+    more = [f"and {len(shown) - MOST_NAMED} more"] if len(shown) > MOST_NAMED else []
+    return f"rank{'s' if len(ranks) > 1 else ''} " + ", ".join(shown[:MOST_NAMED] + more)
+
+
+def by_rank(claims: Iterable[Claim]) -> tuple[str, ...]:
+    """The host of every rank up to the last that is here, "" where none is."""
+    hosts = {claim.rank: claim.host for claim in claims}
+    return tuple(hosts.get(rank, "") for rank in range(max(hosts, default=-1) + 1))

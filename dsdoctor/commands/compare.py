@@ -1,0 +1,14 @@
+"""Snapshots of machines -> what differs between them."""
+
+from pathlib import Path
+
+from dsdoctor.checks.compare import Difference, compare
+from dsdoctor.commands.observe import see
+
+
+def differences(files: tuple[Path, ...]) -> tuple[Difference, ...]:
+    """What differs between snapshots, which are named after their files."""
+    names = [file.stem for file in files]
+    if len(set(names)) < len(names):
+        names = [str(file) for file in files]
+    return compare({name: see("", file, whole=True).machine for name, file in zip(names, files, strict=True)})
