@@ -27,7 +27,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dsdoctor import __version__
 from dsdoctor.comm.local import fingerprint, local_checks
-from dsdoctor.comm.models import Chosen, Claim, Interface, Local, Rank
+from dsdoctor.comm.models import ChosenInterface, Claim, Interface, Local, Rank
 from dsdoctor.comm.rendezvous import checks as arrival_checks
 from dsdoctor.comm.rendezvous.board import Board
 from dsdoctor.comm.rendezvous.checks import Arrivals
@@ -62,7 +62,7 @@ def growth(worlds: list[int]) -> list[dict[str, float]]:
 def claim(rank: int, world: int) -> Claim:
     """A rank as it would come; one of them has another torch."""
     host, address = f"node{rank // PER_HOST:04d}", f"10.{rank // 65536}.{rank // 256 % 256}.{rank % 256}"
-    chosen = Chosen(name="eth0", address=address, because="the host's name resolves to it")
+    chosen = ChosenInterface(name="eth0", address=address, because="the host's name resolves to it")
     local = Local(
         hostname=host,
         resolves_to=(address,),

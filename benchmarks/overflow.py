@@ -205,7 +205,7 @@ def time_guard(engine: Any, watching: Any, clock: Clock) -> None:
         for number, hook in hooks.items():
             if "dsdoctor" in getattr(hook, "__module__", ""):
                 hooks[number] = clock.timed(hook)
-    seam = watching._seam
+    seam = watching._adapter
     for name in ("_on_decision", "_on_step", "_on_backward"):
         setattr(seam, name, clock.timed(getattr(seam, name)))
 

@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class MachineGroup:
     """Machines that say the same of one fact; ``value`` is None where it is not there."""
 
     value: str | None
@@ -18,14 +18,14 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class FactDifference:
     """A fact of which not all machines say the same; the smallest group comes first."""
 
     fact: str
-    groups: tuple[Group, ...]
+    groups: tuple[MachineGroup, ...]
 
 
-def compare(machines: Mapping[str, Machine]) -> tuple[Difference, ...]:
+def compare(machines: Mapping[str, Machine]) -> tuple[FactDifference, ...]:
     """What differs between named machines."""
     told = {name: dict(facts_of(machine)) for name, machine in machines.items()}
     facts = dict.fromkeys(fact for told_by_one in told.values() for fact in told_by_one)
@@ -35,8 +35,8 @@ def compare(machines: Mapping[str, Machine]) -> tuple[Difference, ...]:
         for name, values in told.items():
             alike[values.get(fact)].append(name)
         if len(alike) > 1:
-            groups = (Group(value=value, machines=tuple(names)) for value, names in alike.items())
-            found.append(Difference(fact=fact, groups=tuple(sorted(groups, key=lambda group: len(group.machines)))))
+            groups = (MachineGroup(value=value, machines=tuple(names)) for value, names in alike.items())
+            found.append(FactDifference(fact=fact, groups=tuple(sorted(groups, key=lambda group: len(group.machines)))))
     return tuple(found)
 
 

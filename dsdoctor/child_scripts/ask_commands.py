@@ -18,17 +18,19 @@ from accelerator import get_accelerator  # noqa: E402
 from op_builder.all_ops import ALL_OPS  # noqa: E402
 
 
-class Refused(Exception):
+class CommandsRefused(Exception):
     """Why there are no commands; what was printed tells more."""
 
 
 def told(name):
     op = ALL_OPS[name]
     if not op.is_compatible(verbose=True):
-        raise Refused("DeepSpeed's own probe declines %s: %s" % (name, op.error_log or "it names no reason"))
+        raise CommandsRefused("DeepSpeed's own probe declines %s: %s" % (name, op.error_log or "it names no reason"))
     extension = op.builder()
     if get_accelerator().device_name() == "cuda" and getattr(op, "build_for_cpu", False):
-        raise Refused("DeepSpeed fell back to the CPU flavour of %s: it found no usable nvcc in CUDA_HOME" % name)
+        raise CommandsRefused(
+            "DeepSpeed fell back to the CPU flavour of %s: it found no usable nvcc in CUDA_HOME" % name
+        )
     # DeepSpeed's CPU builder leaves out what an op links with (async_io: -laio), and the op does not load
     wanted = op.strip_empty_entries(op.extra_ldflags())
     forgotten = [flag for flag in wanted if flag not in extension.extra_link_args]
@@ -44,7 +46,7 @@ for name, architectures in json.loads(sys.argv[1]):
     answer = {"op": name}
     try:
         answer.update(told(name))
-    except Refused as refusal:
+    except CommandsRefused as refusal:
         answer["error"] = str(refusal)
     except (Exception, SystemExit) as wrong:
         answer["error"] = "%s: %s" % (type(wrong).__name__, " ".join(map(str, wrong.args)))

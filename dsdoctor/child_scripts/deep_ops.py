@@ -31,7 +31,7 @@ else:
     os.chdir(os.path.join(folder, "ops"))
 
 
-class Refused(Exception):
+class OpRefused(Exception):
     """Why an op cannot be had; what was printed tells more."""
 
 
@@ -81,10 +81,10 @@ def link(command):
 def judge(name):
     op = ALL_OPS[name]
     if not op.is_compatible(verbose=True):
-        raise Refused("DeepSpeed's own probe declines it: %s" % (op.error_log or "it names no reason"))
+        raise OpRefused("DeepSpeed's own probe declines it: %s" % (op.error_log or "it names no reason"))
     extension = op.builder()
     if get_accelerator().device_name() == "cuda" and getattr(op, "build_for_cpu", False):
-        raise Refused("DeepSpeed would build its CPU flavour: it found no usable nvcc in CUDA_HOME")
+        raise OpRefused("DeepSpeed would build its CPU flavour: it found no usable nvcc in CUDA_HOME")
     place = os.path.join(scratch, name)
     build_ext = get_accelerator().build_extension().with_options(use_ninja=False)
     compile_commands, link_commands = commands(
@@ -110,7 +110,7 @@ for name in names:
     error = output = None
     try:
         output = judge(name)
-    except Refused as refusal:
+    except OpRefused as refusal:
         error = str(refusal)
     except (Exception, SystemExit) as wrong:
         error = "%s: %s" % (type(wrong).__name__, " ".join(map(str, wrong.args)))

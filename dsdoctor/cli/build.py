@@ -39,8 +39,8 @@ from dsdoctor.cli.options import (
 )
 from dsdoctor.commands.build import Job, Planned, build, install, list_wheel, planned, publish_into
 from dsdoctor.commands.build_targets import targets_of
-from dsdoctor.commands.wheel_cache import Request, keep, request_of, returned
-from dsdoctor.core.build_models import BuildPlan, BuildResult, Order
+from dsdoctor.commands.wheel_cache import WheelRequest, keep, request_of, returned
+from dsdoctor.core.build_models import BuildOrder, BuildPlan, BuildResult
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, install_hint, plan_lines, result_lines, show
@@ -127,7 +127,7 @@ def build_wheel_command(
             _build_one(order, out, index, dry_run=dry_run, as_json=as_json)
 
 
-def _build_one(order: Order, out: Path, index: Path | None, *, dry_run: bool, as_json: bool) -> None:
+def _build_one(order: BuildOrder, out: Path, index: Path | None, *, dry_run: bool, as_json: bool) -> None:
     """One wheel for an environment as it is; the one that is there where nothing has changed since."""
     request = None if dry_run else request_of(order)
     if request is not None and _show_returned(request, out.absolute(), index, as_json):
@@ -143,7 +143,7 @@ def _build_one(order: Order, out: Path, index: Path | None, *, dry_run: bool, as
             show(Console(), [install_hint(result)])
 
 
-def _show_returned(request: Request, out: Path, index: Path | None, as_json: bool) -> bool:
+def _show_returned(request: WheelRequest, out: Path, index: Path | None, as_json: bool) -> bool:
     """Return the finished wheel of an order, if there is one: says whether."""
     prepare_out(out)
     found = returned(request, out)

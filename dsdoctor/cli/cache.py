@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dsdoctor.builder.cache.store import Store
+from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.cli.ending import FOUND, ending, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.cache import damage, kept, prune, told, trusted_store
@@ -75,11 +75,11 @@ def verify_command(as_json: Json = False) -> None:
             raise typer.Exit(FOUND)
 
 
-def _place(store: Store) -> dict[str, Any]:
+def _place(store: CacheStore) -> dict[str, Any]:
     return {"folder": str(store.folder), "limit": store.limit}
 
 
-def _told(store: Store) -> tuple[Finding, ...]:
+def _told(store: CacheStore) -> tuple[Finding, ...]:
     """What the store has to say, said: an entry that is damaged is gone with the first look at it."""
     findings = told(store)
     show(Console(stderr=True), finding_lines(findings))

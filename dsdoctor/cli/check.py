@@ -19,7 +19,7 @@ from dsdoctor.cli.options import (
     order_of,
 )
 from dsdoctor.commands.check import check
-from dsdoctor.core.build_models import Question
+from dsdoctor.core.build_models import CheckRequest
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
 from dsdoctor.report.progress import BuildProgress
@@ -72,8 +72,8 @@ def check_command(
         rules_asked = frozenset(rules or ())
         if rules_asked and (op or deep):
             raise UsageError("RULE runs some checks alone, --op and --deep are about ops", hint="leave out one of them")
-        question = Question(
-            python=python, machine=machine, source=source, rules=rules_asked, deep=deep, wish=order.wish
+        question = CheckRequest(
+            python=python, machine=machine, source=source, rules=rules_asked, deep=deep, request=order.request
         )
         with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
             done = check(question, say=progress.say)

@@ -15,10 +15,10 @@ from dsdoctor.cli.ending import FOUND, ending, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.comm.control.supervisor import Screen
 from dsdoctor.comm.launch.rank import rank_of
-from dsdoctor.comm.models import Mode, Rank, Settings, State
+from dsdoctor.comm.models import CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed import baseline
-from dsdoctor.commands.comm import Wanted, compared, run_all, run_rank, unmet
+from dsdoctor.commands.comm import CommRequest, compared, run_all, run_rank, unmet
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import age
@@ -26,7 +26,7 @@ from dsdoctor.report.comm.lines import phase_line, report_lines
 from dsdoctor.report.terminal import show
 
 SLOW = 6
-STATUS = {State.OK: 0, State.SKIPPED: 0, State.SLOW: SLOW, State.BROKEN: FOUND}
+STATUS = {PhaseState.OK: 0, PhaseState.SKIPPED: 0, PhaseState.SLOW: SLOW, PhaseState.BROKEN: FOUND}
 DEADLINES = {Mode.QUICK: 60.0, Mode.DEFAULT: 180.0, Mode.FULL: 900.0}
 LEAST_DEADLINE = 5.0
 BACKENDS = ("auto", "gloo", "nccl")
@@ -93,7 +93,7 @@ def comm_command(
         return
     with ending("comm", as_json):
         settings = _settings(quick, full, backend, deadline, out)
-        wanted = Wanted(settings=settings, nproc=nproc, hostfile=hostfile, only_static=static)
+        wanted = CommRequest(settings=settings, nproc=nproc, hostfile=hostfile, only_static=static)
         if recipe is not None:
             _print_recipe(recipe, nproc, hostfile, as_json)
             return
@@ -102,7 +102,7 @@ def comm_command(
         raise typer.Exit(_test(wanted, window, began))
 
 
-def _test(wanted: Wanted, window: "Window", began: float) -> int:
+def _test(wanted: CommRequest, window: "Window", began: float) -> int:
     """Play a rank's part under a launcher, or start all ranks; the exit status."""
     rank = rank_of(LocalHost().variables(""))
     if rank is not None:
@@ -150,7 +150,7 @@ class Window:
             sys.stdout.flush()
 
 
-def _as_rank(rank: Rank, settings: Settings, window: Window, began: float) -> int:
+def _as_rank(rank: Rank, settings: CommSettings, window: Window, began: float) -> int:
     """Play one rank's part; a rank that met nobody says so itself."""
     screen = Screen(phase=window.phase, report=window.report, broken_off=lambda at: window.broken_off(rank, at))
     outcome = run_rank(rank, settings, screen, began=began)
@@ -167,7 +167,7 @@ def _as_rank(rank: Rank, settings: Settings, window: Window, began: float) -> in
     return outcome.status
 
 
-def _settings(quick: bool, full: bool, backend: str, deadline: float | None, out: Path | None) -> Settings:
+def _settings(quick: bool, full: bool, backend: str, deadline: float | None, out: Path | None) -> CommSettings:
     if quick and full:
         raise UsageError("--quick and --full cannot be given together", hint="name one, or neither")
     if backend not in BACKENDS:
@@ -180,10 +180,10 @@ def _settings(quick: bool, full: bool, backend: str, deadline: float | None, out
         raise UsageError(
             f"a deadline of {deadline:g} s is too short", hint=f"torch alone needs some: {LEAST_DEADLINE:g} or more"
         )
-    return Settings(mode=mode, backend=backend, deadline=deadline, out=os.fspath(out.absolute()) if out else None)
+    return CommSettings(mode=mode, backend=backend, deadline=deadline, out=os.fspath(out.absolute()) if out else None)
 
 
-def _refuse_under_launcher(rank: Rank, wanted: Wanted) -> None:
+def _refuse_under_launcher(rank: Rank, wanted: CommRequest) -> None:
     """What starts ranks makes no sense in one."""
     given = [name for name, value in (("--nproc", wanted.nproc), ("--hostfile", wanted.hostfile)) if value is not None]
     if given:

@@ -15,16 +15,16 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.models import Diagnosis, Outcome
+from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from dsdoctor.report.terminal import finding_lines
 
 GZIP = b"\x1f\x8b"
 SAYINGS = {
-    Outcome.CAUSE: "the cause was found",
-    Outcome.ONLY_ECHOES: "only after-effects are in this log",
-    Outcome.UNEXPLAINED: "a failure that no rule knows",
-    Outcome.HEALTHY: "no failure in this log",
-    Outcome.EMPTY: "an empty log",
+    LogOutcome.CAUSE: "the cause was found",
+    LogOutcome.ONLY_ECHOES: "only after-effects are in this log",
+    LogOutcome.UNEXPLAINED: "a failure that no rule knows",
+    LogOutcome.HEALTHY: "no failure in this log",
+    LogOutcome.EMPTY: "an empty log",
 }
 Logs = Annotated[
     list[str] | None,
@@ -104,7 +104,7 @@ def _lines(diagnoses: list[Diagnosis], *, verbose: bool) -> Iterator[str]:
         told |= {(finding.rule, finding.title) for finding in shown}
         if len(diagnoses) > 1 and shown:
             yield f"{one.name}:"
-        if len(diagnoses) == 1 and (not shown or one.outcome is Outcome.HEALTHY):
+        if len(diagnoses) == 1 and (not shown or one.outcome is LogOutcome.HEALTHY):
             yield _summary(one)
         yield from finding_lines(shown)
         yield from _silent(one, verbose=verbose)
@@ -118,6 +118,6 @@ def _silent(one: Diagnosis, *, verbose: bool) -> Iterator[str]:
 
 def _summary(one: Diagnosis) -> str:
     first = one.findings[0] if one.findings else None
-    mark = "✓" if one.outcome is Outcome.HEALTHY else "!" if one.outcome is Outcome.EMPTY else "✗"
+    mark = "✓" if one.outcome is LogOutcome.HEALTHY else "!" if one.outcome is LogOutcome.EMPTY else "✗"
     said = first.title if first and first.severity is not Severity.NOTE else SAYINGS[one.outcome]
     return f"{mark} {'standard input' if one.name == '-' else one.name} ({one.lines} lines): {said}"

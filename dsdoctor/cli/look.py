@@ -4,12 +4,12 @@ import sys
 
 from dsdoctor.cli.ending import ending, print_result
 from dsdoctor.cli.options import Json, MachineFile, PythonOption
-from dsdoctor.commands.observe import see
+from dsdoctor.commands.observe import observe
 from dsdoctor.report.terminal import machine_lines
 
 
 def look_command(python: PythonOption = sys.executable, machine: MachineFile = None, as_json: Json = False) -> None:
     """Show what is here: toolkits, compilers, GPUs, torch, DeepSpeed, libraries. Judges nothing."""
     with ending("look", as_json):
-        seen = see(python, machine, whole=True).machine
+        seen = observe(python, machine, whole=True).machine
         print_result("look", as_json, machine_lines(seen), (), machine=seen)

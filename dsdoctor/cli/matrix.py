@@ -11,10 +11,10 @@ from dsdoctor.builder.make.make_wheel import refused_ops
 from dsdoctor.builder.targets.targets import Target
 from dsdoctor.cli.ending import finding_of, print_result
 from dsdoctor.commands.build import publish_into
-from dsdoctor.commands.build_targets import Outcome, Talk, build_targets
-from dsdoctor.core.build_models import Order
+from dsdoctor.commands.build_targets import Talk, TargetOutcome, build_targets
+from dsdoctor.core.build_models import BuildOrder
 from dsdoctor.core.finding import Finding
-from dsdoctor.report.matrix import Prefixed, Row, found_lines, reason, table_lines, tagged
+from dsdoctor.report.matrix import Prefixed, TargetRow, found_lines, reason, table_lines, tagged
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, plan_lines
 
@@ -22,7 +22,7 @@ COMMAND = "build-wheel"
 
 
 def run_matrix(
-    order: Order, targets: tuple[Target, ...], out: Path, index: Path | None, *, dry_run: bool, as_json: bool
+    order: BuildOrder, targets: tuple[Target, ...], out: Path, index: Path | None, *, dry_run: bool, as_json: bool
 ) -> None:
     """Build for every target, or plan for it, show what came of all, and leave with the worst status of them."""
     job = publish_into(index.absolute()) if index and not dry_run else None
@@ -40,7 +40,7 @@ def run_matrix(
         raise typer.Exit(worst)
 
 
-def _show_plans(as_json: bool, outcomes: tuple[Outcome, ...]) -> None:
+def _show_plans(as_json: bool, outcomes: tuple[TargetOutcome, ...]) -> None:
     lines: list[str] = []
     for one in outcomes:
         planned = plan_lines(one.plan) if one.plan else ()
@@ -49,7 +49,7 @@ def _show_plans(as_json: bool, outcomes: tuple[Outcome, ...]) -> None:
     print_result(COMMAND, as_json, lines, _tagged(outcomes), targets=parts)
 
 
-def _show_wheels(as_json: bool, outcomes: tuple[Outcome, ...], out: Path) -> None:
+def _show_wheels(as_json: bool, outcomes: tuple[TargetOutcome, ...], out: Path) -> None:
     lines = [
         *found_lines((one.target.name, _findings(one)) for one in outcomes),
         *table_lines(list(map(_row, outcomes))),
@@ -59,11 +59,11 @@ def _show_wheels(as_json: bool, outcomes: tuple[Outcome, ...], out: Path) -> Non
     print_result(COMMAND, as_json, lines, _tagged(outcomes), targets=tuple(map(_document, outcomes)))
 
 
-def _row(one: Outcome) -> Row:
+def _row(one: TargetOutcome) -> TargetRow:
     result = one.result
     if result is None or result.wheel is None:
-        return Row(target=one.target.name, because=reason(_findings(one)))
-    return Row(
+        return TargetRow(target=one.target.name, because=reason(_findings(one)))
+    return TargetRow(
         target=one.target.name,
         wheel=Path(result.wheel).name,
         size=one.size,
@@ -73,7 +73,7 @@ def _row(one: Outcome) -> Row:
     )
 
 
-def _document(one: Outcome) -> dict[str, Any]:
+def _document(one: TargetOutcome) -> dict[str, Any]:
     """What the document of a single build has, and whose it is."""
     result, plan = one.result, one.plan
     return {
@@ -91,13 +91,13 @@ def _document(one: Outcome) -> dict[str, Any]:
     }
 
 
-def _named(one: Outcome) -> dict[str, Any]:
+def _named(one: TargetOutcome) -> dict[str, Any]:
     return {"target": one.target.name, "python": one.python, "torch": one.target.torch, "cuda": one.target.cuda}
 
 
-def _findings(one: Outcome) -> tuple[Finding, ...]:
+def _findings(one: TargetOutcome) -> tuple[Finding, ...]:
     return (*one.findings, *([finding_of(one.error)] if one.error else []))
 
 
-def _tagged(outcomes: tuple[Outcome, ...]) -> tuple[Finding, ...]:
+def _tagged(outcomes: tuple[TargetOutcome, ...]) -> tuple[Finding, ...]:
     return tuple(found for one in outcomes for found in tagged(one.target.name, _findings(one)))

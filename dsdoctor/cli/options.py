@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsdoctor.core.build_models import Order, Wish
+from dsdoctor.core.build_models import BuildOrder, BuildRequest
 from dsdoctor.core.errors import UsageError
 
 Ops = Annotated[
@@ -105,7 +105,7 @@ def order_of(
     machine: Path | None = None,
     host_code: tuple[str | None, list[Path] | None, bool] = (None, None, False),
     cache: bool = True,
-) -> Order:
+) -> BuildOrder:
     """What the options come to. Raises UsageError for those that contradict each other or say nothing."""
     named, none = local_version
     cpu, nodes, debug_info = host_code
@@ -118,7 +118,7 @@ def order_of(
     names = tuple(name.strip() for name in ops.split(",") if name.strip()) if ops is not None else None
     if names == ():
         raise UsageError("--ops is empty", hint='name ops with "," between them, or "all", or "default"')
-    wish = Wish(
+    request = BuildRequest(
         ops=None if names == ("default",) else names,
         arch=arch,
         accelerator=accelerator,
@@ -130,4 +130,6 @@ def order_of(
         debug_info=debug_info,
     )
     told = tuple(nodes or ())
-    return Order(python=python, machine=machine, source=source, config=config, nodes=told, wish=wish, cache=cache)
+    return BuildOrder(
+        python=python, machine=machine, source=source, config=config, nodes=told, request=request, cache=cache
+    )

@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass, field
 
 
-class Phase(enum.Enum):
+class CommPhase(enum.Enum):
     """What is tested, in this order; a phase that fails for good makes the later ones pointless."""
 
     STATIC = "static"
@@ -21,7 +21,7 @@ class Phase(enum.Enum):
     ISOLATE = "where it breaks"
 
 
-class State(enum.Enum):
+class PhaseState(enum.Enum):
     """How a phase ended. SLOW: it works, and something in it is slower or later than it should be (exit status 6)."""
 
     OK = "ok"
@@ -60,7 +60,7 @@ class Rank:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class CommSettings:
     """What was asked, the same on every rank. ``out`` is the folder of each rank's own files; ``backend`` is "auto", "nccl" or
     "gloo"; ``deadline`` seconds bound the whole."""
 
@@ -97,7 +97,7 @@ class FabricPort:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class ChosenInterface:
     """The interface that a backend would take by its own rules, and which rule that was."""
 
     name: str
@@ -106,7 +106,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class RankGpu:
     """A GPU as a rank will use it. ``pcie`` and ``pcie_max`` are (generation, lanes) now and at most; ``nvlink`` is the one-way
     bandwidth of its active links in bytes a second, None without any."""
 
@@ -132,8 +132,8 @@ class Local:
     hostname: str
     resolves_to: tuple[str, ...] = ()
     interfaces: tuple[Interface, ...] = ()
-    chosen: Chosen | None = None
-    routed: Chosen | None = None
+    chosen: ChosenInterface | None = None
+    routed: ChosenInterface | None = None
     shm_total: int | None = None
     shm_free: int | None = None
     memlock: int | None = None
@@ -146,7 +146,7 @@ class Local:
     stale_shm: tuple[str, ...] = ()
     kernel: str | None = None
     driver: str | None = None
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[RankGpu, ...] = ()
     container: str | None = None
 
 
@@ -177,7 +177,7 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RankGroup:
     """The ranks that exchange, as one of them sees it: ``device`` is "cpu" or "cuda:N"."""
 
     rank: int

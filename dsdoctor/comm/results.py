@@ -6,11 +6,11 @@ Times are seconds, sizes bytes, bandwidths bytes a second.
 import enum
 from dataclasses import dataclass, field
 
-from dsdoctor.comm.models import Claim, Mode, Phase, State
+from dsdoctor.comm.models import Claim, CommPhase, Mode, PhaseState
 from dsdoctor.core.finding import Finding, Severity
 
 
-class Outcome(enum.Enum):
+class ConnectOutcome(enum.Enum):
     """How one rank's attempt to reach another ended."""
 
     REACHED = "reached"
@@ -31,7 +31,7 @@ class Reach:
 
     source: int
     target: int
-    outcome: Outcome
+    outcome: ConnectOutcome
     address: str = ""
     seconds: float = 0.0
     bandwidth: float | None = None
@@ -143,8 +143,8 @@ class Stuck:
 class PhaseResult:
     """One line of the report: a phase, how it ended, what was seen (``said``) and what is the matter."""
 
-    phase: Phase
-    state: State
+    phase: CommPhase
+    state: PhaseState
     seconds: float
     said: str
     findings: tuple[Finding, ...] = ()
@@ -186,7 +186,7 @@ class Report:
     launcher: str
     mode: Mode
     verdict: str
-    state: State
+    state: PhaseState
     seconds: float
     phases: tuple[PhaseResult, ...]
     ranks: tuple[Claim, ...] = ()

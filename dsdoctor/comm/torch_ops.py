@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from dsdoctor.comm.models import Group
+from dsdoctor.comm.models import RankGroup
 
 Pair = tuple[int, int]
 ALL_PAIRS = 64
@@ -41,7 +41,7 @@ def spread_rounds(world: int) -> tuple[tuple[Pair, ...], ...]:
     return tuple(_round(world, seats, turn * (seats - 1) // SAMPLED) for turn in range(SAMPLED))
 
 
-def agreed(group: Group, value: float) -> float:
+def agreed(group: RankGroup, value: float) -> float:
     """Rank 0's number on every rank, after all have come here: nobody goes on by its own clock."""
     import torch
     import torch.distributed as dist
@@ -52,7 +52,7 @@ def agreed(group: Group, value: float) -> float:
     return float(number.item())
 
 
-def wait_for_device(group: Group) -> None:
+def wait_for_device(group: RankGroup) -> None:
     """Until the GPU has done what it was given; nothing to wait for on a CPU."""
     if group.device != "cpu":
         import torch

@@ -2,49 +2,49 @@
 
 from collections.abc import Iterable, Sequence
 
-from dsdoctor.comm.models import Phase, State
+from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.comm.results import PhaseResult
 from dsdoctor.core.finding import Finding, Severity
 
-ORDER = tuple(Phase)
+ORDER = tuple(CommPhase)
 CLAIMS = (
-    (Phase.RIGHT, "reach each other and say the same"),
-    (Phase.MESH, "reach each other over TCP"),
-    (Phase.RENDEZVOUS, "have met"),
+    (CommPhase.RIGHT, "reach each other and say the same"),
+    (CommPhase.MESH, "reach each other over TCP"),
+    (CommPhase.RENDEZVOUS, "have met"),
 )
 """What may be said when a phase went well; the first that fits says most."""
 
 
-def ended(phases: Iterable[PhaseResult]) -> State:
+def ended(phases: Iterable[PhaseResult]) -> PhaseState:
     """How the whole test ended: as badly as its worst phase; SKIPPED where nothing was tested at all."""
     states = {phase.state for phase in phases}
-    if State.BROKEN in states:
-        return State.BROKEN
-    if State.SLOW in states:
-        return State.SLOW
-    return State.OK if State.OK in states else State.SKIPPED
+    if PhaseState.BROKEN in states:
+        return PhaseState.BROKEN
+    if PhaseState.SLOW in states:
+        return PhaseState.SLOW
+    return PhaseState.OK if PhaseState.OK in states else PhaseState.SKIPPED
 
 
 def verdict(phases: Iterable[PhaseResult], *, world: int, hosts: Sequence[str], backend: str) -> str:
     """One line, with its mark. ``hosts`` is the host of every expected rank, "" where it is not known.
 
-    >>> met = PhaseResult(phase=Phase.RENDEZVOUS, state=State.OK, seconds=0.4, said="")
-    >>> right = PhaseResult(phase=Phase.RIGHT, state=State.OK, seconds=2.0, said="")
+    >>> met = PhaseResult(phase=CommPhase.RENDEZVOUS, state=PhaseState.OK, seconds=0.4, said="")
+    >>> right = PhaseResult(phase=CommPhase.RIGHT, state=PhaseState.OK, seconds=2.0, said="")
     >>> verdict([met, right], world=2, hosts=("nodea", "nodea"), backend="gloo")
     '✓ 2 of 2 ranks reach each other and say the same (gloo, 1 host)'
     """
     phases = sorted(phases, key=lambda phase: ORDER.index(phase.phase))
     state, claim = ended(phases), _claim(phases, world, hosts, backend)
-    if state is State.OK:
+    if state is PhaseState.OK:
         return f"✓ {claim}"
-    if state is State.SKIPPED:
+    if state is PhaseState.SKIPPED:
         return "· nothing was tested"
-    if state is State.BROKEN:
-        return f"✗ {_reason(phases, Severity.ERROR, State.BROKEN)}"
-    return f"! {claim}, but {_reason(phases, Severity.WARNING, State.SLOW)}"
+    if state is PhaseState.BROKEN:
+        return f"✗ {_reason(phases, Severity.ERROR, PhaseState.BROKEN)}"
+    return f"! {claim}, but {_reason(phases, Severity.WARNING, PhaseState.SLOW)}"
 
 
-def _reason(phases: Sequence[PhaseResult], severity: Severity, state: State) -> str:
+def _reason(phases: Sequence[PhaseResult], severity: Severity, state: PhaseState) -> str:
     """The first finding of a severity; without any, what the first phase that ended so has to say.
 
     What is dear in a title (rank and host) stands in it already: the phase goes before it.
@@ -65,7 +65,7 @@ def first_finding(phases: Iterable[PhaseResult], severity: Severity) -> tuple[Ph
 
 
 def _claim(phases: Sequence[PhaseResult], world: int, hosts: Sequence[str], backend: str) -> str:
-    went_well = {phase.phase for phase in phases if phase.state in {State.OK, State.SLOW}}
+    went_well = {phase.phase for phase in phases if phase.state in {PhaseState.OK, PhaseState.SLOW}}
     said = next((claim for phase, claim in CLAIMS if phase in went_well), None)
     known = len(set(hosts) - {""})
     where = f"{backend}, {known} host{'' if known == 1 else 's'}" if known else backend

@@ -6,19 +6,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsdoctor.builder.cache.store import Store
+from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.builder.make.make_wheel import make, prepare_out
 from dsdoctor.builder.make.op_job import Watch
 from dsdoctor.builder.make.scheduler import Pool
-from dsdoctor.builder.make.workdir import Bench
+from dsdoctor.builder.make.workdir import Workdir
 from dsdoctor.builder.plan.choices import accelerator_of
 from dsdoctor.builder.plan.plan import plan_build
 from dsdoctor.builder.source.fetch import lay_out, spell_source
 from dsdoctor.builder.source.op_config import ops_of_config, read_config
 from dsdoctor.builder.wheel.index import publish
 from dsdoctor.commands.cache import open_store, told
-from dsdoctor.commands.observe import Sight, described, look, read_nodes, recorded_source
-from dsdoctor.core.build_models import BuildPlan, BuildResult, Order, Source, Wish
+from dsdoctor.commands.observe import Observation, described, look, read_nodes, recorded_source
+from dsdoctor.core.build_models import BuildOrder, BuildPlan, BuildRequest, BuildResult, Source
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.host import LocalHost
@@ -27,7 +27,7 @@ from dsdoctor.core.pip import install_wheel
 from dsdoctor.core.workspace import cache_folder, log_folder, private_folder, workspace
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.models import Outcome
+from dsdoctor.diagnosis.models import LogOutcome
 
 Say = Callable[[str], None]
 
@@ -42,7 +42,7 @@ class Planned:
     plan: BuildPlan
     folder: Path
     cache: Path
-    store: Store | None
+    store: CacheStore | None
 
 
 Job = Callable[[Planned, BuildResult], tuple[Finding, ...]]
@@ -50,35 +50,39 @@ Job = Callable[[Planned, BuildResult], tuple[Finding, ...]]
 
 
 @contextmanager
-def planned(order: Order) -> Iterator[Planned]:
+def planned(order: BuildOrder) -> Iterator[Planned]:
     """Look, lay the source out in a throw-away folder, and decide."""
-    order = replace(order, wish=replace(order.wish, nodes=read_nodes(order.nodes)))
-    host, sight = LocalHost(), look(order)
-    machine, cache = sight.machine, private_folder(cache_folder(host))
-    accelerator = accelerator_of(machine, order.wish)
+    order = replace(order, request=replace(order.request, nodes=read_nodes(order.nodes)))
+    host, observation = LocalHost(), look(order)
+    machine, cache = observation.machine, private_folder(cache_folder(host))
+    accelerator = accelerator_of(machine, order.request)
     with workspace(cache) as folder:
-        if sight.snapshot is not None and not order.source:
-            source = recorded_source(sight.snapshot, accelerator)
+        if observation.snapshot is not None and not order.source:
+            source = recorded_source(observation.snapshot, accelerator)
         else:
-            source = _laid_out(host, sight, order, accelerator, folder, cache)
-        plan = plan_build(machine, source, _with_config(order, accelerator), cache=sight.cache)
+            source = _laid_out(host, observation, order, accelerator, folder, cache)
+        plan = plan_build(machine, source, _with_config(order, accelerator), cache=observation.cache)
         store = open_store(host) if order.cache else None
         yield Planned(host=host, machine=machine, source=source, plan=plan, folder=folder, cache=cache, store=store)
 
 
-def _laid_out(host: LocalHost, sight: Sight, order: Order, accelerator: str, folder: Path, cache: Path) -> Source:
-    spec, because = spell_source(order.source, sight.machine.deepspeed)
-    python = sight.machine.python.executable if sight.is_here and sight.machine.python else sys.executable
-    laid = lay_out(host, spec, folder / "source", cache=cache, python=python, offline=order.wish.offline)
-    return described(sight, replace(laid, because=because), accelerator, folder)
+def _laid_out(
+    host: LocalHost, observation: Observation, order: BuildOrder, accelerator: str, folder: Path, cache: Path
+) -> Source:
+    spec, because = spell_source(order.source, observation.machine.deepspeed)
+    python = (
+        observation.machine.python.executable if observation.is_here and observation.machine.python else sys.executable
+    )
+    laid = lay_out(host, spec, folder / "source", cache=cache, python=python, offline=order.request.offline)
+    return described(observation, replace(laid, because=because), accelerator, folder)
 
 
 def build(ready: Planned, out: Path, *, say: Say, watch: Watch, pool: Pool | None = None) -> BuildResult:
     """Carry a plan out, under a pool that other builds share, or under one of its own."""
     prepare_out(out)
-    bench = Bench(folder=ready.folder, logs=log_folder(ready.cache), out=out, store=ready.store, pool=pool)
-    say(f"logs: {bench.logs}")
-    result = explained(make(ready.host, ready.plan, ready.source, ready.machine, bench, say=say, watch=watch))
+    workdir = Workdir(folder=ready.folder, logs=log_folder(ready.cache), out=out, store=ready.store, pool=pool)
+    say(f"logs: {workdir.logs}")
+    result = explained(make(ready.host, ready.plan, ready.source, ready.machine, workdir, say=say, watch=watch))
     return replace(result, findings=(*result.findings, *(told(ready.store) if ready.store else ())))
 
 
@@ -90,7 +94,7 @@ def explained(result: BuildResult) -> BuildResult:
             continue
         with Path(op.log).open("rb") as log:
             read = diagnose(raw_lines(log), name=op.log)
-        for finding in read.findings if read.outcome is Outcome.CAUSE else ():
+        for finding in read.findings if read.outcome is LogOutcome.CAUSE else ():
             known = told.setdefault((finding.rule, finding.title), replace(finding, affects=()))
             affects = tuple(dict.fromkeys((*known.affects, op.op)))
             evidence = tuple(dict.fromkeys((*known.evidence, f"in {op.log}")))
@@ -126,8 +130,8 @@ def list_wheel(index: Path, made: BuildResult) -> tuple[Finding, ...]:
     return ()
 
 
-def _with_config(order: Order, accelerator: str) -> Wish:
+def _with_config(order: BuildOrder, accelerator: str) -> BuildRequest:
     if order.config is None:
-        return order.wish
+        return order.request
     ops = ops_of_config(read_config(order.config), accelerator=accelerator)
-    return replace(order.wish, ops=ops or None, ops_because=f"--for {order.config}")
+    return replace(order.request, ops=ops or None, ops_because=f"--for {order.config}")

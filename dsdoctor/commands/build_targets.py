@@ -12,13 +12,13 @@ from pathlib import Path
 
 from dsdoctor.builder.make.make_wheel import prepare_out
 from dsdoctor.builder.make.manifest import decode
-from dsdoctor.builder.make.op_job import Step
+from dsdoctor.builder.make.op_job import OpProgress
 from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.builder.plan.choices import choose_local_version
 from dsdoctor.builder.targets.interpreters import find_interpreters, is_version
 from dsdoctor.builder.targets.targets import Target, cross, environment
 from dsdoctor.commands.build import Job, Planned, build, planned
-from dsdoctor.core.build_models import BuildPlan, BuildResult, Order
+from dsdoctor.core.build_models import BuildOrder, BuildPlan, BuildResult
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import LocalHost
@@ -44,7 +44,7 @@ def targets_of(
     return tuple(Target(python=path) for path in dict.fromkeys(paths))
 
 
-def refuse_clashes(order: Order, targets: Sequence[Target]) -> None:
+def refuse_clashes(order: BuildOrder, targets: Sequence[Target]) -> None:
     """Raise UsageError where two wheels would have one file name, as far as that can be told without installing anything."""
     names: dict[tuple[str, ...], Target] = {}
     for target in targets:
@@ -61,9 +61,9 @@ def clash(first: Target, second: Target) -> UsageError:
     )
 
 
-def _expected(order: Order, target: Target) -> tuple[str, ...] | None:
+def _expected(order: BuildOrder, target: Target) -> tuple[str, ...] | None:
     """What will tell a target's wheel from others in its name; None where its environment cannot be asked."""
-    wish = order.wish
+    request = order.request
     if target.torch is None:
         environment_ = ask_python(LocalHost(), target.python)
         if isinstance(environment_, Gap) or environment_.torch is None:
@@ -76,14 +76,14 @@ def _expected(order: Order, target: Target) -> tuple[str, ...] | None:
         torch, known = Torch(version=target.torch, location="", cuda=cuda), target.build is not None
     if torch is None:
         return None
-    accelerator = wish.accelerator or ("cuda" if torch.cuda else "cpu")
-    local, _ = choose_local_version(torch, accelerator, wish)
-    unknown = not known and wish.accelerator != "cpu" and wish.local_version is None
+    accelerator = request.accelerator or ("cuda" if torch.cuda else "cpu")
+    local, _ = choose_local_version(torch, accelerator, request)
+    unknown = not known and request.accelerator != "cpu" and request.local_version is None
     return tag, local, "unknown" if unknown else ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TargetOutcome:
     """How one target fared. ``python`` is the interpreter of its environment, ``error`` what ended it before there was a result.
 
     ``size`` (bytes) and ``sha256`` are the wheel's.
@@ -118,22 +118,22 @@ class Talk:
     """Who hears of each target: a line, or a step of one of its ops. Called from several threads."""
 
     say: Callable[[Target, str], None]
-    step: Callable[[Target, Step], None]
+    step: Callable[[Target, OpProgress], None]
 
 
 @dataclass
 class _Running:
     """A target under way; ``kept`` holds its throw-away folder."""
 
-    outcome: Outcome
+    outcome: TargetOutcome
     kept: ExitStack = field(default_factory=ExitStack)
     ready: Planned | None = None
     made: "Future[BuildResult] | None" = None
 
 
 def build_targets(
-    order: Order, targets: Sequence[Target], out: Path, *, job: Job | None, talk: Talk, dry_run: bool = False
-) -> tuple[Outcome, ...]:
+    order: BuildOrder, targets: Sequence[Target], out: Path, *, job: Job | None, talk: Talk, dry_run: bool = False
+) -> tuple[TargetOutcome, ...]:
     """A wheel for each target, or why there is none; one that fails does not stop the others. ``dry_run`` ends at the plans.
 
     Raises UsageError for two whose wheels would have one file name, before anything is made. Any interruption ends all.
@@ -142,21 +142,21 @@ def build_targets(
     prepare_out(out)
     cache = private_folder(cache_folder(LocalHost()))
     with ExitStack() as kept, ThreadPoolExecutor(max_workers=len(targets)) as threads:
-        hall = _Hall(order=order, cache=cache, out=out, talk=talk, kept=kept, threads=threads)
+        builds = _TargetBuilds(order=order, cache=cache, out=out, talk=talk, kept=kept, threads=threads)
         try:
             for target in targets:
-                hall.begin(target, dry_run=dry_run)
-            return tuple(hall.end(one, job) for one in hall.running)
+                builds.begin(target, dry_run=dry_run)
+            return tuple(builds.end(one, job) for one in builds.running)
         except BaseException:
-            hall.stop()
+            builds.stop()
             raise
 
 
 @dataclass
-class _Hall:
+class _TargetBuilds:
     """All targets under way. Used by one thread; only the builds run in others."""
 
-    order: Order
+    order: BuildOrder
     cache: Path
     out: Path
     talk: Talk
@@ -169,7 +169,7 @@ class _Hall:
 
     def begin(self, target: Target, *, dry_run: bool) -> None:
         """Make the environment and the plan, and begin the build."""
-        one = _Running(outcome=Outcome(target=target))
+        one = _Running(outcome=TargetOutcome(target=target))
         self.running.append(one)
         self.kept.enter_context(one.kept)
         try:
@@ -183,14 +183,14 @@ class _Hall:
         except (DoctorError, OSError) as error:
             one.outcome = replace(one.outcome, error=_ours(error))
 
-    def end(self, one: _Running, job: Job | None) -> Outcome:
+    def end(self, one: _Running, job: Job | None) -> TargetOutcome:
         """Wait for a build, do the job on its wheel, and throw its folder away."""
         outcome = self._ended(one, job)
         # not where an interruption passes by: the build still stands in it then
         one.kept.close()
         return outcome
 
-    def _ended(self, one: _Running, job: Job | None) -> Outcome:
+    def _ended(self, one: _Running, job: Job | None) -> TargetOutcome:
         if one.made is None or one.ready is None:
             return one.outcome
         try:
@@ -209,12 +209,12 @@ class _Hall:
                 one.ready.host.stop()
 
     def _plan(self, one: _Running) -> None:
-        target, wish = one.outcome.target, self.order.wish
+        target, request = one.outcome.target, self.order.request
         python = target.python
         if target.torch is not None:
             talk = self.talk
             python = environment(
-                LocalHost(), target, self.cache, offline=wish.offline, say=lambda line: talk.say(target, line)
+                LocalHost(), target, self.cache, offline=request.offline, say=lambda line: talk.say(target, line)
             )
         one.outcome = replace(one.outcome, python=python)
         one.ready = one.kept.enter_context(planned(replace(self.order, python=python)))
@@ -238,7 +238,7 @@ class _Hall:
             if not self.stopped:
                 self.talk.say(target, line)
 
-        def watch(step: Step) -> None:
+        def watch(step: OpProgress) -> None:
             if not self.stopped:
                 self.talk.step(target, step)
 
@@ -247,7 +247,7 @@ class _Hall:
         return replace(result, cpu_seconds=round(sum(op.cpu_seconds or 0.0 for op in result.ops), 1))
 
 
-def _with_wheel(outcome: Outcome) -> Outcome:
+def _with_wheel(outcome: TargetOutcome) -> TargetOutcome:
     """The outcome with what the manifest beside the wheel says of it."""
     if outcome.result is None or outcome.result.manifest is None:
         return outcome

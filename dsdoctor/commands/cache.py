@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsdoctor.builder.cache.store import Entry, Store
+from dsdoctor.builder.cache.store import CacheStore, Entry
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Host
@@ -35,13 +35,13 @@ class Kept:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def open_store(host: Host) -> Store:
+def open_store(host: Host) -> CacheStore:
     """This user's op cache, with its limit from DSDOCTOR_CACHE_LIMIT. Raises UsageError for a limit that is no size."""
     limit = parse_size(host.variable("DSDOCTOR_CACHE_LIMIT") or LIMIT, "DSDOCTOR_CACHE_LIMIT")
-    return Store(cache_folder(host) / FOLDER, limit=limit)
+    return CacheStore(cache_folder(host) / FOLDER, limit=limit)
 
 
-def trusted_store(host: Host) -> Store:
+def trusted_store(host: Host) -> CacheStore:
     """The same for those who come for the cache alone. Raises ImpossiblePlan for one that is not to be trusted."""
     store = open_store(host)
     if why := store.distrust():
@@ -51,7 +51,7 @@ def trusted_store(host: Host) -> Store:
     return store
 
 
-def prune(store: Store, *, size: str | None, age: str | None, everything: bool) -> tuple[Entry, ...]:
+def prune(store: CacheStore, *, size: str | None, age: str | None, everything: bool) -> tuple[Entry, ...]:
     """Remove what was not used for an age, then the least recently used down to a size; without either, down to the limit.
 
     Raises UsageError for what is no size and no age.
@@ -65,7 +65,7 @@ def prune(store: Store, *, size: str | None, age: str | None, everything: bool) 
     return stale if only_age else (*stale, *store.prune(limit))
 
 
-def told(store: Store) -> tuple[Finding, ...]:
+def told(store: CacheStore) -> tuple[Finding, ...]:
     """What a store has to say to the user: the entries that it dropped as damaged, and what the disk refused."""
     dropped = (Finding(rule=DAMAGED, severity=Severity.WARNING, title=sentence) for sentence in store.dropped)
     refused = (Finding(rule="dsdoctor", severity=Severity.WARNING, title=sentence) for sentence in store.complaints)

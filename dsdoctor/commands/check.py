@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dsdoctor.core.build_models import Question
+from dsdoctor.core.build_models import CheckRequest
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.finding import for_python
 from dsdoctor.core.host import LocalHost
@@ -16,11 +16,11 @@ from dsdoctor.probe import Probing
 
 if TYPE_CHECKING:
     from dsdoctor.commands.check_ops import Checked
-    from dsdoctor.commands.observe import Sight
+    from dsdoctor.commands.observe import Observation
     from dsdoctor.core.build_models import Source
 
 
-def check(question: Question, *, say: Callable[[str], None]) -> Checked:
+def check(question: CheckRequest, *, say: Callable[[str], None]) -> Checked:
     """Look at a machine and judge it; with ``deep`` ask the compiler. Raises UsageError for an unknown op or rule."""
     checked = _check(question, say)
     if question.machine or question.python == sys.executable:
@@ -29,47 +29,49 @@ def check(question: Question, *, say: Callable[[str], None]) -> Checked:
     return replace(checked, topics=tuple(topics))
 
 
-def _check(question: Question, say: Callable[[str], None]) -> Checked:
+def _check(question: CheckRequest, say: Callable[[str], None]) -> Checked:
     if question.deep:
         from dsdoctor.commands.check_ops import deep
 
         return deep(question, say)
-    sight, source = _looked(question, say)
+    observation, source = _looked(question, say)
     from dsdoctor.checks import examine
     from dsdoctor.commands.check_ops import judged, without_table
 
-    topics = examine(sight.machine, rules=question.rules)
+    topics = examine(observation.machine, rules=question.rules)
     if isinstance(source, DoctorError):
-        if question.source or question.wish.ops:
+        if question.source or question.request.ops:
             # an op or a source that was named and is none is the user's; else the findings stand without the table
             raise source
-        return without_table(sight.machine, topics, source)
+        return without_table(observation.machine, topics, source)
     if source is None:
-        return without_table(sight.machine, topics, None)
-    return judged(sight, topics, source, question, {})
+        return without_table(observation.machine, topics, None)
+    return judged(observation, topics, source, question, {})
 
 
-def _looked(question: Question, say: Callable[[str], None]) -> tuple[Sight, Source | DoctorError | None]:
+def _looked(question: CheckRequest, say: Callable[[str], None]) -> tuple[Observation, Source | DoctorError | None]:
     """The machine, and the ops, an error instead of them, or None where only some checks were asked for."""
     if question.machine:
-        from dsdoctor.commands.observe import see
+        from dsdoctor.commands.observe import observe
 
-        sight = see(question.python, question.machine, whole=True)
-        return sight, _source(sight, question, say)
+        observation = observe(question.python, question.machine, whole=True)
+        return observation, _source(observation, question, say)
     host = LocalHost()
     cache = str(cache_folder(host))
     with Probing(host, python=question.python, cache=cache, whole=False) as probing:
         # imports take as long as the answers: they go side by side, and the ops are asked while torch is being loaded
-        from dsdoctor.commands.observe import Sight
+        from dsdoctor.commands.observe import Observation
 
-        source = _source(Sight(machine=probing.early(), cache=cache), question, say)
-        return Sight(machine=probing.final(), cache=cache), source
+        source = _source(Observation(machine=probing.early(), cache=cache), question, say)
+        return Observation(machine=probing.final(), cache=cache), source
 
 
-def _source(sight: Sight, question: Question, say: Callable[[str], None]) -> Source | DoctorError | None:
+def _source(
+    observation: Observation, question: CheckRequest, say: Callable[[str], None]
+) -> Source | DoctorError | None:
     from dsdoctor.commands.observe import source_at_hand
 
     try:
-        return None if question.rules else source_at_hand(sight, question.source, question.wish, say=say)
+        return None if question.rules else source_at_hand(observation, question.source, question.request, say=say)
     except DoctorError as error:
         return error

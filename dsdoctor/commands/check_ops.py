@@ -8,8 +8,8 @@ from dsdoctor.builder.plan.choices import choose_jobs
 from dsdoctor.builder.plan.op_table import OpVerdict, judge_ops, without_needs
 from dsdoctor.builder.plan.ops import wanted_ops
 from dsdoctor.checks import Examined, examine
-from dsdoctor.commands.observe import Say, Sight, see, source_at_hand
-from dsdoctor.core.build_models import Question, Source
+from dsdoctor.commands.observe import Observation, Say, observe, source_at_hand
+from dsdoctor.core.build_models import CheckRequest, Source
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.host import LocalHost
@@ -32,29 +32,29 @@ class Checked:
         return tuple(finding for topic in self.topics for finding in topic.findings)
 
 
-def deep(question: Question, say: Say) -> Checked:
+def deep(question: CheckRequest, say: Say) -> Checked:
     """Look at this machine whole and ask its compiler. Raises UsageError for a snapshot, which has none."""
     if question.machine:
         raise UsageError("--deep asks the compiler, and a snapshot has none", hint="run it on that machine")
-    sight = see(question.python, None, whole=True)
-    topics = examine(sight.machine, rules=question.rules)
+    observation = observe(question.python, None, whole=True)
+    topics = examine(observation.machine, rules=question.rules)
     with workspace(private_folder(cache_folder(LocalHost()))) as folder:
-        source = source_at_hand(sight, question.source, question.wish, say=say, folder=folder)
-        compiled = _ask(sight.machine, source, question, folder, say)
-        return judged(sight, topics, source, question, compiled)
+        source = source_at_hand(observation, question.source, question.request, say=say, folder=folder)
+        compiled = _ask(observation.machine, source, question, folder, say)
+        return judged(observation, topics, source, question, compiled)
 
 
 def judged(
-    sight: Sight,
+    observation: Observation,
     topics: tuple[Examined, ...],
     source: Source,
-    question: Question,
+    question: CheckRequest,
     compiled: dict[str, str | None],
 ) -> Checked:
     """The topics with their findings weighed by the op table, and the table; ``compiled`` is what the compiler said."""
     findings = tuple(finding for topic in topics for finding in topic.findings)
-    machine = sight.machine
-    table = judge_ops(machine, source, question.wish, findings, cache=sight.cache, compiled=compiled)
+    machine = observation.machine
+    table = judge_ops(machine, source, question.request, findings, cache=observation.cache, compiled=compiled)
     told = iter(table.findings)
     weighed = tuple(replace(topic, findings=tuple(next(told) for _ in topic.findings)) for topic in topics)
     refused = tuple(told)
@@ -74,12 +74,12 @@ def without_table(machine: Machine, topics: tuple[Examined, ...], error: DoctorE
     return Checked(machine=machine, topics=plain, ops=(), source=None)
 
 
-def _ask(machine: Machine, source: Source, question: Question, folder: Path, say: Say) -> dict[str, str | None]:
+def _ask(machine: Machine, source: Source, question: CheckRequest, folder: Path, say: Say) -> dict[str, str | None]:
     if machine.torch is None or machine.torch.broken or machine.python is None or not machine.compilers:
         return {}
-    facts = wanted_ops(source, question.wish).ops if question.wish.ops else source.ops
+    facts = wanted_ops(source, question.request).ops if question.request.ops else source.ops
     names = tuple(fact.op for fact in facts if fact.sources)
-    jobs, _, _ = choose_jobs(machine, question.wish, device_code=True)
+    jobs, _, _ = choose_jobs(machine, question.request, device_code=True)
     done: list[str] = []
 
     def on_op(op: str, error: str | None) -> None:

@@ -17,9 +17,9 @@ from filelock import FileLock, Timeout
 from dsdoctor.comm.control.phases import state_of
 from dsdoctor.comm.control.supervisor import Outcomes, Screen, supervise
 from dsdoctor.comm.launch.commands import Started, local_ranks, ssh_ranks
-from dsdoctor.comm.launch.start import PARENT, Ended, free_port, start_all
+from dsdoctor.comm.launch.start import PARENT, RankEnded, free_port, start_all
 from dsdoctor.comm.local.gpu_links import read_gpus
-from dsdoctor.comm.models import Mode, Phase, Rank, Settings, State
+from dsdoctor.comm.models import CommPhase, CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.preflight import checks as static_checks
 from dsdoctor.comm.preflight.facts import StaticFacts, look_static, look_travelling
 from dsdoctor.comm.results import PhaseResult, Report
@@ -38,16 +38,16 @@ NOTHING_TOLD = "see what it wrote above, and whether the folder for its files (-
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class CommRequest:
     """What the command line asks for where no launcher started us."""
 
-    settings: Settings
+    settings: CommSettings
     nproc: int | None = None
     hostfile: str | None = None
     only_static: bool = False
 
 
-def run_rank(rank: Rank, settings: Settings, screen: Screen, *, began: float) -> Outcomes:
+def run_rank(rank: Rank, settings: CommSettings, screen: Screen, *, began: float) -> Outcomes:
     """This process is a rank: play its part."""
     parent = os.environ.get(PARENT)
     if parent:
@@ -55,7 +55,7 @@ def run_rank(rank: Rank, settings: Settings, screen: Screen, *, began: float) ->
     return supervise(rank, settings, screen, began=began)
 
 
-def run_all(wanted: Wanted, *, on_phase: OnPhase) -> Report:
+def run_all(wanted: CommRequest, *, on_phase: OnPhase) -> Report:
     """Start every rank, and give rank 0's report; what is known before a rank is started goes first."""
     began, host = time.monotonic(), LocalHost()
     with kept_when_broken(wanted.settings) as (folder, outcome):
@@ -70,7 +70,7 @@ def run_all(wanted: Wanted, *, on_phase: OnPhase) -> Report:
             )
             before = (_static(facts, time.monotonic() - began),)
             on_phase(before[0])
-            if wanted.only_static or before[0].state is State.BROKEN:
+            if wanted.only_static or before[0].state is PhaseState.BROKEN:
                 return _without_ranks(before, wanted, facts, time.monotonic() - began)
             ranks = _on_hosts(host, facts, wanted, folder)
         else:
@@ -79,13 +79,13 @@ def run_all(wanted: Wanted, *, on_phase: OnPhase) -> Report:
         report = _read(told.document)
         if report is None:
             raise DoctorError(*_no_report(told.ended, wanted.settings.deadline), hint=NOTHING_TOLD)
-        keep = report.state is State.BROKEN or wanted.settings.out is not None
+        keep = report.state is PhaseState.BROKEN or wanted.settings.out is not None
         outcome.append(keep)
         return _joined(replace(report, out=str(folder) if keep else None), before)
 
 
 @contextmanager
-def kept_when_broken(settings: Settings) -> Iterator[tuple[Path, list[bool]]]:
+def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]]:
     """The folder of the ranks' files: the one that was named; else a private one, that stays when True is added."""
     folder, outcome = Path(settings.out or tempfile.mkdtemp(prefix="dsdoctor-comm-")), list[bool]()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -100,14 +100,14 @@ def kept_when_broken(settings: Settings) -> Iterator[tuple[Path, list[bool]]]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _here(host: LocalHost, wanted: Wanted, folder: Path) -> tuple[Started, ...]:
+def _here(host: LocalHost, wanted: CommRequest, folder: Path) -> tuple[Started, ...]:
     """A rank for each GPU of this machine, or as many as were asked for."""
     count = wanted.nproc or len(read_gpus(host)[0]) or RANKS_ON_CPU
     arguments = _arguments(wanted.settings, folder)
     return local_ranks(count, port=free_port(), token=secrets.token_hex(16), python=sys.executable, arguments=arguments)
 
 
-def _on_hosts(host: LocalHost, facts: StaticFacts, wanted: Wanted, folder: Path) -> tuple[Started, ...]:
+def _on_hosts(host: LocalHost, facts: StaticFacts, wanted: CommRequest, folder: Path) -> tuple[Started, ...]:
     assert facts.hosts is not None
     hosts = facts.hosts.hosts
     if wanted.nproc:
@@ -126,7 +126,7 @@ def _on_hosts(host: LocalHost, facts: StaticFacts, wanted: Wanted, folder: Path)
     )
 
 
-def _arguments(settings: Settings, out: Path | None) -> tuple[str, ...]:
+def _arguments(settings: CommSettings, out: Path | None) -> tuple[str, ...]:
     mode = {Mode.QUICK: ("--quick",), Mode.FULL: ("--full",), Mode.DEFAULT: ()}[settings.mode]
     folder = ("--out", str(out.absolute())) if out else ()
     return ("--json", *mode, "--backend", settings.backend, "--deadline", f"{settings.deadline:g}", *folder)
@@ -138,16 +138,22 @@ def _static(facts: StaticFacts, seconds: float) -> PhaseResult:
     answered = sum(visit.answered for visit in facts.visits)
     said = f"{len(hosts)} hosts in {facts.hostfile}, {answered} answer to ssh"
     return PhaseResult(
-        phase=Phase.STATIC, state=state_of(Phase.STATIC, findings), seconds=seconds, said=said, findings=findings
+        phase=CommPhase.STATIC,
+        state=state_of(CommPhase.STATIC, findings),
+        seconds=seconds,
+        said=said,
+        findings=findings,
     )
 
 
-def _without_ranks(phases: tuple[PhaseResult, ...], wanted: Wanted, facts: StaticFacts, seconds: float) -> Report:
+def _without_ranks(phases: tuple[PhaseResult, ...], wanted: CommRequest, facts: StaticFacts, seconds: float) -> Report:
     """No rank is started where the hosts are not in order, or where that was all that was asked."""
     hosts = tuple(one.name for one in facts.hosts.hosts for _ in range(one.slots)) if facts.hosts else ()
-    if phases[0].state is State.BROKEN:
+    if phases[0].state is PhaseState.BROKEN:
         phases += (
-            PhaseResult(phase=Phase.RENDEZVOUS, state=State.SKIPPED, seconds=0.0, said="the hosts are not in order"),
+            PhaseResult(
+                phase=CommPhase.RENDEZVOUS, state=PhaseState.SKIPPED, seconds=0.0, said="the hosts are not in order"
+            ),
         )
     return Report(
         world=len(hosts),
@@ -176,7 +182,7 @@ def _read(document: str) -> Report | None:
         return None
 
 
-def _no_report(gone: tuple[Ended, ...], deadline: float) -> tuple[str]:
+def _no_report(gone: tuple[RankEnded, ...], deadline: float) -> tuple[str]:
     first = next((one for one in gone if one.rank == 0), None)
     how = f"had not ended {MARGIN:g} s after its deadline of {deadline:g} s"
     if first is not None:
@@ -193,10 +199,10 @@ def _joined(report: Report, before: tuple[PhaseResult, ...]) -> Report:
     return replace(report, phases=phases, verdict=told, state=ended(phases))
 
 
-def unmet(outcome: Outcomes, rank: Rank, settings: Settings, seconds: float) -> Report:
+def unmet(outcome: Outcomes, rank: Rank, settings: CommSettings, seconds: float) -> Report:
     """A report of a rank that was left alone: what it found by itself, in the phase in which that was."""
-    known = next((phase for phase in Phase if phase.value == outcome.at), Phase.RENDEZVOUS)
-    last = PhaseResult(phase=known, state=State.BROKEN, seconds=seconds, said="alone", findings=outcome.alone)
+    known = next((phase for phase in CommPhase if phase.value == outcome.at), CommPhase.RENDEZVOUS)
+    last = PhaseResult(phase=known, state=PhaseState.BROKEN, seconds=seconds, said="alone", findings=outcome.alone)
     whole = (*outcome.phases, last) if rank.rank == 0 else (last,)
     return Report(
         world=rank.world,
@@ -204,7 +210,7 @@ def unmet(outcome: Outcomes, rank: Rank, settings: Settings, seconds: float) -> 
         launcher=rank.launcher,
         mode=settings.mode,
         verdict=verdict(whole, world=rank.world, hosts=rank.hosts, backend=settings.backend),
-        state=State.BROKEN,
+        state=PhaseState.BROKEN,
         seconds=seconds,
         phases=whole,
         hosts=rank.hosts,
@@ -217,7 +223,7 @@ def compared(report: Report, base: Base) -> Report:
     findings = tuple(slower(report, base))
     phases = tuple(
         replace(phase, findings=phase.findings + findings, state=_worse(phase, findings))
-        if phase.phase is Phase.SPEED
+        if phase.phase is CommPhase.SPEED
         else phase
         for phase in report.phases
     )
@@ -225,9 +231,9 @@ def compared(report: Report, base: Base) -> Report:
     return replace(report, phases=phases, verdict=told, state=ended(phases))
 
 
-def _worse(phase: PhaseResult, findings: tuple[Finding, ...]) -> State:
+def _worse(phase: PhaseResult, findings: tuple[Finding, ...]) -> PhaseState:
     return (
         phase.state
-        if phase.state in {State.SKIPPED, State.BROKEN}
+        if phase.state in {PhaseState.SKIPPED, PhaseState.BROKEN}
         else state_of(phase.phase, phase.findings + findings)
     )

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from dsdoctor.checks.compare import Difference, compare
-from dsdoctor.commands.observe import see
+from dsdoctor.checks.compare import FactDifference, compare
+from dsdoctor.commands.observe import observe
 
 
-def differences(files: tuple[Path, ...]) -> tuple[Difference, ...]:
+def differences(files: tuple[Path, ...]) -> tuple[FactDifference, ...]:
     """What differs between snapshots, which are named after their files."""
     names = [file.stem for file in files]
     if len(set(names)) < len(names):
         names = [str(file) for file in files]
-    return compare({name: see("", file, whole=True).machine for name, file in zip(names, files, strict=True)})
+    return compare({name: observe("", file, whole=True).machine for name, file in zip(names, files, strict=True)})

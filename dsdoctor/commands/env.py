@@ -5,49 +5,49 @@ from pathlib import Path
 from dsdoctor.builder.plan.compiler import choose_compiler
 from dsdoctor.builder.plan.plan import plan_toolkit
 from dsdoctor.builder.plan.preconditions import working_torch
-from dsdoctor.builder.plan.shell import Settings
-from dsdoctor.commands.observe import Sight, look
-from dsdoctor.core.build_models import Order, ToolkitPlan
+from dsdoctor.builder.plan.shell import ShellSettings
+from dsdoctor.commands.observe import Observation, look
+from dsdoctor.core.build_models import BuildOrder, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Compiler
 
 
-def select(order: Order) -> tuple[Settings, tuple[Finding, ...]]:
+def select(order: BuildOrder) -> tuple[ShellSettings, tuple[Finding, ...]]:
     """The settings that select toolkit and compiler for other tools. Raises ImpossiblePlan where they name nothing real."""
-    sight = look(order)
-    machine = sight.machine
+    observation = look(order)
+    machine = observation.machine
     torch = working_torch(machine)
     if torch.cuda is None:
         compiler, _, findings = choose_compiler(machine, None, device_code=False)
-        return _settings(sight, None, compiler, ()), findings
-    advice = plan_toolkit(machine, order.wish, sight.cache)
+        return _settings(observation, None, compiler, ()), findings
+    advice = plan_toolkit(machine, order.request, observation.cache)
     if advice.toolkit is not None and advice.toolkit.assemble and not has_error(advice.findings):
         raise ImpossiblePlan(
             f"no whole CUDA toolkit of torch's release {torch.cuda} is here; it can be assembled in {advice.toolkit.root}",
             hint="python -m dsdoctor toolkit",
         )
-    return _settings(sight, advice.toolkit, advice.compiler, advice.architectures), advice.findings
+    return _settings(observation, advice.toolkit, advice.compiler, advice.architectures), advice.findings
 
 
 def _settings(
-    sight: Sight, toolkit: ToolkitPlan | None, compiler: Compiler | None, architectures: tuple[str, ...]
-) -> Settings:
+    observation: Observation, toolkit: ToolkitPlan | None, compiler: Compiler | None, architectures: tuple[str, ...]
+) -> ShellSettings:
     values: dict[str, str] = {}
     prepend: dict[str, tuple[str, ...]] = {}
     if compiler is not None and compiler.c_path is not None:
         values |= {"CC": compiler.c_path, "CXX": compiler.path}
     if toolkit is not None:
         values |= {"CUDA_HOME": toolkit.root, "TORCH_CUDA_ARCH_LIST": ";".join(architectures)}
-        values |= {"CUDA_PATH": toolkit.root} if sight.machine.variables.get("CUDA_PATH") else {}
-        known = next((one for one in sight.machine.toolkits if one.root == toolkit.root), None)
+        values |= {"CUDA_PATH": toolkit.root} if observation.machine.variables.get("CUDA_PATH") else {}
+        known = next((one for one in observation.machine.toolkits if one.root == toolkit.root), None)
         libraries = [folder for folder in (known.library_dirs if known else ()) if not folder.endswith("/stubs")]
         prepend = {"PATH": (f"{toolkit.root}/bin",), "LD_LIBRARY_PATH": tuple(libraries[:1])}
     named = [*(values[name] for name in ("CUDA_HOME", "CC", "CXX") if name in values), *sum(prepend.values(), ())]
-    gone = [path for path in named if sight.is_here and not Path(path).exists()]
+    gone = [path for path in named if observation.is_here and not Path(path).exists()]
     if gone:
         raise ImpossiblePlan(f"{gone[0]} was found, and is not there", hint="run it again")
     host = LocalHost()
     before = {name: value for name in prepend if (value := host.variable(name))}
-    return Settings(values=values, prepend={n: f for n, f in prepend.items() if f}, before=before)
+    return ShellSettings(values=values, prepend={n: f for n, f in prepend.items() if f}, before=before)

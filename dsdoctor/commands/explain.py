@@ -7,7 +7,7 @@ from dsdoctor.comm import manual as comm
 from dsdoctor.core.errors import UsageError
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.overflow.verdict import verdict
-from dsdoctor.push import errors as ills
+from dsdoctor.push import errors as problems
 
 OF_BUILDING = {
     "op-cannot-be-built": """An op that was named cannot be built; the finding tells what stands in the way.
@@ -75,8 +75,8 @@ def manual(rule: str) -> str:
         pages.append(f"Between ranks: {page}")
     if rule in OF_BUILDING and not pages:
         pages.append(OF_BUILDING[rule])
-    if rule in ills.MANUAL:
-        pages.append(f"Of a push: {ills.MANUAL[rule]}")
+    if rule in problems.MANUAL:
+        pages.append(f"Of a push: {problems.MANUAL[rule]}")
     if not pages:
         near = difflib.get_close_matches(rule, every_rule(), n=1)
         meant = f"did you mean {near[0]}?" if near else "dsdoctor explain --list names them all"
@@ -87,5 +87,7 @@ def manual(rule: str) -> str:
 def every_rule() -> tuple[str, ...]:
     """All rule ids, sorted."""
     return tuple(
-        sorted({*checks.checks(), *RULES, *verdict.manual_pages(), *comm.manual_pages(), *OF_BUILDING, *ills.MANUAL})
+        sorted(
+            {*checks.checks(), *RULES, *verdict.manual_pages(), *comm.manual_pages(), *OF_BUILDING, *problems.MANUAL}
+        )
     )

@@ -10,7 +10,7 @@ import msgspec
 from dsdoctor.builder.source.describe_ops import describe, describe_installed
 from dsdoctor.builder.source.fetch import NEWEST, LaidOut, lay_out
 from dsdoctor.core.architectures import KNOWN, numeric
-from dsdoctor.core.build_models import Node, Order, Source, Wish
+from dsdoctor.core.build_models import BuildOrder, BuildRequest, Node, Source
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class Observation:
     """A machine that was looked at. ``snapshot`` is None for this one; ``cache`` is dsdoctor's cache folder there."""
 
     machine: Machine
@@ -35,23 +35,23 @@ class Sight:
         return self.snapshot is None
 
 
-def see(python: str, file: Path | None, *, whole: bool, toolkit: str = "") -> Sight:
+def observe(python: str, file: Path | None, *, whole: bool, toolkit: str = "") -> Observation:
     """Look at this machine, or at the snapshot in a file. Raises UsageError for a file that is none."""
     if file is None:
         host = LocalHost()
         cache = str(cache_folder(host))
-        return Sight(machine=probe(host, python=python, cache=cache, toolkit=toolkit, whole=whole), cache=cache)
+        return Observation(machine=probe(host, python=python, cache=cache, toolkit=toolkit, whole=whole), cache=cache)
     recorded = RecordedHost.load(file)
     snapshot = recorded.snapshot
     machine = probe(recorded, python=snapshot.python, cache=snapshot.cache, toolkit=toolkit, whole=True)
-    return Sight(machine=machine, cache=snapshot.cache, snapshot=snapshot)
+    return Observation(machine=machine, cache=snapshot.cache, snapshot=snapshot)
 
 
 def read_nodes(files: Sequence[Path]) -> tuple[Node, ...]:
     """The machines in snapshots, by their files' names. Raises UsageError for a file that is none."""
     stems = [file.stem for file in files]
     return tuple(
-        _node(see("", file, whole=True).machine, file.stem if stems.count(file.stem) == 1 else str(file))
+        _node(observe("", file, whole=True).machine, file.stem if stems.count(file.stem) == 1 else str(file))
         for file in dict.fromkeys(files)
     )
 
@@ -70,29 +70,31 @@ def write_down(python: str, file: Path, *, offline: bool, say: Say) -> Machine:
     snapshot = recorder.snapshot
     snapshot.python, snapshot.cache = python, str(cache)
     try:
-        sight = Sight(machine=machine, cache=str(cache))
-        snapshot.source = msgspec.to_builtins(source_at_hand(sight, None, Wish(offline=offline), say=say))
+        observation = Observation(machine=machine, cache=str(cache))
+        snapshot.source = msgspec.to_builtins(source_at_hand(observation, None, BuildRequest(offline=offline), say=say))
     except DoctorError as error:
         say(f"without the ops of a DeepSpeed: {error.message}")
     save(snapshot, file, home=str(Path.home()))
     return machine
 
 
-def source_at_hand(sight: Sight, spec: str | None, wish: Wish, *, say: Say, folder: Path | None = None) -> Source:
+def source_at_hand(
+    observation: Observation, spec: str | None, request: BuildRequest, *, say: Say, folder: Path | None = None
+) -> Source:
     """The DeepSpeed whose ops are judged: named, else installed (or recorded), else the newest.
 
     ``folder`` gets its tree where there is one; without it the tree is thrown away and only the facts stay.
     """
-    installed, torch = sight.machine.deepspeed, sight.machine.torch
-    if torch is not None and torch.hip is not None and wish.accelerator != "cpu":
+    installed, torch = observation.machine.deepspeed, observation.machine.torch
+    if torch is not None and torch.hip is not None and request.accelerator != "cpu":
         raise DoctorError(
             f"torch {torch.version} is a ROCm build, and dsdoctor judges the ops for CUDA and CPU",
             hint="--accelerator cpu judges the host ops",
         )
-    accelerator = accelerator_at_hand(sight.machine, wish)
-    if not spec and sight.snapshot is not None:
-        return recorded_source(sight.snapshot, accelerator)
-    if sight.machine.python is None:
+    accelerator = accelerator_at_hand(observation.machine, request)
+    if not spec and observation.snapshot is not None:
+        return recorded_source(observation.snapshot, accelerator)
+    if observation.machine.python is None:
         raise DoctorError(
             "no Python answers, so nothing can be asked of a DeepSpeed", hint="name one with --python PATH"
         )
@@ -101,20 +103,20 @@ def source_at_hand(sight: Sight, spec: str | None, wish: Wish, *, say: Say, fold
             LocalHost(),
             installed,
             accelerator=accelerator,
-            python=sight.machine.python.executable,
-            torch=sight.machine.torch.location if sight.machine.torch else "",
-            architectures=every_architecture(sight.machine),
+            python=observation.machine.python.executable,
+            torch=observation.machine.torch.location if observation.machine.torch else "",
+            architectures=every_architecture(observation.machine),
         )
     if folder is not None:
-        return _from_tree(sight, spec, wish, accelerator, folder, say)
+        return _from_tree(observation, spec, request, accelerator, folder, say)
     with workspace(private_folder(cache_folder(LocalHost()))) as place:
-        return _from_tree(sight, spec, wish, accelerator, place, say)
+        return _from_tree(observation, spec, request, accelerator, place, say)
 
 
-def accelerator_at_hand(machine: Machine, wish: Wish) -> str:
+def accelerator_at_hand(machine: Machine, request: BuildRequest) -> str:
     """Whose ops are judged: asked for, set in the shell, else those of this torch (without one: of these GPUs)."""
     shell = machine.variables.get("DS_ACCELERATOR")
-    named = wish.accelerator or (shell if shell in {"cuda", "cpu"} else None)
+    named = request.accelerator or (shell if shell in {"cuda", "cpu"} else None)
     cuda = machine.torch.cuda is not None if machine.torch else bool(machine.gpus)
     return named or ("cuda" if cuda else "cpu")
 
@@ -135,15 +137,15 @@ def recorded_source(snapshot: Snapshot, accelerator: str) -> Source:
     return source
 
 
-def described(sight: Sight, laid: LaidOut, accelerator: str, place: Path) -> Source:
+def described(observation: Observation, laid: LaidOut, accelerator: str, place: Path) -> Source:
     """The ops of a tree. For a machine that is not here this dsdoctor's own Python tells them, as for that machine's torch.
 
     ``place`` is a folder to write to.
     """
-    machine = sight.machine
+    machine = observation.machine
     torch, python = machine.torch, machine.python.executable if machine.python else sys.executable
     folder = torch.location if torch else ""
-    if not sight.is_here:
+    if not observation.is_here:
         python, folder = sys.executable, str(place / "torch-of-the-snapshot")
         Path(folder).mkdir()
         cuda = str(torch.cuda) if torch and torch.cuda else None
@@ -164,22 +166,26 @@ def every_architecture(machine: Machine) -> tuple[str, ...]:
     return numeric(tuple(dict.fromkeys((*KNOWN, *(machine.torch.known_architectures if machine.torch else ())))))
 
 
-def _from_tree(sight: Sight, spec: str | None, wish: Wish, accelerator: str, place: Path, say: Say) -> Source:
+def _from_tree(
+    observation: Observation, spec: str | None, request: BuildRequest, accelerator: str, place: Path, say: Say
+) -> Source:
     host, cache = LocalHost(), cache_folder(LocalHost())
-    python = sight.machine.python.executable if sight.is_here and sight.machine.python else sys.executable
+    python = (
+        observation.machine.python.executable if observation.is_here and observation.machine.python else sys.executable
+    )
     tree, wanted = place / "source", spec or NEWEST
     try:
-        laid = lay_out(host, wanted, tree, cache=cache, python=python, offline=wish.offline or not spec)
+        laid = lay_out(host, wanted, tree, cache=cache, python=python, offline=request.offline or not spec)
     except UsageError:
-        if spec or wish.offline:
+        if spec or request.offline:
             raise
         say("fetching the newest DeepSpeed's source, to know its ops")
         laid = lay_out(host, wanted, tree, cache=cache, python=python, offline=False)
     because = "--source" if spec else "the newest; none is installed here"
-    return described(sight, replace(laid, because=because), accelerator, place)
+    return described(observation, replace(laid, because=because), accelerator, place)
 
 
-def look(order: Order) -> Sight:
+def look(order: BuildOrder) -> Observation:
     """Ask this machine, or a snapshot, everything."""
-    named = order.wish.toolkit if order.wish.toolkit not in {"auto", "pypi"} else ""
-    return see(order.python, order.machine, whole=True, toolkit=named)
+    named = order.request.toolkit if order.request.toolkit not in {"auto", "pypi"} else ""
+    return observe(order.python, order.machine, whole=True, toolkit=named)

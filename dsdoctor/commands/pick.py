@@ -7,7 +7,7 @@ from packaging.version import Version
 
 from dsdoctor.builder.wheel.index import wheels_of
 from dsdoctor.builder.wheel.read import read_wheel
-from dsdoctor.commands.observe import Sight, see
+from dsdoctor.commands.observe import Observation, observe
 from dsdoctor.commands.verify import judge
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error
@@ -38,11 +38,11 @@ def pick(python: str, machine: Path | None, folder: Path, ops: tuple[str, ...]) 
     wheels = wheels_of(folder)
     if not wheels:
         raise UsageError(f"no deepspeed-*.whl lies in {folder}", hint=f"python -m dsdoctor build-wheel --out {folder}")
-    sight = see(python, machine, whole=False)
-    return tuple(sorted((_candidate(sight, wheel, python, ops) for wheel in wheels), key=_worth, reverse=True))
+    observation = observe(python, machine, whole=False)
+    return tuple(sorted((_candidate(observation, wheel, python, ops) for wheel in wheels), key=_worth, reverse=True))
 
 
-def _candidate(sight: Sight, wheel: Path, python: str, ops: tuple[str, ...]) -> Candidate:
+def _candidate(observation: Observation, wheel: Path, python: str, ops: tuple[str, ...]) -> Candidate:
     try:
         built = read_wheel(wheel)
     except UsageError as error:
@@ -50,7 +50,7 @@ def _candidate(sight: Sight, wheel: Path, python: str, ops: tuple[str, ...]) -> 
         return Candidate(wheel=str(wheel), built=None, findings=(unread,))
     lacking = tuple(op for op in ops if op not in built.installed_ops)
     told = _lacks(lacking, built) if lacking else ()
-    return Candidate(wheel=str(wheel), built=built, findings=(*judge(sight, built, python).findings, *told))
+    return Candidate(wheel=str(wheel), built=built, findings=(*judge(observation, built, python).findings, *told))
 
 
 def _lacks(ops: tuple[str, ...], built: DeepSpeed) -> tuple[Finding, ...]:

@@ -14,9 +14,9 @@ from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.hosts.hostfile import HOST, parse_hostfile
-from dsdoctor.hosts.ssh_errors import ssh_ill
-from dsdoctor.push import errors as ills
-from dsdoctor.push.models import Delivered, Ended, Sent, State, Way
+from dsdoctor.hosts.ssh_errors import ssh_problem
+from dsdoctor.push import errors as problems
+from dsdoctor.push.models import Delivered, NodeEnded, NodeState, Sent, Way
 from dsdoctor.push.session import Delivery
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -50,12 +50,12 @@ class Pushed:
     @property
     def refused(self) -> bool:
         """Whether a node's verify found an error."""
-        return any(node.state is State.REFUSED for node in self.nodes)
+        return any(node.state is NodeState.REFUSED for node in self.nodes)
 
     @property
     def failed(self) -> bool:
         """Whether a node could not be reached, or failed in the middle."""
-        return any(node.state in {State.FAILED, State.UNREACHABLE} for node in self.nodes)
+        return any(node.state in {NodeState.FAILED, NodeState.UNREACHABLE} for node in self.nodes)
 
 
 def push(order: Push, *, say: Callable[[str], None]) -> Pushed:
@@ -86,9 +86,9 @@ def push(order: Push, *, say: Callable[[str], None]) -> Pushed:
 
 def unreached(host: str, status: int | None, said: str) -> Finding:
     """Why ssh could not get there: ``status`` is its own, None where it did not end in time."""
-    ill = ssh_ill(host, status, said)
-    title = f"it does not answer over ssh: {ill.what}"
-    fix = Fix(text=ill.fix, commands=ill.commands)
+    problem = ssh_problem(host, status, said)
+    title = f"it does not answer over ssh: {problem.what}"
+    fix = Fix(text=problem.fix, commands=problem.commands)
     evidence = tuple(said.splitlines()[-4:])
     return Finding(rule="ssh-fails", severity=Severity.ERROR, title=title, evidence=evidence, fix=fix)
 
@@ -160,10 +160,10 @@ class Round:
                 await self._all_in.wait()
                 async with self._places:
                     await self._installed(one)
-        except Ended as ended:
+        except NodeEnded as ended:
             one.stop(ended)
         except OSError as error:
-            one.stop(ills.refused_here(error))
+            one.stop(problems.refused_here(error))
         except asyncio.CancelledError:
             one.stop(one.cut_off("the push was interrupted"))
         return await one.end()

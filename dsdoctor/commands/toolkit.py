@@ -4,18 +4,18 @@ from dsdoctor.builder.plan.plan import plan_toolkit
 from dsdoctor.builder.toolkit.assemble import assemble
 from dsdoctor.commands.build import Say
 from dsdoctor.commands.observe import look
-from dsdoctor.core.build_models import Order
+from dsdoctor.core.build_models import BuildOrder
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.workspace import cache_folder, private_folder
 
 
-def assemble_toolkit(order: Order, *, say: Say) -> tuple[str | None, tuple[Finding, ...]]:
+def assemble_toolkit(order: BuildOrder, *, say: Say) -> tuple[str | None, tuple[Finding, ...]]:
     """The root of a toolkit that fits this torch, made when there is none; findings where that cannot be."""
-    sight = look(order)
-    machine = sight.machine
+    observation = look(order)
+    machine = observation.machine
     private_folder(cache_folder(LocalHost()))
-    advice = plan_toolkit(machine, order.wish, sight.cache)
+    advice = plan_toolkit(machine, order.request, observation.cache)
     toolkit, compiler = advice.toolkit, advice.compiler
     if has_error(advice.findings) or toolkit is None or compiler is None or compiler.c_path is None:
         return None, advice.findings

@@ -8,7 +8,7 @@ from pathlib import Path
 from dsdoctor.builder.wheel.load import load_installed
 from dsdoctor.builder.wheel.read import read_installed, read_wheel
 from dsdoctor.checks import TOPICS, examine, rule_of
-from dsdoctor.commands.observe import Sight, see
+from dsdoctor.commands.observe import Observation, observe
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, for_python, has_error
 from dsdoctor.core.host import LocalHost
@@ -36,9 +36,9 @@ def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool 
         raise UsageError("--load tries the DeepSpeed that is installed here", hint="dsdoctor verify --installed --load")
     # a file that is no wheel is said before the machine is asked
     read = read_wheel(wheel) if wheel is not None else None
-    sight = see(python, machine, whole=False)
-    built = read or _installed(sight)
-    judged = judge(sight, built, python)
+    observation = observe(python, machine, whole=False)
+    built = read or _installed(observation)
+    judged = judge(observation, built, python)
     if load and not has_error(judged.findings):
         asked = judged.machine.python.executable if judged.machine.python else python
         loaded = load_installed(LocalHost(), asked, built, judged.machine)
@@ -46,26 +46,26 @@ def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool 
     return judged
 
 
-def judge(sight: Sight, built: DeepSpeed, python: str) -> Verified:
+def judge(observation: Observation, built: DeepSpeed, python: str) -> Verified:
     """A built DeepSpeed against what was seen of a machine."""
-    with_built = replace(sight.machine, deepspeed=built)
+    with_built = replace(observation.machine, deepspeed=built)
     of_built = next(topic.checks for topic in TOPICS if topic.name == "deepspeed")
     rules = frozenset({*RUNS, *map(rule_of, of_built)})
     found = examine(with_built, topics=TOPICS, rules=rules)
     findings = tuple(_of_ops(finding, built) for topic in found for finding in topic.findings)
-    if sight.is_here and python != sys.executable:
+    if observation.is_here and python != sys.executable:
         findings = tuple(for_python(finding, python) for finding in findings)
     return Verified(machine=with_built, built=built, findings=findings)
 
 
-def _installed(sight: Sight) -> DeepSpeed:
+def _installed(observation: Observation) -> DeepSpeed:
     """The installed DeepSpeed with what its files say, where they are at hand."""
-    installed = sight.machine.deepspeed
+    installed = observation.machine.deepspeed
     if installed is None:
         raise UsageError(
             "no DeepSpeed is installed there", hint="name a wheel, or another environment with --python PATH"
         )
-    return read_installed(installed) if sight.is_here else installed
+    return read_installed(installed) if observation.is_here else installed
 
 
 def _of_ops(finding: Finding, built: DeepSpeed) -> Finding:

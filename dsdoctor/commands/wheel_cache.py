@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from dsdoctor.builder.cache.store import Entry, Store
+from dsdoctor.builder.cache.store import CacheStore, Entry
 from dsdoctor.builder.make.manifest import decode
 from dsdoctor.builder.make.op_inputs import Digests
 from dsdoctor.builder.source.fetch import digest_here
 from dsdoctor.commands.cache import open_store
-from dsdoctor.core.build_models import BuildPlan, BuildResult, Order
+from dsdoctor.core.build_models import BuildOrder, BuildPlan, BuildResult
 from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.workspace import cache_folder
@@ -41,23 +41,23 @@ OF_A_SESSION = ("SSH_", "XDG_", "DBUS_", "TMUX", "VSCODE_")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class WheelRequest:
     """An order and its key, and where finished wheels are."""
 
-    order: Order
+    order: BuildOrder
     key: str
-    store: Store
+    store: CacheStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class Returned:
+class KeptWheel:
     """A finished wheel in its place, and the plan that it was made by."""
 
     result: BuildResult
     plan: BuildPlan
 
 
-def request_of(order: Order) -> Request | None:
+def request_of(order: BuildOrder) -> WheelRequest | None:
     """The key of an order; None where that cannot be had without fetching, and for orders that want nothing of the cache."""
     if not order.cache or order.machine is not None:
         return None
@@ -81,12 +81,12 @@ def request_of(order: Order) -> Request | None:
         "variables": _variables(host),
         "dsdoctor": _ourselves(),
     }
-    return Request(
+    return WheelRequest(
         order=order, key=sha256(msgspec.json.encode(facts, order="sorted")).hexdigest(), store=open_store(host)
     )
 
 
-def returned(request: Request, out: Path) -> Returned | None:
+def returned(request: WheelRequest, out: Path) -> KeptWheel | None:
     """The wheel of that very order, put into ``out`` with its manifest, where nothing that it was made from has changed."""
     digests = Digests()
     for entry in request.store.find(KIND, request.key):
@@ -100,7 +100,7 @@ def returned(request: Request, out: Path) -> Returned | None:
     return None
 
 
-def keep(request: Request, result: BuildResult, plan: BuildPlan) -> None:
+def keep(request: WheelRequest, result: BuildResult, plan: BuildPlan) -> None:
     """Keep a wheel, where all that it was made from is known, and is what it was when the order was given."""
     if result.wheel is None or result.manifest is None or result.inputs is None:
         return
@@ -121,7 +121,7 @@ def keep(request: Request, result: BuildResult, plan: BuildPlan) -> None:
     request.store.put(KIND, request.key, {wheel.name: wheel, manifest.name: manifest}, facts)
 
 
-def _put(store: Store, entry: Entry, out: Path) -> Returned | None:
+def _put(store: CacheStore, entry: Entry, out: Path) -> KeptWheel | None:
     """Both files appear by rename, the wheel first."""
     names = [name for name in entry.files if name.endswith(".whl")]
     try:
@@ -142,7 +142,7 @@ def _put(store: Store, entry: Entry, out: Path) -> Returned | None:
         shutil.rmtree(folder, ignore_errors=True)
     wheel, ops = str(out / names[0]), tuple(replace(op, cached=op.built, log=None) for op in was.ops)
     now = replace(was, wheel=wheel, manifest=f"{wheel}.json", ops=ops, seconds=0.0, cpu_seconds=0.0, log=None)
-    return Returned(result=now, plan=plan)
+    return KeptWheel(result=now, plan=plan)
 
 
 def _variables(host: LocalHost) -> dict[str, str]:

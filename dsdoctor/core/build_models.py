@@ -17,7 +17,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class BuildRequest:
     """What the user asked for.
 
     ``ops`` is None for the default set, ("all",) for all, else names. ``arch`` is a TORCH_CUDA_ARCH_LIST or None for
@@ -219,7 +219,7 @@ class BuildResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class BuildOrder:
     """What the command line asks of us. ``cache`` says whether compiled ops are taken from the cache and kept there;
     ``nodes`` are snapshots of the machines that the wheel is for."""
 
@@ -228,12 +228,12 @@ class Order:
     source: str | None = None
     config: Path | None = None
     nodes: tuple[Path, ...] = ()
-    wish: Wish = field(default_factory=Wish)
+    request: BuildRequest = field(default_factory=BuildRequest)
     cache: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class CheckRequest:
     """What the user wants examined: this machine, or the snapshot ``machine``. ``deep`` asks the compiler too; ``rules`` empty
     means every check."""
 
@@ -242,4 +242,4 @@ class Question:
     source: str | None = None
     rules: frozenset[str] = frozenset()
     deep: bool = False
-    wish: Wish = field(default_factory=Wish)
+    request: BuildRequest = field(default_factory=BuildRequest)

@@ -37,7 +37,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class Completed:
     """How long work ended: its exit status (negative for a signal), and what it and its children took.
 
     ``cpu_seconds`` is user and system time of all, ``peak_memory`` the bytes of the largest single process.
@@ -216,7 +216,9 @@ class LocalHost:
         """Run long work as ``work`` does; the exit status alone."""
         return self.work(argv, cwd=cwd, env=env, on_line=on_line).status
 
-    def work(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], on_line: Callable[[str], None]) -> Ended:
+    def work(
+        self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], on_line: Callable[[str], None]
+    ) -> Completed:
         """Run long work and hand over each line as it comes (stdout and stderr together).
 
         ``env`` is the whole environment. ``stop`` from another thread, or any exception here, ends the whole session.
@@ -238,7 +240,7 @@ class LocalHost:
                     on_line(_text(line).rstrip("\n"))
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
-            return Ended(
+            return Completed(
                 status=process.returncode, cpu_seconds=used.ru_utime + used.ru_stime, peak_memory=used.ru_maxrss * 1024
             )
         finally:

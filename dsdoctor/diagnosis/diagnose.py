@@ -7,7 +7,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.diagnosis.combined import told
 from dsdoctor.diagnosis.findings import echoes_only, empty, finding_of, note_of, unexplained
 from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, Outcome, Tier
+from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome, Tier
 from dsdoctor.diagnosis.scan import Line, Scan, scan
 
 NEAR_THE_END = 60
@@ -45,12 +45,12 @@ def _one_a_rule(hits: Iterable[Hit]) -> list[Hit]:
     return list(best.values())
 
 
-def _judge(hits: list[Hit], facts: Facts, read: Scan) -> tuple[Outcome, list[Finding]]:
+def _judge(hits: list[Hit], facts: Facts, read: Scan) -> tuple[LogOutcome, list[Finding]]:
     causes = [hit for hit in hits if hit.tier <= Tier.GENERIC]
     probes = [hit for hit in hits if hit.tier is Tier.PROBE]
     echoes = sorted((hit for hit in read.hits.values() if hit.tier >= Tier.ECHO), key=lambda hit: hit.line)
     if not read.last_line:
-        return Outcome.EMPTY, [empty(read.lines)]
+        return LogOutcome.EMPTY, [empty(read.lines)]
     failed = _failed(read, echoes)
     if failed and Event.GPU_FAULT in read.first:
         waiting = [hit for hit in causes if hit.tier is Tier.GENERIC and hit.rule.id in WAITING]
@@ -63,12 +63,12 @@ def _judge(hits: list[Hit], facts: Facts, read: Scan) -> tuple[Outcome, list[Fin
     causes = [hit for hit in causes if hit not in overcome]
     notes += [note_of(hit, facts) for hit in overcome]
     if causes:
-        return Outcome.CAUSE, [*_causes(causes, facts), *notes]
+        return LogOutcome.CAUSE, [*_causes(causes, facts), *notes]
     if failed and echoes and not _own_words(read, echoes):
-        return Outcome.ONLY_ECHOES, [echoes_only(echoes, facts), *notes]
+        return LogOutcome.ONLY_ECHOES, [echoes_only(echoes, facts), *notes]
     if failed:
-        return Outcome.UNEXPLAINED, [unexplained(_worst_line(read, echoes), facts), *notes]
-    return Outcome.HEALTHY, notes
+        return LogOutcome.UNEXPLAINED, [unexplained(_worst_line(read, echoes), facts), *notes]
+    return LogOutcome.HEALTHY, notes
 
 
 def _failed(read: Scan, echoes: list[Hit]) -> bool:

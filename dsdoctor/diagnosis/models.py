@@ -113,7 +113,7 @@ class Hit:
         return self.signature.tier
 
 
-class Outcome(enum.Enum):
+class LogOutcome(enum.Enum):
     """What a log comes to."""
 
     CAUSE = "cause"
@@ -129,6 +129,6 @@ class Diagnosis:
 
     name: str
     lines: int
-    outcome: Outcome
+    outcome: LogOutcome
     facts: Facts
     findings: tuple[Finding, ...]

@@ -93,8 +93,8 @@ def parse_deepspeed_env(text: str) -> EnvironmentFile:
     for number, line in _lines(text):
         name, equals, value = (part.strip() for part in line.partition("="))
         shown = f"{_short(name)}=..." if equals else ""
-        ills = tuple(_misread(name, equals, value, name in values))
-        complaints += (Complaint(line=number, text=shown, what=what, refused=refused) for what, refused in ills)
+        problems = tuple(_misread(name, equals, value, name in values))
+        complaints += (Complaint(line=number, text=shown, what=what, refused=refused) for what, refused in problems)
         if NAME.fullmatch(name) and equals:
             values[name] = value
     return EnvironmentFile(values=values, complaints=tuple(complaints))
@@ -154,14 +154,14 @@ def _misread(name: str, equals: str, value: str, again: bool) -> Iterator[tuple[
         yield "the name is none that a shell can export", False
     elif again:
         yield f"{name} is set twice, the last one counts", False
-    yield from ((what, False) for pattern, what in VALUE_ILLS if re.search(pattern, value))
+    yield from ((what, False) for pattern, what in VALUE_PROBLEMS if re.search(pattern, value))
 
 
 def _short(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-VALUE_ILLS = (
+VALUE_PROBLEMS = (
     (r"^'|'$", "single quotes become part of the value"),
     (r'"', "double quotes end the quotes that DeepSpeed puts around the value"),
     (r"[^\s]\s+#", "a comment behind the value becomes part of it"),

@@ -9,7 +9,7 @@ from dsdoctor.core.machine import Cuda, Driver, Gap, Gpu
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Answer:
+class _NvmlAnswer:
     driver: str | None = None
     cuda: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -24,7 +24,7 @@ def ask_gpus(host: Host) -> tuple[tuple[Gpu, ...], Driver | None] | Gap:
     """The GPUs that NVML sees and the driver; nothing when no driver is loaded."""
     if not any(host.exists(device) for device in DEVICES):
         return (), None
-    answer = parse_answer(host.ask(sys.executable, "ask_nvml.py", timeout=20), _Answer, "gpus")
+    answer = parse_answer(host.ask(sys.executable, "ask_nvml.py", timeout=20), _NvmlAnswer, "gpus")
     if isinstance(answer, Gap):
         return answer
     if answer.driver is None:

@@ -17,7 +17,7 @@ TABLES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Answer:
+class _TorchAnswer:
     arch_list: tuple[str, ...]
     nccl: str | None = None
     capabilities: tuple[str, ...] = ()
@@ -35,13 +35,13 @@ def ask_torch(host: Host, environment: Environment | None, whole: bool) -> Torch
     if from_files is None:
         return Gap(question="torch", reason=f"{environment.torch}/version.py cannot be read")
     python = environment.python.executable
-    answer: _Answer | Gap = Gap(question="torch", reason="not asked")
+    answer: _TorchAnswer | Gap = Gap(question="torch", reason="not asked")
     if not whole and not environment.torch_lacks:
         answer = parse_answer(
-            host.ask(python, "load_torch.py", environment.torch, timeout=IMPORT_LIMIT), _Answer, "torch"
+            host.ask(python, "load_torch.py", environment.torch, timeout=IMPORT_LIMIT), _TorchAnswer, "torch"
         )
     if isinstance(answer, Gap):
-        answer = parse_answer(host.ask(python, "ask_torch.py", timeout=IMPORT_LIMIT), _Answer, "torch")
+        answer = parse_answer(host.ask(python, "ask_torch.py", timeout=IMPORT_LIMIT), _TorchAnswer, "torch")
     if isinstance(answer, Gap):
         return replace(from_files, broken=answer.reason)
     return replace(

@@ -3,12 +3,12 @@
 import shlex
 
 from dsdoctor.core.finding import Finding, Fix, Severity
-from dsdoctor.push.models import Ended, Sent, State, Step, Way, Word
+from dsdoctor.push.models import NodeEnded, NodeMessage, NodeState, NodeStep, Sent, Way
 
 AGAIN = "mend that, then run the same push again: a node that has the wheel is left alone"
 
 
-def failed(host: str, way: Way, word: Word) -> Ended:
+def failed(host: str, way: Way, word: NodeMessage) -> NodeEnded:
     """A node says that a step failed."""
     here = f"ssh {shlex.quote(host)}"
     python = shlex.quote(way.python)
@@ -24,50 +24,50 @@ def failed(host: str, way: Way, word: Word) -> Ended:
         title = f"pip ended well, and what an import takes there is not this wheel: {', '.join(word.names)}"
         look = f"{here} {python} -m dsdoctor verify --installed"
         return _failed("node-has-another", title, "see where the other one comes from (PYTHONPATH, ~/.local)", look)
-    if word.step is Step.INSTALL:
+    if word.step is NodeStep.INSTALL:
         return _failed("node-not-installed", f"it could not be installed: {word.why}", AGAIN)
-    if word.step is Step.COPY:
+    if word.step is NodeStep.COPY:
         return _failed("node-took-no-copy", f"the wheel could not be copied: {word.why}", AGAIN)
     return no_verdict(word.why)
 
 
-def no_verdict(why: str) -> Ended:
+def no_verdict(why: str) -> NodeEnded:
     """A node did not say whether the wheel fits."""
     return _failed("node-not-verified", f"nothing is known of the wheel there: {why}", AGAIN)
 
 
-def shrunk(one: Sent) -> Ended:
+def shrunk(one: Sent) -> NodeEnded:
     """A file became shorter while it was sent."""
     return _failed("wheel-copy-differs", f"{one.path} was changed while it was sent", "wait until it is written")
 
 
-def refused_here(error: OSError) -> Ended:
+def refused_here(error: OSError) -> NodeEnded:
     """This machine did not let us read the wheel or start ssh."""
     return _failed("dsdoctor", f"the system here refused: {error.strerror or error}", AGAIN)
 
 
-def lost(host: str, way: Way, status: int | None, said: str) -> Ended:
+def lost(host: str, way: Way, status: int | None, said: str) -> NodeEnded:
     """ssh ended, or (None) was ended, before the node said a word."""
     tail = tuple(said.splitlines()[-4:])
     if status in {255, None}:
-        return Ended(State.UNREACHABLE, way.unreached(host, status, said))
+        return NodeEnded(NodeState.UNREACHABLE, way.unreached(host, status, said))
     title = f"{way.python} does not start there"
     fix = "name the interpreter of the environment there with --python PATH"
     command = f"ssh {shlex.quote(host)} ls -l {shlex.quote(way.python)}"
-    return Ended(State.FAILED, _error("host-lacks-python", title, fix, command, evidence=tail))
+    return NodeEnded(NodeState.FAILED, _error("host-lacks-python", title, fix, command, evidence=tail))
 
 
-def cut_off(host: str, way: Way, step: Step, why: str, said: str = "") -> Ended:
+def cut_off(host: str, way: Way, step: NodeStep, why: str, said: str = "") -> NodeEnded:
     """A node was left in the middle of a step."""
     tail = tuple(said.splitlines()[-4:])
-    if step is not Step.INSTALL:
+    if step is not NodeStep.INSTALL:
         title = f"{why} at the step {step.value}; nothing was installed"
         fix = "run the same push again: a node that has the wheel is left alone"
-        return Ended(State.FAILED, _error("node-cut-off", title, fix, evidence=tail))
+        return NodeEnded(NodeState.FAILED, _error("node-cut-off", title, fix, evidence=tail))
     title = f"{why} while pip was at work, which goes on there by itself"
     look = f"ssh {shlex.quote(host)} {shlex.quote(way.python)} -m dsdoctor verify --installed"
     fix = "see what is there, then run the same push again"
-    return Ended(State.FAILED, _error("node-cut-off", title, fix, look, evidence=tail))
+    return NodeEnded(NodeState.FAILED, _error("node-cut-off", title, fix, look, evidence=tail))
 
 
 def folder_left(folder: str) -> Finding:
@@ -76,8 +76,8 @@ def folder_left(folder: str) -> Finding:
     return Finding(rule=finding.rule, severity=Severity.WARNING, title=finding.title, fix=finding.fix)
 
 
-def _failed(rule: str, title: str, fix: str, *commands: str) -> Ended:
-    return Ended(State.FAILED, _error(rule, title, fix, *commands))
+def _failed(rule: str, title: str, fix: str, *commands: str) -> NodeEnded:
+    return NodeEnded(NodeState.FAILED, _error(rule, title, fix, *commands))
 
 
 def _error(rule: str, title: str, fix: str, *commands: str, evidence: tuple[str, ...] = ()) -> Finding:

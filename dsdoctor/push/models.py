@@ -8,7 +8,7 @@ from pathlib import Path
 from dsdoctor.core.finding import Finding
 
 
-class State(enum.Enum):
+class NodeState(enum.Enum):
     """What became of the wheel on a node."""
 
     INSTALLED = "installed"
@@ -18,7 +18,7 @@ class State(enum.Enum):
     FAILED = "failed"
 
 
-class Step(enum.Enum):
+class NodeStep(enum.Enum):
     """What a node is at."""
 
     CONNECT = "connect"
@@ -64,8 +64,8 @@ class Delivered:
     the node could tell (``known``); ``already``: this very wheel was there, and pip was not called."""
 
     host: str
-    state: State
-    step: Step
+    state: NodeState
+    step: NodeStep
     findings: tuple[Finding, ...]
     before: Present | None
     now: Present | None
@@ -75,11 +75,11 @@ class Delivered:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
+class NodeMessage:
     """A line that a node says; which fields it has depends on ``say``."""
 
     say: str
-    step: Step = Step.CONNECT
+    step: NodeStep = NodeStep.CONNECT
     why: str = ""
     name: str = ""
     names: tuple[str, ...] = ()
@@ -95,9 +95,9 @@ class Word:
     environment: tuple[str, ...] = ()
 
 
-class Ended(Exception):
+class NodeEnded(Exception):
     """A node that comes no further. ``finding`` says why."""
 
-    def __init__(self, state: State, finding: Finding) -> None:
+    def __init__(self, state: NodeState, finding: Finding) -> None:
         super().__init__(finding.title)
         self.state, self.finding = state, finding

@@ -12,8 +12,8 @@ import msgspec
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import CHILD_SCRIPTS
 from dsdoctor.core.processes import end_session
-from dsdoctor.push import errors as ills
-from dsdoctor.push.models import Delivered, Ended, Present, Sent, State, Step, Way, Word
+from dsdoctor.push import errors as problems
+from dsdoctor.push.models import Delivered, NodeEnded, NodeMessage, NodeState, NodeStep, Present, Sent, Way
 
 T = TypeVar("T")
 MARK = b"@@dsdoctor "
@@ -33,12 +33,12 @@ class Delivery:
 
     def __init__(self, host: str, files: tuple[Sent, ...], way: Way, say: Callable[[str], None]) -> None:
         self.host, self._files, self._way, self._say = host, files, way, say
-        self.state, self.step = State.FAILED, Step.CONNECT
+        self.state, self.step = NodeState.FAILED, NodeStep.CONNECT
         self.environment: tuple[str, ...] = ()
         self.hung_up = False
         self._findings: list[Finding] = []
         self._before: Present | None = None
-        self._last = Word(say="")
+        self._last = NodeMessage(say="")
         self._already = False
         self._folder = ""
         self._began: float | None = None
@@ -49,47 +49,47 @@ class Delivery:
     @property
     def installing(self) -> bool:
         """Whether it was told to install."""
-        return self.step is Step.INSTALL
+        return self.step is NodeStep.INSTALL
 
     async def verify(self) -> bool:
         """Connect, copy, and let the node's dsdoctor judge; whether it found no error."""
         self._began = time.monotonic()
         await self._within(min(FIRST_WORD, self._way.limit), self._connect())
-        self._begin(Step.COPY)
+        self._begin(NodeStep.COPY)
         await self._within(self._way.limit, self._copy())
-        self._begin(Step.VERIFY)
+        self._begin(NodeStep.VERIFY)
         # the node has the same limit, and a word to say when it is over
         word = await self._within(self._way.limit + LAST_WORDS, self._heard("verified"))
         self._findings += word.findings
         refused = has_error(word.findings)
         if word.status not in {0, 1, 2} or refused != bool(word.status):
-            raise ills.no_verdict(f"dsdoctor ended with status {word.status}: {word.why}")
-        self.state = State.REFUSED if refused else State.VERIFIED
+            raise problems.no_verdict(f"dsdoctor ended with status {word.status}: {word.why}")
+        self.state = NodeState.REFUSED if refused else NodeState.VERIFIED
         return not refused
 
     async def install(self) -> None:
         """Have it installed where it was verified. From here on the node comes to an end by itself."""
-        self._begin(Step.INSTALL)
-        self.state = State.FAILED
+        self._begin(NodeStep.INSTALL)
+        self.state = NodeState.FAILED
         await self._write(b"install\n")
         self._already = (await self._within(self._way.limit, self._heard("installed"))).already
-        self.state = State.INSTALLED
+        self.state = NodeState.INSTALLED
 
-    def stop(self, ended: Ended) -> None:
+    def stop(self, ended: NodeEnded) -> None:
         """Note why it comes no further."""
         self.state = ended.state
         self._findings.append(ended.finding)
 
-    def cut_off(self, why: str) -> Ended:
+    def cut_off(self, why: str) -> NodeEnded:
         """It is left in the middle."""
-        return ills.cut_off(self.host, self._way, self.step, why, self._said())
+        return problems.cut_off(self.host, self._way, self.step, why, self._said())
 
     async def end(self) -> Delivered:
         """Hang up, hear what is there now, and give the outcome: within LAST_WORDS seconds."""
         self.hung_up = True
         if self._process is not None:
             try:
-                await self._farewell()
+                await self._last_word()
             finally:
                 await self._kill()
         known = self._last.asked or (bool(self.environment) and not self.installing)
@@ -136,7 +136,7 @@ class Delivery:
                     left -= len(chunk)
                     await self._write(chunk)
             if left:
-                raise ills.shrunk(one)
+                raise problems.shrunk(one)
         await self._heard("copied")
 
     async def _write(self, data: bytes) -> None:
@@ -147,16 +147,16 @@ class Delivery:
             self._process.stdin.write(data)
             await self._process.stdin.drain()
 
-    async def _heard(self, wanted: str) -> Word:
+    async def _heard(self, wanted: str) -> NodeMessage:
         """The word that is waited for. Raises Ended where another end comes first."""
         while (word := await self._next()) is not None:
             if word.say == wanted:
                 return word
             if word.say in SAID_FIRST or word.say == "failed":
-                raise ills.failed(self.host, self._way, word)
+                raise problems.failed(self.host, self._way, word)
         raise await self._lost()
 
-    async def _next(self) -> Word | None:
+    async def _next(self) -> NodeMessage | None:
         """The next word; lines of others (a greeting of the login shell) are passed over. None: it says no more."""
         assert self._process is not None
         assert self._process.stdout is not None
@@ -164,19 +164,19 @@ class Delivery:
             while line := await self._process.stdout.readline():
                 _, mark, said = line.rpartition(MARK)
                 if mark:
-                    return self._learnt(msgspec.json.decode(said, type=Word))
+                    return self._learnt(msgspec.json.decode(said, type=NodeMessage))
         except (ValueError, msgspec.MsgspecError) as error:
-            raise ills.no_verdict(f"its words make no sense here: {error}") from None
+            raise problems.no_verdict(f"its words make no sense here: {error}") from None
         return None
 
-    def _learnt(self, word: Word) -> Word:
+    def _learnt(self, word: NodeMessage) -> NodeMessage:
         if word.say == "end":
             self._last = word
         if word.say == "removed" and word.left:
-            self._findings.append(ills.folder_left(self._folder))
+            self._findings.append(problems.folder_left(self._folder))
         return word
 
-    async def _lost(self) -> Ended:
+    async def _lost(self) -> NodeEnded:
         """The words ended: by what ssh, or the shell there, said."""
         assert self._process is not None
         status = await self._process.wait()
@@ -184,7 +184,7 @@ class Delivery:
             await self._reading
         if self.environment:
             return self.cut_off("the connection ended")
-        return ills.lost(self.host, self._way, status, self._said())
+        return problems.lost(self.host, self._way, status, self._said())
 
     async def _within(self, seconds: float, step: Coroutine[Any, Any, T]) -> T:
         try:
@@ -192,23 +192,23 @@ class Delivery:
         except asyncio.TimeoutError:
             if self.environment:
                 raise self.cut_off(f"no end within {seconds:g} s") from None
-            raise ills.lost(self.host, self._way, None, self._said()) from None
+            raise problems.lost(self.host, self._way, None, self._said()) from None
 
-    def _begin(self, step: Step) -> None:
+    def _begin(self, step: NodeStep) -> None:
         self.step = step
         self._say(f"{self.host}: {step.value}")
 
     def _said(self) -> str:
         return self._stderr.decode(errors="replace").strip()
 
-    async def _farewell(self) -> None:
+    async def _last_word(self) -> None:
         """Close stdin, which tells the other side to stop, and hear it out."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.close()
         # one that has not said a word yet has nothing to tell
         seconds = LAST_WORDS if self.environment else 1.0
-        with contextlib.suppress(asyncio.TimeoutError, Ended):
+        with contextlib.suppress(asyncio.TimeoutError, NodeEnded):
             await asyncio.wait_for(self._hear_out(), seconds)
 
     async def _hear_out(self) -> None:

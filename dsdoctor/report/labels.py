@@ -4,16 +4,16 @@ import html
 import math
 
 from dsdoctor.overflow.frames.frame import LIMITS
-from dsdoctor.overflow.trace.extremes import Extreme, Picture, Row
+from dsdoctor.overflow.trace.extremes import Extreme, ModuleRow, Picture
 
 WHOLE = "(the whole model)"
 LONGEST_LABEL = 58
 
 
-def label(row: Row) -> str:
+def label(row: ModuleRow) -> str:
     """A row's name, safe to stand in a page.
 
-    >>> label(Row("h.1.<script>", "Linear", 1)), label(Row("", "GPT2", 0))
+    >>> label(ModuleRow("h.1.<script>", "Linear", 1)), label(ModuleRow("", "GPT2", 0))
     ('h.1.&lt;script&gt; (call 1)', '(the whole model)')
     """
     call = f" (call {row.call})" if row.call else ""
@@ -36,7 +36,7 @@ def short(name: str) -> str:
     return html.escape(shortened)
 
 
-def hover(row: Row, dtype: str) -> str:
+def hover(row: ModuleRow, dtype: str) -> str:
     """What a row tells when it is pointed at: the figures, of which tensor, in which batch and rank."""
     parts = [f"<b>{label(row)}</b> {safe(row.kind)}"]
     if row.bad:

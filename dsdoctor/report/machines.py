@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from dsdoctor.checks.compare import Difference, Group
+from dsdoctor.checks.compare import FactDifference, MachineGroup
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import DeepSpeed
 
@@ -33,7 +33,7 @@ def candidate_lines(found: Iterable[tuple[str, bool, tuple[Finding, ...]]], inst
     yield f"$ {install}" if install else "✗ none of them fits this machine"
 
 
-def difference_lines(differences: Iterable[Difference], machines: int) -> Iterator[str]:
+def difference_lines(differences: Iterable[FactDifference], machines: int) -> Iterator[str]:
     """One line a fact: who differs, then what the others say."""
     differences = tuple(differences)
     for difference in differences:
@@ -45,6 +45,6 @@ def difference_lines(differences: Iterable[Difference], machines: int) -> Iterat
         yield f"✓ the {machines} machines do not differ"
 
 
-def _names(group: Group) -> str:
+def _names(group: MachineGroup) -> str:
     shown = ", ".join(group.machines[:FEW])
     return shown + (f" and {len(group.machines) - FEW} more" if len(group.machines) > FEW else "")

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dsdoctor.builder.make.op_job import Step
+from dsdoctor.builder.make.op_job import OpProgress
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines
@@ -15,7 +15,7 @@ LEFT = {"target", "wheel", "sha256"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TargetRow:
     """One target in the table: its wheel's file name, or (None) why there is none. ``size`` is in bytes."""
 
     target: str
@@ -46,17 +46,17 @@ class Prefixed:
         with self._lock:
             self._progress.say(f"{target}: {line}")
 
-    def step(self, target: str, step: Step) -> None:
+    def step(self, target: str, step: OpProgress) -> None:
         """One op of a target moved on."""
         with self._lock:
             self._progress.step(replace(step, op=f"{target} {step.op}"))
 
 
-def table_lines(rows: Sequence[Row]) -> Iterator[str]:
+def table_lines(rows: Sequence[TargetRow]) -> Iterator[str]:
     """One line a target under one head; why there is no wheel stands in place of the figures."""
     cells = [_cells(row) for row in rows if row.wheel]
     widths = [max(map(len, column)) for column in zip(HEAD, *cells, strict=True)]
-    widths[0] = max(len(row.target) for row in (*rows, Row(target=HEAD[0])))
+    widths[0] = max(len(row.target) for row in (*rows, TargetRow(target=HEAD[0])))
     if cells:
         yield f"  {_aligned(HEAD, widths)}"
     for row in rows:
@@ -66,7 +66,7 @@ def table_lines(rows: Sequence[Row]) -> Iterator[str]:
             yield f"✗ {row.target:<{widths[0]}}  no wheel: {row.because}"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: TargetRow) -> tuple[str, ...]:
     figures = (f"{(row.size or 0) / MIB:.1f}", f"{row.seconds:.0f}", f"{row.cpu_seconds:.0f}")
     return row.target, *figures, row.wheel or "", row.sha256 or ""
 

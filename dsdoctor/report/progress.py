@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from dsdoctor.builder.make.op_job import Step
+from dsdoctor.builder.make.op_job import OpProgress
 
 MARKS = {"waiting": "·", "compiling": "…", "built": "✓", "cached": "✓", "failed": "✗"}
 ENDED = {"built", "cached", "failed"}
@@ -19,7 +19,7 @@ class BuildProgress:
     def __init__(self, console: Console, *, quiet: bool) -> None:
         self._console = console
         self._quiet = quiet
-        self._steps: dict[str, Step] = {}
+        self._steps: dict[str, OpProgress] = {}
         self._since: dict[str, float] = {}
         self._took: dict[str, float] = {}
         self._live: Live | None = None
@@ -39,7 +39,7 @@ class BuildProgress:
         if not self._quiet:
             self._console.print(f"* {line}", highlight=False, soft_wrap=True, markup=False)
 
-    def step(self, step: Step) -> None:
+    def step(self, step: OpProgress) -> None:
         """One op moved on; called from the compile threads."""
         before = self._steps.get(step.op)
         self._steps[step.op] = step
@@ -69,7 +69,7 @@ class BuildProgress:
             table.add_row(MARKS[step.state], op, step.state, f"{step.done}/{step.total}", f"{seconds:.0f} s")
         return table
 
-    def _line(self, step: Step) -> None:
+    def _line(self, step: OpProgress) -> None:
         if step.state != "waiting":
             took = f" in {self._took[step.op]:.0f} s" if step.op in self._took else ""
             self._console.print(f"* {step.op}: {step.state}{took}", highlight=False, markup=False)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.push.models import Delivered, Present, State
+from dsdoctor.push.models import Delivered, NodeState, Present
 from dsdoctor.report.terminal import finding_lines
 
-MARKS = {State.INSTALLED: "✓", State.VERIFIED: "✓"}
+MARKS = {NodeState.INSTALLED: "✓", NodeState.VERIFIED: "✓"}
 FEW = 4
 
 
@@ -19,7 +19,7 @@ def push_lines(wheel: str, nodes: tuple[Delivered, ...], *, dry_run: bool) -> It
         told = "; ".join(filter(None, (_state(node), _left(node))))
         yield f"{mark} {node.host:<{width}}  {told}  ({node.seconds:.0f} s)"
     yield from finding_lines(findings_of(nodes))
-    wanted = State.VERIFIED if dry_run else State.INSTALLED
+    wanted = NodeState.VERIFIED if dry_run else NodeState.INSTALLED
     have = sum(node.state is wanted for node in nodes)
     verb = "fits" if dry_run else "is on"
     every = (
@@ -42,20 +42,20 @@ def findings_of(nodes: tuple[Delivered, ...]) -> tuple[Finding, ...]:
 
 
 def _state(node: Delivered) -> str:
-    if node.state is State.INSTALLED:
+    if node.state is NodeState.INSTALLED:
         return "it is there already" if node.already else "installed"
-    if node.state is State.REFUSED:
+    if node.state is NodeState.REFUSED:
         return "refused: dsdoctor verify finds an error there"
-    if node.state is State.VERIFIED:
+    if node.state is NodeState.VERIFIED:
         return "verified, not installed"
-    return node.state.value if node.state is State.UNREACHABLE else f"failed at the step {node.step.value}"
+    return node.state.value if node.state is NodeState.UNREACHABLE else f"failed at the step {node.step.value}"
 
 
 def _left(node: Delivered) -> str:
     """What is there now, or was before."""
-    if node.state is State.INSTALLED:
+    if node.state is NodeState.INSTALLED:
         return "" if node.already else f"before: {_name(node.before)}"
-    if node.state is State.UNREACHABLE:
+    if node.state is NodeState.UNREACHABLE:
         return ""
     return f"it has {_name(node.now)}" if node.known else "what it has now is not known"
 

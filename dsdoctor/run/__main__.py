@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
-from dsdoctor.run.script import VARIABLE, Order
+from dsdoctor.run.script import VARIABLE, RunOrder
 
 WATCH = "dsdoctor.overflow.watch.engine:watch"
 STARTUP = Path(__file__).absolute().parent / "startup"
@@ -50,7 +50,7 @@ where the command makes no sense."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class CommandLine:
     """A command line understood. ``options``: None for --overflow off. ``script``: what Python is to run, ``-m`` and a
     module's name or a path, then its arguments."""
 
@@ -101,7 +101,7 @@ def make_parser(default_level: str | None) -> Parser:
     return parser
 
 
-def understand(argv: Sequence[str], environment: Mapping[str, str]) -> Call:
+def understand(argv: Sequence[str], environment: Mapping[str, str]) -> CommandLine:
     """What a command line asks for. Raises UsageError where that makes no sense.
 
     >>> understand(["--local_rank=1", "--frames", "5", "-m", "train", "--frames", "x"], {}).script
@@ -117,7 +117,7 @@ def understand(argv: Sequence[str], environment: Mapping[str, str]) -> Call:
         raise UsageError("-m names no module", hint=HELP)
     if named == 1 and not Path(words[0]).exists():
         raise UsageError(f"there is no script {words[0]}", hint=f"it is looked for from {Path.cwd()}; {HELP}")
-    return Call(options=options, script=(*words[:named], *launchers, *words[named:]))
+    return CommandLine(options=options, script=(*words[:named], *launchers, *words[named:]))
 
 
 def options_of(given: argparse.Namespace) -> Options | None:
@@ -210,12 +210,12 @@ def interpreter(original: Sequence[str], arguments: int) -> tuple[str, ...]:
     return (*words, *([flags] if flags != "-" else []))
 
 
-def environment_for(call: Call, environment: Mapping[str, str], watch: str) -> dict[str, str]:
+def environment_for(call: CommandLine, environment: Mapping[str, str], watch: str) -> dict[str, str]:
     """The script's environment: ours, with the order and the folder that reads it."""
     if os.pathsep in str(STARTUP):
         raise UsageError(f"dsdoctor is in {STARTUP}, and PYTHONPATH cannot hold that", hint="install it elsewhere")
     options = None if call.options is None else asdict(call.options)
-    order = Order(python=f"{sys.prefix} {sys.hexversion}", main=os.getpid(), watch=watch, options=options)
+    order = RunOrder(python=f"{sys.prefix} {sys.hexversion}", main=os.getpid(), watch=watch, options=options)
     folders = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
     return {**environment, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join(folders)}
 

@@ -24,7 +24,7 @@ RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_W
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class RunOrder:
     """What `dsdoctor.run` hands to the script's process and to those that it starts.
 
     ``python``: the prefix and ``sys.hexversion`` of the one that is meant. ``main``: the pid of the script's own process.
@@ -43,8 +43,8 @@ class Order:
 
 
 def ready(fields: dict[str, Any]) -> None:
-    """Follow the script that is about to run in this process; ``fields`` are those of an ``Order``."""
-    order = Order(**fields)
+    """Follow the script that is about to run in this process; ``fields`` are those of an ``RunOrder``."""
+    order = RunOrder(**fields)
     following = Following(order)
     atexit.register(following.end)
     if order.options is None:
@@ -57,7 +57,7 @@ def ready(fields: dict[str, Any]) -> None:
 class Following:
     """What became of one process: whether it imported DeepSpeed, which engines it made, how it ended."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: RunOrder) -> None:
         self.order = order
         self.pid = os.getpid()
         self.imported = False
@@ -211,7 +211,7 @@ def explain(failure: Exception, *, watching: bool) -> None:
 
     from dsdoctor.core.finding import Finding, Severity
     from dsdoctor.diagnosis.diagnose import diagnose
-    from dsdoctor.diagnosis.models import Outcome
+    from dsdoctor.diagnosis.models import LogOutcome
     from dsdoctor.report.terminal import finding_lines, printable
 
     def known(finding: Finding) -> Finding:
@@ -223,6 +223,6 @@ def explain(failure: Exception, *, watching: bool) -> None:
 
     text = "".join(traceback.format_exception(type(failure), failure, failure.__traceback__))
     read = diagnose(text.splitlines(), name="traceback")
-    if read.outcome is Outcome.CAUSE:
+    if read.outcome is LogOutcome.CAUSE:
         findings = [known(finding) for finding in read.findings if finding.severity is not Severity.NOTE]
         say("what this failure means:", *map(printable, finding_lines(findings)))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.cache.store import Store
+from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.builder.make.manifest import EARLIEST, decode, write_into
-from dsdoctor.builder.make.workdir import Bench
+from dsdoctor.builder.make.workdir import Workdir
 from dsdoctor.core.build_models import BuildPlan, BuildResult
 from tests.builder.test_make import bench_in, plan, run
 
@@ -20,21 +20,21 @@ Build = Callable[..., BuildResult]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store", limit=1 << 30)
+def store(tmp_path: Path) -> CacheStore:
+    return CacheStore(tmp_path / "store", limit=1 << 30)
 
 
 @pytest.fixture
-def build(tmp_path: Path, store: Store) -> Build:
+def build(tmp_path: Path, store: CacheStore) -> Build:
     """Builds ops "one" and "two", each time in another folder; ``edit`` changes the tree before."""
     number = 0
 
     def built(made: BuildPlan | None = None, *, edit: Callable[[Path], object] = lambda tree: None) -> BuildResult:
         nonlocal number
         number += 1
-        bench: Bench = replace(bench_in(tmp_path / ("folder" * number)), store=store)
-        edit(bench.folder / "source")
-        return run(made or plan("one", "two"), bench)
+        workdir: Workdir = replace(bench_in(tmp_path / ("folder" * number)), store=store)
+        edit(workdir.folder / "source")
+        return run(made or plan("one", "two"), workdir)
 
     return built
 
@@ -99,7 +99,7 @@ def test_other_flags_another_compiler_and_another_search_path_compile_again(buil
     assert cached(build(plan("one"))) == {"one": True}
 
 
-def test_a_flipped_byte_is_dropped_said_and_compiled_again(build: Build, store: Store) -> None:
+def test_a_flipped_byte_is_dropped_said_and_compiled_again(build: Build, store: CacheStore) -> None:
     build()
     (entry,) = [entry for entry in store.entries() if entry.facts["op"] == "one"]
     (file,) = [path for path in entry.folder.iterdir() if path.suffix == ".so"]
@@ -115,7 +115,7 @@ def test_a_flipped_byte_is_dropped_said_and_compiled_again(build: Build, store: 
     assert cached(build()) == {"one": True, "two": True}
 
 
-def test_a_file_written_while_it_is_compiled_keeps_the_op_out_of_the_cache(build: Build, store: Store) -> None:
+def test_a_file_written_while_it_is_compiled_keeps_the_op_out_of_the_cache(build: Build, store: CacheStore) -> None:
     def tomorrow(tree: Path) -> None:
         os.utime(tree / "csrc" / "one.c", (time.time() + 86400,) * 2)
 
@@ -180,12 +180,12 @@ def test_an_odd_folder_of_headers_is_no_end_of_a_build(build: Build, tmp_path: P
     assert [cached(build(wanted, edit=reads_it))["one"] for _ in range(2)] == [False, True]
 
 
-def test_an_op_that_fails_its_proof_is_not_served_again(build: Build, store: Store) -> None:
+def test_an_op_that_fails_its_proof_is_not_served_again(build: Build, store: CacheStore) -> None:
     assert build(plan("one", LIES="unloadable")).wheel is None
     assert list(store.entries()) == []
 
 
-def test_a_failed_op_is_not_kept(build: Build, store: Store) -> None:
+def test_a_failed_op_is_not_kept(build: Build, store: CacheStore) -> None:
     build(plan("bad", "one"))
 
     assert [entry.facts["op"] for entry in store.entries()] == ["one"]

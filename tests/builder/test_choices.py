@@ -13,7 +13,7 @@ from dsdoctor.builder.plan.choices import (
 )
 from dsdoctor.builder.plan.compiler import choose_compiler
 from dsdoctor.builder.toolkit.choose import Needs, choose_toolkit
-from dsdoctor.core.build_models import ToolkitPlan, Wish
+from dsdoctor.core.build_models import BuildRequest, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.machine import Compiler, Cuda, Gpu, Machine, System, Toolkit, Torch
@@ -32,8 +32,8 @@ WHEELS = Toolkit(
 TORCH_128 = Torch(version="2.9.0+cu128", location="/site/torch", cuda=Cuda(12, 8))
 
 
-def chosen(here: Machine, wish: Wish | None = None) -> tuple[ToolkitPlan | None, list[str]]:
-    plan, _, findings = choose_toolkit(here, wish or Wish(), "/cache", NEEDS)
+def chosen(here: Machine, asked: BuildRequest | None = None) -> tuple[ToolkitPlan | None, list[str]]:
+    plan, _, findings = choose_toolkit(here, asked or BuildRequest(), "/cache", NEEDS)
     return plan, [finding.rule for finding in findings]
 
 
@@ -57,8 +57,10 @@ def test_nvidias_own_cuda_12_has_no_nccl_and_takes_torchs() -> None:
     wheels = Toolkit(root="/s/nvidia", release=Cuda(12, 8), headers=frozenset({"nccl.h"}), found_via=("pypi_wheels",))
     needs = Needs(headers=BASE | {"nccl.h"}, libraries=frozenset({"cudart"}))
 
-    with_wheels, _, _ = choose_toolkit(machine(torch=TORCH_128, toolkits=(whole, wheels)), Wish(), "/cache", needs)
-    without, _, findings = choose_toolkit(machine(torch=TORCH_128, toolkits=(whole,)), Wish(), "/cache", needs)
+    with_wheels, _, _ = choose_toolkit(
+        machine(torch=TORCH_128, toolkits=(whole, wheels)), BuildRequest(), "/cache", needs
+    )
+    without, _, findings = choose_toolkit(machine(torch=TORCH_128, toolkits=(whole,)), BuildRequest(), "/cache", needs)
 
     assert with_wheels is not None
     assert (with_wheels.assemble, with_wheels.fetch) == (True, ())
@@ -69,17 +71,17 @@ def test_nvidias_own_cuda_12_has_no_nccl_and_takes_torchs() -> None:
 def test_offline_is_kept_though_another_toolkit_was_assembled_before() -> None:
     before = toolkit(Cuda(13, 0), root="/cache/toolkits/13.0-other/home", found_via=("assembled",))
 
-    plan, rules = chosen(machine(toolkits=(before, WHEELS)), Wish(toolkit="pypi", offline=True))
+    plan, rules = chosen(machine(toolkits=(before, WHEELS)), BuildRequest(toolkit="pypi", offline=True))
 
     assert (plan, rules) == (None, ["cuda-toolkit-missing"])
 
 
 def test_what_was_assembled_before_is_taken_offline() -> None:
-    first, _ = chosen(machine(toolkits=(WHEELS,)), Wish(toolkit="pypi"))
+    first, _ = chosen(machine(toolkits=(WHEELS,)), BuildRequest(toolkit="pypi"))
     assert first is not None
     before = toolkit(Cuda(13, 0), root=first.root, found_via=("assembled",))
 
-    again, rules = chosen(machine(toolkits=(before, WHEELS)), Wish(toolkit="pypi", offline=True))
+    again, rules = chosen(machine(toolkits=(before, WHEELS)), BuildRequest(toolkit="pypi", offline=True))
 
     assert (again, rules) == (first, [])
 
@@ -125,13 +127,13 @@ def test_an_older_toolkit_of_the_same_major_is_not_torchs() -> None:
 
 
 def test_offline_says_what_would_be_fetched() -> None:
-    plan, rules = chosen(machine(toolkits=(WHEELS,)), Wish(offline=True))
+    plan, rules = chosen(machine(toolkits=(WHEELS,)), BuildRequest(offline=True))
 
     assert (plan, rules) == (None, ["cuda-toolkit-missing"])
 
 
 def test_offline_takes_another_minor_with_a_warning() -> None:
-    plan, rules = chosen(machine(toolkits=(toolkit(Cuda(13, 2)), WHEELS)), Wish(offline=True))
+    plan, rules = chosen(machine(toolkits=(toolkit(Cuda(13, 2)), WHEELS)), BuildRequest(offline=True))
 
     assert plan == ToolkitPlan(root="/usr/local/cuda-13.2", release=Cuda(13, 2))
     assert rules == ["cuda-torch-mismatch"]
@@ -146,7 +148,7 @@ def test_another_minor_of_cuda_12_is_accepted_as_deepspeed_does() -> None:
 def test_cuda_12_without_a_toolkit_names_the_commands_that_need_no_root() -> None:
     _, _, (finding,) = choose_toolkit(
         machine(torch=TORCH_128, toolkits=(toolkit(Cuda(13, 0)),)),
-        Wish(),
+        BuildRequest(),
         "/cache",
         NEEDS,
     )
@@ -161,11 +163,11 @@ def test_cuda_12_without_a_toolkit_names_the_commands_that_need_no_root() -> Non
 def test_a_named_toolkit_of_another_major_is_refused() -> None:
     here = machine(toolkits=(toolkit(Cuda(12, 8), found_via=("named",)),))
 
-    assert chosen(here, Wish(toolkit="/usr/local/cuda-12.8")) == (None, ["cuda-torch-mismatch"])
+    assert chosen(here, BuildRequest(toolkit="/usr/local/cuda-12.8")) == (None, ["cuda-torch-mismatch"])
 
 
 def test_a_named_folder_that_is_no_toolkit_is_refused() -> None:
-    assert chosen(machine(), Wish(toolkit="/nonexistent")) == (None, ["cuda-home-wrong"])
+    assert chosen(machine(), BuildRequest(toolkit="/nonexistent")) == (None, ["cuda-home-wrong"])
 
 
 @pytest.mark.parametrize(
@@ -219,41 +221,41 @@ GPU = Gpu(index=0, name="H200", uuid="GPU-1", capability="9.0", memory=1)
 
 
 @pytest.mark.parametrize(
-    ("here", "wish", "value"),
+    ("here", "asked", "value"),
     [
-        (machine(), Wish(arch="9.0+PTX;8.0"), "8.0;9.0+PTX"),
-        (machine(variables={"TORCH_CUDA_ARCH_LIST": "8.6"}), Wish(), "8.6"),
-        (machine(torch=Torch(**{**TORCH.__dict__, "capabilities": ("9.0", "8.0", "9.0")})), Wish(), "8.0;9.0"),
-        (machine(gpus=(GPU,)), Wish(), "9.0"),
-        (machine(), Wish(), "7.5;8.0;9.0"),
+        (machine(), BuildRequest(arch="9.0+PTX;8.0"), "8.0;9.0+PTX"),
+        (machine(variables={"TORCH_CUDA_ARCH_LIST": "8.6"}), BuildRequest(), "8.6"),
+        (machine(torch=Torch(**{**TORCH.__dict__, "capabilities": ("9.0", "8.0", "9.0")})), BuildRequest(), "8.0;9.0"),
+        (machine(gpus=(GPU,)), BuildRequest(), "9.0"),
+        (machine(), BuildRequest(), "7.5;8.0;9.0"),
     ],
 )
-def test_architectures(here: Machine, wish: Wish, value: str) -> None:
-    assert ";".join(choose_architectures(here, wish).entries) == value
+def test_architectures(here: Machine, asked: BuildRequest, value: str) -> None:
+    assert ";".join(choose_architectures(here, asked).entries) == value
 
 
 def test_a_torch_that_names_no_architecture_wants_to_be_told() -> None:
     silent = Torch(**{**TORCH.__dict__, "arch_list": ()})
 
     with pytest.raises(UsageError, match="does not say for which it was built") as caught:
-        choose_architectures(machine(torch=silent), Wish())
+        choose_architectures(machine(torch=silent), BuildRequest())
     assert "--arch" in caught.value.hint
 
 
 def test_a_malformed_list_in_the_shell_names_the_variable() -> None:
     with pytest.raises(UsageError, match="TORCH_CUDA_ARCH_LIST in your shell"):
-        choose_architectures(machine(variables={"TORCH_CUDA_ARCH_LIST": "9.0a"}), Wish())
+        choose_architectures(machine(variables={"TORCH_CUDA_ARCH_LIST": "9.0a"}), BuildRequest())
 
 
 def test_architectures_for_a_build_without_gpu_code_have_no_use_and_a_malformed_list_is_refused_all_the_same() -> None:
     here = machine(torch=CPU_TORCH)
 
-    (finding,) = unused_architectures(here, Wish(arch="9.0"))
+    (finding,) = unused_architectures(here, BuildRequest(arch="9.0"))
     assert finding.title == "--arch 9.0 has no use: torch 2.13.0+cpu is a CPU build, and no GPU code is compiled"
-    assert not unused_architectures(here, Wish())
+    assert not unused_architectures(here, BuildRequest())
     for text in ("", "sm_90"):
         with pytest.raises(UsageError, match=r"architecture .*\(--arch\)"):
-            unused_architectures(here, Wish(arch=text))
+            unused_architectures(here, BuildRequest(arch=text))
 
 
 OLD_NVCC = ToolkitPlan(root="/usr/local/cuda-12.1", release=Cuda(12, 1), architectures=("8.0", "9.0"))
@@ -292,25 +294,25 @@ def test_an_architecture_that_was_asked_for_and_nvcc_does_not_take_is_an_error(e
 def test_jobs_fit_processors_and_memory(cpus: int, memory: int | None, jobs: int, planned: int) -> None:
     here = machine(system=System(architecture="x86_64", os="", cpus=cpus, memory=memory))
 
-    assert choose_jobs(here, Wish(), device_code=True)[:2] == (jobs, planned)
+    assert choose_jobs(here, BuildRequest(), device_code=True)[:2] == (jobs, planned)
 
 
 def test_local_versions() -> None:
-    assert choose_local_version(TORCH, "cuda", Wish())[0] == "cu13.0.torch2.14"
-    assert choose_local_version(CPU_TORCH, "cpu", Wish())[0] == "cpu.torch2.13"
-    assert choose_local_version(TORCH, "cpu", Wish())[0] == "cpu.torch2.14"
-    assert choose_local_version(TORCH, "cuda", Wish(local_version=""))[0] == ""
-    assert choose_local_version(TORCH, "cuda", Wish(local_version="+Acme-7"))[0] == "acme.7"
+    assert choose_local_version(TORCH, "cuda", BuildRequest())[0] == "cu13.0.torch2.14"
+    assert choose_local_version(CPU_TORCH, "cpu", BuildRequest())[0] == "cpu.torch2.13"
+    assert choose_local_version(TORCH, "cpu", BuildRequest())[0] == "cpu.torch2.14"
+    assert choose_local_version(TORCH, "cuda", BuildRequest(local_version=""))[0] == ""
+    assert choose_local_version(TORCH, "cuda", BuildRequest(local_version="+Acme-7"))[0] == "acme.7"
     with pytest.raises(UsageError, match="PEP 440"):
-        choose_local_version(TORCH, "cuda", Wish(local_version="a b"))
+        choose_local_version(TORCH, "cuda", BuildRequest(local_version="a b"))
 
 
 def test_the_accelerator_follows_torch_and_not_the_missing_gpu() -> None:
-    assert accelerator_of(machine(), Wish()) == "cuda"
-    assert accelerator_of(machine(torch=CPU_TORCH), Wish()) == "cpu"
-    assert accelerator_of(machine(), Wish(accelerator="cpu")) == "cpu"
+    assert accelerator_of(machine(), BuildRequest()) == "cuda"
+    assert accelerator_of(machine(torch=CPU_TORCH), BuildRequest()) == "cpu"
+    assert accelerator_of(machine(), BuildRequest(accelerator="cpu")) == "cpu"
     with pytest.raises(ImpossiblePlan, match="CPU build"):
-        accelerator_of(machine(torch=CPU_TORCH), Wish(accelerator="cuda"))
+        accelerator_of(machine(torch=CPU_TORCH), BuildRequest(accelerator="cuda"))
 
 
 @pytest.mark.parametrize(
@@ -324,6 +326,6 @@ def test_the_accelerator_follows_torch_and_not_the_missing_gpu() -> None:
 )
 def test_without_a_torch_that_serves_the_plan_is_impossible(here: Machine, said: str) -> None:
     with pytest.raises(ImpossiblePlan, match=said) as caught:
-        accelerator_of(here, Wish())
+        accelerator_of(here, BuildRequest())
 
     assert caught.value.hint

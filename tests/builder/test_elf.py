@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dsdoctor.builder.make.first_error import first_error
 from dsdoctor.builder.make.prove import planned
-from dsdoctor.builder.wheel.elf import CONTAINER, ENTRY, MAGIC, Confession, architectures, confess, parse_producers
+from dsdoctor.builder.wheel.elf import CONTAINER, ENTRY, MAGIC, ElfInfo, architectures, parse_producers, read_elf
 from dsdoctor.core.build_models import OpPlan
 
 
@@ -23,12 +23,12 @@ def library(tmp_path: Path) -> Path:
 
 
 def test_a_shared_object_confesses(library: Path) -> None:
-    confession = confess(library)
+    elf_info = read_elf(library)
 
-    assert confession.sm_arch == ()
-    assert confession.glibc is not None
-    assert confession.glibc.startswith("2.")
-    assert set(confession.cpu_flags) >= {"-march=x86-64", "-mavx2"}
+    assert elf_info.sm_arch == ()
+    assert elf_info.glibc is not None
+    assert elf_info.glibc.startswith("2.")
+    assert set(elf_info.cpu_flags) >= {"-march=x86-64", "-mavx2"}
 
 
 def test_what_a_shared_object_links_and_where_it_looks_is_read(library: Path) -> None:
@@ -36,10 +36,10 @@ def test_what_a_shared_object_links_and_where_it_looks_is_read(library: Path) ->
     options = ["-shared", "-Wl,--no-as-needed", "-lm", "-Wl,-rpath,/a:$ORIGIN/b"]
     subprocess.run(["gcc", *options, "-o", target, library.with_name("x.c")], check=True)
 
-    confession = confess(target)
+    elf_info = read_elf(target)
 
-    assert (confession.needed, confession.run_path) == (("libm.so.6", "libc.so.6"), ("/a", "$ORIGIN/b"))
-    assert confess(library).run_path == ()
+    assert (elf_info.needed, elf_info.run_path) == (("libm.so.6", "libc.so.6"), ("/a", "$ORIGIN/b"))
+    assert read_elf(library).run_path == ()
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -51,7 +51,7 @@ def test_a_damaged_shared_object_is_read_to_an_end(library: Path, place: int, no
     damaged = library.with_name("damaged.so")
     damaged.write_bytes(data)
 
-    assert isinstance(confess(damaged), Confession)
+    assert isinstance(read_elf(damaged), ElfInfo)
 
 
 def fatbin(*entries: tuple[int, int]) -> bytes:
@@ -80,9 +80,9 @@ def test_what_is_no_shared_object_confesses_nothing(content: bytes, tmp_path: Pa
     path = tmp_path / "x.so"
     path.write_bytes(content)
 
-    confession = confess(path)
+    elf_info = read_elf(path)
 
-    assert (confession.glibc, confession.cpu_flags) == (None, ())
+    assert (elf_info.glibc, elf_info.cpu_flags) == (None, ())
 
 
 def test_flags_that_are_not_about_the_machine_are_left_out() -> None:

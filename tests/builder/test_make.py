@@ -20,8 +20,8 @@ import pytest
 
 from dsdoctor.builder.make.make_wheel import make
 from dsdoctor.builder.make.manifest import Manifest, decode
-from dsdoctor.builder.make.op_job import Step
-from dsdoctor.builder.make.workdir import Bench
+from dsdoctor.builder.make.op_job import OpProgress
+from dsdoctor.builder.make.workdir import Workdir
 from dsdoctor.core.build_models import BuildPlan, BuildResult, LeftOut, OpPlan, Source
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.core.host import LocalHost
@@ -74,17 +74,17 @@ def plan(*names: str, **env: str) -> BuildPlan:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def workdir(tmp_path: Path) -> Workdir:
     return bench_in(tmp_path)
 
 
-def bench_in(place: Path) -> Bench:
+def bench_in(place: Path) -> Workdir:
     tree = place / "work" / "source"
     (tree / "csrc").mkdir(parents=True)
     (place / "logs").mkdir()
     for name, text in SOURCES.items():
         (tree / "csrc" / f"{name}.c").write_text(text)
-    return Bench(folder=place / "work", logs=place / "logs", out=place / "dist")
+    return Workdir(folder=place / "work", logs=place / "logs", out=place / "dist")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Built:
 
     result: BuildResult
     out: Path
-    steps: list[Step]
+    steps: list[OpProgress]
 
     @property
     def manifest(self) -> Manifest:
@@ -106,19 +106,21 @@ class Built:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    bench, steps, wanted = bench_in(tmp_path_factory.mktemp("built")), [], plan("one", "two")
+    workdir, steps, wanted = bench_in(tmp_path_factory.mktemp("built")), [], plan("one", "two")
     ops = (wanted.ops[0], replace(wanted.ops[1], asked=False))
     host = LocalHost(env={**os.environ, "DS_BUILD_FOREIGN": "1"})
-    result = run(replace(wanted, ops=ops, source=f"{Path.home()}/DeepSpeed"), bench, steps, host)
-    return Built(result=result, out=bench.out, steps=steps)
+    result = run(replace(wanted, ops=ops, source=f"{Path.home()}/DeepSpeed"), workdir, steps, host)
+    return Built(result=result, out=workdir.out, steps=steps)
 
 
-def run(made: BuildPlan, bench: Bench, steps: list[Step] | None = None, host: LocalHost | None = None) -> BuildResult:
+def run(
+    made: BuildPlan, workdir: Workdir, steps: list[OpProgress] | None = None, host: LocalHost | None = None
+) -> BuildResult:
     source = Source(
-        folder=str(bench.folder / "source"), asked="here", version="1.0", digest="d", accelerator="cpu", ops=()
+        folder=str(workdir.folder / "source"), asked="here", version="1.0", digest="d", accelerator="cpu", ops=()
     )
     watch = steps.append if steps is not None else lambda _: None
-    return make(host or LocalHost(), made, source, HERE, bench, say=lambda _: None, watch=watch)
+    return make(host or LocalHost(), made, source, HERE, workdir, say=lambda _: None, watch=watch)
 
 
 def test_a_wheel_with_every_op_and_its_manifest(built: Built) -> None:
@@ -177,17 +179,17 @@ def test_the_manifest_does_not_name_the_users_home(built: Built) -> None:
     assert json.loads(text)["plan"]["source"] == "~/DeepSpeed"
 
 
-def test_one_op_that_fails_loses_neither_the_others_nor_their_logs(bench: Bench) -> None:
-    result = run(plan("one", "bad", "two"), bench)
+def test_one_op_that_fails_loses_neither_the_others_nor_their_logs(workdir: Workdir) -> None:
+    result = run(plan("one", "bad", "two"), workdir)
 
     assert result.wheel is None
-    assert not list(bench.out.iterdir())
+    assert not list(workdir.out.iterdir())
     built = {o.op: o.built for o in result.ops}
     assert built == {"one": True, "bad": False, "two": True, "absent": False}
     (finding,) = result.findings
     assert "fatal error: no_such_header.h: No such file or directory" in finding.title
-    assert "no_such_header.h" in (bench.logs / "bad.log").read_text()
-    assert "===== one =====" in (bench.logs / "build.log").read_text()
+    assert "no_such_header.h" in (workdir.logs / "bad.log").read_text()
+    assert "===== one =====" in (workdir.logs / "build.log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -198,81 +200,83 @@ def test_one_op_that_fails_loses_neither_the_others_nor_their_logs(bench: Bench)
         ("unloadable", "undefined symbol"),
     ],
 )
-def test_a_wheel_that_does_not_hold_what_was_asked_is_no_wheel(lie: str, said: str, bench: Bench) -> None:
-    result = run(plan("one", LIES=lie), bench)
+def test_a_wheel_that_does_not_hold_what_was_asked_is_no_wheel(lie: str, said: str, workdir: Workdir) -> None:
+    result = run(plan("one", LIES=lie), workdir)
 
     assert result.wheel is None
     assert said in (result.ops[0].because or "")
-    assert not list(bench.out.iterdir())
+    assert not list(workdir.out.iterdir())
 
 
-def test_a_compiler_that_is_killed_is_said(bench: Bench) -> None:
-    killer = bench.folder / "gcc"
+def test_a_compiler_that_is_killed_is_said(workdir: Workdir) -> None:
+    killer = workdir.folder / "gcc"
     killer.write_text("#!/bin/sh\necho 'gcc: fatal error: Killed signal terminated program cc1plus' >&2\nexit 1\n")
     killer.chmod(0o755)
 
-    result = run(plan("one", CC=str(killer)), bench)
+    result = run(plan("one", CC=str(killer)), workdir)
 
     assert "Killed signal" in (result.ops[0].because or "")
 
 
-def test_a_compiler_that_cannot_be_started_fails_its_op_alone(bench: Bench) -> None:
-    result = run(plan("one", "two", CC="/nonexistent/gcc"), bench)
+def test_a_compiler_that_cannot_be_started_fails_its_op_alone(workdir: Workdir) -> None:
+    result = run(plan("one", "two", CC="/nonexistent/gcc"), workdir)
 
     assert "/nonexistent/gcc cannot be started" in (result.ops[0].because or "")
     assert [op.op for op in result.ops if op.log] == ["one", "two"]
 
 
-def test_a_compiler_that_is_ended_by_a_signal_is_said(bench: Bench) -> None:
-    killer = bench.folder / "gcc"
+def test_a_compiler_that_is_ended_by_a_signal_is_said(workdir: Workdir) -> None:
+    killer = workdir.folder / "gcc"
     killer.write_text("#!/bin/sh\nkill -9 $$\n")
     killer.chmod(0o755)
 
-    result = run(plan("one", CC=str(killer)), bench)
+    result = run(plan("one", CC=str(killer)), workdir)
 
     assert "was ended by signal 9 (SIGKILL); memory may have run out" in (result.ops[0].because or "")
 
 
-def test_what_a_probe_printed_is_not_the_error(bench: Bench) -> None:
-    result = run(plan("bad"), bench)
+def test_what_a_probe_printed_is_not_the_error(workdir: Workdir) -> None:
+    result = run(plan("bad"), workdir)
 
     assert "no_such_header.h" in (result.ops[0].because or "")
 
 
-def test_a_builder_that_refuses_or_dies_fails_its_op_alone(bench: Bench) -> None:
-    result = run(plan("refused", "deadly", "one"), bench)
+def test_a_builder_that_refuses_or_dies_fails_its_op_alone(workdir: Workdir) -> None:
+    result = run(plan("refused", "deadly", "one"), workdir)
 
     assert {op.op: op.built for op in result.ops if op.log} == {"refused": False, "deadly": False, "one": True}
     assert "its probe declines it" in (result.ops[0].because or "")
     assert "its builder ends the process" in (result.ops[1].because or "")
 
 
-def test_a_packing_that_fails_is_our_failure(bench: Bench) -> None:
-    (bench.folder / "packed").write_text("in the way")
+def test_a_packing_that_fails_is_our_failure(workdir: Workdir) -> None:
+    (workdir.folder / "packed").write_text("in the way")
 
     with pytest.raises(BuildFailed, match="made no wheel"):
-        run(plan("one"), bench)
-    assert not list(bench.out.iterdir())
+        run(plan("one"), workdir)
+    assert not list(workdir.out.iterdir())
 
 
-def test_an_out_folder_that_cannot_be_written_is_said_before_any_work(bench: Bench) -> None:
-    bench.out.write_text("a file")
+def test_an_out_folder_that_cannot_be_written_is_said_before_any_work(workdir: Workdir) -> None:
+    workdir.out.write_text("a file")
 
     with pytest.raises(ImpossiblePlan, match="cannot be written"):
-        run(plan("one"), bench)
-    assert not (bench.logs / "one.log").exists()
+        run(plan("one"), workdir)
+    assert not (workdir.logs / "one.log").exists()
 
 
-def test_an_interruption_ends_every_compiler(bench: Bench) -> None:
-    sleeper = bench.folder / "gcc"
+def test_an_interruption_ends_every_compiler(workdir: Workdir) -> None:
+    sleeper = workdir.folder / "gcc"
     sleeper.write_text("#!/bin/sh\nsleep 60\n")
     sleeper.chmod(0o755)
 
-    def watch(step: Step) -> None:
+    def watch(step: OpProgress) -> None:
         if step.state == "compiling" and step.done == 0:
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    source = Source(folder=str(bench.folder / "source"), asked="h", version="1", digest="d", accelerator="cpu", ops=())
+    source = Source(
+        folder=str(workdir.folder / "source"), asked="h", version="1", digest="d", accelerator="cpu", ops=()
+    )
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         make(
@@ -280,22 +284,22 @@ def test_an_interruption_ends_every_compiler(bench: Bench) -> None:
             plan("one", CC=str(sleeper)),
             source,
             HERE,
-            bench,
+            workdir,
             say=lambda _: None,
             watch=watch,
         )
 
     assert time.monotonic() - started < 20
-    assert not list(bench.out.iterdir())
+    assert not list(workdir.out.iterdir())
 
 
-def test_two_builds_into_one_folder_at_once(bench: Bench, tmp_path: Path) -> None:
+def test_two_builds_into_one_folder_at_once(workdir: Workdir, tmp_path: Path) -> None:
     benches = []
     for name in ("a", "b"):
         folder, logs = tmp_path / name, tmp_path / f"logs-{name}"
         logs.mkdir()
-        subprocess.run(["cp", "-r", str(bench.folder), str(folder)], check=True)
-        benches.append(replace(bench, folder=folder, logs=logs))
+        subprocess.run(["cp", "-r", str(workdir.folder), str(folder)], check=True)
+        benches.append(replace(workdir, folder=folder, logs=logs))
     results: list[BuildResult] = []
     threads = [threading.Thread(target=lambda b=b: results.append(run(plan("one"), b))) for b in benches]
     for thread in threads:
@@ -306,7 +310,7 @@ def test_two_builds_into_one_folder_at_once(bench: Bench, tmp_path: Path) -> Non
     assert len({result.wheel for result in results}) == 1
     with zipfile.ZipFile(results[0].wheel or "") as wheel:
         assert wheel.testzip() is None
-    assert len(list(bench.out.iterdir())) == 2
+    assert len(list(workdir.out.iterdir())) == 2
 
 
 def test_a_workspace_is_private_and_goes_away(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from dsdoctor.builder.plan.op_table import OpTable, OpVerdict, judge_ops
 from dsdoctor.checks import examine
-from dsdoctor.core.build_models import Source, Wish
+from dsdoctor.core.build_models import BuildRequest, Source
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Cuda, DeepSpeed, Machine, Torch
@@ -14,12 +14,14 @@ from tests.builder.test_plan import AIO, SOURCE, fact
 from tests.checks.sick import BARE, BUILT, GUESSED, REAL, SICK, WHOLE, healthy, taking, without_gpu
 from tests.conftest import TORCH, toolkit
 
-ASKED = Wish(ops=("fused_adam",))
+ASKED = BuildRequest(ops=("fused_adam",))
 
 
-def table(machine: Machine, wish: Wish | None = None, source: Source = SOURCE, **compiled: str | None) -> OpTable:
+def table(
+    machine: Machine, asked: BuildRequest | None = None, source: Source = SOURCE, **compiled: str | None
+) -> OpTable:
     findings = [finding for topic in examine(machine) for finding in topic.findings]
-    return judge_ops(machine, source, wish or Wish(), findings, cache="/cache", compiled=compiled)
+    return judge_ops(machine, source, asked or BuildRequest(), findings, cache="/cache", compiled=compiled)
 
 
 def verdict(told: OpTable, op: str) -> OpVerdict:
@@ -82,7 +84,7 @@ def test_without_torch_nothing_builds() -> None:
 
 def test_where_no_toolkit_can_be_had_the_host_ops_are_still_built() -> None:
     cuda12 = replace(TORCH, cuda=Cuda(12, 8), version="2.9.0+cu128", cuda_home=None)
-    told = table(bare(torch=cuda12, toolkits=()), Wish(offline=True))
+    told = table(bare(torch=cuda12, toolkits=()), BuildRequest(offline=True))
 
     assert verdict(told, "fused_adam").mended == "cannot"
     assert verdict(told, "cpu_adam").mended == "builds"
@@ -114,7 +116,7 @@ def test_what_no_op_needs_is_only_a_note() -> None:
 
 
 def test_all_asks_for_every_op_that_is_one() -> None:
-    told = table(bare(), Wish(ops=("all",)))
+    told = table(bare(), BuildRequest(ops=("all",)))
 
     assert {one.affects for one in told.findings if one.rule == "op-cannot-be-built"} == {
         ("fp_quantizer",),
@@ -133,22 +135,24 @@ def test_an_installed_op_that_does_not_fit_is_not_installed() -> None:
     assert "built for cpu" in (verdict(for_cpu, "fused_adam").because or "")
 
 
-@pytest.mark.parametrize(("wish", "severity"), [(Wish(), Severity.NOTE), (Wish(ops=("async_io",)), Severity.ERROR)])
-def test_libaio_matters_to_who_asked_for_it(wish: Wish, severity: Severity) -> None:
-    told = table(bare(libraries=()), wish)
+@pytest.mark.parametrize(
+    ("asked", "severity"), [(BuildRequest(), Severity.NOTE), (BuildRequest(ops=("async_io",)), Severity.ERROR)]
+)
+def test_libaio_matters_to_who_asked_for_it(asked: BuildRequest, severity: Severity) -> None:
+    told = table(bare(libraries=()), asked)
 
     assert finding(told, "libaio-missing").severity is severity
     assert finding(told, "libaio-missing").affects == ("async_io",)
 
 
 def test_an_asked_op_that_cannot_be_had_is_an_error_even_where_no_check_speaks() -> None:
-    told = table(bare(), Wish(ops=("fp_quantizer",)))
+    told = table(bare(), BuildRequest(ops=("fp_quantizer",)))
 
     refused = finding(told, "op-cannot-be-built")
     assert refused.affects == ("fp_quantizer",)
     assert "build-wheel cannot either" in (refused.fix.text if refused.fix else "")
     with pytest.raises(UsageError, match="unknown op"):
-        table(bare(), Wish(ops=("no_such_op",)))
+        table(bare(), BuildRequest(ops=("no_such_op",)))
 
 
 def test_without_a_gpu_deepspeed_would_choose_the_cpu() -> None:

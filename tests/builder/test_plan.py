@@ -1,7 +1,7 @@
 import pytest
 
 from dsdoctor.builder.plan.plan import plan_build, plan_toolkit
-from dsdoctor.core.build_models import BuildPlan, OpFact, Source, Wish
+from dsdoctor.core.build_models import BuildPlan, BuildRequest, OpFact, Source
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.machine import Cuda, Gap, Library, Machine, Python, System
@@ -53,8 +53,8 @@ HERE = machine(toolkits=(toolkit(Cuda(13, 0)),))
 AIO = Library(name="libaio", header="/usr/include/libaio.h", library="/usr/lib/libaio.so")
 
 
-def plan(wish: Wish | None = None, here: Machine = HERE, source: Source = SOURCE) -> BuildPlan:
-    return plan_build(here, source, wish or Wish(), cache="/cache")
+def plan(request: BuildRequest | None = None, here: Machine = HERE, source: Source = SOURCE) -> BuildPlan:
+    return plan_build(here, source, request or BuildRequest(), cache="/cache")
 
 
 def ops(made: BuildPlan) -> list[str]:
@@ -90,7 +90,7 @@ def test_on_a_cpu_torch_no_toolkit_is_needed_and_what_does_not_exist_is_said() -
 
 
 def test_an_op_asked_for_by_name_that_lacks_its_library_is_an_error_with_the_package() -> None:
-    made = plan(Wish(ops=("async_io",)))
+    made = plan(BuildRequest(ops=("async_io",)))
 
     (finding,) = (f for f in made.findings if f.severity is Severity.ERROR)
     assert finding.affects == ("async_io",)
@@ -99,14 +99,14 @@ def test_an_op_asked_for_by_name_that_lacks_its_library_is_an_error_with_the_pac
 
 
 def test_async_io_brings_pin_memory() -> None:
-    made = plan(Wish(ops=("async_io",)), machine(toolkits=(toolkit(Cuda(13, 0)),), libraries=(AIO,)))
+    made = plan(BuildRequest(ops=("async_io",)), machine(toolkits=(toolkit(Cuda(13, 0)),), libraries=(AIO,)))
 
     assert [(op.op, op.asked) for op in made.ops] == [("async_io", True), ("pin_memory", False)]
     assert errors(made) == []
 
 
 def test_all_leaves_out_what_cannot_be_built_and_says_why() -> None:
-    made = plan(Wish(ops=("all",)))
+    made = plan(BuildRequest(ops=("all",)))
 
     assert ops(made) == ["pin_memory", "cpu_adam", "utils", "fused_adam", "ragged_ops"]
     assert errors(made) == []
@@ -118,7 +118,7 @@ def test_all_leaves_out_what_cannot_be_built_and_says_why() -> None:
 
 
 def test_an_op_that_filters_architectures_has_a_list_of_its_own() -> None:
-    made = plan(Wish(ops=("fused_adam", "ragged_ops"), arch="7.5;9.0+PTX"))
+    made = plan(BuildRequest(ops=("fused_adam", "ragged_ops"), arch="7.5;9.0+PTX"))
 
     assert {op.op: op.architectures for op in made.ops} == {
         "fused_adam": ("7.5", "9.0+PTX"),
@@ -127,7 +127,7 @@ def test_an_op_that_filters_architectures_has_a_list_of_its_own() -> None:
 
 
 def test_an_op_whose_filter_keeps_nothing_is_refused() -> None:
-    made = plan(Wish(ops=("ragged_ops",), arch="7.5"))
+    made = plan(BuildRequest(ops=("ragged_ops",), arch="7.5"))
 
     assert errors(made) == ["op-cannot-be-built"]
     assert "from 8.0 on" in made.findings[0].title
@@ -135,18 +135,18 @@ def test_an_op_whose_filter_keeps_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["fused_adam", "FUSED_ADAM", "DS_BUILD_FUSED_ADAM", "fused_Adam"])
 def test_an_op_is_known_by_its_name_and_its_variable(name: str) -> None:
-    assert ops(plan(Wish(ops=(name,)))) == ["fused_adam"]
+    assert ops(plan(BuildRequest(ops=(name,)))) == ["fused_adam"]
 
 
 def test_an_unknown_op_is_a_usage_error_with_a_guess() -> None:
     with pytest.raises(UsageError, match="unknown op 'fusd_adam'") as caught:
-        plan(Wish(ops=("fusd_adam",)))
+        plan(BuildRequest(ops=("fusd_adam",)))
 
     assert caught.value.hint == "did you mean fused_adam?"
 
 
 def test_host_ops_alone_need_no_toolkit_even_on_a_cuda_torch() -> None:
-    made = plan(Wish(ops=("cpu_adam",)), machine())
+    made = plan(BuildRequest(ops=("cpu_adam",)), machine())
 
     assert (made.toolkit, errors(made)) == (None, [])
 
@@ -158,7 +158,7 @@ def test_a_toolkit_without_curand_still_serves_the_other_ops() -> None:
     sick = toolkit(Cuda(12, 8), headers=whole.headers - {"curand_kernel.h"})
     torch = CPU_TORCH.__class__(version="2.9.0+cu128", location="/t", cuda=Cuda(12, 8), arch_list=("9.0",))
 
-    made = plan(Wish(ops=("fused_adam",)), machine(torch=torch, toolkits=(sick,)), source)
+    made = plan(BuildRequest(ops=("fused_adam",)), machine(torch=torch, toolkits=(sick,)), source)
 
     assert (ops(made), errors(made)) == (["fused_adam"], [])
 
@@ -201,7 +201,7 @@ def test_missing_headers_of_debians_python_are_unpacked_without_root() -> None:
     debian = System(**{**SYSTEM.__dict__, "apt_get": "/usr/bin/apt-get"})
     here = machine(python=bare, system=debian, toolkits=(toolkit(Cuda(13, 0)),))
 
-    made, offline = plan(here=here), plan(Wish(offline=True), here)
+    made, offline = plan(here=here), plan(BuildRequest(offline=True), here)
 
     assert made.headers is not None
     assert made.headers.package == "libpython3.11-dev"
@@ -217,7 +217,7 @@ def test_what_could_not_be_asked_is_a_note() -> None:
 
 
 def test_another_minor_of_cuda_13_tells_deepspeed_to_accept_it() -> None:
-    made = plan(Wish(toolkit="/x"), machine(toolkits=(toolkit(Cuda(13, 2), found_via=("named",)),)))
+    made = plan(BuildRequest(toolkit="/x"), machine(toolkits=(toolkit(Cuda(13, 2), found_via=("named",)),)))
 
     assert made.env["DS_SKIP_CUDA_CHECK"] == "1"
     assert [finding.rule for finding in made.findings] == ["cuda-torch-mismatch"]
@@ -228,7 +228,7 @@ def test_a_warning_about_the_toolkit_hides_no_op_that_it_does_not_serve() -> Non
     source = Source(**{**SOURCE.__dict__, "ops": (*SOURCE.ops, transformer)})
     sick = toolkit(Cuda(13, 2), found_via=("named",), headers=toolkit(Cuda(13, 2)).headers - {"curand_kernel.h"})
 
-    made = plan(Wish(toolkit="/x", ops=("transformer",)), machine(toolkits=(sick,)), source)
+    made = plan(BuildRequest(toolkit="/x", ops=("transformer",)), machine(toolkits=(sick,)), source)
 
     assert [finding.rule for finding in made.findings] == ["cuda-torch-mismatch", "op-cannot-be-built"]
     assert "curand_kernel.h" in made.findings[1].title
@@ -240,7 +240,10 @@ def test_an_op_that_nothing_is_left_for_after_narrowing_to_this_nvcc_is_refused(
     torch = TORCH.__class__(**{**TORCH.__dict__, "arch_list": ("9.0", "12.0")})
     here = machine(torch=torch, toolkits=(toolkit(Cuda(13, 0), architectures=("8.0", "9.0")),))
 
-    named, everything = plan(Wish(ops=("ragged_ops",)), here, source), plan(Wish(ops=("all",)), here, source)
+    named, everything = (
+        plan(BuildRequest(ops=("ragged_ops",)), here, source),
+        plan(BuildRequest(ops=("all",)), here, source),
+    )
 
     assert errors(named) == ["op-cannot-be-built"]
     assert "ragged_ops" in [left.op for left in everything.left_out]
@@ -251,7 +254,7 @@ def test_an_op_compiled_by_an_older_standard_than_torchs_headers_demand_is_refus
     old = OpFact(**{**fact("utils", "UTILS").__dict__, "flags": ("-O3", "-std=c++17")})
     source = Source(**{**SOURCE.__dict__, "ops": (old,), "version": "0.16.0"})
 
-    made = plan(Wish(ops=("utils",)), source=source)
+    made = plan(BuildRequest(ops=("utils",)), source=source)
 
     assert errors(made) == ["op-cannot-be-built"]
     assert "0.16.0 compiles utils as C++17, torch 2.14.1+cu130's headers demand C++20" in made.findings[0].title
@@ -264,8 +267,12 @@ def test_libraries_that_an_op_links_are_needed_of_the_toolkit() -> None:
     torch = CPU_TORCH.__class__(version="2.9.0+cu128", location="/t", cuda=Cuda(12, 8), arch_list=("9.0",))
     driver = Library(name="libcuda", library="/usr/lib/x86_64-linux-gnu/libcuda.so")
 
-    without = plan(Wish(ops=("async_io",)), machine(torch=torch, toolkits=(stubless,), libraries=(AIO,)), source)
-    with_it = plan(Wish(ops=("async_io",)), machine(torch=torch, toolkits=(stubless,), libraries=(AIO, driver)), source)
+    without = plan(
+        BuildRequest(ops=("async_io",)), machine(torch=torch, toolkits=(stubless,), libraries=(AIO,)), source
+    )
+    with_it = plan(
+        BuildRequest(ops=("async_io",)), machine(torch=torch, toolkits=(stubless,), libraries=(AIO, driver)), source
+    )
 
     assert without.toolkit is not None
     assert without.toolkit.assemble  # an assembled one has a stub of libcuda
@@ -276,24 +283,24 @@ def test_libraries_that_an_op_links_are_needed_of_the_toolkit() -> None:
 def test_one_finding_about_the_toolkit_is_enough() -> None:
     torch = CPU_TORCH.__class__(version="2.9.0+cu128", location="/t", cuda=Cuda(12, 8), arch_list=("9.0",))
 
-    made = plan(Wish(ops=("fused_adam", "ragged_ops")), machine(torch=torch))
+    made = plan(BuildRequest(ops=("fused_adam", "ragged_ops")), machine(torch=torch))
 
     assert errors(made) == ["cuda-toolkit-missing"]
 
 
 def test_the_same_facts_give_the_same_plan() -> None:
-    assert plan(Wish(ops=("all",))) == plan(Wish(ops=("all",)))
+    assert plan(BuildRequest(ops=("all",))) == plan(BuildRequest(ops=("all",)))
 
 
 def test_a_toolkit_for_a_cpu_torch_is_impossible() -> None:
     with pytest.raises(ImpossiblePlan, match="CPU build"):
-        plan_toolkit(machine(torch=CPU_TORCH), Wish(), "/cache")
+        plan_toolkit(machine(torch=CPU_TORCH), BuildRequest(), "/cache")
 
 
 def test_a_toolkit_for_an_architecture_that_its_nvcc_does_not_take_is_an_error() -> None:
     torch = TORCH.__class__(**{**TORCH.__dict__, "known_architectures": ()})
 
-    advice = plan_toolkit(machine(torch=torch, toolkits=(toolkit(Cuda(13, 0)),)), Wish(arch="7.0"), "/cache")
+    advice = plan_toolkit(machine(torch=torch, toolkits=(toolkit(Cuda(13, 0)),)), BuildRequest(arch="7.0"), "/cache")
 
     assert [finding.rule for finding in advice.findings] == ["gpu-arch-unsupported-by-nvcc"]
 

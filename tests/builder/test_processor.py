@@ -13,8 +13,8 @@ from dsdoctor.builder.make.commands import Command
 from dsdoctor.builder.make.flags import Orders, edited
 from dsdoctor.builder.plan.choices import choose_architectures
 from dsdoctor.builder.plan.processor import LEVELS, choose_processor, flags_of
-from dsdoctor.builder.wheel.elf import confess
-from dsdoctor.core.build_models import Node, Wish
+from dsdoctor.builder.wheel.elf import read_elf
+from dsdoctor.core.build_models import BuildRequest, Node
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.isa import FEATURES, lacking_instructions
@@ -40,7 +40,7 @@ ARM = machine(system=of(N1, "n", "aarch64").system)
 
 
 def chosen(here: Machine, *nodes: Node, cpu: str | None = None, compiler: Compiler = GCC) -> tuple[str, str, list[str]]:
-    level, choice, findings = choose_processor(here, Wish(cpu=cpu, nodes=nodes), compiler)
+    level, choice, findings = choose_processor(here, BuildRequest(cpu=cpu, nodes=nodes), compiler)
     assert choice.value == level
     return level, choice.because, [finding.rule for finding in findings]
 
@@ -139,7 +139,7 @@ def test_a_level_above_this_machine_is_said_and_one_that_a_node_lacks_is_an_erro
 
 def test_a_compiler_that_does_not_know_the_level_is_an_error() -> None:
     old = replace(GCC, version=(10, 2, 1))
-    _, _, [finding] = choose_processor(ICELAKE, Wish(cpu="v3"), old)
+    _, _, [finding] = choose_processor(ICELAKE, BuildRequest(cpu="v3"), old)
 
     assert (finding.severity, finding.title) == (
         Severity.ERROR,
@@ -152,14 +152,14 @@ def test_gpu_code_is_for_the_gpus_of_all_nodes() -> None:
     nodes = (of(V3, "a", "x86_64", "9.0", "8.0"), of(V3, "b", "x86_64", "10.0"), of(V3, "login"))
     here = machine(torch=replace(TORCH, capabilities=("7.5",)), variables={"TORCH_CUDA_ARCH_LIST": "7.0"})
 
-    taken = choose_architectures(here, Wish(nodes=nodes))
+    taken = choose_architectures(here, BuildRequest(nodes=nodes))
 
     assert (taken.entries, taken.asked) == (("8.0", "9.0", "10.0"), True)
     assert taken.because == (
         "the GPUs of the nodes: a 8.0 9.0, b 10.0, login none (--node); TORCH_CUDA_ARCH_LIST of your shell is not asked"
     )
-    assert choose_architectures(here, Wish(nodes=nodes, arch="9.0")).entries == ("9.0",)
-    assert choose_architectures(replace(here, variables={}), Wish(nodes=nodes[2:])).entries == TORCH.arch_list
+    assert choose_architectures(here, BuildRequest(nodes=nodes, arch="9.0")).entries == ("9.0",)
+    assert choose_architectures(replace(here, variables={}), BuildRequest(nodes=nodes[2:])).entries == TORCH.arch_list
 
 
 def test_the_plan_command_reads_the_nodes_from_their_snapshots() -> None:
@@ -196,7 +196,7 @@ def test_an_op_is_compiled_for_the_level_and_still_tells_it(
     subprocess.run(made.argv, cwd=tmp_path, check=True)
     subprocess.run(["g++", "-shared", "-o", "op.so", "op.o"], cwd=tmp_path, check=True)
     library = tmp_path / "op.so"
-    flags = confess(library).cpu_flags
+    flags = read_elf(library).cpu_flags
     assert any(flag.startswith("-march=") for flag in flags)
     assert ("-march=x86-64-v3" in flags) == (processor != "native")
     assert (b".debug_info" in library.read_bytes()) == debug_info

@@ -14,7 +14,7 @@ from dsdoctor.builder.make.manifest import Manifest, describe_wheel
 from dsdoctor.builder.make.prove import OpProof
 from dsdoctor.builder.make.sbom import bill_of_materials
 from dsdoctor.builder.toolkit.assemble import Part, toolkit_parts
-from dsdoctor.builder.wheel.elf import Confession
+from dsdoctor.builder.wheel.elf import ElfInfo
 from dsdoctor.core.build_models import BuildPlan, Layer, OpPlan, Source, ToolkitPlan
 from dsdoctor.core.machine import Cuda, Machine
 from tests.conftest import PYTHON, machine, toolkit
@@ -35,8 +35,8 @@ def op(name: str, *, device_code: bool = False) -> OpPlan:
 
 
 def proof(name: str, *needed: str) -> OpProof:
-    confession = Confession(sm_arch=("90_real",), glibc="2.34", glibcxx=None, cpu_flags=(), needed=needed + EVERYWHERE)
-    return OpProof(op=name, file=f"deepspeed/ops/{name}.so", sha256="a" * 64, confession=confession, loads=True)
+    elf_info = ElfInfo(sm_arch=("90_real",), glibc="2.34", glibcxx=None, cpu_flags=(), needed=needed + EVERYWHERE)
+    return OpProof(op=name, file=f"deepspeed/ops/{name}.so", sha256="a" * 64, elf_info=elf_info, loads=True)
 
 
 PLAN = BuildPlan(

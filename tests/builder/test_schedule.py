@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsdoctor.builder.make.scheduler import Job, Pool, carry_out
+from dsdoctor.builder.make.scheduler import CompileJob, Pool, carry_out
 
 
 class Watched:
@@ -17,7 +17,7 @@ class Watched:
         self.most = self._busy = 0
         self._failing, self._lock = failing, threading.Lock()
 
-    def __call__(self, job: Job) -> bool:
+    def __call__(self, job: CompileJob) -> bool:
         with self._lock:
             self.begun.append(job.name)
             self._busy += 1
@@ -28,11 +28,11 @@ class Watched:
         return job.name != self._failing
 
 
-def job(name: str, cost: float = 1.0, *, group: str = "", memory: int = 0, after: tuple[str, ...] = ()) -> Job:
-    return Job(name=name, group=group or name, cost=cost, memory=memory, after=frozenset(after))
+def job(name: str, cost: float = 1.0, *, group: str = "", memory: int = 0, after: tuple[str, ...] = ()) -> CompileJob:
+    return CompileJob(name=name, group=group or name, cost=cost, memory=memory, after=frozenset(after))
 
 
-def carried(jobs: list[Job], *, tokens: int, memory: int | None = None, failing: str = "") -> Watched:
+def carried(jobs: list[CompileJob], *, tokens: int, memory: int | None = None, failing: str = "") -> Watched:
     watched = Watched(failing)
     carry_out(jobs, Pool(tokens, memory), watched, lambda: None)
     return watched
@@ -83,7 +83,7 @@ def test_what_fails_ends_its_own_group_and_no_other() -> None:
 
 
 def test_a_job_with_threads_takes_a_slot_for_each() -> None:
-    jobs = [Job(name=str(number), group=str(number), cost=1, slots=2) for number in range(4)]
+    jobs = [CompileJob(name=str(number), group=str(number), cost=1, slots=2) for number in range(4)]
 
     assert carried(jobs, tokens=5).most == 2
     assert carried([replace(jobs[0], slots=9)], tokens=2).begun == ["0"]
@@ -92,7 +92,7 @@ def test_a_job_with_threads_takes_a_slot_for_each() -> None:
 def test_what_breaks_a_job_stops_the_others_and_is_raised() -> None:
     stopped = threading.Event()
 
-    def run(one: Job) -> bool:
+    def run(one: CompileJob) -> bool:
         if one.name == "breaks":
             raise KeyboardInterrupt
         return stopped.wait(5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.plan.shell import SHELLS, Settings, lines_for
+from dsdoctor.builder.plan.shell import SHELLS, ShellSettings, lines_for
 from dsdoctor.core.errors import UsageError
 
 HOSTILE = (
@@ -33,7 +33,7 @@ RUN = {
 }
 
 
-def environment_after(shell: str, settings: Settings, folder: Path, **env: str) -> dict[str, str]:
+def environment_after(shell: str, settings: ShellSettings, folder: Path, **env: str) -> dict[str, str]:
     argv, script = RUN[shell]
     if shutil.which(argv[0]) is None:
         assert os.environ.get("CI") != "true", f"CI installs {argv[0]}"
@@ -51,7 +51,7 @@ def environment_after(shell: str, settings: Settings, folder: Path, **env: str) 
 def test_hostile_values_arrive_whole_and_run_nothing(shell: str, tmp_path: Path) -> None:
     values = {f"V{number}": value for number, value in enumerate(HOSTILE) if shell != "csh" or "\n" not in value}
 
-    after = environment_after(shell, Settings(values=values, prepend={}, before={}), tmp_path)
+    after = environment_after(shell, ShellSettings(values=values, prepend={}, before={}), tmp_path)
 
     assert {name: after[name] for name in values} == values
 
@@ -59,7 +59,7 @@ def test_hostile_values_arrive_whole_and_run_nothing(shell: str, tmp_path: Path)
 @pytest.mark.parametrize("shell", SHELLS)
 def test_folders_go_in_front_of_what_was_there(shell: str, tmp_path: Path) -> None:
     folders = {"PATH": ("/it's a\\path",), "LD_LIBRARY_PATH": ("/x y", "/z")}
-    settings = Settings(values={}, prepend=folders, before={"PATH": "/usr/bin:/bin"})
+    settings = ShellSettings(values={}, prepend=folders, before={"PATH": "/usr/bin:/bin"})
 
     after = environment_after(shell, settings, tmp_path)
 
@@ -68,7 +68,7 @@ def test_folders_go_in_front_of_what_was_there(shell: str, tmp_path: Path) -> No
 
 
 def test_what_a_shell_cannot_hold_is_refused() -> None:
-    settings = Settings(values={"CUDA_HOME": "/a\nb"}, prepend={}, before={})
+    settings = ShellSettings(values={"CUDA_HOME": "/a\nb"}, prepend={}, before={})
 
     with pytest.raises(UsageError, match="line break"):
         lines_for("csh", settings)

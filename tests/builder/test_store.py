@@ -19,7 +19,7 @@ import pytest
 
 from dsdoctor.builder.cache.checked_files import Gone, held
 from dsdoctor.builder.cache.entry import RECORD
-from dsdoctor.builder.cache.store import Entry, Store
+from dsdoctor.builder.cache.store import CacheStore, Entry
 from tests.cli.test_cli import run
 
 ROUNDS = int(os.environ.get("STORE_ROUNDS", "1"))
@@ -40,15 +40,15 @@ def file(folder: Path, name: str, content: bytes, mode: int = 0o644) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "compiled", limit=PLENTY)
+def store(tmp_path: Path) -> CacheStore:
+    return CacheStore(tmp_path / "compiled", limit=PLENTY)
 
 
 Put = Callable[..., Entry]
 
 
 @pytest.fixture
-def put(store: Store, tmp_path: Path) -> Put:
+def put(store: CacheStore, tmp_path: Path) -> Put:
     """``put("word", b"content")``: an entry with two files under the word's key."""
 
     def act(word: str, content: bytes = b"machine code", **facts: object) -> Entry:
@@ -61,7 +61,7 @@ def put(store: Store, tmp_path: Path) -> Put:
     return act
 
 
-def taken(store: Store, word: str, into: Path) -> dict[str, bytes] | None:
+def taken(store: CacheStore, word: str, into: Path) -> dict[str, bytes] | None:
     """What a build gets for a key."""
     for entry in store.find("ops", key(word)):
         if store.take(entry, into):
@@ -78,7 +78,9 @@ def last_used(entry: Entry, seconds_ago: float) -> None:
     os.utime(entry.folder / RECORD, (then, then))
 
 
-def test_what_was_put_is_taken_with_its_facts_and_its_right_to_execute(store: Store, put: Put, tmp_path: Path) -> None:
+def test_what_was_put_is_taken_with_its_facts_and_its_right_to_execute(
+    store: CacheStore, put: Put, tmp_path: Path
+) -> None:
     entry = put("a", seconds=12.5)
 
     assert store.find("ops", key("a"))[0].facts == {**FACTS, "seconds": 12.5}
@@ -89,7 +91,7 @@ def test_what_was_put_is_taken_with_its_facts_and_its_right_to_execute(store: St
     assert (taken(store, "b", tmp_path / "b"), store.dropped, store.complaints) == (None, [], [])
 
 
-def test_the_folder_is_made_when_it_is_needed_and_is_private(store: Store, put: Put) -> None:
+def test_the_folder_is_made_when_it_is_needed_and_is_private(store: CacheStore, put: Put) -> None:
     assert (store.find("ops", key("a")), list(store.entries()), store.prune(0), store.verify()) == ((), [], (), ())
     assert not store.folder.exists()
 
@@ -100,7 +102,7 @@ def test_the_folder_is_made_when_it_is_needed_and_is_private(store: Store, put: 
     assert {stat.S_IMODE(path.stat().st_mode) for path in store.folder.rglob("*") if path.is_file()} == {0o600}
 
 
-def test_variants_of_a_key_are_kept_side_by_side_and_the_same_twice_is_one(store: Store, put: Put) -> None:
+def test_variants_of_a_key_are_kept_side_by_side_and_the_same_twice_is_one(store: CacheStore, put: Put) -> None:
     first, second = put("a", b"1"), put("a", b"2")
     last_used(second, 60)
     assert [entry.folder for entry in store.find("ops", key("a"))] == [first.folder, second.folder]
@@ -112,7 +114,7 @@ def test_variants_of_a_key_are_kept_side_by_side_and_the_same_twice_is_one(store
 
 
 def test_a_place_that_takes_no_file_gets_none_and_is_not_the_entrys_fault(
-    store: Store, put: Put, tmp_path: Path
+    store: CacheStore, put: Put, tmp_path: Path
 ) -> None:
     entry, into = put("a"), tmp_path / "into"
     (into / "op.so").mkdir(parents=True)
@@ -129,7 +131,7 @@ def test_a_place_that_takes_no_file_gets_none_and_is_not_the_entrys_fault(
 
 @pytest.mark.parametrize("name", [RECORD, "op.so", "op.d"])
 def test_one_flipped_bit_anywhere_is_seen_said_and_never_served(
-    name: str, store: Store, put: Put, tmp_path: Path
+    name: str, store: CacheStore, put: Put, tmp_path: Path
 ) -> None:
     entry = put("a", b"machine code" * 9)
     aside = shutil.copytree(entry.folder, tmp_path / "aside")
@@ -173,7 +175,7 @@ def a_pipe(path: Path) -> None:
 @pytest.mark.parametrize("name", [RECORD, "op.so"])
 @pytest.mark.parametrize("harm", [shorter, longer, linked, a_folder, a_pipe, Path.unlink])
 def test_a_file_that_is_no_more_what_it_was_is_never_served(
-    harm: Callable[[Path], None], name: str, store: Store, put: Put, tmp_path: Path
+    harm: Callable[[Path], None], name: str, store: CacheStore, put: Put, tmp_path: Path
 ) -> None:
     harm(put("a").folder / name)
 
@@ -185,7 +187,7 @@ def test_a_file_that_is_no_more_what_it_was_is_never_served(
 
 
 def test_damage_after_the_look_is_found_while_copying_and_leaves_nothing(
-    store: Store, put: Put, tmp_path: Path
+    store: CacheStore, put: Put, tmp_path: Path
 ) -> None:
     entry = put("a")
     (entry.folder / "op.so").write_bytes(b"MACHINE CODE")
@@ -200,7 +202,7 @@ def test_damage_after_the_look_is_found_while_copying_and_leaves_nothing(
 
 @pytest.mark.parametrize("harm", [shorter, longer, Path.unlink])
 def test_putting_where_a_damaged_one_stands_replaces_it(
-    harm: Callable[[Path], None], store: Store, put: Put, tmp_path: Path
+    harm: Callable[[Path], None], store: CacheStore, put: Put, tmp_path: Path
 ) -> None:
     entry = put("a")
     harm(entry.folder / "op.so")
@@ -212,13 +214,13 @@ def test_putting_where_a_damaged_one_stands_replaces_it(
 
 
 @pytest.mark.parametrize("harm", [shorter, longer, Path.unlink])
-def test_a_file_of_another_size_is_found_by_looking(harm: Callable[[Path], None], store: Store, put: Put) -> None:
+def test_a_file_of_another_size_is_found_by_looking(harm: Callable[[Path], None], store: CacheStore, put: Put) -> None:
     harm(put("a").folder / "op.so")
 
     assert (store.find("ops", key("a")), len(store.dropped)) == ((), 1)
 
 
-def test_what_is_pruned_while_it_is_read_is_gone_and_not_damaged(store: Store, put: Put) -> None:
+def test_what_is_pruned_while_it_is_read_is_gone_and_not_damaged(store: CacheStore, put: Put) -> None:
     with held(put("a").folder) as inside, inside.open("op.so") as file:
         store.prune(0)
         put("a")
@@ -229,7 +231,7 @@ def test_what_is_pruned_while_it_is_read_is_gone_and_not_damaged(store: Store, p
     assert (len(store.find("ops", key("a"))), store.dropped) == (1, [])
 
 
-def test_an_entry_that_is_a_link_goes_and_what_it_leads_to_stays(store: Store, put: Put, tmp_path: Path) -> None:
+def test_an_entry_that_is_a_link_goes_and_what_it_leads_to_stays(store: CacheStore, put: Put, tmp_path: Path) -> None:
     entry = put("a")
     entry.folder.rename(tmp_path / "elsewhere")
     entry.folder.symlink_to(tmp_path / "elsewhere")
@@ -240,7 +242,7 @@ def test_an_entry_that_is_a_link_goes_and_what_it_leads_to_stays(store: Store, p
     assert not entry.folder.is_symlink()
 
 
-def plant(store: Store, record: object, word: str = "a", name: str | None = None) -> Path:
+def plant(store: CacheStore, record: object, word: str = "a", name: str | None = None) -> Path:
     """An entry as an enemy would write it: everything fits its digest."""
     data = json.dumps(record).encode()
     folder = store.folder / "ops" / key(word)[:2] / key(word) / (name or sha256(data).hexdigest())
@@ -255,7 +257,7 @@ def record_of(word: str, *names: str, content: bytes = b"evil", **more: object) 
 
 @pytest.mark.parametrize("name", ["../evil", "/{tmp}/evil", "a/../../evil", "..", ".", "", RECORD, "x" * 256, "a\0b"])
 def test_a_record_with_names_that_are_no_plain_names_writes_nothing_anywhere(
-    name: str, store: Store, tmp_path: Path
+    name: str, store: CacheStore, tmp_path: Path
 ) -> None:
     name = name.replace("/{tmp}", str(tmp_path))
     folder = plant(store, record_of("a", name))
@@ -287,13 +289,13 @@ def test_a_record_with_names_that_are_no_plain_names_writes_nothing_anywhere(
         record_of("a", "op.so", key="../../etc"),
     ],
 )
-def test_a_record_that_is_none_is_dropped(record: object, store: Store) -> None:
+def test_a_record_that_is_none_is_dropped(record: object, store: CacheStore) -> None:
     folder = plant(store, record)
 
     assert (store.find("ops", key("a")), len(store.dropped), folder.exists()) == ((), 1, False)
 
 
-def test_what_a_newer_dsdoctor_wrote_is_left_alone_until_room_is_needed(store: Store, put: Put) -> None:
+def test_what_a_newer_dsdoctor_wrote_is_left_alone_until_room_is_needed(store: CacheStore, put: Put) -> None:
     folder = plant(store, {"schema": "dsdoctor-cache/2", "files": "in another way"})
     old = put("a")
     assert [entry.folder for entry in store.find("ops", key("a"))] == [old.folder]
@@ -302,7 +304,7 @@ def test_what_a_newer_dsdoctor_wrote_is_left_alone_until_room_is_needed(store: S
     assert {entry.folder for entry in store.prune(0)} == {folder, old.folder}
 
 
-def test_foreign_files_in_the_cache_disturb_nobody(store: Store, put: Put, tmp_path: Path) -> None:
+def test_foreign_files_in_the_cache_disturb_nobody(store: CacheStore, put: Put, tmp_path: Path) -> None:
     entry = put("a")
     shelf = entry.folder.parent
     for place in (store.folder, shelf, shelf.parent, shelf.parent.parent, entry.folder):
@@ -314,7 +316,7 @@ def test_foreign_files_in_the_cache_disturb_nobody(store: Store, put: Put, tmp_p
 
 
 @pytest.mark.parametrize("word", ["", "..", "a" * 63, "A" * 64, "../" * 21 + "a", "a" * 64 + "\n"])
-def test_what_is_no_key_is_our_own_mistake(word: str, store: Store) -> None:
+def test_what_is_no_key_is_our_own_mistake(word: str, store: CacheStore) -> None:
     with pytest.raises(ValueError, match="no key"):
         store.find("ops", word)
     with pytest.raises(ValueError, match="no key"):
@@ -324,7 +326,7 @@ def test_what_is_no_key_is_our_own_mistake(word: str, store: Store) -> None:
 # room
 
 
-def test_the_least_recently_used_goes_first_and_taking_is_using(store: Store, put: Put, tmp_path: Path) -> None:
+def test_the_least_recently_used_goes_first_and_taking_is_using(store: CacheStore, put: Put, tmp_path: Path) -> None:
     entries = {word: put(word, os.urandom(1000)) for word in "abcd"}
     for age, entry in enumerate(entries.values(), start=1):
         last_used(entry, 1000 - age)
@@ -340,7 +342,7 @@ def test_the_least_recently_used_goes_first_and_taking_is_using(store: Store, pu
 
 
 def test_putting_keeps_to_the_limit_and_never_drops_what_it_put(tmp_path: Path) -> None:
-    store = Store(tmp_path / "compiled", limit=20_000)
+    store = CacheStore(tmp_path / "compiled", limit=20_000)
     for number in range(30):
         entry = store.put("ops", key(str(number)), {"x": file(tmp_path, "x", os.urandom(3000))}, {})
 
@@ -354,7 +356,7 @@ def test_putting_keeps_to_the_limit_and_never_drops_what_it_put(tmp_path: Path) 
     assert len(list(store.entries())) == len(kept)
 
 
-def test_what_killed_writers_left_goes_after_a_day(store: Store, put: Put) -> None:
+def test_what_killed_writers_left_goes_after_a_day(store: CacheStore, put: Put) -> None:
     put("a")
     old, young = (file(store.folder / "tmp" / name, "op.so", b"half").parent for name in ("0" * 32, "1" * 32))
     os.utime(old, (time.time() - 90_000,) * 2)
@@ -364,7 +366,7 @@ def test_what_killed_writers_left_goes_after_a_day(store: Store, put: Put) -> No
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_verifying_reads_every_byte_and_returns_what_it_removed(store: Store, put: Put) -> None:
+def test_verifying_reads_every_byte_and_returns_what_it_removed(store: CacheStore, put: Put) -> None:
     well, flipped, unreadable = put("a"), put("b"), put("c")
     (flipped.folder / "op.so").write_bytes(b"MACHINE CODE")
     (unreadable.folder / RECORD).write_bytes(b"{}")
@@ -393,7 +395,7 @@ def test_verifying_reads_every_byte_and_returns_what_it_removed(store: Store, pu
     ],
 )
 def test_a_folder_that_others_may_write_by_accident_is_not_used(
-    mode: int, why: str | None, store: Store, put: Put, tmp_path: Path
+    mode: int, why: str | None, store: CacheStore, put: Put, tmp_path: Path
 ) -> None:
     put("a")
     store.folder.chmod(mode)
@@ -405,7 +407,7 @@ def test_a_folder_that_others_may_write_by_accident_is_not_used(
     assert [why in sentence for sentence in store.complaints if why] == ([True] if why else [])
 
 
-def test_what_is_put_into_a_shared_folder_is_shared(store: Store, put: Put) -> None:
+def test_what_is_put_into_a_shared_folder_is_shared(store: CacheStore, put: Put) -> None:
     store.folder.mkdir()
     store.folder.chmod(0o2770)
 
@@ -419,7 +421,7 @@ PREAMBLE = """
 import os, random, signal, subprocess, sys, time
 from hashlib import sha256
 from pathlib import Path
-from dsdoctor.builder.cache.store import Store
+from dsdoctor.builder.cache.store import CacheStore
 
 def key(word): return sha256(word.encode()).hexdigest()
 
@@ -501,10 +503,10 @@ def test_colleagues_share_a_folder_of_their_group_and_strangers_get_nothing(open
         + """
 def share():
     folder.mkdir(); os.chown(folder, -1, 7000); folder.chmod(0o2770)
-    assert Store(folder, limit=1 << 30).put("ops", key("a"), sources("a", 100), {})
+    assert CacheStore(folder, limit=1 << 30).put("ops", key("a"), sources("a", 100), {})
 
 def colleague():
-    store = Store(folder, limit=1 << 30)
+    store = CacheStore(folder, limit=1 << 30)
     os.utime(next(store.entries()).folder / "entry.json")
     assert served(store, "a", 100)
     assert store.put("ops", key("b"), sources("b", 100), {})
@@ -512,13 +514,13 @@ def colleague():
     quiet(store)
 
 def stranger():
-    store = Store(folder, limit=1 << 30)
+    store = CacheStore(folder, limit=1 << 30)
     assert not served(store, "a", 100) and store.put("ops", key("c"), sources("c", 100), {}) is None
     assert "belongs to user" in store.complaints[0] and len(store.complaints) == 1, store.complaints
 
 as_another(6001, [7000], share)
 as_another(6002, [7001, 7000], colleague)
-as_another(6001, [7000], lambda: Store(folder, limit=1 << 30).put("ops", key("a"), sources("a", 100), {}))
+as_another(6001, [7000], lambda: CacheStore(folder, limit=1 << 30).put("ops", key("a"), sources("a", 100), {}))
 as_another(6003, [7003], stranger)
 stranger()  # root, who may read everything, runs nobody's code either
 """,
@@ -532,10 +534,10 @@ def test_a_folder_that_can_only_be_read_serves_and_says_why_nothing_is_kept(open
         AS_ANOTHER
         + """
 folder.mkdir(); folder.chmod(0o755)
-assert Store(folder, limit=1 << 30).put("ops", key("a"), sources("a", 100), {})
+assert CacheStore(folder, limit=1 << 30).put("ops", key("a"), sources("a", 100), {})
 
 def reader():
-    store = Store(folder, limit=1 << 30)
+    store = CacheStore(folder, limit=1 << 30)
     assert served(store, "a", 100)
     assert store.put("ops", key("b"), sources("b", 100), {}) is None
     assert store.complaints == [f"nothing can be kept in the cache {folder}: Permission denied"], store.complaints
@@ -571,14 +573,14 @@ def dies(act, moment):
                 os.kill(os.getpid(), signal.SIGKILL)
             return trace
         sys.settrace(trace)
-        act(Store(folder, limit=1 << 30))
+        act(CacheStore(folder, limit=1 << 30))
         sys.settrace(None)
         os._exit(0)
     return os.waitpid(child, 0)[1] == signal.SIGKILL
 
 SIZE = 100
 a, b = sources("a", SIZE), sources("b", SIZE)
-Store(folder, limit=1 << 30).put("ops", key("a"), a, {"op": "a"})
+CacheStore(folder, limit=1 << 30).put("ops", key("a"), a, {"op": "a"})
 """
 STRIDE = 1 if ROUNDS > 1 else 29
 
@@ -591,7 +593,7 @@ def test_a_writer_killed_at_any_line_leaves_a_whole_entry_or_none(tmp_path: Path
 seen, moment = set(), random.randrange({STRIDE}) + 1
 while dies(lambda store: store.put("ops", key("b"), b, {{"op": "b"}}), moment):
     moment += {STRIDE}
-    store = Store(folder, limit=1 << 30)
+    store = CacheStore(folder, limit=1 << 30)
     seen.add(check(store))
     for entry in store.find("ops", key("b")):
         store.remove(entry)
@@ -608,10 +610,10 @@ def test_a_pruner_killed_at_any_line_leaves_whole_entries(tmp_path: Path) -> Non
         KILLED
         + f"""
 seen, moment = set(), random.randrange({STRIDE}) + 1
-Store(folder, limit=1 << 30).put("ops", key("b"), b, {{"op": "b"}})
+CacheStore(folder, limit=1 << 30).put("ops", key("b"), b, {{"op": "b"}})
 while dies(lambda store: store.prune(0), moment):
     moment += {STRIDE}
-    store = Store(folder, limit=1 << 30)
+    store = CacheStore(folder, limit=1 << 30)
     held = check(store)
     seen.add(held)
     held[0] or store.put("ops", key("a"), a, {{"op": "a"}})
@@ -632,14 +634,14 @@ files = {word: sources(word, SIZE) for word in words}
 for number in range(6 * rounds):
     child = os.fork()
     if not child:
-        store = Store(folder, limit=8 << 20)
+        store = CacheStore(folder, limit=8 << 20)
         while True:
             store.put("ops", key(word := random.choice(words)), files[word], {"op": word, "at": time.time()})
             random.random() < 0.2 and store.prune(0)
     time.sleep(random.uniform(0, 0.08))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    store = Store(folder, limit=8 << 20)
+    store = CacheStore(folder, limit=8 << 20)
     for word in words:
         served(store, word, SIZE)
     assert store.verify() == ()
@@ -657,7 +659,7 @@ def test_builds_at_once_and_a_pruner_among_them_get_right_bytes_or_nothing(tmp_p
 SIZE = 5000
 
 def builder(number):
-    store, hits = Store(folder, limit=60_000), 0
+    store, hits = CacheStore(folder, limit=60_000), 0
     for turn in range(40 * rounds):
         word = f"w{random.randrange(4)}" if random.random() < 0.7 else f"own{number}"
         if served(store, word, SIZE):
@@ -668,7 +670,7 @@ def builder(number):
     assert hits, "nothing was ever shared"
 
 def pruner(number):
-    store = Store(folder, limit=60_000)
+    store = CacheStore(folder, limit=60_000)
     for turn in range(40 * rounds):
         store.prune(random.choice([0, 20_000, 40_000]))
         store.verify() if turn % 5 == 0 else None
@@ -691,7 +693,7 @@ for _ in children:
     pid, status = os.wait()
     assert status == 0, children[pid]
 assert not list((folder / "tmp").iterdir())
-store = Store(folder, limit=60_000)
+store = CacheStore(folder, limit=60_000)
 assert store.verify() == ()
 store.prune(0)
 assert not list((folder / "ops").iterdir())
@@ -715,7 +717,7 @@ disk = home / "disk"
 disk.mkdir()
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", disk], check=True)
 folder = disk / "compiled"
-store = Store(folder, limit=1 << 30)
+store = CacheStore(folder, limit=1 << 30)
 large = sources("large", 500_000)
 assert store.put("ops", key("a"), sources("a", 200_000), {"op": "a"})
 before = sorted(disk.rglob("*"))
@@ -755,7 +757,7 @@ assert store.put("ops", key("b"), sources("b", 10), {"op": "b"})
 
 
 @pytest.fixture
-def cache(store: Store, put: Put, tmp_path: Path) -> str:
+def cache(store: CacheStore, put: Put, tmp_path: Path) -> str:
     """A cache folder with two ops and a wheel in it, of ages."""
     last_used(put("a", b"1" * 2_000_000, processor="x86-64-v3", dependencies={"/usr/include/x.h": "0"}), 7300)
     last_used(put("b", b"2", op="cpu_adam", architectures=None), 40 * 86400)
@@ -803,7 +805,7 @@ def test_prune_removes_by_age_by_size_or_all_and_says_what(cache: str) -> None:
     assert asked(cache, "prune", "--all")[1] == "✓ nothing to remove; 0 B left\n"
 
 
-def test_verify_ends_with_1_when_something_was_damaged_and_then_with_0(cache: str, store: Store) -> None:
+def test_verify_ends_with_1_when_something_was_damaged_and_then_with_0(cache: str, store: CacheStore) -> None:
     assert asked(cache, "verify")[:2] == (0, "✓ 3 entries are what was stored\n")
     (entry,) = store.find("ops", key("a"))
     (entry.folder / "op.so").write_bytes(b"3" * 2_000_000)
@@ -827,13 +829,15 @@ def test_verify_ends_with_1_when_something_was_damaged_and_then_with_0(cache: st
     ],
 )
 def test_nonsense_is_a_usage_error_and_removes_nothing(
-    arguments: tuple[str, ...], env: dict[str, str], status: int, cache: str, store: Store
+    arguments: tuple[str, ...], env: dict[str, str], status: int, cache: str, store: CacheStore
 ) -> None:
     assert asked(cache, *arguments, **env)[:2] == (status, "")
     assert len(list(store.entries())) == 3
 
 
-def test_a_folder_that_everybody_may_write_is_refused_with_the_command_that_ends_it(cache: str, store: Store) -> None:
+def test_a_folder_that_everybody_may_write_is_refused_with_the_command_that_ends_it(
+    cache: str, store: CacheStore
+) -> None:
     store.folder.chmod(0o777)
 
     status, shown, said = asked(cache, "ls")

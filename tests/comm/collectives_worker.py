@@ -16,7 +16,7 @@ import torch.distributed as dist
 from dsdoctor.comm.collectives.catalogue import steps
 from dsdoctor.comm.collectives.deepspeed import run_layer
 from dsdoctor.comm.collectives.run import run_steps
-from dsdoctor.comm.models import Group, Mode
+from dsdoctor.comm.models import Mode, RankGroup
 from dsdoctor.comm.results import Speeds
 from dsdoctor.comm.speed.pace import pace
 from dsdoctor.comm.speed.pairs import time_pairs
@@ -27,7 +27,7 @@ def tell(number: int, what: str) -> None:
     print(f"{time.monotonic():.3f} {number} {what}", flush=True)
 
 
-def speed(group: Group, mode: Mode) -> list[Speeds]:
+def speed(group: RankGroup, mode: Mode) -> list[Speeds]:
     own = pace(group, tell)
     pairs = time_pairs(group, tell, 5.0)
     return [Speeds(rank=group.rank, timings=time_collectives(group, mode, tell, 5.0), pairs=pairs, pace=own)]
@@ -40,7 +40,7 @@ def main(what: str, mode: Mode, answer: Path) -> None:
     dist.init_process_group(
         "gloo", store=dist.PrefixStore("test", store), rank=rank, world_size=world, timeout=timedelta(seconds=60)
     )
-    group = Group(rank=rank, world=world, device="cpu", backend="gloo", hosts=("here",) * world)
+    group = RankGroup(rank=rank, world=world, device="cpu", backend="gloo", hosts=("here",) * world)
     begun = time.monotonic()
     if what == "speed":
         answer.write_bytes(msgspec.json.encode(speed(group, mode)))

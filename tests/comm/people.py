@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dsdoctor.comm.models import Chosen, Claim, Interface, Local, Rank
-from dsdoctor.comm.results import Outcome, Reach
+from dsdoctor.comm.models import ChosenInterface, Claim, Interface, Local, Rank
+from dsdoctor.comm.results import ConnectOutcome, Reach
 
 LETTERS = "abcdefgh"
 
@@ -17,7 +17,7 @@ def claim(number: int, *, per_host: int = 2, world: int = 4, **more: Any) -> Cla
     host = f"node{LETTERS[number // per_host]}"
     address = f"10.0.0.{number // per_host + 1}"
     interface = Interface(name="eth0", address=address, prefix=24, mtu=9000)
-    chosen = Chosen(name="eth0", address=address, because="its name resolves to it")
+    chosen = ChosenInterface(name="eth0", address=address, because="its name resolves to it")
     said: dict[str, Any] = {
         "local_rank": number % per_host,
         "host": host,
@@ -36,11 +36,11 @@ def claims(world: int = 4, per_host: int = 2) -> tuple[Claim, ...]:
     return tuple(claim(number, per_host=per_host, world=world) for number in range(world))
 
 
-def reaches(people: tuple[Claim, ...], **outcomes: Outcome) -> tuple[Reach, ...]:
+def reaches(people: tuple[Claim, ...], **outcomes: ConnectOutcome) -> tuple[Reach, ...]:
     """Every pair reached, but for those between hosts that are named: ``a_b=Outcome...`` is from nodea to nodeb."""
 
-    def outcome(source: Claim, target: Claim) -> Outcome:
-        return outcomes.get(f"{source.host[-1]}_{target.host[-1]}", Outcome.REACHED)
+    def outcome(source: Claim, target: Claim) -> ConnectOutcome:
+        return outcomes.get(f"{source.host[-1]}_{target.host[-1]}", ConnectOutcome.REACHED)
 
     return tuple(
         Reach(source=one.rank, target=other.rank, outcome=outcome(one, other), address=other.address)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from dsdoctor.comm.models import Claim, Mode, Phase, State
-from dsdoctor.comm.results import Limit, Outcome, Pace, PairTime, PhaseResult, Reach, Report, Speed, Stuck
+from dsdoctor.comm.models import Claim, CommPhase, Mode, PhaseState
+from dsdoctor.comm.results import ConnectOutcome, Limit, Pace, PairTime, PhaseResult, Reach, Report, Speed, Stuck
 from dsdoctor.comm.verdict import ended, verdict
 from dsdoctor.core.finding import Finding, Fix, Severity
 
@@ -25,7 +25,9 @@ def claim(rank: int, host: str, local_rank: int = 0) -> Claim:
     )
 
 
-def phase(which: Phase, said: str, *findings: Finding, state: State = State.OK, seconds: float = 0.4) -> PhaseResult:
+def phase(
+    which: CommPhase, said: str, *findings: Finding, state: PhaseState = PhaseState.OK, seconds: float = 0.4
+) -> PhaseResult:
     return PhaseResult(phase=which, state=state, seconds=seconds, said=said, findings=findings)
 
 
@@ -41,7 +43,11 @@ def mesh(world: int, *, fast: float = 1.9e9, bad: Iterable[Reach] = ()) -> tuple
     return tuple(
         instead.get((a, b))
         or Reach(
-            source=a, target=b, outcome=Outcome.REACHED, seconds=0.002, bandwidth=fast * (1 + (a * 7 + b * 3) % 5 / 10)
+            source=a,
+            target=b,
+            outcome=ConnectOutcome.REACHED,
+            seconds=0.002,
+            bandwidth=fast * (1 + (a * 7 + b * 3) % 5 / 10),
         )
         for a in range(world)
         for b in range(world)
@@ -124,13 +130,13 @@ def report(hosts: tuple[str, ...], phases: tuple[PhaseResult, ...], **changes: o
 def good_phases(world: int, hosts: int) -> tuple[PhaseResult, ...]:
     ranks, on = f"{world} of {world} ranks", f"{hosts} host{'s' if hosts > 1 else ''}"
     return (
-        phase(Phase.LOCAL, f"{world} ranks looked around", seconds=0.12),
-        phase(Phase.RENDEZVOUS, f"{ranks} on {on}, 0.4 s apart", seconds=1.2),
-        phase(Phase.SAME, "torch 2.13.0, Python 3.11.2 and 14 more are the same", seconds=0.01),
-        phase(Phase.MESH, f"{world * (world - 1)} of {world * (world - 1)} directions", seconds=0.3),
-        phase(Phase.RIGHT, "120 exchanges of 14 kinds are right", seconds=1.9),
-        phase(Phase.SPEED, "all_reduce of 16 MiB at 0.8 GB/s", seconds=4.1),
-        phase(Phase.DEEPSPEED, "deepspeed is not installed", state=State.SKIPPED, seconds=0.0),
+        phase(CommPhase.LOCAL, f"{world} ranks looked around", seconds=0.12),
+        phase(CommPhase.RENDEZVOUS, f"{ranks} on {on}, 0.4 s apart", seconds=1.2),
+        phase(CommPhase.SAME, "torch 2.13.0, Python 3.11.2 and 14 more are the same", seconds=0.01),
+        phase(CommPhase.MESH, f"{world * (world - 1)} of {world * (world - 1)} directions", seconds=0.3),
+        phase(CommPhase.RIGHT, "120 exchanges of 14 kinds are right", seconds=1.9),
+        phase(CommPhase.SPEED, "all_reduce of 16 MiB at 0.8 GB/s", seconds=4.1),
+        phase(CommPhase.DEEPSPEED, "deepspeed is not installed", state=PhaseState.SKIPPED, seconds=0.0),
     )
 
 
@@ -168,9 +174,9 @@ def missing_rank() -> Report:
         commands=("ssh nodeb ps -ef | grep dsdoctor.comm",),
     )
     phases = (
-        phase(Phase.LOCAL, "3 ranks looked around"),
-        phase(Phase.RENDEZVOUS, "3 of 4 ranks within 30 s", gone, state=State.BROKEN, seconds=30.1),
-        phase(Phase.MESH, "not all ranks are here", state=State.SKIPPED),
+        phase(CommPhase.LOCAL, "3 ranks looked around"),
+        phase(CommPhase.RENDEZVOUS, "3 of 4 ranks within 30 s", gone, state=PhaseState.BROKEN, seconds=30.1),
+        phase(CommPhase.MESH, "not all ranks are here", state=PhaseState.SKIPPED),
     )
     whole = report(TWO_HOSTS, phases, reaches=(), exchanges=0, seconds=31.0)
     return Report(**{**vars(whole), "ranks": whole.ranks[:3]})
@@ -187,7 +193,7 @@ def slow_node() -> Report:
     )
     phases = (
         *good_phases(4, 4)[:5],
-        phase(Phase.SPEED, "nodec is slow", slow, state=State.SLOW, seconds=4.1),
+        phase(CommPhase.SPEED, "nodec is slow", slow, state=PhaseState.SLOW, seconds=4.1),
     )
     return report(
         FOUR_HOSTS,
@@ -208,11 +214,11 @@ def bad_pair(why: str = "rank 1 (nodeb) cannot reach rank 3 (noded): timed out")
         fix="let every port between the nodes through, both ways",
         commands=("sudo iptables -I INPUT -s 10.200.0.0/24 -j ACCEPT",),
     )
-    lost = Reach(source=1, target=3, outcome=Outcome.TIMED_OUT, address="10.200.0.4", seconds=3.0)
+    lost = Reach(source=1, target=3, outcome=ConnectOutcome.TIMED_OUT, address="10.200.0.4", seconds=3.0)
     phases = (
         *good_phases(4, 4)[:3],
-        phase(Phase.MESH, "11 of 12 directions", cut, state=State.BROKEN, seconds=3.2),
-        phase(Phase.RIGHT, "ranks do not all reach each other", state=State.SKIPPED),
+        phase(CommPhase.MESH, "11 of 12 directions", cut, state=PhaseState.BROKEN, seconds=3.2),
+        phase(CommPhase.RIGHT, "ranks do not all reach each other", state=PhaseState.SKIPPED),
     )
     stuck = Stuck(rank=0, at="all_reduce", step=3, seconds=12.0, process="T", stack=('File "a.py", line 1 in f',))
     return report(FOUR_HOSTS, phases, reaches=mesh(4, bad=[lost]), stuck=(stuck,), wrong=(2,))
@@ -222,7 +228,7 @@ def many(hosts: int, each: int = 8, *, sick: bool = True) -> Report:
     """``hosts`` x ``each`` ranks; where ``sick``, one node is slow and one host cannot be reached by another."""
     names = tuple(f"node{number:02d}" for number in range(hosts) for _ in range(each))
     lost = [
-        Reach(source=a, target=b, outcome=Outcome.REFUSED, address=f"10.0.0.{b}", seconds=0.001)
+        Reach(source=a, target=b, outcome=ConnectOutcome.REFUSED, address=f"10.0.0.{b}", seconds=0.001)
         for a in range(each)
         for b in range(2 * each, 3 * each)
     ]

@@ -8,7 +8,7 @@ from dsdoctor.comm.rendezvous import checks as arrival_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.checks import Arrivals
 from dsdoctor.comm.rendezvous.store import Unreached
-from dsdoctor.comm.results import Outcome
+from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding
 from tests.comm.people import claim, claims, rank
 
@@ -77,25 +77,25 @@ def alone(why: Unreached) -> list[tuple[str, str]]:
 def test_each_way_in_which_the_master_is_not_reached_has_one_sentence() -> None:
     where = "rank 1 (nodeb): 10.0.0.1:29500, where rank 0 should be,"
 
-    assert alone(Unreached(outcome=Outcome.REFUSED, seconds=9)) == [("master-unreachable", f"{where} refuses")]
-    assert alone(Unreached(outcome=Outcome.TIMED_OUT, seconds=9)) == [
+    assert alone(Unreached(outcome=ConnectOutcome.REFUSED, seconds=9)) == [("master-unreachable", f"{where} refuses")]
+    assert alone(Unreached(outcome=ConnectOutcome.TIMED_OUT, seconds=9)) == [
         ("master-unreachable", f"{where} does not answer")
     ]
-    assert alone(Unreached(outcome=Outcome.NO_ROUTE, seconds=9)) == [
+    assert alone(Unreached(outcome=ConnectOutcome.NO_ROUTE, seconds=9)) == [
         ("master-unreachable", f"{where} cannot be routed to")
     ]
-    assert alone(Unreached(outcome=Outcome.NO_NAME, seconds=0)) == [
+    assert alone(Unreached(outcome=ConnectOutcome.NO_NAME, seconds=0)) == [
         ("master-unreachable", f"{where} is a name that is not found")
     ]
-    assert alone(Unreached(outcome=Outcome.SILENT, seconds=9, token_missing=True))[0][0] == "rank-zero-missing"
-    assert alone(Unreached(outcome=Outcome.STRANGER, seconds=0, detail="Permission denied")) == [
+    assert alone(Unreached(outcome=ConnectOutcome.SILENT, seconds=9, token_missing=True))[0][0] == "rank-zero-missing"
+    assert alone(Unreached(outcome=ConnectOutcome.STRANGER, seconds=0, detail="Permission denied")) == [
         ("master-port-refused", "rank 0 (nodeb) cannot listen on 10.0.0.1:29500: Permission denied")
     ]
 
 
 def test_a_stranger_on_the_port_is_named_with_what_it_says() -> None:
     ((rule, title),) = alone(
-        Unreached(outcome=Outcome.STRANGER, seconds=1, banner="SSH-2.0-x", listener="pid 7 (sshd)")
+        Unreached(outcome=ConnectOutcome.STRANGER, seconds=1, banner="SSH-2.0-x", listener="pid 7 (sshd)")
     )
 
     assert rule == "master-port-in-use"

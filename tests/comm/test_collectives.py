@@ -21,7 +21,7 @@ from dsdoctor.comm.collectives.catalogue import COLLECTIVES, steps
 from dsdoctor.comm.collectives.deepspeed import compiles_first
 from dsdoctor.comm.collectives.exchange import lacking
 from dsdoctor.comm.collectives.values import EXACT, Reduction, largest
-from dsdoctor.comm.models import Group, Mode
+from dsdoctor.comm.models import Mode, RankGroup
 from dsdoctor.comm.results import Exchange
 from dsdoctor.comm.torch_ops import rounds, spread_rounds
 
@@ -172,7 +172,7 @@ def test_above_64_ranks_each_meets_some_others_only() -> None:
 
 
 def test_the_steps_are_the_same_on_every_rank_and_more_is_asked_for_in_each_mode() -> None:
-    first, last = (Group(rank=rank, world=8, device="cpu", backend="gloo") for rank in (0, 7))
+    first, last = (RankGroup(rank=rank, world=8, device="cpu", backend="gloo") for rank in (0, 7))
 
     assert steps(Mode.FULL, first) == steps(Mode.FULL, last)
     assert [len(steps(mode, first)) for mode in Mode] == sorted(len(steps(mode, first)) for mode in Mode)

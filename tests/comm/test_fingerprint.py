@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from dsdoctor.comm.local.differences import Difference, differences
+from dsdoctor.comm.local.differences import RankDifference, differences
 from dsdoctor.comm.local.fingerprint import CHECKS, examine, fingerprint
-from dsdoctor.comm.models import Chosen, Claim, Gpu, Interface, Local
+from dsdoctor.comm.models import ChosenInterface, Claim, Interface, Local, RankGpu
 from dsdoctor.core.finding import Severity
 
 USUAL = {"torch": "2.8.0+cu128", "cuda": "12.8", "nccl": "2.27.3", "python": "3.11.7", "deepspeed": "0.19.8"}
@@ -93,9 +93,9 @@ def test_secrets_and_what_each_rank_has_of_its_own_are_left_out() -> None:
     local = Local(
         hostname="node7",
         interfaces=(Interface(name="eth0", address="10.0.0.1", prefix=24, mtu=9000),),
-        chosen=Chosen(name="eth0", address="10.0.0.1", because="x"),
+        chosen=ChosenInterface(name="eth0", address="10.0.0.1", because="x"),
         kernel="6.8",
-        gpus=(Gpu(index=0, name="NVIDIA H100", uuid="GPU-1"), Gpu(index=1, name="NVIDIA H100", uuid="GPU-2")),
+        gpus=(RankGpu(index=0, name="NVIDIA H100", uuid="GPU-1"), RankGpu(index=1, name="NVIDIA H100", uuid="GPU-2")),
         variables={
             "NCCL_ALGO": "Ring",
             "CUDA_VISIBLE_DEVICES": "3",
@@ -125,6 +125,6 @@ def test_ten_thousand_claims_are_compared_in_a_moment() -> None:
     findings = examine(many)
     took = time.perf_counter() - began
 
-    assert found[0] == Difference(name="torch", usual="2.8.0+cu128", count=9999, others=(("2.7.0", (77,)),))
+    assert found[0] == RankDifference(name="torch", usual="2.8.0+cu128", count=9999, others=(("2.7.0", (77,)),))
     assert max(len(finding.title) for finding in findings) < 300
     assert took < 3, "0.2 s on an idle machine"

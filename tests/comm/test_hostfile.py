@@ -15,7 +15,7 @@ NEAR = st.lists(
 ).map("".join)
 
 
-def ills(text: str) -> list[tuple[int, bool, str]]:
+def problems(text: str) -> list[tuple[int, bool, str]]:
     return [(one.line, one.refused, one.what) for one in parse_hostfile(text).complaints]
 
 
@@ -36,7 +36,7 @@ def ills(text: str) -> list[tuple[int, bool, str]]:
     ],
 )
 def test_a_line_that_deepspeed_refuses_or_swallows_is_named(line: str, refused: bool, what: str) -> None:
-    assert ills(f"# ours\n\n{line}\n") == [(3, refused, what)]
+    assert problems(f"# ours\n\n{line}\n") == [(3, refused, what)]
 
 
 def test_a_good_hostfile_has_hosts_and_no_complaint() -> None:
@@ -48,8 +48,8 @@ def test_a_good_hostfile_has_hosts_and_no_complaint() -> None:
 
 
 def test_a_host_named_again_and_an_empty_file_are_refused() -> None:
-    assert ills("n1 slots=2\nn1 slots=4") == [(2, True, "n1 stands on line 1 already")]
-    assert ills("# nothing\n") == [(0, True, "no host in it")]
+    assert problems("n1 slots=2\nn1 slots=4") == [(2, True, "n1 stands on line 1 already")]
+    assert problems("# nothing\n") == [(0, True, "no host in it")]
 
 
 @given(st.dictionaries(NAME, st.integers(1, 64), min_size=1, max_size=5))

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from dsdoctor.comm.local.link_limits import hierarchical, limit
-from dsdoctor.comm.models import Claim, FabricPort, Gpu, Interface, Local
+from dsdoctor.comm.models import Claim, FabricPort, Interface, Local, RankGpu
 
-A100 = Gpu(index=0, name="A100", uuid="", pcie=(1, 16), pcie_max=(4, 16), nvlink=300e9)
+A100 = RankGpu(index=0, name="A100", uuid="", pcie=(1, 16), pcie_max=(4, 16), nvlink=300e9)
 ETH = Interface(name="eth0", address="10.0.0.1", prefix=24, mtu=9000, speed=25_000)
 PORTS = tuple(FabricPort(device=f"mlx5_{n}", port=1, state="ACTIVE", physical="LinkUp", rate=200.0) for n in range(4))
 
 
-def job(world: int, per_host: int, gpu: Gpu | None = A100, **local: Any) -> list[Claim]:
+def job(world: int, per_host: int, gpu: RankGpu | None = A100, **local: Any) -> list[Claim]:
     """``world`` ranks, ``per_host`` on each host, each with a GPU of its own."""
     made = []
     for rank in range(world):

@@ -13,7 +13,7 @@ from dsdoctor.comm.local.interfaces import bounded, choose
 from dsdoctor.comm.local.memory import examine as examine_memory
 from dsdoctor.comm.local.memory import try_memory
 from dsdoctor.comm.local.variables import read_config_files, read_variables
-from dsdoctor.comm.models import Chosen, Claim, FabricPort, Gpu, Interface, Local, Rank
+from dsdoctor.comm.models import ChosenInterface, Claim, FabricPort, Interface, Local, Rank, RankGpu
 from dsdoctor.comm.results import MemoryTry
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
@@ -26,8 +26,8 @@ FAST = Interface(name="ens9", address="10.1.0.1", prefix=24, mtu=9000, speed=100
 DOCKER = Interface(name="docker0", address="172.17.0.1", prefix=16, mtu=1500, kind="virtual")
 IB = Interface(name="ib0", address="10.2.0.1", prefix=24, mtu=2044)
 PORT = FabricPort(device="mlx5_0", port=1, state="ACTIVE", physical="LinkUp", rate=400.0)
-H100 = Gpu(index=0, name="NVIDIA H100", uuid="GPU-0", free=79 * GIB, total=80 * GIB, pcie=(1, 16), pcie_max=(5, 16))
-BY_ETH = Chosen(name="eth0", address="10.0.0.1", because="the kernel routes to 10.0.0.9 by it")
+H100 = RankGpu(index=0, name="NVIDIA H100", uuid="GPU-0", free=79 * GIB, total=80 * GIB, pcie=(1, 16), pcie_max=(5, 16))
+BY_ETH = ChosenInterface(name="eth0", address="10.0.0.1", because="the kernel routes to 10.0.0.9 by it")
 ME = Rank(rank=3, world=16, local_rank=0, local_world=8, launcher="srun", master="10.0.0.9", port=29500)
 
 
@@ -37,7 +37,7 @@ def healthy(**changes: Any) -> Local:
         "hostname": "node1",
         "resolves_to": ("10.0.0.1",),
         "interfaces": (LO, ETH),
-        "chosen": Chosen(name="eth0", address="10.0.0.1", because="the hostname resolves to 10.0.0.1"),
+        "chosen": ChosenInterface(name="eth0", address="10.0.0.1", because="the hostname resolves to 10.0.0.1"),
         "routed": BY_ETH,
         "shm_total": 64 * GIB,
         "shm_free": 64 * GIB,
@@ -52,8 +52,8 @@ def judged(local: Local, backend: str = "nccl", *, several_hosts: bool = True) -
     return examine(ME, local, backend=backend, several_hosts=several_hosts)
 
 
-def taken(interface: Interface, because: str = "a rule") -> Chosen:
-    return Chosen(name=interface.name, address=interface.address, because=because)
+def taken(interface: Interface, because: str = "a rule") -> ChosenInterface:
+    return ChosenInterface(name=interface.name, address=interface.address, because=because)
 
 
 BARE = replace(H100, nvlink=None)

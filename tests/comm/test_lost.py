@@ -2,35 +2,35 @@
 
 from dsdoctor.comm.control import lost_checks
 from dsdoctor.comm.control.lost_checks import Lost
-from dsdoctor.comm.mesh.connect import Knock
-from dsdoctor.comm.results import Outcome
+from dsdoctor.comm.mesh.connect import ConnectResult
+from dsdoctor.comm.results import ConnectOutcome
 from tests.comm.people import rank
 
 
-def told(number: int, outcome: Outcome | None, **more: object) -> list[tuple[str, str]]:
-    master = Knock(outcome=outcome, seconds=0.1) if outcome else None
+def told(number: int, outcome: ConnectOutcome | None, **more: object) -> list[tuple[str, str]]:
+    master = ConnectResult(outcome=outcome, seconds=0.1) if outcome else None
     said = {"died": None, "seconds": 21.0, "host": "nodeb", "at": "tcp mesh", "log": "/out/rank-00001.log", **more}
     lost = Lost(rank=rank(number), master=master, **said)  # type: ignore[arg-type]
     return [(finding.rule, finding.title) for check in lost_checks.CHECKS for finding in check(lost)]
 
 
 def test_how_rank_0_was_lost_is_told_by_how_its_port_answers() -> None:
-    def how(outcome: Outcome) -> str:
+    def how(outcome: ConnectOutcome) -> str:
         ((rule, title),) = told(1, outcome)
         assert rule == "rank-zero-lost"
         assert title.startswith("rank 1 (nodeb): no word of rank 0 (10.0.0.1:29500) since 'tcp mesh'; ")
         return title.partition("; ")[2]
 
-    assert how(Outcome.REFUSED) == "its host answers and refuses the port: rank 0 has died"
-    assert how(Outcome.TIMED_OUT) == "its host does not answer: the link is cut, or the host is down"
-    assert how(Outcome.SILENT) == "its port accepts connections: rank 0 hangs or was stopped"
+    assert how(ConnectOutcome.REFUSED) == "its host answers and refuses the port: rank 0 has died"
+    assert how(ConnectOutcome.TIMED_OUT) == "its host does not answer: the link is cut, or the host is down"
+    assert how(ConnectOutcome.SILENT) == "its port accepts connections: rank 0 hangs or was stopped"
 
 
 def test_a_rank_whose_own_control_process_stands_still_or_died_does_not_blame_rank_0() -> None:
-    assert told(1, Outcome.REFUSED, stopped=True) == [
+    assert told(1, ConnectOutcome.REFUSED, stopped=True) == [
         ("control-lost", "rank 1 (nodeb) stands still, stopped by a signal, in 'tcp mesh'")
     ]
-    assert told(1, Outcome.REFUSED, died="killed by SIGKILL") == [
+    assert told(1, ConnectOutcome.REFUSED, died="killed by SIGKILL") == [
         ("control-lost", "rank 1 (nodeb) ended without a verdict (killed by SIGKILL), in 'tcp mesh'")
     ]
     assert told(0, None) == [("control-lost", "rank 0 (nodeb) did not come to an end in 21 s, in 'tcp mesh'")]

@@ -5,17 +5,17 @@ import threading
 from dataclasses import replace
 
 from dsdoctor.comm.mesh import checks as mesh_checks
-from dsdoctor.comm.mesh.connect import knock
+from dsdoctor.comm.mesh.connect import ask_listener
 from dsdoctor.comm.mesh.matrix import Mesh
-from dsdoctor.comm.mesh.mesh import ANSWER, CALL, LARGE, MAGIC, Listener, peers, reach, reach_all
+from dsdoctor.comm.mesh.mesh import ANSWER, CALL, LARGE, MAGIC, MeshListener, peers, reach, reach_all
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.results import Outcome, Reach
+from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Severity
 from tests.comm.people import claim, claims, reaches
 
 
 def listening(number: int, token: str) -> Claim:
-    listener = Listener("127.0.0.1")
+    listener = MeshListener("127.0.0.1")
     listener.answer(token, number)
     return claim(number, per_host=1, address="127.0.0.1", port=listener.port)
 
@@ -25,7 +25,7 @@ def test_a_rank_that_answers_is_reached_and_a_large_message_passes() -> None:
 
     (found,) = reach_all(me, [other], "t", seconds=5)
 
-    assert (found.source, found.target, found.outcome) == (0, 1, Outcome.REACHED)
+    assert (found.source, found.target, found.outcome) == (0, 1, ConnectOutcome.REACHED)
     assert found.bandwidth is not None
     assert found.bandwidth > 1e6
     assert found.mss is not None
@@ -36,8 +36,8 @@ def test_a_listener_that_does_not_answer_is_silent_one_of_another_test_a_strange
     with socket.create_server(("127.0.0.1", 0)) as server:
         quiet = claim(1, address="127.0.0.1", port=server.getsockname()[1])
 
-        assert reach(me, quiet, "t", size=0, timeout=0.2).outcome is Outcome.SILENT
-    assert reach(me, foreign, "t", size=0, timeout=2).outcome is Outcome.STRANGER
+        assert reach(me, quiet, "t", size=0, timeout=0.2).outcome is ConnectOutcome.SILENT
+    assert reach(me, foreign, "t", size=0, timeout=2).outcome is ConnectOutcome.STRANGER
 
 
 def test_a_rank_that_dies_in_the_middle_of_a_message_is_no_hole_in_the_mtu() -> None:
@@ -54,7 +54,7 @@ def test_a_rank_that_dies_in_the_middle_of_a_message_is_no_hole_in_the_mtu() -> 
         found = reach(claim(0), other, "t", size=LARGE, timeout=2)
         dying.join()
 
-    assert found.outcome is Outcome.CUT_OFF
+    assert found.outcome is ConnectOutcome.CUT_OFF
 
 
 def test_a_port_that_answers_as_another_rank_is_a_stranger() -> None:
@@ -62,7 +62,7 @@ def test_a_port_that_answers_as_another_rank_is_a_stranger() -> None:
 
     assert (
         reach(claim(0), claim(1, address="127.0.0.1", port=other.port), "t", size=0, timeout=2).outcome
-        is Outcome.STRANGER
+        is ConnectOutcome.STRANGER
     )
 
 
@@ -78,11 +78,11 @@ def test_a_closed_port_refuses_and_a_listener_that_talks_first_is_quoted() -> No
         server.settimeout(2)
         talker = threading.Thread(target=talk, args=(server,), daemon=True)
         talker.start()
-        heard = knock("127.0.0.1", port, listen=2)
+        heard = ask_listener("127.0.0.1", port, listen=2)
         talker.join()
 
-    assert (heard.outcome, heard.banner) == (Outcome.STRANGER, "SSH-2.0-x")
-    assert knock("127.0.0.1", port).outcome is Outcome.REFUSED
+    assert (heard.outcome, heard.banner) == (ConnectOutcome.STRANGER, "SSH-2.0-x")
+    assert ask_listener("127.0.0.1", port).outcome is ConnectOutcome.REFUSED
 
 
 def test_a_caller_who_knows_no_token_gets_nothing_and_cannot_send_much() -> None:
@@ -115,7 +115,7 @@ def test_a_whole_matrix_says_nothing() -> None:
 
 
 def test_both_ways_closed_to_the_masters_host_is_only_the_masters_port_open() -> None:
-    found = rules(claims(), reaches(claims(), a_b=Outcome.TIMED_OUT, b_a=Outcome.TIMED_OUT))
+    found = rules(claims(), reaches(claims(), a_b=ConnectOutcome.TIMED_OUT, b_a=ConnectOutcome.TIMED_OUT))
 
     assert found == [
         (
@@ -126,34 +126,34 @@ def test_both_ways_closed_to_the_masters_host_is_only_the_masters_port_open() ->
 
 
 def test_one_way_closed_names_the_direction() -> None:
-    found = rules(claims(), reaches(claims(), b_a=Outcome.REFUSED))
+    found = rules(claims(), reaches(claims(), b_a=ConnectOutcome.REFUSED))
 
     assert found == [("mesh-one-way", "nodeb cannot connect to nodea (refused), while nodea can connect to nodeb")]
 
 
 def test_one_way_is_a_warning_where_gloo_opens_its_connections_the_other_way() -> None:
-    def severity(people: tuple[Claim, ...], **closed: Outcome) -> Severity:
+    def severity(people: tuple[Claim, ...], **closed: ConnectOutcome) -> Severity:
         mesh = Mesh(people, reaches(people, **closed))
         (finding,) = (finding for check in mesh_checks.CHECKS for finding in check(mesh))
         return finding.severity
 
     nccl = tuple(replace(one, backend="nccl") for one in claims())
 
-    assert severity(claims(), a_b=Outcome.REFUSED) is Severity.WARNING
-    assert severity(claims(), b_a=Outcome.REFUSED) is Severity.ERROR
-    assert severity(nccl, a_b=Outcome.REFUSED) is Severity.ERROR
+    assert severity(claims(), a_b=ConnectOutcome.REFUSED) is Severity.WARNING
+    assert severity(claims(), b_a=ConnectOutcome.REFUSED) is Severity.ERROR
+    assert severity(nccl, a_b=ConnectOutcome.REFUSED) is Severity.ERROR
 
 
 def test_two_hosts_that_both_reach_the_master_and_not_each_other_are_named() -> None:
     people = claims(6)
-    found = rules(people, reaches(people, b_c=Outcome.NO_ROUTE, c_b=Outcome.NO_ROUTE))
+    found = rules(people, reaches(people, b_c=ConnectOutcome.NO_ROUTE, c_b=ConnectOutcome.NO_ROUTE))
 
     assert found == [("mesh-unreached", "nodeb and nodec do not reach each other: no route; both reach nodea")]
 
 
 def test_a_hole_in_the_mtu_is_told_once_for_two_hosts_with_the_interface() -> None:
     people = claims()
-    mesh = Mesh(people, reaches(people, a_b=Outcome.STALLED, b_a=Outcome.STALLED))
+    mesh = Mesh(people, reaches(people, a_b=ConnectOutcome.STALLED, b_a=ConnectOutcome.STALLED))
     (finding,) = (finding for check in mesh_checks.CHECKS for finding in check(mesh))
 
     assert finding.rule == "mesh-mtu-hole"
@@ -169,7 +169,12 @@ def test_the_wrong_interface_is_told_where_the_other_address_answers() -> None:
         for number, one in enumerate(claims())
     )
     found = tuple(
-        Reach(source=one, target=other, outcome=Outcome.REFUSED if other > 1 else Outcome.REACHED, via_other=other > 1)
+        Reach(
+            source=one,
+            target=other,
+            outcome=ConnectOutcome.REFUSED if other > 1 else ConnectOutcome.REACHED,
+            via_other=other > 1,
+        )
         for one, other in ((0, 2), (1, 2), (2, 0), (3, 0))
     )
 
@@ -182,8 +187,8 @@ def test_the_wrong_interface_is_told_where_the_other_address_answers() -> None:
 
 def test_lost_packets_are_a_rate_of_what_was_sent() -> None:
     people = claims(2, per_host=1)
-    one = Reach(source=0, target=1, outcome=Outcome.REACHED, retransmits=22, segments=740)
-    back = Reach(source=1, target=0, outcome=Outcome.REACHED, retransmits=1, segments=720)
+    one = Reach(source=0, target=1, outcome=ConnectOutcome.REACHED, retransmits=22, segments=740)
+    back = Reach(source=1, target=0, outcome=ConnectOutcome.REACHED, retransmits=1, segments=720)
 
     assert rules(people, (one, back)) == [
         ("mesh-lossy", "nodea -> nodeb loses packets: 22 of 740 segments were sent again (3.0%)")

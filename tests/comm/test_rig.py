@@ -160,12 +160,12 @@ def test_files_and_ports_can_be_ill(rig: Rig) -> None:
         faults.name_on_loopback(rig, rig[1]),
         faults.squatter(rig[0], 29500, "SSH-2.0-x\r\n"),
     ):
-        ill = rig[1].run([sys.executable, "-c", ask]).stdout.split()
+        problem = rig[1].run([sys.executable, "-c", ask]).stdout.split()
         hear = "import socket; print(socket.create_connection(('nodea', 29500), 3).recv(99))"
         banner = rig[1].run([sys.executable, "-c", hear]).stdout
     well = rig[1].run([sys.executable, "-c", ask]).stdout.split()
 
-    assert ill == ["64", "127.0.1.1"]
+    assert problem == ["64", "127.0.1.1"]
     assert banner == "b'SSH-2.0-x\\r\\n'\n"
     assert int(well[0]) > 1000
     assert well[1] == "10.200.0.2"

@@ -15,11 +15,11 @@ import pytest
 from dsdoctor.comm.launch.commands import remote_command, ssh_ranks
 from dsdoctor.comm.preflight.checks import CHECKS
 from dsdoctor.comm.preflight.facts import StaticFacts, look_listener, look_static, look_travelling
-from dsdoctor.comm.preflight.visit import MODULES, Listener, Network, Visit
+from dsdoctor.comm.preflight.visit import MODULES, Network, PortListener, Visit
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.hosts.hostfile import Slots, parse_hostfile
-from dsdoctor.hosts.ssh_errors import ILLS, SshIll, ssh_ill
+from dsdoctor.hosts.ssh_errors import PROBLEMS, SshProblem, ssh_problem
 from tests.conftest import Disk
 
 # the last argument is the command; here "n1" is this machine, "n2" greets, the others are as their names say
@@ -92,7 +92,7 @@ def test_a_host_that_does_not_answer_holds_nobody_up(disk: Disk) -> None:
     seen = look_static(host, hostfile="hosts", python=sys.executable, folder="/job", limit=0.5)
 
     assert time.monotonic() - begin < 5
-    assert [ssh_ill(one.host, one.status, one.stderr).what for one in seen.visits] == [
+    assert [ssh_problem(one.host, one.status, one.stderr).what for one in seen.visits] == [
         "it connects and gives no answer in time",
         "it takes none of this user's keys",
     ]
@@ -122,7 +122,7 @@ N1, N2 = visit("n1", "172.17.0.1", "10.0.0.1"), visit("n2", "10.0.0.2")
 
 
 @pytest.mark.parametrize(
-    ("ill", "rule", "said"),
+    ("problem", "rule", "said"),
     [
         (facts(N1, N2), "master-address-elsewhere", "10.0.0.1 is in a network of all hosts"),
         (
@@ -151,14 +151,16 @@ N1, N2 = visit("n1", "172.17.0.1", "10.0.0.1"), visit("n2", "10.0.0.2")
             "NCCL_DEBUG is set here",
         ),
         (
-            facts(visit("n1", "10.0.0.1", listener=Listener(host="n1", said="LISTEN", pid=7, command="python")), N2),
+            facts(
+                visit("n1", "10.0.0.1", listener=PortListener(host="n1", said="LISTEN", pid=7, command="python")), N2
+            ),
             "master-port-in-use",
             "port 29500 on n1, the first host, is taken by process 7 (python)",
         ),
     ],
 )
-def test_an_ill_before_the_start_has_its_name(ill: StaticFacts, rule: str, said: str) -> None:
-    found = [finding for finding in judged(ill) if finding.rule == rule]
+def test_a_problem_before_the_start_has_its_name(problem: StaticFacts, rule: str, said: str) -> None:
+    found = [finding for finding in judged(problem) if finding.rule == rule]
 
     assert len(found) == 1
     assert said in found[0].title
@@ -175,11 +177,11 @@ def test_each_check_is_named_after_its_rule_and_explains_itself() -> None:
     assert all(len((check.__doc__ or "").split("\n\n")[0]) > 20 for check in CHECKS)
 
 
-@pytest.mark.parametrize("ill", ILLS, ids=lambda ill: ill.pattern[:20])
-def test_an_ill_of_ssh_is_told_by_its_sample_and_names_the_host(ill: SshIll) -> None:
-    found = ssh_ill("n1", 255, ill.sample)
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.pattern[:20])
+def test_an_ill_of_ssh_is_told_by_its_sample_and_names_the_host(problem: SshProblem) -> None:
+    found = ssh_problem("n1", 255, problem.sample)
 
-    assert found.pattern == ill.pattern
+    assert found.pattern == problem.pattern
     assert not any("HOST" in command for command in found.commands)
 
 

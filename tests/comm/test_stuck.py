@@ -5,10 +5,10 @@ from dataclasses import replace
 from dsdoctor.comm.collectives import isolate, stuck_checks
 from dsdoctor.comm.collectives.isolate import SWITCHES, Switch, Trial
 from dsdoctor.comm.collectives.stuck_checks import Trouble
-from dsdoctor.comm.control.messages import Answer, Kind, Order
+from dsdoctor.comm.control.messages import OrderKind, RankAnswer, RankOrder
 from dsdoctor.comm.control.orders import Gathered
 from dsdoctor.comm.control.test_run import time_used_up
-from dsdoctor.comm.results import Outcome, Stuck
+from dsdoctor.comm.results import ConnectOutcome, Stuck
 from tests.comm.people import claims, reaches
 
 
@@ -16,7 +16,9 @@ def stuck(rank: int, step: int = 5, **more: object) -> Stuck:
     return Stuck(rank=rank, at=f"exchange {step}", step=step, seconds=8.0, **more)  # type: ignore[arg-type]
 
 
-def told(ranks: tuple[Stuck, ...], silent: dict[int, Outcome] | None = None, **more: object) -> list[tuple[str, str]]:
+def told(
+    ranks: tuple[Stuck, ...], silent: dict[int, ConnectOutcome] | None = None, **more: object
+) -> list[tuple[str, str]]:
     trouble = Trouble(what="the collectives", claims=claims(), stuck=ranks, silent=silent or {}, **more)  # type: ignore[arg-type]
     return [(finding.rule, finding.title) for check in stuck_checks.CHECKS for finding in check(trouble)]
 
@@ -27,7 +29,7 @@ def test_the_dead_rank_is_named_and_not_those_that_lost_their_connection() -> No
     assert told((*others, stuck(2, ended="killed by SIGKILL"))) == [
         ("rank-died", "rank 2 (nodeb, pid 102) died in exchange 5 during the collectives: killed by SIGKILL")
     ]
-    assert told(others, {2: Outcome.REFUSED})[0][0] == "rank-died"
+    assert told(others, {2: ConnectOutcome.REFUSED})[0][0] == "rank-died"
 
 
 def test_stopped_silent_and_vanished_are_told_apart() -> None:
@@ -36,8 +38,8 @@ def test_stopped_silent_and_vanished_are_told_apart() -> None:
     assert told((*others, stuck(2, process="T"))) == [
         ("rank-stopped", "rank 2 (nodeb, pid 102) stands still during the collectives: stopped by a signal")
     ]
-    assert told(others, {2: Outcome.SILENT})[0][0] == "rank-stopped"
-    assert told(others[:2], {2: Outcome.TIMED_OUT, 3: Outcome.TIMED_OUT}) == [
+    assert told(others, {2: ConnectOutcome.SILENT})[0][0] == "rank-stopped"
+    assert told(others[:2], {2: ConnectOutcome.TIMED_OUT, 3: ConnectOutcome.TIMED_OUT}) == [
         (
             "host-vanished",
             "nodeb with ranks 2-3 was there and is not reached any more, during the collectives: timed out",
@@ -55,7 +57,7 @@ def test_a_rank_whose_first_process_is_stopped_is_told_though_it_exchanged_well(
 
 def test_rank_0_that_reaches_no_other_host_is_itself_cut_off() -> None:
     people = claims(6)
-    silent = dict.fromkeys(range(2, 6), Outcome.TIMED_OUT)
+    silent = dict.fromkeys(range(2, 6), ConnectOutcome.TIMED_OUT)
     trouble = Trouble(what="the collectives", claims=people, stuck=(stuck(0), stuck(1)), silent=silent)
 
     assert [finding.title for finding in stuck_checks.host_vanished(trouble)] == [
@@ -77,7 +79,7 @@ def test_a_rank_that_has_not_begun_what_the_others_wait_in_is_behind() -> None:
 
 def test_a_cut_link_is_told_by_the_second_mesh() -> None:
     people = claims()
-    cut = reaches(people, a_b=Outcome.TIMED_OUT, b_a=Outcome.TIMED_OUT)
+    cut = reaches(people, a_b=ConnectOutcome.TIMED_OUT, b_a=ConnectOutcome.TIMED_OUT)
 
     assert [rule for rule, _ in told(tuple(stuck(rank) for rank in range(4)), reaches=cut)] == ["mesh-only-master-port"]
 
@@ -144,8 +146,8 @@ def test_every_switch_is_named_once() -> None:
 
 
 def test_a_deadline_in_the_middle_of_work_is_no_hang() -> None:
-    order = Order(number=1, kind=Kind.RUN, seconds=10.0)
-    answers = tuple(Answer(rank=rank, stuck=stuck(rank)) for rank in range(4))
+    order = RankOrder(number=1, kind=OrderKind.RUN, seconds=10.0)
+    answers = tuple(RankAnswer(rank=rank, stuck=stuck(rank)) for rank in range(4))
     busy = Gathered(order=order, answers=answers, seconds=10.0, still=0.4)
 
     (finding,) = time_used_up(busy, "the collectives")
@@ -153,5 +155,5 @@ def test_a_deadline_in_the_middle_of_work_is_no_hang() -> None:
     assert busy.moving
     assert not replace(busy, still=8.0).moving
     assert not replace(busy, seconds=9.0).moving
-    assert not replace(busy, silent={3: Outcome.SILENT}).moving
+    assert not replace(busy, silent={3: ConnectOutcome.SILENT}).moving
     assert finding.title.startswith("the deadline left 10 s for the collectives, and the ranks were still at work")

@@ -15,7 +15,7 @@ import pytest
 
 from dsdoctor.commands.build_targets import targets_of
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.report.matrix import Row, found_lines, table_lines
+from dsdoctor.report.matrix import TargetRow, found_lines, table_lines
 from tests.cli.test_cli import run
 
 HERE = Path(__file__).parents[1]
@@ -149,9 +149,11 @@ def test_one_environment_is_one_target_however_often_it_is_named() -> None:
 
 
 def test_the_table_has_a_line_for_each() -> None:
-    built = Row(target="py3.12 torch2.13.0", wheel="w.whl", size=3 << 20, seconds=41, cpu_seconds=66, sha256="ab12")
+    built = TargetRow(
+        target="py3.12 torch2.13.0", wheel="w.whl", size=3 << 20, seconds=41, cpu_seconds=66, sha256="ab12"
+    )
 
-    lines = list(table_lines((built, Row(target="py3.9", because="there is no torch 2.13.0 for it"))))
+    lines = list(table_lines((built, TargetRow(target="py3.9", because="there is no torch 2.13.0 for it"))))
 
     assert lines == [
         "  target              MiB  seconds  CPU-seconds  wheel  sha256",

@@ -184,8 +184,8 @@ def test_a_wheel_is_on_every_node_and_is_left_alone_by_a_second_push(nodes: Path
 
 
 def test_a_node_that_fails_is_named_and_stops_no_other(nodes: Path, node: Node) -> None:
-    ills = ("refuses", "no-dsdoctor", "pip-fails", "no-pip", "pip-lies")
-    places = [node("n1"), *(node(f"n{number}", ill) for number, ill in enumerate(ills, start=2))]
+    problems = ("refuses", "no-dsdoctor", "pip-fails", "no-pip", "pip-lies")
+    places = [node("n1"), *(node(f"n{number}", problem) for number, problem in enumerate(problems, start=2))]
     (nodes / "n7").mkdir()
     hosts = "n1 n2 n3 n4 n5 n6 n7 down stranger"
     status, told, document = push(nodes, hosts, "--parallel", "4")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.models import Outcome
+from dsdoctor.diagnosis.models import LogOutcome
 
 SAMPLES = [signature.sample.encode() for rule in RULES.values() for signature in rule.signatures]
 WORDS = sorted({word.encode() for sample in SAMPLES[:80] for word in sample.decode().split()})
@@ -29,7 +29,7 @@ def test_any_lines_give_a_diagnosis(lines: list[bytes]) -> None:
 
     diagnosis = diagnose(raw_lines(io.BytesIO(data)))
 
-    assert (diagnosis.outcome is Outcome.EMPTY) is (not data.replace(b"\0", b"").strip())
+    assert (diagnosis.outcome is LogOutcome.EMPTY) is (not data.replace(b"\0", b"").strip())
     assert len({finding.rule for finding in diagnosis.findings}) == len(diagnosis.findings)
     assert diagnosis.lines == len(io.BytesIO(data).readlines())
 

@@ -4,7 +4,7 @@ import pytest
 
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.models import Diagnosis, Outcome
+from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 
 MISSING_HEADER = (
     "/venv/torch/include/ATen/cuda/CUDAContextLight.h:6:10: fatal error: cusparse.h: No such file or directory"
@@ -56,7 +56,7 @@ def test_a_failed_compile_names_its_cause_with_the_line_and_what_was_read() -> N
     diagnosis = diagnose(FAILED_JIT, name="rank0.log")
 
     finding = diagnosis.findings[0]
-    assert (diagnosis.name, diagnosis.outcome, diagnosis.lines) == ("rank0.log", Outcome.CAUSE, 7)
+    assert (diagnosis.name, diagnosis.outcome, diagnosis.lines) == ("rank0.log", LogOutcome.CAUSE, 7)
     assert rules(diagnosis) == ["cuda-header-missing"]
     assert finding.title == "the toolkit in /usr/local/cuda-11.8 has no cusparse.h"
     assert finding.evidence[0] == f"line 4: {MISSING_HEADER}"
@@ -88,7 +88,7 @@ def test_colours_between_the_words_change_nothing() -> None:
 def test_a_harmless_line_is_no_error(line: str) -> None:
     diagnosis = diagnose(["step 1 loss 2.0", line, "step 2 loss 1.9"])
 
-    assert diagnosis.outcome is Outcome.HEALTHY
+    assert diagnosis.outcome is LogOutcome.HEALTHY
     assert not has_error(diagnosis.findings)
 
 
@@ -101,7 +101,7 @@ def test_a_failure_that_was_overcome_is_no_error() -> None:
 
     diagnosis = diagnose(log)
 
-    assert diagnosis.outcome is Outcome.HEALTHY
+    assert diagnosis.outcome is LogOutcome.HEALTHY
     assert [(finding.rule, finding.severity) for finding in diagnosis.findings] == [
         ("python-dep-missing", Severity.NOTE)
     ]
@@ -177,7 +177,7 @@ def test_a_log_that_goes_on_after_the_cache_does_not_hang() -> None:
         "Time to load utils op: 0.3 seconds",
     ]
 
-    assert diagnose(log).outcome is Outcome.HEALTHY
+    assert diagnose(log).outcome is LogOutcome.HEALTHY
 
 
 def test_the_probe_of_the_op_that_failed_is_the_cause() -> None:
@@ -197,7 +197,7 @@ def test_the_probe_of_another_op_is_not() -> None:
 
     diagnosis = diagnose(log)
 
-    assert diagnosis.outcome is Outcome.ONLY_ECHOES
+    assert diagnosis.outcome is LogOutcome.ONLY_ECHOES
     assert diagnosis.findings[0].affects == ("spatial_inference",)
 
 
@@ -211,7 +211,7 @@ def test_echoes_alone_are_named_and_the_next_command_is_given() -> None:
     diagnosis = diagnose(log)
 
     finding = diagnosis.findings[0]
-    assert (diagnosis.outcome, rules(diagnosis)) == (Outcome.ONLY_ECHOES, ["masked-jit-failure"])
+    assert (diagnosis.outcome, rules(diagnosis)) == (LogOutcome.ONLY_ECHOES, ["masked-jit-failure"])
     assert finding.fix is not None
     assert finding.fix.commands == (
         'TORCH_EXTENSIONS_DIR="$(mktemp -d)" MAX_JOBS=1 python -c "from deepspeed.ops.op_builder.all_ops import ALL_OPS; '
@@ -223,7 +223,7 @@ def test_echoes_alone_are_named_and_the_next_command_is_given() -> None:
 def test_an_empty_log_is_said_to_be_empty() -> None:
     diagnosis = diagnose([b"\n", b"  \n"])
 
-    assert (diagnosis.outcome, diagnosis.lines) == (Outcome.EMPTY, 2)
+    assert (diagnosis.outcome, diagnosis.lines) == (LogOutcome.EMPTY, 2)
     assert [finding.severity for finding in diagnosis.findings] == [Severity.WARNING]
 
 
@@ -237,7 +237,7 @@ def test_a_failure_that_nothing_explains_shows_its_first_error_line() -> None:
 
     diagnosis = diagnose(log)
 
-    assert diagnosis.outcome is Outcome.UNEXPLAINED
+    assert diagnosis.outcome is LogOutcome.UNEXPLAINED
     assert diagnosis.findings[0].evidence[0] == "line 3: my.package.OwnError: 42"
 
 
@@ -312,7 +312,7 @@ def test_the_memory_of_a_gpu_is_no_ill_of_the_network() -> None:
 
     diagnosis = diagnose(log)
 
-    assert (diagnosis.outcome, rules(diagnosis)) == (Outcome.UNEXPLAINED, ["unexplained-failure"])
+    assert (diagnosis.outcome, rules(diagnosis)) == (LogOutcome.UNEXPLAINED, ["unexplained-failure"])
     assert diagnosis.findings[0].title.startswith("the GPU's memory ran out")
     assert [finding.rule for finding in diagnosis.findings[1:]] == ["nccl-collective-timeout"]
 
@@ -322,5 +322,5 @@ def test_an_error_of_the_compiler_that_no_rule_knows_is_shown_instead_of_its_ech
 
     diagnosis = diagnose(log)
 
-    assert diagnosis.outcome is Outcome.UNEXPLAINED
+    assert diagnosis.outcome is LogOutcome.UNEXPLAINED
     assert diagnosis.findings[0].evidence[0] == f"line 1: {log[0]}"

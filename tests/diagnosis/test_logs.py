@@ -7,7 +7,7 @@ import pytest
 from dsdoctor.core.finding import has_error
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.models import Diagnosis, Outcome
+from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 
 LOGS = sorted(path for path in (Path(__file__).parent / "logs").glob("*.log") if path.stat().st_size)
 
@@ -22,7 +22,7 @@ def wrong(path: Path, expected: str) -> bool:
     if expected == "healthy":
         return has_error(diagnosis.findings)
     if expected == "echo-only":
-        return diagnosis.outcome is not Outcome.ONLY_ECHOES
+        return diagnosis.outcome is not LogOutcome.ONLY_ECHOES
     return [finding.rule for finding in diagnosis.findings[:1]] != [expected]
 
 

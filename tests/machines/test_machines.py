@@ -10,9 +10,9 @@ from dsdoctor.commands.check import check
 from dsdoctor.commands.check_ops import Checked
 from dsdoctor.commands.compare import differences
 from dsdoctor.commands.env import select
-from dsdoctor.commands.observe import see
+from dsdoctor.commands.observe import observe
 from dsdoctor.commands.verify import verify
-from dsdoctor.core.build_models import Order, Question
+from dsdoctor.core.build_models import BuildOrder, CheckRequest
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.snapshot import RecordedHost
@@ -34,7 +34,7 @@ EXPECTED: dict[str, tuple[set[str], set[str]]] = {
 
 
 def checked(name: str) -> Checked:
-    return check(Question(python="/none", machine=HERE / f"{name}.json"), say=print)
+    return check(CheckRequest(python="/none", machine=HERE / f"{name}.json"), say=print)
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
@@ -80,7 +80,7 @@ def test_the_wrapped_toolkit_is_mended_by_build_wheel() -> None:
 
 
 def test_plan_and_env_work_on_a_recorded_machine() -> None:
-    order = Order(python="/none", machine=HERE / "one-toolkit.json")
+    order = BuildOrder(python="/none", machine=HERE / "one-toolkit.json")
 
     with planned(order) as ready:
         assert ready.plan.env["CUDA_HOME"] == "/usr/local/cuda"
@@ -93,7 +93,7 @@ def test_plan_and_env_work_on_a_recorded_machine() -> None:
 
 def test_env_names_the_next_command_where_a_toolkit_must_be_assembled() -> None:
     with pytest.raises(ImpossiblePlan, match="can be assembled") as caught:
-        select(Order(python="/none", machine=HERE / "pypi-wheels.json"))
+        select(BuildOrder(python="/none", machine=HERE / "pypi-wheels.json"))
 
     assert caught.value.hint == "python -m dsdoctor toolkit"
 
@@ -140,8 +140,8 @@ def test_a_snapshot_without_answers_is_a_machine_without_anything(tmp_path: Path
     file = tmp_path / "empty.json"
     file.write_text(json.dumps({"schema": "dsdoctor-snapshot/1", "answers": {}}))
 
-    done = check(Question(python="/none", machine=file), say=print)
+    done = check(CheckRequest(python="/none", machine=file), say=print)
 
     assert "python-silent" in {finding.rule for finding in done.findings}
     assert RecordedHost.load(file).snapshot.source is None
-    assert see("/none", file, whole=False).machine.toolkits == ()
+    assert observe("/none", file, whole=False).machine.toolkits == ()

@@ -6,10 +6,18 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.overflow.frames.frame import Frame, Other, Phase
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, Other
 from dsdoctor.overflow.trace.compare import compare
-from dsdoctor.overflow.trace.difference import Change, Comparison, Difference, Pair, Place, Side, What
-from dsdoctor.overflow.trace.pairs import Chosen, pairs
+from dsdoctor.overflow.trace.difference import (
+    Comparison,
+    DifferenceKind,
+    FormChange,
+    Pair,
+    Side,
+    TensorDifference,
+    TensorPlace,
+)
+from dsdoctor.overflow.trace.pairs import ChosenBatch, pairs
 from dsdoctor.overflow.trace.selection import Selection, sources
 from tests.overflow.on_disk import chain, trace
 from tests.overflow.written import backward, frame, tensor
@@ -51,9 +59,11 @@ def test_what_is_alike_agrees() -> None:
 def test_the_first_tensor_that_differs_by_more_than_rounding_is_named() -> None:
     found = compared(chain(0, 2.0, 3.0, 5.0), chain(0, 2.002, 30.0, 50.0))
 
-    assert found.first == Difference(
-        place=Place(a=HERE, b=HERE, phase=Phase.FORWARD, module="h.1", kind="Linear", call=0, tensor="output"),
-        what=What.ABSMAX,
+    assert found.first == TensorDifference(
+        place=TensorPlace(
+            a=HERE, b=HERE, phase=CallPhase.FORWARD, module="h.1", kind="Linear", call=0, tensor="output"
+        ),
+        what=DifferenceKind.ABSMAX,
         ratio=10.0,
         tolerance=1.015625,
         diverges=True,
@@ -102,7 +112,7 @@ def test_a_nan_on_one_side_is_found_even_after_a_smaller_divergence() -> None:
     assert found.first is not None and found.first.place.module == "h.0"
     assert found.first_bad is not None
     assert (found.first_bad.what, found.first_bad.ratio, found.first_bad.place.module) == (
-        What.NOT_FINITE,
+        DifferenceKind.NOT_FINITE,
         math.inf,
         "h.1",
     )
@@ -118,14 +128,14 @@ def test_what_was_flushed_to_zero_diverges_though_its_maximum_agrees() -> None:
     found = compared(one(zeros=0), one(zeros=5))
 
     assert found.first is not None
-    assert found.first.what is What.ZEROS
+    assert found.first.what is DifferenceKind.ZEROS
 
 
 def test_all_zeros_against_something_is_an_infinite_ratio() -> None:
     found = compared(one(absmax=0.0), one(absmax=1e-7))
 
     assert found.first is not None
-    assert (found.first.what, found.first.ratio) == (What.ABSMAX, math.inf)
+    assert (found.first.what, found.first.ratio) == (DifferenceKind.ABSMAX, math.inf)
 
 
 def test_the_least_value_counts_where_all_values_are_of_one_size() -> None:
@@ -152,9 +162,9 @@ def test_whole_numbers_are_not_compared() -> None:
 
 def test_shapes_and_dtypes_that_differ_are_told_and_are_no_divergence() -> None:
     found = compared(one(dtype="bfloat16"), (frame(0, "h.0", tensor("output", "float32")),))
-    place = Place(a=HERE, b=HERE, phase=Phase.FORWARD, module="h.0", kind="Linear", call=0, tensor="output")
+    place = TensorPlace(a=HERE, b=HERE, phase=CallPhase.FORWARD, module="h.0", kind="Linear", call=0, tensor="output")
 
-    assert found.dtypes == (Change(a="bfloat16", b="float32", count=1, first=place),)
+    assert found.dtypes == (FormChange(a="bfloat16", b="float32", count=1, first=place),)
     assert found.first is None
 
 
@@ -188,7 +198,7 @@ def test_places_without_a_tensor_do_not_matter() -> None:
 
 
 def paired(
-    a: Path, b: Path, chosen_a: Chosen = Chosen(), chosen_b: Chosen = Chosen()
+    a: Path, b: Path, chosen_a: ChosenBatch = ChosenBatch(), chosen_b: ChosenBatch = ChosenBatch()
 ) -> list[tuple[int, int, int, int]]:
     found = pairs(sources([a]), sources([b]), chosen_a, chosen_b, Selection())
     return [(pair.a.rank, pair.a.batch, pair.b.rank, pair.b.batch) for pair in found]
@@ -209,13 +219,13 @@ def test_runs_are_paired_by_the_batches_and_ranks_that_both_have(tmp_path: Path)
 def test_two_batches_of_one_run(tmp_path: Path) -> None:
     a = two_ranks(tmp_path, 149, 150)
 
-    assert paired(a, a, Chosen(batch=149), Chosen(batch=150)) == [(0, 149, 0, 150), (1, 149, 1, 150)]
+    assert paired(a, a, ChosenBatch(batch=149), ChosenBatch(batch=150)) == [(0, 149, 0, 150), (1, 149, 1, 150)]
 
 
 def test_two_ranks_of_one_run(tmp_path: Path) -> None:
     a = two_ranks(tmp_path, 4, 5)
 
-    assert paired(a, a, Chosen(rank=0), Chosen(rank=1)) == [(0, 4, 1, 4), (0, 5, 1, 5)]
+    assert paired(a, a, ChosenBatch(rank=0), ChosenBatch(rank=1)) == [(0, 4, 1, 4), (0, 5, 1, 5)]
 
 
 def test_single_traces_of_different_ranks_are_paired(tmp_path: Path) -> None:
@@ -227,12 +237,14 @@ def test_single_traces_of_different_ranks_are_paired(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen_a", "chosen_b", "said"),
     [
-        (Chosen(batch=9), Chosen(batch=0), "A has no batch 9"),
-        (Chosen(rank=9), Chosen(), "no trace of rank 9|which one"),
-        (Chosen(batch=0), Chosen(batch=8), "B has no batch 8"),
+        (ChosenBatch(batch=9), ChosenBatch(batch=0), "A has no batch 9"),
+        (ChosenBatch(rank=9), ChosenBatch(), "no trace of rank 9|which one"),
+        (ChosenBatch(batch=0), ChosenBatch(batch=8), "B has no batch 8"),
     ],
 )
-def test_what_is_not_there_cannot_be_compared(tmp_path: Path, chosen_a: Chosen, chosen_b: Chosen, said: str) -> None:
+def test_what_is_not_there_cannot_be_compared(
+    tmp_path: Path, chosen_a: ChosenBatch, chosen_b: ChosenBatch, said: str
+) -> None:
     a = two_ranks(tmp_path, 0, 1)
 
     with pytest.raises(UsageError, match=said):
@@ -279,19 +291,19 @@ def test_a_recorded_gpt2_in_fp16_parts_from_fp32_where_its_projection_overflows(
     """Real traces of a GPT-2 of one block with large weights; what diverges before it would be a false alarm."""
     a, b = (sources([TRACES / dtype]) for dtype in ("fp16", "fp32"))
 
-    first = compare(pairs(a, b, Chosen(batch=0), Chosen(), Selection())).first
+    first = compare(pairs(a, b, ChosenBatch(batch=0), ChosenBatch(), Selection())).first
 
     assert first is not None
     assert (first.place.module, first.place.tensor, first.what) == (
         "transformer.h.0.mlp.c_proj",
         "output",
-        What.NOT_FINITE,
+        DifferenceKind.NOT_FINITE,
     )
 
 
 def test_two_batches_of_a_healthy_recorded_run_agree() -> None:
     run = sources([TRACES / "fp32"])
 
-    found = compare(pairs(run, run, Chosen(batch=0), Chosen(batch=1), Selection(phase=Phase.FORWARD)))
+    found = compare(pairs(run, run, ChosenBatch(batch=0), ChosenBatch(batch=1), Selection(phase=CallPhase.FORWARD)))
 
     assert (found.first, found.only_a, found.only_b) == (None, (), ())

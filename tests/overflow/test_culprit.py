@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsdoctor.overflow.frames.first_bad import Culprit, Kind, culprit, is_mask
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, first_bad, is_mask
 from dsdoctor.overflow.frames.frame import Frame
 from tests.overflow.written import backward, frame, good, tensor
 
@@ -11,64 +11,64 @@ BAD_INPUT = tensor("input[0]", nan=1)
 MASK = tensor("input[mask]", absmax=0.0, neginf=3)
 
 
-def found(*frames: Frame) -> tuple[Kind, str, str] | None:
+def found(*frames: Frame) -> tuple[BadKind, str, str] | None:
     """The kind, the module and the tensor."""
-    one = culprit(frames)
+    one = first_bad(frames)
     return None if one is None else (one.kind, one.frame.module, one.tensor.name)
 
 
 def test_a_healthy_batch_has_none() -> None:
-    assert culprit([good(0, "a"), good(1, "b"), good(2, "")]) is None
+    assert first_bad([good(0, "a"), good(1, "b"), good(2, "")]) is None
 
 
 def test_finite_inputs_and_weights_and_a_bad_output_are_the_module() -> None:
     bad = frame(1, "b", tensor("weight"), tensor("input[0]"), BAD_OUTPUT)
 
-    assert culprit([good(0, "a"), bad, good(2, "")]) == Culprit(
-        kind=Kind.MODULE, frame=bad, tensor=BAD_OUTPUT, before=good(0, "a")
+    assert first_bad([good(0, "a"), bad, good(2, "")]) == FirstBad(
+        kind=BadKind.MODULE, frame=bad, tensor=BAD_OUTPUT, before=good(0, "a")
     )
 
 
 def test_a_bad_input_that_no_module_made_is_between_them() -> None:
-    assert found(good(0, "a"), frame(1, "b", BAD_INPUT, BAD_OUTPUT)) == (Kind.BETWEEN, "b", "input[0]")
+    assert found(good(0, "a"), frame(1, "b", BAD_INPUT, BAD_OUTPUT)) == (BadKind.BETWEEN, "b", "input[0]")
 
 
 def test_a_bad_weight_comes_before_the_output_that_it_spoils() -> None:
     bad = frame(1, "b", tensor("weight", nan=2), tensor("input[0]"), BAD_OUTPUT)
 
-    assert found(good(0, "a"), bad) == (Kind.WEIGHT, "b", "weight")
+    assert found(good(0, "a"), bad) == (BadKind.WEIGHT, "b", "weight")
 
 
 def test_a_bad_input_of_the_whole_model_is_the_data() -> None:
     root = frame(2, "", BAD_INPUT, BAD_OUTPUT)
 
-    assert found(frame(0, "a", BAD_INPUT, BAD_OUTPUT), frame(1, "b", BAD_INPUT, BAD_OUTPUT), root)[0] is Kind.DATA  # type: ignore[index]
+    assert found(frame(0, "a", BAD_INPUT, BAD_OUTPUT), frame(1, "b", BAD_INPUT, BAD_OUTPUT), root)[0] is BadKind.DATA  # type: ignore[index]
 
 
 def test_a_module_that_overflows_after_its_last_child_is_named_itself() -> None:
     parent = frame(1, "block", tensor("input[0]"), BAD_OUTPUT, leaf=False)
 
-    assert found(good(0, "block.a"), parent, good(2, "")) == (Kind.MODULE, "block", "output")
+    assert found(good(0, "block.a"), parent, good(2, "")) == (BadKind.MODULE, "block", "output")
 
 
 def test_a_mask_on_a_module_that_bears_it_is_no_alarm() -> None:
-    assert culprit([frame(0, "attention", tensor("input[0]"), MASK, tensor("output")), good(1, "")]) is None
+    assert first_bad([frame(0, "attention", tensor("input[0]"), MASK, tensor("output")), good(1, "")]) is None
 
 
 def test_a_mask_that_a_module_makes_is_no_alarm() -> None:
     maker = frame(0, "mask", tensor("input[0]"), tensor("output", absmax=0.0, neginf=6))
 
-    assert culprit([maker, frame(1, "softmax", tensor("input[0]", neginf=6), tensor("output"))]) is None
+    assert first_bad([maker, frame(1, "softmax", tensor("input[0]", neginf=6), tensor("output"))]) is None
 
 
 def test_a_row_that_is_masked_entirely_is_the_softmax() -> None:
-    assert found(frame(0, "softmax", MASK, tensor("output", nan=4)))[:2] == (Kind.MODULE, "softmax")  # type: ignore[index]
+    assert found(frame(0, "softmax", MASK, tensor("output", nan=4)))[:2] == (BadKind.MODULE, "softmax")  # type: ignore[index]
 
 
 def test_a_mask_with_nan_is_an_alarm_and_an_inf_that_is_borne_is_none() -> None:
     bad, borne = tensor("input[mask]", neginf=3, nan=1), tensor("input[mask]", posinf=1)
 
-    assert found(good(0, "a"), frame(1, "b", bad, tensor("output"))) == (Kind.BETWEEN, "b", "input[mask]")
+    assert found(good(0, "a"), frame(1, "b", bad, tensor("output"))) == (BadKind.BETWEEN, "b", "input[mask]")
     assert found(good(0, "a"), frame(1, "b", borne, tensor("output"))) is None
 
 
@@ -76,14 +76,14 @@ def test_a_weight_of_minus_inf_is_no_mask_and_a_linear_makes_none() -> None:
     weight = frame(1, "b", tensor("weight", neginf=1), tensor("output", nan=1))
     channel = frame(1, "b", tensor("weight"), tensor("input[0]"), tensor("output", neginf=2))
 
-    assert found(good(0, "a"), weight)[0] is Kind.WEIGHT  # type: ignore[index]
-    assert found(good(0, "a"), channel)[0] is Kind.MODULE  # type: ignore[index]
+    assert found(good(0, "a"), weight)[0] is BadKind.WEIGHT  # type: ignore[index]
+    assert found(good(0, "a"), channel)[0] is BadKind.MODULE  # type: ignore[index]
 
 
 def test_minus_inf_beside_values_near_the_limit_is_an_overflow_and_no_mask() -> None:
     bad = frame(1, "b", tensor("input[0]"), tensor("output", absmax=60000.0, neginf=2))
 
-    assert found(good(0, "a"), bad) == (Kind.MODULE, "b", "output")
+    assert found(good(0, "a"), bad) == (BadKind.MODULE, "b", "output")
 
 
 @pytest.mark.parametrize(("absmax", "mask"), [(0.0, True), (4000.0, True), (4200.0, False), (None, False)])
@@ -94,10 +94,10 @@ def test_what_a_mask_is_in_fp16(absmax: float | None, mask: bool) -> None:
 def test_the_forward_goes_before_the_backward() -> None:
     gradient = backward(3, "a", tensor("grad output", nan=1))
 
-    assert found(good(0, "a"), good(1, ""), gradient) == (Kind.GRADIENT, "a", "grad output")
-    assert found(frame(0, "a", BAD_OUTPUT), gradient) == (Kind.MODULE, "a", "output")
+    assert found(good(0, "a"), good(1, ""), gradient) == (BadKind.GRADIENT, "a", "grad output")
+    assert found(frame(0, "a", BAD_OUTPUT), gradient) == (BadKind.MODULE, "a", "output")
 
 
 def test_an_empty_batch_and_a_call_without_tensors_are_borne() -> None:
-    assert culprit([]) is None
-    assert culprit([frame(0, "a")]) is None
+    assert first_bad([]) is None
+    assert first_bad([frame(0, "a")]) is None

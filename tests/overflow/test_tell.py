@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.finding import Finding, Fix, Severity
-from dsdoctor.overflow.watch.announce import Teller
-from tests.overflow.written import account, frame, good, tensor
+from dsdoctor.overflow.watch.announce import Announcer
+from tests.overflow.written import frame, good, rank_report, tensor
 
 ERROR = Finding(
     rule="overflow-in-module",
@@ -17,12 +17,12 @@ ERROR = Finding(
     fix=Fix(text="Run it in float32."),
 )
 NOTE = Finding(rule="gradient-above-scale", severity=Severity.NOTE, title="step 1 skipped")
-BAD = account(0, good(0, "a"), frame(1, "b", tensor("output", posinf=1)))
+BAD = rank_report(0, good(0, "a"), frame(1, "b", tensor("output", posinf=1)))
 HEAD = "dsdoctor: ✗ b made an inf  [overflow-in-module]"
 
 
 def test_an_error_is_told_in_full_with_the_frames_that_led_to_it(capsys: pytest.CaptureFixture[str]) -> None:
-    Teller().tell((ERROR,), [BAD])
+    Announcer().tell((ERROR,), [BAD])
     lines = capsys.readouterr().err.splitlines()
 
     assert lines[:5] == [
@@ -36,7 +36,7 @@ def test_an_error_is_told_in_full_with_the_frames_that_led_to_it(capsys: pytest.
 
 
 def test_what_comes_again_is_one_line_and_ever_rarer(capsys: pytest.CaptureFixture[str]) -> None:
-    teller = Teller()
+    teller = Announcer()
     teller.tell((ERROR,), [BAD])
     capsys.readouterr()
     for _ in range(7):
@@ -46,13 +46,13 @@ def test_what_comes_again_is_one_line_and_ever_rarer(capsys: pytest.CaptureFixtu
 
 
 def test_a_normal_overflow_is_one_quiet_line(capsys: pytest.CaptureFixture[str]) -> None:
-    Teller().tell((NOTE,), [BAD])
+    Announcer().tell((NOTE,), [BAD])
 
     assert capsys.readouterr().err == "dsdoctor: · step 1 skipped  [gradient-above-scale]\n"
 
 
 def test_the_report_file_gets_each_finding_as_a_json_line(tmp_path: Path) -> None:
-    teller = Teller(report_file=str(tmp_path / "report.jsonl"))
+    teller = Announcer(report_file=str(tmp_path / "report.jsonl"))
     teller.tell((ERROR,), [BAD])
     teller.tell((NOTE,), [BAD])
 
@@ -62,7 +62,7 @@ def test_the_report_file_gets_each_finding_as_a_json_line(tmp_path: Path) -> Non
 
 
 def test_a_report_file_that_cannot_be_written_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    teller = Teller(report_file=str(tmp_path / "none" / "report.jsonl"))
+    teller = Announcer(report_file=str(tmp_path / "none" / "report.jsonl"))
     teller.tell((NOTE,), [BAD])
     teller.tell((NOTE,), [BAD])
 

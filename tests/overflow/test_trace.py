@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.overflow.frames.frame import Frame, Phase, StepEnd
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, StepEnd
 from dsdoctor.overflow.trace.selection import Numbers, Selection, last_of_each, numbers, selected, sources
 from dsdoctor.overflow.trace.trace_file import find_batches, read, read_header
 from tests.overflow.on_disk import chain, header, step, trace
@@ -147,8 +147,8 @@ GRADIENT = backward(1, "h.7.wi", tensor("grad output"), batch=3)
         (Selection(modules=("h.7",)), False),
         (Selection(batches=numbers("1-3", "--batch")), True),
         (Selection(batches=numbers("4,5", "--batch")), False),
-        (Selection(phase=Phase.FORWARD), True),
-        (Selection(phase=Phase.BACKWARD), False),
+        (Selection(phase=CallPhase.FORWARD), True),
+        (Selection(phase=CallPhase.BACKWARD), False),
         (Selection(bad=True), True),
     ],
 )

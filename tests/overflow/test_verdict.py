@@ -3,9 +3,9 @@
 import pytest
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.overflow.frames.first_bad import Account, Origin, Scale
+from dsdoctor.overflow.frames.first_bad import Origin, RankReport, Scale
 from dsdoctor.overflow.verdict.verdict import BESIDE, CAUSES, judge, manual_pages
-from tests.overflow.written import account, backward, frame, good, tensor
+from tests.overflow.written import backward, frame, good, rank_report, tensor
 
 OVERFLOW = frame(1, "b", tensor("input[0]", absmax=62000.0), tensor("output", posinf=3))
 BETWEEN = frame(1, "b", tensor("input[0]", nan=1), tensor("output", nan=8))
@@ -14,12 +14,12 @@ NAMED = (tensor("a.weight", posinf=1), tensor("b.weight", nan=2))
 UNSCALED = {"dtype": "bfloat16", "scale": Scale()}
 
 
-def cause(*accounts: Account) -> Finding:
-    return judge(accounts)[0]
+def cause(*rank_reports: RankReport) -> Finding:
+    return judge(rank_reports)[0]
 
 
 def test_an_operation_that_overflowed_is_named_with_its_figures_and_its_remedy() -> None:
-    found = cause(account(0, good(0, "a"), OVERFLOW))
+    found = cause(rank_report(0, good(0, "a"), OVERFLOW))
 
     assert found.rule == "overflow-in-module"
     assert (
@@ -43,47 +43,51 @@ def test_an_operation_that_overflowed_is_named_with_its_figures_and_its_remedy()
     ],
 )
 def test_who_shares_it_tells_the_model_from_data_and_hardware(bad: tuple[int, ...], said: str) -> None:
-    accounts = [account(rank, good(0, "a"), OVERFLOW if rank in bad else good(1, "b")) for rank in range(4)]
+    rank_reports = [rank_report(rank, good(0, "a"), OVERFLOW if rank in bad else good(1, "b")) for rank in range(4)]
 
-    assert cause(*accounts).title.endswith(said)
+    assert cause(*rank_reports).title.endswith(said)
 
 
 def test_two_ranks_that_overflow_in_different_modules_are_the_model_and_no_hardware() -> None:
-    other = account(1, good(0, "a"), good(1, "b"), frame(2, "c", tensor("input[0]"), tensor("output", posinf=1)))
+    other = rank_report(1, good(0, "a"), good(1, "b"), frame(2, "c", tensor("input[0]"), tensor("output", posinf=1)))
 
-    assert cause(account(0, good(0, "a"), OVERFLOW), other).title.endswith("on all 2 ranks: the model")
+    assert cause(rank_report(0, good(0, "a"), OVERFLOW), other).title.endswith("on all 2 ranks: the model")
 
 
 def test_ranks_in_any_order_give_the_same_verdict() -> None:
-    accounts = [account(rank, good(0, "a"), OVERFLOW) for rank in range(3)]
+    rank_reports = [rank_report(rank, good(0, "a"), OVERFLOW) for rank in range(3)]
 
-    assert judge(accounts) == judge(reversed(accounts))
+    assert judge(rank_reports) == judge(reversed(rank_reports))
 
 
 def test_the_first_in_time_is_the_cause_whichever_rank_saw_it() -> None:
-    early = account(1, frame(0, "a", tensor("input[0]"), tensor("output", nan=1)))
-    late = account(0, good(0, "a"), OVERFLOW)
+    early = rank_report(1, frame(0, "a", tensor("input[0]"), tensor("output", nan=1)))
+    late = rank_report(0, good(0, "a"), OVERFLOW)
 
     assert cause(late, early).title.startswith("a (Linear)")
 
 
 def test_in_a_pipeline_the_lowest_stage_goes_first() -> None:
-    first = account(0, good(0, "a"), good(1, "c"), frame(2, "d", tensor("output", nan=1)), stage=0)
-    second = account(1, frame(0, "e", tensor("input[0]", nan=1)), stage=1)
+    first = rank_report(0, good(0, "a"), good(1, "c"), frame(2, "d", tensor("output", nan=1)), stage=0)
+    second = rank_report(1, frame(0, "e", tensor("input[0]", nan=1)), stage=1)
 
     assert cause(second, first).title.startswith("d (Linear)")
 
 
 def test_in_the_backward_of_a_pipeline_the_highest_stage_goes_first() -> None:
-    first = account(0, good(0, "a"), backward(1, "a", tensor("grad output", nan=1)), named=NAMED, stage=0, **UNSCALED)
-    second = account(1, good(0, "e"), backward(1, "e", tensor("grad output", nan=1)), named=NAMED, stage=1, **UNSCALED)
+    first = rank_report(
+        0, good(0, "a"), backward(1, "a", tensor("grad output", nan=1)), named=NAMED, stage=0, **UNSCALED
+    )
+    second = rank_report(
+        1, good(0, "e"), backward(1, "e", tensor("grad output", nan=1)), named=NAMED, stage=1, **UNSCALED
+    )
 
     assert "in the gradient of e (Linear) output" in cause(first, second).title
 
 
 def test_what_a_function_made_is_between_two_modules_with_its_line() -> None:
     line = Origin(op="aten.log", line="model.py:12 in forward: h = x.log()")
-    found = cause(account(0, good(0, "a"), BETWEEN, origin=line))
+    found = cause(rank_report(0, good(0, "a"), BETWEEN, origin=line))
 
     assert found.rule == "overflow-between-modules"
     assert found.title == (
@@ -93,20 +97,20 @@ def test_what_a_function_made_is_between_two_modules_with_its_line() -> None:
 
 def test_the_batch_itself() -> None:
     root = frame(1, "", tensor("input[0]", nan=1))
-    found = cause(account(0, frame(0, "a", tensor("input[0]", nan=1), tensor("output", nan=8)), root))
+    found = cause(rank_report(0, frame(0, "a", tensor("input[0]", nan=1), tensor("output", nan=8)), root))
 
     assert found.rule == "nan-in-the-batch"
 
 
 def test_a_weight_is_named_in_full_with_the_step_since_which_it_is_bad() -> None:
     bad = frame(0, "a", tensor("weight", nan=1), tensor("output", nan=8))
-    found = cause(account(0, bad, weight_bad_since=5))
+    found = cause(rank_report(0, bad, weight_bad_since=5))
 
     assert found.title == "the weight a.weight holds 1 nan of 8, since step 5"
 
 
 def test_a_loss_that_is_nan_over_a_finite_forward() -> None:
-    found = cause(account(0, good(0, "a"), losses=(float("nan"),)), account(1, good(0, "a"), losses=(0.5,)))
+    found = cause(rank_report(0, good(0, "a"), losses=(float("nan"),)), rank_report(1, good(0, "a"), losses=(0.5,)))
 
     assert found.rule == "loss-not-finite"
     assert "on rank 0 of 2 only" in found.title
@@ -114,7 +118,7 @@ def test_a_loss_that_is_nan_over_a_finite_forward() -> None:
 
 def test_a_gradient_above_the_scale_is_one_quiet_note_with_what_would_fit() -> None:
     small = (tensor("a.weight", absmax=0.5),)
-    found = cause(account(0, good(0, "a"), GRADIENT, named=NAMED, local=NAMED, at_scale_one=small))
+    found = cause(rank_report(0, good(0, "a"), GRADIENT, named=NAMED, local=NAMED, at_scale_one=small))
 
     assert found.severity is Severity.NOTE
     assert found.title == (
@@ -126,7 +130,7 @@ def test_a_gradient_above_the_scale_is_one_quiet_note_with_what_would_fit() -> N
 def test_a_gradient_that_stays_bad_at_scale_one_is_an_error_with_its_operation() -> None:
     line = Origin(op="SqrtBackward0", line="model.py:9 in forward: y = x.sqrt()")
     still = (tensor("a.weight", nan=1),)
-    found = cause(account(0, good(0, "a"), GRADIENT, named=NAMED, local=NAMED, at_scale_one=still, origin=line))
+    found = cause(rank_report(0, good(0, "a"), GRADIENT, named=NAMED, local=NAMED, at_scale_one=still, origin=line))
 
     assert found.rule == "gradient-stays-at-scale-one"
     assert found.title == (
@@ -136,26 +140,26 @@ def test_a_gradient_that_stays_bad_at_scale_one_is_an_error_with_its_operation()
 
 
 def test_without_a_loss_scale_a_bad_gradient_is_an_error_at_once() -> None:
-    found = cause(account(0, good(0, "a"), GRADIENT, named=NAMED, local=NAMED, **UNSCALED))
+    found = cause(rank_report(0, good(0, "a"), GRADIENT, named=NAMED, local=NAMED, **UNSCALED))
 
     assert found.rule == "gradient-stays-at-scale-one"
 
 
 def test_an_overflow_that_the_replay_does_not_show_again() -> None:
-    found = cause(account(0, good(0, "a"), named=NAMED, **UNSCALED))
+    found = cause(rank_report(0, good(0, "a"), named=NAMED, **UNSCALED))
 
     assert found.rule == "overflow-not-reproduced"
     assert found.severity is Severity.WARNING
 
 
 def test_finite_gradients_whose_norm_is_not() -> None:
-    found = cause(account(0, good(0, "a"), local=(tensor("a.weight", "float32", 1e20),), **UNSCALED))
+    found = cause(rank_report(0, good(0, "a"), local=(tensor("a.weight", "float32", 1e20),), **UNSCALED))
 
     assert found.title == "step 7: every gradient is finite and their norm is not: a.weight has 1e+20"
 
 
 def test_without_a_replay_the_names_are_all_that_is_said() -> None:
-    found = cause(account(0, named=NAMED, replayed="", **UNSCALED))
+    found = cause(rank_report(0, named=NAMED, replayed="", **UNSCALED))
 
     assert (found.rule, found.title) == (
         "gradient-not-finite",
@@ -164,27 +168,27 @@ def test_without_a_replay_the_names_are_all_that_is_said() -> None:
 
 
 def test_a_step_that_is_applied_all_the_same_is_said_beside_the_cause() -> None:
-    rules = [one.rule for one in judge([account(0, good(0, "a"), OVERFLOW, applied=True, **UNSCALED)])]
+    rules = [one.rule for one in judge([rank_report(0, good(0, "a"), OVERFLOW, applied=True, **UNSCALED)])]
 
     assert rules == ["overflow-in-module", "bad-step-applied"]
 
 
 @pytest.mark.parametrize(("dtype", "skipped", "said"), [("float16", 30, 0), ("float16", 31, 1), ("bfloat16", 3, 1)])
 def test_steps_skipped_in_a_row_matter_when_it_is_no_search_any_more(dtype: str, skipped: int, said: int) -> None:
-    rules = [one.rule for one in judge([account(0, good(0, "a"), OVERFLOW, skipped=skipped, dtype=dtype)])]
+    rules = [one.rule for one in judge([rank_report(0, good(0, "a"), OVERFLOW, skipped=skipped, dtype=dtype)])]
 
     assert rules.count("steps-skipped-in-a-row") == said
 
 
 @pytest.mark.parametrize(("seen", "said"), [(1.0, ["loss-not-scaled"]), (65536.0, [])])
 def test_a_loss_that_was_not_scaled(seen: float, said: list[str]) -> None:
-    told = account(0, replayed="", zero_stage=0, loss_gradient=seen, loss_gradient_due=65536.0)
+    told = rank_report(0, replayed="", zero_stage=0, loss_gradient=seen, loss_gradient_due=65536.0)
 
     assert [one.rule for one in judge([told])] == said
 
 
 def test_a_healthy_account_gives_no_verdict() -> None:
-    assert judge([account(0, good(0, "a"), replayed="")]) == ()
+    assert judge([rank_report(0, good(0, "a"), replayed="")]) == ()
 
 
 def test_every_verdict_has_a_manual_page_that_says_more_than_a_line() -> None:

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dsdoctor.overflow.frames.frame import Frame, Other, Phase, TensorStats
-from dsdoctor.overflow.hooks.batch_record import Page, Position
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, Other, TensorStats
+from dsdoctor.overflow.hooks.batch_record import BatchRecord, Position
 from dsdoctor.overflow.hooks.module_hooks import Hooks
 
 
 def frames_of(model: nn.Module, *args: Any, backward: bool = False, **kwargs: Any) -> list[Frame]:
     """The frames of one call; with its backward if asked."""
-    pages: list[Page] = []
-    hooks = Hooks(model, on_page=pages.append, gradients=backward)
+    pages: list[BatchRecord] = []
+    hooks = Hooks(model, on_record=pages.append, gradients=backward)
     output = model(*args, **kwargs)
     if backward:
         output.sum().backward()
@@ -24,7 +24,7 @@ def frames_of(model: nn.Module, *args: Any, backward: bool = False, **kwargs: An
     return settled(pages[0])
 
 
-def settled(page: Page) -> list[Frame]:
+def settled(page: BatchRecord) -> list[Frame]:
     page.settle()
     return list(page.frames())
 
@@ -119,9 +119,9 @@ def test_whole_numbers_booleans_and_empty_tensors_have_no_figures() -> None:
 
 
 def test_a_tensor_that_goes_from_module_to_module_is_read_once() -> None:
-    pages: list[Page] = []
+    pages: list[BatchRecord] = []
     model = nn.Sequential(nn.Identity(), nn.Identity(), nn.Identity())
-    with_hooks = Hooks(model, on_page=pages.append)
+    with_hooks = Hooks(model, on_record=pages.append)
     model(torch.ones(4))
     with_hooks.detach()
 
@@ -140,9 +140,9 @@ def test_memory_that_is_handed_out_again_is_another_tensor() -> None:
 
 
 def test_a_big_tensor_is_known_again_by_its_storage() -> None:
-    pages: list[Page] = []
+    pages: list[BatchRecord] = []
     model = nn.Sequential(Gives(lambda x: x.detach()), Gives(lambda x: x.detach()))
-    hooks = Hooks(model, on_page=pages.append)
+    hooks = Hooks(model, on_record=pages.append)
     model(torch.ones(100_000))
     hooks.detach()
 
@@ -169,9 +169,9 @@ def test_a_module_called_twice_counts_its_calls() -> None:
 
 
 def test_a_module_that_is_added_later_is_seen() -> None:
-    pages: list[Page] = []
+    pages: list[BatchRecord] = []
     model = nn.Sequential(nn.Identity())
-    hooks = Hooks(model, on_page=pages.append)
+    hooks = Hooks(model, on_record=pages.append)
     model(torch.ones(1))
     model.add_module("late", nn.ReLU())
     model(torch.ones(1))
@@ -181,9 +181,9 @@ def test_a_module_that_is_added_later_is_seen() -> None:
 
 
 def test_a_forward_that_raises_leaves_its_frames() -> None:
-    pages: list[Page] = []
+    pages: list[BatchRecord] = []
     model = nn.Sequential(nn.Identity(), Gives(lambda x: x.nothing()))
-    hooks = Hooks(model, on_page=pages.append)
+    hooks = Hooks(model, on_record=pages.append)
     with pytest.raises(AttributeError):
         model(torch.ones(1))
     hooks.detach()
@@ -192,9 +192,9 @@ def test_a_forward_that_raises_leaves_its_frames() -> None:
 
 
 def test_globs_choose_the_modules() -> None:
-    pages: list[Page] = []
+    pages: list[BatchRecord] = []
     model = nn.Sequential(nn.Identity(), nn.ReLU(), nn.Sequential(nn.Identity()))
-    hooks = Hooks(model, on_page=pages.append, include=("[12]*",), exclude=("2.*",))
+    hooks = Hooks(model, on_record=pages.append, include=("[12]*",), exclude=("2.*",))
     model(torch.ones(1))
     hooks.detach()
 
@@ -209,13 +209,13 @@ def test_a_recomputation_is_not_counted(reentrant: bool) -> None:
     model[1].inner = inner
     frames = frames_of(model, torch.ones(1, 2), backward=True)
 
-    forward = [frame.module for frame in frames if frame.phase is Phase.FORWARD]
+    forward = [frame.module for frame in frames if frame.phase is CallPhase.FORWARD]
     assert forward == ["0", "1.inner.0", "1.inner.1", "1.inner", "1", ""]
 
 
 def test_gradients_come_in_the_order_of_the_backward_with_their_consumers() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    frames = [one for one in frames_of(model, torch.ones(1, 2), backward=True) if one.phase is Phase.BACKWARD]
+    frames = [one for one in frames_of(model, torch.ones(1, 2), backward=True) if one.phase is CallPhase.BACKWARD]
 
     seen = [(one.module, one.tensors[0].name, one.after) for one in frames]
     assert ("1", "grad output", ()) in seen
@@ -230,7 +230,7 @@ def test_nothing_changes_bit_for_bit() -> None:
         model = nn.Sequential(
             nn.Linear(4, 8), nn.Dropout(0.3), nn.ReLU(inplace=True), nn.BatchNorm1d(8), nn.Linear(8, 1)
         )
-        hooks = Hooks(model, on_page=lambda page: None, gradients=True) if watched else None
+        hooks = Hooks(model, on_record=lambda page: None, gradients=True) if watched else None
         for _ in range(10):
             model(torch.randn(6, 4)).sum().backward()
             with torch.no_grad():
@@ -246,15 +246,15 @@ def test_nothing_changes_bit_for_bit() -> None:
 
 def test_detach_leaves_no_hook() -> None:
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(inplace=True))
-    Hooks(model, on_page=lambda page: None).detach()
+    Hooks(model, on_record=lambda page: None).detach()
 
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
 
 
 def test_the_position_is_asked_when_a_batch_begins() -> None:
-    pages: list[Page] = []
+    pages: list[BatchRecord] = []
     model = nn.Identity()
-    hooks = Hooks(model, on_page=pages.append, position=lambda: Position(step=4, micro=1), rank=3)
+    hooks = Hooks(model, on_record=pages.append, position=lambda: Position(step=4, micro=1), rank=3)
     model.eval()
     model(torch.ones(1))
     hooks.detach()
@@ -264,10 +264,10 @@ def test_the_position_is_asked_when_a_batch_begins() -> None:
 
 
 def test_a_replay_is_no_batch() -> None:
-    pages: list[Page] = []
+    pages: list[BatchRecord] = []
     replaying = False
     model = nn.Identity()
-    hooks = Hooks(model, on_page=pages.append, paused=lambda: replaying)
+    hooks = Hooks(model, on_record=pages.append, paused=lambda: replaying)
     model(torch.ones(1))
     replaying = True
     model(torch.ones(1))

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dsdoctor.overflow.frames.first_bad import Account, culprit
-from dsdoctor.overflow.frames.frame import Frame, Phase, TensorStats
+from dsdoctor.overflow.frames.first_bad import RankReport, first_bad
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
 
 
 def tensor(name: str, dtype: str = "float16", absmax: float | None = 3.0, **counts: Any) -> TensorStats:
@@ -21,10 +21,10 @@ def good(order: int, module: str, **more: Any) -> Frame:
 
 
 def backward(order: int, module: str, *tensors: TensorStats, **more: Any) -> Frame:
-    return frame(order, module, *tensors, phase=Phase.BACKWARD, **more)
+    return frame(order, module, *tensors, phase=CallPhase.BACKWARD, **more)
 
 
-def account(rank: int, *frames: Frame, **more: Any) -> Account:
+def rank_report(rank: int, *frames: Frame, **more: Any) -> RankReport:
     """What a rank tells that saw these frames in its replay, in fp16 at a scale of 2**16."""
     from dsdoctor.overflow.frames.first_bad import Scale
 
@@ -37,4 +37,4 @@ def account(rank: int, *frames: Frame, **more: Any) -> Account:
         "frames": frames,
         **more,
     }
-    return Account(rank=rank, culprit=culprit(frames), **told)
+    return RankReport(rank=rank, first_bad=first_bad(frames), **told)

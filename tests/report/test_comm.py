@@ -6,8 +6,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dsdoctor.comm.models import Phase, State
-from dsdoctor.comm.results import Outcome, Reach, Report, Stuck
+from dsdoctor.comm.models import CommPhase, PhaseState
+from dsdoctor.comm.results import ConnectOutcome, Reach, Report, Stuck
 from dsdoctor.comm.verdict import ended, verdict
 from dsdoctor.report.comm.lines import phase_line, rank_lines, rank_states, report_lines
 from dsdoctor.report.document import document
@@ -47,23 +47,27 @@ def test_the_verdict_claims_what_was_tested_and_no_more() -> None:
 
 
 def test_the_verdict_names_the_first_error_by_phase_whatever_the_order_they_came_in() -> None:
-    late = phase(Phase.RIGHT, "", error("wrong-data", "rank 1 (a) sends wrong data", fix="x"), state=State.BROKEN)
-    early = phase(Phase.MESH, "", error("path-cut", "rank 0 (a) cannot reach rank 1 (b)", fix="x"), state=State.BROKEN)
+    late = phase(
+        CommPhase.RIGHT, "", error("wrong-data", "rank 1 (a) sends wrong data", fix="x"), state=PhaseState.BROKEN
+    )
+    early = phase(
+        CommPhase.MESH, "", error("path-cut", "rank 0 (a) cannot reach rank 1 (b)", fix="x"), state=PhaseState.BROKEN
+    )
 
     said = verdict((late, early), world=2, hosts=("a", "b"), backend="gloo")
 
     assert said == "✗ tcp mesh: rank 0 (a) cannot reach rank 1 (b)"
-    assert ended((late, early)) is State.BROKEN
+    assert ended((late, early)) is PhaseState.BROKEN
 
 
 def test_a_phase_that_broke_without_a_finding_speaks_for_itself() -> None:
-    broken = phase(Phase.RENDEZVOUS, "the control process died", state=State.BROKEN)
+    broken = phase(CommPhase.RENDEZVOUS, "the control process died", state=PhaseState.BROKEN)
 
     assert verdict((broken,), world=2, hosts=(), backend="gloo") == "✗ rendezvous: the control process died"
 
 
 def test_what_is_slow_only_is_no_break() -> None:
-    assert slow_node().state is State.SLOW
+    assert slow_node().state is PhaseState.SLOW
     assert slow_node().verdict.startswith(
         "! 4 of 4 ranks reach each other and say the same (gloo, 4 hosts), but speed: "
     )
@@ -72,12 +76,12 @@ def test_what_is_slow_only_is_no_break() -> None:
 # -- the lines
 
 
-@pytest.mark.parametrize("state", State)
-def test_a_phase_is_one_line_with_a_mark(state: State) -> None:
-    line = phase_line(phase(Phase.RENDEZVOUS, "2 of 2 ranks on 1 host, 0.4 s apart", state=state, seconds=1.2))
+@pytest.mark.parametrize("state", PhaseState)
+def test_a_phase_is_one_line_with_a_mark(state: PhaseState) -> None:
+    line = phase_line(phase(CommPhase.RENDEZVOUS, "2 of 2 ranks on 1 host, 0.4 s apart", state=state, seconds=1.2))
 
-    mark = {State.OK: "✓", State.SLOW: "!", State.BROKEN: "✗", State.SKIPPED: "·"}[state]
-    rest = ["skipped: 2 of 2"] if state is State.SKIPPED else ["  2 of 2", "1.2 s"]
+    mark = {PhaseState.OK: "✓", PhaseState.SLOW: "!", PhaseState.BROKEN: "✗", PhaseState.SKIPPED: "·"}[state]
+    rest = ["skipped: 2 of 2"] if state is PhaseState.SKIPPED else ["  2 of 2", "1.2 s"]
     assert line.startswith(f"{mark} rendezvous  ")
     assert [part in line for part in rest] == [True] * len(rest)
     assert len(line) <= 100
@@ -149,7 +153,7 @@ def test_a_rank_that_died_is_told_apart_from_one_that_is_stuck() -> None:
 
 def test_pairs_within_a_host_are_not_held_against_those_between_hosts() -> None:
     fast = [
-        Reach(source=a, target=b, outcome=Outcome.REACHED, bandwidth=3e11 if a // 2 == b // 2 else 2e10)
+        Reach(source=a, target=b, outcome=ConnectOutcome.REACHED, bandwidth=3e11 if a // 2 == b // 2 else 2e10)
         for a in range(4)
         for b in range(4)
         if a != b
@@ -162,9 +166,9 @@ def test_pairs_within_a_host_are_not_held_against_those_between_hosts() -> None:
 
 
 def test_of_many_ranks_only_the_sick_have_a_line() -> None:
-    lost = [Reach(source=a, target=70, outcome=Outcome.REFUSED) for a in range(70)]
-    lost += [Reach(source=70, target=a, outcome=Outcome.REFUSED) for a in (*range(70), 71)]
-    sick = replace(many(9, sick=False), pairs=(), reaches=mesh(72, bad=lost), state=State.BROKEN)
+    lost = [Reach(source=a, target=70, outcome=ConnectOutcome.REFUSED) for a in range(70)]
+    lost += [Reach(source=70, target=a, outcome=ConnectOutcome.REFUSED) for a in (*range(70), 71)]
+    sick = replace(many(9, sick=False), pairs=(), reaches=mesh(72, bad=lost), state=PhaseState.BROKEN)
 
     shown = list(rank_lines(sick, verbose=False))
     assert shown[1].split() == [
@@ -197,7 +201,9 @@ def test_what_is_no_sentence_fits_a_hundred_columns(example: Callable[[], Report
 
 
 def test_a_test_that_never_began_says_nothing_of_ranks() -> None:
-    broken = phase(Phase.STATIC, "1 of 2 hosts", error("ssh-refused", "nodeb: refused", fix="x"), state=State.BROKEN)
+    broken = phase(
+        CommPhase.STATIC, "1 of 2 hosts", error("ssh-refused", "nodeb: refused", fix="x"), state=PhaseState.BROKEN
+    )
     found = report(FOUR_HOSTS, (broken,), ranks=(), reaches=())
 
     assert told(found).splitlines() == ["✗ static: nodeb: refused  [ssh-refused]", "    Fix: x"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
-from dsdoctor.overflow.frames.frame import Frame, Phase
-from dsdoctor.overflow.trace.extremes import MOST_COLUMNS, Bad, Cell, Extreme, Picture, Row, picture
+from dsdoctor.overflow.frames.frame import CallPhase, Frame
+from dsdoctor.overflow.trace.extremes import MOST_COLUMNS, Bad, Extreme, HeatCell, ModuleRow, Picture, picture
 from dsdoctor.report import page
 from dsdoctor.report.labels import label
 from dsdoctor.report.trace.plot import figure
@@ -20,7 +20,7 @@ REPORT = Path(page.__file__).parent
 EVIL = "<script>document.body.dataset.owned=1</script><img src=x onerror=document.body.dataset.owned=1>"
 
 
-def drawn(*frames: Frame, phase: Phase = Phase.FORWARD) -> Picture:
+def drawn(*frames: Frame, phase: CallPhase = CallPhase.FORWARD) -> Picture:
     return picture(((0, one) for one in frames), phase=phase)
 
 
@@ -29,14 +29,14 @@ def test_a_row_has_the_range_of_its_outputs_and_the_headroom_of_all_it_holds() -
 
     whole = {"dtype": "float16", "shape": (2, 4), "batch": 7, "rank": 0}
     assert found.rows == {
-        ("h.0", 0): Row(
+        ("h.0", 0): ModuleRow(
             module="h.0",
             kind="Linear",
             call=0,
             most=Extreme(value=3.0, tensor="output", **whole),
             least=Extreme(value=1e-4, tensor="output", **whole),
             bad=None,
-            cells={0: Cell(absmax=9.0, bad=False)},
+            cells={0: HeatCell(absmax=9.0, bad=False)},
         )
     }
     assert (found.first, found.batches, found.dtypes) == (7, 1, {"float16": None})
@@ -59,7 +59,7 @@ def test_a_long_run_has_several_batches_in_a_column() -> None:
 
 
 def test_gradients_are_a_picture_of_their_own() -> None:
-    found = drawn(*chain(0, 2.0), backward(1, "h.0", tensor("grad weight", absmax=7.0)), phase=Phase.BACKWARD)
+    found = drawn(*chain(0, 2.0), backward(1, "h.0", tensor("grad weight", absmax=7.0)), phase=CallPhase.BACKWARD)
 
     most = found.rows["h.0", 0].most
     assert most is not None
@@ -109,7 +109,7 @@ def test_the_figure_shows_two_runs_in_the_order_of_execution() -> None:
 
     shown = figure({"a": a, "b": b}, "float16", title="<b>x", meta=["<i>y"])
 
-    rows = ["h.0", "h.1", label(Row(EVIL, "", 0)), "only.in.b"]
+    rows = ["h.0", "h.1", label(ModuleRow(EVIL, "", 0)), "only.in.b"]
     heat = [trace for trace in shown.data if trace.type == "heatmap"]
     dots = [trace for trace in shown.data if trace.type == "scatter" and trace.mode == "markers"]
     assert [list(trace.y) for trace in heat] == [rows, rows, rows]

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from dsdoctor.builder.make.op_job import Step
+from dsdoctor.builder.make.op_job import OpProgress
 from dsdoctor.core.build_models import BuildResult, OpResult
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.report.progress import BuildProgress
@@ -63,10 +63,10 @@ def test_a_failed_build_names_each_op_and_its_log() -> None:
 
 
 STEPS = [
-    Step(op="a", state="waiting", total=2),
-    Step(op="a", state="compiling", total=2),
-    Step(op="a", state="compiling", done=1, total=2),
-    Step(op="a", state="built", done=2, total=2),
+    OpProgress(op="a", state="waiting", total=2),
+    OpProgress(op="a", state="compiling", total=2),
+    OpProgress(op="a", state="compiling", done=1, total=2),
+    OpProgress(op="a", state="built", done=2, total=2),
 ]
 
 

@@ -7,7 +7,7 @@ from dsdoctor.overflow.frames.frame import Frame, Header, StepEnd
 from dsdoctor.overflow.trace.compare import compare
 from dsdoctor.overflow.trace.difference import Pair, Side
 from dsdoctor.overflow.trace.headroom import headroom
-from dsdoctor.overflow.trace.selection import Source, Traces
+from dsdoctor.overflow.trace.selection import RankTrace, Traces
 from dsdoctor.report.trace.comparison import comparison_lines
 from dsdoctor.report.trace.headroom import headroom_lines
 from dsdoctor.report.trace.lines import shown_document, shown_document_end, shown_lines, source_lines
@@ -59,7 +59,7 @@ def test_a_name_cannot_steer_the_terminal() -> None:
 
 
 def test_the_document_is_written_piece_by_piece() -> None:
-    traces = Traces(sources=(Source(path=Path("a.jsonl"), header=header(2, 4)),))
+    traces = Traces(sources=(RankTrace(path=Path("a.jsonl"), header=header(2, 4)),))
 
     text = "".join(shown_document(traces, [(2, NORM), (2, StepEnd(step=1, batch=3))])) + shown_document_end(())
 
@@ -72,7 +72,7 @@ def test_the_document_is_written_piece_by_piece() -> None:
 
 def test_who_wrote_the_traces() -> None:
     head = Header(schema="", dsdoctor="0.1", rank=0, world=2, host="node1", stage=1)
-    sources = tuple(Source(path=Path(name), header=head) for name in ("a", "b"))
+    sources = tuple(RankTrace(path=Path(name), header=head) for name in ("a", "b"))
 
     assert list(source_lines(Traces(sources=sources, notes=("the last line is torn",)), "A: ")) == [
         "A: a: rank 0 of 2, on node1, pipeline stage 1, dsdoctor 0.1 and 1 more of this run",

@@ -63,7 +63,7 @@ IN_THE_WAY = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shelves:
+class CacheLayout:
     """The folders below one. Every method raises OSError where the disk refuses, unless it says otherwise."""
 
     folder: Path
@@ -82,7 +82,7 @@ class Shelves:
                     yield from named(shelf, 64)
 
     @contextmanager
-    def bench(self) -> Iterator[Path]:
+    def workdir(self) -> Iterator[Path]:
         """An empty folder on the same file system to make an entry in; it goes away unless it was moved."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
         folder = self._make(self.folder / TEMPORARY) / uuid.uuid4().hex

@@ -22,14 +22,14 @@ from dsdoctor.builder.cache.entry import (
     weigh,
     write_entry,
 )
-from dsdoctor.builder.cache.layout import KINDS, Shelves, distrust, mode_inside, named
+from dsdoctor.builder.cache.layout import KINDS, CacheLayout, distrust, mode_inside, named
 
-__all__ = ["Entry", "Store", "Stored"]
+__all__ = ["CacheStore", "Entry", "Stored"]
 
 MIB = 1 << 20
 
 
-class Store:
+class CacheStore:
     """A cache folder, made when something is put. ``dropped`` and ``complaints`` hold sentences for the user.
 
     ``limit`` is in bytes; the least recently used entries go when what is put passes it.
@@ -39,7 +39,7 @@ class Store:
         self.folder, self.limit = folder, limit
         self.dropped: list[str] = []
         self.complaints: list[str] = []
-        self._shelves = Shelves(folder=folder)
+        self._shelves = CacheLayout(folder=folder)
         self._total: int | None = None
 
     def find(self, kind: str, key: str) -> tuple[Entry, ...]:
@@ -76,7 +76,7 @@ class Store:
         try:
             if self._distrusted() or self._too_large(files):
                 return None
-            with self._shelves.bench() as made:
+            with self._shelves.workdir() as made:
                 entry = write_entry(made, shelf, files, facts, mode_inside(self.folder))
                 self._shelves.place(made, entry.folder, self._stays)
         except (OSError, UnicodeEncodeError) as error:

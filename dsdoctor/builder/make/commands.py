@@ -47,7 +47,7 @@ class OpCommands:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _ToldCommands:
     op: str
     compile: list[list[str]] = field(default_factory=list)
     link: list[list[str]] = field(default_factory=list)
@@ -84,7 +84,7 @@ def ask_commands(host: LocalHost, plan: BuildPlan, *, tree: Path, env: Mapping[s
 
 
 def _read(line: str, tree: Path, said: tuple[str, ...]) -> OpCommands:
-    told = msgspec.json.decode(line.removeprefix(MARK), type=_Told)
+    told = msgspec.json.decode(line.removeprefix(MARK), type=_ToldCommands)
     return OpCommands(
         op=told.op,
         compile=tuple(read_command(argv, tree) for argv in told.compile),

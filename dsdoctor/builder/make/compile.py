@@ -11,8 +11,8 @@ from dsdoctor.builder.make.commands import Command, OpCommands, ask_commands
 from dsdoctor.builder.make.first_error import first_error
 from dsdoctor.builder.make.flags import Orders, changes, edited, memory_of, orders_of, threaded, threads_of
 from dsdoctor.builder.make.op_cache import OpCache
-from dsdoctor.builder.make.op_job import Compiled, OpWork, Step, Watch
-from dsdoctor.builder.make.scheduler import Job, Pool, carry_out
+from dsdoctor.builder.make.op_job import Compiled, OpProgress, OpWork, Watch
+from dsdoctor.builder.make.scheduler import CompileJob, Pool, carry_out
 from dsdoctor.builder.plan.choices import JOB_MEMORY
 from dsdoctor.core.build_models import BuildPlan, OpPlan
 from dsdoctor.core.host import LocalHost
@@ -36,14 +36,14 @@ def compile_ops(
     On any interruption every compiler is ended before the exception goes on.
     """
     for op in plan.ops:
-        watch(Step(op=op.op, state="waiting", total=len(op.sources)))
+        watch(OpProgress(op=op.op, state="waiting", total=len(op.sources)))
     asked = ask_commands(host, plan, tree=tree, env=env)
     orders = orders_of(plan, machine, tree)
     works = [_begin(asked[op.op], op, orders, logs / f"{op.op}.log") for op in plan.ops]
     for work in works:
         _take(work, tree, cache)
         if work.cached or work.error:
-            watch(Step(op=work.plan.op, state=work.state, done=work.done, total=len(work.commands.compile)))
+            watch(OpProgress(op=work.plan.op, state=work.state, done=work.done, total=len(work.commands.compile)))
     todo = [work for work in works if not work.cached and not work.error]
     by_nvcc = sum(command.by_nvcc for work in todo for command in work.commands.compile)
     idle = min(pool.jobs // max(1, by_nvcc), (plan.memory or sys.maxsize) // JOB_MEMORY[True])
@@ -120,18 +120,18 @@ def _compile(
     commands = {command.output: (work, command) for work in works for command in work.commands.all}
     jobs = [_job(work, command) for work, command in commands.values()]
 
-    def run(job: Job) -> bool:
+    def run(job: CompileJob) -> bool:
         work, command = commands[job.name]
         work.begin()
         total = len(work.commands.compile)
-        watch(Step(op=job.group, state="compiling", done=work.done, total=total))
+        watch(OpProgress(op=job.group, state="compiling", done=work.done, total=total))
         well = _run(host, work, command, [wrapper] if wrapper and command.source else [], tree, env)
         if well and command.source is None:
             work.library = _library(work, tree)
             if work.library and cache is not None:
                 cache.keep(work.plan, work.made(work.library))
         ended = not well or command.source is None
-        watch(Step(op=job.group, state=work.state if ended else "compiling", done=work.done, total=total))
+        watch(OpProgress(op=job.group, state=work.state if ended else "compiling", done=work.done, total=total))
         return well
 
     carry_out(jobs, pool, run, host.stop)
@@ -171,11 +171,11 @@ def _ending(command: Command, status: int, output: list[str]) -> list[str]:
     return [f"dsdoctor: error: {command.argv[0]} ended with status {status} and named no error"]
 
 
-def _job(work: OpWork, command: Command) -> Job:
+def _job(work: OpWork, command: Command) -> CompileJob:
     cost = 1.0 + len(work.plan.architectures) if command.by_nvcc else 1.0
     after = frozenset() if command.source else frozenset(one.output for one in work.commands.compile)
     # a link is short, and ends an op
-    return Job(
+    return CompileJob(
         name=command.output,
         group=work.plan.op,
         cost=cost if command.source else float("inf"),

@@ -18,7 +18,7 @@ from dsdoctor.builder.make.op_job import Compiled, Watch
 from dsdoctor.builder.make.prove import OpProof, prove
 from dsdoctor.builder.make.sbom import SBOM, bill_of_materials
 from dsdoctor.builder.make.scheduler import Pool
-from dsdoctor.builder.make.workdir import LIBRARY, Bench, gather, tree_to_compile_in
+from dsdoctor.builder.make.workdir import LIBRARY, Workdir, gather, tree_to_compile_in
 from dsdoctor.builder.toolkit.assemble import assemble, toolkit_parts
 from dsdoctor.builder.toolkit.python_headers import unpack_headers
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
@@ -44,27 +44,27 @@ def make(
     plan: BuildPlan,
     source: Source,
     machine: Machine,
-    bench: Bench,
+    workdir: Workdir,
     *,
     say: Callable[[str], None],
     watch: Watch,
 ) -> BuildResult:
     """Carry out a plan. An op that fails is a result without a wheel; what we cannot do ourselves raises BuildFailed."""
     started, cpu = time.monotonic(), _cpu_seconds()
-    prepare_out(bench.out)
+    prepare_out(workdir.out)
     _prepare(host, plan, say)
     with tree_to_compile_in(plan, source, machine, say) as tree:
-        pool = bench.pool or Pool(plan.jobs, plan.memory)
-        env, logs = child_environment(host, plan), bench.logs
-        cache = OpCache(plan, machine, tree, bench.store, env) if bench.store else None
+        pool = workdir.pool or Pool(plan.jobs, plan.memory)
+        env, logs = child_environment(host, plan), workdir.logs
+        cache = OpCache(plan, machine, tree, workdir.store, env) if workdir.store else None
         compiled = compile_ops(host, plan, machine, tree=tree, env=env, pool=pool, logs=logs, cache=cache, watch=watch)
-        gather(plan, compiled, bench.folder / LIBRARY)
+        gather(plan, compiled, workdir.folder / LIBRARY)
     packed = _Packed()
     if all(one.library for one in compiled):
-        packed = _packed(host, plan, source, machine, bench, say)
+        packed = _packed(host, plan, source, machine, workdir, say)
     if cache is not None:
         cache.drop(proof.op for proof in packed.proofs if proof.wrong)
-    join_logs(bench.logs)
+    join_logs(workdir.logs)
     results = _results(plan, compiled, packed.proofs)
     return BuildResult(
         wheel=str(packed.wheel) if packed.wheel else None,
@@ -72,27 +72,27 @@ def make(
         ops=results,
         seconds=round(time.monotonic() - started, 1),
         cpu_seconds=round(_cpu_seconds() - cpu, 1),
-        log=str(bench.logs / "build.log"),
+        log=str(workdir.logs / "build.log"),
         findings=(*_failures(results), *packed.notes),
         inputs=cache.inputs() if cache else None,
     )
 
 
 def _packed(
-    host: LocalHost, plan: BuildPlan, source: Source, machine: Machine, bench: Bench, say: Callable[[str], None]
+    host: LocalHost, plan: BuildPlan, source: Source, machine: Machine, workdir: Workdir, say: Callable[[str], None]
 ) -> _Packed:
     """Pack the compiled ops, prove them, and put the wheel into the out folder."""
     say("packing the wheel")
-    packed = _pack(host, plan, source, bench)
+    packed = _pack(host, plan, source, workdir)
     say("proving the wheel")
     env = child_environment(host, plan)
-    proofs, notes = prove(packed, plan, machine, folder=bench.folder / "proof", env=env)
+    proofs, notes = prove(packed, plan, machine, folder=workdir.folder / "proof", env=env)
     if any(proof.wrong for proof in proofs):
         return _Packed(proofs=proofs, notes=notes)
     manifest = describe_wheel(plan, source, machine, proofs)
     more = {SBOM: _bill(host, manifest, machine)}
     return _Packed(
-        wheel=write_into(packed, manifest, bench.out, more, epoch=epoch_of(host)), proofs=proofs, notes=notes
+        wheel=write_into(packed, manifest, workdir.out, more, epoch=epoch_of(host)), proofs=proofs, notes=notes
     )
 
 
@@ -126,9 +126,9 @@ def prepare_out(out: Path, option: str = "--out") -> None:
         ) from None
 
 
-def _pack(host: LocalHost, plan: BuildPlan, source: Source, bench: Bench) -> Path:
+def _pack(host: LocalHost, plan: BuildPlan, source: Source, workdir: Workdir) -> Path:
     """One wheel out of the compiled ops, by DeepSpeed's own setup.py, which writes what the wheel claims."""
-    tree, library, packed = Path(source.folder), bench.folder / LIBRARY, bench.folder / "packed"
+    tree, library, packed = Path(source.folder), workdir.folder / LIBRARY, workdir.folder / "packed"
     with (tree / "setup.cfg").open("a", encoding="utf-8") as file:
         file.write(f"\n[build]\nbuild_lib = {library}\n")
     (tree / "build.txt").write_text(f"+{plan.local_version}" if plan.local_version else "", encoding="utf-8")
@@ -152,12 +152,12 @@ def _pack(host: LocalHost, plan: BuildPlan, source: Source, bench: Bench) -> Pat
         str(packed),
     ]
     status = host.stream(argv, cwd=tree, env=env, on_line=lines.append)
-    (bench.logs / "wheel.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (workdir.logs / "wheel.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
     wheels = sorted(packed.glob("*.whl")) if status == 0 else []
     if len(wheels) != 1 or any(shared_object(library, op.module) is None for op in plan.ops):
         raise BuildFailed(
             f"DeepSpeed's setup.py made no wheel: {first_error(lines) or f'it ended with status {status}'}",
-            hint=f"the whole log is {bench.logs / 'wheel.log'}",
+            hint=f"the whole log is {workdir.logs / 'wheel.log'}",
         )
     return wheels[0]
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from dsdoctor.builder.make.prove import OpProof
-from dsdoctor.builder.wheel.elf import Confession, newest
+from dsdoctor.builder.wheel.elf import ElfInfo, newest
 from dsdoctor.core.build_models import BuildPlan, Source
 from dsdoctor.core.deepspeed_install import MANIFEST
 from dsdoctor.core.machine import Machine, Torch
@@ -88,7 +88,7 @@ def describe_wheel(plan: BuildPlan, source: Source, machine: Machine, proofs: tu
     """Put together what is known; the wheel's own size and digest come when it is finished."""
     assert machine.torch is not None
     assert machine.python is not None
-    confessions = [proof.confession for proof in proofs if proof.confession]
+    confessions = [proof.elf_info for proof in proofs if proof.elf_info]
     choice = {choice.what: choice.value for choice in plan.choices}
     return Manifest(
         version=plan.source_version + (f"+{plan.local_version}" if plan.local_version else ""),
@@ -99,10 +99,10 @@ def describe_wheel(plan: BuildPlan, source: Source, machine: Machine, proofs: tu
         nvidia=_nvidia(machine.torch, confessions) if plan.accelerator == "cuda" else None,
         toolkit=choice.get("toolkit"),
         compiler=choice.get("compiler", ""),
-        glibc=newest(confession.glibc for confession in confessions),
-        glibcxx=newest(confession.glibcxx for confession in confessions),
+        glibc=newest(elf_info.glibc for elf_info in confessions),
+        glibcxx=newest(elf_info.glibcxx for elf_info in confessions),
         cpu_architecture=machine.system.architecture,
-        cpu_flags=tuple(sorted({flag for confession in confessions for flag in confession.cpu_flags})),
+        cpu_flags=tuple(sorted({flag for elf_info in confessions for flag in elf_info.cpu_flags})),
         source=source.asked,
         source_digest=source.digest,
         source_commit=source.commit,
@@ -113,9 +113,9 @@ def describe_wheel(plan: BuildPlan, source: Source, machine: Machine, proofs: tu
     )
 
 
-def _nvidia(torch: Torch, confessions: list[Confession]) -> Nvidia:
+def _nvidia(torch: Torch, confessions: list[ElfInfo]) -> Nvidia:
     """torch's release is both bounds: DeepSpeed's loader compares major and minor."""
-    sm_arch = sorted({name for confession in confessions for name in confession.sm_arch or ()})
+    sm_arch = sorted({name for elf_info in confessions for name in elf_info.sm_arch or ()})
     release = str(torch.cuda)
     return Nvidia(cuda_version_lower_bound=release, cuda_version_upper_bound=release, sm_arch=tuple(sm_arch))
 
@@ -125,10 +125,10 @@ def _op(proof: OpProof) -> ManifestOp:
         op=proof.op,
         file=proof.file or "",
         sha256=proof.sha256 or "",
-        sm_arch=proof.confession.sm_arch if proof.confession else None,
+        sm_arch=proof.elf_info.sm_arch if proof.elf_info else None,
         loads=proof.loads,
-        needed=proof.confession.needed if proof.confession else (),
-        run_path=proof.confession.run_path if proof.confession else (),
+        needed=proof.elf_info.needed if proof.elf_info else (),
+        run_path=proof.elf_info.run_path if proof.elf_info else (),
     )
 
 

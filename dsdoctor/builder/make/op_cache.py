@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsdoctor.builder.cache.store import Store
+from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.builder.make.commands import OpCommands
 from dsdoctor.builder.make.flags import dependency_file
 from dsdoctor.builder.make.op_inputs import Digests, differing, files_read, parse_trace, places_of
@@ -38,7 +38,9 @@ class Made:
 class OpCache:
     """The ops of one build, whose compilers run in ``env``. Nothing here raises for what a disk does: the op is compiled then."""
 
-    def __init__(self, plan: BuildPlan, machine: Machine, tree: Path, store: Store, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, plan: BuildPlan, machine: Machine, tree: Path, store: CacheStore, env: Mapping[str, str]
+    ) -> None:
         self._plan, self._store = plan, store
         self._torch = machine.torch.version if machine.torch else None
         self._digests, self._places = Digests(), places_of(plan, machine, tree)

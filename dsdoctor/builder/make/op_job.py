@@ -10,11 +10,11 @@ from dsdoctor.builder.make.commands import Command, OpCommands
 from dsdoctor.builder.make.first_error import first_error
 from dsdoctor.builder.make.op_cache import Made
 from dsdoctor.core.build_models import OpPlan
-from dsdoctor.core.host import Ended
+from dsdoctor.core.host import Completed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class OpProgress:
     """Progress of one op: ``state`` is "waiting", "compiling", "built", "cached" or "failed"; objects done of ``total``."""
 
     op: str
@@ -40,7 +40,7 @@ class Compiled:
     log: Path
 
 
-Watch = Callable[[Step], None]
+Watch = Callable[[OpProgress], None]
 
 
 @dataclass
@@ -83,7 +83,7 @@ class OpWork:
             if self.started is None:
                 self.started = time.monotonic()
 
-    def end(self, command: Command, ended: Ended, output: list[str]) -> None:
+    def end(self, command: Command, ended: Completed, output: list[str]) -> None:
         """A command has ended, and said something."""
         with self.lock:
             self.seconds = time.monotonic() - (self.started or 0.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsdoctor.builder.make.compile import shared_object
 from dsdoctor.builder.plan.processor import lacking
-from dsdoctor.builder.wheel.elf import Confession, confess
+from dsdoctor.builder.wheel.elf import ElfInfo, read_elf
 from dsdoctor.builder.wheel.load import lacks_driver, lacks_instructions, load_each, not_tried
 from dsdoctor.core.architectures import plain
 from dsdoctor.core.build_models import BuildPlan, OpPlan
@@ -25,7 +25,7 @@ class OpProof:
     op: str
     file: str | None = None
     sha256: str | None = None
-    confession: Confession | None = None
+    elf_info: ElfInfo | None = None
     loads: bool | None = None
     wrong: str | None = None
 
@@ -64,21 +64,21 @@ def _proof(
 ) -> OpProof:
     if path is None:
         return OpProof(op=op.op, wrong="it was built, and the wheel does not hold it")
-    confession = confess(path)
+    elf_info = read_elf(path)
     error = errors[op.op]
     wrong = None
     if op.op not in claimed:
         wrong = "the wheel holds it, and its git_version_info_installed.py does not say so"
     elif error is not None and op.op not in untried:
         wrong = f"it does not load with this torch: {error}"
-    elif op.device_code and set(confession.sm_arch or ()) != planned(op):
-        inside = ", ".join(confession.sm_arch or ()) or "nothing"
+    elif op.device_code and set(elf_info.sm_arch or ()) != planned(op):
+        inside = ", ".join(elf_info.sm_arch or ()) or "nothing"
         wrong = f"it holds GPU code for {inside}, planned was {', '.join(sorted(planned(op)))}"
     return OpProof(
         op=op.op,
         file=path.relative_to(folder).as_posix(),
         sha256=sha256(path.read_bytes()).hexdigest(),
-        confession=confession,
+        elf_info=elf_info,
         loads=None if op.op in untried else error is None,
         wrong=wrong,
     )

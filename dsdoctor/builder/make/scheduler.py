@@ -39,7 +39,7 @@ class Pool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class CompileJob:
     """One piece of work for ``group``. ``cost`` orders the jobs; ``slots`` and ``memory`` (bytes) are what it takes of the pool.
 
     It begins when those it comes ``after`` have succeeded, and never when one of its group has failed.
@@ -56,14 +56,14 @@ class Job:
 class _Board:
     """What is waiting, running, done and failed."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[CompileJob]) -> None:
         self._waiting = sorted(jobs, key=lambda job: job.cost, reverse=True)
         self._done: set[str] = set()
         self._failed: set[str] = set()
         self._changed = threading.Condition()
         self.stopped = False
 
-    def take(self) -> Job | None:
+    def take(self) -> CompileJob | None:
         """The longest job that may begin; waits for one. None when there will be no more."""
         with self._changed:
             while not self.stopped:
@@ -77,7 +77,7 @@ class _Board:
                 self._changed.wait()
             return None
 
-    def end(self, job: Job, *, well: bool) -> None:
+    def end(self, job: CompileJob, *, well: bool) -> None:
         """A job has ended."""
         with self._changed:
             self._done |= {job.name} if well else set()
@@ -91,7 +91,9 @@ class _Board:
             self._changed.notify_all()
 
 
-def carry_out(jobs: Sequence[Job], pool: Pool, run: Callable[[Job], bool], stop: Callable[[], None]) -> None:
+def carry_out(
+    jobs: Sequence[CompileJob], pool: Pool, run: Callable[[CompileJob], bool], stop: Callable[[], None]
+) -> None:
     """Run every job. ``run`` says whether it went well; on any interruption ``stop`` ends what is running."""
     board = _Board(jobs)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from dsdoctor.builder.cache.store import Store
+from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.builder.make.op_job import Compiled
 from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.core.build_models import BuildPlan, Source
@@ -23,13 +23,13 @@ LIBRARY = "lib"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class Workdir:
     """Where a build works: ``folder`` is thrown away, ``logs`` stay, ``out`` gets the wheel, ``store`` keeps compiled ops."""
 
     folder: Path
     logs: Path
     out: Path
-    store: Store | None = None
+    store: CacheStore | None = None
     pool: Pool | None = None
 
 

@@ -6,7 +6,7 @@ from packaging.version import InvalidVersion, Version
 
 from dsdoctor.builder.plan.preconditions import working_torch
 from dsdoctor.core.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
-from dsdoctor.core.build_models import Choice, Node, ToolkitPlan, Wish
+from dsdoctor.core.build_models import BuildRequest, Choice, Node, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.machine import Machine, Torch
@@ -26,28 +26,28 @@ class Architectures:
     asked: bool
 
 
-def accelerator_of(machine: Machine, wish: Wish) -> str:
+def accelerator_of(machine: Machine, request: BuildRequest) -> str:
     """DeepSpeed's accelerator for this torch. Raises ImpossiblePlan without a working torch, or for a wish it cannot."""
     torch = working_torch(machine)
-    if wish.accelerator == "cuda" and torch.cuda is None:
+    if request.accelerator == "cuda" and torch.cuda is None:
         raise ImpossiblePlan(
             f"--accelerator cuda was asked for, and torch {torch.version} is a CPU build",
             hint="install a CUDA build of torch: python -m pip install torch",
         )
-    if wish.accelerator is None and torch.hip is not None:
+    if request.accelerator is None and torch.hip is not None:
         raise ImpossiblePlan(
             f"torch {torch.version} is a ROCm build, dsdoctor builds for CUDA and CPU",
             hint="--accelerator cpu builds the host ops",
         )
-    if wish.accelerator:
-        return wish.accelerator
+    if request.accelerator:
+        return request.accelerator
     return "cuda" if torch.cuda else "cpu"
 
 
-def explain_accelerator(machine: Machine, wish: Wish, accelerator: str) -> Choice:
+def explain_accelerator(machine: Machine, request: BuildRequest, accelerator: str) -> Choice:
     """Why that accelerator."""
     torch = working_torch(machine)
-    if wish.accelerator:
+    if request.accelerator:
         because = "--accelerator"
     elif torch.cuda is None:
         because = f"torch {torch.version} is a CPU build"
@@ -57,23 +57,23 @@ def explain_accelerator(machine: Machine, wish: Wish, accelerator: str) -> Choic
     return Choice(what="accelerator", value=accelerator, because=because)
 
 
-def choose_architectures(machine: Machine, wish: Wish) -> Architectures:
+def choose_architectures(machine: Machine, request: BuildRequest) -> Architectures:
     """The GPU architectures: --arch, else the nodes' GPUs, else TORCH_CUDA_ARCH_LIST, else the visible GPUs', else all of torch's.
 
     Raises UsageError for a list that torch or DeepSpeed cannot read, and when there is nothing to go by.
     """
     torch = working_torch(machine)
     shell = machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip()
-    if wish.arch is not None:
-        return _asked(wish.arch, "--arch", torch)
-    if any(node.capabilities for node in wish.nodes):
-        return _of_nodes(wish.nodes, shell)
+    if request.arch is not None:
+        return _asked(request.arch, "--arch", torch)
+    if any(node.capabilities for node in request.nodes):
+        return _of_nodes(request.nodes, shell)
     if shell:
         return _asked(shell, "TORCH_CUDA_ARCH_LIST in your shell", torch)
-    if (torch.capabilities or machine.gpus) and not wish.nodes:
+    if (torch.capabilities or machine.gpus) and not request.nodes:
         found = numeric(torch.capabilities or tuple(gpu.capability for gpu in machine.gpus))
         return Architectures(entries=found, because="the GPUs visible here (get_device_capability)", asked=True)
-    unseen = "no node's snapshot shows a GPU" if wish.nodes else "no GPU is visible here"
+    unseen = "no node's snapshot shows a GPU" if request.nodes else "no GPU is visible here"
     if not torch.arch_list:
         raise UsageError(
             f"{unseen}, and torch {torch.version} does not say for which it was built",
@@ -91,12 +91,12 @@ def _of_nodes(nodes: tuple[Node, ...], shell: str) -> Architectures:
     return Architectures(entries=found, because=f"the GPUs of the nodes: {shown} (--node){ignored}", asked=True)
 
 
-def unused_architectures(machine: Machine, wish: Wish) -> tuple[Finding, ...]:
+def unused_architectures(machine: Machine, request: BuildRequest) -> tuple[Finding, ...]:
     """What --arch comes to in a build without GPU code: nothing. Raises UsageError for a malformed list all the same."""
-    if wish.arch is None:
+    if request.arch is None:
         return ()
-    listed = _asked(wish.arch, "--arch", working_torch(machine))
-    why = "--accelerator cpu" if wish.accelerator else f"torch {working_torch(machine).version} is a CPU build"
+    listed = _asked(request.arch, "--arch", working_torch(machine))
+    why = "--accelerator cpu" if request.accelerator else f"torch {working_torch(machine).version} is a CPU build"
     finding = Finding(
         rule="arch-unused",
         severity=Severity.WARNING,
@@ -139,18 +139,18 @@ def _asked(text: str, where: str, torch: Torch) -> Architectures:
     return Architectures(entries=entries, because=where, asked=True)
 
 
-def choose_jobs(machine: Machine, wish: Wish, *, device_code: bool) -> tuple[int, int, Choice]:
+def choose_jobs(machine: Machine, request: BuildRequest, *, device_code: bool) -> tuple[int, int, Choice]:
     """Compilers at once and the bytes that they may take together, from processors and memory as the control group limits them.
 
     The pool weighs each compiler by JOB_MEMORY, so that more of g++ than of nvcc run beside each other where memory is short.
     """
     memory, cpus = machine.system.memory, machine.system.cpus
     by_memory = max(1, memory // JOB_MEMORY[False]) if memory else cpus
-    jobs = wish.jobs if wish.jobs is not None else max(1, min(cpus, by_memory))
+    jobs = request.jobs if request.jobs is not None else max(1, min(cpus, by_memory))
     most = jobs * JOB_MEMORY[device_code]
     planned = max(JOB_MEMORY[device_code], min(most, memory)) if memory else most
     shown = f"{memory / GIB:.0f} GiB" if memory else "unknown"
-    because = "--jobs" if wish.jobs is not None else f"{cpus} processors, {shown} of memory"
+    because = "--jobs" if request.jobs is not None else f"{cpus} processors, {shown} of memory"
     because += f"; the compilers take up to {planned / GIB:.1f} GiB together"
     return jobs, planned, Choice(what="jobs", value=str(jobs), because=because)
 
@@ -162,14 +162,14 @@ def explain_standard(torch: Torch) -> Choice:
     )
 
 
-def choose_local_version(torch: Torch, accelerator: str, wish: Wish) -> tuple[str, Choice]:
+def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) -> tuple[str, Choice]:
     """The local version segment without its "+", "" for none. Raises UsageError for one that PEP 440 refuses."""
-    if wish.local_version is None:
+    if request.local_version is None:
         local = f"{f'cu{torch.cuda}' if accelerator == 'cuda' else 'cpu'}.torch{torch.minor}"
         because = "DeepSpeed's loader demands this very torch and CUDA release"
     else:
-        local = wish.local_version.lstrip("+")
-        because = "--local-version" if wish.local_version else "--no-local-version"
+        local = request.local_version.lstrip("+")
+        because = "--local-version" if request.local_version else "--no-local-version"
     try:
         normal = (Version(f"0+{local}").local or "") if local else ""
     except InvalidVersion:

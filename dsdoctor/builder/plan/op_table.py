@@ -8,7 +8,7 @@ from dsdoctor.builder.plan.plan import plan_build
 from dsdoctor.builder.source.op_catalogue import need_of
 from dsdoctor.core import needs
 from dsdoctor.core.architectures import numeric, parse_architectures, plain
-from dsdoctor.core.build_models import OpFact, Source, Wish
+from dsdoctor.core.build_models import BuildRequest, OpFact, Source
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.machine import Machine
@@ -43,7 +43,7 @@ class OpTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Told:
+class _OpFinding:
     """A check's finding with its ``affects`` said in ops; ``needs`` is what the check itself said."""
 
     finding: Finding
@@ -63,7 +63,7 @@ class _Told:
 def judge_ops(
     machine: Machine,
     source: Source,
-    wish: Wish,
+    request: BuildRequest,
     findings: Iterable[Finding],
     *,
     cache: str,
@@ -74,10 +74,10 @@ def judge_ops(
     ``findings`` are those of the checks, whose ``affects`` may hold needs. ``compiled`` is what the compiler said when it was asked
     (--deep): None for an op that passed, else its error; an op that is not in it was not asked.
     """
-    asked = _asked(source, wish)
+    asked = _asked(source, request)
     wants = {fact.op: requirements(fact, machine) | {fact.op} for fact in source.ops}
     told = tuple(_in_ops(finding, wants) for finding in findings)
-    mended = _mended(machine, source, wish, cache)
+    mended = _mended(machine, source, request, cache)
     ops = tuple(_verdict(fact, machine, source, told, mended[fact.op], compiled or {}) for fact in source.ops)
     cannot = frozenset(op.op for op in ops if op.verdict == CANNOT)
     missed = cannot & (asked or _matter(machine, source))
@@ -86,11 +86,11 @@ def judge_ops(
     return OpTable(ops=ops, findings=weighed + refused)
 
 
-def _asked(source: Source, wish: Wish) -> frozenset[str]:
+def _asked(source: Source, request: BuildRequest) -> frozenset[str]:
     """The ops that must work: those that were named; "all" names every one that is more than a placeholder."""
-    if wish.ops == ("all",):
+    if request.ops == ("all",):
         return frozenset(fact.op for fact in source.ops if fact.sources)
-    return frozenset(wanted_ops(source, wish).named) if wish.ops else frozenset()
+    return frozenset(wanted_ops(source, request).named) if request.ops else frozenset()
 
 
 def requirements(fact: OpFact, machine: Machine) -> frozenset[str]:
@@ -109,17 +109,17 @@ def without_needs(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(replace(finding, affects=()) for finding in findings)
 
 
-def _in_ops(finding: Finding, wants: Mapping[str, frozenset[str]]) -> _Told:
+def _in_ops(finding: Finding, wants: Mapping[str, frozenset[str]]) -> _OpFinding:
     """Say in ops what a check said in needs."""
     hindered = tuple(op for op, wanted in wants.items() if wanted.intersection(finding.affects))
-    return _Told(finding=replace(finding, affects=hindered), needs=frozenset(finding.affects))
+    return _OpFinding(finding=replace(finding, affects=hindered), needs=frozenset(finding.affects))
 
 
 def _verdict(
     fact: OpFact,
     machine: Machine,
     source: Source,
-    told: tuple[_Told, ...],
+    told: tuple[_OpFinding, ...],
     mended: str | None,
     compiled: Mapping[str, str | None],
 ) -> OpVerdict:
@@ -147,7 +147,9 @@ def _is_error(finding: Finding) -> bool:
     return finding.severity is Severity.ERROR
 
 
-def _obstacle(fact: OpFact, machine: Machine, source: Source, hindering: list[_Told], *, tried: bool) -> str | None:
+def _obstacle(
+    fact: OpFact, machine: Machine, source: Source, hindering: list[_OpFinding], *, tried: bool
+) -> str | None:
     """What pip or the run-time loader would meet first; where the compiler was asked (``tried``) it knows better."""
     torch = machine.torch
     if fact.needs_toolkit and torch is not None and torch.cuda is None:
@@ -170,9 +172,9 @@ def _architectures(machine: Machine) -> tuple[str, ...]:
     return tuple(map(plain, listed)) or numeric([gpu.capability for gpu in machine.visible_gpus])
 
 
-def _mended(machine: Machine, source: Source, wish: Wish, cache: str) -> dict[str, str | None]:
+def _mended(machine: Machine, source: Source, request: BuildRequest, cache: str) -> dict[str, str | None]:
     """For every op why build-wheel would not get it, None where it would."""
-    everything = replace(wish, ops=("all",), ops_because="")
+    everything = replace(request, ops=("all",), ops_because="")
     whole = _planned(machine, source, everything, cache)
     rest = whole
     if IMPOSSIBLE in whole:
@@ -187,13 +189,13 @@ def _mended(machine: Machine, source: Source, wish: Wish, cache: str) -> dict[st
     return {fact.op: why(fact) for fact in source.ops}
 
 
-def _planned(machine: Machine, source: Source, wish: Wish, cache: str) -> dict[str, str | None]:
+def _planned(machine: Machine, source: Source, request: BuildRequest, cache: str) -> dict[str, str | None]:
     """The ops that a plan leaves out and why; under IMPOSSIBLE what makes the whole plan impossible."""
     torch = machine.torch
     if torch is not None and torch.cuda is None and any(fact.needs_toolkit for fact in source.ops):
         return {IMPOSSIBLE: f"torch {torch.version} is a CPU build"}
     try:
-        plan = plan_build(machine, source, wish, cache=cache)
+        plan = plan_build(machine, source, request, cache=cache)
     except DoctorError as error:
         return {IMPOSSIBLE: error.message}
     told: dict[str, str | None] = {left.op: left.because for left in plan.left_out}
@@ -209,7 +211,7 @@ def _matter(machine: Machine, source: Source) -> frozenset[str]:
     return frozenset(installed or DEFAULT.get(source.accelerator, ()))
 
 
-def _weighed(told: _Told, missed: frozenset[str], asked: frozenset[str]) -> Finding:
+def _weighed(told: _OpFinding, missed: frozenset[str], asked: frozenset[str]) -> Finding:
     """A finding about building weighs as much as the ops that are missed because of it.
 
     ``missed`` are the ops that matter and cannot be had: NOTE where none is, WARNING where it hinders none of them, ERROR

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dsdoctor.builder.source.op_catalogue import BASE_HEADERS, CUDA_LIBRARIES, known_breakage, need_of
 from dsdoctor.builder.toolkit.choose import BASE_LIBRARIES, Needs, lacking
 from dsdoctor.core.architectures import only
-from dsdoctor.core.build_models import LeftOut, OpFact, Source, ToolkitPlan, Wish
+from dsdoctor.core.build_models import BuildRequest, LeftOut, OpFact, Source, ToolkitPlan
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.machine import Machine
@@ -25,7 +25,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class WantedOps:
     """The ops a wish comes to. ``named`` are those the user named: for them a refusal is an error."""
 
     ops: tuple[OpFact, ...]
@@ -34,22 +34,22 @@ class Wanted:
     missing: tuple[LeftOut, ...] = ()
 
 
-def wanted_ops(source: Source, wish: Wish) -> Wanted:
+def wanted_ops(source: Source, request: BuildRequest) -> WantedOps:
     """Resolve names ("cpu_adam", "CPU_ADAM", "DS_BUILD_CPU_ADAM", "all"). Raises UsageError for an unknown one."""
-    if wish.ops == ("all",):
-        return Wanted(ops=source.ops, named=frozenset(), because="--ops all")
-    if wish.ops is not None and not wish.ops_because:
-        names = list(dict.fromkeys(_resolve(name, source) for name in wish.ops))
-        return Wanted(ops=_with_brought(names, source), named=frozenset(names), because="--ops")
-    names = list(wish.ops or DEFAULT.get(source.accelerator, ("cpu_adam",)))
+    if request.ops == ("all",):
+        return WantedOps(ops=source.ops, named=frozenset(), because="--ops all")
+    if request.ops is not None and not request.ops_because:
+        names = list(dict.fromkeys(_resolve(name, source) for name in request.ops))
+        return WantedOps(ops=_with_brought(names, source), named=frozenset(names), because="--ops")
+    names = list(request.ops or DEFAULT.get(source.accelerator, ("cpu_adam",)))
     absent = tuple(
         LeftOut(op=name, because=f"DeepSpeed {source.version} has no such op for {source.accelerator}", asked=False)
         for name in names
         if source.op(name) is None
     )
     here = [name for name in names if source.op(name) is not None]
-    because = wish.ops_because or f"the usual set for {source.accelerator}"
-    return Wanted(ops=_with_brought(here, source), named=frozenset(here), because=because, missing=absent)
+    because = request.ops_because or f"the usual set for {source.accelerator}"
+    return WantedOps(ops=_with_brought(here, source), named=frozenset(here), because=because, missing=absent)
 
 
 def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple[str, ...]) -> Refusal | None:

@@ -15,7 +15,7 @@ from dsdoctor.builder.plan.choices import (
 )
 from dsdoctor.builder.plan.compiler import choose_compiler
 from dsdoctor.builder.plan.environment import caller_findings, environment, prepended, taken_away
-from dsdoctor.builder.plan.ops import Refusal, Wanted, finding_of, needs_of, refusal, toolkit_refusal, wanted_ops
+from dsdoctor.builder.plan.ops import Refusal, WantedOps, finding_of, needs_of, refusal, toolkit_refusal, wanted_ops
 from dsdoctor.builder.plan.preconditions import disk_needed, environment_findings, gap_findings, working_torch
 from dsdoctor.builder.plan.processor import choose_processor
 from dsdoctor.builder.toolkit.choose import Needs, choose_toolkit
@@ -24,6 +24,7 @@ from dsdoctor.builder.toolkit.python_headers import choose_headers
 from dsdoctor.core.architectures import only
 from dsdoctor.core.build_models import (
     BuildPlan,
+    BuildRequest,
     Choice,
     HeadersPlan,
     LeftOut,
@@ -31,7 +32,6 @@ from dsdoctor.core.build_models import (
     OpPlan,
     Source,
     ToolkitPlan,
-    Wish,
 )
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.finding import Finding, has_error
@@ -71,20 +71,20 @@ class _Means:
     findings: tuple[Finding, ...]
 
 
-def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> BuildPlan:
+def plan_build(machine: Machine, source: Source, request: BuildRequest, *, cache: str) -> BuildPlan:
     """Decide everything. A bad machine shows as ERROR findings of the plan; nonsense in the wish raises UsageError."""
     torch, accelerator = working_torch(machine), source.accelerator
-    wanted = wanted_ops(source, wish)
-    listed = choose_architectures(machine, wish) if accelerator == "cuda" else NO_ARCHITECTURES
+    wanted = wanted_ops(source, request)
+    listed = choose_architectures(machine, request) if accelerator == "cuda" else NO_ARCHITECTURES
     possible = _sift(wanted, wanted.ops, lambda fact: refusal(fact, machine, source, listed.entries))
-    means = _means(machine, wish, cache, wanted, possible.facts)
+    means = _means(machine, request, cache, wanted, possible.facts)
     architectures, arch_choices, arch_findings = fit_architectures(listed, means.toolkit)
     fitting = _sift(wanted, means.served.facts, lambda fact: refusal(fact, machine, source, architectures))
     ops = tuple(_op_plan(fact, architectures, wanted) for fact in fitting.facts)
-    jobs, memory, jobs_choice = choose_jobs(machine, wish, device_code=any(op.device_code for op in ops))
-    local, local_choice = choose_local_version(torch, accelerator, wish)
-    processor, processor_choice, cpu_findings = choose_processor(machine, wish, means.compiler)
-    first = (_explain_source(source), explain_accelerator(machine, wish, accelerator), _explain_ops(ops, wanted))
+    jobs, memory, jobs_choice = choose_jobs(machine, request, device_code=any(op.device_code for op in ops))
+    local, local_choice = choose_local_version(torch, accelerator, request)
+    processor, processor_choice, cpu_findings = choose_processor(machine, request, means.compiler)
+    first = (_explain_source(source), explain_accelerator(machine, request, accelerator), _explain_ops(ops, wanted))
     of_ops = (*possible.findings, *means.findings, *arch_findings, *fitting.findings, *cpu_findings)
     last = (processor_choice, *means.choices, jobs_choice, local_choice)
     disk, skip = disk_needed(ops, means.toolkit), _skip(machine, means.toolkit)
@@ -106,26 +106,26 @@ def plan_build(machine: Machine, source: Source, wish: Wish, *, cache: str) -> B
         unset=taken_away(machine),
         disk=disk,
         processor=processor,
-        debug_info=wish.debug_info,
+        debug_info=request.debug_info,
         choices=(*first, explain_standard(torch), *arch_choices, *last),
-        findings=(*of_ops, *_unused(machine, wish, accelerator), *_about_the_machine(machine, source, means, disk)),
+        findings=(*of_ops, *_unused(machine, request, accelerator), *_about_the_machine(machine, source, means, disk)),
     )
 
 
-def _unused(machine: Machine, wish: Wish, accelerator: str) -> tuple[Finding, ...]:
-    return unused_architectures(machine, wish) if accelerator == "cpu" else ()
+def _unused(machine: Machine, request: BuildRequest, accelerator: str) -> tuple[Finding, ...]:
+    return unused_architectures(machine, request) if accelerator == "cpu" else ()
 
 
-def _means(machine: Machine, wish: Wish, cache: str, wanted: Wanted, facts: tuple[OpFact, ...]) -> _Means:
+def _means(machine: Machine, request: BuildRequest, cache: str, wanted: WantedOps, facts: tuple[OpFact, ...]) -> _Means:
     """Toolkit, host compiler and Python's headers, and the ops that they serve."""
     needs = needs_of(facts, machine)
     toolkit, toolkit_choices, toolkit_findings = (
-        choose_toolkit(machine, wish, cache, needs) if needs.headers else (None, (), ())
+        choose_toolkit(machine, request, cache, needs) if needs.headers else (None, (), ())
     )
     served = _sift(wanted, facts, lambda fact: toolkit_refusal(fact, machine, toolkit))
     device_code = any(fact.has_device_code for fact in served.facts)
     compiler, compiler_choices, compiler_findings = choose_compiler(machine, toolkit, device_code=device_code)
-    headers, header_choices, header_findings = choose_headers(machine, wish, cache)
+    headers, header_choices, header_findings = choose_headers(machine, request, cache)
     # without any toolkit the one finding about it says why; the same once more for each op would bury it
     op_findings = () if has_error(toolkit_findings) else served.findings
     return _Means(
@@ -142,7 +142,7 @@ def _explain_source(source: Source) -> Choice:
     return Choice(what="DeepSpeed", value=f"{source.version} ({source.asked})", because=source.because or "--source")
 
 
-def _explain_ops(ops: tuple[OpPlan, ...], wanted: Wanted) -> Choice:
+def _explain_ops(ops: tuple[OpPlan, ...], wanted: WantedOps) -> Choice:
     return Choice(what="ops", value=", ".join(op.op for op in ops) or "none", because=wanted.because)
 
 
@@ -151,7 +151,7 @@ def _about_the_machine(machine: Machine, source: Source, means: _Means, disk: in
     return (*environment_findings(machine, disk), *callers, *gap_findings(machine))
 
 
-def plan_toolkit(machine: Machine, wish: Wish, cache: str) -> ToolkitAdvice:
+def plan_toolkit(machine: Machine, request: BuildRequest, cache: str) -> ToolkitAdvice:
     """A toolkit for every CUDA op at once. Raises ImpossiblePlan for a CPU torch."""
     torch = working_torch(machine)
     if torch.cuda is None:
@@ -160,8 +160,8 @@ def plan_toolkit(machine: Machine, wish: Wish, cache: str) -> ToolkitAdvice:
             hint="name the Python of a CUDA build with --python PATH",
         )
     needs = Needs(headers=EVERY_HEADER, libraries=frozenset({"cudart", "curand"}))
-    toolkit, _, findings = choose_toolkit(machine, wish, cache, needs)
-    architectures, _, arch_findings = fit_architectures(choose_architectures(machine, wish), toolkit)
+    toolkit, _, findings = choose_toolkit(machine, request, cache, needs)
+    architectures, _, arch_findings = fit_architectures(choose_architectures(machine, request), toolkit)
     compiler, _, compiler_findings = choose_compiler(machine, toolkit, device_code=True)
     return ToolkitAdvice(
         toolkit=toolkit,
@@ -179,7 +179,7 @@ def _skip(machine: Machine, toolkit: ToolkitPlan | None) -> bool:
     return toolkit.release.major == torch.cuda.major
 
 
-def _sift(wanted: Wanted, facts: tuple[OpFact, ...], refuse: Callable[[OpFact], Refusal | None]) -> _Sifted:
+def _sift(wanted: WantedOps, facts: tuple[OpFact, ...], refuse: Callable[[OpFact], Refusal | None]) -> _Sifted:
     refused = {fact.op: why for fact in facts if (why := refuse(fact)) is not None}
     return _Sifted(
         facts=tuple(fact for fact in facts if fact.op not in refused),
@@ -188,7 +188,7 @@ def _sift(wanted: Wanted, facts: tuple[OpFact, ...], refuse: Callable[[OpFact], 
     )
 
 
-def _op_plan(fact: OpFact, architectures: tuple[str, ...], wanted: Wanted) -> OpPlan:
+def _op_plan(fact: OpFact, architectures: tuple[str, ...], wanted: WantedOps) -> OpPlan:
     return OpPlan(
         op=fact.op,
         variable=fact.variable,

@@ -7,7 +7,7 @@ agree. The levels are those of the x86-64 psABI and versions of the Arm architec
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dsdoctor.core.build_models import Choice, Node, Wish
+from dsdoctor.core.build_models import BuildRequest, Choice, Node
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.isa import instructions_of, lacking_instructions
@@ -45,20 +45,20 @@ LEVELS = (
 
 
 def choose_processor(
-    machine: Machine, wish: Wish, compiler: Compiler | None
+    machine: Machine, request: BuildRequest, compiler: Compiler | None
 ) -> tuple[str, Choice, tuple[Finding, ...]]:
     """NATIVE or the name of a level: the one asked for, else the best that all nodes have, else NATIVE.
 
     Raises UsageError for a level that is none or of another architecture than this machine's, and for nodes of other architectures.
     """
-    _check_nodes(machine, wish.nodes)
-    if wish.cpu:
-        name, because = _asked(machine, wish.cpu), "--cpu"
-    elif wish.nodes:
-        name, because = _shared(wish.nodes)
+    _check_nodes(machine, request.nodes)
+    if request.cpu:
+        name, because = _asked(machine, request.cpu), "--cpu"
+    elif request.nodes:
+        name, because = _shared(request.nodes)
     else:
         name, because = NATIVE, BY_ITSELF
-    findings = (*_not_on(machine, wish.nodes, name), *_above(machine, name), *_unknown(compiler, name))
+    findings = (*_not_on(machine, request.nodes, name), *_above(machine, name), *_unknown(compiler, name))
     return name, Choice(what="processor", value=name, because=because), findings
 
 

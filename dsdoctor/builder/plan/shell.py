@@ -11,7 +11,7 @@ SHELLS = ("bash", "zsh", "fish", "csh")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ShellSettings:
     """Variables to set, and folders to put in front of path variables. ``before`` is what those hold now."""
 
     values: Mapping[str, str]
@@ -19,7 +19,7 @@ class Settings:
     before: Mapping[str, str]
 
 
-def lines_for(shell: str, settings: Settings) -> tuple[str, ...]:
+def lines_for(shell: str, settings: ShellSettings) -> tuple[str, ...]:
     """The lines for a shell. Raises UsageError for a shell that is none of SHELLS, or that cannot hold a value."""
     if shell not in SHELLS:
         raise UsageError(f"--shell {shell!r} is none", hint=f"it takes {', '.join(SHELLS)}")
@@ -27,11 +27,11 @@ def lines_for(shell: str, settings: Settings) -> tuple[str, ...]:
     return (*_set(settings, say), *_prepended(settings, shell))
 
 
-def _set(settings: Settings, say: Callable[[str, str], str]) -> tuple[str, ...]:
+def _set(settings: ShellSettings, say: Callable[[str, str], str]) -> tuple[str, ...]:
     return tuple(say(name, value) for name, value in sorted(settings.values.items()))
 
 
-def _prepended(settings: Settings, shell: str) -> tuple[str, ...]:
+def _prepended(settings: ShellSettings, shell: str) -> tuple[str, ...]:
     lines = []
     for name, folders in sorted(settings.prepend.items()):
         joined = ":".join(folders)

@@ -76,10 +76,10 @@ LEFT_BEHIND = shutil.ignore_patterns(
 """What an earlier build leaves in a tree and would poison this one with."""
 
 
-def spell_source(wish: str | None, installed: DeepSpeed | None) -> tuple[str, str]:
+def spell_source(request: str | None, installed: DeepSpeed | None) -> tuple[str, str]:
     """What to build and why: the wish, else the installed DeepSpeed's version, else the newest release."""
-    if wish:
-        return wish, "--source"
+    if request:
+        return request, "--source"
     if installed is not None:
         public = installed.version.split("+")[0]
         if re.fullmatch(r"\d+(\.\d+)+(rc\d+|\.post\d+)?", public):

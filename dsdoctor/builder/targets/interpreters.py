@@ -36,14 +36,14 @@ class Interpreter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Told:
+class _ToldInterpreter:
     executable: str
     version: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Answer:
-    python: _Told
+class _InterpreterAnswer:
+    python: _ToldInterpreter
 
 
 def is_version(asked: str) -> bool:
@@ -93,8 +93,8 @@ def _at(host: Host, path: str) -> Interpreter:
     return Interpreter(executable=told.executable, version=told.version, found_via="--python")
 
 
-def _ask(host: Host, path: str) -> _Told | Gap:
-    answer = parse_answer(host.ask(path, "ask_python.py", timeout=60), _Answer, f"python {path}")
+def _ask(host: Host, path: str) -> _ToldInterpreter | Gap:
+    answer = parse_answer(host.ask(path, "ask_python.py", timeout=60), _InterpreterAnswer, f"python {path}")
     return answer if isinstance(answer, Gap) else answer.python
 
 

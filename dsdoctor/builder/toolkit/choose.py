@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dsdoctor.builder.source.op_catalogue import BASE_HEADERS
 from dsdoctor.builder.toolkit.plan_assembly import MARK, assembled_in, assembly
-from dsdoctor.core.build_models import Choice, ToolkitPlan, Wish
+from dsdoctor.core.build_models import BuildRequest, Choice, ToolkitPlan
 from dsdoctor.core.compatibility import MINOR_TOLERANT
 from dsdoctor.core.finding import Finding, Fix, Severity, has_error
 from dsdoctor.core.machine import Cuda, Machine, Toolkit
@@ -34,18 +34,18 @@ class Needs:
 BARE = Needs(headers=frozenset(BASE_HEADERS), libraries=frozenset(BASE_LIBRARIES))
 
 
-def choose_toolkit(machine: Machine, wish: Wish, cache: str, needs: Needs) -> Chosen:
+def choose_toolkit(machine: Machine, request: BuildRequest, cache: str, needs: Needs) -> Chosen:
     """Choose for this torch: one as it is, else an assembled one, else one that serves at least some of the ops."""
     release = _torch_release(machine)
-    if wish.toolkit not in {"auto", "pypi"}:
-        return _named(machine, wish, cache, release, needs)
-    found = _as_it_is(machine, release, needs) if wish.toolkit == "auto" else None
+    if request.toolkit not in {"auto", "pypi"}:
+        return _named(machine, request, cache, release, needs)
+    found = _as_it_is(machine, release, needs) if request.toolkit == "auto" else None
     if found is not None:
         return found
-    made = assembly(machine, wish, cache, release, _compilers(machine, wish, release), needs.headers)
-    if made[0] is not None or wish.toolkit == "pypi":
+    made = assembly(machine, request, cache, release, _compilers(machine, request, release), needs.headers)
+    if made[0] is not None or request.toolkit == "pypi":
         return made
-    return _as_it_is(machine, release, BARE) or _another_minor(machine, wish, release) or made
+    return _as_it_is(machine, release, BARE) or _another_minor(machine, request, release) or made
 
 
 def lacking(
@@ -83,9 +83,9 @@ def _as_it_is(machine: Machine, release: Cuda, needs: Needs) -> Chosen | None:
     return _take(nearest, because)
 
 
-def _another_minor(machine: Machine, wish: Wish, release: Cuda) -> Chosen | None:
+def _another_minor(machine: Machine, request: BuildRequest, release: Cuda) -> Chosen | None:
     """Offline, rather another minor of torch's major with a warning than nothing."""
-    if not wish.offline:
+    if not request.offline:
         return None
     for toolkit in machine.toolkits:
         if toolkit.nvcc and toolkit.release and toolkit.release.major == release.major and BARE.met_by(toolkit):
@@ -93,33 +93,37 @@ def _another_minor(machine: Machine, wish: Wish, release: Cuda) -> Chosen | None
     return None
 
 
-def _compilers(machine: Machine, wish: Wish, release: Cuda) -> list[Toolkit]:
+def _compilers(machine: Machine, request: BuildRequest, release: Cuda) -> list[Toolkit]:
     """Toolkits whose nvcc can be one layer of an assembled one."""
-    if wish.toolkit == "pypi":
+    if request.toolkit == "pypi":
         return []
     whole = {"crt/host_config.h", "cuda_runtime.h", "cccl"}
     here = [t for t in machine.toolkits if t.nvcc and t.release == release and whole <= t.headers]
     return [toolkit for toolkit in here if "assembled" not in toolkit.found_via]
 
 
-def _named(machine: Machine, wish: Wish, cache: str, release: Cuda, needs: Needs) -> Chosen:
+def _named(machine: Machine, request: BuildRequest, cache: str, release: Cuda, needs: Needs) -> Chosen:
     found = next((toolkit for toolkit in machine.toolkits if "named" in toolkit.found_via), None)
     if found is None or found.nvcc is None or found.release is None:
-        return None, (), (_error("cuda-home-wrong", f"{wish.toolkit} holds no CUDA toolkit (no bin/nvcc that runs)"),)
+        return (
+            None,
+            (),
+            (_error("cuda-home-wrong", f"{request.toolkit} holds no CUDA toolkit (no bin/nvcc that runs)"),),
+        )
     if found.release.major != release.major:
         title = (
-            f"{wish.toolkit} is CUDA {found.release}, torch was built with CUDA {release}: another major never works"
+            f"{request.toolkit} is CUDA {found.release}, torch was built with CUDA {release}: another major never works"
         )
         fix = Fix(text="let dsdoctor choose or assemble one", commands=("python -m dsdoctor build-wheel",))
         return None, (), (_error("cuda-torch-mismatch", title, fix),)
     if BARE.met_by(found):
         return _take(found, "you named it", minor_of=release)
     # its parts are there or in torch's wheels, though not where torch looks: as links they are
-    made = assembly(machine, wish, cache, found.release, [found], needs.headers, fetch=False)
+    made = assembly(machine, request, cache, found.release, [found], needs.headers, fetch=False)
     if made[0] is not None and not has_error(made[2]):
         return made
     missing = sorted(BARE.headers - found.headers)
-    title = f"{wish.toolkit} lacks {', '.join(missing) or 'libcudart.so'}, which every CUDA op needs"
+    title = f"{request.toolkit} lacks {', '.join(missing) or 'libcudart.so'}, which every CUDA op needs"
     fix = Fix(text="let dsdoctor choose or assemble one", commands=("python -m dsdoctor build-wheel --toolkit auto",))
     return None, (), (_error("cuda-header-missing", title, fix),)
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 
-from dsdoctor.core.build_models import Choice, Layer, ToolkitPlan, Wish
+from dsdoctor.core.build_models import BuildRequest, Choice, Layer, ToolkitPlan
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.machine import Cuda, Machine, Toolkit
 
@@ -35,7 +35,7 @@ Assembled = tuple[ToolkitPlan | None, tuple[Choice, ...], tuple[Finding, ...]]
 
 def assembly(
     machine: Machine,
-    wish: Wish,
+    request: BuildRequest,
     cache: str,
     release: Cuda,
     compilers: Sequence[Toolkit],
@@ -67,7 +67,7 @@ def assembly(
         layers=layers,
         architectures=base.architectures if base else (),
     )
-    if requirements and wish.offline and plan.root not in {toolkit.root for toolkit in machine.toolkits}:
+    if requirements and request.offline and plan.root not in {toolkit.root for toolkit in machine.toolkits}:
         return None, (), (_offline(release, requirements),)
     choice = Choice(what="toolkit", value=f"assembled in {plan.root}", because=_why(machine, release, base))
     return plan, (choice,), ()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from dsdoctor.core.build_models import Choice, HeadersPlan, Wish
+from dsdoctor.core.build_models import BuildRequest, Choice, HeadersPlan
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.host import LocalHost
@@ -21,14 +21,14 @@ UNPACK_LIMIT = 120.0
 Chosen = tuple[HeadersPlan | None, tuple[Choice, ...], tuple[Finding, ...]]
 
 
-def choose_headers(machine: Machine, wish: Wish, cache: str) -> Chosen:
+def choose_headers(machine: Machine, request: BuildRequest, cache: str) -> Chosen:
     """Nothing when Python.h is there; the package to unpack where apt-get can fetch it; else an error with the fix."""
     python = machine.python
     if python is None or python.headers:
         return None, (), ()
     short = ".".join(python.version.split(".")[:2])
     missing = f"Python.h of Python {python.version} is not in {python.include}"
-    if machine.system.apt_get and python.include == f"/usr/include/python{short}" and not wish.offline:
+    if machine.system.apt_get and python.include == f"/usr/include/python{short}" and not request.offline:
         root = f"{cache}/headers/python{python.version}"
         plan = HeadersPlan(
             package=f"libpython{short}-dev",

@@ -58,7 +58,7 @@ PRODUCER = re.compile(rb"GNU C(?:\+\+|\d)[^\0]{10,4000}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confession:
+class ElfInfo:
     """What a shared object needs. ``sm_arch`` holds "90_real" for machine code and "90_virtual" for PTX.
 
     ``needed`` are the names of the libraries that it links (DT_NEEDED), ``run_path`` the folders of its own where they are
@@ -73,7 +73,7 @@ class Confession:
     run_path: tuple[str, ...] = ()
 
 
-def confess(path: Path) -> Confession:
+def read_elf(path: Path) -> ElfInfo:
     """Read one shared object; what is none, or is damaged, confesses nothing (``sm_arch`` is None then)."""
     try:
         with path.open("rb") as file:
@@ -81,7 +81,7 @@ def confess(path: Path) -> Confession:
             versions, linked = _needed_versions(elf), _linked(elf)
             debug, device = elf.get_section_by_name(".debug_str"), elf.get_section_by_name(".nv_fatbin")
             told = elf.get_section_by_name(".GCC.command.line")
-            return Confession(
+            return ElfInfo(
                 sm_arch=architectures(_data(device)) if device else (),
                 glibc=_newest(versions, "GLIBC_"),
                 glibcxx=_newest(versions, "GLIBCXX_"),
@@ -101,7 +101,7 @@ def confess(path: Path) -> Confession:
         zlib.error,
     ):
         # pyelftools raises whatever a damaged table leads it to
-        return Confession(sm_arch=None, glibc=None, glibcxx=None, cpu_flags=())
+        return ElfInfo(sm_arch=None, glibc=None, glibcxx=None, cpu_flags=())
 
 
 def _data(section: Section) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from dsdoctor.builder.wheel.elf import Confession, confess, newest
+from dsdoctor.builder.wheel.elf import ElfInfo, newest, read_elf
 from dsdoctor.core.deepspeed_install import (
     MANIFEST,
     RECORD,
@@ -64,7 +64,9 @@ def read_wheel(path: Path) -> DeepSpeed:
 def read_installed(facts: DeepSpeed) -> DeepSpeed:
     """Add to an installed DeepSpeed's own record what its shared objects say, and which recorded files were altered."""
     location = Path(facts.location)
-    libraries = {path.relative_to(location.parent).as_posix(): confess(path) for path in sorted(location.rglob("*.so"))}
+    libraries = {
+        path.relative_to(location.parent).as_posix(): read_elf(path) for path in sorted(location.rglob("*.so"))
+    }
     record = next(iter(location.parent.glob(f"deepspeed-{facts.version}.dist-info/RECORD")), None)
     altered: tuple[str, ...] = ()
     if record is not None:
@@ -110,7 +112,7 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
     facts = with_tags(with_manifest(facts, text(MANIFEST), exists=_exists), text("WHEEL"))
     told_record = text("RECORD")
     listed = _parse_record(told_record or "")
-    libraries: dict[str, Confession] = {}
+    libraries: dict[str, ElfInfo] = {}
     altered = [name for name in listed if name not in file.NameToInfo]
     altered += ["RECORD, which is missing"] if told_record is None else _unlisted(file, listed)
     for entry in file.infolist():
@@ -119,7 +121,7 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
         if entry.filename in listed and listed[entry.filename] != digest:
             altered.append(entry.filename)
         if unpacked is not None:
-            libraries[entry.filename] = confess(unpacked)
+            libraries[entry.filename] = read_elf(unpacked)
     told = recorded_wheel_digest(_beside(path))
     if told is not None and told != hex_of(path):
         altered.append(path.name)
@@ -141,21 +143,21 @@ def _unlisted(file: zipfile.ZipFile, listed: Mapping[str, str]) -> list[str]:
     return [name for name in file.namelist() if name not in listed and not name.endswith(free)]
 
 
-def _with_confessions(facts: DeepSpeed, libraries: Mapping[str, Confession]) -> DeepSpeed:
+def _with_confessions(facts: DeepSpeed, libraries: Mapping[str, ElfInfo]) -> DeepSpeed:
     """What the shared objects say outweighs what was written down about them."""
     facts = with_libraries(facts, libraries)
     told = facts.told_by == "manifest"
     of_ops = {op: libraries[path] for op in facts.installed_ops if (path := library_of(op, libraries))}
     needed = {op: left_to_system(one.needed, one.run_path, _exists) for op, one in of_ops.items()}
-    flags = tuple(sorted({flag for confession in libraries.values() for flag in confession.cpu_flags}))
+    flags = tuple(sorted({flag for elf_info in libraries.values() for flag in elf_info.cpu_flags}))
     return replace(
         facts,
         sm_arch={op: one.sm_arch for op, one in of_ops.items() if one.sm_arch},
         needed={op: names for op, names in needed.items() if names},
         cpu_flags=flags or facts.cpu_flags,
-        glibc=newest(confession.glibc for confession in libraries.values()) or facts.glibc,
-        glibcxx=newest(confession.glibcxx for confession in libraries.values()) or facts.glibcxx,
-        unreadable=tuple(path for path, confession in libraries.items() if confession.sm_arch is None),
+        glibc=newest(elf_info.glibc for elf_info in libraries.values()) or facts.glibc,
+        glibcxx=newest(elf_info.glibcxx for elf_info in libraries.values()) or facts.glibcxx,
+        unreadable=tuple(path for path, elf_info in libraries.items() if elf_info.sm_arch is None),
         told_by="manifest" if told else "files",
     )
 

@@ -9,7 +9,7 @@ from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import Modules, One, Other, PhaseName, selection_of, talk
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.trace.compare import compare
-from dsdoctor.overflow.trace.pairs import Chosen, pairs
+from dsdoctor.overflow.trace.pairs import ChosenBatch, pairs
 from dsdoctor.overflow.trace.selection import sources
 from dsdoctor.report.trace.comparison import comparison_lines
 from dsdoctor.report.trace.lines import source_parts
@@ -53,7 +53,7 @@ def compare_command(
     divergence.
     """
     with ending("trace compare", as_json):
-        chosen_a, chosen_b = Chosen(batch=batch_a, rank=rank_a), Chosen(batch=batch_b, rank=rank_b)
+        chosen_a, chosen_b = ChosenBatch(batch=batch_a, rank=rank_a), ChosenBatch(batch=batch_b, rank=rank_b)
         _check(tolerance, chosen_a, chosen_b, alone=other is None)
         a = sources([one])
         b = a if other is None else sources([other])
@@ -71,7 +71,7 @@ def compare_command(
             raise typer.Exit(FOUND)
 
 
-def _check(tolerance: float | None, a: Chosen, b: Chosen, *, alone: bool) -> None:
+def _check(tolerance: float | None, a: ChosenBatch, b: ChosenBatch, *, alone: bool) -> None:
     """Raise UsageError for a question that makes no sense. ``alone``: there is no B."""
     if tolerance is not None and not tolerance >= 1:
         raise UsageError(f"--tolerance {tolerance:g} is less than 1", hint="it is a ratio: 1 allows no difference")
@@ -79,6 +79,6 @@ def _check(tolerance: float | None, a: Chosen, b: Chosen, *, alone: bool) -> Non
         raise UsageError("A would be compared with itself", hint="name B, or two batches: --batch-a 149 --batch-b 150")
 
 
-def _is_itself(a: Chosen, b: Chosen) -> bool:
+def _is_itself(a: ChosenBatch, b: ChosenBatch) -> bool:
     """Whether both sides of one trace are the same: what one side leaves out is taken of the other."""
     return (a.batch == b.batch or None in (a.batch, b.batch)) and (a.rank == b.rank or None in (a.rank, b.rank))

@@ -10,7 +10,7 @@ from dsdoctor.cli.ending import ending, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import BatchList, Modules, One, Other, PhaseName, RankList, check_dtype, selection_of
 from dsdoctor.core.errors import UsageError
-from dsdoctor.overflow.frames.frame import Frame, Phase
+from dsdoctor.overflow.frames.frame import CallPhase, Frame
 from dsdoctor.overflow.trace.extremes import Picture, picture, reference
 from dsdoctor.overflow.trace.selection import Selection, Traces, selected, sources
 from dsdoctor.report import page
@@ -76,7 +76,7 @@ def _pictures(found: dict[str, Traces], selection: Selection) -> dict[str, Pictu
     pictures = {}
     for name, traces in found.items():
         frames = ((rank, line) for rank, line in selected(traces, selection) if isinstance(line, Frame))
-        pictures[name if len(found) > 1 else ""] = picture(frames, phase=selection.phase or Phase.FORWARD)
+        pictures[name if len(found) > 1 else ""] = picture(frames, phase=selection.phase or CallPhase.FORWARD)
     if not any(drawn.rows for drawn in pictures.values()):
         raise UsageError("nothing fits these filters: there is nothing to draw", hint="dsdoctor trace show")
     return pictures

@@ -6,10 +6,10 @@ Every rank of the group calls ``follow_up`` for the same step, also one that saw
 from dataclasses import replace
 
 from dsdoctor.comm.collectives.calls import all_gather_list, of_all
-from dsdoctor.comm.collectives.catalogue import Step
+from dsdoctor.comm.collectives.catalogue import ExchangeStep
 from dsdoctor.comm.collectives.exchange import compare, exchange
 from dsdoctor.comm.collectives.values import inverse_sets
-from dsdoctor.comm.models import Group
+from dsdoctor.comm.models import RankGroup
 from dsdoctor.comm.results import Exchange
 
 MOST_PLACES = 4
@@ -25,7 +25,7 @@ Errors = dict[int, float]
 """Place in the result -> how far from right it is; nothing where it is right."""
 
 
-def follow_up(group: Group, step: Step, first: Exchange) -> Exchange:
+def follow_up(group: RankGroup, step: ExchangeStep, first: Exchange) -> Exchange:
     """Do a wrong step again. ``whose`` of the answer is empty where nothing came again or the data does not tell.
 
     A collective that only moves data shows by itself whose it is. For a reduction two things are tried:
@@ -50,7 +50,7 @@ def follow_up(group: Group, step: Step, first: Exchange) -> Exchange:
     return replace(first, wrong=replace(first.wrong, whose=tuple(sorted(whose)), again=again))
 
 
-def _errors(group: Group, step: Step, inverted: frozenset[int] = frozenset()) -> Errors:
+def _errors(group: RankGroup, step: ExchangeStep, inverted: frozenset[int] = frozenset()) -> Errors:
     """The errors of the result when some ranks send the inverse of their values."""
     call = step.call(group, inverted)
     got, want = step.collective.run(call, call.mine(step.collective.length(call))), step.collective.expect(call)
@@ -62,7 +62,7 @@ def _errors(group: Group, step: Step, inverted: frozenset[int] = frozenset()) ->
     return {place: (got[place] - want.values[place]).item() for place in places[:MOST_SEEN]}
 
 
-def _gathered(group: Group, step: Step) -> set[int]:
+def _gathered(group: RankGroup, step: ExchangeStep) -> set[int]:
     """The ranks whose input arrives wrong when it is only moved."""
     call = step.call(group)
     call = replace(call, elements=max(min(step.collective.length(call), MOST_GATHERED // group.world), 1))
@@ -70,7 +70,7 @@ def _gathered(group: Group, step: Step) -> set[int]:
     return set(wrong.whose) if wrong else set()
 
 
-def _spelt(group: Group, step: Step, errors: Errors) -> set[int]:
+def _spelt(group: RankGroup, step: ExchangeStep, errors: Errors) -> set[int]:
     """The ranks whose inversion changes the errors; every rank repeats all, whatever it saw itself."""
     places = sorted(errors)[:MOST_PLACES]
     numbers: dict[int, int | None] = dict.fromkeys(places, 0)

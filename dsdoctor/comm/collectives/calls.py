@@ -6,7 +6,7 @@ torch.distributed's default group must be there. Nothing here compares or judges
 from dataclasses import dataclass
 from typing import Any
 
-from dsdoctor.comm.collectives.values import Call
+from dsdoctor.comm.collectives.values import CollectiveCall
 from dsdoctor.comm.torch_ops import newest, spread_rounds
 
 Buffer = Any
@@ -23,7 +23,7 @@ class Want:
     senders: tuple[tuple[int, int], ...] = ()
 
 
-def operator(call: Call) -> Any:
+def operator(call: CollectiveCall) -> Any:
     """torch's ReduceOp for the reduction of a call."""
     import torch.distributed as dist
 
@@ -33,23 +33,23 @@ def operator(call: Call) -> Any:
     return found
 
 
-def chunk(call: Call) -> int:
+def chunk(call: CollectiveCall) -> int:
     """The length of an input of one chunk."""
     return call.elements
 
 
-def chunks(call: Call) -> int:
+def chunks(call: CollectiveCall) -> int:
     """The length of an input of a chunk for each rank."""
     return call.elements * call.group.world
 
 
-def all_reduce(call: Call, mine: Buffer) -> Buffer:
+def all_reduce(call: CollectiveCall, mine: Buffer) -> Buffer:
     """In place."""
     newest("all_reduce")(mine, op=operator(call))
     return mine
 
 
-def all_reduce_slice(call: Call, mine: Buffer) -> Buffer:
+def all_reduce_slice(call: CollectiveCall, mine: Buffer) -> Buffer:
     """In the middle of a larger buffer, from an odd address on: what is around it must not change."""
     whole = call.blank(len(mine) + 2 * GUARD)
     whole[GUARD:-GUARD] = mine
@@ -57,73 +57,73 @@ def all_reduce_slice(call: Call, mine: Buffer) -> Buffer:
     return whole
 
 
-def all_reduce_transposed(call: Call, mine: Buffer) -> Buffer:
+def all_reduce_transposed(call: CollectiveCall, mine: Buffer) -> Buffer:
     """Of a matrix that lies in memory by columns: not contiguous, and without gaps (gloo sums one with gaps wrongly, silently)."""
     newest("all_reduce")(mine.view(2, -1).t(), op=operator(call))
     return mine
 
 
-def two_chunks(call: Call) -> int:
+def two_chunks(call: CollectiveCall) -> int:
     """The length of an input of two chunks."""
     return 2 * call.elements
 
 
-def reduced_twice(call: Call) -> Want:
+def reduced_twice(call: CollectiveCall) -> Want:
     """All ranks' values, reduced, of two chunks."""
     return Want(values=call.reduced(0, 2 * call.elements))
 
 
-def reduced(call: Call) -> Want:
+def reduced(call: CollectiveCall) -> Want:
     """All ranks' values, reduced."""
     return Want(values=call.reduced(0, call.elements))
 
 
-def reduced_in_guards(call: Call) -> Want:
+def reduced_in_guards(call: CollectiveCall) -> Want:
     """The reduced values in the middle of untouched ones."""
     whole = call.blank(call.elements + 2 * GUARD)
     whole[GUARD:-GUARD] = call.reduced(0, call.elements)
     return Want(values=whole)
 
 
-def reduce(call: Call, mine: Buffer) -> Buffer | None:
+def reduce(call: CollectiveCall, mine: Buffer) -> Buffer | None:
     """In place, at the root."""
     newest("reduce")(mine, call.root, op=operator(call))
     return mine if call.group.rank == call.root else None
 
 
-def reduced_at_root(call: Call) -> Want | None:
+def reduced_at_root(call: CollectiveCall) -> Want | None:
     """The reduced values at the root alone."""
     return reduced(call) if call.group.rank == call.root else None
 
 
-def reduce_scatter(call: Call, mine: Buffer) -> Buffer:
+def reduce_scatter(call: CollectiveCall, mine: Buffer) -> Buffer:
     """Into one tensor, as ZeRO does."""
     result = call.blank(call.elements)
     newest("reduce_scatter_single", "reduce_scatter_tensor")(result, mine, op=operator(call))
     return result
 
 
-def reduce_scatter_list(call: Call, mine: Buffer) -> Buffer:
+def reduce_scatter_list(call: CollectiveCall, mine: Buffer) -> Buffer:
     """From a list of chunks."""
     result = call.blank(call.elements)
     newest("reduce_scatter")(result, list(mine.split(call.elements)), op=operator(call))
     return result
 
 
-def my_part_reduced(call: Call) -> Want:
+def my_part_reduced(call: CollectiveCall) -> Want:
     """This rank's chunk of the reduced values."""
     start = call.group.rank * call.elements
     return Want(values=call.reduced(start, start + call.elements))
 
 
-def all_gather(call: Call, mine: Buffer) -> Buffer:
+def all_gather(call: CollectiveCall, mine: Buffer) -> Buffer:
     """Into one tensor, as ZeRO does."""
     result = call.blank(chunks(call))
     newest("all_gather_single", "all_gather_into_tensor")(result, mine)
     return result
 
 
-def all_gather_in_place(call: Call, mine: Buffer) -> Buffer:
+def all_gather_in_place(call: CollectiveCall, mine: Buffer) -> Buffer:
     """The input is a part of the result."""
     result = call.blank(chunks(call))
     part = result[call.group.rank * call.elements :][: call.elements]
@@ -132,43 +132,43 @@ def all_gather_in_place(call: Call, mine: Buffer) -> Buffer:
     return result
 
 
-def all_gather_list(call: Call, mine: Buffer) -> Buffer:
+def all_gather_list(call: CollectiveCall, mine: Buffer) -> Buffer:
     """Into a list of chunks."""
     result = call.blank(chunks(call))
     newest("all_gather")(list(result.split(call.elements)), mine)
     return result
 
 
-def gather(call: Call, mine: Buffer) -> Buffer | None:
+def gather(call: CollectiveCall, mine: Buffer) -> Buffer | None:
     """Into a list at the root."""
     result = call.blank(chunks(call)) if call.group.rank == call.root else None
     newest("gather")(mine, None if result is None else list(result.split(call.elements)), dst=call.root)
     return result
 
 
-def of_all(call: Call) -> Want:
+def of_all(call: CollectiveCall) -> Want:
     """Every rank's chunk."""
     return _joined(call, [(rank, 0, call.elements) for rank in range(call.group.world)])
 
 
-def of_all_at_root(call: Call) -> Want | None:
+def of_all_at_root(call: CollectiveCall) -> Want | None:
     """Every rank's chunk, at the root alone."""
     return of_all(call) if call.group.rank == call.root else None
 
 
-def broadcast(call: Call, mine: Buffer) -> Buffer:
+def broadcast(call: CollectiveCall, mine: Buffer) -> Buffer:
     """From the root, over a buffer that nobody wrote."""
     buffer = mine if call.group.rank == call.root else call.blank(call.elements)
     newest("broadcast")(buffer, call.root)
     return buffer
 
 
-def of_root(call: Call) -> Want:
+def of_root(call: CollectiveCall) -> Want:
     """The root's values."""
     return _joined(call, [(call.root, 0, call.elements)])
 
 
-def scatter(call: Call, mine: Buffer) -> Buffer:
+def scatter(call: CollectiveCall, mine: Buffer) -> Buffer:
     """From a list at the root."""
     result = call.blank(call.elements)
     chunks = list(mine.split(call.elements)) if call.group.rank == call.root else None
@@ -176,43 +176,43 @@ def scatter(call: Call, mine: Buffer) -> Buffer:
     return result
 
 
-def my_part_of_root(call: Call) -> Want:
+def my_part_of_root(call: CollectiveCall) -> Want:
     """This rank's chunk of the root's."""
     start = call.group.rank * call.elements
     return _joined(call, [(call.root, start, start + call.elements)])
 
 
-def all_to_all(call: Call, mine: Buffer) -> Buffer:
+def all_to_all(call: CollectiveCall, mine: Buffer) -> Buffer:
     """In one tensor, as mixtures of experts do."""
     result = call.blank(chunks(call))
     newest("all_to_all_single")(result, mine)
     return result
 
 
-def all_to_all_list(call: Call, mine: Buffer) -> Buffer:
+def all_to_all_list(call: CollectiveCall, mine: Buffer) -> Buffer:
     """In lists of chunks."""
     result = call.blank(chunks(call))
     newest("all_to_all")(list(result.split(call.elements)), list(mine.split(call.elements)))
     return result
 
 
-def my_part_of_all(call: Call) -> Want:
+def my_part_of_all(call: CollectiveCall) -> Want:
     """This rank's chunk of everybody's."""
     start = call.group.rank * call.elements
     return _joined(call, [(rank, start, start + call.elements) for rank in range(call.group.world)])
 
 
-def _portion(call: Call, sender: int, receiver: int) -> int:
+def _portion(call: CollectiveCall, sender: int, receiver: int) -> int:
     """How much one rank sends another in the uneven all_to_all: nothing, as much as said, or twice that."""
     return (sender + 2 * receiver + 1) % 3 * call.elements
 
 
-def uneven_length(call: Call) -> int:
+def uneven_length(call: CollectiveCall) -> int:
     """The length of the input of an uneven all_to_all."""
     return sum(_portion(call, call.group.rank, receiver) for receiver in range(call.group.world))
 
 
-def all_to_all_uneven(call: Call, mine: Buffer) -> Buffer:
+def all_to_all_uneven(call: CollectiveCall, mine: Buffer) -> Buffer:
     """With parts of three sizes, none at all among them."""
     rank, ranks = call.group.rank, range(call.group.world)
     sent, got = [_portion(call, rank, other) for other in ranks], [_portion(call, other, rank) for other in ranks]
@@ -221,7 +221,7 @@ def all_to_all_uneven(call: Call, mine: Buffer) -> Buffer:
     return result
 
 
-def my_portion_of_all(call: Call) -> Want:
+def my_portion_of_all(call: CollectiveCall) -> Want:
     """This rank's portion of everybody's."""
     parts = []
     for sender in range(call.group.world):
@@ -230,7 +230,7 @@ def my_portion_of_all(call: Call) -> Want:
     return _joined(call, parts)
 
 
-def ring(call: Call, mine: Buffer) -> Buffer:
+def ring(call: CollectiveCall, mine: Buffer) -> Buffer:
     """To the next rank and from the one before, at once."""
     import torch.distributed as dist
 
@@ -243,7 +243,7 @@ def ring(call: Call, mine: Buffer) -> Buffer:
     return result
 
 
-def of_the_one_before(call: Call) -> Want:
+def of_the_one_before(call: CollectiveCall) -> Want:
     """The values of the rank before."""
     return _joined(call, [((call.group.rank - 1) % call.group.world, 0, call.elements)])
 
@@ -257,7 +257,7 @@ def partners(rank: int, world: int) -> tuple[int | None, ...]:
     return tuple(found)
 
 
-def pairs(call: Call, mine: Buffer) -> Buffer:
+def pairs(call: CollectiveCall, mine: Buffer) -> Buffer:
     """Send and receive with one rank after the other; the lower of two sends first, so that neither waits for ever."""
     import torch.distributed as dist
 
@@ -269,13 +269,13 @@ def pairs(call: Call, mine: Buffer) -> Buffer:
     return result
 
 
-def of_partners(call: Call) -> Want:
+def of_partners(call: CollectiveCall) -> Want:
     """The values of the partner of each round."""
     others = partners(call.group.rank, call.group.world)
     return _joined(call, [(other, 0, call.elements) for other in others if other is not None])
 
 
-def _joined(call: Call, parts: list[tuple[int, int, int]]) -> Want:
+def _joined(call: CollectiveCall, parts: list[tuple[int, int, int]]) -> Want:
     """The parts (rank, start, stop) of what the ranks send, one after the other."""
     import torch
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dsdoctor.comm.collectives import calls
 from dsdoctor.comm.collectives.calls import Buffer, Want
-from dsdoctor.comm.collectives.values import Call, Reduction
-from dsdoctor.comm.models import Group, Mode
+from dsdoctor.comm.collectives.values import CollectiveCall, Reduction
+from dsdoctor.comm.models import Mode, RankGroup
 
 FLOATS = ("float32", "float16", "bfloat16")
 DTYPES = (*FLOATS, "int64")
@@ -30,9 +30,9 @@ class Collective:
     """
 
     name: str
-    run: Callable[[Call, Buffer], Buffer | None]
-    expect: Callable[[Call], Want | None]
-    length: Callable[[Call], int]
+    run: Callable[[CollectiveCall, Buffer], Buffer | None]
+    expect: Callable[[CollectiveCall], Want | None]
+    length: Callable[[CollectiveCall], int]
     reduction: Reduction | None = None
     dtypes: tuple[str, ...] = DTYPES
     in_place: bool = False
@@ -43,7 +43,7 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ExchangeStep:
     """One exchange of the test: every rank of a group does the same steps in the same order."""
 
     collective: Collective
@@ -65,9 +65,9 @@ class Step:
         """Whether it takes so long that there may be no time for it."""
         return self.elements * BYTES[self.dtype] >= MIB
 
-    def call(self, group: Group, inverted: frozenset[int] = frozenset()) -> Call:
+    def call(self, group: RankGroup, inverted: frozenset[int] = frozenset()) -> CollectiveCall:
         """This step as one rank of a group does it."""
-        return Call(
+        return CollectiveCall(
             group=group,
             dtype=self.dtype,
             elements=self.elements,
@@ -77,7 +77,7 @@ class Step:
         )
 
 
-def steps(mode: Mode, group: Group) -> tuple[Step, ...]:
+def steps(mode: Mode, group: RankGroup) -> tuple[ExchangeStep, ...]:
     """What a test of this size exchanges, small before large: the same on every rank."""
     here = [one for one in COLLECTIVES if group.world >= one.least]
     if mode is Mode.QUICK:
@@ -93,7 +93,7 @@ def steps(mode: Mode, group: Group) -> tuple[Step, ...]:
     return tuple(found)
 
 
-def _quick(here: list[Collective], world: int) -> list[Step]:
+def _quick(here: list[Collective], world: int) -> list[ExchangeStep]:
     """Each collective once, ZeRO's in every dtype, one element, and the first and last root."""
     zero = [one for one in here if one.name in ("all_reduce sum", "all_gather", "reduce_scatter")]
     found = [step for one in here for step in _ends(_sized(one, "float32", ODD, world))]
@@ -101,16 +101,16 @@ def _quick(here: list[Collective], world: int) -> list[Step]:
     return found + [step for one in zero[:1] for step in _sized(one, "float32", ONE, world)]
 
 
-def _ends(found: list[Step]) -> list[Step]:
+def _ends(found: list[ExchangeStep]) -> list[ExchangeStep]:
     return found if len(found) < 3 else [found[0], found[-1]]
 
 
-def _sized(one: Collective, dtype: str, total: int, world: int) -> list[Step]:
+def _sized(one: Collective, dtype: str, total: int, world: int) -> list[ExchangeStep]:
     """A collective on a buffer of about so many elements (an odd number a chunk), from each root (from some in large worlds)."""
     elements = max(total // world, 1) | 1 if one.split else total
     spread = range(0, world, -(-world // MOST_ROOTS))
     roots = sorted({*spread, world - 1}) if one.rooted else [0]
-    return [Step(collective=one, dtype=dtype, elements=elements, root=root) for root in roots]
+    return [ExchangeStep(collective=one, dtype=dtype, elements=elements, root=root) for root in roots]
 
 
 COLLECTIVES = (

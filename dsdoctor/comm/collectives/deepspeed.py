@@ -12,17 +12,17 @@ from typing import Any
 
 from dsdoctor.comm.collectives import calls
 from dsdoctor.comm.collectives.calls import Buffer
-from dsdoctor.comm.collectives.catalogue import DTYPES, ODD, Collective, Step
+from dsdoctor.comm.collectives.catalogue import DTYPES, ODD, Collective, ExchangeStep
 from dsdoctor.comm.collectives.run import run_steps
-from dsdoctor.comm.collectives.values import Call, Reduction
-from dsdoctor.comm.models import Group
+from dsdoctor.comm.collectives.values import CollectiveCall, Reduction
+from dsdoctor.comm.models import RankGroup
 from dsdoctor.comm.results import Exchange
 from dsdoctor.core.host import Host, LocalHost
 
 EXTENSION = "deepspeed_shm_comm"
 
 
-def run_layer(group: Group, tell: Callable[[int, str], None]) -> tuple[Exchange, ...]:
+def run_layer(group: RankGroup, tell: Callable[[int, str], None]) -> tuple[Exchange, ...]:
     """Start DeepSpeed's layer on the group that is there, then all_reduce, all_gather and reduce_scatter through it, with values.
 
     Importing deepspeed prints, may compile (ask ``compiles_first``), and needs ninja on a CPU. Raises what it raises.
@@ -35,7 +35,7 @@ def run_layer(group: Group, tell: Callable[[int, str], None]) -> tuple[Exchange,
     found = [one for one in LAYER if group.world >= one.least]
     elements = max(ODD // group.world, 1) | 1
     return run_steps(
-        group, [Step(collective=one, dtype=kind, elements=elements) for one in found for kind in DTYPES], tell
+        group, [ExchangeStep(collective=one, dtype=kind, elements=elements) for one in found for kind in DTYPES], tell
     )
 
 
@@ -121,18 +121,18 @@ def _layer() -> Any:
     return deepspeed.comm
 
 
-def _all_reduce(call: Call, mine: Buffer) -> Buffer:
+def _all_reduce(call: CollectiveCall, mine: Buffer) -> Buffer:
     _layer().all_reduce(mine, op=calls.operator(call))
     return mine
 
 
-def _all_gather(call: Call, mine: Buffer) -> Buffer:
+def _all_gather(call: CollectiveCall, mine: Buffer) -> Buffer:
     result = call.blank(call.elements * call.group.world)
     _layer().allgather_fn(result, mine)
     return result
 
 
-def _reduce_scatter(call: Call, mine: Buffer) -> Buffer:
+def _reduce_scatter(call: CollectiveCall, mine: Buffer) -> Buffer:
     result = call.blank(call.elements)
     _layer().reduce_scatter_fn(result, mine, op=calls.operator(call))
     return result

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from dsdoctor.comm.collectives.calls import Want
-from dsdoctor.comm.collectives.catalogue import Step
-from dsdoctor.comm.collectives.values import Call
-from dsdoctor.comm.models import Group
+from dsdoctor.comm.collectives.catalogue import ExchangeStep
+from dsdoctor.comm.collectives.values import CollectiveCall
+from dsdoctor.comm.models import RankGroup
 from dsdoctor.comm.results import Exchange, Wrong
 from dsdoctor.comm.torch_ops import wait_for_device
 
@@ -33,7 +33,7 @@ NOT_HERE = re.compile(
 BROKEN = re.compile(r"connect|timed? ?out|socket|peer|address|network|nccl error|cuda error", re.IGNORECASE)
 
 
-def exchange(group: Group, step: Step, inverted: frozenset[int] = frozenset()) -> Exchange:
+def exchange(group: RankGroup, step: ExchangeStep, inverted: frozenset[int] = frozenset()) -> Exchange:
     """One step: run it, compare the result, and see that the input is still what it was."""
     call = step.call(group, inverted)
     mine = call.mine(step.collective.length(call))
@@ -54,7 +54,7 @@ def exchange(group: Group, step: Step, inverted: frozenset[int] = frozenset()) -
     return replace(_skipped(step, None), seconds=seconds, wrong=wrong)
 
 
-def _skipped(step: Step, reason: str | None) -> Exchange:
+def _skipped(step: ExchangeStep, reason: str | None) -> Exchange:
     return Exchange(op=step.op, dtype=step.dtype, elements=step.elements, seconds=0.0, skipped=reason)
 
 
@@ -73,7 +73,7 @@ def lacking(error: Exception) -> str | None:
     return text if NOT_HERE.search(text) else None
 
 
-def compare(got: Any, want: Want | None, call: Call) -> Wrong | None:
+def compare(got: Any, want: Want | None, call: CollectiveCall) -> Wrong | None:
     """The first wrong index of a result, counted over the whole of it; NaN is wrong. Whose it is where one rank sent it."""
     import torch
 
@@ -105,7 +105,7 @@ def _senders(bad: Any, want: Want) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-def _changed(mine: Any, call: Call) -> Wrong | None:
+def _changed(mine: Any, call: CollectiveCall) -> Wrong | None:
     """What a collective wrote into an input that is only to be read: its own rank's data."""
     return compare(mine, Want(values=call.mine(len(mine)), senders=((call.group.rank, len(mine)),)), call)
 
@@ -113,7 +113,7 @@ def _changed(mine: Any, call: Call) -> Wrong | None:
 class _Notes:
     """What ranks tell each other through the group's store, which works where the collectives do not."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: RankGroup) -> None:
         from torch.distributed import distributed_c10d
 
         self._group, self._store = group, distributed_c10d._get_default_store()
@@ -128,7 +128,7 @@ class _Notes:
             return yes
         return self._wait(key) == b"1"
 
-    def all_wrong(self, mine: Sequence[int], steps: Sequence[Step]) -> tuple[int, ...]:
+    def all_wrong(self, mine: Sequence[int], steps: Sequence[ExchangeStep]) -> tuple[int, ...]:
         """The first wrong step of each collective on any rank, the same on every rank; waits until all have told theirs.
 
         Only a rank with something wrong writes its list, and the last one to come joins them: a few messages a rank.
@@ -148,7 +148,7 @@ class _Notes:
         return bytes(self._store.get(key))
 
 
-def _firsts(numbers: Sequence[int], steps: Sequence[Step]) -> list[int]:
+def _firsts(numbers: Sequence[int], steps: Sequence[ExchangeStep]) -> list[int]:
     """The first of these steps for each collective."""
     first: dict[str, int] = {}
     for number in numbers:

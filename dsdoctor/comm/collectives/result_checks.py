@@ -33,7 +33,7 @@ class Brought:
         return tuple(sorted(found, key=lambda seen: not (seen[1].wrong and seen[1].wrong.whose)))
 
     @property
-    def culprits(self) -> tuple[int, ...]:
+    def senders(self) -> tuple[int, ...]:
         """The ranks whose contribution was wrong."""
         return tuple(sorted({*chain.from_iterable(one.wrong.whose for _, one in self.wrong if one.wrong)}))
 
@@ -56,7 +56,7 @@ def data_is_wrong(brought: Brought) -> Iterator[Finding]:
     """
     if not brought.wrong:
         return
-    names = " and ".join(map(brought.named, brought.culprits[:SHOWN]))
+    names = " and ".join(map(brought.named, brought.senders[:SHOWN]))
     first_rank, first = brought.wrong[0]
     what = f"{first.op} of {first.dtype} is wrong on {brought.named(first_rank)}"
     yield Finding(
@@ -69,7 +69,7 @@ def data_is_wrong(brought: Brought) -> Iterator[Finding]:
             if names
             else "repeat the test with --full; then with these one at a time: the one that cures names the layer",
             commands=()
-            if len(brought.culprits) == 1
+            if len(brought.senders) == 1
             else ("NCCL_P2P_DISABLE=1 dsdoctor comm --full", "NCCL_PROTO=Simple dsdoctor comm --full"),
         ),
     )

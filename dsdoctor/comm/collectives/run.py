@@ -3,13 +3,15 @@
 import time
 from collections.abc import Sequence
 
-from dsdoctor.comm.collectives.catalogue import Step
+from dsdoctor.comm.collectives.catalogue import ExchangeStep
 from dsdoctor.comm.collectives.exchange import Tell, _Notes, _skipped, exchange
-from dsdoctor.comm.models import Group
+from dsdoctor.comm.models import RankGroup
 from dsdoctor.comm.results import Exchange
 
 
-def run_steps(group: Group, steps: Sequence[Step], tell: Tell, budget: float | None = None) -> tuple[Exchange, ...]:
+def run_steps(
+    group: RankGroup, steps: Sequence[ExchangeStep], tell: Tell, budget: float | None = None
+) -> tuple[Exchange, ...]:
     """Exchange and compare; then look whose data was wrong, with all ranks, if it was wrong anywhere.
 
     ``tell(number from 1, what)`` is called before each. With ``budget``, rank 0 decides by its clock whether there is time for

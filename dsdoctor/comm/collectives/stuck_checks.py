@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dsdoctor.comm.mesh.checks import CHECKS as MESH_CHECKS
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.results import Outcome, Reach, Stuck
+from dsdoctor.comm.results import ConnectOutcome, Reach, Stuck
 from dsdoctor.comm.words import named
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.processes import LETTERS
@@ -27,7 +27,7 @@ class Trouble:
     what: str
     claims: tuple[Claim, ...]
     stuck: tuple[Stuck, ...]
-    silent: dict[int, Outcome]
+    silent: dict[int, ConnectOutcome]
     reaches: tuple[Reach, ...] = ()
     waited: float = 0.0
     backend: str = "gloo"
@@ -50,19 +50,23 @@ class Trouble:
     def dead(self) -> tuple[int, ...]:
         """Ranks whose process is gone: its own supervisor says so, or its host refuses the port it listened on."""
         told = {one.rank for one in self.stuck if one.ended}
-        return tuple(sorted(told | {rank for rank, outcome in self.silent.items() if outcome is Outcome.REFUSED}))
+        return tuple(
+            sorted(told | {rank for rank, outcome in self.silent.items() if outcome is ConnectOutcome.REFUSED})
+        )
 
     @property
     def stopped(self) -> tuple[int, ...]:
         """Ranks whose process stands still, or accepts a connection and does not answer."""
         told = {one.rank for one in self.stuck if one.process in STOPPED}
-        quiet = {rank for rank, outcome in self.silent.items() if outcome in {Outcome.SILENT, Outcome.REACHED}}
+        quiet = {
+            rank for rank, outcome in self.silent.items() if outcome in {ConnectOutcome.SILENT, ConnectOutcome.REACHED}
+        }
         return tuple(sorted(told | quiet))
 
     @property
     def cut(self) -> tuple[int, ...]:
         """Ranks whose host does not answer any more."""
-        gone = {Outcome.TIMED_OUT, Outcome.NO_ROUTE, Outcome.NO_NAME}
+        gone = {ConnectOutcome.TIMED_OUT, ConnectOutcome.NO_ROUTE, ConnectOutcome.NO_NAME}
         return tuple(sorted(rank for rank, outcome in self.silent.items() if outcome in gone))
 
     @property

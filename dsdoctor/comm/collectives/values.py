@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dsdoctor.comm.models import Group
+from dsdoctor.comm.models import RankGroup
 
 if TYPE_CHECKING:
     import torch
@@ -36,13 +36,13 @@ class Reduction(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class CollectiveCall:
     """One collective to be done: ``elements`` a rank (a chunk, where a collective has one for each rank), from or to ``root``.
 
     ``inverted`` are the ranks that send the inverse of their values: who of them is wrong shows in how the error changes.
     """
 
-    group: Group
+    group: RankGroup
     dtype: str
     elements: int
     root: int = 0
@@ -91,7 +91,7 @@ def largest(dtype: str, world: int, reduction: Reduction | None) -> tuple[int, i
     return min(CODES, exact // -(-world // every)), every
 
 
-def _column(call: Call, rank: int) -> "torch.Tensor":
+def _column(call: CollectiveCall, rank: int) -> "torch.Tensor":
     """A rank's value for each of the position codes, in int64."""
     import torch
 
@@ -110,7 +110,7 @@ def _column(call: Call, rank: int) -> "torch.Tensor":
     return value
 
 
-def _all_columns(call: Call) -> "torch.Tensor":
+def _all_columns(call: CollectiveCall) -> "torch.Tensor":
     """The reduced value for each of the position codes; AVG in float64."""
     import torch
 
@@ -126,7 +126,7 @@ def _all_columns(call: Call) -> "torch.Tensor":
     return total.to(torch.float64) / call.group.world if call.reduction is Reduction.AVG else total
 
 
-def _spread(column: "torch.Tensor", call: Call, start: int, stop: int) -> "torch.Tensor":
+def _spread(column: "torch.Tensor", call: CollectiveCall, start: int, stop: int) -> "torch.Tensor":
     """The values of the codes at the positions from ``start`` to ``stop``."""
     import torch
 

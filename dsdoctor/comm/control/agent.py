@@ -8,13 +8,13 @@ from typing import BinaryIO
 
 import msgspec
 
-from dsdoctor.comm.control.fork_server import Zygote
+from dsdoctor.comm.control.fork_server import ForkServer
 from dsdoctor.comm.control.leader import STATUS, lead
 from dsdoctor.comm.control.member import Member
 from dsdoctor.comm.control.messages import Briefing, News
 from dsdoctor.comm.control.orders import let_go
-from dsdoctor.comm.control.phases import Book
-from dsdoctor.comm.control.test_run import Course
+from dsdoctor.comm.control.phases import PhaseLog
+from dsdoctor.comm.control.test_run import TestRun
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.store import Unreached, open_board
@@ -53,14 +53,14 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
     if backend == "nccl" and not has_nccl:
         say(News(alone=nccl_unavailable(briefing)))
         return
-    zygote = Zygote(folder)
+    fork_server = ForkServer(folder)
     say(News(at="reaching the store of rank 0"))
     board = open_board(briefing.rank, _arrival(briefing))
     if isinstance(board, Unreached):
         absent = Absent(me=briefing.rank, host=briefing.local.hostname, why=board)
         say(News(alone=tuple(finding for check in absent_checks.CHECKS for finding in check(absent))))
         return
-    member = Member(briefing, board, zygote, backend, say)
+    member = Member(briefing, board, fork_server, backend, say)
     member.arrive()
     if board.ours:
         _lead(member, briefing, shown)
@@ -118,17 +118,20 @@ def _follow(member: Member, briefing: Briefing) -> None:
 
 
 def _lead(member: Member, briefing: Briefing, shown: Callable[[], None]) -> None:
-    course = Course(
+    test_run = TestRun(
         member=member,
-        book=Book(member.say),
+        phase_log=PhaseLog(member.say),
         began=briefing.began,
         end=briefing.began + briefing.settings.deadline - RESERVE,
     )
-    report = lead(course)
+    report = lead(test_run)
     member.say(News(report=report))
     shown()
     let_go(
-        member, STATUS[report.state], (course.conductor.orders if course.conductor else 0) + 1, mute=len(course.mute)
+        member,
+        STATUS[report.state],
+        (test_run.conductor.orders if test_run.conductor else 0) + 1,
+        mute=len(test_run.mute),
     )
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from dsdoctor.comm.control.messages import Do, Join, Result, Task, Word
-from dsdoctor.comm.models import Group, Mode
+from dsdoctor.comm.control.messages import Do, ExchangeMessage, ExchangeResult, Join, Task
+from dsdoctor.comm.models import Mode, RankGroup
 from dsdoctor.comm.results import Speeds
 
 PRESET = {
@@ -45,21 +45,21 @@ def exchange(join: Join, channel: socket.socket) -> None:
     os.environ.update({**PRESET, "NCCL_DEBUG_FILE": f"{join.folder}/nccl.%h.%p.log", **join.variables})
     with stack_file(join.folder, os.getpid()).open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        mouth = _Mouth(channel)
+        mouth = _MessageSender(channel)
         work: queue.Queue[Do | None] = queue.Queue()
         threading.Thread(target=_listen, args=(channel, work, join.folder), daemon=True).start()
         try:
             mouth.tell(0, "joining the group")
             group = join_group(join)
             while (do := work.get()) is not None:
-                mouth.say(Word(result=TASKS[do.task or Task.RIGHT](group, do, mouth.tell)))
+                mouth.say(ExchangeMessage(result=TASKS[do.task or Task.RIGHT](group, do, mouth.tell)))
         except Exception as error:
             # whatever a library raises here is what the rank has to tell
-            mouth.say(Word(error=f"{type(error).__name__}: {error}"))
+            mouth.say(ExchangeMessage(error=f"{type(error).__name__}: {error}"))
             time.sleep(3600)
 
 
-def join_group(join: Join) -> Group:
+def join_group(join: Join) -> RankGroup:
     """Initialise torch.distributed over the job's store. Raises what torch raises."""
     import torch
     import torch.distributed as dist
@@ -80,18 +80,18 @@ def join_group(join: Join) -> Group:
         timeout=timedelta(seconds=max(join.seconds, 5)),
         **options,
     )
-    return Group(rank=join.rank, world=join.world, device=join.device, backend=join.backend, hosts=join.hosts)
+    return RankGroup(rank=join.rank, world=join.world, device=join.device, backend=join.backend, hosts=join.hosts)
 
 
-class _Mouth:
+class _MessageSender:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
 
-    def say(self, word: Word) -> None:
+    def say(self, word: ExchangeMessage) -> None:
         self._channel.sendall(msgspec.json.encode(word) + b"\n")
 
     def tell(self, step: int, at: str) -> None:
-        self.say(Word(step=step, at=at))
+        self.say(ExchangeMessage(step=step, at=at))
 
 
 def _listen(channel: socket.socket, work: "queue.Queue[Do | None]", folder: str) -> None:
@@ -116,7 +116,7 @@ def _dump_flight_recorder(folder: str) -> None:
         (Path(folder) / f"flight-{os.getpid()}.json").write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
-def _right(group: Group, do: Do, tell: Tell) -> Result:
+def _right(group: RankGroup, do: Do, tell: Tell) -> ExchangeResult:
     from dsdoctor.comm.collectives.catalogue import steps
     from dsdoctor.comm.collectives.run import run_steps
     from dsdoctor.comm.local.memory import try_memory
@@ -125,10 +125,10 @@ def _right(group: Group, do: Do, tell: Tell) -> Result:
     memory = try_memory(group.device)
     exchanges = run_steps(group, steps(Mode(do.mode), group), tell, do.seconds * 0.8)
     notable = tuple(one for one in exchanges if one.wrong or one.skipped)
-    return Result(done=len(exchanges), exchanges=notable, memory=memory)
+    return ExchangeResult(done=len(exchanges), exchanges=notable, memory=memory)
 
 
-def _speed(group: Group, do: Do, tell: Tell) -> Result:
+def _speed(group: RankGroup, do: Do, tell: Tell) -> ExchangeResult:
     from dsdoctor.comm.speed.pace import pace
     from dsdoctor.comm.speed.pairs import time_pairs
     from dsdoctor.comm.speed.speed import time_collectives
@@ -136,17 +136,17 @@ def _speed(group: Group, do: Do, tell: Tell) -> Result:
     own = pace(group, tell)
     pairs = time_pairs(group, tell, do.seconds * 0.3)
     timings = time_collectives(group, Mode(do.mode), tell, do.seconds * 0.5)
-    return Result(done=len(timings), speeds=Speeds(rank=group.rank, timings=timings, pairs=pairs, pace=own))
+    return ExchangeResult(done=len(timings), speeds=Speeds(rank=group.rank, timings=timings, pairs=pairs, pace=own))
 
 
-def _deepspeed(group: Group, _: Do, tell: Tell) -> Result:
+def _deepspeed(group: RankGroup, _: Do, tell: Tell) -> ExchangeResult:
     from dsdoctor.comm.collectives.deepspeed import run_layer
 
     exchanges = run_layer(group, tell)
-    return Result(done=len(exchanges), exchanges=tuple(one for one in exchanges if one.wrong or one.skipped))
+    return ExchangeResult(done=len(exchanges), exchanges=tuple(one for one in exchanges if one.wrong or one.skipped))
 
 
-TASKS: dict[Task, Callable[[Group, Do, Tell], Result]] = {
+TASKS: dict[Task, Callable[[RankGroup, Do, Tell], ExchangeResult]] = {
     Task.RIGHT: _right,
     Task.SPEED: _speed,
     Task.DEEPSPEED: _deepspeed,

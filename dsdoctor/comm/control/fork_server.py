@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from dsdoctor.comm.control.exchange_process import exchange, stack_file
-from dsdoctor.comm.control.messages import Do, Join, Word
+from dsdoctor.comm.control.messages import Do, ExchangeMessage, Join
 from dsdoctor.core.processes import ending_of, fork, state_of
 
 LARGEST = 1 << 20
@@ -21,8 +21,8 @@ REAPING = 0.05
 class Data:
     """A data process as its control process sees it: ``step`` and ``at`` are what it said last."""
 
-    def __init__(self, pid: int, channel: socket.socket, folder: str, zygote: "Zygote") -> None:
-        self.pid, self.folder, self._channel, self._zygote = pid, folder, channel, zygote
+    def __init__(self, pid: int, channel: socket.socket, folder: str, fork_server: "ForkServer") -> None:
+        self.pid, self.folder, self._channel, self._fork_server = pid, folder, channel, fork_server
         self._rest = b""
         self.step, self.at = 0, "starting"
 
@@ -33,7 +33,7 @@ class Data:
         except OSError:
             return
 
-    def words(self) -> Iterator[Word]:
+    def words(self) -> Iterator[ExchangeMessage]:
         """What it has said since."""
         while select.select([self._channel], [], [], 0)[0]:
             try:
@@ -44,14 +44,14 @@ class Data:
                 return
             *lines, self._rest = (self._rest + part).split(b"\n")
             for line in lines:
-                word = msgspec.json.decode(line, type=Word)
+                word = msgspec.json.decode(line, type=ExchangeMessage)
                 if word.at:
                     self.step, self.at = word.step, word.at
                 yield word
 
     def ended(self) -> str | None:
         """How it died, None while it lives."""
-        return self._zygote.ending(self.pid)
+        return self._fork_server.ending(self.pid)
 
     def process_state(self) -> str:
         """The kernel's letter for it."""
@@ -84,14 +84,14 @@ class Data:
             self._channel.close()
 
 
-class Zygote:
+class ForkServer:
     """Made by a control process after it has imported torch and before it opens anything."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._endings: dict[int, int] = {}
-        self.pid = fork(lambda: _breed(theirs, self._mine))
+        self.pid = fork(lambda: _fork(theirs, self._mine))
         theirs.close()
 
     def start(self, join: Join) -> Data:
@@ -122,7 +122,7 @@ class Zygote:
         return pid, status
 
 
-def _breed(channel: socket.socket, other: socket.socket) -> None:
+def _fork(channel: socket.socket, other: socket.socket) -> None:
     """The zygote's life: fork on request, tell who ended."""
     other.close()
     alive: set[int] = set()

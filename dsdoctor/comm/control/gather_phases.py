@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsdoctor.comm.control.messages import News
-from dsdoctor.comm.control.phases import Page
-from dsdoctor.comm.control.test_run import Course
+from dsdoctor.comm.control.phases import Phase
+from dsdoctor.comm.control.test_run import TestRun
 from dsdoctor.comm.launch.start import gone_file
 from dsdoctor.comm.local import fingerprint
 from dsdoctor.comm.local.checks import examine_all
@@ -24,51 +24,51 @@ TWINS = 0.15
 SHOWN = ("torch", "cuda", "nccl", "deepspeed", "python")
 
 
-def rendezvous(course: Course, page: Page) -> None:
+def rendezvous(test_run: TestRun, page: Phase) -> None:
     """Wait for the claims of all; its time is that since the start."""
-    page.began = course.began
-    log, claims = course.member.board.log("claims"), list[Claim]()
-    until = min(course.end, course.began + min(course.settings.deadline * ARRIVAL, LONGEST_ARRIVAL))
-    while not _settled(claims, course.me.world) and time.monotonic() < until:
-        if len(claims) + len(_last_words(course, claims)) >= course.me.world:
+    page.began = test_run.began
+    log, claims = test_run.member.board.log("claims"), list[Claim]()
+    until = min(test_run.end, test_run.began + min(test_run.settings.deadline * ARRIVAL, LONGEST_ARRIVAL))
+    while not _settled(claims, test_run.me.world) and time.monotonic() < until:
+        if len(claims) + len(_last_words(test_run, claims)) >= test_run.me.world:
             break
         came = len(claims)
         claims += _seen(log)
         if len(claims) != came:
-            course.claims = tuple(claims)
-            course.member.say(News(at=_said(claims, course.me.world, course.me.hosts)))
-        time.sleep(course.member.pace)
+            test_run.claims = tuple(claims)
+            test_run.member.say(News(at=_said(claims, test_run.me.world, test_run.me.hosts)))
+        time.sleep(test_run.member.pace)
     time.sleep(TWINS)
-    course.claims = (*claims, *_seen(log))
+    test_run.claims = (*claims, *_seen(log))
     arrivals = Arrivals(
-        me=course.me,
-        claims=course.claims,
-        waited=time.monotonic() - course.began,
-        last_words=_last_words(course, course.claims),
+        me=test_run.me,
+        claims=test_run.claims,
+        waited=time.monotonic() - test_run.began,
+        last_words=_last_words(test_run, test_run.claims),
     )
     page.findings = tuple(finding for check in arrival_checks.CHECKS for finding in check(arrivals))
-    times = [claim.seen for claim in course.claims]
-    page.said = f"{_said(course.claims, course.me.world, course.me.hosts)}, {max(times) - min(times):.1f} s apart"
+    times = [claim.seen for claim in test_run.claims]
+    page.said = f"{_said(test_run.claims, test_run.me.world, test_run.me.hosts)}, {max(times) - min(times):.1f} s apart"
 
 
-def local(course: Course, page: Page) -> None:
+def local(test_run: TestRun, page: Phase) -> None:
     """Judge what every rank told of its surroundings."""
-    page.findings = examine_all(course.claims)
-    interfaces = list(dict.fromkeys(claim.interface for claim in course.claims))
-    page.said = f"{course.member.backend} over {', '.join(interfaces[:4])}"
+    page.findings = examine_all(test_run.claims)
+    interfaces = list(dict.fromkeys(claim.interface for claim in test_run.claims))
+    page.said = f"{test_run.member.backend} over {', '.join(interfaces[:4])}"
 
 
-def same(course: Course, page: Page) -> None:
+def same(test_run: TestRun, page: Phase) -> None:
     """Compare what should be alike."""
-    page.findings = fingerprint.examine(course.claims)
-    mine = course.member.claim.fingerprint
+    page.findings = fingerprint.examine(test_run.claims)
+    mine = test_run.member.claim.fingerprint
     page.said = ", ".join(f"{name} {mine[name]}" for name in SHOWN if name in mine)
 
 
-def all_there(course: Course) -> bool:
+def all_there(test_run: TestRun) -> bool:
     """Whether every rank of this world came once, and counts as rank 0 does."""
-    ranks = [claim.rank for claim in course.claims if claim.world == course.me.world]
-    return sorted(ranks) == list(range(course.me.world)) and len(course.claims) == len(ranks)
+    ranks = [claim.rank for claim in test_run.claims if claim.world == test_run.me.world]
+    return sorted(ranks) == list(range(test_run.me.world)) and len(test_run.claims) == len(ranks)
 
 
 def _seen(log: Log) -> list[Claim]:
@@ -90,12 +90,12 @@ def _said(claims: Sequence[Claim], world: int, hosts: tuple[str, ...]) -> str:
     return f"{world - len(missing)} of {world} ranks are here, on {places} host{'s' * (places != 1)}{absent}"
 
 
-def _last_words(course: Course, claims: Sequence[Claim]) -> dict[int, str]:
+def _last_words(test_run: TestRun, claims: Sequence[Claim]) -> dict[int, str]:
     """What is written, in a folder that rank 0 can read, of ranks that ended before they came."""
     here = {claim.rank for claim in claims}
     found: dict[int, str] = {}
-    for rank in range(course.me.world) if course.settings.out and course.me.launcher == "dsdoctor" else ():
-        path = gone_file(Path(course.settings.out or "."), course.me.run, rank)
+    for rank in range(test_run.me.world) if test_run.settings.out and test_run.me.launcher == "dsdoctor" else ():
+        path = gone_file(Path(test_run.settings.out or "."), test_run.me.run, rank)
         if rank not in here and path.is_file():
             found[rank] = path.read_text(errors="replace").strip()
     return found

@@ -5,10 +5,10 @@ import time
 from typing import Protocol
 
 from dsdoctor.comm.collectives.nccl_log import telling
-from dsdoctor.comm.control.fork_server import Data, Zygote
-from dsdoctor.comm.control.messages import Answer, Do, Join, Order, Result
+from dsdoctor.comm.control.fork_server import Data, ForkServer
+from dsdoctor.comm.control.messages import Do, ExchangeResult, Join, RankAnswer, RankOrder
 from dsdoctor.comm.mesh.mesh import reach_all
-from dsdoctor.comm.models import Claim, Settings
+from dsdoctor.comm.models import Claim, CommSettings
 from dsdoctor.comm.results import Reach, Stuck
 
 STACK_TIME = 0.3
@@ -16,17 +16,17 @@ TAIL = 5.0
 """Seconds a data process may take beyond its order before its own rank ends it."""
 
 
-class Job(Protocol):
+class BackgroundJob(Protocol):
     """Work that goes on by itself."""
 
     @property
     def step(self) -> int:
         """How far it is."""
 
-    def poll(self) -> Answer | None:
+    def poll(self) -> RankAnswer | None:
         """The answer, once there is one."""
 
-    def stop(self) -> Answer:
+    def stop(self) -> RankAnswer:
         """Break off, and say how far it was."""
 
 
@@ -38,9 +38,9 @@ class Idle:
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
-    def poll(self) -> Answer:
+    def poll(self) -> RankAnswer:
         """Done."""
-        return Answer(rank=self._rank)
+        return RankAnswer(rank=self._rank)
 
     stop = poll
 
@@ -58,27 +58,27 @@ class MeshJob:
         )
         work.start()
 
-    def poll(self) -> Answer | None:
+    def poll(self) -> RankAnswer | None:
         """What was reached, once all were tried."""
         return self._answer() if self._found else None
 
-    def stop(self) -> Answer:
+    def stop(self) -> RankAnswer:
         """What was reached, if all were tried."""
         return self._answer()
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> RankAnswer:
         found = self._found[0] if self._found else ()
-        return Answer(rank=self._rank, reaches=found, seconds=time.monotonic() - self._began)
+        return RankAnswer(rank=self._rank, reaches=found, seconds=time.monotonic() - self._began)
 
 
 class RunJob:
     """An exchange in a data process, a fresh one or the one that is in the group already."""
 
-    def __init__(self, rank: int, data: Data, order: Order, settings: Settings) -> None:
+    def __init__(self, rank: int, data: Data, order: RankOrder, settings: CommSettings) -> None:
         self._rank, self._data, self._seconds = rank, data, order.seconds
         self._began = time.monotonic()
         self._error: str | None = None
-        self._result: Result | None = None
+        self._result: ExchangeResult | None = None
         data.do(Do(task=order.task, mode=settings.mode.value, seconds=order.seconds))
 
     @property
@@ -86,7 +86,7 @@ class RunJob:
         """The number of the exchange it is in."""
         return self._data.step
 
-    def poll(self) -> Answer | None:
+    def poll(self) -> RankAnswer | None:
         """The result, or how it ended without one."""
         for word in self._data.words():
             self._result, self._error = word.result or self._result, word.error or self._error
@@ -96,7 +96,7 @@ class RunJob:
             return self._answer(stuck=self._stuck(()))
         return self.stop() if self._age() > self._seconds + TAIL else None
 
-    def stop(self) -> Answer:
+    def stop(self) -> RankAnswer:
         """Where it is, with its stack; the process is killed."""
         answer = None if self._age() > self._seconds + TAIL else self.poll()
         if answer:
@@ -108,9 +108,9 @@ class RunJob:
         self._data.kill()
         return self._answer(stuck=stuck)
 
-    def _answer(self, *, result: Result | None = None, stuck: Stuck | None = None) -> Answer:
+    def _answer(self, *, result: ExchangeResult | None = None, stuck: Stuck | None = None) -> RankAnswer:
         nccl = telling(self._data.folder, self._data.pid)
-        return Answer(rank=self._rank, result=result, stuck=stuck, nccl=nccl, seconds=self._age())
+        return RankAnswer(rank=self._rank, result=result, stuck=stuck, nccl=nccl, seconds=self._age())
 
     def _stuck(self, stack: tuple[str, ...], state: str = "") -> Stuck:
         return Stuck(
@@ -128,11 +128,11 @@ class RunJob:
         return time.monotonic() - self._began
 
 
-class Bench:
+class KeptProcess:
     """Keeps the data process of a rank from one order to the next, as long as the group stays the same."""
 
-    def __init__(self, zygote: Zygote) -> None:
-        self._zygote = zygote
+    def __init__(self, fork_server: ForkServer) -> None:
+        self._fork_server = fork_server
         self._data: Data | None = None
         self._join: Join | None = None
 
@@ -141,7 +141,7 @@ class Bench:
         same = self._join is not None and _place(self._join) == _place(join)
         if self._data is None or self._data.ended() or not same:
             self.clear()
-            self._data, self._join = self._zygote.start(join), join
+            self._data, self._join = self._fork_server.start(join), join
         return self._data
 
     def clear(self) -> None:

@@ -4,84 +4,84 @@ import time
 from collections.abc import Callable
 
 from dsdoctor.comm.control import exchange_phases, gather_phases
-from dsdoctor.comm.control.phases import Page
-from dsdoctor.comm.control.test_run import Course
+from dsdoctor.comm.control.phases import Phase
+from dsdoctor.comm.control.test_run import TestRun
 from dsdoctor.comm.local.link_limits import limit
-from dsdoctor.comm.models import Phase, State
+from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.comm.results import Report
 from dsdoctor.comm.verdict import ended, verdict
 
-Act = Callable[[Course, Page], None]
-BEGINNINGS: tuple[tuple[Phase, Act], ...] = (
-    (Phase.RENDEZVOUS, gather_phases.rendezvous),
-    (Phase.LOCAL, gather_phases.local),
+Act = Callable[[TestRun, Phase], None]
+BEGINNINGS: tuple[tuple[CommPhase, Act], ...] = (
+    (CommPhase.RENDEZVOUS, gather_phases.rendezvous),
+    (CommPhase.LOCAL, gather_phases.local),
 )
-EXCHANGES: tuple[tuple[Phase, Act], ...] = (
-    (Phase.MESH, exchange_phases.mesh),
-    (Phase.RIGHT, exchange_phases.right),
-    (Phase.SPEED, exchange_phases.speed),
-    (Phase.DEEPSPEED, exchange_phases.deepspeed),
+EXCHANGES: tuple[tuple[CommPhase, Act], ...] = (
+    (CommPhase.MESH, exchange_phases.mesh),
+    (CommPhase.RIGHT, exchange_phases.right),
+    (CommPhase.SPEED, exchange_phases.speed),
+    (CommPhase.DEEPSPEED, exchange_phases.deepspeed),
 )
 """In this order; one that breaks makes the later ones pointless."""
-STATUS = {State.OK: 0, State.SKIPPED: 0, State.SLOW: 6, State.BROKEN: 1}
+STATUS = {PhaseState.OK: 0, PhaseState.SKIPPED: 0, PhaseState.SLOW: 6, PhaseState.BROKEN: 1}
 
 
-def lead(course: Course) -> Report:
+def lead(test_run: TestRun) -> Report:
     """Go through the phases."""
     for phase, act in BEGINNINGS:
-        _write(course, phase, act)
-    reason = None if gather_phases.all_there(course) else "not every rank is there once"
+        _write(test_run, phase, act)
+    reason = None if gather_phases.all_there(test_run) else "not every rank is there once"
     if reason is None:
-        _write(course, Phase.SAME, gather_phases.same)
+        _write(test_run, CommPhase.SAME, gather_phases.same)
     for phase, act in EXCHANGES:
         if reason:
-            course.book.skip(phase, reason)
-        elif _write(course, phase, act) is State.BROKEN:
+            test_run.phase_log.skip(phase, reason)
+        elif _write(test_run, phase, act) is PhaseState.BROKEN:
             reason = f"broken before: {phase.value}"
-            if phase is Phase.RIGHT and _unnamed(course):
-                _write(course, Phase.ISOLATE, exchange_phases.search)
-    course.book.add_to(Phase.RIGHT, tuple(exchange_phases.deadline_too_short(course)))
-    return report(course)
+            if phase is CommPhase.RIGHT and _unnamed(test_run):
+                _write(test_run, CommPhase.ISOLATE, exchange_phases.search)
+    test_run.phase_log.add_to(CommPhase.RIGHT, tuple(exchange_phases.deadline_too_short(test_run)))
+    return report(test_run)
 
 
-def report(course: Course) -> Report:
+def report(test_run: TestRun) -> Report:
     """What is known so far, in one."""
-    phases, backend = tuple(course.book.phases), course.member.backend
+    phases, backend = tuple(test_run.phase_log.phases), test_run.member.backend
     return Report(
-        world=course.me.world,
+        world=test_run.me.world,
         backend=backend,
-        launcher=course.me.launcher,
-        mode=course.settings.mode,
-        verdict=verdict(phases, world=course.me.world, hosts=course.hosts, backend=backend),
+        launcher=test_run.me.launcher,
+        mode=test_run.settings.mode,
+        verdict=verdict(phases, world=test_run.me.world, hosts=test_run.hosts, backend=backend),
         state=ended(phases),
-        seconds=time.monotonic() - course.began,
+        seconds=time.monotonic() - test_run.began,
         phases=phases,
-        ranks=tuple(sorted(course.claims, key=lambda claim: claim.rank)),
-        reaches=course.reaches,
-        exchanges=course.exchanges,
-        speeds=course.speeds,
-        pairs=course.pairs,
-        paces=tuple(one.pace for one in course.timed if one.pace),
-        stuck=course.stuck,
-        wrong=course.wrong,
-        limit=limit(course.claims, backend) if course.claims else None,
-        transports=course.nccl.edges if course.nccl else {},
-        hosts=course.hosts,
-        versions=course.member.claim.fingerprint,
-        out=course.settings.out or (course.member.briefing.folder if ended(phases) is State.BROKEN else None),
+        ranks=tuple(sorted(test_run.claims, key=lambda claim: claim.rank)),
+        reaches=test_run.reaches,
+        exchanges=test_run.exchanges,
+        speeds=test_run.speeds,
+        pairs=test_run.pairs,
+        paces=tuple(one.pace for one in test_run.timed if one.pace),
+        stuck=test_run.stuck,
+        wrong=test_run.wrong,
+        limit=limit(test_run.claims, backend) if test_run.claims else None,
+        transports=test_run.nccl.edges if test_run.nccl else {},
+        hosts=test_run.hosts,
+        versions=test_run.member.claim.fingerprint,
+        out=test_run.settings.out or (test_run.member.briefing.folder if ended(phases) is PhaseState.BROKEN else None),
     )
 
 
-def _write(course: Course, phase: Phase, act: Act) -> State:
-    with course.book.phase(phase) as page:
-        act(course, page)
-    return course.book.phases[-1].state
+def _write(test_run: TestRun, phase: CommPhase, act: Act) -> PhaseState:
+    with test_run.phase_log.phase(phase) as page:
+        act(test_run, page)
+    return test_run.phase_log.phases[-1].state
 
 
-def _unnamed(course: Course) -> bool:
+def _unnamed(test_run: TestRun) -> bool:
     """Whether no rank died, stopped or vanished, and the library did begin: then only trials by parts can tell more."""
-    if course.stuck and all(one.error and one.step == 0 for one in course.stuck):
+    if test_run.stuck and all(one.error and one.step == 0 for one in test_run.stuck):
         return False
     return not {"rank-died", "rank-stopped", "host-vanished", "rank-behind", "time-used-up", "supervisor-stopped"} & {
-        finding.rule for finding in course.book.phases[-1].findings
+        finding.rule for finding in test_run.phase_log.phases[-1].findings
     }

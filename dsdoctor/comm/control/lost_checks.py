@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsdoctor.comm.mesh.connect import Knock
+from dsdoctor.comm.mesh.connect import ConnectResult
 from dsdoctor.comm.models import Rank
-from dsdoctor.comm.results import Outcome
+from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding, Fix, Severity
 
 
@@ -18,7 +18,7 @@ class Lost:
     host: str
     at: str
     seconds: float
-    master: Knock | None
+    master: ConnectResult | None
     died: str | None
     stopped: bool = False
     log: str = ""
@@ -33,10 +33,10 @@ def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
     if lost.rank.rank == 0 or lost.died is not None or lost.stopped or lost.master is None:
         return
     ends = {
-        Outcome.REFUSED: "its host answers and refuses the port: rank 0 has died",
-        Outcome.TIMED_OUT: "its host does not answer: the link is cut, or the host is down",
-        Outcome.NO_ROUTE: "there is no route to it any more: the link is cut, or the host is down",
-        Outcome.NO_NAME: "its name is not found any more",
+        ConnectOutcome.REFUSED: "its host answers and refuses the port: rank 0 has died",
+        ConnectOutcome.TIMED_OUT: "its host does not answer: the link is cut, or the host is down",
+        ConnectOutcome.NO_ROUTE: "there is no route to it any more: the link is cut, or the host is down",
+        ConnectOutcome.NO_NAME: "its name is not found any more",
     }
     how = ends.get(lost.master.outcome, "its port accepts connections: rank 0 hangs or was stopped")
     yield Finding(

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from dsdoctor.comm.control.fork_server import Zygote
-from dsdoctor.comm.control.jobs import Bench, Idle, Job, MeshJob, RunJob
-from dsdoctor.comm.control.messages import Answer, Briefing, Join, Kind, News, Order, Task
+from dsdoctor.comm.control.fork_server import ForkServer
+from dsdoctor.comm.control.jobs import BackgroundJob, Idle, KeptProcess, MeshJob, RunJob
+from dsdoctor.comm.control.messages import Briefing, Join, News, OrderKind, RankAnswer, RankOrder, Task
 from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
-from dsdoctor.comm.mesh.mesh import Listener, peers
-from dsdoctor.comm.models import Claim, Phase
+from dsdoctor.comm.mesh.mesh import MeshListener, peers
+from dsdoctor.comm.models import Claim, CommPhase
 from dsdoctor.comm.rendezvous.board import Board
 from dsdoctor.core.processes import state_of
 
@@ -28,17 +28,17 @@ Say = Callable[[News], None]
 class Member:
     """A rank that has come: its claim stands on the board and its port answers."""
 
-    def __init__(self, briefing: Briefing, board: Board, zygote: Zygote, backend: str, say: Say) -> None:
+    def __init__(self, briefing: Briefing, board: Board, fork_server: ForkServer, backend: str, say: Say) -> None:
         self.briefing, self.board, self.say = briefing, board, say
         self.rank, self.backend = briefing.rank.rank, backend
         self.world = briefing.rank.world
-        self._bench = Bench(zygote)
+        self._kept = KeptProcess(fork_server)
         self._listeners = _listeners(briefing)
         self.claim = _claim(briefing, self._listeners, backend)
         for listener in self._listeners:
             listener.answer(board.prefix, self.rank)
         self.pace = max(PACE, self.world / 50_000)
-        self._answers: list[Answer] = []
+        self._answers: list[RankAnswer] = []
 
     def arrive(self) -> None:
         """Write the claim, and the address for those who will call."""
@@ -50,28 +50,28 @@ class Member:
         """Obey rank 0 until its last order; the status it gave, or None where its word did not come in time."""
         number = 1
         while (order := self._await(number, until)) is not None:
-            if order.kind is Kind.END:
+            if order.kind is OrderKind.END:
                 self.board.log("ends").write(self.rank)
-                self._bench.clear()
+                self._kept.clear()
                 self._wait_for_rank_zero(order.status)
                 return order.status
             self.say(News(at=_phase(order).value))
             self.post(order, self._work(order))
             number += 1
-        self._bench.clear()
+        self._kept.clear()
         return None
 
-    def begin(self, order: Order) -> Job:
+    def begin(self, order: RankOrder) -> BackgroundJob:
         """Start what an order says."""
-        if order.kind is Kind.MESH:
+        if order.kind is OrderKind.MESH:
             others = tuple(self.board.get(f"at/{rank}", Claim) for rank in peers(self.rank, self.world))
             return MeshJob(self.claim, others, self.board.prefix, order.seconds)
         group = next((group for group in order.groups if self.rank in group), ()) if order.groups else range(self.world)
         if len(group) < (1 if not order.groups else 2):
             return Idle(self.rank)
-        return RunJob(self.rank, self._bench.data(self._join(order, tuple(group))), order, self.briefing.settings)
+        return RunJob(self.rank, self._kept.data(self._join(order, tuple(group))), order, self.briefing.settings)
 
-    def post(self, order: Order, answer: Answer) -> None:
+    def post(self, order: RankOrder, answer: RankAnswer) -> None:
         """Tell rank 0, and this rank's own file."""
         answer = replace(answer, supervisor=state_of(os.getppid()))
         self._answers.append(answer)
@@ -80,14 +80,14 @@ class Member:
 
     def clear(self) -> None:
         """End what is still running."""
-        self._bench.clear()
+        self._kept.clear()
 
-    def _await(self, number: int, until: float) -> Order | None:
+    def _await(self, number: int, until: float) -> RankOrder | None:
         while not self.board.has(f"order/{number}"):
             if time.monotonic() > until:
                 return None
             time.sleep(self.pace)
-        return self.board.get(f"order/{number}", Order)
+        return self.board.get(f"order/{number}", RankOrder)
 
     def _wait_for_rank_zero(self, status: int) -> None:
         """Let rank 0 end first where something is wrong: a launcher ends the others as soon as one has failed."""
@@ -98,7 +98,7 @@ class Member:
                 self.board.has("gone")
                 time.sleep(self.pace)
 
-    def _work(self, order: Order) -> Answer:
+    def _work(self, order: RankOrder) -> RankAnswer:
         job = self.begin(order)
         while (answer := job.poll()) is None:
             if self.board.has(f"stop/{order.number}"):
@@ -106,7 +106,7 @@ class Member:
             time.sleep(self.pace)
         return answer
 
-    def _join(self, order: Order, group: tuple[int, ...]) -> Join:
+    def _join(self, order: RankOrder, group: tuple[int, ...]) -> Join:
         rank = self.briefing.rank
         # the same group in the same surroundings goes on; another one gets a place of its own in the store
         place = f"{self.board.prefix}/group/{order.number}/{group[0]}" if order.groups else f"{self.board.prefix}/group"
@@ -139,25 +139,25 @@ class Member:
         made.replace(path)
 
 
-def _phase(order: Order) -> Phase:
+def _phase(order: RankOrder) -> CommPhase:
     """The phase that an order belongs to."""
-    tasks = {Task.RIGHT: Phase.RIGHT, Task.SPEED: Phase.SPEED, Task.DEEPSPEED: Phase.DEEPSPEED}
-    return tasks[order.task] if order.kind is Kind.RUN else Phase.MESH
+    tasks = {Task.RIGHT: CommPhase.RIGHT, Task.SPEED: CommPhase.SPEED, Task.DEEPSPEED: CommPhase.DEEPSPEED}
+    return tasks[order.task] if order.kind is OrderKind.RUN else CommPhase.MESH
 
 
-def _listeners(briefing: Briefing) -> list[Listener]:
+def _listeners(briefing: Briefing) -> list[MeshListener]:
     """A port on the interface that the backend would take, and one on the interface that reaches the master."""
-    found: list[Listener] = []
+    found: list[MeshListener] = []
     for chosen in (briefing.local.chosen, briefing.local.routed):
         if chosen and chosen.address not in {listener.address for listener in found}:
             try:
-                found.append(Listener(chosen.address))
+                found.append(MeshListener(chosen.address))
             except OSError:
                 continue
-    return found or [Listener("127.0.0.1")]
+    return found or [MeshListener("127.0.0.1")]
 
 
-def _claim(briefing: Briefing, listeners: list[Listener], backend: str) -> Claim:
+def _claim(briefing: Briefing, listeners: list[MeshListener], backend: str) -> Claim:
     rank, local = briefing.rank, briefing.local
     other = listeners[1] if len(listeners) > 1 else None
     gpu = local.gpus[rank.local_rank % len(local.gpus)] if local.gpus and backend == "nccl" else None

@@ -3,12 +3,12 @@
 import enum
 from dataclasses import dataclass, field
 
-from dsdoctor.comm.models import Local, Rank, Settings
+from dsdoctor.comm.models import CommSettings, Local, Rank
 from dsdoctor.comm.results import Exchange, MemoryTry, PhaseResult, Reach, Report, Speeds, Stuck
 from dsdoctor.core.finding import Finding
 
 
-class Kind(enum.Enum):
+class OrderKind(enum.Enum):
     """What rank 0 orders: a mesh, an exchange in a data process, or the end."""
 
     MESH = "mesh"
@@ -25,12 +25,12 @@ class Task(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class RankOrder:
     """Rank 0's word to all. ``groups`` are disjoint sets of ranks that exchange among themselves (empty: all together);
     ``variables`` are added to the data process's environment; ``seconds`` bound the work on every rank."""
 
     number: int
-    kind: Kind
+    kind: OrderKind
     seconds: float = 0.0
     task: Task = Task.RIGHT
     groups: tuple[tuple[int, ...], ...] = ()
@@ -39,7 +39,7 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class ExchangeResult:
     """What a data process brought: how many exchanges, those that were wrong or not possible, times, memory."""
 
     done: int = 0
@@ -49,13 +49,13 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class RankAnswer:
     """One rank's answer to an order: what it found, or where it was stuck; ``nccl`` are the telling lines of NCCL's log.
     ``supervisor`` is the kernel's letter for the process that the launcher started."""
 
     rank: int
     reaches: tuple[Reach, ...] = ()
-    result: Result | None = None
+    result: ExchangeResult | None = None
     stuck: Stuck | None = None
     nccl: str = ""
     supervisor: str = ""
@@ -90,12 +90,12 @@ class Do:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
+class ExchangeMessage:
     """What a data process says: which exchange it begins, or its result, or how it failed."""
 
     step: int = 0
     at: str = ""
-    result: Result | None = None
+    result: ExchangeResult | None = None
     error: str | None = None
 
 
@@ -104,7 +104,7 @@ class Briefing:
     """What a rank's control process begins with. ``began`` is time.monotonic() at the start of the rank."""
 
     rank: Rank
-    settings: Settings
+    settings: CommSettings
     local: Local
     backend: str
     folder: str

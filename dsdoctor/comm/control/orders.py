@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from dsdoctor.comm.control.member import Member
-from dsdoctor.comm.control.messages import Answer, Kind, Order
+from dsdoctor.comm.control.messages import OrderKind, RankAnswer, RankOrder
 from dsdoctor.comm.mesh.mesh import reach
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.results import Outcome
+from dsdoctor.comm.results import ConnectOutcome
 
 MOVING = 3.0
 """Seconds without a move that say nothing yet: a large message on a slow link takes as long."""
@@ -26,9 +26,9 @@ class Gathered:
     """What came of an order. ``silent``: how a call to each rank that did not answer ended. ``moved``: seconds since rank 0's own
     work last moved."""
 
-    order: Order
-    answers: tuple[Answer, ...]
-    silent: dict[int, Outcome] = field(default_factory=dict)
+    order: RankOrder
+    answers: tuple[RankAnswer, ...]
+    silent: dict[int, ConnectOutcome] = field(default_factory=dict)
     seconds: float = 0.0
     still: float = 0.0
 
@@ -52,7 +52,7 @@ class Conductor:
         self._member, self._claims = member, claims
         self.orders = 0
 
-    def ask(self, order: Order, *, patience: float) -> Gathered:
+    def ask(self, order: RankOrder, *, patience: float) -> Gathered:
         """Give an order to all and gather. Ends it when a rank is in trouble, when rank 0's own work has not moved for
         ``patience`` seconds, or when its time is up."""
         self.orders += 1
@@ -75,12 +75,12 @@ class Conductor:
             still=now - watch.moved,
         )
 
-    def _call(self, ranks: Sequence[int]) -> dict[int, Outcome]:
+    def _call(self, ranks: Sequence[int]) -> dict[int, ConnectOutcome]:
         """Call those who said nothing."""
         by_rank = {claim.rank: claim for claim in self._claims}
         me, token = self._member.claim, self._member.board.prefix
 
-        def outcome(rank: int) -> Outcome:
+        def outcome(rank: int) -> ConnectOutcome:
             return reach(me, by_rank[rank], token, size=0, timeout=CALL_TIMEOUT).outcome
 
         with ThreadPoolExecutor(CALLERS) as pool:
@@ -90,7 +90,7 @@ class Conductor:
 def let_go(member: Member, status: int, number: int, *, mute: int) -> None:
     """Send the last order, and wait a moment until the others have read it: the store ends with this process. ``mute`` ranks
     are known to say nothing any more."""
-    member.board.put(f"order/{number}", Order(number=number, kind=Kind.END, status=status))
+    member.board.put(f"order/{number}", RankOrder(number=number, kind=OrderKind.END, status=status))
     others = max(member.board.log("claims").count() - 1 - mute, 0)
     log, gone, until = member.board.log("ends"), 0, time.monotonic() + LAST_WORDS
     while gone < others and time.monotonic() < until:
@@ -102,12 +102,12 @@ def let_go(member: Member, status: int, number: int, *, mute: int) -> None:
 class _Watch:
     """The answers to one order, with rank 0's own work."""
 
-    def __init__(self, order: Order, member: Member, patience: float) -> None:
+    def __init__(self, order: RankOrder, member: Member, patience: float) -> None:
         self._member, self._patience, self._order = member, patience, order
         self._log = member.board.log(f"answers/{order.number}")
         self._job = member.begin(order)
         self._until = time.monotonic() + order.seconds
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, RankAnswer] = {}
         self.moved, self._step = time.monotonic(), -1
         self._trouble: float | None = None
 
@@ -141,12 +141,12 @@ class _Watch:
             self._read()
             time.sleep(self._member.pace)
 
-    def _own(self, look: "Callable[[], Answer | None]") -> None:
+    def _own(self, look: "Callable[[], RankAnswer | None]") -> None:
         if self._member.rank not in self.answers:
             answer = look()
             if answer is not None:
                 self.answers[answer.rank] = answer
 
     def _read(self) -> None:
-        for answer in self._log.news(Answer):
+        for answer in self._log.news(RankAnswer):
             self.answers[answer.rank] = answer

@@ -6,27 +6,27 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from dsdoctor.comm.control.messages import News
-from dsdoctor.comm.models import Phase, State
+from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.comm.results import PhaseResult
 from dsdoctor.core.finding import Finding, Severity
 
-SLOWNESS = frozenset({Phase.RENDEZVOUS, Phase.SAME, Phase.MESH, Phase.SPEED})
+SLOWNESS = frozenset({CommPhase.RENDEZVOUS, CommPhase.SAME, CommPhase.MESH, CommPhase.SPEED})
 """Phases whose warnings mean that ranks are slow, late or unlike; a warning elsewhere advises."""
 
 
-def state_of(phase: Phase, findings: Iterable[Finding]) -> State:
+def state_of(phase: CommPhase, findings: Iterable[Finding]) -> PhaseState:
     """How a phase ended, by what was found.
 
-    >>> state_of(Phase.MESH, [])
-    <State.OK: 'ok'>
+    >>> state_of(CommPhase.MESH, [])
+    <PhaseState.OK: 'ok'>
     """
     severities = {finding.severity for finding in findings}
     if Severity.ERROR in severities:
-        return State.BROKEN
-    return State.SLOW if Severity.WARNING in severities and phase in SLOWNESS else State.OK
+        return PhaseState.BROKEN
+    return PhaseState.SLOW if Severity.WARNING in severities and phase in SLOWNESS else PhaseState.OK
 
 
-class Page:
+class Phase:
     """A phase that is being written."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Page:
         self.began = time.monotonic()
 
 
-class Book:
+class PhaseLog:
     """``say`` hears of each phase when it begins and when it ends."""
 
     def __init__(self, say: Callable[[News], None]) -> None:
@@ -44,10 +44,10 @@ class Book:
         self.phases: list[PhaseResult] = []
 
     @contextmanager
-    def phase(self, phase: Phase) -> Iterator[Page]:
+    def phase(self, phase: CommPhase) -> Iterator[Phase]:
         """Write one phase; its time is that of the block."""
         self._say(News(at=phase.value))
-        page = Page()
+        page = Phase()
         yield page
         if page.skipped is not None:
             self.skip(phase, page.skipped)
@@ -62,11 +62,11 @@ class Book:
             )
         )
 
-    def skip(self, phase: Phase, reason: str) -> None:
+    def skip(self, phase: CommPhase, reason: str) -> None:
         """A phase that does not take place, and why."""
-        self._add(PhaseResult(phase=phase, state=State.SKIPPED, seconds=0.0, said=reason))
+        self._add(PhaseResult(phase=phase, state=PhaseState.SKIPPED, seconds=0.0, said=reason))
 
-    def add_to(self, phase: Phase, findings: tuple[Finding, ...]) -> None:
+    def add_to(self, phase: CommPhase, findings: tuple[Finding, ...]) -> None:
         """Findings that show only at the end, put into the phase that they concern."""
         for place, result in enumerate(self.phases):
             if result.phase is phase and findings:
@@ -76,7 +76,7 @@ class Book:
     @property
     def broken(self) -> bool:
         """Whether a phase so far was broken."""
-        return any(phase.state is State.BROKEN for phase in self.phases)
+        return any(phase.state is PhaseState.BROKEN for phase in self.phases)
 
     def _add(self, result: PhaseResult) -> None:
         self.phases.append(result)

@@ -19,9 +19,9 @@ from dsdoctor.comm.control import lost_checks
 from dsdoctor.comm.control.agent import control
 from dsdoctor.comm.control.messages import Briefing, News
 from dsdoctor.comm.local.facts import look_local
-from dsdoctor.comm.mesh.connect import Knock, knock
-from dsdoctor.comm.models import Mode, Rank, Settings, State
-from dsdoctor.comm.results import Outcome, PhaseResult, Report
+from dsdoctor.comm.mesh.connect import ConnectResult, ask_listener
+from dsdoctor.comm.models import CommSettings, Mode, PhaseState, Rank
+from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Report
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
@@ -57,14 +57,14 @@ class Screen:
     broken_off: Callable[[str], None]
 
 
-def supervise(rank: Rank, settings: Settings, screen: Screen, *, began: float) -> Outcomes:
+def supervise(rank: Rank, settings: CommSettings, screen: Screen, *, began: float) -> Outcomes:
     """Run this rank's part to its end. Raises KeyboardInterrupt, and what ``screen`` raises, after everything was ended."""
     local, lock = look_local(LocalHost(), rank, settings.backend), _own_lock(settings)
     with _folder(settings) as (folder, keep):
         briefing = Briefing(
             rank=rank, settings=settings, local=local, backend=settings.backend, folder=folder, began=began
         )
-        ear = _Ear(briefing)
+        ear = _MessageReader(briefing)
         try:
             outcome = _hear(ear, briefing, screen)
         finally:
@@ -72,12 +72,12 @@ def supervise(rank: Rank, settings: Settings, screen: Screen, *, began: float) -
             ear.ending()
             if lock is not None:
                 lock.unlink(missing_ok=True)
-        if outcome.alone or (outcome.report and outcome.report.state is State.BROKEN):
+        if outcome.alone or (outcome.report and outcome.report.state is PhaseState.BROKEN):
             keep()
         return outcome
 
 
-class _Ear:
+class _MessageReader:
     """The control process and what it says."""
 
     def __init__(self, briefing: Briefing) -> None:
@@ -125,7 +125,7 @@ class _Ear:
             os.write(self._back, b".")
 
 
-def _hear(ear: _Ear, briefing: Briefing, screen: Screen) -> Outcomes:
+def _hear(ear: _MessageReader, briefing: Briefing, screen: Screen) -> Outcomes:
     rank, at, phases = briefing.rank, "starting", list[PhaseResult]()
     report: Report | None = None
     failure: Exception | None = None
@@ -186,16 +186,16 @@ def _lost(briefing: Briefing, pid: int, at: str, phases: list[PhaseResult], *, d
     return Outcomes(status=1, alone=found, phases=tuple(phases), at=at, folder=briefing.folder)
 
 
-def _call(rank: Rank) -> Knock:
+def _call(rank: Rank) -> ConnectResult:
     """Call the master's port, again a moment later where it is open: a process that was just killed still holds it."""
-    heard = knock(rank.master, rank.port, timeout=0.3, listen=0.1)
-    if heard.outcome in {Outcome.SILENT, Outcome.STRANGER}:
+    heard = ask_listener(rank.master, rank.port, timeout=0.3, listen=0.1)
+    if heard.outcome in {ConnectOutcome.SILENT, ConnectOutcome.STRANGER}:
         time.sleep(DYING)
-        heard = knock(rank.master, rank.port, timeout=0.3, listen=0.1)
+        heard = ask_listener(rank.master, rank.port, timeout=0.3, listen=0.1)
     return heard
 
 
-def _own_lock(settings: Settings) -> Path | None:
+def _own_lock(settings: CommSettings) -> Path | None:
     """The lock of a compilation that this test may begin: DeepSpeed's layer compiles at its first use, and torch waits for ever on
     the lock of one that was killed. None where one is there already: it is somebody else's."""
     lock = own_lock() if settings.mode is Mode.FULL else None
@@ -203,7 +203,7 @@ def _own_lock(settings: Settings) -> Path | None:
 
 
 @contextmanager
-def _folder(settings: Settings) -> Iterator[tuple[str, Callable[[], None]]]:
+def _folder(settings: CommSettings) -> Iterator[tuple[str, Callable[[], None]]]:
     """The folder of this rank's files: the one that was named, or a private one that goes when all is well."""
     if settings.out:
         Path(settings.out).mkdir(mode=0o700, parents=True, exist_ok=True)

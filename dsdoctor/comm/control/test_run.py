@@ -9,11 +9,11 @@ from dsdoctor.comm.collectives import stuck_checks
 from dsdoctor.comm.collectives.nccl_log import NcclFacts
 from dsdoctor.comm.collectives.stuck_checks import Trouble
 from dsdoctor.comm.control.member import Member
-from dsdoctor.comm.control.messages import Kind, Order, Result, Task
+from dsdoctor.comm.control.messages import ExchangeResult, OrderKind, RankOrder, Task
 from dsdoctor.comm.control.orders import Conductor, Gathered
-from dsdoctor.comm.control.phases import Book
-from dsdoctor.comm.models import Claim, Mode, Rank, Settings
-from dsdoctor.comm.results import Outcome, PairTime, Reach, Speed, Speeds, Stuck
+from dsdoctor.comm.control.phases import PhaseLog
+from dsdoctor.comm.models import Claim, CommSettings, Mode, Rank
+from dsdoctor.comm.results import ConnectOutcome, PairTime, Reach, Speed, Speeds, Stuck
 from dsdoctor.core.finding import Finding, Fix, Severity
 
 PATIENCE = {Mode.QUICK: 8.0, Mode.DEFAULT: 20.0, Mode.FULL: 40.0}
@@ -24,11 +24,11 @@ LEAST = 2.0
 
 
 @dataclass(kw_only=True)
-class Course:
+class TestRun:
     """One test. ``end`` (time.monotonic) is the moment at which the report must be made."""
 
     member: Member
-    book: Book
+    phase_log: PhaseLog
     began: float
     end: float
     claims: tuple[Claim, ...] = ()
@@ -49,7 +49,7 @@ class Course:
         return self.member.briefing.rank
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> CommSettings:
         """What was asked."""
         return self.member.briefing.settings
 
@@ -67,7 +67,7 @@ class Course:
 
     def ask(
         self,
-        kind: Kind,
+        kind: OrderKind,
         *,
         seconds: float,
         task: Task = Task.RIGHT,
@@ -79,8 +79,8 @@ class Course:
         if self.conductor is None:
             self.conductor = Conductor(self.member, self.claims)
         if patience is None:
-            patience = PATIENCE[self.settings.mode] if kind is Kind.RUN else math.inf
-        order = Order(number=0, kind=kind, seconds=seconds, task=task, groups=groups, variables=variables or {})
+            patience = PATIENCE[self.settings.mode] if kind is OrderKind.RUN else math.inf
+        order = RankOrder(number=0, kind=kind, seconds=seconds, task=task, groups=groups, variables=variables or {})
         gathered = self.conductor.ask(order, patience=patience)
         self.exchanges += sum(answer.result.done for answer in gathered.answers if answer.result)
         return gathered
@@ -103,7 +103,7 @@ class Course:
             backend=self.member.backend,
         )
         if not (trouble.dead or trouble.stopped or trouble.cut) and self.left > 1:
-            again = self.ask(Kind.MESH, seconds=min(AGAIN_SECONDS, self.left))
+            again = self.ask(OrderKind.MESH, seconds=min(AGAIN_SECONDS, self.left))
             trouble = replace(trouble, reaches=tuple(reach for answer in again.answers for reach in answer.reaches))
         return tuple(finding for check in stuck_checks.CHECKS for finding in check(trouble))
 
@@ -122,14 +122,14 @@ def time_used_up(gathered: Gathered, what: str) -> Iterator[Finding]:
     )
 
 
-def results(gathered: Gathered) -> dict[int, Result]:
+def results(gathered: Gathered) -> dict[int, ExchangeResult]:
     """The results of those who brought one, by rank."""
     return {answer.rank: answer.result for answer in gathered.answers if answer.result}
 
 
-def _vanished(rank: int, how: Outcome, what: str) -> Stuck:
+def _vanished(rank: int, how: ConnectOutcome, what: str) -> Stuck:
     """A rank that told nothing any more, as the table of ranks shows it."""
-    ended = {Outcome.REFUSED: "its port is closed", Outcome.SILENT: "it does not answer"}.get(
+    ended = {ConnectOutcome.REFUSED: "its port is closed", ConnectOutcome.SILENT: "it does not answer"}.get(
         how, f"its host: {how.value}"
     )
     return Stuck(rank=rank, at=what, step=0, seconds=0.0, ended=ended)

@@ -27,7 +27,7 @@ LOGINS, LOGIN = 8, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class RankEnded:
     """A rank's process that has ended: how, None for success, and its verdict, or the last line it wrote."""
 
     rank: int
@@ -37,11 +37,11 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class RankTold:
     """What came of all ranks: rank 0's stdout, and who ended by itself and how."""
 
     document: str
-    ended: tuple[Ended, ...]
+    ended: tuple[RankEnded, ...]
 
 
 def free_port() -> int:
@@ -55,11 +55,11 @@ def free_port() -> int:
     return PORTS[0]
 
 
-def start_all(ranks: Sequence[Started], environment: Mapping[str, str], folder: Path, *, seconds: float) -> Told:
+def start_all(ranks: Sequence[Started], environment: Mapping[str, str], folder: Path, *, seconds: float) -> RankTold:
     """Run all ranks, at most so long. Whatever happens, none of them is left behind."""
     until = time.monotonic() + seconds
     processes: list[subprocess.Popen[bytes]] = []
-    ended: dict[int, Ended] = {}
+    ended: dict[int, RankEnded] = {}
     try:
         for one in ranks:
             if one.open_stdin and [other.host for other in ranks[: one.rank]].count(one.host) % LOGINS == LOGINS - 1:
@@ -75,7 +75,7 @@ def start_all(ranks: Sequence[Started], environment: Mapping[str, str], folder: 
     finally:
         for process in processes:
             _end(process)
-    return Told(document=_output(folder, 0, "out").read_text(errors="replace"), ended=tuple(ended.values()))
+    return RankTold(document=_output(folder, 0, "out").read_text(errors="replace"), ended=tuple(ended.values()))
 
 
 def _start(one: Started, environment: Mapping[str, str], folder: Path) -> "subprocess.Popen[bytes]":
@@ -92,7 +92,7 @@ def _start(one: Started, environment: Mapping[str, str], folder: Path) -> "subpr
 
 
 def _reap(
-    ranks: Sequence[Started], processes: Sequence["subprocess.Popen[bytes]"], ended: dict[int, Ended], folder: Path
+    ranks: Sequence[Started], processes: Sequence["subprocess.Popen[bytes]"], ended: dict[int, RankEnded], folder: Path
 ) -> None:
     """Note who ended, also where rank 0 can read it while it waits."""
     for one, process in zip(ranks, processes, strict=False):
@@ -103,7 +103,7 @@ def _reap(
         lines = _output(folder, one.rank, "err").read_text(errors="replace").split("\n") if one.rank else []
         verdicts = [line.removeprefix("✗ ") for line in lines if line.startswith("✗ ")]
         last = next((line.strip() for line in (*verdicts, *reversed(lines)) if line.strip()), "")
-        ended[one.rank] = Ended(rank=one.rank, host=one.host, how=how, last_line=last[:300])
+        ended[one.rank] = RankEnded(rank=one.rank, host=one.host, how=how, last_line=last[:300])
         if how and one.rank:
             made = gone_file(folder, one.environment.get(RUN, ""), one.rank)
             made.write_text(f"{how}{': ' if last else ''}{last[:300]}", errors="replace")

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from dsdoctor.comm.local import network_checks, node_checks
 from dsdoctor.comm.local.gpu_links import own_gpu
-from dsdoctor.comm.local.rank_view import Check, Place, merged
+from dsdoctor.comm.local.rank_view import Check, RankView, merged
 from dsdoctor.comm.models import Claim, Local, Rank
 from dsdoctor.comm.words import by_rank
 from dsdoctor.core.finding import Finding
@@ -13,7 +13,7 @@ from dsdoctor.core.finding import Finding
 def examine(rank: Rank, local: Local, *, backend: str, several_hosts: bool) -> tuple[Finding, ...]:
     """What is the matter with one rank's surroundings."""
     gpu = own_gpu(local.gpus, rank)
-    place = Place(local=local, world=rank.world, backend=backend, several_hosts=several_hosts, gpu=gpu)
+    place = RankView(local=local, world=rank.world, backend=backend, several_hosts=several_hosts, gpu=gpu)
     return merged(CHECKS, [(rank.rank, place)], (*("",) * rank.rank, local.hostname))
 
 
@@ -24,7 +24,7 @@ def examine_all(claims: Iterable[Claim]) -> tuple[Finding, ...]:
     places = []
     for claim, local in known:
         gpu = next((gpu for gpu in local.gpus if gpu.uuid == claim.gpu), None)
-        place = Place(local=local, world=claim.world, backend=claim.backend, several_hosts=several, gpu=gpu)
+        place = RankView(local=local, world=claim.world, backend=claim.backend, several_hosts=several, gpu=gpu)
         places.append((claim.rank, place))
     return merged(CHECKS, places, by_rank(claim for claim, _ in known))
 

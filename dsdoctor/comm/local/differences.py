@@ -11,7 +11,7 @@ MOST_GROUPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class RankDifference:
     """A name whose value is not the same everywhere. ``usual`` is what most have, ``count`` of them, and ``others`` who has
     what else; where two values are equally frequent there is no usual one (None) and ``others`` names everybody."""
 
@@ -21,14 +21,14 @@ class Difference:
     others: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-def differences(claims: Sequence[Claim], names: Sequence[str] | None = None) -> tuple[Difference, ...]:
+def differences(claims: Sequence[Claim], names: Sequence[str] | None = None) -> tuple[RankDifference, ...]:
     """The names (all, or those given) whose values are not the same on all ranks. O(ranks x names)."""
     if names is None:
         names = sorted({name for claim in claims for name in claim.fingerprint} | {"backend"})
     return tuple(found for name in names if (found := _difference(claims, name)) is not None)
 
 
-def _difference(claims: Sequence[Claim], name: str) -> Difference | None:
+def _difference(claims: Sequence[Claim], name: str) -> RankDifference | None:
     ranks: dict[str, list[int]] = {}
     for claim in claims:
         value = claim.backend if name == "backend" else claim.fingerprint.get(name, ABSENT)
@@ -38,7 +38,7 @@ def _difference(claims: Sequence[Claim], name: str) -> Difference | None:
     groups = sorted(ranks.items(), key=lambda group: -len(group[1]))
     tie = len(groups[0][1]) == len(groups[1][1])
     others = groups if tie else groups[1:]
-    return Difference(
+    return RankDifference(
         name=name,
         usual=None if tie else groups[0][0],
         count=0 if tie else len(groups[0][1]),
@@ -46,13 +46,13 @@ def _difference(claims: Sequence[Claim], name: str) -> Difference | None:
     )
 
 
-def said(difference: Difference, hosts: tuple[str, ...]) -> str:
+def said(difference: RankDifference, hosts: tuple[str, ...]) -> str:
     """A difference in words: the minority by rank and host, the others by their number.
 
-    >>> odd = Difference(name="torch", usual="2.8.0", count=15, others=(("2.7.0", (1,)),))
+    >>> odd = RankDifference(name="torch", usual="2.8.0", count=15, others=(("2.7.0", (1,)),))
     >>> said(odd, ("node0", "node3"))
     'rank 1 (node3): torch 2.7.0, the 15 others 2.8.0'
-    >>> said(Difference(name="NCCL_ALGO", usual=None, count=0, others=(("Ring", (0,)), (ABSENT, (1,)))), ("a", "b"))
+    >>> said(RankDifference(name="NCCL_ALGO", usual=None, count=0, others=(("Ring", (0,)), (ABSENT, (1,)))), ("a", "b"))
     'rank 0 (a): NCCL_ALGO=Ring, rank 1 (b): not set'
     """
     name, shown = difference.name, difference.others[:MOST_GROUPS]

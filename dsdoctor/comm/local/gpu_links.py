@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsdoctor.comm.models import Gpu, Rank
+from dsdoctor.comm.models import Rank, RankGpu
 from dsdoctor.core.child_answers import parse_answer
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Gap
@@ -29,33 +29,33 @@ class _Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Answer:
+class _LinkAnswer:
     driver: str | None = None
     gpus: tuple[_Asked, ...] = ()
     absent: str | None = None
 
 
-def read_gpus(host: Host) -> tuple[tuple[Gpu, ...], str | None]:
+def read_gpus(host: Host) -> tuple[tuple[RankGpu, ...], str | None]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order, and the driver's version; nothing where no driver is loaded."""
     if not any(host.exists(device) for device in DEVICES):
         return (), None
-    answer = parse_answer(host.ask(sys.executable, "ask_links.py", timeout=20), _Answer, "gpus")
+    answer = parse_answer(host.ask(sys.executable, "ask_links.py", timeout=20), _LinkAnswer, "gpus")
     if isinstance(answer, Gap):
         return (), None
     gpus = tuple(_gpu(asked) for asked in answer.gpus)
     return visible(gpus, host.variable("CUDA_VISIBLE_DEVICES")), answer.driver
 
 
-def visible(gpus: Sequence[Gpu], named: str | None) -> tuple[Gpu, ...]:
+def visible(gpus: Sequence[RankGpu], named: str | None) -> tuple[RankGpu, ...]:
     """The GPUs that a CUDA_VISIBLE_DEVICES leaves: those before the first entry that is none (MIG partitions leave all).
 
-    >>> both = (Gpu(index=0, name="A", uuid="GPU-aa"), Gpu(index=1, name="A", uuid="GPU-bb"))
+    >>> both = (RankGpu(index=0, name="A", uuid="GPU-aa"), RankGpu(index=1, name="A", uuid="GPU-bb"))
     >>> [gpu.index for gpu in visible(both, "GPU-b,0,-1,1")]
     [1, 0]
     """
     if named is None or "MIG-" in named:
         return tuple(gpus)
-    left: list[Gpu] = []
+    left: list[RankGpu] = []
     for name in (part.strip() for part in named.split(",")):
         uuid = name.startswith("GPU-")
         gpu = next((one for one in gpus if name == str(one.index) or (uuid and one.uuid.startswith(name))), None)
@@ -65,14 +65,14 @@ def visible(gpus: Sequence[Gpu], named: str | None) -> tuple[Gpu, ...]:
     return tuple(left)
 
 
-def own_gpu(gpus: Sequence[Gpu], rank: Rank) -> Gpu | None:
+def own_gpu(gpus: Sequence[RankGpu], rank: Rank) -> RankGpu | None:
     """The GPU that a rank will use: the one of its local rank; the only one where a launcher shows each rank its own."""
     return gpus[rank.local_rank % len(gpus)] if gpus else None
 
 
-def _gpu(asked: _Asked) -> Gpu:
+def _gpu(asked: _Asked) -> RankGpu:
     rate = PER_LINK.get(asked.capability, 25e9)
-    return Gpu(
+    return RankGpu(
         index=asked.index,
         name=asked.name,
         uuid=asked.uuid,

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from dsdoctor.comm.models import Chosen, Interface
+from dsdoctor.comm.models import ChosenInterface, Interface
 from dsdoctor.core.host import Host
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def parse_if_inet6(text: str) -> Iterator[tuple[str, str, int]]:
 
 def choose(
     backend: str, interfaces: Sequence[Interface], resolves_to: Sequence[str], variables: Mapping[str, str]
-) -> Chosen | None:
+) -> ChosenInterface | None:
     """The interface that a backend would take, and by which rule; None where what a variable names is not there."""
     if backend == "nccl":
         return _of_nccl(interfaces, variables)
@@ -76,14 +76,14 @@ def matches(name: str, wanted: str) -> bool:
     return found is not without
 
 
-def routed(master: str, port: int, interfaces: Sequence[Interface], *, patience: float = 3.0) -> Chosen | None:
+def routed(master: str, port: int, interfaces: Sequence[Interface], *, patience: float = 3.0) -> ChosenInterface | None:
     """The interface by which the kernel reaches the master: a UDP socket is connected, which sends nothing."""
     address = bounded(lambda: _source_address(master, port), patience)
     if address is None:
         return None
     name = next((one.name for one in interfaces if one.address.split("%")[0] == address), "")
     name = name or ("lo" if is_loopback(address) else "")
-    return Chosen(name=name, address=address, because=f"the kernel routes to {master} by it") if name else None
+    return ChosenInterface(name=name, address=address, because=f"the kernel routes to {master} by it") if name else None
 
 
 def is_loopback(address: str) -> bool:
@@ -111,7 +111,7 @@ def bounded(ask: Callable[[], T], seconds: float) -> T | None:
 
 def _of_gloo(
     interfaces: Sequence[Interface], resolves_to: Sequence[str], variables: Mapping[str, str]
-) -> Chosen | None:
+) -> ChosenInterface | None:
     """The rule of torch (c10d's ProcessGroupGloo, GlooDeviceFactory): GLOO_SOCKET_IFNAME, each name exactly; else the first
     address of the hostname that can be bound here; else 127.0.0.1."""
     named = variables.get("GLOO_SOCKET_IFNAME", "")
@@ -122,9 +122,11 @@ def _of_gloo(
     for address in resolves_to:
         name = here.get(address) or ("lo" if is_loopback(address) else None)
         if name:
-            return Chosen(name=name, address=address, because=f"the hostname resolves to {address}")
+            return ChosenInterface(name=name, address=address, because=f"the hostname resolves to {address}")
     why = f"resolves to {', '.join(resolves_to)}, which is not here" if resolves_to else "does not resolve"
-    return Chosen(name="lo", address="127.0.0.1", because=f"the hostname {why}: torch falls back to the loopback")
+    return ChosenInterface(
+        name="lo", address="127.0.0.1", because=f"the hostname {why}: torch falls back to the loopback"
+    )
 
 
 AUTOMATIC = (
@@ -136,7 +138,7 @@ AUTOMATIC = (
 )
 
 
-def _of_nccl(interfaces: Sequence[Interface], variables: Mapping[str, str]) -> Chosen | None:
+def _of_nccl(interfaces: Sequence[Interface], variables: Mapping[str, str]) -> ChosenInterface | None:
     """The rule of NCCL (ncclFindInterfaces in src/misc/socket.cc): NCCL_SOCKET_IFNAME, find or fail; else ib*; else the
     subnet of NCCL_COMM_ID; else not docker, lo, virbr; else docker, lo, virbr. Only running interfaces."""
     family = variables.get("NCCL_SOCKET_FAMILY")
@@ -155,8 +157,8 @@ def _of_nccl(interfaces: Sequence[Interface], variables: Mapping[str, str]) -> C
     return None
 
 
-def _chosen(interface: Interface | None, because: str) -> Chosen | None:
-    return Chosen(name=interface.name, address=interface.address, because=because) if interface else None
+def _chosen(interface: Interface | None, because: str) -> ChosenInterface | None:
+    return ChosenInterface(name=interface.name, address=interface.address, because=because) if interface else None
 
 
 def _of_family(interface: Interface, family: str | None) -> bool:

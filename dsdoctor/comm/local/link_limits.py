@@ -6,7 +6,7 @@ Numbers are one way, bytes a second (1 GB/s = 1e9), and an upper bound for a rin
 from collections.abc import Sequence
 
 from dsdoctor.comm.local.interfaces import matches
-from dsdoctor.comm.models import Claim, FabricPort, Gpu
+from dsdoctor.comm.models import Claim, FabricPort, RankGpu
 from dsdoctor.comm.results import Limit
 
 GEN3_X16 = 12e9
@@ -115,7 +115,7 @@ def _inside(place: Sequence[Claim]) -> Limit | None:
     return _slowest([_bus(gpu, host) for gpu in known])
 
 
-def _bus(gpu: Gpu, host: str) -> Limit | None:
+def _bus(gpu: RankGpu, host: str) -> Limit | None:
     """A GPU's PCIe link: its highest generation, because an idle link falls back to Gen1, and the lanes that it has now."""
     if gpu.pcie is None or gpu.pcie_max is None:
         return None
@@ -124,6 +124,6 @@ def _bus(gpu: Gpu, host: str) -> Limit | None:
     return Limit(bandwidth=pcie(gpu.pcie_max[0], gpu.pcie[1]), link=f"{name} of {host}", because=because)
 
 
-def _gpu(claim: Claim) -> Gpu | None:
+def _gpu(claim: Claim) -> RankGpu | None:
     gpus = claim.local.gpus if claim.local else ()
     return next((gpu for gpu in gpus if gpu.uuid == claim.gpu), None)

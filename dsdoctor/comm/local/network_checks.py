@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from dsdoctor.comm.local.interfaces import is_loopback, matches
-from dsdoctor.comm.local.rank_view import MOST_EVIDENCE, WHO, Check, Place
+from dsdoctor.comm.local.rank_view import MOST_EVIDENCE, WHO, Check, RankView
 from dsdoctor.comm.models import Local
 from dsdoctor.core.finding import Finding, Fix, Severity
 
 
-def hostname_is_loopback(place: Place) -> Iterator[Finding]:
+def hostname_is_loopback(place: RankView) -> Iterator[Finding]:
     """The host's own name resolves to an address that never leaves it, so the other hosts are told to call themselves.
 
     gloo listens on the address that the hostname resolves to, and tells it to the others: they get "connection refused", or
@@ -31,7 +31,7 @@ def hostname_is_loopback(place: Place) -> Iterator[Finding]:
         )
 
 
-def hostname_unusable(place: Place) -> Iterator[Finding]:
+def hostname_unusable(place: RankView) -> Iterator[Finding]:
     """The host's own name resolves to nothing, or to an address that this host does not have.
 
     torch's gloo then listens on 127.0.0.1, where no other host reaches it, and says so in one line of warning only. A name
@@ -58,7 +58,7 @@ def hostname_unusable(place: Place) -> Iterator[Finding]:
         )
 
 
-def interface_named_absent(place: Place) -> Iterator[Finding]:
+def interface_named_absent(place: RankView) -> Iterator[Finding]:
     """A variable names a network interface that this host does not have, or that is down.
 
     gloo wants exact names, NCCL prefixes ("=eth0" is exact, "^docker" excludes). Interfaces have other names on other hosts,
@@ -82,7 +82,7 @@ def interface_named_absent(place: Place) -> Iterator[Finding]:
         )
 
 
-def interface_is_virtual(place: Place) -> Iterator[Finding]:
+def interface_is_virtual(place: RankView) -> Iterator[Finding]:
     """The interface that the backend takes is a bridge, a veth or a tunnel, while the host has a real one.
 
     docker0, br-* and virbr0 have the same addresses on every host, and lead nowhere: ranks hang in init, or talk through a
@@ -102,7 +102,7 @@ def interface_is_virtual(place: Place) -> Iterator[Finding]:
         )
 
 
-def interface_not_routed(place: Place) -> Iterator[Finding]:
+def interface_not_routed(place: RankView) -> Iterator[Finding]:
     """The interface that the backend takes is not the one by which the kernel reaches the master.
 
     Right where there is a faster network beside the one of the master's address, and wrong where the hosts do not share the
@@ -123,7 +123,7 @@ def interface_not_routed(place: Place) -> Iterator[Finding]:
         )
 
 
-def interface_mtu_small(place: Place) -> Iterator[Finding]:
+def interface_mtu_small(place: RankView) -> Iterator[Finding]:
     """The interface that carries the data has small packets: less than Ethernet's 1500, or 1500 on a fast wire.
 
     Below 1500 it is a tunnel or an overlay network; that is fine as long as every hop agrees, and a hole for large messages

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from dsdoctor.comm.local.facts import NOT_READ
-from dsdoctor.comm.local.rank_view import MOST_EVIDENCE, WHO, Check, Place
+from dsdoctor.comm.local.rank_view import MOST_EVIDENCE, WHO, Check, RankView
 from dsdoctor.core.finding import Finding, Fix, Severity
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -15,7 +15,7 @@ TAKEN = 2 * GIB
 """Less than this may be a context that a neighbour's rank, or a display, holds."""
 
 
-def comm_shm_too_small(place: Place) -> Iterator[Finding]:
+def comm_shm_too_small(place: RankView) -> Iterator[Finding]:
     """/dev/shm is as small as Docker makes it by default: ranks of one host exchange through it.
 
     NCCL's shared memory transport, DeepSpeed's shared memory collectives on the CPU and data loaders with workers take it;
@@ -35,7 +35,7 @@ def comm_shm_too_small(place: Place) -> Iterator[Finding]:
         )
 
 
-def stale_nccl_shm(place: Place) -> Iterator[Finding]:
+def stale_nccl_shm(place: RankView) -> Iterator[Finding]:
     """NCCL's segments of a job that died lie in /dev/shm and take memory; no process that can be seen from here uses them.
 
     Processes of another container or PID namespace cannot be seen: look before you delete on a shared /dev/shm.
@@ -52,7 +52,7 @@ def stale_nccl_shm(place: Place) -> Iterator[Finding]:
         )
 
 
-def memlock_limited(place: Place) -> Iterator[Finding]:
+def memlock_limited(place: RankView) -> Iterator[Finding]:
     """This process may lock little memory, and InfiniBand and RoCE need locked memory for every buffer.
 
     NCCL then stops with "ibv_reg_mr ... Cannot allocate memory". What counts is the limit of the launched process, not that
@@ -76,7 +76,7 @@ def memlock_limited(place: Place) -> Iterator[Finding]:
         )
 
 
-def nofile_low(place: Place) -> Iterator[Finding]:
+def nofile_low(place: RankView) -> Iterator[Finding]:
     """This process may open few files, and each connection between ranks is one.
 
     gloo connects every rank with every other for each group, NCCL opens several sockets a peer. Four a rank are counted here.
@@ -95,7 +95,7 @@ def nofile_low(place: Place) -> Iterator[Finding]:
         )
 
 
-def fabric_port_down(place: Place) -> Iterator[Finding]:
+def fabric_port_down(place: RankView) -> Iterator[Finding]:
     """A port of an InfiniBand or RoCE device is not active: NCCL leaves it out, or does without the fabric altogether.
 
     "INIT" with a link that is up means that no subnet manager runs; "Polling" that no cable or no switch answers. The second
@@ -117,7 +117,7 @@ def fabric_port_down(place: Place) -> Iterator[Finding]:
         )
 
 
-def pcie_link_degraded(place: Place) -> Iterator[Finding]:
+def pcie_link_degraded(place: RankView) -> Iterator[Finding]:
     """The GPU's PCIe link has fewer lanes than card and slot could have.
 
     Dust, a riser, a BIOS that splits the slot, or a slot that is wired so. The generation is not judged: a link drops to
@@ -141,7 +141,7 @@ def pcie_link_degraded(place: Place) -> Iterator[Finding]:
     )
 
 
-def gpu_memory_taken(place: Place) -> Iterator[Finding]:
+def gpu_memory_taken(place: RankView) -> Iterator[Finding]:
     """Memory of the rank's GPU is taken before the test began: by a job that did not end, by a neighbour, by another user.
 
     The rank runs out of memory where the others do not, and those wait for it until they time out.
@@ -171,7 +171,7 @@ FORCING += ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NET", "NCCL_CHECKS
 TALKATIVE = ("INFO", "TRACE")
 
 
-def nccl_variable_left_set(place: Place) -> Iterator[Finding]:
+def nccl_variable_left_set(place: RankView) -> Iterator[Finding]:
     """A variable switches a path of NCCL off, forces a choice on it, or makes it talk: good for a test, slow when left set.
 
     NCCL reads the environment, ~/.nccl.conf and /etc/nccl.conf. Such settings come from an old search for a fault, an image
@@ -198,7 +198,7 @@ def nccl_variable_left_set(place: Place) -> Iterator[Finding]:
             )
 
 
-def p2p_through_iommu(place: Place) -> Iterator[Finding]:
+def p2p_through_iommu(place: RankView) -> Iterator[Finding]:
     """The IOMMU translates the addresses of devices: traffic between GPUs over PCIe goes through the processor, hangs, or lies.
 
     Init succeeds, and the first exchange stands still with the GPUs at 100 %, or gives wrong data. Virtual machines need it
@@ -220,7 +220,7 @@ def p2p_through_iommu(place: Place) -> Iterator[Finding]:
     )
 
 
-def p2p_through_acs(place: Place) -> Iterator[Finding]:
+def p2p_through_acs(place: RankView) -> Iterator[Finding]:
     """PCIe access control (ACS) sends traffic between GPUs, and between GPU and network card, up through the processor.
 
     Slow at best; at worst init succeeds and the first exchange hangs or carries wrong data (nccl issue 2079). Only root can

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dsdoctor.comm.models import Gpu, Interface, Local
+from dsdoctor.comm.models import Interface, Local, RankGpu
 from dsdoctor.comm.words import named
 from dsdoctor.core.finding import Finding, Severity
 
@@ -14,14 +14,14 @@ MOST_EVIDENCE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankView:
     """What a check of surroundings looks at. ``several_hosts``: the job spans more than one host; a loopback does no harm else."""
 
     local: Local
     world: int
     backend: str
     several_hosts: bool
-    gpu: Gpu | None = None
+    gpu: RankGpu | None = None
 
     @property
     def interface(self) -> Interface | None:
@@ -44,10 +44,12 @@ class Place:
         return f"export {self.variable}={exact}{self.local.routed.name if self.local.routed else 'INTERFACE'}"
 
 
-Check = Callable[[Place], Iterator[Finding]]
+Check = Callable[[RankView], Iterator[Finding]]
 
 
-def merged(checks: Sequence[Check], places: Sequence[tuple[int, Place]], hosts: tuple[str, ...]) -> tuple[Finding, ...]:
+def merged(
+    checks: Sequence[Check], places: Sequence[tuple[int, RankView]], hosts: tuple[str, ...]
+) -> tuple[Finding, ...]:
     """The findings of all places; those with the same words but for who they are about become one."""
     same: dict[tuple[str, Severity, str], list[tuple[int, Finding]]] = {}
     for check in checks:

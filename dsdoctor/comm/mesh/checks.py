@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator
 
 from dsdoctor.comm.mesh.matrix import HostPair, Mesh
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.results import Outcome, Reach
+from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Finding, Fix, Severity
 
 LOSS = 0.01
 """Part of the segments sent again that makes a link lossy: healthy ones in a data centre lose fewer than 1 in 10,000."""
 ENOUGH = 100
-DROPPED = frozenset({Outcome.TIMED_OUT, Outcome.NO_ROUTE, Outcome.REFUSED})
+DROPPED = frozenset({ConnectOutcome.TIMED_OUT, ConnectOutcome.NO_ROUTE, ConnectOutcome.REFUSED})
 RANGE = "sysctl net.ipv4.ip_local_port_range"
 
 
@@ -97,7 +97,7 @@ def mesh_one_way(mesh: Mesh) -> Iterator[Finding]:
         for source, target in ((first, second), (second, first)):
             way = mesh.way((source, target))
             back = mesh.outcomes.get((target, source), Counter())
-            if way in DROPPED and Outcome.REACHED in back and not _loopback(mesh, first, second):
+            if way in DROPPED and ConnectOutcome.REACHED in back and not _loopback(mesh, first, second):
                 yield Finding(
                     rule="mesh-one-way",
                     severity=Severity.ERROR if mesh.opens(source, target) else Severity.WARNING,
@@ -134,7 +134,7 @@ def mesh_rank_unreached(mesh: Mesh) -> Iterator[Finding]:
             reach
             for reach in mesh.reaches
             if reach.target == target
-            and reach.outcome not in {Outcome.REACHED, Outcome.STALLED}
+            and reach.outcome not in {ConnectOutcome.REACHED, ConnectOutcome.STALLED}
             and not reach.via_other
         ]
         failed = [reach for reach in failed if mesh.way(mesh.hosts(reach)) is None or len(set(mesh.hosts(reach))) == 1]
@@ -156,7 +156,7 @@ def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
     without them, or a container or tunnel whose MTU is larger than its host's. In training the rendezvous and small messages are
     well, and the first all_reduce hangs."""
     seen: set[frozenset[str]] = set()
-    for reach in mesh.of(Outcome.STALLED):
+    for reach in mesh.of(ConnectOutcome.STALLED):
         pair = frozenset(mesh.hosts(reach))
         if pair in seen:
             continue
@@ -246,7 +246,7 @@ def _why(claim: Claim) -> tuple[str, ...]:
     return (f"it takes {chosen.name} {chosen.address} because {chosen.because}",) if chosen else ()
 
 
-def _phrase(ways: Iterable[Outcome | None]) -> str:
+def _phrase(ways: Iterable[ConnectOutcome | None]) -> str:
     return " and ".join(sorted({way.value for way in ways if way}))
 
 

@@ -7,7 +7,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-from dsdoctor.comm.results import Outcome
+from dsdoctor.comm.results import ConnectOutcome
 
 NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EADDRNOTAVAIL})
 TCP_INFO = "BBBBBBBB24I"
@@ -18,10 +18,10 @@ DATA_SEGMENTS_OUT = 156
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knock:
+class ConnectResult:
     """How it ended, after how long, and the first words of a listener that speaks by itself (ssh, http ...)."""
 
-    outcome: Outcome
+    outcome: ConnectOutcome
     seconds: float
     banner: str = ""
 
@@ -36,7 +36,7 @@ class Wire:
     segments: int
 
 
-def connect(address: str, port: int, *, timeout: float) -> "socket.socket | Outcome":
+def connect(address: str, port: int, *, timeout: float) -> "socket.socket | ConnectOutcome":
     """An open connection, or why there is none. The name is looked up first; a lookup is not bounded by ``timeout``."""
     try:
         return socket.create_connection((address, port), timeout=timeout)
@@ -44,33 +44,35 @@ def connect(address: str, port: int, *, timeout: float) -> "socket.socket | Outc
         return outcome_of(error)
 
 
-def outcome_of(error: OSError) -> Outcome:
+def outcome_of(error: OSError) -> ConnectOutcome:
     """What a failed connection says.
 
     >>> outcome_of(ConnectionRefusedError(errno.ECONNREFUSED, "")), outcome_of(OSError(errno.EHOSTUNREACH, ""))
-    (<Outcome.REFUSED: 'refused'>, <Outcome.NO_ROUTE: 'no route'>)
+    (<ConnectOutcome.REFUSED: 'refused'>, <ConnectOutcome.NO_ROUTE: 'no route'>)
     """
     if isinstance(error, socket.gaierror):
-        return Outcome.NO_NAME
+        return ConnectOutcome.NO_NAME
     if isinstance(error, TimeoutError):
-        return Outcome.TIMED_OUT
-    return Outcome.NO_ROUTE if error.errno in NO_ROUTE else Outcome.REFUSED
+        return ConnectOutcome.TIMED_OUT
+    return ConnectOutcome.NO_ROUTE if error.errno in NO_ROUTE else ConnectOutcome.REFUSED
 
 
-def knock(address: str, port: int, *, timeout: float = 3.0, listen: float = 1.0) -> Knock:
+def ask_listener(address: str, port: int, *, timeout: float = 3.0, listen: float = 1.0) -> ConnectResult:
     """Connect, and wait ``listen`` seconds for words that the other side says first."""
     began = time.monotonic()
     opened = connect(address, port, timeout=timeout)
     took = time.monotonic() - began
-    if isinstance(opened, Outcome):
-        return Knock(outcome=opened, seconds=took)
+    if isinstance(opened, ConnectOutcome):
+        return ConnectResult(outcome=opened, seconds=took)
     with opened:
         opened.settimeout(listen)
         try:
             banner = opened.recv(80).decode("ascii", errors="replace").strip()
         except OSError:
             banner = ""
-    return Knock(outcome=Outcome.STRANGER if banner else Outcome.SILENT, seconds=took, banner=banner)
+    return ConnectResult(
+        outcome=ConnectOutcome.STRANGER if banner else ConnectOutcome.SILENT, seconds=took, banner=banner
+    )
 
 
 def wire_of(connection: socket.socket) -> Wire | None:

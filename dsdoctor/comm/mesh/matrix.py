@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.results import Outcome, Reach
+from dsdoctor.comm.results import ConnectOutcome, Reach
 
 HostPair = tuple[str, str]
 
@@ -40,9 +40,9 @@ class Mesh:
         return self.by_rank[0].host if 0 in self.by_rank else ""
 
     @cached_property
-    def outcomes(self) -> dict[HostPair, Counter[Outcome]]:
+    def outcomes(self) -> dict[HostPair, Counter[ConnectOutcome]]:
         """How the attempts from each host to each other ended."""
-        found: dict[HostPair, Counter[Outcome]] = defaultdict(Counter)
+        found: dict[HostPair, Counter[ConnectOutcome]] = defaultdict(Counter)
         for reach in self.reaches:
             found[self.hosts(reach)][reach.outcome] += 1
         return found
@@ -51,14 +51,14 @@ class Mesh:
         """From which host to which."""
         return self.by_rank[reach.source].host, self.by_rank[reach.target].host
 
-    def way(self, pair: HostPair) -> Outcome | None:
+    def way(self, pair: HostPair) -> ConnectOutcome | None:
         """The one way in which *all* attempts from a host to another failed; None where one was reached, or none was made."""
         seen = self.outcomes.get(pair, Counter())
-        if not seen or Outcome.REACHED in seen or Outcome.STALLED in seen:
+        if not seen or ConnectOutcome.REACHED in seen or ConnectOutcome.STALLED in seen:
             return None
         return seen.most_common(1)[0][0]
 
-    def of(self, *outcomes: Outcome) -> tuple[Reach, ...]:
+    def of(self, *outcomes: ConnectOutcome) -> tuple[Reach, ...]:
         """The attempts that ended so."""
         return tuple(reach for reach in self.reaches if reach.outcome in outcomes)
 

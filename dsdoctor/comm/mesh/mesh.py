@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dsdoctor.comm.mesh.connect import Wire, connect, wire_of
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.results import Outcome, Reach
+from dsdoctor.comm.results import ConnectOutcome, Reach
 
 MAGIC = b"DSDC1"
 CALL = struct.Struct("!5s16sIIQ")
@@ -31,7 +31,7 @@ GREETING = 1.0
 CALLERS, CALLED = 8, 512
 
 
-class Listener:
+class MeshListener:
     """Answers callers on one address. Connections wait in the kernel until ``answer`` is given the token."""
 
     def __init__(self, address: str) -> None:
@@ -113,10 +113,10 @@ def _size(me: Claim, other: Claim) -> int:
 def reach(me: Claim, other: Claim, token: str, *, size: int, timeout: float) -> Reach:
     """One attempt; where the address that a rank would use does not answer, its other one is tried too."""
     first = _attempt(me, other, (other.address, other.port), token, size, timeout)
-    if first.outcome is Outcome.REACHED or other.other is None or other.other_port is None:
+    if first.outcome is ConnectOutcome.REACHED or other.other is None or other.other_port is None:
         return first
     second = _attempt(me, other, (other.other, other.other_port), token, SMALL, timeout)
-    if second.outcome is not Outcome.REACHED:
+    if second.outcome is not ConnectOutcome.REACHED:
         return first
     return Reach(source=me.rank, target=other.rank, outcome=first.outcome, address=first.address, via_other=True)
 
@@ -124,13 +124,13 @@ def reach(me: Claim, other: Claim, token: str, *, size: int, timeout: float) -> 
 def _attempt(me: Claim, other: Claim, where: tuple[str, int], token: str, size: int, timeout: float) -> Reach:
     began = time.monotonic()
     opened = connect(*where, timeout=timeout)
-    if isinstance(opened, Outcome):
+    if isinstance(opened, ConnectOutcome):
         return Reach(source=me.rank, target=other.rank, outcome=opened, address=where[0])
     with opened:
         opened.settimeout(timeout)
         outcome = _greet(opened, me.rank, other.rank, _digest(token), size)
         greeted = time.monotonic()
-        passed, broke = _push(opened, size) if outcome is Outcome.REACHED else (0, False)
+        passed, broke = _push(opened, size) if outcome is ConnectOutcome.REACHED else (0, False)
         took = time.monotonic() - greeted
         wire = wire_of(opened) or Wire(mss=0, pmtu=0, retransmits=0, segments=0)
     return Reach(
@@ -147,24 +147,24 @@ def _attempt(me: Claim, other: Claim, where: tuple[str, int], token: str, size: 
     )
 
 
-def _end(outcome: Outcome, size: int, passed: int, *, broke: bool) -> Outcome:
+def _end(outcome: ConnectOutcome, size: int, passed: int, *, broke: bool) -> ConnectOutcome:
     """How an attempt ended whose greeting ended so. A message that is only slow has passed in part."""
-    if outcome is not Outcome.REACHED:
+    if outcome is not ConnectOutcome.REACHED:
         return outcome
     if broke:
-        return Outcome.CUT_OFF
-    return Outcome.STALLED if size and not passed else Outcome.REACHED
+        return ConnectOutcome.CUT_OFF
+    return ConnectOutcome.STALLED if size and not passed else ConnectOutcome.REACHED
 
 
-def _greet(opened: socket.socket, rank: int, wanted: int, digest: bytes, size: int) -> Outcome:
+def _greet(opened: socket.socket, rank: int, wanted: int, digest: bytes, size: int) -> ConnectOutcome:
     try:
         opened.sendall(CALL.pack(MAGIC, digest, rank, wanted, size))
         magic, token, found = ANSWER.unpack(_exactly(opened, ANSWER.size))
     except TimeoutError:
-        return Outcome.SILENT
+        return ConnectOutcome.SILENT
     except OSError:
-        return Outcome.STRANGER
-    return Outcome.REACHED if (magic, token, found) == (MAGIC, digest, wanted) else Outcome.STRANGER
+        return ConnectOutcome.STRANGER
+    return ConnectOutcome.REACHED if (magic, token, found) == (MAGIC, digest, wanted) else ConnectOutcome.STRANGER
 
 
 def _push(opened: socket.socket, size: int) -> tuple[int, bool]:

@@ -9,7 +9,7 @@ from dsdoctor.comm.preflight.facts import StaticFacts
 from dsdoctor.comm.preflight.visit import Visit
 from dsdoctor.comm.say import error, warning
 from dsdoctor.core.finding import Finding
-from dsdoctor.hosts.ssh_errors import ssh_ill
+from dsdoctor.hosts.ssh_errors import ssh_problem
 
 
 def ssh_missing(facts: StaticFacts) -> Iterator[Finding]:
@@ -27,10 +27,14 @@ def ssh_fails(facts: StaticFacts) -> Iterator[Finding]:
     """
     for visit in facts.visits:
         if not visit.answered:
-            ill = ssh_ill(visit.host, visit.status, visit.stderr)
+            problem = ssh_problem(visit.host, visit.status, visit.stderr)
             evidence = tuple(visit.stderr.splitlines()[-4:])
             yield error(
-                "ssh-fails", f"{visit.host} does not answer over ssh: {ill.what}", evidence, ill.fix, *ill.commands
+                "ssh-fails",
+                f"{visit.host} does not answer over ssh: {problem.what}",
+                evidence,
+                problem.fix,
+                *problem.commands,
             )
 
 

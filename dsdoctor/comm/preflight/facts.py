@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dsdoctor.comm.local.variables import is_secret
-from dsdoctor.comm.preflight.visit import Listener, Visit, parse_visit, question
+from dsdoctor.comm.preflight.visit import PortListener, Visit, parse_visit, question
 from dsdoctor.core.host import Answer, Host
 from dsdoctor.hosts.hostfile import HOST, Complaint, Hostfile, Slots, parse_deepspeed_env, parse_hostfile
 
@@ -56,7 +56,7 @@ class StaticFacts:
     pdsh: str | None = None
     pdsh_ways: tuple[str, ...] | None = None
     visits: tuple[Visit, ...] = ()
-    listener: Listener | None = None
+    listener: PortListener | None = None
     set_here: tuple[str, ...] = ()
     accelerator: str = "cuda"
 
@@ -123,7 +123,7 @@ def _environment_paths(host: Host, folder: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name if name.startswith("/") else f"{one}/{name}" for one in folders))
 
 
-def look_listener(host: Host, port: int) -> Listener | None:
+def look_listener(host: Host, port: int) -> PortListener | None:
     """Who listens on a port of this machine. The process is seen where it is one's own, or one is root."""
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         said = host.search(path, rf"^ *\d+: [0-9A-F]+:{port:04X} [0-9A-F]+:0000 0A .*$", most=1).strip()
@@ -132,7 +132,7 @@ def look_listener(host: Host, port: int) -> Listener | None:
             owner = next((fd for fd in host.glob("/proc/[0-9]*/fd/*") if host.resolve(fd).endswith(socket)), None)
             pid = owner.split("/")[2] if owner else None
             command = (host.read(f"/proc/{pid}/cmdline") or "").replace("\0", " ").strip() if pid else None
-            return Listener(host="", said=f"{path}: {said}", pid=int(pid) if pid else None, command=command or None)
+            return PortListener(host="", said=f"{path}: {said}", pid=int(pid) if pid else None, command=command or None)
     return None
 
 

@@ -12,7 +12,7 @@ MODULES = ("torch", "deepspeed", "dsdoctor")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listener:
+class PortListener:
     """Who has a port: the line that tells, and the process where it could be seen. ``host`` "" is this machine."""
 
     host: str
@@ -50,7 +50,7 @@ class Visit:
     python: bool = False
     folder: bool = False
     modules: tuple[str, ...] = ()
-    listener: Listener | None = None
+    listener: PortListener | None = None
 
 
 def parse_visit(host: str, answer: Answer, seconds: float = 0.0) -> Visit:
@@ -92,10 +92,10 @@ def _is_address(text: str, prefix: int = 0) -> bool:
         return False
 
 
-def _listener(host: str, said: str) -> Listener:
+def _listener(host: str, said: str) -> PortListener:
     """A line of ``ss -p``, or of /proc/net/tcp where there is no ss."""
     match = re.search(r'\(\("([^"]*)",pid=(\d+)', said)
-    return Listener(host=host, said=said, pid=int(match[2]) if match else None, command=match[1] if match else None)
+    return PortListener(host=host, said=said, pid=int(match[2]) if match else None, command=match[1] if match else None)
 
 
 def question(python: str, folder: str, port: int, search_path: str | None) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dsdoctor.comm.models import Rank
 from dsdoctor.comm.rendezvous.store import Unreached
-from dsdoctor.comm.results import Outcome
+from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding, Fix, Severity
 
 
@@ -24,7 +24,7 @@ def master_port_in_use(absent: Absent) -> Iterator[Finding]:
     Rank 0 cannot listen there, and the other ranks talk to a stranger that never answers: torch waits without any limit. 29500
     is everybody's default, so the second job on a node meets the first one."""
     me, why = absent.me, absent.why
-    if not why.taken and why.outcome not in {Outcome.STRANGER, Outcome.SILENT}:
+    if not why.taken and why.outcome not in {ConnectOutcome.STRANGER, ConnectOutcome.SILENT}:
         return
     if why.token_missing or (why.detail and not why.taken):
         return
@@ -34,7 +34,9 @@ def master_port_in_use(absent: Absent) -> Iterator[Finding]:
         rule="master-port-in-use",
         severity=Severity.ERROR,
         title=f"rank {me.rank} ({absent.host}): {who} already listens on {me.master}:{me.port} and is no store of torch{said}",
-        evidence=(f"it {why.outcome.value}" if why.outcome is Outcome.STRANGER else "it accepts and does not answer",),
+        evidence=(
+            f"it {why.outcome.value}" if why.outcome is ConnectOutcome.STRANGER else "it accepts and does not answer",
+        ),
         fix=Fix(
             text="end it, or take another port",
             commands=(f"ss -ltnp sport = :{me.port}", f"export MASTER_PORT={free_port_like(me.port)}"),
@@ -50,10 +52,13 @@ def master_unreachable(absent: Absent) -> Iterator[Finding]:
     found: MASTER_ADDR is misspelt, or known on some hosts only."""
     me, why = absent.me, absent.why
     causes = {
-        Outcome.REFUSED: ("refuses", "rank 0 does not run there, or not yet: see its output"),
-        Outcome.TIMED_OUT: ("does not answer", "open the port in the firewall, or see whether that host is up"),
-        Outcome.NO_ROUTE: ("cannot be routed to", "set MASTER_ADDR to an address in a network that all hosts share"),
-        Outcome.NO_NAME: (
+        ConnectOutcome.REFUSED: ("refuses", "rank 0 does not run there, or not yet: see its output"),
+        ConnectOutcome.TIMED_OUT: ("does not answer", "open the port in the firewall, or see whether that host is up"),
+        ConnectOutcome.NO_ROUTE: (
+            "cannot be routed to",
+            "set MASTER_ADDR to an address in a network that all hosts share",
+        ),
+        ConnectOutcome.NO_NAME: (
             "is a name that is not found",
             "set MASTER_ADDR to an address, or put the name into /etc/hosts",
         ),

@@ -15,7 +15,7 @@ BATCH = 256
 """Entries fetched by one request."""
 
 
-class Store(Protocol):
+class TcpStore(Protocol):
     """The part of torch.distributed's TCPStore that is used."""
 
     def add(self, key: str, amount: int, /) -> int: ...
@@ -64,7 +64,7 @@ class Log:
 class Board:
     """Typed messages under one prefix of a store. ``ours``: this process wrote the prefix, and leads the test."""
 
-    def __init__(self, store: Store, prefix: str, *, ours: bool = False) -> None:
+    def __init__(self, store: TcpStore, prefix: str, *, ours: bool = False) -> None:
         self.store, self.prefix, self.ours = store, prefix, ours
 
     def key(self, name: str) -> str:

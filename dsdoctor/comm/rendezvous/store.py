@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
-from dsdoctor.comm.mesh.connect import connect, knock
+from dsdoctor.comm.mesh.connect import ask_listener, connect
 from dsdoctor.comm.models import Rank
 from dsdoctor.comm.preflight.facts import look_listener
-from dsdoctor.comm.rendezvous.board import Board, Store
-from dsdoctor.comm.results import Outcome
+from dsdoctor.comm.rendezvous.board import Board, TcpStore
+from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.host import LocalHost
 
 RETRY = 0.2
 CONNECT = 3.0
 ANSWER = 6.0
 """Seconds in which a store that listens must answer a client."""
-FOUND = (Outcome.SILENT, Outcome.STRANGER)
+FOUND = (ConnectOutcome.SILENT, ConnectOutcome.STRANGER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Unreached:
     where that is a process of this user on this host; ``banner`` what it said. ``token_missing``: a store answers, and no rank
     0 of this test has written to it."""
 
-    outcome: Outcome
+    outcome: ConnectOutcome
     seconds: float
     taken: bool = False
     listener: str | None = None
@@ -61,7 +61,7 @@ def open_board(rank: Rank, seconds: float) -> Board | Unreached:
     return _find(store, rank, seconds, first=True)
 
 
-def _find(store: Store, rank: Rank, seconds: float, *, first: bool) -> Board | Unreached:
+def _find(store: TcpStore, rank: Rank, seconds: float, *, first: bool) -> Board | Unreached:
     """Write or await the random prefix."""
     name = f"dsdoctor-comm/{rank.run}/token"
     if first and store.add(f"{name}/n", 1) == 1:
@@ -71,12 +71,12 @@ def _find(store: Store, rank: Rank, seconds: float, *, first: bool) -> Board | U
     until = time.monotonic() + max(seconds, 1.0)
     while not store.check([name]):
         if time.monotonic() > until:
-            return Unreached(outcome=Outcome.SILENT, seconds=seconds, token_missing=True)
+            return Unreached(outcome=ConnectOutcome.SILENT, seconds=seconds, token_missing=True)
         time.sleep(0.05)
     return Board(store, f"dsdoctor-comm/{store.get(name).decode()}")
 
 
-def _serve(rank: Rank) -> "Store | Unreached":
+def _serve(rank: Rank) -> "TcpStore | Unreached":
     """Listen on the master's address where that is one of this host's, else on all."""
     listening = socket.socket(socket.AF_INET6 if ":" in rank.master else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -85,32 +85,34 @@ def _serve(rank: Rank) -> "Store | Unreached":
             listening.bind((rank.master, rank.port))
         except OSError as error:
             if isinstance(error, socket.gaierror):
-                return Unreached(outcome=Outcome.NO_NAME, seconds=0.0)
+                return Unreached(outcome=ConnectOutcome.NO_NAME, seconds=0.0)
             # a service's or a translated address is none of this host's own
             if error.errno == errno.EADDRINUSE:
-                return Unreached(outcome=Outcome.STRANGER, seconds=0.0, taken=True)
+                return Unreached(outcome=ConnectOutcome.STRANGER, seconds=0.0, taken=True)
             listening.bind(("", rank.port))
         listening.listen(2048)
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
-        return Unreached(outcome=Outcome.STRANGER, seconds=0.0, taken=taken, detail=error.strerror or str(error))
+        return Unreached(outcome=ConnectOutcome.STRANGER, seconds=0.0, taken=taken, detail=error.strerror or str(error))
     handle = os.dup(listening.fileno())
     listening.close()
-    return _bounded(lambda: _torch_store(rank, handle), ANSWER) or Unreached(outcome=Outcome.SILENT, seconds=ANSWER)
+    return _bounded(lambda: _torch_store(rank, handle), ANSWER) or Unreached(
+        outcome=ConnectOutcome.SILENT, seconds=ANSWER
+    )
 
 
-def _reach(rank: Rank, seconds: float, *, taken: bool) -> "Store | Unreached":
+def _reach(rank: Rank, seconds: float, *, taken: bool) -> "TcpStore | Unreached":
     """Connect as a client, as soon as somebody listens."""
-    began, outcomes = time.monotonic(), Counter[Outcome]()
+    began, outcomes = time.monotonic(), Counter[ConnectOutcome]()
     while time.monotonic() - began < seconds:
         left = seconds - (time.monotonic() - began)
         opened = connect(rank.master, rank.port, timeout=min(CONNECT, max(left, 0.2)))
-        if not isinstance(opened, Outcome):
+        if not isinstance(opened, ConnectOutcome):
             opened.close()
             store = _bounded(lambda: _torch_store(rank, None), min(ANSWER, max(left, 1.0)))
             if store is not None:
                 return store
-            heard = knock(rank.master, rank.port)
+            heard = ask_listener(rank.master, rank.port)
             return Unreached(
                 outcome=heard.outcome, seconds=time.monotonic() - began, taken=taken, banner=heard.banner,
                 listener=listener_of(rank.port),
@@ -118,11 +120,11 @@ def _reach(rank: Rank, seconds: float, *, taken: bool) -> "Store | Unreached":
         outcomes[opened] += 1
         time.sleep(RETRY)
     # the last attempt may be cut short by the clock: what came most often counts
-    outcome = outcomes.most_common(1)[0][0] if outcomes else Outcome.TIMED_OUT
+    outcome = outcomes.most_common(1)[0][0] if outcomes else ConnectOutcome.TIMED_OUT
     return Unreached(outcome=outcome, seconds=time.monotonic() - began, taken=taken, listener=None)
 
 
-def _torch_store(rank: Rank, handle: int | None) -> Store:
+def _torch_store(rank: Rank, handle: int | None) -> TcpStore:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     options: dict[str, Any] = {"wait_for_workers": False, "timeout": timedelta(seconds=30)}
@@ -131,12 +133,12 @@ def _torch_store(rank: Rank, handle: int | None) -> Store:
     store = TCPStore(rank.master, rank.port, None, handle is not None, **options)
     # the constructor of a client is content with any listener; an answer is proof
     store.add("dsdoctor-comm/knock", 0)
-    return cast(Store, store)
+    return cast(TcpStore, store)
 
 
-def _bounded(make: Callable[[], Store], seconds: float) -> Store | None:
+def _bounded(make: Callable[[], TcpStore], seconds: float) -> TcpStore | None:
     """What ``make`` gives within so many seconds; else it is left behind in its thread, and so is what it raised."""
-    made: list[Store] = []
+    made: list[TcpStore] = []
 
     def run() -> None:
         try:

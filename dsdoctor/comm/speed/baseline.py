@@ -13,7 +13,7 @@ import msgspec
 from dsdoctor.comm.results import Pace, PairTime, Report, Speed
 from dsdoctor.comm.speed.changes import (
     LEAST_LOSS,
-    Change,
+    SpeedChange,
     loss,
     lossy_hosts,
     lossy_paces,
@@ -209,7 +209,7 @@ def _collective(now: Speed, then: Speed) -> str:
     return f"{now.op} of {now.size:,} bytes takes {now.p50 * 1e3:.3g} ms, {ratio:.1f} times its {then.p50 * 1e3:.3g} ms"
 
 
-def _changes(report: Report, base: Base) -> tuple[Change, ...]:
+def _changes(report: Report, base: Base) -> tuple[SpeedChange, ...]:
     if report.backend != base.backend:
         return ()
     return pair_changes(report.pairs, hosts_of(report), base.pairs, base.hosts)
@@ -251,7 +251,7 @@ def _slower_computing(report: Report, base: Base) -> Told:
         )
 
 
-def _lost(changes: Sequence[Change], base: Base) -> str:
+def _lost(changes: Sequence[SpeedChange], base: Base) -> str:
     now, then = median(change.now for change in changes), median(change.then for change in changes)
     return f"lost {100 * loss(changes):.0f} % against {base.date}: {_rate(now)}, was {_rate(then)}"
 

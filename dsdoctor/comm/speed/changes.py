@@ -30,7 +30,7 @@ Hosts = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class SpeedChange:
     """One figure now and then, of the kind that is better when larger; ``between`` is where it was measured."""
 
     between: Path
@@ -44,7 +44,9 @@ class Change:
         return math.log(self.now / self.then)
 
 
-def pair_changes(now: Iterable[PairTime], here: Hosts, then: Iterable[PairTime], there: Hosts) -> tuple[Change, ...]:
+def pair_changes(
+    now: Iterable[PairTime], here: Hosts, then: Iterable[PairTime], there: Hosts
+) -> tuple[SpeedChange, ...]:
     """Bandwidths of the pairs that both runs have: the same places on the same hosts, with as many ranks on each."""
     seats, old_seats = _seats(here), _seats(there)
     before = {
@@ -59,16 +61,18 @@ def pair_changes(now: Iterable[PairTime], here: Hosts, then: Iterable[PairTime],
         old, between = before.get((places, pair.size)), tuple(sorted({host for host, _ in places}))
         if old and pair.seconds > 0 and alike.issuperset(between):
             rates = {"now": pair.size / pair.seconds, "then": old.size / old.seconds}
-            found.append(Change(between=between, ranks=(pair.source, pair.target), **rates))
+            found.append(SpeedChange(between=between, ranks=(pair.source, pair.target), **rates))
     return tuple(found)
 
 
-def pace_changes(now: Iterable[Pace], here: Hosts, then: Iterable[Pace], there: Hosts) -> tuple[Change, ...]:
+def pace_changes(now: Iterable[Pace], here: Hosts, then: Iterable[Pace], there: Hosts) -> tuple[SpeedChange, ...]:
     """How often a second each rank does the fixed piece of work, by the place that it has on its host."""
     seats, old_seats = _seats(here), _seats(there)
     before = {old_seats[pace.rank]: pace.compute for pace in then if pace.compute > 0 and pace.rank in old_seats}
     return tuple(
-        Change(between=(seats[one.rank][0],), ranks=(one.rank,), now=1 / one.compute, then=1 / before[seats[one.rank]])
+        SpeedChange(
+            between=(seats[one.rank][0],), ranks=(one.rank,), now=1 / one.compute, then=1 / before[seats[one.rank]]
+        )
         for one in now
         if one.compute > 0 and seats[one.rank] in before
     )
@@ -80,19 +84,19 @@ def _seats(hosts: Hosts) -> dict[int, tuple[str, int]]:
     return {rank: (host, next(counts[host])) for rank, host in enumerate(hosts)}
 
 
-def loss(changes: Iterable[Change]) -> float:
+def loss(changes: Iterable[SpeedChange]) -> float:
     """The share that the median of figures has lost.
 
-    >>> round(loss([Change(between=("a",), ranks=(0, 1), now=7.8e8, then=1e9)]), 2)
+    >>> round(loss([SpeedChange(between=("a",), ranks=(0, 1), now=7.8e8, then=1e9)]), 2)
     0.22
     """
     return 1 - math.exp(median(change.log for change in changes))
 
 
-def lossy_paces(changes: Sequence[Change]) -> Iterator[tuple[str, tuple[Change, ...]]]:
+def lossy_paces(changes: Sequence[SpeedChange]) -> Iterator[tuple[str, tuple[SpeedChange, ...]]]:
     """Hosts nearly all of whose ranks compute slower."""
     needed = _needed([change.log for change in changes], few=FEW_PACES)
-    by_host: dict[str, list[Change]] = defaultdict(list)
+    by_host: dict[str, list[SpeedChange]] = defaultdict(list)
     for change in changes:
         by_host[change.between[0]].append(change)
     for host, mine in by_host.items():
@@ -100,9 +104,9 @@ def lossy_paces(changes: Sequence[Change]) -> Iterator[tuple[str, tuple[Change, 
             yield host, tuple(mine)
 
 
-def lossy_hosts(changes: Sequence[Change]) -> dict[str, tuple[Change, ...]]:
+def lossy_hosts(changes: Sequence[SpeedChange]) -> dict[str, tuple[SpeedChange, ...]]:
     """Hosts nearly all of whose pairs with other hosts lost. Of two hosts nobody can tell which it is: then none."""
-    across: dict[str, list[Change]] = defaultdict(list)
+    across: dict[str, list[SpeedChange]] = defaultdict(list)
     for change in changes:
         for host in change.between if len(change.between) > 1 else ():
             across[host].append(change)
@@ -112,7 +116,7 @@ def lossy_hosts(changes: Sequence[Change]) -> dict[str, tuple[Change, ...]]:
     return {host: tuple(mine) for host, mine in across.items() if _most(one.log for one in mine) <= -needed}
 
 
-def lossy_paths(changes: Sequence[Change], explained: Iterable[str]) -> Iterator[tuple[Change, ...]]:
+def lossy_paths(changes: Sequence[SpeedChange], explained: Iterable[str]) -> Iterator[tuple[SpeedChange, ...]]:
     """Pairs that lost beyond what their hosts (``explained``) explain, those of one path together.
 
     Nearly all pairs of a path, or those that lost by themselves.
@@ -126,7 +130,7 @@ def lossy_paths(changes: Sequence[Change], explained: Iterable[str]) -> Iterator
             yield alone
 
 
-def needed_of(changes: Sequence[Change]) -> float:
+def needed_of(changes: Sequence[SpeedChange]) -> float:
     """The loss of a pair's bandwidth, as a positive logarithm, that noise does not make.
 
     What a whole host or a whole path lost is no noise: it is taken out first.
@@ -156,8 +160,8 @@ def _most(logs: Iterable[float]) -> float:
     return ordered[(3 * (len(ordered) - 1) + 3) // 4]
 
 
-def _by_path(changes: Iterable[Change]) -> Iterator[tuple[Change, ...]]:
-    paths: dict[Path, list[Change]] = defaultdict(list)
+def _by_path(changes: Iterable[SpeedChange]) -> Iterator[tuple[SpeedChange, ...]]:
+    paths: dict[Path, list[SpeedChange]] = defaultdict(list)
     for change in changes:
         paths[change.between].append(change)
     yield from map(tuple, paths.values())

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from dsdoctor.comm.models import Group
+from dsdoctor.comm.models import RankGroup
 from dsdoctor.comm.results import Pace
 from dsdoctor.comm.torch_ops import wait_for_device
 
@@ -17,7 +17,7 @@ SIDE, TIMES = {"cpu": 384, "cuda": 4096}, 16
 once even where others want the core too."""
 
 
-def pace(group: Group, tell: Tell) -> Pace:
+def pace(group: RankGroup, tell: Tell) -> Pace:
     """The median seconds of a fixed piece of work, and of the waits at barriers that follow it.
 
     The work is done first without any communication in between, all ranks at once. One processor a rank: threads of many
@@ -46,7 +46,7 @@ def pace(group: Group, tell: Tell) -> Pace:
     return Pace(rank=group.rank, compute=median(alone), waited=median(waits))
 
 
-def _work(group: Group) -> Callable[[], None]:
+def _work(group: RankGroup) -> Callable[[], None]:
     import torch
 
     side = SIDE["cpu" if group.device == "cpu" else "cuda"]
@@ -61,7 +61,7 @@ def _work(group: Group) -> Callable[[], None]:
     return work
 
 
-def _seconds(group: Group, act: Callable[[], Any]) -> float:
+def _seconds(group: RankGroup, act: Callable[[], Any]) -> float:
     begun = time.perf_counter()
     act()
     wait_for_device(group)

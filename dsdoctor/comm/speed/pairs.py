@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dsdoctor.comm.models import Group
+from dsdoctor.comm.models import RankGroup
 from dsdoctor.comm.results import PairTime
 from dsdoctor.comm.torch_ops import Pair, agreed, spread_rounds, wait_for_device
 
@@ -54,7 +54,7 @@ def apart(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
     return tuple(map(tuple, turns))
 
 
-def time_pairs(group: Group, tell: Tell, budget: float) -> tuple[PairTime, ...]:
+def time_pairs(group: RankGroup, tell: Tell, budget: float) -> tuple[PairTime, ...]:
     """The best of a few messages of 1 MiB there and back in each pair, halved; the lower rank of a pair tells.
 
     At most about ``budget`` seconds: rank 0 looks at its clock and tells the others whether a round is still run. What came
@@ -74,7 +74,7 @@ def time_pairs(group: Group, tell: Tell, budget: float) -> tuple[PairTime, ...]:
 
 
 def _play(
-    group: Group,
+    group: RankGroup,
     turns: tuple[tuple[Pair, ...], ...],
     buffer: Any,
     best: dict[Pair, float],
@@ -94,13 +94,13 @@ def _play(
                 best[pair] = min(seconds, best.get(pair, seconds))
 
 
-def _buffer(group: Group) -> Any:
+def _buffer(group: RankGroup) -> Any:
     import torch
 
     return torch.zeros(SIZE, dtype=torch.uint8, device=group.device)
 
 
-def _there_and_back(group: Group, pair: Pair, buffer: Any) -> float:
+def _there_and_back(group: RankGroup, pair: Pair, buffer: Any) -> float:
     """The least seconds of a message to the higher rank and back, after one that only opens the way."""
     import torch.distributed as dist
 
@@ -120,7 +120,7 @@ def _there_and_back(group: Group, pair: Pair, buffer: Any) -> float:
     return min(times[1:])
 
 
-def _doubtful(group: Group, best: dict[Pair, float]) -> list[Pair]:
+def _doubtful(group: RankGroup, best: dict[Pair, float]) -> list[Pair]:
     """The pairs of all ranks that are slower than their like, the same list everywhere: rank 0 judges and tells."""
     import torch
     import torch.distributed as dist

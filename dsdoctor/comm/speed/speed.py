@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
-from dsdoctor.comm.models import Group, Mode
+from dsdoctor.comm.models import Mode, RankGroup
 from dsdoctor.comm.results import Timing
 from dsdoctor.comm.speed.bandwidth import formula
 from dsdoctor.comm.torch_ops import agreed, newest, wait_for_device
@@ -43,11 +43,11 @@ class Timed:
     gives the call. ``zero``: ZeRO lives on it, so it is timed by default."""
 
     op: str
-    prepare: Callable[[Group, int], Act]
+    prepare: Callable[[RankGroup, int], Act]
     zero: bool = False
 
 
-def time_collectives(group: Group, mode: Mode, tell: Tell, budget: float) -> tuple[Timing, ...]:
+def time_collectives(group: RankGroup, mode: Mode, tell: Tell, budget: float) -> tuple[Timing, ...]:
     """Time each collective at each size, small ones first, within about ``budget`` seconds; nothing for the quick test.
 
     On a GPU each call lies between two CUDA events, on a CPU between two looks at the clock.
@@ -81,7 +81,7 @@ def _foreseen(size: int, last: Timing | None) -> float:
     return proportional if last.size >= 64 * KIB else min(proportional, last.median + size / SLOWEST)
 
 
-def _sizes(group: Group, mode: Mode) -> Sequence[int]:
+def _sizes(group: RankGroup, mode: Mode) -> Sequence[int]:
     """The sizes for a device, none that takes more than a tenth of the free memory of rank 0's GPU."""
     if group.device == "cpu":
         return SIZES["cpu", mode]
@@ -91,7 +91,7 @@ def _sizes(group: Group, mode: Mode) -> Sequence[int]:
     return [size for size in SIZES["cuda", mode] if size <= most]
 
 
-def _time(group: Group, one: Timed, size: int) -> Timing:
+def _time(group: RankGroup, one: Timed, size: int) -> Timing:
     total = formula(one.op).total
     elements = max(size // 4 // (group.world if total else 1), 1)
     act = one.prepare(group, elements)
@@ -108,7 +108,7 @@ def _time(group: Group, one: Timed, size: int) -> Timing:
     )
 
 
-def _seconds(group: Group, act: Act, calls: int) -> list[float]:
+def _seconds(group: RankGroup, act: Act, calls: int) -> list[float]:
     """The time of each of some calls, after all ranks have come here."""
     agreed(group, 0)
     wait_for_device(group)
@@ -136,52 +136,52 @@ def _by_events(act: Act, calls: int) -> list[float]:
     return [before.elapsed_time(after) / 1000 for before, after in pairwise(events)]
 
 
-def _full(group: Group, elements: int) -> Any:
+def _full(group: RankGroup, elements: int) -> Any:
     import torch
 
     return torch.zeros(elements, dtype=torch.float32, device=group.device)
 
 
-def _all_reduce(group: Group, elements: int) -> Act:
+def _all_reduce(group: RankGroup, elements: int) -> Act:
     buffer, act = _full(group, elements), newest("all_reduce")
     return lambda: act(buffer)
 
 
-def _all_gather(group: Group, elements: int) -> Act:
+def _all_gather(group: RankGroup, elements: int) -> Act:
     mine, all_ = _full(group, elements), _full(group, elements * group.world)
     act = newest("all_gather_single", "all_gather_into_tensor")
     return lambda: act(all_, mine)
 
 
-def _reduce_scatter(group: Group, elements: int) -> Act:
+def _reduce_scatter(group: RankGroup, elements: int) -> Act:
     mine, all_ = _full(group, elements), _full(group, elements * group.world)
     act = newest("reduce_scatter_single", "reduce_scatter_tensor")
     return lambda: act(mine, all_)
 
 
-def _all_to_all(group: Group, elements: int) -> Act:
+def _all_to_all(group: RankGroup, elements: int) -> Act:
     sent, got = _full(group, elements * group.world), _full(group, elements * group.world)
     act = newest("all_to_all_single")
     return lambda: act(got, sent)
 
 
-def _broadcast(group: Group, elements: int) -> Act:
+def _broadcast(group: RankGroup, elements: int) -> Act:
     buffer, act = _full(group, elements), newest("broadcast")
     return lambda: act(buffer, 0)
 
 
-def _reduce(group: Group, elements: int) -> Act:
+def _reduce(group: RankGroup, elements: int) -> Act:
     buffer, act = _full(group, elements), newest("reduce")
     return lambda: act(buffer, 0)
 
 
-def _gather(group: Group, elements: int) -> Act:
+def _gather(group: RankGroup, elements: int) -> Act:
     mine, act = _full(group, elements), newest("gather")
     parts = list(_full(group, elements * group.world).split(elements)) if group.rank == 0 else None
     return lambda: act(mine, parts, dst=0)
 
 
-def _scatter(group: Group, elements: int) -> Act:
+def _scatter(group: RankGroup, elements: int) -> Act:
     mine, act = _full(group, elements), newest("scatter")
     parts = list(_full(group, elements * group.world).split(elements)) if group.rank == 0 else None
     return lambda: act(mine, parts, src=0)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dsdoctor.overflow.frames.frame import LIMITS, Frame, Phase, TensorStats
+from dsdoctor.overflow.frames.frame import LIMITS, CallPhase, Frame, TensorStats
 
 
-class Kind(enum.Enum):
+class BadKind(enum.Enum):
     """How the first nan or inf came to be."""
 
     MODULE = "module"
@@ -25,10 +25,10 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Culprit:
+class FirstBad:
     """The first bad call. ``tensor``: what was bad; ``before``: the last call that ended before it."""
 
-    kind: Kind
+    kind: BadKind
     frame: Frame
     tensor: TensorStats
     before: Frame | None = None
@@ -39,14 +39,14 @@ MASK_REST = 1 / 16
 module has no weights: what overflows to -inf comes with neighbours near the limit, or out of a channel of a Linear."""
 
 
-def culprit(frames: Iterable[Frame]) -> Culprit | None:
+def first_bad(frames: Iterable[Frame]) -> FirstBad | None:
     """The first bad call of a batch, forward before backward; None: none, or nothing but masks."""
     frames = tuple(frames)
-    forward = tuple(frame for frame in frames if frame.phase is Phase.FORWARD)
-    return _in_forward(forward) or _in_backward(frame for frame in frames if frame.phase is Phase.BACKWARD)
+    forward = tuple(frame for frame in frames if frame.phase is CallPhase.FORWARD)
+    return _in_forward(forward) or _in_backward(frame for frame in frames if frame.phase is CallPhase.BACKWARD)
 
 
-def _in_forward(frames: tuple[Frame, ...]) -> Culprit | None:
+def _in_forward(frames: tuple[Frame, ...]) -> FirstBad | None:
     before: Frame | None = None
     given = any(_bad_inputs(frame) for frame in frames if frame.module == "")
     for frame in frames:
@@ -57,17 +57,17 @@ def _in_forward(frames: tuple[Frame, ...]) -> Culprit | None:
     return None
 
 
-def _judge(frame: Frame, before: Frame | None, *, given: bool) -> Culprit | None:
+def _judge(frame: Frame, before: Frame | None, *, given: bool) -> FirstBad | None:
     """What is wrong with one call, if anything, when all before it was right. ``given``: the batch itself is bad."""
     for tensor in frame.weights:
         if tensor.is_bad:
-            return Culprit(kind=Kind.WEIGHT, frame=frame, tensor=tensor, before=before)
+            return FirstBad(kind=BadKind.WEIGHT, frame=frame, tensor=tensor, before=before)
     for tensor in _bad_inputs(frame):
-        kind = Kind.DATA if given else Kind.BETWEEN
-        return Culprit(kind=kind, frame=frame, tensor=tensor, before=before)
+        kind = BadKind.DATA if given else BadKind.BETWEEN
+        return FirstBad(kind=kind, frame=frame, tensor=tensor, before=before)
     for tensor in frame.outputs:
         if tensor.is_bad and not (is_mask(tensor) and not frame.weights):
-            return Culprit(kind=Kind.MODULE, frame=frame, tensor=tensor, before=before)
+            return FirstBad(kind=BadKind.MODULE, frame=frame, tensor=tensor, before=before)
     return None
 
 
@@ -88,12 +88,12 @@ def _is_finite(frame: Frame) -> bool:
     return bool(frame.outputs) and not any(tensor.is_bad and not is_mask(tensor) for tensor in frame.outputs)
 
 
-def _in_backward(frames: Iterable[Frame]) -> Culprit | None:
+def _in_backward(frames: Iterable[Frame]) -> FirstBad | None:
     before: Frame | None = None
     for frame in frames:
         for tensor in frame.measured:
             if tensor.is_bad:
-                return Culprit(kind=Kind.GRADIENT, frame=frame, tensor=tensor, before=before)
+                return FirstBad(kind=BadKind.GRADIENT, frame=frame, tensor=tensor, before=before)
         before = frame
     return None
 
@@ -112,7 +112,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     floor: float | None = None
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank knows of the batch that overflowed.
 
     ``named``: bad gradients after reduction, those parts that this rank holds. ``local``: this rank's own gradients in
@@ -139,7 +139,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     named: tuple[TensorStats, ...] = ()
     local: tuple[TensorStats, ...] = ()
     at_scale_one: tuple[TensorStats, ...] | None = None
-    culprit: Culprit | None = None
+    first_bad: FirstBad | None = None
     origin: Origin | None = None
     minus_inf: Origin | None = None
     frames: tuple[Frame, ...] = ()

@@ -6,7 +6,7 @@ import math
 import msgspec
 
 
-class Phase(enum.Enum):
+class CallPhase(enum.Enum):
     """When a frame was taken: while the module ran, or while its gradients flowed back."""
 
     FORWARD = "forward"
@@ -89,7 +89,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     rank: int = 0
     stage: int | None = None
     call: int = 0
-    phase: Phase = Phase.FORWARD
+    phase: CallPhase = CallPhase.FORWARD
     training: bool = True
     leaf: bool = True
     raised: bool = False

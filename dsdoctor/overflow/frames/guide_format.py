@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from dsdoctor.overflow.frames.frame import Frame, Item, Other, Phase
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, Item, Other
 
 PREFIX = " " * 17
 COLUMNS = f"{'abs min':8} {'abs max':8} metadata"
@@ -46,7 +46,7 @@ def text(frames: Iterable[Frame]) -> str:
     """Frames as the guide prints them; the first frame of a batch opens with the batch's two lines."""
     parts: list[str] = []
     for frame in frames:
-        if frame.order == 0 and frame.phase is Phase.FORWARD:
+        if frame.order == 0 and frame.phase is CallPhase.FORWARD:
             parts.append(starting(frame.batch))
         parts.extend(lines(frame))
     return "\n".join(parts)

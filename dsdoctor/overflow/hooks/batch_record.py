@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from dsdoctor.overflow.frames.frame import Frame, Item, Other, Phase
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, Item, Other
 from dsdoctor.overflow.measure.readings import Readings
 from dsdoctor.overflow.measure.tensor_paths import Items
 
@@ -22,7 +22,7 @@ class Position:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ModulePlace:
     """A module of the model: its name, its class, and whether it has no children."""
 
     name: str
@@ -31,28 +31,28 @@ class Place:
 
 
 @dataclass(slots=True)
-class Call:
+class ModuleCall:
     """One call of a module: which, for which time, and what was seen. ``items``: names with readings or words."""
 
     index: int
     call: int
     items: Items
-    phase: Phase = Phase.FORWARD
+    phase: CallPhase = CallPhase.FORWARD
     raised: bool = False
     after: tuple[int, ...] = ()
 
 
 @dataclass(kw_only=True)
-class Page:
+class BatchRecord:
     """What was recorded during one call of the whole model, and during its backward."""
 
     batch: int
     position: Position
     training: bool
     rank: int
-    places: tuple[Place, ...]
+    places: tuple[ModulePlace, ...]
     readings: Readings
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
     graded: dict[int, tuple[weakref.ref[Tensor], list[int]]] = field(default_factory=dict)
     graded_handles: list[RemovableHandle] = field(default_factory=list)
 
@@ -68,7 +68,7 @@ class Page:
         for order, call in enumerate(self.calls):
             yield self._frame(order, call)
 
-    def _frame(self, order: int, call: Call) -> Frame:
+    def _frame(self, order: int, call: ModuleCall) -> Frame:
         place = self.places[call.index]
         return Frame(
             batch=self.batch,

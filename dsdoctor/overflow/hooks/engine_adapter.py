@@ -36,7 +36,7 @@ class Decision:
     late: bool = False
 
 
-class Seam:
+class EngineAdapter:
     """Calls back from inside one engine, once attached; ``detach`` leaves the engine as it was.
 
     ``on_decision`` is called exactly once in every optimizer step of every rank, in the middle of the step.

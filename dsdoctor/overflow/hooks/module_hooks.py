@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
-from dsdoctor.overflow.frames.frame import Frame, Phase, TensorStats
-from dsdoctor.overflow.hooks.batch_record import Call, Page, Place, Position
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
+from dsdoctor.overflow.hooks.batch_record import BatchRecord, ModuleCall, ModulePlace, Position
 from dsdoctor.overflow.hooks.compiled import CompiledRows
 from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.measure.tensor_paths import Items, note, tensors_of
@@ -50,9 +50,9 @@ _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class Hooks:
-    """Hooks on the modules of ``model`` whose names pass the globs; ``on_page`` gets the page when a forward is over.
+    """Hooks on the modules of ``model`` whose names pass the globs; ``on_record`` gets the page when a forward is over.
 
-    ``gradients``: also gradients of activations and parameters, which come to the page after ``on_page``. ``integers``:
+    ``gradients``: also gradients of activations and parameters, which come to the page after ``on_record``. ``integers``:
     also the extremes of whole numbers, as the guide prints them. ``compiled_on``: the device of a model that may be
     compiled later, whose outputs ``compiled_frames`` tells. ``position`` says which step and micro-batch it is, ``wanted``
     whether a batch is to be looked at, ``paused`` that a call of the model is no batch at all: a replay.
@@ -62,7 +62,7 @@ class Hooks:
         self,
         model: nn.Module,
         *,
-        on_page: Callable[[Page], None],
+        on_record: Callable[[BatchRecord], None],
         position: Callable[[], Position] = Position,
         wanted: Callable[[int], bool] = lambda _batch: True,
         paused: Callable[[], bool] = lambda: False,
@@ -75,13 +75,13 @@ class Hooks:
     ) -> None:
         self.model = model
         self.batch = 0
-        self.page: Page | None = None
-        self._on_page, self._position, self._wanted, self._paused = on_page, position, wanted, paused
+        self.page: BatchRecord | None = None
+        self._on_record, self._position, self._wanted, self._paused = on_record, position, wanted, paused
         self._rank = rank
         self._include, self._exclude = include, exclude
         self._gradients, self._integers = gradients, integers
         self._meters = Meters()
-        self._places: list[Place] = []
+        self._places: list[ModulePlace] = []
         self._counts: list[int] = []
         self._before: dict[int, Items] = {}
         self._is_open = False
@@ -126,7 +126,7 @@ class Hooks:
             for order, (place, stats) in enumerate(self._in_order_of_calls(self._compiled.read()))
         ]
 
-    def _in_order_of_calls(self, found: dict[int, list[TensorStats]]) -> list[tuple[Place, list[TensorStats]]]:
+    def _in_order_of_calls(self, found: dict[int, list[TensorStats]]) -> list[tuple[ModulePlace, list[TensorStats]]]:
         """Modules in the order of their definition, each after all that it holds."""
         last = {place.name: index for index, place in enumerate(self._places)}
         for index, place in enumerate(self._places):
@@ -149,7 +149,7 @@ class Hooks:
                 continue
             index = self._hooked[module] = len(self._places)
             leaf = next(module.children(), None) is None
-            self._places.append(Place(name=name, kind=type(module).__name__, leaf=leaf))
+            self._places.append(ModulePlace(name=name, kind=type(module).__name__, leaf=leaf))
             self._counts.append(0)
             hook = Hook(self._after_forward(index))
             self._handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True, always_call=True))
@@ -171,12 +171,12 @@ class Hooks:
         self._is_open = True
         if self._grown:
             self._add_modules()
-        self.page = self._new_page() if self._wanted(self.batch) else None
+        self.page = self._new_record() if self._wanted(self.batch) else None
 
-    def _new_page(self) -> Page:
+    def _new_record(self) -> BatchRecord:
         self._counts = [0] * len(self._places)
         self._before = {}
-        return Page(
+        return BatchRecord(
             batch=self.batch,
             position=self._position(),
             training=self.model.training,
@@ -192,7 +192,7 @@ class Hooks:
         page, self.page = self.page, None
         self.batch += 1
         if page is not None:
-            self._on_page(page)
+            self._on_record(page)
 
     # -- a module was called
 
@@ -225,13 +225,13 @@ class Hooks:
                 note(items, "output", output, look)
             count = self._counts[index]
             self._counts[index] = count + 1
-            page.calls.append(Call(index, count, items, Phase.FORWARD, raised))
+            page.calls.append(ModuleCall(index, count, items, CallPhase.FORWARD, raised))
             if self._gradients and not raised:
                 self._hook_gradients(page, index, module, args, kwargs, output)
 
         return after
 
-    def _inputs(self, page: Page, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Items:
+    def _inputs(self, page: BatchRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Items:
         look = page.readings.look
         items: Items = []
         for place, value in enumerate(args):
@@ -250,7 +250,13 @@ class Hooks:
     # -- gradients
 
     def _hook_gradients(
-        self, page: Page, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        self,
+        page: BatchRecord,
+        index: int,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
     ) -> None:
         """Ask for the gradients of this call's outputs, of inputs that no module made, and of its parameters."""
         for name, tensor in tensors_of("input", (*args, *kwargs.values())):
@@ -261,7 +267,7 @@ class Hooks:
             if weight is not None:
                 self._hook_tensor(page, index, f"grad {name}", weight, consumer=None)
 
-    def _hook_tensor(self, page: Page, index: int, name: str, tensor: Tensor, *, consumer: int | None) -> None:
+    def _hook_tensor(self, page: BatchRecord, index: int, name: str, tensor: Tensor, *, consumer: int | None) -> None:
         if not tensor.requires_grad:
             return
         known = page.graded.get(id(tensor))
@@ -274,10 +280,10 @@ class Hooks:
         if consumer is not None:
             consumers.append(consumer)
 
-    def _on_gradient(self, page: Page, index: int, name: str, tensor: Tensor, consumers: list[int]) -> None:
+    def _on_gradient(self, page: BatchRecord, index: int, name: str, tensor: Tensor, consumers: list[int]) -> None:
         def seen(gradient: Tensor) -> None:
             if not page.readings.is_settled:
                 what = page.readings.look(gradient)
-                page.calls.append(Call(index, 0, [(name, what)], Phase.BACKWARD, False, tuple(consumers)))
+                page.calls.append(ModuleCall(index, 0, [(name, what)], CallPhase.BACKWARD, False, tuple(consumers)))
 
         page.graded_handles.append(tensor.register_hook(seen))

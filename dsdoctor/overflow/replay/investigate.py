@@ -13,16 +13,17 @@ from typing import Any
 import msgspec
 import torch
 
-from dsdoctor.overflow.frames.first_bad import Account, Culprit, Kind, Origin, Scale, culprit, is_mask
-from dsdoctor.overflow.frames.frame import Frame, Phase, TensorStats
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Origin, RankReport, Scale, first_bad, is_mask
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
 from dsdoctor.overflow.hooks import engine_adapter, ranks
-from dsdoctor.overflow.hooks.batch_record import Page, Position
+from dsdoctor.overflow.hooks.batch_record import BatchRecord, Position
 from dsdoctor.overflow.hooks.module_hooks import Hooks
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.measure import Meter
 from dsdoctor.overflow.measure.readings import BAD_COLUMNS, Meters, Readings
 from dsdoctor.overflow.replay.operations import Operations
-from dsdoctor.overflow.replay.replay import Recorder, Replayed, replay
+from dsdoctor.overflow.replay.recorder import BatchRecorder
+from dsdoctor.overflow.replay.replay import Replayed, replay
 
 MOST_GRADIENTS = 24
 """Gradients that an account names: the bad ones first, then the largest."""
@@ -32,7 +33,7 @@ MOST_GRADIENTS = 24
 class Seen:
     """What a replay showed on this rank: the first culprit and what led to it, and the local gradients."""
 
-    culprit: Culprit | None = None
+    first_bad: FirstBad | None = None
     frames: tuple[Frame, ...] = ()
     origin: Origin | None = None
     minus_inf: Origin | None = None
@@ -64,10 +65,10 @@ def bad_gradients(engine: Any) -> tuple[TensorStats, ...]:
     return tuple(one for one in stats if one.is_bad)[:MOST_GRADIENTS]
 
 
-def first_account(engine: Any, decision: engine_adapter.Decision, *, losses: tuple[float, ...]) -> Account:
+def first_report(engine: Any, decision: engine_adapter.Decision, *, losses: tuple[float, ...]) -> RankReport:
     """What is known without a replay."""
     pipeline = engine_adapter.is_pipeline(engine)
-    return Account(
+    return RankReport(
         rank=ranks.rank(),
         world=ranks.world(),
         host=socket.gethostname(),
@@ -81,41 +82,52 @@ def first_account(engine: Any, decision: engine_adapter.Decision, *, losses: tup
     )
 
 
-def replayed(engine: Any, recorder: Recorder, account: Account, options: Options, *, batch: int) -> list[Account]:
+def replayed(
+    engine: Any, recorder: BatchRecorder, rank_report: RankReport, options: Options, *, batch: int
+) -> list[RankReport]:
     """The accounts of all ranks after a replay. ``batch``: the guide's number of the step's first micro-batch."""
     seen = Seen()
-    done = _replay(engine, recorder, options, seen, account, batch=batch, factor=1.0)
+    done = _replay(engine, recorder, options, seen, rank_report, batch=batch, factor=1.0)
     # what was seen live stands where the replay shows nothing, or only what follows from it
-    live = account.culprit is not None and (seen.culprit is None or seen.culprit.kind is Kind.GRADIENT)
-    found = account.culprit if live else seen.culprit
-    account = msgspec.structs.replace(
-        account,
-        culprit=found,
-        frames=account.frames if live else seen.frames,
+    live = rank_report.first_bad is not None and (seen.first_bad is None or seen.first_bad.kind is BadKind.GRADIENT)
+    found = rank_report.first_bad if live else seen.first_bad
+    rank_report = msgspec.structs.replace(
+        rank_report,
+        first_bad=found,
+        frames=rank_report.frames if live else seen.frames,
         origin=seen.origin,
         minus_inf=seen.minus_inf,
         local=_most_telling(seen.local),
         batch=found.frame.batch if found is not None else batch,
         replayed=_said(done),
     )
-    accounts = ranks.gather(account)
-    if not _forward_is_clean(accounts) or not any(one.scale.value > 1 for one in accounts):
-        return accounts
+    rank_reports = ranks.gather(rank_report)
+    if not _forward_is_clean(rank_reports) or not any(one.scale.value > 1 for one in rank_reports):
+        return rank_reports
     plain = Seen()
-    _replay(engine, recorder, options, plain, account, batch=batch, factor=1.0 / account.scale.value)
+    _replay(engine, recorder, options, plain, rank_report, batch=batch, factor=1.0 / rank_report.scale.value)
     return ranks.gather(
-        msgspec.structs.replace(account, at_scale_one=_most_telling(plain.local) if plain.local else None)
+        msgspec.structs.replace(rank_report, at_scale_one=_most_telling(plain.local) if plain.local else None)
     )
 
 
 def _replay(
-    engine: Any, recorder: Recorder, options: Options, seen: Seen, account: Account, *, batch: int, factor: float
+    engine: Any,
+    recorder: BatchRecorder,
+    options: Options,
+    seen: Seen,
+    rank_report: RankReport,
+    *,
+    batch: int,
+    factor: float,
 ) -> tuple[Replayed, ...]:
     @contextmanager
     def around(number: int) -> Iterator[None]:
-        pages: list[Page] = []
-        place = Position(step=account.step, micro=number, stage=account.stage)
-        hooks = Hooks(engine.module, on_page=pages.append, position=lambda: place, gradients=True, rank=account.rank)
+        pages: list[BatchRecord] = []
+        place = Position(step=rank_report.step, micro=number, stage=rank_report.stage)
+        hooks = Hooks(
+            engine.module, on_record=pages.append, position=lambda: place, gradients=True, rank=rank_report.rank
+        )
         hooks.batch = batch + number
         readings = Readings(Meters())
         operations = Operations(readings, lambda: len((hooks.page or pages[-1]).calls) if hooks.page or pages else 0)
@@ -143,22 +155,22 @@ def _remembering_lines() -> Iterator[None]:
         torch.autograd.set_detect_anomaly(*before)
 
 
-def _look_at(page: Page, seen: Seen, operations: Operations, options: Options) -> None:
+def _look_at(page: BatchRecord, seen: Seen, operations: Operations, options: Options) -> None:
     """Take from a micro-batch what it adds: forward goes before backward, the earlier before the later."""
     frames = tuple(page.frames())
     seen.local += local_gradients(frames)
-    found = culprit(frames) if page.readings.any_bad else None
-    known = seen.culprit
-    if found is None or (known is not None and (known.kind is not Kind.GRADIENT or found.kind is Kind.GRADIENT)):
+    found = first_bad(frames) if page.readings.any_bad else None
+    known = seen.first_bad
+    if found is None or (known is not None and (known.kind is not BadKind.GRADIENT or found.kind is BadKind.GRADIENT)):
         return
-    seen.culprit = found
+    seen.first_bad = found
     seen.frames = last_frames(frames, found, options.max_frames_to_save)
-    if found.kind not in (Kind.DATA, Kind.WEIGHT):
-        seen.origin = operations.first_bad(found.frame.order, backward=found.kind is Kind.GRADIENT)
+    if found.kind not in (BadKind.DATA, BadKind.WEIGHT):
+        seen.origin = operations.first_bad(found.frame.order, backward=found.kind is BadKind.GRADIENT)
     seen.minus_inf = operations.first_minus_inf() if any(is_mask(one) for one in found.frame.inputs) else None
 
 
-def last_frames(frames: Iterable[Frame], found: Culprit, most: int) -> tuple[Frame, ...]:
+def last_frames(frames: Iterable[Frame], found: FirstBad, most: int) -> tuple[Frame, ...]:
     """The last frames up to the culprit's, in its phase and with what led to it."""
     kept: deque[Frame] = deque(maxlen=most)
     for frame in frames:
@@ -173,7 +185,7 @@ def local_gradients(frames: Iterable[Frame]) -> Iterator[TensorStats]:
     for frame in frames:
         for stats in frame.measured:
             place = stats.name.removeprefix("grad ")
-            if frame.phase is Phase.BACKWARD and not place.startswith(("input", "output")):
+            if frame.phase is CallPhase.BACKWARD and not place.startswith(("input", "output")):
                 yield msgspec.structs.replace(stats, name=".".join(part for part in (frame.module, place) if part))
 
 
@@ -182,8 +194,8 @@ def _most_telling(gradients: Iterable[TensorStats]) -> tuple[TensorStats, ...]:
     return tuple(ordered[:MOST_GRADIENTS])
 
 
-def _forward_is_clean(accounts: list[Account]) -> bool:
-    return all(one.culprit is None or one.culprit.kind is Kind.GRADIENT for one in accounts)
+def _forward_is_clean(rank_reports: list[RankReport]) -> bool:
+    return all(one.first_bad is None or one.first_bad.kind is BadKind.GRADIENT for one in rank_reports)
 
 
 def _said(done: tuple[Replayed, ...]) -> str:

@@ -31,7 +31,7 @@ OURS = f"{Path(__file__).parents[1]}/"
 
 
 @dataclass(slots=True)
-class Result:
+class OperationResult:
     """One result: its reading, how many calls had ended before it, the operation's name, whence it was called, the
     autograd node and where that was made."""
 
@@ -49,7 +49,7 @@ class Operations(TorchDispatchMode):
     def __init__(self, readings: Readings, calls: Callable[[], int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._readings, self._calls = readings, calls
-        self._results: list[Result] = []
+        self._results: list[OperationResult] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, and note its results."""
@@ -73,7 +73,7 @@ class Operations(TorchDispatchMode):
         found = (one for one, stats in self._bad() if not one.node and is_mask(stats))
         return next(map(_origin, found), None)
 
-    def _bad(self) -> Iterator[tuple[Result, TensorStats]]:
+    def _bad(self) -> Iterator[tuple[OperationResult, TensorStats]]:
         for one in self._results:
             stats = self._readings.stats(one.reading, "output")
             if stats.is_bad:
@@ -99,7 +99,7 @@ class Operations(TorchDispatchMode):
             made = None if node is None else node.metadata.get("traceback_")
             name = "" if node is None else node.name()
             self._results.append(
-                Result(reading, self._calls(), str(func._schema.name).replace("::", "."), line, name, made)
+                OperationResult(reading, self._calls(), str(func._schema.name).replace("::", "."), line, name, made)
             )
 
 
@@ -114,11 +114,11 @@ def _caller() -> tuple[str, int, str] | None:
     return None
 
 
-def _origin(result: Result) -> Origin:
+def _origin(result: OperationResult) -> Origin:
     return Origin(op=result.node or result.op, line=_said(result))
 
 
-def _said(result: Result) -> str:
+def _said(result: OperationResult) -> str:
     """The line that called the operation: ``model.py:12 in forward: h = torch.log(x)``."""
     if result.line is not None:
         file, number, function = result.line

@@ -45,7 +45,7 @@ class MicroBatch:
     dropped: dict[int, int] = field(default_factory=dict)
 
 
-class Recorder:
+class BatchRecorder:
     """Keeps the micro-batches since the last ``forget``, from hooks on the engine and its module."""
 
     def __init__(self, engine: Any, *, input_limit: int = INPUT_LIMIT, gradient_limit: int = GRADIENT_LIMIT) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.replay.recorder import MicroBatch, leaves, versions
-from dsdoctor.overflow.replay.recorder import Recorder as Recorder
+from dsdoctor.overflow.replay.recorder import BatchRecorder, MicroBatch, leaves, versions
 from dsdoctor.overflow.replay.rerun import (
     eager,
     external_parameters,
@@ -43,7 +42,7 @@ class Replayed:
 
 
 def replay(
-    recorder: Recorder,
+    recorder: BatchRecorder,
     *,
     around: Around,
     which: Sequence[int] | None = None,
@@ -100,7 +99,7 @@ def _agree(engine: Any, batches: list[MicroBatch], wanted: Sequence[int], *, bac
 
 
 def _again(
-    recorder: Recorder, number: int, around: Around, *, forward: bool, backward: bool, factor: float
+    recorder: BatchRecorder, number: int, around: Around, *, forward: bool, backward: bool, factor: float
 ) -> Replayed:
     engine, batch = recorder.engine, recorder.batches[number]
     if not forward or batch.args is None:

@@ -9,15 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dsdoctor.overflow.frames.frame import LIMITS, UNIT_ROUNDOFF, Frame, Phase, TensorStats, unscaled
+from dsdoctor.overflow.frames.frame import LIMITS, UNIT_ROUNDOFF, CallPhase, Frame, TensorStats, unscaled
 from dsdoctor.overflow.trace.difference import (
     Allowed,
-    Change,
     Comparison,
-    Difference,
+    DifferenceKind,
+    FormChange,
     Pair,
-    Place,
-    What,
+    TensorDifference,
+    TensorPlace,
     allowed,
     is_bad,
     is_negligible,
@@ -25,13 +25,13 @@ from dsdoctor.overflow.trace.difference import (
 )
 
 MOST_SHOWN = 20
-PHASES = (Phase.FORWARD, Phase.BACKWARD)
+PHASES = (CallPhase.FORWARD, CallPhase.BACKWARD)
 
 
 class Judged(NamedTuple):
     """A difference whose place is not written out: there are millions, and few are kept."""
 
-    what: What
+    what: DifferenceKind
     ratio: float
     tolerance: float
     diverges: bool
@@ -49,11 +49,11 @@ class _Tally:
     agreed: int = 0
     diverging: int = 0
     bad_in_both: int = 0
-    first: Difference | None = None
-    first_bad: Difference | None = None
-    best: dict[tuple[bool, str], Difference] = field(default_factory=dict)
-    shapes: dict[tuple[str, str], Change] = field(default_factory=dict)
-    dtypes: dict[tuple[str, str], Change] = field(default_factory=dict)
+    first: TensorDifference | None = None
+    first_bad: TensorDifference | None = None
+    best: dict[tuple[bool, str], TensorDifference] = field(default_factory=dict)
+    shapes: dict[tuple[str, str], FormChange] = field(default_factory=dict)
+    dtypes: dict[tuple[str, str], FormChange] = field(default_factory=dict)
     only_a: dict[str, None] = field(default_factory=dict)
     only_b: dict[str, None] = field(default_factory=dict)
 
@@ -91,7 +91,7 @@ def _keyed(frames: Iterable[Frame]) -> dict[Key, Found]:
     Gradients without the loss scale that is in them."""
     found: dict[Key, Found] = {}
     for frame in frames:
-        backward = frame.phase is Phase.BACKWARD  # hashing an enum takes as long as all the rest
+        backward = frame.phase is CallPhase.BACKWARD  # hashing an enum takes as long as all the rest
         for tensor in frame.tensors:
             if isinstance(tensor, TensorStats) and tensor.dtype in LIMITS:
                 times = 0
@@ -113,7 +113,7 @@ def _compare_pair(tally: _Tally, pair: Pair) -> None:
         if roundoff > coarsest:
             coarsest = roundoff
             limits = [allowed(coarsest, phase, same_data=pair.a == pair.b, asked=tally.asked) for phase in PHASES]
-        _note(tally, pair, a, b, limits[a[0].phase is Phase.BACKWARD])
+        _note(tally, pair, a, b, limits[a[0].phase is CallPhase.BACKWARD])
 
 
 def _note_modules(tally: _Tally, pair: Pair) -> None:
@@ -123,9 +123,9 @@ def _note_modules(tally: _Tally, pair: Pair) -> None:
     tally.only_b |= {_named(*one): None for one in on_b if one not in on_a}
 
 
-def _named(phase: Phase, module: str) -> str:
+def _named(phase: CallPhase, module: str) -> str:
     name = module or "(the whole model)"
-    return name if phase is Phase.FORWARD else f"{name} (backward)"
+    return name if phase is CallPhase.FORWARD else f"{name} (backward)"
 
 
 def _note(tally: _Tally, pair: Pair, found_a: Found, found_b: Found, limits: Allowed) -> None:
@@ -138,7 +138,7 @@ def _note(tally: _Tally, pair: Pair, found_a: Found, found_b: Found, limits: All
         tally.agreed += tally.first is None
     else:
         what, ratio, diverges = judge(a, b, limits)
-        if diverges and what is not What.NOT_FINITE and is_negligible(a, b, frame, other):
+        if diverges and what is not DifferenceKind.NOT_FINITE and is_negligible(a, b, frame, other):
             ratio, diverges = 1.0, False
         _keep(tally, pair, frame, Judged(what, ratio, limits.ratio, diverges, a, b))
     if a.shape != b.shape:
@@ -148,34 +148,34 @@ def _note(tally: _Tally, pair: Pair, found_a: Found, found_b: Found, limits: All
 
 
 def _count(
-    changes: dict[tuple[str, str], Change], a: str, b: str, pair: Pair, frame: Frame, tensor: TensorStats
+    changes: dict[tuple[str, str], FormChange], a: str, b: str, pair: Pair, frame: Frame, tensor: TensorStats
 ) -> None:
     found = changes.get((a, b))
     if found is None:
-        found = changes[a, b] = Change(a=a, b=b, count=0, first=_place(pair, frame, tensor))
+        found = changes[a, b] = FormChange(a=a, b=b, count=0, first=_place(pair, frame, tensor))
     found.count += 1
 
 
 def _keep(tally: _Tally, pair: Pair, frame: Frame, one: Judged) -> None:
     """Keep a judgement that is the first of its kind, or the largest of its module."""
     tally.diverging += one.diverges
-    first_bad = tally.first_bad is None and one.what is What.NOT_FINITE
+    first_bad = tally.first_bad is None and one.what is DifferenceKind.NOT_FINITE
     first = tally.first is None and one.diverges
     tally.agreed += tally.first is None and not first
-    place = (frame.phase is Phase.BACKWARD, frame.module)
+    place = (frame.phase is CallPhase.BACKWARD, frame.module)
     before = tally.best.get(place)
     largest = before is None or (one.diverges, one.ratio) > (before.diverges, before.ratio)
     if not (first or first_bad or largest):
         return
-    found = Difference(place=_place(pair, frame, one.a), **one._asdict())
+    found = TensorDifference(place=_place(pair, frame, one.a), **one._asdict())
     tally.first = found if first else tally.first
     tally.first_bad = found if first_bad else tally.first_bad
     if largest:
         tally.best[place] = found
 
 
-def _place(pair: Pair, frame: Frame, tensor: TensorStats) -> Place:
-    return Place(
+def _place(pair: Pair, frame: Frame, tensor: TensorStats) -> TensorPlace:
+    return TensorPlace(
         a=pair.a,
         b=pair.b,
         phase=frame.phase,

@@ -5,10 +5,10 @@ import math
 from dataclasses import dataclass
 
 from dsdoctor.overflow.frames.first_bad import is_mask, is_masking
-from dsdoctor.overflow.frames.frame import SMALLEST_NORMAL, Frame, Phase, TensorStats
+from dsdoctor.overflow.frames.frame import SMALLEST_NORMAL, CallPhase, Frame, TensorStats
 
 
-class What(enum.Enum):
+class DifferenceKind(enum.Enum):
     """In which figure two tensors differ most."""
 
     NOT_FINITE = "nan or inf"
@@ -36,12 +36,12 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TensorPlace:
     """Which tensor of which call. ``kind``: the module's class."""
 
     a: Side
     b: Side
-    phase: Phase
+    phase: CallPhase
     module: str
     kind: str
     call: int
@@ -49,11 +49,11 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class TensorDifference:
     """Two tensors of one place. ``ratio``: the larger figure over the smaller, 1 or more; ``tolerance``: what was allowed."""
 
-    place: Place
-    what: What
+    place: TensorPlace
+    what: DifferenceKind
     ratio: float
     tolerance: float
     diverges: bool
@@ -62,13 +62,13 @@ class Difference:
 
 
 @dataclass(kw_only=True)
-class Change:
+class FormChange:
     """A shape or dtype that differs: how often, and where first."""
 
     a: str
     b: str
     count: int
-    first: Place
+    first: TensorPlace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,20 +80,20 @@ class Comparison:
     agreed: int
     diverging: int
     bad_in_both: int
-    first: Difference | None
-    first_bad: Difference | None
-    largest: tuple[Difference, ...]
-    shapes: tuple[Change, ...]
-    dtypes: tuple[Change, ...]
+    first: TensorDifference | None
+    first_bad: TensorDifference | None
+    largest: tuple[TensorDifference, ...]
+    shapes: tuple[FormChange, ...]
+    dtypes: tuple[FormChange, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
 
 
-ROUNDINGS = {Phase.FORWARD: 32, Phase.BACKWARD: 256}
+ROUNDINGS = {CallPhase.FORWARD: 32, CallPhase.BACKWARD: 256}
 """Rounding errors of n operations grow like the root of n (Higham, section 2.8), and 32 is the root of a thousand. Gradients
 are sums over all tokens in which much cancels: eight times as much."""
 LEAST, MOST = 1e-3, 1.0
-OTHER_DATA = {Phase.FORWARD: 4.0, Phase.BACKWARD: 8.0}
+OTHER_DATA = {CallPhase.FORWARD: 4.0, CallPhase.BACKWARD: 8.0}
 ZEROS_SAME, ZEROS_OTHER = 0.05, 0.25
 SIMILAR = 8
 """An abs min is judged where all values lie within a factor of 8; else the least of many values near zero is rounding."""
@@ -109,15 +109,15 @@ class Allowed:
     zeros: float
 
 
-def allowed(roundoff: float, phase: Phase, *, same_data: bool, asked: float | None = None) -> Allowed:
+def allowed(roundoff: float, phase: CallPhase, *, same_data: bool, asked: float | None = None) -> Allowed:
     """What is allowed at a place. ``roundoff``: of the coarsest dtype that was met on the way to it.
 
     The same batch of the same rank: 1 + 32 unit roundoffs (gradients: 256), at least 1.001 and at most 2. Other data: a factor
     of 4 (gradients: 8). ``asked``: that ratio instead.
 
-    >>> [allowed(2.0**-bits, Phase.FORWARD, same_data=True).ratio for bits in (24, 11, 8, 4)]
+    >>> [allowed(2.0**-bits, CallPhase.FORWARD, same_data=True).ratio for bits in (24, 11, 8, 4)]
     [1.001, 1.015625, 1.125, 2.0]
-    >>> allowed(2.0**-24, Phase.BACKWARD, same_data=False).ratio
+    >>> allowed(2.0**-24, CallPhase.BACKWARD, same_data=False).ratio
     8.0
     """
     zeros = ZEROS_SAME if same_data else ZEROS_OTHER
@@ -140,17 +140,17 @@ def ratio(a: float | None, b: float | None) -> float:
     return most / least if least else math.inf
 
 
-def judge(a: TensorStats, b: TensorStats, limits: Allowed) -> tuple[What, float, bool]:
+def judge(a: TensorStats, b: TensorStats, limits: Allowed) -> tuple[DifferenceKind, float, bool]:
     """What differs most, by which ratio, and whether that is more than allowed. At most one of the two is bad."""
     if is_bad(a) or is_bad(b):
-        return What.NOT_FINITE, math.inf, True
+        return DifferenceKind.NOT_FINITE, math.inf, True
     most = 1.0 if is_masking(a) and is_masking(b) else ratio(a.absmax, b.absmax)
     least = ratio(a.absmin, b.absmin) if _is_similar(a) and _is_similar(b) else 1.0
     if max(most, least) <= limits.ratio and _zeros_differ(a, b, limits.zeros):
-        return What.ZEROS, most, True
+        return DifferenceKind.ZEROS, most, True
     if least > most:
-        return What.ABSMIN, least, least > limits.ratio
-    return What.ABSMAX, most, most > limits.ratio
+        return DifferenceKind.ABSMIN, least, least > limits.ratio
+    return DifferenceKind.ABSMAX, most, most > limits.ratio
 
 
 def is_bad(tensor: TensorStats) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dsdoctor.overflow.frames.first_bad import is_masking
-from dsdoctor.overflow.frames.frame import LIMITS, Frame, Phase, TensorStats, headroom_bits
+from dsdoctor.overflow.frames.frame import LIMITS, CallPhase, Frame, TensorStats, headroom_bits
 
 MOST_COLUMNS = 240
 """Columns of the heat map. A longer run has several batches in each."""
@@ -35,19 +35,19 @@ class Bad:
 
 
 @dataclass
-class Cell:
+class HeatCell:
     """A module in the batches of one column: its least headroom in bits, and whether it holds a nan or an inf."""
 
     absmax: float = 0.0
     bad: bool = False
 
-    def join(self, other: "Cell") -> "Cell":
+    def join(self, other: "HeatCell") -> "HeatCell":
         """Two columns as one."""
-        return Cell(absmax=max(self.absmax, other.absmax), bad=self.bad or other.bad)
+        return HeatCell(absmax=max(self.absmax, other.absmax), bad=self.bad or other.bad)
 
 
 @dataclass
-class Row:
+class ModuleRow:
     """One module (its ``call``-th call of a batch). ``most``, ``least``: of its outputs; of its inputs if none is measured."""
 
     module: str
@@ -56,14 +56,14 @@ class Row:
     most: Extreme | None = None
     least: Extreme | None = None
     bad: Bad | None = None
-    cells: dict[int, Cell] = field(default_factory=dict)
+    cells: dict[int, HeatCell] = field(default_factory=dict)
 
 
 @dataclass
 class Picture:
     """Rows in the order of execution. Column c holds the batches ``first + c * width`` and the ``width`` - 1 after it."""
 
-    rows: dict[tuple[str, int], Row] = field(default_factory=dict)
+    rows: dict[tuple[str, int], ModuleRow] = field(default_factory=dict)
     first: int = 0
     width: int = 1
     batches: int = 0
@@ -78,13 +78,13 @@ class Picture:
         """Put every two columns into one."""
         self.width *= 2
         for row in self.rows.values():
-            cells: dict[int, Cell] = {}
+            cells: dict[int, HeatCell] = {}
             for column, cell in row.cells.items():
-                cells[column // 2] = cells.get(column // 2, Cell()).join(cell)
+                cells[column // 2] = cells.get(column // 2, HeatCell()).join(cell)
             row.cells = cells
 
 
-def picture(lines: Iterable[tuple[int, Frame]], *, phase: Phase = Phase.FORWARD) -> Picture:
+def picture(lines: Iterable[tuple[int, Frame]], *, phase: CallPhase = CallPhase.FORWARD) -> Picture:
     """The picture of a run, from its frames each with its rank. Masks and whole numbers are no part of it."""
     found = Picture()
     seen: set[int] = set()
@@ -94,7 +94,7 @@ def picture(lines: Iterable[tuple[int, Frame]], *, phase: Phase = Phase.FORWARD)
         if not seen:
             found.first = frame.batch
         seen.add(frame.batch)
-        row = found.rows.setdefault((frame.module, frame.call), Row(frame.module, frame.kind, frame.call))
+        row = found.rows.setdefault((frame.module, frame.call), ModuleRow(frame.module, frame.kind, frame.call))
         column = _column(found, frame.batch)
         measured = [one for one in frame.measured if one.dtype in LIMITS and not is_masking(one)]
         shown = _shown_prefix(frame, measured)
@@ -114,13 +114,13 @@ def _column(found: Picture, batch: int) -> int:
 
 def _shown_prefix(frame: Frame, measured: list[TensorStats]) -> str:
     """How the names of those tensors begin that a row's range is of: outputs, else inputs; of gradients all."""
-    if frame.phase is Phase.BACKWARD:
+    if frame.phase is CallPhase.BACKWARD:
         return ""
     return "output" if any(one.name.startswith("output") for one in measured) else "input"
 
 
-def _note(row: Row, column: int, rank: int, frame: Frame, tensor: TensorStats, *, shown: bool) -> None:
-    cell = row.cells.setdefault(column, Cell())
+def _note(row: ModuleRow, column: int, rank: int, frame: Frame, tensor: TensorStats, *, shown: bool) -> None:
+    cell = row.cells.setdefault(column, HeatCell())
     cell.absmax = max(cell.absmax, tensor.absmax or 0.0)
     if tensor.is_bad:
         cell.bad = True
@@ -156,6 +156,6 @@ def reference(found: Picture, asked: str | None = None) -> str:
     return asked or min(narrow, key=LIMITS.__getitem__, default="float16")
 
 
-def bits(cell: Cell, dtype: str) -> float | None:
+def bits(cell: HeatCell, dtype: str) -> float | None:
     """The headroom of a cell."""
     return headroom_bits(cell.absmax, dtype)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dsdoctor.overflow.frames.first_bad import is_masking
-from dsdoctor.overflow.frames.frame import LIMITS, SMALLEST_NORMAL, Frame, Phase, StepEnd, TensorStats
+from dsdoctor.overflow.frames.frame import LIMITS, SMALLEST_NORMAL, CallPhase, Frame, StepEnd, TensorStats
 from dsdoctor.overflow.trace.trend import Growth, Trend
 
 
@@ -197,7 +197,7 @@ class _Reading:
     def add(self, rank: int, line: Frame | StepEnd) -> None:
         if isinstance(line, StepEnd):
             return
-        if line.phase is Phase.FORWARD:
+        if line.phase is CallPhase.FORWARD:
             self._forward(rank, line)
         else:
             self._backward(rank, line)

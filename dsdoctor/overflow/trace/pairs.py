@@ -11,14 +11,14 @@ from dsdoctor.overflow.trace.trace_file import Batches, find_batches
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class ChosenBatch:
     """A batch and a rank of one side; None: all that both sides have."""
 
     batch: int | None = None
     rank: int | None = None
 
 
-def pairs(a: Traces, b: Traces, chosen_a: Chosen, chosen_b: Chosen, selection: Selection) -> Iterator[Pair]:
+def pairs(a: Traces, b: Traces, chosen_a: ChosenBatch, chosen_b: ChosenBatch, selection: Selection) -> Iterator[Pair]:
     """The pairs, batch by batch and within a batch rank by rank. Raises UsageError when there is nothing to pair.
 
     A batch or rank that only one side names is taken of the other side too.

@@ -12,14 +12,14 @@ from operator import itemgetter
 from pathlib import Path
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.overflow.frames.frame import Frame, Header, Phase, StepEnd
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, Header, StepEnd
 from dsdoctor.overflow.trace.trace_file import is_torn, read, read_header
 
 PATTERN = "trace-rank*.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class RankTrace:
     """The trace of one rank."""
 
     path: Path
@@ -35,7 +35,7 @@ class Source:
 class Traces:
     """The traces of one run in the order of their ranks. ``notes``: what a reader should know, a line each."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[RankTrace, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -43,7 +43,7 @@ class Traces:
         """The ranks that there are traces of."""
         return tuple(source.rank for source in self.sources)
 
-    def of(self, rank: int) -> Source:
+    def of(self, rank: int) -> RankTrace:
         """The trace of a rank. Raises UsageError where there is none."""
         for source in self.sources:
             if source.rank == rank:
@@ -57,13 +57,13 @@ def sources(paths: Iterable[Path]) -> Traces:
 
     Raises UsageError for what is no trace, for two traces of one rank, and for ranks of different runs.
     """
-    found: dict[Path, Source] = {}
+    found: dict[Path, RankTrace] = {}
     notes: list[str] = []
     for path, asked in _files(paths):
         if not asked and not path.stat().st_size:
             notes.append(f"{path} is empty and was left out")
         elif path.resolve() not in found:
-            found[path.resolve()] = Source(path=path, header=read_header(path))
+            found[path.resolve()] = RankTrace(path=path, header=read_header(path))
     ordered = tuple(sorted(found.values(), key=lambda source: source.rank))
     _check(ordered)
     notes += [
@@ -86,7 +86,7 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
         yield from ((one, False) for one in inside)
 
 
-def _check(ordered: tuple[Source, ...]) -> None:
+def _check(ordered: tuple[RankTrace, ...]) -> None:
     if not ordered:
         raise UsageError(
             "all traces are empty: no batch was traced yet", hint="look again when the job has run a while"
@@ -104,7 +104,7 @@ def _check(ordered: tuple[Source, ...]) -> None:
             )
 
 
-PHASES = {"all": None, "forward": Phase.FORWARD, "backward": Phase.BACKWARD}
+PHASES = {"all": None, "forward": CallPhase.FORWARD, "backward": CallPhase.BACKWARD}
 Ranked = tuple[int, Frame | StepEnd]
 """A line and the rank that wrote it."""
 
@@ -143,7 +143,7 @@ class Selection:
     modules: tuple[str, ...] = ()
     batches: Numbers | None = None
     ranks: Numbers | None = None
-    phase: Phase | None = None
+    phase: CallPhase | None = None
     bad: bool = False
 
     @cached_property
@@ -182,7 +182,7 @@ def selected(traces: Traces, selection: Selection) -> Iterator[Ranked]:
     return heapq.merge(*streams, key=lambda ranked: (ranked[1].batch, ranked[0]))
 
 
-def _lines(source: Source, selection: Selection) -> Iterator[Ranked]:
+def _lines(source: RankTrace, selection: Selection) -> Iterator[Ranked]:
     wanted = None if selection.batches is None else selection.takes_batch
     for line in read(source.path, wanted):
         if not isinstance(line, Header) and selection.takes(line):

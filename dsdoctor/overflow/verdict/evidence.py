@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from dsdoctor.core.finding import Finding, Fix, Severity
-from dsdoctor.overflow.frames.first_bad import Account, Culprit, Kind, is_mask
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, RankReport, is_mask
 from dsdoctor.overflow.frames.frame import LIMITS, Frame, TensorStats, headroom_bits
 from dsdoctor.overflow.frames.guide_format import item_line
 
@@ -33,16 +33,16 @@ def amount(tensor: TensorStats) -> str:
     return " and ".join(f"{many} {name}" for many, name in kinds if many) + f" of {tensor.count}"
 
 
-def moment(account: Account) -> str:
+def moment(rank_report: RankReport) -> str:
     """Which batch: optimizer step, micro-batch in it, and the guide's number."""
-    frame = account.culprit.frame if account.culprit is not None else None
-    micro, batch = (frame.micro, frame.batch) if frame is not None else (account.micro, account.batch)
-    return f"step {account.step}, micro-batch {micro}, batch_number={batch}"
+    frame = rank_report.first_bad.frame if rank_report.first_bad is not None else None
+    micro, batch = (frame.micro, frame.batch) if frame is not None else (rank_report.micro, rank_report.batch)
+    return f"step {rank_report.step}, micro-batch {micro}, batch_number={batch}"
 
 
-def what_is_bad(culprit: Culprit) -> list[str]:
+def what_is_bad(first_bad: FirstBad) -> list[str]:
     """The frame of the culprit in the guide's columns."""
-    return [item_line(item) for item in culprit.frame.tensors]
+    return [item_line(item) for item in first_bad.frame.tensors]
 
 
 def ranks_say(ranks: tuple[int, ...], world: int) -> str:
@@ -60,13 +60,13 @@ def ranks_say(ranks: tuple[int, ...], world: int) -> str:
     return f", on ranks {', '.join(map(str, ranks))} of {world}"
 
 
-def gradient_names(accounts: Iterable[Account]) -> str:
+def gradient_names(rank_reports: Iterable[RankReport]) -> str:
     """The parameters whose gradients are bad, a few of them.
 
     >>> gradient_names([])
     ''
     """
-    names = sorted({one.name for account in accounts for one in account.named if one.is_bad})
+    names = sorted({one.name for rank_report in rank_reports for one in rank_report.named if one.is_bad})
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more
 
@@ -80,63 +80,67 @@ def near(value: float) -> str:
     return f"2^{math.floor(math.log2(value))}"
 
 
-Accounts = tuple[Account, ...]
-Verdict = Callable[[Accounts], Iterator[Finding]]
+RankReports = tuple[RankReport, ...]
+Verdict = Callable[[RankReports], Iterator[Finding]]
 
 
-def first_culprit(accounts: Accounts, *kinds: Kind) -> tuple[Account, Culprit] | None:
+def earliest_bad(rank_reports: RankReports, *kinds: BadKind) -> tuple[RankReport, FirstBad] | None:
     """The culprit that was first in time: in the forward the lowest stage's, in the backward the highest's; then by
     micro-batch, order and rank."""
-    found = [(account, account.culprit) for account in accounts if account.culprit is not None]
-    forward = [pair for pair in found if pair[1].kind is not Kind.GRADIENT]
+    found = [(rank_report, rank_report.first_bad) for rank_report in rank_reports if rank_report.first_bad is not None]
+    forward = [pair for pair in found if pair[1].kind is not BadKind.GRADIENT]
     sign = 1 if forward else -1
 
-    def moment_of(pair: tuple[Account, Culprit]) -> tuple[int, int, int, int]:
+    def moment_of(pair: tuple[RankReport, FirstBad]) -> tuple[int, int, int, int]:
         return sign * (pair[0].stage or 0), pair[1].frame.micro, pair[1].frame.order, pair[0].rank
 
     chosen = min(forward or found, key=moment_of, default=None)
     return chosen if chosen is not None and chosen[1].kind in kinds else None
 
 
-def sharers(accounts: Accounts, account: Account) -> tuple[tuple[int, ...], int]:
+def sharers(rank_reports: RankReports, rank_report: RankReport) -> tuple[tuple[int, ...], int]:
     """The ranks of its stage that have a culprit at all, be it another, and how many ranks there are in the stage."""
-    peers = [one for one in accounts if one.stage == account.stage]
-    return tuple(one.rank for one in peers if one.culprit is not None), len(peers)
+    peers = [one for one in rank_reports if one.stage == rank_report.stage]
+    return tuple(one.rank for one in peers if one.first_bad is not None), len(peers)
 
 
-def bad_gradient(account: Account, accounts: Accounts) -> str:
+def bad_gradient(rank_report: RankReport, rank_reports: RankReports) -> str:
     """What became bad first in the backward, and of what."""
-    found, origin = account.culprit, account.origin
+    found, origin = rank_report.first_bad, rank_report.origin
     if found is None:
-        return f"the gradient of {gradient_names(accounts)} is not finite"
+        return f"the gradient of {gradient_names(rank_reports)} is not finite"
     by = f"{origin.op} of {origin.line}" if origin is not None else "the backward"
     after = f", out of the backward of {found.frame.after[-1]}" if found.frame.after else ""
     place = found.tensor.name.removeprefix("grad ")
     return f"{by} made {amount(found.tensor)} in the gradient of {where(found.frame)} {place}{after}"
 
 
-def stays_bad(account: Account) -> bool:
+def stays_bad(rank_report: RankReport) -> bool:
     """Whether this rank's gradients are not finite where no loss scale is to blame."""
-    if account.culprit is not None and account.culprit.kind is not Kind.GRADIENT:
+    if rank_report.first_bad is not None and rank_report.first_bad.kind is not BadKind.GRADIENT:
         return False
-    if account.at_scale_one is not None:
-        return any(one.is_bad for one in account.at_scale_one)
-    return account.scale.value <= 1 and (any(one.is_bad for one in account.local) or account.culprit is not None)
+    if rank_report.at_scale_one is not None:
+        return any(one.is_bad for one in rank_report.at_scale_one)
+    return rank_report.scale.value <= 1 and (
+        any(one.is_bad for one in rank_report.local) or rank_report.first_bad is not None
+    )
 
 
-def remedy(culprit: Culprit) -> Fix:
+def remedy(first_bad: FirstBad) -> Fix:
     """What to do about values that do not fit."""
     # the module around it: what does not fit where it was made does not fit when it is cast back there
-    name = culprit.frame.module.rpartition(".")[0]
+    name = first_bad.frame.module.rpartition(".")[0]
     module = f'dsdoctor.fp32_forward(model.get_submodule("{name}"))' if name else "dsdoctor.fp32_forward(model)"
     around = (
-        f", with what is around {culprit.frame.module}" if culprit.kind is Kind.MODULE and culprit.frame.module else ""
+        f", with what is around {first_bad.frame.module}"
+        if first_bad.kind is BadKind.MODULE and first_bad.frame.module
+        else ""
     )
-    if any(is_mask(one) for one in culprit.frame.inputs):
+    if any(is_mask(one) for one in first_bad.frame.inputs):
         return Fix(
             text="A row that is masked entirely gives nan: leave one place open, or use the dtype's minimum for -inf."
         )
-    if culprit.tensor.dtype == "float16":
+    if first_bad.tensor.dtype == "float16":
         return Fix(text=f"Run it in float32{around}: {module}; or train in bfloat16.")
     return Fix(
         text="Lower the learning rate or clip gradients; look for a division by zero or a logarithm in this module."
@@ -149,43 +153,46 @@ def limit(tensor: TensorStats) -> float:
 
 
 def finding(
-    verdict: Verdict, title: str, accounts: Accounts, found: tuple[Account, Culprit | None], fix: Fix
+    verdict: Verdict, title: str, rank_reports: RankReports, found: tuple[RankReport, FirstBad | None], fix: Fix
 ) -> Finding:
     """A verdict as an error, with who shares it."""
-    account, culprit = found
-    said = "" if culprit is None else ranks_say(*sharers(accounts, account))
+    rank_report, first_bad = found
+    said = "" if first_bad is None else ranks_say(*sharers(rank_reports, rank_report))
     return Finding(
         rule=rule_of(verdict),
         severity=Severity.ERROR,
         title=f"{title}{said}",
-        evidence=evidence(accounts, account),
-        affects=() if culprit is None else (culprit.frame.module or "the model",),
+        evidence=evidence(rank_reports, rank_report),
+        affects=() if first_bad is None else (first_bad.frame.module or "the model",),
         fix=fix,
     )
 
 
-def evidence(accounts: Accounts, account: Account) -> tuple[str, ...]:
+def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, ...]:
     """When it was, what was seen, and what was replayed."""
     lines = [
-        f"{moment(account)}, rank {account.rank}" + (f", stage {account.stage}" if account.stage is not None else "")
+        f"{moment(rank_report)}, rank {rank_report.rank}"
+        + (f", stage {rank_report.stage}" if rank_report.stage is not None else "")
     ]
-    if account.culprit is not None:
-        lines += what_is_bad(account.culprit)
+    if rank_report.first_bad is not None:
+        lines += what_is_bad(rank_report.first_bad)
         tight = [
-            bits for one in account.culprit.frame.inputs if (bits := headroom_bits(one.absmax, one.dtype)) is not None
+            bits
+            for one in rank_report.first_bad.frame.inputs
+            if (bits := headroom_bits(one.absmax, one.dtype)) is not None
         ]
         lines += [f"its inputs had {min(tight):.1f} bits of headroom left"] if tight and min(tight) < 8 else []
-    if account.origin is not None:
-        lines.append(f"first made by {account.origin.op} in {account.origin.line}")
-    if account.minus_inf is not None:
-        lines.append(f"its -inf came from {account.minus_inf.op} in {account.minus_inf.line}")
-    if names := gradient_names(accounts):
+    if rank_report.origin is not None:
+        lines.append(f"first made by {rank_report.origin.op} in {rank_report.origin.line}")
+    if rank_report.minus_inf is not None:
+        lines.append(f"its -inf came from {rank_report.minus_inf.op} in {rank_report.minus_inf.line}")
+    if names := gradient_names(rank_reports):
         lines.append(f"bad gradients after reduction: {names}")
-    local = tuple(one.rank for one in accounts if any(stats.is_bad for stats in one.local))
-    if local and len(accounts) > 1:
-        lines.append("bad before reduction" + ranks_say(local, len(accounts)))
-    if account.replayed:
-        lines.append(f"replayed: {account.replayed}")
+    local = tuple(one.rank for one in rank_reports if any(stats.is_bad for stats in one.local))
+    if local and len(rank_reports) > 1:
+        lines.append("bad before reduction" + ranks_say(local, len(rank_reports)))
+    if rank_report.replayed:
+        lines.append(f"replayed: {rank_report.replayed}")
     return tuple(lines)
 
 

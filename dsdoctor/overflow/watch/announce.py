@@ -10,12 +10,12 @@ import msgspec
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.overflow.frames import guide_format
-from dsdoctor.overflow.frames.first_bad import Account
+from dsdoctor.overflow.frames.first_bad import RankReport
 
 MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
 
 
-class Teller:
+class Announcer:
     """Says each finding in full once, and then that it came again. Writes on the rank that is told to."""
 
     def __init__(self, *, report_file: str | None = None) -> None:
@@ -23,7 +23,7 @@ class Teller:
         self._file = None if report_file is None else Path(report_file)
         self.lines: list[str] = []
 
-    def tell(self, findings: tuple[Finding, ...], accounts: list[Account]) -> None:
+    def tell(self, findings: tuple[Finding, ...], rank_reports: list[RankReport]) -> None:
         """Print findings, a note in one line, and with an error seen for the first time the frames that led to it."""
         for finding in findings:
             key = f"{finding.rule} {finding.affects}"
@@ -34,8 +34,8 @@ class Teller:
                 self._print([f"{head(finding)}  (time {again})"])
         first = findings[0] if findings else None
         if first is not None and first.severity is Severity.ERROR and self._said[f"{first.rule} {first.affects}"] == 1:
-            self._print(frame_lines(accounts))
-        self._append(findings, accounts)
+            self._print(frame_lines(rank_reports))
+        self._append(findings, rank_reports)
 
     def say(self, line: str) -> None:
         """One line of our own."""
@@ -46,11 +46,11 @@ class Teller:
         for line in lines:
             print(line, file=sys.stderr, flush=True)
 
-    def _append(self, findings: tuple[Finding, ...], accounts: list[Account]) -> None:
+    def _append(self, findings: tuple[Finding, ...], rank_reports: list[RankReport]) -> None:
         if self._file is None:
             return
         plain = [msgspec.to_builtins(one) for one in findings]
-        step = accounts[0].step if accounts else None
+        step = rank_reports[0].step if rank_reports else None
         try:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(
@@ -78,16 +78,16 @@ def full_lines(finding: Finding) -> list[str]:
     return [head(finding), *(f"      {line}" for line in finding.evidence), *fix]
 
 
-def frame_lines(accounts: list[Account]) -> list[str]:
+def frame_lines(rank_reports: list[RankReport]) -> list[str]:
     """The frames of the first rank that has any, as the guide prints them."""
-    return list(_frame_lines(accounts))
+    return list(_frame_lines(rank_reports))
 
 
-def _frame_lines(accounts: list[Account]) -> Iterator[str]:
-    for account in accounts:
-        if account.culprit is not None and account.frames:
-            who = f" on rank {account.rank}" if account.world > 1 else ""
-            yield f"Last {len(account.frames)} frames{who}:"
+def _frame_lines(rank_reports: list[RankReport]) -> Iterator[str]:
+    for rank_report in rank_reports:
+        if rank_report.first_bad is not None and rank_report.frames:
+            who = f" on rank {rank_report.rank}" if rank_report.world > 1 else ""
+            yield f"Last {len(rank_report.frames)} frames{who}:"
             yield guide_format.COLUMNS
-            yield guide_format.text(account.frames)
+            yield guide_format.text(rank_report.frames)
             return

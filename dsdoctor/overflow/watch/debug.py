@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.frames import guide_format
-from dsdoctor.overflow.frames.first_bad import Account, Culprit, culprit
+from dsdoctor.overflow.frames.first_bad import FirstBad, RankReport, first_bad
 from dsdoctor.overflow.frames.frame import Frame, TensorStats
 from dsdoctor.overflow.hooks import ranks
-from dsdoctor.overflow.hooks.batch_record import Page
+from dsdoctor.overflow.hooks.batch_record import BatchRecord
 from dsdoctor.overflow.hooks.module_hooks import Hook, Hooks
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.readings import Meters, Readings
@@ -61,10 +61,10 @@ class DebugUnderflowOverflow:
         self.abort_after_batch_num = abort_after_batch_num
         self.max_frames_to_save = max_frames_to_save
         self._collective = collective
-        self._pages: deque[Page] = deque(maxlen=2)
-        self._hooks = Hooks(model, on_page=self._on_page, integers=True, rank=ranks.rank())
-        self._waiting: Page | None = None
-        self._found: Culprit | None = None
+        self._pages: deque[BatchRecord] = deque(maxlen=2)
+        self._hooks = Hooks(model, on_record=self._on_record, integers=True, rank=ranks.rank())
+        self._waiting: BatchRecord | None = None
+        self._found: FirstBad | None = None
         self._root = model.register_forward_hook(Hook(self._after_root), with_kwargs=False)
 
     @property
@@ -83,7 +83,7 @@ class DebugUnderflowOverflow:
     def __exit__(self, *_: object) -> None:
         self.detach()
 
-    def _on_page(self, page: Page) -> None:
+    def _on_record(self, page: BatchRecord) -> None:
         page.settle()
         self._pages.append(page)
         if page.batch in self.trace_batch_nums:
@@ -93,16 +93,16 @@ class DebugUnderflowOverflow:
         if self.abort_after_batch_num is not None and page.batch >= self.abort_after_batch_num:
             raise ValueError(f"DebugUnderflowOverflow: stopped after batch {page.batch}, as abort_after_batch_num asks")
 
-    def _judge(self, page: Page) -> None:
-        found = culprit(page.frames()) if page.readings.any_bad else None
+    def _judge(self, page: BatchRecord) -> None:
+        found = first_bad(page.frames()) if page.readings.any_bad else None
         together = self._collective and ranks.is_together()
         if together and torch.is_grad_enabled():
             self._waiting, self._found = page, found
         elif found is not None and together:
             # perhaps this rank evaluates alone: an exception here would leave the others waiting
-            self._tell([self._account(page, found)])
+            self._tell([self._rank_report(page, found)])
         elif found is not None:
-            self._stop([self._account(page, found)])
+            self._stop([self._rank_report(page, found)])
 
     def _after_root(self, _model: nn.Module, _args: Any, output: Any) -> None:
         """Ranks agree when the backward begins, which all of them do together; a forward on one rank alone has none."""
@@ -111,7 +111,7 @@ class DebugUnderflowOverflow:
             return
         heads = [tensor for _, tensor in tensors_of("", output) if tensor.requires_grad]
         if not heads and self._found is not None:
-            self._tell([self._account(page, self._found)])
+            self._tell([self._rank_report(page, self._found)])
         found, agreed = self._found, False
 
         def agree(_gradient: Tensor) -> None:
@@ -119,16 +119,16 @@ class DebugUnderflowOverflow:
             if not agreed:
                 agreed = True
                 if ranks.any_rank(found is not None, device_of(self.model)):
-                    self._stop(ranks.gather(self._account(page, found)))
+                    self._stop(ranks.gather(self._rank_report(page, found)))
 
         for head in heads:
             head.register_hook(agree)
 
-    def _account(self, page: Page, found: Culprit | None) -> Account:
+    def _rank_report(self, page: BatchRecord, found: FirstBad | None) -> RankReport:
         last = () if found is None else self._last_frames(found)
-        return Account(rank=ranks.rank(), world=ranks.world(), batch=page.batch, culprit=found, frames=last)
+        return RankReport(rank=ranks.rank(), world=ranks.world(), batch=page.batch, first_bad=found, frames=last)
 
-    def _last_frames(self, found: Culprit) -> tuple[Frame, ...]:
+    def _last_frames(self, found: FirstBad) -> tuple[Frame, ...]:
         """The frames up to the culprit's, from the batch before too if that one was short."""
         kept: deque[Frame] = deque(maxlen=self.max_frames_to_save)
         for page in self._pages:
@@ -137,22 +137,22 @@ class DebugUnderflowOverflow:
                     kept.append(frame)
         return tuple(kept)
 
-    def _stop(self, accounts: list[Account]) -> None:
+    def _stop(self, rank_reports: list[RankReport]) -> None:
         """Print what every rank saw, then raise."""
-        raise ranks.OverflowDetected(self._tell(accounts))
+        raise ranks.OverflowDetected(self._tell(rank_reports))
 
-    def _tell(self, accounts: list[Account]) -> str:
+    def _tell(self, rank_reports: list[RankReport]) -> str:
         """Print what every rank saw, in rank order and once. Answers the verdict in a line."""
-        findings = judge(accounts)
-        if ranks.rank() == min(account.rank for account in accounts):
-            for account in accounts:
-                if account.culprit is not None:
-                    print(f"rank {account.rank}:\n" if len(accounts) > 1 else "", end="")
-                    print(*guide_format.first_words(account.culprit.frame), sep="\n")
-                    print(guide_format.detected(account.batch, account.frames))
+        findings = judge(rank_reports)
+        if ranks.rank() == min(rank_report.rank for rank_report in rank_reports):
+            for rank_report in rank_reports:
+                if rank_report.first_bad is not None:
+                    print(f"rank {rank_report.rank}:\n" if len(rank_reports) > 1 else "", end="")
+                    print(*guide_format.first_words(rank_report.first_bad.frame), sep="\n")
+                    print(guide_format.detected(rank_report.batch, rank_report.frames))
         said = "; ".join(finding.title for finding in findings)
-        verdict = f"DebugUnderflowOverflow: inf/nan detected during batch_number={accounts[0].batch}: {said}"
-        if len(accounts) < ranks.world() and self._collective:
+        verdict = f"DebugUnderflowOverflow: inf/nan detected during batch_number={rank_reports[0].batch}: {said}"
+        if len(rank_reports) < ranks.world() and self._collective:
             print(f"rank {ranks.rank()}: {verdict}")
         return verdict
 

@@ -18,17 +18,17 @@ from torch import Tensor, nn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.overflow.frames.first_bad import Account, culprit
+from dsdoctor.overflow.frames.first_bad import RankReport, first_bad
 from dsdoctor.overflow.frames.frame import Frame
 from dsdoctor.overflow.hooks import engine_adapter, ranks
-from dsdoctor.overflow.hooks.batch_record import Page, Position
+from dsdoctor.overflow.hooks.batch_record import BatchRecord, Position
 from dsdoctor.overflow.hooks.module_hooks import Hook, Hooks
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.readings import Meters
-from dsdoctor.overflow.replay.investigate import any_bad_gradient, first_account, last_frames, replayed
-from dsdoctor.overflow.replay.replay import Recorder
+from dsdoctor.overflow.replay.investigate import any_bad_gradient, first_report, last_frames, replayed
+from dsdoctor.overflow.replay.recorder import BatchRecorder
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch.announce import Teller
+from dsdoctor.overflow.watch.announce import Announcer
 from dsdoctor.overflow.watch.debug import refuse_twice
 from dsdoctor.overflow.watch.trace_writer import Tracer
 
@@ -79,10 +79,10 @@ class Watch:
             raise UsageError("this engine is watched already", hint="engine.dsdoctor is its watch: detach() that first")
         refuse_twice(engine.module)
         self.engine, self.options = engine, options
-        self._teller = Teller(report_file=options.report_file)
+        self._teller = Announcer(report_file=options.report_file)
         self._findings: list[Finding] = []
         self._meters = Meters()
-        self._pages: list[Page] = []
+        self._pages: list[BatchRecord] = []
         self._losses: list[Tensor] = []
         self._own_losses: list[Tensor] = []
         self._batches = 0
@@ -98,11 +98,11 @@ class Watch:
         self._tracer = Tracer(engine, options) if options.level == "trace" else None
         self._undo: list[Callable[[], None]] = [functools.partial(vars(engine).pop, "dsdoctor", None)]
         self._say_if_compiled()
-        self._recorder = Recorder(engine)
-        self._seam = engine_adapter.Seam(
+        self._recorder = BatchRecorder(engine)
+        self._adapter = engine_adapter.EngineAdapter(
             engine, on_decision=self._guarded(self._on_decision), on_step=self._on_step, on_backward=self._on_loss
         )
-        self._undo += [self._seam.detach, self._recorder.detach]
+        self._undo += [self._adapter.detach, self._recorder.detach]
         self._undo.append(engine.module.register_forward_hook(Hook(self._count)).remove)
         self._hooks: Hooks | None = None
         try:
@@ -147,7 +147,7 @@ class Watch:
             return None
         hooks = Hooks(
             self.engine.module,
-            on_page=self._on_page,
+            on_record=self._on_record,
             position=self._position,
             wanted=self._is_wanted,
             paused=lambda: self._recorder.replaying,
@@ -193,7 +193,7 @@ class Watch:
     def _keep_loss_gradient(self, gradient: Tensor) -> None:
         self._loss_gradient = gradient.detach()
 
-    def _on_page(self, page: Page) -> None:
+    def _on_record(self, page: BatchRecord) -> None:
         if self._tracer is not None:
             self._tracer.forward(page)
         elif torch.is_grad_enabled():
@@ -203,14 +203,16 @@ class Watch:
         else:
             self._look_at_evaluation(page)
 
-    def _look_at_evaluation(self, page: Page) -> None:
+    def _look_at_evaluation(self, page: BatchRecord) -> None:
         """A forward without gradients has no step that would be judged: it is judged by itself, on this rank."""
         page.settle()
-        found = culprit(page.frames()) if page.readings.any_bad else None
+        found = first_bad(page.frames()) if page.readings.any_bad else None
         if found is not None:
             last = last_frames(page.frames(), found, self.options.max_frames_to_save)
-            account = Account(rank=ranks.rank(), step=page.position.step, batch=page.batch, culprit=found, frames=last)
-            self._conclude([account], together=False)
+            rank_report = RankReport(
+                rank=ranks.rank(), step=page.position.step, batch=page.batch, first_bad=found, frames=last
+            )
+            self._conclude([rank_report], together=False)
 
     # -- a step is decided
 
@@ -225,17 +227,17 @@ class Watch:
                 overflow = ranks.any_rank(overflow, self.engine.device)
         self._overflowed = overflow
         self._check_loss_scale(decision)
-        live = self._live_culprit(decision)
+        live = self._live_first_bad(decision)
         if overflow:
             self._hit(decision, live)
             return
         self._last_clean_step = decision.step
         bad_loss = self._loss_is_bad()
         if self.options.on_overflow == "raise" and ranks.any_rank(bad_loss, self.engine.device):
-            self._conclude(ranks.gather(live or self._account(decision)))
+            self._conclude(ranks.gather(live or self._rank_report(decision)))
         elif live is not None or bad_loss:
             # what is bad inside and reaches neither loss nor gradients does no harm
-            self._conclude([live or self._account(decision)], together=False, harmless=not bad_loss)
+            self._conclude([live or self._rank_report(decision)], together=False, harmless=not bad_loss)
 
     def _check_loss_scale(self, decision: engine_adapter.Decision) -> None:
         """Once, in fp16 without ZeRO: whether what the step divides by was multiplied in."""
@@ -243,9 +245,9 @@ class Watch:
             return
         self._asks_scale = False
         due = (decision.loss_scale or 1.0) / engine_adapter.gradient_accumulation(self.engine)
-        account = self._account(decision)
+        rank_report = self._rank_report(decision)
         told = msgspec.structs.replace(
-            account, losses=(), named=(), loss_gradient=float(self._loss_gradient), loss_gradient_due=due
+            rank_report, losses=(), named=(), loss_gradient=float(self._loss_gradient), loss_gradient_due=due
         )
         if ranks.rank() == 0:
             self._conclude([told], together=False)
@@ -254,30 +256,30 @@ class Watch:
         """Whether a loss of this step was not finite. By now the device has caught up: DeepSpeed has asked it itself."""
         return any(not bool(torch.isfinite(loss).all()) for loss in self._losses or self._own_losses)
 
-    def _account(self, decision: engine_adapter.Decision) -> Account:
+    def _rank_report(self, decision: engine_adapter.Decision) -> RankReport:
         """What this rank knows. A defect of ours leaves the least there is: the other ranks wait for an account."""
         try:
-            return self._whole_account(decision)
+            return self._whole_report(decision)
         except Exception:
             self._teller.say(
                 f"rank {ranks.rank()} could not tell what it saw. Please report this: {traceback.format_exc()}"
             )
-            return Account(rank=ranks.rank(), world=ranks.world(), step=decision.step, batch=self._first_batch)
+            return RankReport(rank=ranks.rank(), world=ranks.world(), step=decision.step, batch=self._first_batch)
 
-    def _whole_account(self, decision: engine_adapter.Decision) -> Account:
+    def _whole_report(self, decision: engine_adapter.Decision) -> RankReport:
         losses = tuple(float(loss) for loss in self._losses or self._own_losses if loss.numel() == 1)
-        account = first_account(self.engine, decision, losses=losses)
-        return msgspec.structs.replace(account, batch=self._first_batch, skipped=self._skipped)
+        rank_report = first_report(self.engine, decision, losses=losses)
+        return msgspec.structs.replace(rank_report, batch=self._first_batch, skipped=self._skipped)
 
-    def _live_culprit(self, decision: engine_adapter.Decision) -> Account | None:
+    def _live_first_bad(self, decision: engine_adapter.Decision) -> RankReport | None:
         """The frames level saw the step live: its first culprit, if any."""
         for page in self._pages:
             page.settle()
         for frames in self._live_frames():
-            found = culprit(frames)
+            found = first_bad(frames)
             if found is not None:
                 last = last_frames(frames, found, self.options.max_frames_to_save)
-                return msgspec.structs.replace(self._account(decision), culprit=found, frames=last)
+                return msgspec.structs.replace(self._rank_report(decision), first_bad=found, frames=last)
         return None
 
     def _live_frames(self) -> Iterator[tuple[Frame, ...]]:
@@ -291,31 +293,31 @@ class Watch:
     def _is_compiled(self) -> bool:
         return getattr(self.engine.module, "_compiled_call_impl", None) is not None
 
-    def _hit(self, decision: engine_adapter.Decision, live: Account | None) -> None:
+    def _hit(self, decision: engine_adapter.Decision, live: RankReport | None) -> None:
         """All ranks come here together: what DeepSpeed decided is the same on all of them."""
         self._hits += 1
         self._hits_in_all += 1
         applied = decision.overflow is None and not decision.dynamic
         self._skipped += not applied
         since = None if self._last_clean_step is None else self._last_clean_step + 1
-        account = msgspec.structs.replace(
-            live or self._account(decision), skipped=self._skipped, applied=applied, weight_bad_since=since
+        rank_report = msgspec.structs.replace(
+            live or self._rank_report(decision), skipped=self._skipped, applied=applied, weight_bad_since=since
         )
         often = self._hits_in_all if decision.dynamic else self._hits
         if often <= OFTEN or is_power_of_two(often) or (self._hits > 1 and is_power_of_two(self._hits)):
-            accounts = replayed(self.engine, self._recorder, account, self.options, batch=self._first_batch)
+            rank_reports = replayed(self.engine, self._recorder, rank_report, self.options, batch=self._first_batch)
         else:
-            accounts = ranks.gather(account)
-        self._conclude(accounts)
+            rank_reports = ranks.gather(rank_report)
+        self._conclude(rank_reports)
 
-    def _conclude(self, accounts: list[Account], *, together: bool = True, harmless: bool = False) -> None:
+    def _conclude(self, rank_reports: list[RankReport], *, together: bool = True, harmless: bool = False) -> None:
         """Judge, tell once, and stop all ranks alike if that was asked. ``harmless``: loss and gradients are finite."""
-        findings = judge(accounts)
+        findings = judge(rank_reports)
         if harmless:
             findings = tuple(replace(one, severity=min_severity(one.severity)) for one in findings)
         self._findings += findings
         if ranks.rank() == 0 or not together:
-            self._teller.tell(findings, accounts)
+            self._teller.tell(findings, rank_reports)
         errors = [] if harmless else [finding for finding in findings if finding.severity is Severity.ERROR]
         if errors and together and self.options.on_overflow == "raise":
             raise ranks.OverflowDetected(f"dsdoctor: {errors[0].title}  [{errors[0].rule}]")

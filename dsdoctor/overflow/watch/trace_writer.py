@@ -16,7 +16,7 @@ from dsdoctor.core.version import __version__
 from dsdoctor.overflow.frames import guide_format
 from dsdoctor.overflow.frames.frame import Header, StepEnd
 from dsdoctor.overflow.hooks import engine_adapter, ranks
-from dsdoctor.overflow.hooks.batch_record import Page
+from dsdoctor.overflow.hooks.batch_record import BatchRecord
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.trace.trace_file import SCHEMA, TraceWriter, file_name
 
@@ -36,10 +36,10 @@ class Tracer:
             raise UsageError(
                 f"{path} cannot be written: {error.strerror}", hint="name another folder with trace_dir"
             ) from error
-        self._open: list[tuple[Page, int]] = []
+        self._open: list[tuple[BatchRecord, int]] = []
         self._warned = False
 
-    def forward(self, page: Page) -> None:
+    def forward(self, page: BatchRecord) -> None:
         """A forward is over. A page without gradients is complete with that."""
         page.readings.peek()
         self._write(page, 0)
@@ -67,7 +67,7 @@ class Tracer:
         with contextlib.suppress(OSError):  # a full disk was told before
             self._text.close()
 
-    def _write(self, page: Page, first: int, scale: float | None = None) -> None:
+    def _write(self, page: BatchRecord, first: int, scale: float | None = None) -> None:
         frames = tuple(page.frames())[first:]
         if scale is not None and scale != 1:
             frames = tuple(msgspec.structs.replace(frame, loss_scale=scale) for frame in frames)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dsdoctor.comm.results import Report
-from dsdoctor.report.comm.pairs import Cell, cells, host_of, words
+from dsdoctor.report.comm.pairs import PairCell, cells, host_of, words
 from dsdoctor.report.labels import safe
 from dsdoctor.report.units import clipped, digits, ranges, short_hosts
 
@@ -89,10 +89,10 @@ def add_matrix(shown: "Figure", report: Report, *, row: int, col: int) -> None:
     _add_edges(shown, axis, at)
 
 
-def _grid(report: Report, axis: Axis) -> list[list[Cell | None]]:
+def _grid(report: Report, axis: Axis) -> list[list[PairCell | None]]:
     """A cell for each row and column: where they are hosts, the worst of the pairs between them."""
     place = {rank: number for number, row in enumerate(axis.rows) for rank in row}
-    grid: list[list[Cell | None]] = [[None] * len(axis.rows) for _ in axis.rows]
+    grid: list[list[PairCell | None]] = [[None] * len(axis.rows) for _ in axis.rows]
     for (source, target), cell in cells(report).items():
         if source not in place or target not in place:
             continue
@@ -102,12 +102,12 @@ def _grid(report: Report, axis: Axis) -> list[list[Cell | None]]:
     return grid
 
 
-def _badness(cell: Cell) -> tuple[bool, bool, float]:
+def _badness(cell: PairCell) -> tuple[bool, bool, float]:
     return cell.unreached, cell.slow, -(cell.bandwidth or 0.0)
 
 
 def _layer(
-    report: Report, axis: Axis, grid: list[list[Cell | None]], wanted: Callable[[Cell], bool], **looks: Any
+    report: Report, axis: Axis, grid: list[list[PairCell | None]], wanted: Callable[[PairCell], bool], **looks: Any
 ) -> Any:
     """The cells that are wanted as a heat map, the others left out."""
     from plotly import graph_objects as go
@@ -136,7 +136,7 @@ def _any(layer: Any) -> bool:
     return any(value is not None for line in layer.z for value in line)
 
 
-def _written(cell: Cell) -> str:
+def _written(cell: PairCell) -> str:
     """What stands in a cell: MB/s."""
     if cell.unreached:
         return "✗"

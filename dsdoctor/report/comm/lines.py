@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from dsdoctor.comm.models import Claim, State
+from dsdoctor.comm.models import Claim, PhaseState
 from dsdoctor.comm.results import PhaseResult, Report, Stuck
 from dsdoctor.core.finding import Finding
 from dsdoctor.report.comm.pairs import cells, host_of
@@ -10,7 +10,7 @@ from dsdoctor.report.comm.tables import matrix_lines, speed_lines, transport_lin
 from dsdoctor.report.terminal import finding_lines
 from dsdoctor.report.units import clipped, duration, ranges, table
 
-MARKS = {State.OK: "✓", State.SLOW: "!", State.BROKEN: "✗", State.SKIPPED: "·"}
+MARKS = {PhaseState.OK: "✓", PhaseState.SLOW: "!", PhaseState.BROKEN: "✗", PhaseState.SKIPPED: "·"}
 NAME, SAID = 19, 66
 MOST_RANKS = 64
 """Ranks that have a line each."""
@@ -20,12 +20,12 @@ OK = "ok"
 def phase_line(result: PhaseResult) -> str:
     """What one phase saw, and how long it took.
 
-    >>> from dsdoctor.comm.models import Phase
-    >>> phase_line(PhaseResult(phase=Phase.MESH, state=State.OK, seconds=0.31, said="2 of 2 directions"))
+    >>> from dsdoctor.comm.models import CommPhase
+    >>> phase_line(PhaseResult(phase=CommPhase.MESH, state=PhaseState.OK, seconds=0.31, said="2 of 2 directions"))
     '✓ tcp mesh             2 of 2 directions                                                     0.3 s'
     """
     line = f"{MARKS[result.state]} {result.phase.value:<{NAME}}  "
-    if result.state is State.SKIPPED:
+    if result.state is PhaseState.SKIPPED:
         return line + (result.said if "skipped" in result.said else f"skipped: {result.said}")
     return f"{line}{result.said:<{SAID}}  {result.seconds:>5.1f} s"
 
@@ -33,7 +33,7 @@ def phase_line(result: PhaseResult) -> str:
 def report_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     """The end: when all is well a line a rank, what was measured, the verdict; else the verdict, what is the matter, who
     is not well, what was measured. ``verbose``: every rank, every size, every edge, stacks."""
-    well = report.state is State.OK
+    well = report.state is PhaseState.OK
     if well:
         yield from _ok_lines(report)
         yield from _after_blank(finding_lines(report.findings))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsdoctor.comm.models import State
+from dsdoctor.comm.models import PhaseState
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.core.finding import Finding
 from dsdoctor.report import page
@@ -161,13 +161,13 @@ def _parts(report: Report) -> Iterator[str]:
     yield from map(_finding, report.findings)
     rows = "\n".join(map(printable, rank_lines(report, verbose=False)))
     if rows:
-        opened = "" if report.state is State.OK else " open"
+        opened = "" if report.state is PhaseState.OK else " open"
         yield f"<details{opened}><summary>ranks</summary><pre>{html.escape(rows)}</pre></details>"
 
 
 def _phase(result: PhaseResult) -> str:
     mark = MARKS[result.state]
-    took = "" if result.state is State.SKIPPED else f" {result.seconds:.1f} s"
+    took = "" if result.state is PhaseState.SKIPPED else f" {result.seconds:.1f} s"
     return f'<span class="{CLASSES[mark]}" title="{_safe(result.said)}"><b>{mark}</b> {_safe(result.phase.value)}{took}</span> '
 
 

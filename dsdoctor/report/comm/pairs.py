@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-from dsdoctor.comm.results import Outcome, Reach, Report
+from dsdoctor.comm.results import ConnectOutcome, Reach, Report
 from dsdoctor.report.units import digits, duration
 
 SLOW = 3
@@ -13,14 +13,14 @@ SLOW = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class PairCell:
     """One direction between two ranks. ``bandwidth`` in bytes a second, of a measured pair or else of the mesh's large message;
     ``outcome`` is the mesh's, None where that direction was not tried; ``both``: it was timed there and back as one."""
 
     source: int
     target: int
     bandwidth: float | None = None
-    outcome: Outcome | None = None
+    outcome: ConnectOutcome | None = None
     seconds: float = 0.0
     address: str = ""
     via_other: bool = False
@@ -30,7 +30,7 @@ class Cell:
     @property
     def unreached(self) -> bool:
         """Whether the mesh did not get through."""
-        return self.outcome not in {None, Outcome.REACHED}
+        return self.outcome not in {None, ConnectOutcome.REACHED}
 
     @property
     def bad(self) -> bool:
@@ -38,7 +38,7 @@ class Cell:
         return self.unreached or self.slow
 
 
-Cells = Mapping[tuple[int, int], Cell]
+Cells = Mapping[tuple[int, int], PairCell]
 
 
 def cells(report: Report) -> Cells:
@@ -48,13 +48,13 @@ def cells(report: Report) -> Cells:
     if timed:
         found = {place: replace(cell, bandwidth=None) for place, cell in found.items()}
     for (source, target), bandwidth in timed.items():
-        cell = found.get((source, target)) or Cell(source=source, target=target)
+        cell = found.get((source, target)) or PairCell(source=source, target=target)
         found[source, target] = replace(cell, bandwidth=bandwidth, both=timed[target, source] == bandwidth)
     return _marked(report, found)
 
 
-def _cell(reach: Reach) -> Cell:
-    return Cell(
+def _cell(reach: Reach) -> PairCell:
+    return PairCell(
         source=reach.source,
         target=reach.target,
         bandwidth=reach.bandwidth,
@@ -86,7 +86,7 @@ def _marked(report: Report, found: Cells) -> Cells:
     }
 
 
-def _inside(report: Report, cell: Cell) -> bool:
+def _inside(report: Report, cell: PairCell) -> bool:
     return host_of(report, cell.source) == host_of(report, cell.target)
 
 
@@ -102,7 +102,7 @@ def named(report: Report, rank: int) -> str:
     return f"{rank} ({host})" if host else str(rank)
 
 
-def words(report: Report, cell: Cell) -> str:
+def words(report: Report, cell: PairCell) -> str:
     """What a cell has to tell."""
     way = "<->" if cell.both and not cell.unreached else "->"
     route = f"rank {named(report, cell.source)} {way} rank {named(report, cell.target)}"

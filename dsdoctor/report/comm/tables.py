@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 
 from dsdoctor.comm.results import Report, Speed
-from dsdoctor.report.comm.pairs import Cell, Cells, cells, host_of, named, words
+from dsdoctor.report.comm.pairs import Cells, PairCell, cells, host_of, named, words
 from dsdoctor.report.units import clipped, duration, gigabytes, size, table
 
 WIDTH = 100
@@ -48,7 +48,7 @@ def _matrix(report: Report, found: Cells) -> Iterator[str]:
         yield f"{label:<{longest}}{''.join(f'{cell:>{width}}' for cell in row)}".rstrip()
 
 
-def _value(cell: Cell | None, own: bool, factor: float) -> str:
+def _value(cell: PairCell | None, own: bool, factor: float) -> str:
     """A cell of the matrix; its last place is for the mark."""
     if own or cell is None:
         return "- " if own else "  "
@@ -60,7 +60,7 @@ def _value(cell: Cell | None, own: bool, factor: float) -> str:
     return f"{value:.0f}{'!' if cell.slow else ' '}" if value >= 9.5 else f"{value:.1f}{'!' if cell.slow else ' '}"
 
 
-def _bad_pairs(report: Report, bad: list[Cell]) -> Iterator[str]:
+def _bad_pairs(report: Report, bad: list[PairCell]) -> Iterator[str]:
     """Those that stand out, gravest first; many of them by the hosts between which they are."""
     once = [cell for cell in bad if cell.unreached or not cell.both or cell.source < cell.target]
     once.sort(key=lambda cell: (not cell.unreached, cell.bandwidth or 0.0))
@@ -72,12 +72,12 @@ def _bad_pairs(report: Report, bad: list[Cell]) -> Iterator[str]:
         yield f"  and {len(lines) - MOST_PAIRS} more (--html draws them all, --json lists them)"
 
 
-def _mark(cell: Cell) -> str:
+def _mark(cell: PairCell) -> str:
     return "✗" if cell.unreached else "!"
 
 
-def _by_hosts(report: Report, bad: list[Cell]) -> Iterator[str]:
-    groups: dict[tuple[str, str, str], list[Cell]] = {}
+def _by_hosts(report: Report, bad: list[PairCell]) -> Iterator[str]:
+    groups: dict[tuple[str, str, str], list[PairCell]] = {}
     for cell in bad:
         how = cell.outcome.value if cell.unreached and cell.outcome else "below a third of the median"
         hosts = [host_of(report, rank) or "?" for rank in (cell.source, cell.target)]

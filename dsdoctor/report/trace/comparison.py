@@ -2,8 +2,15 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.overflow.frames.frame import Phase, TensorStats
-from dsdoctor.overflow.trace.difference import Change, Comparison, Difference, Place, Side, What
+from dsdoctor.overflow.frames.frame import CallPhase, TensorStats
+from dsdoctor.overflow.trace.difference import (
+    Comparison,
+    DifferenceKind,
+    FormChange,
+    Side,
+    TensorDifference,
+    TensorPlace,
+)
 from dsdoctor.report.trace.lines import WHOLE, clean, counted
 
 MOST_NAMES = 12
@@ -44,13 +51,13 @@ def _first_lines(found: Comparison) -> Iterator[str]:
     yield f"  {found.diverging:,} tensors diverge in all"
 
 
-def name_of(place: Place) -> str:
+def name_of(place: TensorPlace) -> str:
     """The module, its class, and which call of a batch it was."""
     call = f", call {place.call}" if place.call else ""
     return clean(f"{place.module or WHOLE} {place.kind}{call}")
 
 
-def _where(place: Place) -> str:
+def _where(place: TensorPlace) -> str:
     if place.a == place.b:
         return f"{place.phase.value} of {_side(place.a)}"
     return f"{place.phase.value} of {_side(place.a)} against {_side(place.b)}"
@@ -60,10 +67,10 @@ def _side(side: Side) -> str:
     return f"batch {side.batch}, rank {side.rank}"
 
 
-def _said(one: Difference) -> str:
-    if one.what is What.NOT_FINITE:
+def _said(one: TensorDifference) -> str:
+    if one.what is DifferenceKind.NOT_FINITE:
         return f"{_figure(one.a, one.what)} against {_figure(one.b, one.what)}"
-    if one.what is What.ZEROS:
+    if one.what is DifferenceKind.ZEROS:
         return f"{_figure(one.a, one.what)} against {_figure(one.b, one.what)} of it are zero"
     return (
         f"{one.what.value} {_figure(one.a, one.what)} against {_figure(one.b, one.what)}, "
@@ -71,21 +78,21 @@ def _said(one: Difference) -> str:
     )
 
 
-def _figure(tensor: TensorStats, what: What) -> str:
+def _figure(tensor: TensorStats, what: DifferenceKind) -> str:
     """The figure in question of one side."""
-    if what is What.NOT_FINITE and tensor.is_bad:
+    if what is DifferenceKind.NOT_FINITE and tensor.is_bad:
         inf = tensor.posinf + tensor.neginf
         return " and ".join([*([f"{tensor.nan:,} nan"] if tensor.nan else []), *([f"{inf:,} inf"] if inf else [])])
-    if what is What.ZEROS:
+    if what is DifferenceKind.ZEROS:
         return f"{tensor.zeros / max(tensor.count, 1):.0%}"
-    value = tensor.absmin if what is What.ABSMIN else tensor.absmax
+    value = tensor.absmin if what is DifferenceKind.ABSMIN else tensor.absmax
     return "none" if value is None else f"{value:.2e}"
 
 
-def _origin(first: Difference) -> str:
+def _origin(first: TensorDifference) -> str:
     """What the kind of tensor tells of the cause."""
     name = first.place.tensor
-    if first.place.phase is Phase.BACKWARD:
+    if first.place.phase is CallPhase.BACKWARD:
         return "the forward agrees: it is the gradient that differs"
     if name.startswith("output"):
         return "its weights and inputs agree: it was made in this module"
@@ -94,10 +101,10 @@ def _origin(first: Difference) -> str:
     return "it is a weight or buffer: it differed before the batch began"
 
 
-def _row(one: Difference) -> str:
+def _row(one: TensorDifference) -> str:
     mark = "✗" if one.diverges else "·"
     times = "inf" if one.ratio == float("inf") else f"{one.ratio:.4g}"
-    backward = " (backward)" if one.place.phase is Phase.BACKWARD else ""
+    backward = " (backward)" if one.place.phase is CallPhase.BACKWARD else ""
     figures = [_figure(side, one.what).replace(" and ", "+") for side in (one.a, one.b)]
     return (
         f"{mark} {times:>9}  {figures[0]:>9}  {figures[1]:>9}  {one.what.value:<10} "
@@ -105,7 +112,7 @@ def _row(one: Difference) -> str:
     )
 
 
-def _times(change: Change) -> str:
+def _times(change: FormChange) -> str:
     return f"{counted(change.count, 'tensor', 'tensors')}, first {name_of(change.first)}, {change.first.tensor}"
 
 

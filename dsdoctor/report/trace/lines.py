@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from dsdoctor.overflow.frames import guide_format
-from dsdoctor.overflow.frames.frame import Frame, Phase, StepEnd
-from dsdoctor.overflow.trace.selection import Ranked, Source, Traces
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, StepEnd
+from dsdoctor.overflow.trace.selection import Ranked, RankTrace, Traces
 from dsdoctor.report.document import SCHEMA
 from dsdoctor.report.terminal import printable
 
@@ -28,13 +28,13 @@ def clean(line: str) -> str:
     return line if line.isprintable() else printable(line)
 
 
-def source_line(source: Source) -> str:
+def source_line(source: RankTrace) -> str:
     """Who wrote a trace.
 
     >>> from pathlib import Path
     >>> from dsdoctor.overflow.frames.frame import Header
     >>> header = Header(schema="", dsdoctor="0.1", rank=3, world=8, torch="2.13.0", zero_stage=2, dtype="float16")
-    >>> source_line(Source(path=Path("a.jsonl"), header=header))
+    >>> source_line(RankTrace(path=Path("a.jsonl"), header=header))
     'a.jsonl: rank 3 of 8, float16, ZeRO-2, torch 2.13.0, dsdoctor 0.1'
     """
     head = source.header
@@ -61,7 +61,7 @@ def source_lines(traces: Traces, name: str = "") -> Iterator[str]:
 
 def shown_lines(lines: Iterable[Ranked], *, with_rank: bool) -> Iterator[str]:
     """Frames as the guide prints them. A head whenever the batch, the rank or the phase is another one."""
-    place: tuple[int, int, Phase] | None = None
+    place: tuple[int, int, CallPhase] | None = None
     for rank, line in lines:
         if isinstance(line, StepEnd):
             yield step_line(rank if with_rank else None, line)
@@ -75,7 +75,7 @@ def shown_lines(lines: Iterable[Ranked], *, with_rank: bool) -> Iterator[str]:
 
 def _head(frame: Frame, rank: int | None) -> Iterator[str]:
     of_rank = "" if rank is None else f" rank={rank}"
-    what = "Starting batch" if frame.phase is Phase.FORWARD else "Backward of batch"
+    what = "Starting batch" if frame.phase is CallPhase.FORWARD else "Backward of batch"
     yield from ("", "", f"{guide_format.PREFIX} *** {what} number={frame.batch}{of_rank} ***", guide_format.COLUMNS)
 
 
@@ -112,7 +112,7 @@ def shown_document_end(findings: tuple[Any, ...]) -> str:
     return f'],"findings":{msgspec.json.encode(findings).decode()}}}\n'
 
 
-def _source_part(source: Source) -> dict[str, Any]:
+def _source_part(source: RankTrace) -> dict[str, Any]:
     return {"file": str(source.path), "header": source.header}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dsdoctor.overflow.frames.frame import LIMITS
-from dsdoctor.overflow.trace.extremes import Picture, Row, bits
+from dsdoctor.overflow.trace.extremes import ModuleRow, Picture, bits
 from dsdoctor.report.labels import batches_of, hover, label, safe, short
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _add_ranges(shown: "Figure", name: str, picture: Picture, dtype: str, colour
     _add_crosses(shown, name, [row for row in picture.rows.values() if row.bad], dtype)
 
 
-def _add_crosses(shown: "Figure", name: str, rows: list[Row], dtype: str) -> None:
+def _add_crosses(shown: "Figure", name: str, rows: list[ModuleRow], dtype: str) -> None:
     from plotly import graph_objects as go
 
     if not rows:

@@ -10,8 +10,8 @@ import torch
 from seams_cases import PLANTED
 from torch import Tensor
 
-from dsdoctor.overflow.hooks.engine_adapter import Seam
-from dsdoctor.overflow.replay.recorder import Recorder
+from dsdoctor.overflow.hooks.engine_adapter import EngineAdapter
+from dsdoctor.overflow.replay.recorder import BatchRecorder
 from dsdoctor.overflow.replay.replay import Replayed, replay
 
 STEPS, BAD_STEP = 10, 4
@@ -22,8 +22,8 @@ class Watch:
 
     def __init__(self, engine: Any, case: dict[str, Any]) -> None:
         self.engine, self.case = engine, case
-        self.recorder = Recorder(engine, **case.get("limits", {}))
-        self.seam = Seam(engine, on_decision=lambda _: self.replay(), on_step=self.recorder.forget)
+        self.recorder = BatchRecorder(engine, **case.get("limits", {}))
+        self.seam = EngineAdapter(engine, on_decision=lambda _: self.replay(), on_step=self.recorder.forget)
         self.live: dict[str, list[Tensor]] = {}
         self.again: dict[str, list[Tensor]] = {}
         self.seen = self.live

@@ -7,7 +7,7 @@ import torch
 from seams_cases import PLANTED
 from torch import Tensor
 
-from dsdoctor.overflow.hooks.engine_adapter import Decision, Seam, dtype, gradients, zero_stage
+from dsdoctor.overflow.hooks.engine_adapter import Decision, EngineAdapter, dtype, gradients, zero_stage
 
 STEPS = 3
 
@@ -32,7 +32,7 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
     engine = engines.build(case)
     methods = _methods(engine)
     heard = Listener(engine)
-    seam = Seam(
+    seam = EngineAdapter(
         engine,
         on_decision=heard.decide,
         on_step=lambda: heard.ended.append(len(heard.decisions)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.overflow.frames.frame import Frame, Phase, StepEnd
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, StepEnd
 from dsdoctor.overflow.trace.trace_file import file_name, read
 from tests.overflow.launch.conftest import launch
 
@@ -32,7 +32,7 @@ def test_each_rank_writes_both_phases_of_the_chosen_batches(traces: Any, name: s
         frames = [line for line in lines if isinstance(line, Frame)]
 
         assert (header.rank, header.world, header.zero_stage) == (rank, 2, zero)  # type: ignore[union-attr]
-        assert {(frame.batch, frame.phase) for frame in frames} == {(b, phase) for b in (1, 2) for phase in Phase}
+        assert {(frame.batch, frame.phase) for frame in frames} == {(b, phase) for b in (1, 2) for phase in CallPhase}
         assert {frame.rank for frame in frames} == {rank}
         assert [line.step for line in lines if isinstance(line, StepEnd)] == [1, 2]
         assert any(frame.weights for frame in frames)

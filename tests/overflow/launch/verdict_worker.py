@@ -26,7 +26,7 @@ class Gain(nn.Module):
 
 
 class Block(nn.Module):
-    ill = ""
+    problem = ""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,9 +38,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu(self.gain(self.up(self.norm(x))))
-        if self.ill == "function":
+        if self.problem == "function":
             h = torch.log(h - h)
-        if self.ill == "gradient":
+        if self.problem == "gradient":
             h = h + torch.sqrt(h * 0)
         return x + self.down(self.drop(h))
 
@@ -75,7 +75,7 @@ def plant(engine: Any, case: dict[str, Any], rank: int) -> None:
     if case["plant"] == "activation" and here:
         block.gain.factor = 3e38 if case["dtype"] != "fp16" else 6e4
     if case["plant"] in ("function", "gradient") and here:
-        block.ill = case["plant"]
+        block.problem = case["plant"]
     if case["plant"] == "weight":
         weight = engine.module.head.weight
         with deepspeed.zero.GatheredParameters([weight], modifier_rank=0), torch.no_grad():
