@@ -1,11 +1,16 @@
 """Every rule that dsdoctor can name -> its manual page: those of the checks, of the log catalogue, and of building itself."""
 
 import difflib
+from collections.abc import Iterator
+from dataclasses import replace
 
 from dsdoctor import checks
 from dsdoctor.comm import manual as comm
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.manual import ManualPage, page_lines, parse_page
 from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.models import Rule
+from dsdoctor.diagnosis.templates import command, say
 from dsdoctor.overflow.verdict import verdict
 from dsdoctor.push import errors as problems
 
@@ -65,23 +70,29 @@ Please report it, with the file that `dsdoctor record FILE` writes.""",
 
 
 def manual(rule: str) -> str:
-    """The manual page of a rule. Raises UsageError for one that does not exist."""
-    pages = [checks.manual(check)] if (check := checks.checks().get(rule)) else []
-    if rule in RULES:
-        pages.append(f"In a log ({RULES[rule].stage.value}): {RULES[rule].manual}")
-    if page := verdict.manual_pages().get(rule):
-        pages.append(f"Of a watched training: {page}")
-    if page := comm.manual_pages().get(rule):
-        pages.append(f"Between ranks: {page}")
-    if rule in OF_BUILDING and not pages:
-        pages.append(OF_BUILDING[rule])
-    if rule in problems.MANUAL:
-        pages.append(f"Of a push: {problems.MANUAL[rule]}")
-    if not pages:
+    """The manual page of a rule: a page for each place that tells of it. Raises UsageError for one that does not exist."""
+    found = tuple(pages(rule))
+    if not found:
         near = difflib.get_close_matches(rule, every_rule(), n=1)
         meant = f"did you mean {near[0]}?" if near else "dsdoctor explain --list names them all"
         raise UsageError(f"there is no rule {rule!r}", hint=meant)
-    return "\n\n".join(pages)
+    return "\n\n".join("\n".join([*([f"{where}:", ""] if where else []), *page_lines(page)]) for where, page in found)
+
+
+def pages(rule: str) -> Iterator[tuple[str, ManualPage]]:
+    """Where a rule is told of ("" for a check of the machine), and its page there."""
+    if check := checks.checks().get(rule):
+        yield "", parse_page(checks.manual(check))
+    if told := RULES.get(rule):
+        yield f"In a log ({told.stage.value})", _page_of(told)
+    if page := verdict.manual_pages().get(rule):
+        yield "Of a watched training", parse_page(page)
+    if page := comm.manual_pages().get(rule):
+        yield "Between ranks", parse_page(page)
+    if rule in OF_BUILDING and rule not in checks.checks():
+        yield "", parse_page(OF_BUILDING[rule])
+    if page := problems.MANUAL.get(rule):
+        yield "Of a push", parse_page(page)
 
 
 def every_rule() -> tuple[str, ...]:
@@ -91,3 +102,12 @@ def every_rule() -> tuple[str, ...]:
             {*checks.checks(), *RULES, *verdict.manual_pages(), *comm.manual_pages(), *OF_BUILDING, *problems.MANUAL}
         )
     )
+
+
+def _page_of(rule: Rule) -> ManualPage:
+    """A log rule's page: its fix is the one that a finding shows, with what a log would fill in left general."""
+    fix = [
+        f"{say(rule.fix, {})}.",
+        *(["", *(f"    $ {command(line, {})}" for line in rule.commands)] if rule.commands else []),
+    ]
+    return replace(parse_page(rule.manual), fix="\n".join(fix), since=rule.since)

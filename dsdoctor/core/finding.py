@@ -3,6 +3,7 @@
 import enum
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 
@@ -24,7 +25,7 @@ class Fix:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One ill. ``rule`` names it for good (ids are never reused); ``affects`` names the ops it stands in the way of."""
+    """One problem. ``rule`` names it for good (ids are never reused); ``affects`` names the ops it stands in the way of."""
 
     rule: str
     severity: Severity
@@ -32,6 +33,68 @@ class Finding:
     evidence: tuple[str, ...] = ()
     affects: tuple[str, ...] = ()
     fix: Fix | None = None
+
+    @classmethod
+    def error(
+        cls,
+        rule: str,
+        title: str,
+        *,
+        evidence: Iterable[str] = (),
+        affects: Iterable[str] = (),
+        fix: str = "",
+        commands: Iterable[str] = (),
+    ) -> "Finding":
+        """It stands in the way."""
+        return cls._of(Severity.ERROR, rule, title, evidence, affects, fix, commands)
+
+    @classmethod
+    def warning(
+        cls,
+        rule: str,
+        title: str,
+        *,
+        evidence: Iterable[str] = (),
+        affects: Iterable[str] = (),
+        fix: str = "",
+        commands: Iterable[str] = (),
+    ) -> "Finding":
+        """It may bite later, or stands in the way of some ops only."""
+        return cls._of(Severity.WARNING, rule, title, evidence, affects, fix, commands)
+
+    @classmethod
+    def note(
+        cls,
+        rule: str,
+        title: str,
+        *,
+        evidence: Iterable[str] = (),
+        affects: Iterable[str] = (),
+        fix: str = "",
+        commands: Iterable[str] = (),
+    ) -> "Finding":
+        """It informs."""
+        return cls._of(Severity.NOTE, rule, title, evidence, affects, fix, commands)
+
+    @classmethod
+    def _of(
+        cls,
+        severity: Severity,
+        rule: str,
+        title: str,
+        evidence: Iterable[str],
+        affects: Iterable[str],
+        fix: str,
+        commands: Iterable[str],
+    ) -> "Finding":
+        return cls(
+            rule=rule,
+            severity=severity,
+            title=title,
+            evidence=tuple(evidence),
+            affects=tuple(affects),
+            fix=Fix(text=fix, commands=tuple(commands)) if fix else None,
+        )
 
 
 def for_python(finding: Finding, python: str) -> Finding:

@@ -60,7 +60,10 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One ill with all its wordings and its manual page. ``explained_by``: rules of which this one is a consequence."""
+    """One problem with all its wordings and its manual page. ``explained_by``: rules of which this one is a consequence.
+
+    ``manual``: what it means, and ``Why it matters: ...``, as ``core.manual`` reads them; the fix is ``fix`` and ``commands``.
+    """
 
     id: str
     stage: Stage
@@ -70,6 +73,7 @@ class Rule:
     signatures: tuple[Signature, ...]
     commands: tuple[str, ...] = ()
     explained_by: tuple[str, ...] = ()
+    since: str = "0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
