@@ -3,11 +3,11 @@
 import time
 from typing import Annotated, Any
 
-import typer
+from cyclopts import App, Parameter
 from rich.console import Console
 
 from dsdoctor.builder.cache.store import CacheStore
-from dsdoctor.cli.ending import FOUND, ending, print_result
+from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.cache import damage, kept, prune, told, trusted_store
 from dsdoctor.core.finding import Finding
@@ -15,9 +15,8 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.report.cache import kept_lines, pruned_lines, verified_line
 from dsdoctor.report.terminal import finding_lines, show
 
-app = typer.Typer(
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+app = App(
+    name="cache",
     help="""Look after the cache of compiled ops and finished wheels.
 
     It is $DSDOCTOR_CACHE/compiled, else ~/.cache/dsdoctor/compiled, and keeps
@@ -33,46 +32,43 @@ app = typer.Typer(
 )
 
 
-def ls_command(as_json: Json = False) -> None:
+def ls_command(*, as_json: Json = False) -> None:
     """List what is kept, the last used first, and the total against the limit."""
-    with ending("cache ls", as_json):
-        store = trusted_store(LocalHost())
-        entries = kept(store.entries())
-        lines = kept_lines(entries, str(store.folder), store.limit, time.time())
-        total = sum(entry.size for entry in entries)
-        print_result("cache ls", as_json, lines, _told(store), **_place(store), size=total, entries=entries)
+    store = trusted_store(LocalHost())
+    entries = kept(store.entries())
+    lines = kept_lines(entries, str(store.folder), store.limit, time.time())
+    total = sum(entry.size for entry in entries)
+    print_result("cache ls", as_json, lines, _told(store), **_place(store), size=total, entries=entries)
 
 
 def prune_command(
+    *,
     max_size: Annotated[
         str | None,
-        typer.Option("--max-size", metavar="SIZE", help='Remove the least recently used until "2G" are left.'),
+        Parameter(name="--max-size", metavar="SIZE", help='Remove the least recently used until "2G" are left.'),
     ] = None,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="AGE", help='Remove what was not used for "30d".')
+        str | None, Parameter(name="--older-than", metavar="AGE", help='Remove what was not used for "30d".')
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Remove everything.")] = False,
+    everything: Annotated[bool, Parameter(name="--all", help="Remove everything.")] = False,
     as_json: Json = False,
 ) -> None:
     """Remove what was not used for long, and say what. Without options: down to the limit."""
-    with ending("cache prune", as_json):
-        store = trusted_store(LocalHost())
-        removed = kept(prune(store, size=max_size, age=older_than, everything=everything))
-        left = sum(entry.size for entry in store.entries())
-        lines = pruned_lines(removed, left, time.time())
-        print_result("cache prune", as_json, lines, _told(store), **_place(store), size=left, removed=removed)
+    store = trusted_store(LocalHost())
+    removed = kept(prune(store, size=max_size, age=older_than, everything=everything))
+    left = sum(entry.size for entry in store.entries())
+    lines = pruned_lines(removed, left, time.time())
+    print_result("cache prune", as_json, lines, _told(store), **_place(store), size=left, removed=removed)
 
 
-def verify_command(as_json: Json = False) -> None:
+def verify_command(*, as_json: Json = False) -> int:
     """Read every byte that is kept and remove what is not what was stored. Exit status 1 when there was such a thing."""
-    with ending("cache verify", as_json):
-        store = trusted_store(LocalHost())
-        findings = tuple(damage(entry, why) for entry, why in store.verify())
-        whole = sum(1 for _ in store.entries())
-        lines = (*finding_lines(findings), verified_line(whole))
-        print_result("cache verify", as_json, lines, findings, **_place(store), whole=whole)
-        if findings:
-            raise typer.Exit(FOUND)
+    store = trusted_store(LocalHost())
+    findings = tuple(damage(entry, why) for entry, why in store.verify())
+    whole = sum(1 for _ in store.entries())
+    lines = (*finding_lines(findings), verified_line(whole))
+    print_result("cache verify", as_json, lines, findings, **_place(store), whole=whole)
+    return FOUND if findings else OK
 
 
 def _place(store: CacheStore) -> dict[str, Any]:
@@ -86,6 +82,6 @@ def _told(store: CacheStore) -> tuple[Finding, ...]:
     return findings
 
 
-app.command("ls")(ls_command)
-app.command("prune")(prune_command)
-app.command("verify")(verify_command)
+app.command(ls_command, name="ls")
+app.command(prune_command, name="prune")
+app.command(verify_command, name="verify")

@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 
 from dsdoctor.cli.diagnose import diagnose_command
-from dsdoctor.cli.ending import FOUND, ending, print_result
+from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.comm.control.supervisor import Screen
 from dsdoctor.comm.launch.rank import rank_of
@@ -31,38 +32,40 @@ DEADLINES = {Mode.QUICK: 60.0, Mode.DEFAULT: 180.0, Mode.FULL: 900.0}
 LEAST_DEADLINE = 5.0
 BACKENDS = ("auto", "gloo", "nccl")
 
-Quick = Annotated[bool, typer.Option("--quick", help="Reach and correctness only; seconds.")]
-Full = Annotated[bool, typer.Option("--full", help="Every collective, all sizes and pairs, and DeepSpeed's layer.")]
+Quick = Annotated[bool, Parameter(name="--quick", help="Reach and correctness only; seconds.")]
+Full = Annotated[bool, Parameter(name="--full", help="Every collective, all sizes and pairs, and DeepSpeed's layer.")]
 Nproc = Annotated[
-    int | None, typer.Option(min=1, help="Ranks to start here, or on each host. Default: one for each GPU, else 2.")
+    int | None,
+    Parameter(validator=Number(gte=1), help="Ranks to start here, or on each host. Default: one for each GPU, else 2."),
 ]
 Hostfile = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="DeepSpeed's hostfile: look at every host, then start ranks there by ssh."),
+    Parameter(metavar="FILE", help="DeepSpeed's hostfile: look at every host, then start ranks there by ssh."),
 ]
-Static = Annotated[bool, typer.Option("--static", help="With --hostfile: look at the hosts, start no rank.")]
-Backend = Annotated[str, typer.Option(metavar="|".join(BACKENDS), help="auto is nccl where GPUs are, else gloo.")]
+Static = Annotated[bool, Parameter(name="--static", help="With --hostfile: look at the hosts, start no rank.")]
+Backend = Annotated[str, Parameter(metavar="|".join(BACKENDS), help="auto is nccl where GPUs are, else gloo.")]
 Deadline = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Bounds the whole test. Default: 60 (--quick), 180, 900 (--full)."),
+    Parameter(metavar="SECONDS", help="Bounds the whole test. Default: 60 (--quick), 180, 900 (--full)."),
 ]
 OutFolder = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Keep each rank's own file and log there.")
+    Path | None, Parameter(name="--out", metavar="DIR", help="Keep each rank's own file and log there.")
 ]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the pairs and curves.")]
-Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Keep what was measured, to compare later.")]
-Against = Annotated[Path | None, typer.Option("--against", metavar="FILE", help="Tell what got slower since --save.")]
+Html = Annotated[Path | None, Parameter(name="--html", metavar="FILE", help="Write a page with the pairs and curves.")]
+Save = Annotated[
+    Path | None, Parameter(name="--save", metavar="FILE", help="Keep what was measured, to compare later.")
+]
+Against = Annotated[Path | None, Parameter(name="--against", metavar="FILE", help="Tell what got slower since --save.")]
 Recipe = Annotated[
     str | None,
-    typer.Option(metavar="slurm|hostfile|torchrun|k8s", help="Print a ready script for this machine, and stop."),
+    Parameter(metavar="slurm|hostfile|torchrun|k8s", help="Print a ready script for this machine, and stop."),
 ]
-Explain = Annotated[
-    str | None, typer.Option(metavar="LOG", help="Read a failed log instead: the same as diagnose LOG.")
-]
-LocalRank = Annotated[str | None, typer.Option("--local_rank", "--local-rank", hidden=True)]
+Explain = Annotated[str | None, Parameter(metavar="LOG", help="Read a failed log instead: the same as diagnose LOG.")]
+LocalRank = Annotated[str | None, Parameter(name=["--local_rank", "--local-rank"], show=False)]
 
 
 def comm_command(
+    *,
     quick: Quick = False,
     full: Full = False,
     nproc: Nproc = None,
@@ -79,7 +82,7 @@ def comm_command(
     as_json: Json = False,
     verbose: Verbose = False,
     local_rank: LocalRank = None,  # noqa: ARG001 (DeepSpeed's launcher adds it; the rank is read from the environment)
-) -> None:
+) -> int:
     """Do all ranks reach each other, and say the same? Names the rank and host that does not, with the reason and the fix.
 
     By itself it tests this machine, with --hostfile all its hosts. Under a launcher each process is a rank:
@@ -89,17 +92,15 @@ def comm_command(
     """
     began = time.monotonic() - age()
     if explain is not None:
-        diagnose_command([explain], as_json=as_json, verbose=verbose)
-        return
-    with ending("comm", as_json):
-        settings = _settings(quick, full, backend, deadline, out)
-        wanted = CommRequest(settings=settings, nproc=nproc, hostfile=hostfile, only_static=static)
-        if recipe is not None:
-            _print_recipe(recipe, nproc, hostfile, as_json)
-            return
-        _check_places(out, save, html)
-        window = Window(as_json, verbose, html, save, baseline.load(against) if against else None)
-        raise typer.Exit(_test(wanted, window, began))
+        return diagnose_command(explain, as_json=as_json, verbose=verbose)
+    settings = _settings(quick, full, backend, deadline, out)
+    wanted = CommRequest(settings=settings, nproc=nproc, hostfile=hostfile, only_static=static)
+    if recipe is not None:
+        _print_recipe(recipe, nproc, hostfile, as_json)
+        return OK
+    _check_places(out, save, html)
+    window = Window(as_json, verbose, html, save, baseline.load(against) if against else None)
+    return _test(wanted, window, began)
 
 
 def _test(wanted: CommRequest, window: "Window", began: float) -> int:

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, BinaryIO, cast
 
-import typer
+from cyclopts import Parameter
 
-from dsdoctor.cli.ending import FOUND, ending, print_result
+from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error
@@ -27,26 +27,30 @@ SAYINGS = {
     LogOutcome.EMPTY: "an empty log",
 }
 Logs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[LOG ... | -]", help="Log files (also .gz), one of each rank if there are several; - is stdin."
+    str,
+    Parameter(
+        metavar="LOG",
+        allow_leading_hyphen=True,
+        help="Log files (also .gz), one of each rank if there are several; - is stdin.",
     ),
-]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show harmless lines and consequences too.")]
+]  # fmt: skip
+Verbose = Annotated[bool, Parameter(name=["-v", "--verbose"], help="Show harmless lines and consequences too.")]
 
 
-def diagnose_command(logs: Logs = None, as_json: Json = False, verbose: Verbose = False) -> None:
+def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = False) -> int:
     """Read failed installs, builds, JIT loads, launches and runs; say the cause first, with its line and the fix."""
-    with ending("diagnose", as_json):
-        diagnoses = [_diagnosed(name) for name in logs or ["-"]]
-        findings = _together(diagnoses)
-        parts = [
-            {"name": one.name, "lines": one.lines, "outcome": one.outcome, "facts": one.facts, "findings": one.findings}
-            for one in diagnoses
-        ]
-        print_result("diagnose", as_json, _lines(diagnoses, verbose=verbose), findings, logs=parts)
-        if has_error(findings):
-            raise typer.Exit(FOUND)
+    for name in logs:
+        # a word with hyphens is taken for a log because "-" is one
+        if name.startswith("--") and not Path(name).exists():
+            raise UsageError(f"there is no option {name}", hint="dsdoctor diagnose --help")
+    diagnoses = [_diagnosed(name) for name in logs or ("-",)]
+    findings = _together(diagnoses)
+    parts = [
+        {"name": one.name, "lines": one.lines, "outcome": one.outcome, "facts": one.facts, "findings": one.findings}
+        for one in diagnoses
+    ]
+    print_result("diagnose", as_json, _lines(diagnoses, verbose=verbose), findings, logs=parts)
+    return FOUND if has_error(findings) else OK
 
 
 def _diagnosed(name: str) -> Diagnosis:

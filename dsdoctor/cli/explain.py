@@ -2,25 +2,26 @@
 
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
-from dsdoctor.cli.ending import ending, print_result
+from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.explain import every_rule, manual
 from dsdoctor.core.errors import UsageError
 
 
 def explain_command(
-    rule: Annotated[str | None, typer.Argument(help="The id in brackets behind a finding.", show_default=False)] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List every rule and stop.")] = False,
+    rule: Annotated[str | None, Parameter(help="The id in brackets behind a finding.")] = None,
+    /,
+    *,
+    listed: Annotated[bool, Parameter(name="--list", help="List every rule and stop.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the manual page of a rule: what the ill is, why it happens, what mends it."""
-    with ending("explain", as_json):
-        if listed:
-            print_result("explain", as_json, every_rule(), (), rules=every_rule())
-            return
-        if rule is None:
-            raise UsageError("name a rule", hint="dsdoctor explain --list names them all")
-        page = manual(rule)
-        print_result("explain", as_json, [rule, "", *page.splitlines()], (), rule=rule, manual=page)
+    """Print the manual page of a rule: what it means, why it matters, how to fix it."""
+    if listed:
+        print_result("explain", as_json, every_rule(), (), rules=every_rule())
+        return
+    if rule is None:
+        raise UsageError("name a rule", hint="dsdoctor explain --list names them all")
+    page = manual(rule)
+    print_result("explain", as_json, [rule, "", *page.splitlines()], (), rule=rule, manual=page)

@@ -2,14 +2,14 @@
 
 import sys
 
-from dsdoctor.cli.ending import ending, print_result
-from dsdoctor.cli.options import Json, MachineFile, PythonOption
+from dsdoctor.cli.ending import print_result
+from dsdoctor.cli.options import Json
 from dsdoctor.commands.observe import observe
+from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.report.terminal import machine_lines
 
 
-def look_command(python: PythonOption = sys.executable, machine: MachineFile = None, as_json: Json = False) -> None:
+def look_command(*, python: PythonPath = sys.executable, machine: MachineFile = None, as_json: Json = False) -> None:
     """Show what is here: toolkits, compilers, GPUs, torch, DeepSpeed, libraries. Judges nothing."""
-    with ending("look", as_json):
-        seen = observe(python, machine, whole=True).machine
-        print_result("look", as_json, machine_lines(seen), (), machine=seen)
+    seen = observe(python, machine, whole=True).machine
+    print_result("look", as_json, machine_lines(seen), (), machine=seen)

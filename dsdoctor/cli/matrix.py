@@ -4,7 +4,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console
 
 from dsdoctor.builder.make.make_wheel import refused_ops
@@ -12,8 +11,8 @@ from dsdoctor.builder.targets.targets import Target
 from dsdoctor.cli.ending import finding_of, print_result
 from dsdoctor.commands.build import publish_into
 from dsdoctor.commands.build_targets import Talk, TargetOutcome, build_targets
-from dsdoctor.core.build_models import BuildOrder
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.requests import BuildOrder
 from dsdoctor.report.matrix import Prefixed, TargetRow, found_lines, reason, table_lines, tagged
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, plan_lines
@@ -23,81 +22,85 @@ COMMAND = "build-wheel"
 
 def run_matrix(
     order: BuildOrder, targets: tuple[Target, ...], out: Path, index: Path | None, *, dry_run: bool, as_json: bool
-) -> None:
-    """Build for every target, or plan for it, show what came of all, and leave with the worst status of them."""
-    job = publish_into(index.absolute()) if index and not dry_run else None
+) -> int:
+    """Build for every target, or plan for it, show what came of all, and return the worst status of them."""
+    after = publish_into(index) if index and not dry_run else None
     with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
         told = Prefixed(progress)
         talk = Talk(
             say=lambda target, line: told.say(target.name, line), step=lambda target, step: told.step(target.name, step)
         )
-        outcomes = build_targets(order, targets, out.absolute(), job=job, talk=talk, dry_run=dry_run)
+        outcomes = build_targets(order, targets, out, after=after, talk=talk, dry_run=dry_run)
     if dry_run:
         _show_plans(as_json, outcomes)
     else:
         _show_wheels(as_json, outcomes, out)
-    if worst := max(one.status for one in outcomes):
-        raise typer.Exit(worst)
+    return max(outcome.status for outcome in outcomes)
 
 
 def _show_plans(as_json: bool, outcomes: tuple[TargetOutcome, ...]) -> None:
     lines: list[str] = []
-    for one in outcomes:
-        planned = plan_lines(one.plan) if one.plan else ()
-        lines += [f"{one.target.name}:", *(f"  {line}" for line in (*planned, *finding_lines(_findings(one))))]
-    parts = tuple({**_named(one), "plan": one.plan, "findings": _findings(one)} for one in outcomes)
+    for outcome in outcomes:
+        planned = plan_lines(outcome.plan) if outcome.plan else ()
+        lines += [f"{outcome.target.name}:", *(f"  {line}" for line in (*planned, *finding_lines(_findings(outcome))))]
+    parts = tuple({**_named(outcome), "plan": outcome.plan, "findings": _findings(outcome)} for outcome in outcomes)
     print_result(COMMAND, as_json, lines, _tagged(outcomes), targets=parts)
 
 
 def _show_wheels(as_json: bool, outcomes: tuple[TargetOutcome, ...], out: Path) -> None:
     lines = [
-        *found_lines((one.target.name, _findings(one)) for one in outcomes),
+        *found_lines((outcome.target.name, _findings(outcome)) for outcome in outcomes),
         *table_lines(list(map(_row, outcomes))),
     ]
-    if any(one.result and one.result.wheel for one in outcomes):
+    if any(outcome.result and outcome.result.wheel for outcome in outcomes):
         lines += [f"$ python -m dsdoctor pick {shlex.quote(str(out))}"]
     print_result(COMMAND, as_json, lines, _tagged(outcomes), targets=tuple(map(_document, outcomes)))
 
 
-def _row(one: TargetOutcome) -> TargetRow:
-    result = one.result
+def _row(outcome: TargetOutcome) -> TargetRow:
+    result = outcome.result
     if result is None or result.wheel is None:
-        return TargetRow(target=one.target.name, because=reason(_findings(one)))
+        return TargetRow(target=outcome.target.name, because=reason(_findings(outcome)))
     return TargetRow(
-        target=one.target.name,
+        target=outcome.target.name,
         wheel=Path(result.wheel).name,
-        size=one.size,
+        size=outcome.size,
         seconds=result.seconds,
         cpu_seconds=result.cpu_seconds,
-        sha256=one.sha256,
+        sha256=outcome.sha256,
     )
 
 
-def _document(one: TargetOutcome) -> dict[str, Any]:
+def _document(outcome: TargetOutcome) -> dict[str, Any]:
     """What the document of a single build has, and whose it is."""
-    result, plan = one.result, one.plan
+    result, plan = outcome.result, outcome.plan
     return {
-        **_named(one),
+        **_named(outcome),
         "wheel": result.wheel if result else None,
         "manifest": result.manifest if result else None,
-        "size": one.size,
-        "sha256": one.sha256,
+        "size": outcome.size,
+        "sha256": outcome.sha256,
         "ops": result.ops if result else refused_ops(plan) if plan else (),
         "toolkit": plan.toolkit if plan else None,
         "seconds": result.seconds if result else None,
         "cpu_seconds": result.cpu_seconds if result else None,
         "log": result.log if result else None,
-        "findings": _findings(one),
+        "findings": _findings(outcome),
     }
 
 
-def _named(one: TargetOutcome) -> dict[str, Any]:
-    return {"target": one.target.name, "python": one.python, "torch": one.target.torch, "cuda": one.target.cuda}
+def _named(outcome: TargetOutcome) -> dict[str, Any]:
+    return {
+        "target": outcome.target.name,
+        "python": outcome.python,
+        "torch": outcome.target.torch,
+        "cuda": outcome.target.cuda,
+    }
 
 
-def _findings(one: TargetOutcome) -> tuple[Finding, ...]:
-    return (*one.findings, *([finding_of(one.error)] if one.error else []))
+def _findings(outcome: TargetOutcome) -> tuple[Finding, ...]:
+    return (*outcome.findings, *([finding_of(outcome.error)] if outcome.error else []))
 
 
 def _tagged(outcomes: tuple[TargetOutcome, ...]) -> tuple[Finding, ...]:
-    return tuple(found for one in outcomes for found in tagged(one.target.name, _findings(one)))
+    return tuple(found for outcome in outcomes for found in tagged(outcome.target.name, _findings(outcome)))

@@ -1,42 +1,53 @@
 """The command push."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 
-from dsdoctor.cli.ending import FAILED, FOUND, INTERRUPTED, ending, print_result
+from dsdoctor.cli.ending import FAILED, FOUND, INTERRUPTED, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.push import Push, Pushed, push
 from dsdoctor.core.errors import UsageError
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.push import findings_of, push_lines
 
-Wheel = Annotated[Path, typer.Argument(metavar="WHEEL", help="The wheel to install on the nodes.", show_default=False)]
+Wheel = Annotated[Path, Parameter(help="The wheel to install on the nodes.")]
 Hostfile = Annotated[
     Path,
-    typer.Option("--hostfile", metavar="FILE", help="DeepSpeed's hostfile: a line HOST slots=N for each node."),
+    Parameter(name="--hostfile", metavar="FILE", help="DeepSpeed's hostfile: a line HOST slots=N for each node."),
 ]
 Python = Annotated[
-    str, typer.Option("--python", metavar="PATH", help="Interpreter on the nodes. Default: the path of the one here.")
+    str, Parameter(name="--python", metavar="PATH", help="Interpreter on the nodes. Default: the path of the one here.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Verify on every node, install nowhere.")]
+DryRun = Annotated[bool, Parameter(name="--dry-run", help="Verify on every node, install nowhere.")]
 AllOrNothing = Annotated[
-    bool, typer.Option("--all-or-nothing", help="Verify on every node first; install nowhere when it fails on one.")
+    bool, Parameter(name="--all-or-nothing", help="Verify on every node first; install nowhere when it fails on one.")
 ]
-Parallel = Annotated[int, typer.Option("--parallel", min=1, metavar="N", help="Nodes at once.")]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Limit of each step on a node.")]
-Port = Annotated[int | None, typer.Option("-p", "--port", min=1, max=65535, help="Port of sshd on the nodes.")]
+Parallel = Annotated[int, Parameter(name="--parallel", validator=Number(gte=1), metavar="N", help="Nodes at once.")]
+Timeout = Annotated[float, Parameter(name="--timeout", metavar="SECONDS", help="Limit of each step on a node.")]
+Port = Annotated[
+    int | None, Parameter(name=["-p", "--port"], validator=Number(gte=1, lte=65535), help="Port of sshd on the nodes.")
+]
 SshOption = Annotated[
-    list[str] | None,
-    typer.Option("--ssh-option", metavar="NAME=VALUE", help="An option of ssh_config(5); may be given again."),
+    tuple[str, ...],
+    Parameter(
+        name="--ssh-option",
+        allow_leading_hyphen=True,
+        metavar="NAME=VALUE",
+        help="An option of ssh_config(5); may be given again.",
+    ),
 ]
 
 
 def push_command(
     wheel: Wheel,
+    /,
+    *,
     hostfile: Hostfile,
     python: Python = sys.executable,
     dry_run: DryRun = False,
@@ -44,9 +55,9 @@ def push_command(
     parallel: Parallel = 32,
     timeout: Timeout = 600.0,
     port: Port = None,
-    ssh_option: SshOption = None,
+    ssh_option: SshOption = (),
     as_json: Json = False,
-) -> None:
+) -> int:
     """Install a DeepSpeed wheel on every node of a hostfile, over ssh, where the node's own dsdoctor verify finds no error.
 
     Each node gets a copy in a private folder, which is compared by sha256 and removed at the end; its dsdoctor judges the
@@ -55,26 +66,24 @@ def push_command(
 
     Exit status: 0 every node has it, 1 a node's verify found an error, 4 a node was not reached or failed in the middle.
     """
-    with ending("push", as_json):
-        if not 1 <= timeout <= 86_400:
-            raise UsageError(f"--timeout {timeout:g} is no time for a step", hint="name 1 to 86400 seconds")
-        order = Push(
-            wheel=wheel,
-            hostfile=hostfile,
-            python=python,
-            dry_run=dry_run,
-            all_or_nothing=all_or_nothing,
-            parallel=parallel,
-            limit=timeout,
-            ssh_options=_ssh_options(port, ssh_option or []),
-        )
-        with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
-            done = push(order, say=progress.say)
-        lines = push_lines(wheel.name, done.nodes, dry_run=dry_run)
-        findings = findings_of(done.nodes)
-        print_result("push", as_json, lines, findings, wheel=str(wheel), sha256=done.sha256, nodes=done.nodes)
-        if status := _status(done):
-            raise typer.Exit(status)
+    if not 1 <= timeout <= 86_400:
+        raise UsageError(f"--timeout {timeout:g} is no time for a step", hint="name 1 to 86400 seconds")
+    order = Push(
+        wheel=wheel,
+        hostfile=hostfile,
+        python=python,
+        dry_run=dry_run,
+        all_or_nothing=all_or_nothing,
+        parallel=parallel,
+        limit=timeout,
+        ssh_options=_ssh_options(port, ssh_option),
+    )
+    with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
+        done = push(order, say=progress.say)
+    lines = push_lines(wheel.name, done.nodes, dry_run=dry_run)
+    findings = findings_of(done.nodes)
+    print_result("push", as_json, lines, findings, wheel=str(wheel), sha256=done.sha256, nodes=done.nodes)
+    return _status(done)
 
 
 def _status(done: Pushed) -> int:
@@ -82,7 +91,7 @@ def _status(done: Pushed) -> int:
     return INTERRUPTED if done.interrupted else FAILED if done.failed else FOUND if done.refused else 0
 
 
-def _ssh_options(port: int | None, options: list[str]) -> tuple[str, ...]:
+def _ssh_options(port: int | None, options: Sequence[str]) -> tuple[str, ...]:
     """ssh's arguments. Raises UsageError for what is no option of its configuration."""
     for option in options:
         name, equals, _ = option.partition("=")

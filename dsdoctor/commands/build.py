@@ -1,83 +1,75 @@
-"""The hall between the rooms: joins probe and builder for the command line. Acts through them, shows nothing."""
+"""build-wheel: observe -> what decides the wheel -> the wheel that is kept, or plan -> make -> keep. Shows nothing itself."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.builder.make.make_wheel import make, prepare_out
 from dsdoctor.builder.make.op_job import Watch
 from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.builder.make.workdir import Workdir
-from dsdoctor.builder.plan.choices import accelerator_of
-from dsdoctor.builder.plan.plan import plan_build
-from dsdoctor.builder.source.fetch import lay_out, spell_source
-from dsdoctor.builder.source.op_config import ops_of_config, read_config
 from dsdoctor.builder.wheel.index import publish
-from dsdoctor.commands.cache import open_store, told
-from dsdoctor.commands.observe import Observation, described, look, read_nodes, recorded_source
-from dsdoctor.core.build_models import BuildOrder, BuildPlan, BuildRequest, BuildResult, Source
+from dsdoctor.commands.cache import told
+from dsdoctor.commands.observe import Say, observing_for
+from dsdoctor.commands.plan import Planned, planned
+from dsdoctor.commands.wheel_cache import find_wheel, inputs_of, keep
+from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.errors import BuildFailed
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import install_wheel
-from dsdoctor.core.workspace import cache_folder, log_folder, private_folder, workspace
+from dsdoctor.core.requests import BuildOrder
+from dsdoctor.core.workspace import log_folder
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import LogOutcome
 
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A plan with all that carrying it out needs; ``folder`` goes away when the context ends, ``store`` keeps compiled ops."""
-
-    host: LocalHost
-    machine: Machine
-    source: Source
-    plan: BuildPlan
-    folder: Path
-    cache: Path
-    store: CacheStore | None
-
-
-Job = Callable[[Planned, BuildResult], tuple[Finding, ...]]
+AfterBuild = Callable[[BuildPlan, BuildResult], tuple[Finding, ...]]
 """Something to do with a built wheel; what goes wrong is a finding, the wheel stays."""
 
 
-@contextmanager
-def planned(order: BuildOrder) -> Iterator[Planned]:
-    """Look, lay the source out in a throw-away folder, and decide."""
-    order = replace(order, request=replace(order.request, nodes=read_nodes(order.nodes)))
-    host, observation = LocalHost(), look(order)
-    machine, cache = observation.machine, private_folder(cache_folder(host))
-    accelerator = accelerator_of(machine, order.request)
-    with workspace(cache) as folder:
-        if observation.snapshot is not None and not order.source:
-            source = recorded_source(observation.snapshot, accelerator)
-        else:
-            source = _laid_out(host, observation, order, accelerator, folder, cache)
-        plan = plan_build(machine, source, _with_config(order, accelerator), cache=observation.cache)
-        store = open_store(host) if order.cache else None
-        yield Planned(host=host, machine=machine, source=source, plan=plan, folder=folder, cache=cache, store=store)
+@dataclass(frozen=True, kw_only=True)
+class BuildScreen:
+    """Who hears of a build while it goes on: lines, the plan that is about to be carried out, the progress of each op."""
+
+    say: Say
+    plan: Callable[[BuildPlan], None]
+    step: Watch
 
 
-def _laid_out(
-    host: LocalHost, observation: Observation, order: BuildOrder, accelerator: str, folder: Path, cache: Path
-) -> Source:
-    spec, because = spell_source(order.source, observation.machine.deepspeed)
-    python = (
-        observation.machine.python.executable if observation.is_here and observation.machine.python else sys.executable
-    )
-    laid = lay_out(host, spec, folder / "source", cache=cache, python=python, offline=order.request.offline)
-    return described(observation, replace(laid, because=because), accelerator, folder)
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What came of an order. ``result`` is None for a plan that was not carried out; ``kept``: the wheel is one of the cache."""
+
+    plan: BuildPlan
+    result: BuildResult | None = None
+    kept: bool = False
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Those of the plan, then those of the build."""
+        return (*self.plan.findings, *(self.result.findings if self.result else ()))
 
 
-def build(ready: Planned, out: Path, *, say: Say, watch: Watch, pool: Pool | None = None) -> BuildResult:
+def build(order: BuildOrder, out: Path, *, screen: BuildScreen, after: AfterBuild | None = None, reuse: bool) -> Built:
+    """A wheel in ``out``. ``reuse``: the one that is kept will do, where nothing that it is made of has changed."""
+    with observing_for(order) as observing:
+        inputs = inputs_of(order, observing.early().machine) if reuse else None
+        if inputs is not None and (wheel := find_wheel(inputs, out)) is not None:
+            observing.stop()
+            return Built(plan=wheel.plan, result=_and_then(after, wheel.plan, wheel.result), kept=True)
+        observation = observing.final()
+    with planned(order, observation) as ready:
+        if has_error(ready.plan.findings):
+            return Built(plan=ready.plan)
+        screen.plan(ready.plan)
+        result = _and_then(after, ready.plan, make_wheel(ready, out, say=screen.say, watch=screen.step))
+        if inputs is not None and not has_error(result.findings):
+            keep(inputs, result, ready.plan)
+        return Built(plan=ready.plan, result=result)
+
+
+def make_wheel(ready: Planned, out: Path, *, say: Say, watch: Watch, pool: Pool | None = None) -> BuildResult:
     """Carry a plan out, under a pool that other builds share, or under one of its own."""
     prepare_out(out)
     workdir = Workdir(folder=ready.folder, logs=log_folder(ready.cache), out=out, store=ready.store, pool=pool)
@@ -87,51 +79,48 @@ def build(ready: Planned, out: Path, *, say: Say, watch: Watch, pool: Pool | Non
 
 
 def explained(result: BuildResult) -> BuildResult:
-    """A build with the diagnosis of its failed ops' logs, as ``dsdoctor diagnose`` gives it; each ill once."""
-    told = {(finding.rule, finding.title): finding for finding in result.findings}
+    """A build with the diagnosis of its failed ops' logs, as ``dsdoctor diagnose`` gives it; each problem once."""
+    found = {(finding.rule, finding.title): finding for finding in result.findings}
     for op in result.ops:
         if op.built or op.log is None:
             continue
         with Path(op.log).open("rb") as log:
             read = diagnose(raw_lines(log), name=op.log)
         for finding in read.findings if read.outcome is LogOutcome.CAUSE else ():
-            known = told.setdefault((finding.rule, finding.title), replace(finding, affects=()))
+            known = found.setdefault((finding.rule, finding.title), replace(finding, affects=()))
             affects = tuple(dict.fromkeys((*known.affects, op.op)))
             evidence = tuple(dict.fromkeys((*known.evidence, f"in {op.log}")))
-            told[finding.rule, finding.title] = replace(known, affects=affects, evidence=evidence)
-    return replace(result, findings=tuple(told.values()))
+            found[finding.rule, finding.title] = replace(known, affects=affects, evidence=evidence)
+    return replace(result, findings=tuple(found.values()))
 
 
-def install(ready: Planned, made: BuildResult) -> tuple[Finding, ...]:
+def install(plan: BuildPlan, result: BuildResult) -> tuple[Finding, ...]:
     """Install a built wheel into the environment it was built for; a finding when that fails: the wheel stays."""
-    assert made.wheel is not None
+    assert result.wheel is not None
     try:
-        install_wheel(ready.host, ready.plan.python, made.wheel)
+        install_wheel(LocalHost(), plan.python, result.wheel)
     except BuildFailed as error:
-        fix = Fix(text="install it by hand", commands=(error.hint,))
-        return (Finding(rule="wheel-not-installed", severity=Severity.ERROR, title=error.message, fix=fix),)
+        return (Finding.error("wheel-not-installed", error.message, fix="install it by hand", commands=(error.hint,)),)
     return ()
 
 
-def publish_into(index: Path) -> Job:
+def publish_into(index: Path) -> AfterBuild:
     """List a built wheel in an index. Raises ImpossiblePlan for one that cannot be written."""
     prepare_out(index, "--index")
-    return lambda _, made: list_wheel(index, made)
+
+    def list_wheel(_: BuildPlan, result: BuildResult) -> tuple[Finding, ...]:
+        assert result.wheel is not None
+        try:
+            publish(Path(result.wheel), index)
+        except OSError as error:
+            title = f"the wheel is built, and could not be put into the index {index}: {error}"
+            return (Finding.error("wheel-not-published", title),)
+        return ()
+
+    return list_wheel
 
 
-def list_wheel(index: Path, made: BuildResult) -> tuple[Finding, ...]:
-    """List a built wheel in an index; a finding when that fails: the wheel stays."""
-    assert made.wheel is not None
-    try:
-        publish(Path(made.wheel), index)
-    except OSError as error:
-        title = f"the wheel is built, and could not be put into the index {index}: {error}"
-        return (Finding(rule="wheel-not-published", severity=Severity.ERROR, title=title),)
-    return ()
-
-
-def _with_config(order: BuildOrder, accelerator: str) -> BuildRequest:
-    if order.config is None:
-        return order.request
-    ops = ops_of_config(read_config(order.config), accelerator=accelerator)
-    return replace(order.request, ops=ops or None, ops_because=f"--for {order.config}")
+def _and_then(after: AfterBuild | None, plan: BuildPlan, result: BuildResult) -> BuildResult:
+    if after is None or not result.wheel:
+        return result
+    return replace(result, findings=(*result.findings, *after(plan, result)))

@@ -1,4 +1,4 @@
-"""The hall of many targets: an environment, a plan and a wheel for each, under one pool of compilers. Shows nothing itself.
+"""Many targets -> an environment, a plan and a wheel for each, under one pool of compilers. Shows nothing itself.
 
 Environments and plans are made one after the other; meanwhile the targets that are planned compile.
 """
@@ -17,12 +17,15 @@ from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.builder.plan.choices import choose_local_version
 from dsdoctor.builder.targets.interpreters import find_interpreters, is_version
 from dsdoctor.builder.targets.targets import Target, cross, environment
-from dsdoctor.commands.build import Job, Planned, build, planned
-from dsdoctor.core.build_models import BuildOrder, BuildPlan, BuildResult
-from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
+from dsdoctor.commands.build import AfterBuild, make_wheel
+from dsdoctor.commands.observe import observing_for
+from dsdoctor.commands.plan import Planned, planned
+from dsdoctor.core.build_models import BuildPlan, BuildResult
+from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError, refused_by_system
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Cuda, Gap, Torch
+from dsdoctor.core.requests import BuildOrder
 from dsdoctor.core.workspace import cache_folder, private_folder
 from dsdoctor.probe.python import ask_python
 from dsdoctor.probe.torch import read_torch
@@ -38,9 +41,9 @@ def targets_of(
     if cudas or index:
         option = "--cuda" if cudas else "--torch-index"
         raise UsageError(f"{option} chooses among builds of torch, and no --torch names one", hint="--torch 2.14.1")
-    versions = tuple(one for one in asked if is_version(one))
+    versions = tuple(python for python in asked if is_version(python))
     found = dict(zip(versions, find_interpreters(LocalHost(), versions), strict=True))
-    paths = (found[one].executable if one in found else one for one in asked)
+    paths = (found[python].executable if python in found else python for python in asked)
     return tuple(Target(python=path) for path in dict.fromkeys(paths))
 
 
@@ -132,7 +135,13 @@ class _Running:
 
 
 def build_targets(
-    order: BuildOrder, targets: Sequence[Target], out: Path, *, job: Job | None, talk: Talk, dry_run: bool = False
+    order: BuildOrder,
+    targets: Sequence[Target],
+    out: Path,
+    *,
+    after: AfterBuild | None,
+    talk: Talk,
+    dry_run: bool = False,
 ) -> tuple[TargetOutcome, ...]:
     """A wheel for each target, or why there is none; one that fails does not stop the others. ``dry_run`` ends at the plans.
 
@@ -146,7 +155,7 @@ def build_targets(
         try:
             for target in targets:
                 builds.begin(target, dry_run=dry_run)
-            return tuple(builds.end(one, job) for one in builds.running)
+            return tuple(builds.end(running, after) for running in builds.running)
         except BaseException:
             builds.stop()
             raise
@@ -169,56 +178,59 @@ class _TargetBuilds:
 
     def begin(self, target: Target, *, dry_run: bool) -> None:
         """Make the environment and the plan, and begin the build."""
-        one = _Running(outcome=TargetOutcome(target=target))
-        self.running.append(one)
-        self.kept.enter_context(one.kept)
+        running = _Running(outcome=TargetOutcome(target=target))
+        self.running.append(running)
+        self.kept.enter_context(running.kept)
         try:
-            self._plan(one)
-            if one.ready is None or dry_run or has_error(one.ready.plan.findings):
+            self._plan(running)
+            if running.ready is None or dry_run or has_error(running.ready.plan.findings):
                 return
-            self._claim(target, one.ready)
-            prefix = "" if one.ready.plan.toolkit is None else f"toolkit {one.ready.plan.toolkit.root}, "
-            self.talk.say(target, f"{prefix}ops {', '.join(op.op for op in one.ready.plan.ops)}")
-            one.made = self.threads.submit(self._build, target, one.ready, self._pool(one.ready.plan))
+            self._claim(target, running.ready)
+            prefix = "" if running.ready.plan.toolkit is None else f"toolkit {running.ready.plan.toolkit.root}, "
+            self.talk.say(target, f"{prefix}ops {', '.join(op.op for op in running.ready.plan.ops)}")
+            running.made = self.threads.submit(self._build, target, running.ready, self._pool(running.ready.plan))
         except (DoctorError, OSError) as error:
-            one.outcome = replace(one.outcome, error=_ours(error))
+            running.outcome = replace(running.outcome, error=_ours(error))
 
-    def end(self, one: _Running, job: Job | None) -> TargetOutcome:
-        """Wait for a build, do the job on its wheel, and throw its folder away."""
-        outcome = self._ended(one, job)
+    def end(self, running: _Running, after: AfterBuild | None) -> TargetOutcome:
+        """Wait for a build, do what comes after on its wheel, and throw its folder away."""
+        outcome = self._ended(running, after)
         # not where an interruption passes by: the build still stands in it then
-        one.kept.close()
+        running.kept.close()
         return outcome
 
-    def _ended(self, one: _Running, job: Job | None) -> TargetOutcome:
-        if one.made is None or one.ready is None:
-            return one.outcome
+    def _ended(self, running: _Running, after: AfterBuild | None) -> TargetOutcome:
+        if running.made is None or running.ready is None:
+            return running.outcome
         try:
-            result = one.made.result()
-            if result.wheel and job:
-                result = replace(result, findings=(*result.findings, *job(one.ready, result)))
-            return _with_wheel(replace(one.outcome, result=result))
+            result = running.made.result()
+            if result.wheel and after:
+                result = replace(result, findings=(*result.findings, *after(running.ready.plan, result)))
+            return _with_wheel(replace(running.outcome, result=result))
         except (DoctorError, OSError) as error:
-            return replace(one.outcome, error=_ours(error))
+            return replace(running.outcome, error=_ours(error))
 
     def stop(self) -> None:
         """End every compiler; the builds end by that, and nothing more is told of them."""
         self.stopped = True
-        for one in self.running:
-            if one.ready is not None:
-                one.ready.host.stop()
+        for running in self.running:
+            if running.ready is not None:
+                running.ready.host.stop()
 
-    def _plan(self, one: _Running) -> None:
-        target, request = one.outcome.target, self.order.request
+    def _plan(self, running: _Running) -> None:
+        target, request = running.outcome.target, self.order.request
         python = target.python
         if target.torch is not None:
             talk = self.talk
             python = environment(
                 LocalHost(), target, self.cache, offline=request.offline, say=lambda line: talk.say(target, line)
             )
-        one.outcome = replace(one.outcome, python=python)
-        one.ready = one.kept.enter_context(planned(replace(self.order, python=python)))
-        one.outcome = replace(one.outcome, plan=one.ready.plan)
+        running.outcome = replace(running.outcome, python=python)
+        order = replace(self.order, python=python)
+        with observing_for(order) as observing:
+            observation = observing.final()
+        running.ready = running.kept.enter_context(planned(order, observation))
+        running.outcome = replace(running.outcome, plan=running.ready.plan)
 
     def _claim(self, target: Target, ready: Planned) -> None:
         """A wheel's name is one target's: what a torch from an index turns out to be is known only now."""
@@ -242,7 +254,7 @@ class _TargetBuilds:
             if not self.stopped:
                 self.talk.step(target, step)
 
-        result = build(ready, self.out, say=say, watch=watch, pool=pool)
+        result = make_wheel(ready, self.out, say=say, watch=watch, pool=pool)
         # the process's own figure has the neighbours' compilers in it
         return replace(result, cpu_seconds=round(sum(op.cpu_seconds or 0.0 for op in result.ops), 1))
 
@@ -256,7 +268,4 @@ def _with_wheel(outcome: TargetOutcome) -> TargetOutcome:
 
 
 def _ours(error: DoctorError | OSError) -> DoctorError:
-    if isinstance(error, DoctorError):
-        return error
-    place = f": {error.filename}" if error.filename else ""
-    return DoctorError(f"the system refused: {error.strerror or error}{place}", hint="mend that, then run it again")
+    return error if isinstance(error, DoctorError) else refused_by_system(error)

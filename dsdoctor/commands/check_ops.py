@@ -1,4 +1,4 @@
-"""The hall behind check: what was seen of a machine -> verdicts. Joins checks and builder; asks the compiler for --deep."""
+"""What was observed of a machine and found by the checks -> findings weighed by the op table. Asks the compiler for --deep."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,14 +7,14 @@ from dsdoctor.builder.make.preprocess import ask_compiler
 from dsdoctor.builder.plan.choices import choose_jobs
 from dsdoctor.builder.plan.op_table import OpVerdict, judge_ops, without_needs
 from dsdoctor.builder.plan.ops import wanted_ops
-from dsdoctor.checks import Examined, examine
-from dsdoctor.commands.observe import Observation, Say, observe, source_at_hand
-from dsdoctor.core.build_models import CheckRequest, Source
-from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.checks import Examined
+from dsdoctor.commands.observe import Observation, Say
+from dsdoctor.core.build_models import Source
+from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
-from dsdoctor.core.workspace import cache_folder, private_folder, workspace
+from dsdoctor.core.requests import BuildRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,35 +32,23 @@ class Checked:
         return tuple(finding for topic in self.topics for finding in topic.findings)
 
 
-def deep(question: CheckRequest, say: Say) -> Checked:
-    """Look at this machine whole and ask its compiler. Raises UsageError for a snapshot, which has none."""
-    if question.machine:
-        raise UsageError("--deep asks the compiler, and a snapshot has none", hint="run it on that machine")
-    observation = observe(question.python, None, whole=True)
-    topics = examine(observation.machine, rules=question.rules)
-    with workspace(private_folder(cache_folder(LocalHost()))) as folder:
-        source = source_at_hand(observation, question.source, question.request, say=say, folder=folder)
-        compiled = _ask(observation.machine, source, question, folder, say)
-        return judged(observation, topics, source, question, compiled)
-
-
-def judged(
+def weighed(
     observation: Observation,
     topics: tuple[Examined, ...],
     source: Source,
-    question: CheckRequest,
+    request: BuildRequest,
     compiled: dict[str, str | None],
 ) -> Checked:
     """The topics with their findings weighed by the op table, and the table; ``compiled`` is what the compiler said."""
     findings = tuple(finding for topic in topics for finding in topic.findings)
     machine = observation.machine
-    table = judge_ops(machine, source, question.request, findings, cache=observation.cache, compiled=compiled)
+    table = judge_ops(machine, source, request, findings, cache=observation.cache, compiled=compiled)
     told = iter(table.findings)
-    weighed = tuple(replace(topic, findings=tuple(next(told) for _ in topic.findings)) for topic in topics)
+    topics_weighed = tuple(replace(topic, findings=tuple(next(told) for _ in topic.findings)) for topic in topics)
     refused = tuple(told)
     if refused:
-        weighed += (Examined(topic="ops", summary="Ops", findings=refused),)
-    return Checked(machine=machine, topics=weighed, ops=table.ops, source=source)
+        topics_weighed += (Examined(topic="ops", summary="Ops", findings=refused),)
+    return Checked(machine=machine, topics=topics_weighed, ops=table.ops, source=source)
 
 
 def without_table(machine: Machine, topics: tuple[Examined, ...], error: DoctorError | None) -> Checked:
@@ -74,12 +62,15 @@ def without_table(machine: Machine, topics: tuple[Examined, ...], error: DoctorE
     return Checked(machine=machine, topics=plain, ops=(), source=None)
 
 
-def _ask(machine: Machine, source: Source, question: CheckRequest, folder: Path, say: Say) -> dict[str, str | None]:
+def asked_of_compiler(
+    machine: Machine, source: Source, request: BuildRequest, folder: Path, say: Say
+) -> dict[str, str | None]:
+    """What the compiler says of each op: an error, or None where it took it."""
     if machine.torch is None or machine.torch.broken or machine.python is None or not machine.compilers:
         return {}
-    facts = wanted_ops(source, question.request).ops if question.request.ops else source.ops
+    facts = wanted_ops(source, request).ops if request.ops else source.ops
     names = tuple(fact.op for fact in facts if fact.sources)
-    jobs, _, _ = choose_jobs(machine, question.request, device_code=True)
+    jobs, _, _ = choose_jobs(machine, request, device_code=True)
     done: list[str] = []
 
     def on_op(op: str, error: str | None) -> None:

@@ -6,17 +6,19 @@ from dsdoctor.builder.plan.compiler import choose_compiler
 from dsdoctor.builder.plan.plan import plan_toolkit
 from dsdoctor.builder.plan.preconditions import working_torch
 from dsdoctor.builder.plan.shell import ShellSettings
-from dsdoctor.commands.observe import Observation, look
-from dsdoctor.core.build_models import BuildOrder, ToolkitPlan
+from dsdoctor.commands.observe import Observation, observing_for
+from dsdoctor.core.build_models import ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Compiler
+from dsdoctor.core.requests import BuildOrder
 
 
 def select(order: BuildOrder) -> tuple[ShellSettings, tuple[Finding, ...]]:
     """The settings that select toolkit and compiler for other tools. Raises ImpossiblePlan where they name nothing real."""
-    observation = look(order)
+    with observing_for(order) as observing:
+        observation = observing.final()
     machine = observation.machine
     torch = working_torch(machine)
     if torch.cuda is None:

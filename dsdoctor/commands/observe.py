@@ -1,22 +1,17 @@
-"""What the commands look at: this machine, or one that was written down. Joins probe, record and the op facts."""
+"""What the commands look at: this machine, or a snapshot of one. Light: check imports what judges while the machine answers."""
 
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
-import msgspec
-
-from dsdoctor.builder.source.describe_ops import describe, describe_installed
-from dsdoctor.builder.source.fetch import NEWEST, LaidOut, lay_out
-from dsdoctor.core.architectures import KNOWN, numeric
-from dsdoctor.core.build_models import BuildOrder, BuildRequest, Node, Source
-from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.build_models import Node
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
-from dsdoctor.core.snapshot import RecordedHost, Recorder, Snapshot, save
-from dsdoctor.core.workspace import cache_folder, private_folder, workspace
-from dsdoctor.probe import probe
+from dsdoctor.core.requests import BuildOrder
+from dsdoctor.core.snapshot import RecordedHost, Snapshot
+from dsdoctor.core.workspace import cache_folder
+from dsdoctor.probe import Probing, probe
 
 Say = Callable[[str], None]
 
@@ -35,15 +30,62 @@ class Observation:
         return self.snapshot is None
 
 
+class Observing:
+    """A machine that is being looked at, once. ``early`` is there soon, without what loading torch tells; ``final`` is all of it.
+
+    A context manager: leaving it by an exception, or after ``stop``, ends what is still being asked.
+    """
+
+    def __init__(self, python: str, file: Path | None = None, *, whole: bool, toolkit: str = "") -> None:
+        """``file`` is a snapshot that stands in for this machine; ``whole`` imports torch; ``toolkit`` is one more to look at.
+
+        Raises UsageError for a file that is no snapshot.
+        """
+        self._recorded = _recorded(file, toolkit) if file else None
+        self._host = LocalHost()
+        self._cache = str(cache_folder(self._host))
+        self._probing = Probing(self._host, python=python, cache=self._cache, toolkit=toolkit, whole=whole)
+
+    def __enter__(self) -> "Observing":
+        if self._recorded is None:
+            self._probing.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._recorded is None:
+            self._probing.__exit__(kind, error, trace)
+
+    def early(self) -> Observation:
+        """The machine as its files and tools tell."""
+        return self._recorded or Observation(machine=self._probing.early(), cache=self._cache)
+
+    def final(self) -> Observation:
+        """The machine with what loading torch told."""
+        return self._recorded or Observation(machine=self._probing.final(), cache=self._cache)
+
+    def stop(self) -> None:
+        """Nobody waits for the rest."""
+        self._host.stop()
+
+
 def observe(python: str, file: Path | None, *, whole: bool, toolkit: str = "") -> Observation:
-    """Look at this machine, or at the snapshot in a file. Raises UsageError for a file that is none."""
-    if file is None:
-        host = LocalHost()
-        cache = str(cache_folder(host))
-        return Observation(machine=probe(host, python=python, cache=cache, toolkit=toolkit, whole=whole), cache=cache)
-    recorded = RecordedHost.load(file)
-    snapshot = recorded.snapshot
-    machine = probe(recorded, python=snapshot.python, cache=snapshot.cache, toolkit=toolkit, whole=True)
+    """Look at this machine, or at the snapshot in a file, to the end. Raises UsageError for a file that is none."""
+    with Observing(python, file, whole=whole, toolkit=toolkit) as observing:
+        return observing.final()
+
+
+def observing_for(order: BuildOrder) -> Observing:
+    """Begin to look at all that a build goes by."""
+    named = order.request.toolkit if order.request.toolkit not in {"auto", "pypi"} else ""
+    return Observing(order.python, order.machine, whole=True, toolkit=named)
+
+
+def _recorded(file: Path, toolkit: str) -> Observation:
+    host = RecordedHost.load(file)
+    snapshot = host.snapshot
+    machine = probe(host, python=snapshot.python, cache=snapshot.cache, toolkit=toolkit, whole=True)
     return Observation(machine=machine, cache=snapshot.cache, snapshot=snapshot)
 
 
@@ -60,132 +102,3 @@ def _node(machine: Machine, name: str) -> Node:
     told = machine.torch.capabilities if machine.torch else ()
     capabilities = sorted({*told, *(gpu.capability for gpu in machine.gpus)})
     return Node(name=name, system=machine.system, capabilities=tuple(capabilities))
-
-
-def write_down(python: str, file: Path, *, offline: bool, say: Say) -> Machine:
-    """Write this machine down into a file, with the ops of the DeepSpeed at hand."""
-    recorder = Recorder(LocalHost())
-    cache = cache_folder(recorder)
-    machine = probe(recorder, python=python, cache=str(cache), whole=True)
-    snapshot = recorder.snapshot
-    snapshot.python, snapshot.cache = python, str(cache)
-    try:
-        observation = Observation(machine=machine, cache=str(cache))
-        snapshot.source = msgspec.to_builtins(source_at_hand(observation, None, BuildRequest(offline=offline), say=say))
-    except DoctorError as error:
-        say(f"without the ops of a DeepSpeed: {error.message}")
-    save(snapshot, file, home=str(Path.home()))
-    return machine
-
-
-def source_at_hand(
-    observation: Observation, spec: str | None, request: BuildRequest, *, say: Say, folder: Path | None = None
-) -> Source:
-    """The DeepSpeed whose ops are judged: named, else installed (or recorded), else the newest.
-
-    ``folder`` gets its tree where there is one; without it the tree is thrown away and only the facts stay.
-    """
-    installed, torch = observation.machine.deepspeed, observation.machine.torch
-    if torch is not None and torch.hip is not None and request.accelerator != "cpu":
-        raise DoctorError(
-            f"torch {torch.version} is a ROCm build, and dsdoctor judges the ops for CUDA and CPU",
-            hint="--accelerator cpu judges the host ops",
-        )
-    accelerator = accelerator_at_hand(observation.machine, request)
-    if not spec and observation.snapshot is not None:
-        return recorded_source(observation.snapshot, accelerator)
-    if observation.machine.python is None:
-        raise DoctorError(
-            "no Python answers, so nothing can be asked of a DeepSpeed", hint="name one with --python PATH"
-        )
-    if not spec and installed:
-        return describe_installed(
-            LocalHost(),
-            installed,
-            accelerator=accelerator,
-            python=observation.machine.python.executable,
-            torch=observation.machine.torch.location if observation.machine.torch else "",
-            architectures=every_architecture(observation.machine),
-        )
-    if folder is not None:
-        return _from_tree(observation, spec, request, accelerator, folder, say)
-    with workspace(private_folder(cache_folder(LocalHost()))) as place:
-        return _from_tree(observation, spec, request, accelerator, place, say)
-
-
-def accelerator_at_hand(machine: Machine, request: BuildRequest) -> str:
-    """Whose ops are judged: asked for, set in the shell, else those of this torch (without one: of these GPUs)."""
-    shell = machine.variables.get("DS_ACCELERATOR")
-    named = request.accelerator or (shell if shell in {"cuda", "cpu"} else None)
-    cuda = machine.torch.cuda is not None if machine.torch else bool(machine.gpus)
-    return named or ("cuda" if cuda else "cpu")
-
-
-def recorded_source(snapshot: Snapshot, accelerator: str) -> Source:
-    """The ops that a snapshot holds. Raises UsageError where it holds none, or another accelerator's."""
-    if snapshot.source is None:
-        raise UsageError("the snapshot holds no ops of a DeepSpeed", hint="name one: --source 0.19.8")
-    try:
-        source = msgspec.convert(snapshot.source, Source)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"the snapshot's ops are malformed: {error}", hint="record it again") from None
-    if source.accelerator != accelerator:
-        raise UsageError(
-            f"the snapshot holds the ops for {source.accelerator}, asked are those for {accelerator}",
-            hint="name a DeepSpeed: --source 0.19.8",
-        )
-    return source
-
-
-def described(observation: Observation, laid: LaidOut, accelerator: str, place: Path) -> Source:
-    """The ops of a tree. For a machine that is not here this dsdoctor's own Python tells them, as for that machine's torch.
-
-    ``place`` is a folder to write to.
-    """
-    machine = observation.machine
-    torch, python = machine.torch, machine.python.executable if machine.python else sys.executable
-    folder = torch.location if torch else ""
-    if not observation.is_here:
-        python, folder = sys.executable, str(place / "torch-of-the-snapshot")
-        Path(folder).mkdir()
-        cuda = str(torch.cuda) if torch and torch.cuda else None
-        version = f"__version__ = {(torch.version if torch else '0.0.0')!r}\ncuda = {cuda!r}\nhip = None\n"
-        Path(folder, "version.py").write_text(version, encoding="utf-8")
-    return describe(
-        LocalHost(),
-        laid,
-        accelerator=accelerator,
-        python=python,
-        torch=folder,
-        architectures=every_architecture(machine),
-    )
-
-
-def every_architecture(machine: Machine) -> tuple[str, ...]:
-    """The architectures to put to the ops' own filters: all that NVIDIA has named, and all that this torch knows."""
-    return numeric(tuple(dict.fromkeys((*KNOWN, *(machine.torch.known_architectures if machine.torch else ())))))
-
-
-def _from_tree(
-    observation: Observation, spec: str | None, request: BuildRequest, accelerator: str, place: Path, say: Say
-) -> Source:
-    host, cache = LocalHost(), cache_folder(LocalHost())
-    python = (
-        observation.machine.python.executable if observation.is_here and observation.machine.python else sys.executable
-    )
-    tree, wanted = place / "source", spec or NEWEST
-    try:
-        laid = lay_out(host, wanted, tree, cache=cache, python=python, offline=request.offline or not spec)
-    except UsageError:
-        if spec or request.offline:
-            raise
-        say("fetching the newest DeepSpeed's source, to know its ops")
-        laid = lay_out(host, wanted, tree, cache=cache, python=python, offline=False)
-    because = "--source" if spec else "the newest; none is installed here"
-    return described(observation, replace(laid, because=because), accelerator, place)
-
-
-def look(order: BuildOrder) -> Observation:
-    """Ask this machine, or a snapshot, everything."""
-    named = order.request.toolkit if order.request.toolkit not in {"auto", "pypi"} else ""
-    return observe(order.python, order.machine, whole=True, toolkit=named)

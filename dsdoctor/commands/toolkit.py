@@ -2,17 +2,17 @@
 
 from dsdoctor.builder.plan.plan import plan_toolkit
 from dsdoctor.builder.toolkit.assemble import assemble
-from dsdoctor.commands.build import Say
-from dsdoctor.commands.observe import look
-from dsdoctor.core.build_models import BuildOrder
+from dsdoctor.commands.observe import Say, observing_for
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import LocalHost
+from dsdoctor.core.requests import BuildOrder
 from dsdoctor.core.workspace import cache_folder, private_folder
 
 
 def assemble_toolkit(order: BuildOrder, *, say: Say) -> tuple[str | None, tuple[Finding, ...]]:
     """The root of a toolkit that fits this torch, made when there is none; findings where that cannot be."""
-    observation = look(order)
+    with observing_for(order) as observing:
+        observation = observing.final()
     machine = observation.machine
     private_folder(cache_folder(LocalHost()))
     advice = plan_toolkit(machine, order.request, observation.cache)

@@ -1,4 +1,4 @@
-"""The hall of finished wheels: an order of which every input is as it was -> the wheel that was made of it, at once.
+"""An order of which every input is as it was -> the finished wheel that was made of it, at once.
 
 What was asked, the machine's files and tools, DeepSpeed's source and dsdoctor itself make the key; every file that the ops were
 made from, and every program that made them, must have the content that it had. torch is not imported, nothing is compiled.
@@ -13,15 +13,16 @@ from pathlib import Path
 import msgspec
 
 from dsdoctor.builder.cache.store import CacheStore, Entry
+from dsdoctor.builder.make.make_wheel import prepare_out
 from dsdoctor.builder.make.manifest import decode
 from dsdoctor.builder.make.op_inputs import Digests
 from dsdoctor.builder.source.fetch import digest_here
 from dsdoctor.commands.cache import open_store
-from dsdoctor.core.build_models import BuildOrder, BuildPlan, BuildResult
+from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.requests import BuildOrder
 from dsdoctor.core.workspace import cache_folder
-from dsdoctor.probe import Probing
 
 KIND = "wheels"
 DECIDE_NOTHING = (
@@ -41,12 +42,18 @@ OF_A_SESSION = ("SSH_", "XDG_", "DBUS_", "TMUX", "VSCODE_")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WheelRequest:
-    """An order and its key, and where finished wheels are."""
+class Inputs:
+    """All that decides a wheel, as it was when it was asked for: its key, and the digests of the files that the user named.
 
-    order: BuildOrder
+    ``source`` identifies DeepSpeed's source; ``files`` are the digests of the snapshots and the ds_config.json.
+    """
+
     key: str
     store: CacheStore
+    order: BuildOrder
+    machine: Machine
+    source: str
+    files: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,55 +64,50 @@ class KeptWheel:
     plan: BuildPlan
 
 
-def request_of(order: BuildOrder) -> WheelRequest | None:
-    """The key of an order; None where that cannot be had without fetching, and for orders that want nothing of the cache."""
+def inputs_of(order: BuildOrder, machine: Machine) -> Inputs | None:
+    """What decides the wheel of an order; None where that cannot be had without fetching, and where the cache is not wanted.
+
+    ``machine`` is this one, as its files and tools tell.
+    """
     if not order.cache or order.machine is not None:
         return None
-    host = LocalHost()
-    cache = cache_folder(host)
-    with Probing(host, python=order.python, cache=str(cache), whole=False) as probing:
-        machine = probing.early()
-        # what importing torch would tell is not waited for
-        host.stop()
-    source = digest_here(LocalHost(), order.source, machine.deepspeed, cache)
-    if source is None:
+    named = _digests(order, machine)
+    if named is None:
         return None
-    files = [file for file in (*order.nodes, order.config) if file]
-    if not all(file.is_file() for file in files):
-        return None
+    source, files = named
     facts = {
         "order": replace(order, nodes=(), config=None),
-        "files": [sha256(file.read_bytes()).hexdigest() for file in files],
+        "files": files,
         "source": source,
         "machine": _lasting(machine),
-        "variables": _variables(host),
+        "variables": _variables(LocalHost()),
         "dsdoctor": _ourselves(),
     }
-    return WheelRequest(
-        order=order, key=sha256(msgspec.json.encode(facts, order="sorted")).hexdigest(), store=open_store(host)
-    )
+    key = sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()
+    return Inputs(key=key, store=open_store(LocalHost()), order=order, machine=machine, source=source, files=files)
 
 
-def returned(request: WheelRequest, out: Path) -> KeptWheel | None:
-    """The wheel of that very order, put into ``out`` with its manifest, where nothing that it was made from has changed."""
+def find_wheel(inputs: Inputs, out: Path) -> KeptWheel | None:
+    """The wheel that was made of the very same, put into ``out`` with its manifest. Raises ImpossiblePlan where it cannot be."""
+    prepare_out(out)
     digests = Digests()
-    for entry in request.store.find(KIND, request.key):
+    for entry in inputs.store.find(KIND, inputs.key):
         known = entry.facts.get("inputs")
         if not isinstance(known, dict) or not known:
             continue
         if any(digests.of(Path(path)) != digest for path, digest in known.items()):
             continue
-        if (found := _put(request.store, entry, out)) is not None:
+        if (found := _put(inputs.store, entry, out)) is not None:
             return found
     return None
 
 
-def keep(request: WheelRequest, result: BuildResult, plan: BuildPlan) -> None:
+def keep(inputs: Inputs, result: BuildResult, plan: BuildPlan) -> None:
     """Keep a wheel, where all that it was made from is known, and is what it was when the order was given."""
     if result.wheel is None or result.manifest is None or result.inputs is None:
         return
-    now = request_of(request.order)
-    if now is None or now.key != request.key:
+    # what the ops were compiled from was digested when they were; what the user named may have changed under the build
+    if _digests(inputs.order, inputs.machine) != (inputs.source, inputs.files):
         return
     wheel, manifest = Path(result.wheel), Path(result.manifest)
     made = decode(manifest.read_bytes())
@@ -118,7 +120,17 @@ def keep(request: WheelRequest, result: BuildResult, plan: BuildPlan) -> None:
         "plan": msgspec.to_builtins(plan),
         "result": msgspec.to_builtins(replace(result, inputs=None, log=None)),
     }
-    request.store.put(KIND, request.key, {wheel.name: wheel, manifest.name: manifest}, facts)
+    inputs.store.put(KIND, inputs.key, {wheel.name: wheel, manifest.name: manifest}, facts)
+
+
+def _digests(order: BuildOrder, machine: Machine) -> tuple[str, tuple[str, ...]] | None:
+    """What identifies the source, and the digests of the named files; None where one of them is not here."""
+    host = LocalHost()
+    source = digest_here(host, order.source, machine.deepspeed, cache_folder(host))
+    files = [file for file in (*order.nodes, order.config) if file]
+    if source is None or not all(file.is_file() for file in files):
+        return None
+    return source, tuple(sha256(file.read_bytes()).hexdigest() for file in files)
 
 
 def _put(store: CacheStore, entry: Entry, out: Path) -> KeptWheel | None:

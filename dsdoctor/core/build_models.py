@@ -1,7 +1,6 @@
-"""What building speaks of: the request, the source, the plan, the result, and what the command line asks for. Data only."""
+"""What building speaks of: the source, the plan, the result. What is asked for is in ``requests``. Data only."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Cuda, System
@@ -14,29 +13,6 @@ class Node:
     name: str
     system: System
     capabilities: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildRequest:
-    """What the user asked for.
-
-    ``ops`` is None for the default set, ("all",) for all, else names. ``arch`` is a TORCH_CUDA_ARCH_LIST or None for
-    the visible GPUs. ``toolkit`` is "auto", "pypi" (assemble from PyPI whatever lies here) or a folder.
-    ``local_version`` is None for one that names torch and CUDA, "" for none. ``cpu`` is a level of x86-64 or Arm,
-    None for what all ``nodes`` have, without nodes for this processor. ``nodes`` are the machines that the wheel is for.
-    """
-
-    ops: tuple[str, ...] | None = None
-    ops_because: str = ""
-    arch: str | None = None
-    accelerator: str | None = None
-    toolkit: str = "auto"
-    jobs: int | None = None
-    local_version: str | None = None
-    offline: bool = False
-    cpu: str | None = None
-    nodes: tuple[Node, ...] = ()
-    debug_info: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,30 +192,3 @@ class BuildResult:
     log: str | None
     findings: tuple[Finding, ...] = field(default_factory=tuple)
     inputs: dict[str, str] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildOrder:
-    """What the command line asks of us. ``cache`` says whether compiled ops are taken from the cache and kept there;
-    ``nodes`` are snapshots of the machines that the wheel is for."""
-
-    python: str
-    machine: Path | None = None
-    source: str | None = None
-    config: Path | None = None
-    nodes: tuple[Path, ...] = ()
-    request: BuildRequest = field(default_factory=BuildRequest)
-    cache: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckRequest:
-    """What the user wants examined: this machine, or the snapshot ``machine``. ``deep`` asks the compiler too; ``rules`` empty
-    means every check."""
-
-    python: str
-    machine: Path | None = None
-    source: str | None = None
-    rules: frozenset[str] = frozenset()
-    deep: bool = False
-    request: BuildRequest = field(default_factory=BuildRequest)

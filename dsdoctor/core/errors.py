@@ -31,3 +31,9 @@ class BuildFailed(DoctorError):
     """A compiler, a fetch or a proof failed; nothing half-made was left behind."""
 
     exit_code = 4
+
+
+def refused_by_system(error: OSError) -> DoctorError:
+    """What the operating system refused, as an error of ours."""
+    place = f": {error.filename}" if error.filename else ""
+    return DoctorError(f"the system refused: {error.strerror or error}{place}", hint="fix that and run again")

@@ -13,10 +13,11 @@ from dsdoctor.builder.plan.choices import (
 )
 from dsdoctor.builder.plan.compiler import choose_compiler
 from dsdoctor.builder.toolkit.choose import Needs, choose_toolkit
-from dsdoctor.core.build_models import BuildRequest, ToolkitPlan
+from dsdoctor.core.build_models import ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.machine import Compiler, Cuda, Gpu, Machine, System, Toolkit, Torch
+from dsdoctor.core.requests import BuildRequest
 from tests.conftest import CPU_TORCH, TORCH, WHOLE, machine, toolkit
 
 BASE = frozenset({"cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl"})

@@ -8,7 +8,7 @@ import pytest
 from dsdoctor.builder.wheel.load import load_installed
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Driver
-from tests.cli.test_cli import run
+from tests.cli.runner import run
 from tests.conftest import machine
 
 ANSWERS = """#!/bin/sh

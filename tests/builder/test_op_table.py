@@ -6,10 +6,11 @@ import pytest
 
 from dsdoctor.builder.plan.op_table import OpTable, OpVerdict, judge_ops
 from dsdoctor.checks import examine
-from dsdoctor.core.build_models import BuildRequest, Source
+from dsdoctor.core.build_models import Source
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Cuda, DeepSpeed, Machine, Torch
+from dsdoctor.core.requests import BuildRequest
 from tests.builder.test_plan import AIO, SOURCE, fact
 from tests.checks.sick import BARE, BUILT, GUESSED, REAL, SICK, WHOLE, healthy, taking, without_gpu
 from tests.conftest import TORCH, toolkit

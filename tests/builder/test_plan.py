@@ -1,10 +1,11 @@
 import pytest
 
 from dsdoctor.builder.plan.plan import plan_build, plan_toolkit
-from dsdoctor.core.build_models import BuildPlan, BuildRequest, OpFact, Source
+from dsdoctor.core.build_models import BuildPlan, OpFact, Source
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.machine import Cuda, Gap, Library, Machine, Python, System
+from dsdoctor.core.requests import BuildRequest
 from tests.conftest import CPU_TORCH, PYTHON, SYSTEM, TORCH, machine, toolkit
 
 ALL = ("6.0", "7.5", "8.0", "9.0")

@@ -8,7 +8,7 @@ import pytest
 
 from dsdoctor.core.isa import FEATURES, instructions_of, lacking_instructions, says_nothing
 from tests.builder.test_wheel import contents, wheel
-from tests.cli.test_cli import run
+from tests.cli.runner import run
 from tests.commands.test_verify import H100_TORCH_2_14, rules
 
 CORTEX_A72 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"

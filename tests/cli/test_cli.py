@@ -11,21 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import dsdoctor
-from dsdoctor.cli import COMMANDS, make_app
 from dsdoctor.commands.explain import every_rule, manual
+from tests.cli.runner import run
 
 MACHINES = Path(__file__).parents[1] / "machines"
-
-
-def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """The command without a process of its own, which is most of its time."""
-    only = arguments[0] if arguments and arguments[0] in COMMANDS else None
-    stale = {name: None for name in os.environ if name.startswith(("DS_", "CUDA_"))}
-    done = CliRunner().invoke(make_app(only), arguments, env={**stale, **env}, catch_exceptions=False)
-    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 @pytest.fixture
@@ -85,18 +76,67 @@ def test_an_error_is_one_json_document_too(bare: str, tmp_path: Path) -> None:
         ("build-wheel", "--accelerator", "tpu"),
         ("build-wheel", "--jobs", "0"),
         ("build-wheel", "--ops", ","),
+        ("build-wheel", "--toolkit"),
+        ("diagnose", "--verbos"),
         ("plan", "--no-such-option"),
         ("no-such-command",),
     ],
 )
 def test_nonsense_is_a_usage_error(arguments: tuple[str, ...]) -> None:
-    assert CliRunner().invoke(make_app(), arguments).exit_code == 2
+    assert run(*arguments).returncode == 2
 
 
-def test_nonsense_is_one_json_document_too() -> None:
-    done = run("build-wheel", "--ops", "a", "--for", "x.json", "--json")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("build-wheel", "--ops", "a", "--for", "x.json", "--json"),
+        ("trace show", "--no-such-option", "--json"),
+        ("comm", "--nproc", "x", "--json"),
+    ],
+)
+def test_nonsense_is_one_json_document_too(arguments: tuple[str, ...]) -> None:
+    command, *rest = arguments
+    done = run(*command.split(), *rest)
 
-    assert (done.returncode, json.loads(done.stdout)["findings"][0]["rule"]) == (2, "usage")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["command"], document["findings"][0]["rule"]) == (2, command, "usage")
+
+
+def test_an_option_that_is_given_twice_is_the_last_one() -> None:
+    assert "8.0,8.0" in run("plan", "--offline", "--arch", "9.0", "--arch", "8.0,8.0").stderr
+
+
+@pytest.mark.parametrize("group", [(), ("cache",), ("trace",)])
+def test_no_command_at_all_is_the_help_and_a_usage_error(group: tuple[str, ...]) -> None:
+    done = run(*group)
+
+    assert (done.returncode, "Usage: dsdoctor" in done.stdout) == (2, True)
+
+
+def test_completion_knows_commands_options_and_values() -> None:
+    from dsdoctor.cli.app import completion
+
+    for shell in ("bash", "zsh", "fish"):
+        script = completion(shell)
+        assert all(word in script for word in ("build-wheel", "headroom", "accelerator", "cuda")), shell
+
+
+def test_an_option_of_a_build_is_an_option_of_each_command_that_plans() -> None:
+    ours = {
+        "--ops",
+        "--for",
+        "--source",
+        "--arch",
+        "--cpu",
+        "--node",
+        "--toolkit",
+        "--jobs",
+        "--debug-info",
+        "--offline",
+    }
+
+    for command in ("plan", "build-wheel", "prebuild"):
+        assert {option for option in ours if f"{option} " in run(command, "--help").stdout} == ours
 
 
 def test_a_toolkit_that_cannot_be_had_leaves_stdout_empty(bare: str, tmp_path: Path) -> None:
@@ -242,7 +282,7 @@ def test_explaining(bare: str) -> None:
     listed = json.loads(run("explain", "--list", "--json").stdout)
 
     assert page.returncode == 0
-    assert page.stdout.startswith("cuda-home-wrong\n\nThe folder that torch and DeepSpeed take")
+    assert page.stdout.startswith("cuda-home-wrong\n\nWhat it means\n    The folder that torch and DeepSpeed take")
     assert {"nccl-collective-timeout", "op-cannot-be-built", "torch-missing"} <= set(listed["rules"])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import run
+from tests.cli.runner import run
 from tests.overflow.on_disk import chain, step, trace
 from tests.overflow.written import frame, tensor
 

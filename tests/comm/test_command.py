@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from dsdoctor.cli import make_app
 from dsdoctor.commands.explain import manual
+from tests.cli.runner import run as run_inside
 
 COMM = (sys.executable, "-m", "dsdoctor", "comm")
 CLEAN = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
@@ -43,9 +42,9 @@ def run(*arguments: str, env: dict[str, str]) -> "subprocess.CompletedProcess[st
 )
 def test_what_makes_no_sense_is_refused_with_status_2(arguments: list[str], env: dict[str, str], said: str) -> None:
     around = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", **env}
-    done = CliRunner().invoke(make_app(), ["comm", *arguments], env=around)
+    done = run_inside("comm", *arguments, **around)
 
-    assert done.exit_code == 2
+    assert done.returncode == 2
     assert said in done.stderr
     assert "Fix:" in done.stderr
 

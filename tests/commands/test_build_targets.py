@@ -16,7 +16,7 @@ import pytest
 from dsdoctor.commands.build_targets import targets_of
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.report.matrix import TargetRow, found_lines, table_lines
-from tests.cli.test_cli import run
+from tests.cli.runner import run
 
 HERE = Path(__file__).parents[1]
 PLAYER = HERE / "builder" / "interpreter.py"

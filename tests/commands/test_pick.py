@@ -10,7 +10,7 @@ import pytest
 
 from dsdoctor.builder.wheel.index import list_wheels, publish, wheels_of
 from tests.builder.test_wheel import INFO, NAME, RECORD, contents, wheel
-from tests.cli.test_cli import run
+from tests.cli.runner import run
 from tests.machines.make import HERE
 
 MACHINE = ("--machine", str(HERE / "several-toolkits.json"))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.builder.test_wheel import INFO, NAME, contents, wheel
-from tests.cli.test_cli import run
+from tests.cli.runner import run
 
 # the last argument is the command, the one before it the host
 SSH = """#!/bin/sh

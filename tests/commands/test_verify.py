@@ -12,7 +12,7 @@ from dsdoctor.probe.loader import find_loadable
 from dsdoctor.probe.python import Environment
 from tests.builder.test_elf import fatbin
 from tests.builder.test_wheel import INFO, NAME, RECORD, contents, wheel
-from tests.cli.test_cli import run
+from tests.cli.runner import run
 from tests.conftest import PYTHON, Disk
 from tests.machines.make import HERE
 

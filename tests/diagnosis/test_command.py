@@ -5,16 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from dsdoctor.cli.diagnose import diagnose_command
+from tests.cli.runner import run
 
 HEADER = "x.h:6:10: fatal error: cusparse.h: No such file or directory\n"
 ECHO = "AttributeError: 'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'\n"
-
-app = typer.Typer()
-app.command()(diagnose_command)
 
 
 @pytest.fixture
@@ -25,9 +20,9 @@ def sick(tmp_path: Path) -> str:
 
 
 def test_an_error_is_shown_with_its_fix_and_is_status_1(sick: str) -> None:
-    done = CliRunner().invoke(app, [sick])
+    done = run("diagnose", sick)
 
-    assert done.exit_code == 1
+    assert done.returncode == 1
     assert "✗ the toolkit in CUDA_HOME has no cusparse.h  [cuda-header-missing]" in done.stdout
     assert "    line 1: x.h:6:10: fatal error: cusparse.h" in done.stdout
     assert '      $ eval "$(python -m dsdoctor env)"' in done.stdout
@@ -36,38 +31,38 @@ def test_an_error_is_shown_with_its_fix_and_is_status_1(sick: str) -> None:
 def test_a_healthy_log_is_status_0(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("step 1\nProcess 12 exits successfully.\n")
 
-    done = CliRunner().invoke(app, [str(tmp_path / "a.log")])
+    done = run("diagnose", str(tmp_path / "a.log"))
 
-    assert (done.exit_code, done.stdout) == (0, f"✓ {tmp_path}/a.log (2 lines): no failure in this log\n")
+    assert (done.returncode, done.stdout) == (0, f"✓ {tmp_path}/a.log (2 lines): no failure in this log\n")
 
 
 def test_standard_input_is_read_where_no_file_is_named() -> None:
-    assert CliRunner().invoke(app, [], input=HEADER).exit_code == 1
-    assert CliRunner().invoke(app, ["-"], input="fine\n").exit_code == 0
+    assert run("diagnose", stdin=HEADER.encode()).returncode == 1
+    assert run("diagnose", "-", stdin=b"fine\n").returncode == 0
 
 
 def test_a_packed_log_is_unpacked(tmp_path: Path) -> None:
     (tmp_path / "a.log.gz").write_bytes(gzip.compress(HEADER.encode()))
 
-    assert "cusparse.h" in CliRunner().invoke(app, [str(tmp_path / "a.log.gz")]).stdout
+    assert "cusparse.h" in run("diagnose", str(tmp_path / "a.log.gz")).stdout
 
 
 def test_a_broken_packed_log_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "a.log.gz").write_bytes(gzip.compress(HEADER.encode() * 99)[:-20])
 
-    assert CliRunner().invoke(app, [str(tmp_path / "a.log.gz")]).exit_code == 2
+    assert run("diagnose", str(tmp_path / "a.log.gz")).returncode == 2
 
 
 def test_a_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
-    assert CliRunner().invoke(app, [str(tmp_path / "none.log")]).exit_code == 2
-    assert CliRunner().invoke(app, [str(tmp_path)]).exit_code == 2
+    assert run("diagnose", str(tmp_path / "none.log")).returncode == 2
+    assert run("diagnose", str(tmp_path)).returncode == 2
 
 
 def test_the_logs_of_several_ranks_are_summed_up_and_the_same_ill_is_told_once(sick: str, tmp_path: Path) -> None:
     (tmp_path / "rank1.log").write_text(HEADER)
     (tmp_path / "rank2.log").write_text(ECHO)
 
-    done = CliRunner().invoke(app, [sick, str(tmp_path / "rank1.log"), str(tmp_path / "rank2.log")])
+    done = run("diagnose", sick, str(tmp_path / "rank1.log"), str(tmp_path / "rank2.log"))
 
     lines = done.stdout.splitlines()
     assert lines[1] == f"✗ {tmp_path}/rank1.log (1 lines): the toolkit in CUDA_HOME has no cusparse.h"
@@ -75,10 +70,10 @@ def test_the_logs_of_several_ranks_are_summed_up_and_the_same_ill_is_told_once(s
 
 
 def test_the_document_names_each_log_with_its_facts(sick: str) -> None:
-    done = CliRunner().invoke(app, ["--json", sick])
+    done = run("diagnose", "--json", sick)
 
     document = json.loads(done.stdout)
-    assert (done.exit_code, document["command"]) == (1, "diagnose")
+    assert (done.returncode, document["command"]) == (1, "diagnose")
     assert [(log["name"], log["lines"], log["outcome"]) for log in document["logs"]] == [(sick, 1, "cause")]
     assert document["logs"][0]["facts"]["cuda_home"] is None
     assert document["findings"][0]["rule"] == "cuda-header-missing"
@@ -87,5 +82,5 @@ def test_the_document_names_each_log_with_its_facts(sick: str) -> None:
 def test_harmless_lines_are_shown_on_demand(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("[WARNING]  async_io requires the dev libaio .so object and headers\n")
 
-    assert "libaio-missing" not in CliRunner().invoke(app, [str(tmp_path / "a.log")]).stdout
-    assert "libaio-missing" in CliRunner().invoke(app, ["-v", str(tmp_path / "a.log")]).stdout
+    assert "libaio-missing" not in run("diagnose", str(tmp_path / "a.log")).stdout
+    assert "libaio-missing" in run("diagnose", "-v", str(tmp_path / "a.log")).stdout

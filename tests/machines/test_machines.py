@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.commands.build import planned
 from dsdoctor.commands.check import check
 from dsdoctor.commands.check_ops import Checked
 from dsdoctor.commands.compare import differences
 from dsdoctor.commands.env import select
-from dsdoctor.commands.observe import observe
+from dsdoctor.commands.observe import observe, observing_for
+from dsdoctor.commands.plan import planned
 from dsdoctor.commands.verify import verify
-from dsdoctor.core.build_models import BuildOrder, CheckRequest
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan
 from dsdoctor.core.finding import Severity
+from dsdoctor.core.requests import BuildOrder, CheckRequest
 from dsdoctor.core.snapshot import RecordedHost
 from tests.machines.make import HERE, LAYOUTS
 
@@ -82,7 +82,7 @@ def test_the_wrapped_toolkit_is_mended_by_build_wheel() -> None:
 def test_plan_and_env_work_on_a_recorded_machine() -> None:
     order = BuildOrder(python="/none", machine=HERE / "one-toolkit.json")
 
-    with planned(order) as ready:
+    with observing_for(order) as observing, planned(order, observing.final()) as ready:
         assert ready.plan.env["CUDA_HOME"] == "/usr/local/cuda"
         assert [op.op for op in ready.plan.ops] == ["cpu_adam", "utils", "fused_adam"]
         assert ready.plan.architectures == ("8.0",)

@@ -6,10 +6,11 @@ from packaging.version import InvalidVersion, Version
 
 from dsdoctor.builder.plan.preconditions import working_torch
 from dsdoctor.core.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
-from dsdoctor.core.build_models import BuildRequest, Choice, Node, ToolkitPlan
+from dsdoctor.core.build_models import Choice, Node, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.machine import Machine, Torch
+from dsdoctor.core.requests import BuildRequest
 
 GIB = 1 << 30
 JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
@@ -164,12 +165,14 @@ def explain_standard(torch: Torch) -> Choice:
 
 def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) -> tuple[str, Choice]:
     """The local version segment without its "+", "" for none. Raises UsageError for one that PEP 440 refuses."""
-    if request.local_version is None:
+    if request.no_local_version or request.local_version == "":
+        local, because = "", "--no-local-version"
+    elif request.local_version is None:
         local = f"{f'cu{torch.cuda}' if accelerator == 'cuda' else 'cpu'}.torch{torch.minor}"
         because = "DeepSpeed's loader demands this very torch and CUDA release"
     else:
         local = request.local_version.lstrip("+")
-        because = "--local-version" if request.local_version else "--no-local-version"
+        because = "--local-version"
     try:
         normal = (Version(f"0+{local}").local or "") if local else ""
     except InvalidVersion:

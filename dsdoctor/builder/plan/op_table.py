@@ -8,10 +8,11 @@ from dsdoctor.builder.plan.plan import plan_build
 from dsdoctor.builder.source.op_catalogue import need_of
 from dsdoctor.core import needs
 from dsdoctor.core.architectures import numeric, parse_architectures, plain
-from dsdoctor.core.build_models import BuildRequest, OpFact, Source
+from dsdoctor.core.build_models import OpFact, Source
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.requests import BuildRequest
 
 INSTALLED, BUILDS, CANNOT = "installed", "builds", "cannot"
 IMPOSSIBLE = "the whole plan"

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from dsdoctor.builder.source.op_catalogue import BASE_HEADERS, CUDA_LIBRARIES, known_breakage, need_of
 from dsdoctor.builder.toolkit.choose import BASE_LIBRARIES, Needs, lacking
 from dsdoctor.core.architectures import only
-from dsdoctor.core.build_models import BuildRequest, LeftOut, OpFact, Source, ToolkitPlan
+from dsdoctor.core.build_models import LeftOut, OpFact, Source, ToolkitPlan
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.requests import BuildRequest
 
 DEFAULT = {"cuda": ("cpu_adam", "utils", "fused_adam"), "cpu": ("cpu_adam", "utils")}
 

@@ -22,20 +22,11 @@ from dsdoctor.builder.toolkit.choose import Needs, choose_toolkit
 from dsdoctor.builder.toolkit.plan_assembly import EVERY_HEADER
 from dsdoctor.builder.toolkit.python_headers import choose_headers
 from dsdoctor.core.architectures import only
-from dsdoctor.core.build_models import (
-    BuildPlan,
-    BuildRequest,
-    Choice,
-    HeadersPlan,
-    LeftOut,
-    OpFact,
-    OpPlan,
-    Source,
-    ToolkitPlan,
-)
+from dsdoctor.core.build_models import BuildPlan, Choice, HeadersPlan, LeftOut, OpFact, OpPlan, Source, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.machine import Compiler, Machine
+from dsdoctor.core.requests import BuildRequest
 
 NO_ARCHITECTURES = Architectures(entries=(), because="", asked=False)
 

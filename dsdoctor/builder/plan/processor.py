@@ -7,11 +7,12 @@ agree. The levels are those of the x86-64 psABI and versions of the Arm architec
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dsdoctor.core.build_models import BuildRequest, Choice, Node
+from dsdoctor.core.build_models import Choice, Node
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.isa import instructions_of, lacking_instructions
 from dsdoctor.core.machine import Compiler, Machine, System
+from dsdoctor.core.requests import BuildRequest
 
 NATIVE = "native"
 BY_ITSELF = "DeepSpeed's own choice: this very processor; a level (--cpu) or --node FILE makes a wheel for others too"

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from dsdoctor.builder.source.op_catalogue import BASE_HEADERS
 from dsdoctor.builder.toolkit.plan_assembly import MARK, assembled_in, assembly
-from dsdoctor.core.build_models import BuildRequest, Choice, ToolkitPlan
+from dsdoctor.core.build_models import Choice, ToolkitPlan
 from dsdoctor.core.compatibility import MINOR_TOLERANT
 from dsdoctor.core.finding import Finding, Fix, Severity, has_error
 from dsdoctor.core.machine import Cuda, Machine, Toolkit
+from dsdoctor.core.requests import BuildRequest
 
 BASE_LIBRARIES = ("cudart",)
 """torch links every CUDA extension with -lcudart."""

@@ -3,9 +3,10 @@
 import hashlib
 from collections.abc import Sequence
 
-from dsdoctor.core.build_models import BuildRequest, Choice, Layer, ToolkitPlan
+from dsdoctor.core.build_models import Choice, Layer, ToolkitPlan
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.machine import Cuda, Machine, Toolkit
+from dsdoctor.core.requests import BuildRequest
 
 FIRST_ON_PYPI = 13
 """From this CUDA major on, PyPI carries the compiler itself (nvidia-cuda-nvcc)."""

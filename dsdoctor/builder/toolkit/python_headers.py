@@ -10,12 +10,13 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from dsdoctor.core.build_models import BuildRequest, Choice, HeadersPlan
+from dsdoctor.core.build_models import Choice, HeadersPlan
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import last_error
+from dsdoctor.core.requests import BuildRequest
 
 UNPACK_LIMIT = 120.0
 Chosen = tuple[HeadersPlan | None, tuple[Choice, ...], tuple[Finding, ...]]

@@ -1,15 +1,14 @@
 """The group of commands that read traces."""
 
-import typer
+from cyclopts import App
 
 from dsdoctor.cli.trace.compare import compare_command
 from dsdoctor.cli.trace.headroom import headroom_command
 from dsdoctor.cli.trace.plot import plot_command
 from dsdoctor.cli.trace.show import show_command
 
-app = typer.Typer(
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+app = App(
+    name="trace",
     help="""Read the traces of a training: what the values of every module were, batch by batch.
 
     A trace is what dsdoctor.watch(engine, level="trace", ...) writes: one file
@@ -29,7 +28,7 @@ app = typer.Typer(
     dsdoctor trace headroom dsdoctor-trace --dtype float16
     """,
 )
-app.command("show")(show_command)
-app.command("compare")(compare_command)
-app.command("plot")(plot_command)
-app.command("headroom")(headroom_command)
+app.command(show_command, name="show")
+app.command(compare_command, name="compare")
+app.command(plot_command, name="plot")
+app.command(headroom_command, name="headroom")

@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
-from dsdoctor.cli.ending import FOUND, ending, print_result
+from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import Modules, One, Other, PhaseName, selection_of, talk
 from dsdoctor.core.errors import UsageError
@@ -14,14 +14,14 @@ from dsdoctor.overflow.trace.selection import sources
 from dsdoctor.report.trace.comparison import comparison_lines
 from dsdoctor.report.trace.lines import source_parts
 
-BatchA = Annotated[int | None, typer.Option("--batch-a", metavar="N", help="The batch of A.")]
-BatchB = Annotated[int | None, typer.Option("--batch-b", metavar="N", help="The batch of B.")]
-RankA = Annotated[int | None, typer.Option("--rank-a", metavar="N", help="The rank of A.")]
-RankB = Annotated[int | None, typer.Option("--rank-b", metavar="N", help="The rank of B.")]
+BatchA = Annotated[int | None, Parameter(name="--batch-a", metavar="N", help="The batch of A.")]
+BatchB = Annotated[int | None, Parameter(name="--batch-b", metavar="N", help="The batch of B.")]
+RankA = Annotated[int | None, Parameter(name="--rank-a", metavar="N", help="The rank of A.")]
+RankB = Annotated[int | None, Parameter(name="--rank-b", metavar="N", help="The rank of B.")]
 Ratio = Annotated[
     float | None,
-    typer.Option(
-        "--tolerance", metavar="RATIO", help="How far apart two abs maxima may be: 1.5 is half as much again."
+    Parameter(
+        name="--tolerance", metavar="RATIO", help="How far apart two abs maxima may be: 1.5 is half as much again."
     ),
 ]
 
@@ -29,15 +29,17 @@ Ratio = Annotated[
 def compare_command(
     one: One,
     other: Other = None,
+    /,
+    *,
     batch_a: BatchA = None,
     batch_b: BatchB = None,
     rank_a: RankA = None,
     rank_b: RankB = None,
-    modules: Modules = None,
+    modules: Modules = (),
     phase: PhaseName = "all",
     tolerance: Ratio = None,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Say where two batches, ranks or runs part: the first tensor whose figures differ by more than rounding.
 
     Batch 149 against 150: compare TRACE --batch-a 149 --batch-b 150
@@ -52,23 +54,21 @@ def compare_command(
     is on one side only; shapes and dtypes that differ are told, and are no
     divergence.
     """
-    with ending("trace compare", as_json):
-        chosen_a, chosen_b = ChosenBatch(batch=batch_a, rank=rank_a), ChosenBatch(batch=batch_b, rank=rank_b)
-        _check(tolerance, chosen_a, chosen_b, alone=other is None)
-        a = sources([one])
-        b = a if other is None else sources([other])
-        found = compare(pairs(a, b, chosen_a, chosen_b, selection_of(modules, None, None, phase)), tolerance=tolerance)
-        if not found.tensors and not found.bad_in_both:
-            raise UsageError(
-                "A and B have no tensor in common", hint="modules are matched by their names: dsdoctor trace show"
-            )
-        if not as_json:
-            talk(a, "A: ")
-            talk(b, "B: ")
-        parts = {"a": source_parts(a), "b": source_parts(b)}
-        print_result("trace compare", as_json, comparison_lines(found), (), comparison=found, **parts)
-        if found.first is not None:
-            raise typer.Exit(FOUND)
+    chosen_a, chosen_b = ChosenBatch(batch=batch_a, rank=rank_a), ChosenBatch(batch=batch_b, rank=rank_b)
+    _check(tolerance, chosen_a, chosen_b, alone=other is None)
+    a = sources([one])
+    b = a if other is None else sources([other])
+    found = compare(pairs(a, b, chosen_a, chosen_b, selection_of(modules, None, None, phase)), tolerance=tolerance)
+    if not found.tensors and not found.bad_in_both:
+        raise UsageError(
+            "A and B have no tensor in common", hint="modules are matched by their names: dsdoctor trace show"
+        )
+    if not as_json:
+        talk(a, "A: ")
+        talk(b, "B: ")
+    parts = {"a": source_parts(a), "b": source_parts(b)}
+    print_result("trace compare", as_json, comparison_lines(found), (), comparison=found, **parts)
+    return OK if found.first is None else FOUND
 
 
 def _check(tolerance: float | None, a: ChosenBatch, b: ChosenBatch, *, alone: bool) -> None:

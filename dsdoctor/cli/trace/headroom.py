@@ -3,9 +3,10 @@
 import math
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
-from dsdoctor.cli.ending import FOUND, ending, print_result
+from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import BatchList, Dtype, Files, Modules, RankList, check_dtype, selection_of, talk
 from dsdoctor.core.errors import UsageError
@@ -16,17 +17,23 @@ from dsdoctor.report.trace.lines import source_parts
 
 
 def headroom_command(
-    files: Files,
+    *files: Files,
     dtype: Dtype = "float16",
     margin: Annotated[
-        float, typer.Option("--margin", metavar="BITS", min=0, help="Bits to leave free: 1 asks that all may double.")
+        float,
+        Parameter(
+            name="--margin",
+            metavar="BITS",
+            validator=Number(gte=0),
+            help="Bits to leave free: 1 asks that all may double.",
+        ),
     ] = 1.0,
-    modules: Modules = None,
+    modules: Modules = (),
     batch: BatchList = None,
     rank: RankList = None,
-    every: Annotated[bool, typer.Option("--all", help="Every module, not only those with the least room.")] = False,
+    every: Annotated[bool, Parameter(name="--all", help="Every module, not only those with the least room.")] = False,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Say whether this run would fit another dtype, such as a bf16 or fp32 run float16, and which modules would not.
 
     The largest value of every module over all batches and ranks, in bits below
@@ -34,17 +41,15 @@ def headroom_command(
     or more, who grows and reaches the limit when. Exit status 1 when a module
     does not fit.
     """
-    with ending("trace headroom", as_json):
-        check_dtype(dtype)
-        if not math.isfinite(margin):
-            raise UsageError(f"--margin {margin} is no number of bits", hint="such as --margin 1")
-        traces = sources(files)
-        found = headroom(selected(traces, selection_of(modules, batch, rank, "all")), dtype=dtype, margin=margin)
-        if not found.modules:
-            raise UsageError("nothing fits these filters: no forward call was read", hint="dsdoctor trace show")
-        if not as_json:
-            talk(traces)
-        parts = {"traces": source_parts(traces), "headroom": found}
-        print_result("trace headroom", as_json, headroom_lines(found, every=every), (), **parts)
-        if found.keep:
-            raise typer.Exit(FOUND)
+    check_dtype(dtype)
+    if not math.isfinite(margin):
+        raise UsageError(f"--margin {margin} is no number of bits", hint="such as --margin 1")
+    traces = sources(files)
+    found = headroom(selected(traces, selection_of(modules, batch, rank, "all")), dtype=dtype, margin=margin)
+    if not found.modules:
+        raise UsageError("nothing fits these filters: no forward call was read", hint="dsdoctor trace show")
+    if not as_json:
+        talk(traces)
+    parts = {"traces": source_parts(traces), "headroom": found}
+    print_result("trace headroom", as_json, headroom_lines(found, every=every), (), **parts)
+    return FOUND if found.keep else OK

@@ -1,9 +1,10 @@
 """The options that the trace commands share, and what they come to."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 from rich.console import Console
 
 from dsdoctor.core.errors import UsageError
@@ -12,33 +13,29 @@ from dsdoctor.overflow.trace.selection import PHASES, Selection, Traces, numbers
 from dsdoctor.report.terminal import show
 from dsdoctor.report.trace.lines import source_lines
 
-Files = Annotated[
-    list[Path], typer.Argument(metavar="FILE", help="Traces, or folders that hold them.", show_default=False)
-]
-One = Annotated[Path, typer.Argument(metavar="A", help="A trace, or a folder of one run.", show_default=False)]
-Other = Annotated[
-    Path | None, typer.Argument(metavar="[B]", help="Another one. Default: A itself.", show_default=False)
-]
+Files = Annotated[Path, Parameter(metavar="FILE", help="Traces, or folders that hold them.")]
+One = Annotated[Path, Parameter(metavar="A", help="A trace, or a folder of one run.")]
+Other = Annotated[Path | None, Parameter(metavar="[B]", help="Another one. Default: A itself.")]
 Modules = Annotated[
-    list[str] | None,
-    typer.Option("--module", metavar="GLOB", help='Only modules such as "encoder.block.2.*". Repeatable.'),
+    tuple[str, ...],
+    Parameter(name="--module", metavar="GLOB", help='Only modules such as "encoder.block.2.*". Repeatable.'),
 ]
-BatchList = Annotated[str | None, typer.Option("--batch", metavar="LIST", help="Only these batches: 3,10-12.")]
-RankList = Annotated[str | None, typer.Option("--rank", metavar="LIST", help="Only these ranks: 0,2.")]
+BatchList = Annotated[str | None, Parameter(name="--batch", metavar="LIST", help="Only these batches: 3,10-12.")]
+RankList = Annotated[str | None, Parameter(name="--rank", metavar="LIST", help="Only these ranks: 0,2.")]
 PhaseName = Annotated[
-    str, typer.Option("--phase", metavar="forward|backward|all", help="Activations, gradients, or both.")
+    str, Parameter(name="--phase", metavar="forward|backward|all", help="Activations, gradients, or both.")
 ]
-Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help=f"One of {', '.join(LIMITS)}.")]
+Dtype = Annotated[str, Parameter(name="--dtype", metavar="DTYPE", help=f"One of {', '.join(LIMITS)}.")]
 
 
 def selection_of(
-    modules: list[str] | None, batch: str | None, rank: str | None, phase: str, *, bad: bool = False
+    modules: Sequence[str], batch: str | None, rank: str | None, phase: str, *, bad: bool = False
 ) -> Selection:
     """The filters that the options come to. Raises UsageError for those that say nothing."""
     if phase not in PHASES:
         raise UsageError(f"--phase {phase!r} is none", hint=f"one of {', '.join(PHASES)}")
     return Selection(
-        modules=tuple(modules or ()),
+        modules=tuple(modules),
         batches=None if batch is None else numbers(batch, "--batch"),
         ranks=None if rank is None else numbers(rank, "--rank"),
         phase=PHASES[phase],

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
-from dsdoctor.cli.ending import ending, print_result
+from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import BatchList, Modules, One, Other, PhaseName, RankList, check_dtype, selection_of
 from dsdoctor.core.errors import UsageError
@@ -18,20 +18,24 @@ from dsdoctor.report.trace import plot
 from dsdoctor.report.trace.lines import source_line
 
 Out = Annotated[
-    Path, typer.Option("-o", "--out", metavar="FILE", help="A page (.html) or an image (.png, .svg, .pdf).")
+    Path, Parameter(name=["-o", "--out"], metavar="FILE", help="A page (.html) or an image (.png, .svg, .pdf).")
 ]
 LimitOf = Annotated[
     str | None,
-    typer.Option("--dtype", metavar="DTYPE", help="Whose limit to draw. Default: the trace's if narrow, else float16."),
+    Parameter(
+        name="--dtype", metavar="DTYPE", help="Whose limit to draw. Default: the trace's if narrow, else float16."
+    ),
 ]
-Title = Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Default: the names of the traces.")]
+Title = Annotated[str | None, Parameter(name="--title", metavar="TEXT", help="Default: the names of the traces.")]
 
 
 def plot_command(
     one: One,
     other: Other = None,
+    /,
+    *,
     out: Out = Path("trace.html"),
-    modules: Modules = None,
+    modules: Modules = (),
     batch: BatchList = None,
     rank: RankList = None,
     phase: PhaseName = "forward",
@@ -44,23 +48,22 @@ def plot_command(
     The page holds all that it needs and works without a network. Images are drawn by Chrome or Chromium.
     Both need the extra named plot: plotly, and kaleido for images.
     """
-    with ending("trace plot", as_json):
-        if dtype is not None:
-            check_dtype(dtype)
-        if phase == "all":
-            raise UsageError("one plot shows one phase", hint="--phase forward, or --phase backward")
-        page.check_target(out)
-        page.check_plotly()
-        found = {name: sources([path]) for name, path in _runs(one, other).items()}
-        pictures = _pictures(found, selection_of(modules, batch, rank, phase))
-        limit = reference(next(iter(pictures.values())), dtype)
-        heading = title or f"dsdoctor trace: {' against '.join(found)} ({phase})"
-        meta = [source_line(traces.sources[0]) for traces in found.values()]
-        page.write(plot.figure(pictures, limit, title=heading, meta=meta), out, title=heading)
-        rows = max(len(drawn.rows) for drawn in pictures.values())
-        said = f"✓ {out}  ({rows:,} modules, limit of {limit}, {os.stat(out).st_size / (1 << 20):.1f} MiB)"  # noqa: PTH116
-        notes = [f"! {note}" for traces in found.values() for note in traces.notes]
-        print_result("trace plot", as_json, [said, *notes], (), file=str(out), dtype=limit)
+    if dtype is not None:
+        check_dtype(dtype)
+    if phase == "all":
+        raise UsageError("one plot shows one phase", hint="--phase forward, or --phase backward")
+    page.check_target(out)
+    page.check_plotly()
+    found = {name: sources([path]) for name, path in _runs(one, other).items()}
+    pictures = _pictures(found, selection_of(modules, batch, rank, phase))
+    limit = reference(next(iter(pictures.values())), dtype)
+    heading = title or f"dsdoctor trace: {' against '.join(found)} ({phase})"
+    meta = [source_line(traces.sources[0]) for traces in found.values()]
+    page.write(plot.figure(pictures, limit, title=heading, meta=meta), out, title=heading)
+    rows = max(len(drawn.rows) for drawn in pictures.values())
+    said = f"✓ {out}  ({rows:,} modules, limit of {limit}, {os.stat(out).st_size / (1 << 20):.1f} MiB)"  # noqa: PTH116
+    notes = [f"! {note}" for traces in found.values() for note in traces.notes]
+    print_result("trace plot", as_json, [said, *notes], (), file=str(out), dtype=limit)
 
 
 def _runs(one: Path, other: Path | None) -> dict[str, Path]:

@@ -4,10 +4,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 
-from dsdoctor.cli.ending import ending, finding_of
+from dsdoctor.cli.ending import OK, finding_of
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import BatchList, Files, Modules, PhaseName, RankList, selection_of, talk
 from dsdoctor.core.errors import DoctorError
@@ -17,33 +18,32 @@ from dsdoctor.report.trace.lines import shown_document, shown_document_end, show
 
 
 def show_command(
-    files: Files,
-    modules: Modules = None,
+    *files: Files,
+    modules: Modules = (),
     batch: BatchList = None,
     rank: RankList = None,
     phase: PhaseName = "all",
-    bad: Annotated[bool, typer.Option("--bad", help="Only calls that hold a nan or an inf.")] = False,
+    bad: Annotated[bool, Parameter(name="--bad", help="Only calls that hold a nan or an inf.")] = False,
     last: Annotated[
-        int | None, typer.Option("--last", metavar="N", min=1, help="Only the last N of each rank.")
+        int | None, Parameter(name="--last", metavar="N", validator=Number(gte=1), help="Only the last N of each rank.")
     ] = None,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Print traces as the guide prints frames: abs min, abs max and the place of every tensor of every call.
 
     Several ranks are merged batch by batch. What is read is printed at once, so a trace of gigabytes can be piped.
     """
-    with ending("trace show", as_json):
-        selection = selection_of(modules, batch, rank, phase, bad=bad)
-        traces = sources(files)
-        lines = selected(traces, selection)
-        if last is not None:
-            lines = last_of_each(lines, last)
-        if as_json:
-            _write_document(traces, lines)
-            return
-        talk(traces)
-        if not _write_lines(shown_lines(lines, with_rank=len(traces.sources) > 1)):
-            show(Console(stderr=True), ["· no call is bad" if bad else "· nothing fits these filters"])
+    selection = selection_of(modules, batch, rank, phase, bad=bad)
+    traces = sources(files)
+    lines = selected(traces, selection)
+    if last is not None:
+        lines = last_of_each(lines, last)
+    if as_json:
+        return _write_document(traces, lines)
+    talk(traces)
+    if not _write_lines(shown_lines(lines, with_rank=len(traces.sources) > 1)):
+        show(Console(stderr=True), ["· no call is bad" if bad else "· nothing fits these filters"])
+    return OK
 
 
 def _write_lines(lines: Iterable[str]) -> bool:
@@ -55,7 +55,7 @@ def _write_lines(lines: Iterable[str]) -> bool:
     return some
 
 
-def _write_document(traces: Traces, lines: Iterator[Ranked]) -> None:
+def _write_document(traces: Traces, lines: Iterator[Ranked]) -> int:
     """The document piece by piece. What goes wrong on the way is its last finding: it stays one document."""
     error: DoctorError | None = None
     try:
@@ -64,5 +64,4 @@ def _write_document(traces: Traces, lines: Iterator[Ranked]) -> None:
     except DoctorError as cause:
         error = cause
     sys.stdout.write(shown_document_end((finding_of(error),) if error else ()))
-    if error:
-        raise typer.Exit(error.exit_code)
+    return error.exit_code if error else OK

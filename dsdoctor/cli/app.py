@@ -1,0 +1,123 @@
+"""All commands, and what becomes of an error in any of them: one line of text or one JSON document, and a number."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+
+from dsdoctor.cli.ending import OK, USAGE, end_by_error, end_by_interrupt
+from dsdoctor.core.errors import DoctorError, UsageError, refused_by_system
+from dsdoctor.core.version import __version__
+
+NO_WHEEL: Mapping[str, Any] = {"wheel": None, "manifest": None, "ops": (), "toolkit": None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command, or a command of a group. Only the one that is called is imported: a diagnosis must start fast.
+
+    ``place``: its function, or the group's App. ``nothing``: the parts of its document when an error left nothing to show.
+    ``filters``: it only reads, so a reader that goes away ends it as it ends any filter, and not with a verdict.
+    """
+
+    place: str = ""
+    nothing: Mapping[str, Any] = field(default_factory=dict)
+    filters: bool = False
+
+
+COMMANDS = {
+    "look": Command(place="dsdoctor.cli.look:look_command", filters=True, nothing={"machine": None}),
+    "check": Command(
+        place="dsdoctor.cli.check:check_command", filters=True, nothing={"machine": None, "ops": (), "ops_of": None}
+    ),
+    "explain": Command(place="dsdoctor.cli.explain:explain_command", filters=True, nothing={"manual": None}),
+    "diagnose": Command(place="dsdoctor.cli.diagnose:diagnose_command", filters=True, nothing={"logs": ()}),
+    "env": Command(place="dsdoctor.cli.env:env_command", filters=True, nothing={"set": {}, "prepend": {}, "shell": ()}),
+    "plan": Command(place="dsdoctor.cli.plan:plan_command", nothing={"plan": None}),
+    "build-wheel": Command(place="dsdoctor.cli.build_wheel:build_wheel_command", nothing=NO_WHEEL),
+    "prebuild": Command(place="dsdoctor.cli.prebuild:prebuild_command", nothing=NO_WHEEL),
+    "toolkit": Command(place="dsdoctor.cli.toolkit:toolkit_command", nothing={"toolkit": None}),
+    "verify": Command(
+        place="dsdoctor.cli.verify:verify_command", filters=True, nothing={"built": None, "machine": None}
+    ),
+    "pick": Command(place="dsdoctor.cli.pick:pick_command", filters=True, nothing={"wheel": None, "wheels": ()}),
+    "push": Command(place="dsdoctor.cli.push:push_command", nothing={"wheel": None, "sha256": None, "nodes": ()}),
+    "cache": Command(place="dsdoctor.cli.cache:app", filters=True),
+    "cache ls": Command(nothing={"folder": None, "limit": None, "size": None, "entries": ()}),
+    "cache prune": Command(nothing={"folder": None, "limit": None, "size": None, "removed": ()}),
+    "cache verify": Command(nothing={"folder": None, "limit": None, "whole": None}),
+    "record": Command(place="dsdoctor.cli.record:record_command", nothing={"file": None}),
+    "compare": Command(place="dsdoctor.cli.compare:compare_command", filters=True, nothing={"differences": ()}),
+    "comm": Command(place="dsdoctor.cli.comm:comm_command", nothing={"report": None}),
+    "trace": Command(place="dsdoctor.cli.trace:app", filters=True),
+    "trace show": Command(nothing={"traces": (), "lines": ()}),
+    "trace compare": Command(nothing={"comparison": None, "a": (), "b": ()}),
+    "trace plot": Command(nothing={"file": None, "dtype": None}),
+    "trace headroom": Command(nothing={"traces": (), "headroom": None}),
+}
+
+HELP = """Gets DeepSpeed built and keeps it running right.
+
+Exit status: 0 done, 1 an error was found, 2 usage, 3 impossible plan, 4 build failed, 5 dsdoctor's own failure, 6 slow (comm)."""
+
+
+def make_app() -> App:
+    """The command line with all commands, none of them imported yet."""
+    app = App(
+        name="dsdoctor",
+        help=HELP,
+        help_format="plaintext",
+        help_flags=["-h", "--help"],
+        version=__version__,
+        version_flags=["--version"],
+        default_parameter=Parameter(negative=(), show_default=False, allow_repeating=True),
+        suppress_keyboard_interrupt=False,
+        result_action="return_value",
+    )
+    for name, command in COMMANDS.items():
+        if command.place:
+            app.command(command.place, name=name)
+    app.register_install_completion_command()
+    return app
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Do what a command line says; the exit status."""
+    app = make_app()
+    first = arguments[0] if arguments else ""
+    if first not in COMMANDS:
+        _import_all(app)
+    name, as_json = first, "--json" in arguments
+    try:
+        chain, apps, rest = app.parse_commands(arguments)
+        name = " ".join(chain)
+        status = app(arguments, exit_on_error=False, print_error=False)
+        # a group without a command shows its help, and that is not what it was called for
+        return USAGE if apps[-1].default_command is None and not rest else status or OK
+    except CycloptsError as error:
+        complaint = UsageError(str(error), hint=" ".join(filter(None, ["dsdoctor", name, "--help"])))
+        return end_by_error(name, complaint, nothing=_nothing(name), as_json=as_json)
+    except (DoctorError, OSError) as error:
+        ours = error if isinstance(error, DoctorError) else refused_by_system(error)
+        return end_by_error(name, ours, nothing=_nothing(name), as_json=as_json)
+    except KeyboardInterrupt:
+        return end_by_interrupt()
+
+
+def completion(shell: Literal["bash", "zsh", "fish"]) -> str:
+    """The script that completes commands, options and their values in a shell."""
+    app = make_app()
+    _import_all(app)
+    return app.generate_completion(shell=shell)
+
+
+def _nothing(name: str) -> Mapping[str, Any]:
+    return COMMANDS[name].nothing if name in COMMANDS else {}
+
+
+def _import_all(app: App) -> None:
+    """Help and completion name what every command is for."""
+    for name, command in COMMANDS.items():
+        if command.place:
+            app[name]

@@ -1,0 +1,137 @@
+"""The command that builds: build-wheel."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from dsdoctor.builder.make.make_wheel import refused_ops
+from dsdoctor.cli.ending import FAILED, IMPOSSIBLE, OK, print_result
+from dsdoctor.cli.matrix import run_matrix
+from dsdoctor.cli.options import Json, NoCache, Out
+from dsdoctor.cli.plan import show_plan
+from dsdoctor.commands.build import AfterBuild, BuildScreen, Built, build, publish_into
+from dsdoctor.commands.build_targets import targets_of
+from dsdoctor.core.build_models import BuildPlan
+from dsdoctor.core.finding import has_error
+from dsdoctor.core.requests import TARGET, WHERE, BuildOrder
+from dsdoctor.report.progress import BuildProgress
+from dsdoctor.report.terminal import finding_lines, install_hint, plan_lines, result_lines, show
+
+Index = Annotated[
+    Path | None,
+    Parameter(
+        name="--index", metavar="DIR", group=WHERE,
+        help="Also list the wheel in this package index (PEP 503, static files).",
+    ),
+]  # fmt: skip
+Pythons = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--python", metavar="PATH|VERSION", group=TARGET,
+        help="Interpreter of the environment to build for, or a version such as 3.12 that is looked for here; repeat it. "
+             "Default: the one that runs dsdoctor.",
+    ),
+]  # fmt: skip
+Torches = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--torch", metavar="VERSION", group=TARGET,
+        help="Build for this torch in an environment of its own; repeat it. Every --python goes with every --torch.",
+    ),
+]  # fmt: skip
+Cudas = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--cuda", metavar="RELEASE|cpu", group=TARGET,
+        help="The CUDA release of each --torch, such as 12.8, from torch's own index; repeat it. Default: what pip's index gives.",
+    ),
+]  # fmt: skip
+TorchIndex = Annotated[
+    str | None,
+    Parameter(name="--torch-index", metavar="URL", group=TARGET, help="Package index that has the builds of --torch."),
+]
+DryRun = Annotated[bool, Parameter(name="--dry-run", help="Show the plan and stop.")]
+
+
+def build_wheel_command(
+    *,
+    order: BuildOrder | None = None,
+    out: Out = Path("dist"),
+    index: Index = None,
+    python: Pythons = (),
+    torch: Torches = (),
+    cuda: Cudas = (),
+    torch_index: TorchIndex = None,
+    no_cache: NoCache = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> int:
+    """Build a DeepSpeed wheel that fits this environment, prove it, and put it into --out; with --torch, one for each.
+
+    Looks at the machine, chooses ops, GPU architectures, toolkit and compiler, assembles a CUDA toolkit where none fits,
+    compiles each op by itself, packs one wheel and proves that every op is in it and loads.
+    """
+    targets = targets_of(python, torch, cuda, torch_index)
+    order = replace(order or BuildOrder(), python=targets[0].python, cache=not no_cache)
+    index = index.absolute() if index else None
+    if torch or len(targets) > 1:
+        return run_matrix(order, targets, out.absolute(), index, dry_run=dry_run, as_json=as_json)
+    if dry_run:
+        return show_plan("build-wheel", order, as_json=as_json)
+    after = publish_into(index) if index else None
+    return build_and_show("build-wheel", order, out, after=after, as_json=as_json, at_end=install_hint)
+
+
+def build_and_show(
+    command: str,
+    order: BuildOrder,
+    out: Path,
+    *,
+    after: AfterBuild | None,
+    as_json: bool,
+    at_end: Callable[..., str],
+    reuse: bool = True,
+) -> int:
+    """Build, show what came of it and, at the end of a good build, a line about its result."""
+    with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
+        screen = BuildScreen(say=progress.say, plan=lambda plan: _show_plan(plan, as_json), step=progress.step)
+        built = build(order, out.absolute(), screen=screen, after=after, reuse=reuse)
+    if built.kept and not as_json:
+        talk = "* nothing that this wheel is made of has changed: it is taken from the cache"
+        show(Console(stderr=True), [talk])
+    _show_built(command, built, as_json)
+    if built.result is None:
+        return IMPOSSIBLE
+    if not built.result.wheel or has_error(built.result.findings):
+        return FAILED
+    if not as_json:
+        show(Console(), [at_end(built.result)])
+    return OK
+
+
+def _show_plan(plan: BuildPlan, as_json: bool) -> None:
+    """The plan that is about to be carried out."""
+    if not as_json:
+        show(Console(stderr=True), [*plan_lines(plan), *finding_lines(plan.findings)])
+
+
+def _show_built(command: str, built: Built, as_json: bool) -> None:
+    result, plan = built.result, built.plan
+    lines = [*result_lines(result), *finding_lines(result.findings)] if result else list(finding_lines(plan.findings))
+    print_result(
+        command,
+        as_json,
+        lines,
+        built.findings,
+        wheel=result.wheel if result else None,
+        manifest=result.manifest if result else None,
+        ops=result.ops if result else refused_ops(plan),
+        toolkit=plan.toolkit,
+        seconds=result.seconds if result else None,
+        cpu_seconds=result.cpu_seconds if result else None,
+        log=result.log if result else None,
+    )

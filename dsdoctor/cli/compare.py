@@ -1,0 +1,23 @@
+"""The command that compares recorded machines: compare."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from dsdoctor.cli.ending import FOUND, OK, print_result
+from dsdoctor.cli.options import Json
+from dsdoctor.commands.compare import differences
+from dsdoctor.core.errors import UsageError
+from dsdoctor.report.machines import difference_lines
+
+
+def compare_command(
+    *files: Annotated[Path, Parameter(help="Snapshots to compare, two or more.")], as_json: Json = False
+) -> int:
+    """Say what differs between recorded machines, the minority first. Exit status 1 when something does."""
+    if len(files) < 2:
+        raise UsageError("compare takes two snapshots or more", hint="dsdoctor record FILE writes one")
+    found = differences(files)
+    print_result("compare", as_json, difference_lines(found, len(files)), (), differences=found)
+    return FOUND if found else OK

@@ -1,0 +1,38 @@
+"""The command that decides and compiles nothing: plan."""
+
+import sys
+from dataclasses import replace
+
+from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
+from dsdoctor.cli.options import Json
+from dsdoctor.commands.observe import observing_for
+from dsdoctor.commands.plan import planned
+from dsdoctor.core.build_models import BuildPlan
+from dsdoctor.core.finding import has_error
+from dsdoctor.core.requests import BuildOrder, MachineFile, PythonPath
+from dsdoctor.report.terminal import finding_lines, plan_lines
+
+
+def plan_command(
+    *,
+    order: BuildOrder | None = None,
+    python: PythonPath = sys.executable,
+    machine: MachineFile = None,
+    as_json: Json = False,
+) -> int:
+    """Say what build-wheel would do, with the reason of every choice. Compiles nothing."""
+    return show_plan("plan", replace(order or BuildOrder(), python=python, machine=machine), as_json=as_json)
+
+
+def show_plan(command: str, order: BuildOrder, *, as_json: bool) -> int:
+    """Plan, show the plan, and say by the exit status whether it can be carried out."""
+    plan = _decided(order)
+    print_result(command, as_json, [*plan_lines(plan), *finding_lines(plan.findings)], plan.findings, plan=plan)
+    return IMPOSSIBLE if has_error(plan.findings) else OK
+
+
+def _decided(order: BuildOrder) -> BuildPlan:
+    with observing_for(order) as observing:
+        observation = observing.final()
+    with planned(order, observation) as ready:
+        return ready.plan

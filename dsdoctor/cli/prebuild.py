@@ -1,0 +1,28 @@
+"""The command that builds and installs: prebuild."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from dsdoctor.cli.build_wheel import build_and_show
+from dsdoctor.cli.options import Json, NoCache, Out
+from dsdoctor.commands.build import install
+from dsdoctor.core.build_models import BuildResult
+from dsdoctor.core.requests import BuildOrder, PythonPath
+
+
+def prebuild_command(
+    *,
+    order: BuildOrder | None = None,
+    out: Out = Path("dist"),
+    python: PythonPath = sys.executable,
+    no_cache: NoCache = False,
+    as_json: Json = False,
+) -> int:
+    """Build the wheel as build-wheel does, then install it into the environment (without its dependencies)."""
+    order = replace(order or BuildOrder(), python=python, cache=not no_cache)
+
+    def installed(result: BuildResult) -> str:
+        return f"✓ installed for {python}: {Path(result.wheel or '').name}"
+
+    return build_and_show("prebuild", order, out, after=install, as_json=as_json, at_end=installed, reuse=False)

@@ -1,0 +1,54 @@
+"""The command that judges a built DeepSpeed: verify."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from dsdoctor.cli.ending import FOUND, OK, print_result
+from dsdoctor.cli.options import Json
+from dsdoctor.commands.verify import Verified, verify
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Severity, has_error
+from dsdoctor.core.requests import MachineFile, PythonPath
+from dsdoctor.report.machines import built_lines
+from dsdoctor.report.terminal import finding_lines
+
+WheelFile = Annotated[Path | None, Parameter(help="The wheel to judge.")]
+Installed = Annotated[bool, Parameter(help="Judge the installed DeepSpeed instead of a wheel.")]
+Load = Annotated[bool, Parameter(help="With --installed: import each op in a process of its own, too.")]
+
+
+def verify_command(
+    wheel: WheelFile = None,
+    /,
+    *,
+    installed: Installed = False,
+    load: Load = False,
+    python: PythonPath = sys.executable,
+    machine: MachineFile = None,
+    as_json: Json = False,
+) -> int:
+    """Say whether a DeepSpeed wheel, anybody's, will work in this environment, before it is installed.
+
+    Reads the wheel's own records and its shared objects: Python, torch and CUDA release, accelerator, ops inside against
+    ops claimed, GPU architectures, processor instructions, glibc and libstdc++, digests. Runs nothing of it;
+    --installed --load imports each op of the installed DeepSpeed besides.
+    """
+    if (wheel is None) == (not installed):
+        raise UsageError("name a wheel, or say --installed", hint="dsdoctor verify dist/deepspeed-....whl")
+    done = verify(python, machine, wheel, load=load)
+    fits = _fits(done, "this machine" if machine is None else machine.stem, load=load)
+    lines = [*built_lines(done.built), *finding_lines(done.findings), *fits]
+    print_result("verify", as_json, lines, done.findings, built=done.built, machine=done.machine)
+    return FOUND if has_error(done.findings) else OK
+
+
+def _fits(done: Verified, where: str, *, load: bool) -> list[str]:
+    """The line that says that nothing speaks against it, and what was not judged."""
+    if any(finding.severity is not Severity.NOTE for finding in done.findings):
+        return []
+    unseen = "; its GPU code was not judged: no GPU is visible" if done.built.sm_arch and not done.machine.gpus else ""
+    loads = ", and its ops load" if load and done.built.installed_ops and not done.findings else ""
+    return [f"✓ it fits {where}{loads}{unseen}"]

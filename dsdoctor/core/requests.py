@@ -1,0 +1,186 @@
+"""What the user asks of plan, build-wheel, prebuild and check. Data only: a field with its help is an option of these commands.
+
+An option that several commands share is said once here, as an alias (``Arch``), also where a command takes it alone.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter, Token
+from cyclopts.validators import Number
+
+from dsdoctor.core.build_models import Node
+from dsdoctor.core.errors import UsageError
+
+WHAT = Group("What is built", sort_key=1)
+TARGET = Group("What it is built for", sort_key=2)
+HOW = Group("How it is built", sort_key=3)
+WHERE = Group("Where it goes", sort_key=4)
+OUTPUT = Group("Output", sort_key=9)
+
+
+def _split(_: Any, tokens: Sequence[Token]) -> tuple[str, ...] | None:
+    """Names with commas between them -> a tuple; None for "default"."""
+    names = tuple(name.strip() for name in tokens[-1].value.split(",") if name.strip())
+    if not names:
+        raise UsageError(
+            f"{tokens[-1].keyword or 'the list'} is empty",
+            hint='name ops with "," between them, or "all", or "default"',
+        )
+    return None if names == ("default",) else names
+
+
+def _folder(_: Any, tokens: Sequence[Token]) -> str:
+    """A toolkit's folder as an absolute path; the words that are no folder as they are."""
+    given = tokens[-1].value
+    return given if given in {"auto", "pypi"} else os.path.abspath(os.path.expanduser(given))  # noqa: PTH100, PTH111
+
+
+Ops = Annotated[
+    tuple[str, ...] | None,
+    Parameter(
+        name="--ops", converter=_split, n_tokens=1, accepts_keys=False, metavar="OP,OP", group=WHAT,
+        help='Ops, such as "cpu_adam,fused_adam"; "all" for every one that can be built. Default: cpu_adam, utils, and '
+             "fused_adam on CUDA.",
+    ),
+]  # fmt: skip
+For = Annotated[
+    Path | None, Parameter(name="--for", metavar="DS_CONFIG", group=WHAT, help="Derive the ops from a ds_config.json.")
+]
+SourceSpec = Annotated[
+    str | None,
+    Parameter(
+        name="--source", metavar="DIR|SDIST|VERSION|newest|git+URL", group=WHAT,
+        help="DeepSpeed to build. Default: the installed version, else the newest release.",
+    ),
+]  # fmt: skip
+Arch = Annotated[
+    str | None,
+    Parameter(
+        name="--arch", metavar="LIST", group=TARGET,
+        help='GPU architectures, such as "8.0;9.0+PTX". Default: the visible GPUs, else all that torch has.',
+    ),
+]  # fmt: skip
+Accelerator = Annotated[
+    Literal["cuda", "cpu"] | None,
+    Parameter(name="--accelerator", metavar="cuda|cpu", group=TARGET, help="Default: cuda for a CUDA build of torch."),
+]
+Cpu = Annotated[
+    str | None,
+    Parameter(
+        name="--cpu", metavar="native|LEVEL", group=TARGET,
+        help="Processor that host code is for: x86-64, x86-64-v2, x86-64-v3 (AVX2), x86-64-v4 (AVX512); armv8-a, armv8.2-a, "
+             "armv8.2-a+sve, armv9-a. Default: what all of --node have, else this machine's own.",
+    ),
+]  # fmt: skip
+NodeFiles = Annotated[
+    tuple[Path, ...],
+    Parameter(
+        name="--node", metavar="FILE", group=TARGET,
+        help="Snapshot (dsdoctor record) of a machine that the wheel is for; repeat it. Host code and GPU architectures "
+             "become those that serve all of them.",
+    ),
+]  # fmt: skip
+PythonPath = Annotated[
+    str, Parameter(name="--python", metavar="PATH", group=TARGET, help="Interpreter of the environment to build for.")
+]
+ToolkitChoice = Annotated[
+    str,
+    Parameter(
+        name="--toolkit", converter=_folder, n_tokens=1, metavar="auto|pypi|DIR", group=HOW,
+        help="auto (the default) chooses or assembles one, pypi assembles one from PyPI's parts, DIR takes that one.",
+    ),
+]  # fmt: skip
+Jobs = Annotated[
+    int | None,
+    Parameter(
+        name="--jobs", validator=Number(gte=1), group=HOW,
+        help="Compile jobs at once. Default: what processors and memory allow.",
+    ),
+]  # fmt: skip
+Offline = Annotated[bool, Parameter(name="--offline", group=HOW, help="Fetch nothing; say what would be needed.")]
+MachineFile = Annotated[
+    Path | None,
+    Parameter(
+        name="--machine", metavar="FILE", group=TARGET,
+        help="Judge the machine in this snapshot (dsdoctor record) instead of this one.",
+    ),
+]  # fmt: skip
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """What is to be built. Everything that decides is here; the plan gives a reason for every choice that is left open.
+
+    ``ops`` is None for the default set, ("all",) for all, else names. ``arch`` is a TORCH_CUDA_ARCH_LIST or None for
+    the visible GPUs. ``toolkit`` is "auto", "pypi" (assemble from PyPI whatever lies here) or a folder.
+    ``local_version`` is None for one that names torch and CUDA. ``cpu`` is a level of x86-64 or Arm, None for what all
+    ``nodes`` have, without nodes for this processor. ``nodes`` are the machines that the wheel is for.
+    """
+
+    ops: Ops = None
+    ops_because: Annotated[str, Parameter(parse=False)] = ""
+    arch: Arch = None
+    accelerator: Accelerator = None
+    toolkit: ToolkitChoice = "auto"
+    jobs: Jobs = None
+    local_version: Annotated[
+        str | None,
+        Parameter(
+            metavar="TEXT", group=WHAT, allow_leading_hyphen=True,
+            help='Local version segment. Default: such as "cu13.0.torch2.14".',
+        ),
+    ] = None  # fmt: skip
+    no_local_version: Annotated[bool, Parameter(group=WHAT, help="Keep DeepSpeed's plain version.")] = False
+    offline: Offline = False
+    cpu: Cpu = None
+    nodes: Annotated[tuple[Node, ...], Parameter(parse=False)] = ()
+    debug_info: Annotated[bool, Parameter(group=HOW, help="Keep debug information: larger, and slower to compile.")] = (
+        False
+    )
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for options that contradict each other."""
+        if self.local_version and self.no_local_version:
+            raise UsageError("--local-version and --no-local-version cannot be given together", hint="name one")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class BuildOrder:
+    """A request, where its parts are found, and how it is carried out.
+
+    ``config`` is a ds_config.json that names the ops. ``nodes`` are snapshots of the machines that the wheel is for.
+    ``machine`` is a snapshot that stands in for this machine. ``cache``: compiled ops are taken from the cache and kept there.
+    """
+
+    request: BuildRequest = field(default_factory=BuildRequest)
+    config: For = None
+    source: SourceSpec = None
+    nodes: NodeFiles = ()
+    python: Annotated[str, Parameter(parse=False)] = sys.executable
+    machine: Annotated[Path | None, Parameter(parse=False)] = None
+    cache: Annotated[bool, Parameter(parse=False)] = True
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for options that contradict each other."""
+        if self.request.ops is not None and self.config is not None and not self.request.ops_because:
+            raise UsageError("--ops and --for cannot be given together", hint="name one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRequest:
+    """What the user wants examined: this machine, or the snapshot ``machine``. ``deep`` asks the compiler too; ``rules`` empty
+    means every check."""
+
+    python: str
+    machine: Path | None = None
+    source: str | None = None
+    rules: frozenset[str] = frozenset()
+    deep: bool = False
+    request: BuildRequest = field(default_factory=BuildRequest)
