@@ -29,8 +29,15 @@ def summary(machine: Machine) -> str:
 def ops_torch_version_mismatch(machine: Machine) -> Iterator[Finding]:
     """The ops were built with another torch than the one that is here.
 
-    DeepSpeed's loader compares major and minor and refuses ("PyTorch version mismatch!"): torch's C++ interface changes with
-    each minor. A wheel serves exactly one.
+    torch's C++ interface changes with each minor, so a wheel serves exactly one.
+
+    Why it matters: DeepSpeed's loader compares major and minor and refuses the ops ("PyTorch version mismatch!").
+
+    How to fix it: Build them for this torch, or install the torch they were built with.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     built, torch = machine.deepspeed, machine.torch
     if built and torch and built.torch and built.installed_ops and built.torch != torch.minor:
@@ -47,7 +54,14 @@ def ops_torch_version_mismatch(machine: Machine) -> Iterator[Finding]:
 def ops_cuda_version_mismatch(machine: Machine) -> Iterator[Finding]:
     """The ops were built with another CUDA release than torch's.
 
-    DeepSpeed's loader compares major and minor of both and refuses ("PyTorch CUDA version mismatch!").
+    Why it matters: DeepSpeed's loader compares major and minor of both and refuses the ops ("PyTorch CUDA version
+    mismatch!").
+
+    How to fix it: Build them with the CUDA release of this torch.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     built, torch = machine.deepspeed, machine.torch
     if not built or not torch or not built.cuda or not torch.cuda or not built.installed_ops:
@@ -66,8 +80,16 @@ def ops_cuda_version_mismatch(machine: Machine) -> Iterator[Finding]:
 def ops_accelerator_mismatch(machine: Machine) -> Iterator[Finding]:
     """The ops were built for another accelerator than the one DeepSpeed will use here.
 
-    On a GPU machine DeepSpeed ignores ops that were built for the CPU accelerator and compiles its own at run time; on a CPU
-    torch it cannot load those built for CUDA. Builds on machines without a GPU choose cpu silently.
+    A build on a machine without a GPU chooses cpu and does not say so.
+
+    Why it matters: On a GPU machine DeepSpeed ignores ops that were built for the CPU accelerator and compiles its own
+    at run time. With a CPU torch it cannot load those built for CUDA.
+
+    How to fix it: Build them for the accelerator that is used.
+
+        $ python -m dsdoctor build-wheel --accelerator cuda
+
+    Since: 0.1
     """
     built, torch = machine.deepspeed, machine.torch
     if not built or not torch or not built.accelerator or not built.installed_ops:
@@ -91,7 +113,15 @@ def ops_accelerator_mismatch(machine: Machine) -> Iterator[Finding]:
 def claimed_op_missing(machine: Machine) -> Iterator[Finding]:
     """DeepSpeed says that an op is installed, and its shared object is not there.
 
-    The loader then fails with ModuleNotFoundError. A build that was broken off, or a wheel that was repacked.
+    The cause is a build that was interrupted, or a wheel that was repacked.
+
+    Why it matters: The loader fails with ModuleNotFoundError.
+
+    How to fix it: Build it again.
+
+        $ python -m dsdoctor build-wheel --ops NAME
+
+    Since: 0.1
     """
     built = machine.deepspeed
     if built and built.present_ops is not None:
@@ -108,9 +138,17 @@ def claimed_op_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def op_not_claimed(machine: Machine) -> Iterator[Finding]:
-    """A shared object is there and DeepSpeed does not say that its op is installed: it will not use it.
+    """A shared object is there and DeepSpeed does not say that its op is installed.
 
-    git_version_info_installed.py names the installed ops; one that is not in it is compiled at run time all the same.
+    git_version_info_installed.py names the installed ops.
+
+    Why it matters: An op that is not named there is not used, and is compiled at run time all the same.
+
+    How to fix it: Build again, by a build that names what the wheel holds.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     built = machine.deepspeed
     if built and built.unclaimed:
@@ -123,9 +161,17 @@ def op_not_claimed(machine: Machine) -> Iterator[Finding]:
 
 
 def no_kernel_image(machine: Machine) -> Iterator[Finding]:
-    """An op holds no code that a GPU here can run: "no kernel image is available for execution on the device".
+    """An op holds no code that a GPU here can run.
 
     Machine code runs on the same major architecture with the same or a higher minor; PTX on any newer GPU.
+
+    Why it matters: The op fails with "no kernel image is available for execution on the device".
+
+    How to fix it: Build the op for this GPU.
+
+        $ python -m dsdoctor build-wheel --ops NAME --arch "9.0"
+
+    Since: 0.1
     """
     built = machine.deepspeed
     for capability in sorted({gpu.capability for gpu in machine.visible_gpus}) if built else ():
@@ -143,10 +189,21 @@ def no_kernel_image(machine: Machine) -> Iterator[Finding]:
 
 
 def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
-    """The ops' host code uses instructions that this processor does not have: it ends with SIGILL.
+    """The ops' host code uses instructions that this processor does not have.
 
-    DeepSpeed compiles with -march=native, so a wheel fits processors like the one it was built on. The flags come from the
-    manifest, or from what the compiler wrote into each shared object. Names with a plus are gcc's extensions of Arm's -march.
+    DeepSpeed compiles with -march=native, so a wheel fits processors like the one it was built on. The flags come from
+    the manifest, or from what the compiler wrote into each shared object. Names with a plus are gcc's extensions of
+    Arm's -march.
+
+    Why it matters: The process ends with SIGILL.
+
+    How to fix it: Build the ops here. Or record this machine, and build elsewhere for what it has.
+
+        $ python -m dsdoctor build-wheel
+        $ python -m dsdoctor record FILE
+        $ python -m dsdoctor build-wheel --node FILE
+
+    Since: 0.1
     """
     built = machine.deepspeed
     if not built or not machine.system.cpu_flags:
@@ -167,7 +224,17 @@ def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
 
 
 def cpu_flags_unknown(machine: Machine) -> Iterator[Finding]:
-    """Which processor instructions the ops use is not known: there is no manifest, and no debug information to read."""
+    """Which processor instructions the ops use is not known: there is no manifest, and no debug information to read.
+
+    Why it matters: Whether the ops run on this processor was not judged; they may end with SIGILL.
+
+    How to fix it: Load every op here, or build them with dsdoctor, which writes a manifest.
+
+        $ python -m dsdoctor verify --installed --load
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
     built = machine.deepspeed
     if built and built.told_by != "record" and built.installed_ops and says_nothing(built.cpu_flags):
         yield note(

@@ -26,7 +26,14 @@ def name(compiler: Compiler) -> str:
 def host_compiler_missing(machine: Machine) -> Iterator[Finding]:
     """There is no C++ compiler that works: none on PATH, or one whose back end (cc1plus) is missing.
 
-    Neither pip nor the run-time loader can compile any op, CUDA or not. A wheel that holds the ops needs none.
+    Why it matters: Neither pip nor the run-time loader can compile any op, CUDA or not. A wheel that holds the ops
+    needs no compiler.
+
+    How to fix it: Install one (Fedora, RHEL: gcc-c++; conda: gxx_linux-64).
+
+        $ sudo apt-get install g++
+
+    Since: 0.1
     """
     if not machine.compilers:
         yield error(
@@ -42,7 +49,16 @@ def host_compiler_too_new(machine: Machine) -> Iterator[Finding]:
     """The host compiler is newer than this nvcc takes.
 
     nvcc hands host code to it and refuses releases it does not know (crt/host_config.h says which); torch checks the
-    same. `-allow-unsupported-compiler` lets it try, at your risk. An older g++ beside the newer one is enough: CC and CXX.
+    same. `-allow-unsupported-compiler` lets nvcc try, at your risk.
+
+    Why it matters: No CUDA op can be compiled.
+
+    How to fix it: Install an older g++ beside the newer one, and let CC and CXX name it; nothing needs to be removed.
+
+        $ sudo apt-get install g++-12
+        $ eval "$(python -m dsdoctor env)"
+
+    Since: 0.1
     """
     default, limits = _default_and_limits(machine)
     if default is None or limits[1] is None or default.major <= limits[1]:
@@ -62,7 +78,16 @@ def host_compiler_too_new(machine: Machine) -> Iterator[Finding]:
 def host_compiler_too_old(machine: Machine) -> Iterator[Finding]:
     """The host compiler is too old for the headers of this torch, which decide on the C++ standard.
 
-    C++17 since torch 2.1 needs gcc 9, C++20 since torch 2.14 needs gcc 10. On clusters a newer one is usually a module away.
+    C++17 since torch 2.1 needs gcc 9, C++20 since torch 2.14 needs gcc 10.
+
+    Why it matters: No op can be compiled, CUDA or not.
+
+    How to fix it: Install a newer one beside it. On clusters one is usually a module away.
+
+        $ sudo apt-get install g++-12
+        $ eval "$(python -m dsdoctor env)"
+
+    Since: 0.1
     """
     default, limits = _default_and_limits(machine)
     if default is None or default.major >= limits[0] or machine.torch is None:
@@ -83,8 +108,15 @@ def host_compiler_too_old(machine: Machine) -> Iterator[Finding]:
 def compilers_differ(machine: Machine) -> Iterator[Finding]:
     """C++ files and nvcc's host code would be compiled by different compilers.
 
-    torch compiles C++ with CXX and hands CC to nvcc as -ccbin; where CC is not set nvcc takes the gcc on PATH. Objects
-    of two compilers, linked into one op, break at load time or later.
+    torch compiles C++ with CXX and hands CC to nvcc as -ccbin; where CC is not set nvcc takes the gcc on PATH.
+
+    Why it matters: Objects of two compilers, linked into one op, break at load time or later.
+
+    How to fix it: Let CC and CXX name the same compiler.
+
+        $ export CC=gcc-12 CXX=g++-12
+
+    Since: 0.1
     """
     cc, cxx = machine.variables.get("CC"), machine.variables.get("CXX")
     if machine.taken is None or not machine.compilers or (not cc and not cxx):

@@ -11,9 +11,18 @@ from dsdoctor.core.machine import Machine
 
 
 def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:
-    """The ops need a newer libstdc++ than the system's ("version GLIBCXX_3.4.x not found").
+    """The ops need a newer libstdc++ than the system's.
 
     A conda environment may bring a newer one of its own, or an older one that is found first.
+
+    Why it matters: The ops do not load ("version GLIBCXX_3.4.x not found").
+
+    How to fix it: Install a newer libstdc++, or build the ops here.
+
+        $ conda install 'libstdcxx-ng>=12'
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     built, here = machine.deepspeed, machine.system.glibcxx
     if built and built.glibcxx and here and _number(built.glibcxx) > _number(here):
@@ -28,7 +37,16 @@ def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:
 
 
 def glibc_too_old(machine: Machine) -> Iterator[Finding]:
-    """The ops need a newer glibc than this system has ("version GLIBC_2.x not found"): build them on the oldest system."""
+    """The ops need a newer glibc than this system has.
+
+    Why it matters: The ops do not load ("version GLIBC_2.x not found").
+
+    How to fix it: Build them on this system, or on the oldest that is to run them.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
     built, here = machine.deepspeed, machine.system.glibc
     if built and built.glibc and here and _number(built.glibc) > _number(here):
         yield error(
@@ -42,7 +60,16 @@ def glibc_too_old(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_python_mismatch(machine: Machine) -> Iterator[Finding]:
-    """The wheel is for another Python: its shared objects are compiled for one minor version."""
+    """The wheel is for another Python: its shared objects are compiled for one minor version.
+
+    Why it matters: pip refuses the wheel for this Python, and its ops do not load there.
+
+    How to fix it: Build it with this Python.
+
+        $ python -m dsdoctor build-wheel --python /path/to/python
+
+    Since: 0.1
+    """
     built, python = machine.deepspeed, machine.python
     if built and python and built.python and not {python.tag, "py3", "py2.py3"} & set(built.python):
         yield error(
@@ -55,7 +82,16 @@ def wheel_python_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_platform_mismatch(machine: Machine) -> Iterator[Finding]:
-    """The wheel is for another operating system or processor family."""
+    """The wheel is for another operating system, processor family or newer glibc.
+
+    Why it matters: pip refuses the wheel here, and its ops do not load.
+
+    How to fix it: Build it here.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
     built, architecture = machine.deepspeed, machine.system.architecture
     if not built or not built.platform or architecture == "unknown":
         return
@@ -70,7 +106,16 @@ def wheel_platform_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_altered(machine: Machine) -> Iterator[Finding]:
-    """Files of the built DeepSpeed are not those that its maker recorded: their sha256 differs, or they are gone."""
+    """Files of the built DeepSpeed are not those that were recorded: their sha256 differs, or they are gone.
+
+    Why it matters: What is here is not what was built and tested, whether by damage or by an edit.
+
+    How to fix it: Fetch or build it again.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
     built = machine.deepspeed
     if built and built.altered:
         is_wheel = built.location.endswith(".whl")
@@ -84,7 +129,16 @@ def wheel_altered(machine: Machine) -> Iterator[Finding]:
 
 
 def op_unreadable(machine: Machine) -> Iterator[Finding]:
-    """A shared object is damaged: it is no ELF file, or its tables do not hold together. It will not load."""
+    """A shared object is damaged: it is no ELF file, or its tables are inconsistent.
+
+    Why it matters: The op will not load.
+
+    How to fix it: Fetch or build it again.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
     built = machine.deepspeed
     if built and built.unreadable:
         yield error(

@@ -29,10 +29,18 @@ def summary(machine: Machine) -> str:
 
 
 def driver_silent(machine: Machine) -> Iterator[Finding]:
-    """There is an NVIDIA driver, and it does not answer: nothing here can use a GPU.
+    """There is an NVIDIA driver, and it does not answer.
 
-    Most often the loaded kernel module is of another release than the libraries (after an update: reboot, or reload the
-    module), or a container was started without the libraries. `nvidia-smi` says the same.
+    Most often the loaded kernel module is of another release than the libraries, after an update, or a container was
+    started without the libraries.
+
+    Why it matters: Nothing here can use a GPU.
+
+    How to fix it: See what the driver itself says. After an update of it reboot, or reload the module.
+
+        $ nvidia-smi
+
+    Since: 0.1
     """
     for gap in machine.gaps:
         if gap.question == "gpus":
@@ -47,8 +55,13 @@ def driver_silent(machine: Machine) -> Iterator[Finding]:
 def driver_too_old(machine: Machine) -> Iterator[Finding]:
     """The NVIDIA driver is too old for the CUDA release that torch was built with.
 
-    A driver runs its own release and older ones, and other minors of its own major (minor-version compatibility). The
-    toolkit is not meant: a new toolkit does not help an old driver.
+    A driver runs its own release and older ones, and other minors of its own major (minor-version compatibility).
+
+    Why it matters: With an older major torch cannot use the GPU. A newer toolkit does not help an old driver.
+
+    How to fix it: Update the driver, or install a torch that was built for the driver's CUDA release.
+
+    Since: 0.1
     """
     torch, driver = machine.torch, machine.driver
     if not torch or not torch.cuda or not driver or not driver.cuda or driver.cuda >= torch.cuda:
@@ -64,9 +77,17 @@ def driver_too_old(machine: Machine) -> Iterator[Finding]:
 
 
 def gpu_not_in_torch(machine: Machine) -> Iterator[Finding]:
-    """torch holds no code for a GPU that is here: its own kernels fail with "no kernel image is available".
+    """torch holds no code for a GPU that is here.
 
     Machine code runs on the same major architecture with the same or a higher minor; torch's wheels carry little PTX.
+
+    Why it matters: Torch's own kernels fail with "no kernel image is available".
+
+    How to fix it: Install a torch release that was built for this GPU.
+
+        $ python -m pip install --upgrade torch
+
+    Since: 0.1
     """
     torch = machine.torch
     if not torch or not torch.arch_list:
@@ -83,8 +104,19 @@ def gpu_not_in_torch(machine: Machine) -> Iterator[Finding]:
 
 
 def gpu_arch_unsupported_by_nvcc(machine: Machine) -> Iterator[Finding]:
-    """nvcc compiles for none of the wanted architectures: it is too old for the GPU, or too new (CUDA 13 dropped 7.0 and
-    older)."""
+    """nvcc does not compile for some of the architectures that are wanted.
+
+    It is too old for the GPU, or too new (CUDA 13 dropped 7.0 and older). The wanted ones are those of
+    TORCH_CUDA_ARCH_LIST, else those of the GPUs here.
+
+    Why it matters: nvcc stops at the first of them, and no CUDA op is compiled.
+
+    How to fix it: Name architectures that it takes, or use a toolkit and torch of another release.
+
+        $ export TORCH_CUDA_ARCH_LIST="8.0;9.0"
+
+    Since: 0.1
+    """
     taken, wanted = machine.taken, _wanted(machine)
     if taken is None or taken.release is None or taken.nvcc is None:
         return
@@ -105,8 +137,15 @@ def gpu_arch_unsupported_by_nvcc(machine: Machine) -> Iterator[Finding]:
 def gpu_arch_unknown_to_torch(machine: Machine) -> Iterator[Finding]:
     """TORCH_CUDA_ARCH_LIST holds something that torch or DeepSpeed cannot read.
 
-    Both read numbers with ";" between them, with an optional +PTX ("8.0;9.0+PTX"); torch also reads names and suffixes
-    (Hopper, 9.0a), at which DeepSpeed stops with a ValueError.
+    Both read numbers with ";" between them, with an optional +PTX. torch also reads names and suffixes (Hopper, 9.0a).
+
+    Why it matters: torch refuses what it does not know, and DeepSpeed stops at names and suffixes with a ValueError.
+
+    How to fix it: Write numbers.
+
+        $ export TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"
+
+    Since: 0.1
     """
     text = machine.variables.get(ARCH_VARIABLE, "").strip()
     torch = machine.torch
@@ -125,10 +164,19 @@ def gpu_arch_unknown_to_torch(machine: Machine) -> Iterator[Finding]:
 
 
 def arch_list_empty(machine: Machine) -> Iterator[Finding]:
-    """No GPU is visible and TORCH_CUDA_ARCH_LIST is not set: nothing says for which GPU to compile.
+    """No GPU is visible and TORCH_CUDA_ARCH_LIST is not set, so nothing says for which GPU to compile.
 
-    torch's loader then stops with "IndexError: list index out of range". DeepSpeed's setup.py falls back to 6.0;6.1;7.0,
-    which nvcc 13 refuses. It happens in docker builds, on login nodes, and with CUDA_VISIBLE_DEVICES empty.
+    It happens in docker builds, on login nodes, and with CUDA_VISIBLE_DEVICES empty.
+
+    Why it matters: Torch's loader stops with "IndexError: list index out of range". DeepSpeed's setup.py falls back to
+    6.0;6.1;7.0, which nvcc 13 refuses.
+
+    How to fix it: Name the GPUs that the ops are for.
+
+        $ export TORCH_CUDA_ARCH_LIST="8.0;9.0"
+        $ python -m dsdoctor build-wheel --arch "8.0;9.0"
+
+    Since: 0.1
     """
     torch, taken = machine.torch, machine.taken
     if not torch or not torch.cuda or machine.visible_gpus or machine.variables.get(ARCH_VARIABLE, "").strip():
@@ -149,10 +197,19 @@ def arch_list_empty(machine: Machine) -> Iterator[Finding]:
 
 
 def accelerator_autodetect_cpu(machine: Machine) -> Iterator[Finding]:
-    """No GPU is visible and DS_ACCELERATOR is not set: DeepSpeed chooses the CPU accelerator.
+    """No GPU is visible and DS_ACCELERATOR is not set, so DeepSpeed chooses the CPU accelerator.
 
-    setup.py then builds the CPU flavour of the ops (fused_adam too) and refuses the others, without a word; on a GPU
-    machine such a wheel's ops are ignored. Containers and login nodes need DS_ACCELERATOR=cuda while they build.
+    Containers and login nodes often have no GPU while they build.
+
+    Why it matters: setup.py builds the CPU variant of the ops (fused_adam too) and leaves the others out without a
+    message. On a GPU machine DeepSpeed ignores such ops.
+
+    How to fix it: Where you build for GPUs, say so; build-wheel does.
+
+        $ export DS_ACCELERATOR=cuda
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     torch = machine.torch
     if torch and torch.cuda and not machine.visible_gpus and not machine.variables.get("DS_ACCELERATOR"):
@@ -166,7 +223,16 @@ def accelerator_autodetect_cpu(machine: Machine) -> Iterator[Finding]:
 
 
 def accelerator_name_invalid(machine: Machine) -> Iterator[Finding]:
-    """DS_ACCELERATOR holds a name that DeepSpeed does not know: importing it fails with a ValueError."""
+    """DS_ACCELERATOR holds a name that DeepSpeed does not know.
+
+    Why it matters: Importing DeepSpeed fails with a ValueError.
+
+    How to fix it: Name one that it knows, or none.
+
+        $ unset DS_ACCELERATOR
+
+    Since: 0.1
+    """
     name = machine.variables.get("DS_ACCELERATOR")
     if name is not None and name not in ACCELERATORS:
         yield error(
@@ -181,8 +247,14 @@ def accelerator_name_invalid(machine: Machine) -> Iterator[Finding]:
 def gpus_differ(machine: Machine) -> Iterator[Finding]:
     """GPUs of different kinds are in this machine.
 
-    Ops compiled for "the visible GPUs" depend on which are visible; data-parallel ranks wait for the slowest one, and
-    the smallest memory decides.
+    Why it matters: Ops compiled for "the visible GPUs" depend on which are visible. Data-parallel ranks wait for the
+    slowest GPU, and the smallest memory decides.
+
+    How to fix it: Compile for all of them.
+
+        $ export TORCH_CUDA_ARCH_LIST="8.0;9.0"
+
+    Since: 0.1
     """
     kinds = sorted({(gpu.name, gpu.capability) for gpu in machine.visible_gpus})
     if len(kinds) > 1:

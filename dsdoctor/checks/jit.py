@@ -15,10 +15,17 @@ LOCKS_EXPIRE_SINCE = Version("2.14")
 
 
 def jit_cache_shared(machine: Machine) -> Iterator[Finding]:
-    """TORCH_EXTENSIONS_DIR names the cache of run-time compiled ops, so all environments share one folder.
+    """TORCH_EXTENSIONS_DIR names the cache of ops compiled at run time, so all environments share one folder.
 
-    By default torch keeps a sub-folder for each Python and CUDA; with the variable it does not. Ops of another torch are
-    then loaded (undefined symbols) or rebuilt at every change of environment.
+    By default torch keeps a sub-folder for each Python and CUDA; with the variable it does not.
+
+    Why it matters: Ops of another torch are loaded (undefined symbols), or rebuilt at every change of environment.
+
+    How to fix it: Give each environment a folder of its own.
+
+        $ export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"
+
+    Since: 0.1
     """
     jit = machine.jit
     if jit and jit.named and jit.ops:
@@ -31,10 +38,18 @@ def jit_cache_shared(machine: Machine) -> Iterator[Finding]:
 
 
 def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
-    """A lock was left behind in the cache of run-time compiled ops: the next program waits for it for ever.
+    """A lock file was left behind in the cache of ops compiled at run time.
 
-    Up to torch 2.13 the lock is a file that a killed compilation does not remove; the wait prints nothing. From 2.14 on the
-    operating system releases it.
+    Up to torch 2.13 the lock is a file that a killed compilation does not remove. From 2.14 on the operating system
+    releases it.
+
+    Why it matters: The next program that loads the op waits for the lock for ever, and prints nothing.
+
+    How to fix it: If nothing is compiling, remove it.
+
+        $ rm -- ~/.cache/torch_extensions/*/*/lock
+
+    Since: 0.1
     """
     jit, torch = machine.jit, machine.torch
     if not jit or not torch or _at_least(torch.minor, LOCKS_EXPIRE_SINCE):
@@ -52,7 +67,17 @@ def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
 
 
 def torch_extensions_permission(machine: Machine) -> Iterator[Finding]:
-    """The cache of run-time compiled ops cannot be written by this user."""
+    """The cache of ops compiled at run time cannot be written by this user.
+
+    Why it matters: Ops cannot be compiled at run time.
+
+    How to fix it: Name a folder of your own, or install a wheel that holds the ops.
+
+        $ export TORCH_EXTENSIONS_DIR=/path/you/own/torch_extensions
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
     jit = machine.jit
     if jit and not jit.writable:
         yield warning(

@@ -10,12 +10,20 @@ from dsdoctor.core.machine import Machine, System
 
 
 def shared_library_missing(machine: Machine) -> Iterator[Finding]:
-    """An op links a shared library that this machine does not have: it fails when it is loaded.
+    """An op links a shared library that this machine does not have.
 
-    "libaio.so.1: cannot open shared object file". A wheel holds DeepSpeed's code and not the libraries of the system that its
-    ops link; slim images have none of those. Judged are libgomp, libaio and libcufile: what else ops link, torch loads before
-    them or does not load without. A library of an op's own run path, of LD_LIBRARY_PATH, of Python's prefix or of torch's
-    packages counts as there.
+    A wheel holds DeepSpeed's code and not the system libraries that its ops link; slim images have none of those. Only
+    libgomp, libaio and libcufile are judged: everything else that ops link is loaded by torch before them, or torch
+    does not load without it. A library in an op's own run path, LD_LIBRARY_PATH, Python's prefix or torch's packages
+    counts as there.
+
+    Why it matters: The op fails when it is loaded ("libaio.so.1: cannot open shared object file").
+
+    How to fix it: Install the library; the finding names the package.
+
+        $ sudo apt-get install libaio1 libgomp1
+
+    Since: 0.1
     """
     built, here = machine.deepspeed, machine.loadable
     if built is None or here is None:

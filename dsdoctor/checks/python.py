@@ -25,9 +25,15 @@ def summary(machine: Machine) -> str:
 
 
 def python_silent(machine: Machine) -> Iterator[Finding]:
-    """The interpreter whose environment was to be looked at does not answer.
+    """The interpreter whose environment was to be examined does not answer.
 
-    Everything about torch, DeepSpeed and packages stays unknown then. Name another one with --python PATH.
+    Why it matters: Everything about torch, DeepSpeed and packages stays unknown.
+
+    How to fix it: Name an interpreter that runs.
+
+        $ python -m dsdoctor check --python /path/to/python
+
+    Since: 0.1
     """
     for gap in machine.gaps:
         if machine.python is None and gap.question.startswith("python"):
@@ -44,8 +50,15 @@ def python_silent(machine: Machine) -> Iterator[Finding]:
 def torch_missing(machine: Machine) -> Iterator[Finding]:
     """There is no torch in this environment.
 
-    DeepSpeed compiles its ops against the torch in front of it, and imports it at run time. The environment that is looked
-    at is that of --python, by default that of the interpreter that runs dsdoctor.
+    The environment is that of --python, by default that of the interpreter that runs dsdoctor.
+
+    Why it matters: DeepSpeed compiles its ops against the torch that is installed, and imports it at run time.
+
+    How to fix it: Install it, or look at another environment with --python PATH.
+
+        $ python -m pip install torch
+
+    Since: 0.1
     """
     if machine.python and machine.torch is None and not _broken_beyond_reading(machine):
         yield error(
@@ -60,8 +73,17 @@ def torch_missing(machine: Machine) -> Iterator[Finding]:
 def torch_broken(machine: Machine) -> Iterator[Finding]:
     """torch is installed and cannot be loaded.
 
-    Its files are there, and a process that loads them ends with an error or a signal: a half-finished installation, a
-    CUDA library of another release found first (LD_LIBRARY_PATH), or a package that torch needs and that is gone.
+    Its files are there, and a process that loads them ends with an error or a signal. The cause is a half-finished
+    installation, a CUDA library of another release that is found first (LD_LIBRARY_PATH), or a package that torch needs
+    and that is gone.
+
+    Why it matters: Neither a build nor a run of DeepSpeed is possible.
+
+    How to fix it: Install it again.
+
+        $ python -m pip install --force-reinstall torch
+
+    Since: 0.1
     """
     torch, python = machine.torch, machine.python
     reason = torch.broken if torch else _broken_beyond_reading(machine)
@@ -80,8 +102,15 @@ def torch_broken(machine: Machine) -> Iterator[Finding]:
 def torch_without_cuda(machine: Machine) -> Iterator[Finding]:
     """torch is a CPU build and there is a GPU.
 
-    Nothing of DeepSpeed will use the GPU, and its CUDA ops cannot be built. pip takes the CPU build when it was named
-    (a "+cpu" version or index) or when the platform has no other.
+    pip takes the CPU build when it was named (a "+cpu" version or index) or when the platform has no other.
+
+    Why it matters: Nothing of DeepSpeed will use the GPU, and its CUDA ops cannot be built.
+
+    How to fix it: Install a CUDA build that this driver runs.
+
+        $ python -m pip install --force-reinstall torch
+
+    Since: 0.1
     """
     torch = machine.torch
     if torch and torch.cuda is None and torch.hip is None and machine.gpus:
@@ -97,8 +126,17 @@ def torch_without_cuda(machine: Machine) -> Iterator[Finding]:
 def python_headers_missing(machine: Machine) -> Iterator[Finding]:
     """Python.h is not there for this interpreter.
 
-    Every op includes it. Distributions put it into a package of its own (python3.11-dev, python3-devel), for that very
-    minor version. dsdoctor's own builds fetch it without root on Debian and Ubuntu.
+    Distributions have a package of its own for it (python3.11-dev, python3-devel), for each minor version.
+
+    Why it matters: Every op includes it, so no op can be compiled.
+
+    How to fix it: Install the headers of this very version, or let dsdoctor fetch them without root (Debian and
+    Ubuntu).
+
+        $ sudo apt-get install python3.11-dev
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     python = machine.python
     if python and not python.headers:
@@ -113,10 +151,19 @@ def python_headers_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def ninja_missing(machine: Machine) -> Iterator[Finding]:
-    """There is no ninja: ops cannot be compiled at run time (JIT).
+    """There is no ninja, or it is not on PATH.
 
-    torch's JIT loader starts the program "ninja", so it must be on PATH: the Python package alone does not help where its
-    environment is not activated. Ahead-of-time builds work without it, one file after the other.
+    torch compiles ops at run time (JIT) by starting the program "ninja". The Python package alone does not help where
+    its environment is not activated.
+
+    Why it matters: Ops cannot be compiled at run time. Builds ahead of time work without it, but compile one file after
+    the other.
+
+    How to fix it: Install it into this environment, and put the environment's bin folder on PATH.
+
+        $ python -m pip install 'ninja>=1.13'
+
+    Since: 0.1
     """
     python, ninja = machine.python, machine.system.ninja
     if python and ninja is None:
@@ -136,10 +183,18 @@ def ninja_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_package_missing(machine: Machine) -> Iterator[Finding]:
-    """setuptools is missing, or too old to make wheels by itself and the wheel package is missing too.
+    """setuptools is missing, or it is older than 70.1 and the wheel package is missing too.
 
-    DeepSpeed's setup.py is run by the environment's own setuptools when pip does not isolate the build. Before 70.1
-    setuptools took bdist_wheel from the wheel package.
+    Before 70.1 setuptools took bdist_wheel from the wheel package.
+
+    Why it matters: When pip does not isolate the build, DeepSpeed's setup.py is run by the environment's own
+    setuptools, and cannot make a wheel.
+
+    How to fix it: Install it.
+
+        $ python -m pip install setuptools wheel
+
+    Since: 0.1
     """
     python = machine.python
     if python is None:
@@ -159,8 +214,15 @@ def wheel_package_missing(machine: Machine) -> Iterator[Finding]:
 def pip_isolates(machine: Machine) -> Iterator[Finding]:
     """pip hides torch from DeepSpeed's setup.py unless it is told not to.
 
-    Since 25.3 pip builds every source distribution in an environment of its own, where no torch is. DeepSpeed's setup.py then
-    stops ("Unable to pre-compile ops without torch installed"). Say --no-build-isolation, or build with dsdoctor.
+    Since 25.3 pip builds every source distribution in an environment of its own, where no torch is.
+
+    Why it matters: DeepSpeed's setup.py stops with "Unable to pre-compile ops without torch installed".
+
+    How to fix it: Pass --no-build-isolation, or build with dsdoctor.
+
+        $ python -m pip install --no-build-isolation --no-cache-dir deepspeed
+
+    Since: 0.1
     """
     pip = machine.package("pip")
     allowed = machine.variables.get("PIP_NO_BUILD_ISOLATION", "").lower() in {"0", "false", "no", "off"}

@@ -30,7 +30,16 @@ def summary(machine: Machine) -> str:
 
 
 def not_asked(machine: Machine) -> Iterator[Finding]:
-    """A question about this machine could not be answered, so nothing that depends on it was judged."""
+    """A question about this machine could not be answered.
+
+    Why it matters: Nothing that depends on the answer was judged, so a problem there is not reported.
+
+    How to fix it: Remove the reason that the finding names, then look again.
+
+        $ python -m dsdoctor look
+
+    Since: 0.1
+    """
     spoken_for = ("python", "torch", "gpus")
     for gap in machine.gaps:
         if not gap.question.startswith(spoken_for):
@@ -38,7 +47,14 @@ def not_asked(machine: Machine) -> Iterator[Finding]:
 
 
 def path_entry_missing(machine: Machine) -> Iterator[Finding]:
-    """PATH names folders that do not exist. Harmless by itself; often the trace of a toolkit that was removed."""
+    """PATH names folders that do not exist.
+
+    Why it matters: It is harmless by itself, but often left over from a toolkit that was removed.
+
+    How to fix it: Remove the folders from PATH, in the shell's start-up file that adds them.
+
+    Since: 0.1
+    """
     missing = machine.paths.missing_path
     if missing:
         verb = "does" if len(missing) == 1 else "do"
@@ -46,7 +62,14 @@ def path_entry_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def library_path_entry_missing(machine: Machine) -> Iterator[Finding]:
-    """LD_LIBRARY_PATH names folders that do not exist: a library that was meant to be found there is not."""
+    """LD_LIBRARY_PATH names folders that do not exist.
+
+    Why it matters: A library that was meant to be found there is not.
+
+    How to fix it: Remove the folders that are gone.
+
+    Since: 0.1
+    """
     missing = machine.paths.missing_library_path
     if missing:
         yield note(
@@ -59,8 +82,16 @@ def library_path_entry_missing(machine: Machine) -> Iterator[Finding]:
 def library_path_other_cuda(machine: Machine) -> Iterator[Finding]:
     """LD_LIBRARY_PATH puts the libraries of another CUDA major before those that torch was built with.
 
-    The dynamic linker searches it before anything else but a library's own RPATH: an op, or torch itself, gets libcublas or
-    libcudnn of the wrong release. torch's wheels need no LD_LIBRARY_PATH at all.
+    The dynamic linker searches it before anything else but a library's own RPATH. torch's wheels need no
+    LD_LIBRARY_PATH at all.
+
+    Why it matters: An op, or torch itself, gets libcublas or libcudnn of the wrong release.
+
+    How to fix it: Remove that folder, or put the one that fits in front.
+
+        $ eval "$(python -m dsdoctor env)"
+
+    Since: 0.1
     """
     torch, runtimes = machine.torch, machine.paths.runtimes
     if not torch or not torch.cuda or not runtimes or runtimes[0].major == torch.cuda.major:
@@ -76,9 +107,18 @@ def library_path_other_cuda(machine: Machine) -> Iterator[Finding]:
 
 
 def libaio_missing(machine: Machine) -> Iterator[Finding]:
-    """libaio's header or library is missing: async_io (NVMe offload) and gds cannot be built.
+    """libaio's header or library is missing.
 
-    DeepSpeed drops an op it was asked for without a word when its prerequisite is missing. No other op needs libaio.
+    No other op than async_io (NVMe offload) and gds needs libaio.
+
+    Why it matters: async_io and gds cannot be built. DeepSpeed leaves out an op it was asked for without a message when
+    its prerequisite is missing.
+
+    How to fix it: Install its development files (Fedora, RHEL: libaio-devel; conda: libaio).
+
+        $ sudo apt-get install libaio-dev
+
+    Since: 0.1
     """
     library = machine.library("libaio")
     if library is None or not library.usable:
@@ -99,8 +139,14 @@ def libaio_missing(machine: Machine) -> Iterator[Finding]:
 def ds_variables_set(machine: Machine) -> Iterator[Finding]:
     """Variables that steer DeepSpeed's build are set in this shell.
 
-    They reach `pip install`, run-time compilation and ds_report, and an old one explains many a surprise. dsdoctor's own builds set
-    theirs and do not see yours.
+    Why it matters: They reach `pip install`, run-time compilation and ds_report, and an old one explains many a
+    surprise. dsdoctor's own builds set theirs and do not see yours.
+
+    How to fix it: Unset those that you do not want.
+
+        $ unset NAME
+
+    Since: 0.1
     """
     here = {name: value for name, value in machine.variables.items() if name in KNOWN_VARIABLES or _build(name)}
     if here:
@@ -108,9 +154,17 @@ def ds_variables_set(machine: Machine) -> Iterator[Finding]:
 
 
 def variable_misspelt(machine: Machine) -> Iterator[Finding]:
-    """A variable looks like one of DeepSpeed's and is none: DeepSpeed ignores it silently.
+    """A variable looks like one of DeepSpeed's and is not one.
 
     The names of ops and of their variables differ (async_io is DS_BUILD_AIO); `dsdoctor plan --ops NAME` takes both.
+
+    Why it matters: DeepSpeed ignores it without a message.
+
+    How to fix it: Set the variable that the finding names instead.
+
+        $ unset NAME
+
+    Since: 0.1
     """
     for name in machine.ds_names:
         near = difflib.get_close_matches(name, KNOWN_VARIABLES, n=1, cutoff=LOOKALIKE)
@@ -124,7 +178,16 @@ def variable_misspelt(machine: Machine) -> Iterator[Finding]:
 
 
 def variable_malformed(machine: Machine) -> Iterator[Finding]:
-    """A DS_BUILD_* variable holds no number: DeepSpeed's setup.py stops with a ValueError ("true" is none)."""
+    """A DS_BUILD_* variable does not hold a number.
+
+    Why it matters: DeepSpeed's setup.py stops with a ValueError, at "true" for example.
+
+    How to fix it: Write 1 or 0.
+
+        $ export DS_BUILD_OPS=1
+
+    Since: 0.1
+    """
     for name, value in machine.variables.items():
         if _build(name) and name != "DS_BUILD_STRING" and value and not _is_number(value):
             yield error(
@@ -136,9 +199,18 @@ def variable_malformed(machine: Machine) -> Iterator[Finding]:
 
 
 def nccl_shm_too_small(machine: Machine) -> Iterator[Finding]:
-    """/dev/shm is small: NCCL between the GPUs of this machine, and data loaders with workers, run out of it.
+    """/dev/shm is small.
 
-    Docker gives a container 64 MiB unless told otherwise; the failure is a bus error or "unable to mmap".
+    Docker gives a container 64 MiB unless told otherwise.
+
+    Why it matters: NCCL between the GPUs of this machine, and data loaders with workers, run out of it: a bus error or
+    "unable to mmap".
+
+    How to fix it: Give the container more, or --ipc=host; on Kubernetes an emptyDir of medium Memory.
+
+        $ docker run --shm-size=16g ...
+
+    Since: 0.1
     """
     size = machine.system.shared_memory
     if size is not None and size < SMALL_SHARED_MEMORY:
@@ -151,10 +223,17 @@ def nccl_shm_too_small(machine: Machine) -> Iterator[Finding]:
 
 
 def compiler_oom_killed(machine: Machine) -> Iterator[Finding]:
-    """Memory, as the control group limits it, is less than the compile jobs would take together.
+    """The memory is less than the compile jobs would take together, as the control group limits it.
 
-    ninja starts two jobs more than there are processors, whatever the memory; the kernel then kills a compiler. dsdoctor's
-    builds count their jobs by memory; others need MAX_JOBS.
+    ninja starts two jobs more than there are processors, whatever the memory.
+
+    Why it matters: The kernel kills a compiler, and the build fails.
+
+    How to fix it: Limit the jobs of pip and of run-time compilation. dsdoctor's builds count their jobs by memory.
+
+        $ export MAX_JOBS=2
+
+    Since: 0.1
     """
     system = machine.system
     named = machine.variables.get("MAX_JOBS", "")
@@ -171,7 +250,16 @@ def compiler_oom_killed(machine: Machine) -> Iterator[Finding]:
 
 
 def disk_full(machine: Machine) -> Iterator[Finding]:
-    """The disk of dsdoctor's cache folder has little room: a build of a few ops takes about one GiB, of all ops several."""
+    """The disk of dsdoctor's cache folder has little room.
+
+    Why it matters: A build of a few ops takes about one GiB, of all ops several.
+
+    How to fix it: Free some, or put the cache elsewhere.
+
+        $ export DSDOCTOR_CACHE=/path/with/room
+
+    Since: 0.1
+    """
     free = machine.system.cache_free
     if free is not None and free < GIB:
         yield warning(

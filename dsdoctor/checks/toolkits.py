@@ -34,8 +34,17 @@ def real_toolkits(machine: Machine) -> tuple[Toolkit, ...]:
 def cuda_toolkit_missing(machine: Machine) -> Iterator[Finding]:
     """torch is a CUDA build and no CUDA toolkit (no nvcc) is here.
 
-    torch's wheels bring the runtime libraries, not the compiler: DeepSpeed's CUDA ops cannot be compiled, neither by
-    pip nor at run time. `nvidia-smi` shows what the driver can run, which says nothing about a toolkit.
+    torch's wheels bring the runtime libraries, not the compiler. `nvidia-smi` shows what the driver can run, which says
+    nothing about a toolkit.
+
+    Why it matters: DeepSpeed's CUDA ops cannot be compiled, neither by pip nor at run time.
+
+    How to fix it: Let dsdoctor assemble a toolkit without root, or install the CUDA release that torch was built with.
+
+        $ python -m dsdoctor build-wheel
+        $ export CUDA_HOME="$(python -m dsdoctor toolkit)"
+
+    Since: 0.1
     """
     torch = machine.torch
     if torch and torch.cuda and not real_toolkits(machine) and not _named(machine):
@@ -51,7 +60,16 @@ def cuda_toolkit_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def nvcc_broken(machine: Machine) -> Iterator[Finding]:
-    """An nvcc is there and does not tell its version: it fails, hangs, or is a script whose target is gone."""
+    """An nvcc is there and does not print its version: it fails, hangs, or is a script whose target is gone.
+
+    Why it matters: If it is the nvcc that torch takes, no CUDA op can be compiled.
+
+    How to fix it: Repair it, or select another toolkit.
+
+        $ eval "$(python -m dsdoctor env)"
+
+    Since: 0.1
+    """
     for toolkit in machine.toolkits:
         if toolkit.broken:
             taken = TAKEN in toolkit.found_via
@@ -67,11 +85,19 @@ def nvcc_broken(machine: Machine) -> Iterator[Finding]:
 
 
 def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
-    """The folder that torch and DeepSpeed take for CUDA_HOME is no usable toolkit.
+    """The folder that torch and DeepSpeed take for CUDA_HOME is not a usable toolkit.
 
     They take CUDA_HOME, else CUDA_PATH, else two folders up from the nvcc on PATH (links and wrapper scripts are not
-    followed), else /usr/local/cuda, and never look whether anything is there. DeepSpeed then builds a CPU flavour
-    without a word, or the compiler misses the first header.
+    followed), else /usr/local/cuda, and never check whether anything is there.
+
+    Why it matters: DeepSpeed builds CPU variants without a message, or the compiler does not find the first header.
+
+    How to fix it: Select the toolkit that is here, or let dsdoctor assemble one without root.
+
+        $ eval "$(python -m dsdoctor env)"
+        $ export CUDA_HOME="$(python -m dsdoctor toolkit)"
+
+    Since: 0.1
     """
     torch = machine.torch
     taken, home = machine.taken, torch.cuda_home if torch else None
@@ -104,9 +130,18 @@ def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
 def cuda_torch_mismatch(machine: Machine) -> Iterator[Finding]:
     """The toolkit that the build takes is of another CUDA release than the one torch was built with.
 
-    Another major never works: torch and DeepSpeed both refuse. DeepSpeed lets another minor pass for CUDA 11 and 12, not
-    for 13 (unless DS_SKIP_CUDA_CHECK=1), while torch only warns; a DeepSpeed that is older than a minor refuses that one.
     The driver's release (nvidia-smi) plays no part.
+
+    Why it matters: Another major never works: torch and DeepSpeed both refuse. DeepSpeed accepts another minor for CUDA
+    11 and 12, not for 13 (unless DS_SKIP_CUDA_CHECK=1), while torch only warns; a DeepSpeed that is older than a minor
+    refuses that one.
+
+    How to fix it: Use a toolkit of torch's release, or let dsdoctor assemble one.
+
+        $ eval "$(python -m dsdoctor env)"
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     torch, taken = machine.torch, machine.taken
     if not torch or not torch.cuda or taken is None or taken.nvcc is None or taken.release is None:
@@ -131,8 +166,15 @@ def cuda_torch_mismatch(machine: Machine) -> Iterator[Finding]:
 def cuda_home_cuda_path_differ(machine: Machine) -> Iterator[Finding]:
     """CUDA_HOME and CUDA_PATH name different folders.
 
-    torch and DeepSpeed take CUDA_HOME first, cuda-pathfinder (and what is built on it) CUDA_PATH first: parts of two
-    toolkits end up in one build.
+    torch and DeepSpeed take CUDA_HOME first, cuda-pathfinder (and what is built on it) CUDA_PATH first.
+
+    Why it matters: Parts of two toolkits end up in one build.
+
+    How to fix it: Let both name one folder.
+
+        $ export CUDA_PATH="$CUDA_HOME"
+
+    Since: 0.1
     """
     home, path = machine.variables.get("CUDA_HOME"), machine.variables.get("CUDA_PATH")
     if home and path and home.rstrip("/") != path.rstrip("/"):
@@ -145,7 +187,16 @@ def cuda_home_cuda_path_differ(machine: Machine) -> Iterator[Finding]:
 
 
 def toolkits_several(machine: Machine) -> Iterator[Finding]:
-    """Several CUDA toolkits are here. Nothing is wrong with that; it matters which one a build takes."""
+    """Several CUDA toolkits are here.
+
+    Why it matters: Nothing is wrong with that, but it matters which one a build takes.
+
+    How to fix it: To select the one that fits torch:
+
+        $ eval "$(python -m dsdoctor env)"
+
+    Since: 0.1
+    """
     here = real_toolkits(machine)
     if len(here) > 1 and _wants_cuda(machine):
         taken = machine.taken
@@ -161,8 +212,18 @@ def toolkits_several(machine: Machine) -> Iterator[Finding]:
 def cuda_header_missing(machine: Machine) -> Iterator[Finding]:
     """The toolkit that the build takes has a compiler but lacks headers of the CUDA libraries.
 
-    The packages cuda-nvcc, nvidia-cuda-nvcc and conda's cuda-nvcc bring the compiler alone, while every CUDA op includes
-    cusparse.h, cublas_v2.h and cusolverDn.h through ATen. torch's own wheels carry most of them; build-wheel joins both.
+    The packages cuda-nvcc, nvidia-cuda-nvcc and conda's cuda-nvcc bring the compiler alone. torch's own wheels carry
+    most of the headers.
+
+    Why it matters: Every CUDA op includes cusparse.h, cublas_v2.h and cusolverDn.h through ATen, so none can be
+    compiled.
+
+    How to fix it: Let dsdoctor join the toolkit with the headers of torch's wheels, without root.
+
+        $ python -m dsdoctor build-wheel
+        $ export CUDA_HOME="$(python -m dsdoctor toolkit)"
+
+    Since: 0.1
     """
     taken = machine.taken
     if not _wants_cuda(machine) or taken is None or taken.nvcc is None or _known_wrong(taken):
@@ -186,7 +247,16 @@ def cuda_header_missing(machine: Machine) -> Iterator[Finding]:
 def cuda_lib_link_missing(machine: Machine) -> Iterator[Finding]:
     """The toolkit that the build takes lacks libraries to link with.
 
-    The linker wants an unversioned file (libcurand.so), which runtime packages leave out; torch looks in lib64, else lib.
+    The linker needs an unversioned file (libcurand.so), which runtime packages leave out; torch looks in lib64, else
+    lib.
+
+    Why it matters: The ops that link such a library are compiled, and then fail at the link.
+
+    How to fix it: Let dsdoctor assemble a whole toolkit, without root.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     taken = machine.taken
     if not _wants_cuda(machine) or taken is None or taken.nvcc is None or _known_wrong(taken):

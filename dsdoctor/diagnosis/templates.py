@@ -43,6 +43,16 @@ def command(template: str, values: Mapping[str, str]) -> str:
     return FIELD.sub(lambda found: _value(found, values, quoted=True), template)
 
 
+def placeholders(template: str) -> dict[str, str]:
+    """A name in capitals for each field of a template that has nothing else to say without a log.
+
+    >>> placeholders("build {op} for {arch|all}{cuda_hint}")
+    {'op': 'OP'}
+    """
+    fields = (found for found in FIELD.finditer(template) if found[2] is None and not found[1].endswith("_hint"))
+    return {found[1]: found[1].upper() for found in fields}
+
+
 def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[str, str]:
     """What templates may name: the facts, then what the line itself says, then names derived from them."""
     values = {name: value for name, value in asdict(facts).items() if isinstance(value, str)}

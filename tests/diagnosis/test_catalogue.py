@@ -2,6 +2,7 @@
 
 import re
 
+from dsdoctor.core.manual import parse_page
 from dsdoctor.diagnosis.catalogue.rules import ROOMS, RULES
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Facts, Hit, Signature, Tier
@@ -112,7 +113,10 @@ def test_a_wording_can_be_said_with_what_its_sample_tells() -> None:
 
 def test_a_rule_has_a_manual_page_and_refers_to_rules_that_are() -> None:
     for rule in RULES.values():
-        assert 1 <= len(rule.manual.splitlines()) <= 6, rule.id
+        page = parse_page(rule.manual)
+        assert 1 <= len(page.means.splitlines()) <= 8, rule.id
+        assert 1 <= len(page.why.splitlines()) <= 4, rule.id
+        assert (page.fix, page.since) == ("", ""), f"{rule.id}: the page takes both from the rule"
         assert set(rule.explained_by) <= set(RULES), rule.id
 
 
