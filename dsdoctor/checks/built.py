@@ -4,12 +4,13 @@ import re
 from collections.abc import Iterator
 from shlex import quote
 
-from dsdoctor.checks.say import BUILD_WHEEL, error, note, some, warning
+from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.architectures import order
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.isa import lacking_instructions, says_nothing
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.sentences import and_more
 
 
 def summary(machine: Machine) -> str:
@@ -41,7 +42,7 @@ def ops_torch_version_mismatch(machine: Machine) -> Iterator[Finding]:
     """
     built, torch = machine.deepspeed, machine.torch
     if built and torch and built.torch and built.installed_ops and built.torch != torch.minor:
-        yield error(
+        yield Finding.error(
             "ops-torch-version-mismatch",
             f"DeepSpeed {built.version}'s ops were built with torch {built.torch}, here is torch {torch.version}",
             evidence=[built.location, torch.location],
@@ -67,7 +68,7 @@ def ops_cuda_version_mismatch(machine: Machine) -> Iterator[Finding]:
     if not built or not torch or not built.cuda or not torch.cuda or not built.installed_ops:
         return
     if built.accelerator != "cpu" and built.cuda != str(torch.cuda):
-        yield error(
+        yield Finding.error(
             "ops-cuda-version-mismatch",
             f"DeepSpeed {built.version}'s ops were built with CUDA {built.cuda}, torch {torch.version} with CUDA {torch.cuda}",
             evidence=[built.location, torch.location],
@@ -100,7 +101,7 @@ def ops_accelerator_mismatch(machine: Machine) -> Iterator[Finding]:
     impossible = built.accelerator == "cuda" and torch.cuda is None and torch.hip is None
     if impossible or (uses is not None and uses != built.accelerator):
         here = f"torch {torch.version} is a CPU build" if impossible else f"DeepSpeed uses {uses} here"
-        yield error(
+        yield Finding.error(
             "ops-accelerator-mismatch",
             f"DeepSpeed {built.version}'s ops were built for {built.accelerator}, and {here}",
             evidence=[built.location],
@@ -127,7 +128,7 @@ def claimed_op_missing(machine: Machine) -> Iterator[Finding]:
     if built and built.present_ops is not None:
         lost = [op for op in built.installed_ops if op not in built.present_ops]
         if lost:
-            yield error(
+            yield Finding.error(
                 "claimed-op-missing",
                 f"DeepSpeed {built.version} claims {', '.join(lost)}, and holds no shared object of that name",
                 evidence=[built.location],
@@ -152,9 +153,9 @@ def op_not_claimed(machine: Machine) -> Iterator[Finding]:
     """
     built = machine.deepspeed
     if built and built.unclaimed:
-        yield warning(
+        yield Finding.warning(
             "op-not-claimed",
-            f"{some(built.unclaimed)} lie in {built.location}, and DeepSpeed does not claim them: they are not used",
+            f"{and_more(built.unclaimed)} lie in {built.location}, and DeepSpeed does not claim them: they are not used",
             fix="build it again, by a build that claims what it holds",
             commands=(BUILD_WHEEL,),
         )
@@ -178,7 +179,7 @@ def no_kernel_image(machine: Machine) -> Iterator[Finding]:
         lost = [op for op, inside in built.sm_arch.items() if not _serves(inside, capability)] if built else []
         if built and lost:
             inside = sorted({name.split("_")[0] for op in lost for name in built.sm_arch[op]})
-            yield error(
+            yield Finding.error(
                 "no-kernel-image",
                 f"a GPU here has capability {capability}, and {', '.join(lost)} hold code for sm_{', sm_'.join(inside)} only",
                 evidence=[built.location],
@@ -210,7 +211,7 @@ def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
         return
     lost = lacking_instructions(built.cpu_flags, machine.system.cpu_flags)
     if lost:
-        yield error(
+        yield Finding.error(
             "cpu-isa-illegal-instruction",
             f"DeepSpeed {built.version}'s ops were compiled with {', '.join(lost[:6])}, which this processor does not have",
             evidence=[
@@ -237,7 +238,7 @@ def cpu_flags_unknown(machine: Machine) -> Iterator[Finding]:
     """
     built = machine.deepspeed
     if built and built.told_by != "record" and built.installed_ops and says_nothing(built.cpu_flags):
-        yield note(
+        yield Finding.note(
             "cpu-flags-unknown",
             f"{built.location} does not say for which processor its ops were compiled: that was not judged",
         )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from shlex import quote
 
-from dsdoctor.checks.say import USE_ENV, error, warning
+from dsdoctor.checks.advice import USE_ENV
 from dsdoctor.core import needs
 from dsdoctor.core.compatibility import compiler_limits, fits
 from dsdoctor.core.finding import Finding
@@ -36,7 +36,7 @@ def host_compiler_missing(machine: Machine) -> Iterator[Finding]:
     Since: 0.1
     """
     if not machine.compilers:
-        yield error(
+        yield Finding.error(
             "host-compiler-missing",
             "no C++ compiler: neither g++ nor clang++ on PATH compiles",
             affects=(needs.COMPILER,),
@@ -65,7 +65,7 @@ def host_compiler_too_new(machine: Machine) -> Iterator[Finding]:
         return
     taken = machine.taken
     other = next((one for one in machine.compilers if one.c_path and fits(one, limits)), None)
-    yield error(
+    yield Finding.error(
         "host-compiler-too-new",
         f"nvcc {taken.release if taken else ''} takes {default.kind} up to {limits[1]}, here is {name(default)}",
         evidence=[f"{taken.root}/include/crt/host_config.h" if taken else "torch's own table"],
@@ -93,7 +93,7 @@ def host_compiler_too_old(machine: Machine) -> Iterator[Finding]:
     if default is None or default.major >= limits[0] or machine.torch is None:
         return
     other = next((one for one in machine.compilers if one.c_path and fits(one, limits)), None)
-    yield error(
+    yield Finding.error(
         "host-compiler-too-old",
         f"torch {machine.torch.version}'s headers (C++{machine.torch.cxx_standard}) need {default.kind} {limits[0]} or newer, "
         f"here is {name(default)}",
@@ -132,7 +132,7 @@ def compilers_differ(machine: Machine) -> Iterator[Finding]:
 
 def _differ(title: str, default: Compiler) -> Finding:
     commands = (f"export CC={quote(default.c_path)}",) if default.c_path else (USE_ENV,)
-    return warning("compilers-differ", title, fix="let CC and CXX name the same compiler", commands=commands)
+    return Finding.warning("compilers-differ", title, fix="let CC and CXX name the same compiler", commands=commands)
 
 
 def _default_and_limits(machine: Machine) -> tuple[Compiler | None, tuple[int, int | None]]:

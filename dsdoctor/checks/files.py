@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator
 from shlex import quote
 
-from dsdoctor.checks.say import BUILD_WHEEL, error, some, warning
+from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.sentences import and_more
 
 
 def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:
@@ -26,7 +27,7 @@ def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:
     """
     built, here = machine.deepspeed, machine.system.glibcxx
     if built and built.glibcxx and here and _number(built.glibcxx) > _number(here):
-        yield error(
+        yield Finding.error(
             "libstdcxx-too-old",
             f"the ops need GLIBCXX_{built.glibcxx}, this system's libstdc++ has GLIBCXX_{here}",
             evidence=[built.location],
@@ -49,7 +50,7 @@ def glibc_too_old(machine: Machine) -> Iterator[Finding]:
     """
     built, here = machine.deepspeed, machine.system.glibc
     if built and built.glibc and here and _number(built.glibc) > _number(here):
-        yield error(
+        yield Finding.error(
             "glibc-too-old",
             f"the ops need glibc {built.glibc}, this system has glibc {here}",
             evidence=[built.location],
@@ -72,7 +73,7 @@ def wheel_python_mismatch(machine: Machine) -> Iterator[Finding]:
     """
     built, python = machine.deepspeed, machine.python
     if built and python and built.python and not {python.tag, "py3", "py2.py3"} & set(built.python):
-        yield error(
+        yield Finding.error(
             "wheel-python-mismatch",
             f"the wheel is for {', '.join(built.python)}, this Python is {python.tag} ({python.executable})",
             affects=(needs.INSTALLED, *built.installed_ops),
@@ -96,7 +97,7 @@ def wheel_platform_mismatch(machine: Machine) -> Iterator[Finding]:
     if not built or not built.platform or architecture == "unknown":
         return
     if not any(_is_for(tag, architecture, machine.system.glibc) for tag in built.platform):
-        yield error(
+        yield Finding.error(
             "wheel-platform-mismatch",
             f"the wheel is for {', '.join(built.platform)}, this is Linux on {architecture}, glibc {machine.system.glibc}",
             affects=(needs.INSTALLED, *built.installed_ops),
@@ -119,9 +120,9 @@ def wheel_altered(machine: Machine) -> Iterator[Finding]:
     built = machine.deepspeed
     if built and built.altered:
         is_wheel = built.location.endswith(".whl")
-        yield (error if is_wheel else warning)(
+        yield (Finding.error if is_wheel else Finding.warning)(
             "wheel-altered",
-            f"{len(built.altered)} files of {built.location} are not the recorded ones: {some(built.altered)}",
+            f"{len(built.altered)} files of {built.location} are not the recorded ones: {and_more(built.altered)}",
             affects=(needs.INSTALLED, *built.installed_ops) if is_wheel else (),
             fix="fetch or build it again",
             commands=(BUILD_WHEEL,),
@@ -141,9 +142,9 @@ def op_unreadable(machine: Machine) -> Iterator[Finding]:
     """
     built = machine.deepspeed
     if built and built.unreadable:
-        yield error(
+        yield Finding.error(
             "op-unreadable",
-            f"{some(built.unreadable)} of {built.location} cannot be read as shared objects",
+            f"{and_more(built.unreadable)} of {built.location} cannot be read as shared objects",
             affects=(needs.INSTALLED, *built.installed_ops),
             fix="fetch or build it again",
             commands=(BUILD_WHEEL,),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.checks.say import BUILD_WHEEL, error, note, warning
+from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.architectures import check_known, compiled_by, numeric, order, parse_architectures, plain
 from dsdoctor.core.compatibility import OLDEST_DRIVER
@@ -44,7 +44,7 @@ def driver_silent(machine: Machine) -> Iterator[Finding]:
     """
     for gap in machine.gaps:
         if gap.question == "gpus":
-            yield error(
+            yield Finding.error(
                 "driver-silent",
                 f"the NVIDIA driver does not answer: {gap.reason}",
                 fix="see what the driver itself says, and reboot after an update of it",
@@ -68,7 +68,7 @@ def driver_too_old(machine: Machine) -> Iterator[Finding]:
         return
     compatible = driver.cuda.major == torch.cuda.major
     least = OLDEST_DRIVER.get(torch.cuda.major)
-    yield (note if compatible else error)(
+    yield (Finding.note if compatible else Finding.error)(
         "driver-too-old",
         f"driver {driver.version} runs CUDA up to {driver.cuda}, torch was built with CUDA {torch.cuda}"
         + ("; another minor of the same major works, kernels compiled from PTX excepted" if compatible else ""),
@@ -95,7 +95,7 @@ def gpu_not_in_torch(machine: Machine) -> Iterator[Finding]:
     for capability in sorted({gpu.capability for gpu in machine.visible_gpus}):
         by_ptx = any(order(built) <= order(capability) for built in numeric(torch.ptx))
         if not by_ptx and not any(_runs(built, capability) for built in numeric(torch.arch_list)):
-            yield error(
+            yield Finding.error(
                 "gpu-not-in-torch",
                 f"a GPU here has capability {capability}, torch {torch.version} was built for {', '.join(torch.arch_list)}",
                 fix="install a torch release that was built for this GPU",
@@ -124,7 +124,7 @@ def gpu_arch_unsupported_by_nvcc(machine: Machine) -> Iterator[Finding]:
     lost = [entry for entry in wanted if not compiled_by(entry, taken.architectures, major)]
     if lost:
         source = ARCH_VARIABLE if machine.variables.get(ARCH_VARIABLE) else "the GPUs here"
-        yield error(
+        yield Finding.error(
             "gpu-arch-unsupported-by-nvcc",
             f"nvcc {taken.release} does not compile for {', '.join(lost)} ({source})",
             evidence=[f"{taken.nvcc} takes {', '.join(numeric(taken.architectures))}"] if taken.architectures else [],
@@ -154,7 +154,7 @@ def gpu_arch_unknown_to_torch(machine: Machine) -> Iterator[Finding]:
     try:
         check_known(parse_architectures(text), torch.known_architectures)
     except UsageError as wrong:
-        yield error(
+        yield Finding.error(
             "gpu-arch-unknown-to-torch",
             f"{ARCH_VARIABLE}={text}: {wrong.message}",
             affects=(needs.CUDA,),
@@ -186,7 +186,7 @@ def arch_list_empty(machine: Machine) -> Iterator[Finding]:
     hidden = "CUDA_VISIBLE_DEVICES hides every GPU" if machine.gpus else "no GPU is visible"
     cuda = taken.release if taken and taken.release else torch.cuda
     refused = cuda.major not in KNOWS_DEFAULTS
-    yield warning(
+    yield Finding.warning(
         "arch-list-empty",
         f"{hidden} and {ARCH_VARIABLE} is not set: DeepSpeed "
         + (f"would compile for 6.0;6.1;7.0, which nvcc {cuda} refuses" if refused else "compiles for its old defaults"),
@@ -213,7 +213,7 @@ def accelerator_autodetect_cpu(machine: Machine) -> Iterator[Finding]:
     """
     torch = machine.torch
     if torch and torch.cuda and not machine.visible_gpus and not machine.variables.get("DS_ACCELERATOR"):
-        yield warning(
+        yield Finding.warning(
             "accelerator-autodetect-cpu",
             f"torch {torch.version} is a CUDA build and no GPU is visible: DeepSpeed by itself chooses the cpu accelerator",
             affects=(needs.CUDA,),
@@ -235,7 +235,7 @@ def accelerator_name_invalid(machine: Machine) -> Iterator[Finding]:
     """
     name = machine.variables.get("DS_ACCELERATOR")
     if name is not None and name not in ACCELERATORS:
-        yield error(
+        yield Finding.error(
             "accelerator-name-invalid",
             f"DS_ACCELERATOR={name!r} is none that DeepSpeed knows; it knows {', '.join(ACCELERATORS)}",
             affects=(needs.TORCH,),
@@ -258,7 +258,7 @@ def gpus_differ(machine: Machine) -> Iterator[Finding]:
     """
     kinds = sorted({(gpu.name, gpu.capability) for gpu in machine.visible_gpus})
     if len(kinds) > 1:
-        yield note(
+        yield Finding.note(
             "gpus-differ",
             f"{len(kinds)} kinds of GPU are here: {', '.join(f'{name} ({capability})' for name, capability in kinds)}",
             fix="compile for all of them",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.checks.say import BUILD_WHEEL, note, warning
+from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine
 
@@ -29,7 +29,7 @@ def jit_cache_shared(machine: Machine) -> Iterator[Finding]:
     """
     jit = machine.jit
     if jit and jit.named and jit.ops:
-        yield note(
+        yield Finding.note(
             "jit-cache-shared",
             f"TORCH_EXTENSIONS_DIR={jit.folder} holds {', '.join(jit.ops[:6])} for whichever environment built them",
             fix="give each environment a folder of its own",
@@ -56,7 +56,7 @@ def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
         return
     for op, age in sorted(jit.locks.items()):
         if age > STALE_AFTER:
-            yield warning(
+            yield Finding.warning(
                 "stale-jit-cache",
                 f"{jit.folder}/{op}/lock is {age / 60:.0f} minutes old: every program that loads {op} waits for it",
                 evidence=[f"torch {torch.version} takes a lock file for a running compilation"],
@@ -80,7 +80,7 @@ def torch_extensions_permission(machine: Machine) -> Iterator[Finding]:
     """
     jit = machine.jit
     if jit and not jit.writable:
-        yield warning(
+        yield Finding.warning(
             "torch-extensions-permission",
             f"{jit.folder} cannot be written: ops cannot be compiled at run time",
             fix="name a folder of your own, or install a wheel that holds the ops",

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from dsdoctor.checks.say import BUILD_WHEEL, error
+from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine, System
@@ -32,7 +32,7 @@ def shared_library_missing(machine: Machine) -> Iterator[Finding]:
     for soname in sorted(wanted - here):
         ops = [op for op, names in built.needed.items() if soname in names]
         text, commands = _cure(soname, machine, here)
-        yield error(
+        yield Finding.error(
             "shared-library-missing",
             f"{', '.join(ops)} {'links' if len(ops) == 1 else 'link'} {soname}, which this machine does not have",
             evidence=[built.location],

@@ -6,7 +6,7 @@ from shlex import quote
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.checks.say import BUILD_WHEEL, error, note, warning
+from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine
@@ -38,7 +38,7 @@ def python_silent(machine: Machine) -> Iterator[Finding]:
     for gap in machine.gaps:
         if machine.python is None and gap.question.startswith("python"):
             title = f"the interpreter cannot be asked: {gap.reason}"
-            yield error(
+            yield Finding.error(
                 "python-silent",
                 title,
                 affects=(needs.TORCH,),
@@ -61,7 +61,7 @@ def torch_missing(machine: Machine) -> Iterator[Finding]:
     Since: 0.1
     """
     if machine.python and machine.torch is None and not _broken_beyond_reading(machine):
-        yield error(
+        yield Finding.error(
             "torch-missing",
             f"there is no torch in the environment of {machine.python.executable}",
             affects=(needs.TORCH,),
@@ -89,7 +89,7 @@ def torch_broken(machine: Machine) -> Iterator[Finding]:
     reason = torch.broken if torch else _broken_beyond_reading(machine)
     if reason and python:
         evidence = (f"{torch.location} (torch {torch.version})",) if torch else ()
-        yield error(
+        yield Finding.error(
             "torch-broken",
             f"torch {torch.version if torch else ''} is installed and cannot be loaded: {reason}".replace("  ", " "),
             evidence=evidence,
@@ -114,7 +114,7 @@ def torch_without_cuda(machine: Machine) -> Iterator[Finding]:
     """
     torch = machine.torch
     if torch and torch.cuda is None and torch.hip is None and machine.gpus:
-        yield error(
+        yield Finding.error(
             "torch-without-cuda",
             f"torch {torch.version} is a CPU build, and here is {machine.gpus[0].name}",
             evidence=(torch.location,),
@@ -141,7 +141,7 @@ def python_headers_missing(machine: Machine) -> Iterator[Finding]:
     python = machine.python
     if python and not python.headers:
         minor = ".".join(python.version.split(".")[:2])
-        yield error(
+        yield Finding.error(
             "python-headers-missing",
             f"Python {minor} has no Python.h in {python.include}",
             affects=(needs.PYTHON_HEADERS,),
@@ -167,14 +167,14 @@ def ninja_missing(machine: Machine) -> Iterator[Finding]:
     """
     python, ninja = machine.python, machine.system.ninja
     if python and ninja is None:
-        yield warning(
+        yield Finding.warning(
             "ninja-missing",
             "there is no ninja: DeepSpeed cannot compile ops at run time, and builds go file by file",
             fix="install it into this environment",
             commands=(f"{quote(python.executable)} -m pip install 'ninja>=1.13'",),
         )
     elif python and not machine.system.ninja_on_path:
-        yield note(
+        yield Finding.note(
             "ninja-missing",
             f"ninja {ninja} is in {python.scripts}, which is not on PATH: compiling ops at run time fails",
             fix="activate the environment",
@@ -203,7 +203,7 @@ def wheel_package_missing(machine: Machine) -> Iterator[Finding]:
     if setuptools is None or (not machine.package("wheel") and _older(setuptools, SETUPTOOLS_WITH_BDIST_WHEEL)):
         name = "setuptools" if setuptools is None else "wheel"
         have = f" (setuptools {setuptools})" if setuptools else ""
-        yield warning(
+        yield Finding.warning(
             "wheel-package-missing",
             f"{name} is not in the environment{have}, and DeepSpeed's setup.py needs it to make a wheel",
             fix="install it",
@@ -227,7 +227,7 @@ def pip_isolates(machine: Machine) -> Iterator[Finding]:
     pip = machine.package("pip")
     allowed = machine.variables.get("PIP_NO_BUILD_ISOLATION", "").lower() in {"0", "false", "no", "off"}
     if pip and machine.torch and not allowed and not _older(pip, ALWAYS_ISOLATES):
-        yield note(
+        yield Finding.note(
             "pip-isolates",
             f"pip {pip} builds in isolation: `DS_BUILD_OPS=1 pip install deepspeed` will not see torch {machine.torch.version}",
             fix="when you build with pip, forbid it",

@@ -3,9 +3,10 @@
 import difflib
 from collections.abc import Iterator
 
-from dsdoctor.checks.say import USE_ENV, error, note, warning
+from dsdoctor.checks.advice import USE_ENV
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.sentences import and_more
 
 GIB, MIB = 1 << 30, 1 << 20
 KNOWN_VARIABLES = (
@@ -43,7 +44,7 @@ def not_asked(machine: Machine) -> Iterator[Finding]:
     spoken_for = ("python", "torch", "gpus")
     for gap in machine.gaps:
         if not gap.question.startswith(spoken_for):
-            yield note("not-asked", f"{gap.question} could not be asked: {gap.reason}")
+            yield Finding.note("not-asked", f"{gap.question} could not be asked: {gap.reason}")
 
 
 def path_entry_missing(machine: Machine) -> Iterator[Finding]:
@@ -58,7 +59,7 @@ def path_entry_missing(machine: Machine) -> Iterator[Finding]:
     missing = machine.paths.missing_path
     if missing:
         verb = "does" if len(missing) == 1 else "do"
-        yield note("path-entry-missing", f"PATH names {_some(missing)}, which {verb} not exist")
+        yield Finding.note("path-entry-missing", f"PATH names {and_more(missing, 4)}, which {verb} not exist")
 
 
 def library_path_entry_missing(machine: Machine) -> Iterator[Finding]:
@@ -72,9 +73,9 @@ def library_path_entry_missing(machine: Machine) -> Iterator[Finding]:
     """
     missing = machine.paths.missing_library_path
     if missing:
-        yield note(
+        yield Finding.note(
             "library-path-entry-missing",
-            f"LD_LIBRARY_PATH names {_some(missing)}, which {'does' if len(missing) == 1 else 'do'} not exist",
+            f"LD_LIBRARY_PATH names {and_more(missing, 4)}, which {'does' if len(missing) == 1 else 'do'} not exist",
             fix="take out what is gone",
         )
 
@@ -97,7 +98,7 @@ def library_path_other_cuda(machine: Machine) -> Iterator[Finding]:
     if not torch or not torch.cuda or not runtimes or runtimes[0].major == torch.cuda.major:
         return
     first = runtimes[0]
-    yield warning(
+    yield Finding.warning(
         "library-path-other-cuda",
         f"LD_LIBRARY_PATH puts CUDA {first.major} ({first.folder}) first, torch was built with CUDA {torch.cuda}",
         evidence=[f"{runtime.folder}: libcudart.so.{runtime.major}" for runtime in runtimes],
@@ -127,7 +128,7 @@ def libaio_missing(machine: Machine) -> Iterator[Finding]:
             if library
             else "libaio.h and libaio.so are not here"
         )
-        yield warning(
+        yield Finding.warning(
             "libaio-missing",
             f"libaio cannot be built with: {state}",
             affects=("libaio",),
@@ -150,7 +151,9 @@ def ds_variables_set(machine: Machine) -> Iterator[Finding]:
     """
     here = {name: value for name, value in machine.variables.items() if name in KNOWN_VARIABLES or _build(name)}
     if here:
-        yield note("ds-variables-set", "your shell steers DeepSpeed: " + ", ".join(f"{k}={v}" for k, v in here.items()))
+        yield Finding.note(
+            "ds-variables-set", "your shell steers DeepSpeed: " + ", ".join(f"{k}={v}" for k, v in here.items())
+        )
 
 
 def variable_misspelt(machine: Machine) -> Iterator[Finding]:
@@ -169,7 +172,7 @@ def variable_misspelt(machine: Machine) -> Iterator[Finding]:
     for name in machine.ds_names:
         near = difflib.get_close_matches(name, KNOWN_VARIABLES, n=1, cutoff=LOOKALIKE)
         if name.startswith("DS_") and not _build(name) and name not in KNOWN_VARIABLES and near:
-            yield warning(
+            yield Finding.warning(
                 "variable-misspelt",
                 f"{name} is read by nothing in DeepSpeed; did you mean {near[0]}?",
                 fix="set the one that is read",
@@ -190,7 +193,7 @@ def variable_malformed(machine: Machine) -> Iterator[Finding]:
     """
     for name, value in machine.variables.items():
         if _build(name) and name != "DS_BUILD_STRING" and value and not _is_number(value):
-            yield error(
+            yield Finding.error(
                 "variable-malformed",
                 f"{name}={value!r} is no number: DeepSpeed's setup.py stops at it; it takes 0 or 1",
                 fix="write 1 or 0",
@@ -214,7 +217,7 @@ def nccl_shm_too_small(machine: Machine) -> Iterator[Finding]:
     """
     size = machine.system.shared_memory
     if size is not None and size < SMALL_SHARED_MEMORY:
-        yield (warning if machine.gpus else note)(
+        yield (Finding.warning if machine.gpus else Finding.note)(
             "nccl-shm-too-small",
             f"/dev/shm has {size / MIB:.0f} MiB free; NCCL and data loader workers need 1 GiB and more",
             fix="give the container more",
@@ -240,7 +243,7 @@ def compiler_oom_killed(machine: Machine) -> Iterator[Finding]:
     jobs = int(named) if named.isdecimal() and len(named) < 5 else system.cpus + 2
     each = JOB_MEMORY[machine.torch is not None and machine.torch.cuda is not None]
     if machine.torch and system.memory and jobs > 1 and jobs * each > system.memory:
-        yield note(
+        yield Finding.note(
             "compiler-oom-killed",
             f"{jobs} compile jobs may take {jobs * each / GIB:.0f} GiB, here are {system.memory / GIB:.0f} GiB",
             evidence=[f"MAX_JOBS={named}" if named else f"{system.cpus} processors: ninja starts {jobs} jobs"],
@@ -262,17 +265,12 @@ def disk_full(machine: Machine) -> Iterator[Finding]:
     """
     free = machine.system.cache_free
     if free is not None and free < GIB:
-        yield warning(
+        yield Finding.warning(
             "disk-full",
             f"the disk of dsdoctor's cache folder has {free / MIB:.0f} MiB free, a build takes about 1 GiB",
             fix="free some, or put the cache elsewhere",
             commands=("export DSDOCTOR_CACHE=/path/with/room",),
         )
-
-
-def _some(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:4])
-    return shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _is_number(text: str) -> bool:

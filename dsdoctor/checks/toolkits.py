@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.checks.say import BUILD_WHEEL, USE_ENV, error, note, warning
+from dsdoctor.checks.advice import ASSEMBLE, BUILD_WHEEL, USE_ENV
 from dsdoctor.core import needs
 from dsdoctor.core.compatibility import same_release
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import TAKEN, Machine, Toolkit
+from dsdoctor.core.sentences import and_more
 
 BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl")
 """What every CUDA extension of torch includes (ATen/cuda/CUDAContext.h)."""
 
 OP_HEADERS = ("curand_kernel.h", "cuda_profiler_api.h", "nccl.h", "cufile.h")
-ASSEMBLE = 'export CUDA_HOME="$(python -m dsdoctor toolkit)"'
 LINKED = ("cudart", "curand", "cufile", "cuda")
 """What DeepSpeed's ops link of a toolkit, and of the driver."""
 
@@ -22,8 +22,7 @@ def summary(machine: Machine) -> str:
     whole = real_toolkits(machine)
     if not whole:
         return "CUDA toolkit: none" if _wants_cuda(machine) else "CUDA toolkit: none, and none is needed"
-    shown = ", ".join(f"{toolkit.release} in {toolkit.root}" for toolkit in whole[:3])
-    return f"CUDA toolkit {shown}" + (f" and {len(whole) - 3} more" if len(whole) > 3 else "")
+    return f"CUDA toolkit {and_more([f'{toolkit.release} in {toolkit.root}' for toolkit in whole], 3)}"
 
 
 def real_toolkits(machine: Machine) -> tuple[Toolkit, ...]:
@@ -49,7 +48,7 @@ def cuda_toolkit_missing(machine: Machine) -> Iterator[Finding]:
     torch = machine.torch
     if torch and torch.cuda and not real_toolkits(machine) and not _named(machine):
         headers = [toolkit.root for toolkit in machine.toolkits if not toolkit.broken]
-        yield error(
+        yield Finding.error(
             "cuda-toolkit-missing",
             f"torch was built with CUDA {torch.cuda}, and there is no CUDA toolkit (no nvcc) on this machine",
             evidence=[f"{root} holds headers and libraries only" for root in headers],
@@ -73,8 +72,8 @@ def nvcc_broken(machine: Machine) -> Iterator[Finding]:
     for toolkit in machine.toolkits:
         if toolkit.broken:
             taken = TAKEN in toolkit.found_via
-            say = error if taken and _wants_cuda(machine) else warning
-            yield say(
+            make = Finding.error if taken and _wants_cuda(machine) else Finding.warning
+            yield make(
                 "nvcc-broken",
                 f"{toolkit.root}/bin/nvcc does not tell its version: {toolkit.broken}",
                 evidence=[f"found via {', '.join(toolkit.found_via)}"],
@@ -117,7 +116,7 @@ def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
     joined = ": it is a list, and must be one folder" if ":" in home else ""
     quoted = ": it has a quote or a blank in it" if home.strip("'\" ") != home else ""
     has = "has no CUDA headers" if taken else "holds no CUDA toolkit"
-    yield error(
+    yield Finding.error(
         "cuda-home-wrong",
         f"torch takes {home} for CUDA_HOME ({how}), and it {has}{joined or quoted}",
         evidence=[f"a toolkit is in {toolkit.root} (CUDA {toolkit.release})" for toolkit in here],
@@ -153,7 +152,7 @@ def cuda_torch_mismatch(machine: Machine) -> Iterator[Finding]:
     refused = major or not (same_release(taken.release, torch.cuda) or skipped)
     fitting = [toolkit for toolkit in real_toolkits(machine) if toolkit.release == torch.cuda]
     tail = "" if major else "; DeepSpeed refuses it" if refused else "; DeepSpeed lets it pass"
-    yield (error if refused else warning)(
+    yield (Finding.error if refused else Finding.warning)(
         "cuda-torch-mismatch",
         f"nvcc is CUDA {taken.release}, torch was built with CUDA {torch.cuda}{tail}",
         evidence=[f"{taken.nvcc} ({', '.join(taken.found_via)})", f"torch {torch.version} in {torch.location}"],
@@ -178,7 +177,7 @@ def cuda_home_cuda_path_differ(machine: Machine) -> Iterator[Finding]:
     """
     home, path = machine.variables.get("CUDA_HOME"), machine.variables.get("CUDA_PATH")
     if home and path and home.rstrip("/") != path.rstrip("/"):
-        yield warning(
+        yield Finding.warning(
             "cuda-home-cuda-path-differ",
             f"CUDA_HOME is {home} and CUDA_PATH is {path}: torch takes the first, other tools the second",
             fix="let both name one folder",
@@ -200,7 +199,7 @@ def toolkits_several(machine: Machine) -> Iterator[Finding]:
     here = real_toolkits(machine)
     if len(here) > 1 and _wants_cuda(machine):
         taken = machine.taken
-        yield note(
+        yield Finding.note(
             "toolkits-several",
             f"{len(here)} CUDA toolkits are here; a build takes {taken.root if taken else 'none of them'}",
             evidence=[f"CUDA {toolkit.version} in {toolkit.root} ({', '.join(toolkit.found_via)})" for toolkit in here],
@@ -234,7 +233,7 @@ def cuda_header_missing(machine: Machine) -> Iterator[Finding]:
     scattered = [name for name in (*base, *of_ops) if name in taken.scattered]
     evidence = [f"{taken.root} (CUDA {taken.version}, found via {', '.join(taken.found_via)})"]
     evidence += [f"{', '.join(scattered)}: there, but not in {taken.root}/include"] if scattered else []
-    yield (error if base else warning)(
+    yield (Finding.error if base else Finding.warning)(
         "cuda-header-missing",
         f"the toolkit in {taken.root} lacks {', '.join((*base, *of_ops))}",
         evidence=evidence,
@@ -265,7 +264,7 @@ def cuda_lib_link_missing(machine: Machine) -> Iterator[Finding]:
     driver = machine.library("libcuda")
     missing = [name for name in LINKED if name not in here and not (name == "cuda" and driver and driver.library)]
     if missing:
-        yield (error if "cudart" in missing else warning)(
+        yield (Finding.error if "cudart" in missing else Finding.warning)(
             "cuda-lib-link-missing",
             f"the toolkit in {taken.root} has no {', '.join(f'lib{name}.so' for name in missing)} to link with",
             evidence=[f"looked in {', '.join(taken.library_dirs) or 'no folder: lib64 and lib are not there'}"],
