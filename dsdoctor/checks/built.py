@@ -1,4 +1,4 @@
-"""Checks of a built DeepSpeed, installed or in a wheel: do its ops fit this torch, these GPUs, this processor?"""
+"""Machine -> findings about a built DeepSpeed, installed or in a wheel: ops that do not fit this torch, GPU or processor."""
 
 import re
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def ops_torch_version_mismatch(machine: Machine) -> Iterator[Finding]:
     if built and torch and built.torch and built.installed_ops and built.torch != torch.minor:
         yield Finding.error(
             "ops-torch-version-mismatch",
-            f"DeepSpeed {built.version}'s ops were built with torch {built.torch}, here is torch {torch.version}",
+            f"DeepSpeed {built.version}'s ops were built with torch {built.torch}, torch {torch.version} is installed",
             evidence=[built.location, torch.location],
             affects=(needs.INSTALLED, *built.installed_ops),
             fix=f"build them for torch {torch.minor}, or install torch {built.torch}",
@@ -130,7 +130,7 @@ def claimed_op_missing(machine: Machine) -> Iterator[Finding]:
         if lost:
             yield Finding.error(
                 "claimed-op-missing",
-                f"DeepSpeed {built.version} claims {', '.join(lost)}, and holds no shared object of that name",
+                f"DeepSpeed {built.version} lists {', '.join(lost)} as installed, and has no shared object of that name",
                 evidence=[built.location],
                 affects=(needs.INSTALLED, *lost),
                 fix="build it again",
@@ -155,8 +155,8 @@ def op_not_claimed(machine: Machine) -> Iterator[Finding]:
     if built and built.unclaimed:
         yield Finding.warning(
             "op-not-claimed",
-            f"{and_more(built.unclaimed)} lie in {built.location}, and DeepSpeed does not claim them: they are not used",
-            fix="build it again, by a build that claims what it holds",
+            f"{and_more(built.unclaimed)} are in {built.location}, and DeepSpeed does not list them as installed: it ignores them",
+            fix="build it again, with a build that lists what it holds",
             commands=(BUILD_WHEEL,),
         )
 
@@ -219,7 +219,7 @@ def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
                 *(f for f in built.cpu_flags if f.startswith(("-march=", "-mcpu="))),
             ],
             affects=(needs.INSTALLED, *built.installed_ops),
-            fix="build them here, or elsewhere for what this machine has: build-wheel --node FILE, by dsdoctor record FILE here",
+            fix="build them here, or elsewhere with build-wheel --node FILE, where FILE is from dsdoctor record FILE here",
             commands=(BUILD_WHEEL,),
         )
 
@@ -240,7 +240,7 @@ def cpu_flags_unknown(machine: Machine) -> Iterator[Finding]:
     if built and built.told_by != "record" and built.installed_ops and says_nothing(built.cpu_flags):
         yield Finding.note(
             "cpu-flags-unknown",
-            f"{built.location} does not say for which processor its ops were compiled: that was not judged",
+            f"{built.location} does not say for which processor its ops were compiled, so that was not judged",
         )
 
 

@@ -1,4 +1,4 @@
-"""Checks of the host compiler: between what nvcc takes and what torch's headers need."""
+"""Machine -> findings about the host compiler: what nvcc supports, and what torch's headers need."""
 
 from collections.abc import Iterator
 from shlex import quote
@@ -38,7 +38,7 @@ def host_compiler_missing(machine: Machine) -> Iterator[Finding]:
     if not machine.compilers:
         yield Finding.error(
             "host-compiler-missing",
-            "no C++ compiler: neither g++ nor clang++ on PATH compiles",
+            "no C++ compiler: neither g++ nor clang++ on PATH works",
             affects=(needs.COMPILER,),
             fix="install one",
             commands=("sudo apt-get install g++  # Fedora, RHEL: gcc-c++; conda: conda install gxx_linux-64",),
@@ -64,7 +64,7 @@ def host_compiler_too_new(machine: Machine) -> Iterator[Finding]:
     if default is None or limits[1] is None or default.major <= limits[1]:
         return
     taken = machine.taken
-    other = next((one for one in machine.compilers if one.c_path and fits(one, limits)), None)
+    other = _fitting(machine, limits)
     yield Finding.error(
         "host-compiler-too-new",
         f"nvcc {taken.release if taken else ''} takes {default.kind} up to {limits[1]}, here is {name(default)}",
@@ -92,11 +92,11 @@ def host_compiler_too_old(machine: Machine) -> Iterator[Finding]:
     default, limits = _default_and_limits(machine)
     if default is None or default.major >= limits[0] or machine.torch is None:
         return
-    other = next((one for one in machine.compilers if one.c_path and fits(one, limits)), None)
+    other = _fitting(machine, limits)
     yield Finding.error(
         "host-compiler-too-old",
         f"torch {machine.torch.version}'s headers (C++{machine.torch.cxx_standard}) need {default.kind} {limits[0]} or newer, "
-        f"here is {name(default)}",
+        f"the compiler is {name(default)}",
         affects=(needs.COMPILER,),
         fix=f"use {name(other)}" if other else "install a newer one beside it",
         commands=(USE_ENV,)
@@ -123,7 +123,7 @@ def compilers_differ(machine: Machine) -> Iterator[Finding]:
         return
     default = machine.compilers[0]
     if cxx and not cc and default.found_via == "cxx_variable":
-        on_path = next((one for one in machine.compilers if one.found_via == "path"), None)
+        on_path = next((compiler for compiler in machine.compilers if compiler.found_via == "path"), None)
         if on_path is not None and (on_path.kind, on_path.major) != (default.kind, default.major):
             yield _differ(f"CXX is {cxx} ({name(default)}), and CC is not set: nvcc takes {name(on_path)}", default)
     elif cc and cxx and default.c_path and cc.rsplit("/", 1)[-1] != default.c_path.rsplit("/", 1)[-1]:
@@ -135,8 +135,13 @@ def _differ(title: str, default: Compiler) -> Finding:
     return Finding.warning("compilers-differ", title, fix="let CC and CXX name the same compiler", commands=commands)
 
 
+def _fitting(machine: Machine, limits: tuple[int, int | None]) -> Compiler | None:
+    """Another compiler here that is within the limits and has its C compiler beside it."""
+    return next((compiler for compiler in machine.compilers if compiler.c_path and fits(compiler, limits)), None)
+
+
 def _default_and_limits(machine: Machine) -> tuple[Compiler | None, tuple[int, int | None]]:
-    """The compiler that a build would meet first, and what it must lie within."""
+    """The compiler that a build would take first, and the oldest and newest major that it may have."""
     if not machine.compilers or machine.torch is None:
         return None, (0, None)
     default = machine.compilers[0]

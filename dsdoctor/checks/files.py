@@ -1,4 +1,4 @@
-"""Checks of a built DeepSpeed's files, installed or in a wheel: are they whole, and for this system and this Python?"""
+"""Machine -> findings about a built DeepSpeed's files: damaged, altered, or for another system or Python."""
 
 import re
 from collections.abc import Iterator
@@ -122,7 +122,7 @@ def wheel_altered(machine: Machine) -> Iterator[Finding]:
         is_wheel = built.location.endswith(".whl")
         yield (Finding.error if is_wheel else Finding.warning)(
             "wheel-altered",
-            f"{len(built.altered)} files of {built.location} are not the recorded ones: {and_more(built.altered)}",
+            f"{len(built.altered)} files of {built.location} are not what was recorded: {and_more(built.altered)}",
             affects=(needs.INSTALLED, *built.installed_ops) if is_wheel else (),
             fix="fetch or build it again",
             commands=(BUILD_WHEEL,),

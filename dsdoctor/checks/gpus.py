@@ -1,4 +1,4 @@
-"""Checks of GPUs, driver and architectures."""
+"""Machine -> findings about GPUs, driver and architectures."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa"
 
 ARCH_VARIABLE = "TORCH_CUDA_ARCH_LIST"
 KNOWS_DEFAULTS = (11, 12)
-"""CUDA majors for which DeepSpeed's built-in architecture list is one that nvcc still takes."""
+"""CUDA majors whose nvcc still takes DeepSpeed's built-in architecture list."""
 
 
 def summary(machine: Machine) -> str:
@@ -47,7 +47,7 @@ def driver_silent(machine: Machine) -> Iterator[Finding]:
             yield Finding.error(
                 "driver-silent",
                 f"the NVIDIA driver does not answer: {gap.reason}",
-                fix="see what the driver itself says, and reboot after an update of it",
+                fix="see what the driver itself says; after an update of it, reboot",
                 commands=("nvidia-smi",),
             )
 
@@ -215,9 +215,9 @@ def accelerator_autodetect_cpu(machine: Machine) -> Iterator[Finding]:
     if torch and torch.cuda and not machine.visible_gpus and not machine.variables.get("DS_ACCELERATOR"):
         yield Finding.warning(
             "accelerator-autodetect-cpu",
-            f"torch {torch.version} is a CUDA build and no GPU is visible: DeepSpeed by itself chooses the cpu accelerator",
+            f"torch {torch.version} is a CUDA build and no GPU is visible: DeepSpeed chooses the cpu accelerator",
             affects=(needs.CUDA,),
-            fix="where you build for GPUs, say so; build-wheel does",
+            fix="set DS_ACCELERATOR where you build for GPUs; build-wheel does",
             commands=("export DS_ACCELERATOR=cuda", BUILD_WHEEL),
         )
 
@@ -237,7 +237,7 @@ def accelerator_name_invalid(machine: Machine) -> Iterator[Finding]:
     if name is not None and name not in ACCELERATORS:
         yield Finding.error(
             "accelerator-name-invalid",
-            f"DS_ACCELERATOR={name!r} is none that DeepSpeed knows; it knows {', '.join(ACCELERATORS)}",
+            f"DS_ACCELERATOR={name!r} is unknown to DeepSpeed; it knows {', '.join(ACCELERATORS)}",
             affects=(needs.TORCH,),
             fix="name one, or none",
             commands=("unset DS_ACCELERATOR",),
@@ -260,7 +260,7 @@ def gpus_differ(machine: Machine) -> Iterator[Finding]:
     if len(kinds) > 1:
         yield Finding.note(
             "gpus-differ",
-            f"{len(kinds)} kinds of GPU are here: {', '.join(f'{name} ({capability})' for name, capability in kinds)}",
+            f"there are {len(kinds)} kinds of GPU: {', '.join(f'{name} ({capability})' for name, capability in kinds)}",
             fix="compile for all of them",
             commands=(f'export {ARCH_VARIABLE}="{";".join(numeric([capability for _, capability in kinds]))}"',),
         )

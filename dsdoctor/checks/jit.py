@@ -1,4 +1,4 @@
-"""Checks of torch's cache of ops that are compiled at run time."""
+"""Machine -> findings about torch's cache of ops that are compiled at run time."""
 
 import shlex
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine
 
 STALE_AFTER = 600.0
-LOCKS_EXPIRE_SINCE = Version("2.14")
-"""From this torch on the JIT lock is the operating system's: a file left behind holds nobody up."""
+LOCKS_RELEASED_SINCE = Version("2.14")
+"""From this torch on the operating system holds the lock, so a file that is left behind blocks nobody."""
 
 
 def jit_cache_shared(machine: Machine) -> Iterator[Finding]:
@@ -31,7 +31,7 @@ def jit_cache_shared(machine: Machine) -> Iterator[Finding]:
     if jit and jit.named and jit.ops:
         yield Finding.note(
             "jit-cache-shared",
-            f"TORCH_EXTENSIONS_DIR={jit.folder} holds {', '.join(jit.ops[:6])} for whichever environment built them",
+            f"TORCH_EXTENSIONS_DIR={jit.folder} holds {', '.join(jit.ops[:6])} of whichever environment built them",
             fix="give each environment a folder of its own",
             commands=('export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"',),
         )
@@ -52,7 +52,7 @@ def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
     Since: 0.1
     """
     jit, torch = machine.jit, machine.torch
-    if not jit or not torch or _at_least(torch.minor, LOCKS_EXPIRE_SINCE):
+    if not jit or not torch or _at_least(torch.minor, LOCKS_RELEASED_SINCE):
         return
     for op, age in sorted(jit.locks.items()):
         if age > STALE_AFTER:

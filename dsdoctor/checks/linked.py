@@ -1,4 +1,4 @@
-"""Checks of what a built DeepSpeed's ops link: is every shared library that they name on this machine?"""
+"""Machine -> findings about the shared libraries that a built DeepSpeed's ops link and this machine does not have."""
 
 import re
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def shared_library_missing(machine: Machine) -> Iterator[Finding]:
     wanted = {name for names in built.needed.values() for name in names}
     for soname in sorted(wanted - here):
         ops = [op for op, names in built.needed.items() if soname in names]
-        text, commands = _cure(soname, machine, here)
+        text, commands = _how_to_get(soname, machine, here)
         yield Finding.error(
             "shared-library-missing",
             f"{', '.join(ops)} {'links' if len(ops) == 1 else 'link'} {soname}, which this machine does not have",
@@ -43,14 +43,14 @@ def shared_library_missing(machine: Machine) -> Iterator[Finding]:
 
 
 OTHER_NAME = {"libaio.so.1": "libaio.so.1t64", "libaio.so.1t64": "libaio.so.1"}
-"""One library under two names: Debian and Ubuntu renamed theirs with the change to 64-bit time, which on 64-bit processors
-changed nothing in it, and kept no link under the old name."""
+"""One library under two names. Debian and Ubuntu renamed it with the change to 64-bit time and kept no link under the old
+name; on 64-bit processors the library itself did not change."""
 
 
-def _cure(soname: str, machine: Machine, here: frozenset[str]) -> tuple[str, tuple[str, ...]]:
-    """What brings a library, in words and as commands for its packages."""
+def _how_to_get(soname: str, machine: Machine, here: frozenset[str]) -> tuple[str, tuple[str, ...]]:
+    """How to get a missing library: a sentence, and commands for its packages."""
     if soname in OTHER_NAME:
-        return _cure_libaio(soname, machine.system, here)
+        return _how_to_get_libaio(soname, machine.system, here)
     if soname == "libcufile.so.0":
         release = str(machine.torch.cuda).replace(".", "-") if machine.torch and machine.torch.cuda else "13-0"
         package = f"libcufile-{release}"
@@ -58,8 +58,8 @@ def _cure(soname: str, machine: Machine, here: frozenset[str]) -> tuple[str, tup
     return "install it", (_install("libgomp1", "libgomp", "libgomp"),)
 
 
-def _cure_libaio(soname: str, system: System, here: frozenset[str]) -> tuple[str, tuple[str, ...]]:
-    """libaio under the name that the op asks for."""
+def _how_to_get_libaio(soname: str, system: System, here: frozenset[str]) -> tuple[str, tuple[str, ...]]:
+    """How to get libaio under the name that the op links."""
     other, renamed = OTHER_NAME[soname], _renamed_libaio(system)
     folder = f"/usr/lib/{system.architecture}-linux-gnu" if re.match("Debian|Ubuntu", system.os) else "/usr/lib64"
     link = f"sudo ln -s {other} {folder}/{soname}"

@@ -1,4 +1,4 @@
-"""Checks of the Python environment: torch, headers, ninja, pip."""
+"""Machine -> findings about the Python environment: torch, headers, ninja, pip."""
 
 import re
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def python_silent(machine: Machine) -> Iterator[Finding]:
     """
     for gap in machine.gaps:
         if machine.python is None and gap.question.startswith("python"):
-            title = f"the interpreter cannot be asked: {gap.reason}"
+            title = f"the interpreter does not answer: {gap.reason}"
             yield Finding.error(
                 "python-silent",
                 title,
@@ -94,7 +94,7 @@ def torch_broken(machine: Machine) -> Iterator[Finding]:
             f"torch {torch.version if torch else ''} is installed and cannot be loaded: {reason}".replace("  ", " "),
             evidence=evidence,
             affects=(needs.TORCH,),
-            fix="install it anew",
+            fix="install it again",
             commands=(f"{quote(python.executable)} -m pip install --force-reinstall torch",),
         )
 
@@ -116,7 +116,7 @@ def torch_without_cuda(machine: Machine) -> Iterator[Finding]:
     if torch and torch.cuda is None and torch.hip is None and machine.gpus:
         yield Finding.error(
             "torch-without-cuda",
-            f"torch {torch.version} is a CPU build, and here is {machine.gpus[0].name}",
+            f"torch {torch.version} is a CPU build, and there is a GPU ({machine.gpus[0].name})",
             evidence=(torch.location,),
             fix="install a CUDA build that this driver runs",
             commands=("python -m pip install --force-reinstall torch",),
@@ -230,13 +230,13 @@ def pip_isolates(machine: Machine) -> Iterator[Finding]:
         yield Finding.note(
             "pip-isolates",
             f"pip {pip} builds in isolation: `DS_BUILD_OPS=1 pip install deepspeed` will not see torch {machine.torch.version}",
-            fix="when you build with pip, forbid it",
+            fix="build with --no-build-isolation when you build with pip",
             commands=("python -m pip install --no-build-isolation --no-cache-dir deepspeed",),
         )
 
 
 def _broken_beyond_reading(machine: Machine) -> str | None:
-    """Why a torch that is there says nothing at all of itself."""
+    """Why torch, although installed, could not be read at all; None where it could."""
     return next((gap.reason for gap in machine.gaps if gap.question == "torch" and machine.torch is None), None)
 
 

@@ -1,4 +1,4 @@
-"""Checks of what surrounds a build and a run: search paths, variables, libraries, memory, disk."""
+"""Machine -> findings about what surrounds a build and a run: search paths, variables, libraries, memory, disk."""
 
 import difflib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ SMALL_SHARED_MEMORY = 1 * GIB
 """NCCL and data loaders take hundreds of MiB of /dev/shm a rank; docker's default is 64 MiB."""
 
 JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
-"""Bytes that a compile job with and without GPU code takes at the most (as measured for build-wheel)."""
+"""The most bytes that a compile job takes, with and without GPU code (measured for build-wheel)."""
 
 
 def summary(machine: Machine) -> str:
@@ -41,9 +41,9 @@ def not_asked(machine: Machine) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    spoken_for = ("python", "torch", "gpus")
+    own_checks = ("python", "torch", "gpus")  # python-silent, torch-broken and driver-silent report these
     for gap in machine.gaps:
-        if not gap.question.startswith(spoken_for):
+        if not gap.question.startswith(own_checks):
             yield Finding.note("not-asked", f"{gap.question} could not be asked: {gap.reason}")
 
 
@@ -76,7 +76,7 @@ def library_path_entry_missing(machine: Machine) -> Iterator[Finding]:
         yield Finding.note(
             "library-path-entry-missing",
             f"LD_LIBRARY_PATH names {and_more(missing, 4)}, which {'does' if len(missing) == 1 else 'do'} not exist",
-            fix="take out what is gone",
+            fix="remove the folders that are gone",
         )
 
 
@@ -102,7 +102,7 @@ def library_path_other_cuda(machine: Machine) -> Iterator[Finding]:
         "library-path-other-cuda",
         f"LD_LIBRARY_PATH puts CUDA {first.major} ({first.folder}) first, torch was built with CUDA {torch.cuda}",
         evidence=[f"{runtime.folder}: libcudart.so.{runtime.major}" for runtime in runtimes],
-        fix="take that folder out, or put the one that fits in front",
+        fix="remove that folder, or put the one that fits in front",
         commands=(USE_ENV,),
     )
 
@@ -130,7 +130,7 @@ def libaio_missing(machine: Machine) -> Iterator[Finding]:
         )
         yield Finding.warning(
             "libaio-missing",
-            f"libaio cannot be built with: {state}",
+            f"no op can be built with libaio: {state}",
             affects=("libaio",),
             fix="install its development files (only async_io and gds need them)",
             commands=("sudo apt-get install libaio-dev  # Fedora, RHEL: libaio-devel; conda: conda install libaio",),
@@ -152,7 +152,8 @@ def ds_variables_set(machine: Machine) -> Iterator[Finding]:
     here = {name: value for name, value in machine.variables.items() if name in KNOWN_VARIABLES or _build(name)}
     if here:
         yield Finding.note(
-            "ds-variables-set", "your shell steers DeepSpeed: " + ", ".join(f"{k}={v}" for k, v in here.items())
+            "ds-variables-set",
+            "your shell has variables that steer DeepSpeed: " + ", ".join(f"{k}={v}" for k, v in here.items()),
         )
 
 
@@ -174,7 +175,7 @@ def variable_misspelt(machine: Machine) -> Iterator[Finding]:
         if name.startswith("DS_") and not _build(name) and name not in KNOWN_VARIABLES and near:
             yield Finding.warning(
                 "variable-misspelt",
-                f"{name} is read by nothing in DeepSpeed; did you mean {near[0]}?",
+                f"DeepSpeed does not read {name}; did you mean {near[0]}?",
                 fix="set the one that is read",
                 commands=(f"unset {name}", f"export {near[0]}=..."),
             )
@@ -195,7 +196,7 @@ def variable_malformed(machine: Machine) -> Iterator[Finding]:
         if _build(name) and name != "DS_BUILD_STRING" and value and not _is_number(value):
             yield Finding.error(
                 "variable-malformed",
-                f"{name}={value!r} is no number: DeepSpeed's setup.py stops at it; it takes 0 or 1",
+                f"{name}={value!r} is not a number: DeepSpeed's setup.py stops at it; it takes 0 or 1",
                 fix="write 1 or 0",
                 commands=(f"export {name}=1",),
             )
@@ -245,7 +246,7 @@ def compiler_oom_killed(machine: Machine) -> Iterator[Finding]:
     if machine.torch and system.memory and jobs > 1 and jobs * each > system.memory:
         yield Finding.note(
             "compiler-oom-killed",
-            f"{jobs} compile jobs may take {jobs * each / GIB:.0f} GiB, here are {system.memory / GIB:.0f} GiB",
+            f"{jobs} compile jobs may take {jobs * each / GIB:.0f} GiB, this machine has {system.memory / GIB:.0f} GiB",
             evidence=[f"MAX_JOBS={named}" if named else f"{system.cpus} processors: ninja starts {jobs} jobs"],
             fix="limit the jobs of pip and of run-time compilation; build-wheel does it by itself",
             commands=(f"export MAX_JOBS={max(1, system.memory // each)}",),

@@ -1,4 +1,4 @@
-"""Checks of the CUDA toolkits: which one torch and DeepSpeed would take now, and whether it serves."""
+"""Machine -> findings about the CUDA toolkits: which one torch and DeepSpeed would take now, and whether it is usable."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from dsdoctor.checks.advice import ASSEMBLE, BUILD_WHEEL, USE_ENV
 from dsdoctor.core import needs
 from dsdoctor.core.compatibility import same_release
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.machine import TAKEN, Machine, Toolkit
+from dsdoctor.core.machine import TAKEN, Machine, Toolkit, Torch
 from dsdoctor.core.sentences import and_more
 
 BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl")
@@ -26,7 +26,7 @@ def summary(machine: Machine) -> str:
 
 
 def real_toolkits(machine: Machine) -> tuple[Toolkit, ...]:
-    """The toolkits with a compiler, without a folder that only seems to be one."""
+    """The toolkits with a compiler, without a folder that is listed only because torch takes it."""
     return tuple(toolkit for toolkit in machine.toolkits if toolkit.nvcc and toolkit.found_via != (TAKEN,))
 
 
@@ -75,7 +75,7 @@ def nvcc_broken(machine: Machine) -> Iterator[Finding]:
             make = Finding.error if taken and _wants_cuda(machine) else Finding.warning
             yield make(
                 "nvcc-broken",
-                f"{toolkit.root}/bin/nvcc does not tell its version: {toolkit.broken}",
+                f"{toolkit.root}/bin/nvcc does not print its version: {toolkit.broken}",
                 evidence=[f"found via {', '.join(toolkit.found_via)}"],
                 affects=(needs.CUDA,) if taken else (),
                 fix="repair it, or select another toolkit",
@@ -100,18 +100,14 @@ def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
     """
     torch = machine.torch
     taken, home = machine.taken, torch.cuda_home if torch else None
-    if (
-        torch is None
-        or torch.cuda is None
-        or home is None
-        or (taken and taken.broken)
-        or (taken is None and not _known(machine))
-    ):
+    if torch is None or torch.cuda is None or home is None or (taken and taken.broken):
+        return
+    if taken is None and not _known(machine):
         return
     if taken and taken.nvcc and (taken.found_via != (TAKEN,) or "cuda_runtime.h" in taken.headers):
         return
     here = real_toolkits(machine)
-    whole = [one for one in here if one.release == torch.cuda and set(BASE_HEADERS) <= one.headers - one.scattered]
+    whole = any(_is_whole(toolkit, torch) for toolkit in here)
     how = _named(machine) or ("two folders up from the nvcc on PATH" if taken and taken.nvcc else "the default")
     joined = ": it is a list, and must be one folder" if ":" in home else ""
     quoted = ": it has a quote or a blank in it" if home.strip("'\" ") != home else ""
@@ -121,7 +117,7 @@ def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
         f"torch takes {home} for CUDA_HOME ({how}), and it {has}{joined or quoted}",
         evidence=[f"a toolkit is in {toolkit.root} (CUDA {toolkit.release})" for toolkit in here],
         affects=(needs.CUDA,),
-        fix="select the one that is here" if whole else "let dsdoctor assemble a whole one, without root",
+        fix="select the toolkit that fits torch" if whole else "let dsdoctor assemble a whole one, without root",
         commands=(USE_ENV,) if whole else (ASSEMBLE, BUILD_WHEEL),
     )
 
@@ -201,7 +197,7 @@ def toolkits_several(machine: Machine) -> Iterator[Finding]:
         taken = machine.taken
         yield Finding.note(
             "toolkits-several",
-            f"{len(here)} CUDA toolkits are here; a build takes {taken.root if taken else 'none of them'}",
+            f"there are {len(here)} CUDA toolkits; a build takes {taken.root if taken else 'none of them'}",
             evidence=[f"CUDA {toolkit.version} in {toolkit.root} ({', '.join(toolkit.found_via)})" for toolkit in here],
             fix="to select the one that fits torch",
             commands=(USE_ENV,),
@@ -274,6 +270,11 @@ def cuda_lib_link_missing(machine: Machine) -> Iterator[Finding]:
         )
 
 
+def _is_whole(toolkit: Toolkit, torch: Torch) -> bool:
+    """Whether a toolkit is of torch's release and has all headers that every op includes."""
+    return toolkit.release == torch.cuda and set(BASE_HEADERS) <= toolkit.headers - toolkit.scattered
+
+
 def _missing_headers(machine: Machine, taken: Toolkit, wanted: tuple[str, ...]) -> tuple[str, ...]:
     here = (taken.headers - taken.scattered) | machine.paths.headers
     return tuple(name for name in wanted if name not in here)
@@ -284,17 +285,17 @@ def _wants_cuda(machine: Machine) -> bool:
 
 
 def _named(machine: Machine) -> str | None:
-    """The variable that names the folder which torch takes."""
+    """The variable that names the folder which torch takes, None for a guessed one."""
     return next((name for name in ("CUDA_HOME", "CUDA_PATH") if machine.variables.get(name)), None)
 
 
 def _known(machine: Machine) -> bool:
-    """Whether there is anything to be wrong: a named folder, or a toolkit elsewhere."""
+    """Whether there is something to compare with: a variable that names a folder, or a toolkit elsewhere."""
     return _named(machine) is not None or bool(real_toolkits(machine))
 
 
 def _known_wrong(taken: Toolkit) -> bool:
-    """Whether ``cuda_home_wrong`` speaks of it already."""
+    """Whether ``cuda_home_wrong`` reports it already."""
     return taken.found_via == (TAKEN,) and "cuda_runtime.h" not in taken.headers
 
 

@@ -1,4 +1,4 @@
-"""Every check: it finds its ill, is silent on a healthy machine, bears an empty one, and explains itself."""
+"""Every check finds its problem, is silent on a healthy machine, takes an empty one, and has a manual page."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def rules(machine: Machine) -> set[str]:
 
 
 @pytest.mark.parametrize("rule", sorted(SICK))
-def test_a_check_finds_its_ill_and_says_what_mends_it(rule: str) -> None:
+def test_a_check_finds_its_problem_and_says_how_to_fix_it(rule: str) -> None:
     finding = found(SICK[rule], rule)
 
     assert len(finding.title) > 20
@@ -61,7 +61,7 @@ def test_a_healthy_machine_is_healthy() -> None:
 
 
 @pytest.mark.parametrize("rule", sorted(checks()))
-def test_a_check_bears_an_empty_machine_and_explains_itself(rule: str) -> None:
+def test_a_check_takes_an_empty_machine_and_has_a_manual_page(rule: str) -> None:
     check = checks()[rule]
 
     assert all(finding.rule == rule for finding in check(EMPTY))
@@ -70,7 +70,7 @@ def test_a_check_bears_an_empty_machine_and_explains_itself(rule: str) -> None:
     assert len(manual(check)) > 60
 
 
-def test_a_check_that_breaks_is_a_note_and_the_others_speak() -> None:
+def test_a_check_that_fails_is_a_note_and_the_others_still_run() -> None:
     def breaks(machine: Machine):  # type: ignore[no-untyped-def]
         yield from ()
         raise RuntimeError("ouch")
