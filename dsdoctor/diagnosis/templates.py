@@ -60,7 +60,7 @@ def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[s
         values["op"] = op
     values |= {name: value[:LONGEST] for name, value in groups.items()}
     if "torch_extensions" not in values.get("cache", "") or ".." in values["cache"]:
-        values.pop("cache", None)  # it is what the fix removes
+        values.pop("cache", None)  # the fix removes this folder, so it must be the right one
     if cuda := values.get("cuda"):
         values["cuda_dashed"] = cuda.replace(".", "-")
     if module := values.get("module"):

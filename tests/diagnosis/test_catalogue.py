@@ -3,7 +3,7 @@
 import re
 
 from dsdoctor.core.manual import parse_page
-from dsdoctor.diagnosis.catalogue.rules import ROOMS, RULES
+from dsdoctor.diagnosis.catalogue.rules import RULES, TOPICS
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Facts, Hit, Signature, Tier
 from dsdoctor.diagnosis.scan import scan
@@ -88,7 +88,7 @@ def test_the_rules_are_those_of_the_field() -> None:
 
 
 def test_no_id_is_used_twice() -> None:
-    assert sum(len(room.RULES) for room in ROOMS) == len(RULES)
+    assert sum(len(room.RULES) for room in TOPICS) == len(RULES)
 
 
 def test_a_wording_matches_its_own_sample_and_no_other_rule_does() -> None:

@@ -1,4 +1,4 @@
-"""Ills of GPU architectures: none to build for, one that nvcc or torch does not know, one that was not built."""
+"""Rules of GPU architectures: none to build for, unknown to nvcc or torch, or not built."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

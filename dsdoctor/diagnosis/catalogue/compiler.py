@@ -1,4 +1,4 @@
-"""Ills of the host compiler: missing, too old, too new, killed."""
+"""Rules of the host compiler: missing, too old, too new, killed."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

@@ -1,4 +1,4 @@
-"""Ills of code and flags that do not fit each other: the C++ standard, SIMD, one defect of nvcc."""
+"""Rules of code and compiler flags that do not fit each other: the C++ standard, SIMD, a bug of nvcc."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

@@ -1,10 +1,10 @@
-"""Headers that the compiler did not find, in any language: the name of the header decides."""
+"""Rules of headers that the compiler did not find, in any language: the name of the header decides."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 
 def missing(names: str) -> str:
-    """A pattern for a missing header, whatever tongue gcc, clang, nvcc or MSVC speak.
+    """A pattern for a missing header, whatever language gcc, clang, nvcc or MSVC print.
 
     >>> import re
     >>> find = re.compile(missing(r"cusparse\\.h"))
@@ -25,7 +25,7 @@ def missing(names: str) -> str:
 
 
 IN_ENGLISH = "fatal+such fatal+found"
-"""Words of every missing header in English; the names themselves find it in other languages."""
+"""Words of every missing header in English; in other languages the name of the header is the word."""
 
 CUDA_STEMS = (
     "cusparse cusparseLt cusolver cusolverDn cusolver_common cusolverSp cusolverRf cusolverMg cublas cublas_v2 "

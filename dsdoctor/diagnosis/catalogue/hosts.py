@@ -1,4 +1,4 @@
-"""Ills of several hosts: the hostfile, ssh between them, and filters of hosts and slots."""
+"""Rules of several hosts: the hostfile, ssh between them, filters of hosts and slots."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

@@ -1,4 +1,4 @@
-"""Ills of installing: what pip, setuptools and DeepSpeed's setup.py say before anything is compiled."""
+"""Rules of installing: what pip, setuptools and DeepSpeed's setup.py print before anything is compiled."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

@@ -1,11 +1,11 @@
-"""Ills of compiling at run time: ninja, the cache of torch_extensions, and the after-effects of a failed compile."""
+"""Rules of compiling at run time: ninja, the cache of torch_extensions, consequences of a failed compile."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 MASKED_JIT_FAILURE = Rule(
     id="masked-jit-failure",
     stage=Stage.JIT,
-    title="only after-effects are in this log: {op|an op} failed to build, and the compiler's own error is not here",
+    title="this log only shows consequences: {op|an op} failed to build, and the compiler's own error is not in it",
     fix="show the first error with one compiler at a time and an empty cache, then diagnose that log",
     manual="""The log only repeats that a compile failed; the compiler's own error is not in it.
 
@@ -84,7 +84,7 @@ paths) leads astray.""",
             r"|non-zero code: [1-9]|exited with non-zero status|^a non-zero exit code|Segmentation fault|^Aborted\b"
             r"|\sAborted\s|exit (?:code|status):? 13[49]\b|SIGSEGV|SIGABRT",
             tier=Tier.EXIT,
-            title="a process crashed or ended with an error, and what it said is not in this log",
+            title="a process crashed or ended with an error, and its own message is not in this log",
             sample="[ERROR] [launch.py:259:sigkill_handler] ['/venv/bin/python', '-u', 'train.py'] exits with "
             "return code = 1",
         ),
@@ -92,7 +92,7 @@ paths) leads astray.""",
             words="main+process+received",
             pattern=r"Main process received SIG(?:TERM|INT|HUP)",
             tier=Tier.EXIT,
-            title="the job was ended from outside, and nothing in this log says what it waited for",
+            title="the job was ended from outside, and this log does not say what it waited for",
             sample="[INFO] [launch.py:262:sigkill_handler] Main process received SIGTERM, exiting",
         ),
         Signature(
@@ -103,7 +103,7 @@ paths) leads astray.""",
             r")?build [`']?deepspeed"
             r"|Could not build wheels for deepspeed",
             tier=Tier.EXIT,
-            title="only pip's own last words are in this log, not what DeepSpeed's setup said",
+            title="this log only has pip's last lines, not the error of DeepSpeed's setup.py",
             sample="ERROR: Failed building wheel for deepspeed",
         ),
         Signature(
@@ -111,7 +111,7 @@ paths) leads astray.""",
             pattern=r"error: command '.{0,200}' failed with exit (?:status|code) (?!137|-9)\d+|collect2: error: "
             r"ld returned",
             tier=Tier.EXIT,
-            title="a compiler failed, and what it said is not in this log",
+            title="a compiler failed, and its error is not in this log",
             sample="error: command '/usr/bin/x86_64-linux-gnu-g++' failed with exit code 1",
         ),
     ),

@@ -1,4 +1,4 @@
-"""Ills of launching: the launcher's programs, MPI, and the variables that a launcher sets."""
+"""Rules of launching: the launcher's programs, MPI, and the variables that a launcher sets."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

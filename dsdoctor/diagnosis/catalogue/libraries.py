@@ -1,4 +1,4 @@
-"""Ills of the libraries that single ops need: libaio, CUTLASS, oneCCL."""
+"""Rules of the libraries that single ops need: libaio, CUTLASS, oneCCL."""
 
 from dsdoctor.diagnosis.catalogue.headers import missing
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier

@@ -1,4 +1,4 @@
-"""Ills of linking: libraries that the linker does not find, in any language."""
+"""Rules of linking: libraries that the linker does not find, in any language."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

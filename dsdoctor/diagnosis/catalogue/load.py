@@ -1,4 +1,4 @@
-"""Ills of loading what was built: symbols and libraries that are not there, or are another's."""
+"""Rules of loading what was built: symbols and libraries that are missing or of another release."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

@@ -1,4 +1,4 @@
-"""Ills between ranks: ports, shared memory, network interfaces, ranks that wait for each other."""
+"""Rules of a run on several ranks: ports, shared memory, network interfaces, ranks that wait for each other."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

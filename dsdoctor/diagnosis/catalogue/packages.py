@@ -1,4 +1,4 @@
-"""Ills of Python packages: pip's options, pins that clash, packages that are not there."""
+"""Rules of Python packages: options of pip, pins that conflict, packages that are missing."""
 
 from dsdoctor.diagnosis.catalogue.install import IN_A_BUILD
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier

@@ -1,4 +1,4 @@
-"""Ills of a run: memory, fp16, processors, and imports that newer versions removed."""
+"""Rules of a run: memory, fp16, processors, and imports that newer versions removed."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 

@@ -1,4 +1,4 @@
-"""Ills of the CUDA toolkit: none, another than torch's, or a folder that is none."""
+"""Rules of the CUDA toolkit: missing, of another release than torch's, or an unusable folder."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
