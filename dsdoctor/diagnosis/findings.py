@@ -7,7 +7,7 @@ from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.models import Facts, Hit, Stage
 from dsdoctor.diagnosis.scan import Line
-from dsdoctor.diagnosis.templates import command, say, values_of
+from dsdoctor.diagnosis.templates import command, fill, values_of
 
 LONGEST = 300
 GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP) (?:error: )?out of memory|OutOfMemoryError")
@@ -37,11 +37,11 @@ def finding_of(hit: Hit, facts: Facts, severity: Severity) -> Finding:
     return Finding(
         rule=rule.id,
         severity=severity,
-        title=say(signature.title or rule.title, values),
+        title=fill(signature.title or rule.title, values),
         evidence=(*_where(hit), *_read(facts)),
         affects=ops,
         fix=Fix(
-            text=say(signature.fix or rule.fix, values), commands=tuple(command(text, values) for text in commands)
+            text=fill(signature.fix or rule.fix, values), commands=tuple(command(text, values) for text in commands)
         ),
     )
 
@@ -63,7 +63,7 @@ def _read(facts: Facts) -> tuple[str, ...]:
 def note_of(hit: Hit, facts: Facts) -> Finding:
     """A harmless line, or one after which the log ended well."""
     values = values_of(hit.groups, facts, hit.op)
-    return Finding.note(hit.rule.id, say(hit.signature.title or hit.rule.title, values), evidence=_where(hit))
+    return Finding.note(hit.rule.id, fill(hit.signature.title or hit.rule.title, values), evidence=_where(hit))
 
 
 def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:
@@ -76,7 +76,7 @@ def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:
     values = values_of(hit.groups, facts, op)
     return Finding.error(
         rule.id,
-        say(rule.title, values),
+        fill(rule.title, values),
         evidence=(*(f"line {echo.line}: {echo.text[:LONGEST]}" for echo in echoes[:4]), *_read(facts)),
         affects=(op,) if op else (),
         fix=rule.fix,

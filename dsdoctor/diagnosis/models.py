@@ -42,7 +42,7 @@ class Signature:
     ``_``, whatever its case; of ``a+b`` it must have both. A word with other letters than ASCII may be part of a word.
     ``pattern``, searched in the clean line, decides. ``after``: must be found in the lines just
     above, ``not_after`` must not. ``unless``: must not be found in the line.
-    ``sample``: what a tool prints; its last line is the one that matches. Texts are templates (see ``say``).
+    ``sample``: what a tool prints; its last line is the one that matches. Texts are templates (see ``fill``).
     """
 
     words: str

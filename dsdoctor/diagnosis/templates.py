@@ -25,10 +25,10 @@ LAUNCHER_PACKAGES = {"pdsh": "pdsh", "srun": "slurm-client", "mpirun_rsh": "mvap
 LONGEST = 160
 
 
-def say(template: str, values: Mapping[str, str]) -> str:
-    """Fill ``{name}`` or ``{name|what to say without it}``; ``{name_hint}`` is " (value)", or nothing.
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """Fill ``{name}`` or ``{name|text without it}``; ``{name_hint}`` is " (value)", or nothing.
 
-    >>> say("nvcc is CUDA {nvcc|another}, torch {torch}{arch_hint}", {"torch": "2.1.0", "arch": "sm_90"})
+    >>> fill("nvcc is CUDA {nvcc|another}, torch {torch}{arch_hint}", {"torch": "2.1.0", "arch": "sm_90"})
     'nvcc is CUDA another, torch 2.1.0 (sm_90)'
     """
     return FIELD.sub(lambda found: _value(found, values), template)
@@ -44,7 +44,7 @@ def command(template: str, values: Mapping[str, str]) -> str:
 
 
 def placeholders(template: str) -> dict[str, str]:
-    """A name in capitals for each field of a template that has nothing else to say without a log.
+    """A name in capitals for each field of a template that has no text of its own without a log.
 
     >>> placeholders("build {op} for {arch|all}{cuda_hint}")
     {'op': 'OP'}

@@ -109,7 +109,7 @@ def test_the_guess_of_a_wrapper_script_is_wrong_and_said_once() -> None:
     assert not told & {"cuda-header-missing", "cuda-lib-link-missing", "toolkits-several", "cuda-torch-mismatch"}
 
 
-def test_the_fix_of_a_wrong_guess_is_one_that_mends_it() -> None:
+def test_the_fix_of_a_wrong_guess_works() -> None:
     whole = found(taking("/usr/local", REAL, GUESSED), "cuda-home-wrong").fix
     bare = found(taking("/usr/local", replace(BARE, found_via=("usr_local",)), GUESSED), "cuda-home-wrong").fix
 
@@ -191,7 +191,7 @@ def linking(soname: str, system: str, *here: str) -> tuple[str, ...]:
     return tuple(command.partition("  #")[0] for command in fix.commands) if fix else ()
 
 
-def test_libaio_is_mended_under_the_name_that_the_op_asks_for() -> None:
+def test_the_fix_for_libaio_gives_it_the_name_that_the_op_asks_for() -> None:
     debian12, debian13 = "Debian GNU/Linux 12 (bookworm)", "Debian GNU/Linux 13 (trixie)"
     old, new = "libaio.so.1", "libaio.so.1t64"
     link = f"sudo ln -s {new} /usr/lib/x86_64-linux-gnu/{old}"

@@ -7,7 +7,7 @@ from dsdoctor.diagnosis.catalogue.rules import RULES, TOPICS
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Facts, Hit, Signature, Tier
 from dsdoctor.diagnosis.scan import scan
-from dsdoctor.diagnosis.templates import command, say, values_of
+from dsdoctor.diagnosis.templates import command, fill, values_of
 
 IDS = [
     "accelerator-autodetect-cpu",
@@ -99,11 +99,11 @@ def test_a_wording_matches_its_own_sample_and_no_other_rule_does() -> None:
         assert {hit.rule.id for hit in hits} == {rule.id}, signature.sample
 
 
-def test_a_wording_can_be_said_with_what_its_sample_tells() -> None:
+def test_the_texts_of_a_wording_can_be_filled_from_its_sample() -> None:
     for rule, signature in WORDINGS:
         hit = hit_of(signature)
         values = values_of(hit.groups, Facts(), hit.op)
-        texts = [say(signature.title or rule.title, values), say(signature.fix or rule.fix, values)]
+        texts = [fill(signature.title or rule.title, values), fill(signature.fix or rule.fix, values)]
         commands = [command(text, values) for text in signature.commands or rule.commands]
 
         assert all(text and text[0] != " " for text in texts), rule.id

@@ -119,7 +119,7 @@ Why it matters: torch stops with an IndexError, or DeepSpeed takes 6.0;6.1;7.0, 
 GPU_ARCH_UNKNOWN_TO_TORCH = Rule(
     id="gpu-arch-unknown-to-torch",
     stage=Stage.COMPILE,
-    title="{arch} is no architecture that this torch or DeepSpeed understands",
+    title="{arch} is not an architecture that this torch and DeepSpeed know",
     fix='write TORCH_CUDA_ARCH_LIST as numbers with ";" between them; for a GPU newer than torch knows, take a newer torch',
     commands=('export TORCH_CUDA_ARCH_LIST="8.0;9.0"', "python -m dsdoctor plan"),
     manual="""TORCH_CUDA_ARCH_LIST, or a GPU here, has an architecture that this torch or DeepSpeed does not know.

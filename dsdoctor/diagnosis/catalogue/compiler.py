@@ -252,7 +252,7 @@ Why it matters: No op can be compiled.""",
         Signature(
             words="host+compiler+unsupported",
             pattern=r"nvcc fatal .{0,12}Host compiler targets unsupported OS",
-            title="nvcc's host compiler is none that it can use",
+            title="nvcc cannot use its host compiler",
             sample="nvcc fatal   : Host compiler targets unsupported OS.",
         ),
         Signature(

@@ -121,7 +121,7 @@ PYTHON_HEADERS_MISSING = Rule(
     id="python-headers-missing",
     stage=Stage.COMPILE,
     title="Python{python_hint} has no {header}: its development files are not installed",
-    fix="install the development package of this very Python; dsdoctor fetches Debian's and Ubuntu's without root",
+    fix="install the development package of exactly this Python; dsdoctor fetches Debian's and Ubuntu's without root",
     commands=(
         "python -m dsdoctor prebuild",
         "sudo apt install python{python|3}-dev",
@@ -129,7 +129,7 @@ PYTHON_HEADERS_MISSING = Rule(
     ),
     manual="""The headers of this Python (Python.h) are not installed.
 
-An extension module is compiled against Python.h of the very interpreter that loads it. Distributions have a
+An extension module is compiled against Python.h of the same interpreter that loads it. Distributions have a
 package of its own for it: python3.11-dev for python3.11 on Debian and Ubuntu, python3-devel on Fedora and RHEL.
 The Pythons of conda and uv bring it.
 

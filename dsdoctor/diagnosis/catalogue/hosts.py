@@ -189,7 +189,7 @@ Why it matters: The launcher stops before any process is started.""",
             words="slot+count exceeds+available",
             pattern=r"backend needs the same slot count on every host, got (?P<what>\{.{1,80}?\})"
             r"|(?P<what2>local_rank \d+) exceeds available GPUs in CUDA_VISIBLE_DEVICES",
-            title="the ranks do not fit the slots or GPUs that are there: {what}",
+            title="the number of ranks does not fit the slots or GPUs that are there: {what}",
             sample="ValueError: local_rank 4 exceeds available GPUs in CUDA_VISIBLE_DEVICES=0,1",
         ),
         Signature(

@@ -208,7 +208,7 @@ ACCELERATOR_AUTODETECT_CPU = Rule(
     id="accelerator-autodetect-cpu",
     stage=Stage.INSTALL,
     title="no GPU is visible, so DeepSpeed chose the CPU accelerator",
-    fix="say which accelerator you build for; make the GPUs visible where it runs",
+    fix="set the accelerator that you build for; make the GPUs visible where it runs",
     commands=("export DS_ACCELERATOR=cuda", "python -m dsdoctor prebuild --accelerator cuda"),
     manual="""DeepSpeed saw no GPU while it was built or imported, and chose the CPU accelerator.
 
@@ -228,7 +228,7 @@ ignores such ops later.""",
             pattern=r"Unable to proceed, no GPU resources available",
             title="the launcher sees no GPU",
             tier=Tier.GENERIC,
-            fix="make the GPUs visible (nvidia-smi, --gpus all, CUDA_VISIBLE_DEVICES), or say --num_gpus and "
+            fix="make the GPUs visible (nvidia-smi, --gpus all, CUDA_VISIBLE_DEVICES), or pass --num_gpus and "
             "DS_ACCELERATOR=cpu",
             commands=("nvidia-smi", "python -m dsdoctor look"),
             sample="RuntimeError: Unable to proceed, no GPU resources available",

@@ -139,7 +139,7 @@ Why it matters: DeepSpeed then fails on mpi4py. Installing mpi4py is seldom what
 ACCELERATOR_NAME_INVALID = Rule(
     id="accelerator-name-invalid",
     stage=Stage.LAUNCH,
-    title="DS_ACCELERATOR names an accelerator that cannot be had here{name_hint}",
+    title="DS_ACCELERATOR names an accelerator that cannot be used here{name_hint}",
     fix="set it to one that this DeepSpeed and torch know, or unset it",
     commands=("unset DS_ACCELERATOR", "export DS_ACCELERATOR=cuda"),
     manual="""DS_ACCELERATOR names an accelerator that cannot be used here.

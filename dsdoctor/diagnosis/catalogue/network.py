@@ -17,7 +17,7 @@ MASTER_PORT_IN_USE = Rule(
 Rank 0 listens on MASTER_PORT, 29500 by default. A second job on the same node, or a leftover process of the last
 one, holds it.
 
-Why it matters: Rank 0 fails, and the other ranks may hang on the foreign listener.""",
+Why it matters: Rank 0 fails, and the other ranks may hang on the other program's listener.""",
     signatures=(
         Signature(
             words="distributed+communication+port eaddrinuse errno+98 winerror+10048 errno+10048 address+use socket+listen",

@@ -122,7 +122,7 @@ Why it matters: pip finds no version that satisfies everybody, or installs one w
 PYDANTIC_INCOMPATIBLE = Rule(
     id="pydantic-incompatible",
     stage=Stage.INSTALL,
-    title="this DeepSpeed and this pydantic do not fit",
+    title="this DeepSpeed and this pydantic do not work together",
     fix="DeepSpeed before 0.14.3 needs pydantic 1, later ones need 2: upgrade DeepSpeed, or pin pydantic",
     commands=(
         "python -m pip install -U deepspeed",
