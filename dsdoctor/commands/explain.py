@@ -92,15 +92,6 @@ How to fix it: Load it on a machine with the driver and the processor that it is
     $ python -m dsdoctor verify --installed --load
 
 Since: 0.1""",
-    "not-asked": """A question about this machine could not be answered; the finding says which and why.
-
-Why it matters: Nothing that depends on the answer was judged, so a problem there is not reported.
-
-How to fix it: Remove the reason that the finding names, then look again.
-
-    $ python -m dsdoctor look
-
-Since: 0.1""",
     "variable-overridden": """A variable of your shell would steer a DeepSpeed build.
 
 dsdoctor's own build does not see it: it sets its own variables, and the plan shows them.
@@ -261,7 +252,7 @@ def pages(rule: str) -> Iterator[tuple[str, ManualPage]]:
         yield "In a watched training", parse_page(page)
     if page := comm.manual_pages().get(rule):
         yield "Between ranks", parse_page(page)
-    if rule in OF_BUILDING and rule not in checks.checks():
+    if rule in OF_BUILDING:
         yield "", parse_page(OF_BUILDING[rule])
     if page := problems.MANUAL.get(rule):
         yield "In a push", parse_page(page)
