@@ -1,7 +1,7 @@
-"""Machine -> Findings. Judges, never looks. A check that breaks becomes a NOTE; the others still speak.
+"""Machine -> findings. Asks the machine nothing. A check that fails with an error becomes a NOTE; the others still run.
 
-A check is a generator named after its ill; its docstring is the manual page that ``dsdoctor explain`` prints. What a finding
-``affects`` is said in the words of ``dsdoctor.core.needs``, or with names of ops; the op table turns needs into ops.
+A check is a generator named after the problem that it finds; its docstring is the manual page that ``dsdoctor explain``
+prints. What a finding ``affects`` is a need of ``dsdoctor.core.needs`` or the name of an op; the op table turns needs into ops.
 """
 
 import inspect
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dsdoctor.checks import built, compilers, files, gpus, jit, linked, python, surroundings, toolkits
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine
 
 Check = Callable[[Machine], Iterator[Finding]]
@@ -18,7 +18,7 @@ Check = Callable[[Machine], Iterator[Finding]]
 
 @dataclass(frozen=True, kw_only=True)
 class Topic:
-    """Checks that belong together under one line; ``summary`` says what is there."""
+    """Checks that are shown together below one line, ``summary``, which says what is there."""
 
     name: str
     summary: Callable[[Machine], str]
@@ -84,5 +84,5 @@ def _run(topic: Topic, machine: Machine, rules: frozenset[str]) -> Iterator[Find
         try:
             yield from tuple(check(machine))
         except Exception as error:
-            title = f"the check {rule_of(check)} broke: {type(error).__name__}: {error}"
-            yield Finding(rule="check-broken", severity=Severity.NOTE, title=title)
+            title = f"the check {rule_of(check)} failed: {type(error).__name__}: {error}"
+            yield Finding.note("check-broken", title)

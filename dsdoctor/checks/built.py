@@ -1,15 +1,16 @@
-"""Checks of a built DeepSpeed, installed or in a wheel: do its ops fit this torch, these GPUs, this processor?"""
+"""Machine -> findings about a built DeepSpeed, installed or in a wheel: ops that do not fit this torch, GPU or processor."""
 
 import re
 from collections.abc import Iterator
 from shlex import quote
 
-from dsdoctor.checks.say import BUILD_WHEEL, error, note, some, warning
+from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.architectures import order
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.isa import lacking_instructions, says_nothing
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.sentences import and_more
 
 
 def summary(machine: Machine) -> str:
@@ -29,14 +30,21 @@ def summary(machine: Machine) -> str:
 def ops_torch_version_mismatch(machine: Machine) -> Iterator[Finding]:
     """The ops were built with another torch than the one that is here.
 
-    DeepSpeed's loader compares major and minor and refuses ("PyTorch version mismatch!"): torch's C++ interface changes with
-    each minor. A wheel serves exactly one.
+    torch's C++ interface changes with each minor, so a wheel serves exactly one.
+
+    Why it matters: DeepSpeed's loader compares major and minor and refuses the ops ("PyTorch version mismatch!").
+
+    How to fix it: Build them for this torch, or install the torch they were built with.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     built, torch = machine.deepspeed, machine.torch
     if built and torch and built.torch and built.installed_ops and built.torch != torch.minor:
-        yield error(
+        yield Finding.error(
             "ops-torch-version-mismatch",
-            f"DeepSpeed {built.version}'s ops were built with torch {built.torch}, here is torch {torch.version}",
+            f"DeepSpeed {built.version}'s ops were built with torch {built.torch}, torch {torch.version} is installed",
             evidence=[built.location, torch.location],
             affects=(needs.INSTALLED, *built.installed_ops),
             fix=f"build them for torch {torch.minor}, or install torch {built.torch}",
@@ -47,13 +55,20 @@ def ops_torch_version_mismatch(machine: Machine) -> Iterator[Finding]:
 def ops_cuda_version_mismatch(machine: Machine) -> Iterator[Finding]:
     """The ops were built with another CUDA release than torch's.
 
-    DeepSpeed's loader compares major and minor of both and refuses ("PyTorch CUDA version mismatch!").
+    Why it matters: DeepSpeed's loader compares major and minor of both and refuses the ops ("PyTorch CUDA version
+    mismatch!").
+
+    How to fix it: Build them with the CUDA release of this torch.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     built, torch = machine.deepspeed, machine.torch
     if not built or not torch or not built.cuda or not torch.cuda or not built.installed_ops:
         return
     if built.accelerator != "cpu" and built.cuda != str(torch.cuda):
-        yield error(
+        yield Finding.error(
             "ops-cuda-version-mismatch",
             f"DeepSpeed {built.version}'s ops were built with CUDA {built.cuda}, torch {torch.version} with CUDA {torch.cuda}",
             evidence=[built.location, torch.location],
@@ -66,8 +81,16 @@ def ops_cuda_version_mismatch(machine: Machine) -> Iterator[Finding]:
 def ops_accelerator_mismatch(machine: Machine) -> Iterator[Finding]:
     """The ops were built for another accelerator than the one DeepSpeed will use here.
 
-    On a GPU machine DeepSpeed ignores ops that were built for the CPU accelerator and compiles its own at run time; on a CPU
-    torch it cannot load those built for CUDA. Builds on machines without a GPU choose cpu silently.
+    A build on a machine without a GPU chooses cpu and does not say so.
+
+    Why it matters: On a GPU machine DeepSpeed ignores ops that were built for the CPU accelerator and compiles its own
+    at run time. With a CPU torch it cannot load those built for CUDA.
+
+    How to fix it: Build them for the accelerator that is used.
+
+        $ python -m dsdoctor build-wheel --accelerator cuda
+
+    Since: 0.1
     """
     built, torch = machine.deepspeed, machine.torch
     if not built or not torch or not built.accelerator or not built.installed_ops:
@@ -78,7 +101,7 @@ def ops_accelerator_mismatch(machine: Machine) -> Iterator[Finding]:
     impossible = built.accelerator == "cuda" and torch.cuda is None and torch.hip is None
     if impossible or (uses is not None and uses != built.accelerator):
         here = f"torch {torch.version} is a CPU build" if impossible else f"DeepSpeed uses {uses} here"
-        yield error(
+        yield Finding.error(
             "ops-accelerator-mismatch",
             f"DeepSpeed {built.version}'s ops were built for {built.accelerator}, and {here}",
             evidence=[built.location],
@@ -91,15 +114,23 @@ def ops_accelerator_mismatch(machine: Machine) -> Iterator[Finding]:
 def claimed_op_missing(machine: Machine) -> Iterator[Finding]:
     """DeepSpeed says that an op is installed, and its shared object is not there.
 
-    The loader then fails with ModuleNotFoundError. A build that was broken off, or a wheel that was repacked.
+    The cause is a build that was interrupted, or a wheel that was repacked.
+
+    Why it matters: The loader fails with ModuleNotFoundError.
+
+    How to fix it: Build it again.
+
+        $ python -m dsdoctor build-wheel --ops NAME
+
+    Since: 0.1
     """
     built = machine.deepspeed
     if built and built.present_ops is not None:
         lost = [op for op in built.installed_ops if op not in built.present_ops]
         if lost:
-            yield error(
+            yield Finding.error(
                 "claimed-op-missing",
-                f"DeepSpeed {built.version} claims {', '.join(lost)}, and holds no shared object of that name",
+                f"DeepSpeed {built.version} lists {', '.join(lost)} as installed, and has no shared object of that name",
                 evidence=[built.location],
                 affects=(needs.INSTALLED, *lost),
                 fix="build it again",
@@ -108,31 +139,47 @@ def claimed_op_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def op_not_claimed(machine: Machine) -> Iterator[Finding]:
-    """A shared object is there and DeepSpeed does not say that its op is installed: it will not use it.
+    """A shared object is there and DeepSpeed does not say that its op is installed.
 
-    git_version_info_installed.py names the installed ops; one that is not in it is compiled at run time all the same.
+    git_version_info_installed.py names the installed ops.
+
+    Why it matters: An op that is not named there is not used, and is compiled at run time all the same.
+
+    How to fix it: Build again, by a build that names what the wheel holds.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     built = machine.deepspeed
     if built and built.unclaimed:
-        yield warning(
+        yield Finding.warning(
             "op-not-claimed",
-            f"{some(built.unclaimed)} lie in {built.location}, and DeepSpeed does not claim them: they are not used",
-            fix="build it again, by a build that claims what it holds",
+            f"{and_more(built.unclaimed)} are in {built.location}, and DeepSpeed does not list them as installed: it ignores them",
+            fix="build it again, with a build that lists what it holds",
             commands=(BUILD_WHEEL,),
         )
 
 
 def no_kernel_image(machine: Machine) -> Iterator[Finding]:
-    """An op holds no code that a GPU here can run: "no kernel image is available for execution on the device".
+    """An op holds no code that a GPU here can run.
 
     Machine code runs on the same major architecture with the same or a higher minor; PTX on any newer GPU.
+
+    Why it matters: The op fails with "no kernel image is available for execution on the device".
+
+    How to fix it: Build the op for this GPU.
+
+        $ python -m dsdoctor build-wheel --ops NAME --arch "9.0"
+
+    Since: 0.1
     """
     built = machine.deepspeed
     for capability in sorted({gpu.capability for gpu in machine.visible_gpus}) if built else ():
         lost = [op for op, inside in built.sm_arch.items() if not _serves(inside, capability)] if built else []
         if built and lost:
             inside = sorted({name.split("_")[0] for op in lost for name in built.sm_arch[op]})
-            yield error(
+            yield Finding.error(
                 "no-kernel-image",
                 f"a GPU here has capability {capability}, and {', '.join(lost)} hold code for sm_{', sm_'.join(inside)} only",
                 evidence=[built.location],
@@ -143,17 +190,28 @@ def no_kernel_image(machine: Machine) -> Iterator[Finding]:
 
 
 def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
-    """The ops' host code uses instructions that this processor does not have: it ends with SIGILL.
+    """The ops' host code uses instructions that this processor does not have.
 
-    DeepSpeed compiles with -march=native, so a wheel fits processors like the one it was built on. The flags come from the
-    manifest, or from what the compiler wrote into each shared object. Names with a plus are gcc's extensions of Arm's -march.
+    DeepSpeed compiles with -march=native, so a wheel fits processors like the one it was built on. The flags come from
+    the manifest, or from what the compiler wrote into each shared object. Names with a plus are gcc's extensions of
+    Arm's -march.
+
+    Why it matters: The process ends with SIGILL.
+
+    How to fix it: Build the ops here. Or record this machine, and build elsewhere for what it has.
+
+        $ python -m dsdoctor build-wheel
+        $ python -m dsdoctor record FILE
+        $ python -m dsdoctor build-wheel --node FILE
+
+    Since: 0.1
     """
     built = machine.deepspeed
     if not built or not machine.system.cpu_flags:
         return
     lost = lacking_instructions(built.cpu_flags, machine.system.cpu_flags)
     if lost:
-        yield error(
+        yield Finding.error(
             "cpu-isa-illegal-instruction",
             f"DeepSpeed {built.version}'s ops were compiled with {', '.join(lost[:6])}, which this processor does not have",
             evidence=[
@@ -161,18 +219,28 @@ def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
                 *(f for f in built.cpu_flags if f.startswith(("-march=", "-mcpu="))),
             ],
             affects=(needs.INSTALLED, *built.installed_ops),
-            fix="build them here, or elsewhere for what this machine has: build-wheel --node FILE, by dsdoctor record FILE here",
+            fix="build them here, or elsewhere with build-wheel --node FILE, where FILE is from dsdoctor record FILE here",
             commands=(BUILD_WHEEL,),
         )
 
 
 def cpu_flags_unknown(machine: Machine) -> Iterator[Finding]:
-    """Which processor instructions the ops use is not known: there is no manifest, and no debug information to read."""
+    """Which processor instructions the ops use is not known: there is no manifest, and no debug information to read.
+
+    Why it matters: Whether the ops run on this processor was not judged; they may end with SIGILL.
+
+    How to fix it: Load every op here, or build them with dsdoctor, which writes a manifest.
+
+        $ python -m dsdoctor verify --installed --load
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
     built = machine.deepspeed
     if built and built.told_by != "record" and built.installed_ops and says_nothing(built.cpu_flags):
-        yield note(
+        yield Finding.note(
             "cpu-flags-unknown",
-            f"{built.location} does not say for which processor its ops were compiled: that was not judged",
+            f"{built.location} does not say for which processor its ops were compiled, so that was not judged",
         )
 
 

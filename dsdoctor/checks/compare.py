@@ -11,7 +11,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class MachineGroup:
-    """Machines that say the same of one fact; ``value`` is None where it is not there."""
+    """Machines on which a fact has the same value; ``value`` is None where it is not there."""
 
     value: str | None
     machines: tuple[str, ...]
@@ -19,7 +19,7 @@ class MachineGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class FactDifference:
-    """A fact of which not all machines say the same; the smallest group comes first."""
+    """A fact that is not the same on all machines; the smallest group comes first."""
 
     fact: str
     groups: tuple[MachineGroup, ...]
@@ -27,21 +27,21 @@ class FactDifference:
 
 def compare(machines: Mapping[str, Machine]) -> tuple[FactDifference, ...]:
     """What differs between named machines."""
-    told = {name: dict(facts_of(machine)) for name, machine in machines.items()}
-    facts = dict.fromkeys(fact for told_by_one in told.values() for fact in told_by_one)
+    facts_by_machine = {name: dict(facts_of(machine)) for name, machine in machines.items()}
+    facts = dict.fromkeys(fact for values in facts_by_machine.values() for fact in values)
     found = []
     for fact in facts:
-        alike: dict[str | None, list[str]] = defaultdict(list)
-        for name, values in told.items():
-            alike[values.get(fact)].append(name)
-        if len(alike) > 1:
-            groups = (MachineGroup(value=value, machines=tuple(names)) for value, names in alike.items())
+        names_by_value: dict[str | None, list[str]] = defaultdict(list)
+        for name, values in facts_by_machine.items():
+            names_by_value[values.get(fact)].append(name)
+        if len(names_by_value) > 1:
+            groups = (MachineGroup(value=value, machines=tuple(names)) for value, names in names_by_value.items())
             found.append(FactDifference(fact=fact, groups=tuple(sorted(groups, key=lambda group: len(group.machines)))))
     return tuple(found)
 
 
 def facts_of(machine: Machine) -> Iterator[tuple[str, str]]:
-    """The facts worth comparing, each as one text; those that differ between any two machines (free disk) are left out."""
+    """The facts worth comparing, each as text. Those that always differ (free disk) are left out."""
     yield from _software(machine)
     yield from _hardware(machine)
     for toolkit in machine.toolkits:

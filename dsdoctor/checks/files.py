@@ -1,23 +1,33 @@
-"""Checks of a built DeepSpeed's files, installed or in a wheel: are they whole, and for this system and this Python?"""
+"""Machine -> findings about a built DeepSpeed's files: damaged, altered, or for another system or Python."""
 
 import re
 from collections.abc import Iterator
 from shlex import quote
 
-from dsdoctor.checks.say import BUILD_WHEEL, error, some, warning
+from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.sentences import and_more
 
 
 def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:
-    """The ops need a newer libstdc++ than the system's ("version GLIBCXX_3.4.x not found").
+    """The ops need a newer libstdc++ than the system's.
 
     A conda environment may bring a newer one of its own, or an older one that is found first.
+
+    Why it matters: The ops do not load ("version GLIBCXX_3.4.x not found").
+
+    How to fix it: Install a newer libstdc++, or build the ops here.
+
+        $ conda install 'libstdcxx-ng>=12'
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     built, here = machine.deepspeed, machine.system.glibcxx
     if built and built.glibcxx and here and _number(built.glibcxx) > _number(here):
-        yield error(
+        yield Finding.error(
             "libstdcxx-too-old",
             f"the ops need GLIBCXX_{built.glibcxx}, this system's libstdc++ has GLIBCXX_{here}",
             evidence=[built.location],
@@ -28,10 +38,19 @@ def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:
 
 
 def glibc_too_old(machine: Machine) -> Iterator[Finding]:
-    """The ops need a newer glibc than this system has ("version GLIBC_2.x not found"): build them on the oldest system."""
+    """The ops need a newer glibc than this system has.
+
+    Why it matters: The ops do not load ("version GLIBC_2.x not found").
+
+    How to fix it: Build them on this system, or on the oldest that is to run them.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
     built, here = machine.deepspeed, machine.system.glibc
     if built and built.glibc and here and _number(built.glibc) > _number(here):
-        yield error(
+        yield Finding.error(
             "glibc-too-old",
             f"the ops need glibc {built.glibc}, this system has glibc {here}",
             evidence=[built.location],
@@ -42,10 +61,19 @@ def glibc_too_old(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_python_mismatch(machine: Machine) -> Iterator[Finding]:
-    """The wheel is for another Python: its shared objects are compiled for one minor version."""
+    """The wheel is for another Python: its shared objects are compiled for one minor version.
+
+    Why it matters: pip refuses the wheel for this Python, and its ops do not load there.
+
+    How to fix it: Build it with this Python.
+
+        $ python -m dsdoctor build-wheel --python /path/to/python
+
+    Since: 0.1
+    """
     built, python = machine.deepspeed, machine.python
     if built and python and built.python and not {python.tag, "py3", "py2.py3"} & set(built.python):
-        yield error(
+        yield Finding.error(
             "wheel-python-mismatch",
             f"the wheel is for {', '.join(built.python)}, this Python is {python.tag} ({python.executable})",
             affects=(needs.INSTALLED, *built.installed_ops),
@@ -55,12 +83,21 @@ def wheel_python_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_platform_mismatch(machine: Machine) -> Iterator[Finding]:
-    """The wheel is for another operating system or processor family."""
+    """The wheel is for another operating system, processor family or newer glibc.
+
+    Why it matters: pip refuses the wheel here, and its ops do not load.
+
+    How to fix it: Build it here.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
     built, architecture = machine.deepspeed, machine.system.architecture
     if not built or not built.platform or architecture == "unknown":
         return
     if not any(_is_for(tag, architecture, machine.system.glibc) for tag in built.platform):
-        yield error(
+        yield Finding.error(
             "wheel-platform-mismatch",
             f"the wheel is for {', '.join(built.platform)}, this is Linux on {architecture}, glibc {machine.system.glibc}",
             affects=(needs.INSTALLED, *built.installed_ops),
@@ -70,13 +107,22 @@ def wheel_platform_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_altered(machine: Machine) -> Iterator[Finding]:
-    """Files of the built DeepSpeed are not those that its maker recorded: their sha256 differs, or they are gone."""
+    """Files of the built DeepSpeed are not those that were recorded: their sha256 differs, or they are gone.
+
+    Why it matters: What is here is not what was built and tested, whether by damage or by an edit.
+
+    How to fix it: Fetch or build it again.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
     built = machine.deepspeed
     if built and built.altered:
         is_wheel = built.location.endswith(".whl")
-        yield (error if is_wheel else warning)(
+        yield (Finding.error if is_wheel else Finding.warning)(
             "wheel-altered",
-            f"{len(built.altered)} files of {built.location} are not the recorded ones: {some(built.altered)}",
+            f"{len(built.altered)} files of {built.location} are not what was recorded: {and_more(built.altered)}",
             affects=(needs.INSTALLED, *built.installed_ops) if is_wheel else (),
             fix="fetch or build it again",
             commands=(BUILD_WHEEL,),
@@ -84,12 +130,21 @@ def wheel_altered(machine: Machine) -> Iterator[Finding]:
 
 
 def op_unreadable(machine: Machine) -> Iterator[Finding]:
-    """A shared object is damaged: it is no ELF file, or its tables do not hold together. It will not load."""
+    """A shared object is damaged: it is no ELF file, or its tables are inconsistent.
+
+    Why it matters: The op will not load.
+
+    How to fix it: Fetch or build it again.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
     built = machine.deepspeed
     if built and built.unreadable:
-        yield error(
+        yield Finding.error(
             "op-unreadable",
-            f"{some(built.unreadable)} of {built.location} cannot be read as shared objects",
+            f"{and_more(built.unreadable)} of {built.location} cannot be read as shared objects",
             affects=(needs.INSTALLED, *built.installed_ops),
             fix="fetch or build it again",
             commands=(BUILD_WHEEL,),

@@ -1,8 +1,8 @@
-"""Checks of GPUs, driver and architectures."""
+"""Machine -> findings about GPUs, driver and architectures."""
 
 from collections.abc import Iterator
 
-from dsdoctor.checks.say import BUILD_WHEEL, error, note, warning
+from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.architectures import check_known, compiled_by, numeric, order, parse_architectures, plain
 from dsdoctor.core.compatibility import OLDEST_DRIVER
@@ -15,7 +15,7 @@ ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa"
 
 ARCH_VARIABLE = "TORCH_CUDA_ARCH_LIST"
 KNOWS_DEFAULTS = (11, 12)
-"""CUDA majors for which DeepSpeed's built-in architecture list is one that nvcc still takes."""
+"""CUDA majors whose nvcc still takes DeepSpeed's built-in architecture list."""
 
 
 def summary(machine: Machine) -> str:
@@ -29,17 +29,25 @@ def summary(machine: Machine) -> str:
 
 
 def driver_silent(machine: Machine) -> Iterator[Finding]:
-    """There is an NVIDIA driver, and it does not answer: nothing here can use a GPU.
+    """There is an NVIDIA driver, and it does not answer.
 
-    Most often the loaded kernel module is of another release than the libraries (after an update: reboot, or reload the
-    module), or a container was started without the libraries. `nvidia-smi` says the same.
+    Most often the loaded kernel module is of another release than the libraries, after an update, or a container was
+    started without the libraries.
+
+    Why it matters: Nothing here can use a GPU.
+
+    How to fix it: See what the driver itself says. After an update of it reboot, or reload the module.
+
+        $ nvidia-smi
+
+    Since: 0.1
     """
     for gap in machine.gaps:
         if gap.question == "gpus":
-            yield error(
+            yield Finding.error(
                 "driver-silent",
                 f"the NVIDIA driver does not answer: {gap.reason}",
-                fix="see what the driver itself says, and reboot after an update of it",
+                fix="see what the driver itself says; after an update of it, reboot",
                 commands=("nvidia-smi",),
             )
 
@@ -47,15 +55,20 @@ def driver_silent(machine: Machine) -> Iterator[Finding]:
 def driver_too_old(machine: Machine) -> Iterator[Finding]:
     """The NVIDIA driver is too old for the CUDA release that torch was built with.
 
-    A driver runs its own release and older ones, and other minors of its own major (minor-version compatibility). The
-    toolkit is not meant: a new toolkit does not help an old driver.
+    A driver runs its own release and older ones, and other minors of its own major (minor-version compatibility).
+
+    Why it matters: With an older major torch cannot use the GPU. A newer toolkit does not help an old driver.
+
+    How to fix it: Update the driver, or install a torch that was built for the driver's CUDA release.
+
+    Since: 0.1
     """
     torch, driver = machine.torch, machine.driver
     if not torch or not torch.cuda or not driver or not driver.cuda or driver.cuda >= torch.cuda:
         return
     compatible = driver.cuda.major == torch.cuda.major
     least = OLDEST_DRIVER.get(torch.cuda.major)
-    yield (note if compatible else error)(
+    yield (Finding.note if compatible else Finding.error)(
         "driver-too-old",
         f"driver {driver.version} runs CUDA up to {driver.cuda}, torch was built with CUDA {torch.cuda}"
         + ("; another minor of the same major works, kernels compiled from PTX excepted" if compatible else ""),
@@ -64,9 +77,17 @@ def driver_too_old(machine: Machine) -> Iterator[Finding]:
 
 
 def gpu_not_in_torch(machine: Machine) -> Iterator[Finding]:
-    """torch holds no code for a GPU that is here: its own kernels fail with "no kernel image is available".
+    """torch holds no code for a GPU that is here.
 
     Machine code runs on the same major architecture with the same or a higher minor; torch's wheels carry little PTX.
+
+    Why it matters: Torch's own kernels fail with "no kernel image is available".
+
+    How to fix it: Install a torch release that was built for this GPU.
+
+        $ python -m pip install --upgrade torch
+
+    Since: 0.1
     """
     torch = machine.torch
     if not torch or not torch.arch_list:
@@ -74,7 +95,7 @@ def gpu_not_in_torch(machine: Machine) -> Iterator[Finding]:
     for capability in sorted({gpu.capability for gpu in machine.visible_gpus}):
         by_ptx = any(order(built) <= order(capability) for built in numeric(torch.ptx))
         if not by_ptx and not any(_runs(built, capability) for built in numeric(torch.arch_list)):
-            yield error(
+            yield Finding.error(
                 "gpu-not-in-torch",
                 f"a GPU here has capability {capability}, torch {torch.version} was built for {', '.join(torch.arch_list)}",
                 fix="install a torch release that was built for this GPU",
@@ -83,8 +104,19 @@ def gpu_not_in_torch(machine: Machine) -> Iterator[Finding]:
 
 
 def gpu_arch_unsupported_by_nvcc(machine: Machine) -> Iterator[Finding]:
-    """nvcc compiles for none of the wanted architectures: it is too old for the GPU, or too new (CUDA 13 dropped 7.0 and
-    older)."""
+    """nvcc does not compile for some of the architectures that are wanted.
+
+    It is too old for the GPU, or too new (CUDA 13 dropped 7.0 and older). The wanted ones are those of
+    TORCH_CUDA_ARCH_LIST, else those of the GPUs here.
+
+    Why it matters: nvcc stops at the first of them, and no CUDA op is compiled.
+
+    How to fix it: Name architectures that it takes, or use a toolkit and torch of another release.
+
+        $ export TORCH_CUDA_ARCH_LIST="8.0;9.0"
+
+    Since: 0.1
+    """
     taken, wanted = machine.taken, _wanted(machine)
     if taken is None or taken.release is None or taken.nvcc is None:
         return
@@ -92,7 +124,7 @@ def gpu_arch_unsupported_by_nvcc(machine: Machine) -> Iterator[Finding]:
     lost = [entry for entry in wanted if not compiled_by(entry, taken.architectures, major)]
     if lost:
         source = ARCH_VARIABLE if machine.variables.get(ARCH_VARIABLE) else "the GPUs here"
-        yield error(
+        yield Finding.error(
             "gpu-arch-unsupported-by-nvcc",
             f"nvcc {taken.release} does not compile for {', '.join(lost)} ({source})",
             evidence=[f"{taken.nvcc} takes {', '.join(numeric(taken.architectures))}"] if taken.architectures else [],
@@ -105,8 +137,15 @@ def gpu_arch_unsupported_by_nvcc(machine: Machine) -> Iterator[Finding]:
 def gpu_arch_unknown_to_torch(machine: Machine) -> Iterator[Finding]:
     """TORCH_CUDA_ARCH_LIST holds something that torch or DeepSpeed cannot read.
 
-    Both read numbers with ";" between them, with an optional +PTX ("8.0;9.0+PTX"); torch also reads names and suffixes
-    (Hopper, 9.0a), at which DeepSpeed stops with a ValueError.
+    Both read numbers with ";" between them, with an optional +PTX. torch also reads names and suffixes (Hopper, 9.0a).
+
+    Why it matters: torch refuses what it does not know, and DeepSpeed stops at names and suffixes with a ValueError.
+
+    How to fix it: Write numbers.
+
+        $ export TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"
+
+    Since: 0.1
     """
     text = machine.variables.get(ARCH_VARIABLE, "").strip()
     torch = machine.torch
@@ -115,7 +154,7 @@ def gpu_arch_unknown_to_torch(machine: Machine) -> Iterator[Finding]:
     try:
         check_known(parse_architectures(text), torch.known_architectures)
     except UsageError as wrong:
-        yield error(
+        yield Finding.error(
             "gpu-arch-unknown-to-torch",
             f"{ARCH_VARIABLE}={text}: {wrong.message}",
             affects=(needs.CUDA,),
@@ -125,10 +164,19 @@ def gpu_arch_unknown_to_torch(machine: Machine) -> Iterator[Finding]:
 
 
 def arch_list_empty(machine: Machine) -> Iterator[Finding]:
-    """No GPU is visible and TORCH_CUDA_ARCH_LIST is not set: nothing says for which GPU to compile.
+    """No GPU is visible and TORCH_CUDA_ARCH_LIST is not set, so nothing says for which GPU to compile.
 
-    torch's loader then stops with "IndexError: list index out of range". DeepSpeed's setup.py falls back to 6.0;6.1;7.0,
-    which nvcc 13 refuses. It happens in docker builds, on login nodes, and with CUDA_VISIBLE_DEVICES empty.
+    It happens in docker builds, on login nodes, and with CUDA_VISIBLE_DEVICES empty.
+
+    Why it matters: Torch's loader stops with "IndexError: list index out of range". DeepSpeed's setup.py falls back to
+    6.0;6.1;7.0, which nvcc 13 refuses.
+
+    How to fix it: Name the GPUs that the ops are for.
+
+        $ export TORCH_CUDA_ARCH_LIST="8.0;9.0"
+        $ python -m dsdoctor build-wheel --arch "8.0;9.0"
+
+    Since: 0.1
     """
     torch, taken = machine.torch, machine.taken
     if not torch or not torch.cuda or machine.visible_gpus or machine.variables.get(ARCH_VARIABLE, "").strip():
@@ -138,7 +186,7 @@ def arch_list_empty(machine: Machine) -> Iterator[Finding]:
     hidden = "CUDA_VISIBLE_DEVICES hides every GPU" if machine.gpus else "no GPU is visible"
     cuda = taken.release if taken and taken.release else torch.cuda
     refused = cuda.major not in KNOWS_DEFAULTS
-    yield warning(
+    yield Finding.warning(
         "arch-list-empty",
         f"{hidden} and {ARCH_VARIABLE} is not set: DeepSpeed "
         + (f"would compile for 6.0;6.1;7.0, which nvcc {cuda} refuses" if refused else "compiles for its old defaults"),
@@ -149,29 +197,47 @@ def arch_list_empty(machine: Machine) -> Iterator[Finding]:
 
 
 def accelerator_autodetect_cpu(machine: Machine) -> Iterator[Finding]:
-    """No GPU is visible and DS_ACCELERATOR is not set: DeepSpeed chooses the CPU accelerator.
+    """No GPU is visible and DS_ACCELERATOR is not set, so DeepSpeed chooses the CPU accelerator.
 
-    setup.py then builds the CPU flavour of the ops (fused_adam too) and refuses the others, without a word; on a GPU
-    machine such a wheel's ops are ignored. Containers and login nodes need DS_ACCELERATOR=cuda while they build.
+    Containers and login nodes often have no GPU while they build.
+
+    Why it matters: setup.py builds the CPU variant of the ops (fused_adam too) and leaves the others out without a
+    message. On a GPU machine DeepSpeed ignores such ops.
+
+    How to fix it: Where you build for GPUs, say so; build-wheel does.
+
+        $ export DS_ACCELERATOR=cuda
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     torch = machine.torch
     if torch and torch.cuda and not machine.visible_gpus and not machine.variables.get("DS_ACCELERATOR"):
-        yield warning(
+        yield Finding.warning(
             "accelerator-autodetect-cpu",
-            f"torch {torch.version} is a CUDA build and no GPU is visible: DeepSpeed by itself chooses the cpu accelerator",
+            f"torch {torch.version} is a CUDA build and no GPU is visible: DeepSpeed chooses the cpu accelerator",
             affects=(needs.CUDA,),
-            fix="where you build for GPUs, say so; build-wheel does",
+            fix="set DS_ACCELERATOR where you build for GPUs; build-wheel does",
             commands=("export DS_ACCELERATOR=cuda", BUILD_WHEEL),
         )
 
 
 def accelerator_name_invalid(machine: Machine) -> Iterator[Finding]:
-    """DS_ACCELERATOR holds a name that DeepSpeed does not know: importing it fails with a ValueError."""
+    """DS_ACCELERATOR holds a name that DeepSpeed does not know.
+
+    Why it matters: Importing DeepSpeed fails with a ValueError.
+
+    How to fix it: Name one that it knows, or none.
+
+        $ unset DS_ACCELERATOR
+
+    Since: 0.1
+    """
     name = machine.variables.get("DS_ACCELERATOR")
     if name is not None and name not in ACCELERATORS:
-        yield error(
+        yield Finding.error(
             "accelerator-name-invalid",
-            f"DS_ACCELERATOR={name!r} is none that DeepSpeed knows; it knows {', '.join(ACCELERATORS)}",
+            f"DS_ACCELERATOR={name!r} is unknown to DeepSpeed; it knows {', '.join(ACCELERATORS)}",
             affects=(needs.TORCH,),
             fix="name one, or none",
             commands=("unset DS_ACCELERATOR",),
@@ -181,14 +247,20 @@ def accelerator_name_invalid(machine: Machine) -> Iterator[Finding]:
 def gpus_differ(machine: Machine) -> Iterator[Finding]:
     """GPUs of different kinds are in this machine.
 
-    Ops compiled for "the visible GPUs" depend on which are visible; data-parallel ranks wait for the slowest one, and
-    the smallest memory decides.
+    Why it matters: Ops compiled for "the visible GPUs" depend on which are visible. Data-parallel ranks wait for the
+    slowest GPU, and the smallest memory decides.
+
+    How to fix it: Compile for all of them.
+
+        $ export TORCH_CUDA_ARCH_LIST="8.0;9.0"
+
+    Since: 0.1
     """
     kinds = sorted({(gpu.name, gpu.capability) for gpu in machine.visible_gpus})
     if len(kinds) > 1:
-        yield note(
+        yield Finding.note(
             "gpus-differ",
-            f"{len(kinds)} kinds of GPU are here: {', '.join(f'{name} ({capability})' for name, capability in kinds)}",
+            f"there are {len(kinds)} kinds of GPU: {', '.join(f'{name} ({capability})' for name, capability in kinds)}",
             fix="compile for all of them",
             commands=(f'export {ARCH_VARIABLE}="{";".join(numeric([capability for _, capability in kinds]))}"',),
         )

@@ -1,47 +1,62 @@
-"""Checks of torch's cache of ops that are compiled at run time."""
+"""Machine -> findings about torch's cache of ops that are compiled at run time."""
 
 import shlex
 from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.checks.say import BUILD_WHEEL, note, warning
+from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine
 
 STALE_AFTER = 600.0
-LOCKS_EXPIRE_SINCE = Version("2.14")
-"""From this torch on the JIT lock is the operating system's: a file left behind holds nobody up."""
+LOCKS_RELEASED_SINCE = Version("2.14")
+"""From this torch on the operating system holds the lock, so a file that is left behind blocks nobody."""
 
 
 def jit_cache_shared(machine: Machine) -> Iterator[Finding]:
-    """TORCH_EXTENSIONS_DIR names the cache of run-time compiled ops, so all environments share one folder.
+    """TORCH_EXTENSIONS_DIR names the cache of ops compiled at run time, so all environments share one folder.
 
-    By default torch keeps a sub-folder for each Python and CUDA; with the variable it does not. Ops of another torch are
-    then loaded (undefined symbols) or rebuilt at every change of environment.
+    By default torch keeps a sub-folder for each Python and CUDA; with the variable it does not.
+
+    Why it matters: Ops of another torch are loaded (undefined symbols), or rebuilt at every change of environment.
+
+    How to fix it: Give each environment a folder of its own.
+
+        $ export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"
+
+    Since: 0.1
     """
     jit = machine.jit
     if jit and jit.named and jit.ops:
-        yield note(
+        yield Finding.note(
             "jit-cache-shared",
-            f"TORCH_EXTENSIONS_DIR={jit.folder} holds {', '.join(jit.ops[:6])} for whichever environment built them",
+            f"TORCH_EXTENSIONS_DIR={jit.folder} holds {', '.join(jit.ops[:6])} of whichever environment built them",
             fix="give each environment a folder of its own",
             commands=('export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"',),
         )
 
 
 def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
-    """A lock was left behind in the cache of run-time compiled ops: the next program waits for it for ever.
+    """A lock file was left behind in the cache of ops compiled at run time.
 
-    Up to torch 2.13 the lock is a file that a killed compilation does not remove; the wait prints nothing. From 2.14 on the
-    operating system releases it.
+    Up to torch 2.13 the lock is a file that a killed compilation does not remove. From 2.14 on the operating system
+    releases it.
+
+    Why it matters: The next program that loads the op waits for the lock for ever, and prints nothing.
+
+    How to fix it: If nothing is compiling, remove it.
+
+        $ rm -- ~/.cache/torch_extensions/*/*/lock
+
+    Since: 0.1
     """
     jit, torch = machine.jit, machine.torch
-    if not jit or not torch or _at_least(torch.minor, LOCKS_EXPIRE_SINCE):
+    if not jit or not torch or _at_least(torch.minor, LOCKS_RELEASED_SINCE):
         return
     for op, age in sorted(jit.locks.items()):
         if age > STALE_AFTER:
-            yield warning(
+            yield Finding.warning(
                 "stale-jit-cache",
                 f"{jit.folder}/{op}/lock is {age / 60:.0f} minutes old: every program that loads {op} waits for it",
                 evidence=[f"torch {torch.version} takes a lock file for a running compilation"],
@@ -52,10 +67,20 @@ def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
 
 
 def torch_extensions_permission(machine: Machine) -> Iterator[Finding]:
-    """The cache of run-time compiled ops cannot be written by this user."""
+    """The cache of ops compiled at run time cannot be written by this user.
+
+    Why it matters: Ops cannot be compiled at run time.
+
+    How to fix it: Name a folder of your own, or install a wheel that holds the ops.
+
+        $ export TORCH_EXTENSIONS_DIR=/path/you/own/torch_extensions
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
     jit = machine.jit
     if jit and not jit.writable:
-        yield warning(
+        yield Finding.warning(
             "torch-extensions-permission",
             f"{jit.folder} cannot be written: ops cannot be compiled at run time",
             fix="name a folder of your own, or install a wheel that holds the ops",

@@ -1,21 +1,29 @@
-"""Checks of what a built DeepSpeed's ops link: is every shared library that they name on this machine?"""
+"""Machine -> findings about the shared libraries that a built DeepSpeed's ops link and this machine does not have."""
 
 import re
 from collections.abc import Iterator
 
-from dsdoctor.checks.say import BUILD_WHEEL, error
+from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine, System
 
 
 def shared_library_missing(machine: Machine) -> Iterator[Finding]:
-    """An op links a shared library that this machine does not have: it fails when it is loaded.
+    """An op links a shared library that this machine does not have.
 
-    "libaio.so.1: cannot open shared object file". A wheel holds DeepSpeed's code and not the libraries of the system that its
-    ops link; slim images have none of those. Judged are libgomp, libaio and libcufile: what else ops link, torch loads before
-    them or does not load without. A library of an op's own run path, of LD_LIBRARY_PATH, of Python's prefix or of torch's
-    packages counts as there.
+    A wheel holds DeepSpeed's code and not the system libraries that its ops link; slim images have none of those. Only
+    libgomp, libaio and libcufile are judged: everything else that ops link is loaded by torch before them, or torch
+    does not load without it. A library in an op's own run path, LD_LIBRARY_PATH, Python's prefix or torch's packages
+    counts as there.
+
+    Why it matters: The op fails when it is loaded ("libaio.so.1: cannot open shared object file").
+
+    How to fix it: Install the library; the finding names the package.
+
+        $ sudo apt-get install libaio1 libgomp1
+
+    Since: 0.1
     """
     built, here = machine.deepspeed, machine.loadable
     if built is None or here is None:
@@ -23,8 +31,8 @@ def shared_library_missing(machine: Machine) -> Iterator[Finding]:
     wanted = {name for names in built.needed.values() for name in names}
     for soname in sorted(wanted - here):
         ops = [op for op, names in built.needed.items() if soname in names]
-        text, commands = _cure(soname, machine, here)
-        yield error(
+        text, commands = _how_to_get(soname, machine, here)
+        yield Finding.error(
             "shared-library-missing",
             f"{', '.join(ops)} {'links' if len(ops) == 1 else 'link'} {soname}, which this machine does not have",
             evidence=[built.location],
@@ -35,14 +43,14 @@ def shared_library_missing(machine: Machine) -> Iterator[Finding]:
 
 
 OTHER_NAME = {"libaio.so.1": "libaio.so.1t64", "libaio.so.1t64": "libaio.so.1"}
-"""One library under two names: Debian and Ubuntu renamed theirs with the change to 64-bit time, which on 64-bit processors
-changed nothing in it, and kept no link under the old name."""
+"""One library under two names. Debian and Ubuntu renamed it with the change to 64-bit time and kept no link under the old
+name; on 64-bit processors the library itself did not change."""
 
 
-def _cure(soname: str, machine: Machine, here: frozenset[str]) -> tuple[str, tuple[str, ...]]:
-    """What brings a library, in words and as commands for its packages."""
+def _how_to_get(soname: str, machine: Machine, here: frozenset[str]) -> tuple[str, tuple[str, ...]]:
+    """How to get a missing library: a sentence, and commands for its packages."""
     if soname in OTHER_NAME:
-        return _cure_libaio(soname, machine.system, here)
+        return _how_to_get_libaio(soname, machine.system, here)
     if soname == "libcufile.so.0":
         release = str(machine.torch.cuda).replace(".", "-") if machine.torch and machine.torch.cuda else "13-0"
         package = f"libcufile-{release}"
@@ -50,8 +58,8 @@ def _cure(soname: str, machine: Machine, here: frozenset[str]) -> tuple[str, tup
     return "install it", (_install("libgomp1", "libgomp", "libgomp"),)
 
 
-def _cure_libaio(soname: str, system: System, here: frozenset[str]) -> tuple[str, tuple[str, ...]]:
-    """libaio under the name that the op asks for."""
+def _how_to_get_libaio(soname: str, system: System, here: frozenset[str]) -> tuple[str, tuple[str, ...]]:
+    """How to get libaio under the name that the op links."""
     other, renamed = OTHER_NAME[soname], _renamed_libaio(system)
     folder = f"/usr/lib/{system.architecture}-linux-gnu" if re.match("Debian|Ubuntu", system.os) else "/usr/lib64"
     link = f"sudo ln -s {other} {folder}/{soname}"

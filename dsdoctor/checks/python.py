@@ -1,4 +1,4 @@
-"""Checks of the Python environment: torch, headers, ninja, pip."""
+"""Machine -> findings about the Python environment: torch, headers, ninja, pip."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from shlex import quote
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.checks.say import BUILD_WHEEL, error, note, warning
+from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine
@@ -25,14 +25,20 @@ def summary(machine: Machine) -> str:
 
 
 def python_silent(machine: Machine) -> Iterator[Finding]:
-    """The interpreter whose environment was to be looked at does not answer.
+    """The interpreter whose environment was to be examined does not answer.
 
-    Everything about torch, DeepSpeed and packages stays unknown then. Name another one with --python PATH.
+    Why it matters: Everything about torch, DeepSpeed and packages stays unknown.
+
+    How to fix it: Name an interpreter that runs.
+
+        $ python -m dsdoctor check --python /path/to/python
+
+    Since: 0.1
     """
     for gap in machine.gaps:
         if machine.python is None and gap.question.startswith("python"):
-            title = f"the interpreter cannot be asked: {gap.reason}"
-            yield error(
+            title = f"the interpreter does not answer: {gap.reason}"
+            yield Finding.error(
                 "python-silent",
                 title,
                 affects=(needs.TORCH,),
@@ -44,11 +50,18 @@ def python_silent(machine: Machine) -> Iterator[Finding]:
 def torch_missing(machine: Machine) -> Iterator[Finding]:
     """There is no torch in this environment.
 
-    DeepSpeed compiles its ops against the torch in front of it, and imports it at run time. The environment that is looked
-    at is that of --python, by default that of the interpreter that runs dsdoctor.
+    The environment is that of --python, by default that of the interpreter that runs dsdoctor.
+
+    Why it matters: DeepSpeed compiles its ops against the torch that is installed, and imports it at run time.
+
+    How to fix it: Install it, or look at another environment with --python PATH.
+
+        $ python -m pip install torch
+
+    Since: 0.1
     """
     if machine.python and machine.torch is None and not _broken_beyond_reading(machine):
-        yield error(
+        yield Finding.error(
             "torch-missing",
             f"there is no torch in the environment of {machine.python.executable}",
             affects=(needs.TORCH,),
@@ -60,19 +73,28 @@ def torch_missing(machine: Machine) -> Iterator[Finding]:
 def torch_broken(machine: Machine) -> Iterator[Finding]:
     """torch is installed and cannot be loaded.
 
-    Its files are there, and a process that loads them ends with an error or a signal: a half-finished installation, a
-    CUDA library of another release found first (LD_LIBRARY_PATH), or a package that torch needs and that is gone.
+    Its files are there, and a process that loads them ends with an error or a signal. The cause is a half-finished
+    installation, a CUDA library of another release that is found first (LD_LIBRARY_PATH), or a package that torch needs
+    and that is gone.
+
+    Why it matters: Neither a build nor a run of DeepSpeed is possible.
+
+    How to fix it: Install it again.
+
+        $ python -m pip install --force-reinstall torch
+
+    Since: 0.1
     """
     torch, python = machine.torch, machine.python
     reason = torch.broken if torch else _broken_beyond_reading(machine)
     if reason and python:
         evidence = (f"{torch.location} (torch {torch.version})",) if torch else ()
-        yield error(
+        yield Finding.error(
             "torch-broken",
             f"torch {torch.version if torch else ''} is installed and cannot be loaded: {reason}".replace("  ", " "),
             evidence=evidence,
             affects=(needs.TORCH,),
-            fix="install it anew",
+            fix="install it again",
             commands=(f"{quote(python.executable)} -m pip install --force-reinstall torch",),
         )
 
@@ -80,14 +102,21 @@ def torch_broken(machine: Machine) -> Iterator[Finding]:
 def torch_without_cuda(machine: Machine) -> Iterator[Finding]:
     """torch is a CPU build and there is a GPU.
 
-    Nothing of DeepSpeed will use the GPU, and its CUDA ops cannot be built. pip takes the CPU build when it was named
-    (a "+cpu" version or index) or when the platform has no other.
+    pip takes the CPU build when it was named (a "+cpu" version or index) or when the platform has no other.
+
+    Why it matters: Nothing of DeepSpeed will use the GPU, and its CUDA ops cannot be built.
+
+    How to fix it: Install a CUDA build that this driver runs.
+
+        $ python -m pip install --force-reinstall torch
+
+    Since: 0.1
     """
     torch = machine.torch
     if torch and torch.cuda is None and torch.hip is None and machine.gpus:
-        yield error(
+        yield Finding.error(
             "torch-without-cuda",
-            f"torch {torch.version} is a CPU build, and here is {machine.gpus[0].name}",
+            f"torch {torch.version} is a CPU build, and there is a GPU ({machine.gpus[0].name})",
             evidence=(torch.location,),
             fix="install a CUDA build that this driver runs",
             commands=("python -m pip install --force-reinstall torch",),
@@ -97,13 +126,22 @@ def torch_without_cuda(machine: Machine) -> Iterator[Finding]:
 def python_headers_missing(machine: Machine) -> Iterator[Finding]:
     """Python.h is not there for this interpreter.
 
-    Every op includes it. Distributions put it into a package of its own (python3.11-dev, python3-devel), for that very
-    minor version. dsdoctor's own builds fetch it without root on Debian and Ubuntu.
+    Distributions have a package of its own for it (python3.11-dev, python3-devel), for each minor version.
+
+    Why it matters: Every op includes it, so no op can be compiled.
+
+    How to fix it: Install the headers of this very version, or let dsdoctor fetch them without root (Debian and
+    Ubuntu).
+
+        $ sudo apt-get install python3.11-dev
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     python = machine.python
     if python and not python.headers:
         minor = ".".join(python.version.split(".")[:2])
-        yield error(
+        yield Finding.error(
             "python-headers-missing",
             f"Python {minor} has no Python.h in {python.include}",
             affects=(needs.PYTHON_HEADERS,),
@@ -113,21 +151,30 @@ def python_headers_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def ninja_missing(machine: Machine) -> Iterator[Finding]:
-    """There is no ninja: ops cannot be compiled at run time (JIT).
+    """There is no ninja, or it is not on PATH.
 
-    torch's JIT loader starts the program "ninja", so it must be on PATH: the Python package alone does not help where its
-    environment is not activated. Ahead-of-time builds work without it, one file after the other.
+    torch compiles ops at run time (JIT) by starting the program "ninja". The Python package alone does not help where
+    its environment is not activated.
+
+    Why it matters: Ops cannot be compiled at run time. Builds ahead of time work without it, but compile one file after
+    the other.
+
+    How to fix it: Install it into this environment, and put the environment's bin folder on PATH.
+
+        $ python -m pip install 'ninja>=1.13'
+
+    Since: 0.1
     """
     python, ninja = machine.python, machine.system.ninja
     if python and ninja is None:
-        yield warning(
+        yield Finding.warning(
             "ninja-missing",
             "there is no ninja: DeepSpeed cannot compile ops at run time, and builds go file by file",
             fix="install it into this environment",
             commands=(f"{quote(python.executable)} -m pip install 'ninja>=1.13'",),
         )
     elif python and not machine.system.ninja_on_path:
-        yield note(
+        yield Finding.note(
             "ninja-missing",
             f"ninja {ninja} is in {python.scripts}, which is not on PATH: compiling ops at run time fails",
             fix="activate the environment",
@@ -136,10 +183,18 @@ def ninja_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_package_missing(machine: Machine) -> Iterator[Finding]:
-    """setuptools is missing, or too old to make wheels by itself and the wheel package is missing too.
+    """setuptools is missing, or it is older than 70.1 and the wheel package is missing too.
 
-    DeepSpeed's setup.py is run by the environment's own setuptools when pip does not isolate the build. Before 70.1
-    setuptools took bdist_wheel from the wheel package.
+    Before 70.1 setuptools took bdist_wheel from the wheel package.
+
+    Why it matters: When pip does not isolate the build, DeepSpeed's setup.py is run by the environment's own
+    setuptools, and cannot make a wheel.
+
+    How to fix it: Install it.
+
+        $ python -m pip install setuptools wheel
+
+    Since: 0.1
     """
     python = machine.python
     if python is None:
@@ -148,7 +203,7 @@ def wheel_package_missing(machine: Machine) -> Iterator[Finding]:
     if setuptools is None or (not machine.package("wheel") and _older(setuptools, SETUPTOOLS_WITH_BDIST_WHEEL)):
         name = "setuptools" if setuptools is None else "wheel"
         have = f" (setuptools {setuptools})" if setuptools else ""
-        yield warning(
+        yield Finding.warning(
             "wheel-package-missing",
             f"{name} is not in the environment{have}, and DeepSpeed's setup.py needs it to make a wheel",
             fix="install it",
@@ -159,22 +214,29 @@ def wheel_package_missing(machine: Machine) -> Iterator[Finding]:
 def pip_isolates(machine: Machine) -> Iterator[Finding]:
     """pip hides torch from DeepSpeed's setup.py unless it is told not to.
 
-    Since 25.3 pip builds every source distribution in an environment of its own, where no torch is. DeepSpeed's setup.py then
-    stops ("Unable to pre-compile ops without torch installed"). Say --no-build-isolation, or build with dsdoctor.
+    Since 25.3 pip builds every source distribution in an environment of its own, where no torch is.
+
+    Why it matters: DeepSpeed's setup.py stops with "Unable to pre-compile ops without torch installed".
+
+    How to fix it: Pass --no-build-isolation, or build with dsdoctor.
+
+        $ python -m pip install --no-build-isolation --no-cache-dir deepspeed
+
+    Since: 0.1
     """
     pip = machine.package("pip")
     allowed = machine.variables.get("PIP_NO_BUILD_ISOLATION", "").lower() in {"0", "false", "no", "off"}
     if pip and machine.torch and not allowed and not _older(pip, ALWAYS_ISOLATES):
-        yield note(
+        yield Finding.note(
             "pip-isolates",
             f"pip {pip} builds in isolation: `DS_BUILD_OPS=1 pip install deepspeed` will not see torch {machine.torch.version}",
-            fix="when you build with pip, forbid it",
+            fix="build with --no-build-isolation when you build with pip",
             commands=("python -m pip install --no-build-isolation --no-cache-dir deepspeed",),
         )
 
 
 def _broken_beyond_reading(machine: Machine) -> str | None:
-    """Why a torch that is there says nothing at all of itself."""
+    """Why torch, although installed, could not be read at all; None where it could."""
     return next((gap.reason for gap in machine.gaps if gap.question == "torch" and machine.torch is None), None)
 
 

@@ -1,11 +1,12 @@
-"""Checks of what surrounds a build and a run: search paths, variables, libraries, memory, disk."""
+"""Machine -> findings about what surrounds a build and a run: search paths, variables, libraries, memory, disk."""
 
 import difflib
 from collections.abc import Iterator
 
-from dsdoctor.checks.say import USE_ENV, error, note, warning
+from dsdoctor.checks.advice import USE_ENV
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.sentences import and_more
 
 GIB, MIB = 1 << 30, 1 << 20
 KNOWN_VARIABLES = (
@@ -17,7 +18,7 @@ SMALL_SHARED_MEMORY = 1 * GIB
 """NCCL and data loaders take hundreds of MiB of /dev/shm a rank; docker's default is 64 MiB."""
 
 JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
-"""Bytes that a compile job with and without GPU code takes at the most (as measured for build-wheel)."""
+"""The most bytes that a compile job takes, with and without GPU code (measured for build-wheel)."""
 
 
 def summary(machine: Machine) -> str:
@@ -30,55 +31,95 @@ def summary(machine: Machine) -> str:
 
 
 def not_asked(machine: Machine) -> Iterator[Finding]:
-    """A question about this machine could not be answered, so nothing that depends on it was judged."""
-    spoken_for = ("python", "torch", "gpus")
+    """A question about this machine could not be answered.
+
+    Why it matters: Nothing that depends on the answer was judged, so a problem there is not reported.
+
+    How to fix it: Remove the reason that the finding names, then look again.
+
+        $ python -m dsdoctor look
+
+    Since: 0.1
+    """
+    own_checks = ("python", "torch", "gpus")  # python-silent, torch-broken and driver-silent report these
     for gap in machine.gaps:
-        if not gap.question.startswith(spoken_for):
-            yield note("not-asked", f"{gap.question} could not be asked: {gap.reason}")
+        if not gap.question.startswith(own_checks):
+            yield Finding.note("not-asked", f"{gap.question} could not be asked: {gap.reason}")
 
 
 def path_entry_missing(machine: Machine) -> Iterator[Finding]:
-    """PATH names folders that do not exist. Harmless by itself; often the trace of a toolkit that was removed."""
+    """PATH names folders that do not exist.
+
+    Why it matters: It is harmless by itself, but often left over from a toolkit that was removed.
+
+    How to fix it: Remove the folders from PATH, in the shell's start-up file that adds them.
+
+    Since: 0.1
+    """
     missing = machine.paths.missing_path
     if missing:
         verb = "does" if len(missing) == 1 else "do"
-        yield note("path-entry-missing", f"PATH names {_some(missing)}, which {verb} not exist")
+        yield Finding.note("path-entry-missing", f"PATH names {and_more(missing, 4)}, which {verb} not exist")
 
 
 def library_path_entry_missing(machine: Machine) -> Iterator[Finding]:
-    """LD_LIBRARY_PATH names folders that do not exist: a library that was meant to be found there is not."""
+    """LD_LIBRARY_PATH names folders that do not exist.
+
+    Why it matters: A library that was meant to be found there is not.
+
+    How to fix it: Remove the folders that are gone.
+
+    Since: 0.1
+    """
     missing = machine.paths.missing_library_path
     if missing:
-        yield note(
+        yield Finding.note(
             "library-path-entry-missing",
-            f"LD_LIBRARY_PATH names {_some(missing)}, which {'does' if len(missing) == 1 else 'do'} not exist",
-            fix="take out what is gone",
+            f"LD_LIBRARY_PATH names {and_more(missing, 4)}, which {'does' if len(missing) == 1 else 'do'} not exist",
+            fix="remove the folders that are gone",
         )
 
 
 def library_path_other_cuda(machine: Machine) -> Iterator[Finding]:
     """LD_LIBRARY_PATH puts the libraries of another CUDA major before those that torch was built with.
 
-    The dynamic linker searches it before anything else but a library's own RPATH: an op, or torch itself, gets libcublas or
-    libcudnn of the wrong release. torch's wheels need no LD_LIBRARY_PATH at all.
+    The dynamic linker searches it before anything else but a library's own RPATH. torch's wheels need no
+    LD_LIBRARY_PATH at all.
+
+    Why it matters: An op, or torch itself, gets libcublas or libcudnn of the wrong release.
+
+    How to fix it: Remove that folder, or put the one that fits in front.
+
+        $ eval "$(python -m dsdoctor env)"
+
+    Since: 0.1
     """
     torch, runtimes = machine.torch, machine.paths.runtimes
     if not torch or not torch.cuda or not runtimes or runtimes[0].major == torch.cuda.major:
         return
     first = runtimes[0]
-    yield warning(
+    yield Finding.warning(
         "library-path-other-cuda",
         f"LD_LIBRARY_PATH puts CUDA {first.major} ({first.folder}) first, torch was built with CUDA {torch.cuda}",
         evidence=[f"{runtime.folder}: libcudart.so.{runtime.major}" for runtime in runtimes],
-        fix="take that folder out, or put the one that fits in front",
+        fix="remove that folder, or put the one that fits in front",
         commands=(USE_ENV,),
     )
 
 
 def libaio_missing(machine: Machine) -> Iterator[Finding]:
-    """libaio's header or library is missing: async_io (NVMe offload) and gds cannot be built.
+    """libaio's header or library is missing.
 
-    DeepSpeed drops an op it was asked for without a word when its prerequisite is missing. No other op needs libaio.
+    No other op than async_io (NVMe offload) and gds needs libaio.
+
+    Why it matters: async_io and gds cannot be built. DeepSpeed leaves out an op it was asked for without a message when
+    its prerequisite is missing.
+
+    How to fix it: Install its development files (Fedora, RHEL: libaio-devel; conda: libaio).
+
+        $ sudo apt-get install libaio-dev
+
+    Since: 0.1
     """
     library = machine.library("libaio")
     if library is None or not library.usable:
@@ -87,9 +128,9 @@ def libaio_missing(machine: Machine) -> Iterator[Finding]:
             if library
             else "libaio.h and libaio.so are not here"
         )
-        yield warning(
+        yield Finding.warning(
             "libaio-missing",
-            f"libaio cannot be built with: {state}",
+            f"no op can be built with libaio: {state}",
             affects=("libaio",),
             fix="install its development files (only async_io and gds need them)",
             commands=("sudo apt-get install libaio-dev  # Fedora, RHEL: libaio-devel; conda: conda install libaio",),
@@ -99,50 +140,85 @@ def libaio_missing(machine: Machine) -> Iterator[Finding]:
 def ds_variables_set(machine: Machine) -> Iterator[Finding]:
     """Variables that steer DeepSpeed's build are set in this shell.
 
-    They reach `pip install`, run-time compilation and ds_report, and an old one explains many a surprise. dsdoctor's own builds set
-    theirs and do not see yours.
+    Why it matters: They reach `pip install`, run-time compilation and ds_report, and an old one explains many a
+    surprise. dsdoctor's own builds set theirs and do not see yours.
+
+    How to fix it: Unset those that you do not want.
+
+        $ unset NAME
+
+    Since: 0.1
     """
     here = {name: value for name, value in machine.variables.items() if name in KNOWN_VARIABLES or _build(name)}
     if here:
-        yield note("ds-variables-set", "your shell steers DeepSpeed: " + ", ".join(f"{k}={v}" for k, v in here.items()))
+        yield Finding.note(
+            "ds-variables-set",
+            "your shell has variables that steer DeepSpeed: " + ", ".join(f"{k}={v}" for k, v in here.items()),
+        )
 
 
 def variable_misspelt(machine: Machine) -> Iterator[Finding]:
-    """A variable looks like one of DeepSpeed's and is none: DeepSpeed ignores it silently.
+    """A variable looks like one of DeepSpeed's and is not one.
 
     The names of ops and of their variables differ (async_io is DS_BUILD_AIO); `dsdoctor plan --ops NAME` takes both.
+
+    Why it matters: DeepSpeed ignores it without a message.
+
+    How to fix it: Set the variable that the finding names instead.
+
+        $ unset NAME
+
+    Since: 0.1
     """
     for name in machine.ds_names:
         near = difflib.get_close_matches(name, KNOWN_VARIABLES, n=1, cutoff=LOOKALIKE)
         if name.startswith("DS_") and not _build(name) and name not in KNOWN_VARIABLES and near:
-            yield warning(
+            yield Finding.warning(
                 "variable-misspelt",
-                f"{name} is read by nothing in DeepSpeed; did you mean {near[0]}?",
+                f"DeepSpeed does not read {name}; did you mean {near[0]}?",
                 fix="set the one that is read",
                 commands=(f"unset {name}", f"export {near[0]}=..."),
             )
 
 
 def variable_malformed(machine: Machine) -> Iterator[Finding]:
-    """A DS_BUILD_* variable holds no number: DeepSpeed's setup.py stops with a ValueError ("true" is none)."""
+    """A DS_BUILD_* variable does not hold a number.
+
+    Why it matters: DeepSpeed's setup.py stops with a ValueError, at "true" for example.
+
+    How to fix it: Write 1 or 0.
+
+        $ export DS_BUILD_OPS=1
+
+    Since: 0.1
+    """
     for name, value in machine.variables.items():
         if _build(name) and name != "DS_BUILD_STRING" and value and not _is_number(value):
-            yield error(
+            yield Finding.error(
                 "variable-malformed",
-                f"{name}={value!r} is no number: DeepSpeed's setup.py stops at it; it takes 0 or 1",
+                f"{name}={value!r} is not a number: DeepSpeed's setup.py stops at it; it takes 0 or 1",
                 fix="write 1 or 0",
                 commands=(f"export {name}=1",),
             )
 
 
 def nccl_shm_too_small(machine: Machine) -> Iterator[Finding]:
-    """/dev/shm is small: NCCL between the GPUs of this machine, and data loaders with workers, run out of it.
+    """/dev/shm is small.
 
-    Docker gives a container 64 MiB unless told otherwise; the failure is a bus error or "unable to mmap".
+    Docker gives a container 64 MiB unless told otherwise.
+
+    Why it matters: NCCL between the GPUs of this machine, and data loaders with workers, run out of it: a bus error or
+    "unable to mmap".
+
+    How to fix it: Give the container more, or --ipc=host; on Kubernetes an emptyDir of medium Memory.
+
+        $ docker run --shm-size=16g ...
+
+    Since: 0.1
     """
     size = machine.system.shared_memory
     if size is not None and size < SMALL_SHARED_MEMORY:
-        yield (warning if machine.gpus else note)(
+        yield (Finding.warning if machine.gpus else Finding.note)(
             "nccl-shm-too-small",
             f"/dev/shm has {size / MIB:.0f} MiB free; NCCL and data loader workers need 1 GiB and more",
             fix="give the container more",
@@ -151,19 +227,26 @@ def nccl_shm_too_small(machine: Machine) -> Iterator[Finding]:
 
 
 def compiler_oom_killed(machine: Machine) -> Iterator[Finding]:
-    """Memory, as the control group limits it, is less than the compile jobs would take together.
+    """The memory is less than the compile jobs would take together, as the control group limits it.
 
-    ninja starts two jobs more than there are processors, whatever the memory; the kernel then kills a compiler. dsdoctor's
-    builds count their jobs by memory; others need MAX_JOBS.
+    ninja starts two jobs more than there are processors, whatever the memory.
+
+    Why it matters: The kernel kills a compiler, and the build fails.
+
+    How to fix it: Limit the jobs of pip and of run-time compilation. dsdoctor's builds count their jobs by memory.
+
+        $ export MAX_JOBS=2
+
+    Since: 0.1
     """
     system = machine.system
     named = machine.variables.get("MAX_JOBS", "")
     jobs = int(named) if named.isdecimal() and len(named) < 5 else system.cpus + 2
     each = JOB_MEMORY[machine.torch is not None and machine.torch.cuda is not None]
     if machine.torch and system.memory and jobs > 1 and jobs * each > system.memory:
-        yield note(
+        yield Finding.note(
             "compiler-oom-killed",
-            f"{jobs} compile jobs may take {jobs * each / GIB:.0f} GiB, here are {system.memory / GIB:.0f} GiB",
+            f"{jobs} compile jobs may take {jobs * each / GIB:.0f} GiB, this machine has {system.memory / GIB:.0f} GiB",
             evidence=[f"MAX_JOBS={named}" if named else f"{system.cpus} processors: ninja starts {jobs} jobs"],
             fix="limit the jobs of pip and of run-time compilation; build-wheel does it by itself",
             commands=(f"export MAX_JOBS={max(1, system.memory // each)}",),
@@ -171,20 +254,24 @@ def compiler_oom_killed(machine: Machine) -> Iterator[Finding]:
 
 
 def disk_full(machine: Machine) -> Iterator[Finding]:
-    """The disk of dsdoctor's cache folder has little room: a build of a few ops takes about one GiB, of all ops several."""
+    """The disk of dsdoctor's cache folder has little room.
+
+    Why it matters: A build of a few ops takes about one GiB, of all ops several.
+
+    How to fix it: Free some, or put the cache elsewhere.
+
+        $ export DSDOCTOR_CACHE=/path/with/room
+
+    Since: 0.1
+    """
     free = machine.system.cache_free
     if free is not None and free < GIB:
-        yield warning(
+        yield Finding.warning(
             "disk-full",
             f"the disk of dsdoctor's cache folder has {free / MIB:.0f} MiB free, a build takes about 1 GiB",
             fix="free some, or put the cache elsewhere",
             commands=("export DSDOCTOR_CACHE=/path/with/room",),
         )
-
-
-def _some(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:4])
-    return shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _is_number(text: str) -> bool:

@@ -1,18 +1,18 @@
-"""Checks of the CUDA toolkits: which one torch and DeepSpeed would take now, and whether it serves."""
+"""Machine -> findings about the CUDA toolkits: which one torch and DeepSpeed would take now, and whether it is usable."""
 
 from collections.abc import Iterator
 
-from dsdoctor.checks.say import BUILD_WHEEL, USE_ENV, error, note, warning
+from dsdoctor.checks.advice import ASSEMBLE, BUILD_WHEEL, USE_ENV
 from dsdoctor.core import needs
 from dsdoctor.core.compatibility import same_release
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.machine import TAKEN, Machine, Toolkit
+from dsdoctor.core.machine import TAKEN, Machine, Toolkit, Torch
+from dsdoctor.core.sentences import and_more
 
 BASE_HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cccl")
 """What every CUDA extension of torch includes (ATen/cuda/CUDAContext.h)."""
 
 OP_HEADERS = ("curand_kernel.h", "cuda_profiler_api.h", "nccl.h", "cufile.h")
-ASSEMBLE = 'export CUDA_HOME="$(python -m dsdoctor toolkit)"'
 LINKED = ("cudart", "curand", "cufile", "cuda")
 """What DeepSpeed's ops link of a toolkit, and of the driver."""
 
@@ -22,25 +22,33 @@ def summary(machine: Machine) -> str:
     whole = real_toolkits(machine)
     if not whole:
         return "CUDA toolkit: none" if _wants_cuda(machine) else "CUDA toolkit: none, and none is needed"
-    shown = ", ".join(f"{toolkit.release} in {toolkit.root}" for toolkit in whole[:3])
-    return f"CUDA toolkit {shown}" + (f" and {len(whole) - 3} more" if len(whole) > 3 else "")
+    return f"CUDA toolkit {and_more([f'{toolkit.release} in {toolkit.root}' for toolkit in whole], 3)}"
 
 
 def real_toolkits(machine: Machine) -> tuple[Toolkit, ...]:
-    """The toolkits with a compiler, without a folder that only seems to be one."""
+    """The toolkits with a compiler, without a folder that is listed only because torch takes it."""
     return tuple(toolkit for toolkit in machine.toolkits if toolkit.nvcc and toolkit.found_via != (TAKEN,))
 
 
 def cuda_toolkit_missing(machine: Machine) -> Iterator[Finding]:
     """torch is a CUDA build and no CUDA toolkit (no nvcc) is here.
 
-    torch's wheels bring the runtime libraries, not the compiler: DeepSpeed's CUDA ops cannot be compiled, neither by
-    pip nor at run time. `nvidia-smi` shows what the driver can run, which says nothing about a toolkit.
+    torch's wheels bring the runtime libraries, not the compiler. `nvidia-smi` shows what the driver can run, which says
+    nothing about a toolkit.
+
+    Why it matters: DeepSpeed's CUDA ops cannot be compiled, neither by pip nor at run time.
+
+    How to fix it: Let dsdoctor assemble a toolkit without root, or install the CUDA release that torch was built with.
+
+        $ python -m dsdoctor build-wheel
+        $ export CUDA_HOME="$(python -m dsdoctor toolkit)"
+
+    Since: 0.1
     """
     torch = machine.torch
     if torch and torch.cuda and not real_toolkits(machine) and not _named(machine):
         headers = [toolkit.root for toolkit in machine.toolkits if not toolkit.broken]
-        yield error(
+        yield Finding.error(
             "cuda-toolkit-missing",
             f"torch was built with CUDA {torch.cuda}, and there is no CUDA toolkit (no nvcc) on this machine",
             evidence=[f"{root} holds headers and libraries only" for root in headers],
@@ -51,14 +59,23 @@ def cuda_toolkit_missing(machine: Machine) -> Iterator[Finding]:
 
 
 def nvcc_broken(machine: Machine) -> Iterator[Finding]:
-    """An nvcc is there and does not tell its version: it fails, hangs, or is a script whose target is gone."""
+    """An nvcc is there and does not print its version: it fails, hangs, or is a script whose target is gone.
+
+    Why it matters: If it is the nvcc that torch takes, no CUDA op can be compiled.
+
+    How to fix it: Repair it, or select another toolkit.
+
+        $ eval "$(python -m dsdoctor env)"
+
+    Since: 0.1
+    """
     for toolkit in machine.toolkits:
         if toolkit.broken:
             taken = TAKEN in toolkit.found_via
-            say = error if taken and _wants_cuda(machine) else warning
-            yield say(
+            make = Finding.error if taken and _wants_cuda(machine) else Finding.warning
+            yield make(
                 "nvcc-broken",
-                f"{toolkit.root}/bin/nvcc does not tell its version: {toolkit.broken}",
+                f"{toolkit.root}/bin/nvcc does not print its version: {toolkit.broken}",
                 evidence=[f"found via {', '.join(toolkit.found_via)}"],
                 affects=(needs.CUDA,) if taken else (),
                 fix="repair it, or select another toolkit",
@@ -67,36 +84,40 @@ def nvcc_broken(machine: Machine) -> Iterator[Finding]:
 
 
 def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
-    """The folder that torch and DeepSpeed take for CUDA_HOME is no usable toolkit.
+    """The folder that torch and DeepSpeed take for CUDA_HOME is not a usable toolkit.
 
     They take CUDA_HOME, else CUDA_PATH, else two folders up from the nvcc on PATH (links and wrapper scripts are not
-    followed), else /usr/local/cuda, and never look whether anything is there. DeepSpeed then builds a CPU flavour
-    without a word, or the compiler misses the first header.
+    followed), else /usr/local/cuda, and never check whether anything is there.
+
+    Why it matters: DeepSpeed builds CPU variants without a message, or the compiler does not find the first header.
+
+    How to fix it: Select the toolkit that is here, or let dsdoctor assemble one without root.
+
+        $ eval "$(python -m dsdoctor env)"
+        $ export CUDA_HOME="$(python -m dsdoctor toolkit)"
+
+    Since: 0.1
     """
     torch = machine.torch
     taken, home = machine.taken, torch.cuda_home if torch else None
-    if (
-        torch is None
-        or torch.cuda is None
-        or home is None
-        or (taken and taken.broken)
-        or (taken is None and not _known(machine))
-    ):
+    if torch is None or torch.cuda is None or home is None or (taken and taken.broken):
+        return
+    if taken is None and not _known(machine):
         return
     if taken and taken.nvcc and (taken.found_via != (TAKEN,) or "cuda_runtime.h" in taken.headers):
         return
     here = real_toolkits(machine)
-    whole = [one for one in here if one.release == torch.cuda and set(BASE_HEADERS) <= one.headers - one.scattered]
+    whole = any(_is_whole(toolkit, torch) for toolkit in here)
     how = _named(machine) or ("two folders up from the nvcc on PATH" if taken and taken.nvcc else "the default")
     joined = ": it is a list, and must be one folder" if ":" in home else ""
     quoted = ": it has a quote or a blank in it" if home.strip("'\" ") != home else ""
     has = "has no CUDA headers" if taken else "holds no CUDA toolkit"
-    yield error(
+    yield Finding.error(
         "cuda-home-wrong",
         f"torch takes {home} for CUDA_HOME ({how}), and it {has}{joined or quoted}",
         evidence=[f"a toolkit is in {toolkit.root} (CUDA {toolkit.release})" for toolkit in here],
         affects=(needs.CUDA,),
-        fix="select the one that is here" if whole else "let dsdoctor assemble a whole one, without root",
+        fix="select the toolkit that fits torch" if whole else "let dsdoctor assemble a whole one, without root",
         commands=(USE_ENV,) if whole else (ASSEMBLE, BUILD_WHEEL),
     )
 
@@ -104,9 +125,18 @@ def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
 def cuda_torch_mismatch(machine: Machine) -> Iterator[Finding]:
     """The toolkit that the build takes is of another CUDA release than the one torch was built with.
 
-    Another major never works: torch and DeepSpeed both refuse. DeepSpeed lets another minor pass for CUDA 11 and 12, not
-    for 13 (unless DS_SKIP_CUDA_CHECK=1), while torch only warns; a DeepSpeed that is older than a minor refuses that one.
     The driver's release (nvidia-smi) plays no part.
+
+    Why it matters: Another major never works: torch and DeepSpeed both refuse. DeepSpeed accepts another minor for CUDA
+    11 and 12, not for 13 (unless DS_SKIP_CUDA_CHECK=1), while torch only warns; a DeepSpeed that is older than a minor
+    refuses that one.
+
+    How to fix it: Use a toolkit of torch's release, or let dsdoctor assemble one.
+
+        $ eval "$(python -m dsdoctor env)"
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     torch, taken = machine.torch, machine.taken
     if not torch or not torch.cuda or taken is None or taken.nvcc is None or taken.release is None:
@@ -118,7 +148,7 @@ def cuda_torch_mismatch(machine: Machine) -> Iterator[Finding]:
     refused = major or not (same_release(taken.release, torch.cuda) or skipped)
     fitting = [toolkit for toolkit in real_toolkits(machine) if toolkit.release == torch.cuda]
     tail = "" if major else "; DeepSpeed refuses it" if refused else "; DeepSpeed lets it pass"
-    yield (error if refused else warning)(
+    yield (Finding.error if refused else Finding.warning)(
         "cuda-torch-mismatch",
         f"nvcc is CUDA {taken.release}, torch was built with CUDA {torch.cuda}{tail}",
         evidence=[f"{taken.nvcc} ({', '.join(taken.found_via)})", f"torch {torch.version} in {torch.location}"],
@@ -131,12 +161,19 @@ def cuda_torch_mismatch(machine: Machine) -> Iterator[Finding]:
 def cuda_home_cuda_path_differ(machine: Machine) -> Iterator[Finding]:
     """CUDA_HOME and CUDA_PATH name different folders.
 
-    torch and DeepSpeed take CUDA_HOME first, cuda-pathfinder (and what is built on it) CUDA_PATH first: parts of two
-    toolkits end up in one build.
+    torch and DeepSpeed take CUDA_HOME first, cuda-pathfinder (and what is built on it) CUDA_PATH first.
+
+    Why it matters: Parts of two toolkits end up in one build.
+
+    How to fix it: Let both name one folder.
+
+        $ export CUDA_PATH="$CUDA_HOME"
+
+    Since: 0.1
     """
     home, path = machine.variables.get("CUDA_HOME"), machine.variables.get("CUDA_PATH")
     if home and path and home.rstrip("/") != path.rstrip("/"):
-        yield warning(
+        yield Finding.warning(
             "cuda-home-cuda-path-differ",
             f"CUDA_HOME is {home} and CUDA_PATH is {path}: torch takes the first, other tools the second",
             fix="let both name one folder",
@@ -145,13 +182,22 @@ def cuda_home_cuda_path_differ(machine: Machine) -> Iterator[Finding]:
 
 
 def toolkits_several(machine: Machine) -> Iterator[Finding]:
-    """Several CUDA toolkits are here. Nothing is wrong with that; it matters which one a build takes."""
+    """Several CUDA toolkits are here.
+
+    Why it matters: Nothing is wrong with that, but it matters which one a build takes.
+
+    How to fix it: To select the one that fits torch:
+
+        $ eval "$(python -m dsdoctor env)"
+
+    Since: 0.1
+    """
     here = real_toolkits(machine)
     if len(here) > 1 and _wants_cuda(machine):
         taken = machine.taken
-        yield note(
+        yield Finding.note(
             "toolkits-several",
-            f"{len(here)} CUDA toolkits are here; a build takes {taken.root if taken else 'none of them'}",
+            f"there are {len(here)} CUDA toolkits; a build takes {taken.root if taken else 'none of them'}",
             evidence=[f"CUDA {toolkit.version} in {toolkit.root} ({', '.join(toolkit.found_via)})" for toolkit in here],
             fix="to select the one that fits torch",
             commands=(USE_ENV,),
@@ -161,8 +207,18 @@ def toolkits_several(machine: Machine) -> Iterator[Finding]:
 def cuda_header_missing(machine: Machine) -> Iterator[Finding]:
     """The toolkit that the build takes has a compiler but lacks headers of the CUDA libraries.
 
-    The packages cuda-nvcc, nvidia-cuda-nvcc and conda's cuda-nvcc bring the compiler alone, while every CUDA op includes
-    cusparse.h, cublas_v2.h and cusolverDn.h through ATen. torch's own wheels carry most of them; build-wheel joins both.
+    The packages cuda-nvcc, nvidia-cuda-nvcc and conda's cuda-nvcc bring the compiler alone. torch's own wheels carry
+    most of the headers.
+
+    Why it matters: Every CUDA op includes cusparse.h, cublas_v2.h and cusolverDn.h through ATen, so none can be
+    compiled.
+
+    How to fix it: Let dsdoctor join the toolkit with the headers of torch's wheels, without root.
+
+        $ python -m dsdoctor build-wheel
+        $ export CUDA_HOME="$(python -m dsdoctor toolkit)"
+
+    Since: 0.1
     """
     taken = machine.taken
     if not _wants_cuda(machine) or taken is None or taken.nvcc is None or _known_wrong(taken):
@@ -173,7 +229,7 @@ def cuda_header_missing(machine: Machine) -> Iterator[Finding]:
     scattered = [name for name in (*base, *of_ops) if name in taken.scattered]
     evidence = [f"{taken.root} (CUDA {taken.version}, found via {', '.join(taken.found_via)})"]
     evidence += [f"{', '.join(scattered)}: there, but not in {taken.root}/include"] if scattered else []
-    yield (error if base else warning)(
+    yield (Finding.error if base else Finding.warning)(
         "cuda-header-missing",
         f"the toolkit in {taken.root} lacks {', '.join((*base, *of_ops))}",
         evidence=evidence,
@@ -186,7 +242,16 @@ def cuda_header_missing(machine: Machine) -> Iterator[Finding]:
 def cuda_lib_link_missing(machine: Machine) -> Iterator[Finding]:
     """The toolkit that the build takes lacks libraries to link with.
 
-    The linker wants an unversioned file (libcurand.so), which runtime packages leave out; torch looks in lib64, else lib.
+    The linker needs an unversioned file (libcurand.so), which runtime packages leave out; torch looks in lib64, else
+    lib.
+
+    Why it matters: The ops that link such a library are compiled, and then fail at the link.
+
+    How to fix it: Let dsdoctor assemble a whole toolkit, without root.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
     """
     taken = machine.taken
     if not _wants_cuda(machine) or taken is None or taken.nvcc is None or _known_wrong(taken):
@@ -195,7 +260,7 @@ def cuda_lib_link_missing(machine: Machine) -> Iterator[Finding]:
     driver = machine.library("libcuda")
     missing = [name for name in LINKED if name not in here and not (name == "cuda" and driver and driver.library)]
     if missing:
-        yield (error if "cudart" in missing else warning)(
+        yield (Finding.error if "cudart" in missing else Finding.warning)(
             "cuda-lib-link-missing",
             f"the toolkit in {taken.root} has no {', '.join(f'lib{name}.so' for name in missing)} to link with",
             evidence=[f"looked in {', '.join(taken.library_dirs) or 'no folder: lib64 and lib are not there'}"],
@@ -203,6 +268,11 @@ def cuda_lib_link_missing(machine: Machine) -> Iterator[Finding]:
             fix="let dsdoctor assemble a whole one, without root",
             commands=(BUILD_WHEEL,),
         )
+
+
+def _is_whole(toolkit: Toolkit, torch: Torch) -> bool:
+    """Whether a toolkit is of torch's release and has all headers that every op includes."""
+    return toolkit.release == torch.cuda and set(BASE_HEADERS) <= toolkit.headers - toolkit.scattered
 
 
 def _missing_headers(machine: Machine, taken: Toolkit, wanted: tuple[str, ...]) -> tuple[str, ...]:
@@ -215,17 +285,17 @@ def _wants_cuda(machine: Machine) -> bool:
 
 
 def _named(machine: Machine) -> str | None:
-    """The variable that names the folder which torch takes."""
+    """The variable that names the folder which torch takes, None for a guessed one."""
     return next((name for name in ("CUDA_HOME", "CUDA_PATH") if machine.variables.get(name)), None)
 
 
 def _known(machine: Machine) -> bool:
-    """Whether there is anything to be wrong: a named folder, or a toolkit elsewhere."""
+    """Whether there is something to compare with: a variable that names a folder, or a toolkit elsewhere."""
     return _named(machine) is not None or bool(real_toolkits(machine))
 
 
 def _known_wrong(taken: Toolkit) -> bool:
-    """Whether ``cuda_home_wrong`` speaks of it already."""
+    """Whether ``cuda_home_wrong`` reports it already."""
     return taken.found_via == (TAKEN,) and "cuda_runtime.h" not in taken.headers
 
 

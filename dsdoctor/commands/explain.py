@@ -10,67 +10,230 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.manual import ManualPage, page_lines, parse_page
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.models import Rule
-from dsdoctor.diagnosis.templates import command, say
+from dsdoctor.diagnosis.templates import command, fill, placeholders
 from dsdoctor.overflow.verdict import verdict
 from dsdoctor.push import errors as problems
 
 OF_BUILDING = {
-    "op-cannot-be-built": """An op that was named cannot be built; the finding tells what stands in the way.
+    "op-cannot-be-built": """An op that was named cannot be built; the finding says what stands in the way.
 
-`dsdoctor check --op NAME` looks at it alone, `--deep` asks the compiler.""",
-    "op-failed": """An op was compiled, and the compiler, the linker or the proof refused it.
+Why it matters: DeepSpeed's own setup.py would leave such an op out without an error, and it would be missing at run
+time.
 
-The finding tells the first error and the log. `dsdoctor diagnose LOG` reads the log again.""",
+How to fix it: Do what the finding advises. Look at the op alone, and with `--deep` ask the compiler too.
+
+    $ python -m dsdoctor check --op NAME --deep
+
+Since: 0.1""",
+    "op-failed": """An op was compiled, and the compiler, the linker or the test of the result refused it.
+
+The finding shows the first error and the path of the log.
+
+Why it matters: The wheel is not what was asked for: it lacks this op, or was not made.
+
+How to fix it: Follow the finding. Its log can be read again.
+
+    $ python -m dsdoctor diagnose LOG
+
+Since: 0.1""",
     "op-does-not-load": """An installed op was imported with this torch, in a process of its own, and that failed.
 
-The finding holds the loader's words: an undefined symbol is another torch's, a missing library one of the system's.
-`dsdoctor verify --installed --load` tries them.""",
+The finding holds the loader's words: an undefined symbol comes from another torch, a missing library from the
+system.
+
+Why it matters: DeepSpeed fails at the same place when the training first uses the op.
+
+How to fix it: Build the op for this environment, then load it again.
+
+    $ python -m dsdoctor build-wheel --ops NAME
+    $ python -m dsdoctor verify --installed --load
+
+Since: 0.1""",
     "cache-entry-damaged": """A compiled op or a wheel in the cache is not what was stored: a byte, a size or a name differs.
 
-It was removed, and the next build compiles it anew. If it comes again, look at the disk: `dsdoctor cache verify` reads every
-byte.""",
-    "wheel-not-published": """The wheel was built and proven, and could not be put into the index. It lies in the out folder.""",
-    "op-not-in-wheel": """A wheel does not hold an op that was asked for with `dsdoctor pick --op`.""",
-    "not-proven": """An op could not be loaded on this machine, for a reason that says nothing about the op: the NVIDIA driver's
-library is not here, or the op is compiled for a level above this processor (--cpu, --node) and its import ended with SIGILL.
+The entry was removed.
 
-Everything else about it was proven. Load it on a machine that has what it needs.""",
-    "not-asked": """A question about this machine could not be answered, so nothing that depends on it was judged.""",
+Why it matters: A wheel made of it would not be the one that was built and tested. If it happens again, the disk may
+be failing.
+
+How to fix it: Build again, which compiles the op anew. To read every byte of the cache:
+
+    $ python -m dsdoctor cache verify
+
+Since: 0.1""",
+    "wheel-not-published": """The wheel was built and tested, and could not be put into the index.
+
+The wheel is in the output folder.
+
+Why it matters: Whoever installs from the index does not get this wheel.
+
+How to fix it: Make the folder of the index writable, and build again with the same --index; the ops come from the
+cache.
+
+Since: 0.1""",
+    "op-not-in-wheel": """A wheel does not hold an op that was asked for with `dsdoctor pick --op`.
+
+Why it matters: On a machine with that wheel the op has to be compiled at run time, or fails there.
+
+How to fix it: Choose another wheel, or build one that holds the op.
+
+    $ python -m dsdoctor build-wheel --ops NAME
+
+Since: 0.1""",
+    "not-proven": """An op could not be loaded on this machine, for a reason that says nothing about the op.
+
+The NVIDIA driver's library is not here, or the op is compiled for a level above this processor (--cpu, --node) and
+its import ended with SIGILL. Everything else about the op was tested.
+
+Why it matters: That the op loads is not known until it is tried on a machine that has what it needs.
+
+How to fix it: Load it on a machine with the driver and the processor that it is for.
+
+    $ python -m dsdoctor verify --installed --load
+
+Since: 0.1""",
     "variable-overridden": """A variable of your shell would steer a DeepSpeed build.
 
-dsdoctor's own build does not see it: it sets its own, and the plan shows them. `pip install` and compilation at run
-time do see it.""",
-    "variable-reaches-nvcc": """nvcc itself reads NVCC_PREPEND_FLAGS and NVCC_APPEND_FLAGS.
+dsdoctor's own build does not see it: it sets its own variables, and the plan shows them.
 
-Whoever starts it: dsdoctor leaves them alone, because sites need them, and says so.""",
-    "cpu-not-on-node": """Host code was asked for that a machine named with --node cannot run: it would end with SIGILL.
+Why it matters: `pip install` and compilation at run time do see it, and may build something else than dsdoctor
+does.
 
-Without --cpu the level is the best that all nodes have. Else name a lesser one, or build a wheel for each kind of node.""",
+How to fix it: Nothing needs to be done for this build. Unset the variable if you do not want it elsewhere.
+
+    $ unset NAME
+
+Since: 0.1""",
+    "variable-reaches-nvcc": """nvcc itself reads NVCC_PREPEND_FLAGS and NVCC_APPEND_FLAGS, whoever starts it.
+
+dsdoctor leaves them alone, because some sites need them.
+
+Why it matters: Every op is compiled with these extra flags, and another machine without them gets another result.
+
+How to fix it: Unset them if they are not meant for this build.
+
+    $ unset NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS
+
+Since: 0.1""",
+    "cpu-not-on-node": """Host code was asked for that a machine named with --node cannot run.
+
+Why it matters: The op would end with SIGILL there.
+
+How to fix it: Leave --cpu away, and the level is the best that all nodes have. Or name a lower one, or build a
+wheel for each kind of node.
+
+Since: 0.1""",
     "cpu-above-this-machine": """Host code is compiled for a level that this machine does not have.
 
-A compiler needs none of the instructions that it writes, so the wheel is built. But to import an op is to run some of it: that may
-end with SIGILL here, and the op's loading is proven only on a machine that has the level.""",
+A compiler needs none of the instructions that it writes, so the wheel is built all the same.
+
+Why it matters: Importing an op runs some of its code, which may end with SIGILL here. That the op loads is tested
+only on a machine that has the level.
+
+How to fix it: Nothing, if the wheel is for other machines; try it on one of them. For this machine leave --cpu and
+--node away.
+
+Since: 0.1""",
     "cpu-unknown-to-compiler": """The host compiler is older than the level that host code is to be compiled for.
 
-The levels of x86-64 came with gcc 11 and clang 12, Arm's vectors of any length with gcc 10, armv9-a with gcc 12.""",
+The levels of x86-64 came with gcc 11 and clang 12, Arm's scalable vectors with gcc 10, armv9-a with gcc 12.
+
+Why it matters: The compiler refuses the level, and no op is compiled.
+
+How to fix it: Name a newer compiler with CC and CXX, or another level with --cpu.
+
+Since: 0.1""",
     "arch-unused": """GPU architectures were named for a build that compiles no GPU code.
 
-torch is a CPU build, or --accelerator cpu was given. Whoever wants GPU ops builds for a CUDA build of torch.""",
-    "wheel-not-installed": """The wheel was built and proven, and pip could not install it. It lies in the out folder.""",
-    "ops-not-judged": """No DeepSpeed was at hand whose ops could be judged: none is installed, none was named, and the newest could
-not be fetched. Name one with --source (a folder, an sdist or a version).""",
-    "check-broken": """One of dsdoctor's checks failed by itself. The others are not touched by that.
+torch is a CPU build, or --accelerator cpu was given.
 
-Please report it, with the file that `dsdoctor record FILE` writes.""",
-    "usage": """The command makes no sense as given.""",
-    "dsdoctor": """dsdoctor itself could not do its work; the finding tells why.""",
-    "empty-log": """The log holds nothing, or nothing but blank lines: a run that hangs, or one whose output went elsewhere.""",
-    "unexplained-failure": """The log shows a failure that no rule explains. The first line that looks like an error is shown.""",
+Why it matters: The wheel holds no op for a GPU.
+
+How to fix it: For GPU ops, build for a CUDA build of torch, and without --accelerator cpu.
+
+    $ python -m pip install torch
+
+Since: 0.1""",
+    "wheel-not-installed": """The wheel was built and tested, and pip could not install it.
+
+The wheel is in the output folder.
+
+Why it matters: The DeepSpeed in the environment is not the one that was built.
+
+How to fix it: Install it by hand; pip says what it lacks.
+
+    $ python -m pip install --no-deps --force-reinstall PATH/TO/THE.whl
+
+Since: 0.1""",
+    "ops-not-judged": """There was no DeepSpeed whose ops could be judged.
+
+None is installed, none was named, and the newest could not be fetched.
+
+Why it matters: The machine itself was examined, but not which ops can be built on it.
+
+How to fix it: Name a DeepSpeed: a folder, a source archive or a version.
+
+    $ python -m dsdoctor check --source FOLDER
+
+Since: 0.1""",
+    "check-broken": """One of dsdoctor's own checks failed with an error.
+
+The other checks are not affected.
+
+Why it matters: What this check looks for was not judged.
+
+How to fix it: Report it, with the file that this command writes.
+
+    $ python -m dsdoctor record FILE
+
+Since: 0.1""",
+    "usage": """The command makes no sense as given; the finding says what is wrong with it.
+
+Why it matters: The command stopped before it did anything.
+
+How to fix it: Correct the command. Its options are shown by --help.
+
+    $ python -m dsdoctor --help
+
+Since: 0.1""",
+    "dsdoctor": """dsdoctor itself could not do its work; the finding says why.
+
+Why it matters: Nothing is known about what the command was to find out or to make.
+
+How to fix it: Remove the reason that the finding names (a full disk, a missing program, no network), and run the
+command again.
+
+Since: 0.1""",
+    "empty-log": """The log holds nothing, or nothing but blank lines.
+
+It is of a program that hangs, or its output went elsewhere.
+
+Why it matters: Without the program's own words no cause can be named.
+
+How to fix it: Record the output of the whole command, stderr too. A program that hangs and prints nothing often
+waits for a lock in ~/.cache/torch_extensions.
+
+    $ COMMAND 2>&1 | tee build.log
+    $ python -m dsdoctor diagnose build.log
+
+Since: 0.1""",
+    "unexplained-failure": """The log shows a failure that no rule explains.
+
+The finding shows the first line that looks like an error.
+
+Why it matters: The cause has to be found by reading the log from that line on.
+
+How to fix it: Read the log from the line in the finding; what the machine looks like may help.
+
+    $ python -m dsdoctor check
+    $ python -m dsdoctor look
+
+Since: 0.1""",
 }
 
 
 def manual(rule: str) -> str:
-    """The manual page of a rule: a page for each place that tells of it. Raises UsageError for one that does not exist."""
+    """The manual of a rule: a page for each place that uses the rule. Raises UsageError for a rule that does not exist."""
     found = tuple(pages(rule))
     if not found:
         near = difflib.get_close_matches(rule, every_rule(), n=1)
@@ -80,19 +243,19 @@ def manual(rule: str) -> str:
 
 
 def pages(rule: str) -> Iterator[tuple[str, ManualPage]]:
-    """Where a rule is told of ("" for a check of the machine), and its page there."""
+    """Where a rule is used ("" for a check of the machine), and its page for that place."""
     if check := checks.checks().get(rule):
         yield "", parse_page(checks.manual(check))
-    if told := RULES.get(rule):
-        yield f"In a log ({told.stage.value})", _page_of(told)
+    if log_rule := RULES.get(rule):
+        yield f"In a log ({log_rule.stage.value})", _page_of(log_rule)
     if page := verdict.manual_pages().get(rule):
-        yield "Of a watched training", parse_page(page)
+        yield "In a watched training", parse_page(page)
     if page := comm.manual_pages().get(rule):
         yield "Between ranks", parse_page(page)
-    if rule in OF_BUILDING and rule not in checks.checks():
+    if rule in OF_BUILDING:
         yield "", parse_page(OF_BUILDING[rule])
     if page := problems.MANUAL.get(rule):
-        yield "Of a push", parse_page(page)
+        yield "In a push", parse_page(page)
 
 
 def every_rule() -> tuple[str, ...]:
@@ -105,9 +268,8 @@ def every_rule() -> tuple[str, ...]:
 
 
 def _page_of(rule: Rule) -> ManualPage:
-    """A log rule's page: its fix is the one that a finding shows, with what a log would fill in left general."""
-    fix = [
-        f"{say(rule.fix, {})}.",
-        *(["", *(f"    $ {command(line, {})}" for line in rule.commands)] if rule.commands else []),
-    ]
-    return replace(parse_page(rule.manual), fix="\n".join(fix), since=rule.since)
+    """A log rule's page: its fix is the one that a finding shows, with names in capitals for what a log would fill in."""
+    text = fill(rule.fix, placeholders(rule.fix))
+    commands = [f"    $ {command(line, placeholders(line))}" for line in rule.commands]
+    fix = "\n".join([f"{text[:1].upper()}{text[1:]}.", *(["", *commands] if commands else [])])
+    return replace(parse_page(rule.manual), fix=fix, since=rule.since)

@@ -1,4 +1,4 @@
-"""An architecture list as users write it -> the list that torch *and* DeepSpeed accept, or a sentence that says why not.
+"""An architecture list as users write it -> the list that torch *and* DeepSpeed accept, or an error that says why not.
 
 The rules are torch's ``_get_cuda_arch_flags`` (names and numbers, ``+PTX``) cut down to what DeepSpeed's
 ``compute_capability_args`` can read: numbers "X.Y" with an optional "+PTX".
@@ -31,7 +31,7 @@ HINT = 'write numbers with ";" between them, such as --arch "8.0;9.0+PTX"'
 
 
 def parse_architectures(text: str) -> tuple[str, ...]:
-    """Read a list, sorted and without repeats; the entry with +PTX wins over the same one without.
+    """Read a list, sorted and without repeats; an entry with +PTX replaces the same one without.
 
     >>> parse_architectures("9.0+PTX; 8.0 9.0")
     ('8.0', '9.0+PTX')
@@ -51,7 +51,7 @@ def parse_architectures(text: str) -> tuple[str, ...]:
 
 
 def check_known(architectures: Sequence[str], known: Sequence[str]) -> None:
-    """Raise UsageError for an entry that this torch does not know (``known`` empty: nothing can be said)."""
+    """Raise UsageError for an entry that this torch does not know (``known`` empty: nothing is checked)."""
     for entry in architectures:
         if known and plain(entry) not in known:
             near = [name for name in known if name.split(".")[0] == entry.split(".")[0] and name[-1].isdigit()]
@@ -100,7 +100,7 @@ def numeric(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def order(entry: str) -> tuple[int, int]:
-    """For sorting."""
+    """Major and minor as numbers, for sorting and comparing."""
     major, minor = plain(entry).split(".")
     return int(major), int(minor)
 

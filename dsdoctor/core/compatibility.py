@@ -1,14 +1,14 @@
-"""The limits of this field as data: which releases go together. Each says where it is from. Nothing here looks or judges."""
+"""Which releases work together, as data, each with its source. Looks at nothing and judges nothing."""
 
 from collections.abc import Iterable
 
 from dsdoctor.core.machine import Compiler, Cuda, Toolkit, Torch
 
 MINOR_TOLERANT = (11, 12)
-"""CUDA majors of which DeepSpeed accepts another minor than torch's by itself (0.19.8's cuda_minor_mismatch_ok)."""
+"""CUDA majors for which DeepSpeed accepts another minor than torch's (0.19.8's cuda_minor_mismatch_ok)."""
 
 OLDEST_COMPILER = {"gcc": {14: 5, 17: 9, 20: 10, 23: 13}, "clang": {14: 5, 17: 9, 20: 12, 23: 17}}
-"""Oldest compiler majors that compile torch's headers, by the C++ standard those demand."""
+"""Oldest compiler majors that compile torch's headers, by the C++ standard that those require."""
 
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 """The oldest driver branch that runs any release of a CUDA major (minor-version compatibility, NVIDIA's release notes)."""
@@ -36,6 +36,6 @@ def compiler_limits(torch: Torch, kind: str, toolkits: Iterable[Toolkit]) -> tup
 
 
 def fits(compiler: Compiler, limits: tuple[int, int | None]) -> bool:
-    """Whether a compiler lies within limits."""
+    """Whether a compiler is within limits."""
     oldest, newest = limits
     return compiler.major >= oldest and (newest is None or compiler.major <= newest)

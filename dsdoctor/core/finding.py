@@ -1,4 +1,4 @@
-"""A finding: what is the matter, how we know, what it affects and what mends it. Data only."""
+"""A finding: what the problem is, how it was noticed, what it affects and how to fix it. Data only."""
 
 import enum
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 
 class Severity(enum.Enum):
-    """How much a finding matters: a NOTE informs, a WARNING may bite later, an ERROR stands in the way."""
+    """How much a finding matters: a NOTE informs, a WARNING may cause trouble later, an ERROR stands in the way."""
 
     NOTE = "note"
     WARNING = "warning"
@@ -25,7 +25,7 @@ class Fix:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One problem. ``rule`` names it for good (ids are never reused); ``affects`` names the ops it stands in the way of."""
+    """One problem. ``rule`` is its id, which is never reused; ``affects`` names the ops that it stands in the way of."""
 
     rule: str
     severity: Severity
@@ -59,7 +59,7 @@ class Finding:
         fix: str = "",
         commands: Iterable[str] = (),
     ) -> "Finding":
-        """It may bite later, or stands in the way of some ops only."""
+        """It may cause trouble later, or stands in the way of some ops only."""
         return cls._of(Severity.WARNING, rule, title, evidence, affects, fix, commands)
 
     @classmethod
@@ -113,7 +113,7 @@ def for_python(finding: Finding, python: str) -> Finding:
     commands = (ours.sub(rf"\1 --python {quoted}", command) for command in finding.fix.commands)
     pip = re.compile(r"^python -m pip\b")
     return replace(
-        finding, fix=replace(finding.fix, commands=tuple(pip.sub(f"{quoted} -m pip", one) for one in commands))
+        finding, fix=replace(finding.fix, commands=tuple(pip.sub(f"{quoted} -m pip", command) for command in commands))
     )
 
 

@@ -2,8 +2,8 @@
 
 Names of instructions are gcc's: its -m options on x86 ("-mavx2"), the extensions of -march on Arm ("+sve"). Those of a
 processor are the kernel's in /proc/cpuinfo ("flags" on x86: arch/x86/include/asm/cpufeatures.h; "Features" on Arm:
-arch/arm64/kernel/cpuinfo.c). What no compiler uses by itself (AES, SHA, CRC, RDRAND ...) is left out: code that has it
-asks the processor first.
+arch/arm64/kernel/cpuinfo.c). Instructions that no compiler uses by itself (AES, SHA, CRC, RDRAND ...) are left out:
+code that uses them checks the processor first.
 """
 
 from collections.abc import Iterable, Iterator
@@ -91,9 +91,9 @@ MARCH = {
     "armv9.3-a": (*ARM_8_8, *SVE2),
     "armv9.4-a": (*ARM_8_9, *SVE2),
 }
-"""What a name stands for at the least: the levels of the x86-64 psABI, the versions of the Arm architecture, and processors by
-the level that they reach (gcc's manual, "x86 Options" and "AArch64 Options"). gcc writes single -m options down only for
--march=native; on Arm it writes that as a version with extensions."""
+"""The instructions that a name includes at least. Names are the levels of the x86-64 psABI, the versions of the Arm
+architecture, and processors by the level that they have (gcc's manual, "x86 Options" and "AArch64
+Options"). gcc writes single -m options down only for -march=native; on Arm it writes that as a version with extensions."""
 
 MCPU = {
     **dict.fromkeys(("cortex-a53", "cortex-a57", "cortex-a72", "cortex-a73"), ARM_8),
@@ -114,7 +114,7 @@ BRINGS = {
     **dict.fromkeys(("+sve2-aes", "+sve2-bitperm", "+sve2-sha3", "+sve2-sm4"), SVE2),
     **dict.fromkeys(("+f32mm", "+f64mm"), SVE),
 }
-"""The extensions that come with another one; without them that other one is gone, too."""
+"""The extensions that another one includes; removing one of them removes that other one too."""
 
 
 def lacking_instructions(compiled: Iterable[str], processor: frozenset[str]) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ def instructions_of(processor: frozenset[str]) -> tuple[str, ...]:
 
 
 def says_nothing(compiled: Iterable[str]) -> bool:
-    """Whether flags tell nothing of the instructions: there is none, or only the name of a processor that is not known here.
+    """Whether flags do not say which instructions are used: there are none, or they only name an unknown processor.
 
     >>> says_nothing(("-march=somelake",)), says_nothing(("-march=somelake", "-mavx2")), says_nothing(())
     (True, False, True)
@@ -156,7 +156,7 @@ def says_nothing(compiled: Iterable[str]) -> bool:
 
 
 def _allowed_by(flag: str) -> Iterator[str]:
-    """What one option allows."""
+    """The instructions that one option allows."""
     allowed = dict.fromkeys((*(_known(flag) or ()), flag))
     for extension in flag.split("+")[1:] if flag.startswith(("-march=", "-mcpu=")) else ():
         if extension.startswith("no"):
@@ -168,7 +168,7 @@ def _allowed_by(flag: str) -> Iterator[str]:
 
 
 def _known(flag: str) -> tuple[str, ...] | None:
-    """What the name in -march or -mcpu stands for, None for a name that is not known."""
+    """The instructions of the name in -march or -mcpu, None for an unknown name."""
     kind, _, name = flag.partition("=")
     table = {"-march": MARCH, "-mcpu": MCPU}.get(kind, {})
     return table.get(name.split("+")[0])

@@ -12,7 +12,7 @@ TAKEN = "taken_by_torch"
 
 WATCHED = ("libaio.so.1", "libaio.so.1t64", "libgomp.so.1", "libcufile.so.0")
 """The shared libraries that an op may link and that are not everywhere. torch itself does not load without libstdc++, libgcc_s
-and glibc, and brings or demands every other part of CUDA; libcuda.so.1 is the driver's."""
+and glibc, and brings or requires every other part of CUDA; libcuda.so.1 is the driver's."""
 
 
 @dataclass(frozen=True, order=True)
@@ -30,7 +30,7 @@ class Cuda:
 
     @classmethod
     def parse(cls, text: str | None) -> "Cuda | None":
-        """Read the first ``X.Y`` of a text; ``None`` where there is none."""
+        """The first ``X.Y`` of a text; None where there is none."""
         match = re.search(r"(\d{1,3})\.(\d{1,3})", text or "")
         return cls(int(match[1]), int(match[2])) if match else None
 
@@ -51,11 +51,11 @@ class Toolkit:
     """A folder with CUDA development files. ``root`` is the value that CUDA_HOME would take.
 
     ``nvcc`` is None for a folder that has only headers and libraries (the PyPI wheels of torch). ``headers`` and
-    ``libraries`` hold those of the catalogue in ``probe.nvcc`` that are really there; a library counts only when
-    it can be linked (an unversioned ``.so`` or an ``.a``). ``scattered`` names those of both that lie where torch does
+    ``libraries`` hold those of the catalogue in ``probe.nvcc`` that are there; a library counts only when
+    it can be linked (an unversioned ``.so`` or an ``.a``). ``scattered`` names those of both that are where torch does
     not look when CUDA_HOME is this root: it takes ``include`` and ``lib64`` (else ``lib``) only. ``newest_gcc`` and
     ``newest_clang`` are the newest major versions that ``crt/host_config.h`` accepts. ``broken`` is why a ``bin/nvcc`` that
-    is there does not tell its version; ``nvcc`` is None then.
+    is there does not print its version; ``nvcc`` is None then.
     """
 
     root: str
@@ -92,7 +92,7 @@ class Compiler:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One visible NVIDIA GPU, as NVML tells."""
+    """One visible NVIDIA GPU, from NVML."""
 
     index: int
     name: str
@@ -111,7 +111,7 @@ class Driver:
 
 @dataclass(frozen=True, kw_only=True)
 class Python:
-    """The interpreter whose environment is looked at. ``packages`` maps normalised names to versions."""
+    """The interpreter whose environment is examined. ``packages`` maps normalised names to versions."""
 
     executable: str
     version: str
@@ -126,7 +126,7 @@ class Python:
 
 @dataclass(frozen=True, kw_only=True)
 class Torch:
-    """torch as its files tell, and (``capabilities``, ``arch_list``, ``nccl``, bounds) as a child process tells.
+    """torch from its files; ``capabilities``, ``arch_list``, ``ptx`` and ``nccl`` from a child process.
 
     ``broken`` is the reason why it cannot be imported, None when it can; ``cuda_home`` is the folder that torch's own
     search would take now, whether or not it is a toolkit; ``ptx`` are the architectures of its portable code;
@@ -162,11 +162,11 @@ class Torch:
 class DeepSpeed:
     """An installed DeepSpeed or one in a wheel, read from its files and never imported.
 
-    ``installed_ops`` are those it claims; ``present_ops`` those whose shared object is really there (None: not looked
-    at); ``unclaimed`` are shared objects that belong to no claimed op. ``torch`` and ``cuda`` are the releases it was
+    ``installed_ops`` are those that it lists; ``present_ops`` those whose shared object is there (None: not looked
+    at); ``unclaimed`` are shared objects that belong to no listed op. ``torch`` and ``cuda`` are the releases it was
     built with; ``python`` and ``platform`` are wheel tags.
     ``sm_arch`` holds "90_real" or "90_virtual" for each op that has GPU code (an op that was not looked at is not in it).
-    ``glibc`` and ``glibcxx`` are the floors of all its ops. ``altered`` names files whose digest is not the recorded
+    ``glibc`` and ``glibcxx`` are the oldest that all its ops load with. ``altered`` names files whose digest is not the recorded
     one, ``unreadable`` shared objects that are damaged. ``needed`` are those of WATCHED that an op links and leaves to the
     system: none of its own folders holds them. ``told_by`` says where the facts come from: "manifest", "files"
     (the shared objects themselves) or "record" (DeepSpeed's own git_version_info_installed.py).
@@ -229,7 +229,7 @@ class SearchPaths:
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """A library that some op needs: where its header is, where the file to link is, what brings it (``package``)."""
+    """A library that some op needs: where its header is, and the file to link."""
 
     name: str
     header: str | None = None
@@ -246,7 +246,7 @@ class System:
     """Processor, memory and disk *as the control group limits them*, and the tools of a build.
 
     ``cpu_flags`` are those of /proc/cpuinfo; ``glibcxx`` is the newest symbol version of the system's libstdc++;
-    ``shared_memory`` is what is free on /dev/shm; ``container`` names the kind ("docker", "wsl", ...), if it is one.
+    ``shared_memory`` is what is free on /dev/shm; ``container`` names its kind ("docker", "wsl", ...), None outside of one.
     """
 
     architecture: str
@@ -305,7 +305,7 @@ class Machine:
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that CUDA_VISIBLE_DEVICES leaves (a list of MIG partitions leaves all: NVML names their parents)."""
+        """The GPUs that CUDA_VISIBLE_DEVICES leaves (all for a list of MIG partitions: NVML names their parents)."""
         named = self.variables.get("CUDA_VISIBLE_DEVICES")
         if named is None or "MIG-" in named:
             return self.gpus
@@ -315,12 +315,12 @@ class Machine:
                 (gpu for gpu in self.gpus if name.strip() == str(gpu.index) or _is_uuid(gpu, name.strip())), None
             )
             if gpu is None or gpu in visible:
-                # CUDA sees those before the first one that is none
+                # CUDA uses those before the first entry that is no GPU
                 break
             visible.append(gpu)
         return tuple(visible)
 
 
 def _is_uuid(gpu: Gpu, name: str) -> bool:
-    """CUDA takes any unique beginning of a UUID."""
+    """Whether a name is a beginning of the GPU's UUID, which CUDA accepts if it is unique."""
     return name.startswith("GPU-") and gpu.uuid.startswith(name)

@@ -1,1 +1,1 @@
-"""Log text -> what went wrong first, with the line it stands on and the fix. Reads only; asks the machine nothing."""
+"""Log text -> findings: what went wrong first, the line that shows it, and the fix. Asks the machine nothing."""

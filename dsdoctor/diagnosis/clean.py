@@ -8,10 +8,10 @@ LONGEST = 4000
 """Longer lines keep their head and their tail: a compiler names the file at the head, an exception stands at the tail."""
 
 SEGMENTS = 8
-"""How many states of a progress bar are looked at, counted from the last."""
+"""How many states of a progress bar are looked at, counted from the end."""
 
 QUOTES = str.maketrans(dict.fromkeys("‘’‚‛“”„«»‹›「」", "'"))
-"""The quotes of all languages are one: patterns know the plain one."""
+"""The quotes of all languages become the plain one, which patterns use."""
 
 CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]"
@@ -44,7 +44,7 @@ DOCKER_JSON = re.compile(r'^\{"log":"(.*?)(?:\\n)?","stream":')
 
 
 def raw_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file, each cut to head and tail, in bounded memory whatever stands in the file."""
+    """The lines of a file, each cut to head and tail, in bounded memory whatever the file holds."""
     chunk = 1 << 16
     while line := stream.readline(chunk):
         tail = line

@@ -1,4 +1,4 @@
-"""What no single line says: a toolkit that is none behind a missing header, an op left out, a log that stops at a lock."""
+"""Hits of a log -> hits that need several lines: a wrong CUDA_HOME behind a missing header, an op left out, a wait for a lock."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ DEFAULT_LIST = {"60", "61", "70"}
 BUILD_COMMAND = re.compile(r"pip3? (?:install|wheel)|setup\.py|bdist_wheel|build_ext|DS_BUILD_\w+=1")
 
 
-def told_hit(rule: str, line: Line, title: str, tier: Tier, groups: dict[str, str] | None = None) -> Hit:
+def combined_hit(rule: str, line: Line, title: str, tier: Tier, groups: dict[str, str] | None = None) -> Hit:
     """A hit that follows from several lines."""
     signature = Signature(words="", pattern="", sample="", tier=tier, title=title)
     return Hit(rule=RULES[rule], signature=signature, line=line.number, text=line.text, groups=groups or {})
@@ -28,7 +28,7 @@ def wrong_home_behind_a_missing_part(hits: list[Hit], facts: Facts, _: Scan) -> 
             missing = hit.groups.get("header") or hit.groups.get("library", "a part")
             title = "CUDA_HOME came out as {home}, guessed from the nvcc on PATH, and it has no {missing}"
             line = Line(number=hit.line, text=hit.text)
-            yield told_hit(
+            yield combined_hit(
                 "cuda-home-wrong", line, title, Tier.FILE, {"home": facts.cuda_home or "", "missing": missing}
             )
             return
@@ -46,28 +46,28 @@ def default_list_refused(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[
                 "DeepSpeed takes 6.0;6.1;7.0"
             )
             line = Line(number=hit.line, text=hit.text)
-            yield told_hit("gpu-arch-unsupported-by-nvcc", line, title, Tier.FILE, hit.groups)
+            yield combined_hit("gpu-arch-unsupported-by-nvcc", line, title, Tier.FILE, hit.groups)
             return
 
 
 def asked_and_left_out(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
-    """An op asked for by its variable stands as False in "Install Ops"."""
+    """An op that was asked for by its variable is False in "Install Ops"."""
     named = [op for op in facts.left_out if op in facts.asked]
     if named:
         line = Line(number=scan.ops_line or 1, text=f"Install Ops: {', '.join(f'{op}: False' for op in named)}")
-        yield told_hit("op-silently-skipped", line, "", Tier.GENERIC, {"op": named[0]})
+        yield combined_hit("op-silently-skipped", line, "", Tier.GENERIC, {"op": named[0]})
 
 
 def nothing_was_built(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
-    """Every op stands as False: right for ops compiled at run time, wrong where one was asked for."""
+    """Every op is False: right for ops compiled at run time, wrong where an op was asked for."""
     if facts.left_out and not facts.built and not set(facts.asked) & {*facts.left_out, "ops"}:
         line = Line(number=scan.ops_line, text="Install Ops: every op is False")
-        title = "no op was built into this installation: right if ops shall be compiled at run time, wrong if you asked for one"
-        yield told_hit("op-silently-skipped", line, title, Tier.PROBE)
+        title = "no op was built into this installation: right if ops are to be compiled at run time, wrong if you asked for one"
+        yield combined_hit("op-silently-skipped", line, title, Tier.PROBE)
 
 
 def killed_while_compiling(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """SIGKILL while an op was being compiled: the compilers ate the memory."""
+    """SIGKILL while an op was being compiled: the compilers used up the memory."""
     began, loaded = scan.last.get(Event.COMPILING), scan.last.get(Event.LOADED)
     for hit in hits:
         if hit.rule.id != "host-ram-oom" or hit.tier is not Tier.GENERIC:
@@ -76,17 +76,17 @@ def killed_while_compiling(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hi
         if compiling or BUILD_COMMAND.search(hit.text):
             title = "killed (signal 9) while {op|an op} was being compiled: the memory ran out"
             line = Line(number=hit.line, text=hit.text)
-            yield told_hit("compiler-oom-killed", line, title, Tier.NAMED)
+            yield combined_hit("compiler-oom-killed", line, title, Tier.NAMED)
             return
 
 
 def stopped_at_the_lock(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
-    """The last thing torch said is that it looks into its cache: there it waits for a lock that nobody holds."""
+    """torch's last line says that it opens its cache: there it waits for a lock that nobody holds."""
     waiting = scan.last.get(Event.WAITING)
     known = [hit for hit in hits if hit.tier <= Tier.GENERIC]
-    if waiting and not known and not scan.exception and waiting.number >= scan.spoken:
+    if waiting and not known and not scan.exception and waiting.number >= scan.last_output:
         title = "the log stops where torch opens its cache of compiled ops{cache_hint}: it waits for a lock left there"
-        yield told_hit("stale-jit-cache", waiting, title, Tier.GENERIC)
+        yield combined_hit("stale-jit-cache", waiting, title, Tier.GENERIC)
 
 
 def pre_compiled_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
@@ -95,10 +95,10 @@ def pre_compiled_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[H
     if refused and Event.WINDOWS in scan.first:
         title = "setup.py builds every op on Windows unless it is switched off, and {op} cannot be built there"
         line = Line(number=refused[0].line, text=refused[0].text)
-        yield told_hit("windows-unsupported-op", line, title, Tier.GENERIC, refused[0].groups)
+        yield combined_hit("windows-unsupported-op", line, title, Tier.GENERIC, refused[0].groups)
 
 
-STORIES = (
+COMBINATIONS = (
     pre_compiled_on_windows,
     wrong_home_behind_a_missing_part,
     default_list_refused,
@@ -109,6 +109,10 @@ STORIES = (
 )
 
 
-def told(hits: list[Hit], facts: Facts, scan: Scan) -> list[Hit]:
-    """All stories of a log, each hit with the op it is about."""
-    return [replace(hit, op=hit.groups.get("op") or facts.op) for story in STORIES for hit in story(hits, facts, scan)]
+def combined_hits(hits: list[Hit], facts: Facts, scan: Scan) -> list[Hit]:
+    """The hits of all COMBINATIONS, each with the op it is about."""
+    return [
+        replace(hit, op=hit.groups.get("op") or facts.op)
+        for combination in COMBINATIONS
+        for hit in combination(hits, facts, scan)
+    ]

@@ -1,4 +1,4 @@
-"""What a log says of its machine: versions, folders, flags, the op being built. Gathered line by line."""
+"""Lines of a log -> what they say of its machine: versions, folders, flags, the op being built."""
 
 import re
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ OPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Clue:
-    """Where a fact stands: see Signature for ``words``; the first group is the value. ``last``: the last one wins."""
+    """How to find a fact: see Signature for ``words``; the first group is the value. ``last``: the last line with it counts."""
 
     name: str
     words: str
@@ -140,8 +140,8 @@ LISTS = (
 INSTALL_OPS = Clue(name="install_ops", words="install", pattern=r"Install Ops=\{(.{0,3000}?)\}")
 
 
-class Gathering:
-    """The facts of one log while it is read."""
+class FactReader:
+    """Collects the facts of one log while it is read."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -149,12 +149,12 @@ class Gathering:
         self.ops: dict[str, bool] = {}
 
     def read(self, clue: Clue, text: str) -> bool:
-        """Take a clue's fact from a line that may hold it; whether no other line need be asked for it."""
+        """Take a clue's fact from a line that may hold it. True: no other line needs to be searched for it."""
         if clue.name in self.lists:
-            found_all = self.lists[clue.name]
+            values = self.lists[clue.name]
             for value in re.findall(clue.pattern, text)[:MOST]:
-                if len(found_all) < MOST:
-                    found_all.setdefault(value)
+                if len(values) < MOST:
+                    values.setdefault(value)
         elif clue is INSTALL_OPS:
             if found := re.search(clue.pattern, text):
                 pairs = re.findall(r"'(\w+)': (\w+)", found[1])
@@ -164,7 +164,7 @@ class Gathering:
         return not clue.last and clue.name in self.values
 
     def facts(self) -> Facts:
-        """What was gathered."""
+        """What was found."""
         asked = tuple(op_of(variable) for variable in self.lists["asked"])
         lists: dict[str, Any] = {
             "architectures": tuple(self.lists["architectures"]),

@@ -1,4 +1,4 @@
-"""What was found in a log -> Findings: titles, evidence with line numbers, fixes. Judges nothing."""
+"""What was found in a log -> findings: titles, evidence with line numbers, fixes. Judges nothing."""
 
 import re
 from dataclasses import asdict
@@ -7,7 +7,7 @@ from dsdoctor.core.finding import Finding, Fix, Severity
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.models import Facts, Hit, Stage
 from dsdoctor.diagnosis.scan import Line
-from dsdoctor.diagnosis.templates import command, say, values_of
+from dsdoctor.diagnosis.templates import command, fill, values_of
 
 LONGEST = 300
 GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP) (?:error: )?out of memory|OutOfMemoryError")
@@ -37,11 +37,11 @@ def finding_of(hit: Hit, facts: Facts, severity: Severity) -> Finding:
     return Finding(
         rule=rule.id,
         severity=severity,
-        title=say(signature.title or rule.title, values),
+        title=fill(signature.title or rule.title, values),
         evidence=(*_where(hit), *_read(facts)),
         affects=ops,
         fix=Fix(
-            text=say(signature.fix or rule.fix, values), commands=tuple(command(text, values) for text in commands)
+            text=fill(signature.fix or rule.fix, values), commands=tuple(command(text, values) for text in commands)
         ),
     )
 
@@ -61,36 +61,31 @@ def _read(facts: Facts) -> tuple[str, ...]:
 
 
 def note_of(hit: Hit, facts: Facts) -> Finding:
-    """A harmless line, or one that was overcome."""
+    """A harmless line, or one after which the log ended well."""
     values = values_of(hit.groups, facts, hit.op)
-    return Finding(
-        rule=hit.rule.id,
-        severity=Severity.NOTE,
-        title=say(hit.signature.title or hit.rule.title, values),
-        evidence=_where(hit),
-    )
+    return Finding.note(hit.rule.id, fill(hit.signature.title or hit.rule.title, values), evidence=_where(hit))
 
 
 def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:
-    """There is not enough in this log: say so, and how to see the first error."""
+    """The log only repeats that something failed: the finding says so, and how to see the first error."""
     named = [hit for hit in echoes if hit.signature.title]
     ops = [hit.op for hit in echoes if hit.op]
     hit = (named or echoes)[0]
     op = ops[0] if ops else None
     rule = RULES["masked-jit-failure"]
     values = values_of(hit.groups, facts, op)
-    return Finding(
-        rule=rule.id,
-        severity=Severity.ERROR,
-        title=say(rule.title, values),
-        evidence=tuple(f"line {echo.line}: {echo.text[:LONGEST]}" for echo in echoes[:4]) + _read(facts),
+    return Finding.error(
+        rule.id,
+        fill(rule.title, values),
+        evidence=(*(f"line {echo.line}: {echo.text[:LONGEST]}" for echo in echoes[:4]), *_read(facts)),
         affects=(op,) if op else (),
-        fix=Fix(text=rule.fix, commands=_first_error_commands(op)),
+        fix=rule.fix,
+        commands=_first_error_commands(op),
     )
 
 
 def _first_error_commands(op: str | None) -> tuple[str, ...]:
-    """How to see the compiler's own words: one op by itself at run time, or an installation with all it says."""
+    """How to see the compiler's own error: compile the op alone at run time, or install with all output."""
     again = "python -m dsdoctor diagnose build.log"
     if op:
         script = f"from deepspeed.ops.op_builder.all_ops import ALL_OPS; ALL_OPS['{op}'].load()"
@@ -100,34 +95,25 @@ def _first_error_commands(op: str | None) -> tuple[str, ...]:
 
 
 def unexplained(line: Line, facts: Facts) -> Finding:
-    """A failure that no rule knows: show the line that says most."""
+    """A failure that no rule knows, with the line that says most."""
     if GPU_MEMORY.search(line.text):
         title = "the GPU's memory ran out: the model, its batch or another process needs more than there is"
         text = "use a smaller batch, a higher ZeRO stage, offloading or activation checkpointing; see what else is on the GPU"
         commands: tuple[str, ...] = ("nvidia-smi",)
     else:
         title = "the log shows a failure that no rule of dsdoctor knows"
-        text = "read the log from this line on; what the machine itself looks like may tell more"
+        text = "read the log from this line on; a check of the machine may tell more"
         commands = ("python -m dsdoctor check", "python -m dsdoctor look")
-    return Finding(
-        rule="unexplained-failure",
-        severity=Severity.ERROR,
-        title=title,
-        evidence=(f"line {line.number}: {line.text[:LONGEST]}", *_read(facts)),
-        fix=Fix(text=text, commands=commands),
-    )
+    evidence = (f"line {line.number}: {line.text[:LONGEST]}", *_read(facts))
+    return Finding.error("unexplained-failure", title, evidence=evidence, fix=text, commands=commands)
 
 
 def empty(lines: int) -> Finding:
-    """Nothing was said at all."""
-    return Finding(
-        rule="empty-log",
-        severity=Severity.WARNING,
-        title=f"there is nothing in this log ({lines} lines, all blank)",
-        fix=Fix(
-            text="give the output of the whole command, stderr too; a process that prints nothing and hangs "
-            "often waits for a lock in "
-            "~/.cache/torch_extensions",
-            commands=("COMMAND 2>&1 | tee build.log", "python -m dsdoctor diagnose build.log"),
-        ),
+    """The log holds nothing but blank lines."""
+    return Finding.warning(
+        "empty-log",
+        f"there is nothing in this log ({lines} lines, all blank)",
+        fix="give the output of the whole command, stderr too; a process that prints nothing and hangs often waits "
+        "for a lock in ~/.cache/torch_extensions",
+        commands=("COMMAND 2>&1 | tee build.log", "python -m dsdoctor diagnose build.log"),
     )

@@ -1,4 +1,4 @@
-"""The catalogue by its words: which of the entries a line can matter to, found without searching it."""
+"""The catalogue by its words: which entries can match a line, found without searching the line."""
 
 from dataclasses import dataclass
 
@@ -26,14 +26,14 @@ Entry = Wording | Clue | Mark
 
 @dataclass(frozen=True)
 class Index:
-    """From a word to whatever looks at lines with that word."""
+    """From a word to the entries that need it, with the other words that they need."""
 
     entries: tuple[Entry, ...]
     words: dict[bytes, list[tuple[int, frozenset[bytes]]]]
     phrases: dict[str, list[int]]
 
     def numbers(self, words: set[bytes]) -> set[int]:
-        """The entries that want to look at a line with these words."""
+        """The numbers of the entries that can match a line with these words."""
         known = self.words
         return {
             number for word in words & known.keys() for number, others in known[word] if not others or others <= words
@@ -60,7 +60,7 @@ INDEX = index()
 
 
 def words_of(raw: bytes) -> list[bytes]:
-    """The words of a line in small letters, in C; a NUL between the letters (16-bit text) does not part them.
+    """The words of a line in small letters, in C; NULs between letters (16-bit text) are dropped.
 
     >>> words_of(b"fatal error: Cusparse_v2.h")
     [b'fatal', b'error', b'cusparse_v2', b'h']

@@ -1,11 +1,11 @@
-"""Lines that tell how a log went: it failed, it ended well, a compile began. They name no cause."""
+"""Patterns of lines that show how a log went: it failed, it ended well, a compile began. They name no cause."""
 
 import enum
 from dataclasses import dataclass
 
 
 class Event(enum.Enum):
-    """What a mark says."""
+    """What a mark shows."""
 
     FAILED = "failed"
     ENDED_WELL = "ended well"
@@ -24,7 +24,7 @@ class Event(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A line that tells how it went; ``words`` and ``pattern`` as in Signature."""
+    """A pattern of lines that show an event; ``words`` and ``pattern`` as in Signature."""
 
     event: Event
     words: str

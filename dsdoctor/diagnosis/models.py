@@ -1,4 +1,4 @@
-"""What a log is read with, and what comes out. Data only."""
+"""The types that a log is read with, and the Diagnosis that comes out. Data only."""
 
 import enum
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from dsdoctor.core.finding import Finding
 
 
 class Stage(enum.Enum):
-    """Where in DeepSpeed's life the ill shows."""
+    """At which stage of using DeepSpeed the problem shows."""
 
     INSTALL = "install"
     COMPILE = "compile"
@@ -19,10 +19,10 @@ class Stage(enum.Enum):
 
 
 class Tier(enum.IntEnum):
-    """How much a line knows of its cause; the lowest wins, then the earliest line.
+    """How much a line says about the cause; the lowest counts, then the earliest line.
 
-    FILE: a compiler or linker names the file. NAMED: an exception says what is the matter. GENERIC: true, but often the
-    consequence of something better known. PROBE: harmless, unless the log failed and nothing else explains why. ECHO: only
+    FILE: a compiler or linker names the file. NAMED: an exception says what the problem is. GENERIC: true, but often the
+    consequence of something more precise. PROBE: harmless, unless the log failed and nothing else explains why. ECHO: only
     repeats that a compile failed. EXIT: only says that something ended badly.
     """
 
@@ -38,11 +38,11 @@ class Tier(enum.IntEnum):
 class Signature:
     """One wording of a rule.
 
-    ``words``: separated by blanks; a line is looked at only if one of them stands on it, as a whole word of letters,
-    digits and ``_``, whatever its case; of ``a+b`` both must. One with other letters than ASCII may stand anywhere.
+    ``words``: separated by blanks; a line is searched only if it has one of them, as a whole word of letters, digits and
+    ``_``, whatever its case; of ``a+b`` it must have both. A word with other letters than ASCII may be part of a word.
     ``pattern``, searched in the clean line, decides. ``after``: must be found in the lines just
     above, ``not_after`` must not. ``unless``: must not be found in the line.
-    ``sample``: what a tool prints; its last line is the one that matches. Texts are templates (see ``say``).
+    ``sample``: what a tool prints; its last line is the one that matches. Texts are templates (see ``fill``).
     """
 
     words: str
@@ -118,7 +118,7 @@ class Hit:
 
 
 class LogOutcome(enum.Enum):
-    """What a log comes to."""
+    """The result of reading a log."""
 
     CAUSE = "cause"
     ONLY_ECHOES = "only-echoes"

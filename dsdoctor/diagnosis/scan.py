@@ -1,4 +1,4 @@
-"""Raw lines -> what stands in them: hits, facts, marks. One pass, bounded memory, time that grows with the bytes alone.
+"""Raw lines -> the hits, facts and marks in them. One pass, bounded memory, time proportional to the bytes.
 
 A line is split into words in C; only a line that has a word of the catalogue is cleaned and searched.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from dsdoctor.diagnosis.clean import COLOUR, segments, shorten
-from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, Gathering
+from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader
 from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.marks import Event, Mark
 from dsdoctor.diagnosis.models import Hit, Signature
@@ -20,36 +20,36 @@ ABOVE, CONTEXT = 40, 300
 """How many lines above a line are remembered, and how much of each."""
 
 TRIES = 2000
-"""How often the lines above are searched in vain for one signature: a hostile log shall not make that dear."""
+"""How often the lines above are searched in vain for one signature, so that a hostile log cannot make that slow."""
 
 BATCH = 32
-"""How many lines are looked at together first."""
+"""How many lines are first looked at together."""
 
 SEEN, REMEMBERED = 1000, 4000
-"""How many different lines are remembered with what they did, and how long such a line may be."""
+"""How many different lines are remembered with their effect, and how long such a line may be."""
 
 ASKED = 5000
-"""How many lines are asked for one fact."""
+"""How many lines are searched for one fact."""
 
 BLANK = b" \t\r\n\v\f\0"
 ROUTINE = 200
-"""How many compile commands of one extension, and how many warnings, are read before the others are passed over."""
+"""How many compile commands of one extension, and how many warnings, are read before the others are skipped."""
 
 A_COMMAND, A_WARNING = b"-DTORCH_EXTENSION_NAME=", b": warning: "
-"""Stand in the compile commands of torch, and in what gcc and clang warn of; errors name the file, then ``error:``."""
+"""Parts of torch's compile commands, and of the warnings of gcc and clang; errors name the file, then ``error:``."""
 
 LONGEST_TRACEBACK = 400
 WRAPPED = 3
-"""Into how many more lines a narrow terminal may have broken the line of an exception."""
+"""Over how many more lines a narrow terminal may have wrapped the line of an exception."""
 
 A_COMPILE = b"dtorch_extension_name"
-"""Stands in every command that compiles for torch; such a line shows flags, never an error."""
+"""A part of every command that compiles for torch; such a line shows flags, never an error."""
 
 SOURCE = re.compile(
     r"(?:raise|assert|return |print\(|self\.warning|warnings\.warn|logger?\.|"
     r"if |elif |except |f?[\"'].{0,4000}[\"'][)\\,]{0,3}$|# |\^)"
 )
-"""Lines of source code that a traceback or a compiler repeats: they hold messages that were not (yet) said."""
+"""Lines of source code that a traceback or a compiler repeats: they hold messages that were not (yet) printed."""
 
 
 class Line(NamedTuple):
@@ -61,7 +61,7 @@ class Line(NamedTuple):
 
 @dataclass
 class Effect:
-    """What a line did. ``repeats``: it does the same again wherever it stands."""
+    """What a line led to. ``repeats``: the same line leads to the same again, wherever it is."""
 
     marks: list[tuple[Event, str]] = field(default_factory=list)
     hits: list[int] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Scan:
     """One log while it is read."""
 
     index: Index = INDEX
-    gathering: Gathering = field(default_factory=Gathering)
+    fact_reader: FactReader = field(default_factory=FactReader)
     hits: dict[int, Hit] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
     routine: dict[bytes, int] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Scan:
     last_exception: int = 0
     last_line: int = 0
     ops_line: int = 0
-    spoken: int = 0
+    last_output: int = 0
     broken_off: bool = False
     lines: int = 0
     tries: dict[int, int] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Scan:
         if _coloured(raw):
             raw = COLOUR.sub(b"", raw)
         if self._is_routine(raw):
-            self._said(raw)
+            self._remember(raw)
             return
         tokens = words_of(raw)
         if not tokens and not raw.strip(BLANK):
@@ -113,14 +113,14 @@ class Scan:
         words = self.index.words
         if self.traceback_since or self.unfinished or not words.keys().isdisjoint(tokens) or not raw.isascii():
             self._look(raw, tokens)
-        self._said(raw)
+        self._remember(raw)
 
-    def _said(self, raw: bytes) -> None:
-        """Remember that this line was no blank one, and what stood in it."""
+    def _remember(self, raw: bytes) -> None:
+        """Remember that this line was not blank, and its text."""
         self.last_line = self.lines
         self.above.append(raw[:CONTEXT])
         if not self.broken_off:
-            self.spoken = self.lines
+            self.last_output = self.lines
 
     def _is_routine(self, raw: bytes) -> bool:
         """One more compile command of an extension, or one more warning of a compiler, after very many of them."""
@@ -137,7 +137,8 @@ class Scan:
         return times >= ROUTINE and not self.traceback_since and not self.unfinished
 
     def read_batch(self, batch: list[bytes]) -> None:
-        """Take the next lines: most batches of a long log hold no word of the catalogue at all."""
+        """Take the next lines."""
+        # why together: most batches of a long log have no word of the catalogue at all
         whole = b" ".join(batch)
         tokens = words_of(whole)
         plain = tokens and whole.isascii() and not _coloured(whole) and not self.traceback_since and not self.unfinished
@@ -145,11 +146,11 @@ class Scan:
             for raw in batch:
                 self.read(raw)
             return
-        spoken = max(number for number, raw in enumerate(batch, self.lines + 1) if raw.strip(BLANK))
+        last_spoken = max(number for number, raw in enumerate(batch, self.lines + 1) if raw.strip(BLANK))
         self.lines += len(batch)
-        self.last_line = spoken
+        self.last_line = last_spoken
         self.above.extend(raw[:CONTEXT] for raw in batch[-ABOVE:])
-        self.spoken = self.spoken if self.broken_off else spoken
+        self.last_output = self.last_output if self.broken_off else last_spoken
 
     def _look(self, raw: bytes, tokens: list[bytes]) -> None:
         if not self.traceback_since and not self.unfinished and (effect := self.seen.get(raw)):
@@ -163,7 +164,7 @@ class Scan:
             self.seen[raw] = self.effect
 
     def _repeat(self, effect: Effect) -> None:
-        """The same line again does the same again."""
+        """Do again what the same line did before."""
         for event, text in effect.marks:
             self._mark(event, text)
         for number in effect.hits:
@@ -194,7 +195,7 @@ class Scan:
             self.unfinished = ""
 
     def _join(self, text: str) -> None:
-        """Read the line of an exception together with the one that follows: a box or a terminal may have wrapped it."""
+        """Read the line of an exception together with the next one: a box or a terminal may have wrapped it."""
         whole, self.effect.repeats = f"{self.unfinished} {text}", False
         self.unfinished = "" if self.lines - self.unfinished_since >= WRAPPED else whole
         words = set(words_of(whole.encode("utf-8", "replace")))
@@ -219,7 +220,7 @@ class Scan:
         entry = self.index.entries[number]
         if isinstance(entry, Clue):
             self.asked[number] = self.asked.get(number, 0) + 1
-            if self.gathering.read(entry, text) or self.asked[number] > ASKED:
+            if self.fact_reader.read(entry, text) or self.asked[number] > ASKED:
                 self.known.add(number)
             self.ops_line = self.lines if entry is INSTALL_OPS else self.ops_line
         elif isinstance(entry, Mark):
@@ -231,7 +232,7 @@ class Scan:
             self._match(number, entry, text)
 
     def _search(self, number: int, pattern: str, text: str) -> re.Match[str] | None:
-        """Like re.search, which looks into its cache at every call."""
+        """Like re.search, without its look into the cache at every call."""
         if (compiled := self.patterns.get(number)) is None:
             compiled = self.patterns[number] = re.compile(pattern)
         return compiled.search(text)
@@ -261,7 +262,7 @@ class Scan:
             self.effect.hits.append(number)
         elif self._fits_above(number, signature):
             groups = groups_of(found)
-            op = groups.get("op") or signature.op or self.gathering.values.get("op")
+            op = groups.get("op") or signature.op or self.fact_reader.values.get("op")
             self.hits[number] = Hit(
                 rule=wording.rule, signature=signature, line=self.lines, text=text, groups=groups, op=op
             )
@@ -283,7 +284,7 @@ class Scan:
 
 
 def _coloured(raw: bytes) -> bool:
-    """Whether colours may stand in it, which grow together with the words."""
+    """Whether a line may have colour codes, which would join with the words beside them."""
     return b"\x1b" in raw or b"[0m" in raw
 
 

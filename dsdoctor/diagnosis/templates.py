@@ -25,10 +25,10 @@ LAUNCHER_PACKAGES = {"pdsh": "pdsh", "srun": "slurm-client", "mpirun_rsh": "mvap
 LONGEST = 160
 
 
-def say(template: str, values: Mapping[str, str]) -> str:
-    """Fill ``{name}`` or ``{name|what to say without it}``; ``{name_hint}`` is " (value)", or nothing.
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """Fill ``{name}`` or ``{name|text without it}``; ``{name_hint}`` is " (value)", or nothing.
 
-    >>> say("nvcc is CUDA {nvcc|another}, torch {torch}{arch_hint}", {"torch": "2.1.0", "arch": "sm_90"})
+    >>> fill("nvcc is CUDA {nvcc|another}, torch {torch}{arch_hint}", {"torch": "2.1.0", "arch": "sm_90"})
     'nvcc is CUDA another, torch 2.1.0 (sm_90)'
     """
     return FIELD.sub(lambda found: _value(found, values), template)
@@ -43,6 +43,16 @@ def command(template: str, values: Mapping[str, str]) -> str:
     return FIELD.sub(lambda found: _value(found, values, quoted=True), template)
 
 
+def placeholders(template: str) -> dict[str, str]:
+    """A name in capitals for each field of a template that has no text of its own without a log.
+
+    >>> placeholders("build {op} for {arch|all}{cuda_hint}")
+    {'op': 'OP'}
+    """
+    fields = (found for found in FIELD.finditer(template) if found[2] is None and not found[1].endswith("_hint"))
+    return {found[1]: found[1].upper() for found in fields}
+
+
 def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[str, str]:
     """What templates may name: the facts, then what the line itself says, then names derived from them."""
     values = {name: value for name, value in asdict(facts).items() if isinstance(value, str)}
@@ -50,7 +60,7 @@ def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[s
         values["op"] = op
     values |= {name: value[:LONGEST] for name, value in groups.items()}
     if "torch_extensions" not in values.get("cache", "") or ".." in values["cache"]:
-        values.pop("cache", None)  # it is what the fix removes
+        values.pop("cache", None)  # the fix removes this folder, so it must be the right one
     if cuda := values.get("cuda"):
         values["cuda_dashed"] = cuda.replace(".", "-")
     if module := values.get("module"):

@@ -1,4 +1,4 @@
-"""Host -> Machine. Looks, never judges. A question that breaks becomes a Gap; the others are still asked."""
+"""Host -> Machine. Looks, never judges. A question that fails becomes a Gap; the others are still asked."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,15 +22,15 @@ UNKNOWN_SYSTEM = System(architecture="unknown", os="unknown")
 MOST_AT_ONCE = 8
 
 
-class _Round:
-    """One round of questions, asked side by side; collects the gaps."""
+class _Questions:
+    """Asks questions in parallel, and collects the gaps."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
         self._gaps: dict[str, Gap] = {}
 
     def ask(self, question: str, look: Callable[..., Any], default: Any, *arguments: Any) -> Any:
-        """Ask now."""
+        """Ask, and wait for the answer; ``default`` where there is none."""
         try:
             answer = look(*arguments)
         except Exception as error:
@@ -41,25 +41,25 @@ class _Round:
         return answer
 
     def begin(self, question: str, look: Callable[..., Any], default: Any, *arguments: Any) -> "Future[Any]":
-        """Ask beside the others."""
+        """Ask in another thread."""
         return self._pool.submit(self.ask, question, look, default, *arguments)
 
     def gaps(self) -> tuple[Gap, ...]:
-        """What could not be asked, in an order that does not depend on who was faster."""
+        """What could not be asked, sorted, so that the order does not depend on timing."""
         return tuple(self._gaps[question] for question in sorted(self._gaps))
 
 
 class Probing:
-    """Questions under way. ``early`` is the machine without what loading torch tells, ``final`` all of it.
+    """A machine that is being asked. ``early`` is the machine without what only a loaded torch knows, ``final`` all of it.
 
-    A context manager: leaving it by an exception ends what is still being asked.
+    A context manager: leaving it by an exception ends the questions that are still running.
     """
 
     def __init__(self, host: Host, *, python: str, cache: str, toolkit: str = "", whole: bool = True) -> None:
         self._host, self._python, self._cache, self._toolkit, self._whole = host, python, cache, toolkit, whole
-        # one thread begins the others and mostly waits; more questions than processors would only hold torch up
+        # why one more: that thread starts the others and mostly waits. More threads than that would only slow loading torch
         self._pool = ThreadPoolExecutor(max_workers=min(MOST_AT_ONCE, host.cpus() + 1))
-        self._round = _Round(self._pool)
+        self._questions = _Questions(self._pool)
 
     def __enter__(self) -> "Probing":
         self._begun = self._pool.submit(self._begin)
@@ -71,22 +71,22 @@ class Probing:
         self._pool.shutdown()
 
     def early(self) -> Machine:
-        """The machine as its files and tools tell; torch as its files tell."""
+        """The machine from its files and tools; torch from its files."""
         self._begun.result()
         return self._machine(self._torch_of_files)
 
     def final(self) -> Machine:
-        """The machine with what loading torch told, and every gap."""
+        """The machine with what a loaded torch knows, and every gap."""
         self._begun.result()
         torch = self._torch.result()
-        gaps = self._round.gaps()
+        gaps = self._questions.gaps()
         if torch is not None and torch.broken:
             gaps += (Gap(question="torch", reason=torch.broken),)
         return replace(self._machine(torch), gaps=gaps)
 
     def _begin(self) -> None:
-        """Ask for what everything else goes by first; the slow questions run beside it."""
-        host, ask = self._host, self._round
+        """Ask first what the other questions need; the slow questions run in other threads."""
+        host, ask = self._host, self._questions
         self._gpus = ask.begin("gpus", ask_gpus, NO_GPUS, host)
         self._compilers = ask.begin("compilers", find_compilers, (), host)
         self._paths = ask.begin("paths", read_paths, SearchPaths(), host)
@@ -127,8 +127,8 @@ class Probing:
 def probe(host: Host, *, python: str, cache: str, toolkit: str = "", whole: bool = True) -> Machine:
     """Ask everything about a machine and about the environment of ``python``.
 
-    ``cache`` is dsdoctor's cache folder: where assembled toolkits lie and whose disk must have room;
-    ``toolkit`` is one more folder to look at as a toolkit; ``whole`` imports torch, else only its libraries are loaded.
+    ``cache`` is dsdoctor's cache folder: which holds assembled toolkits and whose disk must have room;
+    ``toolkit`` is one more folder to read as a toolkit; ``whole`` imports torch, else only its libraries are loaded.
     """
     with Probing(host, python=python, cache=cache, toolkit=toolkit, whole=whole) as probing:
         return probing.final()

@@ -13,7 +13,7 @@ C_NAMES = {"clang++": "clang", "g++": "gcc", "c++": "cc"}
 
 
 def find_compilers(host: Host) -> tuple[Compiler, ...]:
-    """All C++ compilers that run and compile, in the order a build would meet them, each real file once."""
+    """All C++ compilers that work, in the order in which a build would find them, each real file once."""
     found: list[Compiler] = []
     seen: set[str] = set()
     for path, via in _candidates(host):
@@ -28,7 +28,7 @@ def find_compilers(host: Host) -> tuple[Compiler, ...]:
 
 
 def read_compiler(host: Host, path: str, via: str) -> Compiler | None:
-    """Ask one compiler for its kind and version; one that has no C++ back end (cc1plus) is none."""
+    """Ask one compiler for its kind and version; None for one without a C++ back end (cc1plus)."""
     kind_and_version = parse_version(host.run([path, "--version"], timeout=20).stdout)
     if kind_and_version is None:
         return None

@@ -1,4 +1,4 @@
-"""Host -> GPUs and driver, through NVML in a child process: no CUDA context, and a driver that hangs hangs only it."""
+"""Host -> GPUs and driver, through NVML in a child process: no CUDA context, and a driver that hangs blocks only the child."""
 
 import sys
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class _NvmlAnswer:
 
 
 DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/proc/driver/nvidia")
-"""What a loaded driver shows: Linux, WSL, Jetson."""
+"""Files that a loaded driver creates: Linux, WSL, Jetson."""
 
 
 def ask_gpus(host: Host) -> tuple[tuple[Gpu, ...], Driver | None] | Gap:

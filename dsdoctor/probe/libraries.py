@@ -11,7 +11,7 @@ LIB = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", 
 
 
 def find_libraries(host: Host, environment: Environment | None) -> tuple[Library, ...]:
-    """Only what is there, wholly or in part; a part that is missing is None."""
+    """The libraries that are there, at least in part; a part that is missing is None."""
     include, lib = include_dirs(host), library_dirs(host)
     found = [
         Library(name="libaio", header=_first(host, include, "libaio.h"), library=_first(host, lib, "libaio.so")),

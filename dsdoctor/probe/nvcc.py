@@ -1,4 +1,4 @@
-"""One folder -> a Toolkit: what nvcc says of itself, which headers and libraries lie there."""
+"""A folder -> a Toolkit: what its nvcc says, and which headers and libraries it has."""
 
 import glob
 import re
@@ -25,7 +25,7 @@ LIBRARIES = ("cudart", "curand", "cublas", "cufile", "cuda")
 DEBIAN_HOME = "/usr"
 COMPILER_LIMITS = r"^#if __GNUC__ > \d+|__clang_major__ >= *\d+"
 ANSWER_LIMIT = 10.0
-"""Seconds that an nvcc gets for a question that a healthy one answers in milliseconds."""
+"""Seconds that an nvcc has for a question that it normally answers in milliseconds."""
 
 
 def read_toolkit(host: Host, root: str, found_via: tuple[str, ...]) -> Toolkit | None:
@@ -66,15 +66,15 @@ def read_toolkit(host: Host, root: str, found_via: tuple[str, ...]) -> Toolkit |
 
 
 def _why_silent(answer: Answer) -> str:
-    """Why an nvcc does not tell its version."""
+    """Why an nvcc does not print its version."""
     if answer.returncode is None:
         return answer.stderr
-    said = (answer.stderr or answer.stdout).strip().splitlines()
-    return said[0][:200] if said else f"it ends with status {answer.returncode} and says nothing"
+    output = (answer.stderr or answer.stdout).strip().splitlines()
+    return output[0][:200] if output else f"it ends with status {answer.returncode} and prints nothing"
 
 
 def parse_top(dryrun: str) -> str | None:
-    """The folder that nvcc takes itself to live in, from ``nvcc --dryrun``.
+    """The folder that nvcc believes it is in, from ``nvcc --dryrun``.
 
     >>> parse_top("#$ _HERE_=/usr/local/cuda-13.0/bin\\n#$ TOP=/usr/local/cuda-13.0/bin/..")
     '/usr/local/cuda-13.0/bin/..'
@@ -106,7 +106,7 @@ def parse_cuda_header(text: str) -> str | None:
 
 
 def parse_host_config(text: str) -> tuple[int | None, int | None]:
-    """The newest gcc and clang major versions that ``crt/host_config.h`` lets pass.
+    """The newest gcc and clang major versions that ``crt/host_config.h`` accepts.
 
     >>> parse_host_config("#if __GNUC__ > 15\\n#if (__clang_major__ >= 21) || (__clang_major__ < 3)")
     (15, 20)
@@ -139,13 +139,14 @@ def _library_dirs(host: Host, root: str) -> tuple[str, ...]:
 
 
 def _scattered(host: Host, root: str, headers: frozenset[str], libraries: frozenset[str]) -> frozenset[str]:
-    """What is there, and not where torch looks. libcuda's stub lies apart in every toolkit: LIBRARY_PATH names it."""
+    """The headers and libraries that are there, but not where torch looks."""
     if _is_debian(host, root):
         return frozenset()
     lib = f"{root}/lib64" if host.glob(f"{glob.escape(root)}/lib64") else f"{root}/lib"
     include = (f"{root}/include",)
     lost = {name for name in headers - {CCCL} if not _first(host, include, name)}
     lost |= {CCCL} if CCCL in headers and not _first(host, include, *CCCL_PLACES) else set()
+    # not libcuda: its stub is in a folder of its own in every toolkit, and LIBRARY_PATH names that
     return frozenset(lost | {name for name in libraries - {"cuda"} if not _linkable(host, (lib,), name)})
 
 

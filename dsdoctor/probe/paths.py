@@ -1,4 +1,4 @@
-"""Host -> what PATH and LD_LIBRARY_PATH hold, and the CUDA parts that compilers find without any CUDA_HOME."""
+"""Host -> what PATH and LD_LIBRARY_PATH hold, and the CUDA headers and libraries that need no CUDA_HOME."""
 
 import glob
 import re

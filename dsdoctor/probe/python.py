@@ -20,7 +20,7 @@ from dsdoctor.core.machine import DeepSpeed, Gap, JitCache, Python, Torch
 class Environment:
     """An interpreter, and the folders of the packages that other questions read.
 
-    ``torch_lacks`` are packages that torch demands and that are not there.
+    ``torch_lacks`` are packages that torch requires and that are not there.
     """
 
     python: Python
@@ -31,7 +31,7 @@ class Environment:
 
 
 def ask_python(host: Host, python: str) -> Environment | Gap:
-    """Ask the interpreter who it is; torch is not imported."""
+    """Ask the interpreter about itself and its packages; torch is not imported."""
     return parse_answer(host.ask(python, "ask_python.py", timeout=60), Environment, f"python {python}")
 
 
@@ -58,11 +58,11 @@ def read_jit_cache(host: Host, environment: Environment | None, torch: Torch | N
 
 
 def _default(host: Host, tag: str, torch: Torch) -> str | None:
-    """As ``_get_build_directory`` puts it together: the user's cache folder, then pyXY_cuZZ."""
+    """The folder as torch's ``_get_build_directory`` names it: the user's cache folder, then pyXY_cuZZ."""
     home = host.variable("HOME")
     cache = host.variable("XDG_CACHE_HOME") or (f"{home}/.cache" if home else None)
-    flavour = f"cu{torch.cuda}".replace(".", "") if torch.cuda else "cpu"
-    return f"{cache}/torch_extensions/{tag.replace('cp', 'py')}_{flavour}" if cache else None
+    variant = f"cu{torch.cuda}".replace(".", "") if torch.cuda else "cpu"
+    return f"{cache}/torch_extensions/{tag.replace('cp', 'py')}_{variant}" if cache else None
 
 
 def read_deepspeed(host: Host, environment: Environment | None) -> DeepSpeed | None:

@@ -1,4 +1,4 @@
-"""Host -> processor, memory and disk as the control group limits them, the build's tools, the steering variables."""
+"""Host -> processor, memory and disk as the control group limits them, build tools, and variables that steer builds."""
 
 import re
 
@@ -28,7 +28,7 @@ ARM_PARTS = {
     "0xc0 0xac3": "Ampere-1",
     "0xc0 0xac4": "Ampere-1a",
 }
-"""Arm's /proc/cpuinfo has numbers for the maker and the processor (the kernel's arch/arm64/include/asm/cputype.h)."""
+"""Names for the numbers of maker and processor in Arm's /proc/cpuinfo (the kernel's arch/arm64/include/asm/cputype.h)."""
 
 
 def read_system(host: Host, python: Python | None, cache: str) -> System:
@@ -98,7 +98,7 @@ def _glibcxx(host: Host) -> str | None:
 
 
 def _container(host: Host) -> str | None:
-    """The kind of container or virtual Linux this is, by the marks that each leaves."""
+    """The kind of container or virtual Linux this is, by the files that each has."""
     if host.search("/proc/version", r"(?i)microsoft", most=1):
         return "wsl"
     marks = {"/.dockerenv": "docker", "/run/.containerenv": "podman", "/.singularity.d": "apptainer"}
@@ -106,7 +106,10 @@ def _container(host: Host) -> str | None:
 
 
 def steering_variables(host: Host) -> dict[str, str]:
-    """The variables that change what a DeepSpeed build does, and no other: another DS_* may hold a secret."""
+    """The variables that change what a DeepSpeed build does.
+
+    No other DS_* variable is read, because it may hold a secret.
+    """
     found: dict[str, str] = {}
     for prefix in STEERING_PREFIXES:
         found |= host.variables(prefix)

@@ -1,7 +1,6 @@
-"""Host -> every CUDA toolkit, from every place where one is known to lie. ``found_via`` is the name of the step.
+"""Host -> every CUDA toolkit, from all known places. ``found_via`` is the name of the step that found it.
 
-A step yields folders; ``probe.nvcc`` reads what is in them. To look in one more place, write a generator here and
-name it in STEPS.
+A step yields folders; ``probe.nvcc`` reads what is in them. To search another place, write a generator and add it to STEPS.
 """
 
 import glob
@@ -44,7 +43,7 @@ def cuda_path_variable(host: Host, site: Sequence[str], cache: str) -> Iterator[
 
 
 def nvcc_on_path(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
-    """Every nvcc on PATH, through links and wrapper scripts: nvcc's own --dryrun prints its TOP."""
+    """Every nvcc on PATH, through links and wrapper scripts: nvcc --dryrun prints its real folder as TOP."""
     for folder in folders_on(host, "PATH"):
         nvcc = f"{folder}/nvcc"
         if host.exists(nvcc):
@@ -82,7 +81,7 @@ def module_variables(host: Host, site: Sequence[str], cache: str) -> Iterator[st
 
 
 def ld_library_path(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
-    """Toolkits whose library folder stands on LD_LIBRARY_PATH."""
+    """Toolkits whose library folder is on LD_LIBRARY_PATH."""
     for folder in folders_on(host, "LD_LIBRARY_PATH"):
         if host.glob(f"{glob.escape(folder)}/libcudart.so*"):
             root = host.resolve(folder).rsplit("/", 1)[0]
@@ -98,13 +97,13 @@ def pypi_wheels(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  
 
 
 def assembled(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
-    """Those that dsdoctor has assembled before and finished: an unfinished one has no mark."""
+    """Toolkits that dsdoctor assembled before; an unfinished one lacks the file."""
     for mark in host.glob(f"{glob.escape(cache)}/toolkits/[!.]*/home/dsdoctor-toolkit.txt"):
         yield mark.rsplit("/", 1)[0]
 
 
 def taken_by_torch(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
-    """The folder that torch takes for CUDA_HOME now, be it a toolkit or not."""
+    """The folder that torch takes for CUDA_HOME now, whether or not it is a toolkit."""
     taken = (guessed_cuda_home(host) or "").rstrip("/")
     if taken.startswith("/"):
         yield DEBIAN if taken == DEBIAN_HOME and host.exists(DEBIAN) else taken

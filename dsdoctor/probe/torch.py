@@ -1,4 +1,4 @@
-"""Host + environment -> Torch: its files first, then a child process for what files do not say."""
+"""Host + environment -> Torch: from its files first, then from a child process what files do not say."""
 
 import re
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ STANDARD = r"__cplusplus\s*<\s*20\d\d"
 TABLES = (
     r"^MINIMUM_\w+_VERSION\s*=.*$|^CUDA_(?:GCC|CLANG)_VERSIONS\b[^=\n]*=\s*\{[^}]*\}|supported_arches\s*=\s*\[[^\]]*\]"
 )
-"""The tables of ``cpp_extension.py`` that its checks go by."""
+"""The tables of ``cpp_extension.py`` that its checks use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ def ask_torch(host: Host, environment: Environment | None, whole: bool) -> Torch
     """Look at the torch of an environment; one that crashes or hangs on import still has a version.
 
     ``whole`` imports torch as a program does (seconds). Otherwise its shared libraries are loaded and asked, without
-    its Python modules: a fourth of the time. Where that fails, importing it tells why.
+    its Python modules, which takes a fourth of the time. Where that fails, importing torch shows why.
     """
     if environment is None or environment.torch is None:
         return None
@@ -55,11 +55,11 @@ def ask_torch(host: Host, environment: Environment | None, whole: bool) -> Torch
 
 def _nccl_wheel(python: Python) -> str | None:
     """The release of the NCCL that torch's wheel brought."""
-    return next((v for name, v in python.packages.items() if name.startswith("nvidia-nccl-")), None)
+    return next((version for name, version in python.packages.items() if name.startswith("nvidia-nccl-")), None)
 
 
 def read_torch(host: Host, location: str) -> Torch | None:
-    """What the files of a torch say, without running it."""
+    """What torch's files say, without running it."""
     text = host.search(f"{location}/version.py", r"^(?:__version__|cuda|hip)\b.*$")
     version = parse_assignment(text, "__version__")
     if version is None:
@@ -92,7 +92,7 @@ def parse_assignment(text: str, name: str) -> str | None:
 
 
 def parse_cxx_standard(header: str) -> int:
-    """The C++ standard that ``ATen.h`` demands.
+    """The C++ standard that ``ATen.h`` requires.
 
     >>> parse_cxx_standard("#if !defined(_MSC_VER) && __cplusplus < 202002L")
     20

@@ -1,4 +1,4 @@
-"""What a check found -> lines: a line a topic, details where something is wrong, a count at the end."""
+"""What a check found -> lines: one for each topic, details where something is wrong, a count at the end."""
 
 from collections.abc import Iterable, Iterator
 
@@ -33,11 +33,11 @@ def _mark(findings: tuple[Finding, ...]) -> str:
 
 def _op_lines(ops: tuple[OpVerdict, ...], source: Source, *, verbose: bool) -> Iterator[str]:
     count = {verdict: sum(op.verdict == verdict for op in ops) for verdict in ("installed", "builds", "cannot")}
-    mends = sum(op.mended == BUILDS for op in ops)
+    by_build_wheel = sum(op.mended == BUILDS for op in ops)
     mark = "✓" if not count["cannot"] else "!"
     yield (
         f"{mark} Ops of DeepSpeed {source.version} for {source.accelerator} ({source.because}): {count['installed']} installed, "
-        f"{count['builds']} build, {count['cannot']} cannot as the environment stands; build-wheel gets {mends}"
+        f"{count['builds']} build, {count['cannot']} cannot as the environment stands; build-wheel gets {by_build_wheel}"
     )
     width = max((len(op.op) for op in ops), default=0)
     reasons: dict[str | None, list[OpVerdict]] = {}
@@ -51,8 +51,8 @@ def _op_lines(ops: tuple[OpVerdict, ...], source: Source, *, verbose: bool) -> I
             yield f"    {'✗' if op.verdict == CANNOT else '✓'} {row}".rstrip()
         return
     for why, alike in reasons.items():
-        sick = alike[0].verdict == CANNOT
-        yield f"    {'✗' if sick else '✓'} {', '.join(op.op for op in alike)}: {why}"
+        cannot = alike[0].verdict == CANNOT
+        yield f"    {'✗' if cannot else '✓'} {', '.join(op.op for op in alike)}: {why}"
 
 
 def _count(findings: tuple[Finding, ...], *, verbose: bool) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
-from dsdoctor.checks.compare import FactDifference, MachineGroup
+from dsdoctor.checks.compare import FactDifference
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import DeepSpeed
+from dsdoctor.core.sentences import and_more
 
 FEW = 4
 
@@ -25,7 +26,7 @@ def built_lines(built: DeepSpeed) -> Iterator[str]:
 
 
 def candidate_lines(found: Iterable[tuple[str, bool, tuple[Finding, ...]]], install: str | None) -> Iterator[str]:
-    """One line a wheel, the best first, with what stands in the way of each; then the command that installs the best."""
+    """One line for each wheel, the best first, with what stands in the way; then the command that installs the best."""
     for number, (wheel, fits, findings) in enumerate(found):
         against = [finding.title for finding in findings if finding.severity is Severity.ERROR]
         yield f"{('✓' if number == 0 else ' ') if fits else '✗'} {wheel.rpartition('/')[2]}"
@@ -34,17 +35,12 @@ def candidate_lines(found: Iterable[tuple[str, bool, tuple[Finding, ...]]], inst
 
 
 def difference_lines(differences: Iterable[FactDifference], machines: int) -> Iterator[str]:
-    """One line a fact: who differs, then what the others say."""
+    """One line for each fact: the machines that differ, then the others."""
     differences = tuple(differences)
     for difference in differences:
         *few, most = difference.groups
-        shown = "; ".join(f"{_names(group)}: {group.value or 'not there'}" for group in few)
+        shown = "; ".join(f"{and_more(group.machines, FEW)}: {group.value or 'not there'}" for group in few)
         others = f"the other {len(most.machines)}" if len(most.machines) > 1 else most.machines[0]
         yield f"! {difference.fact}: {shown}; {others}: {most.value or 'not there'}"
     if not differences:
         yield f"✓ the {machines} machines do not differ"
-
-
-def _names(group: MachineGroup) -> str:
-    shown = ", ".join(group.machines[:FEW])
-    return shown + (f" and {len(group.machines) - FEW} more" if len(group.machines) > FEW else "")

@@ -1,4 +1,4 @@
-"""Findings, plans and results -> lines for a terminal. The marks carry the meaning; colour only repeats it."""
+"""Findings, plans and results -> lines for a terminal. Colour only repeats what the marks say."""
 
 import os
 import shlex
@@ -10,6 +10,7 @@ from rich.text import Text
 from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Machine, Toolkit
+from dsdoctor.core.sentences import and_more
 
 MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
 STYLES = {"✓": "green", "!": "yellow", "✗": "red", "·": "dim"}
@@ -18,7 +19,7 @@ MOST_NAMES = 6
 
 
 def show(console: Console, lines: Iterable[str]) -> None:
-    """Print lines as they are: no wrapping, no markup, a coloured mark where one leads."""
+    """Print lines as they are: no wrapping, no markup; only a mark at the start is coloured."""
     for line in map(printable, lines):
         text = Text(line)
         mark = line.lstrip()[:1]
@@ -28,7 +29,7 @@ def show(console: Console, lines: Iterable[str]) -> None:
 
 
 def printable(line: str) -> str:
-    """A line whose control characters are shown and not obeyed: what others wrote may stand in it.
+    """A line with its control characters escaped, because it may hold text of others.
 
     >>> print(printable("a\\x1b[31mb\\nc\\udce9"))
     a\\x1b[31mb\\x0ac\\udce9
@@ -44,20 +45,15 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
         for evidence in finding.evidence:
             yield f"    {evidence}"
         if len(finding.affects) > 1 or (finding.affects and finding.affects[0] not in finding.title):
-            yield f"    affects {_some(finding.affects)}"
+            yield f"    affects {and_more(finding.affects, MOST_NAMES)}"
         if finding.fix:
             yield f"    Fix: {finding.fix.text}"
             for command in finding.fix.commands:
                 yield f"      $ {command}"
 
 
-def _some(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
-
-
 def machine_lines(machine: Machine) -> Iterator[str]:
-    """The facts, a line each; details below."""
+    """The facts, one line each, with details below."""
     system, python, torch = machine.system, machine.python, machine.torch
     memory = f"{system.memory / GIB:.0f} GiB" if system.memory else "unknown memory"
     yield f"{system.os}, {system.architecture}, glibc {system.glibc}, {system.cpus} processors, {memory}"
@@ -123,7 +119,7 @@ def plan_lines(plan: BuildPlan) -> Iterator[str]:
 
 
 def result_lines(result: BuildResult) -> Iterator[str]:
-    """One line an op, then the wheel."""
+    """One line for each op, then the wheel."""
     for op in result.ops:
         if op.built:
             yield f"✓ {op.op:<24} {'from the cache' if op.cached else f'{op.seconds:.0f} s'}"

@@ -1,4 +1,4 @@
-"""Every check: it finds its ill, is silent on a healthy machine, bears an empty one, and explains itself."""
+"""Every check finds its problem, is silent on a healthy machine, takes an empty one, and has a manual page."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def rules(machine: Machine) -> set[str]:
 
 
 @pytest.mark.parametrize("rule", sorted(SICK))
-def test_a_check_finds_its_ill_and_says_what_mends_it(rule: str) -> None:
+def test_a_check_finds_its_problem_and_says_how_to_fix_it(rule: str) -> None:
     finding = found(SICK[rule], rule)
 
     assert len(finding.title) > 20
@@ -61,7 +61,7 @@ def test_a_healthy_machine_is_healthy() -> None:
 
 
 @pytest.mark.parametrize("rule", sorted(checks()))
-def test_a_check_bears_an_empty_machine_and_explains_itself(rule: str) -> None:
+def test_a_check_takes_an_empty_machine_and_has_a_manual_page(rule: str) -> None:
     check = checks()[rule]
 
     assert all(finding.rule == rule for finding in check(EMPTY))
@@ -70,7 +70,7 @@ def test_a_check_bears_an_empty_machine_and_explains_itself(rule: str) -> None:
     assert len(manual(check)) > 60
 
 
-def test_a_check_that_breaks_is_a_note_and_the_others_speak() -> None:
+def test_a_check_that_fails_is_a_note_and_the_others_still_run() -> None:
     def breaks(machine: Machine):  # type: ignore[no-untyped-def]
         yield from ()
         raise RuntimeError("ouch")
@@ -109,7 +109,7 @@ def test_the_guess_of_a_wrapper_script_is_wrong_and_said_once() -> None:
     assert not told & {"cuda-header-missing", "cuda-lib-link-missing", "toolkits-several", "cuda-torch-mismatch"}
 
 
-def test_the_fix_of_a_wrong_guess_is_one_that_mends_it() -> None:
+def test_the_fix_of_a_wrong_guess_works() -> None:
     whole = found(taking("/usr/local", REAL, GUESSED), "cuda-home-wrong").fix
     bare = found(taking("/usr/local", replace(BARE, found_via=("usr_local",)), GUESSED), "cuda-home-wrong").fix
 
@@ -191,7 +191,7 @@ def linking(soname: str, system: str, *here: str) -> tuple[str, ...]:
     return tuple(command.partition("  #")[0] for command in fix.commands) if fix else ()
 
 
-def test_libaio_is_mended_under_the_name_that_the_op_asks_for() -> None:
+def test_the_fix_for_libaio_gives_it_the_name_that_the_op_asks_for() -> None:
     debian12, debian13 = "Debian GNU/Linux 12 (bookworm)", "Debian GNU/Linux 13 (trixie)"
     old, new = "libaio.so.1", "libaio.so.1t64"
     link = f"sudo ln -s {new} /usr/lib/x86_64-linux-gnu/{old}"

@@ -2,11 +2,12 @@
 
 import re
 
-from dsdoctor.diagnosis.catalogue.rules import ROOMS, RULES
+from dsdoctor.core.manual import parse_page
+from dsdoctor.diagnosis.catalogue.rules import RULES, TOPICS
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Facts, Hit, Signature, Tier
 from dsdoctor.diagnosis.scan import scan
-from dsdoctor.diagnosis.templates import command, say, values_of
+from dsdoctor.diagnosis.templates import command, fill, values_of
 
 IDS = [
     "accelerator-autodetect-cpu",
@@ -87,7 +88,7 @@ def test_the_rules_are_those_of_the_field() -> None:
 
 
 def test_no_id_is_used_twice() -> None:
-    assert sum(len(room.RULES) for room in ROOMS) == len(RULES)
+    assert sum(len(room.RULES) for room in TOPICS) == len(RULES)
 
 
 def test_a_wording_matches_its_own_sample_and_no_other_rule_does() -> None:
@@ -98,11 +99,11 @@ def test_a_wording_matches_its_own_sample_and_no_other_rule_does() -> None:
         assert {hit.rule.id for hit in hits} == {rule.id}, signature.sample
 
 
-def test_a_wording_can_be_said_with_what_its_sample_tells() -> None:
+def test_the_texts_of_a_wording_can_be_filled_from_its_sample() -> None:
     for rule, signature in WORDINGS:
         hit = hit_of(signature)
         values = values_of(hit.groups, Facts(), hit.op)
-        texts = [say(signature.title or rule.title, values), say(signature.fix or rule.fix, values)]
+        texts = [fill(signature.title or rule.title, values), fill(signature.fix or rule.fix, values)]
         commands = [command(text, values) for text in signature.commands or rule.commands]
 
         assert all(text and text[0] != " " for text in texts), rule.id
@@ -112,7 +113,10 @@ def test_a_wording_can_be_said_with_what_its_sample_tells() -> None:
 
 def test_a_rule_has_a_manual_page_and_refers_to_rules_that_are() -> None:
     for rule in RULES.values():
-        assert 1 <= len(rule.manual.splitlines()) <= 6, rule.id
+        page = parse_page(rule.manual)
+        assert 1 <= len(page.means.splitlines()) <= 8, rule.id
+        assert 1 <= len(page.why.splitlines()) <= 4, rule.id
+        assert (page.fix, page.since) == ("", ""), f"{rule.id}: the page takes both from the rule"
         assert set(rule.explained_by) <= set(RULES), rule.id
 
 

@@ -58,7 +58,9 @@ def test_a_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
     assert run("diagnose", str(tmp_path)).returncode == 2
 
 
-def test_the_logs_of_several_ranks_are_summed_up_and_the_same_ill_is_told_once(sick: str, tmp_path: Path) -> None:
+def test_the_logs_of_several_ranks_are_summed_up_and_the_same_problem_is_reported_once(
+    sick: str, tmp_path: Path
+) -> None:
     (tmp_path / "rank1.log").write_text(HEADER)
     (tmp_path / "rank2.log").write_text(ECHO)
 

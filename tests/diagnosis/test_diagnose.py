@@ -250,7 +250,7 @@ def test_what_a_log_says_is_quoted_in_commands() -> None:
     assert "ls -ld '/x/.cache/torch_extensions/$(reboot);x'" in finding.fix.commands
 
 
-def test_repeats_are_counted_and_told_once() -> None:
+def test_repeats_are_counted_and_reported_once() -> None:
     line = "RuntimeError: CUDA error: no kernel image is available for execution on the device"
 
     diagnosis = diagnose([line] * 500)

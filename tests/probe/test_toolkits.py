@@ -76,7 +76,7 @@ def test_an_nvcc_that_fails_is_no_toolkit(disk: Disk) -> None:
     host = disk({f"{CUDA}/bin/nvcc": "#!/bin/sh\nexit 1\n"})
 
     found = only(find_toolkits(host, (), "/cache"))
-    assert (found.nvcc, found.release, found.broken) == (None, None, "it ends with status 1 and says nothing")
+    assert (found.nvcc, found.release, found.broken) == (None, None, "it ends with status 1 and prints nothing")
 
 
 def test_torchs_own_wheels_are_headers_without_a_compiler(disk: Disk) -> None:

@@ -1,1 +1,1 @@
-"""The signatures of known failures, one file a topic, and their rules."""
+"""The rules of known failures in logs with their wordings, one file for each topic."""

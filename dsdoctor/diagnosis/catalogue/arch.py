@@ -1,4 +1,4 @@
-"""Ills of GPU architectures: none to build for, one that nvcc or torch does not know, one that was not built."""
+"""Rules of GPU architectures: none to build for, unknown to nvcc or torch, or not built."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
@@ -17,9 +17,12 @@ GPU_ARCH_UNSUPPORTED_BY_NVCC = Rule(
         "python -m dsdoctor build-wheel",
         'export TORCH_CUDA_ARCH_LIST="8.0;9.0"  # yours: nvidia-smi --query-gpu=compute_cap --format=csv',
     ),
-    manual="""nvcc is too old for the GPU (8.6 needs CUDA 11.1; 8.9 and 9.0 need 11.8; 10.0 and 12.0 need 12.8) or too
-new for it (CUDA 12 dropped 3.5 and 3.7, CUDA 13 everything below 7.5). Name your GPUs in TORCH_CUDA_ARCH_LIST, or use
-a toolkit that knows them. `python -m dsdoctor plan` shows the architectures that torch and nvcc share.""",
+    manual="""nvcc is too old or too new for an architecture that it was asked to compile for.
+
+8.6 needs CUDA 11.1; 8.9 and 9.0 need 11.8; 10.0 and 12.0 need 12.8. CUDA 12 dropped 3.5 and 3.7, CUDA 13
+everything below 7.5. `python -m dsdoctor plan` shows the architectures that torch and nvcc share.
+
+Why it matters: nvcc stops, and no CUDA op is compiled.""",
     explained_by=("arch-list-empty", "arch-parse-bug"),
     signatures=(
         Signature(
@@ -73,10 +76,12 @@ ARCH_LIST_EMPTY = Rule(
         'TORCH_CUDA_ARCH_LIST="8.0;9.0" DS_ACCELERATOR=cuda python -m dsdoctor build-wheel',
         'export TORCH_CUDA_ARCH_LIST="8.0;9.0"',
     ),
-    manual="""torch and DeepSpeed ask the visible GPUs what to build for. In a docker build, on a login node, with a
-broken driver or CUDA_VISIBLE_DEVICES="" there is none: the list is empty (IndexError), or DeepSpeed takes
-6.0;6.1;7.0, which CUDA 13's nvcc refuses. Set TORCH_CUDA_ARCH_LIST, such as "8.0;9.0", or let dsdoctor build for all
-that torch and nvcc share.""",
+    manual="""No GPU is visible and TORCH_CUDA_ARCH_LIST is not set, so nothing says which GPUs to build for.
+
+torch and DeepSpeed ask the visible GPUs. In a docker build, on a login node, with a broken driver or with
+CUDA_VISIBLE_DEVICES="" there is none. dsdoctor builds for all architectures that torch and nvcc share.
+
+Why it matters: torch stops with an IndexError, or DeepSpeed takes 6.0;6.1;7.0, which CUDA 13's nvcc refuses.""",
     signatures=(
         Signature(
             words="indexerror",
@@ -114,12 +119,16 @@ that torch and nvcc share.""",
 GPU_ARCH_UNKNOWN_TO_TORCH = Rule(
     id="gpu-arch-unknown-to-torch",
     stage=Stage.COMPILE,
-    title="{arch} is no architecture that this torch or DeepSpeed understands",
+    title="{arch} is not an architecture that this torch and DeepSpeed know",
     fix='write TORCH_CUDA_ARCH_LIST as numbers with ";" between them; for a GPU newer than torch knows, take a newer torch',
     commands=('export TORCH_CUDA_ARCH_LIST="8.0;9.0"', "python -m dsdoctor plan"),
-    manual="""torch.utils.cpp_extension knows a fixed list of architectures, and DeepSpeed takes plain numbers only:
-"8.0;9.0+PTX". Commas, sm_90, 90, names in the wrong case, a trailing ";" and letters such as 9.0a (for DeepSpeed) are
-refused; an old torch does not know a new GPU. Mend the list, or take a newer torch.""",
+    manual="""TORCH_CUDA_ARCH_LIST, or a GPU here, has an architecture that this torch or DeepSpeed does not know.
+
+torch.utils.cpp_extension knows a fixed list of architectures, and DeepSpeed takes plain numbers only:
+"8.0;9.0+PTX". Commas, sm_90, 90, names in the wrong case, a trailing ";" and, for DeepSpeed, letters as in 9.0a
+are refused.
+
+Why it matters: The build stops before the first file is compiled. An old torch does not know a new GPU at all.""",
     signatures=(
         Signature(
             words="unknown+arch",
@@ -158,9 +167,12 @@ GPU_TOO_OLD_FOR_OP = Rule(
     fix="leave the op out, or build it for GPUs that it supports (8.0 for the v2 inference kernels, 7.0 for "
     "evoformer_attn)",
     commands=("python -m dsdoctor plan --ops {op|all}",),
-    manual="""Some ops filter the list of architectures: the ragged and cutlass kernels of inference v2 and MII and
-fp_quantizer need 8.0, evoformer_attn 7.0, transformer_inference 6.0. Where nothing is left there is nothing to build.
-Use a newer GPU, or do without the op.""",
+    manual="""Some ops need a newer GPU than those they were to be built for.
+
+The ragged and cutlass kernels of inference v2 and MII and fp_quantizer need 8.0, evoformer_attn 7.0,
+transformer_inference 6.0. These ops filter the list of architectures.
+
+Why it matters: Where the filter leaves nothing, there is nothing to build: the op cannot be used on these GPUs.""",
     signatures=(
         Signature(
             words="compute+remaining",
@@ -201,8 +213,11 @@ ARCH_PARSE_BUG = Rule(
     title="this DeepSpeed{deepspeed_hint} cut a two-digit architecture such as 12.0 down to {arch}",
     fix="take a DeepSpeed that splits at the dot",
     commands=("python -m pip install -U deepspeed", "python -m dsdoctor build-wheel --source newest"),
-    manual="""Older DeepSpeeds take the first and the third character of the capability: 12.0 becomes "1.", 10.0
-becomes "1.", and nvcc is asked for compute_1. GPUs with capability 10.0 and up need a newer DeepSpeed.""",
+    manual="""An older DeepSpeed takes the first and the third character of the capability as its two numbers.
+
+12.0 and 10.0 both become "1.", and nvcc is asked for compute_1.
+
+Why it matters: GPUs of capability 10.0 and up cannot be built for with such a DeepSpeed.""",
     signatures=(
         Signature(
             words="unsupported+gpu value+gpu",
@@ -232,9 +247,13 @@ NO_KERNEL_IMAGE = Rule(
         "python -m dsdoctor prebuild --arch 9.0  # yours: nvidia-smi --query-gpu=compute_cap --format=csv",
         "python -m dsdoctor check --deep",
     ),
-    manual="""An op, or torch itself, was compiled for other architectures than the GPU it runs on: a wheel made
-elsewhere, a TORCH_CUDA_ARCH_LIST without this GPU, a cache shared by machines, or a GPU newer than torch. Build with
-the GPU's capability in the list and remove the old cache (~/.cache/torch_extensions).""",
+    manual="""An op, or torch itself, was compiled for other architectures than the GPU it runs on.
+
+The reason is a wheel made elsewhere, a TORCH_CUDA_ARCH_LIST without this GPU, a cache (~/.cache/torch_extensions)
+shared by machines, or a GPU newer than torch.
+
+Why it matters: The first kernel that is started fails, although everything could be imported. An old cache keeps
+the error alive after a correct build.""",
     signatures=(
         Signature(
             words="kernel+image cudaerrornokernelimagefordevice cuda_error_no_binary_for_gpu",

@@ -1,4 +1,4 @@
-"""Ills of the host compiler: missing, too old, too new, killed."""
+"""Rules of the host compiler: missing, too old, too new, killed."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
@@ -14,9 +14,12 @@ HOST_COMPILER_TOO_OLD = Rule(
         "export CC=gcc-12 CXX=g++-12",
         "conda install -c conda-forge gxx_linux-64=12  # without root",
     ),
-    manual="""torch's headers need a compiler for C++14, 17 or 20: GCC 5, then 9, then 10 or newer. The system's is
-older. Install a newer one beside it and set CC and CXX; nvcc follows CC. `python -m dsdoctor plan` shows which
-compiler it would take and why.""",
+    manual="""The host compiler is too old for the headers of this torch.
+
+They need a compiler for C++14, 17 or 20: GCC 5, then 9, then 10 or newer. nvcc takes the compiler that CC names.
+`python -m dsdoctor plan` shows which compiler it would take and why.
+
+Why it matters: Neither the CPU ops nor the CUDA ops can be compiled.""",
     signatures=(
         Signature(
             words="installed+version+cuda",
@@ -80,9 +83,13 @@ HOST_COMPILER_TOO_NEW = Rule(
         "export CC=gcc-{newest|12} CXX=g++-{newest|12}",
         "python -m dsdoctor prebuild",
     ),
-    manual="""Every nvcc takes host compilers up to a release: CUDA 11.8 up to GCC 11, 12.4 up to 13, 12.8 up to 14,
-13.0 up to 15. Install an older one beside the system's and set CC and CXX, or take a newer toolkit that still fits
-torch. NVCC_APPEND_FLAGS=-allow-unsupported-compiler only silences the check.""",
+    manual="""The host compiler is newer than this nvcc supports.
+
+Every nvcc takes host compilers up to a release: CUDA 11.8 up to GCC 11, 12.4 up to 13, 12.8 up to 14, 13.0 up to
+15. A newer toolkit that still fits torch helps as well.
+
+Why it matters: nvcc refuses to compile. NVCC_APPEND_FLAGS=-allow-unsupported-compiler only switches off the
+check.""",
     signatures=(
         Signature(
             words="unsupported+gnu",
@@ -139,10 +146,14 @@ COMPILER_OOM_KILLED = Rule(
         "python -m dsdoctor build-wheel --jobs 1",
         "MAX_JOBS=1 DS_NVCC_THREADS=1 python -m pip install --no-build-isolation deepspeed",
     ),
-    manual="""A compile of torch's headers takes 1.5 to 3.5 GB of memory, and nvcc runs one for every architecture.
-ninja starts as many as there are processors, whatever the memory or the container's limit. Set MAX_JOBS and
-DS_NVCC_THREADS, name fewer architectures. `python -m dsdoctor build-wheel` sizes its jobs by the memory that the
-control group leaves.""",
+    manual="""A compiler was killed because the memory ran out.
+
+A compile with torch's headers takes 1.5 to 3.5 GB of memory, and nvcc runs one for every architecture. ninja
+starts as many as there are processors, whatever the memory or the container's limit. `python -m dsdoctor
+build-wheel` limits its jobs by the memory that the control group leaves.
+
+Why it matters: The build ends with "Killed" or with an internal compiler error, and a second attempt with the
+same settings ends the same way.""",
     signatures=(
         Signature(
             words="killed+program killed+error cc1plus cicc cudafe ptxas",
@@ -194,9 +205,13 @@ HOST_COMPILER_MISSING = Rule(
     title="there is no C++ compiler{compiler_hint}",
     fix="install g++ (on Windows: the Visual Studio build tools, and their own prompt)",
     commands=("sudo apt install build-essential", "conda install -c conda-forge gxx_linux-64  # without root"),
-    manual="""DeepSpeed's ops are C++: even the CPU ones need a g++ with its parts (cc1plus), and nvcc needs one as
-its host compiler. On Windows, cl.exe must be on PATH: use the x64 Native Tools prompt of Visual Studio. `python -m
-dsdoctor look` lists the compilers that are here.""",
+    manual="""There is no C++ compiler, or it lacks a part of itself (cc1plus).
+
+DeepSpeed's ops are C++: even the CPU ones need g++, and nvcc needs it as its host compiler. On Windows cl.exe
+must be on PATH, as in the x64 Native Tools prompt of Visual Studio. `python -m dsdoctor look` lists the compilers
+that are here.
+
+Why it matters: No op can be compiled.""",
     signatures=(
         Signature(
             words="gcc+found cc+found c+found g+found clang+found gcc+befehl c+befehl gcc+kommando c+kommando "
@@ -237,7 +252,7 @@ dsdoctor look` lists the compilers that are here.""",
         Signature(
             words="host+compiler+unsupported",
             pattern=r"nvcc fatal .{0,12}Host compiler targets unsupported OS",
-            title="nvcc's host compiler is none that it can use",
+            title="nvcc cannot use its host compiler",
             sample="nvcc fatal   : Host compiler targets unsupported OS.",
         ),
         Signature(

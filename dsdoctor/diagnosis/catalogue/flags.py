@@ -1,4 +1,4 @@
-"""Ills of code and flags that do not fit each other: the C++ standard, SIMD, one defect of nvcc."""
+"""Rules of code and compiler flags that do not fit each other: the C++ standard, SIMD, a bug of nvcc."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
@@ -8,9 +8,13 @@ CXX_STANDARD_TOO_LOW = Rule(
     title="torch's headers demand C++{least|17 or newer}, the builder passes {standard|an older -std}",
     fix="take a DeepSpeed that passes the standard this torch needs; dsdoctor builds with the right one",
     commands=("python -m dsdoctor prebuild --source newest", "python -m pip install -U --no-build-isolation deepspeed"),
-    manual="""DeepSpeed's builder passes a fixed -std: C++14, 17 or 20, by its release. torch 1.5 asks for C++14, 2.1
-for C++17, 2.12 or 2.14 for C++20. An older DeepSpeed with a newer torch fails in torch's own headers. Upgrade
-DeepSpeed, or build with dsdoctor, which sets the standard that the installed headers demand.""",
+    manual="""DeepSpeed's builder passes an older C++ standard than this torch's headers need.
+
+The builder passes a fixed -std: C++14, 17 or 20, by its release. torch 1.5 asks for C++14, 2.1 for C++17, 2.12 or
+2.14 for C++20. dsdoctor sets the standard that the installed headers need.
+
+Why it matters: An older DeepSpeed with a newer torch fails in torch's own headers, which looks like a broken
+torch.""",
     explained_by=("host-compiler-too-old",),
     signatures=(
         Signature(
@@ -66,9 +70,13 @@ SIMD_FLAG_MISMATCH = Rule(
     title="the code asks for SIMD instructions that the compiler's flags do not allow",
     fix="build on a machine like the one it runs on, with a compiler and an assembler that know its instructions",
     commands=("lscpu | grep -i flags", "python -m dsdoctor prebuild --ops cpu_adam"),
-    manual="""DeepSpeed chooses the SIMD code (AVX512, AVX2, scalar) by what py-cpuinfo or lscpu says, and the
-instructions by -march=native. Where the two disagree (a wrapper that changes -march, an emulated processor, an old
-assembler) the compiler refuses. Unset CFLAGS that change -march, update binutils, or build on the machine itself.""",
+    manual="""The code uses SIMD instructions that the compiler's flags do not allow.
+
+DeepSpeed chooses the SIMD code (AVX512, AVX2, scalar) by what py-cpuinfo or lscpu reports, and the instructions
+by -march=native. The two disagree with a wrapper or CFLAGS that change -march, on an emulated processor, or with
+old binutils.
+
+Why it matters: The compiler or the assembler refuses the file, and the CPU op is not built.""",
     signatures=(
         Signature(
             words="inlining target+mismatch",
@@ -103,9 +111,12 @@ NVCC_GCC11_BUG = Rule(
     title="nvcc {nvcc|11.5 to 11.7.0} cannot parse the C++ library of GCC 11",
     fix="use g++ 10 for nvcc 11.5 to 11.7.0, or a toolkit of 11.7.1 or newer",
     commands=("sudo apt install g++-10", "export CC=gcc-10 CXX=g++-10"),
-    manual="""nvcc 11.5 to 11.7.0 has a defect with the headers of GCC 11: `parameter packs not expanded with '...'`
-in std_function.h. Ubuntu 22.04's own nvcc (11.5) with its own g++ (11) is such a pair. Use g++ 10, or a newer toolkit
-that fits torch.""",
+    manual="""nvcc 11.5 to 11.7.0 has a bug with the headers of GCC 11.
+
+It prints `parameter packs not expanded with '...'` in std_function.h. Ubuntu 22.04's own nvcc (11.5) with its own
+g++ (11) is such a pair.
+
+Why it matters: No CUDA op can be compiled with that pair, although each of the two is fine by itself.""",
     signatures=(
         Signature(
             words="parameter+packs",

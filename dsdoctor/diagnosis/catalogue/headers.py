@@ -1,10 +1,10 @@
-"""Headers that the compiler did not find, in any language: the name of the header decides."""
+"""Rules of headers that the compiler did not find, in any language: the name of the header decides."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 
 def missing(names: str) -> str:
-    """A pattern for a missing header, whatever tongue gcc, clang, nvcc or MSVC speak.
+    """A pattern for a missing header, whatever language gcc, clang, nvcc or MSVC print.
 
     >>> import re
     >>> find = re.compile(missing(r"cusparse\\.h"))
@@ -25,7 +25,7 @@ def missing(names: str) -> str:
 
 
 IN_ENGLISH = "fatal+such fatal+found"
-"""Words of every missing header in English; the names themselves find it in other languages."""
+"""Words of every missing header in English; in other languages the name of the header is the word."""
 
 CUDA_STEMS = (
     "cusparse cusparseLt cusolver cusolverDn cusolver_common cusolverSp cusolverRf cusolverMg cublas cublas_v2 "
@@ -73,10 +73,14 @@ CUDA_HEADER_MISSING = Rule(
         "python -m dsdoctor prebuild",
         "sudo apt install cuda-libraries-dev-{cuda_dashed|12-8}",
     ),
-    manual="""torch's CUDA headers include cusparse.h, cublas_v2.h and cusolverDn.h, and DeepSpeed's curand_kernel.h,
-cuda_profiler_api.h or nccl.h. A toolkit of nvcc alone (a conda nvcc, Debian's, PyPI's) lacks them. torch's wheels
-carry most of them in site-packages/nvidia/*/include. `python -m dsdoctor toolkit` assembles nvcc and headers into one
-folder, without root; `python -m dsdoctor look` says which headers each toolkit here has.""",
+    manual="""The compiler did not find a header of the CUDA libraries.
+
+torch's CUDA headers include cusparse.h, cublas_v2.h and cusolverDn.h, and DeepSpeed's include curand_kernel.h,
+cuda_profiler_api.h or nccl.h. A toolkit of nvcc alone (a conda nvcc, Debian's, PyPI's) lacks them; torch's wheels
+carry most of them in site-packages/nvidia/*/include. `python -m dsdoctor look` shows which headers each toolkit
+here has.
+
+Why it matters: Every CUDA op of DeepSpeed includes them through torch, so none can be compiled.""",
     explained_by=("cuda-home-wrong",),
     signatures=(
         Signature(
@@ -96,10 +100,13 @@ CCCL_HEADERS_MOVED = Rule(
     title="{header} was not found: CUDA 13 keeps it under include/cccl",
     fix="put the cccl folder on the include path; dsdoctor's environment does",
     commands=('eval "$(python -m dsdoctor env)"', 'export CPATH="$CUDA_HOME/include/cccl:$CPATH"'),
-    manual="""CUDA 13 moved thrust, cub and cuda/std (CCCL) from include/ to include/cccl/. nvcc adds that folder
-itself; a plain g++ compile of a .cpp file that includes torch's CUDA headers does not. Add it to CPATH, take a newer
-DeepSpeed, or build with dsdoctor. A toolkit made of nvcc alone may have no CCCL at all (package cuda-cccl,
-nvidia-cuda-cccl).""",
+    manual="""CUDA 13 moved the headers of thrust, cub and cuda/std (CCCL) from include/ to include/cccl/.
+
+nvcc adds that folder itself, a plain g++ compile of a .cpp file that includes torch's CUDA headers does not.
+Newer DeepSpeeds add it. A toolkit made of nvcc alone may have no CCCL at all (package cuda-cccl,
+nvidia-cuda-cccl).
+
+Why it matters: The .cpp files of CUDA ops fail to compile while the .cu files succeed.""",
     signatures=(
         Signature(
             words="cub thrust cuda+std cuda+error nv+target cccl libcudacxx",
@@ -114,15 +121,19 @@ PYTHON_HEADERS_MISSING = Rule(
     id="python-headers-missing",
     stage=Stage.COMPILE,
     title="Python{python_hint} has no {header}: its development files are not installed",
-    fix="install the development package of this very Python; dsdoctor fetches Debian's and Ubuntu's without root",
+    fix="install the development package of exactly this Python; dsdoctor fetches Debian's and Ubuntu's without root",
     commands=(
         "python -m dsdoctor prebuild",
         "sudo apt install python{python|3}-dev",
         "conda install python={python|3}",
     ),
-    manual="""An extension module is compiled against Python.h of the very interpreter that loads it. Distributions
-put it into a package of its own: python3.11-dev for python3.11 on Debian and Ubuntu, python3-devel on Fedora and
-RHEL. conda's and uv's Pythons bring it.""",
+    manual="""The headers of this Python (Python.h) are not installed.
+
+An extension module is compiled against Python.h of the same interpreter that loads it. Distributions have a
+package of its own for it: python3.11-dev for python3.11 on Debian and Ubuntu, python3-devel on Fedora and RHEL.
+The Pythons of conda and uv bring it.
+
+Why it matters: No op can be compiled. The headers of another Python version do not help.""",
     signatures=(
         Signature(
             words="python+h pyconfig+h patchlevel+h structmember+h",
@@ -149,9 +160,12 @@ LIBC_HEADERS_MISSING = Rule(
         "sudo apt install libc6-dev libstdc++-12-dev",
         "conda install -c conda-forge gxx_linux-64 sysroot_linux-64",
     ),
-    manual="""The compiler in use sees no C library headers: a slim image without libc6-dev, a conda compiler without
-its sysroot, or an include path (CPATH, CUDA_HOME=/usr, -isystem /usr/include) that breaks the order of the system's
-own folders.""",
+    manual="""The compiler does not find the headers of the system's C or C++ library.
+
+The reason is a slim image without libc6-dev, a conda compiler without its sysroot, or an include path (CPATH,
+CUDA_HOME=/usr, -isystem /usr/include) that breaks the order of the system's own folders.
+
+Why it matters: Nothing can be compiled until it is repaired, CUDA or not.""",
     explained_by=("cuda-home-wrong",),
     signatures=(
         Signature(

@@ -1,4 +1,4 @@
-"""Ills of several hosts: the hostfile, ssh between them, and filters of hosts and slots."""
+"""Rules of several hosts: the hostfile, ssh between them, filters of hosts and slots."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
@@ -8,8 +8,13 @@ HOSTFILE_MALFORMED = Rule(
     title="the hostfile cannot be used{entry_hint}",
     fix='write one line a host, "name slots=N", each host once, no blanks around "="',
     commands=("printf 'node1 slots=8\\nnode2 slots=8\\n' > hostfile", "deepspeed --hostfile hostfile ..."),
-    manual="""A hostfile has one line a host: `node1 slots=8`. Blanks around `=`, `node1:8`, a host twice or an empty
-file are refused; a hostfile that does not exist is only a warning, and then one node trains alone.""",
+    manual="""The hostfile cannot be used.
+
+A hostfile has one line for each host: `node1 slots=8`. Blanks around `=`, `node1:8`, a host twice or an empty
+file are refused.
+
+Why it matters: The launcher stops. A hostfile that does not exist is only a warning, and then one node trains
+alone.""",
     signatures=(
         Signature(
             words="hostfile",
@@ -65,10 +70,12 @@ SSH_UNREACHABLE = Rule(
         "ssh-copy-id {host|HOST}",
         "python -m dsdoctor comm",
     ),
-    manual="""The launcher starts the other nodes by ssh, without a terminal: a password, an unknown host key, a
-firewall or a name that does not resolve stops it, and DeepSpeed hides what ssh said. `ssh -o BatchMode=yes HOST true`
-must succeed from the launching node to every host of the hostfile. Inside containers sshd must run, on the port that
-ssh uses.""",
+    manual="""A host of the hostfile cannot be reached by ssh without a password.
+
+The launcher starts the other nodes by ssh, without a terminal: a password, an unknown host key, a firewall or a
+name that does not resolve stops it. Inside containers sshd must run, on the port that ssh uses.
+
+Why it matters: The job does not start on all nodes, and DeepSpeed hides what ssh printed.""",
     signatures=(
         Signature(
             words="ssh",
@@ -142,9 +149,13 @@ RESOURCE_FILTER_INVALID = Rule(
     title="the launcher was asked for {what|hosts or slots} that the hostfile does not have",
     fix="ask only for what the hostfile has, in the form --include 'host1:0,1@host2:0'",
     commands=("cat /job/hostfile", "python -m dsdoctor check"),
-    manual="""--include and --exclude name hosts and slots of the hostfile (slots count from 0), one of them at a
-time, and not together with --num_gpus or --num_nodes; mpirun counts the slots as well. CUDA_VISIBLE_DEVICES is turned
-into such a filter by the launcher.""",
+    manual="""The launcher was asked for hosts or slots that the hostfile does not have.
+
+--include and --exclude name hosts and slots of the hostfile (slots count from 0), one of the two at a time, and
+not together with --num_gpus or --num_nodes; mpirun counts the slots as well. The launcher also turns
+CUDA_VISIBLE_DEVICES into such a filter.
+
+Why it matters: The launcher stops before any process is started.""",
     signatures=(
         Signature(
             words="hostname+hostfile",
@@ -178,7 +189,7 @@ into such a filter by the launcher.""",
             words="slot+count exceeds+available",
             pattern=r"backend needs the same slot count on every host, got (?P<what>\{.{1,80}?\})"
             r"|(?P<what2>local_rank \d+) exceeds available GPUs in CUDA_VISIBLE_DEVICES",
-            title="the ranks do not fit the slots or GPUs that are there: {what}",
+            title="the number of ranks does not fit the slots or GPUs that are there: {what}",
             sample="ValueError: local_rank 4 exceeds available GPUs in CUDA_VISIBLE_DEVICES=0,1",
         ),
         Signature(

@@ -1,4 +1,4 @@
-"""Ills of installing: what pip, setuptools and DeepSpeed's setup.py say before anything is compiled."""
+"""Rules of installing: what pip, setuptools and DeepSpeed's setup.py print before anything is compiled."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
@@ -13,10 +13,13 @@ TORCH_MISSING_AT_BUILD = Rule(
     title="DeepSpeed's setup.py cannot import torch: it is not installed, or pip's build isolation hides it",
     fix="install torch first, then build without isolation; dsdoctor does both right",
     commands=("python -m dsdoctor prebuild", "python -m pip install --no-build-isolation deepspeed"),
-    manual="""DeepSpeed's setup.py imports torch, but declares no build dependency on it. pip (always since 25.3), uv
-and poetry build in an isolated environment where only setuptools is installed, so a torch that is installed cannot be
-seen. Install torch and the build tools first, then pass --no-build-isolation. `python -m dsdoctor prebuild` builds
-and installs a wheel for this environment.""",
+    manual="""DeepSpeed's setup.py imports torch, and torch cannot be imported during the build.
+
+setup.py declares no build dependency on torch. pip (always since 25.3), uv and poetry build in an isolated
+environment where only setuptools is installed, so a torch that is installed outside it is not seen. Without
+isolation, torch and the build tools must be installed first.
+
+Why it matters: No op can be compiled before the installation, and the build stops even though torch is installed.""",
     signatures=(
         Signature(
             words="pre+compile pre+compiling",
@@ -71,9 +74,12 @@ WINDOWS_UNSUPPORTED_OP = Rule(
         "set DS_BUILD_AIO=0& set DS_BUILD_GDS=0& python -m pip install --no-build-isolation deepspeed",
         "set DS_BUILD_OPS=0& python -m pip install --no-build-isolation deepspeed",
     ),
-    manual="""On Windows DeepSpeed pre-compiles every op by default. async_io (libaio) and gds (cuFile) can never be
-built there. The lines about aio.lib and cufile.lib are probes: harmless, when another error follows. Set
-DS_BUILD_AIO=0 and DS_BUILD_GDS=0, or DS_BUILD_OPS=0 for no op at all, or use WSL2.""",
+    manual="""On Windows DeepSpeed compiles every op ahead of time by default, also those that Windows cannot have.
+
+async_io needs libaio and gds needs cuFile; neither exists on Windows (it does in WSL2). The lines about aio.lib
+and cufile.lib are probes and harmless if another error follows.
+
+Why it matters: The installation stops at an op that can never be built there.""",
     signatures=(
         Signature(
             words="lnk1181 lnk1104",
@@ -108,10 +114,13 @@ WINDOWS_SYMLINK_PRIVILEGE = Rule(
     title="setup.py makes symbolic links, and this Windows account may not",
     fix="switch developer mode on (Settings, For developers) or build in an administrator's prompt, in a fresh "
     "source folder",
-    manual="""DeepSpeed's setup.py links csrc and op_builder into the package. Windows lets only administrators, or
-accounts in developer mode, make symbolic links (WinError 1314); a half-made copy makes the next run fail with
-WinError 183. Remove deepspeed\\ops\\csrc, deepspeed\\ops\\op_builder and deepspeed\\accelerator of the source folder
-and try again.""",
+    manual="""DeepSpeed's setup.py makes symbolic links, and this Windows account is not allowed to make them.
+
+Windows allows that only to administrators and to accounts in developer mode (WinError 1314). The folders are
+deepspeed\\ops\\csrc, deepspeed\\ops\\op_builder and deepspeed\\accelerator of the source folder.
+
+Why it matters: The build stops, and the half-made copies that it leaves in those folders make the next attempt
+fail with WinError 183.""",
     signatures=(
         Signature(
             words="1314 privilege winerror+183 errno+17",
@@ -129,9 +138,12 @@ OP_SILENTLY_SKIPPED = Rule(
     title="{op} was asked for, and the installation left it out without an error",
     fix="build it with dsdoctor, which names what is missing and fails where an op asked for is not in the wheel",
     commands=("python -m dsdoctor plan --ops {op}", "python -m dsdoctor prebuild --ops {op}"),
-    manual="""setup.py drops an op whose prerequisite is missing (libaio for async_io, libcufile for gds, CUTLASS for
-evoformer_attn) and succeeds, even when DS_BUILD_<OP>=1 asked for it. Only the line `Install Ops={...}` tells: the op
-stands there as False. `python -m dsdoctor plan --ops <op>` says what it lacks.""",
+    manual="""An op was asked for, its prerequisite is missing, and setup.py left it out without an error.
+
+That happens to async_io without libaio, to gds without libcufile and to evoformer_attn without CUTLASS, even with
+DS_BUILD_<OP>=1. Only the line `Install Ops={...}` shows it: the op is False there.
+
+Why it matters: The installation looks successful, and the op fails or is compiled again when the training starts.""",
     signatures=(
         Signature(
             words="skip+compile",
@@ -151,9 +163,12 @@ DEEPSPEED_SETUP_BUG = Rule(
         "python -m dsdoctor build-wheel --source newest",
         "python -m pip install --no-build-isolation -U deepspeed",
     ),
-    manual="""Some releases cannot be installed whatever the environment: a file is missing from the source archive
-(op_builder, requirements, version.txt), or setup.py stumbles over itself. Another release is the cure; a source
-folder that was half copied or built before shows the same.""",
+    manual="""This release of DeepSpeed cannot be installed, whatever the environment.
+
+A file is missing from the source archive (op_builder, requirements, version.txt), or setup.py itself has a bug. A
+source folder that was copied in part or built before shows the same errors.
+
+Why it matters: No change to torch, CUDA or the compiler helps, so looking there is lost time.""",
     signatures=(
         Signature(
             words="op_builder+named copy+doesn directory+requirements directory+version directory+readme",
@@ -193,11 +208,15 @@ ACCELERATOR_AUTODETECT_CPU = Rule(
     id="accelerator-autodetect-cpu",
     stage=Stage.INSTALL,
     title="no GPU is visible, so DeepSpeed chose the CPU accelerator",
-    fix="say which accelerator you build for; make the GPUs visible where it runs",
+    fix="set the accelerator that you build for; make the GPUs visible where it runs",
     commands=("export DS_ACCELERATOR=cuda", "python -m dsdoctor prebuild --accelerator cuda"),
-    manual="""Without DS_ACCELERATOR, DeepSpeed looks for a GPU while it is being built or imported. In a docker
-build, on a login node or with a broken driver there is none: it takes the CPU accelerator, builds the CPU flavour of
-the ops and refuses the others, and the GPU ignores them later. Set DS_ACCELERATOR=cuda for the build.""",
+    manual="""DeepSpeed saw no GPU while it was built or imported, and chose the CPU accelerator.
+
+Without DS_ACCELERATOR it looks for a GPU. In a docker build, on a login node or with a broken driver there is
+none.
+
+Why it matters: The CPU variants of the ops are built and the CUDA ops are refused. On a GPU machine DeepSpeed
+ignores such ops later.""",
     signatures=(
         Signature(
             words="op+implemented notimplementedbuilder",
@@ -209,7 +228,7 @@ the ops and refuses the others, and the GPU ignores them later. Set DS_ACCELERAT
             pattern=r"Unable to proceed, no GPU resources available",
             title="the launcher sees no GPU",
             tier=Tier.GENERIC,
-            fix="make the GPUs visible (nvidia-smi, --gpus all, CUDA_VISIBLE_DEVICES), or say --num_gpus and "
+            fix="make the GPUs visible (nvidia-smi, --gpus all, CUDA_VISIBLE_DEVICES), or pass --num_gpus and "
             "DS_ACCELERATOR=cpu",
             commands=("nvidia-smi", "python -m dsdoctor look"),
             sample="RuntimeError: Unable to proceed, no GPU resources available",
@@ -230,9 +249,12 @@ DISK_FULL = Rule(
     fix="make room, or move the temporary folder, pip's cache and the op cache to a disk with room (a build "
     "takes 5 to 10 GB)",
     commands=("df -h . /tmp ~", "export TMPDIR=/path/with/room TORCH_EXTENSIONS_DIR=/path/with/room/torch_extensions"),
-    manual="""The compiler, pip or the JIT wrote to a full file system: often /tmp or a tmpfs, sometimes a quota on
-the home folder. It shows as an assembler or linker error with thousands of lines after it. `df -h` and `df -i` tell
-which.""",
+    manual="""The compiler, pip or the run-time compilation wrote to a full file system.
+
+Often it is /tmp or a tmpfs, sometimes a quota on the home folder. `df -h` and `df -i` show which.
+
+Why it matters: It appears as an assembler or linker error with thousands of lines after it, so it is easily taken
+for a compiler problem.""",
     signatures=(
         Signature(
             words="space+left space+enough quota enospc errno+28 errno+122 espace espacio 磁盘空间不足 设备上没有空间 "

@@ -1,15 +1,20 @@
-"""Ills of compiling at run time: ninja, the cache of torch_extensions, and the after-effects of a failed compile."""
+"""Rules of compiling at run time: ninja, the cache of torch_extensions, consequences of a failed compile."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 MASKED_JIT_FAILURE = Rule(
     id="masked-jit-failure",
     stage=Stage.JIT,
-    title="only after-effects are in this log: {op|an op} failed to build, and the compiler's own error is not here",
+    title="this log only shows consequences: {op|an op} failed to build, and the compiler's own error is not in it",
     fix="show the first error with one compiler at a time and an empty cache, then diagnose that log",
-    manual="""`ninja: build stopped`, `ds_opt_adam`, a `.so` that cannot be opened, `returned non-zero exit status`
-only repeat that a compile failed. The compiler's own line is hundreds of lines up, or in the output of another rank.
-Compile the op once by itself, in one process, keep all of its output, and give that to `python -m dsdoctor diagnose`.""",
+    manual="""The log only repeats that a compile failed; the compiler's own error is not in it.
+
+`ninja: build stopped`, `ds_opt_adam`, a `.so` that cannot be opened and `returned non-zero exit status` are such
+lines. The compiler's own line is hundreds of lines further up, or in the output of another rank. Compiled once by
+itself, in one process, with all output kept, the op shows it.
+
+Why it matters: The cause cannot be known from this log, and advice for the repeated lines (other packages, other
+paths) leads astray.""",
     signatures=(
         Signature(
             words="ds_opt_adam adam_update destroy_adam create_adam",
@@ -79,7 +84,7 @@ Compile the op once by itself, in one process, keep all of its output, and give 
             r"|non-zero code: [1-9]|exited with non-zero status|^a non-zero exit code|Segmentation fault|^Aborted\b"
             r"|\sAborted\s|exit (?:code|status):? 13[49]\b|SIGSEGV|SIGABRT",
             tier=Tier.EXIT,
-            title="a process crashed or ended with an error, and what it said is not in this log",
+            title="a process crashed or ended with an error, and its own message is not in this log",
             sample="[ERROR] [launch.py:259:sigkill_handler] ['/venv/bin/python', '-u', 'train.py'] exits with "
             "return code = 1",
         ),
@@ -87,7 +92,7 @@ Compile the op once by itself, in one process, keep all of its output, and give 
             words="main+process+received",
             pattern=r"Main process received SIG(?:TERM|INT|HUP)",
             tier=Tier.EXIT,
-            title="the job was ended from outside, and nothing in this log says what it waited for",
+            title="the job was ended from outside, and this log does not say what it waited for",
             sample="[INFO] [launch.py:262:sigkill_handler] Main process received SIGTERM, exiting",
         ),
         Signature(
@@ -98,7 +103,7 @@ Compile the op once by itself, in one process, keep all of its output, and give 
             r")?build [`']?deepspeed"
             r"|Could not build wheels for deepspeed",
             tier=Tier.EXIT,
-            title="only pip's own last words are in this log, not what DeepSpeed's setup said",
+            title="this log only has pip's last lines, not the error of DeepSpeed's setup.py",
             sample="ERROR: Failed building wheel for deepspeed",
         ),
         Signature(
@@ -106,7 +111,7 @@ Compile the op once by itself, in one process, keep all of its output, and give 
             pattern=r"error: command '.{0,200}' failed with exit (?:status|code) (?!137|-9)\d+|collect2: error: "
             r"ld returned",
             tier=Tier.EXIT,
-            title="a compiler failed, and what it said is not in this log",
+            title="a compiler failed, and its error is not in this log",
             sample="error: command '/usr/bin/x86_64-linux-gnu-g++' failed with exit code 1",
         ),
     ),
@@ -118,9 +123,13 @@ NINJA_MISSING = Rule(
     title="ninja cannot be run here: torch needs it to compile at run time",
     fix="install ninja into this environment, and put the environment's bin folder on PATH of every process and node",
     commands=("python -m pip install ninja", 'export PATH="$(dirname "$(which python)"):$PATH"', "ninja --version"),
-    manual="""torch compiles ops at run time by running the program ninja. The package may be there and still not be
-found: PATH of the job, of sudo, of the notebook or of the other node lacks the environment's bin folder. A wheel with
-the ops inside (`python -m dsdoctor prebuild`) needs no ninja at run time.""",
+    manual="""torch compiles ops at run time by running the program ninja, and it was not found.
+
+The Python package may be there all the same: PATH of the job, of sudo, of the notebook or of the other node lacks
+the environment's bin folder.
+
+Why it matters: No op can be compiled at run time. A wheel with the ops inside (`python -m dsdoctor prebuild`)
+needs no ninja.""",
     signatures=(
         Signature(
             words="ninja",
@@ -148,9 +157,12 @@ TORCH_EXTENSIONS_PERMISSION = Rule(
     title="the cache of compiled ops, {path|the folder of torch_extensions}, cannot be written",
     fix="give the cache a folder that this user may write",
     commands=('export TORCH_EXTENSIONS_DIR="$HOME/torch_extensions"', "ls -ld {path|~/.cache/torch_extensions}"),
-    manual="""torch compiles ops into ~/.cache/torch_extensions. Made by root once (sudo, docker), on a read-only
-home, or as /.cache where HOME is not set, it cannot be written. Set TORCH_EXTENSIONS_DIR to a folder of yours, one
-for each environment.""",
+    manual="""The folder where torch keeps ops compiled at run time cannot be written.
+
+By default it is ~/.cache/torch_extensions. It was made by root once (sudo, docker), is on a read-only home, or is
+/.cache because HOME is not set. TORCH_EXTENSIONS_DIR names another one; each environment should have its own.
+
+Why it matters: No op can be compiled at run time.""",
     signatures=(
         Signature(
             words="permissionerror permission+denied read+system operation+permitted",
@@ -198,10 +210,13 @@ STALE_JIT_CACHE = Rule(
         "rm -rf {cache|~/.cache/torch_extensions}",
         'export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"',
     ),
-    manual="""~/.cache/torch_extensions is shared by all environments of a Python and CUDA release. A process killed
-while compiling leaves a file `lock` there, and with torch up to 2.13 every later start waits for it for ever and
-prints nothing. Libraries of another Python, torch or machine are loaded and fail. Remove the folder, and set
-TORCH_EXTENSIONS_DIR for each environment. A wheel with the ops inside (`python -m dsdoctor prebuild`) needs no cache.""",
+    manual="""The cache of ops compiled at run time holds files that another process or environment left.
+
+~/.cache/torch_extensions is shared by all environments of a Python and CUDA release. A process killed while
+compiling leaves a file `lock` there. A wheel with the ops inside (`python -m dsdoctor prebuild`) needs no cache.
+
+Why it matters: With torch up to 2.13 every later start waits for the lock for ever and prints nothing. Libraries
+of another Python, torch or machine are loaded and fail.""",
     signatures=(
         Signature(
             words="module+compiled module+define",

@@ -1,4 +1,4 @@
-"""Ills of launching: the launcher's programs, MPI, and the variables that a launcher sets."""
+"""Rules of launching: the launcher's programs, MPI, and the variables that a launcher sets."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
@@ -8,9 +8,12 @@ LAUNCHER_BACKEND_MISSING = Rule(
     title="the launcher needs {launcher}, and it is not installed here",
     fix="install it on the node that launches, or launch without it (torchrun on each node, or one node only)",
     commands=("sudo apt install {launcher_package}", "python -m dsdoctor check"),
-    manual="""deepspeed starts several nodes (and autotuning even one) through a program: pdsh by default, or mpirun,
-srun, mpiexec. It must be on PATH of the node where you launch. On one node drop the hostfile; on several, torchrun on
-each node needs none of them.""",
+    manual="""The launcher starts the nodes through a program that is not installed on the node where you launch.
+
+deepspeed starts several nodes (and autotuning even one) through pdsh by default, or through mpirun, srun or
+mpiexec. Without a hostfile it trains on one node and needs none of them.
+
+Why it matters: Nothing is started on any node.""",
     signatures=(
         Signature(
             words="launcher+installed pdsh",
@@ -44,8 +47,11 @@ MPI_ROOT_REFUSED = Rule(
     title="{program|mpirun} refuses to run as root",
     fix="run as another user, or allow root in a container that is yours alone",
     commands=("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "mpirun --allow-run-as-root ..."),
-    manual="""Open MPI does not start as root unless told to. In a container, set OMPI_ALLOW_RUN_AS_ROOT=1 and
-OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, or pass --allow-run-as-root (deepspeed: --launcher_args).""",
+    manual="""Open MPI does not start as root unless it is told to.
+
+In a container the user is often root. deepspeed passes options to mpirun with --launcher_args.
+
+Why it matters: Mpirun stops, and no rank is started.""",
     signatures=(
         Signature(
             words="root+detected",
@@ -61,8 +67,9 @@ NUMACTL_MISSING = Rule(
     title="--bind_cores_to_rank needs numactl, and it is not installed",
     fix="install numactl on every node, or drop --bind_cores_to_rank",
     commands=("sudo apt install numactl",),
-    manual="""deepspeed --bind_cores_to_rank starts each rank through the program numactl. Install it, or launch
-without that option.""",
+    manual="""deepspeed --bind_cores_to_rank starts each rank through the program numactl, and it is not installed.
+
+Why it matters: No rank is started on that node.""",
     signatures=(
         Signature(
             words="numactl",
@@ -83,9 +90,12 @@ NO_LAUNCHER_ENV = Rule(
         "torchrun --nproc_per_node 1 SCRIPT.py",
         "export RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500",
     ),
-    manual="""deepspeed and torchrun set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Where one is unset
-(plain python, a notebook, srun), DeepSpeed asks MPI instead, and fails on mpi4py. Installing mpi4py is seldom the
-cure: use a launcher.""",
+    manual="""The script was started without a launcher, so a variable that every rank needs is not set.
+
+deepspeed and torchrun set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Where one is unset (plain
+python, a notebook, srun), DeepSpeed asks MPI instead.
+
+Why it matters: DeepSpeed then fails on mpi4py. Installing mpi4py is seldom what is needed.""",
     signatures=(
         Signature(
             words="mpi4py",
@@ -129,12 +139,16 @@ cure: use a launcher.""",
 ACCELERATOR_NAME_INVALID = Rule(
     id="accelerator-name-invalid",
     stage=Stage.LAUNCH,
-    title="DS_ACCELERATOR names an accelerator that cannot be had here{name_hint}",
+    title="DS_ACCELERATOR names an accelerator that cannot be used here{name_hint}",
     fix="set it to one that this DeepSpeed and torch know, or unset it",
     commands=("unset DS_ACCELERATOR", "export DS_ACCELERATOR=cuda"),
-    manual="""DS_ACCELERATOR must be one of cuda, cpu, xpu, npu, mps, hpu, mlu, sdaa, ... in lower case; set to
-nothing it is refused too, and names other than cuda and cpu need their torch plug-in. Unset it to let DeepSpeed look
-for itself.""",
+    manual="""DS_ACCELERATOR names an accelerator that cannot be used here.
+
+It must be one of cuda, cpu, xpu, npu, mps, hpu, mlu, sdaa, ... in lower case; an empty value is refused too.
+Names other than cuda and cpu need their torch plug-in. Where it is not set, DeepSpeed looks for an accelerator
+itself.
+
+Why it matters: Importing DeepSpeed fails, and with it every build and every run.""",
     signatures=(
         Signature(
             words="ds_accelerator",

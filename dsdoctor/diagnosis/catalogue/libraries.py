@@ -1,4 +1,4 @@
-"""Ills of the libraries that single ops need: libaio, CUTLASS, oneCCL."""
+"""Rules of the libraries that single ops need: libaio, CUTLASS, oneCCL."""
 
 from dsdoctor.diagnosis.catalogue.headers import missing
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
@@ -14,9 +14,12 @@ LIBAIO_MISSING = Rule(
         "conda install -c conda-forge libaio",
         "python -m dsdoctor prebuild --ops async_io",
     ),
-    manual="""async_io (NVMe offload) compiles against libaio.h and links libaio.so. Without both DeepSpeed leaves the
-op out: a warning that is harmless where nobody asked for it, and an abort or a failed JIT load where somebody did.
-libaio outside the system's folders needs CFLAGS=-I... and LDFLAGS=-L...""",
+    manual="""async_io compiles against libaio.h and links libaio.so, and they were not found.
+
+The op is for NVMe offload. A libaio outside the system's folders needs CFLAGS=-I... and LDFLAGS=-L...
+
+Why it matters: DeepSpeed leaves the op out: a warning that is harmless where nobody asked for it, and an abort or
+a failed run-time compilation where somebody did.""",
     explained_by=("windows-unsupported-op",),
     signatures=(
         Signature(
@@ -70,8 +73,12 @@ LIBAIO_TOO_OLD = Rule(
         "conda install -c conda-forge 'libaio>=0.3.112'",
         "DS_BUILD_AIO=0 python -m pip install --no-build-isolation deepspeed",
     ),
-    manual="""DeepSpeed's async_io calls io_pgetevents, which libaio has since 0.3.112 (CentOS 7 and Ubuntu 18.04 have
-older ones). Install a newer one (conda-forge has it) and point CFLAGS and LDFLAGS at it.""",
+    manual="""DeepSpeed's async_io calls io_pgetevents, which libaio has only since 0.3.112.
+
+CentOS 7 and Ubuntu 18.04 have older ones. With a newer one outside the system's folders (conda-forge has it),
+CFLAGS and LDFLAGS must point at it.
+
+Why it matters: async_io cannot be compiled or loaded, and with it NVMe offload.""",
     signatures=(
         Signature(
             words="io_pgetevents",
@@ -94,8 +101,11 @@ CUTLASS_MISSING = Rule(
         'export CUTLASS_PATH="$PWD/cutlass"',
         "python -m dsdoctor prebuild --ops evoformer_attn",
     ),
-    manual="""evoformer_attn is compiled with the headers of CUTLASS (3.1 or newer), which neither torch nor the CUDA
-toolkit bring. CUTLASS_PATH names the checkout. The warning is harmless where nobody uses the op.""",
+    manual="""evoformer_attn is compiled with the headers of CUTLASS, and they were not found.
+
+CUTLASS must be 3.1 or newer. Neither torch nor the CUDA toolkit bring it; CUTLASS_PATH names the checkout.
+
+Why it matters: evoformer_attn is left out. The warning is harmless where nobody uses the op.""",
     signatures=(
         Signature(
             words="cutlass",
@@ -146,8 +156,12 @@ ONECCL_HEADER_MISSING = Rule(
         "source /opt/intel/oneapi/ccl/latest/env/vars.sh",
         "export DS_ACCELERATOR=cuda  # if it is for a GPU",
     ),
-    manual="""With the CPU accelerator DS_BUILD_OPS=1 builds deepspeed_ccl_comm too, which includes oneapi/ccl.hpp and
-needs CCL_ROOT. Build without it, install oneCCL, or, if the machine it runs on has a GPU, set DS_ACCELERATOR=cuda.""",
+    manual="""deepspeed_ccl_comm, an op of the CPU accelerator, needs oneCCL, and it was not found.
+
+With the CPU accelerator DS_BUILD_OPS=1 builds this op too. It includes oneapi/ccl.hpp and needs CCL_ROOT.
+
+Why it matters: One op that few need stops the whole build. If the machine it runs on has a GPU, the accelerator
+is the wrong one.""",
     signatures=(
         Signature(
             words="ccl",

@@ -1,4 +1,4 @@
-"""Ills of linking: libraries that the linker does not find, in any language."""
+"""Rules of linking: libraries that the linker does not find, in any language."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
@@ -24,9 +24,13 @@ CUDA_LIB_LINK_MISSING = Rule(
         "python -m dsdoctor prebuild",
         'export LIBRARY_PATH="$CUDA_HOME/lib64:$LIBRARY_PATH"',
     ),
-    manual="""The op links a library of the CUDA toolkit, and no folder on the link line has it: conda keeps it in lib
-or targets/*/lib instead of lib64, PyPI's wheels carry only versioned files (libcurand.so.10), CUDA_HOME is another
-folder. `python -m dsdoctor toolkit` assembles a folder with the unversioned names.""",
+    manual="""The op links a library of the CUDA toolkit, and no folder on the link line has it.
+
+conda keeps it in lib or targets/*/lib instead of lib64, PyPI's wheels carry only versioned files
+(libcurand.so.10), or CUDA_HOME is another folder. `python -m dsdoctor toolkit` assembles a folder with the
+unversioned names.
+
+Why it matters: Everything is compiled, and then the op cannot be linked.""",
     explained_by=("cuda-home-wrong",),
     signatures=(
         Signature(
@@ -58,9 +62,12 @@ LIBCUDA_STUB_MISSING = Rule(
         'export LIBRARY_PATH="/usr/lib/wsl/lib:$LIBRARY_PATH"  # WSL',
         'eval "$(python -m dsdoctor env)"',
     ),
-    manual="""libcuda belongs to the driver. An image without a driver, WSL (/usr/lib/wsl/lib) and conda's linker do
-not find it. For linking, the stub in the toolkit's lib64/stubs is enough; for running, the real driver is needed
-(docker run --gpus all).""",
+    manual="""The linker does not find libcuda, which belongs to the driver.
+
+An image without a driver, WSL (/usr/lib/wsl/lib) and conda's linker do not have it where the linker looks. For
+linking the stub in the toolkit's lib64/stubs is enough.
+
+Why it matters: The op cannot be linked. To run it, the real driver is needed (docker run --gpus all).""",
     signatures=(
         Signature(
             words="lcuda lnk1181 lnk1104",
@@ -103,9 +110,12 @@ GDS_LINK = Rule(
         "sudo apt install libcufile-dev-{cuda_dashed|12-8}",
         "DS_BUILD_GDS=0 python -m pip install --no-build-isolation deepspeed",
     ),
-    manual="""gds (GPUDirect Storage) links libcufile of the CUDA toolkit. PyPI's wheels bring only libcufile.so.0; on
-a glibc before 2.34 libcufile needs -ldl, and the probe fails with undefined references to dlopen. The probe's lines
-are harmless where nobody uses gds.""",
+    manual="""gds (GPUDirect Storage) links libcufile of the CUDA toolkit, and that failed.
+
+PyPI's wheels bring only libcufile.so.0. On a glibc before 2.34 libcufile needs -ldl, and the probe fails with
+undefined references to dlopen.
+
+Why it matters: gds is not built. The lines of the probe are harmless where nobody uses gds.""",
     signatures=(
         Signature(
             words="cufile",

@@ -1,4 +1,4 @@
-"""Ills of loading what was built: symbols and libraries that are not there, or are another's."""
+"""Rules of loading what was built: symbols and libraries that are missing or of another release."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
@@ -8,9 +8,14 @@ TORCH_ABI_MISMATCH = Rule(
     title="{file|the op} was built against another torch than the one that loads it{torch_hint}",
     fix="build the op again for this torch, and remove what was built for the other",
     commands=("python -m dsdoctor prebuild", "rm -rf ~/.cache/torch_extensions", "python -m dsdoctor check --deep"),
-    manual="""A compiled op calls torch's C++ functions by their mangled names, and these change from release to
-release and between CPU and CUDA builds. `undefined symbol: _ZN3c10...` means that torch was changed after the op was
-built, or that a wheel or a cached .so of another environment is loaded. Build again.""",
+    manual="""An op was built against another torch than the one that loads it.
+
+A compiled op calls torch's C++ functions by their mangled names, and these change from release to release and
+between CPU and CUDA builds. `undefined symbol: _ZN3c10...` means that torch was changed after the op was built,
+or that a wheel or a cached .so of another environment is loaded.
+
+Why it matters: The op cannot be loaded, and no setting at run time helps: it fits only the torch it was built
+with.""",
     signatures=(
         Signature(
             words="undefined+symbol undefined+reference symbol+found",
@@ -54,9 +59,12 @@ UNDEFINED_SYMBOL_MISSING_LINK = Rule(
     title="{file|the op} was linked without the library that has {symbol}",
     fix="build it again with that library on the link line",
     commands=("python -m dsdoctor prebuild", "rm -rf ~/.cache/torch_extensions"),
-    manual="""The op calls a function of a library (curandCreateGenerator, io_submit, cublas...), and was linked
-without naming it, so the loader does not know where to look. A builder that saw no CUDA toolkit, or an LDFLAGS with
---as-needed, makes such an op. Build it again; as a stop-gap, LD_PRELOAD the library.""",
+    manual="""An op calls a function of a library that it was linked without.
+
+Examples are curandCreateGenerator, io_submit and cublas. A builder that saw no CUDA toolkit, or an LDFLAGS with
+--as-needed, makes such an op. LD_PRELOAD with the library helps for the moment.
+
+Why it matters: The op does not load, because the loader does not know in which library to look.""",
     signatures=(
         Signature(
             words="undefined+symbol undefined+reference",
@@ -90,9 +98,12 @@ CUDA_RUNTIME_LIB_MISSING = Rule(
         "python -m dsdoctor prebuild",
         'export LD_LIBRARY_PATH="$(python -m dsdoctor toolkit)/lib64:$LD_LIBRARY_PATH"',
     ),
-    manual="""A built op names the CUDA runtime it was linked with, such as libcudart.so.11.0. torch for CUDA 12
-brings libcudart.so.12 only. Build the op again; where the release is right, the folder with the library is not on
-LD_LIBRARY_PATH.""",
+    manual="""A built op names the CUDA runtime it was linked with, and that library was not found.
+
+An op that names libcudart.so.11.0 was built for CUDA 11; torch for CUDA 12 brings libcudart.so.12 only. Where the
+release is right, the folder with the library is not on LD_LIBRARY_PATH.
+
+Why it matters: The op cannot be loaded.""",
     signatures=(
         Signature(
             words="libcudart libcurand libcublas libcublaslt libcusparse libcusparselt libcusolver libnvrtc "
@@ -143,9 +154,12 @@ LIBSTDCXX_TOO_OLD = Rule(
     fix="use a newer libstdc++ (conda's libstdcxx-ng, or drop LD_LIBRARY_PATH to an old one), or build the op on "
     "this machine",
     commands=("conda install -c conda-forge 'libstdcxx-ng>=13'", "python -m dsdoctor prebuild"),
-    manual="""The op was compiled by a newer g++ (or on a newer glibc) than the libstdc++.so.6 or libc.so.6 found
-first at run time: often an old one of conda or of LD_LIBRARY_PATH hides the system's. GLIBC_... means that the whole
-system is older than the one that built the wheel.""",
+    manual="""The libstdc++.so.6 or libc.so.6 found first at run time is older than the one the op was compiled with.
+
+The op was compiled by a newer g++, or on a newer glibc. Often an old libstdc++ of conda or of LD_LIBRARY_PATH is
+found before the system's. GLIBC_... means that the whole system is older than the one that built the wheel.
+
+Why it matters: The op, or torch itself, cannot be loaded.""",
     signatures=(
         Signature(
             words="glibcxx_3 cxxabi_1 glibc_2",
@@ -165,8 +179,12 @@ OPS_TORCH_VERSION_MISMATCH = Rule(
     title="DeepSpeed's ops were built with {what} {built|another one}, and {what} {here|this one} is installed",
     fix="build the wheel for the torch that is installed, or install the torch it was built for",
     commands=("python -m dsdoctor prebuild",),
-    manual="""DeepSpeed's loader compares the torch (major.minor) and CUDA release of pre-built ops with what is
-installed, and refuses any difference. A wheel with ops fits exactly one pair. Build a wheel for this environment.""",
+    manual="""DeepSpeed's pre-built ops were made with another torch or CUDA release than the installed one.
+
+DeepSpeed's loader compares the torch (major.minor) and the CUDA release of pre-built ops with what is installed,
+and refuses any difference.
+
+Why it matters: A wheel with ops fits exactly one pair: after an upgrade of torch none of its ops loads.""",
     signatures=(
         Signature(
             words="mismatch+ops",

@@ -1,4 +1,4 @@
-"""Ills between ranks: ports, shared memory, network interfaces, ranks that wait for each other."""
+"""Rules of a run on several ranks: ports, shared memory, network interfaces, ranks that wait for each other."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
@@ -12,9 +12,12 @@ MASTER_PORT_IN_USE = Rule(
         "deepspeed --master_port 29501 ...",
         "torchrun --master_port 29501 ...",
     ),
-    manual="""Rank 0 listens on MASTER_PORT, 29500 by default. A second job on the same node, or a zombie of the last
-one, holds it. The other ranks may then hang on the foreign listener. Give every job a port of its own, and end what
-is left over.""",
+    manual="""Another process listens on the port of the rendezvous.
+
+Rank 0 listens on MASTER_PORT, 29500 by default. A second job on the same node, or a leftover process of the last
+one, holds it.
+
+Why it matters: Rank 0 fails, and the other ranks may hang on the other program's listener.""",
     signatures=(
         Signature(
             words="distributed+communication+port eaddrinuse errno+98 winerror+10048 errno+10048 address+use socket+listen",
@@ -43,9 +46,13 @@ NCCL_SHM_TOO_SMALL = Rule(
     title="/dev/shm is too small for NCCL or the data loaders (docker gives 64 MB)",
     fix="give the container more shared memory, and remove what dead jobs left in it",
     commands=("df -h /dev/shm", "docker run --shm-size=16g ...", "rm -f /dev/shm/nccl-* /dev/shm/torch_*"),
-    manual="""NCCL and torch's data loaders exchange data through /dev/shm. docker gives 64 MB by default. Use
---shm-size=16g or --ipc=host; on Kubernetes mount an emptyDir with `medium: Memory` on /dev/shm. Files of dead jobs
-(nccl-*, torch_*) fill it too. NCCL_SHM_DISABLE=1 is slow and only a test.""",
+    manual="""NCCL and torch's data loaders exchange data through /dev/shm, and it is full or too small.
+
+docker gives 64 MB by default; --ipc=host also helps, and on Kubernetes an emptyDir with `medium: Memory` on
+/dev/shm. Files of dead jobs (nccl-*, torch_*) fill it too. NCCL_SHM_DISABLE=1 is slow and only a test.
+
+Why it matters: Training ends with a bus error or "unable to mmap", often only with several GPUs or several data
+loader workers.""",
     signatures=(
         Signature(
             words="posix_fallocate shared+memory+segment call+shm call+nccl shm+extend failed+extend",
@@ -89,10 +96,13 @@ NCCL_NETWORK_INTERFACE = Rule(
         "export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0  # yours: ip -br addr",
         "export NCCL_DEBUG=INFO",
     ),
-    manual="""NCCL and gloo choose a network interface by themselves, sometimes docker0, a VPN or a link-local
-address, and use any free port, not only MASTER_PORT. The wrong interface or a firewall ends in failed connects or a
-hang. Set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME on every node (deepspeed forwards only what .deepspeed_env names)
-and open the ports between the nodes. `python -m dsdoctor comm` tests who reaches whom.""",
+    manual="""The nodes do not reach each other over the network that NCCL or gloo chose.
+
+Both choose a network interface by themselves, sometimes docker0, a VPN or a link-local address, and use any free
+port, not only MASTER_PORT. NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME must be set on every node; deepspeed
+forwards only what .deepspeed_env names.
+
+Why it matters: The wrong interface or a firewall ends in failed connects or in a hang.""",
     signatures=(
         Signature(
             words="bootstrap+no interface+found interface+no",
@@ -208,10 +218,12 @@ NCCL_COLLECTIVE_TIMEOUT = Rule(
         "python -m dsdoctor comm",
         "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1",
     ),
-    manual="""All ranks must call the same collectives in the same order. When one dies, hangs, or takes another path
-(a branch on the rank, a longer evaluation, an uneven data set), the others wait until the watchdog ends them. This
-log is of a rank that waited; the cause is in the log of the one that did not come. `python -m dsdoctor comm` rules
-the network out.""",
+    manual="""Ranks waited in a collective for another rank until the watchdog ended them.
+
+All ranks must call the same collectives in the same order. When one dies, hangs, or takes another path (a branch
+on the rank, a longer evaluation, an uneven data set), the others wait.
+
+Why it matters: This log is of a rank that waited. The cause is in the log of the rank that did not come.""",
     signatures=(
         Signature(
             words="watchdog",

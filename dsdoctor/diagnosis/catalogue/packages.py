@@ -1,4 +1,4 @@
-"""Ills of Python packages: pip's options, pins that clash, packages that are not there."""
+"""Rules of Python packages: options of pip, pins that conflict, packages that are missing."""
 
 from dsdoctor.diagnosis.catalogue.install import IN_A_BUILD
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
@@ -9,8 +9,12 @@ WHEEL_PACKAGE_MISSING = Rule(
     title="setuptools does not know bdist_wheel: the wheel package is not installed",
     fix="install wheel (or a setuptools of 70.1 or newer) into the same environment",
     commands=("python -m pip install -U wheel setuptools",),
-    manual="""setuptools before 70.1 takes its bdist_wheel command from the wheel package. Without build isolation
-that package must be in your own environment. Install it, then build again.""",
+    manual="""setuptools does not have the command bdist_wheel, because the wheel package is not installed.
+
+setuptools before 70.1 takes that command from the wheel package.
+
+Why it matters: Without build isolation the package must be in your own environment, or no wheel of DeepSpeed can
+be made.""",
     signatures=(
         Signature(
             words="bdist_wheel",
@@ -43,9 +47,13 @@ PIP_GLOBAL_OPTION_REMOVED = Rule(
         "python -m dsdoctor prebuild --ops cpu_adam",
         "DS_BUILD_CPU_ADAM=1 python -m pip install --no-build-isolation deepspeed",
     ),
-    manual="""pip 25.3 removed --global-option, --build-option and --install-option; uv never had them. Old DeepSpeed
-recipes use them for `build_ext -j8`, which also made objects of different ops overwrite each other. Set
-DS_BUILD_<OP>=1, and DS_ENABLE_NINJA=1 with MAX_JOBS for speed, or let `python -m dsdoctor prebuild` do it.""",
+    manual="""The installer no longer takes --global-option, --build-option or --install-option.
+
+pip 25.3 removed them, and uv never had them. Old DeepSpeed recipes use them for `build_ext -j8`;
+DS_ENABLE_NINJA=1 with MAX_JOBS gives the same speed.
+
+Why it matters: The installation stops at the option. Where it was still taken, `-j8` made objects of different
+ops overwrite each other.""",
     signatures=(
         Signature(
             words="global+option build+option install+option",
@@ -71,8 +79,12 @@ TRITON_PIN_CONFLICT = Rule(
     title="triton {wanted|1.0.0} is asked for, and this environment cannot have it",
     fix="leave sparse_attn (and whatever pins that triton) out; torch 2 brings a triton of its own",
     commands=("DS_BUILD_SPARSE_ATTN=0 python -m pip install --no-build-isolation deepspeed",),
-    manual="""The op sparse_attn pins triton 1.0.0, which exists only for old Pythons and clashes with every torch 2.
-The extra deepspeed[sparse_attn], or all extras, pull it in. Do not ask for it; newer DeepSpeeds have dropped the op.""",
+    manual="""Something requires a triton that this environment cannot have.
+
+The op sparse_attn pins triton 1.0.0, which exists only for old Pythons and conflicts with every torch 2. The
+extra deepspeed[sparse_attn], or all extras, ask for it. Newer DeepSpeeds have dropped the op.
+
+Why it matters: pip finds no version that satisfies everybody, or installs one with which torch does not work.""",
     signatures=(
         Signature(
             words="triton",
@@ -110,14 +122,18 @@ The extra deepspeed[sparse_attn], or all extras, pull it in. Do not ask for it; 
 PYDANTIC_INCOMPATIBLE = Rule(
     id="pydantic-incompatible",
     stage=Stage.INSTALL,
-    title="this DeepSpeed and this pydantic do not fit",
+    title="this DeepSpeed and this pydantic do not work together",
     fix="DeepSpeed before 0.14.3 needs pydantic 1, later ones need 2: upgrade DeepSpeed, or pin pydantic",
     commands=(
         "python -m pip install -U deepspeed",
         "python -m pip install 'pydantic<2'  # for a DeepSpeed before 0.14.3",
     ),
-    manual="""DeepSpeed's configuration classes are pydantic models. Releases before 0.14.3 were written for pydantic
-1, later ones for pydantic 2, whose names and rules differ. Take a pair that fits.""",
+    manual="""This release of DeepSpeed and this release of pydantic do not work together.
+
+DeepSpeed's configuration classes are pydantic models. Releases before 0.14.3 were written for pydantic 1, later
+ones for pydantic 2, whose names and rules differ.
+
+Why it matters: Importing DeepSpeed fails, or its configuration is refused.""",
     signatures=(
         Signature(
             words="pydanticimporterror pydanticusererror pydanticschemageneration pydanticundefinedannotation",
@@ -164,9 +180,13 @@ PYTHON_DEP_MISSING = Rule(
     title="the Python package {module} is not installed",
     fix="install it into the environment that runs or builds DeepSpeed",
     commands=("python -m pip install {package}",),
-    manual="""Something imports a Python package that is not in this environment: dskernels (of deepspeed-kernels) for
-cutlass_ops and ragged_device_ops, cpuinfo (of py-cpuinfo) for the CPU ops, distutils (of setuptools) since Python
-3.12. With pip's `--no-build-isolation` the build requirements must be installed by hand too.""",
+    manual="""Something imports a Python package that is not in this environment.
+
+Examples are dskernels (of deepspeed-kernels) for cutlass_ops and ragged_device_ops, cpuinfo (of py-cpuinfo) for
+the CPU ops, and distutils (of setuptools) since Python 3.12.
+
+Why it matters: The build or the run stops at the import. With pip's `--no-build-isolation` nobody installs the
+build requirements for you.""",
     signatures=(
         Signature(
             words="modulenotfounderror importerror+named",

@@ -19,7 +19,7 @@ from dsdoctor.diagnosis.catalogue import (
 )
 from dsdoctor.diagnosis.models import Rule
 
-ROOMS = (
+TOPICS = (
     install,
     packages,
     toolkit,
@@ -37,4 +37,4 @@ ROOMS = (
     network,
 )
 
-RULES: dict[str, Rule] = {rule.id: rule for room in ROOMS for rule in room.RULES}
+RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}

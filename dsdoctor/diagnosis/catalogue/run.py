@@ -1,4 +1,4 @@
-"""Ills of a run: memory, fp16, processors, and imports that newer versions removed."""
+"""Rules of a run: memory, fp16, processors, and imports that newer versions removed."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
@@ -8,9 +8,12 @@ DEEPSPEED_TOO_OLD_FOR_TORCH = Rule(
     title="this DeepSpeed imports {name|something} from torch, and this torch no longer has it",
     fix="upgrade DeepSpeed to a release that knows this torch",
     commands=("python -m pip install -U deepspeed", "python -m dsdoctor prebuild --source newest"),
-    manual="""Releases of DeepSpeed import internals of torch: torch._six went with torch 2.0, `log` of the elastic
-agent with 2.6. An older DeepSpeed on a newer torch fails at import. Upgrade DeepSpeed, or pin torch to what it was
-written for.""",
+    manual="""This DeepSpeed imports something from torch that this torch no longer has.
+
+Releases of DeepSpeed import internals of torch: torch._six went with torch 2.0, `log` of the elastic agent with
+2.6. The alternative is to pin torch to the release that this DeepSpeed was written for.
+
+Why it matters: An older DeepSpeed on a newer torch fails at import.""",
     signatures=(
         Signature(
             words="modulenotfounderror importerror+named",
@@ -50,9 +53,14 @@ HOST_RAM_OOM = Rule(
     fix="use less host memory: fewer ranks or loader workers, no pinned memory, offload to NVMe, or a machine or "
     "container with more",
     commands=("dmesg -T | grep -i -E 'killed process|out of memory'", "free -g; cat /sys/fs/cgroup/memory.max"),
-    manual="""exit code -9 (137 in a container) is SIGKILL: nearly always the kernel's or the scheduler's memory
-killer. CPU offload needs about 16 bytes of host memory a parameter, and every rank that loads the whole checkpoint
-needs it once more. `dmesg` names the process. A compiler that is killed is another matter: MAX_JOBS=1.""",
+    manual="""A process was killed because the host's memory ran out.
+
+Exit code -9 (137 in a container) is SIGKILL: nearly always from the kernel or the scheduler when memory is short.
+CPU offload needs about 16 bytes of host memory for each parameter, and every rank that loads the whole checkpoint
+needs it once more. `dmesg` names the process. For a compiler that is killed see compiler-oom-killed.
+
+Why it matters: The killed rank prints nothing, and the other ranks report a broken connection or a timeout
+instead.""",
     signatures=(
         Signature(
             words="return+9 signal+9 exitcode+9 code+9 exit+137 exited+137 status+137 code+137 sigkill",
@@ -105,9 +113,13 @@ FP16_LOSS_SCALE_FLOOR = Rule(
     title="fp16 overflowed on every step until the loss scale reached its floor",
     fix="train in bf16 where the GPU has it, or find the module where the first inf arises",
     commands=("python -m dsdoctor.run SCRIPT.py", "python -m dsdoctor explain fp16-loss-scale-floor"),
-    manual="""Dynamic loss scaling halves the scale at every overflow. A few at the start are normal; overflow on
-every step means that the model itself makes inf or nan: a model trained in bf16, too high a learning rate, a broken
-batch. Use bf16, or let `python -m dsdoctor.run SCRIPT.py` say which module made the first inf.""",
+    manual="""fp16 overflowed on every step until the loss scale could not be lowered any further.
+
+Dynamic loss scaling halves the scale at every overflow. A few overflows at the start are normal; one on every
+step means that the model itself produces inf or nan: a model trained in bf16, too high a learning rate, or a
+broken batch.
+
+Why it matters: Every step was skipped, so the model learns nothing, and DeepSpeed stops.""",
     signatures=(
         Signature(
             words="minimum+loss+scale",
@@ -129,11 +141,15 @@ CPU_ISA_ILLEGAL_INSTRUCTION = Rule(
     title="illegal instruction: an op was built for a newer processor than this one",
     fix="build the CPU ops on a machine like the oldest one they run on",
     commands=("python -m dsdoctor prebuild", "rm -rf ~/.cache/torch_extensions", "python -m dsdoctor check --deep"),
-    manual="""DeepSpeed compiles its CPU ops with -march=native: they hold the instructions of the build machine
-(AVX512 and more). A wheel, an image or a shared cache that reaches an older processor dies with SIGILL. Build on the
-oldest kind of node, one wheel for each kind, or one for what all of them have: `python -m dsdoctor record node.json` on a
-node of each kind, then `python -m dsdoctor build-wheel --node node.json ...`. `python -m dsdoctor check --deep` compares a
-wheel with this processor.""",
+    manual="""An op was compiled for a newer processor than the one it runs on.
+
+DeepSpeed compiles its CPU ops with -march=native: they hold the instructions of the build machine (AVX512 and
+more). A wheel for all nodes comes from `python -m dsdoctor record node.json` on a node of each kind, then `python
+-m dsdoctor build-wheel --node node.json ...`. `python -m dsdoctor check --deep` compares a wheel with this
+processor.
+
+Why it matters: The process ends with SIGILL and no traceback, as soon as such an instruction is reached in a
+wheel, an image or a shared cache.""",
     signatures=(
         Signature(
             words="illegal+instruction sigill return+4 exitcode+4 exit+132 instruction+ill ungültiger illégale "

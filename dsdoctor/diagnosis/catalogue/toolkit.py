@@ -1,4 +1,4 @@
-"""Ills of the CUDA toolkit: none, another than torch's, or a folder that is none."""
+"""Rules of the CUDA toolkit: missing, of another release than torch's, or an unusable folder."""
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
@@ -11,10 +11,14 @@ CUDA_TOOLKIT_MISSING = Rule(
     title="no CUDA toolkit was found: CUDA_HOME is unset and there is no nvcc",
     fix="give the build a toolkit of torch's CUDA release{cuda_hint}; dsdoctor assembles one without root",
     commands=('export CUDA_HOME="$(python -m dsdoctor toolkit)"', 'eval "$(python -m dsdoctor env)"'),
-    manual="""torch's wheels bring the CUDA runtime, not the compiler. DeepSpeed's CUDA ops need nvcc and its headers:
-torch looks at CUDA_HOME, CUDA_PATH, nvcc on PATH and /usr/local/cuda, and found nothing. A driver (nvidia-smi) is no
-toolkit. `python -m dsdoctor toolkit` prints one that fits torch, or assembles it from PyPI's parts (CUDA 13), without
-root. Otherwise: conda install -c nvidia cuda-toolkit=<torch's release>, or NVIDIA's packages.""",
+    manual="""torch found no CUDA toolkit.
+
+torch looks at CUDA_HOME, CUDA_PATH, nvcc on PATH and /usr/local/cuda. torch's wheels bring the CUDA runtime, not
+the compiler, and a driver (nvidia-smi) is not a toolkit. `python -m dsdoctor toolkit` prints a toolkit that fits
+torch, or assembles one from PyPI's packages (CUDA 13). conda (cuda-toolkit=<torch's release>, channel nvidia) and
+NVIDIA's packages have toolkits too.
+
+Why it matters: DeepSpeed's CUDA ops need nvcc and its headers: none of them can be compiled.""",
     signatures=(
         Signature(
             words="cuda_home missingcudaexception",
@@ -69,11 +73,14 @@ CUDA_TORCH_MISMATCH = Rule(
     fix="build with the toolkit of torch's own CUDA release; dsdoctor finds it among those that are here, or "
     "assembles it",
     commands=('eval "$(python -m dsdoctor env)"', "python -m dsdoctor prebuild"),
-    manual="""The nvcc that the build found is of another CUDA release than the one torch was built with. DeepSpeed
-refuses another major release (and for CUDA 13 another minor one), torch refuses another major one. What nvidia-smi
-shows is the driver's. Point CUDA_HOME at the right toolkit, or install a torch for the toolkit you have (pip's
---index-url .../cu126). DS_SKIP_CUDA_CHECK=1 silences DeepSpeed's check only, and is safe at most across minor
-releases.""",
+    manual="""The nvcc that the build found is of another CUDA release than the one torch was built with.
+
+DeepSpeed refuses another major release (and for CUDA 13 another minor one), torch refuses another major one. The
+release that nvidia-smi shows is the driver's and plays no part. Instead of another toolkit, a torch for the
+toolkit you have also works (pip's --index-url .../cu126).
+
+Why it matters: The build stops. DS_SKIP_CUDA_CHECK=1 only switches off DeepSpeed's own check, and is safe at most
+across minor releases.""",
     signatures=(
         Signature(
             words="installed+cuda",
@@ -143,10 +150,14 @@ CUDA_HOME_WRONG = Rule(
     title="CUDA_HOME is {home}, and there is no usable toolkit in it",
     fix="point CUDA_HOME at one folder that holds bin/nvcc, include and lib64; dsdoctor knows which",
     commands=('export CUDA_HOME="$(python -m dsdoctor toolkit)"', 'eval "$(python -m dsdoctor env)"'),
-    manual="""CUDA_HOME is set, or guessed from the nvcc on PATH, to a folder without a whole toolkit: only the
-runtime is there, it is a list with colons or has quotes in it, or a wrapper nvcc in /usr/local/bin makes torch guess
-/usr/local, whose include folder has no CUDA headers. torch never checks the folder. `python -m dsdoctor look` shows
-the CUDA_HOME that torch takes and what each toolkit here lacks.""",
+    manual="""CUDA_HOME is set to, or was guessed as, a folder without a whole toolkit.
+
+Only the runtime is there, the value is a list with colons or has quotes in it, or a wrapper nvcc in
+/usr/local/bin makes torch guess /usr/local, whose include folder has no CUDA headers. `python -m dsdoctor look`
+shows the CUDA_HOME that torch takes and what each toolkit here lacks.
+
+Why it matters: torch never checks the folder, so the build fails later, at the first header or library that is
+not there.""",
     signatures=(
         Signature(
             words="nvcc",
