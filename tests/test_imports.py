@@ -108,6 +108,7 @@ def test_only_the_hooks_import_torch_and_nothing_imports_deepspeed_at_its_top() 
         assert room == "child_scripts" or heavy_imports(path) <= allowed, path
 
 
+@pytest.mark.slow
 def test_what_reads_traces_and_judges_imports_no_torch() -> None:
     code = (
         "import sys, dsdoctor.run.__main__, dsdoctor.overflow.verdict.verdict, dsdoctor.overflow.trace.trace_file;"

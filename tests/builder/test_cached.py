@@ -61,6 +61,7 @@ def test_what_was_compiled_is_not_compiled_again_in_another_folder(build: Build)
     assert digest(first) == digest(second)
 
 
+@pytest.mark.slow
 def test_another_header_compiles_the_ops_that_read_it_and_no_other(build: Build) -> None:
     def change(tree: Path) -> None:
         with_header(tree)
@@ -74,12 +75,14 @@ def test_another_header_compiles_the_ops_that_read_it_and_no_other(build: Build)
     assert cached(build(edit=with_header)) == {"one": True, "two": True}
 
 
+@pytest.mark.slow
 def test_a_new_header_that_could_hide_another_compiles_again(build: Build) -> None:
     build()
 
     assert cached(build(edit=lambda tree: (tree / "csrc" / "stdio.h").write_text(""))) == {"one": False, "two": False}
 
 
+@pytest.mark.slow
 def test_another_source_of_one_op_leaves_the_other_in_the_cache(build: Build) -> None:
     build()
     again = build(edit=lambda tree: (tree / "csrc" / "one.c").write_text("int one(void) { return 7; }"))
@@ -87,6 +90,7 @@ def test_another_source_of_one_op_leaves_the_other_in_the_cache(build: Build) ->
     assert cached(again) == {"one": False, "two": True}
 
 
+@pytest.mark.slow
 def test_other_flags_another_compiler_and_another_search_path_compile_again(build: Build, tmp_path: Path) -> None:
     wrapper = tmp_path / "gcc"
     wrapper.write_text('#!/bin/sh\nexec gcc "$@"\n')
@@ -99,6 +103,7 @@ def test_other_flags_another_compiler_and_another_search_path_compile_again(buil
     assert cached(build(plan("one"))) == {"one": True}
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_is_dropped_said_and_compiled_again(build: Build, store: CacheStore) -> None:
     build()
     (entry,) = [entry for entry in store.entries() if entry.facts["op"] == "one"]
@@ -125,6 +130,7 @@ def test_a_file_written_while_it_is_compiled_keeps_the_op_out_of_the_cache(build
     assert any("was written while it was compiled" in sentence for sentence in store.complaints)
 
 
+@pytest.mark.slow
 def test_ccache_serves_the_objects_of_a_miss_and_no_link(build: Build, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -138,6 +144,7 @@ def test_ccache_serves_the_objects_of_a_miss_and_no_link(build: Build, tmp_path:
     assert cached(build(wanted)) == {"one": True}
 
 
+@pytest.mark.slow
 def test_a_header_or_library_that_would_be_found_earlier_compiles_again(build: Build, tmp_path: Path) -> None:
     early, libraries = tmp_path / "early", tmp_path / "libraries"
     early.mkdir()
@@ -151,6 +158,7 @@ def test_a_header_or_library_that_would_be_found_earlier_compiles_again(build: B
     assert [cached(build(wanted))["one"] for _ in range(2)] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_header_outside_that_is_changed_while_others_compile_keeps_its_op_out(build: Build, tmp_path: Path) -> None:
     header = tmp_path / "outside" / "x.h"
     header.parent.mkdir()
@@ -168,6 +176,7 @@ def test_a_header_outside_that_is_changed_while_others_compile_keeps_its_op_out(
     assert cached(again) == {"one": False}
 
 
+@pytest.mark.slow
 def test_an_odd_folder_of_headers_is_no_end_of_a_build(build: Build, tmp_path: Path) -> None:
     folder = tmp_path / "o'brien's headers"
     folder.mkdir()
@@ -191,6 +200,7 @@ def test_a_failed_op_is_not_kept(build: Build, store: CacheStore) -> None:
     assert [entry.facts["op"] for entry in store.entries()] == ["one"]
 
 
+@pytest.mark.slow
 def test_what_an_op_was_made_from_is_told_for_the_whole_wheel(build: Build) -> None:
     first, second = build(), build()
 
@@ -200,6 +210,7 @@ def test_what_an_op_was_made_from_is_told_for_the_whole_wheel(build: Build) -> N
     assert build(plan("bad", "one")).inputs is None
 
 
+@pytest.mark.slow
 def test_the_same_inputs_give_the_same_wheel_in_any_folder(tmp_path: Path) -> None:
     wheels = [digest(run(plan("one", "two"), bench_in(tmp_path / place))) for place in ("a", "another/and/longer")]
 

@@ -293,6 +293,7 @@ def test_an_interruption_ends_every_compiler(workdir: Workdir) -> None:
     assert not list(workdir.out.iterdir())
 
 
+@pytest.mark.slow
 def test_two_builds_into_one_folder_at_once(workdir: Workdir, tmp_path: Path) -> None:
     benches = []
     for name in ("a", "b"):

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
-from packageurl import PackageURL
 
 from dsdoctor.builder.make.manifest import Manifest, describe_wheel
 from dsdoctor.builder.make.prove import OpProof
@@ -90,7 +87,13 @@ def every_component(document: dict[str, Any]) -> list[dict[str, Any]]:
     ],
     ids=["system-toolkit", "parts", "git", "little"],
 )
+@pytest.mark.slow
 def test_the_schema_accepts_it_and_every_package_url_reads_back(document: dict[str, Any]) -> None:
+    # imported here: they take a second, and only CI and who works on this need them
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+    from packageurl import PackageURL
+
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(document)) is None
     for component in every_component(document):
         if "purl" in component and component["purl"].startswith("pkg:pypi"):

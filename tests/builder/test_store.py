@@ -604,6 +604,7 @@ assert check(store) == (True, True) and not list((folder / "tmp").iterdir())
     )
 
 
+@pytest.mark.slow
 def test_a_pruner_killed_at_any_line_leaves_whole_entries(tmp_path: Path) -> None:
     child(
         tmp_path,
@@ -624,6 +625,7 @@ assert moment > 200 and len(seen) > 1, (moment, seen)
     )
 
 
+@pytest.mark.slow
 def test_a_writer_killed_amid_large_files_leaves_whole_entries_or_none(tmp_path: Path) -> None:
     child(
         tmp_path,
@@ -652,6 +654,7 @@ for number in range(6 * rounds):
     )
 
 
+@pytest.mark.slow
 def test_builds_at_once_and_a_pruner_among_them_get_right_bytes_or_nothing(tmp_path: Path) -> None:
     child(
         tmp_path,

@@ -214,6 +214,7 @@ def test_offline_an_environment_is_taken_and_none_is_made(place: Place) -> None:
     assert (place.said, place.left) == ([], [])
 
 
+@pytest.mark.slow
 def test_uv_installs_where_the_user_has_not_set_pip_up(place: Place) -> None:
     place.program("uv", '#!/bin/sh\necho "uv $*" >> "$LOG"\n')
     env = {"PATH": f"{place.bin}:{os.environ['PATH']}", "LOG": str(place.log), "PIP_CONFIG_FILE": os.devnull}

@@ -119,6 +119,7 @@ def test_a_damaged_shared_object_and_a_wheel_without_record_are_said(library: by
     assert facts.altered == ("RECORD, which is missing",)
 
 
+@pytest.mark.slow
 def test_a_record_that_is_too_large_to_be_one_is_not_read(library: bytes, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="larger than any can be"):
         read_wheel(wheel(tmp_path, contents(library) | {f"{INFO}/RECORD": os.urandom(9 << 20).hex().encode()}))

@@ -118,6 +118,7 @@ def test_secrets_and_what_each_rank_has_of_its_own_are_left_out() -> None:
     }
 
 
+@pytest.mark.slow
 def test_ten_thousand_claims_are_compared_in_a_moment() -> None:
     many = claims(10_000, {rank: {"kernel": str(rank)} for rank in range(10_000)} | {77: {"torch": "2.7.0"}})
     began = time.perf_counter()

@@ -54,6 +54,7 @@ def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
 
 
+@pytest.mark.slow
 def test_one_that_fails_and_one_that_is_impossible_do_not_stop_the_others(lab: Lab) -> None:
     empty = lab.folder / "python"
     empty.write_text("#!/bin/sh\necho no such module >&2\nexit 1\n")
@@ -102,6 +103,7 @@ def test_two_whose_wheels_would_have_one_name_are_refused_before_anything_is_mad
     assert not lab.cache.exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_of_them(lab: Lab) -> None:
     pythons = [lab.environment(torch, "slow") for torch in ("2.13.0", "2.14.1")]
     env = {**os.environ, "DSDOCTOR_CACHE": str(lab.cache)}

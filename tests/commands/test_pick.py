@@ -80,6 +80,7 @@ def test_a_folder_without_wheels_is_a_usage_error(name: str, tmp_path: Path) -> 
     assert "Fix: " in done.stderr
 
 
+@pytest.mark.slow
 def test_pip_takes_a_wheel_from_the_index_with_the_digest_that_its_page_tells(tmp_path: Path) -> None:
     name = "deepspeed-1.0+x-py3-none-any.whl"
     path = tmp_path / name

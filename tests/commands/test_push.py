@@ -183,6 +183,7 @@ def test_a_wheel_is_on_every_node_and_is_left_alone_by_a_second_push(nodes: Path
     assert shown[-1] == f"✓ {NAME} is on all 2 nodes"
 
 
+@pytest.mark.slow
 def test_a_node_that_fails_is_named_and_stops_no_other(nodes: Path, node: Node) -> None:
     problems = ("refuses", "no-dsdoctor", "pip-fails", "no-pip", "pip-lies")
     places = [node("n1"), *(node(f"n{number}", problem) for number, problem in enumerate(problems, start=2))]
@@ -221,6 +222,7 @@ def test_a_dsdoctor_of_another_environment_on_path_does_as_well(nodes: Path, nod
     assert has_it(place)
 
 
+@pytest.mark.slow
 def test_a_copy_that_was_changed_on_the_way_is_not_even_verified(nodes: Path, node: Node) -> None:
     place = node("flips", "hangs")
     node("n1")
@@ -237,6 +239,7 @@ def test_a_copy_that_was_changed_on_the_way_is_not_even_verified(nodes: Path, no
     assert left(nodes) == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_installs_nothing_and_all_or_nothing_waits_for_every_verdict(nodes: Path, node: Node) -> None:
     places = [node("n1"), node("n2", "refuses"), node("n3")]
     dry = push(nodes, "n1 n3", "--dry-run")
@@ -250,6 +253,7 @@ def test_a_dry_run_installs_nothing_and_all_or_nothing_waits_for_every_verdict(n
     assert left(nodes) == []
 
 
+@pytest.mark.slow
 def test_two_names_of_one_environment_never_have_two_pips_in_it(nodes: Path, node: Node) -> None:
     node("n1")
     (nodes / "other").symlink_to("n1")
@@ -290,6 +294,7 @@ def started(nodes: Path) -> Iterator[Started]:
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.launch)])
 def test_a_push_that_is_interrupted_leaves_nothing_on_a_node(
     number: int, nodes: Path, node: Node, started: Started

@@ -19,6 +19,7 @@ def layers(shown: object) -> dict[str, list[list[float | None]]]:
     return {trace.name or "": [list(line) for line in trace.z] for trace in shown.data if trace.type == "heatmap"}  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_slow_node_is_a_row_and_a_column_of_its_own_colour() -> None:
     found = layers(figure(slow_node()))
 
@@ -59,6 +60,7 @@ def test_ranks_of_a_host_stand_together_and_lines_part_the_hosts() -> None:
     assert len(edges) == 1
 
 
+@pytest.mark.slow
 def test_of_many_ranks_a_cell_is_the_worst_of_two_hosts() -> None:
     found = layers(figure(many(20)))
 
