@@ -22,7 +22,7 @@ class CommandsRefused(Exception):
     """Why there are no commands; what was printed tells more."""
 
 
-def told(name):
+def commands_of(name):
     op = ALL_OPS[name]
     if not op.is_compatible(verbose=True):
         raise CommandsRefused("DeepSpeed's own probe declines %s: %s" % (name, op.error_log or "it names no reason"))
@@ -45,7 +45,7 @@ for name, architectures in json.loads(sys.argv[1]):
         os.environ["TORCH_CUDA_ARCH_LIST"] = architectures
     answer = {"op": name}
     try:
-        answer.update(told(name))
+        answer.update(commands_of(name))
     except CommandsRefused as refusal:
         answer["error"] = str(refusal)
     except (Exception, SystemExit) as wrong:

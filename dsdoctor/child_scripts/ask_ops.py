@@ -1,4 +1,4 @@
-"""The ops of a DeepSpeed, told by its own op_builder. Arguments: "source" or "installed", its folder, torch's folder
+"""The ops of a DeepSpeed, flags_from by its own op_builder. Arguments: "source" or "installed", its folder, torch's folder
 ("" for none) or "import", then every architecture to put to the ops' own filters.
 
 Run with the accelerator in DS_ACCELERATOR. With torch's folder, op_builder meets a stand-in that has torch's version and no
@@ -82,7 +82,7 @@ def kept(op):
     return [entry if isinstance(entry, str) else ".".join(entry) for entry in op.filter_ccs(list(known))]
 
 
-def told(ask):
+def flags_from(ask):
     """What a builder says of its flags; nothing when it needs a toolkit or a package to say it."""
     try:
         return [flag for flag in ask() if flag]
@@ -97,8 +97,8 @@ def describe(name, op):
     try:
         fact["sources"] = op.strip_empty_entries(op.sources())
         fact["architectures"] = kept(op)
-        fact["flags"] = told(op.cxx_args)
-        fact["libraries"] = [flag[2:] for flag in told(op.extra_ldflags) if flag.startswith("-l")]
+        fact["flags"] = flags_from(op.cxx_args)
+        fact["libraries"] = [flag[2:] for flag in flags_from(op.extra_ldflags) if flag.startswith("-l")]
     except FellShort:
         raise
     except Exception as error:

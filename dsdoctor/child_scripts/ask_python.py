@@ -53,7 +53,7 @@ def lacking(package):
             demanded = [line.split(":", 1)[1].strip() for line in lines if line.startswith("Requires-Dist:")]
     except OSError:
         return []
-    names = [normal(re.match(r"[\w.-]+", one)[0]) for one in demanded if ";" not in one]
+    names = [normal(re.match(r"[\w.-]+", line)[0]) for line in demanded if ";" not in line]
     here = {name for name, _, _ in installed}
     return [name for name in names if name not in here]
 

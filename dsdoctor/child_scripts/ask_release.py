@@ -6,6 +6,6 @@ import os
 import runpy
 
 spec = importlib.util.find_spec("torch")
-said = runpy.run_path(os.path.join(os.path.dirname(spec.origin), "version.py")) if spec and spec.origin else {}
-release = {"version": said.get("__version__"), "cuda": said.get("cuda"), "hip": said.get("hip")}
+facts = runpy.run_path(os.path.join(os.path.dirname(spec.origin), "version.py")) if spec and spec.origin else {}
+release = {"version": facts.get("__version__"), "cuda": facts.get("cuda"), "hip": facts.get("hip")}
 print("DSDOCTOR " + json.dumps(release))

@@ -27,4 +27,4 @@ def commands(build_ext, extension, place, made=None):
     command.build_temp, command.build_lib, command.force = os.path.join(place, "temp"), os.path.join(place, "lib"), True
     command.ensure_finalized()
     command.run()
-    return [one for one in collected if "-c" in one], [one for one in collected if "-c" not in one]
+    return [words for words in collected if "-c" in words], [words for words in collected if "-c" not in words]

@@ -81,7 +81,7 @@ def _about(entry: Shown) -> tuple[str, str, str, str]:
         entry.kind.removesuffix("s"),
         name,
         torch,
-        " ".join(filter(None, (_text(facts.get(one)) for one in made_for))),
+        " ".join(filter(None, (_text(facts.get(fact)) for fact in made_for))),
     )
 
 

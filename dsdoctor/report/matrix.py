@@ -96,17 +96,17 @@ def tagged(target: str, findings: Iterable[Finding]) -> tuple[TargetFinding, ...
     return tuple(
         TargetFinding(
             target=target,
-            rule=one.rule,
-            severity=one.severity,
-            title=one.title,
-            evidence=one.evidence,
-            affects=one.affects,
-            fix=one.fix,
+            rule=finding.rule,
+            severity=finding.severity,
+            title=finding.title,
+            evidence=finding.evidence,
+            affects=finding.affects,
+            fix=finding.fix,
         )
-        for one in findings
+        for finding in findings
     )
 
 
 def reason(findings: Iterable[Finding]) -> str:
     """The first error, in one line."""
-    return next((one.title for one in findings if one.severity is Severity.ERROR), "it is not known why")
+    return next((finding.title for finding in findings if finding.severity is Severity.ERROR), "it is not known why")

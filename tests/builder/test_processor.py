@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.builder.make.commands import Command
-from dsdoctor.builder.make.flags import Orders, edited
+from dsdoctor.builder.make.flags import FlagSettings, edited
 from dsdoctor.builder.plan.choices import choose_architectures
 from dsdoctor.builder.plan.processor import LEVELS, choose_processor, flags_of
 from dsdoctor.builder.wheel.elf import read_elf
@@ -191,7 +191,7 @@ def test_an_op_is_compiled_for_the_level_and_still_tells_it(
     words = ("g++", "-O1", "-g", "-march=native", "-D__AVX512__", "-fPIC", "-c", "op.cpp", "-o", "op.o")
     given = Command(argv=words, source="op.cpp", output="op.o")
 
-    made = edited(given, Orders(host=flags_of(processor), debug_info=debug_info))
+    made = edited(given, FlagSettings(host=flags_of(processor), debug_info=debug_info))
 
     subprocess.run(made.argv, cwd=tmp_path, check=True)
     subprocess.run(["g++", "-shared", "-o", "op.so", "op.o"], cwd=tmp_path, check=True)
@@ -212,6 +212,6 @@ def test_arms_macros_take_the_place_of_each_other() -> None:
     words = ("g++", "-march=native", "-D__SVE__", "-c", "op.cpp", "-o", "op.o")
     given = Command(argv=words, source="op.cpp", output="op.o")
 
-    made = edited(given, Orders(host=flags_of("armv8.2-a"), debug_info=True)).argv
+    made = edited(given, FlagSettings(host=flags_of("armv8.2-a"), debug_info=True)).argv
 
     assert made[:3] == ("g++", "-march=armv8.2-a", "-D__NEON__")

@@ -31,14 +31,14 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class OpCommands:
-    """What compiles and links one op; ``error`` is why there is nothing, ``said`` what was printed meanwhile."""
+    """What compiles and links one op; ``error`` is why there is nothing, ``output`` what was printed meanwhile."""
 
     op: str
     compile: tuple[Command, ...] = ()
     link: tuple[Command, ...] = ()
     forgotten: tuple[str, ...] = ()
     error: str | None = None
-    said: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[Command, ...]:
@@ -47,7 +47,7 @@ class OpCommands:
 
 
 @dataclass(frozen=True)
-class _ToldCommands:
+class _CommandsAnswer:
     op: str
     compile: list[list[str]] = field(default_factory=list)
     link: list[list[str]] = field(default_factory=list)
@@ -61,37 +61,37 @@ def ask_commands(host: LocalHost, plan: BuildPlan, *, tree: Path, env: Mapping[s
     # a wrapper such as ccache is ours to put in front
     whole = {**env, "TORCH_NO_COMPILER_WRAPPER": "1"}
     while rest := [op for op in plan.ops if op.op not in answers]:
-        said: list[str] = []
+        output: list[str] = []
 
-        def hear(line: str, said: list[str] = said) -> None:
+        def on_line(line: str, output: list[str] = output) -> None:
             if line.startswith(MARK):
-                told = _read(line, tree, tuple(said))
-                answers[told.op] = told
-                said.clear()
+                answer = _read(line, tree, tuple(output))
+                answers[answer.op] = answer
+                output.clear()
             else:
-                said.append(line)
+                output.append(line)
 
         pairs = json.dumps([(op.op, ";".join(op.architectures)) for op in rest])
         status = host.stream(
-            [plan.python, str(CHILD_SCRIPTS / "ask_commands.py"), pairs], cwd=tree, env=whole, on_line=hear
+            [plan.python, str(CHILD_SCRIPTS / "ask_commands.py"), pairs], cwd=tree, env=whole, on_line=on_line
         )
-        unheard = [op.op for op in rest if op.op not in answers]
-        if unheard:
-            last = next((line for line in reversed(said) if line.strip()), "it said nothing")
-            why = first_error(said) or f"asking its builder ended with status {status}: {last}"
-            answers[unheard[0]] = OpCommands(op=unheard[0], error=why, said=tuple(said))
+        unanswered = [op.op for op in rest if op.op not in answers]
+        if unanswered:
+            last = next((line for line in reversed(output) if line.strip()), "it said nothing")
+            why = first_error(output) or f"asking its builder ended with status {status}: {last}"
+            answers[unanswered[0]] = OpCommands(op=unanswered[0], error=why, output=tuple(output))
     return answers
 
 
-def _read(line: str, tree: Path, said: tuple[str, ...]) -> OpCommands:
-    told = msgspec.json.decode(line.removeprefix(MARK), type=_ToldCommands)
+def _read(line: str, tree: Path, output: tuple[str, ...]) -> OpCommands:
+    answer = msgspec.json.decode(line.removeprefix(MARK), type=_CommandsAnswer)
     return OpCommands(
-        op=told.op,
-        compile=tuple(read_command(argv, tree) for argv in told.compile),
-        link=tuple(read_command(argv, tree) for argv in told.link),
-        forgotten=tuple(told.forgotten),
-        error=told.error,
-        said=said,
+        op=answer.op,
+        compile=tuple(read_command(argv, tree) for argv in answer.compile),
+        link=tuple(read_command(argv, tree) for argv in answer.link),
+        forgotten=tuple(answer.forgotten),
+        error=answer.error,
+        output=output,
     )
 
 

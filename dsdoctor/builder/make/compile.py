@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dsdoctor.builder.make.commands import Command, OpCommands, ask_commands
 from dsdoctor.builder.make.first_error import first_error
-from dsdoctor.builder.make.flags import Orders, changes, edited, memory_of, orders_of, threaded, threads_of
+from dsdoctor.builder.make.flags import FlagSettings, changes, edited, flag_settings, memory_of, threaded, threads_of
 from dsdoctor.builder.make.op_cache import OpCache
 from dsdoctor.builder.make.op_job import Compiled, OpProgress, OpWork, Watch
 from dsdoctor.builder.make.scheduler import CompileJob, Pool, carry_out
@@ -38,8 +38,8 @@ def compile_ops(
     for op in plan.ops:
         watch(OpProgress(op=op.op, state="waiting", total=len(op.sources)))
     asked = ask_commands(host, plan, tree=tree, env=env)
-    orders = orders_of(plan, machine, tree)
-    works = [_begin(asked[op.op], op, orders, logs / f"{op.op}.log") for op in plan.ops]
+    settings = flag_settings(plan, machine, tree)
+    works = [_begin(asked[op.op], op, settings, logs / f"{op.op}.log") for op in plan.ops]
     for work in works:
         _take(work, tree, cache)
         if work.cached or work.error:
@@ -73,17 +73,17 @@ def shared_object(folder: Path, module: str) -> Path | None:
     return next(iter(sorted(folder.joinpath(*packages).glob(f"{name}.*so"))), None)
 
 
-def _begin(asked: OpCommands, op: OpPlan, orders: Orders, log: Path) -> OpWork:
+def _begin(asked: OpCommands, op: OpPlan, settings: FlagSettings, log: Path) -> OpWork:
     """The op's commands as they are run, but for nvcc's threads; its log says what was changed in each."""
     after = OpCommands(
         op=op.op,
-        compile=tuple(edited(command, orders) for command in asked.compile),
-        link=tuple(edited(command, orders) for command in asked.link),
+        compile=tuple(edited(command, settings) for command in asked.compile),
+        link=tuple(edited(command, settings) for command in asked.link),
         forgotten=asked.forgotten,
     )
     nothing = None if asked.link else "its builder gives no command that links it"
     work = OpWork(plan=op, commands=after, log=log, error=asked.error or nothing)
-    work.write(*asked.said)
+    work.write(*asked.output)
     if work.error:
         work.fail(f"dsdoctor: error: {work.error}")
     if asked.forgotten:
@@ -99,7 +99,7 @@ def _take(work: OpWork, tree: Path, cache: OpCache | None) -> None:
     if cache is None or work.error:
         return
     found = cache.take(work.plan, work.commands, (tree / work.commands.link[-1].output).parent)
-    work.write(f"dsdoctor: {found.said}")
+    work.write(f"dsdoctor: {found.message}")
     if found.taken:
         work.library = _library(work, tree)
         work.cached = work.library is not None
@@ -125,14 +125,14 @@ def _compile(
         work.begin()
         total = len(work.commands.compile)
         watch(OpProgress(op=job.group, state="compiling", done=work.done, total=total))
-        well = _run(host, work, command, [wrapper] if wrapper and command.source else [], tree, env)
-        if well and command.source is None:
+        succeeded = _run(host, work, command, [wrapper] if wrapper and command.source else [], tree, env)
+        if succeeded and command.source is None:
             work.library = _library(work, tree)
             if work.library and cache is not None:
                 cache.keep(work.plan, work.made(work.library))
-        ended = not well or command.source is None
+        ended = not succeeded or command.source is None
         watch(OpProgress(op=job.group, state=work.state if ended else "compiling", done=work.done, total=total))
-        return well
+        return succeeded
 
     carry_out(jobs, pool, run, host.stop)
 
@@ -173,7 +173,7 @@ def _ending(command: Command, status: int, output: list[str]) -> list[str]:
 
 def _job(work: OpWork, command: Command) -> CompileJob:
     cost = 1.0 + len(work.plan.architectures) if command.by_nvcc else 1.0
-    after = frozenset() if command.source else frozenset(one.output for one in work.commands.compile)
+    after = frozenset() if command.source else frozenset(compiling.output for compiling in work.commands.compile)
     # a link is short, and ends an op
     return CompileJob(
         name=command.output,

@@ -22,7 +22,7 @@ NATIVE = re.compile(r"-m(?:arch|cpu|tune)=native")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orders:
+class FlagSettings:
     """How to compile. ``host`` takes the place of the builder's own -march and SIMD macro (none: as they are); ``renamed`` are
     folders and what stands for each in a file; ``own_temporaries`` lets nvcc name its own files after the object."""
 
@@ -32,7 +32,7 @@ class Orders:
     own_temporaries: bool = False
 
 
-def orders_of(plan: BuildPlan, machine: Machine, tree: Path) -> Orders:
+def flag_settings(plan: BuildPlan, machine: Machine, tree: Path) -> FlagSettings:
     """How the commands of a plan's ops are to be edited; ``tree`` is the folder that they run in."""
     toolkit, torch, python = plan.toolkit, machine.torch, machine.python
     renamed = [(toolkit.root, "cuda")] if toolkit else []
@@ -40,7 +40,7 @@ def orders_of(plan: BuildPlan, machine: Machine, tree: Path) -> Orders:
     renamed += [(python.include, "python")] if python else []
     # only debug information tells the folder of a compile
     renamed += [(str(tree), ".")] if plan.debug_info else []
-    return Orders(
+    return FlagSettings(
         host=flags_of(plan.processor),
         debug_info=plan.debug_info,
         # an empty folder would rename every path
@@ -67,13 +67,13 @@ def memory_of(command: Command) -> int:
     return JOB_MEMORY[command.by_nvcc] * threads_of(command)
 
 
-def edited(command: Command, orders: Orders) -> Command:
+def edited(command: Command, settings: FlagSettings) -> Command:
     """The command as it is run."""
     if command.source is None:
         # what the linker read belongs to what an op was made from
         return replace(command, argv=(*command.argv, "-Wl,--trace"))
     edit = _for_nvcc if command.by_nvcc else _for_gcc
-    return replace(command, argv=tuple(edit(command, orders)))
+    return replace(command, argv=tuple(edit(command, settings)))
 
 
 def dependency_file(command: Command) -> str:
@@ -88,10 +88,10 @@ def changes(before: Command, after: Command) -> str:
     return f"{' '.join(gone) or 'nothing'} -> {' '.join(new) or 'nothing'}" if gone or new else ""
 
 
-def _for_gcc(command: Command, orders: Orders) -> Iterable[str]:
-    march, simd = orders.host or (None, None)
+def _for_gcc(command: Command, settings: FlagSettings) -> Iterable[str]:
+    march, simd = settings.host or (None, None)
     for word in command.argv:
-        if word == "-g" and not orders.debug_info:
+        if word == "-g" and not settings.debug_info:
             continue
         if march and NATIVE.search(word):
             yield NATIVE.sub(march, word)
@@ -99,25 +99,25 @@ def _for_gcc(command: Command, orders: Orders) -> Iterable[str]:
             yield simd
         else:
             yield word
-    yield from _quiet(orders)
+    yield from _quiet(settings)
     yield from ("-MD", "-MF", dependency_file(command))
 
 
-def _for_nvcc(command: Command, orders: Orders) -> Iterable[str]:
+def _for_nvcc(command: Command, settings: FlagSettings) -> Iterable[str]:
     """-lineinfo is debug information, and puts folders and the times of headers into a file; nvcc's temporary names a process."""
     for word in command.argv:
-        if word.startswith("--threads") or (word == "-lineinfo" and not orders.debug_info):
+        if word.startswith("--threads") or (word == "-lineinfo" and not settings.debug_info):
             continue
-        yield NATIVE.sub(orders.host[0], word) if orders.host else word
-    if orders.own_temporaries:
+        yield NATIVE.sub(settings.host[0], word) if settings.host else word
+    if settings.own_temporaries:
         yield "-objtemp"
-    for flag in _quiet(orders):
+    for flag in _quiet(settings):
         yield from ("-Xcompiler", flag)
     yield from ("-MD", "-MF", dependency_file(command))
 
 
-def _quiet(orders: Orders) -> Iterable[str]:
+def _quiet(settings: FlagSettings) -> Iterable[str]:
     """No debug information, but what gcc was told stays readable in the file; no folder of this machine."""
-    yield from () if orders.debug_info else ("-g0", "-frecord-gcc-switches")
-    for folder, name in orders.renamed:
+    yield from () if settings.debug_info else ("-g0", "-frecord-gcc-switches")
+    for folder, name in settings.renamed:
         yield f"-ffile-prefix-map={folder}={name}"

@@ -60,7 +60,7 @@ def make(
         compiled = compile_ops(host, plan, machine, tree=tree, env=env, pool=pool, logs=logs, cache=cache, watch=watch)
         gather(plan, compiled, workdir.folder / LIBRARY)
     packed = _Packed()
-    if all(one.library for one in compiled):
+    if all(op.library for op in compiled):
         packed = _packed(host, plan, source, machine, workdir, say)
     if cache is not None:
         cache.drop(proof.op for proof in packed.proofs if proof.wrong)
@@ -90,7 +90,7 @@ def _packed(
     if any(proof.wrong for proof in proofs):
         return _Packed(proofs=proofs, notes=notes)
     manifest = describe_wheel(plan, source, machine, proofs)
-    more = {SBOM: _bill(host, manifest, machine)}
+    more = {SBOM: _bill_of_materials(host, manifest, machine)}
     return _Packed(
         wheel=write_into(packed, manifest, workdir.out, more, epoch=epoch_of(host)), proofs=proofs, notes=notes
     )
@@ -162,7 +162,7 @@ def _pack(host: LocalHost, plan: BuildPlan, source: Source, workdir: Workdir) ->
     return wheels[0]
 
 
-def _bill(host: LocalHost, manifest: Manifest, machine: Machine) -> bytes:
+def _bill_of_materials(host: LocalHost, manifest: Manifest, machine: Machine) -> bytes:
     """The wheel's bill of materials, with the packages that its toolkit is made of."""
     toolkit = manifest.plan.toolkit
     parts = toolkit_parts(Path(toolkit.root)) if toolkit else ()
@@ -180,17 +180,17 @@ def _results(plan: BuildPlan, compiled: tuple[Compiled, ...], proofs: tuple[OpPr
     asked = {op.op: op.asked for op in plan.ops}
     built = tuple(
         OpResult(
-            op=one.op,
-            asked=asked[one.op],
-            built=one.library is not None and wrong.get(one.op) is None,
-            cached=one.cached,
-            seconds=round(one.seconds, 1),
-            cpu_seconds=round(one.cpu_seconds, 1),
-            peak_memory=one.peak_memory,
-            because=one.because or wrong.get(one.op),
-            log=str(one.log),
+            op=op.op,
+            asked=asked[op.op],
+            built=op.library is not None and wrong.get(op.op) is None,
+            cached=op.cached,
+            seconds=round(op.seconds, 1),
+            cpu_seconds=round(op.cpu_seconds, 1),
+            peak_memory=op.peak_memory,
+            because=op.because or wrong.get(op.op),
+            log=str(op.log),
         )
-        for one in compiled
+        for op in compiled
     )
     return built + _left_out(plan)
 

@@ -88,7 +88,7 @@ def describe_wheel(plan: BuildPlan, source: Source, machine: Machine, proofs: tu
     """Put together what is known; the wheel's own size and digest come when it is finished."""
     assert machine.torch is not None
     assert machine.python is not None
-    confessions = [proof.elf_info for proof in proofs if proof.elf_info]
+    elf_infos = [proof.elf_info for proof in proofs if proof.elf_info]
     choice = {choice.what: choice.value for choice in plan.choices}
     return Manifest(
         version=plan.source_version + (f"+{plan.local_version}" if plan.local_version else ""),
@@ -96,13 +96,13 @@ def describe_wheel(plan: BuildPlan, source: Source, machine: Machine, proofs: tu
         platform=machine.python.platform,
         accelerator=plan.accelerator,
         torch=machine.torch.version,
-        nvidia=_nvidia(machine.torch, confessions) if plan.accelerator == "cuda" else None,
+        nvidia=_nvidia(machine.torch, elf_infos) if plan.accelerator == "cuda" else None,
         toolkit=choice.get("toolkit"),
         compiler=choice.get("compiler", ""),
-        glibc=newest(elf_info.glibc for elf_info in confessions),
-        glibcxx=newest(elf_info.glibcxx for elf_info in confessions),
+        glibc=newest(elf_info.glibc for elf_info in elf_infos),
+        glibcxx=newest(elf_info.glibcxx for elf_info in elf_infos),
         cpu_architecture=machine.system.architecture,
-        cpu_flags=tuple(sorted({flag for elf_info in confessions for flag in elf_info.cpu_flags})),
+        cpu_flags=tuple(sorted({flag for elf_info in elf_infos for flag in elf_info.cpu_flags})),
         source=source.asked,
         source_digest=source.digest,
         source_commit=source.commit,
@@ -113,9 +113,9 @@ def describe_wheel(plan: BuildPlan, source: Source, machine: Machine, proofs: tu
     )
 
 
-def _nvidia(torch: Torch, confessions: list[ElfInfo]) -> Nvidia:
+def _nvidia(torch: Torch, elf_infos: list[ElfInfo]) -> Nvidia:
     """torch's release is both bounds: DeepSpeed's loader compares major and minor."""
-    sm_arch = sorted({name for elf_info in confessions for name in elf_info.sm_arch or ()})
+    sm_arch = sorted({name for elf_info in elf_infos for name in elf_info.sm_arch or ()})
     release = str(torch.cuda)
     return Nvidia(cuda_version_lower_bound=release, cuda_version_upper_bound=release, sm_arch=tuple(sm_arch))
 

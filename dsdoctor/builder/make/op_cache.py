@@ -18,10 +18,10 @@ KIND = "ops"
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What came of looking an op up. ``said`` tells why it must be compiled, or that it need not be."""
+    """What came of looking an op up. ``message`` says why it must be compiled, or that it need not be."""
 
     taken: bool
-    said: str
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class OpCache:
         """Copy an op's files into a folder, every one of them verified."""
         key = self._keys.of(commands, op.module)
         if key is None:
-            return Taken(taken=False, said="compiled, and not kept: a part of its compiler could not be found")
+            return Taken(taken=False, message="compiled, and not kept: a part of its compiler could not be found")
         self._kept[op.op] = key
         why = "nothing of these commands and compilers is in the cache"
         for entry in self._store.find(KIND, key):
@@ -68,9 +68,9 @@ class OpCache:
             folder.mkdir(parents=True, exist_ok=True)
             if self._store.take(entry, folder):
                 self._inputs[op.op] = known
-                return Taken(taken=True, said=f"taken from the cache ({key[:12]})")
+                return Taken(taken=True, message=f"taken from the cache ({key[:12]})")
             why = "the one in the cache could not be taken"
-        return Taken(taken=False, said=f"compiled, since {why}")
+        return Taken(taken=False, message=f"compiled, since {why}")
 
     def keep(self, op: OpPlan, made: Made) -> None:
         """Keep a compiled op with the digests of all that it was made from."""
@@ -107,7 +107,7 @@ class OpCache:
         not known of each."""
         if len(self._inputs) < len(self._plan.ops):
             return None
-        named = {name: digest for one in self._inputs.values() for name, digest in one.items()}
+        named = {name: digest for inputs in self._inputs.values() for name, digest in inputs.items()}
         outside = {str(self._places.real(n)): d for n, d in named.items() if n.startswith(("/", "{"))}
         return outside | self._keys.programs()
 

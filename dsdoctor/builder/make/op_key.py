@@ -101,8 +101,8 @@ class Keys:
         """A compiler and those of PROGRAMS that it has, and the linker that it is told to take."""
         found = [self._host.which(compiler) or compiler]
         for name in (*PROGRAMS, *([f"ld.{linker.partition('=')[2]}"] if linker else [])):
-            said = self._host.run([compiler, f"-print-prog-name={name}"], timeout=ASK_LIMIT).stdout.strip()
-            found.append(said if said.startswith("/") else self._host.which(said or name) or "")
+            answer = self._host.run([compiler, f"-print-prog-name={name}"], timeout=ASK_LIMIT).stdout.strip()
+            found.append(answer if answer.startswith("/") else self._host.which(answer or name) or "")
         return [path for path in found if path]
 
     def _beside(self, op: OpCommands) -> list[str]:

@@ -15,7 +15,7 @@ from dsdoctor.core.machine import Gap
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Said:
+class _OpAnswer:
     op: str
     error: str | None
     output: str | None
@@ -40,18 +40,18 @@ def ask_compiler(
     env = host.environment() | {"DS_ACCELERATOR": source.accelerator}
     kind, place = ("source", source.folder) if source.folder else ("installed", source.asked)
 
-    def hear(line: str) -> None:
-        said = parse_answer(Answer(returncode=0, stdout=line), _Said, "op")
-        if not isinstance(said, Gap):
-            verdicts[said.op] = said.error or (first_error((said.output or "").splitlines()) or said.output)
-            on_op(said.op, verdicts[said.op])
+    def on_line(line: str) -> None:
+        answer = parse_answer(Answer(returncode=0, stdout=line), _OpAnswer, "op")
+        if not isinstance(answer, Gap):
+            verdicts[answer.op] = answer.error or (first_error((answer.output or "").splitlines()) or answer.output)
+            on_op(answer.op, verdicts[answer.op])
 
     while rest := [op for op in wanted if op not in verdicts]:
         argv = [python, str(CHILD_SCRIPTS / "deep_ops.py"), kind, place, str(folder / "deep"), str(jobs), *rest]
-        status = host.stream(argv, cwd=folder, env=env, on_line=hear)
-        unheard = [op for op in rest if op not in verdicts]
-        if unheard:
+        status = host.stream(argv, cwd=folder, env=env, on_line=on_line)
+        unanswered = [op for op in rest if op not in verdicts]
+        if unanswered:
             # it died at this one; the others are asked by a new process
-            verdicts[unheard[0]] = f"asking the compiler ended with status {status}"
-            on_op(unheard[0], verdicts[unheard[0]])
+            verdicts[unanswered[0]] = f"asking the compiler ended with status {status}"
+            on_op(unanswered[0], verdicts[unanswered[0]])
     return verdicts

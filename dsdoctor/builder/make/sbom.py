@@ -54,9 +54,9 @@ def bill_of_materials(manifest: Manifest, machine: Machine, parts: tuple[Part, .
         "metadata": _metadata(wheel, epoch),
         "components": components,
         "dependencies": [
-            {"ref": wheel["bom-ref"], "dependsOn": [one["bom-ref"] for one in (*materials, *files)]},
+            {"ref": wheel["bom-ref"], "dependsOn": [part["bom-ref"] for part in (*materials, *files)]},
             *({"ref": _file_ref(op), "dependsOn": [_library_ref(name) for name in listed(op)]} for op in manifest.ops),
-            *({"ref": one["bom-ref"]} for one in components),
+            *({"ref": component["bom-ref"]} for component in components),
         ],
     }
     serial = uuid.uuid5(uuid.NAMESPACE_URL, msgspec.json.encode(document).decode())
@@ -212,7 +212,7 @@ def vcs_url(asked: str) -> str | None:
 def _tools(plan: BuildPlan, machine: Machine, parts: Iterable[Part]) -> Iterator[Component]:
     """What made the wheel and is not in it."""
     cc, cxx = plan.env.get("CC"), plan.env.get("CXX")
-    compiler = next((one for one in machine.compilers if cxx == one.path or cc == one.c_path), None)
+    compiler = next((known for known in machine.compilers if cxx == known.path or cc == known.c_path), None)
     if compiler is not None:
         number = ".".join(map(str, compiler.version))
         yield _component("application", compiler.kind, number, scope="excluded", description="C++ compiler")
@@ -229,5 +229,5 @@ def _nvcc_version(plan: BuildPlan, machine: Machine) -> str | None:
     if plan.toolkit is None:
         return None
     folders = {f"{plan.toolkit.root}/bin", *(layer.tools for layer in plan.toolkit.layers)}
-    known = (one for one in machine.toolkits if one.nvcc and one.nvcc.rpartition("/")[0] in folders)
-    return next((one.version for one in known), str(plan.toolkit.release))
+    versions = (known.version for known in machine.toolkits if known.nvcc and known.nvcc.rpartition("/")[0] in folders)
+    return next(versions, str(plan.toolkit.release))

@@ -77,11 +77,11 @@ class _Board:
                 self._changed.wait()
             return None
 
-    def end(self, job: CompileJob, *, well: bool) -> None:
+    def end(self, job: CompileJob, *, succeeded: bool) -> None:
         """A job has ended."""
         with self._changed:
-            self._done |= {job.name} if well else set()
-            self._failed |= set() if well else {job.group}
+            self._done |= {job.name} if succeeded else set()
+            self._failed |= set() if succeeded else {job.group}
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -99,12 +99,12 @@ def carry_out(
 
     def work() -> None:
         while (job := board.take()) is not None:
-            well = False
+            succeeded = False
             try:
                 with pool.share(job.slots, job.memory):
-                    well = not board.stopped and run(job)
+                    succeeded = not board.stopped and run(job)
             finally:
-                board.end(job, well=well)
+                board.end(job, succeeded=succeeded)
 
     with ThreadPoolExecutor(max_workers=pool.jobs) as workers:
         futures = [workers.submit(work) for _ in range(min(pool.jobs, len(jobs)))]

@@ -63,8 +63,8 @@ def _copied(tree: Path, to: Path) -> Path | None:
 def gather(plan: BuildPlan, compiled: tuple[Compiled, ...], library: Path) -> None:
     """Move the shared objects to where setup.py looks for what is built."""
     modules = {op.op: op.module for op in plan.ops}
-    for one in compiled:
-        if one.library is not None:
-            target = library.joinpath(*modules[one.op].split(".")[:-1]) / one.library.name
+    for op in compiled:
+        if op.library is not None:
+            target = library.joinpath(*modules[op.op].split(".")[:-1]) / op.library.name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(one.library, target)
+            shutil.move(op.library, target)

@@ -15,7 +15,7 @@ def choose_compiler(
     limits = {kind: _limits(machine, toolkit if device_code else None, kind) for kind in ("gcc", "clang")}
     fitting = [c for c in machine.compilers if c.c_path and fits(c, limits[c.kind])]
     if not fitting:
-        return None, (), (_nothingfits(machine, toolkit, limits["gcc"]),)
+        return None, (), (_nothing_fits(machine, toolkit, limits["gcc"]),)
     default = machine.compilers[0]
     if fitting[0] == default:
         because = "it is the default here, and " + _accepted(limits[default.kind], toolkit, device_code=device_code)
@@ -32,7 +32,7 @@ def _limits(machine: Machine, toolkit: ToolkitPlan | None, kind: str) -> tuple[i
     assert machine.torch is not None
     if toolkit is None:
         return compiler_limits(machine.torch, kind, ())
-    known = [one for one in machine.toolkits if _is_or_feeds(one, toolkit)]
+    known = [known for known in machine.toolkits if _is_or_feeds(known, toolkit)]
     # an assembled toolkit is not here yet: its release alone lets torch's own table count
     return compiler_limits(machine.torch, kind, [*known, Toolkit(root=toolkit.root, release=toolkit.release)])
 
@@ -48,7 +48,7 @@ def _accepted(limits: tuple[int, int | None], toolkit: ToolkitPlan | None, *, de
     return by_torch
 
 
-def _nothingfits(machine: Machine, toolkit: ToolkitPlan | None, gcc: tuple[int, int | None]) -> Finding:
+def _nothing_fits(machine: Machine, toolkit: ToolkitPlan | None, gcc: tuple[int, int | None]) -> Finding:
     oldest, newest = gcc
     package = "g++" if newest is None else f"g++-{newest}"
     fix = Fix(

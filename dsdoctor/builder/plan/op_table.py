@@ -76,13 +76,15 @@ def judge_ops(
     """
     asked = _asked(source, request)
     wants = {fact.op: requirements(fact, machine) | {fact.op} for fact in source.ops}
-    told = tuple(_in_ops(finding, wants) for finding in findings)
-    mended = _mended(machine, source, request, cache)
-    ops = tuple(_verdict(fact, machine, source, told, mended[fact.op], compiled or {}) for fact in source.ops)
+    op_findings = tuple(_in_ops(finding, wants) for finding in findings)
+    hinders_build = _what_hinders_build_wheel(machine, source, request, cache)
+    ops = tuple(
+        _verdict(fact, machine, source, op_findings, hinders_build[fact.op], compiled or {}) for fact in source.ops
+    )
     cannot = frozenset(op.op for op in ops if op.verdict == CANNOT)
     missed = cannot & (asked or _matter(machine, source))
-    weighed = tuple(one.finding if one.about_installed else _weighed(one, missed, asked) for one in told)
-    refused = tuple(_refused(op) for op in ops if op.op in asked & cannot and not _said(op, weighed))
+    weighed = tuple(found.finding if found.about_installed else _weighed(found, missed, asked) for found in op_findings)
+    refused = tuple(_refused(op) for op in ops if op.op in asked & cannot and not _is_explained(op, weighed))
     return OpTable(ops=ops, findings=weighed + refused)
 
 
@@ -119,17 +121,18 @@ def _verdict(
     fact: OpFact,
     machine: Machine,
     source: Source,
-    told: tuple[_OpFinding, ...],
-    mended: str | None,
+    op_findings: tuple[_OpFinding, ...],
+    hinders_build: str | None,
     compiled: Mapping[str, str | None],
 ) -> OpVerdict:
-    hindering = [one for one in told if fact.op in one.finding.affects]
+    hindering = [found for found in op_findings if fact.op in found.finding.affects]
     installed = machine.deepspeed is not None and fact.op in machine.deepspeed.installed_ops
-    spoilt = next((one.finding for one in hindering if installed and one.at_run_time and _is_error(one.finding)), None)
-    because = spoilt.title if spoilt else None
-    if installed and spoilt is None:
+    at_run_time = (found.finding for found in hindering if installed and found.at_run_time)
+    spoils = next((finding for finding in at_run_time if _is_error(finding)), None)
+    because = spoils.title if spoils else None
+    if installed and spoils is None:
         verdict = INSTALLED
-    elif spoilt is not None and spoilt.rule != COMPILES_ITS_OWN:
+    elif spoils is not None and spoils.rule != COMPILES_ITS_OWN:
         verdict = CANNOT
     else:
         obstacle = compiled.get(fact.op) or _obstacle(fact, machine, source, hindering, tried=fact.op in compiled)
@@ -138,8 +141,8 @@ def _verdict(
         op=fact.op,
         verdict=verdict,
         because=because,
-        mended=CANNOT if mended else BUILDS,
-        mended_because=mended,
+        mended=CANNOT if hinders_build else BUILDS,
+        mended_because=hinders_build,
     )
 
 
@@ -154,7 +157,7 @@ def _obstacle(
     torch = machine.torch
     if fact.needs_toolkit and torch is not None and torch.cuda is None:
         return f"it is a CUDA extension, and torch {torch.version} is a CPU build"
-    building = [one.finding for one in hindering if not one.about_installed]
+    building = [found.finding for found in hindering if not found.about_installed]
     building = [finding for finding in building if not tried or finding.rule == NOT_THE_COMPILERS]
     if building:
         return min(building, key=lambda finding: not _is_error(finding)).title
@@ -172,7 +175,9 @@ def _architectures(machine: Machine) -> tuple[str, ...]:
     return tuple(map(plain, listed)) or numeric([gpu.capability for gpu in machine.visible_gpus])
 
 
-def _mended(machine: Machine, source: Source, request: BuildRequest, cache: str) -> dict[str, str | None]:
+def _what_hinders_build_wheel(
+    machine: Machine, source: Source, request: BuildRequest, cache: str
+) -> dict[str, str | None]:
     """For every op why build-wheel would not get it, None where it would."""
     everything = replace(request, ops=("all",), ops_because="")
     whole = _planned(machine, source, everything, cache)
@@ -183,8 +188,8 @@ def _mended(machine: Machine, source: Source, request: BuildRequest, cache: str)
         rest = _planned(machine, host_only, everything, cache)
 
     def why(fact: OpFact) -> str | None:
-        told = whole if fact.needs_toolkit else rest
-        return told.get(fact.op) or told.get(IMPOSSIBLE)
+        left_out = whole if fact.needs_toolkit else rest
+        return left_out.get(fact.op) or left_out.get(IMPOSSIBLE)
 
     return {fact.op: why(fact) for fact in source.ops}
 
@@ -198,11 +203,11 @@ def _planned(machine: Machine, source: Source, request: BuildRequest, cache: str
         plan = plan_build(machine, source, request, cache=cache)
     except DoctorError as error:
         return {IMPOSSIBLE: error.message}
-    told: dict[str, str | None] = {left.op: left.because for left in plan.left_out}
+    left_out: dict[str, str | None] = {left.op: left.because for left in plan.left_out}
     errors = [finding.title for finding in plan.findings if finding.severity is Severity.ERROR]
     if errors:
-        told[IMPOSSIBLE] = errors[0]
-    return told
+        left_out[IMPOSSIBLE] = errors[0]
+    return left_out
 
 
 def _matter(machine: Machine, source: Source) -> frozenset[str]:
@@ -211,14 +216,14 @@ def _matter(machine: Machine, source: Source) -> frozenset[str]:
     return frozenset(installed or DEFAULT.get(source.accelerator, ()))
 
 
-def _weighed(told: _OpFinding, missed: frozenset[str], asked: frozenset[str]) -> Finding:
+def _weighed(found: _OpFinding, missed: frozenset[str], asked: frozenset[str]) -> Finding:
     """A finding about building weighs as much as the ops that are missed because of it.
 
     ``missed`` are the ops that matter and cannot be had: NOTE where none is, WARNING where it hinders none of them, ERROR
     where one of them was asked for. One that hinders nothing by nature keeps its severity.
     """
-    finding = told.finding
-    if not told.needs:
+    finding = found.finding
+    if not found.needs:
         return finding
     hindered = missed.intersection(finding.affects)
     if hindered & asked:
@@ -229,17 +234,17 @@ def _weighed(told: _OpFinding, missed: frozenset[str], asked: frozenset[str]) ->
     return replace(finding, severity=Severity.WARNING if lowered else Severity.NOTE)
 
 
-def _said(op: OpVerdict, findings: tuple[Finding, ...]) -> bool:
+def _is_explained(op: OpVerdict, findings: tuple[Finding, ...]) -> bool:
     return any(op.op in finding.affects and finding.title == op.because for finding in findings)
 
 
 def _refused(op: OpVerdict) -> Finding:
-    mends = op.mended == BUILDS
-    text = "let dsdoctor build it" if mends else f"build-wheel cannot either: {op.mended_because}"
+    can_build = op.mended == BUILDS
+    text = "let dsdoctor build it" if can_build else f"build-wheel cannot either: {op.mended_because}"
     return Finding(
         rule="op-cannot-be-built",
         severity=Severity.ERROR,
         title=f"{op.op} was asked for and cannot be built as the environment stands: {op.because}",
         affects=(op.op,),
-        fix=Fix(text=text, commands=(f"python -m dsdoctor build-wheel --ops {op.op}",) if mends else ()),
+        fix=Fix(text=text, commands=(f"python -m dsdoctor build-wheel --ops {op.op}",) if can_build else ()),
     )

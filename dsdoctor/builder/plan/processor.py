@@ -134,7 +134,7 @@ def _not_on(machine: Machine, nodes: Sequence[Node], name: str) -> Iterator[Find
     """The nodes that cannot run what is to be compiled."""
     here = instructions_of(machine.system.cpu_flags)
     missing = {
-        node.name: tuple(one for one in here if one not in instructions_of(node.system.cpu_flags))
+        node.name: tuple(name for name in here if name not in instructions_of(node.system.cpu_flags))
         if name == NATIVE
         else lacking(name, node.system)
         for node in nodes

@@ -23,12 +23,12 @@ def lines_for(shell: str, settings: ShellSettings) -> tuple[str, ...]:
     """The lines for a shell. Raises UsageError for a shell that is none of SHELLS, or that cannot hold a value."""
     if shell not in SHELLS:
         raise UsageError(f"--shell {shell!r} is none", hint=f"it takes {', '.join(SHELLS)}")
-    say = {"bash": _posix, "zsh": _posix, "fish": _fish, "csh": _csh}[shell]
-    return (*_set(settings, say), *_prepended(settings, shell))
+    setter = {"bash": _posix, "zsh": _posix, "fish": _fish, "csh": _csh}[shell]
+    return (*_set(settings, setter), *_prepended(settings, shell))
 
 
-def _set(settings: ShellSettings, say: Callable[[str, str], str]) -> tuple[str, ...]:
-    return tuple(say(name, value) for name, value in sorted(settings.values.items()))
+def _set(settings: ShellSettings, setter: Callable[[str, str], str]) -> tuple[str, ...]:
+    return tuple(setter(name, value) for name, value in sorted(settings.values.items()))
 
 
 def _prepended(settings: ShellSettings, shell: str) -> tuple[str, ...]:

@@ -34,12 +34,12 @@ class Breakage:
 
 @dataclass(frozen=True, kw_only=True)
 class Op:
-    """One op. ``cuda_headers`` come on top of BASE_HEADERS; ``brings`` are ops that it cannot run without."""
+    """One op. ``cuda_headers`` come on top of BASE_HEADERS; ``requires`` are ops that it cannot run without."""
 
     name: str
     cuda_headers: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()
-    brings: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
     broken: tuple[Breakage, ...] = ()
     empty: str = ""
 
@@ -80,8 +80,8 @@ CURAND = ("curand_kernel.h",)
 PROFILER = ("cuda_profiler_api.h",)
 
 OPS = (
-    Op(name="async_io", needs=(LIBAIO,), brings=("pin_memory",)),
-    Op(name="gds", needs=(LIBAIO,), cuda_headers=("cufile.h",), brings=("pin_memory",)),
+    Op(name="async_io", needs=(LIBAIO,), requires=("pin_memory",)),
+    Op(name="gds", needs=(LIBAIO,), cuda_headers=("cufile.h",), requires=("pin_memory",)),
     Op(name="random_ltd", cuda_headers=(*CURAND, *PROFILER)),
     Op(name="transformer", cuda_headers=(*CURAND, *PROFILER)),
     Op(name="stochastic_transformer", cuda_headers=(*CURAND, *PROFILER)),

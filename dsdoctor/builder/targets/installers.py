@@ -61,7 +61,7 @@ class Installer:
             argv = [*pip, *options, "install", "--quiet", "--disable-pip-version-check", *arguments]
         answer = self.host.run(argv, timeout=LIMIT)
         if not answer.ok:
-            what = " ".join(one for one in arguments if not one.startswith("-") and "://" not in one)
+            what = " ".join(word for word in arguments if not word.startswith("-") and "://" not in word)
             why = without_password(last_error(answer.stderr))
             raise BuildFailed(
                 f"{'uv' if self.uv else 'pip'} could not install {what}: {why}",
@@ -74,8 +74,8 @@ def choose_installer(host: LocalHost, base: str) -> Installer:
     uv = find_uv(host)
     if uv is None:
         return Installer(host=host, base=base, uv=None, because="pip")
-    said = host.run([sys.executable, "-m", "pip", "config", "list"], timeout=60)
-    if steering := parse_steering(said.stdout):
+    config = host.run([sys.executable, "-m", "pip", "config", "list"], timeout=60)
+    if steering := parse_steering(config.stdout):
         return Installer(host=host, base=base, uv=None, because=f"pip: its {', '.join(steering)} would be lost on uv")
     return Installer(host=host, base=base, uv=uv, because="uv")
 

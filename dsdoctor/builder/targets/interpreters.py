@@ -36,14 +36,14 @@ class Interpreter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ToldInterpreter:
+class _InterpreterFacts:
     executable: str
     version: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class _InterpreterAnswer:
-    python: _ToldInterpreter
+    python: _InterpreterFacts
 
 
 def is_version(asked: str) -> bool:
@@ -57,8 +57,8 @@ def is_version(asked: str) -> bool:
 
 def find_interpreters(host: Host, asked: Sequence[str]) -> tuple[Interpreter, ...]:
     """An interpreter for each path and version. Raises ImpossiblePlan that names all that are missing and how to get them."""
-    found = [find_version(host, one) if is_version(one) else _at(host, one) for one in asked]
-    missing = [one for one, interpreter in zip(asked, found, strict=True) if interpreter is None]
+    found = [find_version(host, name) if is_version(name) else _at(host, name) for name in asked]
+    missing = [name for name, interpreter in zip(asked, found, strict=True) if interpreter is None]
     if missing:
         places = "PATH, pyenv's versions and uv's" if find_uv(host) else "PATH and pyenv's versions"
         raise ImpossiblePlan(
@@ -72,9 +72,9 @@ def find_version(host: Host, version: str) -> Interpreter | None:
     """The first interpreter of a version that answers; a version manager's shim often does not."""
     for step in STEPS:
         for candidate in step(host, version):
-            told = _ask(host, candidate)
-            if not isinstance(told, Gap) and f"{told.version}.".startswith(f"{version}."):
-                return Interpreter(executable=told.executable, version=told.version, found_via=step.__name__)
+            found = _ask(host, candidate)
+            if not isinstance(found, Gap) and f"{found.version}.".startswith(f"{version}."):
+                return Interpreter(executable=found.executable, version=found.version, found_via=step.__name__)
     return None
 
 
@@ -85,15 +85,15 @@ def find_uv(host: Host) -> str | None:
 
 
 def _at(host: Host, path: str) -> Interpreter:
-    told = _ask(host, path)
-    if isinstance(told, Gap):
+    found = _ask(host, path)
+    if isinstance(found, Gap):
         raise ImpossiblePlan(
-            f"the Python {path} cannot be asked: {told.reason}", hint="name another, or a version: --python 3.12"
+            f"the Python {path} cannot be asked: {found.reason}", hint="name another, or a version: --python 3.12"
         )
-    return Interpreter(executable=told.executable, version=told.version, found_via="--python")
+    return Interpreter(executable=found.executable, version=found.version, found_via="--python")
 
 
-def _ask(host: Host, path: str) -> _ToldInterpreter | Gap:
+def _ask(host: Host, path: str) -> _InterpreterFacts | Gap:
     answer = parse_answer(host.ask(path, "ask_python.py", timeout=60), _InterpreterAnswer, f"python {path}")
     return answer if isinstance(answer, Gap) else answer.python
 
@@ -103,7 +103,7 @@ def _how_to_get(host: Host, missing: Sequence[str]) -> str:
     if uv := find_uv(host):
         return f"{uv} python install {wanted}"
     if host.which("pyenv"):
-        return "; ".join(f"pyenv install {one}" for one in missing)
+        return "; ".join(f"pyenv install {version}" for version in missing)
     return f"python -m pip install uv && python -m uv python install {wanted}"
 
 

@@ -104,8 +104,8 @@ def cross(
         if not re.fullmatch(r"cpu|\d{1,2}\.\d", cuda, re.ASCII):
             raise UsageError(f"--cuda {cuda!r} is no release", hint='it takes a release such as 12.8, or "cpu"')
     targets = (
-        Target(python=one.executable, version=one.version, torch=torch, cuda=cuda, index=index)
-        for one, torch, cuda in product(interpreters, torches, cudas or (None,))
+        Target(python=interpreter.executable, version=interpreter.version, torch=torch, cuda=cuda, index=index)
+        for interpreter, torch, cuda in product(interpreters, torches, cudas or (None,))
     )
     return tuple(dict.fromkeys(targets))
 

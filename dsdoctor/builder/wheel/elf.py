@@ -80,12 +80,14 @@ def read_elf(path: Path) -> ElfInfo:
             elf = ELFFile(file)
             versions, linked = _needed_versions(elf), _linked(elf)
             debug, device = elf.get_section_by_name(".debug_str"), elf.get_section_by_name(".nv_fatbin")
-            told = elf.get_section_by_name(".GCC.command.line")
+            command_line = elf.get_section_by_name(".GCC.command.line")
             return ElfInfo(
                 sm_arch=architectures(_data(device)) if device else (),
                 glibc=_newest(versions, "GLIBC_"),
                 glibcxx=_newest(versions, "GLIBCXX_"),
-                cpu_flags=parse_producers((_data(debug) if debug else b"") + b"\0" + (_data(told) if told else b"")),
+                cpu_flags=parse_producers(
+                    (_data(debug) if debug else b"") + b"\0" + (_data(command_line) if command_line else b"")
+                ),
                 needed=tuple(dict.fromkeys(text for tag, text in linked if tag == "DT_NEEDED")),
                 run_path=tuple(part for tag, text in linked if tag != "DT_NEEDED" for part in text.split(":") if part),
             )

@@ -65,8 +65,8 @@ def _link(wheel: Path) -> str:
         _write(wheel.with_name(f"{wheel.name}.metadata"), metadata)
         attributes += [("data-core-metadata", f"sha256={sha256(metadata).hexdigest()}")]
         attributes += [("data-requires-python", asked) for asked in _requires_python(metadata)]
-    said = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes)
-    return f"<a {said}>{html.escape(wheel.name)}</a><br>\n"
+    written = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes)
+    return f"<a {written}>{html.escape(wheel.name)}</a><br>\n"
 
 
 def _metadata(wheel: Path) -> bytes | None:

@@ -72,7 +72,7 @@ def read_installed(facts: DeepSpeed) -> DeepSpeed:
     if record is not None:
         listed = _parse_record(record.read_text(encoding="utf-8", errors="replace"))
         altered = tuple(name for name, digest in sorted(listed.items()) if _digest_of(location.parent / name) != digest)
-    return replace(_with_confessions(facts, libraries), altered=altered)
+    return replace(_with_library_facts(facts, libraries), altered=altered)
 
 
 def _refuse_harm(file: zipfile.ZipFile, path: Path) -> None:
@@ -110,11 +110,11 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
         raise UsageError(f"{path.name} holds no deepspeed/{RECORD}: it is no built DeepSpeed", hint=HINT)
     facts = deepspeed_of_record(record, version=version, location=str(path))
     facts = with_tags(with_manifest(facts, text(MANIFEST), exists=_exists), text("WHEEL"))
-    told_record = text("RECORD")
-    listed = _parse_record(told_record or "")
+    record_text = text("RECORD")
+    listed = _parse_record(record_text or "")
     libraries: dict[str, ElfInfo] = {}
     altered = [name for name in listed if name not in file.NameToInfo]
-    altered += ["RECORD, which is missing"] if told_record is None else _unlisted(file, listed)
+    altered += ["RECORD, which is missing"] if record_text is None else _unlisted(file, listed)
     for entry in file.infolist():
         unpacked = folder / "library.so" if entry.filename.endswith(".so") else None
         digest = _copied(file, entry, unpacked)
@@ -122,17 +122,19 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
             altered.append(entry.filename)
         if unpacked is not None:
             libraries[entry.filename] = read_elf(unpacked)
-    told = recorded_wheel_digest(_beside(path))
-    if told is not None and told != hex_of(path):
+    recorded = recorded_wheel_digest(_beside(path))
+    if recorded is not None and recorded != hex_of(path):
         altered.append(path.name)
-    return replace(_with_confessions(facts, libraries), altered=tuple(sorted(altered)))
+    return replace(_with_library_facts(facts, libraries), altered=tuple(sorted(altered)))
 
 
 def _with_name(facts: DeepSpeed, pythons: set[str], platforms: set[str]) -> DeepSpeed:
     """Add the tags of the file's name, by which pip goes; they must be those of the WHEEL file."""
-    told = (set(facts.python), set(facts.platform))
+    in_wheel_file = (set(facts.python), set(facts.platform))
     altered = (
-        facts.altered if told == (pythons, platforms) else (*facts.altered, "the tags of its name or its WHEEL file")
+        facts.altered
+        if in_wheel_file == (pythons, platforms)
+        else (*facts.altered, "the tags of its name or its WHEEL file")
     )
     return replace(facts, python=tuple(sorted(pythons)), platform=tuple(sorted(platforms)), altered=altered)
 
@@ -143,22 +145,21 @@ def _unlisted(file: zipfile.ZipFile, listed: Mapping[str, str]) -> list[str]:
     return [name for name in file.namelist() if name not in listed and not name.endswith(free)]
 
 
-def _with_confessions(facts: DeepSpeed, libraries: Mapping[str, ElfInfo]) -> DeepSpeed:
+def _with_library_facts(facts: DeepSpeed, libraries: Mapping[str, ElfInfo]) -> DeepSpeed:
     """What the shared objects say outweighs what was written down about them."""
     facts = with_libraries(facts, libraries)
-    told = facts.told_by == "manifest"
     of_ops = {op: libraries[path] for op in facts.installed_ops if (path := library_of(op, libraries))}
-    needed = {op: left_to_system(one.needed, one.run_path, _exists) for op, one in of_ops.items()}
+    needed = {op: left_to_system(elf_info.needed, elf_info.run_path, _exists) for op, elf_info in of_ops.items()}
     flags = tuple(sorted({flag for elf_info in libraries.values() for flag in elf_info.cpu_flags}))
     return replace(
         facts,
-        sm_arch={op: one.sm_arch for op, one in of_ops.items() if one.sm_arch},
+        sm_arch={op: elf_info.sm_arch for op, elf_info in of_ops.items() if elf_info.sm_arch},
         needed={op: names for op, names in needed.items() if names},
         cpu_flags=flags or facts.cpu_flags,
         glibc=newest(elf_info.glibc for elf_info in libraries.values()) or facts.glibc,
         glibcxx=newest(elf_info.glibcxx for elf_info in libraries.values()) or facts.glibcxx,
         unreadable=tuple(path for path, elf_info in libraries.items() if elf_info.sm_arch is None),
-        told_by="manifest" if told else "files",
+        told_by="manifest" if facts.told_by == "manifest" else "files",
     )
 
 
@@ -197,10 +198,10 @@ def hex_of(path: Path) -> str:
     return total.hexdigest()
 
 
-def _each(read: Callable[[int], bytes], *give: Callable[[bytes], object]) -> None:
+def _each(read: Callable[[int], bytes], *takers: Callable[[bytes], object]) -> None:
     while chunk := read(CHUNK):
-        for to in give:
-            to(chunk)
+        for take in takers:
+            take(chunk)
 
 
 def _urlsafe(digest: bytes) -> str:
