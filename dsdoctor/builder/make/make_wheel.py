@@ -23,7 +23,7 @@ from dsdoctor.builder.toolkit.assemble import assemble, toolkit_parts
 from dsdoctor.builder.toolkit.python_headers import unpack_headers
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
-from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 
@@ -201,12 +201,11 @@ def _left_out(plan: BuildPlan) -> tuple[OpResult, ...]:
 
 def _failures(results: tuple[OpResult, ...]) -> tuple[Finding, ...]:
     return tuple(
-        Finding(
-            rule="op-failed",
-            severity=Severity.ERROR,
-            title=f"{result.op} was not built: {result.because}",
-            evidence=(f"log: {result.log}",),
-            affects=(result.op,),
+        Finding.error(
+            "op-failed",
+            f"{result.op} was not built: {result.because}",
+            evidence=[f"log: {result.log}"],
+            affects=[result.op],
         )
         for result in results
         if result.log and not result.built

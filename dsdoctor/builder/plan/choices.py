@@ -8,7 +8,7 @@ from dsdoctor.builder.plan.preconditions import working_torch
 from dsdoctor.core.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
 from dsdoctor.core.build_models import BuildRequest, Choice, Node, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine, Torch
 
 GIB = 1 << 30
@@ -97,11 +97,11 @@ def unused_architectures(machine: Machine, request: BuildRequest) -> tuple[Findi
         return ()
     listed = _asked(request.arch, "--arch", working_torch(machine))
     why = "--accelerator cpu" if request.accelerator else f"torch {working_torch(machine).version} is a CPU build"
-    finding = Finding(
-        rule="arch-unused",
-        severity=Severity.WARNING,
-        title=f"--arch {';'.join(listed.entries)} has no use: {why}, and no GPU code is compiled",
-        fix=Fix(text="for GPUs, build for a CUDA build of torch", commands=("python -m pip install torch",)),
+    finding = Finding.warning(
+        "arch-unused",
+        f"--arch {';'.join(listed.entries)} has no use: {why}, and no GPU code is compiled",
+        fix="for GPUs, build for a CUDA build of torch",
+        commands=["python -m pip install torch"],
     )
     return (finding,)
 
@@ -118,12 +118,11 @@ def fit_architectures(
     nvcc = f"nvcc {toolkit.release}"
     if lost and (wanted.asked or not fitting):
         able = ", ".join(numeric(toolkit.architectures)) or f"{OLDEST.get(major, 'any')} and newer"
-        finding = Finding(
-            rule="gpu-arch-unsupported-by-nvcc",
-            severity=Severity.ERROR,
-            title=f"{nvcc} does not compile for {', '.join(lost)}; it takes {able}",
-            evidence=(f"architectures: {wanted.because}", f"toolkit: {toolkit.root}"),
-            fix=Fix(text="name architectures that it takes, or a toolkit that takes these (--toolkit DIR)"),
+        finding = Finding.error(
+            "gpu-arch-unsupported-by-nvcc",
+            f"{nvcc} does not compile for {', '.join(lost)}; it takes {able}",
+            evidence=[f"architectures: {wanted.because}", f"toolkit: {toolkit.root}"],
+            fix="name architectures that it takes, or a toolkit that takes these (--toolkit DIR)",
         )
         return wanted.entries, (), (finding,)
     because = wanted.because + (f"; without {', '.join(lost)}, which {nvcc} does not take" if lost else "")

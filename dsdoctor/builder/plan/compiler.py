@@ -1,10 +1,8 @@
 """Machine + toolkit -> the host compiler that both nvcc and torch accept. Pure."""
 
-from collections.abc import Sequence
-
 from dsdoctor.core.build_models import Choice, ToolkitPlan
 from dsdoctor.core.compatibility import compiler_limits, fits
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Compiler, Machine, Toolkit
 
 
@@ -21,7 +19,7 @@ def choose_compiler(
         because = "it is the default here, and " + _accepted(limits[default.kind], toolkit, device_code=device_code)
         return default, (_choice(default, because),), ()
     chosen = max(fitting, key=lambda compiler: (compiler.kind == "gcc", compiler.version))
-    because = f"the default {default.path} {_text(default)} is refused, and " + _accepted(
+    because = f"the default {default.path} {_version(default)} is refused, and " + _accepted(
         limits[chosen.kind], toolkit, device_code=device_code
     )
     return chosen, (_choice(chosen, because),), ()
@@ -51,34 +49,37 @@ def _accepted(limits: tuple[int, int | None], toolkit: ToolkitPlan | None, *, de
 def _nothing_fits(machine: Machine, toolkit: ToolkitPlan | None, gcc: tuple[int, int | None]) -> Finding:
     oldest, newest = gcc
     package = "g++" if newest is None else f"g++-{newest}"
-    fix = Fix(
-        text="install one; dsdoctor will choose it by itself, no link is needed",
-        commands=(f"sudo apt-get install {package}  # Fedora, RHEL: gcc-toolset; conda: conda install gxx_linux-64",),
-    )
+    seen = [f"{compiler.path}: {_kind_and_version(compiler)}" for compiler in machine.compilers]
+    here = ", ".join(map(_kind_and_version, machine.compilers[:1]))
     if not machine.compilers:
-        title = "no C++ compiler: neither g++ nor clang++ on PATH compiles"
-        return Finding(rule="host-compiler-missing", severity=Severity.ERROR, title=title, fix=fix)
-    seen = [f"{compiler.path}: {compiler.kind} {_text(compiler)}" for compiler in machine.compilers]
-    too_new = newest is not None and all(compiler.major > newest for compiler in machine.compilers)
-    if too_new:
+        rule, title = "host-compiler-missing", "no C++ compiler: neither g++ nor clang++ on PATH compiles"
+    elif newest is not None and all(compiler.major > newest for compiler in machine.compilers):
         release = toolkit.release if toolkit else ""
-        title = f"nvcc {release} takes gcc up to {newest}, here is {seen[0].split(': ')[1]}"
-        return Finding(
-            rule="host-compiler-too-new", severity=Severity.ERROR, title=title, evidence=tuple(seen), fix=fix
+        rule, title = (
+            "host-compiler-too-new",
+            f"nvcc {release} takes gcc up to {newest}, here is {here}",
         )
-    title = f"torch's headers need gcc {oldest} or newer, here is {seen[0].split(': ')[1]}"
-    return Finding(rule="host-compiler-too-old", severity=Severity.ERROR, title=title, evidence=tuple(seen), fix=fix)
+    else:
+        rule, title = (
+            "host-compiler-too-old",
+            f"torch's headers need gcc {oldest} or newer, here is {here}",
+        )
+    return Finding.error(
+        rule,
+        title,
+        evidence=seen,
+        fix="install one; dsdoctor will choose it by itself, no link is needed",
+        commands=[f"sudo apt-get install {package}  # Fedora, RHEL: gcc-toolset; conda: conda install gxx_linux-64"],
+    )
 
 
 def _choice(compiler: Compiler, because: str) -> Choice:
-    return Choice(what="compiler", value=f"{compiler.path} ({compiler.kind} {_text(compiler)})", because=because)
+    return Choice(what="compiler", value=f"{compiler.path} ({_kind_and_version(compiler)})", because=because)
 
 
-def _text(compiler: Compiler) -> str:
+def _kind_and_version(compiler: Compiler) -> str:
+    return f"{compiler.kind} {_version(compiler)}"
+
+
+def _version(compiler: Compiler) -> str:
     return ".".join(map(str, compiler.version))
-
-
-def executables(compiler: Compiler) -> Sequence[str]:
-    """The values of CC and CXX; nvcc takes CC as its -ccbin."""
-    assert compiler.c_path is not None
-    return compiler.c_path, compiler.path

@@ -10,7 +10,7 @@ from dsdoctor.core import needs
 from dsdoctor.core.architectures import numeric, parse_architectures, plain
 from dsdoctor.core.build_models import BuildRequest, OpFact, Source
 from dsdoctor.core.errors import DoctorError, UsageError
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Machine
 
 INSTALLED, BUILDS, CANNOT = "installed", "builds", "cannot"
@@ -241,10 +241,10 @@ def _is_explained(op: OpVerdict, findings: tuple[Finding, ...]) -> bool:
 def _refused(op: OpVerdict) -> Finding:
     can_build = op.mended == BUILDS
     text = "let dsdoctor build it" if can_build else f"build-wheel cannot either: {op.mended_because}"
-    return Finding(
-        rule="op-cannot-be-built",
-        severity=Severity.ERROR,
-        title=f"{op.op} was asked for and cannot be built as the environment stands: {op.because}",
-        affects=(op.op,),
-        fix=Fix(text=text, commands=(f"python -m dsdoctor build-wheel --ops {op.op}",) if can_build else ()),
+    return Finding.error(
+        "op-cannot-be-built",
+        f"{op.op} was asked for and cannot be built as the environment stands: {op.because}",
+        affects=[op.op],
+        fix=text,
+        commands=[f"python -m dsdoctor build-wheel --ops {op.op}"] if can_build else (),
     )

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from dsdoctor.core.build_models import BuildRequest, Choice, Node
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.isa import instructions_of, lacking_instructions
 from dsdoctor.core.machine import Compiler, Machine, System
+from dsdoctor.core.sentences import and_more
 
 NATIVE = "native"
 BY_ITSELF = "DeepSpeed's own choice: this very processor; a level (--cpu) or --node FILE makes a wheel for others too"
@@ -125,7 +126,7 @@ def _shared(nodes: Sequence[Node]) -> tuple[str, str]:
     if len(fitting) < len(levels):
         better = levels[len(fitting)].name
         limits = [node for node in nodes if lacking(better, node.system)]
-        without = _some(lacking(better, limits[0].system))
+        without = and_more(lacking(better, limits[0].system), FEW)
         because += f"; {_names(limits, models=True)} {_lack(limits)} {without} of {better}"
     return fitting[-1].name, because
 
@@ -141,11 +142,10 @@ def _not_on(machine: Machine, nodes: Sequence[Node], name: str) -> Iterator[Find
     }
     bad = [node for node in nodes if missing[node.name]]
     if bad:
-        yield Finding(
-            rule="cpu-not-on-node",
-            severity=Severity.ERROR,
-            title=f"--cpu {name} uses {_some(missing[bad[0].name])}, which {_names(bad, models=True)} {_lack(bad)}",
-            fix=Fix(text=f"leave --cpu away, and it is what all nodes have: {_shared(nodes)[0]}"),
+        yield Finding.error(
+            "cpu-not-on-node",
+            f"--cpu {name} uses {and_more(missing[bad[0].name], FEW)}, which {_names(bad, models=True)} {_lack(bad)}",
+            fix=f"leave --cpu away, and it is what all nodes have: {_shared(nodes)[0]}",
         )
 
 
@@ -153,11 +153,9 @@ def _above(machine: Machine, name: str) -> Iterator[Finding]:
     """A level that this machine cannot run: it compiles for it all the same."""
     missing = lacking(name, machine.system)
     if missing and machine.system.cpu_flags:
-        yield Finding(
-            rule="cpu-above-this-machine",
-            severity=Severity.NOTE,
-            title=f"the ops are compiled for {name}, and this machine lacks {_some(missing)}: they are not for it",
-        )
+        lost = and_more(missing, FEW)
+        title = f"the ops are compiled for {name}, and this machine lacks {lost}: they are not for it"
+        yield Finding.note("cpu-above-this-machine", title)
 
 
 def _unknown(compiler: Compiler | None, name: str) -> Iterator[Finding]:
@@ -166,12 +164,11 @@ def _unknown(compiler: Compiler | None, name: str) -> Iterator[Finding]:
     oldest = getattr(level, compiler.kind, 0) if level and compiler else 0
     if compiler and compiler.major < oldest:
         version = ".".join(map(str, compiler.version))
-        yield Finding(
-            rule="cpu-unknown-to-compiler",
-            severity=Severity.ERROR,
-            title=f"{compiler.kind} {version} does not know --cpu {name}, {compiler.kind} {oldest} does",
-            evidence=(f"compiler: {compiler.path}",),
-            fix=Fix(text="name a newer compiler with CC and CXX, or another level"),
+        yield Finding.error(
+            "cpu-unknown-to-compiler",
+            f"{compiler.kind} {version} does not know --cpu {name}, {compiler.kind} {oldest} does",
+            evidence=[f"compiler: {compiler.path}"],
+            fix="name a newer compiler with CC and CXX, or another level",
         )
 
 
@@ -179,13 +176,8 @@ def _names(nodes: Sequence[Node], *, models: bool = False) -> str:
     shown = [
         f"{node.name} ({node.system.cpu_model})" if models and node.system.cpu_model else node.name for node in nodes
     ]
-    return _some(shown)
+    return and_more(shown, FEW)
 
 
 def _lack(nodes: Sequence[Node]) -> str:
     return "lack" if len(nodes) > 1 else "lacks"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    return ", ".join(names[:FEW]) + more

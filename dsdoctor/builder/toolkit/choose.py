@@ -7,7 +7,7 @@ from dsdoctor.builder.source.op_catalogue import BASE_HEADERS
 from dsdoctor.builder.toolkit.plan_assembly import MARK, assembled_in, assembly
 from dsdoctor.core.build_models import BuildRequest, Choice, ToolkitPlan
 from dsdoctor.core.compatibility import MINOR_TOLERANT
-from dsdoctor.core.finding import Finding, Fix, Severity, has_error
+from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.machine import Cuda, Machine, Toolkit
 
 BASE_LIBRARIES = ("cudart",)
@@ -31,6 +31,7 @@ class Needs:
         return wanted <= (toolkit.headers | toolkit.libraries) - toolkit.scattered
 
 
+CHOOSE_FOR_ME = "let dsdoctor choose or assemble one"
 BARE = Needs(headers=frozenset(BASE_HEADERS), libraries=frozenset(BASE_LIBRARIES))
 
 
@@ -105,17 +106,14 @@ def _compilers(machine: Machine, request: BuildRequest, release: Cuda) -> list[T
 def _named(machine: Machine, request: BuildRequest, cache: str, release: Cuda, needs: Needs) -> Chosen:
     found = next((toolkit for toolkit in machine.toolkits if "named" in toolkit.found_via), None)
     if found is None or found.nvcc is None or found.release is None:
-        return (
-            None,
-            (),
-            (_error("cuda-home-wrong", f"{request.toolkit} holds no CUDA toolkit (no bin/nvcc that runs)"),),
-        )
+        title = f"{request.toolkit} holds no CUDA toolkit (no bin/nvcc that runs)"
+        return None, (), (Finding.error("cuda-home-wrong", title),)
     if found.release.major != release.major:
         title = (
             f"{request.toolkit} is CUDA {found.release}, torch was built with CUDA {release}: another major never works"
         )
-        fix = Fix(text="let dsdoctor choose or assemble one", commands=("python -m dsdoctor build-wheel",))
-        return None, (), (_error("cuda-torch-mismatch", title, fix),)
+        command = "python -m dsdoctor build-wheel"
+        return None, (), (Finding.error("cuda-torch-mismatch", title, fix=CHOOSE_FOR_ME, commands=[command]),)
     if BARE.met_by(found):
         return _take(found, "you named it", minor_of=release)
     # its parts are there or in torch's wheels, though not where torch looks: as links they are
@@ -124,8 +122,8 @@ def _named(machine: Machine, request: BuildRequest, cache: str, release: Cuda, n
         return made
     missing = sorted(BARE.headers - found.headers)
     title = f"{request.toolkit} lacks {', '.join(missing) or 'libcudart.so'}, which every CUDA op needs"
-    fix = Fix(text="let dsdoctor choose or assemble one", commands=("python -m dsdoctor build-wheel --toolkit auto",))
-    return None, (), (_error("cuda-header-missing", title, fix),)
+    command = "python -m dsdoctor build-wheel --toolkit auto"
+    return None, (), (Finding.error("cuda-header-missing", title, fix=CHOOSE_FOR_ME, commands=[command]),)
 
 
 def _take(toolkit: Toolkit, because: str, *, minor_of: Cuda | None = None) -> Chosen:
@@ -133,13 +131,9 @@ def _take(toolkit: Toolkit, because: str, *, minor_of: Cuda | None = None) -> Ch
     findings: tuple[Finding, ...] = ()
     if minor_of is not None and toolkit.release != minor_of:
         title = f"nvcc is CUDA {toolkit.release}, torch was built with CUDA {minor_of}: another minor of the same major"
-        evidence = (toolkit.nvcc or toolkit.root,)
-        findings = (Finding(rule="cuda-torch-mismatch", severity=Severity.WARNING, title=title, evidence=evidence),)
+        evidence = [toolkit.nvcc or toolkit.root]
+        findings = (Finding.warning("cuda-torch-mismatch", title, evidence=evidence),)
     again = ", assembled before" if assembled_in(toolkit) else ""
     choice = Choice(what="toolkit", value=f"CUDA {toolkit.version} in {toolkit.root}{again}", because=because)
     plan = ToolkitPlan(root=toolkit.root, release=toolkit.release, architectures=toolkit.architectures)
     return plan, (choice,), findings
-
-
-def _error(rule: str, title: str, fix: Fix | None = None) -> Finding:
-    return Finding(rule=rule, severity=Severity.ERROR, title=title, fix=fix)

@@ -142,12 +142,9 @@ def _not_on_pypi(machine: Machine, release: Cuda, missing: frozenset[str]) -> Fi
 
 
 def _offline(release: Cuda, requirements: tuple[str, ...]) -> Finding:
-    return Finding(
-        rule="cuda-toolkit-missing",
-        severity=Severity.ERROR,
-        title=f"no whole CUDA {release} toolkit is here, and --offline forbids to fetch {', '.join(requirements)}",
-        fix=Fix(
-            text="assemble it once where there is a network (the cache folder can be copied)",
-            commands=("python -m dsdoctor toolkit",),
-        ),
+    return Finding.error(
+        "cuda-toolkit-missing",
+        f"no whole CUDA {release} toolkit is here, and --offline forbids to fetch {', '.join(requirements)}",
+        fix="assemble it once where there is a network (the cache folder can be copied)",
+        commands=["python -m dsdoctor toolkit"],
     )

@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from dsdoctor.core.build_models import BuildRequest, Choice, HeadersPlan
 from dsdoctor.core.errors import BuildFailed
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import last_error
@@ -37,8 +37,13 @@ def choose_headers(machine: Machine, request: BuildRequest, cache: str) -> Chose
         )
         choice = Choice(what="Python headers", value=f"{plan.package}, unpacked in {root}", because=missing)
         return plan, (choice,), ()
-    fix = Fix(text="install the headers of this very Python", commands=(f"sudo apt-get install python{short}-dev",))
-    return None, (), (Finding(rule="python-headers-missing", severity=Severity.ERROR, title=missing, fix=fix),)
+    finding = Finding.error(
+        "python-headers-missing",
+        missing,
+        fix="install the headers of this very Python",
+        commands=[f"sudo apt-get install python{short}-dev"],
+    )
+    return None, (), (finding,)
 
 
 def unpack_headers(host: LocalHost, plan: HeadersPlan) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dsdoctor.core.child_answers import parse_answer
 from dsdoctor.core.deepspeed_install import library_of
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Gap, Machine
 
@@ -50,7 +50,7 @@ def not_tried(ops: tuple[str, ...], missing: tuple[str, ...] = ()) -> tuple[Find
     if missing:
         lost = ", ".join(missing[:3])
         title = f"importing {', '.join(ops)} ended with SIGILL, as code with {lost} may on a processor that lacks them"
-    return (Finding(rule="not-proven", severity=Severity.NOTE, title=title, affects=ops),)
+    return (Finding.note("not-proven", title, affects=ops),)
 
 
 def load_installed(host: LocalHost, python: str, built: DeepSpeed, machine: Machine) -> tuple[Finding, ...]:
@@ -60,13 +60,13 @@ def load_installed(host: LocalHost, python: str, built: DeepSpeed, machine: Mach
     errors = load_each(host, python, {op: files[path] for op, path in named.items() if path})
     untried = tuple(op for op, error in errors.items() if lacks_driver(error, machine))
     failed = tuple(
-        Finding(
-            rule="op-does-not-load",
-            severity=Severity.ERROR,
-            title=f"{op} does not load with this torch: {error}",
-            evidence=(str(named[op]),),
-            affects=(op,),
-            fix=Fix(text="build it for this environment", commands=(f"python -m dsdoctor build-wheel --ops {op}",)),
+        Finding.error(
+            "op-does-not-load",
+            f"{op} does not load with this torch: {error}",
+            evidence=[str(named[op])],
+            affects=[op],
+            fix="build it for this environment",
+            commands=[f"python -m dsdoctor build-wheel --ops {op}"],
         )
         for op, error in errors.items()
         if error is not None and op not in untried
