@@ -66,7 +66,7 @@ def test_a_level_of_this_architecture_is_taken_by_its_short_name_too(
 
 
 def test_a_level_that_is_none_and_one_of_another_architecture_are_refused() -> None:
-    with pytest.raises(UsageError, match="--cpu 'haswell' is none"):
+    with pytest.raises(UsageError, match="--cpu 'haswell' is not a level"):
         chosen(ICELAKE, cpu="haswell")
     with pytest.raises(UsageError, match="--cpu x86-64-v3 is of x86_64, and this machine is aarch64") as error:
         chosen(ARM, cpu="v3")

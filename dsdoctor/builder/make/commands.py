@@ -25,13 +25,16 @@ class Command:
 
     @property
     def by_nvcc(self) -> bool:
-        """Whether it is nvcc's."""
+        """Whether nvcc runs it."""
         return (self.source or "").endswith(".cu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpCommands:
-    """What compiles and links one op; ``error`` is why there is nothing, ``output`` what was printed meanwhile."""
+    """What compiles and links one op. ``error`` is why there are no commands, ``output`` what its builder printed.
+
+    ``forgotten`` are linker flags that the builder leaves out and that were added.
+    """
 
     op: str
     compile: tuple[Command, ...] = ()
@@ -56,9 +59,12 @@ class _CommandsAnswer:
 
 
 def ask_commands(host: LocalHost, plan: BuildPlan, *, tree: Path, env: Mapping[str, str]) -> dict[str, OpCommands]:
-    """The commands of every op of a plan, asked in one process. Where an op's builder ends it, the others are asked again."""
+    """The commands of every op of a plan, asked in one process.
+
+    Where an op's builder ends that process, the remaining ops are asked in a new one.
+    """
     answers: dict[str, OpCommands] = {}
-    # a wrapper such as ccache is ours to put in front
+    # torch would put a wrapper such as ccache in front itself; compile_ops does that
     whole = {**env, "TORCH_NO_COMPILER_WRAPPER": "1"}
     while rest := [op for op in plan.ops if op.op not in answers]:
         output: list[str] = []
@@ -77,7 +83,7 @@ def ask_commands(host: LocalHost, plan: BuildPlan, *, tree: Path, env: Mapping[s
         )
         unanswered = [op.op for op in rest if op.op not in answers]
         if unanswered:
-            last = next((line for line in reversed(output) if line.strip()), "it said nothing")
+            last = next((line for line in reversed(output) if line.strip()), "it printed nothing")
             why = first_error(output) or f"asking its builder ended with status {status}: {last}"
             answers[unanswered[0]] = OpCommands(op=unanswered[0], error=why, output=tuple(output))
     return answers
@@ -96,7 +102,7 @@ def _read(line: str, tree: Path, output: tuple[str, ...]) -> OpCommands:
 
 
 def read_command(argv: list[str], tree: Path) -> Command:
-    """A command as setuptools puts it together: the source stands before "-o", the output after it.
+    """Read a command as setuptools puts it together: the source comes before "-o", the output after it.
 
     >>> read_command("g++ -I/tree/csrc -I/tree -c csrc/a.cpp -o build/a.o -O3".split(), Path("/tree")).argv
     ('g++', '-Icsrc', '-I.', '-c', 'csrc/a.cpp', '-o', 'build/a.o', '-O3')

@@ -1,6 +1,6 @@
-"""Ask the compiler about ops, as far as the preprocessor and the linker: minutes instead of an hour, the same verdicts.
+"""Ops -> the compiler's first error for each, found by running only the preprocessor and the linker: minutes instead of an hour.
 
-Acts in a throw-away folder, with the caller's own environment: what it says is what pip or the run-time loader would meet.
+Works in a temporary folder, with the caller's own environment, so it meets what pip or the run-time loader would meet.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,9 +31,9 @@ def ask_compiler(
     folder: Path,
     on_op: Callable[[str, str | None], None],
 ) -> dict[str, str | None]:
-    """The compiler's first error for each op, None for one that passes. An op that killed the process says so.
+    """The compiler's first error for each op, None for one that passes. An op that ended the asking process gets its status.
 
-    ``folder`` is thrown away afterwards; ``on_op`` hears of each verdict as it comes.
+    ``folder`` is deleted afterwards; ``on_op`` is called with each verdict as it comes.
     """
     wanted = tuple(ops)
     verdicts: dict[str, str | None] = {}
@@ -51,7 +51,7 @@ def ask_compiler(
         status = host.stream(argv, cwd=folder, env=env, on_line=on_line)
         unanswered = [op for op in rest if op not in verdicts]
         if unanswered:
-            # it died at this one; the others are asked by a new process
+            # the process died at this op; the others are asked in a new process
             verdicts[unanswered[0]] = f"asking the compiler ended with status {status}"
             on_op(unanswered[0], verdicts[unanswered[0]])
     return verdicts

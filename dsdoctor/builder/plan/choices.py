@@ -1,4 +1,4 @@
-"""The smaller choices of a plan: accelerator, architectures, jobs, local version. Pure; each gives its reason."""
+"""Machine + request -> accelerator, architectures, jobs and local version of a plan, each with its reason. Pure."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
 
 @dataclass(frozen=True, kw_only=True)
 class Architectures:
-    """A wanted architecture list; ``asked`` is False when nobody chose it and it may be narrowed."""
+    """A list of wanted architectures. ``asked`` is False when the user did not choose it, so that it may be narrowed."""
 
     entries: tuple[str, ...]
     because: str
@@ -27,7 +27,7 @@ class Architectures:
 
 
 def accelerator_of(machine: Machine, request: BuildRequest) -> str:
-    """DeepSpeed's accelerator for this torch. Raises ImpossiblePlan without a working torch, or for a wish it cannot."""
+    """DeepSpeed's accelerator for this torch. Raises ImpossiblePlan without a working torch, or where torch has no such build."""
     torch = working_torch(machine)
     if request.accelerator == "cuda" and torch.cuda is None:
         raise ImpossiblePlan(
@@ -45,7 +45,7 @@ def accelerator_of(machine: Machine, request: BuildRequest) -> str:
 
 
 def explain_accelerator(machine: Machine, request: BuildRequest, accelerator: str) -> Choice:
-    """Why that accelerator."""
+    """The reason for the accelerator."""
     torch = working_torch(machine)
     if request.accelerator:
         because = "--accelerator"
@@ -60,7 +60,7 @@ def explain_accelerator(machine: Machine, request: BuildRequest, accelerator: st
 def choose_architectures(machine: Machine, request: BuildRequest) -> Architectures:
     """The GPU architectures: --arch, else the nodes' GPUs, else TORCH_CUDA_ARCH_LIST, else the visible GPUs', else all of torch's.
 
-    Raises UsageError for a list that torch or DeepSpeed cannot read, and when there is nothing to go by.
+    Raises UsageError for a list that torch or DeepSpeed cannot read, and when none of these names any.
     """
     torch = working_torch(machine)
     shell = machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip()
@@ -84,7 +84,7 @@ def choose_architectures(machine: Machine, request: BuildRequest) -> Architectur
 
 
 def _of_nodes(nodes: tuple[Node, ...], shell: str) -> Architectures:
-    """Those of all nodes' GPUs together."""
+    """The architectures of all nodes' GPUs together."""
     found = numeric(tuple({name for node in nodes for name in node.capabilities}))
     shown = ", ".join(f"{node.name} {' '.join(numeric(node.capabilities)) or 'none'}" for node in nodes)
     ignored = "; TORCH_CUDA_ARCH_LIST of your shell is not asked" if shell else ""
@@ -92,7 +92,7 @@ def _of_nodes(nodes: tuple[Node, ...], shell: str) -> Architectures:
 
 
 def unused_architectures(machine: Machine, request: BuildRequest) -> tuple[Finding, ...]:
-    """What --arch comes to in a build without GPU code: nothing. Raises UsageError for a malformed list all the same."""
+    """A warning that --arch does nothing in a build without GPU code. Raises UsageError for a malformed list all the same."""
     if request.arch is None:
         return ()
     listed = _asked(request.arch, "--arch", working_torch(machine))
@@ -109,7 +109,7 @@ def unused_architectures(machine: Machine, request: BuildRequest) -> tuple[Findi
 def fit_architectures(
     wanted: Architectures, toolkit: ToolkitPlan | None
 ) -> tuple[tuple[str, ...], tuple[Choice, ...], tuple[Finding, ...]]:
-    """The architectures that this nvcc compiles for; one that was asked for and is none of them is a finding."""
+    """The wanted architectures that this nvcc compiles for; one that the user asked for and nvcc does not take is a finding."""
     if toolkit is None:
         return wanted.entries, (), ()
     major = toolkit.release.major
@@ -139,10 +139,8 @@ def _asked(text: str, where: str, torch: Torch) -> Architectures:
 
 
 def choose_jobs(machine: Machine, request: BuildRequest, *, device_code: bool) -> tuple[int, int, Choice]:
-    """Compilers at once and the bytes that they may take together, from processors and memory as the control group limits them.
-
-    The pool weighs each compiler by JOB_MEMORY, so that more of g++ than of nvcc run beside each other where memory is short.
-    """
+    """How many compilers run at once, and the bytes that they may take together, within the limits of the control group."""
+    # the pool counts each compiler by JOB_MEMORY, so that more g++ than nvcc run side by side where memory is short
     memory, cpus = machine.system.memory, machine.system.cpus
     by_memory = max(1, memory // JOB_MEMORY[False]) if memory else cpus
     jobs = request.jobs if request.jobs is not None else max(1, min(cpus, by_memory))
@@ -155,14 +153,15 @@ def choose_jobs(machine: Machine, request: BuildRequest, *, device_code: bool) -
 
 
 def explain_standard(torch: Torch) -> Choice:
-    """The C++ standard: DeepSpeed's builders and torch choose it, and ops that pass a lower one are refused."""
+    """The C++ standard that torch's headers need."""
+    # DeepSpeed's builders pass the flag themselves; ops that pass a lower one are left out of the plan
     return Choice(
         what="C++ standard", value=f"C++{torch.cxx_standard}", because=f"torch {torch.version}'s headers demand it"
     )
 
 
 def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) -> tuple[str, Choice]:
-    """The local version segment without its "+", "" for none. Raises UsageError for one that PEP 440 refuses."""
+    """The local version without its "+", "" for none. Raises UsageError for one that PEP 440 refuses."""
     if request.local_version is None:
         local = f"{f'cu{torch.cuda}' if accelerator == 'cuda' else 'cpu'}.torch{torch.minor}"
         because = "DeepSpeed's loader demands this very torch and CUDA release"
@@ -173,7 +172,7 @@ def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) 
         normal = (Version(f"0+{local}").local or "") if local else ""
     except InvalidVersion:
         raise UsageError(
-            f"local version {local!r} is none: PEP 440 takes letters, digits and dots",
+            f"{local!r} is not a local version: PEP 440 takes letters, digits and dots",
             hint="--local-version cu13.0.torch2.14",
         ) from None
     return normal, Choice(what="local version", value=f"+{normal}" if normal else "none", because=because)

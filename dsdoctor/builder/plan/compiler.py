@@ -9,7 +9,7 @@ from dsdoctor.core.machine import Compiler, Machine, Toolkit
 def choose_compiler(
     machine: Machine, toolkit: ToolkitPlan | None, *, device_code: bool
 ) -> tuple[Compiler | None, tuple[Choice, ...], tuple[Finding, ...]]:
-    """The first compiler of the search order that fits, else the newest that does, else a finding."""
+    """The default compiler if it fits, else the newest that does (gcc before clang), else a finding."""
     limits = {kind: _limits(machine, toolkit if device_code else None, kind) for kind in ("gcc", "clang")}
     fitting = [c for c in machine.compilers if c.c_path and fits(c, limits[c.kind])]
     if not fitting:
@@ -26,12 +26,12 @@ def choose_compiler(
 
 
 def _limits(machine: Machine, toolkit: ToolkitPlan | None, kind: str) -> tuple[int, int | None]:
-    """Oldest and newest major that may be used (newest None: no limit known)."""
+    """The oldest and the newest major that may be used; None for the newest where no limit is known."""
     assert machine.torch is not None
     if toolkit is None:
         return compiler_limits(machine.torch, kind, ())
     known = [known for known in machine.toolkits if _is_or_feeds(known, toolkit)]
-    # an assembled toolkit is not here yet: its release alone lets torch's own table count
+    # an assembled toolkit does not exist yet: from its release alone, torch's own table of compilers is applied
     return compiler_limits(machine.torch, kind, [*known, Toolkit(root=toolkit.root, release=toolkit.release)])
 
 

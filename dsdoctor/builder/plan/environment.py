@@ -1,4 +1,4 @@
-"""Choices -> the variables a build sets and takes away, and what the caller's own variables would have done. Pure."""
+"""Choices + the caller's variables -> the variables that a build sets and unsets, and findings about the caller's. Pure."""
 
 import difflib
 
@@ -14,7 +14,7 @@ LOOKALIKE = 0.8
 def environment(
     *, accelerator: str, toolkit: ToolkitPlan | None, compiler: Compiler | None, skip_check: bool
 ) -> dict[str, str]:
-    """What every op's build sets, besides its own TORCH_CUDA_ARCH_LIST."""
+    """The variables set for every op; each op's own TORCH_CUDA_ARCH_LIST comes on top."""
     env = {"DS_ACCELERATOR": accelerator, "DS_BUILD_OPS": "0"}
     if compiler is not None and compiler.c_path is not None:
         env |= {"CC": compiler.c_path, "CXX": compiler.path}
@@ -26,12 +26,12 @@ def environment(
 
 
 def taken_away(machine: Machine) -> tuple[str, ...]:
-    """The caller's variables that must not reach the build."""
+    """The names of the caller's variables that must not reach the build."""
     return tuple(sorted({*DROPPED, *(name for name in machine.variables if name.startswith("DS_"))}))
 
 
 def prepended(machine: Machine, toolkit: ToolkitPlan | None, headers: HeadersPlan | None) -> dict[str, tuple[str, ...]]:
-    """What goes in front of path variables: the environment's scripts, the toolkit, the stub of the driver library."""
+    """The folders put in front of path variables: the environment's scripts, the toolkit, the stub of the driver library."""
     prepend: dict[str, tuple[str, ...]] = {"PATH": (machine.python.scripts,) if machine.python else ()}
     if headers is not None:
         prepend["CPATH"] = headers.include
@@ -44,7 +44,7 @@ def prepended(machine: Machine, toolkit: ToolkitPlan | None, headers: HeadersPla
 
 
 def caller_findings(machine: Machine, source: Source, toolkit: ToolkitPlan | None) -> tuple[Finding, ...]:
-    """What the caller's shell holds that would have steered the build, or was meant to."""
+    """Findings about variables in the caller's shell that would have changed the build, or were meant to."""
     findings = []
     known = [fact.variable for fact in source.ops] + list(NOT_OPS)
     for name, value in machine.variables.items():

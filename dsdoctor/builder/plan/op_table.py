@@ -1,4 +1,4 @@
-"""Machine + ops + findings -> the op table: what works as the environment stands, what build-wheel would get. Pure."""
+"""Machine + ops + findings -> the op table: which ops work in the environment as it is, and which build-wheel gets. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,16 +16,19 @@ from dsdoctor.core.machine import Machine
 INSTALLED, BUILDS, CANNOT = "installed", "builds", "cannot"
 IMPOSSIBLE = "the whole plan"
 NOT_THE_COMPILERS = "accelerator-autodetect-cpu"
-"""An obstacle that no compiler can lift: DeepSpeed would not even try to build the op."""
+"""The rule that holds even where the compiler accepts the op: DeepSpeed would not try to build it."""
 
 COMPILES_ITS_OWN = "ops-accelerator-mismatch"
-"""The one ill of an installed op that makes DeepSpeed compile it at run time; at the others its loader stops."""
+"""The one problem of an installed op at which DeepSpeed compiles it at run time; at any other its loader stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpVerdict:
-    """One op. ``verdict`` is "installed", "builds" or "cannot" as the environment stands: what pip or the run-time loader
-    would meet; ``mended`` is "builds" or "cannot": what build-wheel would get. Each with its reason, where there is one."""
+    """The verdicts on one op, each with its reason where there is one.
+
+    ``verdict`` is "installed", "builds" or "cannot": what pip or the run-time loader would get in this environment as it is.
+    ``mended`` is "builds" or "cannot": what build-wheel would get.
+    """
 
     op: str
     verdict: str
@@ -36,7 +39,7 @@ class OpVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class OpTable:
-    """The verdicts, and the findings with the ops that they affect and the severity that follows from those."""
+    """The verdicts, and the findings: each with the ops that it affects, and a severity that depends on them."""
 
     ops: tuple[OpVerdict, ...]
     findings: tuple[Finding, ...]
@@ -44,19 +47,19 @@ class OpTable:
 
 @dataclass(frozen=True, kw_only=True)
 class _OpFinding:
-    """A check's finding with its ``affects`` said in ops; ``needs`` is what the check itself said."""
+    """A check's finding whose ``affects`` names ops; ``needs`` is what the check itself put there (see ``core.needs``)."""
 
     finding: Finding
     needs: frozenset[str]
 
     @property
     def about_installed(self) -> bool:
-        """Whether it speaks of ops that are built already."""
+        """Whether it is about ops that are built already."""
         return needs.INSTALLED in self.needs
 
     @property
     def at_run_time(self) -> bool:
-        """Whether ops that are built already suffer from it too."""
+        """Whether it affects ops that are built already."""
         return self.about_installed or needs.TORCH in self.needs
 
 
@@ -69,10 +72,10 @@ def judge_ops(
     cache: str,
     compiled: Mapping[str, str | None] | None = None,
 ) -> OpTable:
-    """Judge every op of a DeepSpeed. Raises UsageError for an unknown op in the wish.
+    """Judge every op of a DeepSpeed. Raises UsageError for an unknown op in the request.
 
-    ``findings`` are those of the checks, whose ``affects`` may hold needs. ``compiled`` is what the compiler said when it was asked
-    (--deep): None for an op that passed, else its error; an op that is not in it was not asked.
+    ``findings`` are those of the checks, whose ``affects`` may hold needs. ``compiled`` is what the compiler answered (--deep):
+    None for an op that passed, else its error; for an op that is not in it the compiler was not asked.
     """
     asked = _asked(source, request)
     wants = {fact.op: requirements(fact, machine) | {fact.op} for fact in source.ops}
@@ -89,14 +92,14 @@ def judge_ops(
 
 
 def _asked(source: Source, request: BuildRequest) -> frozenset[str]:
-    """The ops that must work: those that were named; "all" names every one that is more than a placeholder."""
+    """The ops that must work: those that were named; "all" names every one that has source files."""
     if request.ops == ("all",):
         return frozenset(fact.op for fact in source.ops if fact.sources)
     return frozenset(wanted_ops(source, request).named) if request.ops else frozenset()
 
 
 def requirements(fact: OpFact, machine: Machine) -> frozenset[str]:
-    """What an op needs, in the words of ``dsdoctor.core.needs``."""
+    """What an op needs, as names of ``dsdoctor.core.needs``."""
     wants = {needs.TORCH, needs.COMPILER, needs.PYTHON_HEADERS, *(need.name for need in need_of(fact.op).needs)}
     if fact.needs_toolkit:
         of_toolkit = needs_of((fact,), machine)
@@ -107,12 +110,12 @@ def requirements(fact: OpFact, machine: Machine) -> frozenset[str]:
 
 
 def without_needs(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings where no ops are known: nothing can be said of what they affect."""
+    """The findings where no ops are known, so that what they affect is not known either."""
     return tuple(replace(finding, affects=()) for finding in findings)
 
 
 def _in_ops(finding: Finding, wants: Mapping[str, frozenset[str]]) -> _OpFinding:
-    """Say in ops what a check said in needs."""
+    """Replace the needs in a finding's ``affects`` by the ops that have those needs."""
     hindered = tuple(op for op, wanted in wants.items() if wanted.intersection(finding.affects))
     return _OpFinding(finding=replace(finding, affects=hindered), needs=frozenset(finding.affects))
 
@@ -153,7 +156,7 @@ def _is_error(finding: Finding) -> bool:
 def _obstacle(
     fact: OpFact, machine: Machine, source: Source, hindering: list[_OpFinding], *, tried: bool
 ) -> str | None:
-    """What pip or the run-time loader would meet first; where the compiler was asked (``tried``) it knows better."""
+    """What pip or the run-time loader would meet first. ``tried``: the compiler was asked, so its answer replaces the findings'."""
     torch = machine.torch
     if fact.needs_toolkit and torch is not None and torch.cuda is None:
         return f"it is a CUDA extension, and torch {torch.version} is a CPU build"
@@ -166,7 +169,7 @@ def _obstacle(
 
 
 def _architectures(machine: Machine) -> tuple[str, ...]:
-    """What would be compiled for, as the environment stands."""
+    """The architectures that ops would be compiled for in this environment as it is."""
     text = machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip()
     try:
         listed = parse_architectures(text) if text else ()
@@ -211,16 +214,17 @@ def _planned(machine: Machine, source: Source, request: BuildRequest, cache: str
 
 
 def _matter(machine: Machine, source: Source) -> frozenset[str]:
-    """The ops by which the severity of a finding is measured when none was asked for."""
+    """The ops that decide the severity of findings when the user asked for none: the installed ones, else the default set."""
     installed = machine.deepspeed.installed_ops if machine.deepspeed else ()
     return frozenset(installed or DEFAULT.get(source.accelerator, ()))
 
 
 def _weighed(found: _OpFinding, missed: frozenset[str], asked: frozenset[str]) -> Finding:
-    """A finding about building weighs as much as the ops that are missed because of it.
+    """A finding about building, with the severity that follows from the ops that it hinders.
 
-    ``missed`` are the ops that matter and cannot be had: NOTE where none is, WARNING where it hinders none of them, ERROR
-    where one of them was asked for. One that hinders nothing by nature keeps its severity.
+    ``missed`` are the ops that matter and cannot be had. A finding that hinders one the user asked for is an ERROR; one that
+    hinders another of them keeps its severity. One that hinders none of them becomes a NOTE; a WARNING, if it was an ERROR that
+    affects other ops and some op is missed. A finding that by its kind affects no ops keeps its severity.
     """
     finding = found.finding
     if not found.needs:

@@ -1,4 +1,4 @@
-"""Source + wish -> which ops, and the reason for each one that is left out. Pure."""
+"""Source + request -> the ops to build, and the reason for each one that is left out. Pure."""
 
 import difflib
 import re
@@ -26,7 +26,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class WantedOps:
-    """The ops a wish comes to. ``named`` are those the user named: for them a refusal is an error."""
+    """The ops of a request, with those that they require. ``named`` are those the user named: for them a refusal is an error."""
 
     ops: tuple[OpFact, ...]
     named: frozenset[str]
@@ -53,7 +53,7 @@ def wanted_ops(source: Source, request: BuildRequest) -> WantedOps:
 
 
 def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple[str, ...]) -> Refusal | None:
-    """Why this op cannot be built whatever the toolkit, or None."""
+    """Why this op cannot be built with any toolkit, or None."""
     op = need_of(fact.op)
     cuda = machine.torch.cuda if machine.torch and fact.needs_toolkit else None
     if op.empty:
@@ -87,7 +87,7 @@ def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple
 
 
 def toolkit_refusal(fact: OpFact, machine: Machine, toolkit: ToolkitPlan | None) -> Refusal | None:
-    """Why the chosen toolkit does not serve this op, or None."""
+    """Why this op cannot be built with the chosen toolkit, or None."""
     if not fact.needs_toolkit:
         return None
     needs = needs_of((fact,), machine)

@@ -1,4 +1,4 @@
-"""What must hold before any op can be built: a Python with headers, a torch that works, setuptools, disk. Pure."""
+"""Machine -> what any build needs: the torch that works, the packages, the disk space; findings for what lacks. Pure."""
 
 from collections.abc import Iterator
 
@@ -38,13 +38,13 @@ def working_torch(machine: Machine) -> Torch:
 
 
 def disk_needed(ops: tuple[OpPlan, ...], toolkit: ToolkitPlan | None) -> int:
-    """Bytes that a build may take in the cache folder, estimated high."""
+    """The bytes that a build may take in the cache folder, estimated high."""
     objects = sum(len(op.sources) * OBJECT_DISK for op in ops)
     return BASE_DISK + objects + (TOOLKIT_DISK if toolkit and toolkit.fetch else 0)
 
 
 def environment_findings(machine: Machine, disk: int) -> Iterator[Finding]:
-    """What the environment lacks. ``disk`` is what the build needs, in bytes."""
+    """Errors for missing packages and for a disk with less than ``disk`` bytes free."""
     python = machine.python
     assert python is not None
     for name in _missing_packages(machine):
@@ -65,7 +65,7 @@ def environment_findings(machine: Machine, disk: int) -> Iterator[Finding]:
 
 
 def gap_findings(machine: Machine) -> Iterator[Finding]:
-    """What could not be asked."""
+    """A note for each question about the machine that could not be answered."""
     for gap in machine.gaps:
         yield Finding.note("not-asked", f"{gap.question} could not be asked: {gap.reason}")
 

@@ -1,7 +1,7 @@
 """The processor that host code is compiled for -> gcc's -march and DeepSpeed's SIMD macro, and why. Pure.
 
-DeepSpeed compiles ``cpu_adam`` and its like with -march=native and chooses the macro by the machine that it builds on; the two must
-agree. The levels are those of the x86-64 psABI and versions of the Arm architecture.
+DeepSpeed compiles ops such as ``cpu_adam`` with -march=native, and chooses the macro by the machine that it builds on; the two must
+agree. The levels are those of the x86-64 psABI, and versions of the Arm architecture.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,10 @@ FEW = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """A value of -march that stands for many processors, with the macro for its vectors, and the oldest majors of the compilers
-    that have both."""
+    """A value of -march that covers many processors, with DeepSpeed's macro for its vector instructions.
+
+    ``gcc`` and ``clang`` are the oldest majors that know it.
+    """
 
     name: str
     architecture: str
@@ -41,8 +43,8 @@ LEVELS = (
     Level(name="armv8.2-a+sve", architecture="aarch64", simd="-D__SVE__", gcc=10, clang=11),
     Level(name="armv9-a", architecture="aarch64", simd="-D__SVE__", gcc=12, clang=14),
 )
-"""Each holds those of its architecture before it. DeepSpeed's simd.h has code for AVX2 (with FMA and F16C, which v3 has), AVX512
-(F, BW, DQ, VL, which v4 has) and NEON. Its sve.h asks the processor how long its vectors are: no -msve-vector-bits."""
+"""A level includes the earlier ones of its architecture. DeepSpeed's simd.h has code for AVX2 (with FMA and F16C, which v3 has),
+AVX512 (F, BW, DQ, VL, which v4 has) and NEON. Its sve.h asks the processor how long its vectors are: no -msve-vector-bits."""
 
 
 def choose_processor(
@@ -50,7 +52,7 @@ def choose_processor(
 ) -> tuple[str, Choice, tuple[Finding, ...]]:
     """NATIVE or the name of a level: the one asked for, else the best that all nodes have, else NATIVE.
 
-    Raises UsageError for a level that is none or of another architecture than this machine's, and for nodes of other architectures.
+    Raises UsageError for an unknown level, and for a level or nodes of another architecture than this machine's.
     """
     _check_nodes(machine, request.nodes)
     if request.cpu:
@@ -64,7 +66,7 @@ def choose_processor(
 
 
 def flags_of(processor: str) -> tuple[str, ...]:
-    """What takes the place of DeepSpeed's own flags: none for NATIVE.
+    """The flags that replace DeepSpeed's own; none for NATIVE.
 
     >>> flags_of("x86-64-v3"), flags_of("armv8.2-a+sve")
     (('-march=x86-64-v3', '-D__AVX256__'), ('-march=armv8.2-a+sve', '-D__SVE__'))
@@ -84,7 +86,7 @@ def _asked(machine: Machine, asked: str) -> str:
     if asked == NATIVE:
         return NATIVE
     if level is None:
-        raise UsageError(f"--cpu {asked!r} is none", hint=f"on {here} it takes {fitting}")
+        raise UsageError(f"--cpu {asked!r} is not a level", hint=f"on {here} it takes {fitting}")
     if level.architecture != here:
         title = f"--cpu {level.name} is of {level.architecture}, and this machine is {here}"
         raise UsageError(title, hint=f"on {here} it takes {fitting}")
@@ -92,7 +94,7 @@ def _asked(machine: Machine, asked: str) -> str:
 
 
 def _check_nodes(machine: Machine, nodes: Sequence[Node]) -> None:
-    """Raise UsageError for nodes that no one wheel of this machine can be for."""
+    """Raise UsageError for nodes that a wheel built on this machine cannot serve all."""
     here = machine.system.architecture
     for node in nodes:
         first, kind = nodes[0], node.system.architecture
@@ -150,7 +152,7 @@ def _not_on(machine: Machine, nodes: Sequence[Node], name: str) -> Iterator[Find
 
 
 def _above(machine: Machine, name: str) -> Iterator[Finding]:
-    """A level that this machine cannot run: it compiles for it all the same."""
+    """A note where the ops are compiled for a level that this machine itself cannot run."""
     missing = lacking(name, machine.system)
     if missing and machine.system.cpu_flags:
         lost = and_more(missing, FEW)
@@ -159,7 +161,7 @@ def _above(machine: Machine, name: str) -> Iterator[Finding]:
 
 
 def _unknown(compiler: Compiler | None, name: str) -> Iterator[Finding]:
-    """A level that the compiler has not heard of."""
+    """An error where the compiler does not know the level."""
     level = next((level for level in LEVELS if level.name == name), None)
     oldest = getattr(level, compiler.kind, 0) if level and compiler else 0
     if compiler and compiler.major < oldest:

@@ -1,4 +1,4 @@
-"""A DeepSpeed, a tree or an installed one -> its ops as its own op_builder describes them. Compiles nothing."""
+"""A DeepSpeed tree, or an installed DeepSpeed -> its ops as its own op_builder describes them. Compiles nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def _ask_ops(
     torch: str,
     architectures: Sequence[str],
 ) -> _Ops:
-    # some builders join CUDA_HOME to a path for a flag; nothing is looked up there
+    # some builders join CUDA_HOME to a path in a flag; nothing is looked up there
     variables = {"DS_ACCELERATOR": accelerator, "CUDA_HOME": "/dsdoctor-asks-for-flags-only"}
     child = LocalHost(env=without_steering(host.environment()) | variables)
     answer: _Ops | Gap = Gap(question="op_builder", reason="not asked")
