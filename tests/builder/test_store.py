@@ -808,7 +808,7 @@ def test_prune_removes_by_age_by_size_or_all_and_says_what(cache: str) -> None:
 
 
 def test_verify_ends_with_1_when_something_was_damaged_and_then_with_0(cache: str, store: CacheStore) -> None:
-    assert asked(cache, "verify")[:2] == (0, "✓ 3 entries are what was stored\n")
+    assert asked(cache, "verify")[:2] == (0, "✓ 3 entries are intact\n")
     (entry,) = store.find("ops", key("a"))
     (entry.folder / "op.so").write_bytes(b"3" * 2_000_000)
 
@@ -817,7 +817,7 @@ def test_verify_ends_with_1_when_something_was_damaged_and_then_with_0(cache: st
     assert status == 1
     assert shown.startswith(f"✗ fused_adam (ops {key('a')[:12]}) is not what was stored")
     assert "[cache-entry-damaged]" in shown
-    assert asked(cache, "verify")[:2] == (0, "✓ 2 entries are what was stored\n")
+    assert asked(cache, "verify")[:2] == (0, "✓ 2 entries are intact\n")
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,6 @@ def test_uv_installs_where_the_user_has_not_set_pip_up(place: Place) -> None:
     plain.make(place.cache / "x")
     plain.install("/x/bin/python", ["torch==2.13.0"])
 
-    assert (plain.because, steered.because) == ("uv", "pip: its find-links would be lost on uv")
+    assert (plain.because, steered.because) == ("uv", "pip: uv would ignore its find-links")
     assert place.calls[0].startswith("uv venv --quiet --no-project --seed --python ")
     assert place.calls[1] == "uv pip install --quiet --python /x/bin/python torch==2.13.0"

@@ -1,6 +1,6 @@
-"""What --python names -> an interpreter that answers: a path, or a version that is looked for on PATH, among pyenv's and uv's.
+"""What --python names (a path, or a version) -> an interpreter that runs. Versions are looked for on PATH, in pyenv and uv.
 
-Looks only; installs none.
+Installs nothing.
 """
 
 import re
@@ -19,7 +19,7 @@ from dsdoctor.core.machine import Gap
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """A Python that answered: its own path, its version such as "3.12.1", and the step that led to it."""
+    """A Python that runs: its own path, its version such as "3.12.1", and the step that found it."""
 
     executable: str
     version: str
@@ -47,7 +47,7 @@ class _InterpreterAnswer:
 
 
 def is_version(asked: str) -> bool:
-    """Whether what was named is a version and no path.
+    """Whether what was named is a version, not a path.
 
     >>> is_version("3.12"), is_version("3.12.1"), is_version("python3.12"), is_version("/opt/3.12")
     (True, True, False, False)
@@ -56,7 +56,7 @@ def is_version(asked: str) -> bool:
 
 
 def find_interpreters(host: Host, asked: Sequence[str]) -> tuple[Interpreter, ...]:
-    """An interpreter for each path and version. Raises ImpossiblePlan that names all that are missing and how to get them."""
+    """An interpreter for each path and version. Raises ImpossiblePlan, which names all missing ones and how to get them."""
     found = [find_version(host, name) if is_version(name) else _at(host, name) for name in asked]
     missing = [name for name, interpreter in zip(asked, found, strict=True) if interpreter is None]
     if missing:
@@ -69,7 +69,7 @@ def find_interpreters(host: Host, asked: Sequence[str]) -> tuple[Interpreter, ..
 
 
 def find_version(host: Host, version: str) -> Interpreter | None:
-    """The first interpreter of a version that answers; a version manager's shim often does not."""
+    """The first interpreter of a version that runs; a version manager's shim often does not."""
     for step in STEPS:
         for candidate in step(host, version):
             found = _ask(host, candidate)
@@ -116,7 +116,7 @@ def on_path(host: Host, version: str) -> Iterator[str]:
 
 
 def of_this_dsdoctor(_: Host, version: str) -> Iterator[str]:
-    """The interpreter that runs dsdoctor, if it is of that version."""
+    """The interpreter that runs dsdoctor, if it has that version."""
     here = ".".join(map(str, sys.version_info[:3]))
     if f"{here}.".startswith(f"{version}."):
         yield sys.executable
@@ -131,7 +131,7 @@ def of_pyenv(host: Host, version: str) -> Iterator[str]:
 
 
 def of_uv(host: Host, version: str) -> Iterator[str]:
-    """What uv finds, its own among them."""
+    """The interpreter that uv finds; it may be one that uv installed."""
     uv = find_uv(host)
     if uv is not None:
         answer = host.run([uv, "python", "find", "--no-project", version], timeout=60)

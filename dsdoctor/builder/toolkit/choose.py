@@ -1,4 +1,4 @@
-"""Machine + what the ops need -> which CUDA toolkit to use as it is. Pure; ``assembly`` says what to make one from."""
+"""Machine + request + what the ops need -> the CUDA toolkit to use, or a finding. Pure; ``plan_assembly`` plans one to be made."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Needs:
     libraries: frozenset[str]
 
     def met_by(self, toolkit: Toolkit) -> bool:
-        """Whether a toolkit gives them all where torch looks."""
+        """Whether a toolkit has them all where torch looks for them."""
         wanted = self.headers | self.libraries
         return wanted <= (toolkit.headers | toolkit.libraries) - toolkit.scattered
 
@@ -36,7 +36,7 @@ BARE = Needs(headers=frozenset(BASE_HEADERS), libraries=frozenset(BASE_LIBRARIES
 
 
 def choose_toolkit(machine: Machine, request: BuildRequest, cache: str, needs: Needs) -> Chosen:
-    """Choose for this torch: one as it is, else an assembled one, else one that serves at least some of the ops."""
+    """Choose a toolkit for this torch: an existing one, else an assembled one, else one that serves at least some of the ops."""
     release = _torch_release(machine)
     if request.toolkit not in {"auto", "pypi"}:
         return _named(machine, request, cache, release, needs)
@@ -52,7 +52,7 @@ def choose_toolkit(machine: Machine, request: BuildRequest, cache: str, needs: N
 def lacking(
     toolkit: ToolkitPlan | None, machine: Machine, headers: Iterable[str], libraries: Iterable[str]
 ) -> list[str]:
-    """What of the wanted headers and libraries a chosen toolkit does not have."""
+    """The wanted headers and libraries that a chosen toolkit does not have."""
     if toolkit is None:
         return []
     if toolkit.assemble:
@@ -71,7 +71,7 @@ def _torch_release(machine: Machine) -> Cuda:
 
 
 def _as_it_is(machine: Machine, release: Cuda, needs: Needs) -> Chosen | None:
-    """The toolkit of torch's release, else (CUDA 11, 12) the nearest minor, where it meets the needs by itself."""
+    """An existing toolkit that meets the needs: of torch's release, else of the nearest minor where DeepSpeed accepts another."""
     here = [toolkit for toolkit in machine.toolkits if toolkit.nvcc and toolkit.release and needs.met_by(toolkit)]
     for toolkit in here:
         if toolkit.release == release:
@@ -85,7 +85,7 @@ def _as_it_is(machine: Machine, release: Cuda, needs: Needs) -> Chosen | None:
 
 
 def _another_minor(machine: Machine, request: BuildRequest, release: Cuda) -> Chosen | None:
-    """Offline, rather another minor of torch's major with a warning than nothing."""
+    """Offline: a toolkit of another minor of torch's major, with a warning, since none can be fetched."""
     if not request.offline:
         return None
     for toolkit in machine.toolkits:
@@ -95,7 +95,7 @@ def _another_minor(machine: Machine, request: BuildRequest, release: Cuda) -> Ch
 
 
 def _compilers(machine: Machine, request: BuildRequest, release: Cuda) -> list[Toolkit]:
-    """Toolkits whose nvcc can be one layer of an assembled one."""
+    """The toolkits whose nvcc can be a layer of an assembled one."""
     if request.toolkit == "pypi":
         return []
     whole = {"crt/host_config.h", "cuda_runtime.h", "cccl"}
@@ -116,7 +116,7 @@ def _named(machine: Machine, request: BuildRequest, cache: str, release: Cuda, n
         return None, (), (Finding.error("cuda-torch-mismatch", title, fix=CHOOSE_FOR_ME, commands=[command]),)
     if BARE.met_by(found):
         return _take(found, "you named it", minor_of=release)
-    # its parts are there or in torch's wheels, though not where torch looks: as links they are
+    # its parts may be there, or in torch's wheels, but not where torch looks: assembled as links they are
     made = assembly(machine, request, cache, found.release, [found], needs.headers, fetch=False)
     if made[0] is not None and not has_error(made[2]):
         return made

@@ -45,16 +45,18 @@ DAMAGE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError
 
 
 def read_wheel(path: Path) -> DeepSpeed:
-    """What a wheel is and holds. Raises UsageError for what is no DeepSpeed wheel, is damaged, or tries to harm."""
+    """What a wheel is and holds. Raises UsageError for what is not a DeepSpeed wheel, is damaged, or looks malicious."""
     try:
         name, version, _, tags = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
-        raise UsageError(f"{path} is no wheel: {error}", hint="name a file such as deepspeed-0.19.8-...whl") from None
+        raise UsageError(
+            f"{path} is not a wheel: {error}", hint="name a file such as deepspeed-0.19.8-...whl"
+        ) from None
     if name != "deepspeed":
         raise UsageError(f"{path.name} is a wheel of {name}, not of deepspeed", hint="name a DeepSpeed wheel")
     try:
         with zipfile.ZipFile(path) as file, tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder:
-            _refuse_harm(file, path)
+            _refuse_malicious(file, path)
             facts = _read(file, path, str(version), Path(folder))
             return _with_name(facts, {tag.interpreter for tag in tags}, {tag.platform for tag in tags})
     except (*DAMAGE, MemoryError) as error:
@@ -62,7 +64,7 @@ def read_wheel(path: Path) -> DeepSpeed:
 
 
 def read_installed(facts: DeepSpeed) -> DeepSpeed:
-    """Add to an installed DeepSpeed's own record what its shared objects say, and which recorded files were altered."""
+    """Add to an installed DeepSpeed's facts what its shared objects show, and which files differ from its RECORD."""
     location = Path(facts.location)
     libraries = {
         path.relative_to(location.parent).as_posix(): read_elf(path) for path in sorted(location.rglob("*.so"))
@@ -75,10 +77,10 @@ def read_installed(facts: DeepSpeed) -> DeepSpeed:
     return replace(_with_library_facts(facts, libraries), altered=altered)
 
 
-def _refuse_harm(file: zipfile.ZipFile, path: Path) -> None:
+def _refuse_malicious(file: zipfile.ZipFile, path: Path) -> None:
     entries = file.infolist()
     if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > LARGEST:
-        raise UsageError(f"{path.name} says that it unpacks to more than a DeepSpeed can be", hint="do not install it")
+        raise UsageError(f"{path.name} claims to unpack to more than a DeepSpeed can be", hint="do not install it")
     for entry in entries:
         parts = PurePosixPath(entry.filename).parts
         if entry.filename.startswith("/") or ".." in parts or "\\" in entry.filename or "\0" in entry.filename:
@@ -107,7 +109,7 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
 
     record = text(f"deepspeed/{RECORD}")
     if record is None:
-        raise UsageError(f"{path.name} holds no deepspeed/{RECORD}: it is no built DeepSpeed", hint=HINT)
+        raise UsageError(f"{path.name} holds no deepspeed/{RECORD}: it is not a built DeepSpeed", hint=HINT)
     facts = deepspeed_of_record(record, version=version, location=str(path))
     facts = with_tags(with_manifest(facts, text(MANIFEST), exists=_exists), text("WHEEL"))
     record_text = text("RECORD")
@@ -129,7 +131,7 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
 
 
 def _with_name(facts: DeepSpeed, pythons: set[str], platforms: set[str]) -> DeepSpeed:
-    """Add the tags of the file's name, by which pip goes; they must be those of the WHEEL file."""
+    """Add the tags in the file's name, which pip goes by; where those in the WHEEL file differ, the wheel was altered."""
     in_wheel_file = (set(facts.python), set(facts.platform))
     altered = (
         facts.altered
@@ -140,13 +142,13 @@ def _with_name(facts: DeepSpeed, pythons: set[str], platforms: set[str]) -> Deep
 
 
 def _unlisted(file: zipfile.ZipFile, listed: Mapping[str, str]) -> list[str]:
-    """Files that RECORD does not list; itself and signatures it cannot."""
+    """The files that RECORD does not list; it cannot list itself and signatures."""
     free = ("/RECORD", "/RECORD.jws", "/RECORD.p7s", "/")
     return [name for name in file.namelist() if name not in listed and not name.endswith(free)]
 
 
 def _with_library_facts(facts: DeepSpeed, libraries: Mapping[str, ElfInfo]) -> DeepSpeed:
-    """What the shared objects say outweighs what was written down about them."""
+    """Add what the shared objects show. Where that contradicts what was recorded about them, it replaces it."""
     facts = with_libraries(facts, libraries)
     of_ops = {op: libraries[path] for op in facts.installed_ops if (path := library_of(op, libraries))}
     needed = {op: left_to_system(elf_info.needed, elf_info.run_path, _exists) for op, elf_info in of_ops.items()}
@@ -164,12 +166,12 @@ def _with_library_facts(facts: DeepSpeed, libraries: Mapping[str, ElfInfo]) -> D
 
 
 def _exists(path: str) -> bool:
-    """Whether a library lies where an op looks for it: a folder of this machine, and of the one that is judged if it is this."""
+    """Whether a library is where an op looks for it: on this machine, even where the machine to be judged is another."""
     return LocalHost().exists(path)
 
 
 def _copied(file: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path | None) -> str:
-    """The digest of an entry, as RECORD writes it; its bytes go to ``target``. Its CRC is checked on the way."""
+    """The digest of an entry, as RECORD writes it; its bytes are written to ``target``. zipfile checks its CRC on the way."""
     total = hashlib.sha256()
     with file.open(entry) as source:
         if target is None:
