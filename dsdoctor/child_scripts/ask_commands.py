@@ -1,9 +1,9 @@
-"""The commands that compile ops of the DeepSpeed source tree in the current folder. Argument, as JSON: a list of pairs, an op and
-its TORCH_CUDA_ARCH_LIST.
+"""Print the commands that compile ops of the DeepSpeed source tree in the current folder. Argument: a JSON list of pairs, an op
+and its TORCH_CUDA_ARCH_LIST.
 
 Each extension comes from the op's own builder and its commands from the accelerator's own build_ext, as in DeepSpeed's
-setup.py, but alone: no other op's probe runs and no architecture list leaks. Nothing is compiled but what the ops' own
-probes try. One line an op.
+setup.py, but one op at a time: no other op's probe runs, and no architecture list reaches another op. Nothing is compiled except
+what the ops' own probes try. Prints one line for each op.
 """
 
 import json
@@ -19,7 +19,7 @@ from op_builder.all_ops import ALL_OPS  # noqa: E402
 
 
 class CommandsRefused(Exception):
-    """Why there are no commands; what was printed tells more."""
+    """Why there are no commands for an op; what was printed before may say more."""
 
 
 def commands_of(name):

@@ -1,4 +1,4 @@
-"""The torch of this interpreter, as the file that says it does: torch is not imported. Its own words are checked by others."""
+"""Print the version of this interpreter's torch, from its version.py. torch is not imported; what it states is not checked here."""
 
 import importlib.util
 import json

@@ -123,7 +123,7 @@ def test_nodes_that_no_wheel_of_this_machine_can_be_for_are_refused() -> None:
         chosen(ICELAKE, of(V3, "x"), arm)
     with pytest.raises(UsageError, match="arm is aarch64, and this machine is x86_64"):
         chosen(ICELAKE, arm, cpu="v3")
-    with pytest.raises(UsageError, match="the snapshot of x does not tell its processor's instructions"):
+    with pytest.raises(UsageError, match="the snapshot of x does not list its processor's instructions"):
         chosen(ICELAKE, of("", "x"))
     with pytest.raises(UsageError, match="no level of ppc64le that x has"):
         chosen(machine(system=of("altivec", "x", "ppc64le").system), of("altivec", "x", "ppc64le"))

@@ -13,7 +13,7 @@ from packageurl import PackageURL
 from dsdoctor.builder.make.manifest import Manifest, describe_wheel
 from dsdoctor.builder.make.prove import OpProof
 from dsdoctor.builder.make.sbom import bill_of_materials
-from dsdoctor.builder.toolkit.assemble import Part, toolkit_parts
+from dsdoctor.builder.toolkit.parts import Part, toolkit_parts
 from dsdoctor.builder.wheel.elf import ElfInfo
 from dsdoctor.core.build_models import BuildPlan, Layer, OpPlan, Source, ToolkitPlan
 from dsdoctor.core.machine import Cuda, Machine

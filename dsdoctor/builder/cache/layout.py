@@ -35,7 +35,7 @@ def distrust(folder: Path) -> str | None:
     It can be used when it belongs to this user (or root) and nobody else may write to it, or when its owner shares it with
     a group of this user by mode 2770. A folder that everybody may write to is never used.
     """
-    # what lies in the cache becomes part of wheels: whoever may write there can run code as the user who builds
+    # what is in the cache becomes part of wheels: whoever may write there can run code as the user who builds
     try:
         found = folder.stat()
     except FileNotFoundError:

@@ -19,7 +19,8 @@ from dsdoctor.builder.make.prove import OpProof, prove
 from dsdoctor.builder.make.sbom import SBOM, bill_of_materials
 from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.builder.make.workdir import LIBRARY, Workdir, gather, tree_to_compile_in
-from dsdoctor.builder.toolkit.assemble import assemble, toolkit_parts
+from dsdoctor.builder.toolkit.assemble import assemble
+from dsdoctor.builder.toolkit.parts import toolkit_parts
 from dsdoctor.builder.toolkit.python_headers import unpack_headers
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan

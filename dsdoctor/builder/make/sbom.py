@@ -14,13 +14,13 @@ import msgspec
 
 from dsdoctor.builder.make.manifest import Manifest, ManifestOp
 from dsdoctor.builder.source.fetch import NEWEST
-from dsdoctor.builder.toolkit.assemble import Part
+from dsdoctor.builder.toolkit.parts import Part
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.version import __version__
 
 SBOM = "sboms/dsdoctor.cdx.json"
-"""Where it lies in a wheel's dist-info."""
+"""Its path in a wheel's dist-info."""
 
 Component = dict[str, Any]
 

@@ -110,7 +110,7 @@ def _check_nodes(machine: Machine, nodes: Sequence[Node]) -> None:
             )
         if not node.system.cpu_flags:
             raise UsageError(
-                f"the snapshot of {node.name} does not tell its processor's instructions",
+                f"the snapshot of {node.name} does not list its processor's instructions",
                 hint="record it again, there: dsdoctor record FILE",
             )
 

@@ -20,6 +20,13 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.pip import last_error, run_pip
 
+NEWEST = "newest"
+FETCH_LIMIT = 1800.0
+LEFT_BEHIND = shutil.ignore_patterns(
+    ".git", "build", "dist", "*.egg-info", "__pycache__", "*.pyc", "*.cpython-*.so", "git_version_info_installed.py"
+)
+"""What an earlier build leaves in a tree, and must not get into this build."""
+
 
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack an sdist's single top folder as ``folder``. Raises UsageError for what is not an sdist, or would write outside."""
@@ -66,14 +73,6 @@ def _unzip(archive: Path, staging: Path) -> None:
             if name.startswith("/") or ".." in Path(name).parts:
                 raise UsageError(f"{archive} holds {name!r}, which lies outside of it")
         file.extractall(staging)  # noqa: S202 - every name was checked above
-
-
-NEWEST = "newest"
-FETCH_LIMIT = 1800.0
-LEFT_BEHIND = shutil.ignore_patterns(
-    ".git", "build", "dist", "*.egg-info", "__pycache__", "*.pyc", "*.cpython-*.so", "git_version_info_installed.py"
-)
-"""What an earlier build leaves in a tree, and must not get into this build."""
 
 
 def spell_source(request: str | None, installed: DeepSpeed | None) -> tuple[str, str]:
