@@ -13,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from dsdoctor.builder.make.manifest import Manifest, ManifestOp
+from dsdoctor.builder.plan.compiler import version_of
 from dsdoctor.builder.source.fetch import NEWEST
 from dsdoctor.builder.toolkit.parts import Part
 from dsdoctor.core.build_models import BuildPlan
@@ -215,8 +216,9 @@ def _tools(plan: BuildPlan, machine: Machine, parts: Iterable[Part]) -> Iterator
     cc, cxx = plan.env.get("CC"), plan.env.get("CXX")
     compiler = next((known for known in machine.compilers if cxx == known.path or cc == known.c_path), None)
     if compiler is not None:
-        number = ".".join(map(str, compiler.version))
-        yield _component("application", compiler.kind, number, scope="excluded", description="C++ compiler")
+        yield _component(
+            "application", compiler.kind, version_of(compiler), scope="excluded", description="C++ compiler"
+        )
     if any(op.device_code for op in plan.ops) and not any(is_tool(part) for part in parts):
         yield _component("application", "nvcc", _nvcc_version(plan, machine), manufacturer=NVIDIA, scope="excluded")
     for name in BUILD_PACKAGES:

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.builder.plan.preconditions import working_torch
+from dsdoctor.builder.plan.preconditions import GIB, working_torch
 from dsdoctor.core.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
 from dsdoctor.core.build_models import BuildRequest, Choice, Node, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine, Torch
 
-GIB = 1 << 30
 JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
 """Bytes of one compile job with and without device code: the largest process of a build of all ops was measured at
 2.9 GiB (3.4 GiB with evoformer_attn), one of host code at 1.5 to 2.1 GB."""

@@ -19,7 +19,7 @@ def choose_compiler(
         because = "it is the default here, and " + _accepted(limits[default.kind], toolkit, device_code=device_code)
         return default, (_choice(default, because),), ()
     chosen = max(fitting, key=lambda compiler: (compiler.kind == "gcc", compiler.version))
-    because = f"the default {default.path} {_version(default)} is refused, and " + _accepted(
+    because = f"the default {default.path} {version_of(default)} is refused, and " + _accepted(
         limits[chosen.kind], toolkit, device_code=device_code
     )
     return chosen, (_choice(chosen, because),), ()
@@ -78,8 +78,9 @@ def _choice(compiler: Compiler, because: str) -> Choice:
 
 
 def _kind_and_version(compiler: Compiler) -> str:
-    return f"{compiler.kind} {_version(compiler)}"
+    return f"{compiler.kind} {version_of(compiler)}"
 
 
-def _version(compiler: Compiler) -> str:
+def version_of(compiler: Compiler) -> str:
+    """A compiler's version as text, such as "12.2.0"."""
     return ".".join(map(str, compiler.version))

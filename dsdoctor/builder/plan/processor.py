@@ -7,6 +7,7 @@ agree. The levels are those of the x86-64 psABI, and versions of the Arm archite
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dsdoctor.builder.plan.compiler import version_of
 from dsdoctor.core.build_models import BuildRequest, Choice, Node
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
@@ -165,10 +166,9 @@ def _unknown(compiler: Compiler | None, name: str) -> Iterator[Finding]:
     level = next((level for level in LEVELS if level.name == name), None)
     oldest = getattr(level, compiler.kind, 0) if level and compiler else 0
     if compiler and compiler.major < oldest:
-        version = ".".join(map(str, compiler.version))
         yield Finding.error(
             "cpu-unknown-to-compiler",
-            f"{compiler.kind} {version} does not know --cpu {name}, {compiler.kind} {oldest} does",
+            f"{compiler.kind} {version_of(compiler)} does not know --cpu {name}, {compiler.kind} {oldest} does",
             evidence=[f"compiler: {compiler.path}"],
             fix="name a newer compiler with CC and CXX, or another level",
         )

@@ -9,6 +9,7 @@ import shutil
 import uuid
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
@@ -34,12 +35,8 @@ def publish(wheel: Path, index: Path) -> Path:
     manifest = wheel.with_name(f"{wheel.name}.json")
     for source in (manifest, wheel):
         if source.exists():
-            temporary = folder / f".{source.name}.{uuid.uuid4().hex}.tmp"
-            try:
+            with _by_rename(folder / source.name) as temporary:
                 shutil.copyfile(source, temporary)
-                temporary.replace(folder / source.name)
-            finally:
-                temporary.unlink(missing_ok=True)
     list_wheels(index)
     return folder / wheel.name
 
@@ -89,9 +86,16 @@ def _write(path: Path, content: bytes) -> None:
     """Write a file in one step, unless it has that content already."""
     if path.is_file() and path.read_bytes() == content:
         return
+    with _by_rename(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def _by_rename(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, which is renamed to it at the end; on an error it is removed."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        temporary.write_bytes(content)
+        yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
