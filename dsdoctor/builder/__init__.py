@@ -1,1 +1,1 @@
-"""Machine + Wish -> BuildPlan -> wheel + Manifest. ``plan`` decides and is pure; ``source``, ``toolkit`` and ``make`` act."""
+"""Machine + BuildRequest -> BuildPlan -> wheel + Manifest. ``plan`` decides (pure); ``source``, ``toolkit``, ``make`` act."""

@@ -1,5 +1,5 @@
-"""Scripts that run inside the interpreter that is looked at, as child processes: stdlib, torch and op_builder only.
+"""Scripts that dsdoctor runs as child processes, in the interpreter that it examines. They use stdlib, torch and op_builder only.
 
-Each prints one JSON line that begins with ``DSDOCTOR `` so that whatever torch or DeepSpeed print cannot be mistaken
-for the answer. Nothing here imports dsdoctor, and dsdoctor imports nothing from here.
+Each prints its answer as JSON lines that begin with ``DSDOCTOR ``, so that output of torch or DeepSpeed is not mistaken for it.
+Nothing here imports dsdoctor, and dsdoctor imports nothing from here.
 """

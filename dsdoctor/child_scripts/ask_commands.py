@@ -1,9 +1,9 @@
-"""The commands that compile ops of the DeepSpeed source tree in the current folder. Argument, as JSON: a list of pairs, an op and
-its TORCH_CUDA_ARCH_LIST.
+"""Print the commands that compile ops of the DeepSpeed source tree in the current folder. Argument: a JSON list of pairs, an op
+and its TORCH_CUDA_ARCH_LIST.
 
 Each extension comes from the op's own builder and its commands from the accelerator's own build_ext, as in DeepSpeed's
-setup.py, but alone: no other op's probe runs and no architecture list leaks. Nothing is compiled but what the ops' own
-probes try. One line an op.
+setup.py, but one op at a time: no other op's probe runs, and no architecture list reaches another op. Nothing is compiled except
+what the ops' own probes try. Prints one line for each op.
 """
 
 import json
@@ -19,10 +19,10 @@ from op_builder.all_ops import ALL_OPS  # noqa: E402
 
 
 class CommandsRefused(Exception):
-    """Why there are no commands; what was printed tells more."""
+    """Why there are no commands for an op; what was printed before may say more."""
 
 
-def told(name):
+def commands_of(name):
     op = ALL_OPS[name]
     if not op.is_compatible(verbose=True):
         raise CommandsRefused("DeepSpeed's own probe declines %s: %s" % (name, op.error_log or "it names no reason"))
@@ -45,7 +45,7 @@ for name, architectures in json.loads(sys.argv[1]):
         os.environ["TORCH_CUDA_ARCH_LIST"] = architectures
     answer = {"op": name}
     try:
-        answer.update(told(name))
+        answer.update(commands_of(name))
     except CommandsRefused as refusal:
         answer["error"] = str(refusal)
     except (Exception, SystemExit) as wrong:

@@ -1,4 +1,4 @@
-"""GPUs with their free memory and links through NVML, which makes no CUDA context."""
+"""Print the GPUs with their free memory and their links, asked through NVML, which makes no CUDA context."""
 
 import json
 
@@ -10,7 +10,7 @@ def text(value):
 
 
 def tried(ask, *arguments):
-    """None where this GPU, driver or partition does not tell."""
+    """The answer, or None where this GPU, driver or partition has none."""
     try:
         return ask(*arguments)
     except (pynvml.NVMLError, AttributeError):

@@ -1,4 +1,4 @@
-"""GPUs and driver through NVML, which makes no CUDA context."""
+"""Print the GPUs and the driver, asked through NVML, which makes no CUDA context."""
 
 import json
 
@@ -21,7 +21,7 @@ def gpu(index):
 
 
 def memory(handle):
-    """None where a part shares the host's memory or a partition may not tell."""
+    """Bytes; None where a GPU shares the host's memory, or a partition may not ask."""
     try:
         return pynvml.nvmlDeviceGetMemoryInfo(handle).total
     except pynvml.NVMLError:

@@ -1,10 +1,10 @@
-"""The ops of a DeepSpeed, told by its own op_builder. Arguments: "source" or "installed", its folder, torch's folder
-("" for none) or "import", then every architecture to put to the ops' own filters.
+"""Print the ops of a DeepSpeed, as its own op_builder describes them. Arguments: "source" or "installed", its folder, torch's
+folder ("" for none) or "import", then every architecture to put through the ops' own filters.
 
-Run with the accelerator in DS_ACCELERATOR. With torch's folder, op_builder meets a stand-in that has torch's version and no
-GPU, which is all it asks for to name its ops: importing torch takes twenty times as long. What the stand-in lacks ends
-this script, and the caller asks again with "import". Compiles nothing and asks no op whether it is compatible: that
-answer compiles, and is wrong often enough.
+Run with the accelerator in DS_ACCELERATOR. With torch's folder, op_builder gets a stand-in for torch with its version and no GPU:
+that is all it needs to describe its ops, and importing torch takes twenty times as long. Anything that the stand-in lacks ends
+this script, and the caller asks again with "import". Compiles nothing, and asks no op whether it is compatible: that check
+compiles something, and its answer is often wrong.
 """
 
 import importlib.util
@@ -59,7 +59,8 @@ def from_source(folder):
 
 
 def from_installed(folder):
-    """deepspeed/__init__.py imports everything: only its folders are entered here."""
+    """op_builder and accelerator of an installed DeepSpeed, without the rest of it."""
+    # deepspeed/__init__.py imports everything, so empty packages with its folders take its place
     for name, place in (("deepspeed", folder), ("deepspeed.ops", os.path.join(folder, "ops"))):
         package = types.ModuleType(name)
         package.__path__ = [place]
@@ -82,8 +83,8 @@ def kept(op):
     return [entry if isinstance(entry, str) else ".".join(entry) for entry in op.filter_ccs(list(known))]
 
 
-def told(ask):
-    """What a builder says of its flags; nothing when it needs a toolkit or a package to say it."""
+def flags_from(ask):
+    """The flags that a builder gives; none when it needs a toolkit or a package for that."""
     try:
         return [flag for flag in ask() if flag]
     except FellShort:
@@ -97,8 +98,8 @@ def describe(name, op):
     try:
         fact["sources"] = op.strip_empty_entries(op.sources())
         fact["architectures"] = kept(op)
-        fact["flags"] = told(op.cxx_args)
-        fact["libraries"] = [flag[2:] for flag in told(op.extra_ldflags) if flag.startswith("-l")]
+        fact["flags"] = flags_from(op.cxx_args)
+        fact["libraries"] = [flag[2:] for flag in flags_from(op.extra_ldflags) if flag.startswith("-l")]
     except FellShort:
         raise
     except Exception as error:
@@ -108,7 +109,7 @@ def describe(name, op):
 
 sys.dont_write_bytecode = True
 kind, folder, torch_folder, known = sys.argv[1], os.path.abspath(sys.argv[2]), sys.argv[3], sys.argv[4:]
-# py-cpuinfo takes a second for each op, lscpu is started for each; the flags that come of it matter to nobody here
+# py-cpuinfo would take a second for each op and lscpu would be started for each; the flags they give are not needed here
 sys.modules["cpuinfo"] = cpuinfo = types.ModuleType("cpuinfo")
 cpuinfo.get_cpu_info = lambda: {"arch": platform.machine().upper(), "flags": "", "vendor_id_raw": "", "brand_raw": ""}
 if torch_folder != "import":

@@ -1,4 +1,4 @@
-"""What this interpreter is and what its environment holds. Imports nothing but the standard library."""
+"""Print what this interpreter is and which packages its environment holds. Imports only the standard library."""
 
 import importlib.util
 import itertools
@@ -15,7 +15,8 @@ WANTED = re.compile(
 
 
 def distributions():
-    """(name, version, folder) as the metadata folders are called: importlib.metadata would take most of our time."""
+    """(name, version, folder) from the names of the metadata folders."""
+    # importlib.metadata would take most of this script's time
     for folder in dict.fromkeys(sys.path):
         for entry in entries(folder):
             match = re.match(r"(.+?)-([^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info$", entry)
@@ -43,7 +44,7 @@ def packages():
 
 
 def lacking(package):
-    """The packages that a package's metadata demands on every platform, and that are not here."""
+    """The packages that a package requires on every platform, and that are not installed."""
     folder = next((folder for name, _, folder in installed if name == package), None)
     if folder is None:
         return []
@@ -53,13 +54,13 @@ def lacking(package):
             demanded = [line.split(":", 1)[1].strip() for line in lines if line.startswith("Requires-Dist:")]
     except OSError:
         return []
-    names = [normal(re.match(r"[\w.-]+", one)[0]) for one in demanded if ";" not in one]
+    names = [normal(re.match(r"[\w.-]+", line)[0]) for line in demanded if ";" not in line]
     here = {name for name, _, _ in installed}
     return [name for name in names if name not in here]
 
 
 def module_folder(name):
-    """Found, not imported; editable installs too."""
+    """The folder of a package, also of an editable install; it is not imported."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):

@@ -1,4 +1,4 @@
-"""The torch of this interpreter, as the file that says it does: torch is not imported. Its own words are checked by others."""
+"""Print the version of this interpreter's torch, from its version.py. torch is not imported; what it states is not checked here."""
 
 import importlib.util
 import json
@@ -6,6 +6,6 @@ import os
 import runpy
 
 spec = importlib.util.find_spec("torch")
-said = runpy.run_path(os.path.join(os.path.dirname(spec.origin), "version.py")) if spec and spec.origin else {}
-release = {"version": said.get("__version__"), "cuda": said.get("cuda"), "hip": said.get("hip")}
+facts = runpy.run_path(os.path.join(os.path.dirname(spec.origin), "version.py")) if spec and spec.origin else {}
+release = {"version": facts.get("__version__"), "cuda": facts.get("cuda"), "hip": facts.get("hip")}
 print("DSDOCTOR " + json.dumps(release))

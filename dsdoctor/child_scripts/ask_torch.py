@@ -1,4 +1,4 @@
-"""What only a running torch can tell. No CUDA context is made unless a GPU is visible."""
+"""Print what is known only by importing torch. No CUDA context is made unless a GPU is visible."""
 
 import json
 import warnings

@@ -1,8 +1,8 @@
-"""Ask the compiler about ops without compiling them. Arguments: "source" or "installed", its folder, a scratch folder,
+"""Print whether ops would compile, without compiling them. Arguments: "source" or "installed", its folder, a scratch folder,
 the number of jobs, then ops.
 
-Each op's own builder makes the very commands that setup.py would run. The compile commands run as far as the preprocessor, so
-that every header is looked for; the link command runs with empty objects, so that every library is. One line an op.
+Each op's own builder gives the commands that setup.py would run. The compile commands run as far as the preprocessor, so
+that every header is looked for; the link command runs with empty objects, so that every library is. Prints one line for each op.
 """
 
 import json
@@ -32,14 +32,12 @@ else:
 
 
 class OpRefused(Exception):
-    """Why an op cannot be had; what was printed tells more."""
+    """Why an op cannot be built; what was printed before may say more."""
 
 
-def shown(command):
-    """A command's output, of which the caller takes the first error; None when it succeeds.
-
-    It gets a process group, not a session: whoever ends ours ends it too.
-    """
+def failure_of(command):
+    """Run a command. Its output, of which the caller takes the first error; None when it succeeds."""
+    # a process group, so that its children can be killed with it; not a session, so that it still ends with ours
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = subprocess.Popen(command, text=True, errors="replace", preexec_fn=os.setpgrp, **pipes)
     try:
@@ -52,7 +50,7 @@ def shown(command):
 
 
 def preprocess(command):
-    """A compile command as far as the preprocessor; nvcc does that for one architecture at a time."""
+    """The compile command, made to run only the preprocessor. nvcc can do that for one architecture only."""
     short, skip, seen = [], False, False
     for word, following in zip(command, [*command[1:], ""], strict=True):
         if skip:
@@ -72,7 +70,7 @@ def preprocess(command):
 
 
 def link(command):
-    """The link command with its output thrown away."""
+    """The link command; the folder of its output is made."""
     target = command[command.index("-o") + 1]
     os.makedirs(os.path.dirname(target), exist_ok=True)
     return command
@@ -91,12 +89,12 @@ def judge(name):
         build_ext, extension, place, lambda target: shutil.copyfile(EMPTY, target)
     )
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        for output in pool.map(lambda command: shown(preprocess(command)), compile_commands):
+        for output in pool.map(lambda command: failure_of(preprocess(command)), compile_commands):
             if output:
                 pool.shutdown(cancel_futures=True)
                 return output
     for command in link_commands:
-        output = shown(link(command))
+        output = failure_of(link(command))
         if output:
             return output
     return None

@@ -1,4 +1,4 @@
-"""Load built ops with this torch, one verdict each. Arguments: JSON list of [op, path of the shared object]."""
+"""Load built ops with this torch and print the error of each, null for none. Argument: a JSON list of [op, shared object]."""
 
 import ctypes
 import importlib.machinery
@@ -20,7 +20,7 @@ def load(path):
 
 
 verdicts = {}
-# async_io and gds take their pinned memory from the pin_memory op's symbols, so that one comes first and is global
+# async_io and gds use symbols of the pin_memory op, so that one is loaded first, with its symbols made global
 for op, path in sorted(json.loads(sys.argv[1]), key=lambda item: item[0] != "pin_memory"):
     try:
         load(path)

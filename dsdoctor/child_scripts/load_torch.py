@@ -1,7 +1,7 @@
 """Load torch's shared libraries, without its Python modules and without initialising it. Argument: torch's folder.
 
-A tenth of the time of ``import torch``, and it meets what breaks most often: a library that is missing, of another
-release, or that crashes. Where this fails, importing torch has the last word.
+It takes a tenth of the time of ``import torch``, and finds what breaks most often: a library that is missing, of another
+release, or that crashes. Where this fails, the caller imports torch to be sure.
 """
 
 import ctypes
@@ -29,5 +29,5 @@ if os.path.exists(dependencies):
     ctypes.CDLL(dependencies, mode=ctypes.RTLD_GLOBAL)
 ctypes.CDLL(library)
 print("DSDOCTOR " + json.dumps({"arch_list": arch_list()}), flush=True)
-# taking a gigabyte of libraries down again takes a third of the time and tells nothing
+# a regular exit would unload a gigabyte of libraries, which takes a third of the time
 os._exit(0)

@@ -6,7 +6,7 @@ from setuptools import Distribution
 
 
 def commands(build_ext, extension, place, made=None):
-    """Two lists of commands. ``place`` gets the folders of their objects; ``made`` is called with each object's path."""
+    """The compile and the link commands. Folders for objects are made in ``place``; ``made`` is called with each object's path."""
     collected = []
 
     def collect(command, **_):
@@ -19,7 +19,7 @@ def commands(build_ext, extension, place, made=None):
 
     class Collecting(build_ext):
         def build_extensions(self):
-            # what the methods that run a command are called depends on the release of setuptools
+            # the name of the method that runs a command depends on the release of setuptools
             self.compiler.spawn = self.compiler.call = collect
             super().build_extensions()
 
@@ -27,4 +27,4 @@ def commands(build_ext, extension, place, made=None):
     command.build_temp, command.build_lib, command.force = os.path.join(place, "temp"), os.path.join(place, "lib"), True
     command.ensure_finalized()
     command.run()
-    return [one for one in collected if "-c" in one], [one for one in collected if "-c" not in one]
+    return [words for words in collected if "-c" in words], [words for words in collected if "-c" not in words]

@@ -1,4 +1,4 @@
-"""Entries of the op cache -> lines. Shows what facts are there and bears those that are not."""
+"""Entries of the op cache -> lines. Facts that an entry lacks are left out."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ SPANS = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 
 class Shown(Protocol):
-    """What a line needs of an entry."""
+    """What a line needs to know of an entry."""
 
     @property
     def kind(self) -> str: ...
@@ -24,7 +24,7 @@ class Shown(Protocol):
 
 
 def kept_lines(entries: Iterable[Shown], folder: str, limit: int, now: float) -> Iterator[str]:
-    """A row an entry, then the total against the limit."""
+    """A row for each entry, then the total and the limit."""
     entries = tuple(entries)
     yield from _rows(entries, now)
     total = sum(entry.size for entry in entries)
@@ -32,7 +32,7 @@ def kept_lines(entries: Iterable[Shown], folder: str, limit: int, now: float) ->
 
 
 def pruned_lines(entries: Iterable[Shown], left: int, now: float) -> Iterator[str]:
-    """What was removed, and the bytes that are left."""
+    """The removed entries, and the bytes that are left."""
     entries = tuple(entries)
     yield from _rows(entries, now)
     freed = size(sum(entry.size for entry in entries))
@@ -44,14 +44,14 @@ def pruned_lines(entries: Iterable[Shown], left: int, now: float) -> Iterator[st
 
 
 def verified_line(whole: int) -> str:
-    """How many entries are well."""
+    """How many entries are intact."""
     if not whole:
         return "· nothing else is stored"
-    return f"✓ {whole} {'entry is' if whole == 1 else 'entries are'} what was stored"
+    return f"✓ {whole} {'entry is' if whole == 1 else 'entries are'} intact"
 
 
 def ago(seconds: float) -> str:
-    """A time that has passed, in the unit that suits it.
+    """How long ago something was, in the largest unit that fits.
 
     >>> ago(5), ago(60), ago(7300), ago(3 * 86400), ago(-5)
     ('just now', '1 minute ago', '2 hours ago', '3 days ago', 'just now')
@@ -81,7 +81,7 @@ def _about(entry: Shown) -> tuple[str, str, str, str]:
         entry.kind.removesuffix("s"),
         name,
         torch,
-        " ".join(filter(None, (_text(facts.get(one)) for one in made_for))),
+        " ".join(filter(None, (_text(facts.get(fact)) for fact in made_for))),
     )
 
 

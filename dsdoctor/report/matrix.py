@@ -1,4 +1,4 @@
-"""Many targets -> lines that say whose they are, and one table at the end."""
+"""Builds for several targets -> progress lines with the target's name, and one table at the end."""
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,25 +35,25 @@ class TargetFinding(Finding):
 
 
 class Prefixed:
-    """The progress of several builds as one: each line and each op after the name of its target. Bears threads."""
+    """The progress of several builds as one: each line and each op with the name of its target in front. Thread-safe."""
 
     def __init__(self, progress: BuildProgress) -> None:
         self._progress = progress
         self._lock = threading.Lock()
 
     def say(self, target: str, line: str) -> None:
-        """One plain line."""
+        """Print one plain line."""
         with self._lock:
             self._progress.say(f"{target}: {line}")
 
     def step(self, target: str, step: OpProgress) -> None:
-        """One op of a target moved on."""
+        """Show that an op of a target moved on."""
         with self._lock:
             self._progress.step(replace(step, op=f"{target} {step.op}"))
 
 
 def table_lines(rows: Sequence[TargetRow]) -> Iterator[str]:
-    """One line a target under one head; why there is no wheel stands in place of the figures."""
+    """One line for each target under one head; in place of the figures stands the reason where there is no wheel."""
     cells = [_cells(row) for row in rows if row.wheel]
     widths = [max(map(len, column)) for column in zip(HEAD, *cells, strict=True)]
     widths[0] = max(len(row.target) for row in (*rows, TargetRow(target=HEAD[0])))
@@ -79,7 +79,7 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def found_lines(found: Iterable[tuple[str, Sequence[Finding]]]) -> Iterator[str]:
-    """Findings of several targets, each once, with the targets that it is about where not all are."""
+    """Findings of several targets, each once; followed by its targets where it is not about all of them."""
     found = tuple(found)
     targets: dict[Finding, list[str]] = {}
     for target, findings in found:
@@ -96,17 +96,17 @@ def tagged(target: str, findings: Iterable[Finding]) -> tuple[TargetFinding, ...
     return tuple(
         TargetFinding(
             target=target,
-            rule=one.rule,
-            severity=one.severity,
-            title=one.title,
-            evidence=one.evidence,
-            affects=one.affects,
-            fix=one.fix,
+            rule=finding.rule,
+            severity=finding.severity,
+            title=finding.title,
+            evidence=finding.evidence,
+            affects=finding.affects,
+            fix=finding.fix,
         )
-        for one in findings
+        for finding in findings
     )
 
 
 def reason(findings: Iterable[Finding]) -> str:
     """The first error, in one line."""
-    return next((one.title for one in findings if one.severity is Severity.ERROR), "it is not known why")
+    return next((finding.title for finding in findings if finding.severity is Severity.ERROR), "it is not known why")

@@ -1,4 +1,4 @@
-"""Steps of a build -> a live table on a terminal, plain lines elsewhere. Talks on stderr only."""
+"""Progress of a build -> a live table on a terminal, plain lines elsewhere. Written to the console that it is given."""
 
 import time
 from types import TracebackType
@@ -14,7 +14,7 @@ ENDED = {"built", "cached", "failed"}
 
 
 class BuildProgress:
-    """Shows steps as they come. Use as a context manager; ``quiet`` shows nothing."""
+    """Shows the progress of each op as it comes. Use as a context manager; with ``quiet`` it shows nothing."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         self._console = console
@@ -35,12 +35,12 @@ class BuildProgress:
             self._live = None
 
     def say(self, line: str) -> None:
-        """One plain line."""
+        """Print one plain line."""
         if not self._quiet:
             self._console.print(f"* {line}", highlight=False, soft_wrap=True, markup=False)
 
     def step(self, step: OpProgress) -> None:
-        """One op moved on; called from the compile threads."""
+        """Show that an op moved on; called from the compile threads."""
         before = self._steps.get(step.op)
         self._steps[step.op] = step
         if step.state == "compiling":

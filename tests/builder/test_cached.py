@@ -14,7 +14,7 @@ from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.builder.make.manifest import EARLIEST, decode, write_into
 from dsdoctor.builder.make.workdir import Workdir
 from dsdoctor.core.build_models import BuildPlan, BuildResult
-from tests.builder.test_make import bench_in, plan, run
+from tests.builder.test_make import plan, run, workdir_in
 
 Build = Callable[..., BuildResult]
 
@@ -32,7 +32,7 @@ def build(tmp_path: Path, store: CacheStore) -> Build:
     def built(made: BuildPlan | None = None, *, edit: Callable[[Path], object] = lambda tree: None) -> BuildResult:
         nonlocal number
         number += 1
-        workdir: Workdir = replace(bench_in(tmp_path / ("folder" * number)), store=store)
+        workdir: Workdir = replace(workdir_in(tmp_path / ("folder" * number)), store=store)
         edit(workdir.folder / "source")
         return run(made or plan("one", "two"), workdir)
 
@@ -44,7 +44,7 @@ def cached(result: BuildResult) -> dict[str, bool]:
 
 
 def log(result: BuildResult, op: str) -> str:
-    return next(Path(one.log or "").read_text() for one in result.ops if one.op == op)
+    return next(Path(built.log or "").read_text() for built in result.ops if built.op == op)
 
 
 def with_header(tree: Path) -> None:
@@ -212,7 +212,7 @@ def test_what_an_op_was_made_from_is_told_for_the_whole_wheel(build: Build) -> N
 
 @pytest.mark.slow
 def test_the_same_inputs_give_the_same_wheel_in_any_folder(tmp_path: Path) -> None:
-    wheels = [digest(run(plan("one", "two"), bench_in(tmp_path / place))) for place in ("a", "another/and/longer")]
+    wheels = [digest(run(plan("one", "two"), workdir_in(tmp_path / place))) for place in ("a", "another/and/longer")]
 
     assert wheels[0] == wheels[1]
 

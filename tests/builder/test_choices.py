@@ -317,7 +317,7 @@ def test_the_accelerator_follows_torch_and_not_the_missing_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("here", "said"),
+    ("here", "reason"),
     [
         (machine(torch=None), "there is no torch"),
         (machine(torch=Torch(version="2.1", location="", broken="libcudart.so.12: cannot open")), "libcudart"),
@@ -325,8 +325,8 @@ def test_the_accelerator_follows_torch_and_not_the_missing_gpu() -> None:
         (machine(torch=Torch(version="2.1+rocm", location="", hip="6.0")), "ROCm"),
     ],
 )
-def test_without_a_torch_that_serves_the_plan_is_impossible(here: Machine, said: str) -> None:
-    with pytest.raises(ImpossiblePlan, match=said) as caught:
+def test_without_a_torch_that_serves_the_plan_is_impossible(here: Machine, reason: str) -> None:
+    with pytest.raises(ImpossiblePlan, match=reason) as caught:
         accelerator_of(here, BuildRequest())
 
     assert caught.value.hint

@@ -22,7 +22,7 @@ def library(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_shared_object_confesses(library: Path) -> None:
+def test_a_shared_object_is_read(library: Path) -> None:
     elf_info = read_elf(library)
 
     assert elf_info.sm_arch == ()
@@ -76,7 +76,7 @@ def test_any_bytes_are_read_to_an_end(noise: bytes, cut: int) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"\x7fELF" + b"\xff" * 200, b"no elf"])
-def test_what_is_no_shared_object_confesses_nothing(content: bytes, tmp_path: Path) -> None:
+def test_what_is_no_shared_object_gives_no_facts(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.so"
     path.write_bytes(content)
 

@@ -29,11 +29,11 @@ def test_it_is_private_empty_and_goes_away(name: str) -> None:
 
 
 def test_a_second_build_waits_says_so_and_finds_it_empty(name: str) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     waiting, seen = threading.Event(), []
 
     def say(line: str) -> None:
-        said.append(line)
+        lines.append(line)
         waiting.set()
 
     def second() -> None:
@@ -49,8 +49,8 @@ def test_a_second_build_waits_says_so_and_finds_it_empty(name: str) -> None:
         assert waiting.wait(10)
     thread.join(10)
 
-    assert len(said) == 1
-    assert str(folder) in said[0]
+    assert len(lines) == 1
+    assert str(folder) in lines[0]
     assert seen == []
 
 

@@ -4,7 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsdoctor.builder.make.commands import Command, read_command
-from dsdoctor.builder.make.flags import Orders, changes, dependency_file, edited, memory_of, orders_of, threaded
+from dsdoctor.builder.make.flags import (
+    FlagSettings,
+    changes,
+    dependency_file,
+    edited,
+    flag_settings,
+    memory_of,
+    threaded,
+)
 from tests.builder.test_make import plan
 from tests.conftest import CPU_TORCH, machine
 
@@ -29,72 +37,72 @@ def command(argv: list[str]) -> Command:
 
 
 def test_debug_information_goes_and_what_gcc_was_told_stays_readable() -> None:
-    after = edited(command(GCC), Orders()).argv
+    after = edited(command(GCC), FlagSettings()).argv
 
     assert "-g" not in after
     assert {"-g0", "-frecord-gcc-switches", "-march=native", "-D__AVX512__"} <= set(after)
 
 
 def test_debug_information_stays_where_it_is_asked_for() -> None:
-    after = edited(command(GCC), Orders(debug_info=True)).argv
+    after = edited(command(GCC), FlagSettings(debug_info=True)).argv
 
     assert after.count("-g") == 2
     assert "-g0" not in after
 
 
 def test_a_level_takes_the_place_of_native_and_of_its_macro() -> None:
-    after = edited(command(GCC), Orders(host=("-march=x86-64-v3", "-D__AVX256__"))).argv
+    after = edited(command(GCC), FlagSettings(host=("-march=x86-64-v3", "-D__AVX256__"))).argv
 
     assert {"-march=x86-64-v3", "-D__AVX256__"} <= set(after)
     assert not {"-march=native", "-D__AVX512__"} & set(after)
 
 
 def test_nvcc_has_as_many_threads_as_it_was_ordered_to_have() -> None:
-    one, three = (threaded(edited(command(NVCC), Orders()), threads).argv for threads in (1, 3))
+    single, three = (threaded(edited(command(NVCC), FlagSettings()), threads).argv for threads in (1, 3))
 
-    assert not [word for word in one if word.startswith("--threads")]
+    assert not [word for word in single if word.startswith("--threads")]
     assert "--threads=3" in three
 
 
 def test_what_nvcc_would_say_of_this_machine_goes() -> None:
     argv = [*NVCC, "-lineinfo"]
-    after = edited(command(argv), Orders(renamed=(("/env/torch", "torch"),), own_temporaries=True)).argv
+    after = edited(command(argv), FlagSettings(renamed=(("/env/torch", "torch"),), own_temporaries=True)).argv
 
     assert "-lineinfo" not in after
     assert "-objtemp" in after
     assert after[after.index("-ffile-prefix-map=/env/torch=torch") - 1] == "-Xcompiler"
-    assert "-lineinfo" in edited(command(argv), Orders(debug_info=True)).argv
+    assert "-lineinfo" in edited(command(argv), FlagSettings(debug_info=True)).argv
 
 
 def test_every_compiler_lists_what_it_read_and_the_linker_says_it() -> None:
     for argv in (GCC, NVCC):
-        one = edited(command(argv), Orders())
-        assert one.argv[one.argv.index("-MF") + 1] == dependency_file(one) == "build/a.o.d"
-    assert edited(command(LINK), Orders()).argv[-1] == "-Wl,--trace"
+        after = edited(command(argv), FlagSettings())
+        assert after.argv[after.argv.index("-MF") + 1] == dependency_file(after) == "build/a.o.d"
+    assert edited(command(LINK), FlagSettings()).argv[-1] == "-Wl,--trace"
 
 
 def test_nothing_of_the_tree_is_named_by_where_it_lies() -> None:
     for argv in (GCC, NVCC, LINK):
-        assert not [word for word in edited(command(argv), Orders()).argv if "/tree" in word]
+        assert not [word for word in edited(command(argv), FlagSettings()).argv if "/tree" in word]
 
 
 def test_the_log_says_what_was_changed() -> None:
     before = command(GCC)
 
-    said = changes(before, edited(before, Orders()))
+    changed = changes(before, edited(before, FlagSettings()))
 
-    assert said.startswith("-g -g -> -g0 -frecord-gcc-switches")
+    assert changed.startswith("-g -g -> -g0 -frecord-gcc-switches")
     assert changes(before, before) == ""
 
 
 def test_a_thread_of_nvcc_weighs_as_much_as_an_nvcc() -> None:
-    light, heavy = (memory_of(threaded(edited(command(NVCC), Orders()), threads)) for threads in (1, 3))
+    light, heavy = (memory_of(threaded(edited(command(NVCC), FlagSettings()), threads)) for threads in (1, 3))
 
     assert heavy == 3 * light
     assert memory_of(command(LINK)) < memory_of(command(GCC)) < light
 
 
 def test_a_folder_that_is_not_known_renames_nothing() -> None:
-    orders = orders_of(plan("one"), machine(torch=replace(CPU_TORCH, location="")), TREE)
+    settings = flag_settings(plan("one"), machine(torch=replace(CPU_TORCH, location="")), TREE)
 
-    assert all(folder for folder, _ in orders.renamed)
+    assert all(folder for folder, _ in settings.renamed)

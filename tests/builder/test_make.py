@@ -75,10 +75,10 @@ def plan(*names: str, **env: str) -> BuildPlan:
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Workdir:
-    return bench_in(tmp_path)
+    return workdir_in(tmp_path)
 
 
-def bench_in(place: Path) -> Workdir:
+def workdir_in(place: Path) -> Workdir:
     tree = place / "work" / "source"
     (tree / "csrc").mkdir(parents=True)
     (place / "logs").mkdir()
@@ -106,7 +106,7 @@ class Built:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    workdir, steps, wanted = bench_in(tmp_path_factory.mktemp("built")), [], plan("one", "two")
+    workdir, steps, wanted = workdir_in(tmp_path_factory.mktemp("built")), [], plan("one", "two")
     ops = (wanted.ops[0], replace(wanted.ops[1], asked=False))
     host = LocalHost(env={**os.environ, "DS_BUILD_FOREIGN": "1"})
     result = run(replace(wanted, ops=ops, source=f"{Path.home()}/DeepSpeed"), workdir, steps, host)
@@ -142,7 +142,7 @@ def test_a_wheel_with_every_op_and_its_manifest(built: Built) -> None:
     assert all(entry.loads for entry in manifest.ops)
 
 
-def test_the_manifest_tells_what_was_asked_from_what_came_along(built: Built) -> None:
+def test_the_manifest_distinguishes_what_was_asked_from_what_came_along(built: Built) -> None:
     assert (built.manifest.asked, [entry.op for entry in built.manifest.ops]) == (("one",), ["one", "two"])
 
 
@@ -161,7 +161,7 @@ def test_the_bill_of_materials_lists_the_ops_by_their_digests(built: Built) -> N
 
     assert f"\n{path},sha256=" in "\n" + built.read("deepspeed-1.0.dist-info/RECORD").decode()
     assert wheel["version"] == "1.0+cpu.torch2.13"
-    assert {one["name"]: one["hashes"][0]["content"] for one in wheel["components"]} == {
+    assert {part["name"]: part["hashes"][0]["content"] for part in wheel["components"]} == {
         entry.file: hashlib.sha256(built.read(entry.file)).hexdigest() for entry in built.manifest.ops
     }
 
@@ -193,18 +193,18 @@ def test_one_op_that_fails_loses_neither_the_others_nor_their_logs(workdir: Work
 
 
 @pytest.mark.parametrize(
-    ("lie", "said"),
+    ("lie", "reason"),
     [
         ("missing", "the wheel does not hold it"),
         ("unclaimed", "does not say so"),
         ("unloadable", "undefined symbol"),
     ],
 )
-def test_a_wheel_that_does_not_hold_what_was_asked_is_no_wheel(lie: str, said: str, workdir: Workdir) -> None:
+def test_a_wheel_that_does_not_hold_what_was_asked_is_no_wheel(lie: str, reason: str, workdir: Workdir) -> None:
     result = run(plan("one", LIES=lie), workdir)
 
     assert result.wheel is None
-    assert said in (result.ops[0].because or "")
+    assert reason in (result.ops[0].because or "")
     assert not list(workdir.out.iterdir())
 
 
@@ -295,14 +295,17 @@ def test_an_interruption_ends_every_compiler(workdir: Workdir) -> None:
 
 @pytest.mark.slow
 def test_two_builds_into_one_folder_at_once(workdir: Workdir, tmp_path: Path) -> None:
-    benches = []
+    workdirs = []
     for name in ("a", "b"):
         folder, logs = tmp_path / name, tmp_path / f"logs-{name}"
         logs.mkdir()
         subprocess.run(["cp", "-r", str(workdir.folder), str(folder)], check=True)
-        benches.append(replace(workdir, folder=folder, logs=logs))
+        workdirs.append(replace(workdir, folder=folder, logs=logs))
     results: list[BuildResult] = []
-    threads = [threading.Thread(target=lambda b=b: results.append(run(plan("one"), b))) for b in benches]
+    threads = [
+        threading.Thread(target=lambda folders=folders: results.append(run(plan("one"), folders)))
+        for folders in workdirs
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -25,12 +25,12 @@ def table(
     return judge_ops(machine, source, asked or BuildRequest(), findings, cache="/cache", compiled=compiled)
 
 
-def verdict(told: OpTable, op: str) -> OpVerdict:
-    return next(one for one in told.ops if one.op == op)
+def verdict(judged: OpTable, op: str) -> OpVerdict:
+    return next(found for found in judged.ops if found.op == op)
 
 
-def finding(told: OpTable, rule: str) -> Finding:
-    return next(one for one in told.findings if one.rule == rule)
+def finding(judged: OpTable, rule: str) -> Finding:
+    return next(found for found in judged.findings if found.rule == rule)
 
 
 def bare(**changes: object) -> Machine:
@@ -38,9 +38,9 @@ def bare(**changes: object) -> Machine:
 
 
 def test_a_healthy_machine_builds_all_but_what_lacks_its_library() -> None:
-    told = table(bare())
+    judged = table(bare())
 
-    assert {op.op: op.verdict for op in told.ops} == {
+    assert {op.op: op.verdict for op in judged.ops} == {
         "async_io": "builds",
         "pin_memory": "builds",
         "cpu_adam": "builds",
@@ -50,76 +50,76 @@ def test_a_healthy_machine_builds_all_but_what_lacks_its_library() -> None:
         "cutlass_ops": "cannot",
         "ragged_ops": "builds",
     }
-    assert "q_exponent_bits" in (verdict(told, "fp_quantizer").because or "")
-    assert "deepspeed-kernels" in (verdict(told, "cutlass_ops").because or "")
+    assert "q_exponent_bits" in (verdict(judged, "fp_quantizer").because or "")
+    assert "deepspeed-kernels" in (verdict(judged, "cutlass_ops").because or "")
 
 
 def test_a_wrong_guess_hinders_the_cuda_ops_and_build_wheel_mends_it() -> None:
     sick = taking("/usr/local", REAL, GUESSED, deepspeed=None)
-    told = table(sick)
+    judged = table(sick)
 
-    wrong = finding(told, "cuda-home-wrong")
+    wrong = finding(judged, "cuda-home-wrong")
     assert wrong.affects == ("async_io", "fused_adam", "fp_quantizer", "cutlass_ops", "ragged_ops")
-    assert verdict(told, "fused_adam") == OpVerdict(
+    assert verdict(judged, "fused_adam") == OpVerdict(
         op="fused_adam", verdict="cannot", because=wrong.title, mended="builds"
     )
-    assert verdict(told, "cpu_adam").verdict == "builds"
+    assert verdict(judged, "cpu_adam").verdict == "builds"
 
 
 def test_a_header_hinders_only_the_ops_that_include_it() -> None:
     lacking = replace(WHOLE, headers=WHOLE.headers - {"nccl.h"})
     source = replace(SOURCE, ops=(*SOURCE.ops, fact("dc", "DEEP_COMPILE", cuda=("9.0",))))
 
-    told = table(taking("/x", lacking, deepspeed=None), source=source)
+    judged = table(taking("/x", lacking, deepspeed=None), source=source)
 
-    assert finding(told, "cuda-header-missing").affects == ("dc",)
-    assert (verdict(told, "dc").verdict, verdict(told, "fused_adam").verdict) == ("cannot", "builds")
+    assert finding(judged, "cuda-header-missing").affects == ("dc",)
+    assert (verdict(judged, "dc").verdict, verdict(judged, "fused_adam").verdict) == ("cannot", "builds")
 
 
 def test_without_torch_nothing_builds() -> None:
-    told = table(bare(torch=None))
+    judged = table(bare(torch=None))
 
-    assert {(op.verdict, op.mended) for op in told.ops} == {("cannot", "cannot")}
-    assert finding(told, "torch-missing").severity is Severity.ERROR
+    assert {(op.verdict, op.mended) for op in judged.ops} == {("cannot", "cannot")}
+    assert finding(judged, "torch-missing").severity is Severity.ERROR
 
 
 def test_where_no_toolkit_can_be_had_the_host_ops_are_still_built() -> None:
     cuda12 = replace(TORCH, cuda=Cuda(12, 8), version="2.9.0+cu128", cuda_home=None)
-    told = table(bare(torch=cuda12, toolkits=()), BuildRequest(offline=True))
+    judged = table(bare(torch=cuda12, toolkits=()), BuildRequest(offline=True))
 
-    assert verdict(told, "fused_adam").mended == "cannot"
-    assert verdict(told, "cpu_adam").mended == "builds"
+    assert verdict(judged, "fused_adam").mended == "cannot"
+    assert verdict(judged, "cpu_adam").mended == "builds"
 
 
 def test_an_installed_op_is_installed_and_its_surroundings_matter_less() -> None:
-    told = table(healthy(compilers=(), deepspeed=BUILT))
+    judged = table(healthy(compilers=(), deepspeed=BUILT))
 
-    assert (verdict(told, "fused_adam").verdict, verdict(told, "utils").verdict) == ("installed", "cannot")
-    assert finding(told, "host-compiler-missing").severity is Severity.NOTE
+    assert (verdict(judged, "fused_adam").verdict, verdict(judged, "utils").verdict) == ("installed", "cannot")
+    assert finding(judged, "host-compiler-missing").severity is Severity.NOTE
 
 
 @pytest.mark.parametrize("torch", [None, replace(TORCH, broken="signal 11")])
 def test_installed_ops_are_worth_nothing_without_torch(torch: Torch | None) -> None:
-    told = table(healthy(torch=torch))
+    judged = table(healthy(torch=torch))
 
-    assert {op.verdict for op in told.ops} == {"cannot"}
-    assert any(one.severity is Severity.ERROR for one in told.findings)
+    assert {op.verdict for op in judged.ops} == {"cannot"}
+    assert any(found.severity is Severity.ERROR for found in judged.findings)
 
 
 def test_what_no_op_needs_is_only_a_note() -> None:
-    host_only = replace(SOURCE, accelerator="cpu", ops=tuple(one for one in SOURCE.ops if not one.needs_toolkit))
-    told = table(
+    host_only = replace(SOURCE, accelerator="cpu", ops=tuple(fact for fact in SOURCE.ops if not fact.needs_toolkit))
+    judged = table(
         taking("/usr/local", REAL, GUESSED, deepspeed=None, variables={"DS_ACCELERATOR": "cpu"}), source=host_only
     )
 
-    assert finding(told, "cuda-home-wrong").severity is Severity.NOTE
-    assert {one.severity for one in told.findings} == {Severity.NOTE}
+    assert finding(judged, "cuda-home-wrong").severity is Severity.NOTE
+    assert {found.severity for found in judged.findings} == {Severity.NOTE}
 
 
 def test_all_asks_for_every_op_that_is_one() -> None:
-    told = table(bare(), BuildRequest(ops=("all",)))
+    judged = table(bare(), BuildRequest(ops=("all",)))
 
-    assert {one.affects for one in told.findings if one.rule == "op-cannot-be-built"} == {
+    assert {found.affects for found in judged.findings if found.rule == "op-cannot-be-built"} == {
         ("fp_quantizer",),
         ("cutlass_ops",),
     }
@@ -140,16 +140,16 @@ def test_an_installed_op_that_does_not_fit_is_not_installed() -> None:
     ("asked", "severity"), [(BuildRequest(), Severity.NOTE), (BuildRequest(ops=("async_io",)), Severity.ERROR)]
 )
 def test_libaio_matters_to_who_asked_for_it(asked: BuildRequest, severity: Severity) -> None:
-    told = table(bare(libraries=()), asked)
+    judged = table(bare(libraries=()), asked)
 
-    assert finding(told, "libaio-missing").severity is severity
-    assert finding(told, "libaio-missing").affects == ("async_io",)
+    assert finding(judged, "libaio-missing").severity is severity
+    assert finding(judged, "libaio-missing").affects == ("async_io",)
 
 
 def test_an_asked_op_that_cannot_be_had_is_an_error_even_where_no_check_speaks() -> None:
-    told = table(bare(), BuildRequest(ops=("fp_quantizer",)))
+    judged = table(bare(), BuildRequest(ops=("fp_quantizer",)))
 
-    refused = finding(told, "op-cannot-be-built")
+    refused = finding(judged, "op-cannot-be-built")
     assert refused.affects == ("fp_quantizer",)
     assert "build-wheel cannot either" in (refused.fix.text if refused.fix else "")
     with pytest.raises(UsageError, match="unknown op"):
@@ -157,11 +157,11 @@ def test_an_asked_op_that_cannot_be_had_is_an_error_even_where_no_check_speaks()
 
 
 def test_without_a_gpu_deepspeed_would_choose_the_cpu() -> None:
-    told = table(without_gpu(deepspeed=None), ASKED)
+    judged = table(without_gpu(deepspeed=None), ASKED)
 
-    assert verdict(told, "fused_adam").verdict == "cannot"
-    assert verdict(told, "fused_adam").mended == "builds"
-    assert finding(told, "accelerator-autodetect-cpu").severity is Severity.ERROR
+    assert verdict(judged, "fused_adam").verdict == "cannot"
+    assert verdict(judged, "fused_adam").mended == "builds"
+    assert finding(judged, "accelerator-autodetect-cpu").severity is Severity.ERROR
     named = table(
         without_gpu(deepspeed=None, variables={"DS_ACCELERATOR": "cuda", "TORCH_CUDA_ARCH_LIST": "9.0"}), ASKED
     )
@@ -185,23 +185,23 @@ def test_the_compiler_knows_better() -> None:
 def test_any_sick_machine_gets_a_table() -> None:
     names = {fact.op for fact in SOURCE.ops}
     for rule, sick in SICK.items():
-        told = table(sick)
+        judged = table(sick)
 
-        assert {op.op for op in told.ops} == names, rule
-        assert all(set(one.affects) <= names for one in told.findings), rule
-        assert all(op.because for op in told.ops if op.verdict == "cannot"), rule
+        assert {op.op for op in judged.ops} == names, rule
+        assert all(set(found.affects) <= names for found in judged.findings), rule
+        assert all(op.because for op in judged.ops if op.verdict == "cannot"), rule
 
 
 def test_an_older_toolkit_that_lacks_nothing_is_judged_by_its_release() -> None:
     other = toolkit(Cuda(12, 8), found_via=("usr_local", "taken_by_torch"))
-    told = table(taking("/usr/local/cuda-12.8", other, deepspeed=None, libraries=(AIO,)))
+    judged = table(taking("/usr/local/cuda-12.8", other, deepspeed=None, libraries=(AIO,)))
 
-    assert "CUDA 12.8" in (verdict(told, "fused_adam").because or "")
-    assert verdict(told, "fused_adam").mended == "builds"
+    assert "CUDA 12.8" in (verdict(judged, "fused_adam").because or "")
+    assert verdict(judged, "fused_adam").mended == "builds"
 
 
 def test_deepspeed_without_ops_leaves_the_usual_set_to_matter() -> None:
     empty = DeepSpeed(version="0.19.8", location="/site/deepspeed")
-    told = table(taking("/usr/local", REAL, GUESSED, deepspeed=empty))
+    judged = table(taking("/usr/local", REAL, GUESSED, deepspeed=empty))
 
-    assert finding(told, "cuda-home-wrong").severity is Severity.ERROR
+    assert finding(judged, "cuda-home-wrong").severity is Severity.ERROR

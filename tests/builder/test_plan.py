@@ -177,10 +177,10 @@ def test_variables_of_the_caller_are_said_and_taken_away() -> None:
 
     made = plan(here=here)
 
-    said = {finding.rule: finding.title for finding in made.findings}
-    assert "did you mean DS_BUILD_CUTLASS_OPS?" in said["variable-misspelt"]
-    assert "variable-overridden" in said
-    assert "a list with ':'" in said["cuda-home-wrong"]
+    titles = {finding.rule: finding.title for finding in made.findings}
+    assert "did you mean DS_BUILD_CUTLASS_OPS?" in titles["variable-misspelt"]
+    assert "variable-overridden" in titles
+    assert "a list with ':'" in titles["cuda-home-wrong"]
     assert {"DS_BUILD_FUSED_LAMB", "DS_BUILD_CUTLES_OPS", "DS_BUILD_OPS", "CUDA_HOME"} <= set(made.unset)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.builder.make.commands import Command
-from dsdoctor.builder.make.flags import Orders, edited
+from dsdoctor.builder.make.flags import FlagSettings, edited
 from dsdoctor.builder.plan.choices import choose_architectures
 from dsdoctor.builder.plan.processor import LEVELS, choose_processor, flags_of
 from dsdoctor.builder.wheel.elf import read_elf
@@ -67,7 +67,7 @@ def test_a_level_of_this_architecture_is_taken_by_its_short_name_too(
 
 
 def test_a_level_that_is_none_and_one_of_another_architecture_are_refused() -> None:
-    with pytest.raises(UsageError, match="--cpu 'haswell' is none"):
+    with pytest.raises(UsageError, match="--cpu 'haswell' is not a level"):
         chosen(ICELAKE, cpu="haswell")
     with pytest.raises(UsageError, match="--cpu x86-64-v3 is of x86_64, and this machine is aarch64") as error:
         chosen(ARM, cpu="v3")
@@ -124,7 +124,7 @@ def test_nodes_that_no_wheel_of_this_machine_can_be_for_are_refused() -> None:
         chosen(ICELAKE, of(V3, "x"), arm)
     with pytest.raises(UsageError, match="arm is aarch64, and this machine is x86_64"):
         chosen(ICELAKE, arm, cpu="v3")
-    with pytest.raises(UsageError, match="the snapshot of x does not tell its processor's instructions"):
+    with pytest.raises(UsageError, match="the snapshot of x does not list its processor's instructions"):
         chosen(ICELAKE, of("", "x"))
     with pytest.raises(UsageError, match="no level of ppc64le that x has"):
         chosen(machine(system=of("altivec", "x", "ppc64le").system), of("altivec", "x", "ppc64le"))
@@ -192,7 +192,7 @@ def test_an_op_is_compiled_for_the_level_and_still_tells_it(
     words = ("g++", "-O1", "-g", "-march=native", "-D__AVX512__", "-fPIC", "-c", "op.cpp", "-o", "op.o")
     given = Command(argv=words, source="op.cpp", output="op.o")
 
-    made = edited(given, Orders(host=flags_of(processor), debug_info=debug_info))
+    made = edited(given, FlagSettings(host=flags_of(processor), debug_info=debug_info))
 
     subprocess.run(made.argv, cwd=tmp_path, check=True)
     subprocess.run(["g++", "-shared", "-o", "op.so", "op.o"], cwd=tmp_path, check=True)
@@ -213,6 +213,6 @@ def test_arms_macros_take_the_place_of_each_other() -> None:
     words = ("g++", "-march=native", "-D__SVE__", "-c", "op.cpp", "-o", "op.o")
     given = Command(argv=words, source="op.cpp", output="op.o")
 
-    made = edited(given, Orders(host=flags_of("armv8.2-a"), debug_info=True)).argv
+    made = edited(given, FlagSettings(host=flags_of("armv8.2-a"), debug_info=True)).argv
 
     assert made[:3] == ("g++", "-march=armv8.2-a", "-D__NEON__")

@@ -10,7 +10,7 @@ import pytest
 from dsdoctor.builder.make.manifest import Manifest, describe_wheel
 from dsdoctor.builder.make.prove import OpProof
 from dsdoctor.builder.make.sbom import bill_of_materials
-from dsdoctor.builder.toolkit.assemble import Part, toolkit_parts
+from dsdoctor.builder.toolkit.parts import Part, toolkit_parts
 from dsdoctor.builder.wheel.elf import ElfInfo
 from dsdoctor.core.build_models import BuildPlan, Layer, OpPlan, Source, ToolkitPlan
 from dsdoctor.core.machine import Cuda, Machine
@@ -69,7 +69,7 @@ def bill(
 
 def of_source(asked: str, commit: str | None = None) -> dict[str, Any]:
     document = bill(replace(MANIFEST, source=asked, source_commit=commit))
-    return next(one for one in document["components"] if one["bom-ref"] == "source")
+    return next(part for part in document["components"] if part["bom-ref"] == "source")
 
 
 def every_component(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -105,8 +105,8 @@ def test_the_schema_accepts_it_and_every_package_url_reads_back(document: dict[s
 def test_what_went_into_the_wheel_is_in_it() -> None:
     document = bill(parts=PARTS)
 
-    told = {(one["name"], one.get("version"), one.get("scope")) for one in document["components"]}
-    assert told == {
+    listed = {(part["name"], part.get("version"), part.get("scope")) for part in document["components"]}
+    assert listed == {
         ("deepspeed", "0.19.8", "required"),
         ("torch", "2.14.1+cu130", "required"),
         ("cuda-toolkit", "13.0", "required"),
@@ -120,7 +120,7 @@ def test_what_went_into_the_wheel_is_in_it() -> None:
     }
     wheel = document["metadata"]["component"]
     assert (wheel["version"], "hashes" in wheel) == ("0.19.8+cu13.0.torch2.14", False)
-    assert [one["hashes"] for one in wheel["components"]] == [[{"alg": "SHA-256", "content": "a" * 64}]] * 2
+    assert [part["hashes"] for part in wheel["components"]] == [[{"alg": "SHA-256", "content": "a" * 64}]] * 2
 
 
 def test_the_nvcc_of_a_system_toolkit_or_of_an_assembled_ones_layer_is_named() -> None:
@@ -130,19 +130,19 @@ def test_the_nvcc_of_a_system_toolkit_or_of_an_assembled_ones_layer_is_named() -
         document = bill(replace(MANIFEST, plan=replace(PLAN, toolkit=chosen)))
 
         assert ("nvcc", "13.0.88", "excluded") in {
-            (one["name"], one.get("version"), one.get("scope")) for one in document["components"]
+            (part["name"], part.get("version"), part.get("scope")) for part in document["components"]
         }
 
 
 def test_the_wheel_depends_on_all_and_each_op_on_what_it_links() -> None:
     document = bill(parts=PARTS)
 
-    graph = {one["ref"]: set(one.get("dependsOn", ())) for one in document["dependencies"]}
+    graph = {part["ref"]: set(part.get("dependsOn", ())) for part in document["dependencies"]}
     assert graph["file:deepspeed/ops/async_io.so"] == {"soname:libaio.so.1", "soname:libgomp.so.1"}
     reached = {"wheel"}
     while more := {below for ref in reached for below in graph[ref]} - reached:
         reached |= more
-    refs = [one["bom-ref"] for one in every_component(document)]
+    refs = [part["bom-ref"] for part in every_component(document)]
     assert (len(refs), reached) == (len(set(refs)), set(refs))
 
 

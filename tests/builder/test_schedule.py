@@ -92,8 +92,8 @@ def test_a_job_with_threads_takes_a_slot_for_each() -> None:
 def test_what_breaks_a_job_stops_the_others_and_is_raised() -> None:
     stopped = threading.Event()
 
-    def run(one: CompileJob) -> bool:
-        if one.name == "breaks":
+    def run(started_job: CompileJob) -> bool:
+        if started_job.name == "breaks":
             raise KeyboardInterrupt
         return stopped.wait(5)
 

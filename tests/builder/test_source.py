@@ -99,7 +99,7 @@ def test_a_folder_that_is_no_deepspeed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spec", ["no-such-thing", "1.2; rm -rf /", "../x"])
 def test_a_word_that_is_no_source(spec: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no folder, no file, no version"):
+    with pytest.raises(UsageError, match="is not a folder, a file, a version"):
         laid_out(spec, tmp_path)
 
 
@@ -108,7 +108,7 @@ def test_a_corrupted_sdist(content: bytes, tmp_path: Path) -> None:
     archive = tmp_path / "deepspeed-0.19.8.tar.gz"
     archive.write_bytes(content)
 
-    with pytest.raises(UsageError, match="no readable sdist"):
+    with pytest.raises(UsageError, match="not a readable sdist"):
         laid_out(str(archive), tmp_path)
     assert not list((tmp_path / "work").glob(".*"))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.builder.cache.checked_files import Gone, held
+from dsdoctor.builder.cache.checked_files import Gone, open_folder
 from dsdoctor.builder.cache.entry import RECORD
 from dsdoctor.builder.cache.store import CacheStore, Entry
 from tests.cli.test_cli import run
@@ -87,7 +87,9 @@ def test_what_was_put_is_taken_with_its_facts_and_its_right_to_execute(
     assert taken(store, "a", tmp_path / "into") == {"op.so": b"machine code", "op.d": b"headers"}
     assert os.access(tmp_path / "into" / "op.so", os.X_OK)
     assert not os.access(tmp_path / "into" / "op.d", os.X_OK)
-    assert [(one.folder, one.files, one.size) for one in store.entries()] == [(entry.folder, entry.files, entry.size)]
+    assert [(found.folder, found.files, found.size) for found in store.entries()] == [
+        (entry.folder, entry.files, entry.size)
+    ]
     assert (taken(store, "b", tmp_path / "b"), store.dropped, store.complaints) == (None, [], [])
 
 
@@ -221,7 +223,7 @@ def test_a_file_of_another_size_is_found_by_looking(harm: Callable[[Path], None]
 
 
 def test_what_is_pruned_while_it_is_read_is_gone_and_not_damaged(store: CacheStore, put: Put) -> None:
-    with held(put("a").folder) as inside, inside.open("op.so") as file:
+    with open_folder(put("a").folder) as inside, inside.open("op.so") as file:
         store.prune(0)
         put("a")
 
@@ -317,9 +319,9 @@ def test_foreign_files_in_the_cache_disturb_nobody(store: CacheStore, put: Put, 
 
 @pytest.mark.parametrize("word", ["", "..", "a" * 63, "A" * 64, "../" * 21 + "a", "a" * 64 + "\n"])
 def test_what_is_no_key_is_our_own_mistake(word: str, store: CacheStore) -> None:
-    with pytest.raises(ValueError, match="no key"):
+    with pytest.raises(ValueError, match="not a key"):
         store.find("ops", word)
-    with pytest.raises(ValueError, match="no key"):
+    with pytest.raises(ValueError, match="not a key"):
         store.find("../ops", key("a"))
 
 
@@ -348,8 +350,8 @@ def test_putting_keeps_to_the_limit_and_never_drops_what_it_put(tmp_path: Path) 
 
         kept = list(store.entries())
         assert entry is not None
-        assert entry.folder in {one.folder for one in kept}
-        assert sum(one.size for one in kept) <= 20_000
+        assert entry.folder in {left.folder for left in kept}
+        assert sum(left.size for left in kept) <= 20_000
     assert len(kept) >= 4
     assert store.put("ops", key("large"), {"x": file(tmp_path, "x", bytes(20_001))}, {}) is None
     assert "the limit" in store.complaints[0]
@@ -553,11 +555,11 @@ as_another(6001, [7000], reader)
 
 KILLED = """
 def check(store):
-    held = served(store, "a", SIZE), served(store, "b", SIZE)
+    open_folder = served(store, "a", SIZE), served(store, "b", SIZE)
     quiet(store)
     for left in (folder / "tmp").glob("*"):
         os.utime(left, (1, 1))
-    return held
+    return open_folder
 
 def dies(act, moment):
     # the act in a child that kills itself with the moment-th line that runs in our modules or in shutil
@@ -615,10 +617,10 @@ CacheStore(folder, limit=1 << 30).put("ops", key("b"), b, {{"op": "b"}})
 while dies(lambda store: store.prune(0), moment):
     moment += {STRIDE}
     store = CacheStore(folder, limit=1 << 30)
-    held = check(store)
-    seen.add(held)
-    held[0] or store.put("ops", key("a"), a, {{"op": "a"}})
-    held[1] or store.put("ops", key("b"), b, {{"op": "b"}})
+    open_folder = check(store)
+    seen.add(open_folder)
+    open_folder[0] or store.put("ops", key("a"), a, {{"op": "a"}})
+    open_folder[1] or store.put("ops", key("b"), b, {{"op": "b"}})
     assert check(store) == (True, True)
 assert moment > 200 and len(seen) > 1, (moment, seen)
 """,
@@ -809,7 +811,7 @@ def test_prune_removes_by_age_by_size_or_all_and_says_what(cache: str) -> None:
 
 
 def test_verify_ends_with_1_when_something_was_damaged_and_then_with_0(cache: str, store: CacheStore) -> None:
-    assert asked(cache, "verify")[:2] == (0, "✓ 3 entries are what was stored\n")
+    assert asked(cache, "verify")[:2] == (0, "✓ 3 entries are intact\n")
     (entry,) = store.find("ops", key("a"))
     (entry.folder / "op.so").write_bytes(b"3" * 2_000_000)
 
@@ -818,7 +820,7 @@ def test_verify_ends_with_1_when_something_was_damaged_and_then_with_0(cache: st
     assert status == 1
     assert shown.startswith(f"✗ fused_adam (ops {key('a')[:12]}) is not what was stored")
     assert "[cache-entry-damaged]" in shown
-    assert asked(cache, "verify")[:2] == (0, "✓ 2 entries are what was stored\n")
+    assert asked(cache, "verify")[:2] == (0, "✓ 2 entries are intact\n")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_a_version_is_found_behind_a_shim_that_does_not_answer(disk: Disk) -> No
 
 def test_the_newest_of_pyenvs_is_taken(disk: Disk) -> None:
     folders = ("3.12.1", "3.12.10", "3.12.9", "3.12-dev", "3.1.2")
-    files = {f"/home/.pyenv/versions/{one}/bin/python3": answering(one) for one in folders}
+    files = {f"/home/.pyenv/versions/{folder}/bin/python3": answering(folder) for folder in folders}
     host = disk({**files, "/shims/python3.12": SHIM}, PATH="/shims", HOME="/home")
 
     assert found(host, "3.12") == ("3.12.10/bin/python3", "of_pyenv")
@@ -75,7 +75,7 @@ def test_a_path_that_is_no_interpreter_is_said(disk: Disk) -> None:
 def test_every_python_goes_with_every_torch_and_every_cuda_once() -> None:
     pythons = tuple(Interpreter(executable=f"/p{n}", version=f"3.{n}.0", found_via="") for n in (11, 12))
 
-    names = [one.name for one in cross(pythons, ("2.13.0", "2.14.1", "2.13.0"), ("12.8", "cpu"), None)]
+    names = [target.name for target in cross(pythons, ("2.13.0", "2.14.1", "2.13.0"), ("12.8", "cpu"), None)]
 
     assert len(names) == len(set(names)) == 8
     assert names[:2] == ["py3.11 torch2.13.0 cu12.8", "py3.11 torch2.13.0 cpu"]
@@ -133,7 +133,7 @@ class Place:
         return environment(LocalHost(env=env), target, self.cache, offline=offline, say=lambda _: None)
 
     @property
-    def said(self) -> list[str]:
+    def calls(self) -> list[str]:
         return self.log.read_text().splitlines() if self.log.exists() else []
 
     @property
@@ -151,7 +151,7 @@ def test_an_environment_is_made_once_and_kept(place: Place) -> None:
     again = place.make(offline=True)
 
     assert first == again
-    assert place.said == ["made", "-m pip install --quiet --disable-pip-version-check torch==2.13.0 setuptools wheel"]
+    assert place.calls == ["made", "-m pip install --quiet --disable-pip-version-check torch==2.13.0 setuptools wheel"]
     assert (place.cache / "targets").stat().st_mode & 0o077 == 0
 
 
@@ -159,7 +159,7 @@ def test_torch_comes_from_the_index_of_its_cuda_and_the_rest_from_the_users_own(
     place.make(cuda="cpu")
     place.make(cuda="cpu", index="https://wheels.invalid")
 
-    _, torch, rest, _, unlabelled, _ = place.said
+    _, torch, rest, _, unlabelled, _ = place.calls
     assert torch.endswith("--no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu")
     assert rest.endswith("--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu setuptools wheel")
     assert unlabelled.endswith("--index-url https://wheels.invalid torch==2.13.0")
@@ -172,7 +172,7 @@ def test_one_that_was_killed_half_made_is_made_anew(place: Place) -> None:
 
     place.make()
 
-    assert place.said.count("made") == 2
+    assert place.calls.count("made") == 2
     assert not (python.parents[1] / "half").exists()
 
 
@@ -181,11 +181,11 @@ def test_one_whose_interpreter_is_gone_is_made_anew(place: Place) -> None:
 
     place.make()
 
-    assert place.said.count("made") == 2
+    assert place.calls.count("made") == 2
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error", "said"),
+    ("wrong", "error", "message"),
     [
         (
             {"cuda": "12.8"},
@@ -199,9 +199,9 @@ def test_one_whose_interpreter_is_gone_is_made_anew(place: Place) -> None:
     ],
 )
 def test_a_torch_that_is_not_what_was_asked_leaves_nothing(
-    wrong: dict[str, str], error: type[DoctorError], said: str, place: Place
+    wrong: dict[str, str], error: type[DoctorError], message: str, place: Place
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         place.make(**wrong)  # type: ignore[arg-type]
 
     assert place.left == []
@@ -211,7 +211,7 @@ def test_offline_an_environment_is_taken_and_none_is_made(place: Place) -> None:
     with pytest.raises(ImpossiblePlan, match="there is no environment for py3"):
         place.make(offline=True)
 
-    assert (place.said, place.left) == ([], [])
+    assert (place.calls, place.left) == ([], [])
 
 
 @pytest.mark.slow
@@ -224,6 +224,6 @@ def test_uv_installs_where_the_user_has_not_set_pip_up(place: Place) -> None:
     plain.make(place.cache / "x")
     plain.install("/x/bin/python", ["torch==2.13.0"])
 
-    assert (plain.because, steered.because) == ("uv", "pip: its find-links would be lost on uv")
-    assert place.said[0].startswith("uv venv --quiet --no-project --seed --python ")
-    assert place.said[1] == "uv pip install --quiet --python /x/bin/python torch==2.13.0"
+    assert (plain.because, steered.because) == ("uv", "pip: uv would ignore its find-links")
+    assert place.calls[0].startswith("uv venv --quiet --no-project --seed --python ")
+    assert place.calls[1] == "uv pip install --quiet --python /x/bin/python torch==2.13.0"

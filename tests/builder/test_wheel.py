@@ -176,7 +176,7 @@ def test_a_wheel_without_any_record_is_no_built_deepspeed(library: bytes, tmp_pa
     files = contents(library)
     del files["deepspeed/git_version_info_installed.py"]
 
-    with pytest.raises(UsageError, match="no built DeepSpeed"):
+    with pytest.raises(UsageError, match="not a built DeepSpeed"):
         read_wheel(wheel(tmp_path, files))
 
 

@@ -48,7 +48,7 @@ def test_what_was_compiled_once_is_not_compiled_again(tmp_path: Path) -> None:
     killed(*OPS, "--source", sources[0], "-o", str(tmp_path / "killed"), **cache)
     with ThreadPoolExecutor() as both:
         first, second = both.map(build, (0, 1))
-    assert [built(one) for one in (first, second)] == [{"pin_memory": False}] * 2
+    assert [built(document) for document in (first, second)] == [{"pin_memory": False}] * 2
     assert digest(first["wheel"]) == digest(second["wheel"])
     assert [path.name for path in (tmp_path / "cache" / "builds").iterdir()] == [".lock"]
     assert not list((tmp_path / "killed").iterdir())

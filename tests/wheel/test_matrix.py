@@ -22,14 +22,14 @@ def test_two_torches_give_two_wheels_that_load_each_in_its_own_environment(tmp_p
 
     assert status == 0, document
     targets = document["targets"]
-    assert [one["torch"] for one in targets] == list(TORCHES)
-    assert len({one["sha256"] for one in targets}) == 2
-    for one, other in (targets, reversed(targets)):
-        site = tmp_path / one["torch"]
+    assert [target["torch"] for target in targets] == list(TORCHES)
+    assert len({target["sha256"] for target in targets}) == 2
+    for target, other in (targets, reversed(targets)):
+        site = tmp_path / target["torch"]
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site)]
-        subprocess.run([*pip, one["wheel"]], check=True)
-        loaded, seen = dsdoctor("verify", "--installed", "--load", "--python", one["python"], PYTHONPATH=str(site))
-        elsewhere, _ = dsdoctor("verify", one["wheel"], "--python", other["python"])
-        _, best = dsdoctor("pick", index, "--python", one["python"])
+        subprocess.run([*pip, target["wheel"]], check=True)
+        loaded, seen = dsdoctor("verify", "--installed", "--load", "--python", target["python"], PYTHONPATH=str(site))
+        elsewhere, _ = dsdoctor("verify", target["wheel"], "--python", other["python"])
+        _, best = dsdoctor("pick", index, "--python", target["python"])
         assert (loaded, seen["built"]["installed_ops"], elsewhere) == (0, ["pin_memory"], 1), seen["findings"]
-        assert Path(best["wheel"]).name == Path(one["wheel"]).name
+        assert Path(best["wheel"]).name == Path(target["wheel"]).name

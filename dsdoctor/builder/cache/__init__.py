@@ -1,1 +1,1 @@
-"""Compiled ops and finished wheels, kept by content, taken only where every digest fits."""
+"""Files and facts under a key -> a cache entry, and back: the compiled ops and finished wheels that were kept."""

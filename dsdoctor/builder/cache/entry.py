@@ -1,6 +1,6 @@
-"""One entry of the op cache: a folder with files and the record of them, written durably, read against its digests.
+"""One cache entry: a folder of files and ``entry.json``, their digests. Writes, reads and checks entries; removes none.
 
-A record is believed when the folder bears its sha256 as name and every name in it is a plain name. Removes no entry.
+A record is trusted when the folder's name is the sha256 of the record and every file name in it is a plain name.
 """
 
 import os
@@ -22,8 +22,8 @@ from dsdoctor.builder.cache.checked_files import (
     Stored,
     flush,
     flush_folder,
-    held,
     new_file,
+    open_folder,
     store,
 )
 
@@ -35,7 +35,7 @@ LONGEST_NAME = 255
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What is kept under a key. ``used`` is the time of its last use (seconds since 1970), ``size`` its bytes in all."""
+    """What is kept under a key. ``used`` is when it was last used (seconds since 1970), ``size`` the bytes of all its files."""
 
     kind: str
     key: str
@@ -61,7 +61,7 @@ class _Record:
 
 
 def plain(name: str) -> bool:
-    """Whether a name names a file of a folder and nothing outside it, in a way that JSON can hold.
+    """Whether a name is that of a file directly inside a folder, and can be written as JSON.
 
     >>> plain("fused_adam_op.so"), plain("../x"), plain("/etc/x"), plain("."), plain("entry.json"), plain("\\udce9")
     (True, False, False, False, False, False)
@@ -75,17 +75,20 @@ def plain(name: str) -> bool:
 
 
 def address(folder: Path) -> tuple[str, str]:
-    """The kind and the key that an entry's folder stands under: <kind>/<first two of the key>/<key>/<digest>."""
+    """The kind and the key of an entry, from its folder: <kind>/<first two digits of the key>/<key>/<digest>."""
     return folder.parts[-4], folder.parts[-2]
 
 
-def write_entry(folder: Path, shelf: Path, files: Mapping[str, Path], facts: Mapping[str, Any], mode: int) -> Entry:
-    """Copy files into an empty folder, with their record: the entry as it will be when the folder stands on its shelf.
+def write_entry(
+    folder: Path, key_folder: Path, files: Mapping[str, Path], facts: Mapping[str, Any], mode: int
+) -> Entry:
+    """Copy files into an empty folder and write their record. Everything is on the disk when this returns. Raises OSError.
 
-    All is on the disk when this returns. ``shelf`` is the folder of its key, ``mode`` that of the folder. Raises OSError.
+    Returns the entry as it will be once the folder was moved into ``key_folder``, the folder of its key. ``mode`` is the mode
+    of the entry's folder.
     """
     stored = {name: store(path, folder / name, mode) for name, path in sorted(files.items())}
-    kind, key = address(shelf / "x")
+    kind, key = address(key_folder / "x")
     data = msgspec.json.encode(_Record(kind=kind, key=key, files=stored, facts=dict(facts)), order="sorted")
     with new_file(folder / RECORD, mode) as file:
         file.write(data)
@@ -93,15 +96,17 @@ def write_entry(folder: Path, shelf: Path, files: Mapping[str, Path], facts: Map
     if mode != PRIVATE:
         folder.chmod(mode)
     flush_folder(folder)
-    return _entry(shelf / sha256(data).hexdigest(), msgspec.json.decode(data, type=_Record), len(data), time.time())
+    return _entry(
+        key_folder / sha256(data).hexdigest(), msgspec.json.decode(data, type=_Record), len(data), time.time()
+    )
 
 
 def read_entry(folder: Path) -> Entry:
-    """The entry of a folder; of its files only the sizes are looked at.
+    """Read the entry of a folder. Only the sizes of its files are checked.
 
     Raises Damaged, Gone, or OSError where the disk does not answer.
     """
-    with held(folder) as inside:
+    with open_folder(folder) as inside:
         with inside.open(RECORD) as file:
             data = file.read(LARGEST_RECORD)
             used = os.fstat(file.fileno()).st_mtime
@@ -116,7 +121,7 @@ def read_entry(folder: Path) -> Entry:
 
 
 def copy_out(entry: Entry, into: Path) -> None:
-    """Copy the files of an entry into a folder: all of them with the bytes that were stored, or none.
+    """Copy all files of an entry into a folder, each checked against its digest. On any error none of them is left there.
 
     Raises Damaged, Gone, or OSError where the disk does not answer or ``into`` cannot be written.
     """
@@ -125,7 +130,7 @@ def copy_out(entry: Entry, into: Path) -> None:
     parts = {into / f".{token}.{number}": name for number, name in enumerate(entry.files)}
     made: list[Path] = []
     try:
-        with held(entry.folder) as inside:
+        with open_folder(entry.folder) as inside:
             for part, name in parts.items():
                 made.append(part)
                 inside.copy(name, entry.files[name], part)
@@ -141,13 +146,13 @@ def copy_out(entry: Entry, into: Path) -> None:
 
 def check_files(entry: Entry) -> None:
     """Read every byte of an entry. Raises Damaged, Gone, or OSError where the disk does not answer."""
-    with held(entry.folder) as inside:
+    with open_folder(entry.folder) as inside:
         for name, stored in entry.files.items():
             inside.check(name, stored)
 
 
-def weigh(folder: Path) -> tuple[float, int]:
-    """When an entry was last used, and its bytes, without reading it; 0 and 0 for one that is gone."""
+def last_use_and_size(folder: Path) -> tuple[float, int]:
+    """When an entry was last used and how many bytes it has, without reading its record; 0 and 0 for one that is gone."""
     used, size = 0.0, 0
     with suppress(OSError), os.scandir(folder) as inside:
         for item in inside:
@@ -157,10 +162,10 @@ def weigh(folder: Path) -> tuple[float, int]:
     return used, size
 
 
-def nameless(folder: Path) -> Entry:
-    """An entry whose record cannot be read, for those who must tell of it."""
+def unreadable_entry(folder: Path) -> Entry:
+    """A stand-in for an entry whose record cannot be read, so that it can be named and removed."""
     kind, key = address(folder)
-    used, size = weigh(folder)
+    used, size = last_use_and_size(folder)
     return Entry(kind=kind, key=key, folder=folder, files={}, facts={}, used=used, size=size)
 
 

@@ -1,6 +1,6 @@
 """The folders of the op cache: <folder>/<kind>/<first two of the key>/<key>/<sha256 of the record>, and <folder>/tmp.
 
-What stands on a shelf came there by one rename and goes by one rename, at once and whole. Nothing of an entry is read here.
+An entry's folder is put in place by one rename and removed by one rename, so nobody ever sees half of it. Reads no entry.
 """
 
 import errno
@@ -18,17 +18,24 @@ from shlex import quote
 
 from dsdoctor.builder.cache.checked_files import PRIVATE
 
+KINDS = {"ops": "op", "wheels": "wheel"}
+"""The folder of each kind of entry, and what one entry of it is called."""
+
+TEMPORARY = "tmp"
+DAY = 86400.0
+ATTEMPTS = 8
+IN_THE_WAY = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 SHARED = stat.S_IWGRP | stat.S_ISGID
-"""The sign that a folder is shared with its group on purpose (mode 2770): no umask makes it by accident."""
+"""The mode bits of a folder that is shared with its group on purpose (mode 2770): no umask sets them by accident."""
 
 
-# what lies in the cache becomes part of wheels: who may write there may run code as whoever builds
 def distrust(folder: Path) -> str | None:
-    """Why nothing is taken from a folder or put into it; None where it is fine, or not made yet.
+    """Why a cache folder is not used at all; None where it can be, or does not exist yet.
 
-    Fine is a folder of this user (or of root) that nobody else may write, and one that its owner shares with a group of
-    this user: mode 2770. What everybody may write is never fine.
+    It can be used when it belongs to this user (or root) and nobody else may write to it, or when its owner shares it with
+    a group of this user by mode 2770. A folder that everybody may write to is never used.
     """
+    # what is in the cache becomes part of wheels: whoever may write there can run code as the user who builds
     try:
         found = folder.stat()
     except FileNotFoundError:
@@ -48,42 +55,35 @@ def distrust(folder: Path) -> str | None:
 
 
 def mode_inside(folder: Path) -> int:
-    """The mode of folders that are made in a cache folder: what it lets its group and others do, they do."""
+    """The mode of folders made inside a cache folder: they give group and others what the cache folder itself gives them."""
     try:
         return PRIVATE | folder.stat().st_mode & 0o2075
     except OSError:
         return PRIVATE
 
 
-KINDS = {"ops": "op", "wheels": "wheel"}
-TEMPORARY = "tmp"
-DAY = 86400.0
-ATTEMPTS = 8
-IN_THE_WAY = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
-
-
 @dataclass(frozen=True, kw_only=True)
 class CacheLayout:
-    """The folders below one. Every method raises OSError where the disk refuses, unless it says otherwise."""
+    """Where things lie below the cache folder. Every method raises OSError where the disk refuses, unless it says otherwise."""
 
     folder: Path
 
-    def shelf(self, kind: str, key: str) -> Path:
-        """Where all that has a key stands. Raises ValueError for what is no kind and no sha256."""
+    def key_folder(self, kind: str, key: str) -> Path:
+        """The folder of all entries under a key. Raises ValueError for an unknown kind or a key that is not a sha256."""
         if kind not in KINDS or not re.fullmatch("[0-9a-f]{64}", key):
-            raise ValueError(f"{kind!r} {key!r} is no key of the cache")
+            raise ValueError(f"{kind!r} {key!r} is not a key of the cache")
         return self.folder / kind / key[:2] / key
 
-    def standing(self) -> Iterator[Path]:
+    def entry_folders(self) -> Iterator[Path]:
         """The folder of every entry. Raises nothing."""
         for kind in KINDS:
-            for prefix in named(self.folder / kind, 2):
-                for shelf in named(prefix, 64):
-                    yield from named(shelf, 64)
+            for prefix in named_by_digest(self.folder / kind, 2):
+                for key_folder in named_by_digest(prefix, 64):
+                    yield from named_by_digest(key_folder, 64)
 
     @contextmanager
     def workdir(self) -> Iterator[Path]:
-        """An empty folder on the same file system to make an entry in; it goes away unless it was moved."""
+        """An empty folder on the same file system to make an entry in. It is removed at the end unless it was moved."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
         folder = self._make(self.folder / TEMPORARY) / uuid.uuid4().hex
         folder.mkdir(mode=PRIVATE)
@@ -92,10 +92,10 @@ class CacheLayout:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def place(self, made: Path, target: Path, stays: Callable[[Path], bool]) -> None:
-        """Move a finished folder to its place.
+    def place(self, made: Path, target: Path, is_as_good: Callable[[Path], bool]) -> None:
+        """Move a finished entry's folder to its place.
 
-        Where one stands already, ``stays`` tells whether it is as good and stays; it may remove it.
+        Where another is in that place already, ``is_as_good`` decides whether that one is kept; it may also remove it.
         """
         for _ in range(ATTEMPTS):
             try:
@@ -103,32 +103,32 @@ class CacheLayout:
                 made.rename(target)
                 return
             except FileNotFoundError:
-                # a pruner took the empty shelf; or a server did the move, and its answer got lost
+                # another process removed the key's empty folder; or a file server did the move, and its answer got lost
                 if target.exists() and not made.exists():
                     return
             except OSError as error:
                 if error.errno not in IN_THE_WAY:
                     raise
-                if stays(target):
+                if is_as_good(target):
                     return
-        raise FileNotFoundError(errno.EBUSY, "others remove what is put there", str(target))
+        raise FileNotFoundError(errno.EBUSY, "other processes keep removing what is put there", str(target))
 
-    def take_down(self, standing: Path) -> None:
-        """Remove an entry, and the shelf that is empty then. Raises FileNotFoundError when it is gone already."""
-        self._discard(standing)
-        for emptied in standing.parents[:2]:
+    def remove(self, entry_folder: Path) -> None:
+        """Remove an entry, and the folders above it that are empty then. Raises FileNotFoundError when it is gone already."""
+        self._move_away(entry_folder)
+        for emptied in entry_folder.parents[:2]:
             with suppress(OSError):
                 emptied.rmdir()
 
-    def sweep(self) -> None:
-        """Remove what killed writers and removers left behind more than a day ago. Raises nothing."""
+    def remove_leftovers(self) -> None:
+        """Remove what processes that were killed left in the temporary folder more than a day ago. Raises nothing."""
         with suppress(OSError):
             for left in (self.folder / TEMPORARY).iterdir():
                 if time.time() - left.lstat().st_mtime > DAY:
-                    self._discard(left)
+                    self._move_away(left)
 
-    def _discard(self, path: Path) -> None:
-        """Out of everybody's sight in one step, then away."""
+    def _move_away(self, path: Path) -> None:
+        """Move something into the temporary folder in one step, then delete it there."""
         away = self._make(self.folder / TEMPORARY) / uuid.uuid4().hex
         path.rename(away)
         if away.is_dir() and not away.is_symlink():
@@ -137,7 +137,7 @@ class CacheLayout:
             away.unlink(missing_ok=True)
 
     def _make(self, folder: Path) -> Path:
-        """Make a folder and those above it, with the rights that the cache's own folder gives to others."""
+        """Make a folder and those above it, with the permissions that the cache folder itself has for group and others."""
         mode = mode_inside(self.folder)
         for above in reversed([folder, *folder.parents][: len(folder.relative_to(self.folder).parts)]):
             with suppress(FileExistsError):
@@ -147,8 +147,8 @@ class CacheLayout:
         return folder
 
 
-def named(folder: Path, length: int) -> tuple[Path, ...]:
-    """What is named in a folder as we name things; everything else is left alone. Raises nothing."""
+def named_by_digest(folder: Path, length: int) -> tuple[Path, ...]:
+    """The paths in a folder whose names are ``length`` hexadecimal digits; everything else is not ours. Raises nothing."""
     try:
         inside = () if folder.is_symlink() else sorted(folder.iterdir())
     except OSError:

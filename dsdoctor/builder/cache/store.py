@@ -1,7 +1,7 @@
-"""The op cache: files under a key, in a folder that many builds, users and machines may use at once.
+"""The op cache: files kept under a key, in a folder that many builds, users and machines may use at once.
 
-Nobody waits for a lock: entries appear and go as wholes, and every byte that is taken is checked on the way. What is damaged is
-dropped and said, never served; a disk that is full or cannot be written is a complaint, never an error.
+There are no locks: entries appear and disappear whole, and every byte is checked when it is copied out. A damaged entry is
+removed and reported, never used. A disk that is full or cannot be written adds a complaint and never raises.
 """
 
 import os
@@ -16,13 +16,13 @@ from dsdoctor.builder.cache.entry import (
     Entry,
     check_files,
     copy_out,
-    nameless,
+    last_use_and_size,
     plain,
     read_entry,
-    weigh,
+    unreadable_entry,
     write_entry,
 )
-from dsdoctor.builder.cache.layout import KINDS, CacheLayout, distrust, mode_inside, named
+from dsdoctor.builder.cache.layout import KINDS, CacheLayout, distrust, mode_inside, named_by_digest
 
 __all__ = ["CacheStore", "Entry", "Stored"]
 
@@ -30,28 +30,29 @@ MIB = 1 << 20
 
 
 class CacheStore:
-    """A cache folder, made when something is put. ``dropped`` and ``complaints`` hold sentences for the user.
+    """A cache folder; it is made when something is first kept in it.
 
-    ``limit`` is in bytes; the least recently used entries go when what is put passes it.
+    ``limit`` is in bytes: the least recently used entries are removed when it is passed. ``dropped`` and ``complaints``
+    are sentences for the user: the damaged entries that were removed, and what the disk refused.
     """
 
     def __init__(self, folder: Path, *, limit: int) -> None:
         self.folder, self.limit = folder, limit
         self.dropped: list[str] = []
         self.complaints: list[str] = []
-        self._shelves = CacheLayout(folder=folder)
+        self._layout = CacheLayout(folder=folder)
         self._total: int | None = None
 
     def find(self, kind: str, key: str) -> tuple[Entry, ...]:
-        """All that is stored under a key, the last used first."""
-        shelf = self._shelves.shelf(kind, key)
+        """All entries under a key, the last used first."""
+        key_folder = self._layout.key_folder(kind, key)
         if self._distrusted():
             return ()
-        found = [entry for folder in named(shelf, 64) if (entry := self._read(folder))]
+        found = [entry for folder in named_by_digest(key_folder, 64) if (entry := self._read(folder))]
         return tuple(sorted(found, key=lambda entry: entry.used, reverse=True))
 
     def take(self, entry: Entry, into: Path) -> bool:
-        """Copy the files of an entry into a folder, each checked on the way: all of them, or none and False."""
+        """Copy all files of an entry into a folder, each checked on the way. False where that failed; none is left there then."""
         try:
             copy_out(entry, into)
         except Gone:
@@ -60,60 +61,60 @@ class CacheStore:
             self._drop(entry, str(damage))
             return False
         except OSError as error:
-            self._complain(f"{_called(entry)} could not be copied to {into}: {_words(error)}")
+            self._complain(f"{_label(entry)} could not be copied to {into}: {_error_text(error)}")
             return False
         self._use(entry.folder)
         return True
 
     def put(self, kind: str, key: str, files: Mapping[str, Path], facts: Mapping[str, Any]) -> Entry | None:
-        """Keep files under a key, with facts that JSON can hold; None, and a complaint, where the disk cannot.
+        """Keep files under a key, with facts that can be written as JSON. None, and a complaint, where the disk refuses.
 
-        Raises ValueError for a key that is no sha256 and a name that is no plain name, TypeError for facts that are no JSON.
+        Raises ValueError for a key that is not a sha256 or a file name that is not plain, TypeError for facts JSON cannot hold.
         """
-        shelf = self._shelves.shelf(kind, key)
+        key_folder = self._layout.key_folder(kind, key)
         if bad := [name for name in files if not plain(name)]:
-            raise ValueError(f"{bad[0]!r} is no plain file name")
+            raise ValueError(f"{bad[0]!r} is not a plain file name")
         try:
             if self._distrusted() or self._too_large(files):
                 return None
-            with self._shelves.workdir() as made:
-                entry = write_entry(made, shelf, files, facts, mode_inside(self.folder))
-                self._shelves.place(made, entry.folder, self._stays)
+            with self._layout.workdir() as made:
+                entry = write_entry(made, key_folder, files, facts, mode_inside(self.folder))
+                self._layout.place(made, entry.folder, self._is_as_good)
         except (OSError, UnicodeEncodeError) as error:
-            self._complain(f"nothing can be kept in the cache {self.folder}: {_words(error)}")
+            self._complain(f"nothing can be kept in the cache {self.folder}: {_error_text(error)}")
             return None
         self._bound(entry.size)
         return entry
 
     def entries(self) -> Iterator[Entry]:
-        """All that is stored."""
-        return (entry for folder in self._shelves.standing() if (entry := self._read(folder)))
+        """All entries."""
+        return (entry for folder in self._layout.entry_folders() if (entry := self._read(folder)))
 
     def remove(self, entry: Entry) -> bool:
         """Remove an entry; False where it was gone already, and False with a complaint where it cannot be."""
         try:
-            self._shelves.take_down(entry.folder)
+            self._layout.remove(entry.folder)
         except FileNotFoundError:
             return False
         except OSError as error:
-            self._complain(f"{_called(entry)} cannot be removed: {_words(error)}")
+            self._complain(f"{_label(entry)} cannot be removed: {_error_text(error)}")
             return False
         return True
 
     def prune(self, limit: int) -> tuple[Entry, ...]:
         """Remove the least recently used entries until the rest has at most ``limit`` bytes. Returns the removed ones.
 
-        What killed writers left behind goes as well, after a day.
+        Files that killed processes left behind are removed as well, once they are a day old.
         """
         return self._prune(limit, down_to=limit)
 
     def verify(self) -> tuple[tuple[Entry, str], ...]:
-        """Read every byte. Removes the entries that are not what was stored and returns them, each with the reason."""
-        wrong = ((entry, why) for folder in self._shelves.standing() for entry, why in _verified(folder))
+        """Read every byte of every entry. Removes the damaged ones and returns them, each with the reason."""
+        wrong = ((entry, why) for folder in self._layout.entry_folders() for entry, why in _verified(folder))
         return tuple((entry, why) for entry, why in wrong if self._drop(entry, why) or _is_there(entry.folder))
 
     def distrust(self) -> str | None:
-        """Why this folder is not used at all; None where it is."""
+        """Why this folder is not used at all; None where it is used."""
         return distrust(self.folder)
 
     def _distrusted(self) -> bool:
@@ -129,49 +130,51 @@ class CacheStore:
         return size > self.limit
 
     def _read(self, folder: Path) -> Entry | None:
+        # Gone is no news: another process removed this entry, or another version of dsdoctor wrote it
         try:
-            return read_entry(folder)
-        except Gone:
-            pass
+            with suppress(Gone):
+                return read_entry(folder)
         except Damaged as damage:
-            self._drop(nameless(folder), str(damage))
+            self._drop(unreadable_entry(folder), str(damage))
         except OSError as error:
-            self._complain(f"{_called(nameless(folder))} cannot be read: {_words(error)}")
+            self._complain(f"{_label(unreadable_entry(folder))} cannot be read: {_error_text(error)}")
         return None
 
     def _drop(self, entry: Entry, why: str) -> bool:
         dropped = self.remove(entry)
         if dropped:
-            self.dropped.append(f"{_called(entry)} was dropped: {why}")
+            self.dropped.append(f"{_label(entry)} was dropped: {why}")
         return dropped
 
-    def _stays(self, folder: Path) -> bool:
-        well = self._read(folder) is not None
-        if well:
+    def _is_as_good(self, folder: Path) -> bool:
+        intact = self._read(folder) is not None
+        if intact:
             self._use(folder)
-        return well
+        return intact
 
     def _use(self, folder: Path) -> None:
+        # where the time of last use cannot be written, the entry is merely removed earlier
         with suppress(OSError):
             os.utime(folder / RECORD, follow_symlinks=False)
 
     def _bound(self, added: int) -> None:
-        """Keep to the limit, with a tenth to spare: not every put must look at everything."""
+        """Prune if ``added`` bytes may have passed the limit."""
+        # pruned to nine tenths of the limit, so that not every put has to look at all entries again
         if self._total is not None and self._total + added <= self.limit:
             self._total += added
         else:
             self._prune(self.limit, down_to=max(self.limit * 9 // 10, added))
 
     def _prune(self, limit: int, *, down_to: int) -> tuple[Entry, ...]:
-        self._shelves.sweep()
-        found = sorted((*weigh(folder), folder) for folder in self._shelves.standing())
+        self._layout.remove_leftovers()
+        found = sorted((*last_use_and_size(folder), folder) for folder in self._layout.entry_folders())
         total = sum(size for _, size, _ in found)
         aim = down_to if total > limit else limit
         removed = []
         for _, size, folder in found:
             if total <= aim:
                 break
-            entry = self._read(folder) or nameless(folder)
+            entry = self._read(folder) or unreadable_entry(folder)
             if self.remove(entry):
                 removed.append(entry)
             total -= 0 if _is_there(folder) else size
@@ -184,25 +187,25 @@ class CacheStore:
 
 
 def _verified(folder: Path) -> Iterator[tuple[Entry, str]]:
-    """The entry and what is wrong with it; nothing where it is well or gone."""
-    entry = nameless(folder)
+    """The entry and what is wrong with it; yields nothing for one that is intact or gone."""
+    entry = unreadable_entry(folder)
     try:
         entry = read_entry(folder)
         check_files(entry)
     except Gone:
         return
     except (Damaged, OSError) as error:
-        yield entry, _words(error)
+        yield entry, _error_text(error)
 
 
 def _is_there(folder: Path) -> bool:
     return folder.is_symlink() or folder.exists()
 
 
-def _called(entry: Entry) -> str:
+def _label(entry: Entry) -> str:
     name = entry.facts.get("op") or entry.facts.get("name")
     return " ".join(["the cached", KINDS[entry.kind], *([str(name)] if name else []), f"({entry.key[:12]})"])
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,1 +1,1 @@
-"""A build plan -> compiled ops, one wheel, and the proof of it."""
+"""A build plan -> compiled ops, and one wheel whose ops were checked to load."""

@@ -25,20 +25,23 @@ class Command:
 
     @property
     def by_nvcc(self) -> bool:
-        """Whether it is nvcc's."""
+        """Whether nvcc runs it."""
         return (self.source or "").endswith(".cu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpCommands:
-    """What compiles and links one op; ``error`` is why there is nothing, ``said`` what was printed meanwhile."""
+    """What compiles and links one op. ``error`` is why there are no commands, ``output`` what its builder printed.
+
+    ``forgotten`` are linker flags that the builder leaves out and that were added.
+    """
 
     op: str
     compile: tuple[Command, ...] = ()
     link: tuple[Command, ...] = ()
     forgotten: tuple[str, ...] = ()
     error: str | None = None
-    said: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[Command, ...]:
@@ -47,7 +50,7 @@ class OpCommands:
 
 
 @dataclass(frozen=True)
-class _ToldCommands:
+class _CommandsAnswer:
     op: str
     compile: list[list[str]] = field(default_factory=list)
     link: list[list[str]] = field(default_factory=list)
@@ -56,47 +59,50 @@ class _ToldCommands:
 
 
 def ask_commands(host: LocalHost, plan: BuildPlan, *, tree: Path, env: Mapping[str, str]) -> dict[str, OpCommands]:
-    """The commands of every op of a plan, asked in one process. Where an op's builder ends it, the others are asked again."""
+    """The commands of every op of a plan, asked in one process.
+
+    Where an op's builder ends that process, the remaining ops are asked in a new one.
+    """
     answers: dict[str, OpCommands] = {}
-    # a wrapper such as ccache is ours to put in front
+    # torch would put a wrapper such as ccache in front itself; compile_ops does that
     whole = {**env, "TORCH_NO_COMPILER_WRAPPER": "1"}
     while rest := [op for op in plan.ops if op.op not in answers]:
-        said: list[str] = []
+        output: list[str] = []
 
-        def hear(line: str, said: list[str] = said) -> None:
+        def on_line(line: str, output: list[str] = output) -> None:
             if line.startswith(MARK):
-                told = _read(line, tree, tuple(said))
-                answers[told.op] = told
-                said.clear()
+                answer = _read(line, tree, tuple(output))
+                answers[answer.op] = answer
+                output.clear()
             else:
-                said.append(line)
+                output.append(line)
 
         pairs = json.dumps([(op.op, ";".join(op.architectures)) for op in rest])
         status = host.stream(
-            [plan.python, str(CHILD_SCRIPTS / "ask_commands.py"), pairs], cwd=tree, env=whole, on_line=hear
+            [plan.python, str(CHILD_SCRIPTS / "ask_commands.py"), pairs], cwd=tree, env=whole, on_line=on_line
         )
-        unheard = [op.op for op in rest if op.op not in answers]
-        if unheard:
-            last = next((line for line in reversed(said) if line.strip()), "it said nothing")
-            why = first_error(said) or f"asking its builder ended with status {status}: {last}"
-            answers[unheard[0]] = OpCommands(op=unheard[0], error=why, said=tuple(said))
+        unanswered = [op.op for op in rest if op.op not in answers]
+        if unanswered:
+            last = next((line for line in reversed(output) if line.strip()), "it printed nothing")
+            why = first_error(output) or f"asking its builder ended with status {status}: {last}"
+            answers[unanswered[0]] = OpCommands(op=unanswered[0], error=why, output=tuple(output))
     return answers
 
 
-def _read(line: str, tree: Path, said: tuple[str, ...]) -> OpCommands:
-    told = msgspec.json.decode(line.removeprefix(MARK), type=_ToldCommands)
+def _read(line: str, tree: Path, output: tuple[str, ...]) -> OpCommands:
+    answer = msgspec.json.decode(line.removeprefix(MARK), type=_CommandsAnswer)
     return OpCommands(
-        op=told.op,
-        compile=tuple(read_command(argv, tree) for argv in told.compile),
-        link=tuple(read_command(argv, tree) for argv in told.link),
-        forgotten=tuple(told.forgotten),
-        error=told.error,
-        said=said,
+        op=answer.op,
+        compile=tuple(read_command(argv, tree) for argv in answer.compile),
+        link=tuple(read_command(argv, tree) for argv in answer.link),
+        forgotten=tuple(answer.forgotten),
+        error=answer.error,
+        output=output,
     )
 
 
 def read_command(argv: list[str], tree: Path) -> Command:
-    """A command as setuptools puts it together: the source stands before "-o", the output after it.
+    """Read a command as setuptools puts it together: the source comes before "-o", the output after it.
 
     >>> read_command("g++ -I/tree/csrc -I/tree -c csrc/a.cpp -o build/a.o -O3".split(), Path("/tree")).argv
     ('g++', '-Icsrc', '-I.', '-c', 'csrc/a.cpp', '-o', 'build/a.o', '-O3')

@@ -1,4 +1,7 @@
-"""BuildPlan -> compiled ops: taken from the cache where they are there, the others compiled side by side under one pool."""
+"""BuildPlan -> compiled ops: taken from the cache where it has them, the others compiled side by side within one pool.
+
+Starts the compilers and ends them on any interruption. An op that fails does not stop the others.
+"""
 
 import shlex
 import signal
@@ -9,7 +12,7 @@ from pathlib import Path
 
 from dsdoctor.builder.make.commands import Command, OpCommands, ask_commands
 from dsdoctor.builder.make.first_error import first_error
-from dsdoctor.builder.make.flags import Orders, changes, edited, memory_of, orders_of, threaded, threads_of
+from dsdoctor.builder.make.flags import FlagSettings, changes, edited, flag_settings, memory_of, threaded, threads_of
 from dsdoctor.builder.make.op_cache import OpCache
 from dsdoctor.builder.make.op_job import Compiled, OpProgress, OpWork, Watch
 from dsdoctor.builder.make.scheduler import CompileJob, Pool, carry_out
@@ -33,17 +36,18 @@ def compile_ops(
 ) -> tuple[Compiled, ...]:
     """Compile every op of a plan in ``env``, the longest object first; one that fails does not stop the others.
 
-    On any interruption every compiler is ended before the exception goes on.
+    On any interruption every compiler is ended before the exception is raised further.
     """
     for op in plan.ops:
         watch(OpProgress(op=op.op, state="waiting", total=len(op.sources)))
     asked = ask_commands(host, plan, tree=tree, env=env)
-    orders = orders_of(plan, machine, tree)
-    works = [_begin(asked[op.op], op, orders, logs / f"{op.op}.log") for op in plan.ops]
+    settings = flag_settings(plan, machine, tree)
+    works = [_begin(asked[op.op], op, settings, logs / f"{op.op}.log") for op in plan.ops]
     for work in works:
         _take(work, tree, cache)
         if work.cached or work.error:
             watch(OpProgress(op=work.plan.op, state=work.state, done=work.done, total=len(work.commands.compile)))
+    # processors that would be idle because there are fewer nvcc jobs than slots become threads of nvcc
     todo = [work for work in works if not work.cached and not work.error]
     by_nvcc = sum(command.by_nvcc for work in todo for command in work.commands.compile)
     idle = min(pool.jobs // max(1, by_nvcc), (plan.memory or sys.maxsize) // JOB_MEMORY[True])
@@ -54,12 +58,12 @@ def compile_ops(
 
 
 def threaded_op(commands: OpCommands, threads: int) -> OpCommands:
-    """The commands of an op, those of nvcc with threads."""
+    """The commands of an op; those of nvcc get that many threads."""
     return replace(commands, compile=tuple(threaded(command, threads) for command in commands.compile))
 
 
 def child_environment(host: LocalHost, plan: BuildPlan) -> dict[str, str]:
-    """The caller's environment without what steers builds, with what the plan sets."""
+    """The environment of a build: the caller's, without the variables that the plan unsets, with those that it sets."""
     env = {name: value for name, value in host.environment().items() if name not in plan.unset}
     env |= plan.env
     for name, folders in plan.prepend.items():
@@ -73,17 +77,17 @@ def shared_object(folder: Path, module: str) -> Path | None:
     return next(iter(sorted(folder.joinpath(*packages).glob(f"{name}.*so"))), None)
 
 
-def _begin(asked: OpCommands, op: OpPlan, orders: Orders, log: Path) -> OpWork:
-    """The op's commands as they are run, but for nvcc's threads; its log says what was changed in each."""
+def _begin(asked: OpCommands, op: OpPlan, settings: FlagSettings, log: Path) -> OpWork:
+    """The op with its commands as they will be run, except for nvcc's threads. Its log says what was changed in each."""
     after = OpCommands(
         op=op.op,
-        compile=tuple(edited(command, orders) for command in asked.compile),
-        link=tuple(edited(command, orders) for command in asked.link),
+        compile=tuple(edited(command, settings) for command in asked.compile),
+        link=tuple(edited(command, settings) for command in asked.link),
         forgotten=asked.forgotten,
     )
     nothing = None if asked.link else "its builder gives no command that links it"
     work = OpWork(plan=op, commands=after, log=log, error=asked.error or nothing)
-    work.write(*asked.said)
+    work.write(*asked.output)
     if work.error:
         work.fail(f"dsdoctor: error: {work.error}")
     if asked.forgotten:
@@ -95,11 +99,11 @@ def _begin(asked: OpCommands, op: OpPlan, orders: Orders, log: Path) -> OpWork:
 
 
 def _take(work: OpWork, tree: Path, cache: OpCache | None) -> None:
-    """Take a finished op out of the cache, if it is there."""
+    """Take the finished op from the cache, if it is there."""
     if cache is None or work.error:
         return
     found = cache.take(work.plan, work.commands, (tree / work.commands.link[-1].output).parent)
-    work.write(f"dsdoctor: {found.said}")
+    work.write(f"dsdoctor: {found.message}")
     if found.taken:
         work.library = _library(work, tree)
         work.cached = work.library is not None
@@ -115,7 +119,7 @@ def _compile(
     cache: OpCache | None,
     watch: Watch,
 ) -> None:
-    """Run the commands of every op that is not there yet."""
+    """Run the commands of the ops that the cache did not have."""
     wrapper = LocalHost(env=env).which("ccache")
     commands = {command.output: (work, command) for work in works for command in work.commands.all}
     jobs = [_job(work, command) for work, command in commands.values()]
@@ -125,14 +129,14 @@ def _compile(
         work.begin()
         total = len(work.commands.compile)
         watch(OpProgress(op=job.group, state="compiling", done=work.done, total=total))
-        well = _run(host, work, command, [wrapper] if wrapper and command.source else [], tree, env)
-        if well and command.source is None:
+        succeeded = _run(host, work, command, [wrapper] if wrapper and command.source else [], tree, env)
+        if succeeded and command.source is None:
             work.library = _library(work, tree)
             if work.library and cache is not None:
                 cache.keep(work.plan, work.made(work.library))
-        ended = not well or command.source is None
+        ended = not succeeded or command.source is None
         watch(OpProgress(op=job.group, state=work.state if ended else "compiling", done=work.done, total=total))
-        return well
+        return succeeded
 
     carry_out(jobs, pool, run, host.stop)
 
@@ -140,7 +144,7 @@ def _compile(
 def _run(
     host: LocalHost, work: OpWork, command: Command, wrapper: list[str], tree: Path, env: Mapping[str, str]
 ) -> bool:
-    """Run one command and log it, with what it took."""
+    """Run one command, and log it with its output, CPU time and memory. True when it succeeded."""
     output: list[str] = []
     argv = (*wrapper, *command.argv)
     try:
@@ -161,20 +165,20 @@ def _run(
 
 
 def _ending(command: Command, status: int, output: list[str]) -> list[str]:
-    """What a compiler's status says where its output names no error."""
+    """An error line made from a compiler's exit status, where its output names no error."""
     if first_error(output):
         return []
     if status < 0:
         name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
         killed = "; memory may have run out" if -status == signal.SIGKILL else ""
         return [f"dsdoctor: error: {command.argv[0]} was ended by signal {-status} ({name}){killed}"]
-    return [f"dsdoctor: error: {command.argv[0]} ended with status {status} and named no error"]
+    return [f"dsdoctor: error: {command.argv[0]} ended with status {status} without an error message"]
 
 
 def _job(work: OpWork, command: Command) -> CompileJob:
     cost = 1.0 + len(work.plan.architectures) if command.by_nvcc else 1.0
-    after = frozenset() if command.source else frozenset(one.output for one in work.commands.compile)
-    # a link is short, and ends an op
+    after = frozenset() if command.source else frozenset(compiling.output for compiling in work.commands.compile)
+    # a link goes first: it is short, and it completes an op
     return CompileJob(
         name=command.output,
         group=work.plan.op,

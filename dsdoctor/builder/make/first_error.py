@@ -1,4 +1,4 @@
-"""The lines of a failed build -> the first one that names a real error, not its echo."""
+"""The lines of a failed build -> the first one that names the cause, not one that only repeats that something failed."""
 
 import re
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """The commands that DeepSpeed's builders give -> the commands that are run, and what was changed. Pure.
 
-Less work (no debug information), the processor that the wheel is for, nvcc's threads, and nothing in the files that tells
-of the folder or the hour they were compiled in.
+Leaves out debug information (less work), compiles for the processor that the wheel is for, gives nvcc threads, and keeps the folder
+and the time of the compile out of the object files.
 """
 
 import re
@@ -22,9 +22,12 @@ NATIVE = re.compile(r"-m(?:arch|cpu|tune)=native")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orders:
-    """How to compile. ``host`` takes the place of the builder's own -march and SIMD macro (none: as they are); ``renamed`` are
-    folders and what stands for each in a file; ``own_temporaries`` lets nvcc name its own files after the object."""
+class FlagSettings:
+    """How the commands are to be changed.
+
+    ``host`` replaces the builder's own -march and SIMD macro (empty: they stay); ``renamed`` are folders and the name that is
+    written for each in object files; ``own_temporaries`` makes nvcc name its temporary files after the object.
+    """
 
     host: tuple[str, ...] = ()
     debug_info: bool = False
@@ -32,15 +35,15 @@ class Orders:
     own_temporaries: bool = False
 
 
-def orders_of(plan: BuildPlan, machine: Machine, tree: Path) -> Orders:
-    """How the commands of a plan's ops are to be edited; ``tree`` is the folder that they run in."""
+def flag_settings(plan: BuildPlan, machine: Machine, tree: Path) -> FlagSettings:
+    """How the commands of a plan's ops are to be changed; ``tree`` is the folder that they run in."""
     toolkit, torch, python = plan.toolkit, machine.torch, machine.python
     renamed = [(toolkit.root, "cuda")] if toolkit else []
     renamed += [(torch.location, "torch")] if torch else []
     renamed += [(python.include, "python")] if python else []
-    # only debug information tells the folder of a compile
+    # only debug information holds the folder of a compile
     renamed += [(str(tree), ".")] if plan.debug_info else []
-    return Orders(
+    return FlagSettings(
         host=flags_of(plan.processor),
         debug_info=plan.debug_info,
         # an empty folder would rename every path
@@ -50,13 +53,13 @@ def orders_of(plan: BuildPlan, machine: Machine, tree: Path) -> Orders:
 
 
 def threaded(command: Command, threads: int) -> Command:
-    """nvcc's command with threads, one for each architecture at the most; others as they are."""
+    """nvcc's command with that many threads; any other command as it is."""
     several = command.by_nvcc and threads > 1
     return replace(command, argv=(*command.argv, f"--threads={threads}")) if several else command
 
 
 def threads_of(command: Command) -> int:
-    """The threads of a compile command: nvcc may have several."""
+    """The threads of a compile command; only nvcc can have more than one."""
     return next((int(word.partition("=")[2]) for word in command.argv if word.startswith("--threads=")), 1)
 
 
@@ -67,13 +70,13 @@ def memory_of(command: Command) -> int:
     return JOB_MEMORY[command.by_nvcc] * threads_of(command)
 
 
-def edited(command: Command, orders: Orders) -> Command:
-    """The command as it is run."""
+def edited(command: Command, settings: FlagSettings) -> Command:
+    """The command as it will be run, except for nvcc's threads."""
     if command.source is None:
-        # what the linker read belongs to what an op was made from
+        # the files that the linker reads are inputs of the op: --trace lists them
         return replace(command, argv=(*command.argv, "-Wl,--trace"))
     edit = _for_nvcc if command.by_nvcc else _for_gcc
-    return replace(command, argv=tuple(edit(command, orders)))
+    return replace(command, argv=tuple(edit(command, settings)))
 
 
 def dependency_file(command: Command) -> str:
@@ -88,10 +91,10 @@ def changes(before: Command, after: Command) -> str:
     return f"{' '.join(gone) or 'nothing'} -> {' '.join(new) or 'nothing'}" if gone or new else ""
 
 
-def _for_gcc(command: Command, orders: Orders) -> Iterable[str]:
-    march, simd = orders.host or (None, None)
+def _for_gcc(command: Command, settings: FlagSettings) -> Iterable[str]:
+    march, simd = settings.host or (None, None)
     for word in command.argv:
-        if word == "-g" and not orders.debug_info:
+        if word == "-g" and not settings.debug_info:
             continue
         if march and NATIVE.search(word):
             yield NATIVE.sub(march, word)
@@ -99,25 +102,27 @@ def _for_gcc(command: Command, orders: Orders) -> Iterable[str]:
             yield simd
         else:
             yield word
-    yield from _quiet(orders)
+    yield from _quiet(settings)
     yield from ("-MD", "-MF", dependency_file(command))
 
 
-def _for_nvcc(command: Command, orders: Orders) -> Iterable[str]:
-    """-lineinfo is debug information, and puts folders and the times of headers into a file; nvcc's temporary names a process."""
+def _for_nvcc(command: Command, settings: FlagSettings) -> Iterable[str]:
+    # -lineinfo is debug information, and puts folders and the times of headers into the file
     for word in command.argv:
-        if word.startswith("--threads") or (word == "-lineinfo" and not orders.debug_info):
+        if word.startswith("--threads") or (word == "-lineinfo" and not settings.debug_info):
             continue
-        yield NATIVE.sub(orders.host[0], word) if orders.host else word
-    if orders.own_temporaries:
+        yield NATIVE.sub(settings.host[0], word) if settings.host else word
+    # without it the name of nvcc's temporary file, which holds a process id, gets into the object
+    if settings.own_temporaries:
         yield "-objtemp"
-    for flag in _quiet(orders):
+    for flag in _quiet(settings):
         yield from ("-Xcompiler", flag)
     yield from ("-MD", "-MF", dependency_file(command))
 
 
-def _quiet(orders: Orders) -> Iterable[str]:
-    """No debug information, but what gcc was told stays readable in the file; no folder of this machine."""
-    yield from () if orders.debug_info else ("-g0", "-frecord-gcc-switches")
-    for folder, name in orders.renamed:
+def _quiet(settings: FlagSettings) -> Iterable[str]:
+    """The flags that keep debug information and the folders of this machine out of an object file."""
+    # -frecord-gcc-switches keeps gcc's flags readable in the file: without debug information they would be lost
+    yield from () if settings.debug_info else ("-g0", "-frecord-gcc-switches")
+    for folder, name in settings.renamed:
         yield f"-ffile-prefix-map={folder}={name}"

@@ -1,6 +1,6 @@
-"""BuildPlan -> wheel. Acts: assembles the toolkit, compiles the ops, packs one wheel, proves it, puts it in place.
+"""BuildPlan -> wheel: assembles the toolkit, compiles the ops, packs one wheel, checks that its ops load, and puts it in place.
 
-Works in a throw-away folder; the wheel appears in the out folder by rename, or not at all.
+Works in a temporary folder; the wheel appears in the out folder by rename, or not at all.
 """
 
 import resource
@@ -19,11 +19,12 @@ from dsdoctor.builder.make.prove import OpProof, prove
 from dsdoctor.builder.make.sbom import SBOM, bill_of_materials
 from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.builder.make.workdir import LIBRARY, Workdir, gather, tree_to_compile_in
-from dsdoctor.builder.toolkit.assemble import assemble, toolkit_parts
+from dsdoctor.builder.toolkit.assemble import assemble
+from dsdoctor.builder.toolkit.parts import toolkit_parts
 from dsdoctor.builder.toolkit.python_headers import unpack_headers
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
-from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 
@@ -32,7 +33,7 @@ LONGEST_EPOCH = 11
 
 @dataclass(frozen=True, kw_only=True)
 class _Packed:
-    """A wheel in place, or none where a proof failed."""
+    """A wheel in the out folder, or None where an op in it failed its check."""
 
     wheel: Path | None = None
     proofs: tuple[OpProof, ...] = ()
@@ -49,7 +50,10 @@ def make(
     say: Callable[[str], None],
     watch: Watch,
 ) -> BuildResult:
-    """Carry out a plan. An op that fails is a result without a wheel; what we cannot do ourselves raises BuildFailed."""
+    """Carry out a plan. Where an op fails, the result has no wheel; where dsdoctor itself cannot go on, BuildFailed is raised.
+
+    ``say`` gets a line for each step, ``watch`` the progress of each op.
+    """
     started, cpu = time.monotonic(), _cpu_seconds()
     prepare_out(workdir.out)
     _prepare(host, plan, say)
@@ -60,7 +64,7 @@ def make(
         compiled = compile_ops(host, plan, machine, tree=tree, env=env, pool=pool, logs=logs, cache=cache, watch=watch)
         gather(plan, compiled, workdir.folder / LIBRARY)
     packed = _Packed()
-    if all(one.library for one in compiled):
+    if all(op.library for op in compiled):
         packed = _packed(host, plan, source, machine, workdir, say)
     if cache is not None:
         cache.drop(proof.op for proof in packed.proofs if proof.wrong)
@@ -81,23 +85,23 @@ def make(
 def _packed(
     host: LocalHost, plan: BuildPlan, source: Source, machine: Machine, workdir: Workdir, say: Callable[[str], None]
 ) -> _Packed:
-    """Pack the compiled ops, prove them, and put the wheel into the out folder."""
+    """Pack the compiled ops into a wheel, check each of them, and put the wheel into the out folder."""
     say("packing the wheel")
     packed = _pack(host, plan, source, workdir)
-    say("proving the wheel")
+    say("checking the wheel")
     env = child_environment(host, plan)
     proofs, notes = prove(packed, plan, machine, folder=workdir.folder / "proof", env=env)
     if any(proof.wrong for proof in proofs):
         return _Packed(proofs=proofs, notes=notes)
     manifest = describe_wheel(plan, source, machine, proofs)
-    more = {SBOM: _bill(host, manifest, machine)}
+    more = {SBOM: _bill_of_materials(host, manifest, machine)}
     return _Packed(
         wheel=write_into(packed, manifest, workdir.out, more, epoch=epoch_of(host)), proofs=proofs, notes=notes
     )
 
 
 def _prepare(host: LocalHost, plan: BuildPlan, say: Callable[[str], None]) -> None:
-    """Make what the plan mends: a toolkit, Python's headers."""
+    """Make what the plan needs and the machine lacks: a toolkit, Python's headers."""
     toolkit, python = plan.toolkit, plan.python
     if toolkit is not None and toolkit.assemble:
         assemble(host, toolkit, python=python, architectures=plan.architectures, compiler=plan.env["CC"], say=say)
@@ -107,7 +111,7 @@ def _prepare(host: LocalHost, plan: BuildPlan, say: Callable[[str], None]) -> No
 
 
 def refused_ops(plan: BuildPlan) -> tuple[OpResult, ...]:
-    """The ops of a plan that is not carried out: nothing was built, and why each refused one was refused."""
+    """The results of a plan that is impossible: no op was built, and those left out have their own reasons."""
     waiting = tuple(
         OpResult(op=op.op, asked=op.asked, built=False, because="the plan is impossible") for op in plan.ops
     )
@@ -115,7 +119,7 @@ def refused_ops(plan: BuildPlan) -> tuple[OpResult, ...]:
 
 
 def prepare_out(out: Path, option: str = "--out") -> None:
-    """Make the folder of an option and see that it can be written, before an hour of work. Raises ImpossiblePlan."""
+    """Make the folder that an option names, and check that it can be written before the long work. Raises ImpossiblePlan."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
@@ -127,14 +131,14 @@ def prepare_out(out: Path, option: str = "--out") -> None:
 
 
 def _pack(host: LocalHost, plan: BuildPlan, source: Source, workdir: Workdir) -> Path:
-    """One wheel out of the compiled ops, by DeepSpeed's own setup.py, which writes what the wheel claims."""
+    """One wheel out of the compiled ops, made by DeepSpeed's own setup.py, which also records which ops it holds."""
     tree, library, packed = Path(source.folder), workdir.folder / LIBRARY, workdir.folder / "packed"
     with (tree / "setup.cfg").open("a", encoding="utf-8") as file:
         file.write(f"\n[build]\nbuild_lib = {library}\n")
     (tree / "build.txt").write_text(f"+{plan.local_version}" if plan.local_version else "", encoding="utf-8")
-    # setup.py lists its extras in the order of a set
+    # setup.py lists its extras in the order of a set, which would differ from run to run
     env = child_environment(host, plan) | {op.variable: "1" for op in plan.ops} | {"PYTHONHASHSEED": "0"}
-    # it asks git for a commit, and must not be told that of a repository around the cache folder
+    # setup.py asks git for a commit: it must not find a repository that the cache folder happens to lie in
     env |= {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
     env = {name: value for name, value in env.items() if name not in {"GIT_DIR", "GIT_WORK_TREE"}}
     if plan.accelerator == "cuda":
@@ -162,7 +166,7 @@ def _pack(host: LocalHost, plan: BuildPlan, source: Source, workdir: Workdir) ->
     return wheels[0]
 
 
-def _bill(host: LocalHost, manifest: Manifest, machine: Machine) -> bytes:
+def _bill_of_materials(host: LocalHost, manifest: Manifest, machine: Machine) -> bytes:
     """The wheel's bill of materials, with the packages that its toolkit is made of."""
     toolkit = manifest.plan.toolkit
     parts = toolkit_parts(Path(toolkit.root)) if toolkit else ()
@@ -170,7 +174,7 @@ def _bill(host: LocalHost, manifest: Manifest, machine: Machine) -> bytes:
 
 
 def epoch_of(host: LocalHost) -> int:
-    """The time of every file in a wheel: SOURCE_DATE_EPOCH, else the first that a zip file knows. Seconds since 1970."""
+    """The time of every file in a wheel, in seconds since 1970: SOURCE_DATE_EPOCH, else the earliest that a zip file can hold."""
     text = host.variable("SOURCE_DATE_EPOCH") or ""
     return max(EARLIEST, int(text)) if text.isascii() and text.isdigit() and len(text) < LONGEST_EPOCH else EARLIEST
 
@@ -180,17 +184,17 @@ def _results(plan: BuildPlan, compiled: tuple[Compiled, ...], proofs: tuple[OpPr
     asked = {op.op: op.asked for op in plan.ops}
     built = tuple(
         OpResult(
-            op=one.op,
-            asked=asked[one.op],
-            built=one.library is not None and wrong.get(one.op) is None,
-            cached=one.cached,
-            seconds=round(one.seconds, 1),
-            cpu_seconds=round(one.cpu_seconds, 1),
-            peak_memory=one.peak_memory,
-            because=one.because or wrong.get(one.op),
-            log=str(one.log),
+            op=op.op,
+            asked=asked[op.op],
+            built=op.library is not None and wrong.get(op.op) is None,
+            cached=op.cached,
+            seconds=round(op.seconds, 1),
+            cpu_seconds=round(op.cpu_seconds, 1),
+            peak_memory=op.peak_memory,
+            because=op.because or wrong.get(op.op),
+            log=str(op.log),
         )
-        for one in compiled
+        for op in compiled
     )
     return built + _left_out(plan)
 
@@ -201,12 +205,11 @@ def _left_out(plan: BuildPlan) -> tuple[OpResult, ...]:
 
 def _failures(results: tuple[OpResult, ...]) -> tuple[Finding, ...]:
     return tuple(
-        Finding(
-            rule="op-failed",
-            severity=Severity.ERROR,
-            title=f"{result.op} was not built: {result.because}",
-            evidence=(f"log: {result.log}",),
-            affects=(result.op,),
+        Finding.error(
+            "op-failed",
+            f"{result.op} was not built: {result.because}",
+            evidence=[f"log: {result.log}"],
+            affects=[result.op],
         )
         for result in results
         if result.log and not result.built
@@ -214,7 +217,7 @@ def _failures(results: tuple[OpResult, ...]) -> tuple[Finding, ...]:
 
 
 def join_logs(logs: Path) -> None:
-    """One build.log out of all, like the guide's ``tee build.log``."""
+    """Join all logs into one build.log, like the guide's ``tee build.log``."""
     with (logs / "build.log").open("w", encoding="utf-8") as whole:
         for part in sorted(logs.glob("*.log")):
             if part.name != "build.log":

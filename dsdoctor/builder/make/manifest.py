@@ -1,4 +1,7 @@
-"""The manifest: what a wheel is, what went into it and for which machines it is. Written into the wheel and beside it."""
+"""Plan + source + machine + checked ops -> the manifest: what a wheel is, what went into it, for which machines it is.
+
+Writes it into the wheel and beside it, and reads it.
+"""
 
 import base64
 import csv
@@ -30,9 +33,9 @@ EARLIEST = 315532800
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestOp:
-    """One op of the wheel; ``sm_arch`` is "90_real" for machine code, "90_virtual" for PTX, None when not looked at.
+    """One op of the wheel. ``sm_arch`` holds "90_real" for machine code and "90_virtual" for PTX; None when it was not read.
 
-    ``needed`` are the libraries that its file links, ``run_path`` the folders of its own where they are looked for first.
+    ``needed`` are the libraries that its file links, ``run_path`` the folders in the file where they are looked for first.
     """
 
     op: str
@@ -55,7 +58,7 @@ class Nvidia:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The record. ``cpu_flags`` are those of the host code, ``glibc`` and ``glibcxx`` the floors of all its ops."""
+    """What is known of a wheel. ``cpu_flags`` are its host code's; ``glibc`` and ``glibcxx`` the oldest that serve all its ops."""
 
     schema: str = SCHEMA
     dsdoctor: str = __version__
@@ -85,10 +88,10 @@ class Manifest:
 
 
 def describe_wheel(plan: BuildPlan, source: Source, machine: Machine, proofs: tuple[OpProof, ...]) -> Manifest:
-    """Put together what is known; the wheel's own size and digest come when it is finished."""
+    """The manifest of a wheel that is not finished: its size and digest are added by ``write_into``."""
     assert machine.torch is not None
     assert machine.python is not None
-    confessions = [proof.elf_info for proof in proofs if proof.elf_info]
+    elf_infos = [proof.elf_info for proof in proofs if proof.elf_info]
     choice = {choice.what: choice.value for choice in plan.choices}
     return Manifest(
         version=plan.source_version + (f"+{plan.local_version}" if plan.local_version else ""),
@@ -96,13 +99,13 @@ def describe_wheel(plan: BuildPlan, source: Source, machine: Machine, proofs: tu
         platform=machine.python.platform,
         accelerator=plan.accelerator,
         torch=machine.torch.version,
-        nvidia=_nvidia(machine.torch, confessions) if plan.accelerator == "cuda" else None,
+        nvidia=_nvidia(machine.torch, elf_infos) if plan.accelerator == "cuda" else None,
         toolkit=choice.get("toolkit"),
         compiler=choice.get("compiler", ""),
-        glibc=newest(elf_info.glibc for elf_info in confessions),
-        glibcxx=newest(elf_info.glibcxx for elf_info in confessions),
+        glibc=newest(elf_info.glibc for elf_info in elf_infos),
+        glibcxx=newest(elf_info.glibcxx for elf_info in elf_infos),
         cpu_architecture=machine.system.architecture,
-        cpu_flags=tuple(sorted({flag for elf_info in confessions for flag in elf_info.cpu_flags})),
+        cpu_flags=tuple(sorted({flag for elf_info in elf_infos for flag in elf_info.cpu_flags})),
         source=source.asked,
         source_digest=source.digest,
         source_commit=source.commit,
@@ -113,9 +116,9 @@ def describe_wheel(plan: BuildPlan, source: Source, machine: Machine, proofs: tu
     )
 
 
-def _nvidia(torch: Torch, confessions: list[ElfInfo]) -> Nvidia:
-    """torch's release is both bounds: DeepSpeed's loader compares major and minor."""
-    sm_arch = sorted({name for elf_info in confessions for name in elf_info.sm_arch or ()})
+def _nvidia(torch: Torch, elf_infos: list[ElfInfo]) -> Nvidia:
+    # torch's release is both bounds: DeepSpeed's loader compares major and minor
+    sm_arch = sorted({name for elf_info in elf_infos for name in elf_info.sm_arch or ()})
     release = str(torch.cuda)
     return Nvidia(cuda_version_lower_bound=release, cuda_version_upper_bound=release, sm_arch=tuple(sm_arch))
 
@@ -138,8 +141,8 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def encode_inside(manifest: Manifest) -> bytes:
-    """The manifest as it stands in the wheel: what decides the wheel's content, and nothing of the folders, the memory and the hour
-    in which it was built. The same content gives the same bytes."""
+    """The manifest as it is written into the wheel: only what decides the wheel's content, without folders, memory and time of the
+    build, so that the same content gives the same bytes."""
     plan = manifest.plan
     about = tuple(replace(choice, because="") for choice in plan.choices if choice.what not in {"jobs", "DeepSpeed"})
     named = "://" in manifest.source or re.fullmatch(r"newest|\d+(\.\w+)*", manifest.source) is not None
@@ -167,7 +170,7 @@ def _json(manifest: Manifest, names: Mapping[str, str]) -> bytes:
 
 
 def _named(value: Any, names: Mapping[str, str]) -> Any:
-    """A document with folders written by name in every value."""
+    """A document with every folder of ``names`` replaced by its name, in every value."""
     if isinstance(value, str):
         for folder, name in names.items():
             value = re.sub(rf"{re.escape(folder)}(?![\w.-])", name, value)
@@ -180,7 +183,7 @@ def _named(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def decode(data: bytes) -> Manifest:
-    """Read a manifest. Raises msgspec.DecodeError for anything else."""
+    """Read a manifest. Raises msgspec.DecodeError for what is not one."""
     return msgspec.json.decode(data, type=Manifest)
 
 
@@ -208,7 +211,7 @@ def write_into(wheel: Path, manifest: Manifest, into: Path, more: Mapping[str, b
 
 
 def _copy_with(old: zipfile.ZipFile, new: zipfile.ZipFile, contents: Mapping[str, bytes], epoch: int) -> None:
-    """Copy a wheel with files put into its dist-info, in place of those of the same names; RECORD comes last, as PEP 427 wants."""
+    """Copy a wheel and put files into its dist-info, in place of those of the same names. RECORD comes last, as PEP 427 asks."""
     record = next(name for name in old.namelist() if name.endswith(".dist-info/RECORD"))
     added = {f"{record.rpartition('/')[0]}/{name}": content for name, content in contents.items()}
     kept = {
@@ -227,7 +230,7 @@ def _copy_with(old: zipfile.ZipFile, new: zipfile.ZipFile, contents: Mapping[str
 
 
 def _same_everywhere(path: str, epoch: int, *, runs: bool) -> zipfile.ZipInfo:
-    """A zip entry whose time and mode do not depend on the hour and the umask."""
+    """A zip entry whose time and mode do not depend on the clock and the umask."""
     entry = zipfile.ZipInfo(path, date_time=time.gmtime(epoch)[:6])
     entry.external_attr = (stat.S_IFREG | (0o755 if runs else 0o644)) << 16
     entry.compress_type, entry.create_system = zipfile.ZIP_DEFLATED, 3

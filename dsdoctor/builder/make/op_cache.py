@@ -1,4 +1,7 @@
-"""Compiled ops that were kept -> taken again when all that went into them is the same. Joins keys, dependencies and store."""
+"""Takes compiled ops from the cache when everything they were made from is unchanged, and keeps new ones.
+
+Joins the keys (``op_key``), the input files (``op_inputs``) and the store. Compiles nothing.
+"""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,15 +21,15 @@ KIND = "ops"
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What came of looking an op up. ``said`` tells why it must be compiled, or that it need not be."""
+    """The result of looking up an op. ``message`` says why it must be compiled, or that it need not be."""
 
     taken: bool
-    said: str
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A freshly compiled op: its file, the commands, what the linker printed, what it took."""
+    """A newly compiled op: its file, its commands, what the linker printed, and the time it took."""
 
     library: Path
     commands: OpCommands
@@ -36,7 +39,10 @@ class Made:
 
 
 class OpCache:
-    """The ops of one build, whose compilers run in ``env``. Nothing here raises for what a disk does: the op is compiled then."""
+    """The cached ops of one build, whose compilers run in ``env``.
+
+    No method raises for an error of the disk: the op is then compiled, or not kept.
+    """
 
     def __init__(
         self, plan: BuildPlan, machine: Machine, tree: Path, store: CacheStore, env: Mapping[str, str]
@@ -47,14 +53,14 @@ class OpCache:
         self._keys = Keys(machine, self._places, self._digests, env)
         self._kept: dict[str, str] = {}
         self._inputs: dict[str, dict[str, str]] = {}
-        # digests are taken from now on: what is written later may be read by a compiler with other contents
+        # a file written later than this may have had other contents when a compiler read it than when its digest is taken
         self._since = time.time()
 
     def take(self, op: OpPlan, commands: OpCommands, folder: Path) -> Taken:
-        """Copy an op's files into a folder, every one of them verified."""
+        """Copy an op's files from the cache into a folder, each checked against its digest."""
         key = self._keys.of(commands, op.module)
         if key is None:
-            return Taken(taken=False, said="compiled, and not kept: a part of its compiler could not be found")
+            return Taken(taken=False, message="compiled, and not kept: a part of its compiler could not be found")
         self._kept[op.op] = key
         why = "nothing of these commands and compilers is in the cache"
         for entry in self._store.find(KIND, key):
@@ -68,12 +74,12 @@ class OpCache:
             folder.mkdir(parents=True, exist_ok=True)
             if self._store.take(entry, folder):
                 self._inputs[op.op] = known
-                return Taken(taken=True, said=f"taken from the cache ({key[:12]})")
+                return Taken(taken=True, message=f"taken from the cache ({key[:12]})")
             why = "the one in the cache could not be taken"
-        return Taken(taken=False, said=f"compiled, since {why}")
+        return Taken(taken=False, message=f"compiled, since {why}")
 
     def keep(self, op: OpPlan, made: Made) -> None:
-        """Keep a compiled op with the digests of all that it was made from."""
+        """Keep a compiled op, with the digests of all files that it was made from."""
         if op.op not in self._kept:
             return
         try:
@@ -97,22 +103,25 @@ class OpCache:
         self._store.put(KIND, self._kept[op.op], {made.library.name: made.library}, facts)
 
     def drop(self, ops: Iterable[str]) -> None:
-        """Remove what is kept of ops that are no good: they are kept before that is known, since a build may be killed."""
+        """Remove ops from the cache that turned out to be unusable."""
+        # they are kept before they are checked, so that a build that is killed loses no compiled op
         for op in ops:
             for entry in self._store.find(KIND, self._kept[op]) if op in self._kept else ():
                 self._store.remove(entry)
 
     def inputs(self) -> dict[str, str] | None:
-        """The files outside the source tree that all ops were made from, and the compilers, with their digests; None when they are
-        not known of each."""
+        """The files outside the source tree that the ops were made from, and the compilers, with their digests.
+
+        None when they are not known for every op.
+        """
         if len(self._inputs) < len(self._plan.ops):
             return None
-        named = {name: digest for one in self._inputs.values() for name, digest in one.items()}
+        named = {name: digest for inputs in self._inputs.values() for name, digest in inputs.items()}
         outside = {str(self._places.real(n)): d for n, d in named.items() if n.startswith(("/", "{"))}
         return outside | self._keys.programs()
 
     def _made_from(self, made: Made) -> dict[str, str]:
-        """The files that an op was made from, by name, with their digests. Raises OSError for one that is not what was read."""
+        """The files that an op was made from, by name, with their digests. Raises OSError for one that may have changed since."""
         rules = [self._places.tree / dependency_file(command) for command in made.commands.compile]
         found = {}
         for name, path in self._places.named([*files_read(rules), *parse_trace(made.linked)]):

@@ -1,6 +1,6 @@
-"""The files that an op was made from, as its compilers and its linker tell them -> whether they are still the same.
+"""What compilers and linker list as read -> the files that an op was made from, and whether they are still the same.
 
-Files are kept by name ("{torch}/include/..."), so that another machine whose folders lie elsewhere finds the same op.
+Files are known by a name such as "{torch}/include/...", so that a machine with other folders finds the same op in the cache.
 """
 
 import os
@@ -16,13 +16,13 @@ from dsdoctor.core.machine import Machine
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Folders by name, the longest first: what a path is called on every machine. ``tree`` is the source tree."""
+    """Folders and their names, the longest folder first; ``tree`` is the source tree. A name is the same on every machine."""
 
     tree: Path
     folders: tuple[tuple[str, str], ...]
 
     def name(self, path: str) -> str:
-        """A path, or an argument with one in it, by name.
+        """A path, or an argument that holds one, with its folder replaced by the folder's name.
 
         >>> places = Places(tree=Path("/work/tree"), folders=(("/env/torch", "torch"),))
         >>> places.name("-I/env/torch/include"), places.name("/my/env/torch"), places.name("/work/tree/csrc/a.h")
@@ -33,14 +33,14 @@ class Places:
         return path.removeprefix(f"{self.tree}/")
 
     def named(self, paths: Iterable[str]) -> Iterator[tuple[str, Path]]:
-        """Each file once, by name and where it lies; without what was made on the way, and without torch's libraries, whose version
-        is in the key."""
+        """The name and the path of each file, once; without files of the build itself and torch's libraries."""
+        # torch's version is in the key already
         for name in dict.fromkeys(self.name(_plain(os.path.join(self.tree, path))) for path in paths):  # noqa: PTH118
             if not name.startswith(("build/", "{torch}/lib/")):
                 yield name, self.real(name)
 
     def real(self, name: str) -> Path:
-        """The path of a name, here."""
+        """The path on this machine that a name stands for."""
         for folder, called in self.folders:
             if name.startswith(f"{{{called}}}"):
                 return Path(folder + name[len(called) + 2 :])
@@ -48,7 +48,7 @@ class Places:
 
 
 class Digests:
-    """The sha256 of files, each read once. None for what is no file."""
+    """The sha256 of files, each read once. None for what is not a readable file."""
 
     def __init__(self) -> None:
         self._known: dict[Path, str | None] = {}
@@ -64,7 +64,7 @@ class Digests:
 
 
 def places_of(plan: BuildPlan, machine: Machine, tree: Path) -> Places:
-    """What is called what in a build."""
+    """The named folders of a build: torch, toolkit, headers, site-packages."""
     torch, python = machine.torch, machine.python
     found = [
         (torch.location if torch else "", "torch"),
@@ -77,20 +77,20 @@ def places_of(plan: BuildPlan, machine: Machine, tree: Path) -> Places:
 
 
 def differing(dependencies: Mapping[str, str], places: Places, digests: Digests) -> str | None:
-    """The first file that is not what it was, by name. None when all are."""
+    """The name of the first file that has changed or is gone; None when all are unchanged."""
     return next((name for name, known in dependencies.items() if digests.of(places.real(name)) != known), None)
 
 
 def files_read(rules: Iterable[Path]) -> list[str]:
-    """What compilers say in their dependency files that they read.
+    """The files that compilers read, from their dependency files.
 
-    Raises OSError for one that is missing, ValueError for one that is no UTF-8.
+    Raises OSError for a dependency file that is missing, ValueError for one that is not UTF-8.
     """
     return [path for rule in rules for path in parse_dependencies(rule.read_text(encoding="utf-8"))]
 
 
 def parse_dependencies(text: str) -> list[str]:
-    r"""The files that a make rule of a compiler names, without its target.
+    r"""The files that a compiler's make rule names, without the target.
 
     >>> parse_dependencies("build/a.o : csrc/a.cpp \\\n /home/o'brien/with\\ space.h\n")
     ['csrc/a.cpp', "/home/o'brien/with space.h"]
@@ -102,7 +102,7 @@ def parse_dependencies(text: str) -> list[str]:
 
 
 def parse_trace(lines: Iterable[str]) -> list[str]:
-    """The files that a linker says it read (--trace).
+    """The files in the output of a linker that was run with --trace.
 
     >>> parse_trace(["/usr/lib/crti.o", "(/usr/lib/libgcc.a)_muldi3.o", "build/a.o", "/usr/bin/ld: warning: libx.so, needed by y"])
     ['/usr/lib/crti.o', '/usr/lib/libgcc.a']
@@ -112,5 +112,6 @@ def parse_trace(lines: Iterable[str]) -> list[str]:
 
 
 def _plain(path: str) -> str:
-    """A path without "..", which leads elsewhere behind a linked folder."""
+    """A path without ".."."""
+    # ".." after a linked folder leads out of the folder that the link points to: only realpath follows that
     return os.path.realpath(path) if "/../" in path else os.path.normpath(path)

@@ -1,4 +1,4 @@
-"""One op on its way from commands to a shared object: its progress, its log, and what came of it. Runs nothing itself."""
+"""The state of one op while it is compiled: its progress, its log, its result. Runs nothing itself."""
 
 import threading
 import time
@@ -25,9 +25,9 @@ class OpProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """How one op's compilation ended. ``library`` is the shared object, None where there is none.
+    """The result of one op. ``library`` is the shared object, None where there is none; ``because`` is why.
 
-    ``cpu_seconds`` and ``peak_memory`` (bytes, of the largest process) are those of the compilers; ``cached`` ones had none.
+    ``cpu_seconds`` and ``peak_memory`` (bytes, of the largest process) are those of its compilers: 0 where it was ``cached``.
     """
 
     op: str
@@ -45,7 +45,10 @@ Watch = Callable[[OpProgress], None]
 
 @dataclass
 class OpWork:
-    """One op under way."""
+    """One op that is being compiled. Its commands run in several threads; ``lock`` guards the log and the figures.
+
+    ``wrong`` holds the lines that may name the error, ``linked`` what the linker printed.
+    """
 
     plan: OpPlan
     commands: OpCommands
@@ -64,16 +67,16 @@ class OpWork:
 
     @property
     def state(self) -> str:
-        """What is to be told of it at its end."""
+        """How it ended, as OpProgress names it."""
         return "cached" if self.cached else "built" if self.library else "failed"
 
     def write(self, *lines: str) -> None:
-        """Add lines to its log, in one piece: its commands run side by side."""
+        """Add lines to its log, together: other commands of it may write at the same time."""
         with self.lock, self.log.open("a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
 
     def fail(self, *lines: str) -> None:
-        """Add lines that tell why it failed."""
+        """Add lines to its log that say why it failed."""
         self.wrong += lines
         self.write(*lines)
 
@@ -84,7 +87,7 @@ class OpWork:
                 self.started = time.monotonic()
 
     def end(self, command: Command, ended: Completed, output: list[str]) -> None:
-        """A command has ended, and said something."""
+        """A command has ended, with that output."""
         with self.lock:
             self.seconds = time.monotonic() - (self.started or 0.0)
             self.cpu_seconds += ended.cpu_seconds
@@ -93,7 +96,7 @@ class OpWork:
             self.linked += [] if command.source else output
 
     def made(self, library: Path) -> Made:
-        """What there is to keep."""
+        """What the cache keeps of it."""
         return Made(
             library=library,
             commands=self.commands,
@@ -103,7 +106,7 @@ class OpWork:
         )
 
     def ended(self) -> Compiled:
-        """What came of it."""
+        """Its result."""
         because = None if self.library else self.error or first_error(self.wrong) or "interrupted"
         return Compiled(
             op=self.plan.op,

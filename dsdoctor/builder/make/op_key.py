@@ -1,7 +1,7 @@
-"""Everything that goes into a compiled op -> its key. Asks the compilers who they are; compiles nothing.
+"""Commands, compilers and folders of an op -> its key in the cache. Asks compilers for their programs; compiles nothing.
 
-The key holds the commands, the identity of the compilers and of torch, the variables that compilers read, and what lies where they
-look for headers and libraries. What a compile really read is known only afterwards: see ``dependencies``.
+The key covers the commands, the compilers' and torch's versions, the variables that compilers read, and the names of the files
+where they look for headers and libraries. The files that a compile really read are known only afterwards: see ``op_inputs``.
 """
 
 import json
@@ -18,7 +18,7 @@ from dsdoctor.core.machine import Machine
 
 SCHEMA = "dsdoctor-op/1"
 PROGRAMS = ("cc1plus", "cc1", "as", "collect2", "ld")
-"""What a gcc starts; clang names those that it has."""
+"""The programs that gcc starts; clang has some of them."""
 
 NVCC_PARTS = (
     "bin/nvcc",
@@ -57,10 +57,8 @@ class Keys:
         self._found: dict[str, str] = {}
 
     def of(self, op: OpCommands, module: str) -> str | None:
-        """The key of one op, from its commands as they are run; None where a part of a compiler cannot be found.
-
-        How many threads nvcc has is put in later: it changes nothing about what it makes.
-        """
+        """The key of one op, from its commands as they will be run; None where a part of a compiler cannot be found."""
+        # nvcc's threads are added to the commands later: they change nothing about what it makes
         torch, words = self._machine.torch, [word for command in op.all for word in command.argv]
         programs = {self._places.name(command.argv[0]): self._identity(command) for command in op.all}
         if any(None in digests for digests in programs.values()):
@@ -79,7 +77,7 @@ class Keys:
         return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def programs(self) -> dict[str, str]:
-        """The programs of all compilers that were asked for, with their digests."""
+        """The programs of all compilers seen so far, with their digests."""
         return dict(self._found)
 
     def _processor(self) -> list[str | None]:
@@ -87,7 +85,7 @@ class Keys:
         return [system.architecture, system.cpu_model, *sorted(system.cpu_flags)]
 
     def _identity(self, command: Command) -> list[str | None]:
-        """The digests of a compiler and of the programs that it starts; None for one that must be there and is not."""
+        """The digests of a compiler and of the programs that it starts; None in place of one that is missing."""
         linker = next((word for word in command.argv if word.startswith("-fuse-ld=")), "")
         program = f"{command.argv[0]} {linker}"
         if program not in self._identities:
@@ -98,15 +96,16 @@ class Keys:
         return self._identities[program]
 
     def _programs(self, compiler: str, linker: str) -> list[str]:
-        """A compiler and those of PROGRAMS that it has, and the linker that it is told to take."""
+        """The paths of a compiler, of those of PROGRAMS that it has, and of the linker that it is told to use."""
         found = [self._host.which(compiler) or compiler]
         for name in (*PROGRAMS, *([f"ld.{linker.partition('=')[2]}"] if linker else [])):
-            said = self._host.run([compiler, f"-print-prog-name={name}"], timeout=ASK_LIMIT).stdout.strip()
-            found.append(said if said.startswith("/") else self._host.which(said or name) or "")
+            answer = self._host.run([compiler, f"-print-prog-name={name}"], timeout=ASK_LIMIT).stdout.strip()
+            found.append(answer if answer.startswith("/") else self._host.which(answer or name) or "")
         return [path for path in found if path]
 
     def _beside(self, op: OpCommands) -> list[str]:
-        """The names of the files where headers of the tree are looked for: a new one could hide another."""
+        """The names of the files in the tree's own folders where headers are looked for."""
+        # a new header there could hide the one that was read
         folders = {os.path.dirname(command.source) for command in op.compile if command.source}  # noqa: PTH120
         folders |= {w[2:] for c in op.compile for w in c.argv if w.startswith("-I") and not w.startswith("-I/")}
         tree = self._places.tree
@@ -114,7 +113,7 @@ class Keys:
         return sorted(name for name in found if "/dsdoctor/" not in name)
 
     def _before(self, words: Sequence[str]) -> list[list[str]]:
-        """What the other folders hold, at their top, where headers are looked for, and which of them have a wanted library."""
+        """The other folders where headers are looked for, with the names in each, and which wanted libraries each -L folder has."""
         searched = [match[1] for word in words if (match := INCLUDE.fullmatch(word))]
         searched += [folder for name in SEARCHED for folder in self._env.get(name, "").split(":")]
         libraries = [match[1] for word in words if (match := LIBRARY.fullmatch(word))]

@@ -1,6 +1,6 @@
-"""Ask the compiler about ops, as far as the preprocessor and the linker: minutes instead of an hour, the same verdicts.
+"""Ops -> the compiler's first error for each, found by running only the preprocessor and the linker: minutes instead of an hour.
 
-Acts in a throw-away folder, with the caller's own environment: what it says is what pip or the run-time loader would meet.
+Works in a temporary folder, with the caller's own environment, so it meets what pip or the run-time loader would meet.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from dsdoctor.core.machine import Gap
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Said:
+class _OpAnswer:
     op: str
     error: str | None
     output: str | None
@@ -31,27 +31,27 @@ def ask_compiler(
     folder: Path,
     on_op: Callable[[str, str | None], None],
 ) -> dict[str, str | None]:
-    """The compiler's first error for each op, None for one that passes. An op that killed the process says so.
+    """The compiler's first error for each op, None for one that passes. An op that ended the asking process gets its status.
 
-    ``folder`` is thrown away afterwards; ``on_op`` hears of each verdict as it comes.
+    ``folder`` is deleted afterwards; ``on_op`` is called with each verdict as it comes.
     """
     wanted = tuple(ops)
     verdicts: dict[str, str | None] = {}
     env = host.environment() | {"DS_ACCELERATOR": source.accelerator}
     kind, place = ("source", source.folder) if source.folder else ("installed", source.asked)
 
-    def hear(line: str) -> None:
-        said = parse_answer(Answer(returncode=0, stdout=line), _Said, "op")
-        if not isinstance(said, Gap):
-            verdicts[said.op] = said.error or (first_error((said.output or "").splitlines()) or said.output)
-            on_op(said.op, verdicts[said.op])
+    def on_line(line: str) -> None:
+        answer = parse_answer(Answer(returncode=0, stdout=line), _OpAnswer, "op")
+        if not isinstance(answer, Gap):
+            verdicts[answer.op] = answer.error or (first_error((answer.output or "").splitlines()) or answer.output)
+            on_op(answer.op, verdicts[answer.op])
 
     while rest := [op for op in wanted if op not in verdicts]:
         argv = [python, str(CHILD_SCRIPTS / "deep_ops.py"), kind, place, str(folder / "deep"), str(jobs), *rest]
-        status = host.stream(argv, cwd=folder, env=env, on_line=hear)
-        unheard = [op for op in rest if op not in verdicts]
-        if unheard:
-            # it died at this one; the others are asked by a new process
-            verdicts[unheard[0]] = f"asking the compiler ended with status {status}"
-            on_op(unheard[0], verdicts[unheard[0]])
+        status = host.stream(argv, cwd=folder, env=env, on_line=on_line)
+        unanswered = [op for op in rest if op not in verdicts]
+        if unanswered:
+            # the process died at this op; the others are asked in a new process
+            verdicts[unanswered[0]] = f"asking the compiler ended with status {status}"
+            on_op(unanswered[0], verdicts[unanswered[0]])
     return verdicts

@@ -1,4 +1,4 @@
-"""A finished wheel + the plan -> proofs, one an op: it is in there, for the planned GPUs, and it loads with this torch."""
+"""A packed wheel + its plan -> one proof for each op: the wheel holds it, for the planned GPUs, and it loads with this torch."""
 
 import zipfile
 from collections.abc import Set
@@ -20,7 +20,7 @@ from dsdoctor.core.machine import Machine
 
 @dataclass(frozen=True, kw_only=True)
 class OpProof:
-    """What was seen of one op. ``loads`` is None when that cannot be tried here; ``wrong`` is why it is no good."""
+    """What was found for one op. ``loads`` is None when that cannot be tried here; ``wrong`` is why it cannot be used."""
 
     op: str
     file: str | None = None
@@ -33,7 +33,7 @@ class OpProof:
 def prove(
     wheel: Path, plan: BuildPlan, machine: Machine, *, folder: Path, env: dict[str, str]
 ) -> tuple[tuple[OpProof, ...], tuple[Finding, ...]]:
-    """Take the wheel's shared objects out into ``folder`` and look at each; the wheel itself is not touched."""
+    """Unpack the wheel's shared objects into ``folder``, read each and load it; the wheel itself is not changed."""
     claimed = _claims(wheel)
     with zipfile.ZipFile(wheel) as file:
         file.extractall(folder, [name for name in file.namelist() if name.endswith(".so")])
@@ -85,6 +85,6 @@ def _proof(
 
 
 def planned(op: OpPlan) -> set[str]:
-    """What an op's shared object must hold, in the words of the wheel-variant property ``sm_arch``."""
+    """The GPU code that an op's shared object must hold, written as in the wheel-variant property ``sm_arch``."""
     real = {f"{plain(entry).replace('.', '')}_real" for entry in op.architectures}
     return real | {f"{plain(e).replace('.', '')}_virtual" for e in op.architectures if e.endswith("+PTX")}

@@ -1,6 +1,6 @@
 """Manifest + machine + the toolkit's parts -> a wheel's bill of materials, CycloneDX 1.6. Pure: the same in, the same bytes out.
 
-It lies in ``<dist-info>/sboms`` (PEP 770). No clock is read and no path of the machine is told.
+It is written to ``<dist-info>/sboms`` (PEP 770). No clock is read, and no path of the machine gets into it.
 """
 
 import re
@@ -13,14 +13,15 @@ from urllib.parse import quote
 import msgspec
 
 from dsdoctor.builder.make.manifest import Manifest, ManifestOp
+from dsdoctor.builder.plan.compiler import version_of
 from dsdoctor.builder.source.fetch import NEWEST
-from dsdoctor.builder.toolkit.assemble import Part
+from dsdoctor.builder.toolkit.parts import Part
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.version import __version__
 
 SBOM = "sboms/dsdoctor.cdx.json"
-"""Where it lies in a wheel's dist-info."""
+"""Its path in a wheel's dist-info."""
 
 Component = dict[str, Any]
 
@@ -32,7 +33,7 @@ EVERYWHERE = re.compile(
     r"(?:lib(?:c|m|dl|rt|util|pthread|gcc_s|stdc\+\+)|ld-linux[\w-]*)\.so\.\d+"  # glibc, and what every C++ program links
     r"|lib(?:torch\w*|c10\w*|shm)\.so[\d.]*"  # torch, which is a component of its own
 )
-"""Libraries that are not listed one by one. CUDA's are, though torch demands the packages that bring them."""
+"""Libraries that are not listed. CUDA's are listed, although torch depends on the packages that hold them."""
 
 
 def bill_of_materials(manifest: Manifest, machine: Machine, parts: tuple[Part, ...], *, epoch: str | None) -> bytes:
@@ -54,9 +55,9 @@ def bill_of_materials(manifest: Manifest, machine: Machine, parts: tuple[Part, .
         "metadata": _metadata(wheel, epoch),
         "components": components,
         "dependencies": [
-            {"ref": wheel["bom-ref"], "dependsOn": [one["bom-ref"] for one in (*materials, *files)]},
+            {"ref": wheel["bom-ref"], "dependsOn": [part["bom-ref"] for part in (*materials, *files)]},
             *({"ref": _file_ref(op), "dependsOn": [_library_ref(name) for name in listed(op)]} for op in manifest.ops),
-            *({"ref": one["bom-ref"]} for one in components),
+            *({"ref": component["bom-ref"]} for component in components),
         ],
     }
     serial = uuid.uuid5(uuid.NAMESPACE_URL, msgspec.json.encode(document).decode())
@@ -95,7 +96,7 @@ def purl(name: str, version: str) -> str:
 
 
 def _component(kind: str, name: str, version: str | None = None, **more: Any) -> Component:
-    """A component; what is None is left out. It is referred to by its package URL where nothing else is said."""
+    """A component; what is None is left out. Its reference is ``ref``, else its package URL, else its kind, name and version."""
     reference = more.pop("ref", more.get("purl") or ":".join(filter(None, (kind, name, version))))
     facts = {"type": kind, "bom-ref": reference, "name": name, "version": version, **more}
     return {key: value for key, value in facts.items() if value is not None}
@@ -107,7 +108,8 @@ def _properties(**values: str | None) -> list[dict[str, str]] | None:
 
 
 def _wheel(manifest: Manifest, files: list[Component]) -> Component:
-    """The wheel, without a digest: it cannot hold its own."""
+    """The wheel itself."""
+    # it has no digest here: this document is part of the wheel
     return _component(
         "library",
         manifest.name,
@@ -137,12 +139,12 @@ def _file_ref(op: ManifestOp) -> str:
 
 
 def listed(op: ManifestOp) -> tuple[str, ...]:
-    """The libraries that an op links and that are listed one by one."""
+    """The libraries that an op links and that are listed."""
     return tuple(sorted(name for name in set(op.needed) if not EVERYWHERE.fullmatch(name)))
 
 
 def _library(soname: str) -> Component:
-    """A library of the system; which package and version it comes from is that system's to say."""
+    """A library of the system; which package and version it comes from differs from system to system."""
     return _component("library", soname, ref=_library_ref(soname), scope="required")
 
 
@@ -151,7 +153,7 @@ def _library_ref(soname: str) -> str:
 
 
 def _materials(manifest: Manifest, parts: Iterable[Part]) -> Iterator[Component]:
-    """What is in the ops, be it as headers only: the source, torch, the toolkit and its packages."""
+    """What the ops contain, if only as headers: the source, torch, the toolkit and its packages."""
     yield _source(manifest)
     yield _package("torch", manifest.torch, scope="required")
     if manifest.plan.toolkit is not None:
@@ -175,7 +177,7 @@ def _package(name: str, version: str, **more: Any) -> Component:
 
 
 def _source(manifest: Manifest) -> Component:
-    """DeepSpeed as it was before: told by its package or repository; of a folder only its contents and commit."""
+    """The DeepSpeed source: its package or repository; for a local folder only the digest of its files and its commit."""
     asked, version, commit = manifest.source, manifest.plan.source_version, manifest.source_commit
     address = vcs_url(asked)
     where = None
@@ -200,7 +202,7 @@ def _source(manifest: Manifest) -> Component:
 
 
 def vcs_url(asked: str) -> str | None:
-    """The address of a repository that others can reach.
+    """The address of a repository that others can reach, without user, password and branch.
 
     >>> vcs_url("git+https://github.com/deepspeedai/DeepSpeed.git@master"), vcs_url("git+file:///home/me/DeepSpeed")
     ('https://github.com/deepspeedai/DeepSpeed.git', None)
@@ -210,12 +212,13 @@ def vcs_url(asked: str) -> str | None:
 
 
 def _tools(plan: BuildPlan, machine: Machine, parts: Iterable[Part]) -> Iterator[Component]:
-    """What made the wheel and is not in it."""
+    """The tools that made the wheel and are not in it."""
     cc, cxx = plan.env.get("CC"), plan.env.get("CXX")
-    compiler = next((one for one in machine.compilers if cxx == one.path or cc == one.c_path), None)
+    compiler = next((known for known in machine.compilers if cxx == known.path or cc == known.c_path), None)
     if compiler is not None:
-        number = ".".join(map(str, compiler.version))
-        yield _component("application", compiler.kind, number, scope="excluded", description="C++ compiler")
+        yield _component(
+            "application", compiler.kind, version_of(compiler), scope="excluded", description="C++ compiler"
+        )
     if any(op.device_code for op in plan.ops) and not any(is_tool(part) for part in parts):
         yield _component("application", "nvcc", _nvcc_version(plan, machine), manufacturer=NVIDIA, scope="excluded")
     for name in BUILD_PACKAGES:
@@ -229,5 +232,5 @@ def _nvcc_version(plan: BuildPlan, machine: Machine) -> str | None:
     if plan.toolkit is None:
         return None
     folders = {f"{plan.toolkit.root}/bin", *(layer.tools for layer in plan.toolkit.layers)}
-    known = (one for one in machine.toolkits if one.nvcc and one.nvcc.rpartition("/")[0] in folders)
-    return next((one.version for one in known), str(plan.toolkit.release))
+    versions = (known.version for known in machine.toolkits if known.nvcc and known.nvcc.rpartition("/")[0] in folders)
+    return next(versions, str(plan.toolkit.release))

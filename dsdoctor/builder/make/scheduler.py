@@ -1,4 +1,4 @@
-"""Jobs with an order among them -> each carried out once, the longest first, as many at a time as a pool lets."""
+"""Jobs, some of which wait for others -> each run once, the longest first, as many at a time as a pool allows."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 
-# why not a client of a GNU make job server (nvcc has been one since 13): nvcc then takes every token there is for as long as
-# it runs, and one that is killed never gives them back (tried, nvcc 13.0)
+# why this is not a client of a GNU make job server (nvcc has been one since 13): nvcc then takes every token there is for as
+# long as it runs, and an nvcc that is killed never gives them back (tried with nvcc 13.0)
 class Pool:
-    """``jobs`` slots and ``memory`` in bytes, None for no limit."""
+    """The slots (``jobs``) and the memory in bytes (None: no limit) that all jobs share; several builds may share one pool."""
 
     def __init__(self, jobs: int, memory: int | None = None) -> None:
         self.jobs = jobs
@@ -20,7 +20,7 @@ class Pool:
 
     @contextmanager
     def share(self, slots: int = 1, memory: int = 0) -> Iterator[None]:
-        """Wait for slots and memory, hold them, give them back. What needs more than there is runs alone."""
+        """Wait for slots and memory, and hold them. A job that needs more than the whole pool runs alone."""
         with self._changed:
             self._changed.wait_for(lambda: self._fits(slots, memory))
             self._busy, self._taken = self._busy + slots, self._taken + memory
@@ -40,9 +40,9 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileJob:
-    """One piece of work for ``group``. ``cost`` orders the jobs; ``slots`` and ``memory`` (bytes) are what it takes of the pool.
+    """One command of a ``group``. The highest ``cost`` begins first; ``slots`` and ``memory`` (bytes) are taken from the pool.
 
-    It begins when those it comes ``after`` have succeeded, and never when one of its group has failed.
+    It begins once the jobs named in ``after`` have succeeded, and never after another of its group has failed.
     """
 
     name: str
@@ -54,7 +54,7 @@ class CompileJob:
 
 
 class _Board:
-    """What is waiting, running, done and failed."""
+    """Which jobs are waiting, done and failed."""
 
     def __init__(self, jobs: Sequence[CompileJob]) -> None:
         self._waiting = sorted(jobs, key=lambda job: job.cost, reverse=True)
@@ -64,7 +64,7 @@ class _Board:
         self.stopped = False
 
     def take(self) -> CompileJob | None:
-        """The longest job that may begin; waits for one. None when there will be no more."""
+        """The job of the highest cost that may begin; waits until there is one. None when no job is left."""
         with self._changed:
             while not self.stopped:
                 self._waiting = [job for job in self._waiting if job.group not in self._failed]
@@ -77,11 +77,11 @@ class _Board:
                 self._changed.wait()
             return None
 
-    def end(self, job: CompileJob, *, well: bool) -> None:
+    def end(self, job: CompileJob, *, succeeded: bool) -> None:
         """A job has ended."""
         with self._changed:
-            self._done |= {job.name} if well else set()
-            self._failed |= set() if well else {job.group}
+            self._done |= {job.name} if succeeded else set()
+            self._failed |= set() if succeeded else {job.group}
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -94,17 +94,17 @@ class _Board:
 def carry_out(
     jobs: Sequence[CompileJob], pool: Pool, run: Callable[[CompileJob], bool], stop: Callable[[], None]
 ) -> None:
-    """Run every job. ``run`` says whether it went well; on any interruption ``stop`` ends what is running."""
+    """Run every job. ``run`` returns whether the job succeeded; on any interruption ``stop`` ends what is running."""
     board = _Board(jobs)
 
     def work() -> None:
         while (job := board.take()) is not None:
-            well = False
+            succeeded = False
             try:
                 with pool.share(job.slots, job.memory):
-                    well = not board.stopped and run(job)
+                    succeeded = not board.stopped and run(job)
             finally:
-                board.end(job, well=well)
+                board.end(job, succeeded=succeeded)
 
     with ThreadPoolExecutor(max_workers=pool.jobs) as workers:
         futures = [workers.submit(work) for _ in range(min(pool.jobs, len(jobs)))]

@@ -1,4 +1,4 @@
-"""Where a build works: its folders, the source tree as it is compiled, and the shared objects on their way into a wheel."""
+"""The folders of one build, the source tree that is compiled, and the shared objects for the wheel. Compiles nothing."""
 
 import os
 import shutil
@@ -19,12 +19,12 @@ ROOM = 1 << 30
 """Bytes that a tree and its objects may take, estimated high: one object without debug information has less than a MiB."""
 
 LIBRARY = "lib"
-"""The folder, in a build's own, where setup.py finds what is built."""
+"""The folder, inside the build's own, where setup.py finds the compiled ops."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workdir:
-    """Where a build works: ``folder`` is thrown away, ``logs`` stay, ``out`` gets the wheel, ``store`` keeps compiled ops."""
+    """The folders of a build: ``folder`` is temporary, ``logs`` stay, ``out`` gets the wheel, ``store`` keeps compiled ops."""
 
     folder: Path
     logs: Path
@@ -35,7 +35,8 @@ class Workdir:
 
 @contextmanager
 def tree_to_compile_in(plan: BuildPlan, source: Source, machine: Machine, say: Callable[[str], None]) -> Iterator[Path]:
-    """The source tree to compile in: where nvcc compiles, a copy in a folder whose path is always the same."""
+    """The source tree to compile in: for GPU code a copy in a folder whose path is always the same."""
+    # nvcc puts a digest of the path into GPU code: only the same path gives the same bytes
     tree = Path(os.path.realpath(source.folder))
     if not any(op.device_code for op in plan.ops):
         yield tree
@@ -50,7 +51,7 @@ def tree_to_compile_in(plan: BuildPlan, source: Source, machine: Machine, say: C
 
 
 def _copied(tree: Path, to: Path) -> Path | None:
-    """The tree in another place; None where there is no room for it and for what is compiled in it."""
+    """Copy the tree; None where there is no room for it and for what is compiled in it."""
     try:
         if shutil.disk_usage(to.parent).free < ROOM:
             return None
@@ -61,10 +62,10 @@ def _copied(tree: Path, to: Path) -> Path | None:
 
 
 def gather(plan: BuildPlan, compiled: tuple[Compiled, ...], library: Path) -> None:
-    """Move the shared objects to where setup.py looks for what is built."""
+    """Move the shared objects to where setup.py looks for compiled ops."""
     modules = {op.op: op.module for op in plan.ops}
-    for one in compiled:
-        if one.library is not None:
-            target = library.joinpath(*modules[one.op].split(".")[:-1]) / one.library.name
+    for op in compiled:
+        if op.library is not None:
+            target = library.joinpath(*modules[op.op].split(".")[:-1]) / op.library.name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(one.library, target)
+            shutil.move(op.library, target)

@@ -1,1 +1,1 @@
-"""A machine, a source and a request -> a build plan, every choice with its reason. Pure."""
+"""A machine, a DeepSpeed source and a request -> a build plan, every choice with its reason. Pure."""

@@ -1,18 +1,17 @@
-"""The smaller choices of a plan: accelerator, architectures, jobs, local version. Pure; each gives its reason."""
+"""Machine + request -> accelerator, architectures, jobs and local version of a plan, each with its reason. Pure."""
 
 from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.builder.plan.preconditions import working_torch
+from dsdoctor.builder.plan.preconditions import GIB, working_torch
 from dsdoctor.core.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
 from dsdoctor.core.build_models import Choice, Node, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine, Torch
 from dsdoctor.core.requests import BuildRequest
 
-GIB = 1 << 30
 JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
 """Bytes of one compile job with and without device code: the largest process of a build of all ops was measured at
 2.9 GiB (3.4 GiB with evoformer_attn), one of host code at 1.5 to 2.1 GB."""
@@ -20,7 +19,7 @@ JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
 
 @dataclass(frozen=True, kw_only=True)
 class Architectures:
-    """A wanted architecture list; ``asked`` is False when nobody chose it and it may be narrowed."""
+    """A list of wanted architectures. ``asked`` is False when the user did not choose it, so that it may be narrowed."""
 
     entries: tuple[str, ...]
     because: str
@@ -28,7 +27,7 @@ class Architectures:
 
 
 def accelerator_of(machine: Machine, request: BuildRequest) -> str:
-    """DeepSpeed's accelerator for this torch. Raises ImpossiblePlan without a working torch, or for a wish it cannot."""
+    """DeepSpeed's accelerator for this torch. Raises ImpossiblePlan without a working torch, or where torch has no such build."""
     torch = working_torch(machine)
     if request.accelerator == "cuda" and torch.cuda is None:
         raise ImpossiblePlan(
@@ -46,7 +45,7 @@ def accelerator_of(machine: Machine, request: BuildRequest) -> str:
 
 
 def explain_accelerator(machine: Machine, request: BuildRequest, accelerator: str) -> Choice:
-    """Why that accelerator."""
+    """The reason for the accelerator."""
     torch = working_torch(machine)
     if request.accelerator:
         because = "--accelerator"
@@ -61,7 +60,7 @@ def explain_accelerator(machine: Machine, request: BuildRequest, accelerator: st
 def choose_architectures(machine: Machine, request: BuildRequest) -> Architectures:
     """The GPU architectures: --arch, else the nodes' GPUs, else TORCH_CUDA_ARCH_LIST, else the visible GPUs', else all of torch's.
 
-    Raises UsageError for a list that torch or DeepSpeed cannot read, and when there is nothing to go by.
+    Raises UsageError for a list that torch or DeepSpeed cannot read, and when none of these names any.
     """
     torch = working_torch(machine)
     shell = machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip()
@@ -85,7 +84,7 @@ def choose_architectures(machine: Machine, request: BuildRequest) -> Architectur
 
 
 def _of_nodes(nodes: tuple[Node, ...], shell: str) -> Architectures:
-    """Those of all nodes' GPUs together."""
+    """The architectures of all nodes' GPUs together."""
     found = numeric(tuple({name for node in nodes for name in node.capabilities}))
     shown = ", ".join(f"{node.name} {' '.join(numeric(node.capabilities)) or 'none'}" for node in nodes)
     ignored = "; TORCH_CUDA_ARCH_LIST of your shell is not asked" if shell else ""
@@ -93,16 +92,16 @@ def _of_nodes(nodes: tuple[Node, ...], shell: str) -> Architectures:
 
 
 def unused_architectures(machine: Machine, request: BuildRequest) -> tuple[Finding, ...]:
-    """What --arch comes to in a build without GPU code: nothing. Raises UsageError for a malformed list all the same."""
+    """A warning that --arch does nothing in a build without GPU code. Raises UsageError for a malformed list all the same."""
     if request.arch is None:
         return ()
     listed = _asked(request.arch, "--arch", working_torch(machine))
     why = "--accelerator cpu" if request.accelerator else f"torch {working_torch(machine).version} is a CPU build"
-    finding = Finding(
-        rule="arch-unused",
-        severity=Severity.WARNING,
-        title=f"--arch {';'.join(listed.entries)} has no use: {why}, and no GPU code is compiled",
-        fix=Fix(text="for GPUs, build for a CUDA build of torch", commands=("python -m pip install torch",)),
+    finding = Finding.warning(
+        "arch-unused",
+        f"--arch {';'.join(listed.entries)} has no use: {why}, and no GPU code is compiled",
+        fix="for GPUs, build for a CUDA build of torch",
+        commands=["python -m pip install torch"],
     )
     return (finding,)
 
@@ -110,7 +109,7 @@ def unused_architectures(machine: Machine, request: BuildRequest) -> tuple[Findi
 def fit_architectures(
     wanted: Architectures, toolkit: ToolkitPlan | None
 ) -> tuple[tuple[str, ...], tuple[Choice, ...], tuple[Finding, ...]]:
-    """The architectures that this nvcc compiles for; one that was asked for and is none of them is a finding."""
+    """The wanted architectures that this nvcc compiles for; one that the user asked for and nvcc does not take is a finding."""
     if toolkit is None:
         return wanted.entries, (), ()
     major = toolkit.release.major
@@ -119,12 +118,11 @@ def fit_architectures(
     nvcc = f"nvcc {toolkit.release}"
     if lost and (wanted.asked or not fitting):
         able = ", ".join(numeric(toolkit.architectures)) or f"{OLDEST.get(major, 'any')} and newer"
-        finding = Finding(
-            rule="gpu-arch-unsupported-by-nvcc",
-            severity=Severity.ERROR,
-            title=f"{nvcc} does not compile for {', '.join(lost)}; it takes {able}",
-            evidence=(f"architectures: {wanted.because}", f"toolkit: {toolkit.root}"),
-            fix=Fix(text="name architectures that it takes, or a toolkit that takes these (--toolkit DIR)"),
+        finding = Finding.error(
+            "gpu-arch-unsupported-by-nvcc",
+            f"{nvcc} does not compile for {', '.join(lost)}; it takes {able}",
+            evidence=[f"architectures: {wanted.because}", f"toolkit: {toolkit.root}"],
+            fix="name architectures that it takes, or a toolkit that takes these (--toolkit DIR)",
         )
         return wanted.entries, (), (finding,)
     because = wanted.because + (f"; without {', '.join(lost)}, which {nvcc} does not take" if lost else "")
@@ -141,10 +139,8 @@ def _asked(text: str, where: str, torch: Torch) -> Architectures:
 
 
 def choose_jobs(machine: Machine, request: BuildRequest, *, device_code: bool) -> tuple[int, int, Choice]:
-    """Compilers at once and the bytes that they may take together, from processors and memory as the control group limits them.
-
-    The pool weighs each compiler by JOB_MEMORY, so that more of g++ than of nvcc run beside each other where memory is short.
-    """
+    """How many compilers run at once, and the bytes that they may take together, within the limits of the control group."""
+    # the pool counts each compiler by JOB_MEMORY, so that more g++ than nvcc run side by side where memory is short
     memory, cpus = machine.system.memory, machine.system.cpus
     by_memory = max(1, memory // JOB_MEMORY[False]) if memory else cpus
     jobs = request.jobs if request.jobs is not None else max(1, min(cpus, by_memory))
@@ -157,14 +153,15 @@ def choose_jobs(machine: Machine, request: BuildRequest, *, device_code: bool) -
 
 
 def explain_standard(torch: Torch) -> Choice:
-    """The C++ standard: DeepSpeed's builders and torch choose it, and ops that pass a lower one are refused."""
+    """The C++ standard that torch's headers need."""
+    # DeepSpeed's builders pass the flag themselves; ops that pass a lower one are left out of the plan
     return Choice(
         what="C++ standard", value=f"C++{torch.cxx_standard}", because=f"torch {torch.version}'s headers demand it"
     )
 
 
 def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) -> tuple[str, Choice]:
-    """The local version segment without its "+", "" for none. Raises UsageError for one that PEP 440 refuses."""
+    """The local version without its "+", "" for none. Raises UsageError for one that PEP 440 refuses."""
     if request.no_local_version or request.local_version == "":
         local, because = "", "--no-local-version"
     elif request.local_version is None:
@@ -177,7 +174,7 @@ def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) 
         normal = (Version(f"0+{local}").local or "") if local else ""
     except InvalidVersion:
         raise UsageError(
-            f"local version {local!r} is none: PEP 440 takes letters, digits and dots",
+            f"{local!r} is not a local version: PEP 440 takes letters, digits and dots",
             hint="--local-version cu13.0.torch2.14",
         ) from None
     return normal, Choice(what="local version", value=f"+{normal}" if normal else "none", because=because)

@@ -1,9 +1,9 @@
-"""Choices -> the variables a build sets and takes away, and what the caller's own variables would have done. Pure."""
+"""Choices + the caller's variables -> the variables that a build sets and unsets, and findings about the caller's. Pure."""
 
 import difflib
 
 from dsdoctor.core.build_models import HeadersPlan, Source, ToolkitPlan
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Compiler, Machine
 
 DROPPED = ("CUDACXX", "MAX_JOBS", "MAKEFLAGS", "PYTORCH_NVCC", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH")
@@ -14,7 +14,7 @@ LOOKALIKE = 0.8
 def environment(
     *, accelerator: str, toolkit: ToolkitPlan | None, compiler: Compiler | None, skip_check: bool
 ) -> dict[str, str]:
-    """What every op's build sets, besides its own TORCH_CUDA_ARCH_LIST."""
+    """The variables set for every op; each op's own TORCH_CUDA_ARCH_LIST comes on top."""
     env = {"DS_ACCELERATOR": accelerator, "DS_BUILD_OPS": "0"}
     if compiler is not None and compiler.c_path is not None:
         env |= {"CC": compiler.c_path, "CXX": compiler.path}
@@ -26,12 +26,12 @@ def environment(
 
 
 def taken_away(machine: Machine) -> tuple[str, ...]:
-    """The caller's variables that must not reach the build."""
+    """The names of the caller's variables that must not reach the build."""
     return tuple(sorted({*DROPPED, *(name for name in machine.variables if name.startswith("DS_"))}))
 
 
 def prepended(machine: Machine, toolkit: ToolkitPlan | None, headers: HeadersPlan | None) -> dict[str, tuple[str, ...]]:
-    """What goes in front of path variables: the environment's scripts, the toolkit, the stub of the driver library."""
+    """The folders put in front of path variables: the environment's scripts, the toolkit, the stub of the driver library."""
     prepend: dict[str, tuple[str, ...]] = {"PATH": (machine.python.scripts,) if machine.python else ()}
     if headers is not None:
         prepend["CPATH"] = headers.include
@@ -44,7 +44,7 @@ def prepended(machine: Machine, toolkit: ToolkitPlan | None, headers: HeadersPla
 
 
 def caller_findings(machine: Machine, source: Source, toolkit: ToolkitPlan | None) -> tuple[Finding, ...]:
-    """What the caller's shell holds that would have steered the build, or was meant to."""
+    """Findings about variables in the caller's shell that would have changed the build, or were meant to."""
     findings = []
     known = [fact.variable for fact in source.ops] + list(NOT_OPS)
     for name, value in machine.variables.items():
@@ -54,7 +54,7 @@ def caller_findings(machine: Machine, source: Source, toolkit: ToolkitPlan | Non
             findings.append(_overridden(name, value, "dsdoctor sets its own"))
         elif name.startswith("NVCC_"):
             title = f"{name}={value} is set in your shell and reaches nvcc"
-            findings.append(Finding(rule="variable-reaches-nvcc", severity=Severity.NOTE, title=title))
+            findings.append(Finding.note("variable-reaches-nvcc", title))
         elif name in {"CUDA_HOME", "CUDA_PATH"}:
             findings += _cuda_home(name, value, machine, toolkit)
     return tuple(findings)
@@ -63,20 +63,17 @@ def caller_findings(machine: Machine, source: Source, toolkit: ToolkitPlan | Non
 def _unread(name: str, value: str, source: Source, known: list[str]) -> Finding:
     near = difflib.get_close_matches(name, known, n=1, cutoff=LOOKALIKE)
     meant = f"; did you mean {near[0]}?" if near else ""
-    return Finding(
-        rule="variable-misspelt",
-        severity=Severity.WARNING,
-        title=f"{name}={value} is read by no op of DeepSpeed {source.version} for {source.accelerator}{meant}",
-        fix=Fix(text="DeepSpeed would ignore it silently; name ops with --ops instead", commands=(f"unset {name}",)),
+    return Finding.warning(
+        "variable-misspelt",
+        f"{name}={value} is read by no op of DeepSpeed {source.version} for {source.accelerator}{meant}",
+        fix="DeepSpeed would ignore it silently; name ops with --ops instead",
+        commands=[f"unset {name}"],
     )
 
 
 def _overridden(name: str, value: str, because: str) -> Finding:
-    return Finding(
-        rule="variable-overridden",
-        severity=Severity.NOTE,
-        title=f"{name}={value} is set in your shell; this build does not see it: {because}",
-    )
+    title = f"{name}={value} is set in your shell; this build does not see it: {because}"
+    return Finding.note("variable-overridden", title)
 
 
 def _cuda_home(name: str, value: str, machine: Machine, chosen: ToolkitPlan | None) -> list[Finding]:
@@ -87,10 +84,10 @@ def _cuda_home(name: str, value: str, machine: Machine, chosen: ToolkitPlan | No
         return [_overridden(name, value, because)] if other else []
     joined = " (a list with ':'; it must be one folder)" if ":" in value else ""
     return [
-        Finding(
-            rule="cuda-home-wrong",
-            severity=Severity.WARNING,
-            title=f"{name}={value} holds no CUDA toolkit{joined}; DeepSpeed would silently build for the CPU",
-            fix=Fix(text="this build uses its own choice; for others", commands=(f"unset {name}",)),
+        Finding.warning(
+            "cuda-home-wrong",
+            f"{name}={value} holds no CUDA toolkit{joined}; DeepSpeed would silently build for the CPU",
+            fix="this build uses its own choice; for others",
+            commands=[f"unset {name}"],
         )
     ]

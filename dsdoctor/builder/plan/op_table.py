@@ -1,4 +1,4 @@
-"""Machine + ops + findings -> the op table: what works as the environment stands, what build-wheel would get. Pure."""
+"""Machine + ops + findings -> the op table: which ops work in the environment as it is, and which build-wheel gets. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,23 +10,26 @@ from dsdoctor.core import needs
 from dsdoctor.core.architectures import numeric, parse_architectures, plain
 from dsdoctor.core.build_models import OpFact, Source
 from dsdoctor.core.errors import DoctorError, UsageError
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildRequest
 
 INSTALLED, BUILDS, CANNOT = "installed", "builds", "cannot"
 IMPOSSIBLE = "the whole plan"
 NOT_THE_COMPILERS = "accelerator-autodetect-cpu"
-"""An obstacle that no compiler can lift: DeepSpeed would not even try to build the op."""
+"""The rule that holds even where the compiler accepts the op: DeepSpeed would not try to build it."""
 
 COMPILES_ITS_OWN = "ops-accelerator-mismatch"
-"""The one ill of an installed op that makes DeepSpeed compile it at run time; at the others its loader stops."""
+"""The one problem of an installed op at which DeepSpeed compiles it at run time; at any other its loader stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpVerdict:
-    """One op. ``verdict`` is "installed", "builds" or "cannot" as the environment stands: what pip or the run-time loader
-    would meet; ``mended`` is "builds" or "cannot": what build-wheel would get. Each with its reason, where there is one."""
+    """The verdicts on one op, each with its reason where there is one.
+
+    ``verdict`` is "installed", "builds" or "cannot": what pip or the run-time loader would get in this environment as it is.
+    ``mended`` is "builds" or "cannot": what build-wheel would get.
+    """
 
     op: str
     verdict: str
@@ -37,7 +40,7 @@ class OpVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class OpTable:
-    """The verdicts, and the findings with the ops that they affect and the severity that follows from those."""
+    """The verdicts, and the findings: each with the ops that it affects, and a severity that depends on them."""
 
     ops: tuple[OpVerdict, ...]
     findings: tuple[Finding, ...]
@@ -45,19 +48,19 @@ class OpTable:
 
 @dataclass(frozen=True, kw_only=True)
 class _OpFinding:
-    """A check's finding with its ``affects`` said in ops; ``needs`` is what the check itself said."""
+    """A check's finding whose ``affects`` names ops; ``needs`` is what the check itself put there (see ``core.needs``)."""
 
     finding: Finding
     needs: frozenset[str]
 
     @property
     def about_installed(self) -> bool:
-        """Whether it speaks of ops that are built already."""
+        """Whether it is about ops that are built already."""
         return needs.INSTALLED in self.needs
 
     @property
     def at_run_time(self) -> bool:
-        """Whether ops that are built already suffer from it too."""
+        """Whether it affects ops that are built already."""
         return self.about_installed or needs.TORCH in self.needs
 
 
@@ -70,32 +73,34 @@ def judge_ops(
     cache: str,
     compiled: Mapping[str, str | None] | None = None,
 ) -> OpTable:
-    """Judge every op of a DeepSpeed. Raises UsageError for an unknown op in the wish.
+    """Judge every op of a DeepSpeed. Raises UsageError for an unknown op in the request.
 
-    ``findings`` are those of the checks, whose ``affects`` may hold needs. ``compiled`` is what the compiler said when it was asked
-    (--deep): None for an op that passed, else its error; an op that is not in it was not asked.
+    ``findings`` are those of the checks, whose ``affects`` may hold needs. ``compiled`` is what the compiler answered (--deep):
+    None for an op that passed, else its error; for an op that is not in it the compiler was not asked.
     """
     asked = _asked(source, request)
     wants = {fact.op: requirements(fact, machine) | {fact.op} for fact in source.ops}
-    told = tuple(_in_ops(finding, wants) for finding in findings)
-    mended = _mended(machine, source, request, cache)
-    ops = tuple(_verdict(fact, machine, source, told, mended[fact.op], compiled or {}) for fact in source.ops)
+    op_findings = tuple(_in_ops(finding, wants) for finding in findings)
+    hinders_build = _what_hinders_build_wheel(machine, source, request, cache)
+    ops = tuple(
+        _verdict(fact, machine, source, op_findings, hinders_build[fact.op], compiled or {}) for fact in source.ops
+    )
     cannot = frozenset(op.op for op in ops if op.verdict == CANNOT)
     missed = cannot & (asked or _matter(machine, source))
-    weighed = tuple(one.finding if one.about_installed else _weighed(one, missed, asked) for one in told)
-    refused = tuple(_refused(op) for op in ops if op.op in asked & cannot and not _said(op, weighed))
+    weighed = tuple(found.finding if found.about_installed else _weighed(found, missed, asked) for found in op_findings)
+    refused = tuple(_refused(op) for op in ops if op.op in asked & cannot and not _is_explained(op, weighed))
     return OpTable(ops=ops, findings=weighed + refused)
 
 
 def _asked(source: Source, request: BuildRequest) -> frozenset[str]:
-    """The ops that must work: those that were named; "all" names every one that is more than a placeholder."""
+    """The ops that must work: those that were named; "all" names every one that has source files."""
     if request.ops == ("all",):
         return frozenset(fact.op for fact in source.ops if fact.sources)
     return frozenset(wanted_ops(source, request).named) if request.ops else frozenset()
 
 
 def requirements(fact: OpFact, machine: Machine) -> frozenset[str]:
-    """What an op needs, in the words of ``dsdoctor.core.needs``."""
+    """What an op needs, as names of ``dsdoctor.core.needs``."""
     wants = {needs.TORCH, needs.COMPILER, needs.PYTHON_HEADERS, *(need.name for need in need_of(fact.op).needs)}
     if fact.needs_toolkit:
         of_toolkit = needs_of((fact,), machine)
@@ -106,12 +111,12 @@ def requirements(fact: OpFact, machine: Machine) -> frozenset[str]:
 
 
 def without_needs(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings where no ops are known: nothing can be said of what they affect."""
+    """The findings where no ops are known, so that what they affect is not known either."""
     return tuple(replace(finding, affects=()) for finding in findings)
 
 
 def _in_ops(finding: Finding, wants: Mapping[str, frozenset[str]]) -> _OpFinding:
-    """Say in ops what a check said in needs."""
+    """Replace the needs in a finding's ``affects`` by the ops that have those needs."""
     hindered = tuple(op for op, wanted in wants.items() if wanted.intersection(finding.affects))
     return _OpFinding(finding=replace(finding, affects=hindered), needs=frozenset(finding.affects))
 
@@ -120,17 +125,18 @@ def _verdict(
     fact: OpFact,
     machine: Machine,
     source: Source,
-    told: tuple[_OpFinding, ...],
-    mended: str | None,
+    op_findings: tuple[_OpFinding, ...],
+    hinders_build: str | None,
     compiled: Mapping[str, str | None],
 ) -> OpVerdict:
-    hindering = [one for one in told if fact.op in one.finding.affects]
+    hindering = [found for found in op_findings if fact.op in found.finding.affects]
     installed = machine.deepspeed is not None and fact.op in machine.deepspeed.installed_ops
-    spoilt = next((one.finding for one in hindering if installed and one.at_run_time and _is_error(one.finding)), None)
-    because = spoilt.title if spoilt else None
-    if installed and spoilt is None:
+    at_run_time = (found.finding for found in hindering if installed and found.at_run_time)
+    spoils = next((finding for finding in at_run_time if _is_error(finding)), None)
+    because = spoils.title if spoils else None
+    if installed and spoils is None:
         verdict = INSTALLED
-    elif spoilt is not None and spoilt.rule != COMPILES_ITS_OWN:
+    elif spoils is not None and spoils.rule != COMPILES_ITS_OWN:
         verdict = CANNOT
     else:
         obstacle = compiled.get(fact.op) or _obstacle(fact, machine, source, hindering, tried=fact.op in compiled)
@@ -139,8 +145,8 @@ def _verdict(
         op=fact.op,
         verdict=verdict,
         because=because,
-        mended=CANNOT if mended else BUILDS,
-        mended_because=mended,
+        mended=CANNOT if hinders_build else BUILDS,
+        mended_because=hinders_build,
     )
 
 
@@ -151,11 +157,11 @@ def _is_error(finding: Finding) -> bool:
 def _obstacle(
     fact: OpFact, machine: Machine, source: Source, hindering: list[_OpFinding], *, tried: bool
 ) -> str | None:
-    """What pip or the run-time loader would meet first; where the compiler was asked (``tried``) it knows better."""
+    """What pip or the run-time loader would meet first. ``tried``: the compiler was asked, so its answer replaces the findings'."""
     torch = machine.torch
     if fact.needs_toolkit and torch is not None and torch.cuda is None:
         return f"it is a CUDA extension, and torch {torch.version} is a CPU build"
-    building = [one.finding for one in hindering if not one.about_installed]
+    building = [found.finding for found in hindering if not found.about_installed]
     building = [finding for finding in building if not tried or finding.rule == NOT_THE_COMPILERS]
     if building:
         return min(building, key=lambda finding: not _is_error(finding)).title
@@ -164,7 +170,7 @@ def _obstacle(
 
 
 def _architectures(machine: Machine) -> tuple[str, ...]:
-    """What would be compiled for, as the environment stands."""
+    """The architectures that ops would be compiled for in this environment as it is."""
     text = machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip()
     try:
         listed = parse_architectures(text) if text else ()
@@ -173,7 +179,9 @@ def _architectures(machine: Machine) -> tuple[str, ...]:
     return tuple(map(plain, listed)) or numeric([gpu.capability for gpu in machine.visible_gpus])
 
 
-def _mended(machine: Machine, source: Source, request: BuildRequest, cache: str) -> dict[str, str | None]:
+def _what_hinders_build_wheel(
+    machine: Machine, source: Source, request: BuildRequest, cache: str
+) -> dict[str, str | None]:
     """For every op why build-wheel would not get it, None where it would."""
     everything = replace(request, ops=("all",), ops_because="")
     whole = _planned(machine, source, everything, cache)
@@ -184,8 +192,8 @@ def _mended(machine: Machine, source: Source, request: BuildRequest, cache: str)
         rest = _planned(machine, host_only, everything, cache)
 
     def why(fact: OpFact) -> str | None:
-        told = whole if fact.needs_toolkit else rest
-        return told.get(fact.op) or told.get(IMPOSSIBLE)
+        left_out = whole if fact.needs_toolkit else rest
+        return left_out.get(fact.op) or left_out.get(IMPOSSIBLE)
 
     return {fact.op: why(fact) for fact in source.ops}
 
@@ -199,27 +207,28 @@ def _planned(machine: Machine, source: Source, request: BuildRequest, cache: str
         plan = plan_build(machine, source, request, cache=cache)
     except DoctorError as error:
         return {IMPOSSIBLE: error.message}
-    told: dict[str, str | None] = {left.op: left.because for left in plan.left_out}
+    left_out: dict[str, str | None] = {left.op: left.because for left in plan.left_out}
     errors = [finding.title for finding in plan.findings if finding.severity is Severity.ERROR]
     if errors:
-        told[IMPOSSIBLE] = errors[0]
-    return told
+        left_out[IMPOSSIBLE] = errors[0]
+    return left_out
 
 
 def _matter(machine: Machine, source: Source) -> frozenset[str]:
-    """The ops by which the severity of a finding is measured when none was asked for."""
+    """The ops that decide the severity of findings when the user asked for none: the installed ones, else the default set."""
     installed = machine.deepspeed.installed_ops if machine.deepspeed else ()
     return frozenset(installed or DEFAULT.get(source.accelerator, ()))
 
 
-def _weighed(told: _OpFinding, missed: frozenset[str], asked: frozenset[str]) -> Finding:
-    """A finding about building weighs as much as the ops that are missed because of it.
+def _weighed(found: _OpFinding, missed: frozenset[str], asked: frozenset[str]) -> Finding:
+    """A finding about building, with the severity that follows from the ops that it hinders.
 
-    ``missed`` are the ops that matter and cannot be had: NOTE where none is, WARNING where it hinders none of them, ERROR
-    where one of them was asked for. One that hinders nothing by nature keeps its severity.
+    ``missed`` are the ops that matter and cannot be had. A finding that hinders one the user asked for is an ERROR; one that
+    hinders another of them keeps its severity. One that hinders none of them becomes a NOTE; a WARNING, if it was an ERROR that
+    affects other ops and some op is missed. A finding that by its kind affects no ops keeps its severity.
     """
-    finding = told.finding
-    if not told.needs:
+    finding = found.finding
+    if not found.needs:
         return finding
     hindered = missed.intersection(finding.affects)
     if hindered & asked:
@@ -230,17 +239,17 @@ def _weighed(told: _OpFinding, missed: frozenset[str], asked: frozenset[str]) ->
     return replace(finding, severity=Severity.WARNING if lowered else Severity.NOTE)
 
 
-def _said(op: OpVerdict, findings: tuple[Finding, ...]) -> bool:
+def _is_explained(op: OpVerdict, findings: tuple[Finding, ...]) -> bool:
     return any(op.op in finding.affects and finding.title == op.because for finding in findings)
 
 
 def _refused(op: OpVerdict) -> Finding:
-    mends = op.mended == BUILDS
-    text = "let dsdoctor build it" if mends else f"build-wheel cannot either: {op.mended_because}"
-    return Finding(
-        rule="op-cannot-be-built",
-        severity=Severity.ERROR,
-        title=f"{op.op} was asked for and cannot be built as the environment stands: {op.because}",
-        affects=(op.op,),
-        fix=Fix(text=text, commands=(f"python -m dsdoctor build-wheel --ops {op.op}",) if mends else ()),
+    can_build = op.mended == BUILDS
+    text = "let dsdoctor build it" if can_build else f"build-wheel cannot either: {op.mended_because}"
+    return Finding.error(
+        "op-cannot-be-built",
+        f"{op.op} was asked for and cannot be built as the environment stands: {op.because}",
+        affects=[op.op],
+        fix=text,
+        commands=[f"python -m dsdoctor build-wheel --ops {op.op}"] if can_build else (),
     )

@@ -1,4 +1,4 @@
-"""Source + wish -> which ops, and the reason for each one that is left out. Pure."""
+"""Source + request -> the ops to build, and the reason for each one that is left out. Pure."""
 
 import difflib
 import re
@@ -27,7 +27,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class WantedOps:
-    """The ops a wish comes to. ``named`` are those the user named: for them a refusal is an error."""
+    """The ops of a request, with those that they require. ``named`` are those the user named: for them a refusal is an error."""
 
     ops: tuple[OpFact, ...]
     named: frozenset[str]
@@ -41,7 +41,7 @@ def wanted_ops(source: Source, request: BuildRequest) -> WantedOps:
         return WantedOps(ops=source.ops, named=frozenset(), because="--ops all")
     if request.ops is not None and not request.ops_because:
         names = list(dict.fromkeys(_resolve(name, source) for name in request.ops))
-        return WantedOps(ops=_with_brought(names, source), named=frozenset(names), because="--ops")
+        return WantedOps(ops=_with_required(names, source), named=frozenset(names), because="--ops")
     names = list(request.ops or DEFAULT.get(source.accelerator, ("cpu_adam",)))
     absent = tuple(
         LeftOut(op=name, because=f"DeepSpeed {source.version} has no such op for {source.accelerator}", asked=False)
@@ -50,11 +50,11 @@ def wanted_ops(source: Source, request: BuildRequest) -> WantedOps:
     )
     here = [name for name in names if source.op(name) is not None]
     because = request.ops_because or f"the usual set for {source.accelerator}"
-    return WantedOps(ops=_with_brought(here, source), named=frozenset(here), because=because, missing=absent)
+    return WantedOps(ops=_with_required(here, source), named=frozenset(here), because=because, missing=absent)
 
 
 def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple[str, ...]) -> Refusal | None:
-    """Why this op cannot be built whatever the toolkit, or None."""
+    """Why this op cannot be built with any toolkit, or None."""
     op = need_of(fact.op)
     cuda = machine.torch.cuda if machine.torch and fact.needs_toolkit else None
     if op.empty:
@@ -88,7 +88,7 @@ def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple
 
 
 def toolkit_refusal(fact: OpFact, machine: Machine, toolkit: ToolkitPlan | None) -> Refusal | None:
-    """Why the chosen toolkit does not serve this op, or None."""
+    """Why this op cannot be built with the chosen toolkit, or None."""
     if not fact.needs_toolkit:
         return None
     needs = needs_of((fact,), machine)
@@ -135,9 +135,9 @@ def _standard(flags: tuple[str, ...]) -> int | None:
     return int(found[-1]) if found else None
 
 
-def _with_brought(names: list[str], source: Source) -> tuple[OpFact, ...]:
-    brought = [other for name in names for other in need_of(name).brings if source.op(other) is not None]
-    facts = (source.op(name) for name in dict.fromkeys([*names, *brought]))
+def _with_required(names: list[str], source: Source) -> tuple[OpFact, ...]:
+    required = [other for name in names for other in need_of(name).requires if source.op(other) is not None]
+    facts = (source.op(name) for name in dict.fromkeys([*names, *required]))
     return tuple(fact for fact in facts if fact is not None)
 
 

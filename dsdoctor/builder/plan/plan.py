@@ -1,4 +1,4 @@
-"""Machine + Source + Wish -> BuildPlan, every choice with its reason. Pure: the same facts give the same plan."""
+"""Machine + Source + BuildRequest -> BuildPlan, every choice with its reason. Pure: the same facts give the same plan."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ NO_ARCHITECTURES = Architectures(entries=(), because="", asked=False)
 
 @dataclass(frozen=True, kw_only=True)
 class _Sifted:
-    """Ops that stay, ops that go, and the findings for those that were named."""
+    """The ops that stay, those that are left out, and findings for the left out ones that the user named."""
 
     facts: tuple[OpFact, ...]
     left_out: tuple[LeftOut, ...]
@@ -42,7 +42,7 @@ class _Sifted:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolkitAdvice:
-    """Which toolkit serves this torch, with the compiler and the architectures to try it with."""
+    """The toolkit that fits this torch, with the compiler and the architectures to try it with."""
 
     toolkit: ToolkitPlan | None
     compiler: Compiler | None
@@ -52,7 +52,7 @@ class ToolkitAdvice:
 
 @dataclass(frozen=True, kw_only=True)
 class _Means:
-    """What the ops are built with, and which of them it serves."""
+    """What the ops are built with, and (``served``) which of them can be built with it."""
 
     served: _Sifted
     toolkit: ToolkitPlan | None
@@ -63,7 +63,7 @@ class _Means:
 
 
 def plan_build(machine: Machine, source: Source, request: BuildRequest, *, cache: str) -> BuildPlan:
-    """Decide everything. A bad machine shows as ERROR findings of the plan; nonsense in the wish raises UsageError."""
+    """Decide everything. What is wrong with the machine becomes ERROR findings of the plan; a bad request raises UsageError."""
     torch, accelerator = working_torch(machine), source.accelerator
     wanted = wanted_ops(source, request)
     listed = choose_architectures(machine, request) if accelerator == "cuda" else NO_ARCHITECTURES
@@ -108,7 +108,7 @@ def _unused(machine: Machine, request: BuildRequest, accelerator: str) -> tuple[
 
 
 def _means(machine: Machine, request: BuildRequest, cache: str, wanted: WantedOps, facts: tuple[OpFact, ...]) -> _Means:
-    """Toolkit, host compiler and Python's headers, and the ops that they serve."""
+    """Choose toolkit, host compiler and Python's headers, and the ops that can be built with them."""
     needs = needs_of(facts, machine)
     toolkit, toolkit_choices, toolkit_findings = (
         choose_toolkit(machine, request, cache, needs) if needs.headers else (None, (), ())
@@ -117,7 +117,7 @@ def _means(machine: Machine, request: BuildRequest, cache: str, wanted: WantedOp
     device_code = any(fact.has_device_code for fact in served.facts)
     compiler, compiler_choices, compiler_findings = choose_compiler(machine, toolkit, device_code=device_code)
     headers, header_choices, header_findings = choose_headers(machine, request, cache)
-    # without any toolkit the one finding about it says why; the same once more for each op would bury it
+    # without any toolkit the finding about that says why; repeating it for each op would bury it
     op_findings = () if has_error(toolkit_findings) else served.findings
     return _Means(
         served=served,
@@ -143,7 +143,7 @@ def _about_the_machine(machine: Machine, source: Source, means: _Means, disk: in
 
 
 def plan_toolkit(machine: Machine, request: BuildRequest, cache: str) -> ToolkitAdvice:
-    """A toolkit for every CUDA op at once. Raises ImpossiblePlan for a CPU torch."""
+    """A toolkit that serves every CUDA op. Raises ImpossiblePlan for a CPU build of torch."""
     torch = working_torch(machine)
     if torch.cuda is None:
         raise ImpossiblePlan(
@@ -163,7 +163,8 @@ def plan_toolkit(machine: Machine, request: BuildRequest, cache: str) -> Toolkit
 
 
 def _skip(machine: Machine, toolkit: ToolkitPlan | None) -> bool:
-    """Whether DeepSpeed must be told to accept another minor: its own list of those it accepts varies, and lacks 13."""
+    """Whether DS_SKIP_CUDA_CHECK must be set, so that DeepSpeed accepts another minor release of torch's CUDA."""
+    # DeepSpeed's own list of minors that it accepts differs from version to version, and lacks 13
     torch = machine.torch
     if toolkit is None or torch is None or torch.cuda is None or toolkit.release == torch.cuda:
         return False

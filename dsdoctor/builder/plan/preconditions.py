@@ -1,4 +1,4 @@
-"""What must hold before any op can be built: a Python with headers, a torch that works, setuptools, disk. Pure."""
+"""Machine -> what any build needs: the torch that works, the packages, the disk space; findings for what lacks. Pure."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from packaging.version import InvalidVersion, Version
 
 from dsdoctor.core.build_models import OpPlan, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.machine import Machine, Torch
 
 GIB = 1 << 30
@@ -38,38 +38,36 @@ def working_torch(machine: Machine) -> Torch:
 
 
 def disk_needed(ops: tuple[OpPlan, ...], toolkit: ToolkitPlan | None) -> int:
-    """Bytes that a build may take in the cache folder, estimated high."""
+    """The bytes that a build may take in the cache folder, estimated high."""
     objects = sum(len(op.sources) * OBJECT_DISK for op in ops)
     return BASE_DISK + objects + (TOOLKIT_DISK if toolkit and toolkit.fetch else 0)
 
 
 def environment_findings(machine: Machine, disk: int) -> Iterator[Finding]:
-    """What the environment lacks. ``disk`` is what the build needs, in bytes."""
+    """Errors for missing packages and for a disk with less than ``disk`` bytes free."""
     python = machine.python
     assert python is not None
     for name in _missing_packages(machine):
-        yield Finding(
-            rule="wheel-package-missing",
-            severity=Severity.ERROR,
-            title=f"{name} is not in the environment of {python.executable}, and DeepSpeed's setup.py needs it",
-            fix=Fix(text="install it", commands=(f"{python.executable} -m pip install {name}",)),
+        yield Finding.error(
+            "wheel-package-missing",
+            f"{name} is not in the environment of {python.executable}, and DeepSpeed's setup.py needs it",
+            fix="install it",
+            commands=[f"{python.executable} -m pip install {name}"],
         )
     free = machine.system.cache_free
     if free is not None and free < disk:
-        yield Finding(
-            rule="disk-full",
-            severity=Severity.ERROR,
-            title=f"the build needs about {disk / GIB:.1f} GiB, the cache folder's disk has {free / GIB:.1f} GiB free",
-            fix=Fix(text="free some, or put the cache elsewhere", commands=("export DSDOCTOR_CACHE=/path/with/room",)),
+        yield Finding.error(
+            "disk-full",
+            f"the build needs about {disk / GIB:.1f} GiB, the cache folder's disk has {free / GIB:.1f} GiB free",
+            fix="free some, or put the cache elsewhere",
+            commands=["export DSDOCTOR_CACHE=/path/with/room"],
         )
 
 
 def gap_findings(machine: Machine) -> Iterator[Finding]:
-    """What could not be asked."""
+    """A note for each question about the machine that could not be answered."""
     for gap in machine.gaps:
-        yield Finding(
-            rule="not-asked", severity=Severity.NOTE, title=f"{gap.question} could not be asked: {gap.reason}"
-        )
+        yield Finding.note("not-asked", f"{gap.question} could not be asked: {gap.reason}")
 
 
 def _missing_packages(machine: Machine) -> list[str]:

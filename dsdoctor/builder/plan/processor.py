@@ -1,18 +1,20 @@
 """The processor that host code is compiled for -> gcc's -march and DeepSpeed's SIMD macro, and why. Pure.
 
-DeepSpeed compiles ``cpu_adam`` and its like with -march=native and chooses the macro by the machine that it builds on; the two must
-agree. The levels are those of the x86-64 psABI and versions of the Arm architecture.
+DeepSpeed compiles ops such as ``cpu_adam`` with -march=native, and chooses the macro by the machine that it builds on; the two must
+agree. The levels are those of the x86-64 psABI, and versions of the Arm architecture.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dsdoctor.builder.plan.compiler import version_of
 from dsdoctor.core.build_models import Choice, Node
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.isa import instructions_of, lacking_instructions
 from dsdoctor.core.machine import Compiler, Machine, System
 from dsdoctor.core.requests import BuildRequest
+from dsdoctor.core.sentences import and_more
 
 NATIVE = "native"
 BY_ITSELF = "DeepSpeed's own choice: this very processor; a level (--cpu) or --node FILE makes a wheel for others too"
@@ -21,8 +23,10 @@ FEW = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """A value of -march that stands for many processors, with the macro for its vectors, and the oldest majors of the compilers
-    that have both."""
+    """A value of -march that covers many processors, with DeepSpeed's macro for its vector instructions.
+
+    ``gcc`` and ``clang`` are the oldest majors that know it.
+    """
 
     name: str
     architecture: str
@@ -41,8 +45,8 @@ LEVELS = (
     Level(name="armv8.2-a+sve", architecture="aarch64", simd="-D__SVE__", gcc=10, clang=11),
     Level(name="armv9-a", architecture="aarch64", simd="-D__SVE__", gcc=12, clang=14),
 )
-"""Each holds those of its architecture before it. DeepSpeed's simd.h has code for AVX2 (with FMA and F16C, which v3 has), AVX512
-(F, BW, DQ, VL, which v4 has) and NEON. Its sve.h asks the processor how long its vectors are: no -msve-vector-bits."""
+"""A level includes the earlier ones of its architecture. DeepSpeed's simd.h has code for AVX2 (with FMA and F16C, which v3 has),
+AVX512 (F, BW, DQ, VL, which v4 has) and NEON. Its sve.h asks the processor how long its vectors are: no -msve-vector-bits."""
 
 
 def choose_processor(
@@ -50,7 +54,7 @@ def choose_processor(
 ) -> tuple[str, Choice, tuple[Finding, ...]]:
     """NATIVE or the name of a level: the one asked for, else the best that all nodes have, else NATIVE.
 
-    Raises UsageError for a level that is none or of another architecture than this machine's, and for nodes of other architectures.
+    Raises UsageError for an unknown level, and for a level or nodes of another architecture than this machine's.
     """
     _check_nodes(machine, request.nodes)
     if request.cpu:
@@ -64,7 +68,7 @@ def choose_processor(
 
 
 def flags_of(processor: str) -> tuple[str, ...]:
-    """What takes the place of DeepSpeed's own flags: none for NATIVE.
+    """The flags that replace DeepSpeed's own; none for NATIVE.
 
     >>> flags_of("x86-64-v3"), flags_of("armv8.2-a+sve")
     (('-march=x86-64-v3', '-D__AVX256__'), ('-march=armv8.2-a+sve', '-D__SVE__'))
@@ -84,7 +88,7 @@ def _asked(machine: Machine, asked: str) -> str:
     if asked == NATIVE:
         return NATIVE
     if level is None:
-        raise UsageError(f"--cpu {asked!r} is none", hint=f"on {here} it takes {fitting}")
+        raise UsageError(f"--cpu {asked!r} is not a level", hint=f"on {here} it takes {fitting}")
     if level.architecture != here:
         title = f"--cpu {level.name} is of {level.architecture}, and this machine is {here}"
         raise UsageError(title, hint=f"on {here} it takes {fitting}")
@@ -92,7 +96,7 @@ def _asked(machine: Machine, asked: str) -> str:
 
 
 def _check_nodes(machine: Machine, nodes: Sequence[Node]) -> None:
-    """Raise UsageError for nodes that no one wheel of this machine can be for."""
+    """Raise UsageError for nodes that a wheel built on this machine cannot serve all."""
     here = machine.system.architecture
     for node in nodes:
         first, kind = nodes[0], node.system.architecture
@@ -108,7 +112,7 @@ def _check_nodes(machine: Machine, nodes: Sequence[Node]) -> None:
             )
         if not node.system.cpu_flags:
             raise UsageError(
-                f"the snapshot of {node.name} does not tell its processor's instructions",
+                f"the snapshot of {node.name} does not list its processor's instructions",
                 hint="record it again, there: dsdoctor record FILE",
             )
 
@@ -126,7 +130,7 @@ def _shared(nodes: Sequence[Node]) -> tuple[str, str]:
     if len(fitting) < len(levels):
         better = levels[len(fitting)].name
         limits = [node for node in nodes if lacking(better, node.system)]
-        without = _some(lacking(better, limits[0].system))
+        without = and_more(lacking(better, limits[0].system), FEW)
         because += f"; {_names(limits, models=True)} {_lack(limits)} {without} of {better}"
     return fitting[-1].name, because
 
@@ -135,44 +139,39 @@ def _not_on(machine: Machine, nodes: Sequence[Node], name: str) -> Iterator[Find
     """The nodes that cannot run what is to be compiled."""
     here = instructions_of(machine.system.cpu_flags)
     missing = {
-        node.name: tuple(one for one in here if one not in instructions_of(node.system.cpu_flags))
+        node.name: tuple(name for name in here if name not in instructions_of(node.system.cpu_flags))
         if name == NATIVE
         else lacking(name, node.system)
         for node in nodes
     }
     bad = [node for node in nodes if missing[node.name]]
     if bad:
-        yield Finding(
-            rule="cpu-not-on-node",
-            severity=Severity.ERROR,
-            title=f"--cpu {name} uses {_some(missing[bad[0].name])}, which {_names(bad, models=True)} {_lack(bad)}",
-            fix=Fix(text=f"leave --cpu away, and it is what all nodes have: {_shared(nodes)[0]}"),
+        yield Finding.error(
+            "cpu-not-on-node",
+            f"--cpu {name} uses {and_more(missing[bad[0].name], FEW)}, which {_names(bad, models=True)} {_lack(bad)}",
+            fix=f"leave --cpu away, and it is what all nodes have: {_shared(nodes)[0]}",
         )
 
 
 def _above(machine: Machine, name: str) -> Iterator[Finding]:
-    """A level that this machine cannot run: it compiles for it all the same."""
+    """A note where the ops are compiled for a level that this machine itself cannot run."""
     missing = lacking(name, machine.system)
     if missing and machine.system.cpu_flags:
-        yield Finding(
-            rule="cpu-above-this-machine",
-            severity=Severity.NOTE,
-            title=f"the ops are compiled for {name}, and this machine lacks {_some(missing)}: they are not for it",
-        )
+        lost = and_more(missing, FEW)
+        title = f"the ops are compiled for {name}, and this machine lacks {lost}: they are not for it"
+        yield Finding.note("cpu-above-this-machine", title)
 
 
 def _unknown(compiler: Compiler | None, name: str) -> Iterator[Finding]:
-    """A level that the compiler has not heard of."""
+    """An error where the compiler does not know the level."""
     level = next((level for level in LEVELS if level.name == name), None)
     oldest = getattr(level, compiler.kind, 0) if level and compiler else 0
     if compiler and compiler.major < oldest:
-        version = ".".join(map(str, compiler.version))
-        yield Finding(
-            rule="cpu-unknown-to-compiler",
-            severity=Severity.ERROR,
-            title=f"{compiler.kind} {version} does not know --cpu {name}, {compiler.kind} {oldest} does",
-            evidence=(f"compiler: {compiler.path}",),
-            fix=Fix(text="name a newer compiler with CC and CXX, or another level"),
+        yield Finding.error(
+            "cpu-unknown-to-compiler",
+            f"{compiler.kind} {version_of(compiler)} does not know --cpu {name}, {compiler.kind} {oldest} does",
+            evidence=[f"compiler: {compiler.path}"],
+            fix="name a newer compiler with CC and CXX, or another level",
         )
 
 
@@ -180,13 +179,8 @@ def _names(nodes: Sequence[Node], *, models: bool = False) -> str:
     shown = [
         f"{node.name} ({node.system.cpu_model})" if models and node.system.cpu_model else node.name for node in nodes
     ]
-    return _some(shown)
+    return and_more(shown, FEW)
 
 
 def _lack(nodes: Sequence[Node]) -> str:
     return "lack" if len(nodes) > 1 else "lacks"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    return ", ".join(names[:FEW]) + more

@@ -1,4 +1,4 @@
-"""Environment settings -> the lines that make them in a shell, safe to ``eval`` whatever the paths hold. Pure."""
+"""Environment settings -> the shell lines that make them, safe to ``eval`` whatever characters the paths hold. Pure."""
 
 import re
 import shlex
@@ -20,15 +20,15 @@ class ShellSettings:
 
 
 def lines_for(shell: str, settings: ShellSettings) -> tuple[str, ...]:
-    """The lines for a shell. Raises UsageError for a shell that is none of SHELLS, or that cannot hold a value."""
+    """The lines for a shell. Raises UsageError for a shell that is not in SHELLS, or that cannot take one of the values."""
     if shell not in SHELLS:
-        raise UsageError(f"--shell {shell!r} is none", hint=f"it takes {', '.join(SHELLS)}")
-    say = {"bash": _posix, "zsh": _posix, "fish": _fish, "csh": _csh}[shell]
-    return (*_set(settings, say), *_prepended(settings, shell))
+        raise UsageError(f"--shell {shell!r} is not a known shell", hint=f"it takes {', '.join(SHELLS)}")
+    setter = {"bash": _posix, "zsh": _posix, "fish": _fish, "csh": _csh}[shell]
+    return (*_set(settings, setter), *_prepended(settings, shell))
 
 
-def _set(settings: ShellSettings, say: Callable[[str, str], str]) -> tuple[str, ...]:
-    return tuple(say(name, value) for name, value in sorted(settings.values.items()))
+def _set(settings: ShellSettings, setter: Callable[[str, str], str]) -> tuple[str, ...]:
+    return tuple(setter(name, value) for name, value in sorted(settings.values.items()))
 
 
 def _prepended(settings: ShellSettings, shell: str) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def _csh(name: str, value: str) -> str:
 
 
 def quoted_for_fish(text: str) -> str:
-    """A word for fish: within single quotes only the quote and the backslash are special; a line break stands outside.
+    """A word quoted for fish: in single quotes only the quote and the backslash are special; a line break is put outside them.
 
     >>> quoted_for_fish("it's")
     "'it\\\\'s'"
@@ -69,7 +69,7 @@ def quoted_for_fish(text: str) -> str:
 
 
 def quoted_for_csh(text: str) -> str:
-    """A word for csh: single quotes; a quote and an exclamation mark stand outside of them, behind a backslash.
+    """A word quoted for csh: in single quotes; a quote and an exclamation mark are put outside them, after a backslash.
 
     >>> print(quoted_for_csh("a'b"))
     'a'\\''b'

@@ -1,1 +1,1 @@
-"""A DeepSpeed tree, installed or fetched -> its ops and what each one needs."""
+"""What the user names as a source, or an installed DeepSpeed -> its tree, its ops, and what each op needs."""

@@ -1,4 +1,4 @@
-"""A DeepSpeed, a tree or an installed one -> its ops as its own op_builder describes them. Compiles nothing."""
+"""A DeepSpeed tree, or an installed DeepSpeed -> its ops as its own op_builder describes them. Compiles nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def describe(
     content = digest(laid.folder)
     version = (laid.folder / "version.txt").read_text(encoding="utf-8").strip()
     question = ("source", str(laid.folder))
-    told = _ask_ops(host, question, version, accelerator, python=python, torch=torch, architectures=architectures)
+    answer = _ask_ops(host, question, version, accelerator, python=python, torch=torch, architectures=architectures)
     return Source(
         folder=str(laid.folder),
         asked=laid.asked,
@@ -37,8 +37,8 @@ def describe(
         version=version,
         digest=content,
         commit=laid.commit,
-        accelerator=told.accelerator,
-        ops=told.ops,
+        accelerator=answer.accelerator,
+        ops=answer.ops,
     )
 
 
@@ -47,15 +47,15 @@ def describe_installed(
 ) -> Source:
     """The ops of an installed DeepSpeed, as ``describe``; it has no tree to build from."""
     question, version = ("installed", installed.location), installed.version
-    told = _ask_ops(host, question, version, accelerator, python=python, torch=torch, architectures=architectures)
+    answer = _ask_ops(host, question, version, accelerator, python=python, torch=torch, architectures=architectures)
     return Source(
         folder="",
         asked=installed.location,
         because="it is installed here",
         version=version,
         digest="",
-        accelerator=told.accelerator,
-        ops=told.ops,
+        accelerator=answer.accelerator,
+        ops=answer.ops,
     )
 
 
@@ -69,9 +69,9 @@ def _ask_ops(
     torch: str,
     architectures: Sequence[str],
 ) -> _Ops:
-    # some builders join CUDA_HOME to a path for a flag; nothing is looked up there
-    told = {"DS_ACCELERATOR": accelerator, "CUDA_HOME": "/dsdoctor-asks-for-flags-only"}
-    child = LocalHost(env=without_steering(host.environment()) | told)
+    # some builders join CUDA_HOME to a path in a flag; nothing is looked up there
+    variables = {"DS_ACCELERATOR": accelerator, "CUDA_HOME": "/dsdoctor-asks-for-flags-only"}
+    child = LocalHost(env=without_steering(host.environment()) | variables)
     answer: _Ops | Gap = Gap(question="op_builder", reason="not asked")
     for how in (torch, *(["import"] if torch else [])):
         answer = parse_answer(

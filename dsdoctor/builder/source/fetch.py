@@ -1,4 +1,4 @@
-"""What the user calls a source -> a throw-away copy of the DeepSpeed tree, ready to be asked and built.
+"""What --source names -> a temporary copy of the DeepSpeed tree, ready to be described and built.
 
 A folder is copied and never written to; an sdist is unpacked; a version is fetched by pip and a git URL by git.
 """
@@ -20,9 +20,16 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.pip import last_error, run_pip
 
+NEWEST = "newest"
+FETCH_LIMIT = 1800.0
+LEFT_BEHIND = shutil.ignore_patterns(
+    ".git", "build", "dist", "*.egg-info", "__pycache__", "*.pyc", "*.cpython-*.so", "git_version_info_installed.py"
+)
+"""What an earlier build leaves in a tree, and must not get into this build."""
+
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack an sdist's single top folder as ``folder``. Raises UsageError for what is no sdist, or reaches outside."""
+    """Unpack an sdist's single top folder as ``folder``. Raises UsageError for what is not an sdist, or would write outside."""
     staging = folder.with_name(f".{folder.name}.unpack")
     staging.mkdir(parents=True)
     try:
@@ -32,13 +39,13 @@ def unpack(archive: Path, folder: Path) -> None:
             _untar(archive, staging)
         tops = [path for path in staging.iterdir() if path.is_dir()]
         if len(tops) != 1:
-            raise UsageError(f"{archive} is no sdist: it holds {len(tops)} top folders, an sdist holds one")
+            raise UsageError(f"{archive} is not an sdist: it holds {len(tops)} top folders, an sdist holds one")
         tops[0].replace(folder)
     except DoctorError:
         raise
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
         raise UsageError(
-            f"{archive} is no readable sdist: {error}",
+            f"{archive} is not a readable sdist: {error}",
             hint="fetch it again: python -m pip download --no-deps deepspeed",
         ) from None
     finally:
@@ -56,7 +63,7 @@ def _untar(archive: Path, staging: Path) -> None:
             target = Path(member.name).parent / member.linkname if member.issym() else Path(member.name)
             inside = ".." not in os.path.normpath(target).split("/") and not target.is_absolute()
             if not inside or not (member.isfile() or member.isdir() or member.issym()):
-                raise UsageError(f"{archive} holds {member.name!r}, which reaches outside of it or is no file")
+                raise UsageError(f"{archive} holds {member.name!r}, which reaches outside of it or is not a file")
         tar.extractall(staging, members)  # noqa: S202 - every member was checked above
 
 
@@ -68,16 +75,8 @@ def _unzip(archive: Path, staging: Path) -> None:
         file.extractall(staging)  # noqa: S202 - every name was checked above
 
 
-NEWEST = "newest"
-FETCH_LIMIT = 1800.0
-LEFT_BEHIND = shutil.ignore_patterns(
-    ".git", "build", "dist", "*.egg-info", "__pycache__", "*.pyc", "*.cpython-*.so", "git_version_info_installed.py"
-)
-"""What an earlier build leaves in a tree and would poison this one with."""
-
-
 def spell_source(request: str | None, installed: DeepSpeed | None) -> tuple[str, str]:
-    """What to build and why: the wish, else the installed DeepSpeed's version, else the newest release."""
+    """What to build and why: what --source names, else the installed DeepSpeed's version, else the newest release."""
     if request:
         return request, "--source"
     if installed is not None:
@@ -89,7 +88,7 @@ def spell_source(request: str | None, installed: DeepSpeed | None) -> tuple[str,
 
 @dataclass(frozen=True, kw_only=True)
 class LaidOut:
-    """A tree in its throw-away folder: what was asked (without any password) and why, the commit where one is known."""
+    """A tree in its temporary folder. ``asked`` is what was asked for, without any password; ``commit`` is None where unknown."""
 
     folder: Path
     asked: str
@@ -100,7 +99,7 @@ class LaidOut:
 def lay_out(host: LocalHost, spec: str, folder: Path, *, cache: Path, python: str, offline: bool) -> LaidOut:
     """Put the tree of ``spec`` into ``folder`` (which must not exist).
 
-    Raises UsageError for what is no DeepSpeed source, BuildFailed for a fetch that fails.
+    Raises UsageError for what is not a DeepSpeed source, BuildFailed for a fetch that fails.
     """
     place = Path(os.path.expanduser(spec))  # noqa: PTH111 - Path.expanduser raises for an unknown user
     commit = None
@@ -115,17 +114,19 @@ def lay_out(host: LocalHost, spec: str, folder: Path, *, cache: Path, python: st
         unpack(fetch_sdist(host, spec, cache=cache, python=python, offline=offline), folder)
     else:
         raise UsageError(
-            f"--source {spec!r} is no folder, no file, no version and no git+https URL",
+            f"--source {spec!r} is not a folder, a file, a version or a git+https URL",
             hint="--source ~/DeepSpeed, --source deepspeed-0.19.8.tar.gz, --source 0.19.8 or --source git+https://...",
         )
     for needed in ("setup.py", "version.txt", "op_builder/all_ops.py"):
         if not (folder / needed).is_file():
-            raise UsageError(f"{spec} is no DeepSpeed source: it has no {needed}", hint="name the folder that holds it")
+            raise UsageError(
+                f"{spec} is not a DeepSpeed source: it has no {needed}", hint="name the folder that holds it"
+            )
     return LaidOut(folder=folder, asked=without_password(spec), commit=commit)
 
 
 def digest(folder: Path) -> str:
-    """sha256 over the sorted relative names, file modes and contents of a tree; links count as their target's text."""
+    """The sha256 over the sorted relative names, file modes and contents of a tree; of a link, over the text of its target."""
     total = hashlib.sha256()
     for path in sorted(_files(folder)):
         name = path.relative_to(folder).as_posix()
@@ -139,11 +140,11 @@ def digest(folder: Path) -> str:
 
 
 def digest_here(host: LocalHost, spec: str | None, installed: DeepSpeed | None, cache: Path) -> str | None:
-    """What identifies a source without laying it out; None for one that would have to be fetched or asked for."""
+    """What identifies a source without copying it; None for one that would have to be fetched first."""
     wanted, _ = spell_source(spec, installed)
     place = Path(os.path.expanduser(wanted))  # noqa: PTH111
     if place.is_dir():
-        # what lies behind a link out of the tree is not in its digest
+        # files behind a link that leads out of the tree are not part of its digest
         inside = os.path.realpath(place) + "/"
         outward = any(path.is_symlink() and not os.path.realpath(path).startswith(inside) for path in place.rglob("*"))
         return None if outward else f"{digest(place)} {_commit(host, place)}"
@@ -185,7 +186,7 @@ def _download(host: LocalHost, version: str, folder: Path, python: str) -> Path:
         )
         found = sorted(temporary.glob("deepspeed-*.tar.gz"))
         if not found:
-            raise BuildFailed(f"pip fetched {requirement}, and it is no .tar.gz", hint="name a file with --source")
+            raise BuildFailed(f"pip fetched {requirement}, and it is not a .tar.gz", hint="name a file with --source")
         return found[0].replace(folder / found[0].name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -222,7 +223,7 @@ def without_password(text: str) -> str:
 
 
 def _commit(host: LocalHost, folder: Path) -> str | None:
-    """The commit of a work tree's top folder; None inside of somebody else's."""
+    """The commit of a git work tree; None for a folder that is not the top of one."""
     answer = host.run(["git", "-C", str(folder), "rev-parse", "--show-toplevel", "HEAD"], timeout=20)
     lines = answer.stdout.splitlines()
     return lines[1] if answer.ok and len(lines) == 2 and Path(lines[0]) == folder.resolve() else None
@@ -235,6 +236,6 @@ def _files(folder: Path) -> Iterable[Path]:
 
 
 def without_steering(environment: dict[str, str]) -> dict[str, str]:
-    """An environment without the variables that make a DeepSpeed do something else than it was asked."""
+    """An environment without the variables that change what DeepSpeed builds."""
     steering = ("DS_", "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST")
     return {name: value for name, value in environment.items() if not name.startswith(steering)}

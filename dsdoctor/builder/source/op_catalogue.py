@@ -1,7 +1,7 @@
-"""What op_builder does not say of its ops: headers they need, what brings them, where they are broken.
+"""What op_builder does not say about its ops: the headers they need, what provides those, and where an op is broken.
 
 Names, variables, sources, flags and libraries are asked of the source itself; an op that is not in this catalogue needs nothing
-beyond torch (and CUDA's base headers when it is a CUDA extension). To teach dsdoctor an op, write one ``Op``.
+beyond torch (and CUDA's base headers when it is a CUDA extension). To add an op, write one ``Op`` record.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from dsdoctor.core.machine import Cuda
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Something beyond torch: a name in ``Machine.libraries``, what it is, and what brings it."""
+    """Something that an op needs beyond torch: a name in ``Machine.libraries``, what it is, and how to get it."""
 
     name: str
     what: str
@@ -24,7 +24,7 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class Breakage:
-    """An op that cannot be compiled whatever is installed: for these DeepSpeed versions and CUDA releases."""
+    """DeepSpeed versions and CUDA releases for which an op cannot be compiled, whatever is installed."""
 
     deepspeed: str
     cuda_from: Cuda | None
@@ -34,12 +34,12 @@ class Breakage:
 
 @dataclass(frozen=True, kw_only=True)
 class Op:
-    """One op. ``cuda_headers`` come on top of BASE_HEADERS; ``brings`` are ops that it cannot run without."""
+    """One op. ``cuda_headers`` come on top of BASE_HEADERS; ``requires`` are ops that it cannot run without."""
 
     name: str
     cuda_headers: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()
-    brings: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
     broken: tuple[Breakage, ...] = ()
     empty: str = ""
 
@@ -80,8 +80,8 @@ CURAND = ("curand_kernel.h",)
 PROFILER = ("cuda_profiler_api.h",)
 
 OPS = (
-    Op(name="async_io", needs=(LIBAIO,), brings=("pin_memory",)),
-    Op(name="gds", needs=(LIBAIO,), cuda_headers=("cufile.h",), brings=("pin_memory",)),
+    Op(name="async_io", needs=(LIBAIO,), requires=("pin_memory",)),
+    Op(name="gds", needs=(LIBAIO,), cuda_headers=("cufile.h",), requires=("pin_memory",)),
     Op(name="random_ltd", cuda_headers=(*CURAND, *PROFILER)),
     Op(name="transformer", cuda_headers=(*CURAND, *PROFILER)),
     Op(name="stochastic_transformer", cuda_headers=(*CURAND, *PROFILER)),

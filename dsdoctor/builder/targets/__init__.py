@@ -1,1 +1,1 @@
-"""Pythons and releases of torch -> environments to build for."""
+"""Pythons, releases of torch and of CUDA -> environments to build wheels for."""

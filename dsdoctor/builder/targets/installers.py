@@ -1,4 +1,4 @@
-"""uv or pip -> a new environment with packages in it. pip wherever the user has set it up: uv does not read that."""
+"""uv or pip -> a new environment with packages in it. pip where the user has configured it: uv ignores that configuration."""
 
 import re
 import sys
@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Installer:
-    """Makes environments of the interpreter ``base``; with uv, None for pip."""
+    """Makes environments of the interpreter ``base``. ``uv`` is the path of uv, None where pip is used."""
 
     host: LocalHost
     base: str
@@ -61,7 +61,7 @@ class Installer:
             argv = [*pip, *options, "install", "--quiet", "--disable-pip-version-check", *arguments]
         answer = self.host.run(argv, timeout=LIMIT)
         if not answer.ok:
-            what = " ".join(one for one in arguments if not one.startswith("-") and "://" not in one)
+            what = " ".join(word for word in arguments if not word.startswith("-") and "://" not in word)
             why = without_password(last_error(answer.stderr))
             raise BuildFailed(
                 f"{'uv' if self.uv else 'pip'} could not install {what}: {why}",
@@ -70,13 +70,13 @@ class Installer:
 
 
 def choose_installer(host: LocalHost, base: str) -> Installer:
-    """uv where it is there and the user has not set pip up, else pip; with the reason."""
+    """uv where it is installed and the user has not told pip where packages come from, else pip; with the reason."""
     uv = find_uv(host)
     if uv is None:
         return Installer(host=host, base=base, uv=None, because="pip")
-    said = host.run([sys.executable, "-m", "pip", "config", "list"], timeout=60)
-    if steering := parse_steering(said.stdout):
-        return Installer(host=host, base=base, uv=None, because=f"pip: its {', '.join(steering)} would be lost on uv")
+    config = host.run([sys.executable, "-m", "pip", "config", "list"], timeout=60)
+    if steering := parse_steering(config.stdout):
+        return Installer(host=host, base=base, uv=None, because=f"pip: uv would ignore its {', '.join(steering)}")
     return Installer(host=host, base=base, uv=uv, because="uv")
 
 

@@ -1,6 +1,6 @@
-"""What --python names -> an interpreter that answers: a path, or a version that is looked for on PATH, among pyenv's and uv's.
+"""What --python names (a path, or a version) -> an interpreter that runs. Versions are looked for on PATH, in pyenv and uv.
 
-Looks only; installs none.
+Installs nothing.
 """
 
 import re
@@ -19,7 +19,7 @@ from dsdoctor.core.machine import Gap
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """A Python that answered: its own path, its version such as "3.12.1", and the step that led to it."""
+    """A Python that runs: its own path, its version such as "3.12.1", and the step that found it."""
 
     executable: str
     version: str
@@ -36,18 +36,18 @@ class Interpreter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ToldInterpreter:
+class _InterpreterFacts:
     executable: str
     version: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class _InterpreterAnswer:
-    python: _ToldInterpreter
+    python: _InterpreterFacts
 
 
 def is_version(asked: str) -> bool:
-    """Whether what was named is a version and no path.
+    """Whether what was named is a version, not a path.
 
     >>> is_version("3.12"), is_version("3.12.1"), is_version("python3.12"), is_version("/opt/3.12")
     (True, True, False, False)
@@ -56,9 +56,9 @@ def is_version(asked: str) -> bool:
 
 
 def find_interpreters(host: Host, asked: Sequence[str]) -> tuple[Interpreter, ...]:
-    """An interpreter for each path and version. Raises ImpossiblePlan that names all that are missing and how to get them."""
-    found = [find_version(host, one) if is_version(one) else _at(host, one) for one in asked]
-    missing = [one for one, interpreter in zip(asked, found, strict=True) if interpreter is None]
+    """An interpreter for each path and version. Raises ImpossiblePlan, which names all missing ones and how to get them."""
+    found = [find_version(host, name) if is_version(name) else _at(host, name) for name in asked]
+    missing = [name for name, interpreter in zip(asked, found, strict=True) if interpreter is None]
     if missing:
         places = "PATH, pyenv's versions and uv's" if find_uv(host) else "PATH and pyenv's versions"
         raise ImpossiblePlan(
@@ -69,12 +69,12 @@ def find_interpreters(host: Host, asked: Sequence[str]) -> tuple[Interpreter, ..
 
 
 def find_version(host: Host, version: str) -> Interpreter | None:
-    """The first interpreter of a version that answers; a version manager's shim often does not."""
+    """The first interpreter of a version that runs; a version manager's shim often does not."""
     for step in STEPS:
         for candidate in step(host, version):
-            told = _ask(host, candidate)
-            if not isinstance(told, Gap) and f"{told.version}.".startswith(f"{version}."):
-                return Interpreter(executable=told.executable, version=told.version, found_via=step.__name__)
+            found = _ask(host, candidate)
+            if not isinstance(found, Gap) and f"{found.version}.".startswith(f"{version}."):
+                return Interpreter(executable=found.executable, version=found.version, found_via=step.__name__)
     return None
 
 
@@ -85,15 +85,15 @@ def find_uv(host: Host) -> str | None:
 
 
 def _at(host: Host, path: str) -> Interpreter:
-    told = _ask(host, path)
-    if isinstance(told, Gap):
+    found = _ask(host, path)
+    if isinstance(found, Gap):
         raise ImpossiblePlan(
-            f"the Python {path} cannot be asked: {told.reason}", hint="name another, or a version: --python 3.12"
+            f"the Python {path} cannot be asked: {found.reason}", hint="name another, or a version: --python 3.12"
         )
-    return Interpreter(executable=told.executable, version=told.version, found_via="--python")
+    return Interpreter(executable=found.executable, version=found.version, found_via="--python")
 
 
-def _ask(host: Host, path: str) -> _ToldInterpreter | Gap:
+def _ask(host: Host, path: str) -> _InterpreterFacts | Gap:
     answer = parse_answer(host.ask(path, "ask_python.py", timeout=60), _InterpreterAnswer, f"python {path}")
     return answer if isinstance(answer, Gap) else answer.python
 
@@ -103,7 +103,7 @@ def _how_to_get(host: Host, missing: Sequence[str]) -> str:
     if uv := find_uv(host):
         return f"{uv} python install {wanted}"
     if host.which("pyenv"):
-        return "; ".join(f"pyenv install {one}" for one in missing)
+        return "; ".join(f"pyenv install {version}" for version in missing)
     return f"python -m pip install uv && python -m uv python install {wanted}"
 
 
@@ -116,7 +116,7 @@ def on_path(host: Host, version: str) -> Iterator[str]:
 
 
 def of_this_dsdoctor(_: Host, version: str) -> Iterator[str]:
-    """The interpreter that runs dsdoctor, if it is of that version."""
+    """The interpreter that runs dsdoctor, if it has that version."""
     here = ".".join(map(str, sys.version_info[:3]))
     if f"{here}.".startswith(f"{version}."):
         yield sys.executable
@@ -131,7 +131,7 @@ def of_pyenv(host: Host, version: str) -> Iterator[str]:
 
 
 def of_uv(host: Host, version: str) -> Iterator[str]:
-    """What uv finds, its own among them."""
+    """The interpreter that uv finds; it may be one that uv installed."""
     uv = find_uv(host)
     if uv is not None:
         answer = host.run([uv, "python", "find", "--no-project", version], timeout=60)

@@ -1,6 +1,6 @@
-"""A target (an interpreter, a torch, its CUDA) -> an environment that holds that torch, below the cache folder; made once and kept.
+"""A target (an interpreter, a torch, its CUDA) -> an environment with that torch, below the cache folder; made once and kept.
 
-An environment cannot be moved, so it is made where it stays; a file in it that is written last says that it is whole.
+An environment cannot be moved, so it is made in its final place; a file that is written last marks it as complete.
 """
 
 import re
@@ -23,7 +23,7 @@ from dsdoctor.core.machine import Cuda, Gap
 from dsdoctor.core.workspace import private_folder
 
 INDEX = "https://download.pytorch.org/whl"
-"""Where torch's own builds for each CUDA release lie: .../cu128, .../cpu."""
+"""The index of torch's own builds for each CUDA release: .../cu128, .../cpu."""
 
 FOLDER = "targets"
 WHOLE = "dsdoctor.json"
@@ -32,10 +32,10 @@ CPU = "cpu"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What one wheel is for: an environment as it is (``torch`` None), or one of our own with this torch.
+    """What one wheel is for: an existing environment (``torch`` None), or one that dsdoctor makes with this torch.
 
-    ``python`` is its interpreter, or the one that ours is made with; ``version`` its version, "" where it was not asked.
-    ``cuda`` is the release of torch's CUDA, "cpu", or None for what the index gives.
+    ``python`` is its interpreter, or the one that it is made with; ``version`` its version, "" where it is not known.
+    ``cuda`` is the release of torch's CUDA, "cpu", or None for whichever the index gives.
     """
 
     python: str
@@ -46,7 +46,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """What it is called before each line.
+        """Its name in the output.
 
         >>> Target(python="/usr/bin/python3.12", version="3.12.1", torch="2.14.1", cuda="12.8").name
         'py3.12 torch2.14.1 cu12.8'
@@ -87,7 +87,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """A torch by its own words."""
+    """The version of a torch, and the CUDA or ROCm release that it was built with, as torch itself states them."""
 
     version: str | None
     cuda: str | None = None
@@ -97,15 +97,15 @@ class Release:
 def cross(
     interpreters: tuple[Interpreter, ...], torches: tuple[str, ...], cudas: tuple[str, ...], index: str | None
 ) -> tuple[Target, ...]:
-    """Every Python with every torch and every CUDA, each once. Raises UsageError for what is no version."""
+    """Every Python with every torch and every CUDA, each once. Raises UsageError for what is not a version."""
     for torch in torches:
         _check_torch(torch, cudas)
     for cuda in cudas:
         if not re.fullmatch(r"cpu|\d{1,2}\.\d", cuda, re.ASCII):
-            raise UsageError(f"--cuda {cuda!r} is no release", hint='it takes a release such as 12.8, or "cpu"')
+            raise UsageError(f"--cuda {cuda!r} is not a release", hint='it takes a release such as 12.8, or "cpu"')
     targets = (
-        Target(python=one.executable, version=one.version, torch=torch, cuda=cuda, index=index)
-        for one, torch, cuda in product(interpreters, torches, cudas or (None,))
+        Target(python=interpreter.executable, version=interpreter.version, torch=torch, cuda=cuda, index=index)
+        for interpreter, torch, cuda in product(interpreters, torches, cudas or (None,))
     )
     return tuple(dict.fromkeys(targets))
 
@@ -114,15 +114,15 @@ def _check_torch(torch: str, cudas: tuple[str, ...]) -> None:
     try:
         build = Version(torch).local
     except InvalidVersion:
-        raise UsageError(f"--torch {torch!r} is no version", hint="--torch 2.14.1") from None
+        raise UsageError(f"--torch {torch!r} is not a version", hint="--torch 2.14.1") from None
     if build and cudas:
         raise UsageError(f"--torch {torch} names its build itself, and --cuda another", hint="leave one of them out")
 
 
 def environment(host: LocalHost, target: Target, cache: Path, *, offline: bool, say: Say) -> str:
-    """The interpreter of a target's environment, made now where it is not there. One that fails leaves nothing.
+    """The interpreter of a target's environment, which is made where it does not exist yet. On an error nothing of it is left.
 
-    Raises BuildFailed when pip does, ImpossiblePlan where torch is of another CUDA than asked, and offline for one to be made.
+    Raises BuildFailed when pip fails; ImpossiblePlan when torch is for another CUDA than asked, or ``offline`` forbids to make it.
     """
     folder = private_folder(cache / FOLDER) / key(target)
     python = str(folder / "bin" / "python")
@@ -149,7 +149,7 @@ def _fill(host: LocalHost, target: Target, folder: Path, python: str, say: Say) 
     say(f"installing {requirement(target)} into {folder} ({installer.because})")
     installer.make(folder)
     if index is not None:
-        # torch alone from there, what it needs from wherever the user's other packages come from
+        # only torch comes from there; what it depends on comes from where the user's other packages come from
         installer.install(python, ["--no-deps", "--index-url", index, requirement(target)])
     more = ["--extra-index-url", index] if index else []
     installer.install(python, [*more, requirement(target), "setuptools", "wheel"])
@@ -160,7 +160,7 @@ def _fill(host: LocalHost, target: Target, folder: Path, python: str, say: Say) 
 
 
 def requirement(target: Target) -> str:
-    """What pip is asked for. On torch's own index every build has its label, so that no other index can serve another one.
+    """What pip is asked to install. On torch's own index the version has the label of the build: no other index has that one.
 
     >>> requirement(Target(python="p", torch="2.13.0", cuda="cpu")), requirement(Target(python="p", torch="2.13.0"))
     ('torch==2.13.0+cpu', 'torch==2.13.0')
@@ -170,7 +170,7 @@ def requirement(target: Target) -> str:
 
 
 def mismatch(target: Target, release: Release | Gap) -> str | None:
-    """Why an installed torch is not the one that was asked for.
+    """Why an installed torch is not the one that was asked for, or None.
 
     >>> mismatch(Target(python="p", torch="2.13.0", cuda="12.8"), Release(version="2.13.0+cpu"))
     '--cuda 12.8 was asked for, and the index gave torch 2.13.0+cpu, a CPU build'
@@ -188,14 +188,14 @@ def mismatch(target: Target, release: Release | Gap) -> str | None:
 
 
 def key(target: Target) -> str:
-    """The name of a target's folder: readable, and another for another interpreter, torch or index."""
+    """The name of a target's folder: readable, and different for each interpreter, torch and index."""
     facts = "\0".join([target.python, target.version, requirement(target), target.cuda or "", target.index or ""])
     readable = re.sub(r"[^\w.]+", "-", target.name)
     return f"{readable}-{sha256(facts.encode()).hexdigest()[:8]}"
 
 
 def _is_whole(host: LocalHost, folder: Path, python: str) -> bool:
-    """Whether an environment was finished, and its torch is still there: its interpreter may have gone."""
+    """Whether an environment was finished and its interpreter still finds torch; the interpreter may have been removed since."""
     if not (folder / WHOLE).is_file():
         return False
     release = _release(host, python)

@@ -1,14 +1,13 @@
-"""Assembles a CUDA_HOME without root: parts fetched from PyPI and parts that lie here, as one folder of links.
+"""ToolkitPlan -> a CUDA_HOME, assembled without root: parts fetched from PyPI and parts of this machine, as one folder of links.
 
-Made under a lock in a temporary folder, renamed, tried (``nvcc -V``, a small .cu for the wanted architectures) and only
-then marked as finished: one without its mark is made anew, one that is whole is tried and taken again.
+It is made under a lock in a temporary folder, renamed, and tried (``nvcc -V``, a small .cu for the wanted architectures); only then
+it is marked as finished. One without the mark is made again; a finished one is tried again and used.
 """
 
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from filelock import FileLock
@@ -20,7 +19,8 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.pip import last_error, run_pip
 
 FOLDERS = {"cccl"}
-"""Names in a plan's headers that stand for a folder, which lies elsewhere in CUDA 12."""
+"""Names in a plan's headers that are folders; in CUDA 12 they lie elsewhere."""
+
 KERNEL = """\
 #include <cuda_runtime.h>
 #include <cuda_fp16.h>
@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 def assemble(
     host: LocalHost, plan: ToolkitPlan, *, python: str, architectures: Sequence[str], compiler: str, say: Say
 ) -> Path:
-    """Make the toolkit of a plan and return its root. ``compiler`` is the host compiler nvcc shall use.
+    """Make the toolkit of a plan and return its root. ``compiler`` is the host compiler that nvcc uses.
 
     Raises BuildFailed when a part cannot be fetched or the result does not compile.
     """
@@ -56,7 +56,7 @@ def assemble(
             _try(host, home, plan, architectures=architectures, compiler=compiler)
         except BuildFailed:
             if not whole:
-                # another build may be using one that was here before
+                # one that was whole before stays: another build may be using it
                 shutil.rmtree(home.parent, ignore_errors=True)
             raise
         (home / MARK).write_text("\n".join(plan.fetch) + "\n", encoding="utf-8")
@@ -83,7 +83,7 @@ def _make(host: LocalHost, plan: ToolkitPlan, home: Path, *, python: str, compil
 
 
 def _fetch(host: LocalHost, requirements: Sequence[str], target: Path, *, python: str) -> None:
-    """Let pip put wheels into a folder of ours: the environment itself stays as it is."""
+    """Let pip put wheels into a folder of their own; the environment itself stays as it is."""
     options = ("--quiet", "--no-warn-script-location", "--disable-pip-version-check", "--only-binary=:all:")
     run_pip(
         host,
@@ -95,7 +95,7 @@ def _fetch(host: LocalHost, requirements: Sequence[str], target: Path, *, python
 
 
 def _fetched_layers(parts: Path, final: Path) -> list[Layer]:
-    """The layers inside the fetched parts, named as they will be after the rename."""
+    """The layers inside the fetched parts, with the paths that they will have after the rename."""
     layers = []
     for folder in sorted(parts.glob("nvidia/*")):
         there = final / folder.relative_to(parts)
@@ -110,13 +110,13 @@ def _fetched_layers(parts: Path, final: Path) -> list[Layer]:
 
 
 def _link(temporary: Path, final: Path, layers: Iterable[Layer]) -> None:
-    """One folder of links over all layers; the first layer that has a name wins."""
+    """One folder of links to the files of all layers; where several layers have a name, the first one is linked."""
     home = temporary / "home"
     for name in ("bin", "include", "lib64/stubs"):
         (home / name).mkdir(parents=True)
 
     def present(folder: str) -> Path:
-        """Where a folder of the finished toolkit lies while it is still under its temporary name."""
+        """Where a folder of the finished toolkit is now, under its temporary name."""
         path = Path(folder)
         return temporary / path.relative_to(final) if path.is_relative_to(final) else path
 
@@ -138,7 +138,7 @@ def _link(temporary: Path, final: Path, layers: Iterable[Layer]) -> None:
 
 
 def _link_all(present: Path, named: Path, into: Path) -> None:
-    """Link every entry that no earlier layer has brought, whole folders as one."""
+    """Link every entry that no earlier layer has; a folder is linked as a whole."""
     for entry in sorted(present.iterdir()) if present.is_dir() else ():
         link = into / entry.name
         if not link.is_symlink() and not link.exists():
@@ -146,7 +146,7 @@ def _link_all(present: Path, named: Path, into: Path) -> None:
 
 
 def _unversioned(folder: Path) -> None:
-    """PyPI's wheels ship libX.so.N only; the linker looks for libX.so."""
+    """Add a libX.so for each libX.so.N: PyPI's wheels have only the latter, the linker looks for the former."""
     for library in sorted(folder.glob("lib*.so.*")):
         plain = folder / f"{library.name.split('.so.')[0]}.so"
         if not plain.is_symlink() and not plain.exists():
@@ -154,10 +154,8 @@ def _unversioned(folder: Path) -> None:
 
 
 def _stub(host: LocalHost, home: Path, compiler: str) -> None:
-    """A libcuda.so to link against, with every function of cuda.h and no code: the real one comes with the driver.
-
-    The functions must be there: a linker that drops what is not needed (--as-needed) would drop an empty library.
-    """
+    """Make a libcuda.so to link against, with every function of cuda.h and no code: the real one comes with the driver."""
+    # the functions must be in it: a linker with --as-needed would drop a library that defines nothing
     header = (home / "include" / "cuda.h").read_text(encoding="utf-8", errors="replace")
     names = sorted(set(re.findall(r"\bcu[A-Z]\w*", header)))
     path = home / "lib64" / "stubs" / "libcuda.so"
@@ -184,7 +182,7 @@ def _try(host: LocalHost, home: Path, plan: ToolkitPlan, *, architectures: Seque
     answer = host.run([nvcc, "-V"], timeout=60)
     if f"release {release}," not in answer.stdout:
         raise BuildFailed(
-            f"the assembled {nvcc} is no nvcc of CUDA {release}: {(answer.stdout + answer.stderr).strip()[-200:]}",
+            f"the assembled {nvcc} is not the nvcc of CUDA {release}: {(answer.stdout + answer.stderr).strip()[-200:]}",
             hint="python -m dsdoctor toolkit --toolkit pypi",
         )
     missing = [name for name in plan.headers if name not in FOLDERS and not (home / "include" / name).exists()]
@@ -214,34 +212,3 @@ def _try(host: LocalHost, home: Path, plan: ToolkitPlan, *, architectures: Seque
 
 def _numbers(architectures: Sequence[str]) -> list[str]:
     return [name.removesuffix("+PTX").replace(".", "") for name in architectures]
-
-
-WITNESSES = (
-    *("bin/nvcc", "nvvm/bin/cicc", "include/crt/host_config.h", "include/cuda_runtime.h", "include/cublas_v2.h"),
-    *("include/cusparse.h", "include/cusolverDn.h", "include/curand_kernel.h", "include/cuda_profiler_api.h"),
-    *("include/cufile.h", "include/nccl.h", "include/cccl/cuda/std/version", "include/cuda/std/version"),
-)
-"""One file of each part of a toolkit; that of cccl has two places, before CUDA 13 and since."""
-
-
-@dataclass(frozen=True, kw_only=True, order=True)
-class Part:
-    """A Python package that gives a part of a toolkit."""
-
-    name: str
-    version: str
-
-
-def toolkit_parts(root: Path) -> tuple[Part, ...]:
-    """The packages that own the files of a toolkit; none for one that was installed as a whole."""
-    return tuple(sorted({part for witness in WITNESSES for part in _owners((root / witness).resolve())}))
-
-
-def _owners(file: Path) -> Iterator[Part]:
-    """The package whose RECORD lists a file: its wheels put all into one folder called nvidia."""
-    for folder in (parent.parent for parent in file.parents if parent.name == "nvidia"):
-        line = re.compile(rf"^{re.escape(file.relative_to(folder).as_posix())},", re.MULTILINE)
-        for record in sorted(folder.glob("nvidia_*.dist-info/RECORD")):
-            name, _, version = record.parent.name.removesuffix(".dist-info").partition("-")
-            if line.search(record.read_text(encoding="utf-8", errors="replace")):
-                yield Part(name=name.replace("_", "-"), version=version)

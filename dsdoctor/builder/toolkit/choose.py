@@ -1,4 +1,4 @@
-"""Machine + what the ops need -> which CUDA toolkit to use as it is. Pure; ``assembly`` says what to make one from."""
+"""Machine + request + what the ops need -> the CUDA toolkit to use, or a finding. Pure; ``plan_assembly`` plans one to be made."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from dsdoctor.builder.source.op_catalogue import BASE_HEADERS
 from dsdoctor.builder.toolkit.plan_assembly import MARK, assembled_in, assembly
 from dsdoctor.core.build_models import Choice, ToolkitPlan
 from dsdoctor.core.compatibility import MINOR_TOLERANT
-from dsdoctor.core.finding import Finding, Fix, Severity, has_error
+from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.machine import Cuda, Machine, Toolkit
 from dsdoctor.core.requests import BuildRequest
 
@@ -27,16 +27,17 @@ class Needs:
     libraries: frozenset[str]
 
     def met_by(self, toolkit: Toolkit) -> bool:
-        """Whether a toolkit gives them all where torch looks."""
+        """Whether a toolkit has them all where torch looks for them."""
         wanted = self.headers | self.libraries
         return wanted <= (toolkit.headers | toolkit.libraries) - toolkit.scattered
 
 
+CHOOSE_FOR_ME = "let dsdoctor choose or assemble one"
 BARE = Needs(headers=frozenset(BASE_HEADERS), libraries=frozenset(BASE_LIBRARIES))
 
 
 def choose_toolkit(machine: Machine, request: BuildRequest, cache: str, needs: Needs) -> Chosen:
-    """Choose for this torch: one as it is, else an assembled one, else one that serves at least some of the ops."""
+    """Choose a toolkit for this torch: an existing one, else an assembled one, else one that serves at least some of the ops."""
     release = _torch_release(machine)
     if request.toolkit not in {"auto", "pypi"}:
         return _named(machine, request, cache, release, needs)
@@ -52,7 +53,7 @@ def choose_toolkit(machine: Machine, request: BuildRequest, cache: str, needs: N
 def lacking(
     toolkit: ToolkitPlan | None, machine: Machine, headers: Iterable[str], libraries: Iterable[str]
 ) -> list[str]:
-    """What of the wanted headers and libraries a chosen toolkit does not have."""
+    """The wanted headers and libraries that a chosen toolkit does not have."""
     if toolkit is None:
         return []
     if toolkit.assemble:
@@ -71,7 +72,7 @@ def _torch_release(machine: Machine) -> Cuda:
 
 
 def _as_it_is(machine: Machine, release: Cuda, needs: Needs) -> Chosen | None:
-    """The toolkit of torch's release, else (CUDA 11, 12) the nearest minor, where it meets the needs by itself."""
+    """An existing toolkit that meets the needs: of torch's release, else of the nearest minor where DeepSpeed accepts another."""
     here = [toolkit for toolkit in machine.toolkits if toolkit.nvcc and toolkit.release and needs.met_by(toolkit)]
     for toolkit in here:
         if toolkit.release == release:
@@ -85,7 +86,7 @@ def _as_it_is(machine: Machine, release: Cuda, needs: Needs) -> Chosen | None:
 
 
 def _another_minor(machine: Machine, request: BuildRequest, release: Cuda) -> Chosen | None:
-    """Offline, rather another minor of torch's major with a warning than nothing."""
+    """Offline: a toolkit of another minor of torch's major, with a warning, since none can be fetched."""
     if not request.offline:
         return None
     for toolkit in machine.toolkits:
@@ -95,7 +96,7 @@ def _another_minor(machine: Machine, request: BuildRequest, release: Cuda) -> Ch
 
 
 def _compilers(machine: Machine, request: BuildRequest, release: Cuda) -> list[Toolkit]:
-    """Toolkits whose nvcc can be one layer of an assembled one."""
+    """The toolkits whose nvcc can be a layer of an assembled one."""
     if request.toolkit == "pypi":
         return []
     whole = {"crt/host_config.h", "cuda_runtime.h", "cccl"}
@@ -106,27 +107,24 @@ def _compilers(machine: Machine, request: BuildRequest, release: Cuda) -> list[T
 def _named(machine: Machine, request: BuildRequest, cache: str, release: Cuda, needs: Needs) -> Chosen:
     found = next((toolkit for toolkit in machine.toolkits if "named" in toolkit.found_via), None)
     if found is None or found.nvcc is None or found.release is None:
-        return (
-            None,
-            (),
-            (_error("cuda-home-wrong", f"{request.toolkit} holds no CUDA toolkit (no bin/nvcc that runs)"),),
-        )
+        title = f"{request.toolkit} holds no CUDA toolkit (no bin/nvcc that runs)"
+        return None, (), (Finding.error("cuda-home-wrong", title),)
     if found.release.major != release.major:
         title = (
             f"{request.toolkit} is CUDA {found.release}, torch was built with CUDA {release}: another major never works"
         )
-        fix = Fix(text="let dsdoctor choose or assemble one", commands=("python -m dsdoctor build-wheel",))
-        return None, (), (_error("cuda-torch-mismatch", title, fix),)
+        command = "python -m dsdoctor build-wheel"
+        return None, (), (Finding.error("cuda-torch-mismatch", title, fix=CHOOSE_FOR_ME, commands=[command]),)
     if BARE.met_by(found):
         return _take(found, "you named it", minor_of=release)
-    # its parts are there or in torch's wheels, though not where torch looks: as links they are
+    # its parts may be there, or in torch's wheels, but not where torch looks: assembled as links they are
     made = assembly(machine, request, cache, found.release, [found], needs.headers, fetch=False)
     if made[0] is not None and not has_error(made[2]):
         return made
     missing = sorted(BARE.headers - found.headers)
     title = f"{request.toolkit} lacks {', '.join(missing) or 'libcudart.so'}, which every CUDA op needs"
-    fix = Fix(text="let dsdoctor choose or assemble one", commands=("python -m dsdoctor build-wheel --toolkit auto",))
-    return None, (), (_error("cuda-header-missing", title, fix),)
+    command = "python -m dsdoctor build-wheel --toolkit auto"
+    return None, (), (Finding.error("cuda-header-missing", title, fix=CHOOSE_FOR_ME, commands=[command]),)
 
 
 def _take(toolkit: Toolkit, because: str, *, minor_of: Cuda | None = None) -> Chosen:
@@ -134,13 +132,9 @@ def _take(toolkit: Toolkit, because: str, *, minor_of: Cuda | None = None) -> Ch
     findings: tuple[Finding, ...] = ()
     if minor_of is not None and toolkit.release != minor_of:
         title = f"nvcc is CUDA {toolkit.release}, torch was built with CUDA {minor_of}: another minor of the same major"
-        evidence = (toolkit.nvcc or toolkit.root,)
-        findings = (Finding(rule="cuda-torch-mismatch", severity=Severity.WARNING, title=title, evidence=evidence),)
+        evidence = [toolkit.nvcc or toolkit.root]
+        findings = (Finding.warning("cuda-torch-mismatch", title, evidence=evidence),)
     again = ", assembled before" if assembled_in(toolkit) else ""
     choice = Choice(what="toolkit", value=f"CUDA {toolkit.version} in {toolkit.root}{again}", because=because)
     plan = ToolkitPlan(root=toolkit.root, release=toolkit.release, architectures=toolkit.architectures)
     return plan, (choice,), findings
-
-
-def _error(rule: str, title: str, fix: Fix | None = None) -> Finding:
-    return Finding(rule=rule, severity=Severity.ERROR, title=title, fix=fix)

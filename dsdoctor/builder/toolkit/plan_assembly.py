@@ -1,4 +1,4 @@
-"""Machine + a CUDA release -> what to assemble a toolkit from: layers that lie here, parts that PyPI has. Pure."""
+"""Machine + a CUDA release -> what to assemble a toolkit from: layers on this machine, parts from PyPI. Pure."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from dsdoctor.core.machine import Cuda, Machine, Toolkit
 from dsdoctor.core.requests import BuildRequest
 
 FIRST_ON_PYPI = 13
-"""From this CUDA major on, PyPI carries the compiler itself (nvidia-cuda-nvcc)."""
+"""From this CUDA major on, PyPI has the compiler itself (nvidia-cuda-nvcc)."""
 
 MARK = "dsdoctor-toolkit.txt"
-"""The file that says that an assembled toolkit is finished."""
+"""The file that marks an assembled toolkit as finished."""
 
 PARTS = {
     "crt/host_config.h": "crt",
@@ -25,7 +25,7 @@ PARTS = {
     "cuda_profiler_api.h": "profiler",
     "cufile.h": "cufile",
 }
-"""Header -> extra of the ``cuda-toolkit`` package on PyPI that brings it."""
+"""Header -> the extra of the ``cuda-toolkit`` package on PyPI that provides it."""
 
 COMPILER_PARTS = ("nvcc", "crt", "nvvm", "cccl", "cudart")
 """Versioned together: the compiler, its headers, its back end, the runtime."""
@@ -44,11 +44,11 @@ def assembly(
     *,
     fetch: bool = True,
 ) -> Assembled:
-    """Plan an assembled toolkit, or a finding where that cannot be done.
+    """Plan an assembled toolkit; a finding where that cannot be done.
 
-    ``compilers`` are toolkits whose nvcc may serve; ``headers`` are what the ops need. Where PyPI has all parts the
-    toolkit gets every header, so that it serves every op from then on.
+    ``compilers`` are toolkits whose nvcc can be used; ``headers`` are what the ops need.
     """
+    # where PyPI has all parts, the toolkit gets every header, so that it serves every op from then on
     base = compilers[0] if compilers else None
     wheels = [toolkit for toolkit in machine.toolkits if _is_wheels(toolkit, release)]
     used = [*([base] if base else []), *wheels]
@@ -75,7 +75,7 @@ def assembly(
 
 
 def assembled_in(toolkit: Toolkit) -> bool:
-    """Whether dsdoctor made it."""
+    """Whether dsdoctor assembled this toolkit."""
     return "assembled" in toolkit.found_via
 
 
@@ -102,7 +102,7 @@ def _layer(toolkit: Toolkit) -> Layer:
 
 
 def _requirements(machine: Machine, release: Cuda, present: frozenset[str], *, with_nvcc: bool) -> tuple[str, ...]:
-    """What pip must fetch: the meta package's extras, pinned to the one torch came with where there is one."""
+    """What pip must fetch: extras of the package cuda-toolkit, pinned to the version that torch came with, if any; and NCCL."""
     extras = {part for header, part in PARTS.items() if header not in present}
     extras |= set(COMPILER_PARTS) if with_nvcc else set()
     installed = machine.package("cuda-toolkit")
@@ -143,12 +143,9 @@ def _not_on_pypi(machine: Machine, release: Cuda, missing: frozenset[str]) -> Fi
 
 
 def _offline(release: Cuda, requirements: tuple[str, ...]) -> Finding:
-    return Finding(
-        rule="cuda-toolkit-missing",
-        severity=Severity.ERROR,
-        title=f"no whole CUDA {release} toolkit is here, and --offline forbids to fetch {', '.join(requirements)}",
-        fix=Fix(
-            text="assemble it once where there is a network (the cache folder can be copied)",
-            commands=("python -m dsdoctor toolkit",),
-        ),
+    return Finding.error(
+        "cuda-toolkit-missing",
+        f"no whole CUDA {release} toolkit is here, and --offline forbids to fetch {', '.join(requirements)}",
+        fix="assemble it once where there is a network (the cache folder can be copied)",
+        commands=["python -m dsdoctor toolkit"],
     )

@@ -1,7 +1,7 @@
-"""Python.h where the distribution's package is not installed: fetched and unpacked into the cache, without root.
+"""Machine without Python.h -> the headers from the distribution's package, unpacked into the cache without root.
 
-``choose_headers`` decides and is pure; ``unpack_headers`` acts. Only for the system's Python of Debian and its kin,
-whose headers belong into /usr/include: for any other Python no package fits.
+``choose_headers`` decides and is pure; ``unpack_headers`` acts. Only for the system's Python of Debian and Ubuntu, whose
+headers belong into /usr/include: for any other Python there is no such package.
 """
 
 import os
@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from dsdoctor.core.build_models import Choice, HeadersPlan
 from dsdoctor.core.errors import BuildFailed
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import last_error
@@ -38,8 +38,13 @@ def choose_headers(machine: Machine, request: BuildRequest, cache: str) -> Chose
         )
         choice = Choice(what="Python headers", value=f"{plan.package}, unpacked in {root}", because=missing)
         return plan, (choice,), ()
-    fix = Fix(text="install the headers of this very Python", commands=(f"sudo apt-get install python{short}-dev",))
-    return None, (), (Finding(rule="python-headers-missing", severity=Severity.ERROR, title=missing, fix=fix),)
+    finding = Finding.error(
+        "python-headers-missing",
+        missing,
+        fix="install the headers of this very Python",
+        commands=[f"sudo apt-get install python{short}-dev"],
+    )
+    return None, (), (finding,)
 
 
 def unpack_headers(host: LocalHost, plan: HeadersPlan) -> None:
@@ -61,7 +66,7 @@ def unpack_headers(host: LocalHost, plan: HeadersPlan) -> None:
 def _unpack(host: LocalHost, plan: HeadersPlan, folder: Path) -> None:
     lines: list[str] = []
     env = host.environment()
-    # apt-get download writes to the folder it stands in, and needs no root
+    # apt-get download writes to the current folder, and needs no root
     fetched = host.stream(["apt-get", "download", "--quiet", plan.package], cwd=folder, env=env, on_line=lines.append)
     packages = sorted(folder.glob("*.deb")) if fetched == 0 else []
     if packages:

@@ -1,1 +1,1 @@
-"""A wheel, or an installed one -> what is in it: ops, architectures, processor flags; and whether it loads."""
+"""A DeepSpeed wheel, or an installed DeepSpeed -> what is in it (ops, architectures, processor flags), and whether its ops load."""

@@ -1,4 +1,4 @@
-"""A shared object -> what it confesses: GPU architectures, glibc floor, compiler's flags, linked libraries. It is never run."""
+"""A shared object -> its GPU architectures, the glibc it needs, its compiler's flags, its linked libraries. It is never run."""
 
 import itertools
 import re
@@ -15,7 +15,7 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import Section
 
 # The ``.nv_fatbin`` section, as nvcc's fatbinary writes it: containers that begin with a magic number, each with entries that
-# tell their kind (PTX or machine code), their size and their architecture. ``cuobjdump --list-elf`` lists the same.
+# state their kind (PTX or machine code), their size and their architecture. ``cuobjdump --list-elf`` lists the same.
 MAGIC = 0xBA55ED50
 CONTAINER = struct.Struct("<IHHQ")
 """Magic number, version, size of this header, size of the entries after it."""
@@ -53,7 +53,7 @@ MOST_ENTRIES = 1000
 LONGEST_NAME = 4096
 """Bytes of a library's name: Linux takes no longer path."""
 LINKS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
-"""Dynamic entries that name a library or folders, and pyelftools' attribute with the text of each."""
+"""Dynamic entries that name a library or folders -> the attribute in pyelftools that holds the text."""
 PRODUCER = re.compile(rb"GNU C(?:\+\+|\d)[^\0]{10,4000}")
 
 
@@ -61,7 +61,7 @@ PRODUCER = re.compile(rb"GNU C(?:\+\+|\d)[^\0]{10,4000}")
 class ElfInfo:
     """What a shared object needs. ``sm_arch`` holds "90_real" for machine code and "90_virtual" for PTX.
 
-    ``needed`` are the names of the libraries that it links (DT_NEEDED), ``run_path`` the folders of its own where they are
+    ``needed`` are the names of the libraries that it links (DT_NEEDED), ``run_path`` the folders in it where they are
     looked for first (DT_RPATH, DT_RUNPATH).
     """
 
@@ -74,18 +74,20 @@ class ElfInfo:
 
 
 def read_elf(path: Path) -> ElfInfo:
-    """Read one shared object; what is none, or is damaged, confesses nothing (``sm_arch`` is None then)."""
+    """Read one shared object. For a file that is not one, or is damaged, ``sm_arch`` is None and nothing else is known."""
     try:
         with path.open("rb") as file:
             elf = ELFFile(file)
             versions, linked = _needed_versions(elf), _linked(elf)
             debug, device = elf.get_section_by_name(".debug_str"), elf.get_section_by_name(".nv_fatbin")
-            told = elf.get_section_by_name(".GCC.command.line")
+            command_line = elf.get_section_by_name(".GCC.command.line")
             return ElfInfo(
                 sm_arch=architectures(_data(device)) if device else (),
                 glibc=_newest(versions, "GLIBC_"),
                 glibcxx=_newest(versions, "GLIBCXX_"),
-                cpu_flags=parse_producers((_data(debug) if debug else b"") + b"\0" + (_data(told) if told else b"")),
+                cpu_flags=parse_producers(
+                    (_data(debug) if debug else b"") + b"\0" + (_data(command_line) if command_line else b"")
+                ),
                 needed=tuple(dict.fromkeys(text for tag, text in linked if tag == "DT_NEEDED")),
                 run_path=tuple(part for tag, text in linked if tag != "DT_NEEDED" for part in text.split(":") if part),
             )
@@ -105,9 +107,9 @@ def read_elf(path: Path) -> ElfInfo:
 
 
 def _data(section: Section) -> bytes:
-    """A section's contents; one that would unpack to more than any op has counts as damage."""
+    """A section's contents. Raises ValueError for one that would unpack to more than any op has."""
     if max(section.data_size, section["sh_size"]) > LARGEST_SECTION:
-        raise ValueError(f"section {section.name} says that it holds {section.data_size} bytes")
+        raise ValueError(f"section {section.name} claims to hold {section.data_size} bytes")
     return bytes(section.data())
 
 
@@ -161,7 +163,7 @@ def _newest(names: list[str], prefix: str) -> str | None:
 
 
 def newest(versions: Iterable[str | None]) -> str | None:
-    """The greatest of some dotted numbers; what is none does not count.
+    """The greatest of some dotted numbers; anything else is ignored.
 
     >>> newest(["2.9", None, "2.34", "PRIVATE"])
     '2.34'

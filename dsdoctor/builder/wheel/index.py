@@ -1,7 +1,7 @@
-"""Wheels -> a folder that pip takes for a package index (PEP 503, with metadata files, PEP 658). Nothing of a wheel is run.
+"""Wheels -> a folder that pip can use as a package index (PEP 503, with metadata files, PEP 658). Nothing of a wheel is run.
 
-``DIR/deepspeed/`` holds the wheels, their manifests and metadata, ``index.html`` there the links. Any web server that serves files
-serves it; ``file://`` does too. Every file appears by rename, and the page is made anew from what lies there.
+``DIR/deepspeed/`` holds the wheels, their manifests and metadata, ``index.html`` there the links. Any web server can
+serve it, and so can ``file://``. Every file appears by rename; the pages are written again from the wheels that are there.
 """
 
 import html
@@ -9,6 +9,7 @@ import shutil
 import uuid
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
@@ -28,24 +29,20 @@ PAGE = """<!DOCTYPE html>
 
 
 def publish(wheel: Path, index: Path) -> Path:
-    """Copy a wheel, with the manifest beside it, into an index and list it. Returns the wheel's place there."""
+    """Copy a wheel, with the manifest beside it, into an index and list it. Returns the path of the copy."""
     folder = index / PROJECT
     folder.mkdir(parents=True, exist_ok=True)
     manifest = wheel.with_name(f"{wheel.name}.json")
     for source in (manifest, wheel):
         if source.exists():
-            temporary = folder / f".{source.name}.{uuid.uuid4().hex}.tmp"
-            try:
+            with _by_rename(folder / source.name) as temporary:
                 shutil.copyfile(source, temporary)
-                temporary.replace(folder / source.name)
-            finally:
-                temporary.unlink(missing_ok=True)
     list_wheels(index)
     return folder / wheel.name
 
 
 def list_wheels(index: Path) -> None:
-    """Write the pages of an index for the wheels that lie in it."""
+    """Write the pages of an index for the wheels that are in it."""
     links = [_link(wheel) for wheel in wheels_of(index)]
     _write(index / PROJECT / "index.html", PAGE.format(title=f"Links for {PROJECT}", body="".join(links)).encode())
     root = f'<a href="{PROJECT}/">{PROJECT}</a>\n'
@@ -65,12 +62,12 @@ def _link(wheel: Path) -> str:
         _write(wheel.with_name(f"{wheel.name}.metadata"), metadata)
         attributes += [("data-core-metadata", f"sha256={sha256(metadata).hexdigest()}")]
         attributes += [("data-requires-python", asked) for asked in _requires_python(metadata)]
-    said = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes)
-    return f"<a {said}>{html.escape(wheel.name)}</a><br>\n"
+    written = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes)
+    return f"<a {written}>{html.escape(wheel.name)}</a><br>\n"
 
 
 def _metadata(wheel: Path) -> bytes | None:
-    """The METADATA file of a wheel; None for what is no readable wheel, which pip may judge itself."""
+    """The METADATA file of a wheel; None for one that cannot be read: it is listed without metadata."""
     try:
         with zipfile.ZipFile(wheel) as file:
             name = next(name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
@@ -86,12 +83,19 @@ def _requires_python(metadata: bytes) -> Iterator[str]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file in one step; one that has that content already is left alone."""
+    """Write a file in one step, unless it has that content already."""
     if path.is_file() and path.read_bytes() == content:
         return
+    with _by_rename(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def _by_rename(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, which is renamed to it at the end; on an error it is removed."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        temporary.write_bytes(content)
+        yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Shared objects of ops -> whether each loads with this torch, seen in a fresh process. What they hold is run by that."""
+"""Shared objects of ops -> whether each loads with this torch, tried in a new process. Loading runs code of the op."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dsdoctor.core.child_answers import parse_answer
 from dsdoctor.core.deepspeed_install import library_of
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Gap, Machine
 
@@ -14,7 +14,8 @@ LOAD_LIMIT = 300.0
 
 
 def load_each(host: LocalHost, python: str, libraries: Mapping[str, Path]) -> dict[str, str | None]:
-    """The error of each op, None for one that loads. All in one process; when that one dies, each in its own to find who did it."""
+    """The error of each op, None for one that loads."""
+    # all ops in one process; if that dies, each op in a process of its own, to find the one that kills it
 
     def ask(ops: Mapping[str, Path]) -> dict[str, str | None] | Gap:
         pairs = json.dumps([[op, str(path)] for op, path in ops.items()])
@@ -32,41 +33,43 @@ def load_each(host: LocalHost, python: str, libraries: Mapping[str, Path]) -> di
 
 
 def lacks_driver(error: str | None, machine: Machine) -> bool:
-    """Whether an op did not load only because NVIDIA's driver is not here: that says nothing about the op."""
+    """Whether an op did not load only because this machine has no NVIDIA driver: that says nothing about the op."""
     return error is not None and "libcuda.so.1" in error and machine.driver is None
 
 
 def lacks_instructions(error: str | None, missing: tuple[str, ...]) -> bool:
-    """Whether an op did not load only because it is compiled for more (``missing``) than this processor has: an import runs some
-    of an op's code. That says nothing about the op."""
+    """Whether an op did not load only because this processor lacks instructions (``missing``) that the op is compiled for.
+
+    Loading an op runs some of its code, which ends with SIGILL then. That says nothing about the op.
+    """
     return error is not None and "(SIGILL)" in error and bool(missing)
 
 
 def not_tried(ops: tuple[str, ...], missing: tuple[str, ...] = ()) -> tuple[Finding, ...]:
-    """A note on the ops whose loading says nothing here: for the lack of the driver, or of instructions."""
+    """A note that loading these ops cannot be tried here: the driver is missing, or the processor lacks instructions."""
     if not ops:
         return ()
     title = f"{', '.join(ops)} link the NVIDIA driver (libcuda.so.1), which is not here: loading was not tried"
     if missing:
         lost = ", ".join(missing[:3])
         title = f"importing {', '.join(ops)} ended with SIGILL, as code with {lost} may on a processor that lacks them"
-    return (Finding(rule="not-proven", severity=Severity.NOTE, title=title, affects=ops),)
+    return (Finding.note("not-proven", title, affects=ops),)
 
 
 def load_installed(host: LocalHost, python: str, built: DeepSpeed, machine: Machine) -> tuple[Finding, ...]:
-    """Load every op of an installed DeepSpeed that is there; an error for each that does not."""
+    """Load every op that an installed DeepSpeed has; an error for each that does not load."""
     files = {path.as_posix(): path for path in sorted(Path(built.location).rglob("*.so"))}
     named = {op: library_of(op, files) for op in built.installed_ops}
     errors = load_each(host, python, {op: files[path] for op, path in named.items() if path})
     untried = tuple(op for op, error in errors.items() if lacks_driver(error, machine))
     failed = tuple(
-        Finding(
-            rule="op-does-not-load",
-            severity=Severity.ERROR,
-            title=f"{op} does not load with this torch: {error}",
-            evidence=(str(named[op]),),
-            affects=(op,),
-            fix=Fix(text="build it for this environment", commands=(f"python -m dsdoctor build-wheel --ops {op}",)),
+        Finding.error(
+            "op-does-not-load",
+            f"{op} does not load with this torch: {error}",
+            evidence=[str(named[op])],
+            affects=[op],
+            fix="build it for this environment",
+            commands=[f"python -m dsdoctor build-wheel --ops {op}"],
         )
         for op, error in errors.items()
         if error is not None and op not in untried

@@ -45,16 +45,18 @@ DAMAGE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError
 
 
 def read_wheel(path: Path) -> DeepSpeed:
-    """What a wheel is and holds. Raises UsageError for what is no DeepSpeed wheel, is damaged, or tries to harm."""
+    """What a wheel is and holds. Raises UsageError for what is not a DeepSpeed wheel, is damaged, or looks malicious."""
     try:
         name, version, _, tags = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
-        raise UsageError(f"{path} is no wheel: {error}", hint="name a file such as deepspeed-0.19.8-...whl") from None
+        raise UsageError(
+            f"{path} is not a wheel: {error}", hint="name a file such as deepspeed-0.19.8-...whl"
+        ) from None
     if name != "deepspeed":
         raise UsageError(f"{path.name} is a wheel of {name}, not of deepspeed", hint="name a DeepSpeed wheel")
     try:
         with zipfile.ZipFile(path) as file, tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder:
-            _refuse_harm(file, path)
+            _refuse_malicious(file, path)
             facts = _read(file, path, str(version), Path(folder))
             return _with_name(facts, {tag.interpreter for tag in tags}, {tag.platform for tag in tags})
     except (*DAMAGE, MemoryError) as error:
@@ -62,7 +64,7 @@ def read_wheel(path: Path) -> DeepSpeed:
 
 
 def read_installed(facts: DeepSpeed) -> DeepSpeed:
-    """Add to an installed DeepSpeed's own record what its shared objects say, and which recorded files were altered."""
+    """Add to an installed DeepSpeed's facts what its shared objects show, and which files differ from its RECORD."""
     location = Path(facts.location)
     libraries = {
         path.relative_to(location.parent).as_posix(): read_elf(path) for path in sorted(location.rglob("*.so"))
@@ -72,13 +74,13 @@ def read_installed(facts: DeepSpeed) -> DeepSpeed:
     if record is not None:
         listed = _parse_record(record.read_text(encoding="utf-8", errors="replace"))
         altered = tuple(name for name, digest in sorted(listed.items()) if _digest_of(location.parent / name) != digest)
-    return replace(_with_confessions(facts, libraries), altered=altered)
+    return replace(_with_library_facts(facts, libraries), altered=altered)
 
 
-def _refuse_harm(file: zipfile.ZipFile, path: Path) -> None:
+def _refuse_malicious(file: zipfile.ZipFile, path: Path) -> None:
     entries = file.infolist()
     if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > LARGEST:
-        raise UsageError(f"{path.name} says that it unpacks to more than a DeepSpeed can be", hint="do not install it")
+        raise UsageError(f"{path.name} claims to unpack to more than a DeepSpeed can be", hint="do not install it")
     for entry in entries:
         parts = PurePosixPath(entry.filename).parts
         if entry.filename.startswith("/") or ".." in parts or "\\" in entry.filename or "\0" in entry.filename:
@@ -107,14 +109,14 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
 
     record = text(f"deepspeed/{RECORD}")
     if record is None:
-        raise UsageError(f"{path.name} holds no deepspeed/{RECORD}: it is no built DeepSpeed", hint=HINT)
+        raise UsageError(f"{path.name} holds no deepspeed/{RECORD}: it is not a built DeepSpeed", hint=HINT)
     facts = deepspeed_of_record(record, version=version, location=str(path))
     facts = with_tags(with_manifest(facts, text(MANIFEST), exists=_exists), text("WHEEL"))
-    told_record = text("RECORD")
-    listed = _parse_record(told_record or "")
+    record_text = text("RECORD")
+    listed = _parse_record(record_text or "")
     libraries: dict[str, ElfInfo] = {}
     altered = [name for name in listed if name not in file.NameToInfo]
-    altered += ["RECORD, which is missing"] if told_record is None else _unlisted(file, listed)
+    altered += ["RECORD, which is missing"] if record_text is None else _unlisted(file, listed)
     for entry in file.infolist():
         unpacked = folder / "library.so" if entry.filename.endswith(".so") else None
         digest = _copied(file, entry, unpacked)
@@ -122,53 +124,54 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
             altered.append(entry.filename)
         if unpacked is not None:
             libraries[entry.filename] = read_elf(unpacked)
-    told = recorded_wheel_digest(_beside(path))
-    if told is not None and told != hex_of(path):
+    recorded = recorded_wheel_digest(_beside(path))
+    if recorded is not None and recorded != hex_of(path):
         altered.append(path.name)
-    return replace(_with_confessions(facts, libraries), altered=tuple(sorted(altered)))
+    return replace(_with_library_facts(facts, libraries), altered=tuple(sorted(altered)))
 
 
 def _with_name(facts: DeepSpeed, pythons: set[str], platforms: set[str]) -> DeepSpeed:
-    """Add the tags of the file's name, by which pip goes; they must be those of the WHEEL file."""
-    told = (set(facts.python), set(facts.platform))
+    """Add the tags in the file's name, which pip goes by; where those in the WHEEL file differ, the wheel was altered."""
+    in_wheel_file = (set(facts.python), set(facts.platform))
     altered = (
-        facts.altered if told == (pythons, platforms) else (*facts.altered, "the tags of its name or its WHEEL file")
+        facts.altered
+        if in_wheel_file == (pythons, platforms)
+        else (*facts.altered, "the tags of its name or its WHEEL file")
     )
     return replace(facts, python=tuple(sorted(pythons)), platform=tuple(sorted(platforms)), altered=altered)
 
 
 def _unlisted(file: zipfile.ZipFile, listed: Mapping[str, str]) -> list[str]:
-    """Files that RECORD does not list; itself and signatures it cannot."""
+    """The files that RECORD does not list; it cannot list itself and signatures."""
     free = ("/RECORD", "/RECORD.jws", "/RECORD.p7s", "/")
     return [name for name in file.namelist() if name not in listed and not name.endswith(free)]
 
 
-def _with_confessions(facts: DeepSpeed, libraries: Mapping[str, ElfInfo]) -> DeepSpeed:
-    """What the shared objects say outweighs what was written down about them."""
+def _with_library_facts(facts: DeepSpeed, libraries: Mapping[str, ElfInfo]) -> DeepSpeed:
+    """Add what the shared objects show. Where that contradicts what was recorded about them, it replaces it."""
     facts = with_libraries(facts, libraries)
-    told = facts.told_by == "manifest"
     of_ops = {op: libraries[path] for op in facts.installed_ops if (path := library_of(op, libraries))}
-    needed = {op: left_to_system(one.needed, one.run_path, _exists) for op, one in of_ops.items()}
+    needed = {op: left_to_system(elf_info.needed, elf_info.run_path, _exists) for op, elf_info in of_ops.items()}
     flags = tuple(sorted({flag for elf_info in libraries.values() for flag in elf_info.cpu_flags}))
     return replace(
         facts,
-        sm_arch={op: one.sm_arch for op, one in of_ops.items() if one.sm_arch},
+        sm_arch={op: elf_info.sm_arch for op, elf_info in of_ops.items() if elf_info.sm_arch},
         needed={op: names for op, names in needed.items() if names},
         cpu_flags=flags or facts.cpu_flags,
         glibc=newest(elf_info.glibc for elf_info in libraries.values()) or facts.glibc,
         glibcxx=newest(elf_info.glibcxx for elf_info in libraries.values()) or facts.glibcxx,
         unreadable=tuple(path for path, elf_info in libraries.items() if elf_info.sm_arch is None),
-        told_by="manifest" if told else "files",
+        told_by="manifest" if facts.told_by == "manifest" else "files",
     )
 
 
 def _exists(path: str) -> bool:
-    """Whether a library lies where an op looks for it: a folder of this machine, and of the one that is judged if it is this."""
+    """Whether a library is where an op looks for it: on this machine, even where the machine to be judged is another."""
     return LocalHost().exists(path)
 
 
 def _copied(file: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path | None) -> str:
-    """The digest of an entry, as RECORD writes it; its bytes go to ``target``. Its CRC is checked on the way."""
+    """The digest of an entry, as RECORD writes it; its bytes are written to ``target``. zipfile checks its CRC on the way."""
     total = hashlib.sha256()
     with file.open(entry) as source:
         if target is None:
@@ -197,10 +200,10 @@ def hex_of(path: Path) -> str:
     return total.hexdigest()
 
 
-def _each(read: Callable[[int], bytes], *give: Callable[[bytes], object]) -> None:
+def _each(read: Callable[[int], bytes], *takers: Callable[[bytes], object]) -> None:
     while chunk := read(CHUNK):
-        for to in give:
-            to(chunk)
+        for take in takers:
+            take(chunk)
 
 
 def _urlsafe(digest: bytes) -> str:
