@@ -52,8 +52,10 @@ def hover(row: ModuleRow, dtype: str) -> str:
     return "<br>".join(parts)
 
 
-def _extreme(one: Extreme) -> str:
-    return safe(f"{one.value:.3e} in {one.tensor} {one.dtype} {list(one.shape)}, batch {one.batch}, rank {one.rank}")
+def _extreme(extreme: Extreme) -> str:
+    return safe(
+        f"{extreme.value:.3e} in {extreme.tensor} {extreme.dtype} {list(extreme.shape)}, batch {extreme.batch}, rank {extreme.rank}"
+    )
 
 
 def batches_of(picture: Picture, column: int) -> str:

@@ -218,7 +218,7 @@ def explain(failure: Exception, *, watching: bool) -> None:
         """Without the advice to run what is running."""
         if finding.fix is None or not watching:
             return finding
-        commands = tuple(one for one in finding.fix.commands if "dsdoctor.run " not in one)
+        commands = tuple(command for command in finding.fix.commands if "dsdoctor.run " not in command)
         return replace(finding, fix=replace(finding.fix, commands=commands))
 
     text = "".join(traceback.format_exception(type(failure), failure, failure.__traceback__))

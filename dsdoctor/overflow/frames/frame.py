@@ -55,7 +55,7 @@ def unscaled(stats: TensorStats, scale: float) -> TensorStats:
     >>> unscaled(TensorStats(name="grad weight", dtype="float16", shape=(1,), absmax=512.0), 256.0).absmax
     2.0
     """
-    least, nonzero, most = (one and one / scale for one in (stats.absmin, stats.absmin_nonzero, stats.absmax))
+    least, nonzero, most = (figure and figure / scale for figure in (stats.absmin, stats.absmin_nonzero, stats.absmax))
     return msgspec.structs.replace(stats, absmin=least, absmin_nonzero=nonzero, absmax=most)
 
 
@@ -104,17 +104,17 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     @property
     def inputs(self) -> tuple[TensorStats, ...]:
         """Measured inputs, positional and keyword."""
-        return tuple(one for one in self.measured if one.name.startswith("input"))
+        return tuple(tensor for tensor in self.measured if tensor.name.startswith("input"))
 
     @property
     def outputs(self) -> tuple[TensorStats, ...]:
         """Measured outputs, however nested."""
-        return tuple(one for one in self.measured if one.name.startswith("output"))
+        return tuple(tensor for tensor in self.measured if tensor.name.startswith("output"))
 
     @property
     def weights(self) -> tuple[TensorStats, ...]:
         """Measured parameters and buffers of the module itself."""
-        return tuple(one for one in self.measured if not one.name.startswith(("input", "output", "grad")))
+        return tuple(tensor for tensor in self.measured if not tensor.name.startswith(("input", "output", "grad")))
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="header", tag_field="t"):

@@ -265,9 +265,9 @@ def looks(engine: Any) -> bool:
         return True
     if zero_stage(engine) == 3:
         return checks_norm
-    wished = bool(getattr(optimizer, "check_grad_overflow", False))
+    asked = bool(getattr(optimizer, "check_grad_overflow", False))
     norm = checks_norm and bool(getattr(optimizer, "compute_grad_norm", True))
-    return wished or (norm and kind != torch.bfloat16)
+    return asked or (norm and kind != torch.bfloat16)
 
 
 def replicated(engine: Any) -> bool:

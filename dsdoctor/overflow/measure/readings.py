@@ -126,7 +126,7 @@ class Readings:
         device, row, dtype, shape = self.taken[number]
         kind = str(dtype).removeprefix("torch.")
         if number in self._extremes:
-            least, most = (float(one) for one in self._extremes[number])
+            least, most = (float(value) for value in self._extremes[number])
             return TensorStats(
                 name=name,
                 dtype=kind,
@@ -143,7 +143,7 @@ class Readings:
 
 def stats_of(row: Any, *, name: str, dtype: str, shape: tuple[int, ...], device: str) -> TensorStats:
     """A row of a meter (8 whole numbers, see ``rows``) as figures."""
-    nan, posinf, neginf, zeros, subnormal, most, least, nonzero = (int(one) for one in row)
+    nan, posinf, neginf, zeros, subnormal, most, least, nonzero = (int(value) for value in row)
     real = dtype.replace("complex", "float") if dtype.startswith("complex") else dtype
     real = {"float128": "float64", "float64": "float32", "float32": "float16"}[real] if real is not dtype else real
     return TensorStats(

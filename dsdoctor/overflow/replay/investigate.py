@@ -62,7 +62,7 @@ def bad_gradients(engine: Any) -> tuple[TensorStats, ...]:
     if not readings.any_bad:
         return ()
     stats = [readings.stats(number, name) for name, number in named if isinstance(number, int)]
-    return tuple(one for one in stats if one.is_bad)[:MOST_GRADIENTS]
+    return tuple(tensor for tensor in stats if tensor.is_bad)[:MOST_GRADIENTS]
 
 
 def first_report(engine: Any, decision: engine_adapter.Decision, *, losses: tuple[float, ...]) -> RankReport:
@@ -97,18 +97,16 @@ def replayed(
         frames=rank_report.frames if live else seen.frames,
         origin=seen.origin,
         minus_inf=seen.minus_inf,
-        local=_most_telling(seen.local),
+        local=_worst(seen.local),
         batch=found.frame.batch if found is not None else batch,
         replayed=_said(done),
     )
     rank_reports = ranks.gather(rank_report)
-    if not _forward_is_clean(rank_reports) or not any(one.scale.value > 1 for one in rank_reports):
+    if not _forward_is_clean(rank_reports) or not any(report.scale.value > 1 for report in rank_reports):
         return rank_reports
     plain = Seen()
     _replay(engine, recorder, options, plain, rank_report, batch=batch, factor=1.0 / rank_report.scale.value)
-    return ranks.gather(
-        msgspec.structs.replace(rank_report, at_scale_one=_most_telling(plain.local) if plain.local else None)
-    )
+    return ranks.gather(msgspec.structs.replace(rank_report, at_scale_one=_worst(plain.local) if plain.local else None))
 
 
 def _replay(
@@ -123,23 +121,25 @@ def _replay(
 ) -> tuple[Replayed, ...]:
     @contextmanager
     def around(number: int) -> Iterator[None]:
-        pages: list[BatchRecord] = []
+        records: list[BatchRecord] = []
         place = Position(step=rank_report.step, micro=number, stage=rank_report.stage)
         hooks = Hooks(
-            engine.module, on_record=pages.append, position=lambda: place, gradients=True, rank=rank_report.rank
+            engine.module, on_record=records.append, position=lambda: place, gradients=True, rank=rank_report.rank
         )
         hooks.batch = batch + number
         readings = Readings(Meters())
-        operations = Operations(readings, lambda: len((hooks.page or pages[-1]).calls) if hooks.page or pages else 0)
+        operations = Operations(
+            readings, lambda: len((hooks.record or records[-1]).calls) if hooks.record or records else 0
+        )
         try:
             with _remembering_lines(), operations:
                 yield
         finally:
             hooks.detach()
             readings.settle()
-            for page in pages:
-                page.settle()
-                _look_at(page, seen, operations, options)
+            for record in records:
+                record.settle()
+                _look_at(record, seen, operations, options)
 
     return replay(recorder, around=around, factor=factor)
 
@@ -155,11 +155,11 @@ def _remembering_lines() -> Iterator[None]:
         torch.autograd.set_detect_anomaly(*before)
 
 
-def _look_at(page: BatchRecord, seen: Seen, operations: Operations, options: Options) -> None:
+def _look_at(record: BatchRecord, seen: Seen, operations: Operations, options: Options) -> None:
     """Take from a micro-batch what it adds: forward goes before backward, the earlier before the later."""
-    frames = tuple(page.frames())
+    frames = tuple(record.frames())
     seen.local += local_gradients(frames)
-    found = first_bad(frames) if page.readings.any_bad else None
+    found = first_bad(frames) if record.readings.any_bad else None
     known = seen.first_bad
     if found is None or (known is not None and (known.kind is not BadKind.GRADIENT or found.kind is BadKind.GRADIENT)):
         return
@@ -167,7 +167,7 @@ def _look_at(page: BatchRecord, seen: Seen, operations: Operations, options: Opt
     seen.frames = last_frames(frames, found, options.max_frames_to_save)
     if found.kind not in (BadKind.DATA, BadKind.WEIGHT):
         seen.origin = operations.first_bad(found.frame.order, backward=found.kind is BadKind.GRADIENT)
-    seen.minus_inf = operations.first_minus_inf() if any(is_mask(one) for one in found.frame.inputs) else None
+    seen.minus_inf = operations.first_minus_inf() if any(is_mask(tensor) for tensor in found.frame.inputs) else None
 
 
 def last_frames(frames: Iterable[Frame], found: FirstBad, most: int) -> tuple[Frame, ...]:
@@ -189,22 +189,22 @@ def local_gradients(frames: Iterable[Frame]) -> Iterator[TensorStats]:
                 yield msgspec.structs.replace(stats, name=".".join(part for part in (frame.module, place) if part))
 
 
-def _most_telling(gradients: Iterable[TensorStats]) -> tuple[TensorStats, ...]:
-    ordered = sorted(gradients, key=lambda one: (not one.is_bad, -(one.absmax or 0.0)))
+def _worst(gradients: Iterable[TensorStats]) -> tuple[TensorStats, ...]:
+    ordered = sorted(gradients, key=lambda gradient: (not gradient.is_bad, -(gradient.absmax or 0.0)))
     return tuple(ordered[:MOST_GRADIENTS])
 
 
 def _forward_is_clean(rank_reports: list[RankReport]) -> bool:
-    return all(one.first_bad is None or one.first_bad.kind is BadKind.GRADIENT for one in rank_reports)
+    return all(report.first_bad is None or report.first_bad.kind is BadKind.GRADIENT for report in rank_reports)
 
 
 def _said(done: tuple[Replayed, ...]) -> str:
     """How far the replay came, in words; empty: not at all."""
-    if not any(one.forward for one in done):
+    if not any(micro_batch.forward for micro_batch in done):
         return ""
-    whole = all(one.backward for one in done)
-    why_not = sorted({one.why_not for one in done if one.why_not})
-    changed = any(one.changed_inputs for one in done)
+    whole = all(micro_batch.backward for micro_batch in done)
+    why_not = sorted({micro_batch.why_not for micro_batch in done if micro_batch.why_not})
+    changed = any(micro_batch.changed_inputs for micro_batch in done)
     parts = ["forward and backward" if whole else "forward only" + (f" ({why_not[0]})" if why_not else "")]
     parts += ["its inputs were changed in place since"] if changed else []
     return "; ".join(parts)

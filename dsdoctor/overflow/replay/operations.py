@@ -64,26 +64,28 @@ class Operations(TorchDispatchMode):
         What came earlier went astray (a -inf to fill a mask with), or, in the backward, took another way. After the
         readings settled.
         """
-        found = [one for one, stats in self._bad() if bool(one.node) is backward and not is_mask(stats)]
-        near = [one for one in found if one.calls == order]
-        return next(map(_origin, near or [one for one in found if one.calls < order]), None)
+        found = [result for result, stats in self._bad() if bool(result.node) is backward and not is_mask(stats)]
+        near = [result for result in found if result.calls == order]
+        return next(map(_origin, near or [result for result in found if result.calls < order]), None)
 
     def first_minus_inf(self) -> Origin | None:
         """The first operation of the forward that made a -inf beside finite values: a mask, or the logarithm of a zero."""
-        found = (one for one, stats in self._bad() if not one.node and is_mask(stats))
+        found = (result for result, stats in self._bad() if not result.node and is_mask(stats))
         return next(map(_origin, found), None)
 
     def _bad(self) -> Iterator[tuple[OperationResult, TensorStats]]:
-        for one in self._results:
-            stats = self._readings.stats(one.reading, "output")
+        for result in self._results:
+            stats = self._readings.stats(result.reading, "output")
             if stats.is_bad:
-                yield one, stats
+                yield result, stats
 
     def _computes(self, func: Any) -> bool:
         """Whether the operation writes values of its own: no view, no bare memory, no communication."""
         if func.namespace in FOREIGN or func._schema.name.split("::")[-1] in UNWRITTEN:
             return False
-        return not any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+        return not any(
+            returned.alias_info is not None and not returned.alias_info.is_write for returned in func._schema.returns
+        )
 
     def _note(self, func: Any, result: Any) -> None:
         node = torch._C._current_autograd_node() if torch._C._current_graph_task_id() != -1 else None

@@ -164,8 +164,8 @@ def is_negligible(a: TensorStats, b: TensorStats, frame_a: Frame, frame_b: Frame
     most, least = max(a.absmax or 0.0, b.absmax or 0.0), min(a.absmax or 0.0, b.absmax or 0.0)
     if least > 0 and most < max(SMALLEST_NORMAL.get(a.dtype, 0.0), SMALLEST_NORMAL.get(b.dtype, 0.0)):
         return True
-    others = (one for one in frame_a.measured + frame_b.measured if not is_masking(one))
-    return most < NEGLIGIBLE * max((one.absmax or 0.0 for one in others), default=0.0)
+    others = (tensor for tensor in frame_a.measured + frame_b.measured if not is_masking(tensor))
+    return most < NEGLIGIBLE * max((tensor.absmax or 0.0 for tensor in others), default=0.0)
 
 
 def _is_similar(tensor: TensorStats) -> bool:

@@ -33,7 +33,7 @@ class Excess:
         if tensor.name.startswith("output"):
             self.leaking.add(frame.module)
         holders = self._seen[rank].setdefault((value, tensor.shape), set())
-        inside = any(is_inside(one, frame.module) for one in holders)
+        inside = any(is_inside(holder, frame.module) for holder in holders)
         if frame.module not in self.modules and not inside:
             self.modules[frame.module] = None
         holders.add(frame.module)

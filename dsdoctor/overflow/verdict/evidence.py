@@ -66,7 +66,7 @@ def gradient_names(rank_reports: Iterable[RankReport]) -> str:
     >>> gradient_names([])
     ''
     """
-    names = sorted({one.name for rank_report in rank_reports for one in rank_report.named if one.is_bad})
+    names = sorted({tensor.name for rank_report in rank_reports for tensor in rank_report.named if tensor.is_bad})
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more
 
@@ -100,8 +100,8 @@ def earliest_bad(rank_reports: RankReports, *kinds: BadKind) -> tuple[RankReport
 
 def sharers(rank_reports: RankReports, rank_report: RankReport) -> tuple[tuple[int, ...], int]:
     """The ranks of its stage that have a culprit at all, be it another, and how many ranks there are in the stage."""
-    peers = [one for one in rank_reports if one.stage == rank_report.stage]
-    return tuple(one.rank for one in peers if one.first_bad is not None), len(peers)
+    peers = [peer for peer in rank_reports if peer.stage == rank_report.stage]
+    return tuple(peer.rank for peer in peers if peer.first_bad is not None), len(peers)
 
 
 def bad_gradient(rank_report: RankReport, rank_reports: RankReports) -> str:
@@ -120,9 +120,9 @@ def stays_bad(rank_report: RankReport) -> bool:
     if rank_report.first_bad is not None and rank_report.first_bad.kind is not BadKind.GRADIENT:
         return False
     if rank_report.at_scale_one is not None:
-        return any(one.is_bad for one in rank_report.at_scale_one)
+        return any(tensor.is_bad for tensor in rank_report.at_scale_one)
     return rank_report.scale.value <= 1 and (
-        any(one.is_bad for one in rank_report.local) or rank_report.first_bad is not None
+        any(tensor.is_bad for tensor in rank_report.local) or rank_report.first_bad is not None
     )
 
 
@@ -136,7 +136,7 @@ def remedy(first_bad: FirstBad) -> Fix:
         if first_bad.kind is BadKind.MODULE and first_bad.frame.module
         else ""
     )
-    if any(is_mask(one) for one in first_bad.frame.inputs):
+    if any(is_mask(tensor) for tensor in first_bad.frame.inputs):
         return Fix(
             text="A row that is masked entirely gives nan: leave one place open, or use the dtype's minimum for -inf."
         )
@@ -178,8 +178,8 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
         lines += what_is_bad(rank_report.first_bad)
         tight = [
             bits
-            for one in rank_report.first_bad.frame.inputs
-            if (bits := headroom_bits(one.absmax, one.dtype)) is not None
+            for tensor in rank_report.first_bad.frame.inputs
+            if (bits := headroom_bits(tensor.absmax, tensor.dtype)) is not None
         ]
         lines += [f"its inputs had {min(tight):.1f} bits of headroom left"] if tight and min(tight) < 8 else []
     if rank_report.origin is not None:
@@ -188,7 +188,7 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
         lines.append(f"its -inf came from {rank_report.minus_inf.op} in {rank_report.minus_inf.line}")
     if names := gradient_names(rank_reports):
         lines.append(f"bad gradients after reduction: {names}")
-    local = tuple(one.rank for one in rank_reports if any(stats.is_bad for stats in one.local))
+    local = tuple(report.rank for report in rank_reports if any(stats.is_bad for stats in report.local))
     if local and len(rank_reports) > 1:
         lines.append("bad before reduction" + ranks_say(local, len(rank_reports)))
     if rank_report.replayed:
@@ -199,7 +199,7 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
 def rule_of(verdict: Verdict) -> str:
     """The rule's id.
 
-    >>> def overflow_in_module(accounts): ...
+    >>> def overflow_in_module(rank_reports): ...
     >>> rule_of(overflow_in_module)
     'overflow-in-module'
     """

@@ -91,9 +91,9 @@ def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
     """
     if found := earliest_bad(rank_reports, BadKind.MODULE):
         _, first_bad = found
-        biggest = max((one.absmax or 0.0 for one in first_bad.frame.inputs), default=0.0)
+        biggest = max((tensor.absmax or 0.0 for tensor in first_bad.frame.inputs), default=0.0)
         title = f"{where(first_bad.frame)} made {amount(first_bad.tensor)} in {first_bad.tensor.name}"
-        if any(is_mask(one) for one in first_bad.frame.inputs):
+        if any(is_mask(tensor) for tensor in first_bad.frame.inputs):
             title += " of inputs that hold -inf"
         else:
             title += f" of finite inputs (largest {biggest:.3g}, {first_bad.tensor.dtype} ends at {limit(first_bad.tensor):.3g})"
@@ -122,13 +122,13 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
     bad = [
         rank_report
         for rank_report in rank_reports
-        if any(one != one or abs(one) == float("inf") for one in rank_report.losses)
+        if any(loss != loss or abs(loss) == float("inf") for loss in rank_report.losses)
     ]
     if bad and not any(
         rank_report.first_bad and rank_report.first_bad.kind is not BadKind.GRADIENT for rank_report in rank_reports
     ):
         ranks = ranks_say(tuple(rank_report.rank for rank_report in bad), len(rank_reports))
-        losses = ", ".join(f"{one:g}" for one in bad[0].losses)
+        losses = ", ".join(f"{loss:g}" for loss in bad[0].losses)
         origin = f", by {bad[0].origin.op} in {bad[0].origin.line}" if bad[0].origin else ""
         finite = "every module's output is finite" if bad[0].replayed else "the gradients are finite"
         if not bad[0].replayed and any(rank_report.named for rank_report in rank_reports):
@@ -176,7 +176,7 @@ def gradient_above_scale(rank_reports: RankReports) -> Iterator[Finding]:
     if scaled and not any(stays_bad(rank_report) for rank_report in rank_reports):
         first = scaled[0]
         names = gradient_names(rank_reports)
-        largest = max((one.absmax or 0.0 for one in first.at_scale_one or ()), default=0.0)
+        largest = max((tensor.absmax or 0.0 for tensor in first.at_scale_one or ()), default=0.0)
         fits = (
             f"; the largest at scale 1 is {largest:.3g}, so it fits up to {near(LIMITS['float16'] / largest)}"
             if largest
@@ -201,7 +201,7 @@ def gradient_norm_overflows(rank_reports: RankReports) -> Iterator[Finding]:
 
     The gradients have exploded; clipping them by their norm cannot work any more. DeepSpeed skips the step.
     """
-    local = [(one, rank_report) for rank_report in rank_reports for one in rank_report.local]
+    local = [(tensor, rank_report) for rank_report in rank_reports for tensor in rank_report.local]
     if local and not any(rank_report.first_bad or rank_report.named for rank_report in rank_reports):
         largest, rank_report = max(local, key=lambda pair: pair[0].absmax or 0.0)
         if (largest.absmax or 0.0) > SQUARES_END:

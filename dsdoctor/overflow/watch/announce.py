@@ -49,7 +49,7 @@ class Announcer:
     def _append(self, findings: tuple[Finding, ...], rank_reports: list[RankReport]) -> None:
         if self._file is None:
             return
-        plain = [msgspec.to_builtins(one) for one in findings]
+        plain = [msgspec.to_builtins(finding) for finding in findings]
         step = rank_reports[0].step if rank_reports else None
         try:
             with self._file.open("a", encoding="utf-8") as file:

@@ -61,7 +61,7 @@ class DebugUnderflowOverflow:
         self.abort_after_batch_num = abort_after_batch_num
         self.max_frames_to_save = max_frames_to_save
         self._collective = collective
-        self._pages: deque[BatchRecord] = deque(maxlen=2)
+        self._records: deque[BatchRecord] = deque(maxlen=2)
         self._hooks = Hooks(model, on_record=self._on_record, integers=True, rank=ranks.rank())
         self._waiting: BatchRecord | None = None
         self._found: FirstBad | None = None
@@ -83,35 +83,37 @@ class DebugUnderflowOverflow:
     def __exit__(self, *_: object) -> None:
         self.detach()
 
-    def _on_record(self, page: BatchRecord) -> None:
-        page.settle()
-        self._pages.append(page)
-        if page.batch in self.trace_batch_nums:
-            print(guide_format.text(page.frames()))
+    def _on_record(self, record: BatchRecord) -> None:
+        record.settle()
+        self._records.append(record)
+        if record.batch in self.trace_batch_nums:
+            print(guide_format.text(record.frames()))
         else:
-            self._judge(page)
-        if self.abort_after_batch_num is not None and page.batch >= self.abort_after_batch_num:
-            raise ValueError(f"DebugUnderflowOverflow: stopped after batch {page.batch}, as abort_after_batch_num asks")
+            self._judge(record)
+        if self.abort_after_batch_num is not None and record.batch >= self.abort_after_batch_num:
+            raise ValueError(
+                f"DebugUnderflowOverflow: stopped after batch {record.batch}, as abort_after_batch_num asks"
+            )
 
-    def _judge(self, page: BatchRecord) -> None:
-        found = first_bad(page.frames()) if page.readings.any_bad else None
+    def _judge(self, record: BatchRecord) -> None:
+        found = first_bad(record.frames()) if record.readings.any_bad else None
         together = self._collective and ranks.is_together()
         if together and torch.is_grad_enabled():
-            self._waiting, self._found = page, found
+            self._waiting, self._found = record, found
         elif found is not None and together:
             # perhaps this rank evaluates alone: an exception here would leave the others waiting
-            self._tell([self._rank_report(page, found)])
+            self._tell([self._rank_report(record, found)])
         elif found is not None:
-            self._stop([self._rank_report(page, found)])
+            self._stop([self._rank_report(record, found)])
 
     def _after_root(self, _model: nn.Module, _args: Any, output: Any) -> None:
         """Ranks agree when the backward begins, which all of them do together; a forward on one rank alone has none."""
-        page, self._waiting = self._waiting, None
-        if page is None:
+        record, self._waiting = self._waiting, None
+        if record is None:
             return
         heads = [tensor for _, tensor in tensors_of("", output) if tensor.requires_grad]
         if not heads and self._found is not None:
-            self._tell([self._rank_report(page, self._found)])
+            self._tell([self._rank_report(record, self._found)])
         found, agreed = self._found, False
 
         def agree(_gradient: Tensor) -> None:
@@ -119,20 +121,20 @@ class DebugUnderflowOverflow:
             if not agreed:
                 agreed = True
                 if ranks.any_rank(found is not None, device_of(self.model)):
-                    self._stop(ranks.gather(self._rank_report(page, found)))
+                    self._stop(ranks.gather(self._rank_report(record, found)))
 
         for head in heads:
             head.register_hook(agree)
 
-    def _rank_report(self, page: BatchRecord, found: FirstBad | None) -> RankReport:
+    def _rank_report(self, record: BatchRecord, found: FirstBad | None) -> RankReport:
         last = () if found is None else self._last_frames(found)
-        return RankReport(rank=ranks.rank(), world=ranks.world(), batch=page.batch, first_bad=found, frames=last)
+        return RankReport(rank=ranks.rank(), world=ranks.world(), batch=record.batch, first_bad=found, frames=last)
 
     def _last_frames(self, found: FirstBad) -> tuple[Frame, ...]:
         """The frames up to the culprit's, from the batch before too if that one was short."""
         kept: deque[Frame] = deque(maxlen=self.max_frames_to_save)
-        for page in self._pages:
-            for frame in page.frames():
+        for record in self._records:
+            for frame in record.frames():
                 if frame.batch < found.frame.batch or frame.order <= found.frame.order:
                     kept.append(frame)
         return tuple(kept)

@@ -35,7 +35,7 @@ from dsdoctor.overflow.watch.trace_writer import Tracer
 OFTEN = 3
 """Hits that are all replayed, in a row or, where the loss scale is dynamic, at all; later ones when their number is a power
 of two: a dynamic scale goes too high every thousand steps or so, and that is normal."""
-MOST_PAGES = 64
+MOST_RECORDS = 64
 """Forwards whose records are kept for the step that judges them."""
 MOST_LOSSES = 1024
 BLIND = (
@@ -49,7 +49,9 @@ def watch(engine: Any, **options: Any) -> "Watch":
     known = [field.name for field in dataclasses.fields(Options)]
     if wrong := [name for name in options if name not in known]:
         raise UsageError(f"watch has no option {wrong[0]!r}", hint=f"one of {', '.join(known)}")
-    given: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in options.items()}
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
+    }
     chosen = Options(**given)
     chosen.check()
     if not hasattr(engine, "global_steps") or not isinstance(getattr(engine, "module", None), nn.Module):
@@ -79,10 +81,10 @@ class Watch:
             raise UsageError("this engine is watched already", hint="engine.dsdoctor is its watch: detach() that first")
         refuse_twice(engine.module)
         self.engine, self.options = engine, options
-        self._teller = Announcer(report_file=options.report_file)
+        self._announcer = Announcer(report_file=options.report_file)
         self._findings: list[Finding] = []
         self._meters = Meters()
-        self._pages: list[BatchRecord] = []
+        self._records: list[BatchRecord] = []
         self._losses: list[Tensor] = []
         self._own_losses: list[Tensor] = []
         self._batches = 0
@@ -120,7 +122,7 @@ class Watch:
 
     def report(self) -> str:
         """All that was said so far."""
-        return "\n".join(self._teller.lines)
+        return "\n".join(self._announcer.lines)
 
     def detach(self) -> None:
         """End the watch: the engine is as it was before."""
@@ -130,7 +132,7 @@ class Watch:
             self._hooks.detach()
         while self._undo:
             self._undo.pop()()
-        self._pages, self._losses = [], []
+        self._records, self._losses = [], []
 
     close = detach
 
@@ -173,7 +175,7 @@ class Watch:
     def _position(self) -> Position:
         step, micro = engine_adapter.position(self.engine)
         stage = engine_adapter.pipeline_stage(self.engine)[0] if engine_adapter.is_pipeline(self.engine) else None
-        return Position(step=step, micro=len(self._pages) if micro < 0 else micro, stage=stage)
+        return Position(step=step, micro=len(self._records) if micro < 0 else micro, stage=stage)
 
     def _count(self, _module: Any, _args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or self._recorder.replaying or torch._C._current_graph_task_id() != -1:
@@ -193,24 +195,24 @@ class Watch:
     def _keep_loss_gradient(self, gradient: Tensor) -> None:
         self._loss_gradient = gradient.detach()
 
-    def _on_record(self, page: BatchRecord) -> None:
+    def _on_record(self, record: BatchRecord) -> None:
         if self._tracer is not None:
-            self._tracer.forward(page)
+            self._tracer.forward(record)
         elif torch.is_grad_enabled():
-            self._pages.append(page)
-            if len(self._pages) > MOST_PAGES:  # forwards that no step follows
-                self._pages.pop(0).settle()
+            self._records.append(record)
+            if len(self._records) > MOST_RECORDS:  # forwards that no step follows
+                self._records.pop(0).settle()
         else:
-            self._look_at_evaluation(page)
+            self._look_at_evaluation(record)
 
-    def _look_at_evaluation(self, page: BatchRecord) -> None:
+    def _look_at_evaluation(self, record: BatchRecord) -> None:
         """A forward without gradients has no step that would be judged: it is judged by itself, on this rank."""
-        page.settle()
-        found = first_bad(page.frames()) if page.readings.any_bad else None
+        record.settle()
+        found = first_bad(record.frames()) if record.readings.any_bad else None
         if found is not None:
-            last = last_frames(page.frames(), found, self.options.max_frames_to_save)
+            last = last_frames(record.frames(), found, self.options.max_frames_to_save)
             rank_report = RankReport(
-                rank=ranks.rank(), step=page.position.step, batch=page.batch, first_bad=found, frames=last
+                rank=ranks.rank(), step=record.position.step, batch=record.batch, first_bad=found, frames=last
             )
             self._conclude([rank_report], together=False)
 
@@ -261,7 +263,7 @@ class Watch:
         try:
             return self._whole_report(decision)
         except Exception:
-            self._teller.say(
+            self._announcer.say(
                 f"rank {ranks.rank()} could not tell what it saw. Please report this: {traceback.format_exc()}"
             )
             return RankReport(rank=ranks.rank(), world=ranks.world(), step=decision.step, batch=self._first_batch)
@@ -273,8 +275,8 @@ class Watch:
 
     def _live_first_bad(self, decision: engine_adapter.Decision) -> RankReport | None:
         """The frames level saw the step live: its first culprit, if any."""
-        for page in self._pages:
-            page.settle()
+        for record in self._records:
+            record.settle()
         for frames in self._live_frames():
             found = first_bad(frames)
             if found is not None:
@@ -284,9 +286,9 @@ class Watch:
 
     def _live_frames(self) -> Iterator[tuple[Frame, ...]]:
         """The frames of each micro-batch that has anything bad; of a compiled engine, those of the step."""
-        for page in self._pages:
-            if page.readings.any_bad:
-                yield tuple(page.frames())
+        for record in self._records:
+            if record.readings.any_bad:
+                yield tuple(record.frames())
         if self._hooks is not None and self._is_compiled():
             yield tuple(self._hooks.compiled_frames())
 
@@ -314,10 +316,10 @@ class Watch:
         """Judge, tell once, and stop all ranks alike if that was asked. ``harmless``: loss and gradients are finite."""
         findings = judge(rank_reports)
         if harmless:
-            findings = tuple(replace(one, severity=min_severity(one.severity)) for one in findings)
+            findings = tuple(replace(finding, severity=min_severity(finding.severity)) for finding in findings)
         self._findings += findings
         if ranks.rank() == 0 or not together:
-            self._teller.tell(findings, rank_reports)
+            self._announcer.tell(findings, rank_reports)
         errors = [] if harmless else [finding for finding in findings if finding.severity is Severity.ERROR]
         if errors and together and self.options.on_overflow == "raise":
             raise ranks.OverflowDetected(f"dsdoctor: {errors[0].title}  [{errors[0].rule}]")
@@ -329,7 +331,7 @@ class Watch:
             self._tracer.step_ends(self._overflowed, self._losses or self._own_losses, self._batches, self._scale)
             self._say_if_nothing_is_traced()
         self._recorder.forget()
-        self._pages, self._losses, self._own_losses, self._overflowed = [], [], [], None
+        self._records, self._losses, self._own_losses, self._overflowed = [], [], [], None
         self._first_batch = self._batches
         self._stop_after_batch()
 
@@ -355,19 +357,19 @@ class Watch:
                 raise
             except Exception:
                 self._stopped = True
-                self._teller.say("the watch failed and is off; the training goes on. Please report this:")
-                self._teller.say(traceback.format_exc())
+                self._announcer.say("the watch failed and is off; the training goes on. Please report this:")
+                self._announcer.say(traceback.format_exc())
 
         return guarded
 
     def _say_if_nothing_is_traced(self) -> None:
         if self._is_compiled() and not self._said_blind:
             self._said_blind = True
-            self._teller.say(BLIND)
+            self._announcer.say(BLIND)
 
     def _say_if_compiled(self) -> None:
         if self._is_compiled() and self.options.level == "frames":
-            self._teller.say(
+            self._announcer.say(
                 "the engine is compiled already, and level frames has its hooks compiled with it: what ran before is not "
                 "seen inside its graphs. Watch it before engine.compile()"
             )

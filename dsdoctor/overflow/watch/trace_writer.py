@@ -24,7 +24,7 @@ FOLDER = "dsdoctor-trace"
 
 
 class Tracer:
-    """Writes pages as they come: the forward when it is over, the backward when the step is."""
+    """Writes records as they come: the forward when it is over, the backward when the step is."""
 
     def __init__(self, engine: Any, options: Options) -> None:
         self._engine = engine
@@ -39,23 +39,23 @@ class Tracer:
         self._open: list[tuple[BatchRecord, int]] = []
         self._warned = False
 
-    def forward(self, page: BatchRecord) -> None:
-        """A forward is over. A page without gradients is complete with that."""
-        page.readings.peek()
-        self._write(page, 0)
+    def forward(self, record: BatchRecord) -> None:
+        """A forward is over. A record without gradients is complete with that."""
+        record.readings.peek()
+        self._write(record, 0)
         if torch.is_grad_enabled():
-            self._open.append((page, len(page.calls)))
+            self._open.append((record, len(record.calls)))
         else:
-            page.settle()
+            record.settle()
 
     def step_ends(self, overflow: bool | None, losses: list[Tensor], batches: int, scale: float | None) -> None:
-        """Write the gradients of the step's pages, and DeepSpeed's decision. ``scale``: the loss scale in the gradients."""
+        """Write the gradients of the step's records, and DeepSpeed's decision. ``scale``: the loss scale in the gradients."""
         if not self._open:
             return
-        for page, written in self._open:
-            page.settle()
-            self._write(page, written, scale)
-        loss = ", ".join(f"{float(one):g}" for one in losses if one.numel() == 1)
+        for record, written in self._open:
+            record.settle()
+            self._write(record, written, scale)
+        loss = ", ".join(f"{float(value):g}" for value in losses if value.numel() == 1)
         step = self._open[-1][0].position.step
         self._open = []
         self._writer.write((StepEnd(step=step, batch=batches - 1, overflow=overflow, loss_scale=scale, loss=loss),))
@@ -67,8 +67,8 @@ class Tracer:
         with contextlib.suppress(OSError):  # a full disk was told before
             self._text.close()
 
-    def _write(self, page: BatchRecord, first: int, scale: float | None = None) -> None:
-        frames = tuple(page.frames())[first:]
+    def _write(self, record: BatchRecord, first: int, scale: float | None = None) -> None:
+        frames = tuple(record.frames())[first:]
         if scale is not None and scale != 1:
             frames = tuple(msgspec.structs.replace(frame, loss_scale=scale) for frame in frames)
         self._writer.write(frames)

@@ -68,13 +68,14 @@ def _whole(number: float) -> str:
 
 
 def _gradient_lines(found: Headroom) -> Iterator[str]:
-    one = found.gradients
-    if one is None:
+    gradients = found.gradients
+    if gradients is None:
         return
-    scaled = f" at a loss scale of {one.scale:g}" if one.scale != 1 else ""
+    peak = gradients.peak
+    scaled = f" at a loss scale of {gradients.scale:g}" if gradients.scale != 1 else ""
     yield clean(
-        f"· gradients: the largest is {one.peak.value:.2e}{scaled} in {one.module or WHOLE} (batch {one.peak.batch}, "
-        f"rank {one.peak.rank}): a loss scale of up to 2^{math.log2(one.fits_scale):.0f} fits {found.dtype}"
+        f"· gradients: the largest is {peak.value:.2e}{scaled} in {gradients.module or WHOLE} (batch {peak.batch}, "
+        f"rank {peak.rank}): a loss scale of up to 2^{math.log2(gradients.fits_scale):.0f} fits {found.dtype}"
     )
 
 

@@ -36,11 +36,11 @@ def test_an_error_is_told_in_full_with_the_frames_that_led_to_it(capsys: pytest.
 
 
 def test_what_comes_again_is_one_line_and_ever_rarer(capsys: pytest.CaptureFixture[str]) -> None:
-    teller = Announcer()
-    teller.tell((ERROR,), [BAD])
+    announcer = Announcer()
+    announcer.tell((ERROR,), [BAD])
     capsys.readouterr()
     for _ in range(7):
-        teller.tell((ERROR,), [BAD])
+        announcer.tell((ERROR,), [BAD])
 
     assert capsys.readouterr().err.splitlines() == [f"{HEAD}  (time {times})" for times in (2, 4, 8)]
 
@@ -52,9 +52,9 @@ def test_a_normal_overflow_is_one_quiet_line(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_report_file_gets_each_finding_as_a_json_line(tmp_path: Path) -> None:
-    teller = Announcer(report_file=str(tmp_path / "report.jsonl"))
-    teller.tell((ERROR,), [BAD])
-    teller.tell((NOTE,), [BAD])
+    announcer = Announcer(report_file=str(tmp_path / "report.jsonl"))
+    announcer.tell((ERROR,), [BAD])
+    announcer.tell((NOTE,), [BAD])
 
     assert [line[:52] for line in (tmp_path / "report.jsonl").read_text().splitlines()] == [
         '{"schema": "dsdoctor/1", "command": "run", "step": 7'
@@ -62,8 +62,8 @@ def test_the_report_file_gets_each_finding_as_a_json_line(tmp_path: Path) -> Non
 
 
 def test_a_report_file_that_cannot_be_written_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    teller = Announcer(report_file=str(tmp_path / "none" / "report.jsonl"))
-    teller.tell((NOTE,), [BAD])
-    teller.tell((NOTE,), [BAD])
+    announcer = Announcer(report_file=str(tmp_path / "none" / "report.jsonl"))
+    announcer.tell((NOTE,), [BAD])
+    announcer.tell((NOTE,), [BAD])
 
     assert capsys.readouterr().err.count("cannot be written (No such file or directory)") == 1

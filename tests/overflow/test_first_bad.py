@@ -13,8 +13,8 @@ MASK = tensor("input[mask]", absmax=0.0, neginf=3)
 
 def found(*frames: Frame) -> tuple[BadKind, str, str] | None:
     """The kind, the module and the tensor."""
-    one = first_bad(frames)
-    return None if one is None else (one.kind, one.frame.module, one.tensor.name)
+    found = first_bad(frames)
+    return None if found is None else (found.kind, found.frame.module, found.tensor.name)
 
 
 def test_a_healthy_batch_has_none() -> None:
