@@ -3,7 +3,7 @@
 import html
 import math
 
-from dsdoctor.overflow.frames.frame import LIMITS
+from dsdoctor.overflow.frames.dtypes import LIMITS
 from dsdoctor.overflow.trace.extremes import Extreme, ModuleRow, Picture
 
 WHOLE = "(the whole model)"

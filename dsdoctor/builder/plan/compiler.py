@@ -1,7 +1,5 @@
 """Machine + toolkit -> the host compiler that both nvcc and torch accept. Pure."""
 
-from collections.abc import Sequence
-
 from dsdoctor.core.build_models import Choice, ToolkitPlan
 from dsdoctor.core.compatibility import compiler_limits, fits
 from dsdoctor.core.finding import Finding, Fix, Severity
@@ -76,9 +74,3 @@ def _choice(compiler: Compiler, because: str) -> Choice:
 
 def _text(compiler: Compiler) -> str:
     return ".".join(map(str, compiler.version))
-
-
-def executables(compiler: Compiler) -> Sequence[str]:
-    """The values of CC and CXX; nvcc takes CC as its -ccbin."""
-    assert compiler.c_path is not None
-    return compiler.c_path, compiler.path

@@ -1,7 +1,6 @@
 """What was seen: one frame per call of a module, with the figures of every tensor. Data only; knows no torch."""
 
 import enum
-import math
 
 import msgspec
 
@@ -144,50 +143,3 @@ class StepEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 Line = Header | Frame | StepEnd
-LIMITS = {
-    "float64": 1.7976931348623157e308,
-    "float32": 3.4028234663852886e38,
-    "bfloat16": 3.3895313892515355e38,
-    "float16": 65504.0,
-    "float8_e4m3fn": 448.0,
-    "float8_e5m2": 57344.0,
-    "float8_e4m3fnuz": 240.0,
-    "float8_e5m2fnuz": 57344.0,
-}
-"""The largest finite value of each dtype (IEEE 754; OCP 8-bit floating point specification for fp8)."""
-
-
-def headroom_bits(absmax: float | None, dtype: str) -> float | None:
-    """How many times the largest value may double before it overflows its dtype. None: nothing to go by.
-
-    >>> headroom_bits(1023.5, "float16")
-    6.0
-    """
-    limit = LIMITS.get(dtype)
-    if not absmax or limit is None or not math.isfinite(absmax):
-        return None
-    return math.log2(limit / absmax)
-
-
-UNIT_ROUNDOFF = {
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
-    "bfloat16": 2.0**-8,
-    "float16": 2.0**-11,
-    "float8_e4m3fn": 2.0**-4,
-    "float8_e4m3fnuz": 2.0**-4,
-    "float8_e5m2": 2.0**-3,
-    "float8_e5m2fnuz": 2.0**-3,
-}
-"""Half the distance from 1 to the next number (Higham, Accuracy and Stability of Numerical Algorithms, table 2.1)."""
-SMALLEST_NORMAL = {
-    "float64": 2.0**-1022,
-    "float32": 2.0**-126,
-    "bfloat16": 2.0**-126,
-    "float16": 2.0**-14,
-    "float8_e4m3fn": 2.0**-6,
-    "float8_e5m2": 2.0**-14,
-    "float8_e4m3fnuz": 2.0**-7,
-    "float8_e5m2fnuz": 2.0**-15,
-}
-"""Below it precision fades (IEEE 754; OCP 8-bit floating point specification; ONNX for the fnuz formats)."""

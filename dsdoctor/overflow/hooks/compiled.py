@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsdoctor.overflow.frames.dtypes import FORMATS
 from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.measure.measure import blank, blank_, scan_into, settled
 from dsdoctor.overflow.measure.readings import stats_of
-from dsdoctor.overflow.measure.rows import FORMATS
 
 OUTPUTS = 4
 """Outputs of a module that have a row."""

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dsdoctor.overflow.frames.dtypes import decode
 from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.measure.measure import Meter
-from dsdoctor.overflow.measure.rows import decode
 
 BY_STORAGE = 65536
 """Bytes from which a tensor is also known by its storage: DeepSpeed's ZeRO-3 hands on another view of the same data."""

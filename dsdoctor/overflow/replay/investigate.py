@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import torch
 
-from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Origin, RankReport, Scale, first_bad, is_mask
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Origin, RankReport, Scale, first_bad
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
+from dsdoctor.overflow.frames.masks import is_minus_inf_mask
 from dsdoctor.overflow.hooks import engine_adapter, ranks
 from dsdoctor.overflow.hooks.batch_record import BatchRecord, Position
 from dsdoctor.overflow.hooks.module_hooks import Hooks
@@ -167,7 +168,9 @@ def _look_at(record: BatchRecord, seen: Seen, operations: Operations, options: O
     seen.frames = last_frames(frames, found, options.max_frames_to_save)
     if found.kind not in (BadKind.DATA, BadKind.WEIGHT):
         seen.origin = operations.first_bad(found.frame.order, backward=found.kind is BadKind.GRADIENT)
-    seen.minus_inf = operations.first_minus_inf() if any(is_mask(tensor) for tensor in found.frame.inputs) else None
+    seen.minus_inf = (
+        operations.first_minus_inf() if any(is_minus_inf_mask(tensor) for tensor in found.frame.inputs) else None
+    )
 
 
 def last_frames(frames: Iterable[Frame], found: FirstBad, most: int) -> tuple[Frame, ...]:

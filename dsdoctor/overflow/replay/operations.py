@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsdoctor.overflow.frames.first_bad import Origin, is_mask
+from dsdoctor.overflow.frames.first_bad import Origin
 from dsdoctor.overflow.frames.frame import TensorStats
+from dsdoctor.overflow.frames.masks import is_minus_inf_mask
 from dsdoctor.overflow.measure.readings import Readings
 from dsdoctor.overflow.measure.tensor_paths import tensors_of
 
@@ -64,13 +65,15 @@ class Operations(TorchDispatchMode):
         What came earlier went astray (a -inf to fill a mask with), or, in the backward, took another way. After the
         readings settled.
         """
-        found = [result for result, stats in self._bad() if bool(result.node) is backward and not is_mask(stats)]
+        found = [
+            result for result, stats in self._bad() if bool(result.node) is backward and not is_minus_inf_mask(stats)
+        ]
         near = [result for result in found if result.calls == order]
         return next(map(_origin, near or [result for result in found if result.calls < order]), None)
 
     def first_minus_inf(self) -> Origin | None:
         """The first operation of the forward that made a -inf beside finite values: a mask, or the logarithm of a zero."""
-        found = (result for result, stats in self._bad() if not result.node and is_mask(stats))
+        found = (result for result, stats in self._bad() if not result.node and is_minus_inf_mask(stats))
         return next(map(_origin, found), None)
 
     def _bad(self) -> Iterator[tuple[OperationResult, TensorStats]]:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.replay.recorder import BatchRecorder, MicroBatch, leaves, versions
+from dsdoctor.overflow.measure.tensor_paths import leaves
+from dsdoctor.overflow.replay.recorder import BatchRecorder, MicroBatch, versions
 from dsdoctor.overflow.replay.rerun import (
     eager,
     external_parameters,

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dsdoctor.overflow.frames.frame import LIMITS, UNIT_ROUNDOFF, CallPhase, Frame, TensorStats, unscaled
+from dsdoctor.overflow.frames.dtypes import LIMITS, UNIT_ROUNDOFF
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats, unscaled
 from dsdoctor.overflow.trace.difference import (
     Allowed,
     Comparison,

@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dsdoctor.overflow.frames.first_bad import is_masking
-from dsdoctor.overflow.frames.frame import LIMITS, SMALLEST_NORMAL, CallPhase, Frame, StepEnd, TensorStats
+from dsdoctor.overflow.frames.dtypes import LIMITS, SMALLEST_NORMAL
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, StepEnd, TensorStats
+from dsdoctor.overflow.frames.masks import is_mask
 from dsdoctor.overflow.trace.trend import Growth, Trend
 
 
@@ -208,7 +209,7 @@ class _Reading:
         for tensor in frame.measured:
             if tensor.dtype not in LIMITS:
                 continue
-            if is_masking(tensor):
+            if is_mask(tensor):
                 self.masks += 1
                 continue
             if tensor.is_bad:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.overflow.frames.frame import Frame, Header, Line, StepEnd
+from dsdoctor.overflow.frames.frame import Frame, Header, Line
 
 SCHEMA = "dsdoctor/trace/1"
 LONGEST_HEADER = 1 << 16
@@ -138,11 +138,6 @@ def _header(path: Path, first: bytes) -> Header:
         return msgspec.convert(plain, Header)
     except ValueError as error:
         raise UsageError(f"{path}, line 1: {error}", hint="the trace was damaged") from error
-
-
-def steps_and_frames(path: Path) -> Iterator[Frame | StepEnd]:
-    """The lines of a trace without its header."""
-    return (line for line in read(path) if not isinstance(line, Header))
 
 
 Span = tuple[int, int]

@@ -4,9 +4,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from dsdoctor.core.finding import Finding, Fix, Severity
-from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, RankReport, is_mask
-from dsdoctor.overflow.frames.frame import LIMITS, Frame, TensorStats, headroom_bits
+from dsdoctor.overflow.frames.dtypes import headroom_bits
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, RankReport
+from dsdoctor.overflow.frames.frame import Frame, TensorStats
 from dsdoctor.overflow.frames.guide_format import item_line
+from dsdoctor.overflow.frames.masks import is_minus_inf_mask
 
 MOST_NAMES = 3
 
@@ -136,7 +138,7 @@ def remedy(first_bad: FirstBad) -> Fix:
         if first_bad.kind is BadKind.MODULE and first_bad.frame.module
         else ""
     )
-    if any(is_mask(tensor) for tensor in first_bad.frame.inputs):
+    if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
         return Fix(
             text="A row that is masked entirely gives nan: leave one place open, or use the dtype's minimum for -inf."
         )
@@ -145,11 +147,6 @@ def remedy(first_bad: FirstBad) -> Fix:
     return Fix(
         text="Lower the learning rate or clip gradients; look for a division by zero or a logarithm in this module."
     )
-
-
-def limit(tensor: TensorStats) -> float:
-    """The largest finite value of the tensor's dtype."""
-    return LIMITS.get(tensor.dtype, LIMITS["float32"])
 
 
 def finding(

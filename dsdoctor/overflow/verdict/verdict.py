@@ -7,8 +7,9 @@ import inspect
 from collections.abc import Iterable, Iterator
 
 from dsdoctor.core.finding import Finding, Fix, Severity
-from dsdoctor.overflow.frames.first_bad import BadKind, RankReport, is_mask
-from dsdoctor.overflow.frames.frame import LIMITS
+from dsdoctor.overflow.frames.dtypes import LIMITS, limit_of
+from dsdoctor.overflow.frames.first_bad import BadKind, RankReport
+from dsdoctor.overflow.frames.masks import is_minus_inf_mask
 from dsdoctor.overflow.verdict.evidence import (
     RankReports,
     Verdict,
@@ -18,7 +19,6 @@ from dsdoctor.overflow.verdict.evidence import (
     evidence,
     finding,
     gradient_names,
-    limit,
     moment,
     near,
     ranks_say,
@@ -93,10 +93,11 @@ def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
         _, first_bad = found
         biggest = max((tensor.absmax or 0.0 for tensor in first_bad.frame.inputs), default=0.0)
         title = f"{where(first_bad.frame)} made {amount(first_bad.tensor)} in {first_bad.tensor.name}"
-        if any(is_mask(tensor) for tensor in first_bad.frame.inputs):
+        if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
             title += " of inputs that hold -inf"
         else:
-            title += f" of finite inputs (largest {biggest:.3g}, {first_bad.tensor.dtype} ends at {limit(first_bad.tensor):.3g})"
+            dtype = first_bad.tensor.dtype
+            title += f" of finite inputs (largest {biggest:.3g}, {dtype} ends at {limit_of(dtype):.3g})"
         yield finding(overflow_in_module, title, rank_reports, found, remedy(first_bad))
 
 
