@@ -1,4 +1,4 @@
-"""The texts in a picture of a run. Module names are others' words: nothing in them is read as a tag."""
+"""The texts in a picture of a run. Module names come from the user's model, so nothing in them is read as a tag."""
 
 import html
 import math
@@ -37,7 +37,7 @@ def short(name: str) -> str:
 
 
 def hover(row: ModuleRow, dtype: str) -> str:
-    """What a row tells when it is pointed at: the figures, of which tensor, in which batch and rank."""
+    """The text that appears when the mouse is over a row: the figures, of which tensor, in which batch and rank."""
     parts = [f"<b>{label(row)}</b> {safe(row.kind)}"]
     if row.bad:
         bad = row.bad

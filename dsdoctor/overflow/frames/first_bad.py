@@ -36,7 +36,7 @@ class FirstBad:
 
 
 def first_bad(frames: Iterable[Frame]) -> FirstBad | None:
-    """The first bad call of a batch, forward before backward; None: none, or nothing but masks."""
+    """The first bad call of a batch, of the forward if there is one, else of the backward. None: nothing is bad but masks."""
     frames = tuple(frames)
     forward = tuple(frame for frame in frames if frame.phase is CallPhase.FORWARD)
     return _in_forward(forward) or _in_backward(frame for frame in frames if frame.phase is CallPhase.BACKWARD)
@@ -54,7 +54,7 @@ def _in_forward(frames: tuple[Frame, ...]) -> FirstBad | None:
 
 
 def _judge(frame: Frame, before: Frame | None, *, given: bool) -> FirstBad | None:
-    """What is wrong with one call, if anything, when all before it was right. ``given``: the batch itself is bad."""
+    """What is wrong with one call, given that all calls before it were right; None: nothing. ``given``: the batch itself is bad."""
     for tensor in frame.weights:
         if tensor.is_bad:
             return FirstBad(kind=BadKind.WEIGHT, frame=frame, tensor=tensor, before=before)
@@ -68,13 +68,13 @@ def _judge(frame: Frame, before: Frame | None, *, given: bool) -> FirstBad | Non
 
 
 def _bad_inputs(frame: Frame) -> tuple[TensorStats, ...]:
-    """Inputs that are bad and no masks: -inf is one where it lies beside small values; any inf where the module bore it."""
+    """Inputs that are bad and are no masks. An inf does not count where the module's outputs are finite all the same."""
     bad = (tensor for tensor in frame.inputs if tensor.is_bad and not is_minus_inf_mask(tensor))
     return tuple(tensor for tensor in bad if tensor.nan or not _is_finite(frame))
 
 
 def _is_finite(frame: Frame) -> bool:
-    """Whether the module bore its inputs: all outputs that were measured are finite."""
+    """Whether all outputs that were measured are finite, or masks."""
     return bool(frame.outputs) and not any(tensor.is_bad and not is_minus_inf_mask(tensor) for tensor in frame.outputs)
 
 
@@ -107,10 +107,10 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
 
     ``named``: bad gradients after reduction, those parts that this rank holds. ``local``: this rank's own gradients in
     the replay, bad ones first. ``at_scale_one``: the same replayed with scale 1; None: not done. ``frames``: the last ones
-    up to the culprit. ``minus_inf``: what made the -inf that the culprit was given. ``replayed``: how far, in words.
-    ``applied``: the step was taken in spite of it. ``weight_bad_since``: the first step of which that is known; None: from
-    the start. ``loss_gradient``: what arrived at the loss, and what is due there: the loss scale over the accumulation
-    steps.
+    up to the first bad call. ``minus_inf``: what made the -inf among that call's inputs. ``replayed``: how far the replay
+    went, in words. ``applied``: DeepSpeed applies the step all the same. ``weight_bad_since``: the first step that is known
+    to have a bad weight; None: bad from the start. ``loss_gradient``: the gradient that arrived at the loss.
+    ``loss_gradient_due``: what should have arrived there, the loss scale over the accumulation steps.
     """
 
     rank: int

@@ -13,7 +13,7 @@ class CallPhase(enum.Enum):
 
 
 class TensorStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tensor", tag_field="is"):
-    """The figures of one tensor. ``absmin``, ``absmin_nonzero`` and ``absmax`` are of its finite elements; None: has none.
+    """The figures of one tensor. ``absmin``, ``absmin_nonzero`` and ``absmax`` are of its finite elements; None: it has none.
 
     ``name``: its place in the call, such as ``weight``, ``input[0]``, ``input[mask]``, ``output[1][0]``, ``output.logits``.
     ``shape``: of the logical (for DTensor and sparse tensors: of the stored, local) tensor. ``count``: elements measured.

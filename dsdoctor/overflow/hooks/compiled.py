@@ -1,6 +1,6 @@
-"""Modules inside a compiled graph: outputs are measured by an operator that the graph keeps, into rows that stand fixed.
+"""Modules inside a compiled graph -> the figures of their outputs, measured by an operator that is part of the graph.
 
-No graph break and no wait per module. What is known less: figures of all calls of a step are merged, of outputs only.
+No graph break and no wait per module. In return less is known: all calls of a step are merged, and inputs are not measured.
 """
 
 from collections.abc import Mapping

@@ -22,7 +22,7 @@ from dsdoctor.overflow.measure.tensor_paths import Items, note, tensors_of
 
 
 class Hook:
-    """Calls ``function``. Copied or pickled, it calls nothing: an average or a checkpoint of a model is not watched."""
+    """Calls ``function``. A copy of it, or one that was pickled, calls nothing: copies of a model are not watched."""
 
     __slots__ = ("function",)
 
@@ -45,16 +45,16 @@ def nothing(*_: Any, **__: Any) -> None:
 
 _INPUT = tuple(f"input[{place}]" for place in range(64))
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
-"""The backward that runs now, or -1. A forward inside a backward is a recomputation, whatever kind of checkpointing."""
+"""The number of the backward that runs now, or -1. A forward inside a backward recomputes activations (checkpointing)."""
 
 
 class Hooks:
     """Hooks on the modules of ``model`` whose names pass the globs; ``on_record`` gets the record when a forward is over.
 
-    ``gradients``: also gradients of activations and parameters, which come to the record after ``on_record``. ``integers``:
+    ``gradients``: also gradients of activations and parameters, which are added to the record after ``on_record``. ``integers``:
     also the extremes of whole numbers, as the guide prints them. ``compiled_on``: the device of a model that may be
-    compiled later, whose outputs ``compiled_frames`` tells. ``position`` says which step and micro-batch it is, ``wanted``
-    whether a batch is to be looked at, ``paused`` that a call of the model is no batch at all: a replay.
+    compiled later, whose outputs ``compiled_frames`` gives. ``position`` says which step and micro-batch it is, ``wanted``
+    whether a batch is to be recorded, ``paused`` whether a call of the model is a replay and no batch.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Hooks:
     def _root_starts(self, *_: Any) -> None:
         if torch.compiler.is_compiling() or _graph_task() != -1 or self._paused():
             return
-        # an interrupted forward (Ctrl-C) never ended: whatever is open is over
+        # a forward that was interrupted (Ctrl-C) never ended: its record, if one is open, is replaced
         self._is_open = True
         if self._grown:
             self._add_modules()
@@ -204,7 +204,7 @@ class Hooks:
         return before
 
     def _after_forward(self, index: int) -> Callable[..., None]:
-        """The hook of one module. It runs for every call of every module: as little as can be."""
+        """The hook of one module. It runs for every call of every module, so it does as little as possible."""
 
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if torch.compiler.is_compiling():

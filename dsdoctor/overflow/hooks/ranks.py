@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 class OverflowDetected(ValueError):
-    """A nan or an inf was found, and the training was asked to stop at one. The same on every rank."""
+    """A nan or an inf was found, and the user asked to stop the training there. Raised on every rank alike."""
 
 
 def is_together() -> bool:

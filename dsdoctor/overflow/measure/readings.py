@@ -13,7 +13,7 @@ from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.measure.measure import Meter
 
 BY_STORAGE = 65536
-"""Bytes from which a tensor is also known by its storage: DeepSpeed's ZeRO-3 hands on another view of the same data."""
+"""Bytes from which a tensor is also known by its storage: DeepSpeed's ZeRO-3 passes another view of the same data."""
 
 
 BAD_COLUMNS = 3
@@ -32,7 +32,7 @@ class Meters:
         return free.pop() if free else Meter(device)
 
     def give_back(self, meter: Meter) -> None:
-        """Its rows will be written again."""
+        """Make a meter free again; its rows will be overwritten."""
         meter.rewind()
         self._free.setdefault(meter.device, []).append(meter)
 
@@ -41,7 +41,7 @@ class Readings:
     """What was read during one batch. A tensor that was read is not read again while it is unchanged.
 
     A tensor is known by the object, as long as that lives, and its version; big ones also by storage, place in it and
-    version, as long as the storage lives. An address alone would lie: freed memory is handed out again.
+    version, as long as the storage lives. An address alone is not enough, because freed memory is used again.
     """
 
     def __init__(self, meters: Meters, *, integers: bool = False) -> None:
@@ -74,7 +74,7 @@ class Readings:
                 if key is not None:
                     self._storages[key] = (StorageWeakRef(tensor.untyped_storage()), number)
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
-            # wrapped by torch.func, traced, nested, quantised: what cannot be asked is passed over, and never in the way
+            # wrapped by torch.func, traced, nested, quantised: what cannot be measured is left out, and never raises
             return "not measured"
         self._seen[id(tensor)] = (weakref.ref(tensor), version, number)
         return number

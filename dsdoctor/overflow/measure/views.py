@@ -40,7 +40,10 @@ def measured_view(tensor: object) -> Tensor | None:
             plain = plain.resolve_neg()
         # a tensor of torch.func raises here, a zero that was never made has no address
         return plain if plain.dtype in FORMAT_OF and plain.data_ptr() else None
-    except (RuntimeError, NotImplementedError):  # wrappers of torch.func and foreign layouts have no memory to ask for
+    except (
+        RuntimeError,
+        NotImplementedError,
+    ):  # wrappers of torch.func and foreign layouts have no memory that could be read
         return None
 
 

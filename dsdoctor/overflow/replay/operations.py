@@ -1,6 +1,6 @@
 """Which operation made the first nan or inf, and in which line: every operation of a replayed batch is measured.
 
-Dear, and only for a replay: each result is read once more, and the caller's line is noted.
+Expensive, so only for a replay: each result is read once more, and the caller's line is noted.
 """
 
 import linecache
@@ -33,8 +33,8 @@ OURS = f"{Path(__file__).parents[1]}/"
 
 @dataclass(slots=True)
 class OperationResult:
-    """One result: its reading, how many calls had ended before it, the operation's name, whence it was called, the
-    autograd node and where that was made."""
+    """One result: its reading, how many calls had ended before it, the operation's name, the line that called
+    it, the autograd node and where that was made."""
 
     reading: int
     calls: int
@@ -62,12 +62,13 @@ class Operations(TorchDispatchMode):
     def first_bad(self, order: int, *, backward: bool) -> Origin | None:
         """The first operation that made a nan or an inf for the call of that order: since the call before it ended.
 
-        What came earlier went astray (a -inf to fill a mask with), or, in the backward, took another way. After the
-        readings settled.
+        Only after the readings settled.
         """
         found = [
             result for result, stats in self._bad() if bool(result.node) is backward and not is_minus_inf_mask(stats)
         ]
+        # a bad result of an earlier call counts only if this call has none: it may have had another use (a -inf to fill a mask
+        # with), or, in the backward, have reached this call by another path
         near = [result for result in found if result.calls == order]
         return next(map(_origin, near or [result for result in found if result.calls < order]), None)
 
@@ -120,10 +121,10 @@ def _caller() -> tuple[str, int, str] | None:
 
 
 def _origin(result: OperationResult) -> Origin:
-    return Origin(op=result.node or result.op, line=_said(result))
+    return Origin(op=result.node or result.op, line=_calling_line(result))
 
 
-def _said(result: OperationResult) -> str:
+def _calling_line(result: OperationResult) -> str:
     """The line that called the operation: ``model.py:12 in forward: h = torch.log(x)``."""
     if result.line is not None:
         file, number, function = result.line

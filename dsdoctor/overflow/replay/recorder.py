@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.hooks.engine_adapter import is_pipeline
+from dsdoctor.overflow.hooks.engine_facts import is_pipeline
 from dsdoctor.overflow.hooks.module_hooks import Hook
 from dsdoctor.overflow.measure.readings import version_of
 from dsdoctor.overflow.measure.tensor_paths import leaves
@@ -25,7 +25,7 @@ GRADIENT_LIMIT = 64 << 20
 
 
 WAITING_LIMIT = 64
-"""Forwards kept that no backward has followed yet: a validation loop that forgot ``no_grad`` must not fill the memory."""
+"""Forwards kept that no backward has followed yet: a validation loop without ``no_grad`` must not fill the memory."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -69,7 +69,7 @@ class BatchRecorder:
         ]
 
     def forget(self) -> None:
-        """Let go of everything: call it at every step boundary."""
+        """Drop everything that is kept. To be called at every step boundary."""
         self.batches = []
         self._waiting = {}
         self._input_bytes = self._gradient_bytes = 0

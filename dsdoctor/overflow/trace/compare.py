@@ -1,7 +1,8 @@
-"""Two streams of frames -> where they part: the first tensor whose figures differ by more than rounding. Pure.
+"""Two streams of frames -> where they diverge: the first tensor whose figures differ by more than rounding. Pure.
 
-Frames are matched by phase, module, call and the tensor's name, and judged in the order in which A ran them. What rounding may
-do: see ``tolerance``. A change of shape or dtype is told and is no divergence by itself: padding and precision are chosen.
+Frames are matched by phase, module, call and the tensor's name, and judged in the order in which A ran them. What rounding
+may do: see ``difference.allowed``. A change of shape or dtype is reported and is no divergence by itself: users choose
+padding and precision.
 """
 
 import heapq

@@ -17,7 +17,7 @@ class Excess:
     """The modules that hold or make a tensor above a limit, collected frame by frame.
 
     A leaf counts with each of its tensors. A module with children only counts for a tensor that none of its children had in
-    this batch: a residual sum, for instance. What it merely passes on is its children's affair.
+    this batch: a residual sum, for instance. A value that it merely passes on counts for its children.
     """
 
     def __init__(self, limit: float) -> None:

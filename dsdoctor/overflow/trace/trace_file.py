@@ -53,7 +53,7 @@ class TraceWriter:
             self.broken = f"{error.strerror or error}"
 
     def close(self) -> None:
-        """Close the file. Never raises for a disk that is full: that was told before."""
+        """Close the file. Never raises for a disk that is full: that was reported before."""
         try:
             self._file.close()
         except OSError as error:

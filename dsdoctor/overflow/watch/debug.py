@@ -26,8 +26,8 @@ class DebugUnderflowOverflow:
     At a hit the last ``max_frames_to_save`` frames are printed and ValueError is raised, on all ranks alike when the model
     trains on several. Batches are calls of ``model``, from 0. Those of ``trace_batch_nums`` are printed whole and not
     judged. ``abort_after_batch_num`` raises ValueError after that batch. Unlike the guide's class it also sees keyword
-    inputs and outputs of any nesting, bears a ZeRO-3 engine's module, and lets masks of -inf pass. On several ranks a forward
-    without gradients is reported and raises nothing: the others may not be in it.
+    inputs and outputs of any nesting, works with a ZeRO-3 engine's module, and does not stop at masks of -inf. On several
+    ranks a forward without gradients is reported and raises nothing, because the other ranks may not take part in it.
 
     ``collective``: whether ranks agree when a backward begins; False where they do not run backward equally often
     (pipelines, uneven data). Raises UsageError for numbers that make no sense and for a model watched already.
@@ -102,7 +102,7 @@ class DebugUnderflowOverflow:
             self._waiting, self._found = record, found
         elif found is not None and together:
             # perhaps this rank evaluates alone: an exception here would leave the others waiting
-            self._tell([self._rank_report(record, found)])
+            self._print_reports([self._rank_report(record, found)])
         elif found is not None:
             self._stop([self._rank_report(record, found)])
 
@@ -113,7 +113,7 @@ class DebugUnderflowOverflow:
             return
         heads = [tensor for _, tensor in tensors_of("", output) if tensor.requires_grad]
         if not heads and self._found is not None:
-            self._tell([self._rank_report(record, self._found)])
+            self._print_reports([self._rank_report(record, self._found)])
         found, agreed = self._found, False
 
         def agree(_gradient: Tensor) -> None:
@@ -131,7 +131,7 @@ class DebugUnderflowOverflow:
         return RankReport(rank=ranks.rank(), world=ranks.world(), batch=record.batch, first_bad=found, frames=last)
 
     def _last_frames(self, found: FirstBad) -> tuple[Frame, ...]:
-        """The frames up to the culprit's, from the batch before too if that one was short."""
+        """The frames up to the first bad call, from the batch before too if this one is short."""
         kept: deque[Frame] = deque(maxlen=self.max_frames_to_save)
         for record in self._records:
             for frame in record.frames():
@@ -141,10 +141,10 @@ class DebugUnderflowOverflow:
 
     def _stop(self, rank_reports: list[RankReport]) -> None:
         """Print what every rank saw, then raise."""
-        raise ranks.OverflowDetected(self._tell(rank_reports))
+        raise ranks.OverflowDetected(self._print_reports(rank_reports))
 
-    def _tell(self, rank_reports: list[RankReport]) -> str:
-        """Print what every rank saw, in rank order and once. Answers the verdict in a line."""
+    def _print_reports(self, rank_reports: list[RankReport]) -> str:
+        """Print what every rank saw, in rank order and once. Returns the verdict in a line."""
         findings = judge(rank_reports)
         if ranks.rank() == min(rank_report.rank for rank_report in rank_reports):
             for rank_report in rank_reports:
@@ -160,7 +160,7 @@ class DebugUnderflowOverflow:
 
 
 def detect_overflow(var: Any, ctx: str) -> bool:
-    """Print and tell whether a tensor holds nan or inf: ``ctx has nans``, ``ctx has infs``, then the figures.
+    """Whether a tensor holds nan or inf, and if so print it: ``ctx has nans``, ``ctx has infs``, then the figures.
 
     One wait for the device, whatever the tensor. None, empty tensors, whole numbers and booleans hold neither.
     """

@@ -15,7 +15,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.version import __version__
 from dsdoctor.overflow.frames import guide_format
 from dsdoctor.overflow.frames.frame import Header, StepEnd
-from dsdoctor.overflow.hooks import engine_adapter, ranks
+from dsdoctor.overflow.hooks import engine_facts, ranks
 from dsdoctor.overflow.hooks.batch_record import BatchRecord
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.trace.trace_file import SCHEMA, TraceWriter, file_name
@@ -64,7 +64,7 @@ class Tracer:
         """Write what is left, and close."""
         self.step_ends(None, [], 0, None)
         self._writer.close()
-        with contextlib.suppress(OSError):  # a full disk was told before
+        with contextlib.suppress(OSError):  # a full disk was reported before
             self._text.close()
 
     def _write(self, record: BatchRecord, first: int, scale: float | None = None) -> None:
@@ -96,15 +96,15 @@ def header_of(engine: Any) -> Header:
         host=platform.node(),
         torch=str(torch.__version__),
         deepspeed=str(getattr(deepspeed, "__version__", "")),
-        zero_stage=engine_adapter.zero_stage(engine),
-        stage=engine_adapter.pipeline_stage(engine)[0] if engine_adapter.is_pipeline(engine) else None,
-        dtype=str(engine_adapter.dtype(engine)).removeprefix("torch."),
+        zero_stage=engine_facts.zero_stage(engine),
+        stage=engine_facts.pipeline_stage(engine)[0] if engine_facts.is_pipeline(engine) else None,
+        dtype=str(engine_facts.dtype(engine)).removeprefix("torch."),
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
 
 
 def unused(path: Path) -> Path:
-    """The path, or one beside it with a number: a second engine, or a job that is started again, spoils no trace."""
+    """The path, or one beside it with a number: a second engine, or a job that is started again, overwrites no trace."""
     number = 2
     free = path
     while free.exists():

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from dsdoctor.core.sentences import and_more
 from dsdoctor.overflow.frames.frame import CallPhase, TensorStats
 from dsdoctor.overflow.trace.difference import (
     Comparison,
@@ -42,11 +43,11 @@ def _first_lines(found: Comparison) -> Iterator[str]:
         yield f"✓ no divergence: {found.tensors:,} tensors in {counted(found.pairs, 'batch', 'batches')} agree"
         return
     first, bad = found.first, found.first_bad
-    yield f"✗ first divergence: {name_of(first.place)}, {first.place.tensor}: {_said(first)}"
+    yield f"✗ first divergence: {name_of(first.place)}, {first.place.tensor}: {_in_words(first)}"
     yield f"    {_where(first.place)}; {found.agreed:,} of {found.tensors:,} tensors come before it and agree"
     yield f"    {_origin(first)}"
     if bad is not None and bad is not first:
-        yield f"✗ first nan or inf on one side only: {name_of(bad.place)}, {bad.place.tensor}: {_said(bad)}"
+        yield f"✗ first nan or inf on one side only: {name_of(bad.place)}, {bad.place.tensor}: {_in_words(bad)}"
         yield f"    {_where(bad.place)}"
     yield f"  {found.diverging:,} tensors diverge in all"
 
@@ -67,7 +68,7 @@ def _side(side: Side) -> str:
     return f"batch {side.batch}, rank {side.rank}"
 
 
-def _said(difference: TensorDifference) -> str:
+def _in_words(difference: TensorDifference) -> str:
     if difference.what is DifferenceKind.NOT_FINITE:
         return f"{_figure(difference.a, difference.what)} against {_figure(difference.b, difference.what)}"
     if difference.what is DifferenceKind.ZEROS:
@@ -92,7 +93,7 @@ def _figure(tensor: TensorStats, what: DifferenceKind) -> str:
 
 
 def _origin(first: TensorDifference) -> str:
-    """What the kind of tensor tells of the cause."""
+    """What the kind of tensor says about the cause."""
     name = first.place.tensor
     if first.place.phase is CallPhase.BACKWARD:
         return "the forward agrees: it is the gradient that differs"
@@ -119,5 +120,4 @@ def _times(change: FormChange) -> str:
 
 
 def _some(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return clean(", ".join(names[:MOST_NAMES]) + more)
+    return clean(and_more(names, MOST_NAMES))

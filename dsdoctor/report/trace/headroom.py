@@ -48,7 +48,7 @@ def _room_line(room: Room, found: Headroom) -> str:
 
 
 def _trend_lines(found: Headroom) -> Iterator[str]:
-    """Who grows towards the limit, soonest first; parts of one chain grow alike, so few are told."""
+    """Who grows towards the limit, soonest first; only a few, because modules that feed each other grow alike."""
     growing = [(room.trend.reaches_in, room) for room in found.modules if room.trend]
     for left, room in sorted(growing, key=lambda pair: pair[0])[:5]:
         assert room.trend is not None
