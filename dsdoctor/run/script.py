@@ -79,7 +79,7 @@ class WatchedProcess:
             at_exit(self.close, watch)
         except UsageError as error:
             stop(error)
-        except Exception as error:  # a defect of ours must not end a training
+        except Exception as error:  # an error of dsdoctor's own must not end a training
             say(f"! the engine is not watched, and training goes on: {type(error).__name__}: {error}")
 
     def close(self, watch: Any) -> None:

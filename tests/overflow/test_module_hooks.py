@@ -34,7 +34,7 @@ def names(frame: Frame) -> list[str]:
 
 
 class Gives(nn.Module):
-    """Gives whatever it was told to."""
+    """Returns what it was given."""
 
     def __init__(self, make: Any) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ class Decision:
     """What DeepSpeed made of one optimizer step's gradients, before they are cleared and before weights are written.
 
     ``overflow`` is the same on every rank that shares the optimizer step; ``None`` when DeepSpeed does not look at the
-    gradients in this configuration. Then ``replicated`` tells whether every rank holds the same reduced gradients, so
+    gradients in this configuration. Then ``replicated`` says whether every rank holds the same reduced gradients, so
     that what one rank finds holds for all, or whether ranks hold different pieces and have to agree.
     ``loss_scale`` is the factor in these gradients: 1.0 without scaling; ``None`` under torch's GradScaler unless there is
     an overflow, since reading it waits for the device (the function ``loss_scale`` reads it). ``floor`` is the lowest

@@ -169,7 +169,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def _storage_key(tensor: Tensor, version: int) -> tuple[Any, ...] | None:
-    """What tells data apart across tensor objects; None: too small to be worth it, or no plain storage."""
+    """A key that identifies data across tensor objects; None: too small to be worth it, or no plain storage."""
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or version < 0:
         return None
     if tensor.numel() * tensor.itemsize < BY_STORAGE:

@@ -18,7 +18,7 @@ Look = Callable[[Tensor], int | str]
 
 
 def note(items: Items, name: str, value: Any, look: Look, depth: int = 0) -> None:
-    """Add what ``value`` holds to ``items``: each tensor as ``look`` answers for it, each other thing as a word."""
+    """Add what ``value`` holds to ``items``: for each tensor what ``look`` returns, for anything else a word."""
     if isinstance(value, Tensor):
         items.append((name, look(value)))
     elif value is None:

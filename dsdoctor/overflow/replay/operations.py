@@ -45,7 +45,7 @@ class OperationResult:
 
 
 class Operations(TorchDispatchMode):
-    """Measures the results of all operations while it is entered. ``calls`` tells how many module calls have ended."""
+    """Measures the results of all operations while it is entered. ``calls`` returns how many module calls have ended."""
 
     def __init__(self, readings: Readings, calls: Callable[[], int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ SCHEMA = "dsdoctor/trace/1"
 LONGEST_HEADER = 1 << 16
 """Bytes. A checkpoint that was given by mistake may have no line end at all."""
 FRAME_OF = re.compile(rb'\{"t":"frame","batch":(\d+),')
-"""How a frame's line begins, as the writer writes it: its batch can be told without decoding the line."""
+"""How a frame's line begins, as the writer writes it: its batch is known without decoding the line."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode  # torch.__version__ is no plain str
 _decode: Callable[[bytes], Line] = msgspec.json.Decoder(Line).decode
 
@@ -162,7 +162,7 @@ class Batches:
 
 
 def find_batches(path: Path) -> Batches:
-    """Find the batches of a trace. Frames are told by how their line begins; nothing else is decoded."""
+    """Find the batches of a trace. A frame is recognised by how its line begins, and nothing is decoded."""
     read_header(path)
     spans: dict[int, list[Span]] = {}
     place = 0

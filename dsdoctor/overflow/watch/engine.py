@@ -342,7 +342,7 @@ class Watch:
     # -- what must not disturb the training
 
     def _guarded(self, look: Callable[[engine_adapter.Decision], None]) -> Callable[[engine_adapter.Decision], None]:
-        """A defect of ours must not end a training: it is told once, and the watch is over."""
+        """An error of dsdoctor's own must not end a training: it is printed once, and the watch ends."""
 
         @functools.wraps(look)
         def guarded(decision: engine_adapter.Decision) -> None:

@@ -27,7 +27,6 @@ class Tracer:
     """Writes records as they come: the forward when it is over, the backward when the step is."""
 
     def __init__(self, engine: Any, options: Options) -> None:
-        self._engine = engine
         path = unused(Path(options.trace_dir or FOLDER) / file_name(ranks.rank()))
         try:
             self._writer = TraceWriter(path, header_of(engine))
