@@ -1,9 +1,9 @@
-"""The texts in a picture of a run. Module names are others' words: nothing in them is read as a tag."""
+"""The texts in a picture of a run. Module names come from the user's model, so nothing in them is read as a tag."""
 
 import html
 import math
 
-from dsdoctor.overflow.frames.frame import LIMITS
+from dsdoctor.overflow.frames.dtypes import LIMITS
 from dsdoctor.overflow.trace.extremes import Extreme, ModuleRow, Picture
 
 WHOLE = "(the whole model)"
@@ -37,7 +37,7 @@ def short(name: str) -> str:
 
 
 def hover(row: ModuleRow, dtype: str) -> str:
-    """What a row tells when it is pointed at: the figures, of which tensor, in which batch and rank."""
+    """The text that appears when the mouse is over a row: the figures, of which tensor, in which batch and rank."""
     parts = [f"<b>{label(row)}</b> {safe(row.kind)}"]
     if row.bad:
         bad = row.bad
@@ -52,8 +52,10 @@ def hover(row: ModuleRow, dtype: str) -> str:
     return "<br>".join(parts)
 
 
-def _extreme(one: Extreme) -> str:
-    return safe(f"{one.value:.3e} in {one.tensor} {one.dtype} {list(one.shape)}, batch {one.batch}, rank {one.rank}")
+def _extreme(extreme: Extreme) -> str:
+    return safe(
+        f"{extreme.value:.3e} in {extreme.tensor} {extreme.dtype} {list(extreme.shape)}, batch {extreme.batch}, rank {extreme.rank}"
+    )
 
 
 def batches_of(picture: Picture, column: int) -> str:

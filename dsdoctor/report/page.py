@@ -41,7 +41,7 @@ PAGE = """<!doctype html>
 @plot@
 <script>
 (function () {
-  var plot = document.getElementById("@div@"), wish = window.matchMedia("(prefers-color-scheme: dark)");
+  var plot = document.getElementById("@div@"), prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
   function paint(dark) {
     var ink = dark ? "#d6d9dc" : "#2a3038", grid = dark ? "#2c3238" : "#e6e9ec", paper = dark ? "#14171a" : "#ffffff";
     var look = {"paper_bgcolor": paper, "plot_bgcolor": paper, "font.color": ink};
@@ -51,8 +51,8 @@ PAGE = """<!doctype html>
     document.body.className = dark ? "dark" : "";
     return Plotly.relayout(plot, look);
   }
-  paint(wish.matches).then(function () { document.body.dataset.drawn = "yes"; });
-  wish.addEventListener("change", function (event) { paint(event.matches); });
+  paint(prefersDark.matches).then(function () { document.body.dataset.drawn = "yes"; });
+  prefersDark.addEventListener("change", function (event) { paint(event.matches); });
   document.getElementById("theme").addEventListener("click", function () { paint(!document.body.className); });
 })();
 </script>

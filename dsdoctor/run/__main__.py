@@ -1,7 +1,7 @@
 """``python -m dsdoctor.run [options] script.py args...``: an unmodified training script, with its engines watched.
 
-Takes the place of itself: the process becomes `python script.py args...`, as if it had been called so, with a folder on
-PYTHONPATH whose sitecustomize watches (`startup/`, `script.py`). What the script sees, how it ends, its traceback and
+The process becomes `python script.py args...`, as if that had been called, with a folder on PYTHONPATH whose
+sitecustomize watches (`startup/`, `script.py`). What the script sees, how it ends, its traceback and
 its signals are Python's own, and processes that it starts are watched alike. Imports neither torch nor DeepSpeed.
 """
 
@@ -59,7 +59,7 @@ class CommandLine:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, whose complaint is our error."""
+    """An argparse parser whose errors are UsageErrors."""
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
@@ -101,10 +101,10 @@ def make_parser(default_level: str | None) -> Parser:
     return parser
 
 
-def understand(argv: Sequence[str], environment: Mapping[str, str]) -> CommandLine:
+def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> CommandLine:
     """What a command line asks for. Raises UsageError where that makes no sense.
 
-    >>> understand(["--local_rank=1", "--frames", "5", "-m", "train", "--frames", "x"], {}).script
+    >>> parse_command_line(["--local_rank=1", "--frames", "5", "-m", "train", "--frames", "x"], {}).script
     ('-m', 'train', '--local_rank=1', '--frames', 'x')
     """
     launchers, rest = split_local_rank(argv)
@@ -225,7 +225,7 @@ def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> No
 
     ``python``: the interpreter and its options. ``watch``: ``module:function``, called with each engine and the options.
     """
-    call = understand(argv, os.environ)
+    call = parse_command_line(argv, os.environ)
     environment = environment_for(call, os.environ, watch)
     os.execve(sys.executable, [*python, *call.script], environment)  # noqa: S606 - no process is started: it becomes this
 
@@ -237,10 +237,10 @@ def main() -> NoReturn:
             raise UsageError("Python's -E, -I and -S keep dsdoctor out", hint="leave the option out")
         run(sys.argv[1:], python=interpreter(sys.orig_argv, len(sys.argv) - 1))
     except UsageError as error:
-        sys.exit(_complaint(error))
+        sys.exit(_print_error(error))
 
 
-def _complaint(error: UsageError) -> int:
+def _print_error(error: UsageError) -> int:
     lines = [f"✗ {error.message}", *([f"    Fix: {error.hint}"] if error.hint else [])]
     print(*lines, sep="\n", file=sys.stderr)
     return error.exit_code

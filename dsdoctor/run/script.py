@@ -1,4 +1,4 @@
-"""Inside the script's process: every engine that deepspeed.initialize makes is watched, and at the end something is said.
+"""Inside the script's process: watches every engine that deepspeed.initialize makes, and explains a failure at the end.
 
 `dsdoctor.run` starts the script, `startup/sitecustomize.py` calls `ready` before it. Nothing here imports torch or
 DeepSpeed before the script does, and nothing here ends a training, but for options that make no sense.
@@ -43,18 +43,18 @@ class RunOrder:
 
 
 def ready(fields: dict[str, Any]) -> None:
-    """Follow the script that is about to run in this process; ``fields`` are those of an ``RunOrder``."""
+    """Prepare this process, in which the script is about to run. ``fields``: those of a ``RunOrder``."""
     order = RunOrder(**fields)
-    following = Following(order)
-    atexit.register(following.end)
+    process = WatchedProcess(order)
+    atexit.register(process.end)
     if order.options is None:
         return
-    sys.meta_path.insert(0, AfterImport("deepspeed", following.wrap))
+    sys.meta_path.insert(0, AfterImport("deepspeed", process.wrap))
     if "deepspeed" in sys.modules:
-        following.wrap(sys.modules["deepspeed"])
+        process.wrap(sys.modules["deepspeed"])
 
 
-class Following:
+class WatchedProcess:
     """What became of one process: whether it imported DeepSpeed, which engines it made, how it ended."""
 
     def __init__(self, order: RunOrder) -> None:
@@ -79,7 +79,7 @@ class Following:
             at_exit(self.close, watch)
         except UsageError as error:
             stop(error)
-        except Exception as error:  # a defect of ours must not end a training
+        except Exception as error:  # an error of dsdoctor's own must not end a training
             say(f"! the engine is not watched, and training goes on: {type(error).__name__}: {error}")
 
     def close(self, watch: Any) -> None:
@@ -90,7 +90,7 @@ class Following:
             say(f"! a watch did not close: {type(error).__name__}: {error}")
 
     def end(self) -> None:
-        """The last words: on a failure what dsdoctor knows of it, else that there was nothing to watch."""
+        """At the end of the process: print what dsdoctor knows of a failure, or that there was nothing to watch."""
         main = self.order.main == os.getpid()
         if self.pid != os.getpid() or not (main or self.imported):
             return
@@ -218,7 +218,7 @@ def explain(failure: Exception, *, watching: bool) -> None:
         """Without the advice to run what is running."""
         if finding.fix is None or not watching:
             return finding
-        commands = tuple(one for one in finding.fix.commands if "dsdoctor.run " not in one)
+        commands = tuple(command for command in finding.fix.commands if "dsdoctor.run " not in command)
         return replace(finding, fix=replace(finding.fix, commands=commands))
 
     text = "".join(traceback.format_exception(type(failure), failure, failure.__traceback__))

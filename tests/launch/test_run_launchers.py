@@ -70,8 +70,8 @@ def mpirun(*rest: str) -> list[str]:
 
 def ranks_by_hand(*rest: str) -> list[str]:
     """As a cluster's own scripts and srun do: a process each, told by variables who it is."""
-    one = 'RANK=$0 LOCAL_RANK=$0 WORLD_SIZE=2 "$@"'
-    both = f"sh -c '{one}' 0 \"$@\" & first=$!; sh -c '{one}' 1 \"$@\" || exit; wait $first"
+    per_rank = 'RANK=$0 LOCAL_RANK=$0 WORLD_SIZE=2 "$@"'
+    both = f"sh -c '{per_rank}' 0 \"$@\" & first=$!; sh -c '{per_rank}' 1 \"$@\" || exit; wait $first"
     return ["sh", "-c", both, "-", sys.executable, *rest]
 
 
@@ -89,7 +89,7 @@ def launched(command: Sequence[str], **env: str) -> "subprocess.CompletedProcess
 def saw(done: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
     """What each rank said, in rank order."""
     lines = [line.partition("SAW ")[2] for line in done.stdout.splitlines() if "SAW " in line]
-    return sorted(map(json.loads, lines), key=lambda one: one["rank"])
+    return sorted(map(json.loads, lines), key=lambda rank: rank["rank"])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_an_unmodified_trainer_script_is_watched() -> None:
     done = launched(deepspeed("--module", *OURS[1:], TRAINER), ZERO=str(stage))
 
     assert done.returncode == 0, done.stderr
-    seen = [(one["world"], one["argv"], one["losses"], one["engine"], one["stage"]) for one in saw(done)]
+    seen = [(rank["world"], rank["argv"], rank["losses"], rank["engine"], rank["stage"]) for rank in saw(done)]
     assert seen == [(2, [f"--local_rank={rank}"], 3, "DeepSpeedEngine", stage) for rank in range(2)]
     assert "is not watched" not in done.stderr
 

@@ -32,7 +32,7 @@ def compared(
     return compare([Pair(a=HERE, b=other, frames_a=a, frames_b=b)], tolerance=tolerance)
 
 
-def one(**changes: object) -> tuple[Frame, ...]:
+def single(**changes: object) -> tuple[Frame, ...]:
     """One frame with one output."""
     return (frame(0, "h.0", tensor("output", **changes)),)  # type: ignore[arg-type]
 
@@ -83,8 +83,8 @@ def test_the_first_tensor_that_differs_by_more_than_rounding_is_named() -> None:
     [("float32", 1.0009, 1.0011), ("float16", 1.015, 1.016), ("bfloat16", 1.12, 1.13), ("float8_e4m3fn", 1.99, 2.01)],
 )
 def test_rounding_is_as_coarse_as_the_dtype(dtype: str, within: float, beyond: float) -> None:
-    assert compared(one(dtype=dtype, absmax=1.0), one(dtype=dtype, absmax=within)).first is None
-    assert compared(one(dtype=dtype, absmax=1.0), one(dtype=dtype, absmax=beyond)).first is not None
+    assert compared(single(dtype=dtype, absmax=1.0), single(dtype=dtype, absmax=within)).first is None
+    assert compared(single(dtype=dtype, absmax=1.0), single(dtype=dtype, absmax=beyond)).first is not None
 
 
 def test_rounding_errors_are_carried_into_finer_dtypes() -> None:
@@ -98,15 +98,15 @@ def test_rounding_errors_are_carried_into_finer_dtypes() -> None:
 def test_other_data_may_differ_by_a_factor_of_four() -> None:
     other = Side(rank=0, batch=1)
 
-    assert compared(one(absmax=1.0), one(absmax=3.9), other).first is None
-    assert compared(one(absmax=1.0), one(absmax=4.1), other).first is not None
-    assert compared(one(absmax=1.0), one(absmax=3.9), other, tolerance=1.5).first is not None
+    assert compared(single(absmax=1.0), single(absmax=3.9), other).first is None
+    assert compared(single(absmax=1.0), single(absmax=4.1), other).first is not None
+    assert compared(single(absmax=1.0), single(absmax=3.9), other, tolerance=1.5).first is not None
 
 
 def test_a_nan_on_one_side_is_found_even_after_a_smaller_divergence() -> None:
     found = compared(
-        (*one(absmax=1.0), frame(1, "h.1", tensor("output"))),
-        (*one(absmax=3.0), frame(1, "h.1", tensor("output", nan=2))),
+        (*single(absmax=1.0), frame(1, "h.1", tensor("output"))),
+        (*single(absmax=3.0), frame(1, "h.1", tensor("output", nan=2))),
     )
 
     assert found.first is not None and found.first.place.module == "h.0"
@@ -119,49 +119,49 @@ def test_a_nan_on_one_side_is_found_even_after_a_smaller_divergence() -> None:
 
 
 def test_a_nan_on_both_sides_is_no_difference() -> None:
-    found = compared(one(nan=1), one(posinf=4, absmax=9.0))
+    found = compared(single(nan=1), single(posinf=4, absmax=9.0))
 
     assert (found.first, found.bad_in_both) == (None, 1)
 
 
 def test_what_was_flushed_to_zero_diverges_though_its_maximum_agrees() -> None:
-    found = compared(one(zeros=0), one(zeros=5))
+    found = compared(single(zeros=0), single(zeros=5))
 
     assert found.first is not None
     assert found.first.what is DifferenceKind.ZEROS
 
 
 def test_all_zeros_against_something_is_an_infinite_ratio() -> None:
-    found = compared(one(absmax=0.0), one(absmax=1e-7))
+    found = compared(single(absmax=0.0), single(absmax=1e-7))
 
     assert found.first is not None
     assert (found.first.what, found.first.ratio) == (DifferenceKind.ABSMAX, math.inf)
 
 
 def test_the_least_value_counts_where_all_values_are_of_one_size() -> None:
-    narrow = compared(one(absmax=1.0), (frame(0, "h.0", tensor("output", absmax=1.0)),))
-    moved = one(absmax=1.0)[0].tensors[0]
+    narrow = compared(single(absmax=1.0), (frame(0, "h.0", tensor("output", absmax=1.0)),))
+    moved = single(absmax=1.0)[0].tensors[0]
     lower = type(moved)(name="output", dtype="float16", shape=(2, 4), count=8, absmin=0.25, absmax=1.0)
     tiny = type(moved)(name="output", dtype="float16", shape=(2, 4), count=8, absmin=1e-5, absmax=1.0)
 
     assert narrow.first is None
-    assert compared(one(absmax=1.0), (frame(0, "h.0", lower),)).first is not None
-    assert compared(one(absmax=1.0), (frame(0, "h.0", tiny),)).first is None
+    assert compared(single(absmax=1.0), (frame(0, "h.0", lower),)).first is not None
+    assert compared(single(absmax=1.0), (frame(0, "h.0", tiny),)).first is None
 
 
 def test_masks_of_two_dtypes_are_alike() -> None:
-    wide = one(dtype="float32", absmax=3.4028234663852886e38)
+    wide = single(dtype="float32", absmax=3.4028234663852886e38)
 
-    assert compared(wide, one(dtype="float16", absmax=65504.0)).first is None
-    assert compared(wide, one(dtype="float16", absmax=0.0, neginf=6)).first is None
+    assert compared(wide, single(dtype="float16", absmax=65504.0)).first is None
+    assert compared(wide, single(dtype="float16", absmax=0.0, neginf=6)).first is None
 
 
 def test_whole_numbers_are_not_compared() -> None:
-    assert compared(one(dtype="int64", absmax=7.0), one(dtype="int64", absmax=5000.0)).tensors == 0
+    assert compared(single(dtype="int64", absmax=7.0), single(dtype="int64", absmax=5000.0)).tensors == 0
 
 
 def test_shapes_and_dtypes_that_differ_are_told_and_are_no_divergence() -> None:
-    found = compared(one(dtype="bfloat16"), (frame(0, "h.0", tensor("output", "float32")),))
+    found = compared(single(dtype="bfloat16"), (frame(0, "h.0", tensor("output", "float32")),))
     place = TensorPlace(a=HERE, b=HERE, phase=CallPhase.FORWARD, module="h.0", kind="Linear", call=0, tensor="output")
 
     assert found.dtypes == (FormChange(a="bfloat16", b="float32", count=1, first=place),)
@@ -194,7 +194,7 @@ def test_gradients_that_come_in_several_frames_are_matched_in_their_order() -> N
 def test_places_without_a_tensor_do_not_matter() -> None:
     empty = frame(0, "h.0", Other(name="output", what="None"))  # type: ignore[arg-type]
 
-    assert compared((empty,), one()).tensors == 0
+    assert compared((empty,), single()).tensors == 0
 
 
 def paired(
@@ -270,15 +270,15 @@ def test_what_is_negligible_beside_the_rest_of_its_call_is_not_judged() -> None:
 
 
 def test_subnormal_numbers_are_coarse_and_zero_is_not_one_of_them() -> None:
-    assert compared(one(absmax=1e-6), one(absmax=3e-6)).first is None
-    assert compared(one(absmax=1e-6), one(absmax=0.0)).first is not None
+    assert compared(single(absmax=1e-6), single(absmax=3e-6)).first is None
+    assert compared(single(absmax=1e-6), single(absmax=0.0)).first is not None
 
 
 def test_gradients_may_differ_more() -> None:
     a, b = ((backward(0, "h.0", tensor("grad weight", absmax=value)),) for value in (1.0, 1.1))
 
     assert compared(a, b).first is None
-    assert compared(one(absmax=1.0), one(absmax=1.1)).first is not None
+    assert compared(single(absmax=1.0), single(absmax=1.1)).first is not None
 
 
 def test_the_zeros_of_a_weight_go_away_in_time() -> None:

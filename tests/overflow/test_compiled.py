@@ -18,7 +18,7 @@ def net() -> nn.Module:
 def test_what_a_compiled_model_gives_is_seen_and_the_same_is_computed() -> None:
     x = torch.tensor([[1.0, 2.0]])
     model = net()
-    hooks = Hooks(model, on_record=lambda page: None, compiled_on=torch.device("cpu"))
+    hooks = Hooks(model, on_record=lambda record: None, compiled_on=torch.device("cpu"))
     model.compile(backend="eager")
     output = model(x)
     output.sum().backward()
@@ -37,7 +37,7 @@ def test_what_a_compiled_model_gives_is_seen_and_the_same_is_computed() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_the_graph_breaks_once() -> None:
     model = net()
-    hooks = Hooks(model, on_record=lambda page: None, compiled_on=torch.device("cpu"))
+    hooks = Hooks(model, on_record=lambda record: None, compiled_on=torch.device("cpu"))
     explained = torch._dynamo.explain(model._call_impl)(torch.ones(1, 2))
     hooks.detach()
 

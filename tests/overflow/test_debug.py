@@ -139,5 +139,5 @@ def test_detect_overflow_says_what_the_guide_says_and_more(capsys: pytest.Captur
 def test_detect_overflow_bears_whatever_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     given = (torch.ones(2), torch.ones(0), torch.ones(2, dtype=torch.bool), None, torch.ones(1, device="meta"))
 
-    assert not any(detect_overflow(one, "x") for one in given)
+    assert not any(detect_overflow(value, "x") for value in given)
     assert capsys.readouterr().out == ""

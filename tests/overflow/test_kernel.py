@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.measure.rows import FORMATS
+from dsdoctor.overflow.frames.dtypes import FORMATS
 from tests.overflow.truth import numbers, planted, truth
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,8 @@ from triton import compile as build
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from dsdoctor.overflow import kernel
-from dsdoctor.overflow.measure.rows import BY_NAME, Span
+from dsdoctor.overflow.frames.dtypes import BY_NAME
+from dsdoctor.overflow.measure.rows import Span
 for name, place in (("bfloat16", Span(1 << 20)), ("float32", Span(1 << 31)), ("float16", Span(768, 4096, 2304))):
     fixed = kernel.constants(BY_NAME[name], place)
     kinds = {"data": "*i32" if name == "float32" else "*i16", "ring": "*i64"}

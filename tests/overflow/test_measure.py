@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dsdoctor.overflow.frames.dtypes import FORMATS
 from dsdoctor.overflow.measure.measure import (
     CHUNK,
     Meter,
@@ -23,7 +24,6 @@ from dsdoctor.overflow.measure.measure import (
     scan_into,
     settled,
 )
-from dsdoctor.overflow.measure.rows import FORMATS
 from tests.overflow.truth import numbers, planted, truth
 
 CPU = torch.device("cpu")

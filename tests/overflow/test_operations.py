@@ -35,7 +35,7 @@ def test_memory_that_nobody_wrote_is_no_result() -> None:
     assert operations.first_bad(0, backward=False) is None
 
 
-def test_a_mask_is_no_culprit_and_its_line_is_known() -> None:
+def test_a_mask_is_no_first_bad_value_and_its_line_is_known() -> None:
     operations, readings = watched()
     with operations:
         scores = torch.zeros(2, 2).masked_fill(torch.tensor([[False, True], [False, False]]), float("-inf"))

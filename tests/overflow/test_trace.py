@@ -108,12 +108,12 @@ def test_a_folder_without_a_trace_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_two_traces_of_one_rank_are_two_runs(tmp_path: Path) -> None:
-    one, other = trace(tmp_path / "a", *chain(0, 2.0)), trace(tmp_path / "b", *chain(0, 2.0))
+    first, second = trace(tmp_path / "a", *chain(0, 2.0)), trace(tmp_path / "b", *chain(0, 2.0))
 
     with pytest.raises(UsageError, match="are both of rank 0") as caught:
-        sources([one, other])
+        sources([first, second])
 
-    assert f"dsdoctor trace compare {one} {other}" in caught.value.hint
+    assert f"dsdoctor trace compare {first} {second}" in caught.value.hint
 
 
 def test_ranks_of_runs_of_different_sizes_are_not_mixed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Accounts of ranks that are written out -> the verdict: the cause, who shares it, and what to do."""
+"""Written-out reports of ranks -> the verdict: the cause, who shares it, and what to do."""
 
 import pytest
 
@@ -168,14 +168,14 @@ def test_without_a_replay_the_names_are_all_that_is_said() -> None:
 
 
 def test_a_step_that_is_applied_all_the_same_is_said_beside_the_cause() -> None:
-    rules = [one.rule for one in judge([rank_report(0, good(0, "a"), OVERFLOW, applied=True, **UNSCALED)])]
+    rules = [finding.rule for finding in judge([rank_report(0, good(0, "a"), OVERFLOW, applied=True, **UNSCALED)])]
 
     assert rules == ["overflow-in-module", "bad-step-applied"]
 
 
 @pytest.mark.parametrize(("dtype", "skipped", "said"), [("float16", 30, 0), ("float16", 31, 1), ("bfloat16", 3, 1)])
 def test_steps_skipped_in_a_row_matter_when_it_is_no_search_any_more(dtype: str, skipped: int, said: int) -> None:
-    rules = [one.rule for one in judge([rank_report(0, good(0, "a"), OVERFLOW, skipped=skipped, dtype=dtype)])]
+    rules = [finding.rule for finding in judge([rank_report(0, good(0, "a"), OVERFLOW, skipped=skipped, dtype=dtype)])]
 
     assert rules.count("steps-skipped-in-a-row") == said
 
@@ -184,7 +184,7 @@ def test_steps_skipped_in_a_row_matter_when_it_is_no_search_any_more(dtype: str,
 def test_a_loss_that_was_not_scaled(seen: float, said: list[str]) -> None:
     told = rank_report(0, replayed="", zero_stage=0, loss_gradient=seen, loss_gradient_due=65536.0)
 
-    assert [one.rule for one in judge([told])] == said
+    assert [finding.rule for finding in judge([told])] == said
 
 
 def test_a_healthy_account_gives_no_verdict() -> None:

@@ -1,4 +1,4 @@
-"""Frames and accounts written out: what the tests of the verdict are made of."""
+"""Frames and rank reports, written out for the tests of the verdict."""
 
 from typing import Any
 

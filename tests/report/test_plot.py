@@ -21,7 +21,7 @@ EVIL = "<script>document.body.dataset.owned=1</script><img src=x onerror=documen
 
 
 def drawn(*frames: Frame, phase: CallPhase = CallPhase.FORWARD) -> Picture:
-    return picture(((0, one) for one in frames), phase=phase)
+    return picture(((0, frame) for frame in frames), phase=phase)
 
 
 def test_a_row_has_the_range_of_its_outputs_and_the_headroom_of_all_it_holds() -> None:
@@ -51,7 +51,7 @@ def test_a_nan_marks_the_row_and_the_cell() -> None:
 
 
 def test_a_long_run_has_several_batches_in_a_column() -> None:
-    found = drawn(*(one for batch in range(1000) for one in chain(batch, float(batch))))
+    found = drawn(*(frame for batch in range(1000) for frame in chain(batch, float(batch))))
 
     assert (found.width, found.batches, len(found.columns)) == (8, 1000, 125)
     assert len(found.columns) <= MOST_COLUMNS
@@ -185,7 +185,7 @@ def test_a_browser_draws_the_page_without_a_network(drawn_page: Path) -> None:
 
 
 @pytest.mark.browser
-def test_the_page_is_dark_where_the_reader_wishes_it(drawn_page: Path) -> None:
+def test_the_page_is_dark_where_the_reader_asks_for_it(drawn_page: Path) -> None:
     dom = opened(drawn_page, "--blink-settings=preferredColorScheme=0")
 
     assert re.search(r'<body class="dark"', dom)

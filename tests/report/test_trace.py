@@ -114,7 +114,7 @@ def test_what_only_one_side_has_is_named() -> None:
 
 
 def test_headroom_ends_in_the_list_to_paste() -> None:
-    lines = [(0, one) for one in chain(0, 10.0, 1e5, 4.0, dtype="bfloat16")]
+    lines = [(0, frame) for frame in chain(0, 10.0, 1e5, 4.0, dtype="bfloat16")]
 
     assert list(headroom_lines(headroom(lines))) == [
         "    bits   abs max   min > 0  dtype         module, tensor",
@@ -131,15 +131,15 @@ def test_headroom_ends_in_the_list_to_paste() -> None:
 
 
 def test_a_run_that_fits_says_so() -> None:
-    assert list(headroom_lines(headroom([(0, one) for one in chain(0, 10.0)])))[-1] == (
+    assert list(headroom_lines(headroom([(0, frame) for frame in chain(0, 10.0)])))[-1] == (
         "✓ all 1 modules fit float16 with 1 bit to spare, in 1 batch"
     )
 
 
 def test_growth_and_gradients_are_told() -> None:
-    frames = [one for batch in range(9) for one in chain(batch, 2.0**batch)]
+    frames = [frame for batch in range(9) for frame in chain(batch, 2.0**batch)]
 
-    lines = list(headroom_lines(headroom([(0, one) for one in (*frames, GRADIENT)])))
+    lines = list(headroom_lines(headroom([(0, frame) for frame in (*frames, GRADIENT)])))
 
     assert lines[2:4] == [
         "! h.0 doubles every 1 batches: at this pace it reaches 65504 in about 8 batches",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.run.__main__ import environment_for, understand
+from dsdoctor.run.__main__ import environment_for, parse_command_line
 from dsdoctor.run.script import RANKS, VARIABLE
 
 OURS = [sys.executable, "-m", "dsdoctor.run"]
@@ -79,7 +79,7 @@ def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
 def watched(script: str, *options: str, **env: str) -> tuple[int, str, str]:
     """What a script comes to whose engines `notes.watch` watches, without the process that becomes it."""
     Path("train.py").write_text(script)
-    call = understand([*options, "train.py"], {})
+    call = parse_command_line([*options, "train.py"], {})
     return ended(started([sys.executable, *call.script], **environment_for(call, {**os.environ, **env}, "notes:watch")))
 
 
@@ -221,12 +221,12 @@ def test_another_python_is_left_alone(folder: Path) -> None:
 def test_what_belongs_to_the_script_is_the_scripts(argv: list[str], script: tuple[str, ...]) -> None:
     Path("train.py").touch()
 
-    assert understand(argv, {}).script == script
+    assert parse_command_line(argv, {}).script == script
 
 
 def test_options_come_from_the_command_else_from_the_environment(folder: Path) -> None:
     def level(*argv: str, **env: str) -> str | None:
-        options = understand([*argv, "-m", "train"], env).options
+        options = parse_command_line([*argv, "-m", "train"], env).options
         return options.level if options else None
 
     assert level() == "guard"
@@ -234,7 +234,7 @@ def test_options_come_from_the_command_else_from_the_environment(folder: Path) -
     assert level("--overflow", "guard", DSDOCTOR_OVERFLOW="frames") == "guard"
     assert level("--trace-batches", "1") == "trace"
     assert level(DSDOCTOR_OVERFLOW="off") is None
-    traced = understand(["--trace-batches", "3,1-2", "--trace-dir", "out", "-m", "train"], {}).options
+    traced = parse_command_line(["--trace-batches", "3,1-2", "--trace-dir", "out", "-m", "train"], {}).options
     assert traced is not None
     assert (traced.trace_batch_nums, traced.trace_dir) == ((1, 2, 3), str(folder / "out"))
 
@@ -262,7 +262,7 @@ def test_options_come_from_the_command_else_from_the_environment(folder: Path) -
 )
 def test_what_makes_no_sense_is_said_before_anything_runs(argv: list[str], message: str) -> None:
     with pytest.raises(UsageError) as error:
-        understand(argv, {})
+        parse_command_line(argv, {})
 
     assert error.value.message.startswith(message)
 

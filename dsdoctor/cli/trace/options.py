@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.overflow.frames.frame import LIMITS
+from dsdoctor.overflow.frames.dtypes import LIMITS
 from dsdoctor.overflow.trace.selection import PHASES, Selection, Traces, numbers
 from dsdoctor.report.terminal import show
 from dsdoctor.report.trace.lines import source_lines

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dsdoctor.overflow.frames.frame import LIMITS, CallPhase, Frame, TensorStats
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
+from dsdoctor.overflow.frames.masks import is_minus_inf_mask
 
 
 class BadKind(enum.Enum):
@@ -34,13 +35,8 @@ class FirstBad:
     before: Frame | None = None
 
 
-MASK_REST = 1 / 16
-"""An output whose only bad values are -inf is a mask as long as its finite rest stays below this part of the limit, and the
-module has no weights: what overflows to -inf comes with neighbours near the limit, or out of a channel of a Linear."""
-
-
 def first_bad(frames: Iterable[Frame]) -> FirstBad | None:
-    """The first bad call of a batch, forward before backward; None: none, or nothing but masks."""
+    """The first bad call of a batch, of the forward if there is one, else of the backward. None: nothing is bad but masks."""
     frames = tuple(frames)
     forward = tuple(frame for frame in frames if frame.phase is CallPhase.FORWARD)
     return _in_forward(forward) or _in_backward(frame for frame in frames if frame.phase is CallPhase.BACKWARD)
@@ -58,7 +54,7 @@ def _in_forward(frames: tuple[Frame, ...]) -> FirstBad | None:
 
 
 def _judge(frame: Frame, before: Frame | None, *, given: bool) -> FirstBad | None:
-    """What is wrong with one call, if anything, when all before it was right. ``given``: the batch itself is bad."""
+    """What is wrong with one call, given that all calls before it were right; None: nothing. ``given``: the batch itself is bad."""
     for tensor in frame.weights:
         if tensor.is_bad:
             return FirstBad(kind=BadKind.WEIGHT, frame=frame, tensor=tensor, before=before)
@@ -66,26 +62,20 @@ def _judge(frame: Frame, before: Frame | None, *, given: bool) -> FirstBad | Non
         kind = BadKind.DATA if given else BadKind.BETWEEN
         return FirstBad(kind=kind, frame=frame, tensor=tensor, before=before)
     for tensor in frame.outputs:
-        if tensor.is_bad and not (is_mask(tensor) and not frame.weights):
+        if tensor.is_bad and not (is_minus_inf_mask(tensor) and not frame.weights):
             return FirstBad(kind=BadKind.MODULE, frame=frame, tensor=tensor, before=before)
     return None
 
 
 def _bad_inputs(frame: Frame) -> tuple[TensorStats, ...]:
-    """Inputs that are bad and no masks: -inf is one where it lies beside small values; any inf where the module bore it."""
-    bad = (tensor for tensor in frame.inputs if tensor.is_bad and not is_mask(tensor))
+    """Inputs that are bad and are no masks. An inf does not count where the module's outputs are finite all the same."""
+    bad = (tensor for tensor in frame.inputs if tensor.is_bad and not is_minus_inf_mask(tensor))
     return tuple(tensor for tensor in bad if tensor.nan or not _is_finite(frame))
 
 
-def is_mask(tensor: TensorStats) -> bool:
-    """Whether a tensor looks like a mask: -inf only, beside small values."""
-    limit = LIMITS.get(tensor.dtype, LIMITS["float32"])
-    return tensor.only_minus_inf and tensor.absmax is not None and tensor.absmax <= MASK_REST * limit
-
-
 def _is_finite(frame: Frame) -> bool:
-    """Whether the module bore its inputs: all outputs that were measured are finite."""
-    return bool(frame.outputs) and not any(tensor.is_bad and not is_mask(tensor) for tensor in frame.outputs)
+    """Whether all outputs that were measured are finite, or masks."""
+    return bool(frame.outputs) and not any(tensor.is_bad and not is_minus_inf_mask(tensor) for tensor in frame.outputs)
 
 
 def _in_backward(frames: Iterable[Frame]) -> FirstBad | None:
@@ -117,10 +107,10 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
 
     ``named``: bad gradients after reduction, those parts that this rank holds. ``local``: this rank's own gradients in
     the replay, bad ones first. ``at_scale_one``: the same replayed with scale 1; None: not done. ``frames``: the last ones
-    up to the culprit. ``minus_inf``: what made the -inf that the culprit was given. ``replayed``: how far, in words.
-    ``applied``: the step was taken in spite of it. ``weight_bad_since``: the first step of which that is known; None: from
-    the start. ``loss_gradient``: what arrived at the loss, and what is due there: the loss scale over the accumulation
-    steps.
+    up to the first bad call. ``minus_inf``: what made the -inf among that call's inputs. ``replayed``: how far the replay
+    went, in words. ``applied``: DeepSpeed applies the step all the same. ``weight_bad_since``: the first step that is known
+    to have a bad weight; None: bad from the start. ``loss_gradient``: the gradient that arrived at the loss.
+    ``loss_gradient_due``: what should have arrived there, the loss scale over the accumulation steps.
     """
 
     rank: int
@@ -147,33 +137,3 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     weight_bad_since: int | None = None
     loss_gradient: float | None = None
     loss_gradient_due: float | None = None
-
-
-PART = 4
-"""``torch.finfo(dtype).min`` is the usual filling; some models halve it. A real activation so near 3.4e38 is not finite
-one operation later."""
-FILLINGS = {
-    "float64": LIMITS["float64"] / PART,
-    "float32": LIMITS["float32"] / PART,
-    "bfloat16": LIMITS["bfloat16"] / PART,
-    "float16": LIMITS["float16"],
-}
-"""From which value on it is a filling. None for fp8: that saturates at its limit."""
-
-
-def is_masking(tensor: TensorStats) -> bool:
-    """Whether a tensor's largest value is the filling of a mask: -inf beside small values, or the dtype's own limit.
-
-    >>> is_masking(TensorStats(name="input[mask]", dtype="float32", shape=(2,), absmax=3.4028234663852886e38))
-    True
-    >>> is_masking(TensorStats(name="input[mask]", dtype="float16", shape=(2,), neginf=6, absmax=0.0))
-    True
-    >>> is_masking(TensorStats(name="output", dtype="float16", shape=(2,), posinf=6, absmax=65504.0))
-    False
-    """
-    if tensor.neginf and is_mask(tensor):
-        return True
-    filling = FILLINGS.get(tensor.dtype)
-    if filling is None or tensor.absmax is None or tensor.absmax < filling:
-        return False
-    return not tensor.nan and not tensor.posinf

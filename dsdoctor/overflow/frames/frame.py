@@ -1,7 +1,6 @@
 """What was seen: one frame per call of a module, with the figures of every tensor. Data only; knows no torch."""
 
 import enum
-import math
 
 import msgspec
 
@@ -14,7 +13,7 @@ class CallPhase(enum.Enum):
 
 
 class TensorStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tensor", tag_field="is"):
-    """The figures of one tensor. ``absmin``, ``absmin_nonzero`` and ``absmax`` are of its finite elements; None: has none.
+    """The figures of one tensor. ``absmin``, ``absmin_nonzero`` and ``absmax`` are of its finite elements; None: it has none.
 
     ``name``: its place in the call, such as ``weight``, ``input[0]``, ``input[mask]``, ``output[1][0]``, ``output.logits``.
     ``shape``: of the logical (for DTensor and sparse tensors: of the stored, local) tensor. ``count``: elements measured.
@@ -55,7 +54,7 @@ def unscaled(stats: TensorStats, scale: float) -> TensorStats:
     >>> unscaled(TensorStats(name="grad weight", dtype="float16", shape=(1,), absmax=512.0), 256.0).absmax
     2.0
     """
-    least, nonzero, most = (one and one / scale for one in (stats.absmin, stats.absmin_nonzero, stats.absmax))
+    least, nonzero, most = (figure and figure / scale for figure in (stats.absmin, stats.absmin_nonzero, stats.absmax))
     return msgspec.structs.replace(stats, absmin=least, absmin_nonzero=nonzero, absmax=most)
 
 
@@ -104,17 +103,17 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     @property
     def inputs(self) -> tuple[TensorStats, ...]:
         """Measured inputs, positional and keyword."""
-        return tuple(one for one in self.measured if one.name.startswith("input"))
+        return tuple(tensor for tensor in self.measured if tensor.name.startswith("input"))
 
     @property
     def outputs(self) -> tuple[TensorStats, ...]:
         """Measured outputs, however nested."""
-        return tuple(one for one in self.measured if one.name.startswith("output"))
+        return tuple(tensor for tensor in self.measured if tensor.name.startswith("output"))
 
     @property
     def weights(self) -> tuple[TensorStats, ...]:
         """Measured parameters and buffers of the module itself."""
-        return tuple(one for one in self.measured if not one.name.startswith(("input", "output", "grad")))
+        return tuple(tensor for tensor in self.measured if not tensor.name.startswith(("input", "output", "grad")))
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="header", tag_field="t"):
@@ -144,50 +143,3 @@ class StepEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 Line = Header | Frame | StepEnd
-LIMITS = {
-    "float64": 1.7976931348623157e308,
-    "float32": 3.4028234663852886e38,
-    "bfloat16": 3.3895313892515355e38,
-    "float16": 65504.0,
-    "float8_e4m3fn": 448.0,
-    "float8_e5m2": 57344.0,
-    "float8_e4m3fnuz": 240.0,
-    "float8_e5m2fnuz": 57344.0,
-}
-"""The largest finite value of each dtype (IEEE 754; OCP 8-bit floating point specification for fp8)."""
-
-
-def headroom_bits(absmax: float | None, dtype: str) -> float | None:
-    """How many times the largest value may double before it overflows its dtype. None: nothing to go by.
-
-    >>> headroom_bits(1023.5, "float16")
-    6.0
-    """
-    limit = LIMITS.get(dtype)
-    if not absmax or limit is None or not math.isfinite(absmax):
-        return None
-    return math.log2(limit / absmax)
-
-
-UNIT_ROUNDOFF = {
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
-    "bfloat16": 2.0**-8,
-    "float16": 2.0**-11,
-    "float8_e4m3fn": 2.0**-4,
-    "float8_e4m3fnuz": 2.0**-4,
-    "float8_e5m2": 2.0**-3,
-    "float8_e5m2fnuz": 2.0**-3,
-}
-"""Half the distance from 1 to the next number (Higham, Accuracy and Stability of Numerical Algorithms, table 2.1)."""
-SMALLEST_NORMAL = {
-    "float64": 2.0**-1022,
-    "float32": 2.0**-126,
-    "bfloat16": 2.0**-126,
-    "float16": 2.0**-14,
-    "float8_e4m3fn": 2.0**-6,
-    "float8_e5m2": 2.0**-14,
-    "float8_e4m3fnuz": 2.0**-7,
-    "float8_e5m2fnuz": 2.0**-15,
-}
-"""Below it precision fades (IEEE 754; OCP 8-bit floating point specification; ONNX for the fnuz formats)."""

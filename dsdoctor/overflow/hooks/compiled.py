@@ -1,6 +1,6 @@
-"""Modules inside a compiled graph: outputs are measured by an operator that the graph keeps, into rows that stand fixed.
+"""Modules inside a compiled graph -> the figures of their outputs, measured by an operator that is part of the graph.
 
-No graph break and no wait per module. What is known less: figures of all calls of a step are merged, of outputs only.
+No graph break and no wait per module. In return less is known: all calls of a step are merged, and inputs are not measured.
 """
 
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsdoctor.overflow.frames.dtypes import FORMATS
 from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.measure.measure import blank, blank_, scan_into, settled
 from dsdoctor.overflow.measure.readings import stats_of
-from dsdoctor.overflow.measure.rows import FORMATS
 
 OUTPUTS = 4
 """Outputs of a module that have a row."""

@@ -1,7 +1,6 @@
-"""Hooks on every module of a model: each call leaves a record on the page of its batch.
+"""Hooks on every module of a model: a module goes in, a BatchRecord per call of the whole model comes out.
 
-Goes in: a module. Comes out: a Page per call of the whole model. Never changes a tensor, never answers torch, and never
-waits for a GPU while the model runs.
+Never changes a tensor, never returns anything to torch, and never waits for a GPU while the model runs.
 """
 
 import sys
@@ -23,7 +22,7 @@ from dsdoctor.overflow.measure.tensor_paths import Items, note, tensors_of
 
 
 class Hook:
-    """Calls ``function``. Copied or pickled, it calls nothing: an average or a checkpoint of a model is not watched."""
+    """Calls ``function``. A copy of it, or one that was pickled, calls nothing: copies of a model are not watched."""
 
     __slots__ = ("function",)
 
@@ -46,16 +45,16 @@ def nothing(*_: Any, **__: Any) -> None:
 
 _INPUT = tuple(f"input[{place}]" for place in range(64))
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
-"""The backward that runs now, or -1. A forward inside a backward is a recomputation, whatever kind of checkpointing."""
+"""The number of the backward that runs now, or -1. A forward inside a backward recomputes activations (checkpointing)."""
 
 
 class Hooks:
-    """Hooks on the modules of ``model`` whose names pass the globs; ``on_record`` gets the page when a forward is over.
+    """Hooks on the modules of ``model`` whose names pass the globs; ``on_record`` gets the record when a forward is over.
 
-    ``gradients``: also gradients of activations and parameters, which come to the page after ``on_record``. ``integers``:
+    ``gradients``: also gradients of activations and parameters, which are added to the record after ``on_record``. ``integers``:
     also the extremes of whole numbers, as the guide prints them. ``compiled_on``: the device of a model that may be
-    compiled later, whose outputs ``compiled_frames`` tells. ``position`` says which step and micro-batch it is, ``wanted``
-    whether a batch is to be looked at, ``paused`` that a call of the model is no batch at all: a replay.
+    compiled later, whose outputs ``compiled_frames`` gives. ``position`` says which step and micro-batch it is, ``wanted``
+    whether a batch is to be recorded, ``paused`` whether a call of the model is a replay and no batch.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Hooks:
     ) -> None:
         self.model = model
         self.batch = 0
-        self.page: BatchRecord | None = None
+        self.record: BatchRecord | None = None
         self._on_record, self._position, self._wanted, self._paused = on_record, position, wanted, paused
         self._rank = rank
         self._include, self._exclude = include, exclude
@@ -104,7 +103,7 @@ class Hooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self.page = None
+        self.record = None
 
     def compiled_frames(self) -> list[Frame]:
         """What compiled modules gave since the last time, all calls merged, children before the module that holds them."""
@@ -167,11 +166,11 @@ class Hooks:
     def _root_starts(self, *_: Any) -> None:
         if torch.compiler.is_compiling() or _graph_task() != -1 or self._paused():
             return
-        # an interrupted forward (Ctrl-C) never ended: whatever is open is over
+        # a forward that was interrupted (Ctrl-C) never ended: its record, if one is open, is replaced
         self._is_open = True
         if self._grown:
             self._add_modules()
-        self.page = self._new_record() if self._wanted(self.batch) else None
+        self.record = self._new_record() if self._wanted(self.batch) else None
 
     def _new_record(self) -> BatchRecord:
         self._counts = [0] * len(self._places)
@@ -189,35 +188,35 @@ class Hooks:
         if torch.compiler.is_compiling() or _graph_task() != -1 or not self._is_open:
             return
         self._is_open = False
-        page, self.page = self.page, None
+        record, self.record = self.record, None
         self.batch += 1
-        if page is not None:
-            self._on_record(page)
+        if record is not None:
+            self._on_record(record)
 
     # -- a module was called
 
     def _before_in_place(self, index: int) -> Callable[..., None]:
         def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            page = None if torch.compiler.is_compiling() else self.page
-            if page is not None and _graph_task() == -1:
-                self._before[index] = self._inputs(page, args, kwargs)
+            record = None if torch.compiler.is_compiling() else self.record
+            if record is not None and _graph_task() == -1:
+                self._before[index] = self._inputs(record, args, kwargs)
 
         return before
 
     def _after_forward(self, index: int) -> Callable[..., None]:
-        """The hook of one module. It runs for every call of every module: as little as can be."""
+        """The hook of one module. It runs for every call of every module, so it does as little as possible."""
 
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if torch.compiler.is_compiling():
                 if self._compiled is not None:
                     self._compiled.look(index, output)
                 return
-            page = self.page
-            if page is None or _graph_task() != -1:
+            record = self.record
+            if record is None or _graph_task() != -1:
                 return
-            look = page.readings.look
+            look = record.readings.look
             items: Items = [(name, look(weight)) for name, weight in module._parameters.items() if weight is not None]
-            items += self._before.pop(index) if index in self._before else self._inputs(page, args, kwargs)
+            items += self._before.pop(index) if index in self._before else self._inputs(record, args, kwargs)
             raised = output is None and sys.exc_info()[0] is not None
             if type(output) is Tensor:
                 items.append(("output", look(output)))
@@ -225,14 +224,14 @@ class Hooks:
                 note(items, "output", output, look)
             count = self._counts[index]
             self._counts[index] = count + 1
-            page.calls.append(ModuleCall(index, count, items, CallPhase.FORWARD, raised))
+            record.calls.append(ModuleCall(index, count, items, CallPhase.FORWARD, raised))
             if self._gradients and not raised:
-                self._hook_gradients(page, index, module, args, kwargs, output)
+                self._hook_gradients(record, index, module, args, kwargs, output)
 
         return after
 
-    def _inputs(self, page: BatchRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Items:
-        look = page.readings.look
+    def _inputs(self, record: BatchRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Items:
+        look = record.readings.look
         items: Items = []
         for place, value in enumerate(args):
             name = _INPUT[place] if place < len(_INPUT) else f"input[{place}]"
@@ -251,7 +250,7 @@ class Hooks:
 
     def _hook_gradients(
         self,
-        page: BatchRecord,
+        record: BatchRecord,
         index: int,
         module: nn.Module,
         args: tuple[Any, ...],
@@ -260,30 +259,30 @@ class Hooks:
     ) -> None:
         """Ask for the gradients of this call's outputs, of inputs that no module made, and of its parameters."""
         for name, tensor in tensors_of("input", (*args, *kwargs.values())):
-            self._hook_tensor(page, index, f"grad {name}", tensor, consumer=index)
+            self._hook_tensor(record, index, f"grad {name}", tensor, consumer=index)
         for name, tensor in tensors_of("output", output):
-            self._hook_tensor(page, index, f"grad {name}", tensor, consumer=None)
+            self._hook_tensor(record, index, f"grad {name}", tensor, consumer=None)
         for name, weight in module._parameters.items():
             if weight is not None:
-                self._hook_tensor(page, index, f"grad {name}", weight, consumer=None)
+                self._hook_tensor(record, index, f"grad {name}", weight, consumer=None)
 
-    def _hook_tensor(self, page: BatchRecord, index: int, name: str, tensor: Tensor, *, consumer: int | None) -> None:
+    def _hook_tensor(self, record: BatchRecord, index: int, name: str, tensor: Tensor, *, consumer: int | None) -> None:
         if not tensor.requires_grad:
             return
-        known = page.graded.get(id(tensor))
+        known = record.graded.get(id(tensor))
         if known is None or known[0]() is not tensor:
             consumers: list[int] = []
-            page.graded[id(tensor)] = (weakref.ref(tensor), consumers)
-            self._on_gradient(page, index, name, tensor, consumers)
+            record.graded[id(tensor)] = (weakref.ref(tensor), consumers)
+            self._on_gradient(record, index, name, tensor, consumers)
         else:
             consumers = known[1]
         if consumer is not None:
             consumers.append(consumer)
 
-    def _on_gradient(self, page: BatchRecord, index: int, name: str, tensor: Tensor, consumers: list[int]) -> None:
+    def _on_gradient(self, record: BatchRecord, index: int, name: str, tensor: Tensor, consumers: list[int]) -> None:
         def seen(gradient: Tensor) -> None:
-            if not page.readings.is_settled:
-                what = page.readings.look(gradient)
-                page.calls.append(ModuleCall(index, 0, [(name, what)], CallPhase.BACKWARD, False, tuple(consumers)))
+            if not record.readings.is_settled:
+                what = record.readings.look(gradient)
+                record.calls.append(ModuleCall(index, 0, [(name, what)], CallPhase.BACKWARD, False, tuple(consumers)))
 
-        page.graded_handles.append(tensor.register_hook(seen))
+        record.graded_handles.append(tensor.register_hook(seen))

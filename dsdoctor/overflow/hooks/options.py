@@ -1,4 +1,4 @@
-"""What a watch is asked to do. Data only; ``check`` says in one line what makes no sense."""
+"""What a watch is asked to do. Data only; ``check`` refuses what makes no sense."""
 
 from dataclasses import dataclass
 
@@ -32,14 +32,14 @@ class Options:
     def check(self) -> None:
         """Raise UsageError for the first thing that makes no sense."""
         for name in ("include", "exclude", "trace_batch_nums"):
-            a_list(name, getattr(self, name))
-        one_of("level", self.level, LEVELS)
-        one_of("on_overflow", self.on_overflow, ANSWERS)
-        whole("max_frames_to_save", self.max_frames_to_save, least=1)
+            require_list(name, getattr(self, name))
+        require_choice("level", self.level, LEVELS)
+        require_choice("on_overflow", self.on_overflow, ANSWERS)
+        require_whole_number("max_frames_to_save", self.max_frames_to_save, least=1)
         for number in self.trace_batch_nums:
-            whole("trace_batch_nums", number, least=0)
+            require_whole_number("trace_batch_nums", number, least=0)
         if self.abort_after_batch_num is not None:
-            whole("abort_after_batch_num", self.abort_after_batch_num, least=0)
+            require_whole_number("abort_after_batch_num", self.abort_after_batch_num, least=0)
         if self.level == "trace" and not self.trace_batch_nums:
             raise UsageError("level 'trace' traces chosen batches, and none was named", hint="trace_batch_nums=[0, 1]")
         if self.trace_batch_nums and self.level != "trace":
@@ -52,19 +52,19 @@ class Options:
             )
 
 
-def a_list(name: str, value: object) -> None:
-    """Raise UsageError for a lone text or number: a text is a list of its letters."""
+def require_list(name: str, value: object) -> None:
+    """Raise UsageError for a value that is no list. A text is refused because it would be read as a list of its letters."""
     if not isinstance(value, tuple | list):
         raise UsageError(f"{name} is {value!r}", hint=f"a list: [{value!r}]")
 
 
-def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+def require_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise UsageError if the value is none of the allowed."""
     if value not in allowed:
         raise UsageError(f"{name} is {value!r}", hint=f"one of {', '.join(allowed)}")
 
 
-def whole(name: str, value: object, *, least: int) -> None:
+def require_whole_number(name: str, value: object, *, least: int) -> None:
     """Raise UsageError if the value is no whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name} holds {value!r}", hint=f"whole numbers from {least} on (batches count from 0)")

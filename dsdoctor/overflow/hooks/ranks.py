@@ -1,15 +1,15 @@
-"""All ranks together: one flag that is the same everywhere, and what each has to tell. The only collectives of this room."""
+"""All ranks together: a flag that is the same on every rank, and a value from each. The only collectives of overflow/."""
 
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-Told = TypeVar("Told")
+Value = TypeVar("Value")
 
 
 class OverflowDetected(ValueError):
-    """A nan or an inf was found, and the training was asked to stop at one. The same on every rank."""
+    """A nan or an inf was found, and the user asked to stop the training there. Raised on every rank alike."""
 
 
 def is_together() -> bool:
@@ -36,10 +36,10 @@ def any_rank(flag: bool, device: torch.device) -> bool:
     return bool(number.item())
 
 
-def gather(told: Told) -> list[Told]:
-    """What every rank has to tell, in rank order. Every rank must call it."""
+def gather(value: Value) -> list[Value]:
+    """Every rank's value, in rank order. Every rank must call it."""
     if not is_together():
-        return [told]
-    everyone: list[Told | None] = [None] * world()
-    dist.all_gather_object(everyone, told)
-    return [one for one in everyone if one is not None]
+        return [value]
+    everyone: list[Value | None] = [None] * world()
+    dist.all_gather_object(everyone, value)
+    return [gathered for gathered in everyone if gathered is not None]

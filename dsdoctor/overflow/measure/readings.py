@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dsdoctor.overflow.frames.dtypes import decode
 from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.measure.measure import Meter
-from dsdoctor.overflow.measure.rows import decode
 
 BY_STORAGE = 65536
-"""Bytes from which a tensor is also known by its storage: DeepSpeed's ZeRO-3 hands on another view of the same data."""
+"""Bytes from which a tensor is also known by its storage: DeepSpeed's ZeRO-3 passes another view of the same data."""
 
 
 BAD_COLUMNS = 3
@@ -32,7 +32,7 @@ class Meters:
         return free.pop() if free else Meter(device)
 
     def give_back(self, meter: Meter) -> None:
-        """Its rows will be written again."""
+        """Make a meter free again; its rows will be overwritten."""
         meter.rewind()
         self._free.setdefault(meter.device, []).append(meter)
 
@@ -41,7 +41,7 @@ class Readings:
     """What was read during one batch. A tensor that was read is not read again while it is unchanged.
 
     A tensor is known by the object, as long as that lives, and its version; big ones also by storage, place in it and
-    version, as long as the storage lives. An address alone would lie: freed memory is handed out again.
+    version, as long as the storage lives. An address alone is not enough, because freed memory is used again.
     """
 
     def __init__(self, meters: Meters, *, integers: bool = False) -> None:
@@ -74,7 +74,7 @@ class Readings:
                 if key is not None:
                     self._storages[key] = (StorageWeakRef(tensor.untyped_storage()), number)
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
-            # wrapped by torch.func, traced, nested, quantised: what cannot be asked is passed over, and never in the way
+            # wrapped by torch.func, traced, nested, quantised: what cannot be measured is left out, and never raises
             return "not measured"
         self._seen[id(tensor)] = (weakref.ref(tensor), version, number)
         return number
@@ -126,7 +126,7 @@ class Readings:
         device, row, dtype, shape = self.taken[number]
         kind = str(dtype).removeprefix("torch.")
         if number in self._extremes:
-            least, most = (float(one) for one in self._extremes[number])
+            least, most = (float(value) for value in self._extremes[number])
             return TensorStats(
                 name=name,
                 dtype=kind,
@@ -143,7 +143,7 @@ class Readings:
 
 def stats_of(row: Any, *, name: str, dtype: str, shape: tuple[int, ...], device: str) -> TensorStats:
     """A row of a meter (8 whole numbers, see ``rows``) as figures."""
-    nan, posinf, neginf, zeros, subnormal, most, least, nonzero = (int(one) for one in row)
+    nan, posinf, neginf, zeros, subnormal, most, least, nonzero = (int(value) for value in row)
     real = dtype.replace("complex", "float") if dtype.startswith("complex") else dtype
     real = {"float128": "float64", "float64": "float32", "float32": "float16"}[real] if real is not dtype else real
     return TensorStats(
@@ -169,7 +169,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def _storage_key(tensor: Tensor, version: int) -> tuple[Any, ...] | None:
-    """What tells data apart across tensor objects; None: too small to be worth it, or no plain storage."""
+    """A key that identifies data across tensor objects; None: too small to be worth it, or no plain storage."""
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or version < 0:
         return None
     if tensor.numel() * tensor.itemsize < BY_STORAGE:

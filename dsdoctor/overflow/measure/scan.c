@@ -135,7 +135,7 @@ KIND(float8_e4m3fnuz, uint8_t, any8, uint16_t, FNUZ, 0x80u, 0x80u, 0u, 0x08u, 1)
 KIND(float8_e5m2fnuz, uint8_t, any8, uint16_t, FNUZ, 0x80u, 0x80u, 0u, 0x04u, 1)
 KIND(float8_e8m0fnu, uint8_t, any8, uint16_t, UNSIGNED, 0x00u, 0xffu, 0u, 0u, 0)
 
-/* In the order of rows.FORMATS. */
+/* In the order of FORMATS in frames/dtypes.py. */
 static const struct {
     void (*scan)(const char *, Span, int64_t *);
     size_t bytes;

@@ -1,7 +1,7 @@
 """A value of any nesting -> the tensors in it, each with the name of its place: ``output[0][1]``, ``output.logits``."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -18,21 +18,19 @@ Look = Callable[[Tensor], int | str]
 
 
 def note(items: Items, name: str, value: Any, look: Look, depth: int = 0) -> None:
-    """Add what ``value`` holds to ``items``: each tensor as ``look`` answers for it, each other thing as a word."""
+    """Add what ``value`` holds to ``items``: for each tensor what ``look`` returns, for anything else a word."""
     if isinstance(value, Tensor):
         items.append((name, look(value)))
     elif value is None:
         items.append((name, NOTHING))
     elif depth == DEEPEST or len(items) >= MOST:
         items.append((name, NO_TENSOR))
-    elif isinstance(value, tuple) and value:
-        for number, part in enumerate(value):
-            note(items, f"{name}[{number}]", part, look, depth + 1)
     elif parts := _parts(value):
         first = len(items)
-        for place, part in parts:
+        for key, part in parts:
+            place = f".{key}" if isinstance(key, str) else f"[{key!r}]"
             note(items, f"{name}{place}", part, look, depth + 1)
-        if all(what in (NO_TENSOR, NOTHING) for _, what in items[first:]):
+        if not isinstance(value, tuple) and all(what in (NO_TENSOR, NOTHING) for _, what in items[first:]):
             items[first:] = [(name, NO_TENSOR)]
     else:
         items.append((name, NO_TENSOR))
@@ -46,12 +44,21 @@ def tensors_of(name: str, value: Any) -> list[tuple[str, Tensor]]:
     return [(place, found[what]) for place, what in items if isinstance(what, int)]
 
 
-def _parts(value: Any) -> list[tuple[str, Any]]:
-    """What a list, a mapping or a dataclass holds, with the end of each name."""
-    if isinstance(value, list):
-        return [(f"[{place}]", part) for place, part in enumerate(value)]
+def leaves(value: Any) -> Iterator[Tensor]:
+    """Every tensor of a value, without names and without a limit, always in the same order."""
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        for _, part in _parts(value):
+            yield from leaves(part)
+
+
+def _parts(value: Any) -> list[tuple[Any, Any]]:
+    """What a tuple, a list, a mapping or a dataclass holds, each part with its number, key or field name."""
+    if isinstance(value, tuple | list):
+        return list(enumerate(value))
     if isinstance(value, Mapping):
-        return [(f".{key}" if isinstance(key, str) else f"[{key!r}]", part) for key, part in value.items()]
+        return list(value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+        return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
     return []

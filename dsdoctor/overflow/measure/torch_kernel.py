@@ -6,7 +6,8 @@ A plain view goes in, int64 [8] on its device comes out, as exact as the kernels
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.measure.rows import UNSET, Format
+from dsdoctor.overflow.frames.dtypes import Format
+from dsdoctor.overflow.measure.rows import UNSET
 from dsdoctor.overflow.measure.views import FORMAT_OF
 
 INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsdoctor.overflow.measure.rows import COLUMNS, UNSET, Format, Span
+from dsdoctor.overflow.frames.dtypes import Format
+from dsdoctor.overflow.measure.rows import COLUMNS, UNSET, Span
 from dsdoctor.overflow.measure.torch_kernel import INTEGER
 
 VECTOR_BYTES = 16  # what a thread loads at once

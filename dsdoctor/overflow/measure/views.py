@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from dsdoctor.overflow.measure.rows import FORMATS, Format
+from dsdoctor.overflow.frames.dtypes import FORMATS, Format
 
 # fp8 types came with different releases of torch
 FORMAT_OF: dict[torch.dtype, Format] = {
@@ -21,7 +21,7 @@ def measurable(tensor: object) -> bool:
 
 
 def measured_view(tensor: object) -> Tensor | None:
-    """The elements that are measured, as a plain, strided, non-empty tensor of a format in rows.FORMATS.
+    """The elements that are measured, as a plain, strided, non-empty tensor of a format in dtypes.FORMATS.
 
     A view, but for conjugated and negated views, which are copied. Sparse and nested tensors give their values, a DTensor
     its local part, complex numbers their real and imaginary parts (a last dimension of two). None for what is no tensor,
@@ -40,7 +40,10 @@ def measured_view(tensor: object) -> Tensor | None:
             plain = plain.resolve_neg()
         # a tensor of torch.func raises here, a zero that was never made has no address
         return plain if plain.dtype in FORMAT_OF and plain.data_ptr() else None
-    except (RuntimeError, NotImplementedError):  # wrappers of torch.func and foreign layouts have no memory to ask for
+    except (
+        RuntimeError,
+        NotImplementedError,
+    ):  # wrappers of torch.func and foreign layouts have no memory that could be read
         return None
 
 

@@ -1,6 +1,7 @@
-"""A step overflowed: the batch again, with everything looked at, on all ranks together -> one account per rank.
+"""A step overflowed: replays its micro-batches with every module and operation measured -> one report per rank.
 
-Every rank calls the same functions in the same order, because what decides is the same on all of them.
+All ranks call these functions together and in the same order, because the functions communicate. What decides which are
+called is the same on every rank.
 """
 
 import socket
@@ -13,12 +14,12 @@ from typing import Any
 import msgspec
 import torch
 
-from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Origin, RankReport, Scale, first_bad, is_mask
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Origin, RankReport, Scale, first_bad
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
-from dsdoctor.overflow.hooks import engine_adapter, ranks
+from dsdoctor.overflow.frames.masks import is_minus_inf_mask
+from dsdoctor.overflow.hooks import engine_adapter, engine_facts, engine_gradients, ranks
 from dsdoctor.overflow.hooks.batch_record import BatchRecord, Position
 from dsdoctor.overflow.hooks.module_hooks import Hooks
-from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.measure import Meter
 from dsdoctor.overflow.measure.readings import BAD_COLUMNS, Meters, Readings
 from dsdoctor.overflow.replay.operations import Operations
@@ -26,26 +27,25 @@ from dsdoctor.overflow.replay.recorder import BatchRecorder
 from dsdoctor.overflow.replay.replay import Replayed, replay
 
 MOST_GRADIENTS = 24
-"""Gradients that an account names: the bad ones first, then the largest."""
+"""Gradients that a report names: the bad ones first, then the largest."""
 
 
 @dataclass(kw_only=True)
-class Seen:
-    """What a replay showed on this rank: the first culprit and what led to it, and the local gradients."""
+class ReplayObservations:
+    """What a replay showed on this rank: the first bad value and what led to it, and the local gradients."""
 
     first_bad: FirstBad | None = None
     frames: tuple[Frame, ...] = ()
     origin: Origin | None = None
     minus_inf: Origin | None = None
     local: list[TensorStats] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
 
 
 @torch.no_grad()
 def any_bad_gradient(engine: Any, meters: Meters) -> bool:
     """Whether any gradient piece of this rank holds nan or inf: each is read once, with one wait per device."""
     used: dict[torch.device, Meter] = {}
-    for piece in engine_adapter.pieces(engine):
+    for piece in engine_gradients.pieces(engine):
         meter = used.get(piece.device) or used.setdefault(piece.device, meters.take(piece.device))
         meter.scan(piece)
     bad = any(bool(meter.read()[:, :BAD_COLUMNS].any()) for meter in used.values())
@@ -57,38 +57,42 @@ def any_bad_gradient(engine: Any, meters: Meters) -> bool:
 def bad_gradients(engine: Any) -> tuple[TensorStats, ...]:
     """The parameters whose gradients, as DeepSpeed reduced them, hold nan or inf in the pieces that this rank holds."""
     readings = Readings(Meters())
-    named = [(name, readings.look(piece)) for name, piece in engine_adapter.gradients(engine)]
+    named = [(name, readings.look(piece)) for name, piece in engine_gradients.gradients(engine)]
     readings.settle()
     if not readings.any_bad:
         return ()
     stats = [readings.stats(number, name) for name, number in named if isinstance(number, int)]
-    return tuple(one for one in stats if one.is_bad)[:MOST_GRADIENTS]
+    return tuple(tensor for tensor in stats if tensor.is_bad)[:MOST_GRADIENTS]
 
 
 def first_report(engine: Any, decision: engine_adapter.Decision, *, losses: tuple[float, ...]) -> RankReport:
     """What is known without a replay."""
-    pipeline = engine_adapter.is_pipeline(engine)
+    pipeline = engine_facts.is_pipeline(engine)
     return RankReport(
         rank=ranks.rank(),
         world=ranks.world(),
         host=socket.gethostname(),
-        stage=engine_adapter.pipeline_stage(engine)[0] if pipeline else None,
+        stage=engine_facts.pipeline_stage(engine)[0] if pipeline else None,
         step=decision.step,
-        dtype=str(engine_adapter.dtype(engine)).removeprefix("torch."),
-        zero_stage=engine_adapter.zero_stage(engine),
-        scale=Scale(value=decision.loss_scale or engine_adapter.loss_scale(engine) or 1.0, floor=decision.floor),
+        dtype=str(engine_facts.dtype(engine)).removeprefix("torch."),
+        zero_stage=engine_facts.zero_stage(engine),
+        scale=Scale(value=decision.loss_scale or engine_facts.loss_scale(engine) or 1.0, floor=decision.floor),
         losses=losses,
         named=bad_gradients(engine),
     )
 
 
 def replayed(
-    engine: Any, recorder: BatchRecorder, rank_report: RankReport, options: Options, *, batch: int
+    engine: Any, recorder: BatchRecorder, rank_report: RankReport, *, batch: int, most_frames: int
 ) -> list[RankReport]:
-    """The accounts of all ranks after a replay. ``batch``: the guide's number of the step's first micro-batch."""
-    seen = Seen()
-    done = _replay(engine, recorder, options, seen, rank_report, batch=batch, factor=1.0)
-    # what was seen live stands where the replay shows nothing, or only what follows from it
+    """The reports of all ranks after a replay.
+
+    ``batch``: the guide's number of the step's first micro-batch. ``most_frames``: how many frames, the last of them that of
+    the first bad call, a report keeps.
+    """
+    seen = ReplayObservations()
+    done = _replay(engine, recorder, seen, rank_report, batch=batch, most_frames=most_frames, factor=1.0)
+    # what the frames level saw live counts where the replay shows nothing, or only what follows from it
     live = rank_report.first_bad is not None and (seen.first_bad is None or seen.first_bad.kind is BadKind.GRADIENT)
     found = rank_report.first_bad if live else seen.first_bad
     rank_report = msgspec.structs.replace(
@@ -97,56 +101,64 @@ def replayed(
         frames=rank_report.frames if live else seen.frames,
         origin=seen.origin,
         minus_inf=seen.minus_inf,
-        local=_most_telling(seen.local),
+        local=_worst(seen.local),
         batch=found.frame.batch if found is not None else batch,
-        replayed=_said(done),
+        replayed=_how_far(done),
     )
     rank_reports = ranks.gather(rank_report)
-    if not _forward_is_clean(rank_reports) or not any(one.scale.value > 1 for one in rank_reports):
+    if not _forward_is_clean(rank_reports) or not any(report.scale.value > 1 for report in rank_reports):
         return rank_reports
-    plain = Seen()
-    _replay(engine, recorder, options, plain, rank_report, batch=batch, factor=1.0 / rank_report.scale.value)
-    return ranks.gather(
-        msgspec.structs.replace(rank_report, at_scale_one=_most_telling(plain.local) if plain.local else None)
+    plain = ReplayObservations()
+    _replay(
+        engine,
+        recorder,
+        plain,
+        rank_report,
+        batch=batch,
+        most_frames=most_frames,
+        factor=1.0 / rank_report.scale.value,
     )
+    return ranks.gather(msgspec.structs.replace(rank_report, at_scale_one=_worst(plain.local) if plain.local else None))
 
 
 def _replay(
     engine: Any,
     recorder: BatchRecorder,
-    options: Options,
-    seen: Seen,
+    seen: ReplayObservations,
     rank_report: RankReport,
     *,
     batch: int,
+    most_frames: int,
     factor: float,
 ) -> tuple[Replayed, ...]:
     @contextmanager
     def around(number: int) -> Iterator[None]:
-        pages: list[BatchRecord] = []
+        records: list[BatchRecord] = []
         place = Position(step=rank_report.step, micro=number, stage=rank_report.stage)
         hooks = Hooks(
-            engine.module, on_record=pages.append, position=lambda: place, gradients=True, rank=rank_report.rank
+            engine.module, on_record=records.append, position=lambda: place, gradients=True, rank=rank_report.rank
         )
         hooks.batch = batch + number
         readings = Readings(Meters())
-        operations = Operations(readings, lambda: len((hooks.page or pages[-1]).calls) if hooks.page or pages else 0)
+        operations = Operations(
+            readings, lambda: len((hooks.record or records[-1]).calls) if hooks.record or records else 0
+        )
         try:
             with _remembering_lines(), operations:
                 yield
         finally:
             hooks.detach()
             readings.settle()
-            for page in pages:
-                page.settle()
-                _look_at(page, seen, operations, options)
+            for record in records:
+                record.settle()
+                _look_at(record, seen, operations, most_frames)
 
     return replay(recorder, around=around, factor=factor)
 
 
 @contextmanager
 def _remembering_lines() -> Iterator[None]:
-    """Autograd notes where each node was made, so that a backward can be told by its line of the forward."""
+    """Autograd notes where each node was made, so that a backward can be named by the line of its forward."""
     before = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     torch.autograd.set_detect_anomaly(True, check_nan=False)
     try:
@@ -155,23 +167,25 @@ def _remembering_lines() -> Iterator[None]:
         torch.autograd.set_detect_anomaly(*before)
 
 
-def _look_at(page: BatchRecord, seen: Seen, operations: Operations, options: Options) -> None:
-    """Take from a micro-batch what it adds: forward goes before backward, the earlier before the later."""
-    frames = tuple(page.frames())
+def _look_at(record: BatchRecord, seen: ReplayObservations, operations: Operations, most_frames: int) -> None:
+    """Take over what a micro-batch adds: a bad forward replaces a bad backward, and else the earlier one is kept."""
+    frames = tuple(record.frames())
     seen.local += local_gradients(frames)
-    found = first_bad(frames) if page.readings.any_bad else None
+    found = first_bad(frames) if record.readings.any_bad else None
     known = seen.first_bad
     if found is None or (known is not None and (known.kind is not BadKind.GRADIENT or found.kind is BadKind.GRADIENT)):
         return
     seen.first_bad = found
-    seen.frames = last_frames(frames, found, options.max_frames_to_save)
+    seen.frames = last_frames(frames, found, most_frames)
     if found.kind not in (BadKind.DATA, BadKind.WEIGHT):
         seen.origin = operations.first_bad(found.frame.order, backward=found.kind is BadKind.GRADIENT)
-    seen.minus_inf = operations.first_minus_inf() if any(is_mask(one) for one in found.frame.inputs) else None
+    seen.minus_inf = (
+        operations.first_minus_inf() if any(is_minus_inf_mask(tensor) for tensor in found.frame.inputs) else None
+    )
 
 
 def last_frames(frames: Iterable[Frame], found: FirstBad, most: int) -> tuple[Frame, ...]:
-    """The last frames up to the culprit's, in its phase and with what led to it."""
+    """The last ``most`` frames up to the first bad call."""
     kept: deque[Frame] = deque(maxlen=most)
     for frame in frames:
         if frame.order > found.frame.order and frame.batch == found.frame.batch:
@@ -189,22 +203,22 @@ def local_gradients(frames: Iterable[Frame]) -> Iterator[TensorStats]:
                 yield msgspec.structs.replace(stats, name=".".join(part for part in (frame.module, place) if part))
 
 
-def _most_telling(gradients: Iterable[TensorStats]) -> tuple[TensorStats, ...]:
-    ordered = sorted(gradients, key=lambda one: (not one.is_bad, -(one.absmax or 0.0)))
+def _worst(gradients: Iterable[TensorStats]) -> tuple[TensorStats, ...]:
+    ordered = sorted(gradients, key=lambda gradient: (not gradient.is_bad, -(gradient.absmax or 0.0)))
     return tuple(ordered[:MOST_GRADIENTS])
 
 
 def _forward_is_clean(rank_reports: list[RankReport]) -> bool:
-    return all(one.first_bad is None or one.first_bad.kind is BadKind.GRADIENT for one in rank_reports)
+    return all(report.first_bad is None or report.first_bad.kind is BadKind.GRADIENT for report in rank_reports)
 
 
-def _said(done: tuple[Replayed, ...]) -> str:
+def _how_far(done: tuple[Replayed, ...]) -> str:
     """How far the replay came, in words; empty: not at all."""
-    if not any(one.forward for one in done):
+    if not any(micro_batch.forward for micro_batch in done):
         return ""
-    whole = all(one.backward for one in done)
-    why_not = sorted({one.why_not for one in done if one.why_not})
-    changed = any(one.changed_inputs for one in done)
+    whole = all(micro_batch.backward for micro_batch in done)
+    why_not = sorted({micro_batch.why_not for micro_batch in done if micro_batch.why_not})
+    changed = any(micro_batch.changed_inputs for micro_batch in done)
     parts = ["forward and backward" if whole else "forward only" + (f" ({why_not[0]})" if why_not else "")]
     parts += ["its inputs were changed in place since"] if changed else []
     return "; ".join(parts)

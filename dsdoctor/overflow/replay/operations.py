@@ -1,6 +1,6 @@
 """Which operation made the first nan or inf, and in which line: every operation of a replayed batch is measured.
 
-Dear, and only for a replay: each result is read once more, and the caller's line is noted.
+Expensive, so only for a replay: each result is read once more, and the caller's line is noted.
 """
 
 import linecache
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsdoctor.overflow.frames.first_bad import Origin, is_mask
+from dsdoctor.overflow.frames.first_bad import Origin
 from dsdoctor.overflow.frames.frame import TensorStats
+from dsdoctor.overflow.frames.masks import is_minus_inf_mask
 from dsdoctor.overflow.measure.readings import Readings
 from dsdoctor.overflow.measure.tensor_paths import tensors_of
 
@@ -32,8 +33,8 @@ OURS = f"{Path(__file__).parents[1]}/"
 
 @dataclass(slots=True)
 class OperationResult:
-    """One result: its reading, how many calls had ended before it, the operation's name, whence it was called, the
-    autograd node and where that was made."""
+    """One result: its reading, how many calls had ended before it, the operation's name, the line that called
+    it, the autograd node and where that was made."""
 
     reading: int
     calls: int
@@ -44,7 +45,7 @@ class OperationResult:
 
 
 class Operations(TorchDispatchMode):
-    """Measures the results of all operations while it is entered. ``calls`` tells how many module calls have ended."""
+    """Measures the results of all operations while it is entered. ``calls`` returns how many module calls have ended."""
 
     def __init__(self, readings: Readings, calls: Callable[[], int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -61,29 +62,34 @@ class Operations(TorchDispatchMode):
     def first_bad(self, order: int, *, backward: bool) -> Origin | None:
         """The first operation that made a nan or an inf for the call of that order: since the call before it ended.
 
-        What came earlier went astray (a -inf to fill a mask with), or, in the backward, took another way. After the
-        readings settled.
+        Only after the readings settled.
         """
-        found = [one for one, stats in self._bad() if bool(one.node) is backward and not is_mask(stats)]
-        near = [one for one in found if one.calls == order]
-        return next(map(_origin, near or [one for one in found if one.calls < order]), None)
+        found = [
+            result for result, stats in self._bad() if bool(result.node) is backward and not is_minus_inf_mask(stats)
+        ]
+        # a bad result of an earlier call counts only if this call has none: it may have had another use (a -inf to fill a mask
+        # with), or, in the backward, have reached this call by another path
+        near = [result for result in found if result.calls == order]
+        return next(map(_origin, near or [result for result in found if result.calls < order]), None)
 
     def first_minus_inf(self) -> Origin | None:
         """The first operation of the forward that made a -inf beside finite values: a mask, or the logarithm of a zero."""
-        found = (one for one, stats in self._bad() if not one.node and is_mask(stats))
+        found = (result for result, stats in self._bad() if not result.node and is_minus_inf_mask(stats))
         return next(map(_origin, found), None)
 
     def _bad(self) -> Iterator[tuple[OperationResult, TensorStats]]:
-        for one in self._results:
-            stats = self._readings.stats(one.reading, "output")
+        for result in self._results:
+            stats = self._readings.stats(result.reading, "output")
             if stats.is_bad:
-                yield one, stats
+                yield result, stats
 
     def _computes(self, func: Any) -> bool:
         """Whether the operation writes values of its own: no view, no bare memory, no communication."""
         if func.namespace in FOREIGN or func._schema.name.split("::")[-1] in UNWRITTEN:
             return False
-        return not any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+        return not any(
+            returned.alias_info is not None and not returned.alias_info.is_write for returned in func._schema.returns
+        )
 
     def _note(self, func: Any, result: Any) -> None:
         node = torch._C._current_autograd_node() if torch._C._current_graph_task_id() != -1 else None
@@ -115,10 +121,10 @@ def _caller() -> tuple[str, int, str] | None:
 
 
 def _origin(result: OperationResult) -> Origin:
-    return Origin(op=result.node or result.op, line=_said(result))
+    return Origin(op=result.node or result.op, line=_calling_line(result))
 
 
-def _said(result: OperationResult) -> str:
+def _calling_line(result: OperationResult) -> str:
     """The line that called the operation: ``model.py:12 in forward: h = torch.log(x)``."""
     if result.line is not None:
         file, number, function = result.line

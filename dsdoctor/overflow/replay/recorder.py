@@ -3,16 +3,17 @@
 No copy of a tensor, no kernel, no wait for a device; some 25 us of Python per micro-batch.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.hooks.engine_adapter import is_pipeline
+from dsdoctor.overflow.hooks.engine_facts import is_pipeline
 from dsdoctor.overflow.hooks.module_hooks import Hook
+from dsdoctor.overflow.measure.readings import version_of
+from dsdoctor.overflow.measure.tensor_paths import leaves
 from dsdoctor.overflow.replay.rerun import gathers_so_far
 from dsdoctor.overflow.replay.restore import Randomness, device_random
 
@@ -24,7 +25,7 @@ GRADIENT_LIMIT = 64 << 20
 
 
 WAITING_LIMIT = 64
-"""Forwards kept that no backward has followed yet: a validation loop that forgot ``no_grad`` must not fill the memory."""
+"""Forwards kept that no backward has followed yet: a validation loop without ``no_grad`` must not fill the memory."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -68,7 +69,7 @@ class BatchRecorder:
         ]
 
     def forget(self) -> None:
-        """Let go of everything: call it at every step boundary."""
+        """Drop everything that is kept. To be called at every step boundary."""
         self.batches = []
         self._waiting = {}
         self._input_bytes = self._gradient_bytes = 0
@@ -160,20 +161,6 @@ class BatchRecorder:
         return keep
 
 
-def leaves(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists, mappings and dataclasses, always in the same order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from leaves(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from leaves(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for each in dataclasses.fields(value):
-            yield from leaves(getattr(value, each.name, None))
-
-
 def versions(inputs: list[Tensor]) -> tuple[int, ...]:
-    return tuple(-1 if tensor.is_inference() else tensor._version for tensor in inputs)
+    """How often each tensor was written in place so far."""
+    return tuple(version_of(tensor) for tensor in inputs)

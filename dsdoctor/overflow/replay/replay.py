@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsdoctor.overflow.replay.recorder import BatchRecorder, MicroBatch, leaves, versions
+from dsdoctor.overflow.measure.tensor_paths import leaves
+from dsdoctor.overflow.replay.recorder import BatchRecorder, MicroBatch, versions
 from dsdoctor.overflow.replay.rerun import (
     eager,
     external_parameters,
@@ -126,14 +127,12 @@ def _again(
 
 
 def _attempt(act: Callable[[], None], engine: Any, gathers: int | None) -> str | None:
-    """Act; answer why it failed, if it did. The replay is a courtesy: whatever fails in it must not end the training.
-
-    But where the other ranks would wait for this one's part in gathering weights, and it cannot play it, the error goes
-    on: a dead job beats a hanging one.
-    """
+    """Call ``act`` and return why it failed, or None. Raises the error only where the other ranks would hang without it."""
     try:
         act()
     except Exception as error:
+        # a replay that fails must not end the training. But if the other ranks wait for this one to gather weights, and it
+        # cannot take part, the job would hang: then it is better that it ends
         if not finish_gathering(engine, gathers):
             raise
         return f"{type(error).__name__}: {error}"
@@ -167,9 +166,9 @@ def _forward(engine: Any, batch: MicroBatch) -> None:
 
 
 def _backward(engine: Any, starts: list[tuple[Tensor, Tensor]], factor: float) -> None:
-    """Gradients of all parameters, seen by their hooks and kept by nobody."""
+    """Compute the gradients of all parameters for their hooks to see; none is stored."""
     parameters = [each for each in engine.module.parameters() if each.requires_grad]
-    # ours come after the caller's hooks, who have seen the gradient by then: nobody holds all of them at once
+    # these hooks run after the caller's and replace each gradient by an empty one, so that never all of them are in memory
     handles = [parameter.register_hook(_hollow) for parameter in parameters]
     outputs = [output for output, _ in starts]
     gradients = [gradient * factor if factor != 1.0 else gradient for _, gradient in starts]

@@ -1,5 +1,5 @@
-"""What a forward outside of ``engine.forward`` needs: no compiler, checkpointing that autograd.grad bears, and ZeRO-3's
-weights gathered by all ranks in step, even when one of them fails on the way.
+"""What a forward outside of ``engine.forward`` needs: no compiler, checkpointing that autograd.grad supports, and ZeRO-3's
+weights gathered by all ranks together, even when one of them fails on the way.
 """
 
 import contextlib
@@ -25,8 +25,10 @@ def eager() -> Iterator[None]:
 
 
 class _Plain:
-    """In the place of an autograd function that checkpoints by a backward within the backward, which autograd.grad
-    refuses. torch's other kind computes the same and saves the same memory."""
+    """Replaces an autograd function that checkpoints by a backward within the backward, which autograd.grad refuses.
+
+    torch's non-reentrant checkpointing computes the same and saves the same memory.
+    """
 
     used = False
 
@@ -84,7 +86,7 @@ def external_parameters(engine: Any) -> Iterator[None]:
 
 
 def settle(engine: Any) -> None:
-    """ZeRO-3, after each micro-batch: let go of weights whose last hook never came. Elsewhere nothing."""
+    """ZeRO-3, after each micro-batch: release weights whose last hook never ran. Elsewhere nothing."""
     offload = getattr(engine.optimizer, "parameter_offload", None)
     release = getattr(offload, "release_backward_leftovers", None)
     if release is not None:
@@ -97,7 +99,7 @@ def gathers_weights(engine: Any) -> bool:
 
 
 def gathers_so_far(engine: Any) -> int | None:
-    """ZeRO-3: how many modules' weights were asked for since this forward began. Elsewhere ``None``."""
+    """ZeRO-3: how many modules' weights were requested since this forward began. Elsewhere ``None``."""
     offload = getattr(engine.optimizer, "parameter_offload", None)
     return None if offload is None else getattr(offload.get_param_coordinator(), COORDINATOR + "step_id", None)
 

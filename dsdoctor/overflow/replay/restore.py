@@ -36,11 +36,11 @@ QUIET = {
     "queue_post_backward_callback": True,
     "should_refresh_expected_hook_count": False,
 }
-"""The ZeRO optimizers' reactions to a gradient, and what they answer meanwhile. Modules that run a backward of their own
-(tiled losses, leaf modules of experts) would reduce a replay's gradients."""
+"""Methods of the ZeRO optimizers that react to a gradient, and what each returns during a replay. Without this, modules that
+run a backward of their own (tiled losses, leaf modules of experts) would reduce a replay's gradients."""
 
 SILENT = {"_start_timers": None, "_stop_timers": None, "flops_profiler_enabled": False}
-"""The engine's reactions to a forward of its module."""
+"""Methods of the engine that react to a forward of its module, and what each returns during a replay."""
 
 COPIED = (list, dict, set, OrderedDict, deque)
 MACHINERY = frozenset(vars(torch.nn.Module())) - {"training", "_buffers"}
@@ -50,8 +50,8 @@ class Randomness:
     """The states of every generator a forward may draw from: torch's on the CPU and on ``device``, Python's, numpy's,
     and the model-parallel trackers'. Never waits for a device.
 
-    Unless ``exact``, numpy's is read where it lies, 40 us sooner, and without the second of a pair of normal deviates that
-    ``numpy.random.normal`` may have in store.
+    Unless ``exact``, numpy's is read from its memory. That is 40 us faster, and leaves out the second of a pair of normal
+    deviates that ``numpy.random.normal`` may have kept.
     """
 
     __slots__ = ("_cpu", "_device", "_numpy", "_on_device", "_python", "_trackers")
@@ -138,7 +138,7 @@ def release_weights(engine: Any) -> None:
         leftovers()
     coordinator = offload.get_param_coordinator()
     if coordinator.is_record_trace():
-        # a trace of half a step would be believed in the next one
+        # DeepSpeed would take the trace of half a step for a whole one in the next step
         coordinator._invalidate_trace()
     offload.partition_all_parameters()
 
@@ -201,7 +201,7 @@ def _tensor_content(tensor: Tensor) -> Callable[[], None]:
 
 
 def _gradients_of(module: torch.nn.Module) -> Callable[[], None]:
-    """Stow ``.grad`` away, so that a backward inside a forward cannot add to it."""
+    """Set every ``.grad`` aside, so that a backward inside a forward cannot add to it."""
     kept = [(parameter, parameter.grad) for parameter in module.parameters()]
     for parameter, gradient in kept:
         if gradient is not None:
@@ -248,7 +248,7 @@ def _set_state(generator: torch.Generator, state: Tensor) -> None:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """Whether it is somebody's record of values: no module, tensor, function or type."""
+    """Whether it is an object that holds values: no module, tensor, function or type."""
     foreign = (torch.nn.Module, Tensor, type, torch.Generator)
     return (
         type(value).__module__ not in ("builtins", "functools")

@@ -1,7 +1,8 @@
-"""Two streams of frames -> where they part: the first tensor whose figures differ by more than rounding. Pure.
+"""Two streams of frames -> where they diverge: the first tensor whose figures differ by more than rounding. Pure.
 
-Frames are matched by phase, module, call and the tensor's name, and judged in the order in which A ran them. What rounding may
-do: see ``tolerance``. A change of shape or dtype is told and is no divergence by itself: padding and precision are chosen.
+Frames are matched by phase, module, call and the tensor's name, and judged in the order in which A ran them. What rounding
+may do: see ``difference.allowed``. A change of shape or dtype is reported and is no divergence by itself: users choose
+padding and precision.
 """
 
 import heapq
@@ -9,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dsdoctor.overflow.frames.frame import LIMITS, UNIT_ROUNDOFF, CallPhase, Frame, TensorStats, unscaled
+from dsdoctor.overflow.frames.dtypes import LIMITS, UNIT_ROUNDOFF
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats, unscaled
 from dsdoctor.overflow.trace.difference import (
     Allowed,
     Comparison,
@@ -64,7 +66,9 @@ def compare(pairs: Iterable[Pair], *, tolerance: float | None = None) -> Compari
     for pair in pairs:
         tally.pairs += 1
         _compare_pair(tally, pair)
-    largest = heapq.nlargest(MOST_SHOWN, tally.best.values(), key=lambda one: (one.diverges, one.ratio))
+    largest = heapq.nlargest(
+        MOST_SHOWN, tally.best.values(), key=lambda difference: (difference.diverges, difference.ratio)
+    )
     return Comparison(
         pairs=tally.pairs,
         tensors=tally.tensors,
@@ -73,7 +77,7 @@ def compare(pairs: Iterable[Pair], *, tolerance: float | None = None) -> Compari
         bad_in_both=tally.bad_in_both,
         first=tally.first,
         first_bad=tally.first_bad,
-        largest=tuple(one for one in largest if one.ratio > 1),
+        largest=tuple(difference for difference in largest if difference.ratio > 1),
         shapes=tuple(tally.shapes.values()),
         dtypes=tuple(tally.dtypes.values()),
         only_a=tuple(tally.only_a),
@@ -118,9 +122,9 @@ def _compare_pair(tally: _Tally, pair: Pair) -> None:
 
 def _note_modules(tally: _Tally, pair: Pair) -> None:
     """Which modules, by phase, only one side has."""
-    on_a, on_b = ({(one.phase, one.module): None for one in frames} for frames in (pair.frames_a, pair.frames_b))
-    tally.only_a |= {_named(*one): None for one in on_a if one not in on_b}
-    tally.only_b |= {_named(*one): None for one in on_b if one not in on_a}
+    on_a, on_b = ({(frame.phase, frame.module): None for frame in frames} for frames in (pair.frames_a, pair.frames_b))
+    tally.only_a |= {_named(*place): None for place in on_a if place not in on_b}
+    tally.only_b |= {_named(*place): None for place in on_b if place not in on_a}
 
 
 def _named(phase: CallPhase, module: str) -> str:
@@ -156,18 +160,18 @@ def _count(
     found.count += 1
 
 
-def _keep(tally: _Tally, pair: Pair, frame: Frame, one: Judged) -> None:
+def _keep(tally: _Tally, pair: Pair, frame: Frame, judged: Judged) -> None:
     """Keep a judgement that is the first of its kind, or the largest of its module."""
-    tally.diverging += one.diverges
-    first_bad = tally.first_bad is None and one.what is DifferenceKind.NOT_FINITE
-    first = tally.first is None and one.diverges
+    tally.diverging += judged.diverges
+    first_bad = tally.first_bad is None and judged.what is DifferenceKind.NOT_FINITE
+    first = tally.first is None and judged.diverges
     tally.agreed += tally.first is None and not first
     place = (frame.phase is CallPhase.BACKWARD, frame.module)
     before = tally.best.get(place)
-    largest = before is None or (one.diverges, one.ratio) > (before.diverges, before.ratio)
+    largest = before is None or (judged.diverges, judged.ratio) > (before.diverges, before.ratio)
     if not (first or first_bad or largest):
         return
-    found = TensorDifference(place=_place(pair, frame, one.a), **one._asdict())
+    found = TensorDifference(place=_place(pair, frame, judged.a), **judged._asdict())
     tally.first = found if first else tally.first
     tally.first_bad = found if first_bad else tally.first_bad
     if largest:

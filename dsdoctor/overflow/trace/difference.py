@@ -4,8 +4,9 @@ import enum
 import math
 from dataclasses import dataclass
 
-from dsdoctor.overflow.frames.first_bad import is_mask, is_masking
-from dsdoctor.overflow.frames.frame import SMALLEST_NORMAL, CallPhase, Frame, TensorStats
+from dsdoctor.overflow.frames.dtypes import SMALLEST_NORMAL
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
+from dsdoctor.overflow.frames.masks import is_mask, is_minus_inf_mask
 
 
 class DifferenceKind(enum.Enum):
@@ -144,7 +145,7 @@ def judge(a: TensorStats, b: TensorStats, limits: Allowed) -> tuple[DifferenceKi
     """What differs most, by which ratio, and whether that is more than allowed. At most one of the two is bad."""
     if is_bad(a) or is_bad(b):
         return DifferenceKind.NOT_FINITE, math.inf, True
-    most = 1.0 if is_masking(a) and is_masking(b) else ratio(a.absmax, b.absmax)
+    most = 1.0 if is_mask(a) and is_mask(b) else ratio(a.absmax, b.absmax)
     least = ratio(a.absmin, b.absmin) if _is_similar(a) and _is_similar(b) else 1.0
     if max(most, least) <= limits.ratio and _zeros_differ(a, b, limits.zeros):
         return DifferenceKind.ZEROS, most, True
@@ -155,7 +156,7 @@ def judge(a: TensorStats, b: TensorStats, limits: Allowed) -> tuple[DifferenceKi
 
 def is_bad(tensor: TensorStats) -> bool:
     """Whether it holds a nan or an inf that is no mask's."""
-    return tensor.is_bad and not is_mask(tensor)
+    return tensor.is_bad and not is_minus_inf_mask(tensor)
 
 
 def is_negligible(a: TensorStats, b: TensorStats, frame_a: Frame, frame_b: Frame) -> bool:
@@ -164,8 +165,8 @@ def is_negligible(a: TensorStats, b: TensorStats, frame_a: Frame, frame_b: Frame
     most, least = max(a.absmax or 0.0, b.absmax or 0.0), min(a.absmax or 0.0, b.absmax or 0.0)
     if least > 0 and most < max(SMALLEST_NORMAL.get(a.dtype, 0.0), SMALLEST_NORMAL.get(b.dtype, 0.0)):
         return True
-    others = (one for one in frame_a.measured + frame_b.measured if not is_masking(one))
-    return most < NEGLIGIBLE * max((one.absmax or 0.0 for one in others), default=0.0)
+    others = (tensor for tensor in frame_a.measured + frame_b.measured if not is_mask(tensor))
+    return most < NEGLIGIBLE * max((tensor.absmax or 0.0 for tensor in others), default=0.0)
 
 
 def _is_similar(tensor: TensorStats) -> bool:

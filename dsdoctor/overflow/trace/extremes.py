@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dsdoctor.overflow.frames.first_bad import is_masking
-from dsdoctor.overflow.frames.frame import LIMITS, CallPhase, Frame, TensorStats, headroom_bits
+from dsdoctor.overflow.frames.dtypes import LIMITS, headroom_bits
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
+from dsdoctor.overflow.frames.masks import is_mask
 
 MOST_COLUMNS = 240
 """Columns of the heat map. A longer run has several batches in each."""
@@ -96,7 +97,7 @@ def picture(lines: Iterable[tuple[int, Frame]], *, phase: CallPhase = CallPhase.
         seen.add(frame.batch)
         row = found.rows.setdefault((frame.module, frame.call), ModuleRow(frame.module, frame.kind, frame.call))
         column = _column(found, frame.batch)
-        measured = [one for one in frame.measured if one.dtype in LIMITS and not is_masking(one)]
+        measured = [tensor for tensor in frame.measured if tensor.dtype in LIMITS and not is_mask(tensor)]
         shown = _shown_prefix(frame, measured)
         for tensor in measured:
             found.dtypes[tensor.dtype] = None
@@ -116,7 +117,7 @@ def _shown_prefix(frame: Frame, measured: list[TensorStats]) -> str:
     """How the names of those tensors begin that a row's range is of: outputs, else inputs; of gradients all."""
     if frame.phase is CallPhase.BACKWARD:
         return ""
-    return "output" if any(one.name.startswith("output") for one in measured) else "input"
+    return "output" if any(tensor.name.startswith("output") for tensor in measured) else "input"
 
 
 def _note(row: ModuleRow, column: int, rank: int, frame: Frame, tensor: TensorStats, *, shown: bool) -> None:

@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dsdoctor.overflow.frames.first_bad import is_masking
-from dsdoctor.overflow.frames.frame import LIMITS, SMALLEST_NORMAL, CallPhase, Frame, StepEnd, TensorStats
+from dsdoctor.overflow.frames.dtypes import LIMITS, SMALLEST_NORMAL
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, StepEnd, TensorStats
+from dsdoctor.overflow.frames.masks import is_mask
 from dsdoctor.overflow.trace.trend import Growth, Trend
 
 
@@ -16,7 +17,7 @@ class Excess:
     """The modules that hold or make a tensor above a limit, collected frame by frame.
 
     A leaf counts with each of its tensors. A module with children only counts for a tensor that none of its children had in
-    this batch: a residual sum, for instance. What it merely passes on is its children's affair.
+    this batch: a residual sum, for instance. A value that it merely passes on counts for its children.
     """
 
     def __init__(self, limit: float) -> None:
@@ -33,7 +34,7 @@ class Excess:
         if tensor.name.startswith("output"):
             self.leaking.add(frame.module)
         holders = self._seen[rank].setdefault((value, tensor.shape), set())
-        inside = any(is_inside(one, frame.module) for one in holders)
+        inside = any(is_inside(holder, frame.module) for holder in holders)
         if frame.module not in self.modules and not inside:
             self.modules[frame.module] = None
         holders.add(frame.module)
@@ -208,7 +209,7 @@ class _Reading:
         for tensor in frame.measured:
             if tensor.dtype not in LIMITS:
                 continue
-            if is_masking(tensor):
+            if is_mask(tensor):
                 self.masks += 1
                 continue
             if tensor.is_bad:

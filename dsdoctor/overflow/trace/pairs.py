@@ -67,8 +67,8 @@ def _only(traces: Traces) -> int:
 def _pair_batches(
     a: dict[int, Batches], b: dict[int, Batches], batch_a: int | None, batch_b: int | None
 ) -> tuple[tuple[int, int], ...]:
-    on_a = sorted({batch for one in a.values() for batch in one.spans})
-    on_b = sorted({batch for one in b.values() for batch in one.spans})
+    on_a = sorted({batch for batches in a.values() for batch in batches.spans})
+    on_b = sorted({batch for batches in b.values() for batch in batches.spans})
     if batch_a is not None or batch_b is not None:
         first = batch_a if batch_a is not None else batch_b
         second = batch_b if batch_b is not None else batch_a

@@ -67,9 +67,9 @@ def sources(paths: Iterable[Path]) -> Traces:
     ordered = tuple(sorted(found.values(), key=lambda source: source.rank))
     _check(ordered)
     notes += [
-        f"the last line of {one.path} is torn and was left out: its job died or still runs"
-        for one in ordered
-        if is_torn(one.path)
+        f"the last line of {source.path} is torn and was left out: its job died or still runs"
+        for source in ordered
+        if is_torn(source.path)
     ]
     return Traces(sources=ordered, notes=tuple(notes))
 
@@ -83,7 +83,7 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
         inside = sorted(path.glob(PATTERN))
         if not inside:
             raise UsageError(f"{path} holds no trace ({PATTERN})", hint="name the folder that the job wrote them into")
-        yield from ((one, False) for one in inside)
+        yield from ((file, False) for file in inside)
 
 
 def _check(ordered: tuple[RankTrace, ...]) -> None:
@@ -91,15 +91,15 @@ def _check(ordered: tuple[RankTrace, ...]) -> None:
         raise UsageError(
             "all traces are empty: no batch was traced yet", hint="look again when the job has run a while"
         )
-    for one, other in itertools.pairwise(ordered):
-        if one.rank == other.rank:
+    for first, second in itertools.pairwise(ordered):
+        if first.rank == second.rank:
             raise UsageError(
-                f"{one.path} and {other.path} are both of rank {one.rank}",
-                hint=f"one run has one trace a rank; two runs: dsdoctor trace compare {one.path} {other.path}",
+                f"{first.path} and {second.path} are both of rank {first.rank}",
+                hint=f"one run has one trace a rank; two runs: dsdoctor trace compare {first.path} {second.path}",
             )
-        if one.header.world != other.header.world:
+        if first.header.world != second.header.world:
             raise UsageError(
-                f"{one.path} is of a run with {one.header.world} ranks, {other.path} of one with {other.header.world}",
+                f"{first.path} is of a run with {first.header.world} ranks, {second.path} of one with {second.header.world}",
                 hint="name the traces of one run",
             )
 
@@ -116,7 +116,7 @@ class Numbers:
     ranges: tuple[range, ...]
 
     def __contains__(self, number: int) -> bool:
-        return any(number in one for one in self.ranges)
+        return any(number in span for span in self.ranges)
 
 
 def numbers(text: str, option: str) -> Numbers:
@@ -172,7 +172,7 @@ def selected(traces: Traces, selection: Selection) -> Iterator[Ranked]:
 
     Each trace keeps its own order: a pipeline's, where batches interleave, too.
     """
-    wanted = [one for one in traces.sources if selection.ranks is None or one.rank in selection.ranks]
+    wanted = [source for source in traces.sources if selection.ranks is None or source.rank in selection.ranks]
     if not wanted:
         known = ", ".join(map(str, traces.ranks))
         raise UsageError("no trace is of a rank that was asked for", hint=f"there are traces of rank {known}")

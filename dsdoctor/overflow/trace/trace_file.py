@@ -12,13 +12,13 @@ from typing import BinaryIO
 import msgspec
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.overflow.frames.frame import Frame, Header, Line, StepEnd
+from dsdoctor.overflow.frames.frame import Frame, Header, Line
 
 SCHEMA = "dsdoctor/trace/1"
 LONGEST_HEADER = 1 << 16
 """Bytes. A checkpoint that was given by mistake may have no line end at all."""
 FRAME_OF = re.compile(rb'\{"t":"frame","batch":(\d+),')
-"""How a frame's line begins, as the writer writes it: its batch can be told without decoding the line."""
+"""How a frame's line begins, as the writer writes it: its batch is known without decoding the line."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode  # torch.__version__ is no plain str
 _decode: Callable[[bytes], Line] = msgspec.json.Decoder(Line).decode
 
@@ -53,7 +53,7 @@ class TraceWriter:
             self.broken = f"{error.strerror or error}"
 
     def close(self) -> None:
-        """Close the file. Never raises for a disk that is full: that was told before."""
+        """Close the file. Never raises for a disk that is full: that was reported before."""
         try:
             self._file.close()
         except OSError as error:
@@ -140,11 +140,6 @@ def _header(path: Path, first: bytes) -> Header:
         raise UsageError(f"{path}, line 1: {error}", hint="the trace was damaged") from error
 
 
-def steps_and_frames(path: Path) -> Iterator[Frame | StepEnd]:
-    """The lines of a trace without its header."""
-    return (line for line in read(path) if not isinstance(line, Header))
-
-
 Span = tuple[int, int]
 
 
@@ -167,7 +162,7 @@ class Batches:
 
 
 def find_batches(path: Path) -> Batches:
-    """Find the batches of a trace. Frames are told by how their line begins; nothing else is decoded."""
+    """Find the batches of a trace. A frame is recognised by how its line begins, and nothing is decoded."""
     read_header(path)
     spans: dict[int, list[Span]] = {}
     place = 0

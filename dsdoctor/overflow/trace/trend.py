@@ -4,13 +4,13 @@ import math
 from dataclasses import dataclass
 
 CRITICAL = (636.62, 31.60, 12.92, 8.610, 6.869, 5.959, 5.408, 5.041, 4.781, 4.587)
-"""Student's t, two-sided, at 99.9 %, for 1 to 10 degrees of freedom: a model has hundreds of modules, and none shall cry
-wolf."""
+"""Student's t, two-sided, at 99.9 %, for 1 to 10 degrees of freedom: a model has hundreds of modules, and none
+of them may raise a false alarm."""
 BEYOND_TEN, MANY = 4.587, 30
 CRITICAL_MANY = 3.646
 FEWEST = 3
 HORIZON = 10
-"""Times as far as was seen is as far as is foretold."""
+"""A prediction reaches at most this many times as far as the batches that were seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Growth:
     yy: float = 0.0
 
     def add(self, batch: int, absmax: float) -> None:
-        """Add a batch. Zeros tell nothing of a pace."""
+        """Add a batch. Zeros and infinities say nothing about growth and are left out."""
         if absmax <= 0 or not math.isfinite(absmax):
             return
         if not self.count:
@@ -47,7 +47,7 @@ class Growth:
         self.xx, self.xy, self.yy = self.xx + x * x, self.xy + x * y, self.yy + y * y
 
     def trend(self, limit: float) -> Trend | None:
-        """The growth, if it is significant and reaches the limit within sight; else None.
+        """The growth, if it is significant and reaches the limit within the horizon; else None.
 
         >>> growth = Growth()
         >>> for batch in range(6):

@@ -1,12 +1,15 @@
-"""What the verdicts rest on: who was first, who shares it, what was seen, and what to do. Pure; knows no torch."""
+"""What the verdicts are made of: the first bad value, the ranks that have it, the evidence, the remedy. Pure; knows no torch."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from dsdoctor.core.finding import Finding, Fix, Severity
-from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, RankReport, is_mask
-from dsdoctor.overflow.frames.frame import LIMITS, Frame, TensorStats, headroom_bits
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.sentences import and_more
+from dsdoctor.overflow.frames.dtypes import headroom_bits
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, RankReport
+from dsdoctor.overflow.frames.frame import Frame, TensorStats
 from dsdoctor.overflow.frames.guide_format import item_line
+from dsdoctor.overflow.frames.masks import is_minus_inf_mask
 
 MOST_NAMES = 3
 
@@ -24,7 +27,7 @@ def where(frame: Frame | None) -> str:
 
 
 def amount(tensor: TensorStats) -> str:
-    """How much of what is bad.
+    """How many of a tensor's elements are bad, and in which way.
 
     >>> amount(TensorStats(name="output", dtype="float16", shape=(4,), count=4, nan=1, neginf=2))
     '1 nan and 2 -inf of 4'
@@ -41,12 +44,12 @@ def moment(rank_report: RankReport) -> str:
 
 
 def what_is_bad(first_bad: FirstBad) -> list[str]:
-    """The frame of the culprit in the guide's columns."""
+    """The call that went wrong first, in the guide's columns."""
     return [item_line(item) for item in first_bad.frame.tensors]
 
 
 def ranks_say(ranks: tuple[int, ...], world: int) -> str:
-    """Who shares it, and what that means.
+    """Which ranks have it, and what that means.
 
     >>> ranks_say((1,), 4), ranks_say((0, 1), 2), ranks_say((0,), 1)
     (', on rank 1 of 4 only: its data or its hardware', ', on all 2 ranks: the model', '')
@@ -66,9 +69,8 @@ def gradient_names(rank_reports: Iterable[RankReport]) -> str:
     >>> gradient_names([])
     ''
     """
-    names = sorted({one.name for rank_report in rank_reports for one in rank_report.named if one.is_bad})
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    names = sorted({tensor.name for rank_report in rank_reports for tensor in rank_report.named if tensor.is_bad})
+    return and_more(names, MOST_NAMES)
 
 
 def near(value: float) -> str:
@@ -85,8 +87,10 @@ Verdict = Callable[[RankReports], Iterator[Finding]]
 
 
 def earliest_bad(rank_reports: RankReports, *kinds: BadKind) -> tuple[RankReport, FirstBad] | None:
-    """The culprit that was first in time: in the forward the lowest stage's, in the backward the highest's; then by
-    micro-batch, order and rank."""
+    """The first bad value that was first in time on any rank; None if it is of another kind than ``kinds``.
+
+    In the forward the lowest pipeline stage is first, in the backward the highest; then micro-batch, order and rank count.
+    """
     found = [(rank_report, rank_report.first_bad) for rank_report in rank_reports if rank_report.first_bad is not None]
     forward = [pair for pair in found if pair[1].kind is not BadKind.GRADIENT]
     sign = 1 if forward else -1
@@ -99,13 +103,13 @@ def earliest_bad(rank_reports: RankReports, *kinds: BadKind) -> tuple[RankReport
 
 
 def sharers(rank_reports: RankReports, rank_report: RankReport) -> tuple[tuple[int, ...], int]:
-    """The ranks of its stage that have a culprit at all, be it another, and how many ranks there are in the stage."""
-    peers = [one for one in rank_reports if one.stage == rank_report.stage]
-    return tuple(one.rank for one in peers if one.first_bad is not None), len(peers)
+    """The ranks of its stage that have a first bad value, be it another one, and how many ranks there are in the stage."""
+    peers = [peer for peer in rank_reports if peer.stage == rank_report.stage]
+    return tuple(peer.rank for peer in peers if peer.first_bad is not None), len(peers)
 
 
 def bad_gradient(rank_report: RankReport, rank_reports: RankReports) -> str:
-    """What became bad first in the backward, and of what."""
+    """What went bad first in the backward, and by which operation."""
     found, origin = rank_report.first_bad, rank_report.origin
     if found is None:
         return f"the gradient of {gradient_names(rank_reports)} is not finite"
@@ -116,52 +120,39 @@ def bad_gradient(rank_report: RankReport, rank_reports: RankReports) -> str:
 
 
 def stays_bad(rank_report: RankReport) -> bool:
-    """Whether this rank's gradients are not finite where no loss scale is to blame."""
+    """Whether this rank's gradients are not finite for another reason than the loss scale."""
     if rank_report.first_bad is not None and rank_report.first_bad.kind is not BadKind.GRADIENT:
         return False
     if rank_report.at_scale_one is not None:
-        return any(one.is_bad for one in rank_report.at_scale_one)
+        return any(tensor.is_bad for tensor in rank_report.at_scale_one)
     return rank_report.scale.value <= 1 and (
-        any(one.is_bad for one in rank_report.local) or rank_report.first_bad is not None
+        any(tensor.is_bad for tensor in rank_report.local) or rank_report.first_bad is not None
     )
 
 
-def remedy(first_bad: FirstBad) -> Fix:
-    """What to do about values that do not fit."""
+def remedy(first_bad: FirstBad) -> str:
+    """What to do about values that do not fit their dtype, or that are nan."""
+    if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
+        return "A row that is masked entirely gives nan: leave one place open, or use the dtype's minimum for -inf."
+    if first_bad.tensor.dtype != "float16":
+        return "Lower the learning rate or clip gradients; look for a division by zero or a logarithm in this module."
     # the module around it: what does not fit where it was made does not fit when it is cast back there
     name = first_bad.frame.module.rpartition(".")[0]
     module = f'dsdoctor.fp32_forward(model.get_submodule("{name}"))' if name else "dsdoctor.fp32_forward(model)"
-    around = (
-        f", with what is around {first_bad.frame.module}"
-        if first_bad.kind is BadKind.MODULE and first_bad.frame.module
-        else ""
-    )
-    if any(is_mask(one) for one in first_bad.frame.inputs):
-        return Fix(
-            text="A row that is masked entirely gives nan: leave one place open, or use the dtype's minimum for -inf."
-        )
-    if first_bad.tensor.dtype == "float16":
-        return Fix(text=f"Run it in float32{around}: {module}; or train in bfloat16.")
-    return Fix(
-        text="Lower the learning rate or clip gradients; look for a division by zero or a logarithm in this module."
-    )
-
-
-def limit(tensor: TensorStats) -> float:
-    """The largest finite value of the tensor's dtype."""
-    return LIMITS.get(tensor.dtype, LIMITS["float32"])
+    is_inner = first_bad.kind is BadKind.MODULE and first_bad.frame.module
+    around = f", with what is around {first_bad.frame.module}" if is_inner else ""
+    return f"Run it in float32{around}: {module}; or train in bfloat16."
 
 
 def finding(
-    verdict: Verdict, title: str, rank_reports: RankReports, found: tuple[RankReport, FirstBad | None], fix: Fix
+    verdict: Verdict, title: str, rank_reports: RankReports, found: tuple[RankReport, FirstBad | None], fix: str
 ) -> Finding:
-    """A verdict as an error, with who shares it."""
+    """A verdict on the first bad value as an error: which ranks have it is said in the title, and what it affects is its module."""
     rank_report, first_bad = found
-    said = "" if first_bad is None else ranks_say(*sharers(rank_reports, rank_report))
-    return Finding(
-        rule=rule_of(verdict),
-        severity=Severity.ERROR,
-        title=f"{title}{said}",
+    shared = "" if first_bad is None else ranks_say(*sharers(rank_reports, rank_report))
+    return Finding.error(
+        rule_of(verdict),
+        f"{title}{shared}",
         evidence=evidence(rank_reports, rank_report),
         affects=() if first_bad is None else (first_bad.frame.module or "the model",),
         fix=fix,
@@ -169,7 +160,7 @@ def finding(
 
 
 def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, ...]:
-    """When it was, what was seen, and what was replayed."""
+    """When it happened, what was seen, and what was replayed."""
     lines = [
         f"{moment(rank_report)}, rank {rank_report.rank}"
         + (f", stage {rank_report.stage}" if rank_report.stage is not None else "")
@@ -178,8 +169,8 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
         lines += what_is_bad(rank_report.first_bad)
         tight = [
             bits
-            for one in rank_report.first_bad.frame.inputs
-            if (bits := headroom_bits(one.absmax, one.dtype)) is not None
+            for tensor in rank_report.first_bad.frame.inputs
+            if (bits := headroom_bits(tensor.absmax, tensor.dtype)) is not None
         ]
         lines += [f"its inputs had {min(tight):.1f} bits of headroom left"] if tight and min(tight) < 8 else []
     if rank_report.origin is not None:
@@ -188,7 +179,7 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
         lines.append(f"its -inf came from {rank_report.minus_inf.op} in {rank_report.minus_inf.line}")
     if names := gradient_names(rank_reports):
         lines.append(f"bad gradients after reduction: {names}")
-    local = tuple(one.rank for one in rank_reports if any(stats.is_bad for stats in one.local))
+    local = tuple(report.rank for report in rank_reports if any(stats.is_bad for stats in report.local))
     if local and len(rank_reports) > 1:
         lines.append("bad before reduction" + ranks_say(local, len(rank_reports)))
     if rank_report.replayed:
@@ -199,7 +190,7 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
 def rule_of(verdict: Verdict) -> str:
     """The rule's id.
 
-    >>> def overflow_in_module(accounts): ...
+    >>> def overflow_in_module(rank_reports): ...
     >>> rule_of(overflow_in_module)
     'overflow-in-module'
     """

@@ -1,4 +1,4 @@
-"""Findings -> lines on stderr, and in a file if one is named. The first time in full, then in one line."""
+"""Findings -> lines on stderr, and in a file if one is named: in full the first time, in one line later."""
 
 import json
 import os
@@ -16,14 +16,14 @@ MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
 
 
 class Announcer:
-    """Says each finding in full once, and then that it came again. Writes on the rank that is told to."""
+    """Prints each finding in full once, and later only that it came again. The caller decides which rank prints."""
 
     def __init__(self, *, report_file: str | None = None) -> None:
         self._said: dict[str, int] = {}
         self._file = None if report_file is None else Path(report_file)
         self.lines: list[str] = []
 
-    def tell(self, findings: tuple[Finding, ...], rank_reports: list[RankReport]) -> None:
+    def announce(self, findings: tuple[Finding, ...], rank_reports: list[RankReport]) -> None:
         """Print findings, a note in one line, and with an error seen for the first time the frames that led to it."""
         for finding in findings:
             key = f"{finding.rule} {finding.affects}"
@@ -38,7 +38,7 @@ class Announcer:
         self._append(findings, rank_reports)
 
     def say(self, line: str) -> None:
-        """One line of our own."""
+        """Print one line that is no finding."""
         self._print([f"dsdoctor: {line}"])
 
     def _print(self, lines: list[str]) -> None:
@@ -49,7 +49,7 @@ class Announcer:
     def _append(self, findings: tuple[Finding, ...], rank_reports: list[RankReport]) -> None:
         if self._file is None:
             return
-        plain = [msgspec.to_builtins(one) for one in findings]
+        plain = [msgspec.to_builtins(finding) for finding in findings]
         step = rank_reports[0].step if rank_reports else None
         try:
             with self._file.open("a", encoding="utf-8") as file:

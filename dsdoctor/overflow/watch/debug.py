@@ -26,8 +26,8 @@ class DebugUnderflowOverflow:
     At a hit the last ``max_frames_to_save`` frames are printed and ValueError is raised, on all ranks alike when the model
     trains on several. Batches are calls of ``model``, from 0. Those of ``trace_batch_nums`` are printed whole and not
     judged. ``abort_after_batch_num`` raises ValueError after that batch. Unlike the guide's class it also sees keyword
-    inputs and outputs of any nesting, bears a ZeRO-3 engine's module, and lets masks of -inf pass. On several ranks a forward
-    without gradients is reported and raises nothing: the others may not be in it.
+    inputs and outputs of any nesting, works with a ZeRO-3 engine's module, and does not stop at masks of -inf. On several
+    ranks a forward without gradients is reported and raises nothing, because the other ranks may not take part in it.
 
     ``collective``: whether ranks agree when a backward begins; False where they do not run backward equally often
     (pipelines, uneven data). Raises UsageError for numbers that make no sense and for a model watched already.
@@ -61,7 +61,7 @@ class DebugUnderflowOverflow:
         self.abort_after_batch_num = abort_after_batch_num
         self.max_frames_to_save = max_frames_to_save
         self._collective = collective
-        self._pages: deque[BatchRecord] = deque(maxlen=2)
+        self._records: deque[BatchRecord] = deque(maxlen=2)
         self._hooks = Hooks(model, on_record=self._on_record, integers=True, rank=ranks.rank())
         self._waiting: BatchRecord | None = None
         self._found: FirstBad | None = None
@@ -83,35 +83,37 @@ class DebugUnderflowOverflow:
     def __exit__(self, *_: object) -> None:
         self.detach()
 
-    def _on_record(self, page: BatchRecord) -> None:
-        page.settle()
-        self._pages.append(page)
-        if page.batch in self.trace_batch_nums:
-            print(guide_format.text(page.frames()))
+    def _on_record(self, record: BatchRecord) -> None:
+        record.settle()
+        self._records.append(record)
+        if record.batch in self.trace_batch_nums:
+            print(guide_format.text(record.frames()))
         else:
-            self._judge(page)
-        if self.abort_after_batch_num is not None and page.batch >= self.abort_after_batch_num:
-            raise ValueError(f"DebugUnderflowOverflow: stopped after batch {page.batch}, as abort_after_batch_num asks")
+            self._judge(record)
+        if self.abort_after_batch_num is not None and record.batch >= self.abort_after_batch_num:
+            raise ValueError(
+                f"DebugUnderflowOverflow: stopped after batch {record.batch}, as abort_after_batch_num asks"
+            )
 
-    def _judge(self, page: BatchRecord) -> None:
-        found = first_bad(page.frames()) if page.readings.any_bad else None
+    def _judge(self, record: BatchRecord) -> None:
+        found = first_bad(record.frames()) if record.readings.any_bad else None
         together = self._collective and ranks.is_together()
         if together and torch.is_grad_enabled():
-            self._waiting, self._found = page, found
+            self._waiting, self._found = record, found
         elif found is not None and together:
             # perhaps this rank evaluates alone: an exception here would leave the others waiting
-            self._tell([self._rank_report(page, found)])
+            self._print_reports([self._rank_report(record, found)])
         elif found is not None:
-            self._stop([self._rank_report(page, found)])
+            self._stop([self._rank_report(record, found)])
 
     def _after_root(self, _model: nn.Module, _args: Any, output: Any) -> None:
         """Ranks agree when the backward begins, which all of them do together; a forward on one rank alone has none."""
-        page, self._waiting = self._waiting, None
-        if page is None:
+        record, self._waiting = self._waiting, None
+        if record is None:
             return
         heads = [tensor for _, tensor in tensors_of("", output) if tensor.requires_grad]
         if not heads and self._found is not None:
-            self._tell([self._rank_report(page, self._found)])
+            self._print_reports([self._rank_report(record, self._found)])
         found, agreed = self._found, False
 
         def agree(_gradient: Tensor) -> None:
@@ -119,30 +121,30 @@ class DebugUnderflowOverflow:
             if not agreed:
                 agreed = True
                 if ranks.any_rank(found is not None, device_of(self.model)):
-                    self._stop(ranks.gather(self._rank_report(page, found)))
+                    self._stop(ranks.gather(self._rank_report(record, found)))
 
         for head in heads:
             head.register_hook(agree)
 
-    def _rank_report(self, page: BatchRecord, found: FirstBad | None) -> RankReport:
+    def _rank_report(self, record: BatchRecord, found: FirstBad | None) -> RankReport:
         last = () if found is None else self._last_frames(found)
-        return RankReport(rank=ranks.rank(), world=ranks.world(), batch=page.batch, first_bad=found, frames=last)
+        return RankReport(rank=ranks.rank(), world=ranks.world(), batch=record.batch, first_bad=found, frames=last)
 
     def _last_frames(self, found: FirstBad) -> tuple[Frame, ...]:
-        """The frames up to the culprit's, from the batch before too if that one was short."""
+        """The frames up to the first bad call, from the batch before too if this one is short."""
         kept: deque[Frame] = deque(maxlen=self.max_frames_to_save)
-        for page in self._pages:
-            for frame in page.frames():
+        for record in self._records:
+            for frame in record.frames():
                 if frame.batch < found.frame.batch or frame.order <= found.frame.order:
                     kept.append(frame)
         return tuple(kept)
 
     def _stop(self, rank_reports: list[RankReport]) -> None:
         """Print what every rank saw, then raise."""
-        raise ranks.OverflowDetected(self._tell(rank_reports))
+        raise ranks.OverflowDetected(self._print_reports(rank_reports))
 
-    def _tell(self, rank_reports: list[RankReport]) -> str:
-        """Print what every rank saw, in rank order and once. Answers the verdict in a line."""
+    def _print_reports(self, rank_reports: list[RankReport]) -> str:
+        """Print what every rank saw, in rank order and once. Returns the verdict in a line."""
         findings = judge(rank_reports)
         if ranks.rank() == min(rank_report.rank for rank_report in rank_reports):
             for rank_report in rank_reports:
@@ -158,7 +160,7 @@ class DebugUnderflowOverflow:
 
 
 def detect_overflow(var: Any, ctx: str) -> bool:
-    """Print and tell whether a tensor holds nan or inf: ``ctx has nans``, ``ctx has infs``, then the figures.
+    """Whether a tensor holds nan or inf, and if so print it: ``ctx has nans``, ``ctx has infs``, then the figures.
 
     One wait for the device, whatever the tensor. None, empty tensors, whole numbers and booleans hold neither.
     """

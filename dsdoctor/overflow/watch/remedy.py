@@ -140,7 +140,7 @@ def _function_in_float32(function: Forward) -> Forward:
 @contextmanager
 def _autocast_off(args: Any, kwargs: Any) -> Iterator[bool]:
     """Autocast off for the device of the inputs. Yields whether it was on."""
-    device = next((one.device.type for one in _tensors(args, kwargs)), "cpu")
+    device = next((tensor.device.type for tensor in _tensors(args, kwargs)), "cpu")
     was_on = torch.is_autocast_enabled(device)
     with torch.autocast(device, enabled=False):
         yield was_on
@@ -157,9 +157,11 @@ def _float32_weights(*modules: nn.Module) -> Iterator[None]:
     try:
         for module in modules:
             for table in (module._parameters, module._buffers):
-                halves = {name: one for name, one in table.items() if one is not None and one.dtype in HALVES}
+                halves = {
+                    name: weight for name, weight in table.items() if weight is not None and weight.dtype in HALVES
+                }
                 kept.append((table, halves, table is module._buffers))
-                table.update({name: copies.setdefault(id(one), one.float()) for name, one in halves.items()})  # type: ignore[misc]
+                table.update({name: copies.setdefault(id(half), half.float()) for name, half in halves.items()})  # type: ignore[misc]
         yield
     finally:
         for table, halves, are_buffers in kept:
@@ -177,14 +179,14 @@ def _keep_what_was_written(table: Any, halves: dict[str, Tensor]) -> None:
 
 
 def _to_float32(value: Any) -> Any:
-    return tree_map(lambda one: one.float() if isinstance(one, Tensor) and one.dtype in HALVES else one, value)
+    return tree_map(lambda leaf: leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in HALVES else leaf, value)
 
 
 def _half_of(module: nn.Module | None, args: Any, kwargs: Any) -> torch.dtype | None:
     """The half precision that the caller computes in: that of the inputs, or of the weights where no input is floating."""
-    floating = [one.dtype for one in _tensors(args, kwargs) if one.is_floating_point()]
+    floating = [tensor.dtype for tensor in _tensors(args, kwargs) if tensor.is_floating_point()]
     if not floating and module is not None:
-        floating = [one.dtype for one in module.parameters()]
+        floating = [parameter.dtype for parameter in module.parameters()]
     return next((dtype for dtype in floating if dtype in HALVES), None)
 
 
@@ -192,10 +194,12 @@ def _cast_back(output: Any, half: torch.dtype | None) -> Any:
     """The output in the half precision that the caller computes in, if it does."""
     if half is None:
         return output
-    return tree_map(lambda one: one.to(half) if isinstance(one, Tensor) and one.dtype is torch.float32 else one, output)
+    return tree_map(
+        lambda leaf: leaf.to(half) if isinstance(leaf, Tensor) and leaf.dtype is torch.float32 else leaf, output
+    )
 
 
 def _tensors(*values: Any) -> Iterator[Tensor]:
     found: list[Tensor] = []
-    tree_map(lambda one: found.append(one) if isinstance(one, Tensor) else None, values)
+    tree_map(lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None, values)
     return iter(found)

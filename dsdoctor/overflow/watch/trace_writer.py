@@ -15,7 +15,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.version import __version__
 from dsdoctor.overflow.frames import guide_format
 from dsdoctor.overflow.frames.frame import Header, StepEnd
-from dsdoctor.overflow.hooks import engine_adapter, ranks
+from dsdoctor.overflow.hooks import engine_facts, ranks
 from dsdoctor.overflow.hooks.batch_record import BatchRecord
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.trace.trace_file import SCHEMA, TraceWriter, file_name
@@ -24,10 +24,9 @@ FOLDER = "dsdoctor-trace"
 
 
 class Tracer:
-    """Writes pages as they come: the forward when it is over, the backward when the step is."""
+    """Writes records as they come: the forward when it is over, the backward when the step is."""
 
     def __init__(self, engine: Any, options: Options) -> None:
-        self._engine = engine
         path = unused(Path(options.trace_dir or FOLDER) / file_name(ranks.rank()))
         try:
             self._writer = TraceWriter(path, header_of(engine))
@@ -39,23 +38,23 @@ class Tracer:
         self._open: list[tuple[BatchRecord, int]] = []
         self._warned = False
 
-    def forward(self, page: BatchRecord) -> None:
-        """A forward is over. A page without gradients is complete with that."""
-        page.readings.peek()
-        self._write(page, 0)
+    def forward(self, record: BatchRecord) -> None:
+        """A forward is over. A record without gradients is complete with that."""
+        record.readings.peek()
+        self._write(record, 0)
         if torch.is_grad_enabled():
-            self._open.append((page, len(page.calls)))
+            self._open.append((record, len(record.calls)))
         else:
-            page.settle()
+            record.settle()
 
     def step_ends(self, overflow: bool | None, losses: list[Tensor], batches: int, scale: float | None) -> None:
-        """Write the gradients of the step's pages, and DeepSpeed's decision. ``scale``: the loss scale in the gradients."""
+        """Write the gradients of the step's records, and DeepSpeed's decision. ``scale``: the loss scale in the gradients."""
         if not self._open:
             return
-        for page, written in self._open:
-            page.settle()
-            self._write(page, written, scale)
-        loss = ", ".join(f"{float(one):g}" for one in losses if one.numel() == 1)
+        for record, written in self._open:
+            record.settle()
+            self._write(record, written, scale)
+        loss = ", ".join(f"{float(value):g}" for value in losses if value.numel() == 1)
         step = self._open[-1][0].position.step
         self._open = []
         self._writer.write((StepEnd(step=step, batch=batches - 1, overflow=overflow, loss_scale=scale, loss=loss),))
@@ -64,11 +63,11 @@ class Tracer:
         """Write what is left, and close."""
         self.step_ends(None, [], 0, None)
         self._writer.close()
-        with contextlib.suppress(OSError):  # a full disk was told before
+        with contextlib.suppress(OSError):  # a full disk was reported before
             self._text.close()
 
-    def _write(self, page: BatchRecord, first: int, scale: float | None = None) -> None:
-        frames = tuple(page.frames())[first:]
+    def _write(self, record: BatchRecord, first: int, scale: float | None = None) -> None:
+        frames = tuple(record.frames())[first:]
         if scale is not None and scale != 1:
             frames = tuple(msgspec.structs.replace(frame, loss_scale=scale) for frame in frames)
         self._writer.write(frames)
@@ -96,15 +95,15 @@ def header_of(engine: Any) -> Header:
         host=platform.node(),
         torch=str(torch.__version__),
         deepspeed=str(getattr(deepspeed, "__version__", "")),
-        zero_stage=engine_adapter.zero_stage(engine),
-        stage=engine_adapter.pipeline_stage(engine)[0] if engine_adapter.is_pipeline(engine) else None,
-        dtype=str(engine_adapter.dtype(engine)).removeprefix("torch."),
+        zero_stage=engine_facts.zero_stage(engine),
+        stage=engine_facts.pipeline_stage(engine)[0] if engine_facts.is_pipeline(engine) else None,
+        dtype=str(engine_facts.dtype(engine)).removeprefix("torch."),
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
 
 
 def unused(path: Path) -> Path:
-    """The path, or one beside it with a number: a second engine, or a job that is started again, spoils no trace."""
+    """The path, or one beside it with a number: a second engine, or a job that is started again, overwrites no trace."""
     number = 2
     free = path
     while free.exists():

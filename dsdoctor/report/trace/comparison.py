@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from dsdoctor.core.sentences import and_more
 from dsdoctor.overflow.frames.frame import CallPhase, TensorStats
 from dsdoctor.overflow.trace.difference import (
     Comparison,
@@ -30,7 +31,7 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
     for side, names in (("A", found.only_a), ("B", found.only_b)):
         if names:
             yield f"! only in {side}: {_some(names)}"
-    shown = [one for one in found.largest if one.diverges] or found.largest[:MOST_ALIKE]
+    shown = [difference for difference in found.largest if difference.diverges] or found.largest[:MOST_ALIKE]
     if shown:
         yield ""
         yield f"  {'ratio':>9}  {'A':>9}  {'B':>9}  {'of':<10} module, tensor"
@@ -42,11 +43,11 @@ def _first_lines(found: Comparison) -> Iterator[str]:
         yield f"✓ no divergence: {found.tensors:,} tensors in {counted(found.pairs, 'batch', 'batches')} agree"
         return
     first, bad = found.first, found.first_bad
-    yield f"✗ first divergence: {name_of(first.place)}, {first.place.tensor}: {_said(first)}"
+    yield f"✗ first divergence: {name_of(first.place)}, {first.place.tensor}: {_in_words(first)}"
     yield f"    {_where(first.place)}; {found.agreed:,} of {found.tensors:,} tensors come before it and agree"
     yield f"    {_origin(first)}"
     if bad is not None and bad is not first:
-        yield f"✗ first nan or inf on one side only: {name_of(bad.place)}, {bad.place.tensor}: {_said(bad)}"
+        yield f"✗ first nan or inf on one side only: {name_of(bad.place)}, {bad.place.tensor}: {_in_words(bad)}"
         yield f"    {_where(bad.place)}"
     yield f"  {found.diverging:,} tensors diverge in all"
 
@@ -67,14 +68,16 @@ def _side(side: Side) -> str:
     return f"batch {side.batch}, rank {side.rank}"
 
 
-def _said(one: TensorDifference) -> str:
-    if one.what is DifferenceKind.NOT_FINITE:
-        return f"{_figure(one.a, one.what)} against {_figure(one.b, one.what)}"
-    if one.what is DifferenceKind.ZEROS:
-        return f"{_figure(one.a, one.what)} against {_figure(one.b, one.what)} of it are zero"
+def _in_words(difference: TensorDifference) -> str:
+    if difference.what is DifferenceKind.NOT_FINITE:
+        return f"{_figure(difference.a, difference.what)} against {_figure(difference.b, difference.what)}"
+    if difference.what is DifferenceKind.ZEROS:
+        return (
+            f"{_figure(difference.a, difference.what)} against {_figure(difference.b, difference.what)} of it are zero"
+        )
     return (
-        f"{one.what.value} {_figure(one.a, one.what)} against {_figure(one.b, one.what)}, "
-        f"a factor of {one.ratio:.4g} (rounding: up to {one.tolerance:.4g})"
+        f"{difference.what.value} {_figure(difference.a, difference.what)} against {_figure(difference.b, difference.what)}, "
+        f"a factor of {difference.ratio:.4g} (rounding: up to {difference.tolerance:.4g})"
     )
 
 
@@ -90,7 +93,7 @@ def _figure(tensor: TensorStats, what: DifferenceKind) -> str:
 
 
 def _origin(first: TensorDifference) -> str:
-    """What the kind of tensor tells of the cause."""
+    """What the kind of tensor says about the cause."""
     name = first.place.tensor
     if first.place.phase is CallPhase.BACKWARD:
         return "the forward agrees: it is the gradient that differs"
@@ -101,14 +104,14 @@ def _origin(first: TensorDifference) -> str:
     return "it is a weight or buffer: it differed before the batch began"
 
 
-def _row(one: TensorDifference) -> str:
-    mark = "✗" if one.diverges else "·"
-    times = "inf" if one.ratio == float("inf") else f"{one.ratio:.4g}"
-    backward = " (backward)" if one.place.phase is CallPhase.BACKWARD else ""
-    figures = [_figure(side, one.what).replace(" and ", "+") for side in (one.a, one.b)]
+def _row(difference: TensorDifference) -> str:
+    mark = "✗" if difference.diverges else "·"
+    times = "inf" if difference.ratio == float("inf") else f"{difference.ratio:.4g}"
+    backward = " (backward)" if difference.place.phase is CallPhase.BACKWARD else ""
+    figures = [_figure(side, difference.what).replace(" and ", "+") for side in (difference.a, difference.b)]
     return (
-        f"{mark} {times:>9}  {figures[0]:>9}  {figures[1]:>9}  {one.what.value:<10} "
-        f"{name_of(one.place)}, {one.place.tensor}{backward}, batch {one.place.a.batch}"
+        f"{mark} {times:>9}  {figures[0]:>9}  {figures[1]:>9}  {difference.what.value:<10} "
+        f"{name_of(difference.place)}, {difference.place.tensor}{backward}, batch {difference.place.a.batch}"
     )
 
 
@@ -117,5 +120,4 @@ def _times(change: FormChange) -> str:
 
 
 def _some(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return clean(", ".join(names[:MOST_NAMES]) + more)
+    return clean(and_more(names, MOST_NAMES))

@@ -48,7 +48,7 @@ def _room_line(room: Room, found: Headroom) -> str:
 
 
 def _trend_lines(found: Headroom) -> Iterator[str]:
-    """Who grows towards the limit, soonest first; parts of one chain grow alike, so few are told."""
+    """Who grows towards the limit, soonest first; only a few, because modules that feed each other grow alike."""
     growing = [(room.trend.reaches_in, room) for room in found.modules if room.trend]
     for left, room in sorted(growing, key=lambda pair: pair[0])[:5]:
         assert room.trend is not None
@@ -68,13 +68,14 @@ def _whole(number: float) -> str:
 
 
 def _gradient_lines(found: Headroom) -> Iterator[str]:
-    one = found.gradients
-    if one is None:
+    gradients = found.gradients
+    if gradients is None:
         return
-    scaled = f" at a loss scale of {one.scale:g}" if one.scale != 1 else ""
+    peak = gradients.peak
+    scaled = f" at a loss scale of {gradients.scale:g}" if gradients.scale != 1 else ""
     yield clean(
-        f"· gradients: the largest is {one.peak.value:.2e}{scaled} in {one.module or WHOLE} (batch {one.peak.batch}, "
-        f"rank {one.peak.rank}): a loss scale of up to 2^{math.log2(one.fits_scale):.0f} fits {found.dtype}"
+        f"· gradients: the largest is {peak.value:.2e}{scaled} in {gradients.module or WHOLE} (batch {peak.batch}, "
+        f"rank {peak.rank}): a loss scale of up to 2^{math.log2(gradients.fits_scale):.0f} fits {found.dtype}"
     )
 
 

@@ -14,13 +14,13 @@ from dsdoctor.report.terminal import printable
 WHOLE = "(the whole model)"
 
 
-def counted(count: int, one: str, many: str) -> str:
-    """A number and its noun.
+def counted(count: int, singular: str, plural: str) -> str:
+    """A number and its unit, in the singular or the plural.
 
     >>> counted(1, "batch", "batches"), counted(1200, "batch", "batches")
     ('1 batch', '1,200 batches')
     """
-    return f"{count:,} {one if count == 1 else many}"
+    return f"{count:,} {singular if count == 1 else plural}"
 
 
 def clean(line: str) -> str:
@@ -97,7 +97,7 @@ def step_line(rank: int | None, step: StepEnd) -> str:
 
 def shown_document(traces: Traces, lines: Iterable[Ranked]) -> Iterator[str]:
     """The document of ``trace show`` up to its findings, piece by piece: what was selected may be gigabytes."""
-    head = {"schema": SCHEMA, "command": "trace show", "traces": [_source_part(one) for one in traces.sources]}
+    head = {"schema": SCHEMA, "command": "trace show", "traces": [_source_part(source) for source in traces.sources]}
     yield msgspec.json.encode(head).decode()[:-1]
     yield ',"lines":['
     comma = ""

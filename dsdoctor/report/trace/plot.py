@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dsdoctor.overflow.frames.frame import LIMITS
+from dsdoctor.overflow.frames.dtypes import LIMITS
 from dsdoctor.overflow.trace.extremes import ModuleRow, Picture, bits
 from dsdoctor.report.labels import batches_of, hover, label, safe, short
 

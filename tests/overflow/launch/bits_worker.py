@@ -53,7 +53,7 @@ def trained(case: dict[str, Any], rank: int, level: str | None) -> tuple[list[to
         copy.deepcopy(engine.module)  # an average of the model, as scripts keep it
     rules: list[str] = []
     if watching is not None:
-        rules = [one.rule for one in watching.findings()]
+        rules = [finding.rule for finding in watching.findings()]
         watching.detach()
     engines.close(engine)
     return states, rules

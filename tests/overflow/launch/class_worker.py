@@ -1,4 +1,4 @@
-"""The guide's class on an engine's module: an ill in step 2, perhaps on one rank only, and an evaluation on one rank alone."""
+"""The guide's class on an engine's module: a defect in step 2, perhaps on one rank only, and an evaluation on one rank alone."""
 
 from typing import Any
 

@@ -207,10 +207,10 @@ def states(engine: Any) -> list[Tensor]:
     return found
 
 
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
+def same(first: list[Tensor], second: list[Tensor]) -> bool:
     """Bit for bit: nan equals nan, 0.0 does not equal -0.0."""
-    bits = [[each.reshape(-1).view(torch.uint8) for each in tensors] for tensors in (one, other)]
-    return len(one) == len(other) and all(torch.equal(mine, yours) for mine, yours in zip(*bits, strict=True))
+    bits = [[each.reshape(-1).view(torch.uint8) for each in tensors] for tensors in (first, second)]
+    return len(first) == len(second) and all(torch.equal(mine, yours) for mine, yours in zip(*bits, strict=True))
 
 
 def close(engine: Any) -> None:

@@ -1,4 +1,4 @@
-"""A pipeline of two stages with an ill planted in a layer of one of them, watched; writes down the findings."""
+"""A pipeline of two stages with a defect planted in a layer of one of them, watched; writes down the findings."""
 
 from typing import Any
 
@@ -63,17 +63,17 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
     try:
         for step in range(STEP + 1):
             if step == STEP:
-                for name, one in engine.module.named_modules():
-                    if name == case["plant"] and isinstance(one, Gain):
-                        one.factor = float("inf")
-                    if name == case["plant"] and isinstance(one, Steep):
-                        one.planted = True
+                for name, module in engine.module.named_modules():
+                    if name == case["plant"] and isinstance(module, Gain):
+                        module.factor = float("inf")
+                    if name == case["plant"] and isinstance(module, Steep):
+                        module.planted = True
             engine.train_batch(data_iter=batches)
     except ValueError as error:
         raised = f"{type(error).__name__}: {error}"
     findings = [
-        {"rule": one.rule, "title": one.title, "evidence": one.evidence, "affects": one.affects}
-        for one in watching.findings()
+        {"rule": finding.rule, "title": finding.title, "evidence": finding.evidence, "affects": finding.affects}
+        for finding in watching.findings()
     ]
     report = watching.report()
     names = [name for name, _ in engine.module.named_modules()]

@@ -7,7 +7,7 @@ from typing import Any
 
 import engines
 import torch
-from seams_cases import PLANTED
+from adapter_cases import PLANTED
 from torch import Tensor
 
 from dsdoctor.overflow.hooks.engine_adapter import EngineAdapter
@@ -23,7 +23,7 @@ class Watch:
     def __init__(self, engine: Any, case: dict[str, Any]) -> None:
         self.engine, self.case = engine, case
         self.recorder = BatchRecorder(engine, **case.get("limits", {}))
-        self.seam = EngineAdapter(engine, on_decision=lambda _: self.replay(), on_step=self.recorder.forget)
+        self.adapter = EngineAdapter(engine, on_decision=lambda _: self.replay(), on_step=self.recorder.forget)
         self.live: dict[str, list[Tensor]] = {}
         self.again: dict[str, list[Tensor]] = {}
         self.seen = self.live
@@ -68,7 +68,7 @@ class Watch:
         yield
 
     def detach(self) -> None:
-        self.seam.detach()
+        self.adapter.detach()
         self.recorder.detach()
         for handle in self.handles:
             handle.remove()
@@ -123,7 +123,11 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
     plain, _ = train(case, rank, watched=False)
     watched, watch = train(case, rank, watched=True)
     assert watch is not None
-    apart = [step for step, (one, other) in enumerate(zip(plain, watched, strict=True)) if not engines.same(one, other)]
+    apart = [
+        step
+        for step, (without, with_replay) in enumerate(zip(plain, watched, strict=True))
+        if not engines.same(without, with_replay)
+    ]
     return {
         "first_step_apart": apart[0] if apart else None,
         "replayed": len(watch.results),

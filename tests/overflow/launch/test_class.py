@@ -17,9 +17,9 @@ def test_the_class_on_an_engines_module(tmp_path: Path) -> None:
     }
     ranks = launch("class_worker.py", cases, tmp_path)
 
-    one = {rank["zero 3, one rank"]["raised"] for rank in ranks}
-    assert len(one) == 1
-    assert "batch_number=2: blocks.1.gain (Gain) made" in (said := one.pop())
+    messages = {rank["zero 3, one rank"]["raised"] for rank in ranks}
+    assert len(messages) == 1
+    assert "batch_number=2: blocks.1.gain (Gain) made" in (said := messages.pop())
     assert "on rank 1 of 2 only" in said
     assert all("on all 2 ranks" in rank["zero 3, checkpointed"]["raised"] for rank in ranks)
     assert [rank["zero 1, healthy, evaluated"] for rank in ranks] == [

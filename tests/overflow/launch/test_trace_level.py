@@ -56,7 +56,7 @@ def test_the_commands_read_it(traces: Any) -> None:
 
     assert "blocks.1.gain Gain" in shown
     assert compared["command"] == "trace compare"
-    assert not [one for one in compared["findings"] if one["severity"] == "error"]
+    assert not [finding for finding in compared["findings"] if finding["severity"] == "error"]
 
 
 def test_a_full_disk_is_told_once_and_ends_no_training(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Real engines on two ranks, an ill planted in each: the verdict names the module or parameter, the rank and the step."""
+"""Real engines on two ranks, a defect planted in each: the verdict names the module or parameter, the rank and the step."""
 
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,12 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def cause(ranks: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """The first finding of the step with the ill, from the rank that told it."""
+    """The first finding of the step with the defect, from the rank that reported it."""
     found = [
-        one for rank in ranks for one in rank[name]["findings"] if any("step 2," in line for line in one["evidence"])
+        finding
+        for rank in ranks
+        for finding in rank[name]["findings"]
+        if any("step 2," in line for line in finding["evidence"])
     ]
     return found[0]
 
@@ -51,12 +54,15 @@ class TestEveryConfiguration:
     def test_nothing_was_said_of_the_healthy_steps(self, ranks: list[dict[str, Any]], name: str) -> None:
         if CASES[name]["plant"] != "scale":
             told = [
-                one for rank in ranks for one in rank[name]["findings"] if "step 0" in str(one) or "step 1," in str(one)
+                finding
+                for rank in ranks
+                for finding in rank[name]["findings"]
+                if "step 0" in str(finding) or "step 1," in str(finding)
             ]
 
             unscaled = ["loss-not-scaled"] if name.startswith("zero 0 fp16") else []  # a defect of DeepSpeed 0.19.8
 
-            assert [one["rule"] for one in told] == unscaled
+            assert [finding["rule"] for finding in told] == unscaled
 
     def test_a_stop_is_the_same_exception_on_every_rank(self, ranks: list[dict[str, Any]], name: str) -> None:
         raised = {rank[name]["raised"] for rank in ranks}

@@ -1,4 +1,4 @@
-"""Configurations, the ill that is planted in step 2, and what the verdict is to name."""
+"""Configurations, the defect that is planted in step 2, and what the verdict is to name."""
 
 from typing import Any
 

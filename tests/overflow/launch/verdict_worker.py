@@ -1,4 +1,4 @@
-"""Trains a small engine for a few steps with an ill planted in one of them, watched, and writes down the findings."""
+"""Trains a small engine for a few steps with a defect planted in one of them, watched, and writes down the findings."""
 
 import time
 from typing import Any
@@ -13,7 +13,7 @@ from dsdoctor.overflow.watch.engine import watch
 
 WIDTH = engines.WIDTH
 STEP = 2
-"""The step in which the ill is planted."""
+"""The step in which the defect is planted."""
 
 
 class Gain(nn.Module):
@@ -69,7 +69,7 @@ class Net(nn.Module):
 
 
 def plant(engine: Any, case: dict[str, Any], rank: int) -> None:
-    """Make the engine ill; on one rank only where the case says so."""
+    """Plant the defect in the engine; on one rank only where the case says so."""
     here = case.get("only") in (None, rank)
     block = engine.module.blocks[1]
     if case["plant"] == "activation" and here:
@@ -110,8 +110,8 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
         raised = f"{type(error).__name__}: {error}"
     stopped = time.monotonic()
     findings = [
-        {"rule": one.rule, "title": one.title, "evidence": one.evidence, "affects": one.affects}
-        for one in watching.findings()
+        {"rule": finding.rule, "title": finding.title, "evidence": finding.evidence, "affects": finding.affects}
+        for finding in watching.findings()
     ]
     report = watching.report()
     watching.detach()

@@ -1,4 +1,4 @@
-"""Configurations, and what the seam is to say in the three steps of each."""
+"""Configurations, and what the adapter is to say in the three steps of each."""
 
 from typing import Any
 

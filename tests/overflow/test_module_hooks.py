@@ -15,18 +15,18 @@ from dsdoctor.overflow.hooks.module_hooks import Hooks
 
 def frames_of(model: nn.Module, *args: Any, backward: bool = False, **kwargs: Any) -> list[Frame]:
     """The frames of one call; with its backward if asked."""
-    pages: list[BatchRecord] = []
-    hooks = Hooks(model, on_record=pages.append, gradients=backward)
+    records: list[BatchRecord] = []
+    hooks = Hooks(model, on_record=records.append, gradients=backward)
     output = model(*args, **kwargs)
     if backward:
         output.sum().backward()
     hooks.detach()
-    return settled(pages[0])
+    return settled(records[0])
 
 
-def settled(page: BatchRecord) -> list[Frame]:
-    page.settle()
-    return list(page.frames())
+def settled(record: BatchRecord) -> list[Frame]:
+    record.settle()
+    return list(record.frames())
 
 
 def names(frame: Frame) -> list[str]:
@@ -34,7 +34,7 @@ def names(frame: Frame) -> list[str]:
 
 
 class Gives(nn.Module):
-    """Gives whatever it was told to."""
+    """Returns what it was given."""
 
     def __init__(self, make: Any) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Output:
 def test_each_call_is_a_frame_and_children_come_before_their_parent() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
 
-    assert [(one.order, one.module, one.kind, one.leaf) for one in frames_of(model, torch.ones(1, 2))] == [
+    assert [(frame.order, frame.module, frame.kind, frame.leaf) for frame in frames_of(model, torch.ones(1, 2))] == [
         (0, "0", "Linear", True),
         (1, "1", "ReLU", True),
         (2, "", "Sequential", False),
@@ -119,13 +119,13 @@ def test_whole_numbers_booleans_and_empty_tensors_have_no_figures() -> None:
 
 
 def test_a_tensor_that_goes_from_module_to_module_is_read_once() -> None:
-    pages: list[BatchRecord] = []
+    records: list[BatchRecord] = []
     model = nn.Sequential(nn.Identity(), nn.Identity(), nn.Identity())
-    with_hooks = Hooks(model, on_record=pages.append)
+    with_hooks = Hooks(model, on_record=records.append)
     model(torch.ones(4))
     with_hooks.detach()
 
-    assert len(pages[0].readings.taken) == 1
+    assert len(records[0].readings.taken) == 1
 
 
 def test_memory_that_is_handed_out_again_is_another_tensor() -> None:
@@ -140,13 +140,13 @@ def test_memory_that_is_handed_out_again_is_another_tensor() -> None:
 
 
 def test_a_big_tensor_is_known_again_by_its_storage() -> None:
-    pages: list[BatchRecord] = []
+    records: list[BatchRecord] = []
     model = nn.Sequential(Gives(lambda x: x.detach()), Gives(lambda x: x.detach()))
-    hooks = Hooks(model, on_record=pages.append)
+    hooks = Hooks(model, on_record=records.append)
     model(torch.ones(100_000))
     hooks.detach()
 
-    assert len(pages[0].readings.taken) == 1
+    assert len(records[0].readings.taken) == 1
 
 
 def test_what_was_written_in_place_is_read_again() -> None:
@@ -165,40 +165,43 @@ def test_an_in_place_module_shows_its_input_as_it_was() -> None:
 def test_a_module_called_twice_counts_its_calls() -> None:
     shared = nn.Linear(2, 2)
 
-    assert [one.call for one in frames_of(nn.Sequential(shared, shared), torch.ones(2)) if one.module == "0"] == [0, 1]
+    assert [frame.call for frame in frames_of(nn.Sequential(shared, shared), torch.ones(2)) if frame.module == "0"] == [
+        0,
+        1,
+    ]
 
 
 def test_a_module_that_is_added_later_is_seen() -> None:
-    pages: list[BatchRecord] = []
+    records: list[BatchRecord] = []
     model = nn.Sequential(nn.Identity())
-    hooks = Hooks(model, on_record=pages.append)
+    hooks = Hooks(model, on_record=records.append)
     model(torch.ones(1))
     model.add_module("late", nn.ReLU())
     model(torch.ones(1))
     hooks.detach()
 
-    assert [[frame.module for frame in settled(page)] for page in pages] == [["0", ""], ["0", "late", ""]]
+    assert [[frame.module for frame in settled(record)] for record in records] == [["0", ""], ["0", "late", ""]]
 
 
 def test_a_forward_that_raises_leaves_its_frames() -> None:
-    pages: list[BatchRecord] = []
+    records: list[BatchRecord] = []
     model = nn.Sequential(nn.Identity(), Gives(lambda x: x.nothing()))
-    hooks = Hooks(model, on_record=pages.append)
+    hooks = Hooks(model, on_record=records.append)
     with pytest.raises(AttributeError):
         model(torch.ones(1))
     hooks.detach()
 
-    assert [(frame.module, frame.raised) for frame in settled(pages[0])] == [("0", False), ("1", True), ("", True)]
+    assert [(frame.module, frame.raised) for frame in settled(records[0])] == [("0", False), ("1", True), ("", True)]
 
 
 def test_globs_choose_the_modules() -> None:
-    pages: list[BatchRecord] = []
+    records: list[BatchRecord] = []
     model = nn.Sequential(nn.Identity(), nn.ReLU(), nn.Sequential(nn.Identity()))
-    hooks = Hooks(model, on_record=pages.append, include=("[12]*",), exclude=("2.*",))
+    hooks = Hooks(model, on_record=records.append, include=("[12]*",), exclude=("2.*",))
     model(torch.ones(1))
     hooks.detach()
 
-    assert [frame.module for frame in settled(pages[0])] == ["1", "2"]
+    assert [frame.module for frame in settled(records[0])] == ["1", "2"]
 
 
 @pytest.mark.launch  # launches nothing, but torch takes seconds to import what checkpoints
@@ -215,9 +218,9 @@ def test_a_recomputation_is_not_counted(reentrant: bool) -> None:
 
 def test_gradients_come_in_the_order_of_the_backward_with_their_consumers() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    frames = [one for one in frames_of(model, torch.ones(1, 2), backward=True) if one.phase is CallPhase.BACKWARD]
+    frames = [frame for frame in frames_of(model, torch.ones(1, 2), backward=True) if frame.phase is CallPhase.BACKWARD]
 
-    seen = [(one.module, one.tensors[0].name, one.after) for one in frames]
+    seen = [(frame.module, frame.tensors[0].name, frame.after) for frame in frames]
     assert ("1", "grad output", ()) in seen
     assert ("0", "grad output", ("1",)) in seen
     assert seen.index(("1", "grad output", ())) < seen.index(("0", "grad output", ("1",)))
@@ -230,7 +233,7 @@ def test_nothing_changes_bit_for_bit() -> None:
         model = nn.Sequential(
             nn.Linear(4, 8), nn.Dropout(0.3), nn.ReLU(inplace=True), nn.BatchNorm1d(8), nn.Linear(8, 1)
         )
-        hooks = Hooks(model, on_record=lambda page: None, gradients=True) if watched else None
+        hooks = Hooks(model, on_record=lambda record: None, gradients=True) if watched else None
         for _ in range(10):
             model(torch.randn(6, 4)).sum().backward()
             with torch.no_grad():
@@ -241,33 +244,33 @@ def test_nothing_changes_bit_for_bit() -> None:
             hooks.detach()
         return list(model.state_dict().values())
 
-    assert all(torch.equal(one, other) for one, other in zip(trained(True), trained(False), strict=True))
+    assert all(torch.equal(weight, other) for weight, other in zip(trained(True), trained(False), strict=True))
 
 
 def test_detach_leaves_no_hook() -> None:
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(inplace=True))
-    Hooks(model, on_record=lambda page: None).detach()
+    Hooks(model, on_record=lambda record: None).detach()
 
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
 
 
 def test_the_position_is_asked_when_a_batch_begins() -> None:
-    pages: list[BatchRecord] = []
+    records: list[BatchRecord] = []
     model = nn.Identity()
-    hooks = Hooks(model, on_record=pages.append, position=lambda: Position(step=4, micro=1), rank=3)
+    hooks = Hooks(model, on_record=records.append, position=lambda: Position(step=4, micro=1), rank=3)
     model.eval()
     model(torch.ones(1))
     hooks.detach()
-    frame = settled(pages[0])[0]
+    frame = settled(records[0])[0]
 
     assert (frame.step, frame.micro, frame.rank, frame.batch, frame.training) == (4, 1, 3, 0, False)
 
 
 def test_a_replay_is_no_batch() -> None:
-    pages: list[BatchRecord] = []
+    records: list[BatchRecord] = []
     replaying = False
     model = nn.Identity()
-    hooks = Hooks(model, on_record=pages.append, paused=lambda: replaying)
+    hooks = Hooks(model, on_record=records.append, paused=lambda: replaying)
     model(torch.ones(1))
     replaying = True
     model(torch.ones(1))
@@ -275,7 +278,7 @@ def test_a_replay_is_no_batch() -> None:
     model(torch.ones(1))
     hooks.detach()
 
-    assert [page.batch for page in pages] == [0, 1]
+    assert [record.batch for record in records] == [0, 1]
 
 
 def test_tensors_without_memory_are_borne() -> None:
@@ -291,4 +294,4 @@ def test_tensors_without_memory_are_borne() -> None:
     frame = frames_of(Gives(lambda *_: None), *strange)[0]
 
     assert len(frame.measured) == 6
-    assert all(one.absmax == 1.0 for one in frame.measured)
+    assert all(tensor.absmax == 1.0 for tensor in frame.measured)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, first_bad, is_mask
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, first_bad
 from dsdoctor.overflow.frames.frame import Frame
+from dsdoctor.overflow.frames.masks import is_minus_inf_mask
 from tests.overflow.written import backward, frame, good, tensor
 
 BAD_OUTPUT = tensor("output", posinf=1)
@@ -13,8 +14,8 @@ MASK = tensor("input[mask]", absmax=0.0, neginf=3)
 
 def found(*frames: Frame) -> tuple[BadKind, str, str] | None:
     """The kind, the module and the tensor."""
-    one = first_bad(frames)
-    return None if one is None else (one.kind, one.frame.module, one.tensor.name)
+    found = first_bad(frames)
+    return None if found is None else (found.kind, found.frame.module, found.tensor.name)
 
 
 def test_a_healthy_batch_has_none() -> None:
@@ -88,7 +89,7 @@ def test_minus_inf_beside_values_near_the_limit_is_an_overflow_and_no_mask() -> 
 
 @pytest.mark.parametrize(("absmax", "mask"), [(0.0, True), (4000.0, True), (4200.0, False), (None, False)])
 def test_what_a_mask_is_in_fp16(absmax: float | None, mask: bool) -> None:
-    assert is_mask(tensor("output", absmax=absmax, neginf=1)) is mask
+    assert is_minus_inf_mask(tensor("output", absmax=absmax, neginf=1)) is mask
 
 
 def test_the_forward_goes_before_the_backward() -> None:

@@ -22,7 +22,7 @@ HEAD = "dsdoctor: ✗ b made an inf  [overflow-in-module]"
 
 
 def test_an_error_is_told_in_full_with_the_frames_that_led_to_it(capsys: pytest.CaptureFixture[str]) -> None:
-    Announcer().tell((ERROR,), [BAD])
+    Announcer().announce((ERROR,), [BAD])
     lines = capsys.readouterr().err.splitlines()
 
     assert lines[:5] == [
@@ -36,25 +36,25 @@ def test_an_error_is_told_in_full_with_the_frames_that_led_to_it(capsys: pytest.
 
 
 def test_what_comes_again_is_one_line_and_ever_rarer(capsys: pytest.CaptureFixture[str]) -> None:
-    teller = Announcer()
-    teller.tell((ERROR,), [BAD])
+    announcer = Announcer()
+    announcer.announce((ERROR,), [BAD])
     capsys.readouterr()
     for _ in range(7):
-        teller.tell((ERROR,), [BAD])
+        announcer.announce((ERROR,), [BAD])
 
     assert capsys.readouterr().err.splitlines() == [f"{HEAD}  (time {times})" for times in (2, 4, 8)]
 
 
 def test_a_normal_overflow_is_one_quiet_line(capsys: pytest.CaptureFixture[str]) -> None:
-    Announcer().tell((NOTE,), [BAD])
+    Announcer().announce((NOTE,), [BAD])
 
     assert capsys.readouterr().err == "dsdoctor: · step 1 skipped  [gradient-above-scale]\n"
 
 
 def test_the_report_file_gets_each_finding_as_a_json_line(tmp_path: Path) -> None:
-    teller = Announcer(report_file=str(tmp_path / "report.jsonl"))
-    teller.tell((ERROR,), [BAD])
-    teller.tell((NOTE,), [BAD])
+    announcer = Announcer(report_file=str(tmp_path / "report.jsonl"))
+    announcer.announce((ERROR,), [BAD])
+    announcer.announce((NOTE,), [BAD])
 
     assert [line[:52] for line in (tmp_path / "report.jsonl").read_text().splitlines()] == [
         '{"schema": "dsdoctor/1", "command": "run", "step": 7'
@@ -62,8 +62,8 @@ def test_the_report_file_gets_each_finding_as_a_json_line(tmp_path: Path) -> Non
 
 
 def test_a_report_file_that_cannot_be_written_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    teller = Announcer(report_file=str(tmp_path / "none" / "report.jsonl"))
-    teller.tell((NOTE,), [BAD])
-    teller.tell((NOTE,), [BAD])
+    announcer = Announcer(report_file=str(tmp_path / "none" / "report.jsonl"))
+    announcer.announce((NOTE,), [BAD])
+    announcer.announce((NOTE,), [BAD])
 
     assert capsys.readouterr().err.count("cannot be written (No such file or directory)") == 1

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
+from tests.overflow.launch.adapter_cases import CASES, PLANTED
 from tests.overflow.launch.conftest import launch
-from tests.overflow.launch.seams_cases import CASES, PLANTED
 
 pytestmark = pytest.mark.launch
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return launch("seams_worker.py", CASES, tmp_path_factory.mktemp("seams"))
+    return launch("adapter_worker.py", CASES, tmp_path_factory.mktemp("adapter"))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,13 +1,15 @@
-"""Plants an overflow in one parameter's gradient on one rank, and writes down what the seam says in each step."""
+"""Plants an overflow in one parameter's gradient on one rank, and writes down what the adapter says in each step."""
 
 from typing import Any
 
 import engines
 import torch
-from seams_cases import PLANTED
+from adapter_cases import PLANTED
 from torch import Tensor
 
-from dsdoctor.overflow.hooks.engine_adapter import Decision, EngineAdapter, dtype, gradients, zero_stage
+from dsdoctor.overflow.hooks.engine_adapter import Decision, EngineAdapter
+from dsdoctor.overflow.hooks.engine_facts import dtype, zero_stage
+from dsdoctor.overflow.hooks.engine_gradients import gradients
 
 STEPS = 3
 
@@ -32,7 +34,7 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
     engine = engines.build(case)
     methods = _methods(engine)
     heard = Listener(engine)
-    seam = EngineAdapter(
+    adapter = EngineAdapter(
         engine,
         on_decision=heard.decide,
         on_step=lambda: heard.ended.append(len(heard.decisions)),
@@ -44,8 +46,8 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
         _step(engine, case, step, rank)
         if handle is not None:
             handle.remove()
-    seam.detach()
-    seam.detach()
+    adapter.detach()
+    adapter.detach()
     _step(engine, case, STEPS, rank)
     result = {
         "optimizer": type(engine.optimizer).__name__,

@@ -1,0 +1,149 @@
+"""Verdicts on a step whose forward went wrong, up to the loss: reports of all ranks -> a Finding. Pure; knows no torch."""
+
+from collections.abc import Iterator
+
+from dsdoctor.core.finding import Finding
+from dsdoctor.overflow.frames.dtypes import limit_of
+from dsdoctor.overflow.frames.first_bad import BadKind, RankReport
+from dsdoctor.overflow.frames.masks import is_minus_inf_mask
+from dsdoctor.overflow.verdict.evidence import (
+    RankReports,
+    amount,
+    earliest_bad,
+    evidence,
+    finding,
+    moment,
+    ranks_say,
+    remedy,
+    rule_of,
+    where,
+)
+
+
+def nan_in_the_batch(rank_reports: RankReports) -> Iterator[Finding]:
+    """The batch itself holds nan or inf: an input of the whole model is bad before any module has run.
+
+    On one rank only it is that rank's data: the sample, its preprocessing, or the memory it lies in. On all ranks it is
+    something that all samples go through.
+
+    Why it matters: everything that is computed from such an input is nan or inf as well, the loss and the gradients included.
+
+    How to fix it: look at the samples of the rank, step and micro-batch that the finding names, and skip or repair them.
+
+    Since: 0.1
+    """
+    if found := earliest_bad(rank_reports, BadKind.DATA):
+        rank_report, first_bad = found
+        yield finding(
+            nan_in_the_batch,
+            f"the batch holds {amount(first_bad.tensor)} in {first_bad.tensor.name} of {where(first_bad.frame)}",
+            rank_reports,
+            found,
+            f"Look at the samples of rank {rank_report.rank}, {moment(rank_report)}, and skip or repair them.",
+        )
+
+
+def weight_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
+    """A parameter holds nan or inf: a bad step was applied, or the checkpoint was saved after one.
+
+    Why it matters: every batch from now on gives nan, and no later step can repair the parameter.
+
+    How to fix it: load a checkpoint from before the step that the finding names, and lower the learning rate or clip
+    gradients before going on.
+
+    Since: 0.1
+    """
+    if found := earliest_bad(rank_reports, BadKind.WEIGHT):
+        rank_report, first_bad = found
+        name = ".".join(part for part in (first_bad.frame.module, first_bad.tensor.name) if part)
+        since = rank_report.weight_bad_since
+        title = f"the weight {name} holds {amount(first_bad.tensor)}" + (
+            "" if since is None else f", since step {since}"
+        )
+        text = "Load a checkpoint from before that step, and lower the learning rate or clip gradients before going on."
+        yield finding(weight_not_finite, title, rank_reports, found, text)
+
+
+def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
+    """A module's inputs and weights were finite and its output is not: the overflow happened in this module.
+
+    In float16 the largest number is 65504; values that come near it in the frames before show where the growth began.
+    nan from finite values comes from 0/0, inf-inf, the logarithm or root of a negative number, or from a softmax over a
+    row that is masked entirely.
+
+    Why it matters: every module after it is given nan or inf, and the step is skipped or its weights become nan.
+
+    How to fix it: run the module, or the one where the growth began, in float32 with dsdoctor.fp32_forward, or train in
+    bfloat16, which has the range of float32. For nan in float32 or bfloat16 lower the learning rate or clip gradients, and
+    look for a division by zero or a logarithm in the module. Where a row is masked entirely leave one place open, or
+    use the dtype's minimum for -inf.
+
+    Since: 0.1
+    """
+    if found := earliest_bad(rank_reports, BadKind.MODULE):
+        _, first_bad = found
+        biggest = max((tensor.absmax or 0.0 for tensor in first_bad.frame.inputs), default=0.0)
+        title = f"{where(first_bad.frame)} made {amount(first_bad.tensor)} in {first_bad.tensor.name}"
+        if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
+            title += " of inputs that hold -inf"
+        else:
+            dtype = first_bad.tensor.dtype
+            title += f" of finite inputs (largest {biggest:.3g}, {dtype} ends at {limit_of(dtype):.3g})"
+        yield finding(overflow_in_module, title, rank_reports, found, remedy(first_bad))
+
+
+def overflow_between_modules(rank_reports: RankReports) -> Iterator[Finding]:
+    """A module was given nan or inf that no module had made: a function between the modules made it.
+
+    The finding names the line if the replay could see it. Without a replay the function runs after the module that is
+    named as the last finite one, in the forward of a module that holds both.
+
+    Why it matters: every module after it is given nan or inf, and the step is skipped or its weights become nan.
+
+    How to fix it: in float16 run the module that holds both in float32 with dsdoctor.fp32_forward, or train in bfloat16. In
+    other dtypes lower the learning rate or clip gradients, and look for a division by zero or a logarithm there.
+
+    Since: 0.1
+    """
+    if found := earliest_bad(rank_reports, BadKind.BETWEEN):
+        rank_report, first_bad = found
+        after = f"after {where(first_bad.before)}" if first_bad.before is not None else "before the first module"
+        made = f"{amount(first_bad.tensor)} made {after} and before {where(first_bad.frame)}"
+        line = "" if rank_report.origin is None else f", by {rank_report.origin.op} in {rank_report.origin.line}"
+        yield finding(overflow_between_modules, made + line, rank_reports, found, remedy(first_bad))
+
+
+def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
+    """All modules are finite and the loss is not: it became nan or inf after the model.
+
+    Cross entropy over no target at all (all labels ignored) is nan; so is the logarithm of a zero.
+
+    Why it matters: nothing can be learnt from such a loss, and gradients that are computed from it are nan as well.
+
+    How to fix it: look at the labels of this batch, and at the line if the finding names one.
+
+    Since: 0.1
+    """
+    bad = [
+        rank_report
+        for rank_report in rank_reports
+        if any(loss != loss or abs(loss) == float("inf") for loss in rank_report.losses)
+    ]
+    if not bad or any(_is_bad_in_forward(rank_report) for rank_report in rank_reports):
+        return
+    ranks = ranks_say(tuple(rank_report.rank for rank_report in bad), len(rank_reports))
+    losses = ", ".join(f"{loss:g}" for loss in bad[0].losses)
+    origin = f", by {bad[0].origin.op} in {bad[0].origin.line}" if bad[0].origin else ""
+    finite = "every module's output is finite" if bad[0].replayed else "the gradients are finite"
+    if not bad[0].replayed and any(rank_report.named for rank_report in rank_reports):
+        finite = "so are gradients (not replayed this time)"
+    yield Finding.error(
+        rule_of(loss_not_finite),
+        f"the loss is {losses} and {finite}{origin}{ranks}",
+        evidence=evidence(rank_reports, bad[0]),
+        fix="Look at the labels of this batch: a loss over no valid target is nan.",
+    )
+
+
+def _is_bad_in_forward(rank_report: RankReport) -> bool:
+    return rank_report.first_bad is not None and rank_report.first_bad.kind is not BadKind.GRADIENT
