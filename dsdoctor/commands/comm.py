@@ -111,7 +111,7 @@ def _on_hosts(host: LocalHost, facts: StaticFacts, wanted: CommRequest, folder: 
     assert facts.hosts is not None
     hosts = facts.hosts.hosts
     if wanted.nproc:
-        hosts = tuple(replace(one, slots=wanted.nproc) for one in hosts)
+        hosts = tuple(replace(entry, slots=wanted.nproc) for entry in hosts)
     first = next((visit for visit in facts.visits if visit.host == hosts[0].name), None)
     address = next(iter(first.addresses), hosts[0].name) if first else hosts[0].name
     return ssh_ranks(
@@ -148,7 +148,7 @@ def _static(facts: StaticFacts, seconds: float) -> PhaseResult:
 
 def _without_ranks(phases: tuple[PhaseResult, ...], wanted: CommRequest, facts: StaticFacts, seconds: float) -> Report:
     """No rank is started where the hosts are not in order, or where that was all that was asked."""
-    hosts = tuple(one.name for one in facts.hosts.hosts for _ in range(one.slots)) if facts.hosts else ()
+    hosts = tuple(entry.name for entry in facts.hosts.hosts for _ in range(entry.slots)) if facts.hosts else ()
     if phases[0].state is PhaseState.BROKEN:
         phases += (
             PhaseResult(
@@ -183,7 +183,7 @@ def _read(document: str) -> Report | None:
 
 
 def _no_report(gone: tuple[RankEnded, ...], deadline: float) -> tuple[str]:
-    first = next((one for one in gone if one.rank == 0), None)
+    first = next((rank for rank in gone if rank.rank == 0), None)
     how = f"had not ended {MARGIN:g} s after its deadline of {deadline:g} s"
     if first is not None:
         how = first.how or "ended well, and left no document"

@@ -101,12 +101,12 @@ def hosts_of(hostfile: Path) -> tuple[str, ...]:
         hint = "write one line for each node, as in: node1 slots=8"
         raise UsageError(f"the hostfile {hostfile} cannot be read: {error.strerror}", hint=hint) from None
     # what DeepSpeed takes without a word is no matter here, but for a name that ssh would take for something else
-    names = {one.line for one in read.hosts if not HOST.fullmatch(one.name)}
+    names = {entry.line for entry in read.hosts if not HOST.fullmatch(entry.name)}
     for bad in read.complaints:
         if bad.refused or bad.line in names:
             where = f"{hostfile}, line {bad.line}" if bad.line else str(hostfile)
             raise UsageError(f"{where}: {bad.what}", hint="write one line for each node, as in: node1 slots=8")
-    return tuple(one.name for one in read.hosts)
+    return tuple(entry.name for entry in read.hosts)
 
 
 def files_of(wheel: Path) -> tuple[Sent, ...]:
@@ -133,13 +133,13 @@ class Round:
 
     async def run(self) -> tuple[Delivered, ...]:
         """The outcome on every node. A signal ends what has not come to an install."""
-        tasks = [asyncio.create_task(self._deliver(one)) for one in self._nodes]
+        tasks = [asyncio.create_task(self._deliver(node)) for node in self._nodes]
         loop = asyncio.get_running_loop()
 
         def leave(*, also_installs: bool) -> None:
             self.interrupted = True
-            for task, one in zip(tasks, self._nodes, strict=True):
-                if not one.hung_up and (also_installs or not one.installing):
+            for task, node in zip(tasks, self._nodes, strict=True):
+                if not node.hung_up and (also_installs or not node.installing):
                     task.cancel()
 
         def interrupt() -> None:
@@ -150,41 +150,41 @@ class Round:
         with _on_signals(loop, interrupt):
             return tuple(await asyncio.gather(*tasks))
 
-    async def _deliver(self, one: Delivery) -> Delivered:
+    async def _deliver(self, node: Delivery) -> Delivered:
         try:
             async with self._places:
-                fits = await self._verified(one)
+                fits = await self._verified(node)
                 if fits and not self._order.all_or_nothing:
-                    await self._installed(one)
+                    await self._installed(node)
             if fits and self._order.all_or_nothing:
                 await self._all_in.wait()
                 async with self._places:
-                    await self._installed(one)
+                    await self._installed(node)
         except NodeEnded as ended:
-            one.stop(ended)
+            node.stop(ended)
         except OSError as error:
-            one.stop(problems.refused_here(error))
+            node.stop(problems.refused_here(error))
         except asyncio.CancelledError:
-            one.stop(one.cut_off("the push was interrupted"))
-        return await one.end()
+            node.stop(node.cut_off("the push was interrupted"))
+        return await node.end()
 
-    async def _verified(self, one: Delivery) -> bool:
+    async def _verified(self, node: Delivery) -> bool:
         """Whether it fits there; the last node's verdict opens the gate."""
         fits = False
         try:
-            fits = await one.verify()
+            fits = await node.verify()
         finally:
             self._verdicts.append(fits)
             if len(self._verdicts) == len(self._nodes):
                 self._all_in.set()
         return fits
 
-    async def _installed(self, one: Delivery) -> None:
+    async def _installed(self, node: Delivery) -> None:
         """Two nodes with one environment, on a shared file system or by two names, never have two pips in it."""
         wanted = not self._order.dry_run and (not self._order.all_or_nothing or all(self._verdicts))
         if wanted:
-            async with self._environments[one.environment]:
-                await one.install()
+            async with self._environments[node.environment]:
+                await node.install()
 
 
 @contextmanager

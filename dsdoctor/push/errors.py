@@ -36,9 +36,9 @@ def no_verdict(why: str) -> NodeEnded:
     return _failed("node-not-verified", f"nothing is known of the wheel there: {why}", AGAIN)
 
 
-def shrunk(one: Sent) -> NodeEnded:
+def shrunk(file: Sent) -> NodeEnded:
     """A file became shorter while it was sent."""
-    return _failed("wheel-copy-differs", f"{one.path} was changed while it was sent", "wait until it is written")
+    return _failed("wheel-copy-differs", f"{file.path} was changed while it was sent", "wait until it is written")
 
 
 def refused_here(error: OSError) -> NodeEnded:

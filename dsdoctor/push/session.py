@@ -121,22 +121,22 @@ class Delivery:
             start_new_session=True,
         )
         self._reading = asyncio.create_task(self._keep_stderr())
-        files = [{"name": one.path.name, "size": one.size, "sha256": one.sha256} for one in self._files]
+        files = [{"name": file.path.name, "size": file.size, "sha256": file.sha256} for file in self._files]
         told = {"python": self._way.python, "files": files, "limit": self._way.limit, "dry_run": self._way.dry_run}
         await self._write(script + msgspec.json.encode(told) + b"\n")
         word = await self._heard("here")
         self._before, self._folder, self.environment = word.before, word.folder, word.environment
 
     async def _copy(self) -> None:
-        for one in self._files:
-            left = one.size
-            with one.path.open("rb") as file:
+        for sent in self._files:
+            left = sent.size
+            with sent.path.open("rb") as file:
                 # never more than was announced, also where the file grows meanwhile
                 while left and (chunk := file.read(min(CHUNK, left))):
                     left -= len(chunk)
                     await self._write(chunk)
             if left:
-                raise problems.shrunk(one)
+                raise problems.shrunk(sent)
         await self._heard("copied")
 
     async def _write(self, data: bytes) -> None:

@@ -43,8 +43,8 @@ def reaches(people: tuple[Claim, ...], **outcomes: ConnectOutcome) -> tuple[Reac
         return outcomes.get(f"{source.host[-1]}_{target.host[-1]}", ConnectOutcome.REACHED)
 
     return tuple(
-        Reach(source=one.rank, target=other.rank, outcome=outcome(one, other), address=other.address)
-        for one in people
-        for other in people
-        if one is not other
+        Reach(source=source.rank, target=target.rank, outcome=outcome(source, target), address=target.address)
+        for source in people
+        for target in people
+        if source is not target
     )

@@ -39,7 +39,7 @@ def error(rule: str, title: str, *evidence: str, fix: str, commands: tuple[str, 
 
 def mesh(world: int, *, fast: float = 1.9e9, bad: Iterable[Reach] = ()) -> tuple[Reach, ...]:
     """Every direction reached, at a bandwidth that wavers a little; ``bad`` replaces some."""
-    instead = {(one.source, one.target): one for one in bad}
+    instead = {(reach.source, reach.target): reach for reach in bad}
     return tuple(
         instead.get((a, b))
         or Reach(

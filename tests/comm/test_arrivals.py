@@ -49,7 +49,7 @@ def test_ranks_that_count_otherwise_are_told_by_size() -> None:
 
 
 def test_two_ranks_on_one_gpu_are_named_with_their_local_ranks() -> None:
-    people = tuple(replace(one, gpu="GPU-1") if one.host == "nodea" else one for one in claims())
+    people = tuple(replace(person, gpu="GPU-1") if person.host == "nodea" else person for person in claims())
 
     assert [finding.title for finding in judged(people)] == [
         "ranks 0 (LOCAL_RANK 0), 1 (LOCAL_RANK 1) on nodea would use the same GPU GPU-1"

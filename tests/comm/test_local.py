@@ -114,7 +114,9 @@ def test_what_many_ranks_share_is_said_once() -> None:
     small = replace(SICK["comm-shm-too-small"], gpus=())
     findings = examine_all([claim(rank, small if rank > 3 else healthy(gpus=())) for rank in range(8)])
 
-    assert [(one.rule, one.title.split(":")[0]) for one in findings] == [("comm-shm-too-small", "ranks 4-7 (node1)")]
+    assert [(finding.rule, finding.title.split(":")[0]) for finding in findings] == [
+        ("comm-shm-too-small", "ranks 4-7 (node1)")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,10 @@ def test_this_host_is_read_at_once_and_has_a_loopback() -> None:
     took = time.perf_counter() - began
 
     assert local.routed is not None
-    assert any(one.kind == "loopback" and one.address == "127.0.0.1" and one.prefix == 8 for one in local.interfaces)
+    assert any(
+        interface.kind == "loopback" and interface.address == "127.0.0.1" and interface.prefix == 8
+        for interface in local.interfaces
+    )
     assert (local.routed.address, local.variables) == ("127.0.0.1", {"NCCL_ALGO": "Ring"})
     assert took < 2, "50 ms on an idle machine"
 

@@ -97,7 +97,7 @@ def test_a_caller_who_knows_no_token_gets_nothing_and_cannot_send_much() -> None
 def test_above_64_ranks_each_tries_few_and_all_are_joined() -> None:
     world, seen, new = 1000, {0}, {0}
     while new:
-        new = {peer for one in new for peer in peers(one, world)} - seen
+        new = {peer for caller in new for peer in peers(caller, world)} - seen
         seen |= new
 
     assert len(seen) == world
@@ -137,7 +137,7 @@ def test_one_way_is_a_warning_where_gloo_opens_its_connections_the_other_way() -
         (finding,) = (finding for check in mesh_checks.CHECKS for finding in check(mesh))
         return finding.severity
 
-    nccl = tuple(replace(one, backend="nccl") for one in claims())
+    nccl = tuple(replace(person, backend="nccl") for person in claims())
 
     assert severity(claims(), a_b=ConnectOutcome.REFUSED) is Severity.WARNING
     assert severity(claims(), b_a=ConnectOutcome.REFUSED) is Severity.ERROR
@@ -165,17 +165,19 @@ def test_a_hole_in_the_mtu_is_told_once_for_two_hosts_with_the_interface() -> No
 
 def test_the_wrong_interface_is_told_where_the_other_address_answers() -> None:
     people = tuple(
-        claim(number, address="172.17.0.1", interface="docker0", other="10.0.0.2", other_port=1) if number > 1 else one
-        for number, one in enumerate(claims())
+        claim(number, address="172.17.0.1", interface="docker0", other="10.0.0.2", other_port=1)
+        if number > 1
+        else person
+        for number, person in enumerate(claims())
     )
     found = tuple(
         Reach(
-            source=one,
-            target=other,
-            outcome=ConnectOutcome.REFUSED if other > 1 else ConnectOutcome.REACHED,
-            via_other=other > 1,
+            source=source,
+            target=target,
+            outcome=ConnectOutcome.REFUSED if target > 1 else ConnectOutcome.REACHED,
+            via_other=target > 1,
         )
-        for one, other in ((0, 2), (1, 2), (2, 0), (3, 0))
+        for source, target in ((0, 2), (1, 2), (2, 0), (3, 0))
     )
 
     assert rules(people, found)[0] == (
@@ -187,10 +189,10 @@ def test_the_wrong_interface_is_told_where_the_other_address_answers() -> None:
 
 def test_lost_packets_are_a_rate_of_what_was_sent() -> None:
     people = claims(2, per_host=1)
-    one = Reach(source=0, target=1, outcome=ConnectOutcome.REACHED, retransmits=22, segments=740)
+    there = Reach(source=0, target=1, outcome=ConnectOutcome.REACHED, retransmits=22, segments=740)
     back = Reach(source=1, target=0, outcome=ConnectOutcome.REACHED, retransmits=1, segments=720)
 
-    assert rules(people, (one, back)) == [
+    assert rules(people, (there, back)) == [
         ("mesh-lossy", "nodea -> nodeb loses packets: 22 of 740 segments were sent again (3.0%)")
     ]
 

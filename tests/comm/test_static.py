@@ -50,7 +50,7 @@ def visit(host: str, *addresses: str, prefix: int = 24, **changes: object) -> Vi
 
 
 def facts(*visits: Visit, **changes: object) -> StaticFacts:
-    hosts = parse_hostfile("".join(f"{one.host} slots=1\n" for one in visits))
+    hosts = parse_hostfile("".join(f"{visit.host} slots=1\n" for visit in visits))
     healthy = StaticFacts(python="/p", folder="/job", port=29500, hostfile="/job/hosts", hosts=hosts, visits=visits)
     return replace(healthy, **{"ssh": "/usr/bin/ssh", "pdsh": "/usr/bin/pdsh", "pdsh_ways": ("ssh",), **changes})  # type: ignore[arg-type]
 
@@ -92,7 +92,7 @@ def test_a_host_that_does_not_answer_holds_nobody_up(disk: Disk) -> None:
     seen = look_static(host, hostfile="hosts", python=sys.executable, folder="/job", limit=0.5)
 
     assert time.monotonic() - begin < 5
-    assert [ssh_problem(one.host, one.status, one.stderr).what for one in seen.visits] == [
+    assert [ssh_problem(visit.host, visit.status, visit.stderr).what for visit in seen.visits] == [
         "it connects and gives no answer in time",
         "it takes none of this user's keys",
     ]
@@ -200,7 +200,7 @@ def test_ranks_over_ssh_carry_who_they_are_and_no_secret(disk: Disk) -> None:
         variables=look_travelling(host, "/job"),
     )
 
-    assert [(one.rank, one.host, one.open_stdin) for one in started] == [
+    assert [(rank.rank, rank.host, rank.open_stdin) for rank in started] == [
         (0, "n1", True),
         (1, "n2", True),
         (2, "n2", True),

@@ -38,7 +38,7 @@ def follow_up(group: RankGroup, step: ExchangeStep, first: Exchange) -> Exchange
     if step.collective.reduction is None:
         repeated = exchange(group, step)
         again = repeated.wrong is not None
-        whose = {rank for one in (first, repeated) if one.wrong for rank in one.wrong.whose}
+        whose = {rank for seen in (first, repeated) if seen.wrong for rank in seen.wrong.whose}
     else:
         errors = _errors(group, step)
         gathered = _gathered(group, step)
@@ -77,10 +77,10 @@ def _spelt(group: RankGroup, step: ExchangeStep, errors: Errors) -> set[int]:
     for digit, (ones, zeros) in enumerate(inverse_sets(group.world)):
         with_ones, with_zeros = _errors(group, step, ones), _errors(group, step, zeros)
         for place in places:
-            one = _changed(errors[place], with_ones.get(place, 0))
-            zero = _changed(errors[place], with_zeros.get(place, 0))
+            digit_set = _changed(errors[place], with_ones.get(place, 0))
+            digit_unset = _changed(errors[place], with_zeros.get(place, 0))
             number = numbers[place]
-            numbers[place] = None if number is None or one == zero else number | one << digit
+            numbers[place] = None if number is None or digit_set == digit_unset else number | digit_set << digit
     return {number for number in numbers.values() if number is not None and number < group.world}
 
 

@@ -32,10 +32,12 @@ def run_layer(group: RankGroup, tell: Callable[[int, str], None]) -> tuple[Excha
 
     tell(0, "deepspeed.init_distributed")
     deepspeed.init_distributed(dist_backend=group.backend, auto_mpi_discovery=False, verbose=False)
-    found = [one for one in LAYER if group.world >= one.least]
+    found = [collective for collective in LAYER if group.world >= collective.least]
     elements = max(ODD // group.world, 1) | 1
     return run_steps(
-        group, [ExchangeStep(collective=one, dtype=kind, elements=elements) for one in found for kind in DTYPES], tell
+        group,
+        [ExchangeStep(collective=collective, dtype=kind, elements=elements) for collective in found for kind in DTYPES],
+        tell,
     )
 
 

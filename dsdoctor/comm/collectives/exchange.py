@@ -139,7 +139,7 @@ class _Notes:
         if self._store.add(f"{self._key}/done", 1) == self._group.world:
             lists = range(1, self._store.add(f"{self._key}/lists", 0) + 1)
             told = [msgspec.json.decode(self._wait(f"{self._key}/list/{place}"), type=list[int]) for place in lists]
-            wrong = sorted({number for one in told for number in one})
+            wrong = sorted({number for numbers in told for number in numbers})
             self._store.set(f"{self._key}/wrong", msgspec.json.encode(_firsts(wrong, steps)[:FOLLOWED]).decode())
         return tuple(msgspec.json.decode(self._wait(f"{self._key}/wrong"), type=list[int]))
 

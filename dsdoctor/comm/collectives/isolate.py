@@ -70,7 +70,7 @@ def together(parts: Sequence[tuple[int, ...]]) -> Iterator[Groups]:
     ((2, 3),)
     """
     for pairs in rounds(len(parts)):
-        yield tuple(tuple(sorted(parts[one] + parts[other])) for one, other in pairs)
+        yield tuple(tuple(sorted(parts[first] + parts[second])) for first, second in pairs)
 
 
 def narrowed(trials: Sequence[Trial]) -> tuple[int, ...]:

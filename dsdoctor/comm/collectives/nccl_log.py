@@ -79,8 +79,8 @@ def parse_nccl_log(text: str) -> NcclFacts:
     lines = [(match["process"], match["level"], match["said"].strip()) for match in LINE.finditer(text)]
     said = list(dict.fromkeys(words for _, _, words in lines))
     communicators = _communicators(lines)
-    world = max((one.world for one in communicators), default=None)
-    whole = {one.process for one in communicators if one.world == world}
+    world = max((communicator.world for communicator in communicators), default=None)
+    whole = {communicator.process for communicator in communicators if communicator.world == world}
     version = re.search(r"NCCL version (\d[\w.+-]*)", text)
     rdma = [words for words in said if "GPU Direct RDMA " in words]
     return NcclFacts(
@@ -125,19 +125,19 @@ def _communicators(lines: list[tuple[str, str, str]]) -> list[_Communicator]:
         key = process, match[1]
         if match[4] == "START" and key in known:
             ended.append(known.pop(key))
-        one = known.setdefault(key, _Communicator(process, int(match[2]), int(match[3]), complete=False))
-        one.complete = match[4] == "COMPLETE"
+        communicator = known.setdefault(key, _Communicator(process, int(match[2]), int(match[3]), complete=False))
+        communicator.complete = match[4] == "COMPLETE"
     return [*ended, *known.values()]
 
 
 def _incomplete(communicators: list[_Communicator], whole: set[str]) -> tuple[int, ...]:
     """The ranks, in the largest communicator, of the processes in which any communicator's init did not end."""
-    world = max((one.world for one in communicators), default=0)
-    ranks = {one.process: one.rank for one in communicators if one.world == world}
+    world = max((communicator.world for communicator in communicators), default=0)
+    ranks = {communicator.process: communicator.rank for communicator in communicators if communicator.world == world}
     stuck = {
-        one.rank if one.world == world else ranks[one.process]
-        for one in communicators
-        if one.process in whole and not one.complete
+        communicator.rank if communicator.world == world else ranks[communicator.process]
+        for communicator in communicators
+        if communicator.process in whole and not communicator.complete
     }
     return tuple(sorted(stuck))
 

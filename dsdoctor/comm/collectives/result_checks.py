@@ -29,13 +29,17 @@ class Brought:
     @property
     def wrong(self) -> tuple[tuple[int, Exchange], ...]:
         """Who saw something wrong, and what; what could be traced to its origin first."""
-        found = [(rank, one) for rank in sorted(self.exchanges) for one in self.exchanges[rank] if one.wrong]
+        found = [
+            (rank, exchange) for rank in sorted(self.exchanges) for exchange in self.exchanges[rank] if exchange.wrong
+        ]
         return tuple(sorted(found, key=lambda seen: not (seen[1].wrong and seen[1].wrong.whose)))
 
     @property
     def senders(self) -> tuple[int, ...]:
         """The ranks whose contribution was wrong."""
-        return tuple(sorted({*chain.from_iterable(one.wrong.whose for _, one in self.wrong if one.wrong)}))
+        return tuple(
+            sorted({*chain.from_iterable(exchange.wrong.whose for _, exchange in self.wrong if exchange.wrong)})
+        )
 
 
 def examine(exchanges: Mapping[int, Sequence[Exchange]], hosts: Sequence[str] = ()) -> tuple[Finding, ...]:
@@ -81,9 +85,9 @@ def collective_not_available(brought: Brought) -> Iterator[Finding]:
     Older gloo has no AVG, and no reduce_scatter of some dtypes. Large sizes are left out when the time is used up.
     """
     lacking: dict[str, list[str]] = {}
-    for one in chain.from_iterable(brought.exchanges.values()):
-        if one.skipped:
-            lacking.setdefault(one.skipped, []).append(f"{one.op} of {one.dtype}")
+    for exchange in chain.from_iterable(brought.exchanges.values()):
+        if exchange.skipped:
+            lacking.setdefault(exchange.skipped, []).append(f"{exchange.op} of {exchange.dtype}")
     for reason, what in lacking.items():
         first, *others = dict.fromkeys(what)
         more = f" and {len(others)} more" if others else ""
@@ -98,13 +102,13 @@ def collective_not_available(brought: Brought) -> Iterator[Finding]:
 def _told(brought: Brought) -> tuple[str, ...]:
     """A line for each of the first wrong results."""
     lines = []
-    for rank, one in brought.wrong:
-        assert one.wrong is not None
-        came = {None: "", True: ", again when repeated", False: ", right when repeated"}[one.wrong.again]
-        whose = " and ".join(map(brought.named, one.wrong.whose)) or "not known"
+    for rank, exchange in brought.wrong:
+        assert exchange.wrong is not None
+        came = {None: "", True: ", again when repeated", False: ", right when repeated"}[exchange.wrong.again]
+        whose = " and ".join(map(brought.named, exchange.wrong.whose)) or "not known"
         lines.append(
-            f"on {brought.named(rank)}: {one.op} {one.dtype} x {one.elements}: first wrong at index {one.wrong.index},"
-            f" {_value(one.wrong.got)} for {one.wrong.want:.10g}, {one.wrong.count} wrong{came}; whose: {whose}"
+            f"on {brought.named(rank)}: {exchange.op} {exchange.dtype} x {exchange.elements}: first wrong at index {exchange.wrong.index},"
+            f" {_value(exchange.wrong.got)} for {exchange.wrong.want:.10g}, {exchange.wrong.count} wrong{came}; whose: {whose}"
         )
     more = len(lines) - SHOWN
     return (*lines[:SHOWN], *((f"and {more} more",) if more > 0 else ()))

@@ -27,7 +27,7 @@ def run_steps(
             continue
         tell(number, str(step))
         seen.append(exchange(group, step))
-    wrong = [number for number, one in enumerate(seen) if one.wrong is not None]
+    wrong = [number for number, exchanged in enumerate(seen) if exchanged.wrong is not None]
     for turn, number in enumerate(notes.all_wrong(wrong, steps), len(steps) + 1):
         tell(turn, f"{steps[number]}, again, to see whose data is wrong")
         seen[number] = follow_up(group, steps[number], seen[number])

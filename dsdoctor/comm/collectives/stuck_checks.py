@@ -49,7 +49,7 @@ class Trouble:
     @property
     def dead(self) -> tuple[int, ...]:
         """Ranks whose process is gone: its own supervisor says so, or its host refuses the port it listened on."""
-        told = {one.rank for one in self.stuck if one.ended}
+        told = {stuck.rank for stuck in self.stuck if stuck.ended}
         return tuple(
             sorted(told | {rank for rank, outcome in self.silent.items() if outcome is ConnectOutcome.REFUSED})
         )
@@ -57,7 +57,7 @@ class Trouble:
     @property
     def stopped(self) -> tuple[int, ...]:
         """Ranks whose process stands still, or accepts a connection and does not answer."""
-        told = {one.rank for one in self.stuck if one.process in STOPPED}
+        told = {stuck.rank for stuck in self.stuck if stuck.process in STOPPED}
         quiet = {
             rank for rank, outcome in self.silent.items() if outcome in {ConnectOutcome.SILENT, ConnectOutcome.REACHED}
         }
@@ -72,9 +72,9 @@ class Trouble:
     @property
     def behind(self) -> tuple[Stuck, ...]:
         """Ranks that have not begun what others wait in."""
-        living = [one for one in self.stuck if not one.ended and one.process not in STOPPED]
-        most = max((one.step for one in living), default=0)
-        return tuple(one for one in living if one.step < most and not one.error)
+        living = [stuck for stuck in self.stuck if not stuck.ended and stuck.process not in STOPPED]
+        most = max((stuck.step for stuck in living), default=0)
+        return tuple(stuck for stuck in living if stuck.step < most and not stuck.error)
 
 
 def rank_died(trouble: Trouble) -> Iterator[Finding]:
@@ -83,7 +83,7 @@ def rank_died(trouble: Trouble) -> Iterator[Finding]:
     SIGKILL is most often the kernel's out-of-memory killer or the scheduler; a status of its own means that a library gave up, and
     its last lines are in that rank's log. The other ranks only see closed connections."""
     for rank in trouble.dead:
-        told = next((one for one in trouble.stuck if one.rank == rank and one.ended), None)
+        told = next((stuck for stuck in trouble.stuck if stuck.rank == rank and stuck.ended), None)
         how = told.ended if told else "its host answers, and nothing listens on its port any more"
         where = f" in {told.at}" if told else ""
         yield Finding(
@@ -104,7 +104,7 @@ def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
     Stopped by a signal (Ctrl-Z in a terminal, a debugger, a scheduler that suspends jobs), or its host is frozen: the
     kernel still accepts connections, the process does not answer."""
     for rank in trouble.stopped:
-        told = next((one for one in trouble.stuck if one.rank == rank), None)
+        told = next((stuck for stuck in trouble.stuck if stuck.rank == rank), None)
         how = LETTERS.get(told.process, "") if told else "its port accepts connections, and nobody answers"
         yield Finding(
             rule="rank-stopped",
@@ -187,14 +187,14 @@ def rank_behind(trouble: Trouble) -> Iterator[Finding]:
     It computes, loads, or waits for a device; its stack says where it is."""
     if trouble.dead or trouble.stopped or trouble.cut:
         return
-    for one in trouble.behind:
-        ahead = next(other for other in trouble.stuck if other.step > one.step)
+    for behind in trouble.behind:
+        ahead = next(other for other in trouble.stuck if other.step > behind.step)
         yield Finding(
             rule="rank-behind",
             severity=Severity.ERROR,
-            title=f"{trouble.who(one.rank)} is still in {one.at} ({LETTERS.get(one.process, 'alive')}), while rank {ahead.rank} "
+            title=f"{trouble.who(behind.rank)} is still in {behind.at} ({LETTERS.get(behind.process, 'alive')}), while rank {ahead.rank} "
             f"waits in {ahead.at}",
-            evidence=one.stack[:6],
+            evidence=behind.stack[:6],
             fix=Fix(text="its stack says what it waits for; a device that does not answer shows as state D"),
         )
 
@@ -207,13 +207,13 @@ def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
     if trouble.dead or trouble.stopped or trouble.cut or trouble.behind or any(link_cut(trouble)):
         return
     waiting = trouble.stuck
-    if not waiting or any(one.error for one in waiting):
+    if not waiting or any(stuck.error for stuck in waiting):
         # whoever waits then waits for one that was refused
         return
     yield Finding(
         rule="exchange-hangs",
         severity=Severity.ERROR,
-        title=f"{named(tuple(sorted(one.rank for one in waiting)), trouble.hosts)} hang in {waiting[0].at} "
+        title=f"{named(tuple(sorted(stuck.rank for stuck in waiting)), trouble.hosts)} hang in {waiting[0].at} "
         f"({trouble.backend}), and plain TCP between them works",
         evidence=(f"nothing moved for {trouble.waited:.0f} s",) + waiting[0].stack[:4],
         fix=Fix(
@@ -229,15 +229,17 @@ def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
     The first error tells most; `python -m dsdoctor diagnose LOG` knows the common ones."""
     if trouble.dead or trouble.stopped or trouble.cut or trouble.behind:
         return
-    failed = [one for one in trouble.stuck if one.error]
+    failed = [stuck for stuck in trouble.stuck if stuck.error]
     if not failed:
         return
-    first = min(failed, key=lambda one: (one.step, "Connection closed" in (one.error or ""), one.rank))
+    first = min(failed, key=lambda stuck: (stuck.step, "Connection closed" in (stuck.error or ""), stuck.rank))
     yield Finding(
         rule="exchange-fails",
         severity=Severity.ERROR,
         title=f"{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
-        evidence=tuple(f"rank {one.rank} in {one.at}: {_line(one.error)}" for one in failed if one is not first)[:4],
+        evidence=tuple(
+            f"rank {stuck.rank} in {stuck.at}: {_line(stuck.error)}" for stuck in failed if stuck is not first
+        )[:4],
         fix=Fix(
             text="the log of that rank holds the whole message",
             commands=(
@@ -250,8 +252,10 @@ def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
 
 def _others(trouble: Trouble, named_already: set[int]) -> tuple[str, ...]:
     """What some of the others saw meanwhile."""
-    others = [one for one in trouble.stuck if one.rank not in named_already and not one.ended]
-    waiting = [f"rank {one.rank} in {one.at}: {_line(one.error) if one.error else 'waiting'}" for one in others]
+    others = [stuck for stuck in trouble.stuck if stuck.rank not in named_already and not stuck.ended]
+    waiting = [
+        f"rank {stuck.rank} in {stuck.at}: {_line(stuck.error) if stuck.error else 'waiting'}" for stuck in others
+    ]
     return tuple(waiting[:3])
 
 

@@ -28,12 +28,12 @@ SPEED_SECONDS = {Mode.DEFAULT: 20.0, Mode.FULL: 240.0}
 TRIAL_SECONDS = 6.0
 
 
-def mesh(test_run: TestRun, page: Phase) -> None:
+def mesh(test_run: TestRun, phase: Phase) -> None:
     """Every rank tries the others over TCP."""
     if test_run.me.world == 1:
-        page.skipped = "one rank has nobody to reach"
+        phase.skipped = "one rank has nobody to reach"
         return
-    if _no_time(test_run, page):
+    if _no_time(test_run, phase):
         return
     gathered = test_run.ask(OrderKind.MESH, seconds=min(MESH_SECONDS, test_run.left * 0.5))
     # of a rank that fell out meanwhile nothing can be said but that
@@ -44,29 +44,29 @@ def mesh(test_run: TestRun, page: Phase) -> None:
         if not {reach.source, reach.target} & set(gathered.silent)
     )
     seen = Mesh(test_run.claims, test_run.reaches)
-    page.findings = test_run.trouble(gathered, "the mesh") if gathered.silent else ()
-    page.findings += tuple(finding for check in mesh_checks.CHECKS for finding in check(seen))
+    phase.findings = test_run.trouble(gathered, "the mesh") if gathered.silent else ()
+    phase.findings += tuple(finding for check in mesh_checks.CHECKS for finding in check(seen))
     reached = sum(reach.outcome is ConnectOutcome.REACHED for reach in test_run.reaches)
-    page.said = f"{reached} of {test_run.me.world * len(peers(0, test_run.me.world))} connections between ranks"
+    phase.said = f"{reached} of {test_run.me.world * len(peers(0, test_run.me.world))} connections between ranks"
 
 
-def right(test_run: TestRun, page: Phase) -> None:
+def right(test_run: TestRun, phase: Phase) -> None:
     """The collectives, with values."""
-    if _no_time(test_run, page):
+    if _no_time(test_run, phase):
         return
     gathered = test_run.ask(OrderKind.RUN, task=Task.RIGHT, seconds=test_run.left * 0.9)
     brought = results(gathered)
     notable = {rank: result.exchanges for rank, result in brought.items()}
-    page.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "the collectives")
+    phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "the collectives")
     tries = {rank: result.memory for rank, result in brought.items() if result.memory}
-    page.findings += memory.examine(tries, test_run.hosts) + _nccl(test_run, gathered)
+    phase.findings += memory.examine(tries, test_run.hosts) + _nccl(test_run, gathered)
     who = {claim.rank: f"rank {claim.rank} ({claim.host}, pid {claim.pid})" for claim in test_run.claims}
     states = {answer.rank: answer.supervisor for answer in gathered.answers}
-    page.findings += tuple(supervisor_stopped(who, states))
+    phase.findings += tuple(supervisor_stopped(who, states))
     done = max((result.done for result in brought.values()), default=0)
     test_run.wrong = result_checks.Brought(exchanges=notable, hosts=test_run.hosts).senders
-    wrong = sum(one.wrong is not None for exchanges in notable.values() for one in exchanges)
-    page.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "not one rank came to the end"
+    wrong = sum(exchange.wrong is not None for exchanges in notable.values() for exchange in exchanges)
+    phase.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "not one rank came to the end"
 
 
 def _nccl(test_run: TestRun, gathered: Gathered) -> tuple[Finding, ...]:
@@ -77,55 +77,60 @@ def _nccl(test_run: TestRun, gathered: Gathered) -> tuple[Finding, ...]:
     return nccl_checks.examine(test_run.nccl, test_run.claims)
 
 
-def speed(test_run: TestRun, page: Phase) -> None:
+def speed(test_run: TestRun, phase: Phase) -> None:
     """The collectives and pairs, timed."""
     if test_run.settings.mode is Mode.QUICK:
-        page.skipped = "--quick"
+        phase.skipped = "--quick"
     elif test_run.me.world == 1:
-        page.skipped = "one rank has nobody to send to"
-    if page.skipped or _no_time(test_run, page):
+        phase.skipped = "one rank has nobody to send to"
+    if phase.skipped or _no_time(test_run, phase):
         return
     gathered = test_run.ask(
         OrderKind.RUN, task=Task.SPEED, seconds=min(SPEED_SECONDS[test_run.settings.mode], test_run.left * 0.7)
     )
     test_run.timed = tuple(result.speeds for result in results(gathered).values() if result.speeds)
-    test_run.speeds, test_run.pairs = merge(test_run.timed), tuple(pair for one in test_run.timed for pair in one.pairs)
-    page.findings = speed_checks.examine(
+    test_run.speeds, test_run.pairs = (
+        merge(test_run.timed),
+        tuple(pair for speeds in test_run.timed for pair in speeds.pairs),
+    )
+    phase.findings = speed_checks.examine(
         speeds=test_run.speeds,
         pairs=test_run.pairs,
-        paces=tuple(one.pace for one in test_run.timed if one.pace),
+        paces=tuple(speeds.pace for speeds in test_run.timed if speeds.pace),
         limit=limit(test_run.claims, test_run.member.backend),
         hosts=test_run.hosts,
         backend=test_run.member.backend,
     ) + test_run.trouble(gathered, "the measurement of speed")
-    best = max((one.busbw for one in test_run.speeds if one.op == "all_reduce"), default=0.0)
-    page.said = f"all_reduce at most {best / 1e9:.2f} GB/s (busbw); {len(test_run.speeds)} sizes and collectives timed"
+    best = max((speed.busbw for speed in test_run.speeds if speed.op == "all_reduce"), default=0.0)
+    phase.said = f"all_reduce at most {best / 1e9:.2f} GB/s (busbw); {len(test_run.speeds)} sizes and collectives timed"
     if not test_run.speeds:
-        page.said = "nothing was timed to its end"
+        phase.said = "nothing was timed to its end"
 
 
-def deepspeed(test_run: TestRun, page: Phase) -> None:
+def deepspeed(test_run: TestRun, phase: Phase) -> None:
     """The same through deepspeed.comm, which may compile at its first use."""
     if test_run.settings.mode is Mode.QUICK:
-        page.skipped = "--quick"
+        phase.skipped = "--quick"
     elif without := tuple(claim.rank for claim in test_run.claims if "deepspeed" not in claim.fingerprint):
-        page.skipped = f"DeepSpeed is not installed on {named(without, test_run.hosts)}"
+        phase.skipped = f"DeepSpeed is not installed on {named(without, test_run.hosts)}"
     else:
-        page.skipped = compiles_first() if test_run.settings.mode is not Mode.FULL else None
-    if page.skipped or _no_time(test_run, page):
+        phase.skipped = compiles_first() if test_run.settings.mode is not Mode.FULL else None
+    if phase.skipped or _no_time(test_run, phase):
         return
     gathered = test_run.ask(OrderKind.RUN, task=Task.DEEPSPEED, seconds=test_run.left * 0.9, patience=math.inf)
     brought = results(gathered)
     notable = {rank: result.exchanges for rank, result in brought.items()}
-    page.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "DeepSpeed's own layer")
+    phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(
+        gathered, "DeepSpeed's own layer"
+    )
     done = max((result.done for result in brought.values()), default=0)
-    page.said = f"{done} exchanges on each rank through deepspeed.comm"
+    phase.said = f"{done} exchanges on each rank through deepspeed.comm"
 
 
-def search(test_run: TestRun, page: Phase) -> None:
+def search(test_run: TestRun, phase: Phase) -> None:
     """Exchange again by parts, until one rank, host or transport is left."""
     if test_run.left < 2 * LEAST:
-        page.skipped = "no time is left for it"
+        phase.skipped = "no time is left for it"
         return
 
     def run(what: str, groups: isolate.Groups, switch: isolate.Switch | None) -> isolate.Trial | None:
@@ -137,22 +142,22 @@ def search(test_run: TestRun, page: Phase) -> None:
         gathered = test_run.ask(OrderKind.RUN, task=Task.RIGHT, groups=groups, variables=variables, seconds=seconds)
         bad = set(gathered.silent) | {answer.rank for answer in gathered.answers if answer.stuck}
         brought = results(gathered)
-        bad |= {rank for rank, result in brought.items() if any(one.wrong for one in result.exchanges)}
+        bad |= {rank for rank, result in brought.items() if any(exchange.wrong for exchange in result.exchanges)}
         failed = tuple(group for group in groups if bad & set(group))
         return isolate.Trial(what=what, groups=groups, failed=failed, switch=switch)
 
     trials = isolate.isolate(test_run.claims, test_run.member.backend, run)
-    page.findings = tuple(finding for check in isolate.CHECKS for finding in check(trials, test_run.claims))
-    page.said = f"{len(trials)} trials by parts"
+    phase.findings = tuple(finding for check in isolate.CHECKS for finding in check(trials, test_run.claims))
+    phase.said = f"{len(trials)} trials by parts"
     if not trials:
-        page.skipped = f"{test_run.me.world} ranks of one kind cannot be told apart by parts"
+        phase.skipped = f"{test_run.me.world} ranks of one kind cannot be told apart by parts"
 
 
-def _no_time(test_run: TestRun, page: Phase) -> bool:
+def _no_time(test_run: TestRun, phase: Phase) -> bool:
     """Whether a phase is left out for want of time. Where that leaves the question open, it is no answer, and no "OK"."""
     if test_run.left < LEAST:
-        page.skipped = f"no time is left of the deadline ({test_run.settings.deadline:g} s)"
-    return page.skipped is not None
+        phase.skipped = f"no time is left of the deadline ({test_run.settings.deadline:g} s)"
+    return phase.skipped is not None
 
 
 def deadline_too_short(test_run: TestRun) -> Iterator[Finding]:

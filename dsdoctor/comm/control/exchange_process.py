@@ -124,7 +124,7 @@ def _right(group: RankGroup, do: Do, tell: Tell) -> ExchangeResult:
     tell(0, "writing to memory and reading it back")
     memory = try_memory(group.device)
     exchanges = run_steps(group, steps(Mode(do.mode), group), tell, do.seconds * 0.8)
-    notable = tuple(one for one in exchanges if one.wrong or one.skipped)
+    notable = tuple(exchanged for exchanged in exchanges if exchanged.wrong or exchanged.skipped)
     return ExchangeResult(done=len(exchanges), exchanges=notable, memory=memory)
 
 
@@ -143,7 +143,10 @@ def _deepspeed(group: RankGroup, _: Do, tell: Tell) -> ExchangeResult:
     from dsdoctor.comm.collectives.deepspeed import run_layer
 
     exchanges = run_layer(group, tell)
-    return ExchangeResult(done=len(exchanges), exchanges=tuple(one for one in exchanges if one.wrong or one.skipped))
+    return ExchangeResult(
+        done=len(exchanges),
+        exchanges=tuple(exchanged for exchanged in exchanges if exchanged.wrong or exchanged.skipped),
+    )
 
 
 TASKS: dict[Task, Callable[[RankGroup, Do, Tell], ExchangeResult]] = {

@@ -24,9 +24,9 @@ TWINS = 0.15
 SHOWN = ("torch", "cuda", "nccl", "deepspeed", "python")
 
 
-def rendezvous(test_run: TestRun, page: Phase) -> None:
+def rendezvous(test_run: TestRun, phase: Phase) -> None:
     """Wait for the claims of all; its time is that since the start."""
-    page.began = test_run.began
+    phase.began = test_run.began
     log, claims = test_run.member.board.log("claims"), list[Claim]()
     until = min(test_run.end, test_run.began + min(test_run.settings.deadline * ARRIVAL, LONGEST_ARRIVAL))
     while not _settled(claims, test_run.me.world) and time.monotonic() < until:
@@ -46,23 +46,25 @@ def rendezvous(test_run: TestRun, page: Phase) -> None:
         waited=time.monotonic() - test_run.began,
         last_words=_last_words(test_run, test_run.claims),
     )
-    page.findings = tuple(finding for check in arrival_checks.CHECKS for finding in check(arrivals))
+    phase.findings = tuple(finding for check in arrival_checks.CHECKS for finding in check(arrivals))
     times = [claim.seen for claim in test_run.claims]
-    page.said = f"{_said(test_run.claims, test_run.me.world, test_run.me.hosts)}, {max(times) - min(times):.1f} s apart"
+    phase.said = (
+        f"{_said(test_run.claims, test_run.me.world, test_run.me.hosts)}, {max(times) - min(times):.1f} s apart"
+    )
 
 
-def local(test_run: TestRun, page: Phase) -> None:
+def local(test_run: TestRun, phase: Phase) -> None:
     """Judge what every rank told of its surroundings."""
-    page.findings = examine_all(test_run.claims)
+    phase.findings = examine_all(test_run.claims)
     interfaces = list(dict.fromkeys(claim.interface for claim in test_run.claims))
-    page.said = f"{test_run.member.backend} over {', '.join(interfaces[:4])}"
+    phase.said = f"{test_run.member.backend} over {', '.join(interfaces[:4])}"
 
 
-def same(test_run: TestRun, page: Phase) -> None:
+def same(test_run: TestRun, phase: Phase) -> None:
     """Compare what should be alike."""
-    page.findings = fingerprint.examine(test_run.claims)
+    phase.findings = fingerprint.examine(test_run.claims)
     mine = test_run.member.claim.fingerprint
-    page.said = ", ".join(f"{name} {mine[name]}" for name in SHOWN if name in mine)
+    phase.said = ", ".join(f"{name} {mine[name]}" for name in SHOWN if name in mine)
 
 
 def all_there(test_run: TestRun) -> bool:

@@ -61,7 +61,7 @@ def report(test_run: TestRun) -> Report:
         exchanges=test_run.exchanges,
         speeds=test_run.speeds,
         pairs=test_run.pairs,
-        paces=tuple(one.pace for one in test_run.timed if one.pace),
+        paces=tuple(speeds.pace for speeds in test_run.timed if speeds.pace),
         stuck=test_run.stuck,
         wrong=test_run.wrong,
         limit=limit(test_run.claims, backend) if test_run.claims else None,
@@ -73,14 +73,14 @@ def report(test_run: TestRun) -> Report:
 
 
 def _write(test_run: TestRun, phase: CommPhase, act: Act) -> PhaseState:
-    with test_run.phase_log.phase(phase) as page:
-        act(test_run, page)
+    with test_run.phase_log.phase(phase) as written:
+        act(test_run, written)
     return test_run.phase_log.phases[-1].state
 
 
 def _unnamed(test_run: TestRun) -> bool:
     """Whether no rank died, stopped or vanished, and the library did begin: then only trials by parts can tell more."""
-    if test_run.stuck and all(one.error and one.step == 0 for one in test_run.stuck):
+    if test_run.stuck and all(stuck.error and stuck.step == 0 for stuck in test_run.stuck):
         return False
     return not {"rank-died", "rank-stopped", "host-vanished", "rank-behind", "time-used-up", "supervisor-stopped"} & {
         finding.rule for finding in test_run.phase_log.phases[-1].findings

@@ -115,7 +115,7 @@ class Member:
             world=len(group),
             backend=self.backend,
             device=self._device(),
-            hosts=tuple(self.board.get(f"at/{one}", Claim).host for one in group) if len(group) <= 64 else (),
+            hosts=tuple(self.board.get(f"at/{peer}", Claim).host for peer in group) if len(group) <= 64 else (),
             master=rank.master,
             port=rank.port,
             prefix=place,

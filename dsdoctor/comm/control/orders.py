@@ -36,7 +36,9 @@ class Gathered:
     def moving(self) -> bool:
         """Whether the time was up while rank 0's work still went on, and nobody had fallen out."""
         stuck = [answer.stuck for answer in self.answers if answer.stuck]
-        fell_out = self.silent or any(one.ended or one.error or one.process in set("Tt") for one in stuck)
+        fell_out = self.silent or any(
+            stuck_rank.ended or stuck_rank.error or stuck_rank.process in set("Tt") for stuck_rank in stuck
+        )
         return not fell_out and self.seconds >= self.order.seconds and self.still < max(MOVING, self.order.seconds / 2)
 
     @property

@@ -47,18 +47,18 @@ class PhaseLog:
     def phase(self, phase: CommPhase) -> Iterator[Phase]:
         """Write one phase; its time is that of the block."""
         self._say(News(at=phase.value))
-        page = Phase()
-        yield page
-        if page.skipped is not None:
-            self.skip(phase, page.skipped)
+        written = Phase()
+        yield written
+        if written.skipped is not None:
+            self.skip(phase, written.skipped)
             return
         self._add(
             PhaseResult(
                 phase=phase,
-                state=state_of(phase, page.findings),
-                seconds=time.monotonic() - page.began,
-                said=page.said,
-                findings=page.findings,
+                state=state_of(phase, written.findings),
+                seconds=time.monotonic() - written.began,
+                said=written.said,
+                findings=written.findings,
             )
         )
 

@@ -73,14 +73,14 @@ def ssh_ranks(
 
     sshd drops connections above its MaxStartups (10 at once that have not logged in, by default): start a host's in small groups.
     """
-    places = [(one, local) for one in hosts for local in range(one.slots)]
-    names = ",".join(one.name for one, _ in places)
+    places = [(host, local) for host in hosts for local in range(host.slots)]
+    names = ",".join(host.name for host, _ in places)
     started = []
-    for rank, (one, local) in enumerate(places):
-        who = _who(rank, len(places), local, one.slots, master, port, token)
+    for rank, (host, local) in enumerate(places):
+        who = _who(rank, len(places), local, host.slots, master, port, token)
         every = {**(variables or {}), **who, "DSDOCTOR_COMM_HOSTS": names}
         command = remote_command((python, "-m", MODULE, *arguments), folder, every)
-        started.append(Started(rank=rank, host=one.name, argv=(ssh, *SSH, one.name, command), open_stdin=True))
+        started.append(Started(rank=rank, host=host.name, argv=(ssh, *SSH, host.name, command), open_stdin=True))
     return tuple(started)
 
 

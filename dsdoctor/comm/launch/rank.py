@@ -90,7 +90,9 @@ def _pmi(variables: Variables) -> Rank | None:
     if "PMI_RANK" not in variables and "PMIX_RANK" not in variables:
         return None
     same = ("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"), ("PMIX_RANK", "SLURM_PROCID")
-    if in_step(variables) and all(variables.get(one, variables.get(two)) == variables.get(two) for one, two in same):
+    if in_step(variables) and all(
+        variables.get(pmi, variables.get(slurm)) == variables.get(slurm) for pmi, slurm in same
+    ):
         return None
     rank = "PMI_RANK" if "PMI_RANK" in variables else "PMIX_RANK"
     names = (rank, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
@@ -226,8 +228,8 @@ def _consistent(rank: Rank) -> Rank:
     return rank
 
 
-def _clash(one: str, other: str, hint: str) -> UsageError:
-    return UsageError(f"{one}, and {other}", hint=hint)
+def _clash(fact: str, other: str, hint: str) -> UsageError:
+    return UsageError(f"{fact}, and {other}", hint=hint)
 
 
 LAUNCHERS = (_by_rank, _open_mpi, _mvapich, _pmi, _slurm)

@@ -41,9 +41,9 @@ def look_site(host: Host, *, python: str, nproc: int | None = None, hostfile: st
     nodelist = host.variable("SLURM_JOB_NODELIST")
     hosts = tuple((name, per_node) for name in expand(nodelist)) if nodelist else ()
     if text is not None:
-        hosts = tuple((one.name, one.slots) for one in parse_hostfile(text).hosts if HOST.fullmatch(one.name))
+        hosts = tuple((entry.name, entry.slots) for entry in parse_hostfile(text).hosts if HOST.fullmatch(entry.name))
     sinfo = host.which("sinfo")
-    names = {one.name for one in read_interfaces(host) if one.up and one.kind != "loopback"}
+    names = {interface.name for interface in read_interfaces(host) if interface.up and interface.kind != "loopback"}
     return Site(
         python=python,
         per_node=per_node,

@@ -56,7 +56,9 @@ def parse_mapped_nccl(maps: str) -> str | None:
 
 def fingerprint(local: Local, versions: Mapping[str, str]) -> dict[str, str]:
     """What should be the same on every rank, by name; without what each rank must have of its own, and without secrets."""
-    taken = next((one for one in local.interfaces if local.chosen and one.name == local.chosen.name), None)
+    taken = next(
+        (interface for interface in local.interfaces if local.chosen and interface.name == local.chosen.name), None
+    )
     wire = taken is not None and taken.kind != "loopback" and not is_loopback(taken.address)
     facts = {
         **versions,

@@ -58,7 +58,9 @@ def visible(gpus: Sequence[RankGpu], named: str | None) -> tuple[RankGpu, ...]:
     left: list[RankGpu] = []
     for name in (part.strip() for part in named.split(",")):
         uuid = name.startswith("GPU-")
-        gpu = next((one for one in gpus if name == str(one.index) or (uuid and one.uuid.startswith(name))), None)
+        gpu = next(
+            (known for known in gpus if name == str(known.index) or (uuid and known.uuid.startswith(name))), None
+        )
         if gpu is None or gpu in left:
             break
         left.append(gpu)

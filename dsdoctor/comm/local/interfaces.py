@@ -81,7 +81,7 @@ def routed(master: str, port: int, interfaces: Sequence[Interface], *, patience:
     address = bounded(lambda: _source_address(master, port), patience)
     if address is None:
         return None
-    name = next((one.name for one in interfaces if one.address.split("%")[0] == address), "")
+    name = next((interface.name for interface in interfaces if interface.address.split("%")[0] == address), "")
     name = name or ("lo" if is_loopback(address) else "")
     return ChosenInterface(name=name, address=address, because=f"the kernel routes to {master} by it") if name else None
 
@@ -116,9 +116,9 @@ def _of_gloo(
     address of the hostname that can be bound here; else 127.0.0.1."""
     named = variables.get("GLOO_SOCKET_IFNAME", "")
     if len(named) > 1:
-        found = next((one for one in interfaces if one.name == named.split(",")[0]), None)
+        found = next((interface for interface in interfaces if interface.name == named.split(",")[0]), None)
         return _chosen(found, f"GLOO_SOCKET_IFNAME={named}")
-    here = {one.address: one.name for one in interfaces}
+    here = {interface.address: interface.name for interface in interfaces}
     for address in resolves_to:
         name = here.get(address) or ("lo" if is_loopback(address) else None)
         if name:
@@ -142,16 +142,23 @@ def _of_nccl(interfaces: Sequence[Interface], variables: Mapping[str, str]) -> C
     """The rule of NCCL (ncclFindInterfaces in src/misc/socket.cc): NCCL_SOCKET_IFNAME, find or fail; else ib*; else the
     subnet of NCCL_COMM_ID; else not docker, lo, virbr; else docker, lo, virbr. Only running interfaces."""
     family = variables.get("NCCL_SOCKET_FAMILY")
-    usable = [one for one in interfaces if one.up and one.address != "::1" and _of_family(one, family)]
+    usable = [
+        interface
+        for interface in interfaces
+        if interface.up and interface.address != "::1" and _of_family(interface, family)
+    ]
     named = variables.get("NCCL_SOCKET_IFNAME", "")
     if len(named) > 1:
-        return _chosen(next((one for one in usable if matches(one.name, named)), None), f"NCCL_SOCKET_IFNAME={named}")
+        return _chosen(
+            next((interface for interface in usable if matches(interface.name, named)), None),
+            f"NCCL_SOCKET_IFNAME={named}",
+        )
     for number, (wanted, because) in enumerate(AUTOMATIC):
         hint = variables.get("NCCL_COMM_ID", "").rpartition(":")[0] if number == 1 else ""
-        near = next((one for one in usable if hint and _in_subnet(hint, one)), None)
+        near = next((interface for interface in usable if hint and _in_subnet(hint, interface)), None)
         if near:
             return _chosen(near, f"NCCL_COMM_ID is in the subnet of {near.name}")
-        found = next((one for one in usable if matches(one.name, wanted)), None)
+        found = next((interface for interface in usable if matches(interface.name, wanted)), None)
         if found:
             return _chosen(found, because)
     return None

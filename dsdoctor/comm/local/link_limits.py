@@ -51,15 +51,15 @@ def hierarchical(capacity: float, ranks: int, nodes: int) -> float:
 
 
 def _slowest(limits: Sequence[Limit | None]) -> Limit | None:
-    known = [one for one in limits if one is not None]
-    return min(known, key=lambda one: one.bandwidth) if known else None
+    known = [found for found in limits if found is not None]
+    return min(known, key=lambda found: found.bandwidth) if known else None
 
 
 def _wire(place: Sequence[Claim]) -> Limit | None:
     """The network interface of a host: Mbit/s as its driver tells."""
     claim = place[0]
     interfaces = claim.local.interfaces if claim.local else ()
-    card = next((one for one in interfaces if one.name == claim.interface and one.speed), None)
+    card = next((interface for interface in interfaces if interface.name == claim.interface and interface.speed), None)
     if card is None or card.speed is None:
         return None
     because = (

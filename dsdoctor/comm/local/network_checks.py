@@ -38,7 +38,7 @@ def hostname_unusable(place: RankView) -> Iterator[Finding]:
     server that does not answer within 3 seconds counts as one that does not know the name.
     """
     local = place.local
-    here = {one.address for one in local.interfaces}
+    here = {interface.address for interface in local.interfaces}
     usable = any(address in here or is_loopback(address) for address in local.resolves_to)
     if place.several_hosts and not usable and "GLOO_SOCKET_IFNAME" not in local.variables:
         to = (
@@ -65,8 +65,8 @@ def interface_named_absent(place: RankView) -> Iterator[Finding]:
     and one value for all is the usual cause. gloo stops with "Unable to find address for", NCCL with "no socket interface found".
     """
     local = place.local
-    names = {one.name for one in local.interfaces}
-    running = {one.name for one in local.interfaces if one.up}
+    names = {interface.name for interface in local.interfaces}
+    running = {interface.name for interface in local.interfaces if interface.up}
     gloo, nccl = local.variables.get("GLOO_SOCKET_IFNAME", ""), local.variables.get("NCCL_SOCKET_IFNAME", "")
     absent = [name for name in gloo.split(",") if len(gloo) > 1 and name not in names]
     said = [(f"GLOO_SOCKET_IFNAME={gloo}", "gloo")] if absent else []
@@ -89,7 +89,11 @@ def interface_is_virtual(place: RankView) -> Iterator[Finding]:
     slow tunnel. Inside a container a veth is the only way out, and is not reported.
     """
     taken, local = place.interface, place.local
-    real = [one for one in local.interfaces if one.kind == "physical" and one.up and not one.address.startswith("fe80")]
+    real = [
+        interface
+        for interface in local.interfaces
+        if interface.kind == "physical" and interface.up and not interface.address.startswith("fe80")
+    ]
     if not place.several_hosts or taken is None or taken.kind != "virtual" or not real or local.chosen is None:
         return
     if local.routed is None or local.routed.name != taken.name:
@@ -145,12 +149,18 @@ def interface_mtu_small(place: RankView) -> Iterator[Finding]:
 def _gloo_by_route(local: Local) -> str:
     """The command that gives gloo the interface towards the master, else the first real one."""
     routed = local.routed.name if local.routed and not is_loopback(local.routed.address) else None
-    real = next((one.name for one in local.interfaces if one.kind == "physical" and one.up), "INTERFACE")
+    real = next(
+        (interface.name for interface in local.interfaces if interface.kind == "physical" and interface.up), "INTERFACE"
+    )
     return f"export GLOO_SOCKET_IFNAME={routed or real}"
 
 
 def _has(local: Local) -> str:
-    shown = [f"{one.name} {one.address}" for one in local.interfaces if one.up and not one.address.startswith("fe80")]
+    shown = [
+        f"{interface.name} {interface.address}"
+        for interface in local.interfaces
+        if interface.up and not interface.address.startswith("fe80")
+    ]
     return ", ".join(shown[:MOST_EVIDENCE]) or "no interface is up"
 
 

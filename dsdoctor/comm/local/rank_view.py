@@ -29,8 +29,8 @@ class RankView:
         chosen = self.local.chosen
         if chosen is None:
             return None
-        same = [one for one in self.local.interfaces if one.name == chosen.name]
-        return next((one for one in same if one.address == chosen.address), same[0] if same else None)
+        same = [interface for interface in self.local.interfaces if interface.name == chosen.name]
+        return next((interface for interface in same if interface.address == chosen.address), same[0] if same else None)
 
     @property
     def variable(self) -> str:

@@ -27,14 +27,14 @@ def mesh_loopback_address(mesh: Mesh) -> Iterator[Finding]:
     if len(hosts) < 2:
         return
     for host, claims in sorted(_by_host(bad).items()):
-        one = claims[0]
-        interface = one.local.routed.name if one.local and one.local.routed else "eth0"
+        claim = claims[0]
+        interface = claim.local.routed.name if claim.local and claim.local.routed else "eth0"
         called = any(mesh.opens(other, host) for other in hosts - {host})
         yield Finding(
             rule="mesh-loopback-address",
             severity=Severity.ERROR if called else Severity.WARNING,
-            title=f"rank {one.rank} ({host}) would listen on {one.address}, which no other host can reach",
-            evidence=_why(one),
+            title=f"rank {claim.rank} ({host}) would listen on {claim.address}, which no other host can reach",
+            evidence=_why(claim),
             fix=Fix(
                 text="name the interface on that host, or give its name its real address in /etc/hosts",
                 commands=(f"export GLOO_SOCKET_IFNAME={interface} NCCL_SOCKET_IFNAME={interface}",),
@@ -227,7 +227,7 @@ def _targets(mesh: Mesh, reaches: Iterable[Reach]) -> dict[str, tuple[Claim, str
     for reach in reaches:
         claim = mesh.by_rank[reach.target]
         sources.setdefault(claim.host, (claim, []))[1].append(reach.source)
-    return {host: (claim, ", ".join(mesh.who(one) for one in ranks[:3])) for host, (claim, ranks) in sources.items()}
+    return {host: (claim, ", ".join(mesh.who(rank) for rank in ranks[:3])) for host, (claim, ranks) in sources.items()}
 
 
 def _loopback(mesh: Mesh, *hosts: str) -> bool:
@@ -238,7 +238,7 @@ def _loopback(mesh: Mesh, *hosts: str) -> bool:
 
 def _mtu(claim: Claim) -> int | None:
     interfaces = claim.local.interfaces if claim.local else ()
-    return next((one.mtu for one in interfaces if one.address == claim.address), None)
+    return next((interface.mtu for interface in interfaces if interface.address == claim.address), None)
 
 
 def _why(claim: Claim) -> tuple[str, ...]:

@@ -178,7 +178,7 @@ def _near(first: Visit, address: str, other: Visit) -> bool:
     if prefix is None or address in other.addresses:
         return False
     network = ipaddress.ip_network(f"{address}/{prefix}", strict=False)
-    return any(ipaddress.ip_address(one) in network for one in other.addresses)
+    return any(ipaddress.ip_address(theirs) in network for theirs in other.addresses)
 
 
 CHECKS = (

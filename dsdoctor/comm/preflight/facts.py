@@ -75,7 +75,7 @@ def look_static(
     path = None if hostfile is None else hostfile if hostfile.startswith("/") else f"{folder}/{hostfile}"
     text = None if path is None else host.read(path)
     hosts = None if text is None else parse_hostfile(text)
-    reachable = [one for one in hosts.hosts if HOST.fullmatch(one.name)] if hosts else []
+    reachable = [entry for entry in hosts.hosts if HOST.fullmatch(entry.name)] if hosts else []
     asked = question(python, folder, port, host.variable("PYTHONPATH"))
     ssh, pdsh = host.which("ssh"), host.which("pdsh") if hosts else None
     return StaticFacts(
@@ -120,7 +120,7 @@ def look_environment(host: Host, folder: str) -> tuple[Variables, ...]:
 def _environment_paths(host: Host, folder: str) -> tuple[str, ...]:
     name = host.variable("DS_ENV_FILE") or ".deepspeed_env"
     folders = (host.variable("HOME") or "/root", folder)
-    return tuple(dict.fromkeys(name if name.startswith("/") else f"{one}/{name}" for one in folders))
+    return tuple(dict.fromkeys(name if name.startswith("/") else f"{parent}/{name}" for parent in folders))
 
 
 def look_listener(host: Host, port: int) -> PortListener | None:
@@ -147,10 +147,10 @@ def parse_pdsh(answer: Answer) -> tuple[str, ...] | None:
 
 
 def _visit_all(host: Host, ssh: str, hosts: Sequence[Slots], asked: str, limit: float) -> tuple[Visit, ...]:
-    def visit(one: Slots) -> Visit:
+    def visit(entry: Slots) -> Visit:
         begin = time.monotonic()
-        answer = host.run([ssh, *SSH, one.name, asked], timeout=limit)
-        return parse_visit(one.name, answer, time.monotonic() - begin)
+        answer = host.run([ssh, *SSH, entry.name, asked], timeout=limit)
+        return parse_visit(entry.name, answer, time.monotonic() - begin)
 
     if not hosts:
         return ()

@@ -31,10 +31,10 @@ def hostfile_missing(facts: StaticFacts) -> Iterator[Finding]:
 
 def hostfile_line_refused(facts: StaticFacts) -> Iterator[Finding]:
     """DeepSpeed stops at a line of the hostfile. A line is `HOST slots=NUMBER`, without spaces around the equals sign."""
-    for one in facts.hosts.complaints if facts.hosts else ():
-        if one.refused and one.host is None:
-            line = f", line {one.line}: {one.text!r} is" if one.line else " has"
-            title = f"{facts.hostfile}{line} {one.what}: DeepSpeed stops at it"
+    for complaint in facts.hosts.complaints if facts.hosts else ():
+        if complaint.refused and complaint.host is None:
+            line = f", line {complaint.line}: {complaint.text!r} is" if complaint.line else " has"
+            title = f"{facts.hostfile}{line} {complaint.what}: DeepSpeed stops at it"
             yield error("hostfile-line-refused", title, (), "write one line for each host, as in: node1 slots=8")
 
 
@@ -45,11 +45,13 @@ def hostfile_line_swallowed(facts: StaticFacts) -> Iterator[Finding]:
     is 8, `slots=0` is a host on which nothing starts. Names are not looked at: pdsh makes several hosts of `n[1-3]`, and
     DeepSpeed's table of ranks has one.
     """
-    for one in facts.hosts.complaints if facts.hosts else ():
-        if not one.refused:
-            title = f"{facts.hostfile}, line {one.line}: {one.what}; DeepSpeed takes the line without a word"
+    for complaint in facts.hosts.complaints if facts.hosts else ():
+        if not complaint.refused:
+            title = (
+                f"{facts.hostfile}, line {complaint.line}: {complaint.what}; DeepSpeed takes the line without a word"
+            )
             fix = "write the line as it is meant, as in: node1 slots=8"
-            yield warning("hostfile-line-swallowed", title, (one.text,), fix)
+            yield warning("hostfile-line-swallowed", title, (complaint.text,), fix)
 
 
 def host_named_twice(facts: StaticFacts) -> Iterator[Finding]:
@@ -58,10 +60,10 @@ def host_named_twice(facts: StaticFacts) -> Iterator[Finding]:
     Two names of one machine start two sets of ranks on the same GPUs: NCCL then says "Duplicate GPU detected", or memory runs
     out. Two names count as one machine where hostname and addresses are equal.
     """
-    for one in facts.hosts.complaints if facts.hosts else ():
-        if one.host is not None:
-            title = f"{facts.hostfile}, line {one.line}: {one.what}, and DeepSpeed stops at it"
-            yield error("host-named-twice", title, (one.text,), "keep one line for each host")
+    for complaint in facts.hosts.complaints if facts.hosts else ():
+        if complaint.host is not None:
+            title = f"{facts.hostfile}, line {complaint.line}: {complaint.what}, and DeepSpeed stops at it"
+            yield error("host-named-twice", title, (complaint.text,), "keep one line for each host")
     seen: dict[tuple[str, tuple[str, ...]], str] = {}
     for visit in facts.visits:
         first = seen.setdefault((visit.hostname, visit.addresses), visit.host)
@@ -97,13 +99,13 @@ def deepspeed_env_malformed(facts: StaticFacts) -> Iterator[Finding]:
     other characters than letters, digits and _@%+=:,./- between double quotes, and a remote shell reads it.
     """
     for file in facts.environment:
-        for one in file.complaints:
-            end = "DeepSpeed stops at it" if one.refused else "it is not carried as it is written"
-            title = f"{file.path}, line {one.line}: {one.what}, and {end}"
-            evidence = (one.text,) if one.text else ()
+        for complaint in file.complaints:
+            end = "DeepSpeed stops at it" if complaint.refused else "it is not carried as it is written"
+            title = f"{file.path}, line {complaint.line}: {complaint.what}, and {end}"
+            evidence = (complaint.text,) if complaint.text else ()
             fix = "write plain lines, as in: GLOO_SOCKET_IFNAME=eth0"
-            command = f"sed -n {one.line}p {shlex.quote(file.path)}"
-            yield (error if one.refused else warning)("deepspeed-env-malformed", title, evidence, fix, command)
+            command = f"sed -n {complaint.line}p {shlex.quote(file.path)}"
+            yield (error if complaint.refused else warning)("deepspeed-env-malformed", title, evidence, fix, command)
 
 
 CHECKS = (

@@ -244,7 +244,7 @@ def _slower_paths(report: Report, base: Base) -> Told:
 
 def _slower_computing(report: Report, base: Base) -> Told:
     for host, mine in lossy_paces(pace_changes(report.paces, hosts_of(report), base.paces, base.hosts)):
-        now, then = median(1e3 / one.now for one in mine), median(1e3 / one.then for one in mine)
+        now, then = median(1e3 / change.now for change in mine), median(1e3 / change.then for change in mine)
         yield (
             f"{host} computes slower than on {base.date}: the same work takes {now:.3g} ms, took {then:.3g} ms",
             ("measured without communication: the network is not to blame",),

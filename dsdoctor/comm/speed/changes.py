@@ -50,9 +50,9 @@ def pair_changes(
     """Bandwidths of the pairs that both runs have: the same places on the same hosts, with as many ranks on each."""
     seats, old_seats = _seats(here), _seats(there)
     before = {
-        (frozenset((old_seats.get(one.source), old_seats.get(one.target))), one.size): one
-        for one in then
-        if one.seconds > 0
+        (frozenset((old_seats.get(pair.source), old_seats.get(pair.target))), pair.size): pair
+        for pair in then
+        if pair.seconds > 0
     }
     alike = {host for host, count in Counter(here).items() if Counter(there)[host] == count}
     found = []
@@ -71,10 +71,10 @@ def pace_changes(now: Iterable[Pace], here: Hosts, then: Iterable[Pace], there: 
     before = {old_seats[pace.rank]: pace.compute for pace in then if pace.compute > 0 and pace.rank in old_seats}
     return tuple(
         SpeedChange(
-            between=(seats[one.rank][0],), ranks=(one.rank,), now=1 / one.compute, then=1 / before[seats[one.rank]]
+            between=(seats[pace.rank][0],), ranks=(pace.rank,), now=1 / pace.compute, then=1 / before[seats[pace.rank]]
         )
-        for one in now
-        if one.compute > 0 and seats[one.rank] in before
+        for pace in now
+        if pace.compute > 0 and seats[pace.rank] in before
     )
 
 
@@ -113,7 +113,7 @@ def lossy_hosts(changes: Sequence[SpeedChange]) -> dict[str, tuple[SpeedChange, 
     if len(across) < 3:
         return {}
     needed = needed_of(changes)
-    return {host: tuple(mine) for host, mine in across.items() if _most(one.log for one in mine) <= -needed}
+    return {host: tuple(mine) for host, mine in across.items() if _most(change.log for change in mine) <= -needed}
 
 
 def lossy_paths(changes: Sequence[SpeedChange], explained: Iterable[str]) -> Iterator[tuple[SpeedChange, ...]]:

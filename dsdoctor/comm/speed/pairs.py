@@ -31,10 +31,10 @@ def slower(times: Sequence[PairTime], hosts: Sequence[str], factor: float) -> tu
     """
     found: list[PairTime] = []
     for inside in (True, False):
-        like = sorted((one for one in times if within(one, hosts) is inside), key=lambda one: one.seconds)
+        like = sorted((pair for pair in times if within(pair, hosts) is inside), key=lambda pair: pair.seconds)
         if like:
             usual = like[(len(like) - 1) // 3].seconds
-            found += [one for one in like if one.seconds > factor * usual]
+            found += [pair for pair in like if pair.seconds > factor * usual]
     return tuple(found)
 
 
@@ -134,5 +134,5 @@ def _doubtful(group: RankGroup, best: dict[Pair, float]) -> list[Pair]:
     dist.broadcast(table, 0)
     seconds = table.tolist()
     found = ((low, high, seconds[low][number]) for number, turn in enumerate(turns) for low, high in turn)
-    times = [PairTime(source=low, target=high, size=SIZE, seconds=one) for low, high, one in found if one > 0]
-    return [(one.source, one.target) for one in slower(times, group.hosts, AGAIN)]
+    times = [PairTime(source=low, target=high, size=SIZE, seconds=took) for low, high, took in found if took > 0]
+    return [(pair.source, pair.target) for pair in slower(times, group.hosts, AGAIN)]

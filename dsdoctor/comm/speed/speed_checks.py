@@ -63,10 +63,10 @@ class Measured:
         """
         least = self.limit.bandwidth / 8 if self.limit else 0.0
         bad = {*slower(self.pairs, self.hosts, SLOW_PAIR)}
-        bad |= {one for one in self.pairs if not within(one, self.hosts) and bandwidth(one) < least}
+        bad |= {pair for pair in self.pairs if not within(pair, self.hosts) and bandwidth(pair) < least}
         if self.backend == "gloo":
-            bad = {one for one in bad if not within(one, self.hosts) and bandwidth(one) < BUSY}
-        return tuple(one for one in self.pairs if one in bad)
+            bad = {pair for pair in bad if not within(pair, self.hosts) and bandwidth(pair) < BUSY}
+        return tuple(pair for pair in self.pairs if pair in bad)
 
 
 def bandwidth(pair: PairTime) -> float:
@@ -109,7 +109,7 @@ def collective_below_limit(measured: Measured) -> Iterator[Finding]:
         rule="collective-below-limit",
         severity=Severity.WARNING,
         title=f"{worst.op} moves {worst.busbw / GB:.3g} GB/s, {much} what {limit.link} carries: {limit.bandwidth / GB:.3g} GB/s",
-        evidence=(*(_beside(one, limit) for one in best[:SHOWN]), f"limit: {limit.because}"),
+        evidence=(*(_beside(speed, limit) for speed in best[:SHOWN]), f"limit: {limit.because}"),
         fix=Fix(
             text="see which interface and transport each rank takes; " + _ratio(part),
             commands=("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH dsdoctor comm --full",)
@@ -130,11 +130,11 @@ def pair_is_slow(measured: Measured) -> Iterator[Finding]:
     if not slow:
         return
     centre = _centre(slow, measured)
-    worst = max(slow, key=lambda one: one.seconds)
+    worst = max(slow, key=lambda pair: pair.seconds)
     usual = [
-        one
-        for one in measured.pairs
-        if one not in slow and within(one, measured.hosts) == within(worst, measured.hosts)
+        pair
+        for pair in measured.pairs
+        if pair not in slow and within(pair, measured.hosts) == within(worst, measured.hosts)
     ]
     rate = f"{bandwidth(worst) / 1e6:.3g} MB/s" + (
         f", others do {median(map(bandwidth, usual)) / 1e6:.3g} MB/s" if usual else ""
@@ -144,7 +144,7 @@ def pair_is_slow(measured: Measured) -> Iterator[Finding]:
         rule="pair-is-slow",
         severity=Severity.WARNING,
         title=f"{centre} is slow to reach: {rate}" if centre else f"{path}: {rate}",
-        evidence=tuple(_pair(one, measured) for one in sorted(slow, key=lambda one: -one.seconds)[:SHOWN]),
+        evidence=tuple(_pair(pair, measured) for pair in sorted(slow, key=lambda pair: -pair.seconds)[:SHOWN]),
         fix=Fix(
             text=f"look at the network adapter, cable and switch port of {centre}: speed, duplex, errors"
             if centre
@@ -161,21 +161,21 @@ def rank_straggles(measured: Measured) -> Iterator[Finding]:
     long, the late rank does not wait: so the one with the shortest wait is named. A hot or capped GPU, another job on
     the host, or a busy core are the usual causes.
     """
-    for one in measured.paces:
-        others = [other for other in measured.paces if other.rank != one.rank]
+    for pace in measured.paces:
+        others = [other for other in measured.paces if other.rank != pace.rank]
         if not others:
             return
         work, wait = median(other.compute for other in others), median(other.waited for other in others)
-        last = one.waited < min(other.waited for other in others)
-        late = wait - one.waited > LATE * work and one.compute > SLOWER_WORK * work
-        if last and (late or one.compute > SLOW_WORK * work):
+        last = pace.waited < min(other.waited for other in others)
+        late = wait - pace.waited > LATE * work and pace.compute > SLOWER_WORK * work
+        if last and (late or pace.compute > SLOW_WORK * work):
             yield Finding(
                 rule="rank-straggles",
                 severity=Severity.WARNING,
-                title=f"{measured.named(one.rank)} is slow by itself: {one.compute * 1e3:.3g} ms for work that takes the"
+                title=f"{measured.named(pace.rank)} is slow by itself: {pace.compute * 1e3:.3g} ms for work that takes the"
                 f" others {work * 1e3:.3g} ms, and they wait for it",
                 evidence=(
-                    f"it waits {one.waited * 1e3:.3g} ms at a barrier, the others {wait * 1e3:.3g} ms (medians)",
+                    f"it waits {pace.waited * 1e3:.3g} ms at a barrier, the others {wait * 1e3:.3g} ms (medians)",
                 ),
                 fix=Fix(
                     text="see what else runs on its host, and whether its GPU or processor is throttled",
@@ -190,14 +190,14 @@ def latency_spikes(measured: Measured) -> Iterator[Finding]:
     A training step makes hundreds of them, so it meets the slow one each time. Lost packets that are sent again (200 ms and
     more), processors that sleep or are shared, and other jobs on the host do this.
     """
-    for one in measured.speeds:
-        if one.size <= LATENCY_SIZE and one.p99 > SPIKE * one.p50 and one.p99 > LEAST_SPIKE:
+    for speed in measured.speeds:
+        if speed.size <= LATENCY_SIZE and speed.p99 > SPIKE * speed.p50 and speed.p99 > LEAST_SPIKE:
             yield Finding(
                 rule="latency-spikes",
                 severity=Severity.NOTE,
-                title=f"{one.op} of {one.size} bytes usually takes {one.p50 * 1e3:.3g} ms, and one in a hundred"
-                f" {one.p99 * 1e3:.3g} ms",
-                evidence=(f"slowest: {measured.named(one.slowest)}",),
+                title=f"{speed.op} of {speed.size} bytes usually takes {speed.p50 * 1e3:.3g} ms, and one in a hundred"
+                f" {speed.p99 * 1e3:.3g} ms",
+                evidence=(f"slowest: {measured.named(speed.slowest)}",),
                 fix=Fix(
                     text="see whether packets are sent again, and what else runs",
                     commands=("nstat -az TcpRetransSegs",),
@@ -213,14 +213,14 @@ def _fine(busbw: float, limit: Limit, backend: str) -> bool:
 
 def _best(speeds: Sequence[Speed], least: int) -> list[Speed]:
     """The best of each collective among its large sizes, the slowest first."""
-    ordered = sorted((one for one in speeds if one.size >= least), key=lambda one: one.busbw)
-    return sorted({one.op: one for one in ordered}.values(), key=lambda one: one.busbw)
+    ordered = sorted((speed for speed in speeds if speed.size >= least), key=lambda speed: speed.busbw)
+    return sorted({speed.op: speed for speed in ordered}.values(), key=lambda speed: speed.busbw)
 
 
-def _beside(one: Speed, limit: Limit) -> str:
+def _beside(speed: Speed, limit: Limit) -> str:
     return (
-        f"{one.op} of {one.size} bytes: {one.seconds * 1e3:.3g} ms on the slowest rank ({one.slowest}), busbw"
-        f" {one.busbw / GB:.3g} GB/s, {one.busbw / limit.bandwidth:.0%} of the limit ({formula(one.op)})"
+        f"{speed.op} of {speed.size} bytes: {speed.seconds * 1e3:.3g} ms on the slowest rank ({speed.slowest}), busbw"
+        f" {speed.busbw / GB:.3g} GB/s, {speed.busbw / limit.bandwidth:.0%} of the limit ({formula(speed.op)})"
     )
 
 
@@ -233,10 +233,10 @@ def _ratio(part: float) -> str:
     return "something slower than that link carries it, or the link is shared"
 
 
-def _pair(one: PairTime, measured: Measured) -> str:
+def _pair(pair: PairTime, measured: Measured) -> str:
     return (
-        f"{measured.named(one.source)} - {measured.named(one.target)}: {bandwidth(one) / 1e6:.3g} MB/s"
-        f" ({one.size} bytes in {one.seconds * 1e3:.3g} ms)"
+        f"{measured.named(pair.source)} - {measured.named(pair.target)}: {bandwidth(pair) / 1e6:.3g} MB/s"
+        f" ({pair.size} bytes in {pair.seconds * 1e3:.3g} ms)"
     )
 
 
@@ -244,12 +244,12 @@ def _centre(slow: Sequence[PairTime], measured: Measured) -> str | None:
     """The rank that all of several slow pairs have in common, or else the host; None where they share nothing."""
     if len(slow) < STAR:
         return None
-    ranks = Counter(rank for one in slow for rank in (one.source, one.target))
+    ranks = Counter(rank for pair in slow for rank in (pair.source, pair.target))
     shared = [rank for rank, count in ranks.items() if count == len(slow)]
     if len(shared) == 1:
         return measured.named(shared[0])
     place = dict(enumerate(measured.hosts))
-    hosts = Counter(host for one in slow for host in {place.get(one.source), place.get(one.target)} if host)
+    hosts = Counter(host for pair in slow for host in {place.get(pair.source), place.get(pair.target)} if host)
     common = [host for host, count in hosts.items() if count == len(slow)]
     return f"host {common[0]}" if len(common) == 1 else None
 

@@ -87,7 +87,7 @@ def _size_axes(shown: "Figure", report: Report, *, bandwidth: int, latency: int,
     reach = [math.log10(max(sizes[0], 1)) - 0.15, math.log10(max(sizes[-1], 1)) + 0.15]
     limit = [report.limit.bandwidth] if report.limit else []
     figures = (
-        (bandwidth, [speed.busbw / 1e9 for speed in report.speeds] + [one / 1e9 for one in limit], _plain),
+        (bandwidth, [speed.busbw / 1e9 for speed in report.speeds] + [value / 1e9 for value in limit], _plain),
         (latency, [time for speed in report.speeds for time in (speed.p50, speed.p99)], duration),
     )
     for row, values, said in figures:

@@ -138,7 +138,7 @@ def _gpu(claim: Claim) -> str:
 def rank_states(report: Report) -> dict[int, str]:
     """Every expected rank's state in words: missing, stuck in what, wrong data, cut off, slow, or ok. The gravest counts."""
     came = {claim.rank for claim in report.ranks}
-    stuck = {one.rank: one for one in report.stuck}
+    stuck = {stuck_rank.rank: stuck_rank for stuck_rank in report.stuck}
     unreached, slow = _bad_peers(report)
     states = {}
     for rank in range(report.world):
@@ -190,9 +190,9 @@ def _stuck(stuck: Stuck) -> str:
 
 
 def _stack_lines(stuck: Iterable[Stuck]) -> Iterator[str]:
-    for one in stuck:
-        if one.stack or one.error:
-            yield f"rank {one.rank} in {one.at or 'its start'}, step {one.step}" + (
-                f": {one.error}" if one.error else ""
+    for stuck_rank in stuck:
+        if stuck_rank.stack or stuck_rank.error:
+            yield f"rank {stuck_rank.rank} in {stuck_rank.at or 'its start'}, step {stuck_rank.step}" + (
+                f": {stuck_rank.error}" if stuck_rank.error else ""
             )
-            yield from (f"    {line}" for line in one.stack)
+            yield from (f"    {line}" for line in stuck_rank.stack)

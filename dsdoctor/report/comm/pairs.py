@@ -68,9 +68,9 @@ def _cell(reach: Reach) -> PairCell:
 def _timed(report: Report) -> dict[tuple[int, int], float]:
     """Bandwidths of the largest message that was timed, both ways."""
     largest = max((pair.size for pair in report.pairs), default=0)
-    there = {(one.source, one.target): one for one in report.pairs if one.size == largest and one.seconds > 0}
-    both = {(target, source): one for (source, target), one in there.items()} | there
-    return {place: one.size / one.seconds for place, one in both.items()}
+    there = {(pair.source, pair.target): pair for pair in report.pairs if pair.size == largest and pair.seconds > 0}
+    both = {(target, source): pair for (source, target), pair in there.items()} | there
+    return {place: pair.size / pair.seconds for place, pair in both.items()}
 
 
 def _marked(report: Report, found: Cells) -> Cells:
