@@ -11,7 +11,7 @@ from pathlib import Path
 from dsdoctor.builder.wheel.read import hex_of, read_wheel
 from dsdoctor.comm.launch.commands import SSH
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.hosts.hostfile import HOST, parse_hostfile
 from dsdoctor.hosts.ssh_errors import ssh_problem
@@ -88,9 +88,8 @@ def unreached(host: str, status: int | None, said: str) -> Finding:
     """Why ssh could not get there: ``status`` is its own, None where it did not end in time."""
     problem = ssh_problem(host, status, said)
     title = f"it does not answer over ssh: {problem.what}"
-    fix = Fix(text=problem.fix, commands=problem.commands)
-    evidence = tuple(said.splitlines()[-4:])
-    return Finding(rule="ssh-fails", severity=Severity.ERROR, title=title, evidence=evidence, fix=fix)
+    evidence = said.splitlines()[-4:]
+    return Finding.error("ssh-fails", title, evidence=evidence, fix=problem.fix, commands=problem.commands)
 
 
 def hosts_of(hostfile: Path) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dsdoctor.comm.models import Claim, CommPhase, Mode, PhaseState
 from dsdoctor.comm.results import ConnectOutcome, Limit, Pace, PairTime, PhaseResult, Reach, Report, Speed, Stuck
 from dsdoctor.comm.verdict import ended, verdict
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 
 MIB = 1 << 20
 FACTORS = {"all_reduce": lambda n: 2 * (n - 1) / n, "broadcast": lambda n: 1.0}
@@ -32,9 +32,7 @@ def phase(
 
 
 def error(rule: str, title: str, *evidence: str, fix: str, commands: tuple[str, ...] = ()) -> Finding:
-    return Finding(
-        rule=rule, severity=Severity.ERROR, title=title, evidence=evidence, fix=Fix(text=fix, commands=commands)
-    )
+    return Finding.error(rule, title, evidence=evidence, fix=fix, commands=commands)
 
 
 def mesh(world: int, *, fast: float = 1.9e9, bad: Iterable[Reach] = ()) -> tuple[Reach, ...]:
@@ -184,12 +182,12 @@ def missing_rank() -> Report:
 
 def slow_node() -> Report:
     """nodec's link is 60 times slower than the others', and nodec computes slowly too."""
-    slow = Finding(
-        rule="slow-node",
-        severity=Severity.WARNING,
-        title="all pairs of nodec (rank 2) are slow: 21 MB/s, the others' median is 1320 MB/s",
+    slow = Finding.warning(
+        "slow-node",
+        "all pairs of nodec (rank 2) are slow: 21 MB/s, the others' median is 1320 MB/s",
         evidence=("pairs (0,2) (1,2) (2,3); no other pair is slow, so it is the node and not a path",),
-        fix=Fix(text="look at the link of nodec", commands=("ssh nodec ethtool eth0",)),
+        fix="look at the link of nodec",
+        commands=("ssh nodec ethtool eth0",),
     )
     phases = (
         *good_phases(4, 4)[:5],

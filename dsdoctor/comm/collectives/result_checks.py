@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from dsdoctor.comm.results import Exchange
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.sentences import and_more, and_more_lines
 
 SHOWN = 6
 
@@ -49,53 +50,67 @@ def examine(exchanges: Mapping[int, Sequence[Exchange]], hosts: Sequence[str] = 
 
 
 def data_is_wrong(brought: Brought) -> Iterator[Finding]:
-    """A collective ended well and its result is wrong: what a training run would never notice.
+    """A collective ended well and its result is wrong.
 
-    Every rank sends known numbers that depend on rank and position and are exact in their dtype, so that one wrong bit is seen. The
-    rank named is the one whose contribution is wrong: for what is only moved, the sender of the wrong part; for reductions the
-    ranks repeat it with some inputs inverted and see with whose inversion the error changes. Where no rank is named the error did
-    not come again, or came on the way, in sums of several ranks' data. The usual causes are GPU memory (look for
-    uncorrected ECC errors and Xid 48, 63, 94 in dmesg), peer-to-peer copies through an IOMMU or ACS, and a broken NIC or cable.
-    Try NCCL_P2P_DISABLE=1, then NCCL_PROTO=Simple: the one that cures names the layer. On a CPU test the memory.
+    Every rank sends known numbers that depend on rank and position and are exact in their dtype, so that a single wrong
+    bit is seen. The finding names the rank whose contribution is wrong: for data that is only moved, the sender of the
+    wrong part; for reductions the ranks repeat it with some inputs inverted, and see with whose inversion the error
+    changes. Where no rank is named the error did not come again, or arose on the way, in sums of several ranks' data.
+
+    Why it matters: a training run would never notice it. The usual causes are GPU memory (look for uncorrected ECC
+    errors and Xid 48, 63, 94 in dmesg), peer-to-peer copies through an IOMMU or ACS, and a broken network card or
+    cable.
+
+    How to fix it: take the rank that is named out of the job, and test its memory and links; on a CPU test the memory.
+    Where none is named, try these settings one at a time: the setting that helps shows the layer.
+
+        $ NCCL_P2P_DISABLE=1 dsdoctor comm --full
+        $ NCCL_PROTO=Simple dsdoctor comm --full
+
+    Since: 0.1
     """
     if not brought.wrong:
         return
     names = " and ".join(map(brought.named, brought.senders[:SHOWN]))
     first_rank, first = brought.wrong[0]
     what = f"{first.op} of {first.dtype} is wrong on {brought.named(first_rank)}"
-    yield Finding(
-        rule="data-is-wrong",
-        severity=Severity.ERROR,
-        title=f"the data of {names} arrives wrong: {what}" if names else f"{what}, whose data it is does not show",
+    yield Finding.error(
+        "data-is-wrong",
+        f"the data of {names} arrives wrong: {what}" if names else f"{what}, whose data it is does not show",
         evidence=_told(brought),
-        fix=Fix(
-            text=f"take {names} out of the job, and test its memory and links"
-            if names
-            else "repeat the test with --full; then with these one at a time: the one that cures names the layer",
-            commands=()
-            if len(brought.senders) == 1
-            else ("NCCL_P2P_DISABLE=1 dsdoctor comm --full", "NCCL_PROTO=Simple dsdoctor comm --full"),
-        ),
+        fix=f"take {names} out of the job, and test its memory and links"
+        if names
+        else "repeat the test with --full; then with these one at a time: the one that cures names the layer",
+        commands=()
+        if len(brought.senders) == 1
+        else ("NCCL_P2P_DISABLE=1 dsdoctor comm --full", "NCCL_PROTO=Simple dsdoctor comm --full"),
     )
 
 
 def collective_not_available(brought: Brought) -> Iterator[Finding]:
-    """The backend cannot do a collective at all, so that it was not tested; a training run that needs it would fail at once.
+    """The backend cannot do a collective at all, so it was not tested.
 
-    Older gloo has no AVG, and no reduce_scatter of some dtypes. Large sizes are left out when the time is used up.
+    Older gloo has no AVG, and no reduce_scatter of some dtypes. Large sizes are skipped when the time is used up.
+
+    Why it matters: a training run that needs that collective would fail at once.
+
+    How to fix it: nothing has to be done if the training does not use it; where the time was used up, give the test
+    more.
+
+        $ python -m dsdoctor comm --deadline 600
+
+    Since: 0.1
     """
     lacking: dict[str, list[str]] = {}
     for exchange in chain.from_iterable(brought.exchanges.values()):
         if exchange.skipped:
             lacking.setdefault(exchange.skipped, []).append(f"{exchange.op} of {exchange.dtype}")
     for reason, what in lacking.items():
-        first, *others = dict.fromkeys(what)
-        more = f" and {len(others)} more" if others else ""
-        yield Finding(
-            rule="collective-not-available",
-            severity=Severity.NOTE,
-            title=f"{first}{more} was not tested: {reason}",
-            evidence=tuple(others[:SHOWN]),
+        calls = list(dict.fromkeys(what))
+        yield Finding.note(
+            "collective-not-available",
+            f"{and_more(calls, 1)} was not tested: {reason}",
+            evidence=calls[1 : 1 + SHOWN],
         )
 
 
@@ -104,14 +119,14 @@ def _told(brought: Brought) -> tuple[str, ...]:
     lines = []
     for rank, exchange in brought.wrong:
         assert exchange.wrong is not None
-        came = {None: "", True: ", again when repeated", False: ", right when repeated"}[exchange.wrong.again]
-        whose = " and ".join(map(brought.named, exchange.wrong.whose)) or "not known"
+        wrong = exchange.wrong
+        came = {None: "", True: ", again when repeated", False: ", right when repeated"}[wrong.again]
+        whose = " and ".join(map(brought.named, wrong.whose)) or "not known"
         lines.append(
-            f"on {brought.named(rank)}: {exchange.op} {exchange.dtype} x {exchange.elements}: first wrong at index {exchange.wrong.index},"
-            f" {_value(exchange.wrong.got)} for {exchange.wrong.want:.10g}, {exchange.wrong.count} wrong{came}; whose: {whose}"
+            f"on {brought.named(rank)}: {exchange.op} {exchange.dtype} x {exchange.elements}: first wrong at index {wrong.index},"
+            f" {_value(wrong.got)} for {wrong.want:.10g}, {wrong.count} wrong{came}; whose: {whose}"
         )
-    more = len(lines) - SHOWN
-    return (*lines[:SHOWN], *((f"and {more} more",) if more > 0 else ()))
+    return and_more_lines(lines, SHOWN)
 
 
 def _value(got: float | None) -> str:

@@ -12,7 +12,7 @@ from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import ConnectOutcome, Reach, Stuck
 from dsdoctor.comm.words import named
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import LETTERS
 
 STOPPED = frozenset("Tt")
@@ -80,88 +80,114 @@ class Trouble:
 def rank_died(trouble: Trouble) -> Iterator[Finding]:
     """The process of a rank ended in the middle of the test.
 
-    SIGKILL is most often the kernel's out-of-memory killer or the scheduler; a status of its own means that a library gave up, and
-    its last lines are in that rank's log. The other ranks only see closed connections."""
+    Why it matters: the other ranks only see closed connections. SIGKILL is most often the kernel's out-of-memory killer
+    or the scheduler; any other exit status means that a library gave up, and its last lines are in that rank's log.
+
+    How to fix it: see on its host what ended it.
+
+        $ dmesg -T | grep -iE 'killed process|oom|xid' | tail
+
+    Since: 0.1
+    """
     for rank in trouble.dead:
         told = next((stuck for stuck in trouble.stuck if stuck.rank == rank and stuck.ended), None)
         how = told.ended if told else "its host answers, and nothing listens on its port any more"
         where = f" in {told.at}" if told else ""
-        yield Finding(
-            rule="rank-died",
-            severity=Severity.ERROR,
-            title=f"{trouble.who(rank)} died{where} during {trouble.what}: {how}",
+        yield Finding.error(
+            "rank-died",
+            f"{trouble.who(rank)} died{where} during {trouble.what}: {how}",
             evidence=_others(trouble, {rank}),
-            fix=Fix(
-                text=f"see on {trouble.host(rank)} what ended it",
-                commands=("dmesg -T | grep -iE 'killed process|oom|xid' | tail",),
-            ),
+            fix=f"see on {trouble.host(rank)} what ended it",
+            commands=("dmesg -T | grep -iE 'killed process|oom|xid' | tail",),
         )
 
 
 def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
     """The process of a rank is there and does not run.
 
-    Stopped by a signal (Ctrl-Z in a terminal, a debugger, a scheduler that suspends jobs), or its host is frozen: the
-    kernel still accepts connections, the process does not answer."""
+    It was stopped by a signal (Ctrl-Z in a terminal, a debugger, a scheduler that suspends jobs), or its host is
+    frozen: the kernel still accepts connections, the process does not answer.
+
+    Why it matters: all other ranks wait for it.
+
+    How to fix it: let it continue, or find out what stopped it.
+
+        $ ssh HOST 'ps -o pid,stat,wchan:32,args -C python; pkill -CONT -f dsdoctor.comm'
+
+    Since: 0.1
+    """
     for rank in trouble.stopped:
         told = next((stuck for stuck in trouble.stuck if stuck.rank == rank), None)
         how = LETTERS.get(told.process, "") if told else "its port accepts connections, and nobody answers"
-        yield Finding(
-            rule="rank-stopped",
-            severity=Severity.ERROR,
-            title=f"{trouble.who(rank)} stands still during {trouble.what}: {how}",
+        yield Finding.error(
+            "rank-stopped",
+            f"{trouble.who(rank)} stands still during {trouble.what}: {how}",
             evidence=_others(trouble, {rank}),
-            fix=Fix(
-                text="let it go on, or find out what stopped it",
-                commands=(
-                    f"ssh {trouble.host(rank)} 'ps -o pid,stat,wchan:32,args -C python; pkill -CONT -f dsdoctor.comm'",
-                ),
+            fix="let it go on, or find out what stopped it",
+            commands=(
+                f"ssh {trouble.host(rank)} 'ps -o pid,stat,wchan:32,args -C python; pkill -CONT -f dsdoctor.comm'",
             ),
         )
 
 
 def supervisor_stopped(who: dict[int, str], states: dict[int, str]) -> Iterator[Finding]:
-    """The first process of a rank stands still, while its others exchange well.
+    """The first process of a rank is stopped, while the rank itself exchanges well.
 
-    That is the process that the launcher knows: it will not end, so the launcher waits for it. Stopped by Ctrl-Z, a debugger or a
-    scheduler."""
+    It was stopped by Ctrl-Z, a debugger or a scheduler.
+
+    Why it matters: that is the process that the launcher started. It will not end, so the launcher waits for it.
+
+    How to fix it: let it continue, or find out what stopped it.
+
+        $ pkill -CONT -f dsdoctor.comm
+
+    Since: 0.1
+    """
     for rank, letter in sorted(states.items()):
         if letter in STOPPED:
-            yield Finding(
-                rule="supervisor-stopped",
-                severity=Severity.ERROR,
-                title=f"{who[rank]}: the process that the launcher started is {LETTERS[letter]}; the launcher will wait for it",
-                fix=Fix(text="let it go on, or find out what stopped it", commands=("pkill -CONT -f dsdoctor.comm",)),
+            yield Finding.error(
+                "supervisor-stopped",
+                f"{who[rank]}: the process that the launcher started is {LETTERS[letter]}; the launcher will wait for it",
+                fix="let it go on, or find out what stopped it",
+                commands=("pkill -CONT -f dsdoctor.comm",),
             )
 
 
 def host_vanished(trouble: Trouble) -> Iterator[Finding]:
     """A host that was reached before is not reached any more.
 
-    The link went down in the middle of the test, a firewall began to drop, or the host died. Where the host of rank 0 reaches none
-    of several others any more, it is itself the one that is cut off."""
+    The link went down in the middle of the test, a firewall began to drop, or the host died. Where the host of rank 0
+    reaches none of several others any more, it is itself the one that is cut off.
+
+    Why it matters: the ranks of that host are lost to the job, and all others wait for them.
+
+    How to fix it: see whether the host is up, and look at its link and at the switch.
+
+        $ ping -c 3 HOST
+        $ ip -br link
+
+    Since: 0.1
+    """
     lost = sorted({trouble.host(rank) for rank in trouble.cut})
     if len(lost) > 1 and set(lost) == set(trouble.hosts) - {trouble.host(0)}:
-        yield Finding(
-            rule="host-vanished",
-            severity=Severity.ERROR,
-            title=f"{trouble.host(0)} with rank 0 reaches none of the other {len(lost)} hosts any more, during {trouble.what}",
+        yield Finding.error(
+            "host-vanished",
+            f"{trouble.host(0)} with rank 0 reaches none of the other {len(lost)} hosts any more, during {trouble.what}",
             evidence=tuple(f"{host}: {trouble.silent[rank].value}" for rank, host in _one_each(trouble))[:4],
-            fix=Fix(text=f"look at the link of {trouble.host(0)} and at the switch", commands=("ip -br link",)),
+            fix=f"look at the link of {trouble.host(0)} and at the switch",
+            commands=("ip -br link",),
         )
         return
     for host in lost:
         ranks = tuple(rank for rank in trouble.cut if trouble.host(rank) == host)
         outcome = trouble.silent[ranks[0]]
-        yield Finding(
-            rule="host-vanished",
-            severity=Severity.ERROR,
-            title=f"{host} with {named(ranks, ())} was there and is not reached any more, during {trouble.what}: "
+        yield Finding.error(
+            "host-vanished",
+            f"{host} with {named(ranks, ())} was there and is not reached any more, during {trouble.what}: "
             f"{outcome.value}",
             evidence=_others(trouble, set(ranks)),
-            fix=Fix(
-                text="see whether it is up, and look at its link and at the switch", commands=(f"ping -c 3 {host}",)
-            ),
+            fix="see whether it is up, and look at its link and at the switch",
+            commands=(f"ping -c 3 {host}",),
         )
 
 
@@ -184,68 +210,83 @@ def link_cut(trouble: Trouble) -> Iterator[Finding]:
 def rank_behind(trouble: Trouble) -> Iterator[Finding]:
     """A rank has not begun the exchange in which all the others wait for it.
 
-    It computes, loads, or waits for a device; its stack says where it is."""
+    Why it matters: it computes, loads, or waits for a device, and nobody gets further without it.
+
+    How to fix it: read its stack in the finding: it says what the rank waits for. A device that does not answer shows
+    as state D.
+
+    Since: 0.1
+    """
     if trouble.dead or trouble.stopped or trouble.cut:
         return
     for behind in trouble.behind:
         ahead = next(other for other in trouble.stuck if other.step > behind.step)
-        yield Finding(
-            rule="rank-behind",
-            severity=Severity.ERROR,
-            title=f"{trouble.who(behind.rank)} is still in {behind.at} ({LETTERS.get(behind.process, 'alive')}), while rank {ahead.rank} "
+        yield Finding.error(
+            "rank-behind",
+            f"{trouble.who(behind.rank)} is still in {behind.at} ({LETTERS.get(behind.process, 'alive')}), while rank {ahead.rank} "
             f"waits in {ahead.at}",
             evidence=behind.stack[:6],
-            fix=Fix(text="its stack says what it waits for; a device that does not answer shows as state D"),
+            fix="its stack says what it waits for; a device that does not answer shows as state D",
         )
 
 
 def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
-    """All ranks live and are in the same exchange, plain TCP between them works, and nothing moves.
+    """All ranks are alive and in the same exchange, plain TCP between them works, and nothing moves.
 
-    The library's own transport is at fault: the interface it chose, InfiniBand, peer-to-peer copies through PCIe (IOMMU, ACS)
-    or shared memory. The phase "where it breaks" switches them off one after the other."""
+    Why it matters: the library's own transport is at fault: the interface it chose, InfiniBand, peer-to-peer copies
+    through PCIe (IOMMU, ACS) or shared memory. The phase "where it breaks" switches them off one after the other.
+
+    How to fix it: look at the interface that the library chose.
+
+        $ python -m dsdoctor comm --full
+        $ export NCCL_DEBUG=INFO
+
+    Since: 0.1
+    """
     if trouble.dead or trouble.stopped or trouble.cut or trouble.behind or any(link_cut(trouble)):
         return
     waiting = trouble.stuck
     if not waiting or any(stuck.error for stuck in waiting):
         # whoever waits then waits for one that was refused
         return
-    yield Finding(
-        rule="exchange-hangs",
-        severity=Severity.ERROR,
-        title=f"{named(tuple(sorted(stuck.rank for stuck in waiting)), trouble.hosts)} hang in {waiting[0].at} "
+    yield Finding.error(
+        "exchange-hangs",
+        f"{named(tuple(sorted(stuck.rank for stuck in waiting)), trouble.hosts)} hang in {waiting[0].at} "
         f"({trouble.backend}), and plain TCP between them works",
         evidence=(f"nothing moved for {trouble.waited:.0f} s",) + waiting[0].stack[:4],
-        fix=Fix(
-            text="look at the interface the library chose",
-            commands=("python -m dsdoctor comm --full", "export NCCL_DEBUG=INFO"),
-        ),
+        fix="look at the interface the library chose",
+        commands=("python -m dsdoctor comm --full", "export NCCL_DEBUG=INFO"),
     )
 
 
 def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
     """A library refused or broke off an exchange, and no rank died or vanished.
 
-    The first error tells most; `python -m dsdoctor diagnose LOG` knows the common ones."""
+    Why it matters: training would fail in the same place. The first error tells most.
+
+    How to fix it: read that rank's log; `diagnose` knows the common messages.
+
+        $ python -m dsdoctor comm --quick --out comm-out
+        $ python -m dsdoctor diagnose comm-out/rank-00000.log
+
+    Since: 0.1
+    """
     if trouble.dead or trouble.stopped or trouble.cut or trouble.behind:
         return
     failed = [stuck for stuck in trouble.stuck if stuck.error]
     if not failed:
         return
     first = min(failed, key=lambda stuck: (stuck.step, "Connection closed" in (stuck.error or ""), stuck.rank))
-    yield Finding(
-        rule="exchange-fails",
-        severity=Severity.ERROR,
-        title=f"{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
+    yield Finding.error(
+        "exchange-fails",
+        f"{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
         evidence=tuple(
             f"rank {stuck.rank} in {stuck.at}: {_line(stuck.error)}" for stuck in failed if stuck is not first
         )[:4],
-        fix=Fix(
-            text="the log of that rank holds the whole message",
-            commands=(
-                "python -m dsdoctor comm --quick --out comm-out",
-                f"python -m dsdoctor diagnose comm-out/rank-{first.rank:05d}.log",
-            ),
+        fix="the log of that rank holds the whole message",
+        commands=(
+            "python -m dsdoctor comm --quick --out comm-out",
+            f"python -m dsdoctor diagnose comm-out/rank-{first.rank:05d}.log",
         ),
     )
 

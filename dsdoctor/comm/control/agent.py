@@ -18,7 +18,7 @@ from dsdoctor.comm.control.test_run import TestRun
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.store import Unreached, open_board
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import redirect
 
 ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
@@ -71,19 +71,23 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
 def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
     """torch cannot be imported by this rank's Python.
 
-    The rank cannot come to the rendezvous, and the others would wait for it. Most often another environment is active on that
-    host, or a library that torch needs is not found there."""
+    Why it matters: the rank cannot come to the rendezvous, and the others would wait for it. Most often another
+    environment is active on that host, or a library that torch needs is not found there.
+
+    How to fix it: install torch there, or start the rank with the right Python.
+
+        $ python -c 'import torch'
+
+    Since: 0.1
+    """
     said = " ".join(str(error).split())[:200]
     return (
-        Finding(
-            rule="torch-unusable",
-            severity=Severity.ERROR,
-            title=f"rank {briefing.rank.rank} ({briefing.local.hostname}): torch cannot be imported: {said}",
+        Finding.error(
+            "torch-unusable",
+            f"rank {briefing.rank.rank} ({briefing.local.hostname}): torch cannot be imported: {said}",
             evidence=(f"by the Python of that rank: {type(error).__name__}",),
-            fix=Fix(
-                text="install torch there, or start the rank with the right Python",
-                commands=("python -c 'import torch'",),
-            ),
+            fix="install torch there, or start the rank with the right Python",
+            commands=("python -c 'import torch'",),
         ),
     )
 
@@ -91,17 +95,21 @@ def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
 def nccl_unavailable(briefing: Briefing) -> tuple[Finding, ...]:
     """NCCL was asked for, and this rank's torch has none.
 
-    NCCL is in CUDA builds of torch, and needs a GPU for each rank. On processors gloo does the same."""
+    Why it matters: NCCL is in CUDA builds of torch, and needs a GPU for each rank. On processors gloo does the same.
+
+    How to fix it: test with gloo, or install a CUDA build of torch.
+
+        $ python -m dsdoctor comm --backend gloo
+
+    Since: 0.1
+    """
     return (
-        Finding(
-            rule="nccl-unavailable",
-            severity=Severity.ERROR,
-            title=f"rank {briefing.rank.rank} ({briefing.local.hostname}): --backend nccl was asked for, and "
+        Finding.error(
+            "nccl-unavailable",
+            f"rank {briefing.rank.rank} ({briefing.local.hostname}): --backend nccl was asked for, and "
             "its torch has no NCCL",
-            fix=Fix(
-                text="test with gloo, or install a CUDA build of torch",
-                commands=("python -m dsdoctor comm --backend gloo",),
-            ),
+            fix="test with gloo, or install a CUDA build of torch",
+            commands=("python -m dsdoctor comm --backend gloo",),
         ),
     )
 

@@ -21,7 +21,7 @@ from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.comm.speed.bandwidth import merge
 from dsdoctor.comm.words import named
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 
 MESH_SECONDS = 20.0
 SPEED_SECONDS = {Mode.DEFAULT: 20.0, Mode.FULL: 240.0}
@@ -163,20 +163,27 @@ def _no_time(test_run: TestRun, phase: Phase) -> bool:
 def deadline_too_short(test_run: TestRun) -> Iterator[Finding]:
     """The deadline came before the ranks could be tested.
 
-    Importing torch and meeting took the time, so nothing is known of the collectives. Give more seconds."""
+    Why it matters: importing torch and meeting took all the time, so nothing is known of the collectives.
+
+    How to fix it: give it more time.
+
+        $ python -m dsdoctor comm --quick --deadline 60
+
+    Since: 0.1
+    """
     if any(
         phase.phase is CommPhase.RIGHT and phase.state is not PhaseState.SKIPPED for phase in test_run.phase_log.phases
     ):
         return
     if not test_run.phase_log.broken:
-        yield Finding(
-            rule="deadline-too-short",
-            severity=Severity.ERROR,
-            title=f"the deadline of {test_run.settings.deadline:g} s came before the collectives were tested",
+        yield Finding.error(
+            "deadline-too-short",
+            f"the deadline of {test_run.settings.deadline:g} s came before the collectives were tested",
             evidence=tuple(
                 f"{phase.phase.value}: {phase.seconds:.1f} s"
                 for phase in test_run.phase_log.phases
                 if phase.seconds > 0.5
             ),
-            fix=Fix(text="give it more time", commands=("python -m dsdoctor comm --quick --deadline 60",)),
+            fix="give it more time",
+            commands=("python -m dsdoctor comm --quick --deadline 60",),
         )

@@ -14,7 +14,7 @@ from dsdoctor.comm.control.orders import Conductor, Gathered
 from dsdoctor.comm.control.phases import PhaseLog
 from dsdoctor.comm.models import Claim, CommSettings, Mode, Rank
 from dsdoctor.comm.results import ConnectOutcome, PairTime, Reach, Speed, Speeds, Stuck
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 
 PATIENCE = {Mode.QUICK: 8.0, Mode.DEFAULT: 20.0, Mode.FULL: 40.0}
 """Seconds in which an exchange must move on."""
@@ -111,14 +111,21 @@ class TestRun:
 def time_used_up(gathered: Gathered, what: str) -> Iterator[Finding]:
     """The time was up while the ranks still exchanged.
 
-    Nothing hung: what was to be done takes longer here than the deadline leaves. A slow link does that, or few processors for
-    many ranks."""
+    Why it matters: nothing hung: the work takes longer here than the deadline leaves. A slow link does that, or few
+    processors for many ranks. What was not exchanged is not tested.
+
+    How to fix it: give it more time.
+
+        $ python -m dsdoctor comm --deadline 600
+
+    Since: 0.1
+    """
     at = next((answer.stuck.at for answer in gathered.answers if answer.stuck), "the last one")
-    yield Finding(
-        rule="time-used-up",
-        severity=Severity.WARNING if gathered.order.task is Task.SPEED else Severity.ERROR,
-        title=f"the deadline left {gathered.order.seconds:.0f} s for {what}, and the ranks were still at work, in {at}",
-        fix=Fix(text="give it more time with --deadline", commands=("python -m dsdoctor comm --deadline 600",)),
+    yield (Finding.warning if gathered.order.task is Task.SPEED else Finding.error)(
+        "time-used-up",
+        f"the deadline left {gathered.order.seconds:.0f} s for {what}, and the ranks were still at work, in {at}",
+        fix="give it more time with --deadline",
+        commands=("python -m dsdoctor comm --deadline 600",),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from dsdoctor.comm.models import Interface, Local, RankGpu
 from dsdoctor.comm.words import named
 from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.sentences import and_more_lines
 
 WHO = "{who}"
 """Stands for the ranks until it is known how many say the same."""
@@ -64,6 +65,5 @@ def _merge(found: Sequence[tuple[int, Finding]], hosts: tuple[str, ...]) -> Find
     said: dict[str, None] = {}
     for rank, finding in found:
         said.update(dict.fromkeys(text.replace(WHO, named((rank,), hosts)) for text in finding.evidence))
-    evidence = list(said)
-    more = (f"and {len(evidence) - MOST_EVIDENCE} more lines",) if len(evidence) > MOST_EVIDENCE else ()
-    return replace(first, title=first.title.replace(WHO, who), evidence=(*evidence[:MOST_EVIDENCE], *more))
+    evidence = and_more_lines(list(said), MOST_EVIDENCE, of="lines")
+    return replace(first, title=first.title.replace(WHO, who), evidence=evidence)

@@ -22,7 +22,8 @@ from dsdoctor.comm.speed.changes import (
     pair_changes,
 )
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.sentences import and_more
 
 SCHEMA = "dsdoctor-comm/1"
 MOST = 12
@@ -109,45 +110,60 @@ def slower(report: Report, base: Base) -> Iterator[Finding]:
 def slower_than_before(report: Report, base: Base) -> Iterator[Finding]:
     """Communication is slower than it was when the baseline was saved.
 
-    A collective counts when its median time is now above the 99th percentile of then, and at least 15 % of its bandwidth is
-    lost. A host counts when nearly all of its pairs with other hosts, or its ranks' own computing, lost 15 % or three times the
-    spread that the other figures show, whichever is more; so does the path between two hosts. A pair that lost by itself must
-    have lost twice as much. Fewer than twelve pairs, or six ranks, do not show what is noise: then two thirds must be lost.
+    A collective counts when its median time is now above the 99th percentile of then, and at least 15 % of its
+    bandwidth is lost. A host counts when nearly all of its pairs with other hosts, or its ranks' own computing, lost 15
+    % or three times the spread that the other figures show, whichever is more; so does the path between two hosts. A
+    pair that lost by itself must have lost twice as much. Fewer than twelve pairs, or six ranks, do not show what is
+    noise: then two thirds must be lost.
 
-    Look at what changed since: the versions (told if they differ), the link's speed (`ethtool`, `ibstat`, `nvidia-smi
-    topo -m`), another job on the same nodes. If the new state is the right one, save a new baseline.
+    Why it matters: something changed since: the versions (reported if they differ), the link's speed, or another job on
+    the same nodes.
+
+    How to fix it: find out what changed. If the new state is the right one, save a new baseline.
+
+        $ ethtool INTERFACE
+        $ ibstat
+        $ nvidia-smi topo -m
+        $ python -m dsdoctor comm --save base.json
+
+    Since: 0.1
     """
     for told in (_slower_hosts, _slower_paths, _slower_computing, _slower_collectives):
         for title, evidence in told(report, base):
-            yield Finding(
-                rule="slower-than-before",
-                severity=Severity.WARNING,
-                title=title,
+            yield Finding.warning(
+                "slower-than-before",
+                title,
                 evidence=(*evidence, *_other_versions(report, base)),
-                fix=Fix(
-                    text=f"find out what changed since {base.date}; if it is meant, save anew", commands=(MEASURE,)
-                ),
+                fix=f"find out what changed since {base.date}; if it is meant, save anew",
+                commands=(MEASURE,),
             )
 
 
 def baseline_not_comparable(report: Report, base: Base) -> Iterator[Finding]:
-    """The baseline is of another job, so that some of its figures, or all, say nothing about this one.
+    """The baseline is from a different job, so some or all of its figures say nothing about this one.
 
-    Times of collectives can be compared between runs with the same backend and as many ranks on as many hosts; those of a pair
-    where both hosts took part in both runs, each with as many ranks. What cannot be compared was left out.
+    Why it matters: times of collectives can be compared between runs with the same backend and as many ranks on as many
+    hosts; those of a pair where both hosts took part in both runs, each with as many ranks. What cannot be compared was
+    left out.
+
+    How to fix it: compare with a baseline of the same job.
+
+        $ python -m dsdoctor comm --save base.json
+
+    Since: 0.1
     """
     why = tuple(_differences(report, base))
-    fix = Fix(text="compare with a baseline of the same job", commands=(MEASURE,))
+    fix, commands = "compare with a baseline of the same job", [MEASURE]
     if why:
         title = f"not everything can be compared with the baseline of {base.date}: {why[0]}"
     elif not report.speeds and not report.pairs:
         title = f"nothing was timed, so nothing can be compared with the baseline of {base.date}"
-        fix = Fix(text="run it without --quick")
+        fix, commands = "run it without --quick", []
     elif not base.speeds and not base.pairs:
         title = f"the baseline of {base.date} holds no times: it was saved by a quick or a broken test"
     else:
         return
-    yield Finding(rule="baseline-not-comparable", severity=Severity.NOTE, title=title, evidence=why[1:], fix=fix)
+    yield Finding.note("baseline-not-comparable", title, evidence=why[1:], fix=fix, commands=commands)
 
 
 def _differences(report: Report, base: Base) -> Iterator[str]:
@@ -167,8 +183,7 @@ def _differences(report: Report, base: Base) -> Iterator[str]:
 
 
 def _some(names: Iterable[str]) -> str:
-    known = [name or "a host without a name" for name in names]
-    return ", ".join(known[:4]) + (f" and {len(known) - 4} more" if len(known) > 4 else "")
+    return and_more([name or "a host without a name" for name in names], 4)
 
 
 def _shape(hosts: tuple[str, ...]) -> list[int]:

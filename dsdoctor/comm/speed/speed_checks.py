@@ -8,7 +8,7 @@ from statistics import median
 from dsdoctor.comm.results import Limit, Pace, PairTime, Speed
 from dsdoctor.comm.speed.bandwidth import formula
 from dsdoctor.comm.speed.pairs import slower, within
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 
 GB = 1e9
 LARGE = {"nccl": 64 << 20, "gloo": 1 << 20}
@@ -91,11 +91,19 @@ def examine(
 def collective_below_limit(measured: Measured) -> Iterator[Finding]:
     """A collective moves much less than the links between the ranks can carry.
 
-    busbw (nccl-tests' definition) is comparable with the speed of one link, whatever the number of ranks. With nccl and large
-    messages 80 % of the limit is usual; half of it hints at one of two rails or a link at half its width, an eighth at one of
-    eight network adapters. gloo is bound by the processors, so it is told only where its best collective stays below a quarter of
-    the network link and below 250 MB/s. Look at NCCL_DEBUG=INFO for the interface and transport that was taken, and at the
-    slow pairs below, if there are any.
+    busbw (nccl-tests' definition) is comparable with the speed of a single link, whatever the number of ranks. With
+    nccl and large messages 80 % of the limit is usual. gloo is bound by the processors, so it is reported only where
+    its best collective stays below a quarter of the network link and below 250 MB/s.
+
+    Why it matters: half of the limit hints at one of two rails or a link at half its width, an eighth at one of eight
+    network adapters. Every step of the training waits for it.
+
+    How to fix it: look in NCCL's log for the interface and transport of each rank, and at the slow pairs, if there are
+    any.
+
+        $ NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH dsdoctor comm --full
+
+    Since: 0.1
     """
     limit, backend = measured.limit, measured.backend
     if limit is None or backend not in FINE or (backend == "gloo" and len(set(measured.hosts)) < 2):
@@ -105,26 +113,33 @@ def collective_below_limit(measured: Measured) -> Iterator[Finding]:
         return
     worst, part = best[0], best[0].busbw / limit.bandwidth
     much = "less than half of" if part < HALF else "less than"
-    yield Finding(
-        rule="collective-below-limit",
-        severity=Severity.WARNING,
-        title=f"{worst.op} moves {worst.busbw / GB:.3g} GB/s, {much} what {limit.link} carries: {limit.bandwidth / GB:.3g} GB/s",
+    yield Finding.warning(
+        "collective-below-limit",
+        f"{worst.op} moves {worst.busbw / GB:.3g} GB/s, {much} what {limit.link} carries: {limit.bandwidth / GB:.3g} GB/s",
         evidence=(*(_beside(speed, limit) for speed in best[:SHOWN]), f"limit: {limit.because}"),
-        fix=Fix(
-            text="see which interface and transport each rank takes; " + _ratio(part),
-            commands=("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH dsdoctor comm --full",)
-            if backend == "nccl"
-            else (),
-        ),
+        fix="see which interface and transport each rank takes; " + _ratio(part),
+        commands=("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH dsdoctor comm --full",)
+        if backend == "nccl"
+        else (),
     )
 
 
 def pair_is_slow(measured: Measured) -> Iterator[Finding]:
     """Messages between two ranks take several times as long as between the others.
 
-    The best of several messages of 1 MiB there and back, halved. Pairs on one host and pairs across hosts are compared apart, and
-    slow ones are tried a second time before they are told. If the slow pairs have one rank or host in common, that one is slow (its
-    adapter, its cable, its switch port); a single pair is the path between the two.
+    What counts is the best of several messages of 1 MiB there and back, halved. Pairs on one host and pairs across
+    hosts are compared separately, and slow ones are tried a second time before they are reported.
+
+    Why it matters: a collective is as slow as its slowest pair. If the slow pairs have a rank or host in common, that
+    one is slow (its adapter, its cable, its switch port); a single pair is the path between the two.
+
+    How to fix it: look at the network adapter, cable and switch port that they share: speed, duplex, errors; for a
+    single pair at what lies between the two: switch, route, MTU, a lossy cable.
+
+        $ ip -s link
+        $ ethtool INTERFACE
+
+    Since: 0.1
     """
     slow = measured.slow_pairs
     if not slow:
@@ -140,26 +155,32 @@ def pair_is_slow(measured: Measured) -> Iterator[Finding]:
         f", others do {median(map(bandwidth, usual)) / 1e6:.3g} MB/s" if usual else ""
     )
     path = f"the path between {measured.named(worst.source)} and {measured.named(worst.target)} is slow"
-    yield Finding(
-        rule="pair-is-slow",
-        severity=Severity.WARNING,
-        title=f"{centre} is slow to reach: {rate}" if centre else f"{path}: {rate}",
+    yield Finding.warning(
+        "pair-is-slow",
+        f"{centre} is slow to reach: {rate}" if centre else f"{path}: {rate}",
         evidence=tuple(_pair(pair, measured) for pair in sorted(slow, key=lambda pair: -pair.seconds)[:SHOWN]),
-        fix=Fix(
-            text=f"look at the network adapter, cable and switch port of {centre}: speed, duplex, errors"
-            if centre
-            else "look at what lies between the two: switch, route, MTU, a lossy cable",
-            commands=("ip -s link", "ethtool $(ip -o route get 8.8.8.8 | sed 's/.* dev \\([^ ]*\\).*/\\1/')"),
-        ),
+        fix=f"look at the network adapter, cable and switch port of {centre}: speed, duplex, errors"
+        if centre
+        else "look at what lies between the two: switch, route, MTU, a lossy cable",
+        commands=("ip -s link", "ethtool $(ip -o route get 8.8.8.8 | sed 's/.* dev \\([^ ]*\\).*/\\1/')"),
     )
 
 
 def rank_straggles(measured: Measured) -> Iterator[Finding]:
-    """A rank is slower than the others by itself, or comes late, and all wait for it at every step.
+    """A rank is slower than the others by itself, or comes late.
 
-    Each rank does the same piece of work without any communication; then all do it and meet at a barrier. The others wait
-    long, the late rank does not wait: so the one with the shortest wait is named. A hot or capped GPU, another job on
-    the host, or a busy core are the usual causes.
+    Each rank does the same piece of work without any communication; then all do it and meet at a barrier. The others
+    wait long, the late rank does not wait: so the rank with the shortest wait is named.
+
+    Why it matters: all others wait for it at every step. A hot or capped GPU, another job on the host, or a busy core
+    are the usual causes.
+
+    How to fix it: see what else runs on its host, and whether its GPU or processor is throttled.
+
+        $ nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK
+        $ top -b -n 1 | head -20
+
+    Since: 0.1
     """
     for pace in measured.paces:
         others = [other for other in measured.paces if other.rank != pace.rank]
@@ -169,39 +190,39 @@ def rank_straggles(measured: Measured) -> Iterator[Finding]:
         last = pace.waited < min(other.waited for other in others)
         late = wait - pace.waited > LATE * work and pace.compute > SLOWER_WORK * work
         if last and (late or pace.compute > SLOW_WORK * work):
-            yield Finding(
-                rule="rank-straggles",
-                severity=Severity.WARNING,
-                title=f"{measured.named(pace.rank)} is slow by itself: {pace.compute * 1e3:.3g} ms for work that takes the"
+            yield Finding.warning(
+                "rank-straggles",
+                f"{measured.named(pace.rank)} is slow by itself: {pace.compute * 1e3:.3g} ms for work that takes the"
                 f" others {work * 1e3:.3g} ms, and they wait for it",
                 evidence=(
                     f"it waits {pace.waited * 1e3:.3g} ms at a barrier, the others {wait * 1e3:.3g} ms (medians)",
                 ),
-                fix=Fix(
-                    text="see what else runs on its host, and whether its GPU or processor is throttled",
-                    commands=("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK", "top -b -n 1 | head -20"),
-                ),
+                fix="see what else runs on its host, and whether its GPU or processor is throttled",
+                commands=("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK", "top -b -n 1 | head -20"),
             )
 
 
 def latency_spikes(measured: Measured) -> Iterator[Finding]:
     """One in a hundred of the smallest collectives takes far longer than the usual one.
 
-    A training step makes hundreds of them, so it meets the slow one each time. Lost packets that are sent again (200 ms and
-    more), processors that sleep or are shared, and other jobs on the host do this.
+    Why it matters: a training step makes hundreds of them, so it meets the slow one each time. Lost packets that are
+    sent again (200 ms and more), processors that sleep or are shared, and other jobs on the host do this.
+
+    How to fix it: see whether packets are sent again, and what else runs.
+
+        $ nstat -az TcpRetransSegs
+
+    Since: 0.1
     """
     for speed in measured.speeds:
         if speed.size <= LATENCY_SIZE and speed.p99 > SPIKE * speed.p50 and speed.p99 > LEAST_SPIKE:
-            yield Finding(
-                rule="latency-spikes",
-                severity=Severity.NOTE,
-                title=f"{speed.op} of {speed.size} bytes usually takes {speed.p50 * 1e3:.3g} ms, and one in a hundred"
+            yield Finding.note(
+                "latency-spikes",
+                f"{speed.op} of {speed.size} bytes usually takes {speed.p50 * 1e3:.3g} ms, and one in a hundred"
                 f" {speed.p99 * 1e3:.3g} ms",
                 evidence=(f"slowest: {measured.named(speed.slowest)}",),
-                fix=Fix(
-                    text="see whether packets are sent again, and what else runs",
-                    commands=("nstat -az TcpRetransSegs",),
-                ),
+                fix="see whether packets are sent again, and what else runs",
+                commands=("nstat -az TcpRetransSegs",),
             )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 
 from dsdoctor.comm.results import Report, Speed
+from dsdoctor.core.sentences import and_more_lines
 from dsdoctor.report.comm.pairs import Cells, PairCell, cells, host_of, named, words
 from dsdoctor.report.units import clipped, duration, gigabytes, size, table
 
@@ -67,9 +68,7 @@ def _bad_pairs(report: Report, bad: list[PairCell]) -> Iterator[str]:
     lines = [f"{_mark(cell)} {words(report, cell)}" for cell in once]
     if len(once) > MOST_PAIRS:
         lines = list(_by_hosts(report, once))
-    yield from lines[:MOST_PAIRS]
-    if len(lines) > MOST_PAIRS:
-        yield f"  and {len(lines) - MOST_PAIRS} more (--html draws them all, --json lists them)"
+    yield from and_more_lines(lines, MOST_PAIRS, of="(--html draws them all, --json lists them)")
 
 
 def _mark(cell: PairCell) -> str:
