@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dsdoctor.core.rank_variables import TORCHRUN
 from dsdoctor.hosts.hostfile import Slots
 
 MODULE = "dsdoctor.comm"
@@ -140,10 +141,10 @@ def _master(address: str | None, port: int | None) -> tuple[str, ...]:
 def _who(rank: int, world: int, local: int, local_world: int, master: str, port: int, token: str) -> dict[str, str]:
     """What ``rank_of`` reads."""
     return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(local_world),
+        TORCHRUN.rank: str(rank),
+        TORCHRUN.world: str(world),
+        TORCHRUN.local_rank: str(local),
+        TORCHRUN.local_world: str(local_world),
         "MASTER_ADDR": master,
         "MASTER_PORT": str(port),
         "DSDOCTOR_COMM_RUN": token,
