@@ -8,27 +8,27 @@ from dsdoctor.push.models import NodeEnded, NodeMessage, NodeState, NodeStep, Se
 AGAIN = "fix that and run the same push again: a node that has the wheel already is left as it is"
 
 
-def failed(host: str, way: Way, word: NodeMessage) -> NodeEnded:
+def failed(host: str, way: Way, message: NodeMessage) -> NodeEnded:
     """A node says that a step failed."""
     here = f"ssh {shlex.quote(host)}"
     python = shlex.quote(way.python)
-    if word.say == "differs":
-        title = f"the copy of {word.name} has sha256 {word.sha256[:16]}..., which is not that of the file here"
+    if message.say == "differs":
+        title = f"the copy of {message.name} has sha256 {message.sha256[:16]}..., which is not that of the file here"
         return _failed("wheel-copy-differs", title, "run the same push again; see whether the node's disk is well")
-    if word.say == "lacks" and word.name == "pip":
+    if message.say == "lacks" and message.name == "pip":
         return _failed("node-lacks-pip", f"{way.python} has no pip", "give it one", f"{here} {python} -m ensurepip")
-    if word.say == "lacks":
+    if message.say == "lacks":
         title = f"{way.python} finds no dsdoctor, and none is on PATH"
         return _failed("host-lacks-modules", title, "install it there", f"{here} {python} -m pip install dsdoctor")
-    if word.say == "another":
-        title = f"pip ended well, and what an import takes there is not this wheel: {', '.join(word.names)}"
+    if message.say == "another":
+        title = f"pip ended well, and what an import takes there is not this wheel: {', '.join(message.names)}"
         look = f"{here} {python} -m dsdoctor verify --installed"
         return _failed("node-has-another", title, "see where the other one comes from (PYTHONPATH, ~/.local)", look)
-    if word.step is NodeStep.INSTALL:
-        return _failed("node-not-installed", f"it could not be installed: {word.why}", AGAIN)
-    if word.step is NodeStep.COPY:
-        return _failed("node-took-no-copy", f"the wheel could not be copied: {word.why}", AGAIN)
-    return no_verdict(word.why)
+    if message.step is NodeStep.INSTALL:
+        return _failed("node-not-installed", f"it could not be installed: {message.why}", AGAIN)
+    if message.step is NodeStep.COPY:
+        return _failed("node-took-no-copy", f"the wheel could not be copied: {message.why}", AGAIN)
+    return no_verdict(message.why)
 
 
 def no_verdict(why: str) -> NodeEnded:
@@ -47,7 +47,7 @@ def refused_here(error: OSError) -> NodeEnded:
 
 
 def lost(host: str, way: Way, status: int | None, said: str) -> NodeEnded:
-    """ssh ended, or (None) was ended, before the node said a word."""
+    """ssh ended, or (None) was ended, before the node sent a message."""
     tail = tuple(said.splitlines()[-4:])
     if status in {255, None}:
         return NodeEnded(NodeState.UNREACHABLE, way.unreached(host, status, said))

@@ -1,4 +1,4 @@
-"""What became of a wheel on each node of a push -> lines: a line a node, each finding once with its nodes, the count."""
+"""The outcome of a push on each node -> lines: one for each node, each finding once with its nodes, the count."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,7 +35,7 @@ def findings_of(nodes: tuple[Delivered, ...]) -> tuple[Finding, ...]:
     found: dict[str, Finding] = {}
     for node in nodes:
         for finding in node.findings:
-            # the nodes of a cluster are alike: the same ill of many is one
+            # the nodes of a cluster are alike, so the same problem on many is one finding
             key = f"{finding.rule} {finding.title}"
             found.setdefault(key, finding)
             hosts.setdefault(key, []).append(node.host)

@@ -222,8 +222,8 @@ def bad_pair(why: str = "rank 1 (nodeb) cannot reach rank 3 (noded): timed out")
     return report(FOUR_HOSTS, phases, reaches=mesh(4, bad=[lost]), stuck=(stuck,), wrong=(2,))
 
 
-def many(hosts: int, each: int = 8, *, sick: bool = True) -> Report:
-    """``hosts`` x ``each`` ranks; where ``sick``, one node is slow and one host cannot be reached by another."""
+def many(hosts: int, each: int = 8, *, bad_nodes: bool = True) -> Report:
+    """``hosts`` x ``each`` ranks; where ``bad_nodes``, one node is slow and one host cannot be reached by another."""
     names = tuple(f"node{number:02d}" for number in range(hosts) for _ in range(each))
     lost = [
         Reach(source=a, target=b, outcome=ConnectOutcome.REFUSED, address=f"10.0.0.{b}", seconds=0.001)
@@ -233,9 +233,9 @@ def many(hosts: int, each: int = 8, *, sick: bool = True) -> Report:
     return report(
         names,
         good_phases(len(names), hosts),
-        reaches=mesh(len(names), bad=lost if sick else ()),
-        pairs=pairs(names, slow={f"node{hosts - 2:02d}": 30.0} if sick else None),
-        paces=paces(len(names), slow=range(each * (hosts - 2), each * (hosts - 1)) if sick else ()),
+        reaches=mesh(len(names), bad=lost if bad_nodes else ()),
+        pairs=pairs(names, slow={f"node{hosts - 2:02d}": 30.0} if bad_nodes else None),
+        paces=paces(len(names), slow=range(each * (hosts - 2), each * (hosts - 1)) if bad_nodes else ()),
         speeds=speeds(len(names)),
         limit=LOOPBACK,
     )

@@ -44,7 +44,7 @@ def test_what_was_saved_is_read_again(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (None, "cannot be read"),
-        (b'{"schema": "dsdoctor/1"}', f"is of the schema 'dsdoctor/1', wanted is '{SCHEMA}'"),
+        (b'{"schema": "dsdoctor/1"}', f"has the schema 'dsdoctor/1', expected is '{SCHEMA}'"),
         (b"[1]", "no baseline"),
         (b"\xff\xfe", "no baseline"),
         (f'{{"schema": "{SCHEMA}", "date": "x", "world": 2'.encode(), "damaged"),
@@ -119,7 +119,7 @@ def test_a_node_that_lost_a_fifth_is_named() -> None:
     ]
     assert findings[0].severity is Severity.WARNING
     assert findings[0].evidence == (
-        "nearly all of its 12 pairs with other hosts lost as much: it is the host and not a path",
+        "nearly all of its 12 pairs with other hosts lost as much: it is the host and not one path",
     )
 
 

@@ -381,4 +381,4 @@ def test_a_wheel_that_is_not_whole_goes_nowhere(nodes: Path) -> None:
     done = run(*arguments(nodes, "n1"), **around(nodes))
 
     assert done.returncode == 2
-    assert "are not those that its maker recorded" in done.stderr
+    assert "differ from its RECORD" in done.stderr

@@ -1,6 +1,6 @@
-"""The catalogue of collectives, and which of them on which data make up a test. Adding one is one record; see ``calls``.
+"""The catalogue of collectives, and the steps of a test: its mode and the group -> which collective runs on which data.
 
-How much is wanted and the group -> the steps. Nothing here talks to another rank.
+Adding a collective is one record; see ``calls``. Nothing here talks to another rank.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ FLOATS = ("float32", "float16", "bfloat16")
 DTYPES = (*FLOATS, "int64")
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
 ONE, ODD, LARGE, LARGEST = 1, 4099, 1 << 20, 1 << 24
-"""Elements of a whole buffer: alone, no multiple of anything, 4 MiB and 64 MiB of float32."""
+"""Elements of a whole buffer: a single one, a prime number, 4 MiB and 64 MiB of float32."""
 
 MIB = 1 << 20
 MOST_ROOTS = 16

@@ -1,14 +1,14 @@
-"""An exchange that fails for all is tried again by parts: hosts apart, hosts in pairs, ranks in pairs, transports switched off.
+"""Repeats a failed exchange in smaller groups: each host alone, hosts in pairs, ranks in pairs, transports switched off.
 
-``together`` and ``narrowed`` are pure; the trials are fresh data processes in fresh groups, disjoint groups at the same time.
+``together`` and ``narrowed`` are pure. A trial runs in new data processes and new groups, disjoint groups at the same time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dsdoctor.comm.models import Claim
+from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.torch_ops import rounds
-from dsdoctor.comm.words import named
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.sentences import and_more
 
@@ -17,7 +17,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """A variable that takes one transport or algorithm away; ``layer`` is what is at fault when that cures."""
+    """A variable that switches one transport or algorithm off; ``layer`` is at fault when the exchange works without it."""
 
     variable: str
     value: str
@@ -40,7 +40,7 @@ SWITCHES = {
     ),
     "gloo": (),
 }  # fmt: skip
-"""In the order in which they are tried: the first one that cures names the layer."""
+"""In the order in which they are tried: the first that helps shows the layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def together(parts: Sequence[tuple[int, ...]]) -> Iterator[Groups]:
 
 
 def narrowed(trials: Sequence[Trial]) -> tuple[int, ...]:
-    """The ranks that are in every group that failed and in none that was well.
+    """The ranks that are in every group that failed and in none that worked.
 
     >>> narrowed([Trial(what="", groups=((0, 1), (2, 3)), failed=((0, 1),)), Trial(what="", groups=((0, 2),), failed=())])
     (1,)
@@ -88,7 +88,7 @@ def narrowed(trials: Sequence[Trial]) -> tuple[int, ...]:
 def isolate(
     claims: Sequence[Claim], backend: str, run: Callable[[str, Groups, Switch | None], Trial | None]
 ) -> list[Trial]:
-    """Try until one rank or host is left. ``run`` gives None where there is no more time."""
+    """Try until a single rank or host is left. ``run`` returns None when there is no more time."""
     trials: list[Trial] = []
 
     def tried(what: str, groups: Groups, switch: Switch | None = None) -> Trial | None:

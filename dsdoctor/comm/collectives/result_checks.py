@@ -1,4 +1,4 @@
-"""Judges what the collectives brought: every rank's exchanges -> whose data is wrong, and what is lacking. Looks at nothing."""
+"""Judges the results of the collectives: every rank's exchanges -> whose data is wrong, what is not available. Looks at nothing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ SHOWN = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Brought:
+class RankExchanges:
     """The exchanges of each rank that came to the end (the notable ones are enough), and the host of every rank."""
 
     exchanges: Mapping[int, Sequence[Exchange]]
@@ -21,7 +21,7 @@ class Brought:
     def named(self, rank: int) -> str:
         """A rank with its host, where that is known.
 
-        >>> Brought(exchanges={}, hosts=("a", "b")).named(1)
+        >>> RankExchanges(exchanges={}, hosts=("a", "b")).named(1)
         'rank 1 (b)'
         """
         host = self.hosts[rank] if rank < len(self.hosts) else ""
@@ -29,7 +29,7 @@ class Brought:
 
     @property
     def wrong(self) -> tuple[tuple[int, Exchange], ...]:
-        """Who saw something wrong, and what; what could be traced to its origin first."""
+        """The ranks that saw a wrong result, and the exchange; those whose origin is known come first."""
         found = [
             (rank, exchange) for rank in sorted(self.exchanges) for exchange in self.exchanges[rank] if exchange.wrong
         ]
@@ -45,11 +45,11 @@ class Brought:
 
 def examine(exchanges: Mapping[int, Sequence[Exchange]], hosts: Sequence[str] = ()) -> tuple[Finding, ...]:
     """All findings on what the ranks exchanged."""
-    brought = Brought(exchanges=exchanges, hosts=hosts)
-    return tuple(finding for check in CHECKS for finding in check(brought))
+    results = RankExchanges(exchanges=exchanges, hosts=hosts)
+    return tuple(finding for check in CHECKS for finding in check(results))
 
 
-def data_is_wrong(brought: Brought) -> Iterator[Finding]:
+def data_is_wrong(results: RankExchanges) -> Iterator[Finding]:
     """A collective ended well and its result is wrong.
 
     Every rank sends known numbers that depend on rank and position and are exact in their dtype, so that a single wrong
@@ -69,25 +69,25 @@ def data_is_wrong(brought: Brought) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    if not brought.wrong:
+    if not results.wrong:
         return
-    names = " and ".join(map(brought.named, brought.senders[:SHOWN]))
-    first_rank, first = brought.wrong[0]
-    what = f"{first.op} of {first.dtype} is wrong on {brought.named(first_rank)}"
+    names = " and ".join(map(results.named, results.senders[:SHOWN]))
+    first_rank, first = results.wrong[0]
+    what = f"{first.op} of {first.dtype} is wrong on {results.named(first_rank)}"
     yield Finding.error(
         "data-is-wrong",
-        f"the data of {names} arrives wrong: {what}" if names else f"{what}, whose data it is does not show",
-        evidence=_told(brought),
+        f"the data of {names} arrives wrong: {what}" if names else f"{what}; the rank that sent it is not known",
+        evidence=_told(results),
         fix=f"take {names} out of the job, and test its memory and links"
         if names
-        else "repeat the test with --full; then with these one at a time: the one that cures names the layer",
+        else "repeat the test with --full; then with these one at a time: the setting that helps shows the layer",
         commands=()
-        if len(brought.senders) == 1
+        if len(results.senders) == 1
         else ("NCCL_P2P_DISABLE=1 dsdoctor comm --full", "NCCL_PROTO=Simple dsdoctor comm --full"),
     )
 
 
-def collective_not_available(brought: Brought) -> Iterator[Finding]:
+def collective_not_available(results: RankExchanges) -> Iterator[Finding]:
     """The backend cannot do a collective at all, so it was not tested.
 
     Older gloo has no AVG, and no reduce_scatter of some dtypes. Large sizes are skipped when the time is used up.
@@ -102,7 +102,7 @@ def collective_not_available(brought: Brought) -> Iterator[Finding]:
     Since: 0.1
     """
     lacking: dict[str, list[str]] = {}
-    for exchange in chain.from_iterable(brought.exchanges.values()):
+    for exchange in chain.from_iterable(results.exchanges.values()):
         if exchange.skipped:
             lacking.setdefault(exchange.skipped, []).append(f"{exchange.op} of {exchange.dtype}")
     for reason, what in lacking.items():
@@ -114,16 +114,16 @@ def collective_not_available(brought: Brought) -> Iterator[Finding]:
         )
 
 
-def _told(brought: Brought) -> tuple[str, ...]:
+def _told(results: RankExchanges) -> tuple[str, ...]:
     """A line for each of the first wrong results."""
     lines = []
-    for rank, exchange in brought.wrong:
+    for rank, exchange in results.wrong:
         assert exchange.wrong is not None
         wrong = exchange.wrong
         came = {None: "", True: ", again when repeated", False: ", right when repeated"}[wrong.again]
-        whose = " and ".join(map(brought.named, wrong.whose)) or "not known"
+        whose = " and ".join(map(results.named, wrong.whose)) or "not known"
         lines.append(
-            f"on {brought.named(rank)}: {exchange.op} {exchange.dtype} x {exchange.elements}: first wrong at index {wrong.index},"
+            f"on {results.named(rank)}: {exchange.op} {exchange.dtype} x {exchange.elements}: first wrong at index {wrong.index},"
             f" {_value(wrong.got)} for {wrong.want:.10g}, {wrong.count} wrong{came}; whose: {whose}"
         )
     return and_more_lines(lines, SHOWN)

@@ -1,4 +1,4 @@
-"""Steps of an exchange, one after the other on every rank, until one ends badly or the time is up."""
+"""Runs the steps of a test, one after the other on every rank: steps -> what came out on this rank."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from dsdoctor.comm.results import Exchange
 def run_steps(
     group: RankGroup, steps: Sequence[ExchangeStep], tell: Tell, budget: float | None = None
 ) -> tuple[Exchange, ...]:
-    """Exchange and compare; then look whose data was wrong, with all ranks, if it was wrong anywhere.
+    """Exchange and compare; if anything was wrong on any rank, find out with all ranks whose data it was.
 
     ``tell(number from 1, what)`` is called before each. With ``budget``, rank 0 decides by its clock whether there is time for
     the next large step; those left out are skipped with that reason. Raises what torch raises where communication breaks.

@@ -1,7 +1,7 @@
 """Where every rank was when an exchange was ended -> which rank died, stopped, vanished or stayed behind. Judges, never looks.
 
-When one rank falls out, all the others fail too, at once or later, and their errors name nobody. So the causes are asked for in
-the order in which they explain each other; what the others said is evidence at most.
+When a single rank fails, all others fail too, at once or later, and their errors do not name it. So the causes are checked
+in the order in which they explain each other; the errors of the others are only evidence.
 """
 
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from dsdoctor.comm.mesh.checks import CHECKS as MESH_CHECKS
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.models import Claim
+from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import ConnectOutcome, Reach, Stuck
-from dsdoctor.comm.words import named
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import LETTERS
 
@@ -21,8 +21,9 @@ STOPPED = frozenset("Tt")
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """An exchange that did not end well. ``stuck`` are the ranks that told where they were, ``silent`` those that told nothing
-    and how a call to them ended; ``reaches`` is a second mesh, made after it; ``waited`` is for how long nothing moved."""
+    """An exchange that did not end well. ``stuck`` are the ranks that reported where they were, ``silent`` those that did
+    not and how a connection to them ended; ``reaches`` are the connections that were tried again after it; ``waited`` is
+    how long nothing moved."""
 
     what: str
     claims: tuple[Claim, ...]
@@ -48,7 +49,7 @@ class Trouble:
 
     @property
     def dead(self) -> tuple[int, ...]:
-        """Ranks whose process is gone: its own supervisor says so, or its host refuses the port it listened on."""
+        """Ranks whose process is gone: their own supervisor reports it, or their host refuses the port they listened on."""
         told = {stuck.rank for stuck in self.stuck if stuck.ended}
         return tuple(
             sorted(told | {rank for rank, outcome in self.silent.items() if outcome is ConnectOutcome.REFUSED})
@@ -56,7 +57,7 @@ class Trouble:
 
     @property
     def stopped(self) -> tuple[int, ...]:
-        """Ranks whose process stands still, or accepts a connection and does not answer."""
+        """Ranks whose process is stopped, or accepts a connection and does not answer."""
         told = {stuck.rank for stuck in self.stuck if stuck.process in STOPPED}
         quiet = {
             rank for rank, outcome in self.silent.items() if outcome in {ConnectOutcome.SILENT, ConnectOutcome.REACHED}
@@ -71,7 +72,7 @@ class Trouble:
 
     @property
     def behind(self) -> tuple[Stuck, ...]:
-        """Ranks that have not begun what others wait in."""
+        """Ranks that have not begun the exchange in which the others wait."""
         living = [stuck for stuck in self.stuck if not stuck.ended and stuck.process not in STOPPED]
         most = max((stuck.step for stuck in living), default=0)
         return tuple(stuck for stuck in living if stuck.step < most and not stuck.error)
@@ -118,12 +119,12 @@ def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
     """
     for rank in trouble.stopped:
         told = next((stuck for stuck in trouble.stuck if stuck.rank == rank), None)
-        how = LETTERS.get(told.process, "") if told else "its port accepts connections, and nobody answers"
+        how = LETTERS.get(told.process, "") if told else "its port accepts connections, and nothing answers"
         yield Finding.error(
             "rank-stopped",
-            f"{trouble.who(rank)} stands still during {trouble.what}: {how}",
+            f"{trouble.who(rank)} does not run during {trouble.what}: {how}",
             evidence=_others(trouble, {rank}),
-            fix="let it go on, or find out what stopped it",
+            fix="let it continue, or find out what stopped it",
             commands=(
                 f"ssh {trouble.host(rank)} 'ps -o pid,stat,wchan:32,args -C python; pkill -CONT -f dsdoctor.comm'",
             ),
@@ -148,7 +149,7 @@ def supervisor_stopped(who: dict[int, str], states: dict[int, str]) -> Iterator[
             yield Finding.error(
                 "supervisor-stopped",
                 f"{who[rank]}: the process that the launcher started is {LETTERS[letter]}; the launcher will wait for it",
-                fix="let it go on, or find out what stopped it",
+                fix="let it continue, or find out what stopped it",
                 commands=("pkill -CONT -f dsdoctor.comm",),
             )
 
@@ -199,7 +200,7 @@ def _one_each(trouble: Trouble) -> list[tuple[int, str]]:
 def link_cut(trouble: Trouble) -> Iterator[Finding]:
     """An exchange hangs because two hosts do not reach each other any more.
 
-    All ranks live; those of two hosts cannot connect. The findings of the mesh that was made anew say which way."""
+    All ranks are alive; those of two hosts cannot connect. The findings of the repeated mesh say in which direction."""
     if trouble.dead or trouble.stopped or trouble.cut or not trouble.reaches:
         return
     mesh = Mesh(trouble.claims, trouble.reaches)
@@ -247,7 +248,7 @@ def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
         return
     waiting = trouble.stuck
     if not waiting or any(stuck.error for stuck in waiting):
-        # whoever waits then waits for one that was refused
+        # the others then wait for a rank whose exchange was refused
         return
     yield Finding.error(
         "exchange-hangs",
@@ -292,7 +293,7 @@ def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
 
 
 def _others(trouble: Trouble, named_already: set[int]) -> tuple[str, ...]:
-    """What some of the others saw meanwhile."""
+    """What some of the other ranks saw meanwhile."""
     others = [stuck for stuck in trouble.stuck if stuck.rank not in named_already and not stuck.ended]
     waiting = [
         f"rank {stuck.rank} in {stuck.at}: {_line(stuck.error) if stuck.error else 'waiting'}" for stuck in others
@@ -301,7 +302,7 @@ def _others(trouble: Trouble, named_already: set[int]) -> tuple[str, ...]:
 
 
 def _line(error: str | None) -> str:
-    """The first line of a library's message, without its addresses' noise."""
+    """The first line of a library's message, with single spaces."""
     return " ".join((error or "").split("\n")[0].split())[:160]
 
 

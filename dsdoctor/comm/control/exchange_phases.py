@@ -1,4 +1,4 @@
-"""The phases in which all ranks act at once: the mesh, the collectives, their speed, DeepSpeed's layer, and the search by parts."""
+"""The phases in which all ranks act: the mesh, the collectives, their speed, DeepSpeed's layer, and smaller groups."""
 
 import math
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.mesh.mesh import peers
 from dsdoctor.comm.models import CommPhase, Mode, PhaseState
+from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.comm.speed.bandwidth import merge
-from dsdoctor.comm.words import named
 from dsdoctor.core.finding import Finding
 
 MESH_SECONDS = 20.0
@@ -31,12 +31,12 @@ TRIAL_SECONDS = 6.0
 def mesh(test_run: TestRun, phase: Phase) -> None:
     """Every rank tries the others over TCP."""
     if test_run.me.world == 1:
-        phase.skipped = "one rank has nobody to reach"
+        phase.skipped = "a single rank has no other to reach"
         return
     if _no_time(test_run, phase):
         return
     gathered = test_run.ask(OrderKind.MESH, seconds=min(MESH_SECONDS, test_run.left * 0.5))
-    # of a rank that fell out meanwhile nothing can be said but that
+    # of a rank that failed meanwhile only that failure is reported
     test_run.reaches = tuple(
         reach
         for answer in gathered.answers
@@ -55,22 +55,22 @@ def right(test_run: TestRun, phase: Phase) -> None:
     if _no_time(test_run, phase):
         return
     gathered = test_run.ask(OrderKind.RUN, task=Task.RIGHT, seconds=test_run.left * 0.9)
-    brought = results(gathered)
-    notable = {rank: result.exchanges for rank, result in brought.items()}
+    by_rank = results(gathered)
+    notable = {rank: result.exchanges for rank, result in by_rank.items()}
     phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "the collectives")
-    tries = {rank: result.memory for rank, result in brought.items() if result.memory}
+    tries = {rank: result.memory for rank, result in by_rank.items() if result.memory}
     phase.findings += memory.examine(tries, test_run.hosts) + _nccl(test_run, gathered)
     who = {claim.rank: f"rank {claim.rank} ({claim.host}, pid {claim.pid})" for claim in test_run.claims}
     states = {answer.rank: answer.supervisor for answer in gathered.answers}
     phase.findings += tuple(supervisor_stopped(who, states))
-    done = max((result.done for result in brought.values()), default=0)
-    test_run.wrong = result_checks.Brought(exchanges=notable, hosts=test_run.hosts).senders
+    done = max((result.done for result in by_rank.values()), default=0)
+    test_run.wrong = result_checks.RankExchanges(exchanges=notable, hosts=test_run.hosts).senders
     wrong = sum(exchange.wrong is not None for exchanges in notable.values() for exchange in exchanges)
-    phase.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "not one rank came to the end"
+    phase.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "no rank came to the end"
 
 
 def _nccl(test_run: TestRun, gathered: Gathered) -> tuple[Finding, ...]:
-    """What NCCL said of itself on all ranks."""
+    """What NCCL logged on all ranks."""
     if test_run.member.backend != "nccl":
         return ()
     test_run.nccl = parse_nccl_log("\n".join(answer.nccl for answer in gathered.answers))
@@ -82,7 +82,7 @@ def speed(test_run: TestRun, phase: Phase) -> None:
     if test_run.settings.mode is Mode.QUICK:
         phase.skipped = "--quick"
     elif test_run.me.world == 1:
-        phase.skipped = "one rank has nobody to send to"
+        phase.skipped = "a single rank has no other to send to"
     if phase.skipped or _no_time(test_run, phase):
         return
     gathered = test_run.ask(
@@ -118,17 +118,17 @@ def deepspeed(test_run: TestRun, phase: Phase) -> None:
     if phase.skipped or _no_time(test_run, phase):
         return
     gathered = test_run.ask(OrderKind.RUN, task=Task.DEEPSPEED, seconds=test_run.left * 0.9, patience=math.inf)
-    brought = results(gathered)
-    notable = {rank: result.exchanges for rank, result in brought.items()}
+    by_rank = results(gathered)
+    notable = {rank: result.exchanges for rank, result in by_rank.items()}
     phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(
         gathered, "DeepSpeed's own layer"
     )
-    done = max((result.done for result in brought.values()), default=0)
+    done = max((result.done for result in by_rank.values()), default=0)
     phase.said = f"{done} exchanges on each rank through deepspeed.comm"
 
 
 def search(test_run: TestRun, phase: Phase) -> None:
-    """Exchange again by parts, until one rank, host or transport is left."""
+    """Exchange again in smaller groups, until a single rank, host or transport is left."""
     if test_run.left < 2 * LEAST:
         phase.skipped = "no time is left for it"
         return
@@ -141,20 +141,20 @@ def search(test_run: TestRun, phase: Phase) -> None:
         seconds = min(TRIAL_SECONDS, test_run.left - 1)
         gathered = test_run.ask(OrderKind.RUN, task=Task.RIGHT, groups=groups, variables=variables, seconds=seconds)
         bad = set(gathered.silent) | {answer.rank for answer in gathered.answers if answer.stuck}
-        brought = results(gathered)
-        bad |= {rank for rank, result in brought.items() if any(exchange.wrong for exchange in result.exchanges)}
+        by_rank = results(gathered)
+        bad |= {rank for rank, result in by_rank.items() if any(exchange.wrong for exchange in result.exchanges)}
         failed = tuple(group for group in groups if bad & set(group))
         return isolate.Trial(what=what, groups=groups, failed=failed, switch=switch)
 
     trials = isolate.isolate(test_run.claims, test_run.member.backend, run)
     phase.findings = tuple(finding for check in isolate.CHECKS for finding in check(trials, test_run.claims))
-    phase.said = f"{len(trials)} trials by parts"
+    phase.said = f"{len(trials)} trials in smaller groups"
     if not trials:
-        phase.skipped = f"{test_run.me.world} ranks of one kind cannot be told apart by parts"
+        phase.skipped = f"{test_run.me.world} ranks cannot be distinguished in smaller groups"
 
 
 def _no_time(test_run: TestRun, phase: Phase) -> bool:
-    """Whether a phase is left out for want of time. Where that leaves the question open, it is no answer, and no "OK"."""
+    """Whether there is no time left for a phase, which is then skipped: it must not count as OK."""
     if test_run.left < LEAST:
         phase.skipped = f"no time is left of the deadline ({test_run.settings.deadline:g} s)"
     return phase.skipped is not None

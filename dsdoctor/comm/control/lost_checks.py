@@ -1,4 +1,4 @@
-"""A rank that was left without a verdict -> what became of rank 0, or of its own control process. Judges, never looks."""
+"""A rank that got no verdict -> what happened to rank 0, or to its own control process. Judges, never looks."""
 
 import shlex
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from dsdoctor.core.finding import Finding
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """A rank that has no verdict: where its control process was last, how that ended, and how a call to the master ended."""
+    """A rank that has no verdict: where its control process was last, how that ended, and how a connection to the master ended."""
 
     rank: Rank
     host: str
@@ -50,7 +50,7 @@ def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
     how = ends.get(lost.master.outcome, "its port accepts connections: rank 0 hangs or was stopped")
     yield Finding.error(
         "rank-zero-lost",
-        f"rank {lost.rank.rank} ({lost.host}): no word of rank 0 ({lost.rank.master}:{lost.rank.port}) since "
+        f"rank {lost.rank.rank} ({lost.host}): no order from rank 0 ({lost.rank.master}:{lost.rank.port}) since "
         f"{lost.at!r}; {how}",
         evidence=(f"waited {lost.seconds:.0f} s in all",),
         fix="see the output of rank 0 and its host",
@@ -72,7 +72,7 @@ def control_lost(lost: Lost) -> Iterator[Finding]:
     """
     if lost.rank.rank != 0 and lost.died is None and not lost.stopped:
         return
-    still = "stands still, stopped by a signal" if lost.stopped else f"did not come to an end in {lost.seconds:.0f} s"
+    still = "was stopped by a signal" if lost.stopped else f"did not come to an end in {lost.seconds:.0f} s"
     how = f"ended without a verdict ({lost.died})" if lost.died else still
     yield Finding.error(
         "control-lost",

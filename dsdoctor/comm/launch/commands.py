@@ -25,8 +25,8 @@ SSH = (
 class Started:
     """One rank that is to be started: ``argv``, and the variables to be added to this process's. ``host`` "" is this one.
 
-    ``open_stdin``: its stdin must be a pipe that stays open as long as the rank may live. It ends when the pipe closes, so it
-    dies with the process that holds the other end, however that dies.
+    ``open_stdin``: its stdin must be a pipe that stays open as long as the rank may live. The rank ends when the pipe closes, so it
+    ends with the process that holds the other end, however that one ends.
     """
 
     rank: int

@@ -18,10 +18,10 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.rank_variables import DEEPSPEED, MVAPICH, OPEN_MPI, PMI, PMIX, SLURM, TORCHRUN, RankVariables
 
 USUAL_PORT = 29500
-"""What torchrun and DeepSpeed take where nobody says another."""
+"""What torchrun and DeepSpeed use by default."""
 
 FIRST_PORT, PORTS = 20_000, 9_000
-"""Ports made of a job's id: below the kernel's ephemeral range (32768 upwards), and below 29500."""
+"""Ports derived from a job's id: below the kernel's ephemeral range (32768 upwards), and below 29500."""
 
 
 def rank_of(variables: Variables) -> Rank | None:
@@ -137,7 +137,7 @@ def _slurm(variables: Variables) -> Rank | None:
 
 
 def _launcher(variables: Variables) -> str:
-    """Which of those that set RANK this is. A person may start DeepSpeed's launcher inside of anything, and the other way."""
+    """Which of the launchers that set RANK this is. Launchers may be nested in any order."""
     if "DSDOCTOR_COMM_RUN" in variables:
         return "dsdoctor"
     if "CROSS_RANK" in variables and DEEPSPEED.local_world in variables:

@@ -1,4 +1,4 @@
-"""What the machine shows -> a ready script that runs the test of communication on a cluster. Writes nothing, starts nothing."""
+"""Facts of this machine -> a script that runs the communication test on a cluster. Writes nothing, starts nothing."""
 
 import shlex
 from collections.abc import Callable
@@ -117,11 +117,7 @@ def _hostfile(site: Site) -> str:
     body = [
         "#!/bin/bash",
         "# bash THIS_FILE [--quick | --full], on the first host, in a folder that all hosts have",
-        *(
-            []
-            if known
-            else ["# no other host is known here: name yours below, and take the options before --module away"]
-        ),
+        *([] if known else ["# no other host is known here: name yours below, and remove the options before --module"]),
         "set -e",
         "cat > dsdoctor.hosts <<'EOF'",
         *lines,

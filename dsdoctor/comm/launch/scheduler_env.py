@@ -16,7 +16,7 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 def in_step(variables: Variables) -> bool:
     """Whether srun started this as a task. The shell of salloc has no SLURM_PROCID, the script of sbatch has one and no step,
-    and a person sits in ``srun --pty``."""
+    and ``srun --pty`` is a person's shell."""
     step = variables.get("SLURM_STEP_ID", "")
     launched = "SLURM_LAUNCH_NODE_IPADDR" in variables or "SLURM_SRUN_COMM_HOST" in variables
     if SLURM.rank not in variables or not step.isdecimal() or not launched:

@@ -1,4 +1,4 @@
-"""Ranks that are to be started -> their processes, until rank 0 has told its report or the time is up. Acts; judges nothing."""
+"""Starts ranks, and waits until rank 0 has written its report or the time is up. Acts; judges nothing."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from dsdoctor.core.processes import end_session, ending_of
 
 RUN = "DSDOCTOR_COMM_RUN"
 PARENT = "DSDOCTOR_COMM_PARENT"
-"""The process with which a local rank shall die."""
+"""The process at whose end a local rank ends too."""
 PORTS = range(20_000, 29_000)
 """Below the ports that the kernel gives away by itself (ip_local_port_range begins at 32768)."""
 AFTER = 3.0
@@ -38,14 +38,14 @@ class RankEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTold:
-    """What came of all ranks: rank 0's stdout, and who ended by itself and how."""
+    """The outcome of all ranks: rank 0's stdout, and which ranks ended by themselves and how."""
 
     document: str
     ended: tuple[RankEnded, ...]
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens on now."""
+    """A port of this host on which nothing listens now."""
     for port in random.sample(PORTS, 100):
         with socket.socket() as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,7 +56,7 @@ def free_port() -> int:
 
 
 def start_all(ranks: Sequence[Started], environment: Mapping[str, str], folder: Path, *, seconds: float) -> RankTold:
-    """Run all ranks, at most so long. Whatever happens, none of them is left behind."""
+    """Run all ranks, for at most ``seconds``. Whatever happens, no rank is left running."""
     until = time.monotonic() + seconds
     processes: list[subprocess.Popen[bytes]] = []
     ended: dict[int, RankEnded] = {}
@@ -82,7 +82,7 @@ def start_all(ranks: Sequence[Started], environment: Mapping[str, str], folder: 
 
 
 def _start(started: Started, environment: Mapping[str, str], folder: Path) -> "subprocess.Popen[bytes]":
-    """Rank 0 talks on our own stderr; what the others say goes to a file each."""
+    """Rank 0 writes to our own stderr; the output of every other rank goes to its own files."""
     with _private(_output(folder, started.rank, "out")) as out, _private(_output(folder, started.rank, "err")) as err:
         return subprocess.Popen(
             list(started.argv),
@@ -97,7 +97,7 @@ def _start(started: Started, environment: Mapping[str, str], folder: Path) -> "s
 def _reap(
     ranks: Sequence[Started], processes: Sequence["subprocess.Popen[bytes]"], ended: dict[int, RankEnded], folder: Path
 ) -> None:
-    """Note who ended, also where rank 0 can read it while it waits."""
+    """Note which ranks ended, also in a file that rank 0 can read while it waits."""
     for started, process in zip(ranks, processes, strict=False):
         code = process.poll()
         if code is None or started.rank in ended:
@@ -113,7 +113,7 @@ def _reap(
 
 
 def gone_file(folder: Path, run: str, rank: int) -> Path:
-    """Where it is written that a rank of this run has ended."""
+    """The file that says that a rank of this run has ended."""
     return folder / f"gone-{run[:8]}-{rank:05d}.txt"
 
 

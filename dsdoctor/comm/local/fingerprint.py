@@ -1,6 +1,6 @@
-"""What should be the same on every rank: this one's fingerprint, and findings about the minority among all.
+"""What should be the same on every rank: the fingerprint of this rank, and findings where ranks differ.
 
-``versions_here`` alone looks, at this very process; it makes no CUDA context. The rest is pure and O(ranks).
+Only ``versions_here`` looks, at this process; it makes no CUDA context. The rest is pure and O(ranks).
 """
 
 import importlib
@@ -14,7 +14,7 @@ from dsdoctor.comm.local.differences import ABSENT, MOST_GROUPS, differences, sa
 from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.local.variables import is_secret
 from dsdoctor.comm.models import Claim, Local
-from dsdoctor.comm.words import by_rank
+from dsdoctor.comm.rank_names import by_rank
 from dsdoctor.core.finding import Finding
 
 OWN = (
@@ -23,8 +23,8 @@ OWN = (
 )
 """Variables that each rank or host may have of its own."""
 
-OF_THE_PLACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES", "NCCL_TOPO_FILE")
-"""Hosts have other names for their devices: another value is right there, a missing one hardly ever."""
+OF_THE_HOST = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES", "NCCL_TOPO_FILE")
+"""Devices have other names on other hosts, so a different value is fine; a missing one hardly ever is."""
 
 HARMLESS = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "OMP_NUM_THREADS", "NCCL_IGNORE_CPU_AFFINITY")
 
@@ -55,7 +55,7 @@ def parse_mapped_nccl(maps: str) -> str | None:
 
 
 def fingerprint(local: Local, versions: Mapping[str, str]) -> dict[str, str]:
-    """What should be the same on every rank, by name; without what each rank must have of its own, and without secrets."""
+    """What should be the same on every rank, by name; without what each rank must have to itself, and without secrets."""
     taken = next(
         (interface for interface in local.interfaces if local.chosen and interface.name == local.chosen.name), None
     )
@@ -246,7 +246,7 @@ def communication_variable_differs(claims: Sequence[Claim]) -> Iterator[Finding]
     names = sorted({name for claim in claims for name in claim.fingerprint if name.isupper() and name not in OWN})
     for difference in differences(claims, names):
         values = {value for value, _ in difference.others} | {difference.usual}
-        free = difference.name in HARMLESS or (difference.name in OF_THE_PLACE and ABSENT not in values)
+        free = difference.name in HARMLESS or (difference.name in OF_THE_HOST and ABSENT not in values)
         given = next((value for value in (difference.usual, *values) if value and value != ABSENT), "VALUE")
         title = said(difference, by_rank(claims))
         if free:
@@ -268,7 +268,7 @@ def _findings(
 
 
 def _nccl_version() -> str | None:
-    """What the loaded NCCL itself says; None in a torch without it. Makes no CUDA context."""
+    """The version that the loaded NCCL reports; None in a torch without it. Makes no CUDA context."""
     try:
         version = importlib.import_module("torch.cuda.nccl").version()
     except (ImportError, AttributeError, RuntimeError):

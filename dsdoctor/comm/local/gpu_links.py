@@ -68,7 +68,7 @@ def visible(gpus: Sequence[RankGpu], named: str | None) -> tuple[RankGpu, ...]:
 
 
 def own_gpu(gpus: Sequence[RankGpu], rank: Rank) -> RankGpu | None:
-    """The GPU that a rank will use: the one of its local rank; the only one where a launcher shows each rank its own."""
+    """The GPU that a rank will use: that of its local rank, or the only one where a launcher shows each rank a single GPU."""
     return gpus[rank.local_rank % len(gpus)] if gpus else None
 
 

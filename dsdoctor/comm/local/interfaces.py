@@ -1,6 +1,6 @@
-"""This process's network namespace -> Interfaces; and which of them gloo or NCCL would take, by their own rules.
+"""The interfaces of this process's network namespace; and which of them gloo or NCCL would use, by their own rules.
 
-Asks the kernel by ioctl (the /sys of a container or namespace may be another one's). Sends nothing, opens no port.
+Asks the kernel by ioctl, because the /sys of a container may show another namespace. Sends nothing, opens no port.
 """
 
 import array
@@ -25,7 +25,7 @@ IFREQ = 16 + 3 * struct.calcsize("P")
 UNKNOWN_SPEED = (0, 0xFFFF, 0xFFFFFFFF)
 
 VIRTUAL = ("veth", "bridge", "tun", "dummy", "vxlan", "wireguard", "ifb", "openvswitch", "gre", "ipip", "sit", "geneve")
-"""Drivers that stand for no wire. Bonds, VLANs, macvlan and ipvlan stand for one."""
+"""Drivers without a physical link. Bonds, VLANs, macvlan and ipvlan have one."""
 
 
 def read_interfaces(host: Host) -> tuple[Interface, ...]:
@@ -64,7 +64,7 @@ def choose(
 
 
 def matches(name: str, wanted: str) -> bool:
-    """Whether a name is meant by a list as NCCL reads it: prefixes; "=" exact names; "^" all but these; ":port" is cut off.
+    """Whether a list, as NCCL reads it, includes a name: prefixes; "=" exact names; "^" all but these; ":port" is ignored.
 
     >>> [matches("eth10", wanted) for wanted in ("eth1", "=eth1", "^eth1", "^=eth1", "docker,eth")]
     [True, False, False, True, True]
@@ -77,7 +77,7 @@ def matches(name: str, wanted: str) -> bool:
 
 
 def routed(master: str, port: int, interfaces: Sequence[Interface], *, patience: float = 3.0) -> ChosenInterface | None:
-    """The interface by which the kernel reaches the master: a UDP socket is connected, which sends nothing."""
+    """The interface by which the kernel reaches the master, found by connecting a UDP socket, which sends nothing."""
     address = bounded(lambda: _source_address(master, port), patience)
     if address is None:
         return None
@@ -96,7 +96,7 @@ def is_loopback(address: str) -> bool:
 
 
 def bounded(ask: Callable[[], T], seconds: float) -> T | None:
-    """What a question to the resolver answers, None where it fails or takes longer: a dead name server hangs for minutes."""
+    """The resolver's answer, None where it fails or takes longer than ``seconds``: a dead name server hangs for minutes."""
     answers: list[T] = []
 
     def work() -> None:
@@ -218,7 +218,7 @@ def _prefix(asker: socket.socket, name: str) -> int:
 
 
 def _speed(asker: socket.socket, name: str) -> int | None:
-    """Mbit/s; a virtual interface tells an invented one (veth: 10000) and is not asked."""
+    """Mbit/s. Not asked of virtual interfaces, which report an invented speed (veth: 10000)."""
     answer = _ethtool(asker, name, ETHTOOL_GSET, 44)
     low, high = struct.unpack_from("=H", answer, 12)[0], struct.unpack_from("=H", answer, 28)[0]
     speed = low | high << 16
@@ -226,7 +226,7 @@ def _speed(asker: socket.socket, name: str) -> int | None:
 
 
 def _asked(asker: socket.socket, question: int, name: str) -> bytes:
-    """The answer's union, zeros where the interface went away or has none."""
+    """The union of the answer; zeros where the interface is gone or has no answer."""
     try:
         return fcntl.ioctl(asker, question, struct.pack("16s240x", name.encode()[:15]))[16:]
     except OSError:

@@ -1,9 +1,9 @@
-"""A real allocation on a device, written and read back; and what is the matter where that fails. Runs in the data process."""
+"""A real allocation on a device, written and read back; and a finding where that fails. Runs in the data process."""
 
 from collections.abc import Iterator, Mapping
 
+from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import MemoryTry
-from dsdoctor.comm.words import named
 from dsdoctor.core.finding import Finding
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -30,7 +30,7 @@ def try_memory(device: str, size: int = SIZE) -> MemoryTry:
 
 
 def _written_and_read(device: str, blocks: int, length: int) -> int:
-    """How many numbers came back other than they were written; each block holds its place and its number."""
+    """How many numbers came back different from what was written. Each block has values of its own."""
     import torch
 
     pattern = torch.arange(length, dtype=torch.int32)
@@ -74,7 +74,9 @@ def gpu_memory_unusable(tries: Mapping[int, MemoryTry], hosts: tuple[str, ...]) 
             "gpu-memory-unusable",
             f"{where}: {done.size / MIB:.0f} MiB on {done.device}{what}",
             evidence=tuple(text for text in (done.error, free) if text),
-            fix="do not use that GPU" if done.wrong else "see who holds the GPU, and whether its mode lets two in",
+            fix="do not use that GPU"
+            if done.wrong
+            else "see who holds the GPU, and whether its mode allows two processes",
             commands=("nvidia-smi -q -d ECC,ROW_REMAPPER", "sudo dmesg | grep -i xid")
             if done.wrong
             else ("nvidia-smi",),

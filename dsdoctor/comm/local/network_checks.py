@@ -66,7 +66,7 @@ def hostname_unusable(place: RankView) -> Iterator[Finding]:
             "hostname-unusable",
             f"{WHO}: the hostname {to}; gloo falls back to 127.0.0.1",
             evidence=(f"hostname {local.hostname}",),
-            fix="name the interface for gloo on every host, or enter the name with its address in /etc/hosts",
+            fix="name the interface for gloo on every host, or put the name with its address into /etc/hosts",
             commands=(_gloo_by_route(local), "getent hosts $(hostname)"),
         )
 
@@ -100,7 +100,7 @@ def interface_named_absent(place: RankView) -> Iterator[Finding]:
             "interface-named-absent",
             f"{WHO}: {setting}, and no such interface is up here",
             evidence=("{who}: " + _has(local),),
-            fix="name one that is there, host by host",
+            fix="name an interface that is there, host by host",
             commands=("ip -brief address", place.name_it),
         )
 

@@ -12,7 +12,7 @@ SMALL_SHM = 64 * MIB
 
 LITTLE_MEMLOCK = 1 * GIB
 TAKEN = 2 * GIB
-"""Less than this may be a context that a neighbour's rank, or a display, holds."""
+"""Less than this may be the context of another rank, or a display."""
 
 
 def comm_shm_too_small(place: RankView) -> Iterator[Finding]:
@@ -85,7 +85,7 @@ def memlock_limited(place: RankView) -> Iterator[Finding]:
             "memlock-limited",
             f"{WHO}: only {limit / MIB:g} MiB may be locked, and InfiniBand locks every buffer",
             evidence=("RLIMIT_MEMLOCK of this very process",),
-            fix="lift the limit where the ranks are started",
+            fix="raise the limit where the ranks are started",
             commands=(
                 "ulimit -l unlimited",
                 "docker run --ulimit memlock=-1 --cap-add IPC_LOCK ...",
@@ -113,7 +113,7 @@ def nofile_low(place: RankView) -> Iterator[Finding]:
             "nofile-low",
             f"{WHO}: only {limit} files may be open, {place.world} ranks need about {needed}",
             evidence=("RLIMIT_NOFILE of this very process",),
-            fix="lift the limit where the ranks are started",
+            fix="raise the limit where the ranks are started",
             commands=("ulimit -n 65536", "docker run --ulimit nofile=65536 ..."),
         )
 
@@ -238,7 +238,7 @@ def nccl_variable_left_set(place: RankView) -> Iterator[Finding]:
     loud = ["NCCL_DEBUG"] if local.variables.get("NCCL_DEBUG", "").upper() in TALKATIVE else []
     for names, made, effect in (
         (off, Finding.warning, "switches a path of NCCL off"),
-        (forced, Finding.note, "takes a choice from NCCL"),
+        (forced, Finding.note, "forces a choice on NCCL"),
         (loud, Finding.note, "makes NCCL write a log"),
     ):
         for name in names:

@@ -1,4 +1,4 @@
-"""What every rank found of every other over plain TCP -> what is the matter between the hosts. Judges, never looks."""
+"""The connections that every rank tried over plain TCP -> findings about the hosts and links. Judges, never looks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,8 @@ from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Finding
 
 LOSS = 0.01
-"""Part of the segments sent again that makes a link lossy: healthy ones in a data centre lose fewer than 1 in 10,000."""
+"""The share of segments sent again from which a link counts as lossy; healthy links in a data centre lose fewer than 1 in
+10,000."""
 ENOUGH = 100
 DROPPED = frozenset({ConnectOutcome.TIMED_OUT, ConnectOutcome.NO_ROUTE, ConnectOutcome.REFUSED})
 RANGE = "sysctl net.ipv4.ip_local_port_range"
@@ -209,10 +210,10 @@ def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
         size = (mtu or reach.pmtu or 1500) - 28
         yield Finding.error(
             "mesh-mtu-hole",
-            f"large messages from {source} to {target} never arrive, small ones do: a hole in the MTU",
+            f"large messages from {source} to {target} never arrive, small ones do: an MTU on the path is too small",
             evidence=(
-                f"{mesh.who(reach.source)} -> {mesh.who(reach.target)} at {reach.address}: greeted, then nothing of 1 MB; "
-                f"its interface has MTU {mtu}, the path is taken for {reach.pmtu}, segments of {reach.mss}, "
+                f"{mesh.who(reach.source)} -> {mesh.who(reach.target)} at {reach.address}: the greeting arrived, then nothing of "
+                f"1 MB; its interface has MTU {mtu}, the path is taken for {reach.pmtu}, segments of {reach.mss}, "
                 f"{reach.retransmits} sent again",
             ),
             fix="give both hosts the MTU that the whole path has (1500 where nothing else is known)",
@@ -268,7 +269,7 @@ def _by_host(claims: Iterable[Claim]) -> dict[str, list[Claim]]:
 
 
 def _targets(mesh: Mesh, reaches: Iterable[Reach]) -> dict[str, tuple[Claim, str]]:
-    """By host: one rank that is the target, and who tried."""
+    """By host: a rank that is the target, and the ranks that tried it."""
     sources: dict[str, tuple[Claim, list[int]]] = {}
     for reach in reaches:
         claim = mesh.by_rank[reach.target]

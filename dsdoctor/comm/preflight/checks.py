@@ -1,17 +1,17 @@
-"""StaticFacts -> findings: what would stop or mislead DeepSpeed's launcher, before a rank is started. Looks at nothing."""
+"""PreflightFacts -> findings: what would stop or mislead DeepSpeed's launcher, before a rank is started. Looks at nothing."""
 
 import ipaddress
 import shlex
 from collections.abc import Iterator
 
 from dsdoctor.comm.preflight import hostfile_checks
-from dsdoctor.comm.preflight.facts import StaticFacts
+from dsdoctor.comm.preflight.facts import PreflightFacts
 from dsdoctor.comm.preflight.visit import Visit
 from dsdoctor.core.finding import Finding
 from dsdoctor.hosts.ssh_errors import ssh_problem
 
 
-def ssh_missing(facts: StaticFacts) -> Iterator[Finding]:
+def ssh_missing(facts: PreflightFacts) -> Iterator[Finding]:
     """There is no ssh on PATH.
 
     Why it matters: DeepSpeed's launcher and pdsh reach the other hosts with ssh, so no rank can be started there.
@@ -27,7 +27,7 @@ def ssh_missing(facts: StaticFacts) -> Iterator[Finding]:
         yield Finding.error("ssh-missing", title, fix="install it", commands=("sudo apt-get install openssh-client",))
 
 
-def ssh_fails(facts: StaticFacts) -> Iterator[Finding]:
+def ssh_fails(facts: PreflightFacts) -> Iterator[Finding]:
     """A host of the hostfile cannot be reached over ssh without a password or a question.
 
     Every host is tried with BatchMode and ConnectTimeout, and the finding shows what ssh said.
@@ -54,7 +54,7 @@ def ssh_fails(facts: StaticFacts) -> Iterator[Finding]:
             )
 
 
-def login_scripts_print(facts: StaticFacts) -> Iterator[Finding]:
+def login_scripts_print(facts: PreflightFacts) -> Iterator[Finding]:
     """A host's login scripts print something before any command.
 
     Why it matters: DeepSpeed takes the first word of `ssh HOST hostname -I` as the address of rank 0, so a greeting in
@@ -83,7 +83,7 @@ def login_scripts_print(facts: StaticFacts) -> Iterator[Finding]:
             )
 
 
-def host_lacks_python(facts: StaticFacts) -> Iterator[Finding]:
+def host_lacks_python(facts: PreflightFacts) -> Iterator[Finding]:
     """A host has no Python at the path of this one.
 
     Why it matters: launchers start the same path on every host, so no rank starts there.
@@ -102,7 +102,7 @@ def host_lacks_python(facts: StaticFacts) -> Iterator[Finding]:
             yield Finding.error("host-lacks-python", title, fix=fix, commands=(command,))
 
 
-def host_lacks_modules(facts: StaticFacts) -> Iterator[Finding]:
+def host_lacks_modules(facts: PreflightFacts) -> Iterator[Finding]:
     """A host's Python, at the same path as here, finds no torch, no DeepSpeed or no dsdoctor.
 
     Modules are looked up in the working directory and on PYTHONPATH, as DeepSpeed's launcher would start them; they are
@@ -127,7 +127,7 @@ def host_lacks_modules(facts: StaticFacts) -> Iterator[Finding]:
             )
 
 
-def host_lacks_folder(facts: StaticFacts) -> Iterator[Finding]:
+def host_lacks_folder(facts: PreflightFacts) -> Iterator[Finding]:
     """A host does not have the working directory of this one.
 
     Why it matters: DeepSpeed's launcher changes into that directory on every host. Where that fails it goes on
@@ -147,7 +147,7 @@ def host_lacks_folder(facts: StaticFacts) -> Iterator[Finding]:
             yield Finding.warning("host-lacks-folder", title, fix=fix, commands=(command,))
 
 
-def pdsh_missing(facts: StaticFacts) -> Iterator[Finding]:
+def pdsh_missing(facts: PreflightFacts) -> Iterator[Finding]:
     """pdsh is not on PATH here, or it cannot use ssh.
 
     Why it matters: DeepSpeed's launcher uses pdsh to start more than one host, and stops without it. It has to be on
@@ -175,18 +175,18 @@ def pdsh_missing(facts: StaticFacts) -> Iterator[Finding]:
         )
 
 
-def master_port_in_use(facts: StaticFacts) -> Iterator[Finding]:
+def master_port_in_use(facts: PreflightFacts) -> Iterator[Finding]:
     """Somebody listens on the master's port already. The manual page of this rule is in rendezvous/absent_checks.py."""
     first = _first_name(facts)
     listener = facts.listener or next((visit.listener for visit in facts.visits if visit.host == first), None)
     if listener:
         process = f"process {listener.pid} ({listener.command or 'unknown'})" if listener.pid else "another process"
         where = f" on {listener.host}, the first host," if listener.host else ""
-        title = f"port {facts.port}{where} is taken by {process}, and rank 0 is to listen on it"
+        title = f"port {facts.port}{where} is taken by {process}, and rank 0 needs it"
         evidence = (" ".join(listener.said.split())[:200],)
         ssh = f"ssh {shlex.quote(listener.host)} " if listener.host else ""
         look = (f"{ssh}ps -fp {listener.pid}",) if listener.pid else (f"{ssh}sudo ss -ltnp sport = :{facts.port}",)
-        fix = "take another port, or end that process if it is a leftover"
+        fix = "take another port, or end that process if it is left over"
         yield Finding.error(
             "master-port-in-use",
             title,
@@ -199,7 +199,7 @@ def master_port_in_use(facts: StaticFacts) -> Iterator[Finding]:
         )
 
 
-def master_address_elsewhere(facts: StaticFacts) -> Iterator[Finding]:
+def master_address_elsewhere(facts: PreflightFacts) -> Iterator[Finding]:
     """DeepSpeed would take an address as the master's that the other hosts cannot use.
 
     It takes the first word of `hostname -I` on the first host. On a host with several addresses that may be docker's
@@ -236,21 +236,21 @@ def master_address_elsewhere(facts: StaticFacts) -> Iterator[Finding]:
         )
 
 
-def _first(facts: StaticFacts) -> Visit | None:
+def _first(facts: PreflightFacts) -> Visit | None:
     return next((visit for visit in _answered(facts) if visit.host == _first_name(facts)), None)
 
 
-def _first_name(facts: StaticFacts) -> str | None:
+def _first_name(facts: PreflightFacts) -> str | None:
     """The host whose address DeepSpeed makes the master's."""
     return facts.hosts.hosts[0].name if facts.hosts and facts.hosts.hosts else None
 
 
-def _answered(facts: StaticFacts) -> Iterator[Visit]:
+def _answered(facts: PreflightFacts) -> Iterator[Visit]:
     return (visit for visit in facts.visits if visit.answered)
 
 
 def _near(first: Visit, address: str, other: Visit) -> bool:
-    """Whether another host has an address of its own in the network of this address."""
+    """Whether another host has an address in the network of this address."""
     prefix = next((network.prefix for network in first.networks if network.address == address), None)
     if prefix is None or address in other.addresses:
         return False

@@ -1,9 +1,9 @@
-"""StaticFacts -> findings about the hostfile, .deepspeed_env and the variables that do not travel. Looks at nothing."""
+"""PreflightFacts -> findings about the hostfile, .deepspeed_env and the variables that are not forwarded. Looks at nothing."""
 
 import shlex
 from collections.abc import Iterator
 
-from dsdoctor.comm.preflight.facts import StaticFacts
+from dsdoctor.comm.preflight.facts import PreflightFacts
 from dsdoctor.core.finding import Finding
 
 EXPORTED = ("MLFLOW", "PYTHON", "MV2", "UCX")
@@ -16,7 +16,7 @@ OF_ACCELERATORS = {
 """What DeepSpeed 0.19.8 forwards: EXPORT_ENVS of runner.py, and export_envs() of the accelerator."""
 
 
-def hostfile_missing(facts: StaticFacts) -> Iterator[Finding]:
+def hostfile_missing(facts: PreflightFacts) -> Iterator[Finding]:
     """The hostfile does not exist, or cannot be read.
 
     A typing error in --hostfile, or a path that exists on the login node only. Without --hostfile DeepSpeed looks for
@@ -32,14 +32,14 @@ def hostfile_missing(facts: StaticFacts) -> Iterator[Finding]:
     Since: 0.1
     """
     if facts.hostfile and facts.hosts is None:
-        title = f"{facts.hostfile} is no file that can be read, and DeepSpeed would go on with this one node"
+        title = f"{facts.hostfile} cannot be read, and DeepSpeed would go on with this one node"
         fix = "write the hostfile, a line for each host"
         yield Finding.error(
             "hostfile-missing", title, fix=fix, commands=(f"echo 'node1 slots=8' >> {shlex.quote(facts.hostfile)}",)
         )
 
 
-def hostfile_line_refused(facts: StaticFacts) -> Iterator[Finding]:
+def hostfile_line_refused(facts: PreflightFacts) -> Iterator[Finding]:
     """DeepSpeed stops at a line of the hostfile.
 
     Why it matters: the launcher ends before any rank is started.
@@ -57,7 +57,7 @@ def hostfile_line_refused(facts: StaticFacts) -> Iterator[Finding]:
             )
 
 
-def hostfile_line_swallowed(facts: StaticFacts) -> Iterator[Finding]:
+def hostfile_line_swallowed(facts: PreflightFacts) -> Iterator[Finding]:
     """DeepSpeed accepts a line of the hostfile without a warning, and does not take it as it is written.
 
     Its parser reads `HOST slots=NUMBER` at the beginning of a line and drops the rest: `slots=2x` is 2, `slots=8
@@ -73,13 +73,13 @@ def hostfile_line_swallowed(facts: StaticFacts) -> Iterator[Finding]:
     for complaint in facts.hosts.complaints if facts.hosts else ():
         if not complaint.refused:
             title = (
-                f"{facts.hostfile}, line {complaint.line}: {complaint.what}; DeepSpeed takes the line without a word"
+                f"{facts.hostfile}, line {complaint.line}: {complaint.what}; DeepSpeed takes the line without a warning"
             )
             fix = "write the line as it is meant, as in: node1 slots=8"
             yield Finding.warning("hostfile-line-swallowed", title, evidence=(complaint.text,), fix=fix)
 
 
-def host_named_twice(facts: StaticFacts) -> Iterator[Finding]:
+def host_named_twice(facts: PreflightFacts) -> Iterator[Finding]:
     """One machine is in the hostfile twice, by the same name or by two names.
 
     Two names count as one machine where hostname and addresses are equal.
@@ -107,7 +107,7 @@ def host_named_twice(facts: StaticFacts) -> Iterator[Finding]:
             )
 
 
-def variable_not_forwarded(facts: StaticFacts) -> Iterator[Finding]:
+def variable_not_forwarded(facts: PreflightFacts) -> Iterator[Finding]:
     r"""Variables that steer communication are set here, and DeepSpeed's launcher does not forward them to the other hosts.
 
     It forwards names that begin with MLFLOW, PYTHON, MV2 and UCX, and NCCL with GPUs; not GLOO_*, TORCH_*,
@@ -124,18 +124,18 @@ def variable_not_forwarded(facts: StaticFacts) -> Iterator[Finding]:
     """
     if not facts.hosts or len(facts.hosts.hosts) < 2:
         return
-    carried = EXPORTED + OF_ACCELERATORS.get(facts.accelerator, ())
+    forwarded = EXPORTED + OF_ACCELERATORS.get(facts.accelerator, ())
     written = {name for file in facts.environment for name in file.names}
-    left = [name for name in facts.set_here if not name.startswith(carried) and name not in written]
+    left = [name for name in facts.set_here if not name.startswith(forwarded) and name not in written]
     if left:
         verb = "is" if len(left) == 1 else "are"
-        title = f"{', '.join(left)} {verb} set here, and DeepSpeed's launcher forwards only {'*, '.join(carried)}*"
+        title = f"{', '.join(left)} {verb} set here, and DeepSpeed's launcher forwards only {'*, '.join(forwarded)}*"
         commands = (f"printf '%s\\n' \"{name}=${name}\" >> .deepspeed_env" for name in left)
         fix = "write what the other hosts need into .deepspeed_env of the folder that you start from"
         yield Finding.warning("variable-not-forwarded", title, fix=fix, commands=commands)
 
 
-def deepspeed_env_malformed(facts: StaticFacts) -> Iterator[Finding]:
+def deepspeed_env_malformed(facts: PreflightFacts) -> Iterator[Finding]:
     """A line of .deepspeed_env stops DeepSpeed's launcher, or arrives on the other hosts as something else.
 
     Why it matters: the file knows NAME=VALUE and nothing else: no comment, no empty line, no `export`, no quotes.
@@ -150,7 +150,7 @@ def deepspeed_env_malformed(facts: StaticFacts) -> Iterator[Finding]:
     """
     for file in facts.environment:
         for complaint in file.complaints:
-            end = "DeepSpeed stops at it" if complaint.refused else "it is not carried as it is written"
+            end = "DeepSpeed stops at it" if complaint.refused else "it is not forwarded as it is written"
             title = f"{file.path}, line {complaint.line}: {complaint.what}, and {end}"
             evidence = (complaint.text,) if complaint.text else ()
             fix = "write plain lines, as in: GLOO_SOCKET_IFNAME=eth0"

@@ -1,32 +1,32 @@
-"""Claims -> who did not come, who came twice, who counts otherwise. Judges, never looks."""
+"""Claims -> which ranks did not come, came twice, or have another number of ranks. Judges, never looks."""
 
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dsdoctor.comm.models import Claim, Rank
-from dsdoctor.comm.words import MOST_NAMED, named
+from dsdoctor.comm.rank_names import MOST_NAMED, named
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.sentences import and_more
 
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 LATE = 15.0
-"""Seconds between the first and the last rank from which on their start is worth a word: imports take some."""
+"""Seconds between the first and the last rank from which a late start is reported; imports alone take some."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrivals:
-    """Who came: ``me`` is rank 0 (or, where rank 0 was not reached, the one that looks), ``claims`` in the order in which they
-    came. ``last_words`` are what a rank wrote to the common folder before it could reach the store."""
+    """The ranks that came: ``me`` is rank 0 (or, where rank 0 was not reached, the rank that looks), ``claims`` in the
+    order in which they came. ``last_lines`` are what a rank wrote to the common folder before it reached the store."""
 
     me: Rank
     claims: tuple[Claim, ...]
     waited: float
-    last_words: dict[int, str] = field(default_factory=dict)
+    last_lines: dict[int, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The numbers that nobody claimed."""
+        """The ranks that did not come."""
         there = {claim.rank for claim in self.claims}
         return tuple(rank for rank in range(self.me.world) if rank not in there)
 
@@ -49,11 +49,11 @@ def rank_missing(arrivals: Arrivals) -> Iterator[Finding]:
     """
     missing, me = arrivals.missing, arrivals.me
     if not missing or any(rank_duplicated(arrivals)) or any(world_size_differs(arrivals)):
-        # those say it already, and nobody waited for the others any more
+        # those findings explain it, and the wait for the others was given up
         return
     here = len({claim.rank for claim in arrivals.claims if claim.rank < me.world})
     evidence = [f"{here} of {me.world} ranks came in {arrivals.waited:.1f} s: {_places(arrivals.claims)}"]
-    evidence += [f"rank {rank} wrote: {words}" for rank, words in sorted(arrivals.last_words.items())]
+    evidence += [f"rank {rank} wrote: {words}" for rank, words in sorted(arrivals.last_lines.items())]
     hosts = {me.hosts[rank] for rank in missing if rank < len(me.hosts)}
     commands = [f"ssh {host} python -m dsdoctor comm --quick" for host in sorted(hosts)[:3]]
     yield Finding.error(
@@ -88,7 +88,7 @@ def rank_duplicated(arrivals: Arrivals) -> Iterator[Finding]:
                 "rank-duplicated",
                 f"{len(several)} processes say that they are rank {rank}: "
                 + and_more([f"pid {claim.pid} on {claim.host}" for claim in several], MOST_NAMED),
-                evidence=(f"nobody is {named(arrivals.missing, ())}",) if arrivals.missing else (),
+                evidence=(f"no process is {named(arrivals.missing, ())}",) if arrivals.missing else (),
                 fix="give every process a RANK of its own: one --node_rank for each node, one port for each job",
                 commands=("env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|SLURM_PROCID|OMPI_COMM_WORLD_RANK)'",),
             )

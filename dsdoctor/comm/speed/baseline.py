@@ -1,4 +1,5 @@
-"""What a test of communication measured, kept in a file; a later test against it -> what got slower. Judges figures only."""
+"""A baseline: the figures of a communication test in a file; a later test compared with it -> what got slower. Judges
+figures only."""
 
 import os
 from collections import Counter
@@ -64,7 +65,7 @@ def base_of(report: Report, date: str) -> Base:
 
 
 def hosts_of(report: Report) -> tuple[str, ...]:
-    """The host of every rank, from the ranks themselves where the report does not tell; "" where nobody knows."""
+    """The host of every rank, from the ranks themselves where the report has none; "" where it is not known."""
     by_rank = {claim.rank: claim.host for claim in report.ranks}
     told = dict(enumerate(report.hosts))
     return tuple(told.get(rank) or by_rank.get(rank, "") for rank in range(report.world))
@@ -86,8 +87,9 @@ def save(report: Report, path: Path, *, date: str | None = None) -> None:
 
 
 def load(path: Path) -> Base:
-    """Read what ``save`` wrote. Raises UsageError for a file that is missing, another's, of another version, or damaged."""
-    hint = f"write one while all is well: {MEASURE}"
+    """Read what ``save`` wrote. Raises UsageError for a file that is missing, is no baseline, is of another version, or
+    damaged."""
+    hint = f"save a baseline while all is well: {MEASURE}"
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -95,7 +97,7 @@ def load(path: Path) -> Base:
     try:
         schema = msgspec.json.decode(content).get("schema")
         if schema != SCHEMA:
-            raise UsageError(f"{path} is of the schema {schema!r}, wanted is {SCHEMA!r}", hint=hint)
+            raise UsageError(f"{path} has the schema {schema!r}, expected is {SCHEMA!r}", hint=hint)
         return msgspec.json.decode(content, type=Base)
     except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no baseline, or it is damaged: {error}", hint=hint) from error
@@ -134,7 +136,7 @@ def slower_than_before(report: Report, base: Base) -> Iterator[Finding]:
                 "slower-than-before",
                 title,
                 evidence=(*evidence, *_other_versions(report, base)),
-                fix=f"find out what changed since {base.date}; if it is meant, save anew",
+                fix=f"find out what changed since {base.date}; if that is intended, save a new baseline",
                 commands=(MEASURE,),
             )
 
@@ -238,12 +240,12 @@ def _slower_hosts(report: Report, base: Base) -> Told:
         yield f"all {len(lossy)} hosts {_lost(across, base)} (median of their pairs with each other)", ()
         return
     for host, mine in lossy.items():
-        evidence = f"nearly all of its {len(mine)} pairs with other hosts lost as much: it is the host and not a path"
+        evidence = f"nearly all of its {len(mine)} pairs with other hosts lost as much: it is the host and not one path"
         yield f"{host} {_lost(mine, base)} (median of its pairs with other hosts)", (evidence,)
 
 
 def _slower_paths(report: Report, base: Base) -> Told:
-    """Pairs that lost more than their hosts explain, told by the hosts between which they are."""
+    """Pairs that lost more than their hosts explain, grouped by the hosts between which they are."""
     changes = _changes(report, base)
     for mine in lossy_paths(changes, lossy_hosts(changes)):
         between, worst = mine[0].between, min(mine, key=lambda change: change.log)
@@ -262,7 +264,7 @@ def _slower_computing(report: Report, base: Base) -> Told:
         now, then = median(1e3 / change.now for change in mine), median(1e3 / change.then for change in mine)
         yield (
             f"{host} computes slower than on {base.date}: the same work takes {now:.3g} ms, took {then:.3g} ms",
-            ("measured without communication: the network is not to blame",),
+            ("measured without communication: the network is not the cause",),
         )
 
 

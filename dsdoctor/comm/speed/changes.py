@@ -10,18 +10,19 @@ from statistics import median
 from dsdoctor.comm.results import Pace, PairTime
 
 LEAST_LOSS = 0.15
-"""What must be lost at the least before anything is said."""
+"""The least loss that is reported."""
 SPREADS = 3
-"""And so many times the spread of the other figures: the noise, as these two runs show it."""
+"""A loss must also be so many times the spread of the other figures, which is the noise of these two runs."""
 FEW, FEW_LOSS = 12, 2 / 3
-"""Fewer figures show no noise. Healthy runs of four ranks on two busy processors differ by up to 61 % in a pair."""
+"""Fewer figures do not show what is noise. Healthy runs of four ranks on two busy processors differ by up to 61 % in a pair."""
 
 FEW_PACES = 6
-"""Ranks. Work alone wavers less than messages do."""
+"""Ranks. Computing varies less than messages do."""
 LEAST_PATH = 3
-"""Pairs that bear each other out."""
+"""The fewest pairs that count as a path."""
 ALONE = 2
-"""A pair that stands by itself, without the others of its path, must have lost so much more: there are many to be unlucky."""
+"""A pair that is slower alone, without the others of its path, must have lost so many times more: among many pairs some are
+slow by chance."""
 
 Path = tuple[str, ...]
 """One host, or two between which something is."""
@@ -105,7 +106,8 @@ def lossy_paces(changes: Sequence[SpeedChange]) -> Iterator[tuple[str, tuple[Spe
 
 
 def lossy_hosts(changes: Sequence[SpeedChange]) -> dict[str, tuple[SpeedChange, ...]]:
-    """Hosts nearly all of whose pairs with other hosts lost. Of two hosts nobody can tell which it is: then none."""
+    """Hosts nearly all of whose pairs with other hosts lost. None where there are only two hosts: then it cannot be known
+    which of them it is."""
     across: dict[str, list[SpeedChange]] = defaultdict(list)
     for change in changes:
         for host in change.between if len(change.between) > 1 else ():
@@ -131,7 +133,7 @@ def lossy_paths(changes: Sequence[SpeedChange], explained: Iterable[str]) -> Ite
 
 
 def needed_of(changes: Sequence[SpeedChange]) -> float:
-    """The loss of a pair's bandwidth, as a positive logarithm, that noise does not make.
+    """The loss of a pair's bandwidth, as a positive logarithm, that is more than noise.
 
     What a whole host or a whole path lost is no noise: it is taken out first.
     """

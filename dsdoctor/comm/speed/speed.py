@@ -1,6 +1,6 @@
-"""Times collectives on the ranks of torch.distributed's default group: how much is wanted -> seconds per call on this rank.
+"""Times collectives on the ranks of torch.distributed's default group: the mode of the test -> seconds per call on this rank.
 
-How often a call is made, and whether there is time for it, rank 0 decides and tells the others. Checks no values.
+Rank 0 decides how often a call is made, and whether there is time for it. Checks no values.
 """
 
 import time
@@ -25,13 +25,13 @@ SIZES = {
     ("cuda", Mode.DEFAULT): (8, MIB, 32 * MIB, 256 * MIB),
     ("cuda", Mode.FULL): (8, KIB, 64 * KIB, MIB, 8 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB),
 }
-"""Bytes (nccl-tests' S). NVLink comes to its speed from some hundred MiB on."""
+"""Bytes (nccl-tests' S). NVLink reaches its full speed from some hundred MiB on."""
 
 ENOUGH = 0.06
 """Seconds for which a collective of one size is called."""
 
 SLOWEST = 100e6
-"""Bytes a second that are reckoned with before anything large was sent."""
+"""Bytes a second that are assumed before anything large was sent."""
 
 FEWEST, MOST = 5, 2000
 WARM_UP = 3
@@ -40,7 +40,7 @@ WARM_UP = 3
 @dataclass(frozen=True, kw_only=True)
 class Timed:
     """A collective that is timed: ``prepare(group, elements)`` makes the buffers, of so many elements a rank or a chunk, and
-    gives the call. ``zero``: ZeRO lives on it, so it is timed by default."""
+    gives the call. ``zero``: ZeRO uses it, so it is timed by default."""
 
     op: str
     prepare: Callable[[RankGroup, int], Act]

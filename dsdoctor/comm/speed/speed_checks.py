@@ -1,4 +1,5 @@
-"""Judges what was timed: collectives, pairs and paces, beside what the links can do -> who or what is slow. Looks at nothing."""
+"""Judges what was timed: collectives, pairs and paces, compared with the limit of the links -> what is slow. Looks at
+nothing."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,25 +16,26 @@ LARGE = {"nccl": 64 << 20, "gloo": 1 << 20}
 """From this size on a collective can be expected to fill its links."""
 
 FINE = {"nccl": 0.8, "gloo": 0.25}
-"""The part of the limit that is reached where all is well; gloo is bound by the processors, not by the link."""
+"""The share of the limit that is reached where all is well; gloo is limited by the processors, not by the link."""
 
 HALF = 0.5
 SLOW_PAIR = 3.0
-"""How many times slower than its like a pair is not by chance; on two busy cores healthy pairs of gloo differ by 2.5 to 4."""
+"""From so many times slower than its kind a pair is not slow by chance; on two busy cores healthy pairs of gloo differ by
+2.5 to 4."""
 
 BUSY = 250e6
-"""Bytes a second that gloo comes to even on busy processors: only below that it is the path that is slow."""
+"""Bytes a second that gloo reaches even on busy processors: only below that the path is slow."""
 
 SLOW_WORK, SLOWER_WORK = 2.0, 1.25
 LATE = 0.2
-"""A rank is late when the others wait for it longer than this part of the work that goes before. On two busy cores healthy ranks'
-work differs by 2.2, but then the slower one is not also the one for which the others wait."""
+"""A rank is late when the others wait for it longer than this part of the work that goes before. On two busy cores healthy
+ranks' work differs by 2.2, but then the slower one is not also the one for which the others wait."""
 
 LATENCY_SIZE = 4096
 """Up to this size the time is latency, and bandwidth plays no part."""
 
 SPIKE, LEAST_SPIKE = 20.0, 0.1
-"""How many times the usual, and seconds, make a spike: processors that are shared give 20 ms easily."""
+"""A spike is so many times the usual, and at least so many seconds: shared processors easily cause 20 ms."""
 
 STAR = 2
 SHOWN = 6
@@ -57,9 +59,9 @@ class Measured:
 
     @property
     def slow_pairs(self) -> tuple[PairTime, ...]:
-        """Pairs slower than their like, or, across hosts, than an eighth of what the link between them can do.
+        """Pairs slower than their kind, or, across hosts, than an eighth of what the link between them can do.
 
-        gloo inside a host is memory and processors, no path that could be slow.
+        Not gloo within a host: that is memory and processors, and no network path.
         """
         least = self.limit.bandwidth / 8 if self.limit else 0.0
         bad = {*slower(self.pairs, self.hosts, SLOW_PAIR)}
@@ -246,7 +248,7 @@ def _beside(speed: Speed, limit: Limit) -> str:
 
 
 def _ratio(part: float) -> str:
-    """What a part of the limit hints at."""
+    """A hint from the share of the limit that is reached."""
     if 0.4 <= part < 0.6:
         return "half of the limit is what one of two rails, or a link at half its width, gives"
     if 0.1 <= part < 0.15:

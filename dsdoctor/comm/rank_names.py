@@ -1,4 +1,4 @@
-"""How findings name ranks: with their hosts, and folded."""
+"""Ranks -> words for a finding: with their hosts, consecutive ranks as a range."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ MOST_NAMED = 12
 
 
 def named(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> str:
-    """Ranks in words, with hosts where these are known.
+    """Ranks in words, with their hosts where these are known.
 
     >>> named((1,), ("a", "b")), named((1, 2, 3), ())
     ('rank 1 (b)', 'ranks 1-3')
