@@ -1,4 +1,4 @@
-"""What a node or ssh said, or a time limit -> a finding that says why the push stops at that node. Asks nobody."""
+"""What a node or ssh said, or a time limit -> a finding that says why the push stops at that node."""
 
 import shlex
 
@@ -14,7 +14,7 @@ def failed(host: str, way: Way, message: NodeMessage) -> NodeEnded:
     python = shlex.quote(way.python)
     if message.say == "differs":
         title = f"the copy of {message.name} has sha256 {message.sha256[:16]}..., which is not that of the file here"
-        return _failed("wheel-copy-differs", title, "run the same push again; see whether the node's disk is well")
+        return _failed("wheel-copy-differs", title, "run the same push again; see whether the node's disk is healthy")
     if message.say == "lacks" and message.name == "pip":
         return _failed("node-lacks-pip", f"{way.python} has no pip", "give it one", f"{here} {python} -m ensurepip")
     if message.say == "lacks":
@@ -87,7 +87,7 @@ MANUAL = {
 The file that arrived on a node is not the one that was sent: its sha256, read back there, differs.
 
 Why it matters: nothing was installed there. Network and disk have checksums of their own, so a full or failing disk is
-likely, or somebody wrote a new wheel to the same place meanwhile.
+likely, or a new wheel was written to the same place meanwhile.
 
 How to fix it: run the same push again. If it comes again, look at the node's disk; if the file here was changed while
 it was sent, wait until it is written.

@@ -1,4 +1,4 @@
-"""What is done to the ranks is named: which rank, which host, which ill, within the deadline and two seconds."""
+"""Every fault that is made is named: which rank, which host, which problem, within the deadline and two seconds."""
 
 import json
 from pathlib import Path

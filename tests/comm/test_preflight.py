@@ -169,7 +169,7 @@ def test_a_problem_before_the_start_has_its_name(problem: PreflightFacts, rule: 
 
 def test_healthy_facts_have_no_finding() -> None:
     assert judged(HEALTHY) == []
-    assert rules(facts(visit("n1", "10.0.0.1"), visit("n2", "10.1.0.2"))) == []  # routed networks are no ill
+    assert rules(facts(visit("n1", "10.0.0.1"), visit("n2", "10.1.0.2"))) == []  # routed networks are no problem
 
 
 def test_each_check_is_named_after_its_rule_and_explains_itself() -> None:

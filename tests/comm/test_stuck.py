@@ -108,8 +108,8 @@ def test_a_first_error_is_told_before_its_echoes() -> None:
 
 def test_what_is_in_every_failing_group_and_in_no_other_is_left() -> None:
     trials = [
-        Trial(what="two and two", groups=((0, 1), (2, 3)), failed=((2, 3),)),
-        Trial(what="two and two", groups=((0, 2), (1, 3)), failed=((0, 2),)),
+        Trial(what="in pairs", groups=((0, 1), (2, 3)), failed=((2, 3),)),
+        Trial(what="in pairs", groups=((0, 2), (1, 3)), failed=((0, 2),)),
     ]
 
     (finding,) = isolate.narrowed_to(trials, claims())

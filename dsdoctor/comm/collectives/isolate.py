@@ -109,7 +109,7 @@ def isolate(
     if len(parts) < 3:
         parts = [(claim.rank,) for claim in claims]
     for pairs in together(parts) if len(parts) > 2 else ():
-        if tried("two and two", pairs) is None or len(narrowed(trials)) == 1:
+        if tried("in pairs", pairs) is None or len(narrowed(trials)) == 1:
             return trials
     return trials
 

@@ -211,7 +211,7 @@ def link_cut(trouble: Trouble) -> Iterator[Finding]:
 def rank_behind(trouble: Trouble) -> Iterator[Finding]:
     """A rank has not begun the exchange in which all the others wait for it.
 
-    Why it matters: it computes, loads, or waits for a device, and nobody gets further without it.
+    Why it matters: it computes, loads, or waits for a device, and no other rank can continue without it.
 
     How to fix it: read its stack in the finding: it says what the rank waits for. A device that does not answer shows
     as state D.

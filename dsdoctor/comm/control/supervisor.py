@@ -122,7 +122,7 @@ class _MessageReader:
         return ending_of(self._status or 0) or "status 0"
 
     def shown(self) -> None:
-        """Let the control process go on after the report."""
+        """Tell the control process that the report was shown."""
         with suppress(OSError):
             os.write(self._back, b".")
 

@@ -28,7 +28,7 @@ def rank_of(variables: Variables) -> Rank | None:
     """Who this process is, None outside of any launcher.
 
     RANK wins over all (torchrun, DeepSpeed's launcher, our own, by hand), then Open MPI, MVAPICH, a PMI of its own, and last a
-    step of srun: mpirun starts its daemons with srun, so Slurm's variables then speak of a daemon.
+    step of srun: mpirun starts its daemons with srun, so Slurm's variables then describe a daemon.
     Raises UsageError for variables that are malformed or contradict each other.
     """
     for read in LAUNCHERS:

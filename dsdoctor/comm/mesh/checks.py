@@ -187,7 +187,7 @@ def mesh_rank_unreached(mesh: Mesh) -> Iterator[Finding]:
 def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
     """Connections open, and the first large message never arrives.
 
-    An interface sends packets larger than something on the path lets through, and nobody reports it: jumbo frames over
+    An interface sends packets larger than something on the path lets through, and no device reports it: jumbo frames over
     a switch without them, or a container or tunnel whose MTU is larger than its host's.
 
     Why it matters: in training the rendezvous and small messages are well, and the first all_reduce hangs.

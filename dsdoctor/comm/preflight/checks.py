@@ -176,7 +176,7 @@ def pdsh_missing(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def master_port_in_use(facts: PreflightFacts) -> Iterator[Finding]:
-    """Somebody listens on the master's port already. The manual page of this rule is in rendezvous/absent_checks.py."""
+    """A process listens on the master's port already. The manual page of this rule is in rendezvous/absent_checks.py."""
     first = _first_name(facts)
     listener = facts.listener or next((visit.listener for visit in facts.visits if visit.host == first), None)
     if listener:

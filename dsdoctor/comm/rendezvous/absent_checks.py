@@ -56,7 +56,7 @@ def master_port_in_use(absent: Absent) -> Iterator[Finding]:
 def master_unreachable(absent: Absent) -> Iterator[Finding]:
     """A rank cannot reach the address of rank 0.
 
-    Refused: the host is there and nobody listens, so rank 0 was not started, died, or listens elsewhere. Timed out: a
+    Refused: the host is there and nothing listens, so rank 0 was not started, died, or listens elsewhere. Timed out: a
     firewall drops the packets, or the host is down. No route: the address is in no network that this host knows. Name
     not found: MASTER_ADDR is misspelt, or known on some hosts only.
 

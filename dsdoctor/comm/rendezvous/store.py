@@ -102,7 +102,7 @@ def _serve(rank: Rank) -> "TcpStore | Unreached":
 
 
 def _reach(rank: Rank, seconds: float, *, taken: bool) -> "TcpStore | Unreached":
-    """Connect as a client, as soon as somebody listens."""
+    """Connect as a client, as soon as the port is open."""
     began, outcomes = time.monotonic(), Counter[ConnectOutcome]()
     while time.monotonic() - began < seconds:
         left = seconds - (time.monotonic() - began)
