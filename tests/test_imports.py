@@ -65,7 +65,7 @@ def test_an_import_of_the_command_line_is_seen(module: str, line: str) -> None:
         ("dsdoctor.core.host", "from dsdoctor.probe import probe", {"core", "probe"}),
         ("dsdoctor.core.host", "def late():\n    import dsdoctor.report.terminal", {"core", "report"}),
         ("dsdoctor.builder.wheel.elf", "from ..make import prove", {"make", "wheel"}),
-        ("dsdoctor.comm.words", "from dsdoctor.comm.control.leader import lead", {"words", "control"}),
+        ("dsdoctor.comm.rank_names", "from dsdoctor.comm.control.leader import lead", {"rank_names", "control"}),
         ("dsdoctor.overflow.frames.frame", "import dsdoctor.overflow.verdict.verdict as late", {"frames", "verdict"}),
         ("dsdoctor.diagnosis.models", "from . import scan", {"models", "scan"}),
         ("dsdoctor.probe.paths", "from dsdoctor.probe import probe", {"paths", "probe"}),

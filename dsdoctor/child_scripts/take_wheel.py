@@ -1,9 +1,9 @@
 """Takes a wheel on a node, for the push that started it: copies it into a private folder, has the node's own dsdoctor verify
-it, and installs it when told so. Runs nothing of the wheel.
+it, and installs it when told to. Runs nothing of the wheel.
 
 In on stdin: a JSON line, the files' bytes, then "install". Out on stdout: JSON lines behind a mark. When stdin closes, a
-signal comes or the time is up, it stops and removes its folder; but a pip that has begun ends by itself, because one that is
-cut off leaves half a DeepSpeed.
+signal comes or the time is up, it stops and removes its folder; but a pip that has begun ends by itself, because a pip that is
+killed leaves half a DeepSpeed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ MARK = b"@@dsdoctor "
 CHUNK = 1 << 20
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 PATIENCE = 3600
-"""Seconds to wait for the word to install, and the most that pip may take."""
+"""Seconds to wait for the order to install, and the most that pip may take."""
 LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "overlay", "tmpfs", "ramfs")
 LOOK = """
 import importlib.util as util, json, os, re, sys, sysconfig
@@ -54,17 +54,17 @@ class Failed(Exception):
     """A step that did not succeed, with the reason."""
 
 
-deaf = threading.Event()
-"""Set while nothing may break in: pip at work, the cleaning up."""
+protected = threading.Event()
+"""Set while no signal may interrupt: pip at work, the cleaning up."""
 
 
 def give_up(number, _):
-    if not deaf.is_set():
+    if not protected.is_set():
         raise GaveUp("the time is up" if number == signal.SIGALRM else "the other side went away")
 
 
 def say(what, **more):
-    # where nobody listens any more the work still ends well
+    # when the other side is gone, the work still has to end well
     with contextlib.suppress(OSError):
         data = MARK + json.dumps({"say": what, **more}).encode() + b"\n"
         while data:
@@ -72,7 +72,7 @@ def say(what, **more):
 
 
 def remover(folder):
-    """A process that removes the folder as soon as nobody holds the pipe's other end: this one and pip do, even when killed."""
+    """Start a process that removes the folder when no process holds the pipe's other end any more, even after a kill."""
     read, write = os.pipe()
     if os.fork() == 0:
         os.setsid()
@@ -104,7 +104,7 @@ def run(argv, limit, held=()):
 
 
 def end(process):
-    """Ask it to end, so that it ends its own children; then make it."""
+    """Ask a process to end, so that it can end its own children; then kill it."""
     for number, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
@@ -115,10 +115,10 @@ def end(process):
 def look():
     """Where the interpreter finds DeepSpeed, dsdoctor and pip, and where it installs."""
     global seen
-    status, out, err = run([told["python"], "-c", LOOK], 60)
+    status, out, err = run([order["python"], "-c", LOOK], 60)
     line = next((line[9:] for line in out.splitlines() if line.startswith("DSDOCTOR ")), None)
     if line is None:
-        raise Failed("%s does not work (status %s): %s" % (told["python"], status, last(err)))
+        raise Failed("%s does not work (status %s): %s" % (order["python"], status, last(err)))
     seen = json.loads(line)
     return seen
 
@@ -129,7 +129,10 @@ def present(found):
 
 
 def environment(site):
-    """What two nodes share when they share the environment; on a file system of its own no other kernel can have it."""
+    """A value that is equal on two nodes when they share the environment.
+
+    A local file system belongs to a single running kernel, so the boot id is part of its value.
+    """
     while not os.path.exists(site):
         site = os.path.dirname(site)
     place, real = os.stat(site), os.path.realpath(site)
@@ -171,24 +174,24 @@ def digest(path):
 
 def verify(found):
     """The verdict of this node's dsdoctor on the wheel."""
-    command = [told["python"], "-m", "dsdoctor"] if found["dsdoctor"] else [shutil.which("dsdoctor") or ""]
+    command = [order["python"], "-m", "dsdoctor"] if found["dsdoctor"] else [shutil.which("dsdoctor") or ""]
     if not command[0]:
         say("lacks", name="dsdoctor")
         raise Failed("no dsdoctor")
-    other = [] if found["dsdoctor"] else ["--python", told["python"]]
-    status, out, err = run([*command, "verify", wheel, *other, "--json"], told["limit"])
+    other = [] if found["dsdoctor"] else ["--python", order["python"]]
+    status, out, err = run([*command, "verify", wheel, *other, "--json"], order["limit"])
     try:
         findings = json.loads(out.replace(folder + "/", ""))["findings"]
     except (ValueError, KeyError, TypeError):
         raise Failed("its dsdoctor gave no verdict (status %s): %s" % (status, last(err))) from None
-    if not found["pip"] and not told["dry_run"]:
+    if not found["pip"] and not order["dry_run"]:
         say("lacks", name="pip")
         raise Failed("no pip")
     say("verified", status=status, findings=findings, why=last(err))
 
 
 def differing(root):
-    """What lies there and is not this wheel's. pip rewrites scripts, which stand in .data folders, and RECORD."""
+    """The files there that are not this wheel's. pip rewrites scripts, which stand in .data folders, and RECORD."""
     with zipfile.ZipFile(wheel) as file:
         (record,) = (name for name in file.namelist() if name.endswith(".dist-info/RECORD"))
         rows = list(csv.reader(io.TextIOWrapper(file.open(record), encoding="utf-8")))
@@ -216,7 +219,7 @@ def is_there(found):
 
 
 def install(found):
-    """pip, unless this very wheel is there; a signal or a closed connection does not break it off."""
+    """pip, unless this very wheel is there; a signal or a closed connection does not interrupt it."""
     global seen
     if is_there(found) is None:
         say("installed", already=True)
@@ -228,7 +231,7 @@ def install(found):
         raise Failed("%s has %d MiB free, the wheel unpacks to %d" % (found["site"], free >> 20, needed >> 20))
     seen = None
     options = ["--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--force-reinstall"]
-    status, _, err = run([told["python"], "-m", "pip", "install", *options, wheel], PATIENCE, held=(held,))
+    status, _, err = run([order["python"], "-m", "pip", "install", *options, wheel], PATIENCE, held=(held,))
     if status != 0:
         raise Failed(last(err) if status is not None else "pip did not end within %d s" % PATIENCE)
     wrong = is_there(look())
@@ -246,7 +249,7 @@ def last(text):
 
 
 def listen():
-    """Lines of stdin for the main thread; their end is a signal to it."""
+    """Hand the lines of stdin to the main thread; at their end, signal it."""
     text = b""
     while chunk := os.read(0, 4096):
         *lines, text = (text + chunk).split(b"\n")
@@ -256,12 +259,12 @@ def listen():
 
 
 def work():
-    """Copy, verify, wait for the word, install."""
+    """Copy, verify, wait for the order, install."""
     global step
     found = look()
     say("here", before=present(found), environment=environment(found["site"]), folder=folder)
     step = "copy"
-    for file in told["files"]:
+    for file in order["files"]:
         take(**file)
     say("copied")
     threading.Thread(target=listen, daemon=True).start()
@@ -270,22 +273,22 @@ def work():
     signal.alarm(PATIENCE)
     if commands.get() == b"install":
         step = "install"
-        deaf.set()
+        protected.set()
         install(look())
 
 
 def main():
-    """Say how it ended, what is there now, and that nothing of ours is left."""
+    """Do the work, then report how it ended, what is there now, and whether the folder is gone."""
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        # a connection that is dead without having been closed is noticed by nobody else
-        signal.alarm(int(2 * told["limit"]) + 60)
+        # only this notices a connection that is dead without having been closed
+        signal.alarm(int(2 * order["limit"]) + 60)
         work()
     except (GaveUp, Exception) as error:
-        # whatever it is, the other side has to hear of it
-        deaf.set()
+        # any error has to be reported to the other side
+        protected.set()
         say("failed", step=step, why=str(error)[:1000] or repr(error))
-    deaf.set()
+    protected.set()
     try:
         say("end", now=present(seen or look()), asked=True)
     except (Failed, OSError, ValueError):
@@ -295,7 +298,7 @@ def main():
         say("removed", left=os.path.exists(folder))
 
 
-told = json.loads(sys.stdin.buffer.readline())
+order = json.loads(sys.stdin.buffer.readline())
 commands = queue.Queue()
 step, seen = "connect", None
 for signal_number in SIGNALS:
@@ -307,7 +310,7 @@ except OSError as problem:
     say("failed", step="copy", why="no folder for the copy can be made: %s" % problem)
     sys.exit(1)
 held = remover(folder)
-wheel = os.path.join(folder, os.path.basename(told["files"][0]["name"]))
+wheel = os.path.join(folder, os.path.basename(order["files"][0]["name"]))
 main()
-# a thread may still wait for stdin, and the interpreter would wait for it
+# the interpreter would wait for a thread that still reads stdin
 os._exit(0)

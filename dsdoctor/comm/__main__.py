@@ -4,6 +4,6 @@ import runpy
 import sys
 
 if __name__ == "__main__":
-    # by name and not by import: the command line stands above this room
+    # by name and not by import: this package must not import the command line
     sys.argv[1:1] = ["comm"]
     runpy.run_module("dsdoctor", run_name="__main__")

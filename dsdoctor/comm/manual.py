@@ -1,4 +1,4 @@
-"""Every rule of this room -> its manual page, which is its generator's docstring."""
+"""Every rule of comm -> its manual page, which is its generator's docstring."""
 
 import inspect
 
@@ -7,26 +7,26 @@ from dsdoctor.comm.control import agent, exchange_phases, lost_checks, test_run
 from dsdoctor.comm.local import checks as local_checks
 from dsdoctor.comm.local import fingerprint, memory
 from dsdoctor.comm.mesh import checks as mesh_checks
-from dsdoctor.comm.preflight import checks as static_checks
+from dsdoctor.comm.preflight import checks as preflight_checks
 from dsdoctor.comm.rendezvous import absent_checks
-from dsdoctor.comm.rendezvous import checks as arrival_checks
+from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.speed import baseline, speed_checks
 
-TOLD_BY_ANOTHER = {"link-cut"}
-"""Generators that hand on the findings of others and have none of their own."""
+WITHOUT_PAGE = {"link-cut"}
+"""Generators that pass on the findings of others and have no rule of their own."""
 
 
 def manual_pages() -> dict[str, str]:
     """The manual page of each rule by its id."""
     pages = {check.__name__.replace("_", "-"): inspect.getdoc(check) or "" for check in CHECKS}
-    return {rule: page for rule, page in pages.items() if rule not in TOLD_BY_ANOTHER}
+    return {rule: page for rule, page in pages.items() if rule not in WITHOUT_PAGE}
 
 
 CHECKS = (
-    *static_checks.CHECKS,
+    *preflight_checks.CHECKS,
     *local_checks.CHECKS,
     *absent_checks.CHECKS,
-    *arrival_checks.CHECKS,
+    *rendezvous_checks.CHECKS,
     *fingerprint.CHECKS,
     *mesh_checks.CHECKS,
     *stuck_checks.CHECKS,

@@ -1,6 +1,6 @@
-"""The nouns of a test of communication: what is asked, who a rank is, what surrounds it. Data only; all of it travels as JSON.
+"""The data of a communication test: the request, a rank, its host and network. Data only; all of it is sent as JSON.
 
-Sizes are bytes, link speeds of interfaces Mbit/s as Linux tells them.
+Sizes are bytes, link speeds of interfaces Mbit/s as Linux reports them.
 """
 
 import enum
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 class CommPhase(enum.Enum):
-    """What is tested, in this order; a phase that fails for good makes the later ones pointless."""
+    """What is tested, in this order. When a phase is broken, the later ones are skipped."""
 
     STATIC = "static"
     LOCAL = "local"
@@ -44,7 +44,7 @@ class Rank:
 
     ``launcher`` is "torchrun", "deepspeed", "srun", "mpirun", "dsdoctor" or "variables" (RANK and the rest set by hand).
     ``agent_store``: torchrun's agent already serves ``master``:``port``, and rank 0 must not. ``run`` tells one start of a
-    job from its restart. ``hosts`` is the host of every rank where the launcher tells it, else empty.
+    job from its restart. ``hosts`` is the host of every rank where the launcher says it, else empty.
     """
 
     rank: int
@@ -61,8 +61,8 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class CommSettings:
-    """What was asked, the same on every rank. ``out`` is the folder of each rank's own files; ``backend`` is "auto", "nccl" or
-    "gloo"; ``deadline`` seconds bound the whole."""
+    """The options of a test, the same on every rank. ``out`` is the folder of each rank's own files; ``backend`` is "auto",
+    "nccl" or "gloo"; the whole test takes at most ``deadline`` seconds."""
 
     mode: Mode = Mode.DEFAULT
     backend: str = "auto"
@@ -72,7 +72,7 @@ class CommSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """A network interface with one of its addresses. ``speed`` in Mbit/s, None where the driver does not tell;
+    """A network interface with one of its addresses. ``speed`` in Mbit/s, None where the driver does not report it;
     ``kind`` is "loopback", "virtual" (docker, veth, bridge, tunnel) or "physical"."""
 
     name: str
@@ -86,7 +86,7 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class FabricPort:
-    """A port of an InfiniBand or RoCE device, as /sys/class/infiniband tells. ``rate`` in Gb/s."""
+    """A port of an InfiniBand or RoCE device, as /sys/class/infiniband reports it. ``rate`` in Gb/s."""
 
     device: str
     port: int
@@ -122,11 +122,12 @@ class RankGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
-    """One rank's surroundings, read without torch. ``resolves_to`` is what the host's own name resolves to; ``chosen`` and
-    ``routed`` are the interface that the backend would take and the one that the kernel routes to the master by.
+    """The host of one rank: interfaces, limits, GPUs, variables; read without torch. ``resolves_to`` is what the host's own
+    name resolves to; ``chosen`` and ``routed`` are the interface that the backend would take and the one that the kernel
+    routes to the master by.
 
     ``memlock`` and ``nofile`` are this process's own limits (None: unlimited). ``variables`` are those that steer
-    communication (NCCL_*, GLOO_*, TORCH_NCCL_* ...), secrets never. ``p2p_ills`` are notes on IOMMU and ACS.
+    communication (NCCL_*, GLOO_*, TORCH_NCCL_* ...), without secrets.
     """
 
     hostname: str
@@ -152,10 +153,10 @@ class Local:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A rank says that it is here. ``address``:``port`` is where it listens for the mesh on the interface it would use,
-    ``other``:``other_port`` on the interface that reaches the master, where that is another one. ``started`` and ``arrived`` are
-    seconds since the epoch by its own clock, ``seen`` when rank 0 saw it, by rank 0's. ``gpu`` is the UUID of its GPU.
-    ``fingerprint`` are the versions and variables that should be the same everywhere."""
+    """What a rank writes to the store when it has come. ``address``:``port`` is where it listens for the mesh on the
+    interface it would use, ``other``:``other_port`` on the interface that reaches the master, where that is another one.
+    ``started`` and ``arrived`` are seconds since the epoch by its own clock, ``seen`` when rank 0 saw it, by rank 0's.
+    ``gpu`` is the UUID of its GPU. ``fingerprint`` are the versions and variables that should be the same everywhere."""
 
     rank: int
     world: int

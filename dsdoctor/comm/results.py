@@ -1,4 +1,4 @@
-"""The nouns of what came of a test: reaches, exchanges, times, where a rank was stuck, phases, the report. Data only.
+"""The results of a communication test: connections, exchanges, times, stuck ranks, phases, the report. Data only.
 
 Times are seconds, sizes bytes, bandwidths bytes a second.
 """
@@ -11,7 +11,7 @@ from dsdoctor.core.finding import Finding, Severity
 
 
 class ConnectOutcome(enum.Enum):
-    """How one rank's attempt to reach another ended."""
+    """How one rank's attempt to connect to another ended."""
 
     REACHED = "reached"
     REFUSED = "refused"
@@ -45,7 +45,7 @@ class Reach:
 @dataclass(frozen=True, kw_only=True)
 class Wrong:
     """Wrong data in a result: the first wrong index, what stood there (None: nan or inf) and what should, how many are wrong.
-    ``whose`` are the ranks whose contribution is wrong, empty where that could not be told. ``again``: whether it came again
+    ``whose`` are the ranks whose contribution is wrong, empty where that is not known. ``again``: whether it was wrong again
     when the exchange was repeated, None when it was not repeated."""
 
     index: int
@@ -141,7 +141,7 @@ class Stuck:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseResult:
-    """One line of the report: a phase, how it ended, what was seen (``said``) and what is the matter."""
+    """One line of the report: a phase, how it ended, what was seen (``said``) and its findings."""
 
     phase: CommPhase
     state: PhaseState
@@ -177,7 +177,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The whole test as rank 0 tells it. ``verdict`` is one line; ``ranks`` those that came; ``limit`` what the slowest link
+    """The whole test, as rank 0 reports it. ``verdict`` is one line; ``ranks`` are those that came; ``limit`` what the slowest link
     between them can do, if that is known. ``hosts`` is the host of every expected rank, "" where it is not known. ``wrong``
     are the ranks whose contribution to a result was wrong."""
 

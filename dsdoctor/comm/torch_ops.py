@@ -1,4 +1,4 @@
-"""What several rooms of comm ask of torch: the rounds in which all pairs meet, waiting for the device, its newest record."""
+"""torch functions used by several parts of comm: rounds of pairs, a value agreed on by all ranks, waiting for the device."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +7,13 @@ from dsdoctor.comm.models import RankGroup
 
 Pair = tuple[int, int]
 ALL_PAIRS = 64
-"""The largest world in which every pair is tried."""
+"""The largest number of ranks of which every pair is tried."""
 SAMPLED = 16
-"""Rounds, so partners of each rank, in a larger world."""
+"""The number of rounds, so of partners of each rank, above that."""
 
 
 def rounds(world: int) -> tuple[tuple[Pair, ...], ...]:
-    """Rounds of disjoint pairs in which everybody meets everybody once: the circle method of round-robin tournaments.
+    """Rounds of disjoint pairs in which every rank meets every other once: the circle method of round-robin tournaments.
 
     n - 1 rounds for an even n, n for an odd one, where each rank waits once. The lower rank of a pair comes first.
 
@@ -42,7 +42,7 @@ def spread_rounds(world: int) -> tuple[tuple[Pair, ...], ...]:
 
 
 def agreed(group: RankGroup, value: float) -> float:
-    """Rank 0's number on every rank, after all have come here: nobody goes on by its own clock."""
+    """Rank 0's number on every rank, after all ranks have come here, so that no rank decides by its own clock."""
     import torch
     import torch.distributed as dist
 
@@ -53,7 +53,7 @@ def agreed(group: RankGroup, value: float) -> float:
 
 
 def wait_for_device(group: RankGroup) -> None:
-    """Until the GPU has done what it was given; nothing to wait for on a CPU."""
+    """Wait until the GPU has done its work; on a CPU there is nothing to wait for."""
     if group.device != "cpu":
         import torch
 

@@ -1,4 +1,4 @@
-"""The phases of a test -> how it ended, and one line that says it: which rank, on which host, why. Looks at nothing else."""
+"""The phases of a test -> how it ended, and one line that says which rank, on which host, and why. Looks at nothing else."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,7 +12,7 @@ CLAIMS = (
     (CommPhase.MESH, "reach each other over TCP"),
     (CommPhase.RENDEZVOUS, "have met"),
 )
-"""What may be said when a phase went well; the first that fits says most."""
+"""What is true when a phase went well; the first that applies says most."""
 
 
 def ended(phases: Iterable[PhaseResult]) -> PhaseState:
@@ -45,10 +45,7 @@ def verdict(phases: Iterable[PhaseResult], *, world: int, hosts: Sequence[str], 
 
 
 def _reason(phases: Sequence[PhaseResult], severity: Severity, state: PhaseState) -> str:
-    """The first finding of a severity; without any, what the first phase that ended so has to say.
-
-    What is dear in a title (rank and host) stands in it already: the phase goes before it.
-    """
+    """The first finding of a severity, with its phase; without any, what the first phase with that state says."""
     phases = [phase for phase in phases if phase.state is state]
     found = first_finding(phases, severity)
     if found:
@@ -71,5 +68,5 @@ def _claim(phases: Sequence[PhaseResult], world: int, hosts: Sequence[str], back
     where = f"{backend}, {known} host{'' if known == 1 else 's'}" if known else backend
     if said is None:
         names = ", ".join(phase.phase.value for phase in phases if phase.phase in went_well)
-        return f"nothing stands in the way; only this was looked at: {names} ({where})"
+        return f"no problem was found; only this was tested: {names} ({where})"
     return f"{world} of {world} ranks {said} ({where})"

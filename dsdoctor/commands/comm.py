@@ -1,4 +1,4 @@
-"""The hall behind comm: one rank under a launcher, or all ranks of this machine or of a hostfile, to one Report."""
+"""The command comm: one rank under a launcher, or all ranks of this machine or of a hostfile -> a Report."""
 
 import os
 import secrets
@@ -20,8 +20,8 @@ from dsdoctor.comm.launch.commands import Started, local_ranks, ssh_ranks
 from dsdoctor.comm.launch.start import PARENT, RankEnded, free_port, start_all
 from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.models import CommPhase, CommSettings, Mode, PhaseState, Rank
-from dsdoctor.comm.preflight import checks as static_checks
-from dsdoctor.comm.preflight.facts import StaticFacts, look_static, look_travelling
+from dsdoctor.comm.preflight import checks as preflight_checks
+from dsdoctor.comm.preflight.facts import PreflightFacts, look_forwarded, look_preflight
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed.baseline import Base, slower
 from dsdoctor.comm.verdict import ended, verdict
@@ -32,14 +32,14 @@ from dsdoctor.core.processes import die_with
 
 OnPhase = Callable[[PhaseResult], None]
 MARGIN = 2.0
-"""Seconds after the deadline at which what was started is ended, if it has not ended by itself."""
+"""Seconds after the deadline at which the ranks are ended, if they have not ended by themselves."""
 RANKS_ON_CPU = 2
 NOTHING_TOLD = "see what it wrote above, and whether the folder for its files (--out, else TMPDIR) has space"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommRequest:
-    """What the command line asks for where no launcher started us."""
+    """The request of the command line where no launcher started this process."""
 
     settings: CommSettings
     nproc: int | None = None
@@ -48,45 +48,45 @@ class CommRequest:
 
 
 def run_rank(rank: Rank, settings: CommSettings, screen: Screen, *, began: float) -> Outcomes:
-    """This process is a rank: play its part."""
+    """Run this process as a rank."""
     parent = os.environ.get(PARENT)
     if parent:
         die_with(int(parent))
     return supervise(rank, settings, screen, began=began)
 
 
-def run_all(wanted: CommRequest, *, on_phase: OnPhase) -> Report:
-    """Start every rank, and give rank 0's report; what is known before a rank is started goes first."""
+def run_all(request: CommRequest, *, on_phase: OnPhase) -> Report:
+    """Check the hosts first, then start every rank and return rank 0's report."""
     began, host = time.monotonic(), LocalHost()
-    with kept_when_broken(wanted.settings) as (folder, outcome):
+    with kept_when_broken(request.settings) as (folder, outcome):
         before: tuple[PhaseResult, ...] = ()
-        if wanted.hostfile is not None:
-            facts = look_static(
+        if request.hostfile is not None:
+            facts = look_preflight(
                 host,
-                hostfile=wanted.hostfile,
+                hostfile=request.hostfile,
                 python=sys.executable,
                 folder=os.getcwd(),  # noqa: PTH109
                 accelerator="cuda" if read_gpus(host)[0] else "cpu",
             )
-            before = (_static(facts, time.monotonic() - began),)
+            before = (_preflight(facts, time.monotonic() - began),)
             on_phase(before[0])
-            if wanted.only_static or before[0].state is PhaseState.BROKEN:
-                return _without_ranks(before, wanted, facts, time.monotonic() - began)
-            ranks = _on_hosts(host, facts, wanted, folder)
+            if request.only_static or before[0].state is PhaseState.BROKEN:
+                return _without_ranks(before, request, facts, time.monotonic() - began)
+            ranks = _on_hosts(host, facts, request, folder)
         else:
-            ranks = _here(host, wanted, folder)
-        told = start_all(ranks, host.environment(), folder, seconds=wanted.settings.deadline + MARGIN)
+            ranks = _here(host, request, folder)
+        told = start_all(ranks, host.environment(), folder, seconds=request.settings.deadline + MARGIN)
         report = _read(told.document)
         if report is None:
-            raise DoctorError(*_no_report(told.ended, wanted.settings.deadline), hint=NOTHING_TOLD)
-        keep = report.state is PhaseState.BROKEN or wanted.settings.out is not None
+            raise DoctorError(*_no_report(told.ended, request.settings.deadline), hint=NOTHING_TOLD)
+        keep = report.state is PhaseState.BROKEN or request.settings.out is not None
         outcome.append(keep)
         return _joined(replace(report, out=str(folder) if keep else None), before)
 
 
 @contextmanager
 def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]]:
-    """The folder of the ranks' files: the one that was named; else a private one, that stays when True is added."""
+    """The folder of the ranks' files: the one that was named; else a private one, that is kept when True is added to the list."""
     folder, outcome = Path(settings.out or tempfile.mkdtemp(prefix="dsdoctor-comm-")), list[bool]()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock", timeout=0)
@@ -100,18 +100,18 @@ def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _here(host: LocalHost, wanted: CommRequest, folder: Path) -> tuple[Started, ...]:
+def _here(host: LocalHost, request: CommRequest, folder: Path) -> tuple[Started, ...]:
     """A rank for each GPU of this machine, or as many as were asked for."""
-    count = wanted.nproc or len(read_gpus(host)[0]) or RANKS_ON_CPU
-    arguments = _arguments(wanted.settings, folder)
+    count = request.nproc or len(read_gpus(host)[0]) or RANKS_ON_CPU
+    arguments = _arguments(request.settings, folder)
     return local_ranks(count, port=free_port(), token=secrets.token_hex(16), python=sys.executable, arguments=arguments)
 
 
-def _on_hosts(host: LocalHost, facts: StaticFacts, wanted: CommRequest, folder: Path) -> tuple[Started, ...]:
+def _on_hosts(host: LocalHost, facts: PreflightFacts, request: CommRequest, folder: Path) -> tuple[Started, ...]:
     assert facts.hosts is not None
     hosts = facts.hosts.hosts
-    if wanted.nproc:
-        hosts = tuple(replace(one, slots=wanted.nproc) for one in hosts)
+    if request.nproc:
+        hosts = tuple(replace(entry, slots=request.nproc) for entry in hosts)
     first = next((visit for visit in facts.visits if visit.host == hosts[0].name), None)
     address = next(iter(first.addresses), hosts[0].name) if first else hosts[0].name
     return ssh_ranks(
@@ -121,8 +121,8 @@ def _on_hosts(host: LocalHost, facts: StaticFacts, wanted: CommRequest, folder: 
         token=secrets.token_hex(16),
         python=sys.executable,
         folder=facts.folder,
-        arguments=_arguments(wanted.settings, folder if wanted.settings.out else None),
-        variables=look_travelling(host, facts.folder),
+        arguments=_arguments(request.settings, folder if request.settings.out else None),
+        variables=look_forwarded(host, facts.folder),
     )
 
 
@@ -132,8 +132,8 @@ def _arguments(settings: CommSettings, out: Path | None) -> tuple[str, ...]:
     return ("--json", *mode, "--backend", settings.backend, "--deadline", f"{settings.deadline:g}", *folder)
 
 
-def _static(facts: StaticFacts, seconds: float) -> PhaseResult:
-    findings = tuple(finding for check in static_checks.CHECKS for finding in check(facts))
+def _preflight(facts: PreflightFacts, seconds: float) -> PhaseResult:
+    findings = tuple(finding for check in preflight_checks.CHECKS for finding in check(facts))
     hosts = facts.hosts.hosts if facts.hosts else ()
     answered = sum(visit.answered for visit in facts.visits)
     said = f"{len(hosts)} hosts in {facts.hostfile}, {answered} answer to ssh"
@@ -146,9 +146,11 @@ def _static(facts: StaticFacts, seconds: float) -> PhaseResult:
     )
 
 
-def _without_ranks(phases: tuple[PhaseResult, ...], wanted: CommRequest, facts: StaticFacts, seconds: float) -> Report:
-    """No rank is started where the hosts are not in order, or where that was all that was asked."""
-    hosts = tuple(one.name for one in facts.hosts.hosts for _ in range(one.slots)) if facts.hosts else ()
+def _without_ranks(
+    phases: tuple[PhaseResult, ...], request: CommRequest, facts: PreflightFacts, seconds: float
+) -> Report:
+    """The report where no rank is started: the hosts are not in order, or only they were to be checked."""
+    hosts = tuple(entry.name for entry in facts.hosts.hosts for _ in range(entry.slots)) if facts.hosts else ()
     if phases[0].state is PhaseState.BROKEN:
         phases += (
             PhaseResult(
@@ -157,15 +159,15 @@ def _without_ranks(phases: tuple[PhaseResult, ...], wanted: CommRequest, facts: 
         )
     return Report(
         world=len(hosts),
-        backend=wanted.settings.backend,
+        backend=request.settings.backend,
         launcher="dsdoctor",
-        mode=wanted.settings.mode,
-        verdict=verdict(phases, world=len(hosts), hosts=hosts, backend=wanted.settings.backend),
+        mode=request.settings.mode,
+        verdict=verdict(phases, world=len(hosts), hosts=hosts, backend=request.settings.backend),
         state=ended(phases),
         seconds=seconds,
         phases=phases,
         hosts=hosts,
-        out=wanted.settings.out,
+        out=request.settings.out,
     )
 
 
@@ -183,11 +185,11 @@ def _read(document: str) -> Report | None:
 
 
 def _no_report(gone: tuple[RankEnded, ...], deadline: float) -> tuple[str]:
-    first = next((one for one in gone if one.rank == 0), None)
+    first = next((rank for rank in gone if rank.rank == 0), None)
     how = f"had not ended {MARGIN:g} s after its deadline of {deadline:g} s"
     if first is not None:
-        how = first.how or "ended well, and left no document"
-    return (f"rank 0 told nothing: it {how}",)
+        how = first.how or "ended with status 0, and wrote no document"
+    return (f"rank 0 wrote no report: it {how}",)
 
 
 def _joined(report: Report, before: tuple[PhaseResult, ...]) -> Report:
@@ -200,7 +202,7 @@ def _joined(report: Report, before: tuple[PhaseResult, ...]) -> Report:
 
 
 def unmet(outcome: Outcomes, rank: Rank, settings: CommSettings, seconds: float) -> Report:
-    """A report of a rank that was left alone: what it found by itself, in the phase in which that was."""
+    """The report of a rank that got no verdict from rank 0: what it found by itself, in the phase it was in."""
     known = next((phase for phase in CommPhase if phase.value == outcome.at), CommPhase.RENDEZVOUS)
     last = PhaseResult(phase=known, state=PhaseState.BROKEN, seconds=seconds, said="alone", findings=outcome.alone)
     whole = (*outcome.phases, last) if rank.rank == 0 else (last,)

@@ -1,4 +1,4 @@
-"""The hall of push: one wheel and a hostfile -> the outcome on every node. Runs nothing of the wheel."""
+"""The command push: a wheel and a hostfile -> the outcome on every node. Runs nothing of the wheel."""
 
 import asyncio
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 from dsdoctor.builder.wheel.read import hex_of, read_wheel
 from dsdoctor.comm.launch.commands import SSH
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.hosts.hostfile import HOST, parse_hostfile
 from dsdoctor.hosts.ssh_errors import ssh_problem
@@ -26,7 +26,7 @@ INSTALLS_END = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """What is asked for. ``python`` is the interpreter on the nodes, ``limit`` the seconds for each step on a node,
+    """The request. ``python`` is the interpreter on the nodes, ``limit`` the seconds for each step on a node,
     ``ssh_options`` are ssh's own arguments."""
 
     wheel: Path
@@ -41,7 +41,7 @@ class Push:
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """What came of it, the nodes in the hostfile's order. ``interrupted``: a signal ended it."""
+    """The outcome, the nodes in the hostfile's order. ``interrupted``: a signal ended it."""
 
     sha256: str
     nodes: tuple[Delivered, ...]
@@ -61,7 +61,7 @@ class Pushed:
 def push(order: Push, *, say: Callable[[str], None]) -> Pushed:
     """Copy, verify and install on every node, at most ``parallel`` at once; one that fails stops no other.
 
-    Raises UsageError for a wheel or a hostfile that is none, ImpossiblePlan where there is no ssh.
+    Raises UsageError for a wheel or a hostfile that cannot be used, ImpossiblePlan where there is no ssh.
     """
     hosts = hosts_of(order.hostfile)
     files = files_of(order.wheel)
@@ -71,7 +71,7 @@ def push(order: Push, *, say: Callable[[str], None]) -> Pushed:
         title = f"ssh is not on PATH, and {len(hosts)} nodes are to be reached with it"
         raise ImpossiblePlan(title, hint="sudo apt-get install openssh-client")
     way = Way(
-        # ssh takes the first of two: nothing may ask for a password, and the user's own come before the rest
+        # of two options ssh takes the first: ours that forbid password prompts, then the user's, then the rest of ours
         ssh=(ssh, *SSH[:3], *order.ssh_options, *SSH[3:]),
         environment=host.environment(),
         python=order.python,
@@ -79,7 +79,7 @@ def push(order: Push, *, say: Callable[[str], None]) -> Pushed:
         dry_run=order.dry_run,
         unreached=unreached,
     )
-    whole = Round(order, [Delivery(name, files, way, say) for name in hosts])
+    whole = AllNodes(order, [Delivery(name, files, way, say) for name in hosts])
     nodes = asyncio.run(whole.run())
     return Pushed(sha256=files[0].sha256, nodes=nodes, interrupted=whole.interrupted)
 
@@ -88,40 +88,42 @@ def unreached(host: str, status: int | None, said: str) -> Finding:
     """Why ssh could not get there: ``status`` is its own, None where it did not end in time."""
     problem = ssh_problem(host, status, said)
     title = f"it does not answer over ssh: {problem.what}"
-    fix = Fix(text=problem.fix, commands=problem.commands)
-    evidence = tuple(said.splitlines()[-4:])
-    return Finding(rule="ssh-fails", severity=Severity.ERROR, title=title, evidence=evidence, fix=fix)
+    evidence = said.splitlines()[-4:]
+    return Finding.error("ssh-fails", title, evidence=evidence, fix=problem.fix, commands=problem.commands)
 
 
 def hosts_of(hostfile: Path) -> tuple[str, ...]:
-    """The hosts of a DeepSpeed hostfile. Raises UsageError for one that DeepSpeed refuses, and for names that are none."""
+    """The hosts of a DeepSpeed hostfile. Raises UsageError for one that DeepSpeed refuses, and for invalid names."""
     try:
         read = parse_hostfile(hostfile.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         hint = "write one line for each node, as in: node1 slots=8"
         raise UsageError(f"the hostfile {hostfile} cannot be read: {error.strerror}", hint=hint) from None
-    # what DeepSpeed takes without a word is no matter here, but for a name that ssh would take for something else
-    names = {one.line for one in read.hosts if not HOST.fullmatch(one.name)}
+    # lines that DeepSpeed misreads do no harm here, except a name that ssh would take for something else
+    names = {entry.line for entry in read.hosts if not HOST.fullmatch(entry.name)}
     for bad in read.complaints:
         if bad.refused or bad.line in names:
             where = f"{hostfile}, line {bad.line}" if bad.line else str(hostfile)
             raise UsageError(f"{where}: {bad.what}", hint="write one line for each node, as in: node1 slots=8")
-    return tuple(one.name for one in read.hosts)
+    return tuple(entry.name for entry in read.hosts)
 
 
 def files_of(wheel: Path) -> tuple[Sent, ...]:
-    """The wheel, and the manifest beside it. Raises UsageError for what is no whole DeepSpeed wheel."""
+    """The wheel, and the manifest beside it. Raises UsageError for what is not a complete DeepSpeed wheel."""
     built = read_wheel(wheel)
     if built.altered:
-        title = f"{len(built.altered)} files of {wheel} are not those that its maker recorded: {built.altered[0]}"
+        title = f"{len(built.altered)} files of {wheel} differ from its RECORD: {built.altered[0]}"
         raise UsageError(title, hint="fetch or build it again")
     beside = wheel.with_name(f"{wheel.name}.json")
     paths = (wheel, beside) if beside.is_file() else (wheel,)
     return tuple(Sent(path=path, size=path.stat().st_size, sha256=hex_of(path)) for path in paths)
 
 
-class Round:
-    """All nodes at once: places for so many, a gate where all must fit, one pip at a time in an environment."""
+class AllNodes:
+    """All nodes concurrently: at most ``parallel`` at a time, and one pip at a time in an environment.
+
+    With ``all_or_nothing`` nothing is installed before the wheel was verified on all nodes.
+    """
 
     def __init__(self, order: Push, nodes: list[Delivery]) -> None:
         self.interrupted = False
@@ -129,17 +131,17 @@ class Round:
         self._places = asyncio.Semaphore(order.parallel)
         self._environments: Mapping[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
         self._verdicts: list[bool] = []
-        self._all_in = asyncio.Event()
+        self._all_verified = asyncio.Event()
 
     async def run(self) -> tuple[Delivered, ...]:
-        """The outcome on every node. A signal ends what has not come to an install."""
-        tasks = [asyncio.create_task(self._deliver(one)) for one in self._nodes]
+        """The outcome on every node. A signal ends the nodes that do not install yet."""
+        tasks = [asyncio.create_task(self._deliver(node)) for node in self._nodes]
         loop = asyncio.get_running_loop()
 
         def leave(*, also_installs: bool) -> None:
             self.interrupted = True
-            for task, one in zip(tasks, self._nodes, strict=True):
-                if not one.hung_up and (also_installs or not one.installing):
+            for task, node in zip(tasks, self._nodes, strict=True):
+                if not node.closed and (also_installs or not node.installing):
                     task.cancel()
 
         def interrupt() -> None:
@@ -150,41 +152,41 @@ class Round:
         with _on_signals(loop, interrupt):
             return tuple(await asyncio.gather(*tasks))
 
-    async def _deliver(self, one: Delivery) -> Delivered:
+    async def _deliver(self, node: Delivery) -> Delivered:
         try:
             async with self._places:
-                fits = await self._verified(one)
+                fits = await self._verified(node)
                 if fits and not self._order.all_or_nothing:
-                    await self._installed(one)
+                    await self._installed(node)
             if fits and self._order.all_or_nothing:
-                await self._all_in.wait()
+                await self._all_verified.wait()
                 async with self._places:
-                    await self._installed(one)
+                    await self._installed(node)
         except NodeEnded as ended:
-            one.stop(ended)
+            node.stop(ended)
         except OSError as error:
-            one.stop(problems.refused_here(error))
+            node.stop(problems.refused_here(error))
         except asyncio.CancelledError:
-            one.stop(one.cut_off("the push was interrupted"))
-        return await one.end()
+            node.stop(node.cut_off("the push was interrupted"))
+        return await node.end()
 
-    async def _verified(self, one: Delivery) -> bool:
-        """Whether it fits there; the last node's verdict opens the gate."""
+    async def _verified(self, node: Delivery) -> bool:
+        """Whether the wheel fits there; after the last node's verdict the installs may begin."""
         fits = False
         try:
-            fits = await one.verify()
+            fits = await node.verify()
         finally:
             self._verdicts.append(fits)
             if len(self._verdicts) == len(self._nodes):
-                self._all_in.set()
+                self._all_verified.set()
         return fits
 
-    async def _installed(self, one: Delivery) -> None:
+    async def _installed(self, node: Delivery) -> None:
         """Two nodes with one environment, on a shared file system or by two names, never have two pips in it."""
         wanted = not self._order.dry_run and (not self._order.all_or_nothing or all(self._verdicts))
         if wanted:
-            async with self._environments[one.environment]:
-                await one.install()
+            async with self._environments[node.environment]:
+                await node.install()
 
 
 @contextmanager

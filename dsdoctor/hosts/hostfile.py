@@ -1,4 +1,5 @@
-"""The text of a hostfile or a .deepspeed_env -> what DeepSpeed 0.19.8 takes from it, what it refuses and misreads. Never raises."""
+"""The text of a hostfile or a .deepspeed_env -> what DeepSpeed 0.19.8 reads from it, what it refuses and what it misreads.
+Never raises."""
 
 import io
 import re
@@ -9,7 +10,7 @@ LINE = re.compile(r"^(\S+)\s+slots=(\d+)(.*)$", re.DOTALL)
 HOST = re.compile(r"(?:[A-Za-z0-9_.-]+@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MOST_DIGITS = 6
-"""A larger number of slots is a slip of the finger, and a list of that many ranks would fill the memory."""
+"""A larger number of slots is a typing error, and a list of that many ranks would fill the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Hostfile:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentFile:
-    """What a .deepspeed_env says. ``values`` are as they stand there: they may be secrets, never show them."""
+    """What a .deepspeed_env says. ``values`` are unchanged and may be secrets: never show them."""
 
     values: dict[str, str]
     complaints: tuple[Complaint, ...] = ()
@@ -115,7 +116,7 @@ def _refused(match: re.Match[str] | None, hosts: dict[str, Slots]) -> str | None
 
 
 def _swallowed(match: re.Match[str]) -> Iterator[str]:
-    """What DeepSpeed takes from a line without a word although it cannot be meant."""
+    """What DeepSpeed accepts in a line without a warning although it cannot be meant."""
     host, slots, rest = match[1], match[2], match[3]
     if rest and not re.match(r"\s+#", rest):
         yield f"what follows slots={slots} is ignored: {_short(rest.strip())!r}"

@@ -1,4 +1,4 @@
-"""Short lists of hosts, as Slurm and Open MPI write them -> the names of all hosts. Text in, tuples out; asks nobody."""
+"""Short lists of hosts, as Slurm and Open MPI write them -> the names of all hosts. Text in, tuples out."""
 
 import itertools
 import re
@@ -75,7 +75,7 @@ def _pieces(text: str) -> Iterator[str]:
         match = PIECES.match(text, at)
         assert match is not None
         if not match[0] or text[match.end() : match.end() + 1] not in ("", ","):
-            raise _malformed(text, "an empty part, or a bracket without its fellow")
+            raise _malformed(text, "an empty part, or a bracket without its pair")
         yield match[0]
         at = match.end() + 1
 
@@ -117,5 +117,6 @@ def _numbers(ranges: Sequence[str], width: int) -> Iterator[str]:
 def _malformed(text: str, why: str) -> UsageError:
     shown = text if len(text) < 80 else text[:77] + "..."
     return UsageError(
-        f"the node list {shown!r} cannot be read: {why}", hint="set MASTER_ADDR to the host of rank 0, or mend the list"
+        f"the node list {shown!r} cannot be read: {why}",
+        hint="set MASTER_ADDR to the host of rank 0, or correct the list",
     )

@@ -1,4 +1,4 @@
-"""What ssh said when it could not reach a host -> what that means and what mends it. A catalogue."""
+"""ssh's messages when it could not reach a host -> what that means and how to fix it. A catalogue."""
 
 import re
 import shlex
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class SshProblem:
-    """One way in which ssh fails: ``pattern`` is found in its words (``sample``), ``HOST`` in the commands stands for the host."""
+    """A way in which ssh fails: ``pattern`` is found in its message (such as ``sample``); ``HOST`` in the commands is replaced."""
 
     pattern: str
     what: str
@@ -17,7 +17,7 @@ class SshProblem:
 
 
 def ssh_problem(host: str, status: int | None, stderr: str) -> SshProblem:
-    """The ill that ssh's words tell; ``status`` is None where it did not end in time, 255 where ssh itself failed.
+    """The problem that ssh's message shows; ``status`` is None where ssh did not end in time, 255 where ssh itself failed.
 
     >>> ssh_problem("n1", 255, "ssh: connect to host n1 port 22: Connection refused").what
     'the host is there, and no sshd listens on its port'

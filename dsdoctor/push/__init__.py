@@ -1,1 +1,1 @@
-"""One wheel to one node over ssh: the conversation with child_scripts/take_wheel.py there, and what became of it."""
+"""Sends a wheel to a node over ssh, talks to child_scripts/take_wheel.py there, and returns the outcome."""

@@ -1,4 +1,4 @@
-"""What a push to one node is made of: what is sent, how the node is reached, what it says, what became of it. Data only."""
+"""The data of a push to a node: what is sent, how the node is reached, its messages, the outcome. Data only."""
 
 import enum
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from dsdoctor.core.finding import Finding
 
 
 class NodeState(enum.Enum):
-    """What became of the wheel on a node."""
+    """The outcome of a push on a node."""
 
     INSTALLED = "installed"
     VERIFIED = "verified"
@@ -19,7 +19,7 @@ class NodeState(enum.Enum):
 
 
 class NodeStep(enum.Enum):
-    """What a node is at."""
+    """The steps of a push on a node."""
 
     CONNECT = "connect"
     COPY = "copy"
@@ -46,9 +46,9 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How a node is reached and worked on: ``ssh`` with its arguments up to the host, and its whole ``environment``; ``python`` is
-    the interpreter there, ``limit`` the seconds for each step. ``unreached`` says what host, ssh's status (None: it did not
-    end in time) and its words come to."""
+    """How a node is reached and worked on: ``ssh`` with its arguments up to the host, and its whole ``environment``;
+    ``python`` is the interpreter there, ``limit`` the seconds for each step. ``unreached`` makes the finding from host,
+    ssh's status (None: it did not end in time) and its message."""
 
     ssh: tuple[str, ...]
     environment: Mapping[str, str]
@@ -60,8 +60,8 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Delivered:
-    """The outcome on one node. ``step`` is the last one that was begun; ``now`` is the DeepSpeed that is there at the end, where
-    the node could tell (``known``); ``already``: this very wheel was there, and pip was not called."""
+    """The outcome on one node. ``step`` is the last one that was begun; ``now`` is the DeepSpeed that is there at the end,
+    where that is known (``known``); ``already``: this very wheel was there, and pip was not called."""
 
     host: str
     state: NodeState
@@ -76,7 +76,7 @@ class Delivered:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeMessage:
-    """A line that a node says; which fields it has depends on ``say``."""
+    """A message of a node; which fields it has depends on ``say``."""
 
     say: str
     step: NodeStep = NodeStep.CONNECT
@@ -96,7 +96,7 @@ class NodeMessage:
 
 
 class NodeEnded(Exception):
-    """A node that comes no further. ``finding`` says why."""
+    """The push stops at this node. ``finding`` says why."""
 
     def __init__(self, state: NodeState, finding: Finding) -> None:
         super().__init__(finding.title)

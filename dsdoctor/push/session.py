@@ -1,4 +1,4 @@
-"""The conversation with one node over ssh: verify there, install there, hang up. Acts through ssh; judges no wheel itself."""
+"""The session with a node over ssh: verify there, install there, end. Acts through ssh; judges no wheel itself."""
 
 import asyncio
 import contextlib
@@ -20,22 +20,22 @@ MARK = b"@@dsdoctor "
 CHUNK = 1 << 20
 LONGEST_LINE = 16 << 20
 TAIL = 4000
-FIRST_WORD = 60.0
+FIRST_MESSAGE = 60.0
 """Seconds for a login and the start of a Python, at most."""
-LAST_WORDS = 20.0
+FINAL_SECONDS = 20.0
 """Seconds in which a node that was told to stop must have removed its folder."""
-SAID_FIRST = ("differs", "lacks", "another")
-"""Words that say more than the "failed" which follows them."""
+MORE_SPECIFIC = ("differs", "lacks", "another")
+"""Messages that say more than the "failed" which follows them."""
 
 
 class Delivery:
-    """One wheel to one node: ``verify``, perhaps ``install``, then ``end``, whatever came before. Both steps raise Ended."""
+    """One wheel to one node: ``verify``, perhaps ``install``, then ``end`` in any case. Both steps raise NodeEnded."""
 
     def __init__(self, host: str, files: tuple[Sent, ...], way: Way, say: Callable[[str], None]) -> None:
         self.host, self._files, self._way, self._say = host, files, way, say
         self.state, self.step = NodeState.FAILED, NodeStep.CONNECT
         self.environment: tuple[str, ...] = ()
-        self.hung_up = False
+        self.closed = False
         self._findings: list[Finding] = []
         self._before: Present | None = None
         self._last = NodeMessage(say="")
@@ -54,21 +54,21 @@ class Delivery:
     async def verify(self) -> bool:
         """Connect, copy, and let the node's dsdoctor judge; whether it found no error."""
         self._began = time.monotonic()
-        await self._within(min(FIRST_WORD, self._way.limit), self._connect())
+        await self._within(min(FIRST_MESSAGE, self._way.limit), self._connect())
         self._begin(NodeStep.COPY)
         await self._within(self._way.limit, self._copy())
         self._begin(NodeStep.VERIFY)
-        # the node has the same limit, and a word to say when it is over
-        word = await self._within(self._way.limit + LAST_WORDS, self._heard("verified"))
-        self._findings += word.findings
-        refused = has_error(word.findings)
-        if word.status not in {0, 1, 2} or refused != bool(word.status):
-            raise problems.no_verdict(f"dsdoctor ended with status {word.status}: {word.why}")
+        # the node has the same limit, and needs some seconds to report when it is over
+        message = await self._within(self._way.limit + FINAL_SECONDS, self._heard("verified"))
+        self._findings += message.findings
+        refused = has_error(message.findings)
+        if message.status not in {0, 1, 2} or refused != bool(message.status):
+            raise problems.no_verdict(f"dsdoctor ended with status {message.status}: {message.why}")
         self.state = NodeState.REFUSED if refused else NodeState.VERIFIED
         return not refused
 
     async def install(self) -> None:
-        """Have it installed where it was verified. From here on the node comes to an end by itself."""
+        """Have the verified wheel installed. From here on the node finishes by itself."""
         self._begin(NodeStep.INSTALL)
         self.state = NodeState.FAILED
         await self._write(b"install\n")
@@ -76,20 +76,20 @@ class Delivery:
         self.state = NodeState.INSTALLED
 
     def stop(self, ended: NodeEnded) -> None:
-        """Note why it comes no further."""
+        """Note why the push stops at this node."""
         self.state = ended.state
         self._findings.append(ended.finding)
 
     def cut_off(self, why: str) -> NodeEnded:
-        """It is left in the middle."""
+        """The session ends in the middle of a step."""
         return problems.cut_off(self.host, self._way, self.step, why, self._said())
 
     async def end(self) -> Delivered:
-        """Hang up, hear what is there now, and give the outcome: within LAST_WORDS seconds."""
-        self.hung_up = True
+        """End the session within FINAL_SECONDS, and return the outcome with what is there now."""
+        self.closed = True
         if self._process is not None:
             try:
-                await self._last_word()
+                await self._final_messages()
             finally:
                 await self._kill()
         known = self._last.asked or (bool(self.environment) and not self.installing)
@@ -121,63 +121,63 @@ class Delivery:
             start_new_session=True,
         )
         self._reading = asyncio.create_task(self._keep_stderr())
-        files = [{"name": one.path.name, "size": one.size, "sha256": one.sha256} for one in self._files]
+        files = [{"name": file.path.name, "size": file.size, "sha256": file.sha256} for file in self._files]
         told = {"python": self._way.python, "files": files, "limit": self._way.limit, "dry_run": self._way.dry_run}
         await self._write(script + msgspec.json.encode(told) + b"\n")
-        word = await self._heard("here")
-        self._before, self._folder, self.environment = word.before, word.folder, word.environment
+        message = await self._heard("here")
+        self._before, self._folder, self.environment = message.before, message.folder, message.environment
 
     async def _copy(self) -> None:
-        for one in self._files:
-            left = one.size
-            with one.path.open("rb") as file:
+        for sent in self._files:
+            left = sent.size
+            with sent.path.open("rb") as file:
                 # never more than was announced, also where the file grows meanwhile
                 while left and (chunk := file.read(min(CHUNK, left))):
                     left -= len(chunk)
                     await self._write(chunk)
             if left:
-                raise problems.shrunk(one)
+                raise problems.shrunk(sent)
         await self._heard("copied")
 
     async def _write(self, data: bytes) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        # where nobody reads any more, what was said tells why
+        # when the other side is gone, its last messages say why
         with contextlib.suppress(ConnectionError):
             self._process.stdin.write(data)
             await self._process.stdin.drain()
 
     async def _heard(self, wanted: str) -> NodeMessage:
-        """The word that is waited for. Raises Ended where another end comes first."""
-        while (word := await self._next()) is not None:
-            if word.say == wanted:
-                return word
-            if word.say in SAID_FIRST or word.say == "failed":
-                raise problems.failed(self.host, self._way, word)
+        """The message that is waited for. Raises NodeEnded where the node fails first."""
+        while (message := await self._next()) is not None:
+            if message.say == wanted:
+                return message
+            if message.say in MORE_SPECIFIC or message.say == "failed":
+                raise problems.failed(self.host, self._way, message)
         raise await self._lost()
 
     async def _next(self) -> NodeMessage | None:
-        """The next word; lines of others (a greeting of the login shell) are passed over. None: it says no more."""
+        """The next message; other lines (a greeting of the login shell) are skipped. None: no more will come."""
         assert self._process is not None
         assert self._process.stdout is not None
         try:
             while line := await self._process.stdout.readline():
                 _, mark, said = line.rpartition(MARK)
                 if mark:
-                    return self._learnt(msgspec.json.decode(said, type=NodeMessage))
+                    return self._noted(msgspec.json.decode(said, type=NodeMessage))
         except (ValueError, msgspec.MsgspecError) as error:
-            raise problems.no_verdict(f"its words make no sense here: {error}") from None
+            raise problems.no_verdict(f"its message cannot be read: {error}") from None
         return None
 
-    def _learnt(self, word: NodeMessage) -> NodeMessage:
-        if word.say == "end":
-            self._last = word
-        if word.say == "removed" and word.left:
+    def _noted(self, message: NodeMessage) -> NodeMessage:
+        if message.say == "end":
+            self._last = message
+        if message.say == "removed" and message.left:
             self._findings.append(problems.folder_left(self._folder))
-        return word
+        return message
 
     async def _lost(self) -> NodeEnded:
-        """The words ended: by what ssh, or the shell there, said."""
+        """Why no more messages come, by what ssh or the shell there wrote."""
         assert self._process is not None
         status = await self._process.wait()
         if self._reading is not None:
@@ -201,17 +201,17 @@ class Delivery:
     def _said(self) -> str:
         return self._stderr.decode(errors="replace").strip()
 
-    async def _last_word(self) -> None:
-        """Close stdin, which tells the other side to stop, and hear it out."""
+    async def _final_messages(self) -> None:
+        """Close stdin, which makes the other side stop, and read its final messages."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.close()
-        # one that has not said a word yet has nothing to tell
-        seconds = LAST_WORDS if self.environment else 1.0
+        # a node that has not sent anything yet has nothing to report
+        seconds = FINAL_SECONDS if self.environment else 1.0
         with contextlib.suppress(asyncio.TimeoutError, NodeEnded):
-            await asyncio.wait_for(self._hear_out(), seconds)
+            await asyncio.wait_for(self._read_to_end(), seconds)
 
-    async def _hear_out(self) -> None:
+    async def _read_to_end(self) -> None:
         assert self._process is not None
         while await self._next() is not None:
             pass

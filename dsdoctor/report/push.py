@@ -1,9 +1,10 @@
-"""What became of a wheel on each node of a push -> lines: a line a node, each finding once with its nodes, the count."""
+"""The outcome of a push on each node -> lines: one for each node, each finding once with its nodes, the count."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.sentences import and_more
 from dsdoctor.push.models import Delivered, NodeState, Present
 from dsdoctor.report.terminal import finding_lines
 
@@ -34,11 +35,13 @@ def findings_of(nodes: tuple[Delivered, ...]) -> tuple[Finding, ...]:
     found: dict[str, Finding] = {}
     for node in nodes:
         for finding in node.findings:
-            # the nodes of a cluster are alike: the same ill of many is one
+            # the nodes of a cluster are alike, so the same problem on many is one finding
             key = f"{finding.rule} {finding.title}"
             found.setdefault(key, finding)
             hosts.setdefault(key, []).append(node.host)
-    return tuple(replace(finding, title=f"{_some(hosts[key])}: {finding.title}") for key, finding in found.items())
+    return tuple(
+        replace(finding, title=f"{and_more(hosts[key], FEW)}: {finding.title}") for key, finding in found.items()
+    )
 
 
 def _state(node: Delivered) -> str:
@@ -66,8 +69,3 @@ def _name(present: Present | None) -> str:
     return (
         f"DeepSpeed {present.version}" if present.version else f"a DeepSpeed without its records in {present.location}"
     )
-
-
-def _some(hosts: list[str]) -> str:
-    more = f" and {len(hosts) - FEW} more" if len(hosts) > FEW else ""
-    return ", ".join(hosts[:FEW]) + more

@@ -1,4 +1,4 @@
-"""Times, sizes, ranks and tables in words, for what is shown of a test of communication."""
+"""Times, sizes, ranks and tables as text, for the report of a communication test."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -25,7 +25,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 @pytest.fixture
 def wide_rig(tmp_path: Path) -> Iterator[Rig]:
-    """Three nodes: a pair of them can be ill while the third is well with both."""
+    """Three nodes: a pair of them can have a problem while the third reaches both."""
     need(missing())
     with Rig(tmp_path / "rig", nodes=3) as rig:
         yield rig

@@ -101,7 +101,7 @@ def firewall(node: Node, *rules: str) -> Iterator[None]:
 
 
 def everything_dropped(node: Node) -> "contextlib.AbstractContextManager[None]":
-    """No packet enters or leaves the node; nobody is told."""
+    """No packet enters or leaves the node, and no error is reported."""
     return firewall(node, "INPUT -i eth+ -j DROP", "OUTPUT -o eth+ -j DROP")
 
 
@@ -148,7 +148,7 @@ def slow_node(rig: Rig, number: int, rate: str = "80mbit", link: int = 0) -> Ite
 
 @contextlib.contextmanager
 def mtu_hole(rig: Rig, link: int = 0) -> Iterator[None]:
-    """Nodes that send frames of 9000 bytes over a switch that drops what is above 1500, and tells nobody."""
+    """Nodes that send frames of 9000 bytes over a switch that drops what is above 1500, and reports it to no one."""
     for node in rig.nodes:
         node.net("ip", "link", "set", f"eth{link}", "mtu", "9000")
     try:
@@ -173,7 +173,7 @@ while True:
 
 @contextlib.contextmanager
 def squatter(node: Node, port: int, says: str = "") -> Iterator[None]:
-    """Somebody else's server on the port: says nothing, or a greeting such as ``SSH-2.0-x`` and a line end."""
+    """Another program's server on the port: says nothing, or a greeting such as ``SSH-2.0-x`` and a line end."""
     log = node.folder / "squatter.log"
     with log.open("w") as file:
         process = node.popen([sys.executable, "-c", LISTEN, str(port), says], stdout=file, stderr=subprocess.STDOUT)

@@ -1,4 +1,4 @@
-"""What people run today: gloo's process group, one all_reduce, one large one, a line a rank. No import of ours.
+"""What made run today: gloo's process group, one all_reduce, one large one, a line a rank. No import of ours.
 
 ``plain.py [TIMEOUT]``, and whatever DeepSpeed's launcher adds.
 """

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dsdoctor.comm.models import Claim, CommPhase, Mode, PhaseState
 from dsdoctor.comm.results import ConnectOutcome, Limit, Pace, PairTime, PhaseResult, Reach, Report, Speed, Stuck
 from dsdoctor.comm.verdict import ended, verdict
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 
 MIB = 1 << 20
 FACTORS = {"all_reduce": lambda n: 2 * (n - 1) / n, "broadcast": lambda n: 1.0}
@@ -32,14 +32,12 @@ def phase(
 
 
 def error(rule: str, title: str, *evidence: str, fix: str, commands: tuple[str, ...] = ()) -> Finding:
-    return Finding(
-        rule=rule, severity=Severity.ERROR, title=title, evidence=evidence, fix=Fix(text=fix, commands=commands)
-    )
+    return Finding.error(rule, title, evidence=evidence, fix=fix, commands=commands)
 
 
 def mesh(world: int, *, fast: float = 1.9e9, bad: Iterable[Reach] = ()) -> tuple[Reach, ...]:
     """Every direction reached, at a bandwidth that wavers a little; ``bad`` replaces some."""
-    instead = {(one.source, one.target): one for one in bad}
+    instead = {(reach.source, reach.target): reach for reach in bad}
     return tuple(
         instead.get((a, b))
         or Reach(
@@ -184,12 +182,12 @@ def missing_rank() -> Report:
 
 def slow_node() -> Report:
     """nodec's link is 60 times slower than the others', and nodec computes slowly too."""
-    slow = Finding(
-        rule="slow-node",
-        severity=Severity.WARNING,
-        title="all pairs of nodec (rank 2) are slow: 21 MB/s, the others' median is 1320 MB/s",
+    slow = Finding.warning(
+        "slow-node",
+        "all pairs of nodec (rank 2) are slow: 21 MB/s, the others' median is 1320 MB/s",
         evidence=("pairs (0,2) (1,2) (2,3); no other pair is slow, so it is the node and not a path",),
-        fix=Fix(text="look at the link of nodec", commands=("ssh nodec ethtool eth0",)),
+        fix="look at the link of nodec",
+        commands=("ssh nodec ethtool eth0",),
     )
     phases = (
         *good_phases(4, 4)[:5],
@@ -224,8 +222,8 @@ def bad_pair(why: str = "rank 1 (nodeb) cannot reach rank 3 (noded): timed out")
     return report(FOUR_HOSTS, phases, reaches=mesh(4, bad=[lost]), stuck=(stuck,), wrong=(2,))
 
 
-def many(hosts: int, each: int = 8, *, sick: bool = True) -> Report:
-    """``hosts`` x ``each`` ranks; where ``sick``, one node is slow and one host cannot be reached by another."""
+def many(hosts: int, each: int = 8, *, bad_nodes: bool = True) -> Report:
+    """``hosts`` x ``each`` ranks; where ``bad_nodes``, one node is slow and one host cannot be reached by another."""
     names = tuple(f"node{number:02d}" for number in range(hosts) for _ in range(each))
     lost = [
         Reach(source=a, target=b, outcome=ConnectOutcome.REFUSED, address=f"10.0.0.{b}", seconds=0.001)
@@ -235,9 +233,9 @@ def many(hosts: int, each: int = 8, *, sick: bool = True) -> Report:
     return report(
         names,
         good_phases(len(names), hosts),
-        reaches=mesh(len(names), bad=lost if sick else ()),
-        pairs=pairs(names, slow={f"node{hosts - 2:02d}": 30.0} if sick else None),
-        paces=paces(len(names), slow=range(each * (hosts - 2), each * (hosts - 1)) if sick else ()),
+        reaches=mesh(len(names), bad=lost if bad_nodes else ()),
+        pairs=pairs(names, slow={f"node{hosts - 2:02d}": 30.0} if bad_nodes else None),
+        paces=paces(len(names), slow=range(each * (hosts - 2), each * (hosts - 1)) if bad_nodes else ()),
         speeds=speeds(len(names)),
         limit=LOOPBACK,
     )

@@ -32,9 +32,9 @@ def test_the_slowest_ranks_median_decides() -> None:
     speeds = [
         Speeds(
             rank=rank,
-            timings=(Timing(op="all_reduce", size=3_000_000, calls=9, least=0.001, median=one, p99=10 * one),),
+            timings=(Timing(op="all_reduce", size=3_000_000, calls=9, least=0.001, median=typical, p99=10 * typical),),
         )
-        for rank, one in enumerate(medians)
+        for rank, typical in enumerate(medians)
     ]
 
     (merged,) = merge(speeds[::-1])
@@ -51,4 +51,4 @@ def test_what_one_rank_did_not_time_has_no_figure() -> None:
 
 
 def test_everything_that_is_timed_has_a_formula() -> None:
-    assert {one.op for one in TIMED} <= {one.op for one in FORMULAS}
+    assert {timed.op for timed in TIMED} <= {formula.op for formula in FORMULAS}

@@ -24,7 +24,7 @@ def eight(**changes: object) -> Report:
 
 
 def slowed(found: Report, factor: float, concerned: Callable[[PairTime], bool]) -> Report:
-    times = (replace(one, seconds=one.seconds * factor) if concerned(one) else one for one in found.pairs)
+    times = (replace(pair, seconds=pair.seconds * factor) if concerned(pair) else pair for pair in found.pairs)
     return replace(found, pairs=tuple(times))
 
 
@@ -44,7 +44,7 @@ def test_what_was_saved_is_read_again(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (None, "cannot be read"),
-        (b'{"schema": "dsdoctor/1"}', f"is of the schema 'dsdoctor/1', wanted is '{SCHEMA}'"),
+        (b'{"schema": "dsdoctor/1"}', f"has the schema 'dsdoctor/1', expected is '{SCHEMA}'"),
         (b"[1]", "no baseline"),
         (b"\xff\xfe", "no baseline"),
         (f'{{"schema": "{SCHEMA}", "date": "x", "world": 2'.encode(), "damaged"),
@@ -110,7 +110,7 @@ def test_the_noise_of_real_runs_is_not_told() -> None:
 
 
 def test_a_node_that_lost_a_fifth_is_named() -> None:
-    now = slowed(eight(), 1 / 0.78, lambda one: {NODES[one.source], NODES[one.target]} & {"nodeb"} != set())
+    now = slowed(eight(), 1 / 0.78, lambda pair: {NODES[pair.source], NODES[pair.target]} & {"nodeb"} != set())
 
     findings = [finding for finding in slower(now, base_of(eight(), DAY)) if "hosts" in finding.title]
 
@@ -119,12 +119,12 @@ def test_a_node_that_lost_a_fifth_is_named() -> None:
     ]
     assert findings[0].severity is Severity.WARNING
     assert findings[0].evidence == (
-        "nearly all of its 12 pairs with other hosts lost as much: it is the host and not a path",
+        "nearly all of its 12 pairs with other hosts lost as much: it is the host and not one path",
     )
 
 
 def test_a_path_that_lost_is_told_from_its_hosts() -> None:
-    now = slowed(eight(), 2.0, lambda one: {NODES[one.source], NODES[one.target]} == {"nodea", "noded"})
+    now = slowed(eight(), 2.0, lambda pair: {NODES[pair.source], NODES[pair.target]} == {"nodea", "noded"})
 
     assert titles(now, eight()) == [
         "4 pairs of ranks between nodea and noded lost 50 % against 2026-11-14: 720 MB/s, was 1.44 GB/s"
@@ -132,7 +132,7 @@ def test_a_path_that_lost_is_told_from_its_hosts() -> None:
 
 
 def test_one_pair_of_ranks_that_lost_is_named() -> None:
-    now = slowed(eight(), 4.0, lambda one: (one.source, one.target) == (1, 6))
+    now = slowed(eight(), 4.0, lambda pair: (pair.source, pair.target) == (1, 6))
 
     assert titles(now, eight()) == [
         "ranks 1 and 6 (between nodea and noded) lost 75 % against 2026-11-14: 390 MB/s, was 1.56 GB/s"
@@ -140,7 +140,7 @@ def test_one_pair_of_ranks_that_lost_is_named() -> None:
 
 
 def test_hosts_that_all_lost_are_one_finding() -> None:
-    now = slowed(eight(), 1.5, lambda one: NODES[one.source] != NODES[one.target])
+    now = slowed(eight(), 1.5, lambda pair: NODES[pair.source] != NODES[pair.target])
 
     (title,) = titles(now, eight())
     assert title.startswith("all 4 hosts lost 33 %")
@@ -174,7 +174,7 @@ def test_a_node_that_computes_slower_is_not_blamed_on_the_network() -> None:
 def test_hosts_are_told_by_name_wherever_their_ranks_are() -> None:
     turned = report(NODES[::-1], good_phases(8, 4), pairs=pairs(NODES[::-1]), speeds=speeds(8))
     now = slowed(
-        turned, 3.0, lambda one: (turned.hosts[one.source] == "nodea") != (turned.hosts[one.target] == "nodea")
+        turned, 3.0, lambda pair: (turned.hosts[pair.source] == "nodea") != (turned.hosts[pair.target] == "nodea")
     )
 
     (title,) = titles(now, eight())

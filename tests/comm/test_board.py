@@ -69,8 +69,8 @@ def test_a_writer_that_died_between_number_and_text_is_passed_over() -> None:
 
 def test_boards_of_two_tests_in_one_store_do_not_meet() -> None:
     store = Memory()
-    one, other = Board(store, "one"), Board(store, "other")
-    one.put("verdict", {"ok": True})
+    mine, other = Board(store, "one"), Board(store, "other")
+    mine.put("verdict", {"ok": True})
 
-    assert (one.has("verdict"), other.has("verdict")) == (True, False)
+    assert (mine.has("verdict"), other.has("verdict")) == (True, False)
     assert json.loads(store.kept["one/verdict"]) == {"ok": True}

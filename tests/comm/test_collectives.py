@@ -93,7 +93,7 @@ def exchanges(
 
 
 def wrong(seen: list[tuple[Exchange, ...]]) -> Iterator[Exchange]:
-    return (one for one in chain(*seen) if one.wrong is not None)
+    return (exchange for exchange in chain(*seen) if exchange.wrong is not None)
 
 
 @pytest.mark.launch
@@ -101,8 +101,12 @@ def wrong(seen: list[tuple[Exchange, ...]]) -> Iterator[Exchange]:
 def test_every_record_is_right_on_healthy_ranks(tmp_path: Path, world: int) -> None:
     seen = exchanges(tmp_path, world, "default")
 
-    assert [(one.op, one.wrong, one.skipped) for one in chain(*seen) if one.wrong or one.skipped] == []
-    names = {one.op for one in seen[0]}
+    assert [
+        (exchange.op, exchange.wrong, exchange.skipped)
+        for exchange in chain(*seen)
+        if exchange.wrong or exchange.skipped
+    ] == []
+    names = {exchange.op for exchange in seen[0]}
     assert all(any(op.startswith(record.name) for op in names) for record in COLLECTIVES)
 
 
@@ -112,8 +116,12 @@ def test_every_record_is_right_on_healthy_ranks(tmp_path: Path, world: int) -> N
 def test_deepspeeds_layer_is_right_on_a_group_that_is_there_already(tmp_path: Path) -> None:
     seen = exchanges(tmp_path, 2, what="deepspeed")
 
-    assert [(one.op, one.wrong, one.skipped) for one in chain(*seen) if one.wrong or one.skipped] == []
-    assert {one.op.split()[1] for one in seen[0]} == {"all_reduce", "all_gather", "reduce_scatter"}
+    assert [
+        (exchange.op, exchange.wrong, exchange.skipped)
+        for exchange in chain(*seen)
+        if exchange.wrong or exchange.skipped
+    ] == []
+    assert {exchange.op.split()[1] for exchange in seen[0]} == {"all_reduce", "all_gather", "reduce_scatter"}
 
 
 @pytest.mark.launch
@@ -135,17 +143,17 @@ def test_the_rank_whose_bit_was_flipped_is_named(
     seen = exchanges(tmp_path, world, bad=bad, FAULT=fault)
 
     found = list(wrong(seen))
-    assert {one.op.split()[0] for one in found} == ops
-    told = [one for one in found if one.wrong and one.wrong.again is not None]
-    assert told and {one.wrong.whose for one in told if one.wrong} == {(bad,)}, told
-    assert all(one.wrong.count >= 1 for one in found if one.wrong)
+    assert {exchange.op.split()[0] for exchange in found} == ops
+    told = [exchange for exchange in found if exchange.wrong and exchange.wrong.again is not None]
+    assert told and {exchange.wrong.whose for exchange in told if exchange.wrong} == {(bad,)}, told
+    assert all(exchange.wrong.count >= 1 for exchange in found if exchange.wrong)
 
 
 @pytest.mark.launch
 def test_a_bit_that_flips_once_is_reported_and_nobody_is_blamed(tmp_path: Path) -> None:
     found = list(wrong(exchanges(tmp_path, 2, bad=1, FAULT="all_reduce", FLIPS="1")))
 
-    assert [(one.wrong.whose, one.wrong.again) for one in found if one.wrong] == [((), False)] * 2
+    assert [(exchange.wrong.whose, exchange.wrong.again) for exchange in found if exchange.wrong] == [((), False)] * 2
 
 
 @given(st.sampled_from(sorted(EXACT)), st.integers(1, 3000), st.sampled_from([None, Reduction.SUM, Reduction.AVG]))

@@ -1,4 +1,4 @@
-"""What is done to the ranks is named: which rank, which host, which ill, within the deadline and two seconds."""
+"""Every fault that is made is named: which rank, which host, which problem, within the deadline and two seconds."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_a_fault_is_named_in_time(fault: Fault, tmp_path: Path) -> None:
     assert told, f"rank {fault.teller} does not end\n{running.told()}"
     assert whispered, f"ranks {listened} do not end\n{running.told()}"
     found = findings(running, fault.teller)
-    named = [one["title"] for one in found if one["rule"] in fault.rules]
+    named = [finding["title"] for finding in found if finding["rule"] in fault.rules]
     assert any(all(word in title for word in fault.says) for title in named), f"{found}\n{running.told()}"
     assert running.ends[fault.teller][0] == fault.status, running.told()
     assert max(running.ends[key][1] for key in (fault.teller, *listened)) <= deadline + MARGIN
@@ -61,7 +61,7 @@ def test_a_missing_rank_is_named_within_the_deadline(world: int, deadline: float
         ended = running.wait(deadline + 10)
 
     assert ended, running.told()
-    titles = [one["title"] for one in findings(running, "0") if one["rule"] == "rank-missing"]
+    titles = [finding["title"] for finding in findings(running, "0") if finding["rule"] == "rank-missing"]
     assert len(titles) == 1
     assert titles[0].startswith(f"rank {absent}")
     assert max(seconds for _, seconds in running.ends.values()) <= deadline + MARGIN

@@ -36,7 +36,9 @@ def claims(world: int, odd: Mapping[int, Mapping[str, str]], *, per_host: int = 
 
 
 def told(world: int, odd: Mapping[int, Mapping[str, str]], *, per_host: int = 8) -> list[tuple[str, Severity, str]]:
-    return [(one.rule, one.severity, one.title) for one in examine(claims(world, odd, per_host=per_host))]
+    return [
+        (finding.rule, finding.severity, finding.title) for finding in examine(claims(world, odd, per_host=per_host))
+    ]
 
 
 def test_ranks_that_are_alike_have_no_findings() -> None:
@@ -76,13 +78,13 @@ def test_a_tie_names_both() -> None:
     ],
 )
 def test_how_much_a_difference_matters(odd: dict[str, str], rule: str, severity: Severity) -> None:
-    assert [(one[0], one[1]) for one in told(4, {2: odd})] == [(rule, severity)]
+    assert [(judged[0], judged[1]) for judged in told(4, {2: odd})] == [(rule, severity)]
 
 
 def test_other_names_of_devices_on_other_hosts_are_a_note() -> None:
     odd = {rank: {"NCCL_SOCKET_IFNAME": "eth0" if rank else "eno1"} for rank in range(4)}
 
-    assert [one[1] for one in told(4, odd)] == [Severity.NOTE]
+    assert [judged[1] for judged in told(4, odd)] == [Severity.NOTE]
 
 
 def test_every_difference_explains_itself() -> None:

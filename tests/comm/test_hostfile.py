@@ -16,7 +16,7 @@ NEAR = st.lists(
 
 
 def problems(text: str) -> list[tuple[int, bool, str]]:
-    return [(one.line, one.refused, one.what) for one in parse_hostfile(text).complaints]
+    return [(complaint.line, complaint.refused, complaint.what) for complaint in parse_hostfile(text).complaints]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_host_named_again_and_an_empty_file_are_refused() -> None:
 def test_what_is_printed_is_read_back(hosts: dict[str, int]) -> None:
     read = parse_hostfile("".join(f"{name} slots={slots}\n" for name, slots in hosts.items()))
 
-    assert ({one.name: one.slots for one in read.hosts}, read.complaints) == (hosts, ())
+    assert ({host.name: host.slots for host in read.hosts}, read.complaints) == (hosts, ())
 
 
 @given(st.one_of(st.text(), NEAR))
@@ -77,9 +77,12 @@ def test_deepspeeds_own_parser_refuses_and_takes_what_we_say(text: str) -> None:
     try:
         taken = dict(_parse_hostfile(io.StringIO(text, newline=None).readlines()))
     except ValueError:
-        assert any(one.refused for one in read.complaints)
+        assert any(complaint.refused for complaint in read.complaints)
     else:
-        assert (taken, any(one.refused for one in read.complaints)) == ({h.name: h.slots for h in read.hosts}, False)
+        assert (taken, any(complaint.refused for complaint in read.complaints)) == (
+            {h.name: h.slots for h in read.hosts},
+            False,
+        )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,9 @@ def test_deepspeeds_own_parser_refuses_and_takes_what_we_say(text: str) -> None:
 def test_a_line_of_deepspeed_env_that_arrives_otherwise_is_named(line: str, refused: bool, what: str) -> None:
     read = parse_deepspeed_env(f"B=x\n{line}\n")
 
-    assert [(one.line, one.refused, one.what) for one in read.complaints] == [(2, refused, what)]
+    assert [(complaint.line, complaint.refused, complaint.what) for complaint in read.complaints] == [
+        (2, refused, what)
+    ]
 
 
 def test_a_complaint_does_not_show_the_value() -> None:

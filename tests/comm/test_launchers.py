@@ -78,8 +78,8 @@ def test_a_hostfile_is_looked_at_and_then_tested_over_ssh(rig: Rig) -> None:
         done = rig[0].run(command, cwd=rig.folder, timeout=120)
         with Path(hosts).open("a") as file:
             file.write("nodex slots=2\n")
-        sick = rig[0].run(command, cwd=rig.folder, timeout=60)
+        failed = rig[0].run(command, cwd=rig.folder, timeout=60)
 
     assert well(done, ["nodea", "nodea", "nodeb", "nodeb"])
-    assert sick.returncode == 1
-    assert sick.stdout.startswith("✗ static: nodex does not answer over ssh: its name is not known here  [ssh-fails]")
+    assert failed.returncode == 1
+    assert failed.stdout.startswith("✗ static: nodex does not answer over ssh: its name is not known here  [ssh-fails]")

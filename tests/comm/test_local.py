@@ -57,7 +57,7 @@ def taken(interface: Interface, because: str = "a rule") -> ChosenInterface:
 
 
 BARE = replace(H100, nvlink=None)
-SICK = {
+WITH_PROBLEM = {
     "hostname-is-loopback": healthy(resolves_to=("127.0.1.1",), chosen=taken(LO)),
     "hostname-unusable": healthy(resolves_to=("10.7.7.7",), chosen=taken(LO)),
     "interface-named-absent": healthy(variables={"NCCL_SOCKET_IFNAME": "=eth7"}, chosen=None),
@@ -77,9 +77,9 @@ SICK = {
 }
 
 
-@pytest.mark.parametrize("rule", sorted(SICK))
+@pytest.mark.parametrize("rule", sorted(WITH_PROBLEM))
 def test_a_check_finds_its_ill_and_names_rank_and_host(rule: str) -> None:
-    finding = next(finding for finding in judged(SICK[rule]) if finding.rule == rule)
+    finding = next(finding for finding in judged(WITH_PROBLEM[rule]) if finding.rule == rule)
 
     assert finding.title.startswith("rank 3 (node1)")
     assert finding.fix is not None or finding.severity is Severity.NOTE
@@ -87,7 +87,7 @@ def test_a_check_finds_its_ill_and_names_rank_and_host(rule: str) -> None:
 
 
 def test_every_local_check_has_a_sick_host_and_explains_itself() -> None:
-    assert set(SICK) == {check.__name__.replace("_", "-") for check in CHECKS}
+    assert set(WITH_PROBLEM) == {check.__name__.replace("_", "-") for check in CHECKS}
     assert all((check.__doc__ or "").strip() for check in CHECKS)
 
 
@@ -98,7 +98,7 @@ def test_a_healthy_host_and_an_unknown_one_have_no_ill(backend: str) -> None:
 
 
 def test_a_loopback_name_is_a_warning_and_nothing_on_one_host() -> None:
-    local = SICK["hostname-is-loopback"]
+    local = WITH_PROBLEM["hostname-is-loopback"]
 
     assert [finding.severity for finding in (*judged(local, "gloo"), *judged(local))] == [Severity.WARNING] * 2
     assert judged(local, "gloo", several_hosts=False) == ()
@@ -111,10 +111,12 @@ def test_what_many_ranks_share_is_said_once() -> None:
         host = f"node{rank // 4}"
         return Claim(rank=rank, world=8, local_rank=rank % 4, host=host, pid=1, address="", port=1, local=local)
 
-    small = replace(SICK["comm-shm-too-small"], gpus=())
+    small = replace(WITH_PROBLEM["comm-shm-too-small"], gpus=())
     findings = examine_all([claim(rank, small if rank > 3 else healthy(gpus=())) for rank in range(8)])
 
-    assert [(one.rule, one.title.split(":")[0]) for one in findings] == [("comm-shm-too-small", "ranks 4-7 (node1)")]
+    assert [(finding.rule, finding.title.split(":")[0]) for finding in findings] == [
+        ("comm-shm-too-small", "ranks 4-7 (node1)")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,10 @@ def test_this_host_is_read_at_once_and_has_a_loopback() -> None:
     took = time.perf_counter() - began
 
     assert local.routed is not None
-    assert any(one.kind == "loopback" and one.address == "127.0.0.1" and one.prefix == 8 for one in local.interfaces)
+    assert any(
+        interface.kind == "loopback" and interface.address == "127.0.0.1" and interface.prefix == 8
+        for interface in local.interfaces
+    )
     assert (local.routed.address, local.variables) == ("127.0.0.1", {"NCCL_ALGO": "Ring"})
     assert took < 2, "50 ms on an idle machine"
 

@@ -1,10 +1,10 @@
-"""What a rank says of itself when nobody else can."""
+"""The findings of a rank that got no verdict from rank 0."""
 
 from dsdoctor.comm.control import lost_checks
 from dsdoctor.comm.control.lost_checks import Lost
 from dsdoctor.comm.mesh.connect import ConnectResult
 from dsdoctor.comm.results import ConnectOutcome
-from tests.comm.people import rank
+from tests.comm.made_claims import rank
 
 
 def told(number: int, outcome: ConnectOutcome | None, **more: object) -> list[tuple[str, str]]:
@@ -18,7 +18,7 @@ def test_how_rank_0_was_lost_is_told_by_how_its_port_answers() -> None:
     def how(outcome: ConnectOutcome) -> str:
         ((rule, title),) = told(1, outcome)
         assert rule == "rank-zero-lost"
-        assert title.startswith("rank 1 (nodeb): no word of rank 0 (10.0.0.1:29500) since 'tcp mesh'; ")
+        assert title.startswith("rank 1 (nodeb): no order from rank 0 (10.0.0.1:29500) since 'tcp mesh'; ")
         return title.partition("; ")[2]
 
     assert how(ConnectOutcome.REFUSED) == "its host answers and refuses the port: rank 0 has died"
@@ -28,7 +28,7 @@ def test_how_rank_0_was_lost_is_told_by_how_its_port_answers() -> None:
 
 def test_a_rank_whose_own_control_process_stands_still_or_died_does_not_blame_rank_0() -> None:
     assert told(1, ConnectOutcome.REFUSED, stopped=True) == [
-        ("control-lost", "rank 1 (nodeb) stands still, stopped by a signal, in 'tcp mesh'")
+        ("control-lost", "rank 1 (nodeb) was stopped by a signal, in 'tcp mesh'")
     ]
     assert told(1, ConnectOutcome.REFUSED, died="killed by SIGKILL") == [
         ("control-lost", "rank 1 (nodeb) ended without a verdict (killed by SIGKILL), in 'tcp mesh'")

@@ -11,7 +11,7 @@ from dsdoctor.comm.mesh.mesh import ANSWER, CALL, LARGE, MAGIC, MeshListener, pe
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Severity
-from tests.comm.people import claim, claims, reaches
+from tests.comm.made_claims import claim, claims, reaches
 
 
 def listening(number: int, token: str) -> Claim:
@@ -97,7 +97,7 @@ def test_a_caller_who_knows_no_token_gets_nothing_and_cannot_send_much() -> None
 def test_above_64_ranks_each_tries_few_and_all_are_joined() -> None:
     world, seen, new = 1000, {0}, {0}
     while new:
-        new = {peer for one in new for peer in peers(one, world)} - seen
+        new = {peer for caller in new for peer in peers(caller, world)} - seen
         seen |= new
 
     assert len(seen) == world
@@ -105,8 +105,8 @@ def test_above_64_ranks_each_tries_few_and_all_are_joined() -> None:
     assert sorted(peers(3, 5)) == [0, 1, 2, 4]
 
 
-def rules(people: tuple[Claim, ...], found: tuple[Reach, ...]) -> list[tuple[str, str]]:
-    mesh = Mesh(people, found)
+def rules(made: tuple[Claim, ...], found: tuple[Reach, ...]) -> list[tuple[str, str]]:
+    mesh = Mesh(made, found)
     return [(finding.rule, finding.title) for check in mesh_checks.CHECKS for finding in check(mesh)]
 
 
@@ -132,12 +132,12 @@ def test_one_way_closed_names_the_direction() -> None:
 
 
 def test_one_way_is_a_warning_where_gloo_opens_its_connections_the_other_way() -> None:
-    def severity(people: tuple[Claim, ...], **closed: ConnectOutcome) -> Severity:
-        mesh = Mesh(people, reaches(people, **closed))
+    def severity(made: tuple[Claim, ...], **closed: ConnectOutcome) -> Severity:
+        mesh = Mesh(made, reaches(made, **closed))
         (finding,) = (finding for check in mesh_checks.CHECKS for finding in check(mesh))
         return finding.severity
 
-    nccl = tuple(replace(one, backend="nccl") for one in claims())
+    nccl = tuple(replace(made_claim, backend="nccl") for made_claim in claims())
 
     assert severity(claims(), a_b=ConnectOutcome.REFUSED) is Severity.WARNING
     assert severity(claims(), b_a=ConnectOutcome.REFUSED) is Severity.ERROR
@@ -145,40 +145,45 @@ def test_one_way_is_a_warning_where_gloo_opens_its_connections_the_other_way() -
 
 
 def test_two_hosts_that_both_reach_the_master_and_not_each_other_are_named() -> None:
-    people = claims(6)
-    found = rules(people, reaches(people, b_c=ConnectOutcome.NO_ROUTE, c_b=ConnectOutcome.NO_ROUTE))
+    made = claims(6)
+    found = rules(made, reaches(made, b_c=ConnectOutcome.NO_ROUTE, c_b=ConnectOutcome.NO_ROUTE))
 
     assert found == [("mesh-unreached", "nodeb and nodec do not reach each other: no route; both reach nodea")]
 
 
 def test_a_hole_in_the_mtu_is_told_once_for_two_hosts_with_the_interface() -> None:
-    people = claims()
-    mesh = Mesh(people, reaches(people, a_b=ConnectOutcome.STALLED, b_a=ConnectOutcome.STALLED))
+    made = claims()
+    mesh = Mesh(made, reaches(made, a_b=ConnectOutcome.STALLED, b_a=ConnectOutcome.STALLED))
     (finding,) = (finding for check in mesh_checks.CHECKS for finding in check(mesh))
 
     assert finding.rule == "mesh-mtu-hole"
-    assert finding.title == "large messages from nodea to nodeb never arrive, small ones do: a hole in the MTU"
+    assert (
+        finding.title
+        == "large messages from nodea to nodeb never arrive, small ones do: an MTU on the path is too small"
+    )
     assert "MTU 9000" in finding.evidence[0]
     assert finding.fix is not None
     assert finding.fix.commands[0] == "ping -M do -c 1 -s 8972 10.0.0.2"
 
 
 def test_the_wrong_interface_is_told_where_the_other_address_answers() -> None:
-    people = tuple(
-        claim(number, address="172.17.0.1", interface="docker0", other="10.0.0.2", other_port=1) if number > 1 else one
-        for number, one in enumerate(claims())
+    made = tuple(
+        claim(number, address="172.17.0.1", interface="docker0", other="10.0.0.2", other_port=1)
+        if number > 1
+        else made_claim
+        for number, made_claim in enumerate(claims())
     )
     found = tuple(
         Reach(
-            source=one,
-            target=other,
-            outcome=ConnectOutcome.REFUSED if other > 1 else ConnectOutcome.REACHED,
-            via_other=other > 1,
+            source=source,
+            target=target,
+            outcome=ConnectOutcome.REFUSED if target > 1 else ConnectOutcome.REACHED,
+            via_other=target > 1,
         )
-        for one, other in ((0, 2), (1, 2), (2, 0), (3, 0))
+        for source, target in ((0, 2), (1, 2), (2, 0), (3, 0))
     )
 
-    assert rules(people, found)[0] == (
+    assert rules(made, found)[0] == (
         "mesh-wrong-interface",
         "rank 2 (nodeb) would use docker0 172.17.0.1, which rank 0 (nodea), rank 1 (nodea) cannot reach; "
         "10.0.0.2 on eth0 they can",
@@ -186,11 +191,11 @@ def test_the_wrong_interface_is_told_where_the_other_address_answers() -> None:
 
 
 def test_lost_packets_are_a_rate_of_what_was_sent() -> None:
-    people = claims(2, per_host=1)
-    one = Reach(source=0, target=1, outcome=ConnectOutcome.REACHED, retransmits=22, segments=740)
+    made = claims(2, per_host=1)
+    there = Reach(source=0, target=1, outcome=ConnectOutcome.REACHED, retransmits=22, segments=740)
     back = Reach(source=1, target=0, outcome=ConnectOutcome.REACHED, retransmits=1, segments=720)
 
-    assert rules(people, (one, back)) == [
+    assert rules(made, (there, back)) == [
         ("mesh-lossy", "nodea -> nodeb loses packets: 22 of 740 segments were sent again (3.0%)")
     ]
 

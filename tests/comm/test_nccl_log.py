@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsdoctor.comm.collectives.nccl_checks import CHECKS, examine
-from dsdoctor.comm.collectives.nccl_log import NcclFacts, parse_nccl_log, telling
+from dsdoctor.comm.collectives.nccl_log import NcclFacts, parse_nccl_log, relevant_lines
 from dsdoctor.comm.models import Claim, FabricPort, Local
 
 INIT = (
@@ -96,9 +96,9 @@ def test_what_a_rank_sends_of_its_log_tells_the_same_as_the_whole(tmp_path: Path
     (tmp_path / "nccl.n1.41.log").write_text(NODE_A + "\nn1:41:41 [0] NCCL INFO cudaDriverVersion 13000\n" + NODE_A)
     (tmp_path / "nccl.n1.42.log").write_text(NODE_B)
 
-    sent = telling(str(tmp_path), 41)
+    sent = relevant_lines(str(tmp_path), 41)
 
     assert parse_nccl_log(sent).edges == parse_nccl_log(NODE_A).edges
     assert "cudaDriverVersion" not in sent
     assert len(sent) <= len(NODE_A)
-    assert telling(str(tmp_path), 43) == ""
+    assert relevant_lines(str(tmp_path), 43) == ""

@@ -95,10 +95,10 @@ def test_a_step_of_srun_tells_the_host_of_every_rank_and_a_port_all_agree_on() -
 
 
 def test_a_shell_or_script_of_slurm_is_no_rank() -> None:
-    person = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PTY_PORT": "39811"}
+    made_claim = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PTY_PORT": "39811"}
     interactive = {**SRUN, "SLURM_STEP_ID": "4294967290"}
 
-    assert [rank_of(each) for each in ({}, ALLOCATION, BATCH, person, interactive)] == [None] * 5
+    assert [rank_of(each) for each in ({}, ALLOCATION, BATCH, made_claim, interactive)] == [None] * 5
 
 
 def test_open_mpi_wins_over_the_slurm_variables_of_its_daemon() -> None:

@@ -104,8 +104,8 @@ def _alive(pids: list[bytes]) -> list[str]:
 
 def test_two_rigs_do_not_meet(tmp_path: Path) -> None:
     need(missing())
-    with Rig(tmp_path / "one") as one, Rig(tmp_path / "other") as other, faults.squatter(one[0], 29500):
-        own = one[1].run([sys.executable, "-c", "import socket; socket.create_connection(('nodea', 29500), 2)"])
+    with Rig(tmp_path / "one") as rig, Rig(tmp_path / "other") as other, faults.squatter(rig[0], 29500):
+        own = rig[1].run([sys.executable, "-c", "import socket; socket.create_connection(('nodea', 29500), 2)"])
         foreign = other[1].run([sys.executable, "-c", "import socket; socket.create_connection(('nodea', 29500), 2)"])
 
     assert own.returncode == 0

@@ -33,7 +33,7 @@ def speed(op: str, size: int, bus: float, p99: float = 0.01) -> Speed:
 
 
 def rules(findings: tuple[Finding, ...]) -> list[str]:
-    return [one.rule for one in findings]
+    return [finding.rule for finding in findings]
 
 
 def test_slow_pairs_around_one_rank_name_the_rank() -> None:
@@ -116,7 +116,7 @@ def test_the_rank_that_works_slowly_and_waits_least_straggles() -> None:
 def test_spikes_of_latency_are_noted() -> None:
     found = speed_checks.examine(speeds=[speed("all_reduce", 8, 1.0, p99=0.21), speed("all_gather", 8, 1.0)])
 
-    assert [(one.rule, one.severity) for one in found] == [("latency-spikes", Severity.NOTE)]
+    assert [(finding.rule, finding.severity) for finding in found] == [("latency-spikes", Severity.NOTE)]
 
 
 def test_wrong_data_names_whose_it_is_and_where_it_was_seen() -> None:

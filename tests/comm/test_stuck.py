@@ -9,7 +9,7 @@ from dsdoctor.comm.control.messages import OrderKind, RankAnswer, RankOrder
 from dsdoctor.comm.control.orders import Gathered
 from dsdoctor.comm.control.test_run import time_used_up
 from dsdoctor.comm.results import ConnectOutcome, Stuck
-from tests.comm.people import claims, reaches
+from tests.comm.made_claims import claims, reaches
 
 
 def stuck(rank: int, step: int = 5, **more: object) -> Stuck:
@@ -36,7 +36,7 @@ def test_stopped_silent_and_vanished_are_told_apart() -> None:
     others = tuple(stuck(rank) for rank in (0, 1, 3))
 
     assert told((*others, stuck(2, process="T"))) == [
-        ("rank-stopped", "rank 2 (nodeb, pid 102) stands still during the collectives: stopped by a signal")
+        ("rank-stopped", "rank 2 (nodeb, pid 102) does not run during the collectives: stopped by a signal")
     ]
     assert told(others, {2: ConnectOutcome.SILENT})[0][0] == "rank-stopped"
     assert told(others[:2], {2: ConnectOutcome.TIMED_OUT, 3: ConnectOutcome.TIMED_OUT}) == [
@@ -56,9 +56,9 @@ def test_a_rank_whose_first_process_is_stopped_is_told_though_it_exchanged_well(
 
 
 def test_rank_0_that_reaches_no_other_host_is_itself_cut_off() -> None:
-    people = claims(6)
+    made = claims(6)
     silent = dict.fromkeys(range(2, 6), ConnectOutcome.TIMED_OUT)
-    trouble = Trouble(what="the collectives", claims=people, stuck=(stuck(0), stuck(1)), silent=silent)
+    trouble = Trouble(what="the collectives", claims=made, stuck=(stuck(0), stuck(1)), silent=silent)
 
     assert [finding.title for finding in stuck_checks.host_vanished(trouble)] == [
         "nodea with rank 0 reaches none of the other 2 hosts any more, during the collectives"
@@ -78,8 +78,8 @@ def test_a_rank_that_has_not_begun_what_the_others_wait_in_is_behind() -> None:
 
 
 def test_a_cut_link_is_told_by_the_second_mesh() -> None:
-    people = claims()
-    cut = reaches(people, a_b=ConnectOutcome.TIMED_OUT, b_a=ConnectOutcome.TIMED_OUT)
+    made = claims()
+    cut = reaches(made, a_b=ConnectOutcome.TIMED_OUT, b_a=ConnectOutcome.TIMED_OUT)
 
     assert [rule for rule, _ in told(tuple(stuck(rank) for rank in range(4)), reaches=cut)] == ["mesh-only-master-port"]
 
@@ -108,8 +108,8 @@ def test_a_first_error_is_told_before_its_echoes() -> None:
 
 def test_what_is_in_every_failing_group_and_in_no_other_is_left() -> None:
     trials = [
-        Trial(what="two and two", groups=((0, 1), (2, 3)), failed=((2, 3),)),
-        Trial(what="two and two", groups=((0, 2), (1, 3)), failed=((0, 2),)),
+        Trial(what="in pairs", groups=((0, 1), (2, 3)), failed=((2, 3),)),
+        Trial(what="in pairs", groups=((0, 2), (1, 3)), failed=((0, 2),)),
     ]
 
     (finding,) = isolate.narrowed_to(trials, claims())

@@ -142,15 +142,15 @@ def push(nodes: Path, hosts: str, *more: str) -> tuple[int, dict[str, dict[str, 
     """The exit status, the nodes by name, and the whole document."""
     done = run(*arguments(nodes, hosts, *more), "--json", **around(nodes))
     document = json.loads(done.stdout)
-    return done.returncode, {one["host"]: one for one in document["nodes"]}, document
+    return done.returncode, {node["host"]: node for node in document["nodes"]}, document
 
 
 def states(told: dict[str, dict[str, Any]]) -> dict[str, str]:
-    return {host: one["state"] for host, one in told.items()}
+    return {host: node["state"] for host, node in told.items()}
 
 
 def rules(told: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
-    return {host: [finding["rule"] for finding in one["findings"]] for host, one in told.items() if one["findings"]}
+    return {host: [finding["rule"] for finding in node["findings"]] for host, node in told.items() if node["findings"]}
 
 
 def left(nodes: Path) -> list[str]:
@@ -260,7 +260,7 @@ def test_two_names_of_one_environment_never_have_two_pips_in_it(nodes: Path, nod
     status, told, _ = push(nodes, "n1 other")
 
     assert (status, states(told)) == (0, {"n1": "installed", "other": "installed"})
-    assert sorted(one["already"] for one in told.values()) == [False, True]
+    assert sorted(node["already"] for node in told.values()) == [False, True]
 
 
 @pytest.mark.launch
@@ -386,4 +386,4 @@ def test_a_wheel_that_is_not_whole_goes_nowhere(nodes: Path) -> None:
     done = run(*arguments(nodes, "n1"), **around(nodes))
 
     assert done.returncode == 2
-    assert "are not those that its maker recorded" in done.stderr
+    assert "differ from its RECORD" in done.stderr

@@ -168,9 +168,9 @@ def test_pairs_within_a_host_are_not_held_against_those_between_hosts() -> None:
 def test_of_many_ranks_only_the_sick_have_a_line() -> None:
     lost = [Reach(source=a, target=70, outcome=ConnectOutcome.REFUSED) for a in range(70)]
     lost += [Reach(source=70, target=a, outcome=ConnectOutcome.REFUSED) for a in (*range(70), 71)]
-    sick = replace(many(9, sick=False), pairs=(), reaches=mesh(72, bad=lost), state=PhaseState.BROKEN)
+    bad_nodes = replace(many(9, bad_nodes=False), pairs=(), reaches=mesh(72, bad=lost), state=PhaseState.BROKEN)
 
-    shown = list(rank_lines(sick, verbose=False))
+    shown = list(rank_lines(bad_nodes, verbose=False))
     assert shown[1].split() == [
         "✗",
         "70",
@@ -185,12 +185,15 @@ def test_of_many_ranks_only_the_sick_have_a_line() -> None:
         "others",
     ]
     assert shown[2:] == ["  71 of 72 ranks are ok"]
-    assert "✗ node00 -> node08: refused (8 pairs of ranks)" in told(sick).splitlines()
-    assert told(many(9, sick=False)).splitlines()[:2] == ["[node00] ranks 0-7 are OK", "[node01] ranks 8-15 are OK"]
+    assert "✗ node00 -> node08: refused (8 pairs of ranks)" in told(bad_nodes).splitlines()
+    assert told(many(9, bad_nodes=False)).splitlines()[:2] == [
+        "[node00] ranks 0-7 are OK",
+        "[node01] ranks 8-15 are OK",
+    ]
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-@pytest.mark.parametrize("example", [*EVERY, lambda: many(2, sick=False)])
+@pytest.mark.parametrize("example", [*EVERY, lambda: many(2, bad_nodes=False)])
 def test_what_is_no_sentence_fits_a_hundred_columns(example: Callable[[], Report], *, verbose: bool) -> None:
     found = example()
     titles = [finding.title for finding in found.findings]

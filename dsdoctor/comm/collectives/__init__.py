@@ -1,1 +1,1 @@
-"""Collectives with values: what they must give, whose data is wrong, which rank hangs, what NCCL says."""
+"""Collectives on known values: the expected result, whose data is wrong, which rank hangs, what NCCL logs."""

@@ -1,6 +1,6 @@
-"""Whose contribution to a result was wrong: repeats a wrong step with all ranks, with inputs that tell them apart.
+"""Finds the ranks whose contribution to a result was wrong: repeats the wrong step with inputs that distinguish the ranks.
 
-Every rank of the group calls ``follow_up`` for the same step, also one that saw nothing wrong. Whose, told by data alone.
+Every rank of the group calls ``follow_up`` for the same step, also a rank that saw nothing wrong.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from dsdoctor.comm.models import RankGroup
 from dsdoctor.comm.results import Exchange
 
 MOST_PLACES = 4
-"""Wrong places of a result that are looked into: each may have another cause."""
+"""Wrong places of a result that are examined: each may have another cause."""
 
 MOST_GATHERED = 1 << 22
 """Elements that are gathered to see whose arrive wrong."""
@@ -26,19 +26,19 @@ Errors = dict[int, float]
 
 
 def follow_up(group: RankGroup, step: ExchangeStep, first: Exchange) -> Exchange:
-    """Do a wrong step again. ``whose`` of the answer is empty where nothing came again or the data does not tell.
+    """Do a wrong step again. ``whose`` of the answer is empty where the error did not come again or the data does not show it.
 
-    A collective that only moves data shows by itself whose it is. For a reduction two things are tried:
+    A collective that only moves data shows the sender by itself. For a reduction two things are tried:
 
     - The same inputs are gathered: a rank whose part arrives wrong is named.
     - The reduction is repeated with some ranks' inputs inverted: those with a binary digit of their number set, then the others,
-      digit after digit. The error changes exactly when the culprit is among the inverted, which spells its number. An
-      error that changes with both halves, or with neither, is nobody's own contribution, and no one is named.
+      digit after digit. The error changes exactly when the faulty rank is among the inverted ones, which gives its number
+      digit by digit. An error that changes with both halves, or with neither, is not one rank's contribution: none is named.
     """
     if step.collective.reduction is None:
         repeated = exchange(group, step)
         again = repeated.wrong is not None
-        whose = {rank for one in (first, repeated) if one.wrong for rank in one.wrong.whose}
+        whose = {rank for seen in (first, repeated) if seen.wrong for rank in seen.wrong.whose}
     else:
         errors = _errors(group, step)
         gathered = _gathered(group, step)
@@ -77,10 +77,10 @@ def _spelt(group: RankGroup, step: ExchangeStep, errors: Errors) -> set[int]:
     for digit, (ones, zeros) in enumerate(inverse_sets(group.world)):
         with_ones, with_zeros = _errors(group, step, ones), _errors(group, step, zeros)
         for place in places:
-            one = _changed(errors[place], with_ones.get(place, 0))
-            zero = _changed(errors[place], with_zeros.get(place, 0))
+            digit_set = _changed(errors[place], with_ones.get(place, 0))
+            digit_unset = _changed(errors[place], with_zeros.get(place, 0))
             number = numbers[place]
-            numbers[place] = None if number is None or one == zero else number | one << digit
+            numbers[place] = None if number is None or digit_set == digit_unset else number | digit_set << digit
     return {number for number in numbers.values() if number is not None and number < group.world}
 
 

@@ -1,6 +1,6 @@
-"""How each collective is called, and what every rank must have afterwards: a call -> this rank's result, and what it should be.
+"""How each collective is called, and the expected result: a call -> this rank's result, and what it should be.
 
-torch.distributed's default group must be there. Nothing here compares or judges; see ``exchange``.
+torch.distributed's default group must be initialized. Nothing here compares or judges; see ``exchange``.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,13 @@ from dsdoctor.comm.torch_ops import newest, spread_rounds
 Buffer = Any
 """A tensor: torch is imported by the data process only."""
 GUARD = 3
-"""Elements around a buffer that nobody may touch."""
+"""Elements around a buffer that must not be changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Want:
-    """What this rank must have: the values, and who sent which part of them (rank, elements), nobody for a reduced result."""
+    """What this rank must have: the values, and who sent which part of them (rank, elements); no senders for a reduced
+    result."""
 
     values: Buffer
     senders: tuple[tuple[int, int], ...] = ()
@@ -58,7 +59,8 @@ def all_reduce_slice(call: CollectiveCall, mine: Buffer) -> Buffer:
 
 
 def all_reduce_transposed(call: CollectiveCall, mine: Buffer) -> Buffer:
-    """Of a matrix that lies in memory by columns: not contiguous, and without gaps (gloo sums one with gaps wrongly, silently)."""
+    """Of a matrix stored by columns: not contiguous, but without gaps (gloo sums a matrix with gaps wrongly, without an
+    error)."""
     newest("all_reduce")(mine.view(2, -1).t(), op=operator(call))
     return mine
 
@@ -157,7 +159,7 @@ def of_all_at_root(call: CollectiveCall) -> Want | None:
 
 
 def broadcast(call: CollectiveCall, mine: Buffer) -> Buffer:
-    """From the root, over a buffer that nobody wrote."""
+    """From the root, into a buffer that was not written before."""
     buffer = mine if call.group.rank == call.root else call.blank(call.elements)
     newest("broadcast")(buffer, call.root)
     return buffer
@@ -197,13 +199,13 @@ def all_to_all_list(call: CollectiveCall, mine: Buffer) -> Buffer:
 
 
 def my_part_of_all(call: CollectiveCall) -> Want:
-    """This rank's chunk of everybody's."""
+    """This rank's chunk of every rank's values."""
     start = call.group.rank * call.elements
     return _joined(call, [(rank, start, start + call.elements) for rank in range(call.group.world)])
 
 
 def _portion(call: CollectiveCall, sender: int, receiver: int) -> int:
-    """How much one rank sends another in the uneven all_to_all: nothing, as much as said, or twice that."""
+    """How many elements one rank sends another in the uneven all_to_all: none, ``elements``, or twice that."""
     return (sender + 2 * receiver + 1) % 3 * call.elements
 
 
@@ -222,7 +224,7 @@ def all_to_all_uneven(call: CollectiveCall, mine: Buffer) -> Buffer:
 
 
 def my_portion_of_all(call: CollectiveCall) -> Want:
-    """This rank's portion of everybody's."""
+    """This rank's portion of every rank's values."""
     parts = []
     for sender in range(call.group.world):
         start = sum(_portion(call, sender, earlier) for earlier in range(call.group.rank))
@@ -249,7 +251,7 @@ def of_the_one_before(call: CollectiveCall) -> Want:
 
 
 def partners(rank: int, world: int) -> tuple[int | None, ...]:
-    """Whom a rank exchanges with in each of the rounds of pairs, None for a round in which it waits."""
+    """The rank that a rank exchanges with in each round of pairs, None for a round in which it waits."""
     found = []
     for pairs in spread_rounds(world) if world > 1 else ():
         mine = next((pair for pair in pairs if rank in pair), None)
@@ -258,7 +260,8 @@ def partners(rank: int, world: int) -> tuple[int | None, ...]:
 
 
 def pairs(call: CollectiveCall, mine: Buffer) -> Buffer:
-    """Send and receive with one rank after the other; the lower of two sends first, so that neither waits for ever."""
+    """Send and receive with one rank after the other; the lower of two sends first, because two that both send first would
+    wait for ever."""
     import torch.distributed as dist
 
     others = [other for other in partners(call.group.rank, call.group.world) if other is not None]

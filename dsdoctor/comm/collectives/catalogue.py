@@ -1,6 +1,6 @@
-"""The catalogue of collectives, and which of them on which data make up a test. Adding one is one record; see ``calls``.
+"""The catalogue of collectives, and the steps of a test: its mode and the group -> which collective runs on which data.
 
-How much is wanted and the group -> the steps. Nothing here talks to another rank.
+Adding a collective is one record; see ``calls``. Nothing here talks to another rank.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ FLOATS = ("float32", "float16", "bfloat16")
 DTYPES = (*FLOATS, "int64")
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
 ONE, ODD, LARGE, LARGEST = 1, 4099, 1 << 20, 1 << 24
-"""Elements of a whole buffer: alone, no multiple of anything, 4 MiB and 64 MiB of float32."""
+"""Elements of a whole buffer: a single one, a prime number, 4 MiB and 64 MiB of float32."""
 
 MIB = 1 << 20
 MOST_ROOTS = 16
@@ -79,38 +79,43 @@ class ExchangeStep:
 
 def steps(mode: Mode, group: RankGroup) -> tuple[ExchangeStep, ...]:
     """What a test of this size exchanges, small before large: the same on every rank."""
-    here = [one for one in COLLECTIVES if group.world >= one.least]
+    here = [collective for collective in COLLECTIVES if group.world >= collective.least]
     if mode is Mode.QUICK:
-        return tuple(_quick([one for one in here if one.basic], group.world))
-    found = [step for one in here for dtype in one.dtypes for step in _sized(one, dtype, ODD, group.world)]
-    found += [step for one in here for step in _sized(one, "float32", ONE, group.world)[-1:]]
-    found += [step for one in here for step in _sized(one, "float32", LARGE, group.world)[-1:]]
+        return tuple(_quick([collective for collective in here if collective.basic], group.world))
+    found = [
+        step
+        for collective in here
+        for dtype in collective.dtypes
+        for step in _sized(collective, dtype, ODD, group.world)
+    ]
+    found += [step for collective in here for step in _sized(collective, "float32", ONE, group.world)[-1:]]
+    found += [step for collective in here for step in _sized(collective, "float32", LARGE, group.world)[-1:]]
     if mode is Mode.FULL:
-        others = [(one, dtype) for one in here for dtype in one.dtypes if dtype != "float32"]
-        found += [step for one, dtype in others for step in _sized(one, dtype, ONE, group.world)[-1:]]
-        found += [step for one, dtype in others for step in _sized(one, dtype, LARGE, group.world)[-1:]]
-        found += [step for one in here for step in _sized(one, "float32", LARGEST, group.world)[-1:]]
+        others = [(collective, dtype) for collective in here for dtype in collective.dtypes if dtype != "float32"]
+        found += [step for collective, dtype in others for step in _sized(collective, dtype, ONE, group.world)[-1:]]
+        found += [step for collective, dtype in others for step in _sized(collective, dtype, LARGE, group.world)[-1:]]
+        found += [step for collective in here for step in _sized(collective, "float32", LARGEST, group.world)[-1:]]
     return tuple(found)
 
 
 def _quick(here: list[Collective], world: int) -> list[ExchangeStep]:
     """Each collective once, ZeRO's in every dtype, one element, and the first and last root."""
-    zero = [one for one in here if one.name in ("all_reduce sum", "all_gather", "reduce_scatter")]
-    found = [step for one in here for step in _ends(_sized(one, "float32", ODD, world))]
-    found += [step for one in zero for dtype in DTYPES[1:] for step in _sized(one, dtype, ODD, world)]
-    return found + [step for one in zero[:1] for step in _sized(one, "float32", ONE, world)]
+    zero = [collective for collective in here if collective.name in ("all_reduce sum", "all_gather", "reduce_scatter")]
+    found = [step for collective in here for step in _ends(_sized(collective, "float32", ODD, world))]
+    found += [step for collective in zero for dtype in DTYPES[1:] for step in _sized(collective, dtype, ODD, world)]
+    return found + [step for collective in zero[:1] for step in _sized(collective, "float32", ONE, world)]
 
 
 def _ends(found: list[ExchangeStep]) -> list[ExchangeStep]:
     return found if len(found) < 3 else [found[0], found[-1]]
 
 
-def _sized(one: Collective, dtype: str, total: int, world: int) -> list[ExchangeStep]:
+def _sized(collective: Collective, dtype: str, total: int, world: int) -> list[ExchangeStep]:
     """A collective on a buffer of about so many elements (an odd number a chunk), from each root (from some in large worlds)."""
-    elements = max(total // world, 1) | 1 if one.split else total
+    elements = max(total // world, 1) | 1 if collective.split else total
     spread = range(0, world, -(-world // MOST_ROOTS))
-    roots = sorted({*spread, world - 1}) if one.rooted else [0]
-    return [ExchangeStep(collective=one, dtype=dtype, elements=elements, root=root) for root in roots]
+    roots = sorted({*spread, world - 1}) if collective.rooted else [0]
+    return [ExchangeStep(collective=collective, dtype=dtype, elements=elements, root=root) for root in roots]
 
 
 COLLECTIVES = (

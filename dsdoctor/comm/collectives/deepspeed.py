@@ -1,7 +1,7 @@
-"""The exchanges ZeRO lives on, once more through deepspeed.comm; and from files alone whether DeepSpeed would compile for that.
+"""The collectives that ZeRO uses, through deepspeed.comm; and whether DeepSpeed would compile first, read from files alone.
 
-On a CPU DeepSpeed compiles deepspeed_shm_comm at the first start (minutes), and whoever is killed meanwhile leaves a lock behind,
-for which every later start waits for ever. Nothing here removes one; see ``own_lock``.
+On a CPU DeepSpeed compiles deepspeed_shm_comm at its first start (minutes). A process that is killed meanwhile leaves a lock
+behind, for which every later start waits for ever. Nothing here removes a lock; see ``own_lock``.
 """
 
 import importlib.util
@@ -32,10 +32,12 @@ def run_layer(group: RankGroup, tell: Callable[[int, str], None]) -> tuple[Excha
 
     tell(0, "deepspeed.init_distributed")
     deepspeed.init_distributed(dist_backend=group.backend, auto_mpi_discovery=False, verbose=False)
-    found = [one for one in LAYER if group.world >= one.least]
+    found = [collective for collective in LAYER if group.world >= collective.least]
     elements = max(ODD // group.world, 1) | 1
     return run_steps(
-        group, [ExchangeStep(collective=one, dtype=kind, elements=elements) for one in found for kind in DTYPES], tell
+        group,
+        [ExchangeStep(collective=collective, dtype=kind, elements=elements) for collective in found for kind in DTYPES],
+        tell,
     )
 
 
@@ -52,7 +54,7 @@ def compiles_first(host: Host | None = None, *, deepspeed: str | None = None, to
         return None
     folder = f"{extensions_folder(host, torch)}/{EXTENSION}"
     if host.exists(f"{folder}/lock"):
-        return f"{folder}/lock is there: DeepSpeed would wait until whoever compiles {EXTENSION} removes it"
+        return f"{folder}/lock is there: DeepSpeed would wait until the process that compiles {EXTENSION} removes it"
     library = host.age(f"{folder}/{EXTENSION}.so")
     if library is None:
         return f"DeepSpeed would compile {EXTENSION} first, which takes minutes ({folder} has none)"
@@ -67,7 +69,7 @@ def compiles_first(host: Host | None = None, *, deepspeed: str | None = None, to
 
 
 def own_lock(host: Host | None = None, *, torch: str | None = None) -> str | None:
-    """The lock file that a compilation of the layer holds. Whoever ends one that he started, and saw no lock before, removes it."""
+    """The lock file of a compilation of the layer. Who ends a compilation that it started, and saw no lock before, removes it."""
     torch = torch or package_folder("torch")
     return f"{extensions_folder(host or LocalHost(), torch)}/{EXTENSION}/lock" if torch else None
 
@@ -89,7 +91,7 @@ def extensions_folder(host: Host, torch: str) -> str:
 
 
 def parse_accelerator(version_file: str) -> str:
-    """torch's name for what it was built for, out of its version.py.
+    """torch's name for the accelerator that it was built for, from its version.py.
 
     >>> parse_accelerator("cuda: Optional[str] = '12.8'\\nhip: Optional[str] = None\\n")
     'cu128'
@@ -103,7 +105,7 @@ def parse_accelerator(version_file: str) -> str:
 
 
 def _wants_extension(host: Host, deepspeed: str, torch: str) -> bool:
-    """Whether this DeepSpeed loads the extension at its start (on a CPU alone), and has it not compiled in."""
+    """Whether this DeepSpeed loads the extension at its start (only on a CPU), and was not installed with it."""
     if "build_shm_op" not in (host.read(f"{deepspeed}/comm/torch.py") or ""):
         return False
     built_for_gpu = parse_accelerator(host.read(f"{torch}/version.py") or "") != "cpu"

@@ -1,6 +1,6 @@
-"""Does the steps of a test, one after the other, on the ranks of torch.distributed's default group, and compares each result.
+"""One step of a test on the ranks of torch.distributed's default group -> this rank's result, compared with the expected one.
 
-The same steps on every rank -> what came out on this one. Whose data is wrong: see ``blame``.
+Every rank does the same steps. Whose data is wrong: see ``blame``.
 """
 
 import math
@@ -22,9 +22,9 @@ from dsdoctor.comm.torch_ops import wait_for_device
 
 Tell = Callable[[int, str], None]
 FOLLOWED = 6
-"""Wrong steps that are looked into further."""
+"""Wrong steps that are examined further."""
 LONG = timedelta(hours=1)
-"""How long a rank waits for the others at the store: whoever started it ends it before."""
+"""How long a rank waits for the others at the store; the process that started it ends it before that."""
 NOT_HERE = re.compile(
     r"not (currently )?support|unsupported|not implemented|no (function|member) named|invalid scalar type"
     r"|cannot use reduceop|can't be cast|be contiguous|torch\.distributed has no",
@@ -43,7 +43,7 @@ def exchange(group: RankGroup, step: ExchangeStep, inverted: frozenset[int] = fr
         got = step.collective.run(call, mine)
         wait_for_device(group)
     except Exception as error:
-        # whatever a backend raises for what it cannot do; the rest goes on to whoever started this
+        # a backend may raise anything for what it cannot do; other errors go on to the caller
         if (reason := lacking(error)) is None:
             raise
         return _skipped(step, reason)
@@ -74,7 +74,8 @@ def lacking(error: Exception) -> str | None:
 
 
 def compare(got: Any, want: Want | None, call: CollectiveCall) -> Wrong | None:
-    """The first wrong index of a result, counted over the whole of it; NaN is wrong. Whose it is where one rank sent it."""
+    """The first wrong index of a result, with the count over the whole of it; NaN is wrong. ``whose`` is known where a
+    single rank sent that part."""
     import torch
 
     if want is None or got is None or torch.equal(got, want.values):
@@ -96,7 +97,7 @@ def compare(got: Any, want: Want | None, call: CollectiveCall) -> Wrong | None:
 
 
 def _senders(bad: Any, want: Want) -> tuple[int, ...]:
-    """Those whose part of the result is wrong."""
+    """The ranks whose part of the result is wrong."""
     found, start = [], 0
     for rank, length in want.senders:
         if bool(bad[start : start + length].any()):
@@ -106,12 +107,12 @@ def _senders(bad: Any, want: Want) -> tuple[int, ...]:
 
 
 def _changed(mine: Any, call: CollectiveCall) -> Wrong | None:
-    """What a collective wrote into an input that is only to be read: its own rank's data."""
+    """What a collective wrote into an input that it must only read."""
     return compare(mine, Want(values=call.mine(len(mine)), senders=((call.group.rank, len(mine)),)), call)
 
 
 class _Notes:
-    """What ranks tell each other through the group's store, which works where the collectives do not."""
+    """Notes between ranks through the group's store, which works also where the collectives do not."""
 
     def __init__(self, group: RankGroup) -> None:
         from torch.distributed import distributed_c10d
@@ -129,9 +130,10 @@ class _Notes:
         return self._wait(key) == b"1"
 
     def all_wrong(self, mine: Sequence[int], steps: Sequence[ExchangeStep]) -> tuple[int, ...]:
-        """The first wrong step of each collective on any rank, the same on every rank; waits until all have told theirs.
+        """The first wrong step of each collective on any rank, the same on every rank; waits until all ranks have written
+        theirs.
 
-        Only a rank with something wrong writes its list, and the last one to come joins them: a few messages a rank.
+        Only a rank with something wrong writes a list, and the last rank to come joins the lists: a few messages a rank.
         """
         if mine:
             place = self._store.add(f"{self._key}/lists", 1)
@@ -139,7 +141,7 @@ class _Notes:
         if self._store.add(f"{self._key}/done", 1) == self._group.world:
             lists = range(1, self._store.add(f"{self._key}/lists", 0) + 1)
             told = [msgspec.json.decode(self._wait(f"{self._key}/list/{place}"), type=list[int]) for place in lists]
-            wrong = sorted({number for one in told for number in one})
+            wrong = sorted({number for numbers in told for number in numbers})
             self._store.set(f"{self._key}/wrong", msgspec.json.encode(_firsts(wrong, steps)[:FOLLOWED]).decode())
         return tuple(msgspec.json.decode(self._wait(f"{self._key}/wrong"), type=list[int]))
 

@@ -1,22 +1,23 @@
-"""An exchange that fails for all is tried again by parts: hosts apart, hosts in pairs, ranks in pairs, transports switched off.
+"""Repeats a failed exchange in smaller groups: each host alone, hosts in pairs, ranks in pairs, transports switched off.
 
-``together`` and ``narrowed`` are pure; the trials are fresh data processes in fresh groups, disjoint groups at the same time.
+``together`` and ``narrowed`` are pure. A trial runs in new data processes and new groups, disjoint groups at the same time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dsdoctor.comm.models import Claim
+from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.torch_ops import rounds
-from dsdoctor.comm.words import named
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.sentences import and_more
 
 Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """A variable that takes one transport or algorithm away; ``layer`` is what is at fault when that cures."""
+    """A variable that switches one transport or algorithm off; ``layer`` is at fault when the exchange works without it."""
 
     variable: str
     value: str
@@ -39,7 +40,7 @@ SWITCHES = {
     ),
     "gloo": (),
 }  # fmt: skip
-"""In the order in which they are tried: the first one that cures names the layer."""
+"""In the order in which they are tried: the first that helps shows the layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +71,11 @@ def together(parts: Sequence[tuple[int, ...]]) -> Iterator[Groups]:
     ((2, 3),)
     """
     for pairs in rounds(len(parts)):
-        yield tuple(tuple(sorted(parts[one] + parts[other])) for one, other in pairs)
+        yield tuple(tuple(sorted(parts[first] + parts[second])) for first, second in pairs)
 
 
 def narrowed(trials: Sequence[Trial]) -> tuple[int, ...]:
-    """The ranks that are in every group that failed and in none that was well.
+    """The ranks that are in every group that failed and in none that worked.
 
     >>> narrowed([Trial(what="", groups=((0, 1), (2, 3)), failed=((0, 1),)), Trial(what="", groups=((0, 2),), failed=())])
     (1,)
@@ -87,7 +88,7 @@ def narrowed(trials: Sequence[Trial]) -> tuple[int, ...]:
 def isolate(
     claims: Sequence[Claim], backend: str, run: Callable[[str, Groups, Switch | None], Trial | None]
 ) -> list[Trial]:
-    """Try until one rank or host is left. ``run`` gives None where there is no more time."""
+    """Try until a single rank or host is left. ``run`` returns None when there is no more time."""
     trials: list[Trial] = []
 
     def tried(what: str, groups: Groups, switch: Switch | None = None) -> Trial | None:
@@ -108,46 +109,61 @@ def isolate(
     if len(parts) < 3:
         parts = [(claim.rank,) for claim in claims]
     for pairs in together(parts) if len(parts) > 2 else ():
-        if tried("two and two", pairs) is None or len(narrowed(trials)) == 1:
+        if tried("in pairs", pairs) is None or len(narrowed(trials)) == 1:
             return trials
     return trials
 
 
 def transport_broken(trials: Sequence[Trial], claims: Sequence[Claim]) -> Iterator[Finding]:
-    """An exchange that fails works once one transport of NCCL is switched off.
+    """An exchange that fails works once a single transport of NCCL is switched off.
 
-    The transports are switched off one after the other, each in fresh processes; the first that cures names the layer. The
-    switch is a crutch, training with it is slow: mend the layer."""
+    The transports are switched off one after the other, each in fresh processes; the first that helps names the layer.
+
+    Why it matters: training hangs or computes with wrong data. The setting that helps is a workaround, and training
+    with it is slow.
+
+    How to fix it: repair the layer that the finding names. Until then, export the variable that helped.
+
+        $ export NCCL_P2P_DISABLE=1
+
+    Since: 0.1
+    """
     for trial in trials:
         if trial.switch and not trial.failed:
-            yield Finding(
-                rule="transport-broken",
-                severity=Severity.ERROR,
-                title=f"{trial.switch.layer} is broken on {_hosts(claims)}: with {trial.what} the same exchanges are right",
+            yield Finding.error(
+                "transport-broken",
+                f"{trial.switch.layer} is broken on {_hosts(claims)}: with {trial.what} the same exchanges are right",
                 evidence=tuple(f"{other.what}: fails" for other in trials if other.switch and other.failed),
-                fix=Fix(text=trial.switch.fix, commands=(f"export {trial.what}",)),
+                fix=trial.switch.fix,
+                commands=(f"export {trial.what}",),
             )
 
 
 def narrowed_to(trials: Sequence[Trial], claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Every group with one rank or host fails, and those without it are well.
+    """Every group with a certain rank or host fails, and those without it are well.
 
-    The ranks exchanged again in small groups, in fresh processes. What is in every group that failed, and in none that was well,
-    is at fault: that GPU, that host, its adapter or its cable."""
+    The ranks exchanged again in small groups, in fresh processes.
+
+    Why it matters: what is in every group that failed, and in none that was well, is at fault: that GPU, that host, its
+    adapter or its cable.
+
+    How to fix it: take that host or GPU out of the job, and test it by itself.
+
+        $ python -m dsdoctor comm --full
+
+    Since: 0.1
+    """
     suspects = narrowed([trial for trial in trials if trial.switch is None])
     hosts = {claim.rank: claim.host for claim in claims}
     if not suspects or len(suspects) == len(hosts):
         return
     by_rank = tuple(hosts.get(rank, "") for rank in range(max(hosts) + 1))
-    yield Finding(
-        rule="narrowed-to",
-        severity=Severity.ERROR,
-        title=f"only groups with {named(suspects, by_rank)} fail; the others are well among themselves",
+    yield Finding.error(
+        "narrowed-to",
+        f"only groups with {named(suspects, by_rank)} fail; the others are well among themselves",
         evidence=tuple(_told(trial) for trial in trials if trial.switch is None),
-        fix=Fix(
-            text="take that host or GPU out of the job, and test it by itself",
-            commands=("python -m dsdoctor comm --full",),
-        ),
+        fix="take that host or GPU out of the job, and test it by itself",
+        commands=("python -m dsdoctor comm --full",),
     )
 
 
@@ -159,8 +175,7 @@ def _told(trial: Trial) -> str:
 
 
 def _hosts(claims: Sequence[Claim]) -> str:
-    hosts = list(dict.fromkeys(claim.host for claim in claims))
-    return ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
+    return and_more(list(dict.fromkeys(claim.host for claim in claims)), 4)
 
 
 CHECKS = (transport_broken, narrowed_to)

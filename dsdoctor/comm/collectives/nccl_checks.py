@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from dsdoctor.comm.collectives.nccl_log import NcclFacts
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.words import by_rank, named
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.comm.rank_names import by_rank, named
+from dsdoctor.core.finding import Finding
 
 MOST_LINES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
-    """What NCCL said, and who the ranks are."""
+class NcclOutput:
+    """What NCCL logged, and who the ranks are."""
 
     facts: NcclFacts
     claims: tuple[Claim, ...] = ()
@@ -25,114 +25,143 @@ class Heard:
 
 
 def examine(facts: NcclFacts, claims: tuple[Claim, ...]) -> tuple[Finding, ...]:
-    """Every finding about what NCCL said."""
-    heard = Heard(facts=facts, claims=claims)
-    return tuple(finding for check in CHECKS for finding in check(heard))
+    """Every finding about NCCL's log."""
+    output = NcclOutput(facts=facts, claims=claims)
+    return tuple(finding for check in CHECKS for finding in check(output))
 
 
-def nccl_init_incomplete(heard: Heard) -> Iterator[Finding]:
-    """A rank began NCCL's init and did not end it: it waits for another, or its network cannot reach the others.
+def nccl_init_incomplete(output: NcclOutput) -> Iterator[Finding]:
+    """A rank began NCCL's init and did not end it.
 
-    The rank to look for may be another one: who is not in the log at all did not come to NCCL.
+    Why it matters: it waits for another rank, or its network cannot reach the others. The rank to look for may be
+    another: a rank that is not in the log at all did not come to NCCL.
+
+    How to fix it: see that NCCL uses the interface that joins the hosts, and that all ports are open on it.
+
+        $ export NCCL_SOCKET_IFNAME==eth0
+        $ export NCCL_DEBUG=INFO
+
+    Since: 0.1
     """
-    facts = heard.facts
+    facts = output.facts
     if facts.incomplete:
-        yield Finding(
-            rule="nccl-init-incomplete",
-            severity=Severity.ERROR,
-            title=f"{named(facts.incomplete, heard.hosts)} began NCCL's init of {facts.world} ranks and did not end it",
+        yield Finding.error(
+            "nccl-init-incomplete",
+            f"{named(facts.incomplete, output.hosts)} began NCCL's init of {facts.world} ranks and did not end it",
             evidence=(*(f"bootstrap over {name}" for name in facts.bootstrap[:2]), *facts.warnings[:MOST_LINES]),
-            fix=Fix(
-                text="see that NCCL takes the interface that joins the hosts, and that all ports are open on it",
-                commands=("export NCCL_SOCKET_IFNAME==eth0  # the interface's name", "export NCCL_DEBUG=INFO"),
-            ),
+            fix="see that NCCL takes the interface that joins the hosts, and that all ports are open on it",
+            commands=("export NCCL_SOCKET_IFNAME==eth0  # the interface's name", "export NCCL_DEBUG=INFO"),
         )
 
 
-def nccl_network_is_socket(heard: Heard) -> Iterator[Finding]:
-    """The hosts have InfiniBand or RoCE with an active port, and NCCL talks TCP: a tenth of the speed.
+def nccl_network_is_socket(output: NcclOutput) -> Iterator[Finding]:
+    """The hosts have InfiniBand or RoCE with an active port, and NCCL uses TCP sockets.
 
-    In containers most often libibverbs or /dev/infiniband is missing; or NCCL_IB_DISABLE was left set, or NCCL_IB_HCA names a
-    device that is not there.
+    In containers libibverbs or /dev/infiniband is most often missing; or NCCL_IB_DISABLE was left set, or NCCL_IB_HCA
+    names a device that is not there.
+
+    Why it matters: TCP has about a tenth of the speed.
+
+    How to fix it: give the container the devices and the library, and unset NCCL_IB_DISABLE.
+
+        $ ls /dev/infiniband; ibv_devinfo -l
+        $ sudo apt-get install libibverbs1 ibverbs-providers
+        $ docker run --device=/dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 ...
+
+    Since: 0.1
     """
     active = {
         f"{port.device} of {claim.host}"
-        for claim in heard.claims
+        for claim in output.claims
         for port in (claim.local.fabric if claim.local else ())
         if port.state == "ACTIVE"
     }
-    if "Socket" in heard.facts.networks and active and len(set(heard.hosts)) > 1:
-        yield Finding(
-            rule="nccl-network-is-socket",
-            severity=Severity.WARNING,
-            title=f"NCCL uses TCP sockets, though {min(active)} is active",
-            evidence=heard.facts.no_fabric or ("NCCL does not say why",),
-            fix=Fix(
-                text="give the container the devices and the library, and take NCCL_IB_DISABLE out",
-                commands=(
-                    "ls /dev/infiniband; ibv_devinfo -l",
-                    "sudo apt-get install libibverbs1 ibverbs-providers",
-                    "docker run --device=/dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 ...",
-                ),
+    if "Socket" in output.facts.networks and active and len(set(output.hosts)) > 1:
+        yield Finding.warning(
+            "nccl-network-is-socket",
+            f"NCCL uses TCP sockets, though {min(active)} is active",
+            evidence=output.facts.no_fabric or ("NCCL does not say why",),
+            fix="give the container the devices and the library, and take NCCL_IB_DISABLE out",
+            commands=(
+                "ls /dev/infiniband; ibv_devinfo -l",
+                "sudo apt-get install libibverbs1 ibverbs-providers",
+                "docker run --device=/dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 ...",
             ),
         )
 
 
-def nccl_p2p_off(heard: Heard) -> Iterator[Finding]:
+def nccl_p2p_off(output: NcclOutput) -> Iterator[Finding]:
     """GPUs of one host do not reach each other directly: NCCL goes through the processor's memory, or through a socket.
 
-    Right where the GPUs have no NVLink and hang on different processors; else P2P was switched off, or the driver does not
-    offer it on this model, or a container hides the GPUs from each other.
+    Why it matters: that is right where the GPUs have no NVLink and are attached to different processors. Otherwise P2P
+    was switched off, the driver does not offer it on this model, or a container hides the GPUs from each other.
+
+    How to fix it: see what joins the GPUs, and whether the driver offers P2P.
+
+        $ nvidia-smi topo -p2p r
+
+    Since: 0.1
     """
-    hosts, slow = heard.hosts, []
-    for edge, transport in heard.facts.edges.items():
+    hosts, slow = output.hosts, []
+    for edge, transport in output.facts.edges.items():
         source, target = (int(rank) for rank in edge.split(" -> "))
         together = max(source, target) < len(hosts) and hosts[source] == hosts[target]
         if together and not transport.startswith(("P2P", "NVLS")):
             slow.append(f"{edge} via {transport}")
     if slow:
-        off = [f"{name}={value}" for name, value in heard.facts.variables.items() if name.startswith("NCCL_P2P_")]
-        yield Finding(
-            rule="nccl-p2p-off",
-            severity=Severity.WARNING if off else Severity.NOTE,
-            title=f"{len(slow)} of {len(heard.facts.edges)} edges join GPUs of one host without P2P: {slow[0]}",
-            evidence=(*off, *heard.facts.no_p2p[:2], *slow[:MOST_LINES]),
-            fix=Fix(
-                text="see what joins the GPUs, and whether the driver offers P2P", commands=("nvidia-smi topo -p2p r",)
-            ),
+        off = [f"{name}={value}" for name, value in output.facts.variables.items() if name.startswith("NCCL_P2P_")]
+        yield (Finding.warning if off else Finding.note)(
+            "nccl-p2p-off",
+            f"{len(slow)} of {len(output.facts.edges)} edges join GPUs of one host without P2P: {slow[0]}",
+            evidence=(*off, *output.facts.no_p2p[:2], *slow[:MOST_LINES]),
+            fix="see what joins the GPUs, and whether the driver offers P2P",
+            commands=("nvidia-smi topo -p2p r",),
         )
 
 
-def nccl_direct_rdma_off(heard: Heard) -> Iterator[Finding]:
-    """InfiniBand is used, and the network cards cannot read the GPUs' memory: all data takes a detour through the host's.
+def nccl_direct_rdma_off(output: NcclOutput) -> Iterator[Finding]:
+    """InfiniBand is used, and the network cards cannot read the GPUs' memory.
 
-    It needs the module nvidia_peermem, or a kernel and driver with DMA-BUF, and a card near enough to the GPU.
+    Why it matters: all data takes a detour through the host's memory. Direct access needs the module nvidia_peermem, or
+    a kernel and driver with DMA-BUF, and a card near enough to the GPU.
+
+    How to fix it: load the module, and see how far card and GPU are apart.
+
+        $ sudo modprobe nvidia_peermem
+        $ nvidia-smi topo -m
+
+    Since: 0.1
     """
-    if heard.facts.direct is False and heard.facts.hcas:
-        yield Finding(
-            rule="nccl-direct-rdma-off",
-            severity=Severity.WARNING,
-            title=f"GPU Direct RDMA is off for some of {', '.join(heard.facts.hcas[:MOST_LINES])}",
-            fix=Fix(
-                text="load the module, and see how far card and GPU are apart",
-                commands=("sudo modprobe nvidia_peermem", "nvidia-smi topo -m"),
-            ),
+    if output.facts.direct is False and output.facts.hcas:
+        yield Finding.warning(
+            "nccl-direct-rdma-off",
+            f"GPU Direct RDMA is off for some of {', '.join(output.facts.hcas[:MOST_LINES])}",
+            fix="load the module, and see how far card and GPU are apart",
+            commands=("sudo modprobe nvidia_peermem", "nvidia-smi topo -m"),
         )
 
 
-def nccl_warned(heard: Heard) -> Iterator[Finding]:
-    """NCCL wrote warnings. `dsdoctor diagnose LOG` knows many of them."""
-    lines = heard.facts.warnings
+def nccl_warned(output: NcclOutput) -> Iterator[Finding]:
+    """NCCL wrote warnings during the test.
+
+    Why it matters: they often name the cause of an error that other findings report.
+
+    How to fix it: let dsdoctor read the log; it knows many of these messages.
+
+        $ python -m dsdoctor diagnose LOG
+
+    Since: 0.1
+    """
+    lines = output.facts.warnings
     if lines:
-        yield Finding(
-            rule="nccl-warned",
-            severity=Severity.NOTE,
-            title=f"NCCL wrote {len(lines)} different warnings, the first: {lines[0][:160]}",
+        yield Finding.note(
+            "nccl-warned",
+            f"NCCL wrote {len(lines)} different warnings, the first: {lines[0][:160]}",
             evidence=tuple(line[:300] for line in lines[:MOST_LINES]),
         )
 
 
-CHECKS: tuple[Callable[[Heard], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[NcclOutput], Iterator[Finding]], ...] = (
     nccl_init_incomplete,
     nccl_network_is_socket,
     nccl_p2p_off,

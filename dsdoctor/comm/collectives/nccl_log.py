@@ -1,6 +1,6 @@
-"""What NCCL writes with NCCL_DEBUG=INFO, of one or several ranks -> facts. Judges nothing; pure but for ``telling``.
+"""NCCL's log with NCCL_DEBUG=INFO, of one or several ranks -> facts. Judges nothing; only ``relevant_lines`` reads a file.
 
-Read with NCCL 2.12 to 2.30's formats. Lines of others in between, and prefixes of launchers, do not matter.
+Reads the formats of NCCL 2.12 to 2.30. Other lines in between, and prefixes of launchers, do not matter.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 LARGEST = 8 << 20
-"""Bytes of a rank's log that are read: what is asked for is said during init."""
+"""Bytes of a rank's log that are read: NCCL writes what is needed during init."""
 
 LINE = re.compile(
     r"(?<![\w.-])(?P<process>[\w.-]{1,255}:\d{1,9}):\d{1,9} \[-?\d+\] (?:[\w./]+:\d+ )?NCCL (?P<level>INFO|WARN) (?P<said>.*)"
@@ -22,10 +22,10 @@ SETTING = re.compile(r"(NCCL_\w+) set by environment to (\S.*?)\.?$")
 
 @dataclass(frozen=True, kw_only=True)
 class NcclFacts:
-    """What NCCL said. ``edges`` maps "0 -> 1" to its transport ("P2P/CUMEM", "SHM/direct/direct", "NET/IB/GDRDMA", "NET/Socket");
-    ``incomplete`` are the ranks that began init and did not end it; ``direct`` whether GPU Direct RDMA is on (None: not said);
-    ``no_fabric`` says why InfiniBand is not used, ``no_p2p`` which GPUs do not reach each other. Ranks are those of the
-    largest communicator, of ``world`` ranks."""
+    """What NCCL logged. ``edges`` maps "0 -> 1" to its transport ("P2P/CUMEM", "SHM/direct/direct", "NET/IB/GDRDMA",
+    "NET/Socket"); ``incomplete`` are the ranks that began init and did not end it; ``direct`` whether GPU Direct RDMA is on
+    (None: not logged); ``no_fabric`` says why InfiniBand is not used, ``no_p2p`` which GPUs do not reach each other. Ranks
+    are those of the largest communicator, of ``world`` ranks."""
 
     version: str | None = None
     bootstrap: tuple[str, ...] = ()
@@ -49,18 +49,19 @@ class _Communicator:
     complete: bool
 
 
-TELLING = re.compile(
+RELEVANT = re.compile(
     r"Bootstrap|Using network|plugin|NET/IB|Channel 00|Init (?:START|COMPLETE)|set by environment|P2P|RDMA| WARN "
 )
 
 
-def telling(folder: str, pid: int) -> str:
-    """The lines of one data process's log that ``parse_nccl_log`` reads, each once, the first channel for all: they travel."""
+def relevant_lines(folder: str, pid: int) -> str:
+    """The lines of one data process's log that ``parse_nccl_log`` reads, each once and of the first channel only, because
+    they are sent to rank 0."""
     kept: dict[str, None] = {}
     for path in Path(folder).glob(f"nccl.*.{pid}.log"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             lines = file.read(LARGEST).decode("utf-8", errors="replace").splitlines()
-            kept |= dict.fromkeys(line for line in lines if TELLING.search(line))
+            kept |= dict.fromkeys(line for line in lines if RELEVANT.search(line))
     return "\n".join(kept)
 
 
@@ -79,8 +80,8 @@ def parse_nccl_log(text: str) -> NcclFacts:
     lines = [(match["process"], match["level"], match["said"].strip()) for match in LINE.finditer(text)]
     said = list(dict.fromkeys(words for _, _, words in lines))
     communicators = _communicators(lines)
-    world = max((one.world for one in communicators), default=None)
-    whole = {one.process for one in communicators if one.world == world}
+    world = max((communicator.world for communicator in communicators), default=None)
+    whole = {communicator.process for communicator in communicators if communicator.world == world}
     version = re.search(r"NCCL version (\d[\w.+-]*)", text)
     rdma = [words for words in said if "GPU Direct RDMA " in words]
     return NcclFacts(
@@ -125,25 +126,25 @@ def _communicators(lines: list[tuple[str, str, str]]) -> list[_Communicator]:
         key = process, match[1]
         if match[4] == "START" and key in known:
             ended.append(known.pop(key))
-        one = known.setdefault(key, _Communicator(process, int(match[2]), int(match[3]), complete=False))
-        one.complete = match[4] == "COMPLETE"
+        communicator = known.setdefault(key, _Communicator(process, int(match[2]), int(match[3]), complete=False))
+        communicator.complete = match[4] == "COMPLETE"
     return [*ended, *known.values()]
 
 
 def _incomplete(communicators: list[_Communicator], whole: set[str]) -> tuple[int, ...]:
     """The ranks, in the largest communicator, of the processes in which any communicator's init did not end."""
-    world = max((one.world for one in communicators), default=0)
-    ranks = {one.process: one.rank for one in communicators if one.world == world}
+    world = max((communicator.world for communicator in communicators), default=0)
+    ranks = {communicator.process: communicator.rank for communicator in communicators if communicator.world == world}
     stuck = {
-        one.rank if one.world == world else ranks[one.process]
-        for one in communicators
-        if one.process in whole and not one.complete
+        communicator.rank if communicator.world == world else ranks[communicator.process]
+        for communicator in communicators
+        if communicator.process in whole and not communicator.complete
     }
     return tuple(sorted(stuck))
 
 
 def _edges(lines: list[tuple[str, str, str]], whole: set[str]) -> dict[str, str]:
-    """Of the processes that were in the largest communicator (all where init was not logged): others count otherwise."""
+    """Of the processes in the largest communicator (all where init was not logged): others number their ranks differently."""
     found: dict[tuple[int, int], dict[str, None]] = {}
     for process, _, words in lines:
         match = EDGE.match(words) if not whole or process in whole else None

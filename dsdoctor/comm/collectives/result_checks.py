@@ -1,17 +1,18 @@
-"""Judges what the collectives brought: every rank's exchanges -> whose data is wrong, and what is lacking. Looks at nothing."""
+"""Judges the results of the collectives: every rank's exchanges -> whose data is wrong, what is not available. Looks at nothing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from dsdoctor.comm.results import Exchange
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.sentences import and_more, and_more_lines
 
 SHOWN = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Brought:
+class RankExchanges:
     """The exchanges of each rank that came to the end (the notable ones are enough), and the host of every rank."""
 
     exchanges: Mapping[int, Sequence[Exchange]]
@@ -20,7 +21,7 @@ class Brought:
     def named(self, rank: int) -> str:
         """A rank with its host, where that is known.
 
-        >>> Brought(exchanges={}, hosts=("a", "b")).named(1)
+        >>> RankExchanges(exchanges={}, hosts=("a", "b")).named(1)
         'rank 1 (b)'
         """
         host = self.hosts[rank] if rank < len(self.hosts) else ""
@@ -28,86 +29,104 @@ class Brought:
 
     @property
     def wrong(self) -> tuple[tuple[int, Exchange], ...]:
-        """Who saw something wrong, and what; what could be traced to its origin first."""
-        found = [(rank, one) for rank in sorted(self.exchanges) for one in self.exchanges[rank] if one.wrong]
+        """The ranks that saw a wrong result, and the exchange; those whose origin is known come first."""
+        found = [
+            (rank, exchange) for rank in sorted(self.exchanges) for exchange in self.exchanges[rank] if exchange.wrong
+        ]
         return tuple(sorted(found, key=lambda seen: not (seen[1].wrong and seen[1].wrong.whose)))
 
     @property
     def senders(self) -> tuple[int, ...]:
         """The ranks whose contribution was wrong."""
-        return tuple(sorted({*chain.from_iterable(one.wrong.whose for _, one in self.wrong if one.wrong)}))
+        return tuple(
+            sorted({*chain.from_iterable(exchange.wrong.whose for _, exchange in self.wrong if exchange.wrong)})
+        )
 
 
 def examine(exchanges: Mapping[int, Sequence[Exchange]], hosts: Sequence[str] = ()) -> tuple[Finding, ...]:
     """All findings on what the ranks exchanged."""
-    brought = Brought(exchanges=exchanges, hosts=hosts)
-    return tuple(finding for check in CHECKS for finding in check(brought))
+    results = RankExchanges(exchanges=exchanges, hosts=hosts)
+    return tuple(finding for check in CHECKS for finding in check(results))
 
 
-def data_is_wrong(brought: Brought) -> Iterator[Finding]:
-    """A collective ended well and its result is wrong: what a training run would never notice.
+def data_is_wrong(results: RankExchanges) -> Iterator[Finding]:
+    """A collective ended well and its result is wrong.
 
-    Every rank sends known numbers that depend on rank and position and are exact in their dtype, so that one wrong bit is seen. The
-    rank named is the one whose contribution is wrong: for what is only moved, the sender of the wrong part; for reductions the
-    ranks repeat it with some inputs inverted and see with whose inversion the error changes. Where no rank is named the error did
-    not come again, or came on the way, in sums of several ranks' data. The usual causes are GPU memory (look for
-    uncorrected ECC errors and Xid 48, 63, 94 in dmesg), peer-to-peer copies through an IOMMU or ACS, and a broken NIC or cable.
-    Try NCCL_P2P_DISABLE=1, then NCCL_PROTO=Simple: the one that cures names the layer. On a CPU test the memory.
+    Every rank sends known numbers that depend on rank and position and are exact in their dtype, so that a single wrong
+    bit is seen. The finding names the rank whose contribution is wrong: for data that is only moved, the sender of the
+    wrong part; for reductions the ranks repeat it with some inputs inverted, and see with whose inversion the error
+    changes. Where no rank is named the error did not come again, or arose on the way, in sums of several ranks' data.
+
+    Why it matters: a training run would never notice it. The usual causes are GPU memory (look for uncorrected ECC
+    errors and Xid 48, 63, 94 in dmesg), peer-to-peer copies through an IOMMU or ACS, and a broken network card or
+    cable.
+
+    How to fix it: take the rank that is named out of the job, and test its memory and links; on a CPU test the memory.
+    Where none is named, try these settings one at a time: the setting that helps shows the layer.
+
+        $ NCCL_P2P_DISABLE=1 dsdoctor comm --full
+        $ NCCL_PROTO=Simple dsdoctor comm --full
+
+    Since: 0.1
     """
-    if not brought.wrong:
+    if not results.wrong:
         return
-    names = " and ".join(map(brought.named, brought.senders[:SHOWN]))
-    first_rank, first = brought.wrong[0]
-    what = f"{first.op} of {first.dtype} is wrong on {brought.named(first_rank)}"
-    yield Finding(
-        rule="data-is-wrong",
-        severity=Severity.ERROR,
-        title=f"the data of {names} arrives wrong: {what}" if names else f"{what}, whose data it is does not show",
-        evidence=_told(brought),
-        fix=Fix(
-            text=f"take {names} out of the job, and test its memory and links"
-            if names
-            else "repeat the test with --full; then with these one at a time: the one that cures names the layer",
-            commands=()
-            if len(brought.senders) == 1
-            else ("NCCL_P2P_DISABLE=1 dsdoctor comm --full", "NCCL_PROTO=Simple dsdoctor comm --full"),
-        ),
+    names = " and ".join(map(results.named, results.senders[:SHOWN]))
+    first_rank, first = results.wrong[0]
+    what = f"{first.op} of {first.dtype} is wrong on {results.named(first_rank)}"
+    yield Finding.error(
+        "data-is-wrong",
+        f"the data of {names} arrives wrong: {what}" if names else f"{what}; the rank that sent it is not known",
+        evidence=_told(results),
+        fix=f"take {names} out of the job, and test its memory and links"
+        if names
+        else "repeat the test with --full; then with these one at a time: the setting that helps shows the layer",
+        commands=()
+        if len(results.senders) == 1
+        else ("NCCL_P2P_DISABLE=1 dsdoctor comm --full", "NCCL_PROTO=Simple dsdoctor comm --full"),
     )
 
 
-def collective_not_available(brought: Brought) -> Iterator[Finding]:
-    """The backend cannot do a collective at all, so that it was not tested; a training run that needs it would fail at once.
+def collective_not_available(results: RankExchanges) -> Iterator[Finding]:
+    """The backend cannot do a collective at all, so it was not tested.
 
-    Older gloo has no AVG, and no reduce_scatter of some dtypes. Large sizes are left out when the time is used up.
+    Older gloo has no AVG, and no reduce_scatter of some dtypes. Large sizes are skipped when the time is used up.
+
+    Why it matters: a training run that needs that collective would fail at once.
+
+    How to fix it: nothing has to be done if the training does not use it; where the time was used up, give the test
+    more.
+
+        $ python -m dsdoctor comm --deadline 600
+
+    Since: 0.1
     """
     lacking: dict[str, list[str]] = {}
-    for one in chain.from_iterable(brought.exchanges.values()):
-        if one.skipped:
-            lacking.setdefault(one.skipped, []).append(f"{one.op} of {one.dtype}")
+    for exchange in chain.from_iterable(results.exchanges.values()):
+        if exchange.skipped:
+            lacking.setdefault(exchange.skipped, []).append(f"{exchange.op} of {exchange.dtype}")
     for reason, what in lacking.items():
-        first, *others = dict.fromkeys(what)
-        more = f" and {len(others)} more" if others else ""
-        yield Finding(
-            rule="collective-not-available",
-            severity=Severity.NOTE,
-            title=f"{first}{more} was not tested: {reason}",
-            evidence=tuple(others[:SHOWN]),
+        calls = list(dict.fromkeys(what))
+        yield Finding.note(
+            "collective-not-available",
+            f"{and_more(calls, 1)} was not tested: {reason}",
+            evidence=calls[1 : 1 + SHOWN],
         )
 
 
-def _told(brought: Brought) -> tuple[str, ...]:
+def _told(results: RankExchanges) -> tuple[str, ...]:
     """A line for each of the first wrong results."""
     lines = []
-    for rank, one in brought.wrong:
-        assert one.wrong is not None
-        came = {None: "", True: ", again when repeated", False: ", right when repeated"}[one.wrong.again]
-        whose = " and ".join(map(brought.named, one.wrong.whose)) or "not known"
+    for rank, exchange in results.wrong:
+        assert exchange.wrong is not None
+        wrong = exchange.wrong
+        came = {None: "", True: ", again when repeated", False: ", right when repeated"}[wrong.again]
+        whose = " and ".join(map(results.named, wrong.whose)) or "not known"
         lines.append(
-            f"on {brought.named(rank)}: {one.op} {one.dtype} x {one.elements}: first wrong at index {one.wrong.index},"
-            f" {_value(one.wrong.got)} for {one.wrong.want:.10g}, {one.wrong.count} wrong{came}; whose: {whose}"
+            f"on {results.named(rank)}: {exchange.op} {exchange.dtype} x {exchange.elements}: first wrong at index {wrong.index},"
+            f" {_value(wrong.got)} for {wrong.want:.10g}, {wrong.count} wrong{came}; whose: {whose}"
         )
-    more = len(lines) - SHOWN
-    return (*lines[:SHOWN], *((f"and {more} more",) if more > 0 else ()))
+    return and_more_lines(lines, SHOWN)
 
 
 def _value(got: float | None) -> str:

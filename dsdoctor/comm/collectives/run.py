@@ -1,4 +1,4 @@
-"""Steps of an exchange, one after the other on every rank, until one ends badly or the time is up."""
+"""Runs the steps of a test, one after the other on every rank: steps -> what came out on this rank."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from dsdoctor.comm.results import Exchange
 def run_steps(
     group: RankGroup, steps: Sequence[ExchangeStep], tell: Tell, budget: float | None = None
 ) -> tuple[Exchange, ...]:
-    """Exchange and compare; then look whose data was wrong, with all ranks, if it was wrong anywhere.
+    """Exchange and compare; if anything was wrong on any rank, find out with all ranks whose data it was.
 
     ``tell(number from 1, what)`` is called before each. With ``budget``, rank 0 decides by its clock whether there is time for
     the next large step; those left out are skipped with that reason. Raises what torch raises where communication breaks.
@@ -27,7 +27,7 @@ def run_steps(
             continue
         tell(number, str(step))
         seen.append(exchange(group, step))
-    wrong = [number for number, one in enumerate(seen) if one.wrong is not None]
+    wrong = [number for number, exchanged in enumerate(seen) if exchanged.wrong is not None]
     for turn, number in enumerate(notes.all_wrong(wrong, steps), len(steps) + 1):
         tell(turn, f"{steps[number]}, again, to see whose data is wrong")
         seen[number] = follow_up(group, steps[number], seen[number])

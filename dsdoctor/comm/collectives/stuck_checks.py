@@ -1,7 +1,7 @@
 """Where every rank was when an exchange was ended -> which rank died, stopped, vanished or stayed behind. Judges, never looks.
 
-When one rank falls out, all the others fail too, at once or later, and their errors name nobody. So the causes are asked for in
-the order in which they explain each other; what the others said is evidence at most.
+When a single rank fails, all others fail too, at once or later, and their errors do not name it. So the causes are checked
+in the order in which they explain each other; the errors of the others are only evidence.
 """
 
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from dsdoctor.comm.mesh.checks import CHECKS as MESH_CHECKS
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.models import Claim
+from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import ConnectOutcome, Reach, Stuck
-from dsdoctor.comm.words import named
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import LETTERS
 
 STOPPED = frozenset("Tt")
@@ -21,8 +21,9 @@ STOPPED = frozenset("Tt")
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """An exchange that did not end well. ``stuck`` are the ranks that told where they were, ``silent`` those that told nothing
-    and how a call to them ended; ``reaches`` is a second mesh, made after it; ``waited`` is for how long nothing moved."""
+    """An exchange that did not end well. ``stuck`` are the ranks that reported where they were, ``silent`` those that did
+    not and how a connection to them ended; ``reaches`` are the connections that were tried again after it; ``waited`` is
+    how long nothing moved."""
 
     what: str
     claims: tuple[Claim, ...]
@@ -48,16 +49,16 @@ class Trouble:
 
     @property
     def dead(self) -> tuple[int, ...]:
-        """Ranks whose process is gone: its own supervisor says so, or its host refuses the port it listened on."""
-        told = {one.rank for one in self.stuck if one.ended}
+        """Ranks whose process is gone: their own supervisor reports it, or their host refuses the port they listened on."""
+        told = {stuck.rank for stuck in self.stuck if stuck.ended}
         return tuple(
             sorted(told | {rank for rank, outcome in self.silent.items() if outcome is ConnectOutcome.REFUSED})
         )
 
     @property
     def stopped(self) -> tuple[int, ...]:
-        """Ranks whose process stands still, or accepts a connection and does not answer."""
-        told = {one.rank for one in self.stuck if one.process in STOPPED}
+        """Ranks whose process is stopped, or accepts a connection and does not answer."""
+        told = {stuck.rank for stuck in self.stuck if stuck.process in STOPPED}
         quiet = {
             rank for rank, outcome in self.silent.items() if outcome in {ConnectOutcome.SILENT, ConnectOutcome.REACHED}
         }
@@ -71,97 +72,123 @@ class Trouble:
 
     @property
     def behind(self) -> tuple[Stuck, ...]:
-        """Ranks that have not begun what others wait in."""
-        living = [one for one in self.stuck if not one.ended and one.process not in STOPPED]
-        most = max((one.step for one in living), default=0)
-        return tuple(one for one in living if one.step < most and not one.error)
+        """Ranks that have not begun the exchange in which the others wait."""
+        living = [stuck for stuck in self.stuck if not stuck.ended and stuck.process not in STOPPED]
+        most = max((stuck.step for stuck in living), default=0)
+        return tuple(stuck for stuck in living if stuck.step < most and not stuck.error)
 
 
 def rank_died(trouble: Trouble) -> Iterator[Finding]:
     """The process of a rank ended in the middle of the test.
 
-    SIGKILL is most often the kernel's out-of-memory killer or the scheduler; a status of its own means that a library gave up, and
-    its last lines are in that rank's log. The other ranks only see closed connections."""
+    Why it matters: the other ranks only see closed connections. SIGKILL is most often the kernel's out-of-memory killer
+    or the scheduler; any other exit status means that a library gave up, and its last lines are in that rank's log.
+
+    How to fix it: see on its host what ended it.
+
+        $ dmesg -T | grep -iE 'killed process|oom|xid' | tail
+
+    Since: 0.1
+    """
     for rank in trouble.dead:
-        told = next((one for one in trouble.stuck if one.rank == rank and one.ended), None)
+        told = next((stuck for stuck in trouble.stuck if stuck.rank == rank and stuck.ended), None)
         how = told.ended if told else "its host answers, and nothing listens on its port any more"
         where = f" in {told.at}" if told else ""
-        yield Finding(
-            rule="rank-died",
-            severity=Severity.ERROR,
-            title=f"{trouble.who(rank)} died{where} during {trouble.what}: {how}",
+        yield Finding.error(
+            "rank-died",
+            f"{trouble.who(rank)} died{where} during {trouble.what}: {how}",
             evidence=_others(trouble, {rank}),
-            fix=Fix(
-                text=f"see on {trouble.host(rank)} what ended it",
-                commands=("dmesg -T | grep -iE 'killed process|oom|xid' | tail",),
-            ),
+            fix=f"see on {trouble.host(rank)} what ended it",
+            commands=("dmesg -T | grep -iE 'killed process|oom|xid' | tail",),
         )
 
 
 def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
     """The process of a rank is there and does not run.
 
-    Stopped by a signal (Ctrl-Z in a terminal, a debugger, a scheduler that suspends jobs), or its host is frozen: the
-    kernel still accepts connections, the process does not answer."""
+    It was stopped by a signal (Ctrl-Z in a terminal, a debugger, a scheduler that suspends jobs), or its host is
+    frozen: the kernel still accepts connections, the process does not answer.
+
+    Why it matters: all other ranks wait for it.
+
+    How to fix it: let it continue, or find out what stopped it.
+
+        $ ssh HOST 'ps -o pid,stat,wchan:32,args -C python; pkill -CONT -f dsdoctor.comm'
+
+    Since: 0.1
+    """
     for rank in trouble.stopped:
-        told = next((one for one in trouble.stuck if one.rank == rank), None)
-        how = LETTERS.get(told.process, "") if told else "its port accepts connections, and nobody answers"
-        yield Finding(
-            rule="rank-stopped",
-            severity=Severity.ERROR,
-            title=f"{trouble.who(rank)} stands still during {trouble.what}: {how}",
+        told = next((stuck for stuck in trouble.stuck if stuck.rank == rank), None)
+        how = LETTERS.get(told.process, "") if told else "its port accepts connections, and nothing answers"
+        yield Finding.error(
+            "rank-stopped",
+            f"{trouble.who(rank)} does not run during {trouble.what}: {how}",
             evidence=_others(trouble, {rank}),
-            fix=Fix(
-                text="let it go on, or find out what stopped it",
-                commands=(
-                    f"ssh {trouble.host(rank)} 'ps -o pid,stat,wchan:32,args -C python; pkill -CONT -f dsdoctor.comm'",
-                ),
+            fix="let it continue, or find out what stopped it",
+            commands=(
+                f"ssh {trouble.host(rank)} 'ps -o pid,stat,wchan:32,args -C python; pkill -CONT -f dsdoctor.comm'",
             ),
         )
 
 
 def supervisor_stopped(who: dict[int, str], states: dict[int, str]) -> Iterator[Finding]:
-    """The first process of a rank stands still, while its others exchange well.
+    """The first process of a rank is stopped, while the rank itself exchanges well.
 
-    That is the process that the launcher knows: it will not end, so the launcher waits for it. Stopped by Ctrl-Z, a debugger or a
-    scheduler."""
+    It was stopped by Ctrl-Z, a debugger or a scheduler.
+
+    Why it matters: that is the process that the launcher started. It will not end, so the launcher waits for it.
+
+    How to fix it: let it continue, or find out what stopped it.
+
+        $ pkill -CONT -f dsdoctor.comm
+
+    Since: 0.1
+    """
     for rank, letter in sorted(states.items()):
         if letter in STOPPED:
-            yield Finding(
-                rule="supervisor-stopped",
-                severity=Severity.ERROR,
-                title=f"{who[rank]}: the process that the launcher started is {LETTERS[letter]}; the launcher will wait for it",
-                fix=Fix(text="let it go on, or find out what stopped it", commands=("pkill -CONT -f dsdoctor.comm",)),
+            yield Finding.error(
+                "supervisor-stopped",
+                f"{who[rank]}: the process that the launcher started is {LETTERS[letter]}; the launcher will wait for it",
+                fix="let it continue, or find out what stopped it",
+                commands=("pkill -CONT -f dsdoctor.comm",),
             )
 
 
 def host_vanished(trouble: Trouble) -> Iterator[Finding]:
     """A host that was reached before is not reached any more.
 
-    The link went down in the middle of the test, a firewall began to drop, or the host died. Where the host of rank 0 reaches none
-    of several others any more, it is itself the one that is cut off."""
+    The link went down in the middle of the test, a firewall began to drop, or the host died. Where the host of rank 0
+    reaches none of several others any more, it is itself the one that is cut off.
+
+    Why it matters: the ranks of that host are lost to the job, and all others wait for them.
+
+    How to fix it: see whether the host is up, and look at its link and at the switch.
+
+        $ ping -c 3 HOST
+        $ ip -br link
+
+    Since: 0.1
+    """
     lost = sorted({trouble.host(rank) for rank in trouble.cut})
     if len(lost) > 1 and set(lost) == set(trouble.hosts) - {trouble.host(0)}:
-        yield Finding(
-            rule="host-vanished",
-            severity=Severity.ERROR,
-            title=f"{trouble.host(0)} with rank 0 reaches none of the other {len(lost)} hosts any more, during {trouble.what}",
+        yield Finding.error(
+            "host-vanished",
+            f"{trouble.host(0)} with rank 0 reaches none of the other {len(lost)} hosts any more, during {trouble.what}",
             evidence=tuple(f"{host}: {trouble.silent[rank].value}" for rank, host in _one_each(trouble))[:4],
-            fix=Fix(text=f"look at the link of {trouble.host(0)} and at the switch", commands=("ip -br link",)),
+            fix=f"look at the link of {trouble.host(0)} and at the switch",
+            commands=("ip -br link",),
         )
         return
     for host in lost:
         ranks = tuple(rank for rank in trouble.cut if trouble.host(rank) == host)
         outcome = trouble.silent[ranks[0]]
-        yield Finding(
-            rule="host-vanished",
-            severity=Severity.ERROR,
-            title=f"{host} with {named(ranks, ())} was there and is not reached any more, during {trouble.what}: "
+        yield Finding.error(
+            "host-vanished",
+            f"{host} with {named(ranks, ())} was there and is not reached any more, during {trouble.what}: "
             f"{outcome.value}",
             evidence=_others(trouble, set(ranks)),
-            fix=Fix(
-                text="see whether it is up, and look at its link and at the switch", commands=(f"ping -c 3 {host}",)
-            ),
+            fix="see whether it is up, and look at its link and at the switch",
+            commands=(f"ping -c 3 {host}",),
         )
 
 
@@ -173,7 +200,7 @@ def _one_each(trouble: Trouble) -> list[tuple[int, str]]:
 def link_cut(trouble: Trouble) -> Iterator[Finding]:
     """An exchange hangs because two hosts do not reach each other any more.
 
-    All ranks live; those of two hosts cannot connect. The findings of the mesh that was made anew say which way."""
+    All ranks are alive; those of two hosts cannot connect. The findings of the repeated mesh say in which direction."""
     if trouble.dead or trouble.stopped or trouble.cut or not trouble.reaches:
         return
     mesh = Mesh(trouble.claims, trouble.reaches)
@@ -184,79 +211,98 @@ def link_cut(trouble: Trouble) -> Iterator[Finding]:
 def rank_behind(trouble: Trouble) -> Iterator[Finding]:
     """A rank has not begun the exchange in which all the others wait for it.
 
-    It computes, loads, or waits for a device; its stack says where it is."""
+    Why it matters: it computes, loads, or waits for a device, and no other rank can continue without it.
+
+    How to fix it: read its stack in the finding: it says what the rank waits for. A device that does not answer shows
+    as state D.
+
+    Since: 0.1
+    """
     if trouble.dead or trouble.stopped or trouble.cut:
         return
-    for one in trouble.behind:
-        ahead = next(other for other in trouble.stuck if other.step > one.step)
-        yield Finding(
-            rule="rank-behind",
-            severity=Severity.ERROR,
-            title=f"{trouble.who(one.rank)} is still in {one.at} ({LETTERS.get(one.process, 'alive')}), while rank {ahead.rank} "
+    for behind in trouble.behind:
+        ahead = next(other for other in trouble.stuck if other.step > behind.step)
+        yield Finding.error(
+            "rank-behind",
+            f"{trouble.who(behind.rank)} is still in {behind.at} ({LETTERS.get(behind.process, 'alive')}), while rank {ahead.rank} "
             f"waits in {ahead.at}",
-            evidence=one.stack[:6],
-            fix=Fix(text="its stack says what it waits for; a device that does not answer shows as state D"),
+            evidence=behind.stack[:6],
+            fix="its stack says what it waits for; a device that does not answer shows as state D",
         )
 
 
 def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
-    """All ranks live and are in the same exchange, plain TCP between them works, and nothing moves.
+    """All ranks are alive and in the same exchange, plain TCP between them works, and nothing moves.
 
-    The library's own transport is at fault: the interface it chose, InfiniBand, peer-to-peer copies through PCIe (IOMMU, ACS)
-    or shared memory. The phase "where it breaks" switches them off one after the other."""
+    Why it matters: the library's own transport is at fault: the interface it chose, InfiniBand, peer-to-peer copies
+    through PCIe (IOMMU, ACS) or shared memory. The phase "where it breaks" switches them off one after the other.
+
+    How to fix it: look at the interface that the library chose.
+
+        $ python -m dsdoctor comm --full
+        $ export NCCL_DEBUG=INFO
+
+    Since: 0.1
+    """
     if trouble.dead or trouble.stopped or trouble.cut or trouble.behind or any(link_cut(trouble)):
         return
     waiting = trouble.stuck
-    if not waiting or any(one.error for one in waiting):
-        # whoever waits then waits for one that was refused
+    if not waiting or any(stuck.error for stuck in waiting):
+        # the others then wait for a rank whose exchange was refused
         return
-    yield Finding(
-        rule="exchange-hangs",
-        severity=Severity.ERROR,
-        title=f"{named(tuple(sorted(one.rank for one in waiting)), trouble.hosts)} hang in {waiting[0].at} "
+    yield Finding.error(
+        "exchange-hangs",
+        f"{named(tuple(sorted(stuck.rank for stuck in waiting)), trouble.hosts)} hang in {waiting[0].at} "
         f"({trouble.backend}), and plain TCP between them works",
         evidence=(f"nothing moved for {trouble.waited:.0f} s",) + waiting[0].stack[:4],
-        fix=Fix(
-            text="look at the interface the library chose",
-            commands=("python -m dsdoctor comm --full", "export NCCL_DEBUG=INFO"),
-        ),
+        fix="look at the interface the library chose",
+        commands=("python -m dsdoctor comm --full", "export NCCL_DEBUG=INFO"),
     )
 
 
 def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
     """A library refused or broke off an exchange, and no rank died or vanished.
 
-    The first error tells most; `python -m dsdoctor diagnose LOG` knows the common ones."""
+    Why it matters: training would fail in the same place. The first error tells most.
+
+    How to fix it: read that rank's log; `diagnose` knows the common messages.
+
+        $ python -m dsdoctor comm --quick --out comm-out
+        $ python -m dsdoctor diagnose comm-out/rank-00000.log
+
+    Since: 0.1
+    """
     if trouble.dead or trouble.stopped or trouble.cut or trouble.behind:
         return
-    failed = [one for one in trouble.stuck if one.error]
+    failed = [stuck for stuck in trouble.stuck if stuck.error]
     if not failed:
         return
-    first = min(failed, key=lambda one: (one.step, "Connection closed" in (one.error or ""), one.rank))
-    yield Finding(
-        rule="exchange-fails",
-        severity=Severity.ERROR,
-        title=f"{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
-        evidence=tuple(f"rank {one.rank} in {one.at}: {_line(one.error)}" for one in failed if one is not first)[:4],
-        fix=Fix(
-            text="the log of that rank holds the whole message",
-            commands=(
-                "python -m dsdoctor comm --quick --out comm-out",
-                f"python -m dsdoctor diagnose comm-out/rank-{first.rank:05d}.log",
-            ),
+    first = min(failed, key=lambda stuck: (stuck.step, "Connection closed" in (stuck.error or ""), stuck.rank))
+    yield Finding.error(
+        "exchange-fails",
+        f"{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
+        evidence=tuple(
+            f"rank {stuck.rank} in {stuck.at}: {_line(stuck.error)}" for stuck in failed if stuck is not first
+        )[:4],
+        fix="the log of that rank holds the whole message",
+        commands=(
+            "python -m dsdoctor comm --quick --out comm-out",
+            f"python -m dsdoctor diagnose comm-out/rank-{first.rank:05d}.log",
         ),
     )
 
 
 def _others(trouble: Trouble, named_already: set[int]) -> tuple[str, ...]:
-    """What some of the others saw meanwhile."""
-    others = [one for one in trouble.stuck if one.rank not in named_already and not one.ended]
-    waiting = [f"rank {one.rank} in {one.at}: {_line(one.error) if one.error else 'waiting'}" for one in others]
+    """What some of the other ranks saw meanwhile."""
+    others = [stuck for stuck in trouble.stuck if stuck.rank not in named_already and not stuck.ended]
+    waiting = [
+        f"rank {stuck.rank} in {stuck.at}: {_line(stuck.error) if stuck.error else 'waiting'}" for stuck in others
+    ]
     return tuple(waiting[:3])
 
 
 def _line(error: str | None) -> str:
-    """The first line of a library's message, without its addresses' noise."""
+    """The first line of a library's message, with single spaces."""
     return " ".join((error or "").split("\n")[0].split())[:160]
 
 

@@ -1,6 +1,7 @@
-"""What a rank sends: numbers that depend on rank and position, exact in their dtype even when they are added up over all ranks.
+"""The values that ranks send: a call of a collective -> its input, and the reduced result of all ranks.
 
-A call of a collective -> its input and the reduced result. Deterministic; never talks to another rank.
+They depend on rank and position, and are exact in their dtype even when added up over all ranks. Deterministic; never talks to
+another rank.
 """
 
 import enum
@@ -23,7 +24,7 @@ CODES, RUN = 1021, 61
 """Two primes: the position code runs up by one an element for 61 elements, then starts one higher; all repeats after 62,281."""
 
 UNTOUCHED = -77
-"""What stands in a result before a collective writes it: no value that anybody sends."""
+"""The value of a result before a collective writes it; no rank sends this value."""
 
 
 class Reduction(enum.Enum):
@@ -39,7 +40,7 @@ class Reduction(enum.Enum):
 class CollectiveCall:
     """One collective to be done: ``elements`` a rank (a chunk, where a collective has one for each rank), from or to ``root``.
 
-    ``inverted`` are the ranks that send the inverse of their values: who of them is wrong shows in how the error changes.
+    ``inverted`` are the ranks that send the inverse of their values: how the error then changes shows which rank is wrong.
     """
 
     group: RankGroup
@@ -69,7 +70,8 @@ class CollectiveCall:
 
     @property
     def tolerance(self) -> float:
-        """The relative error of a right result: NCCL multiplies by 1/n before it adds up, which is exact for powers of two only."""
+        """The relative error that a right result may have: NCCL multiplies by 1/n before it adds, which is exact for powers
+        of two only."""
         world = self.group.world
         if self.reduction is not Reduction.AVG or world & (world - 1) == 0:
             return 0.0
@@ -77,7 +79,7 @@ class CollectiveCall:
 
 
 def largest(dtype: str, world: int, reduction: Reduction | None) -> tuple[int, int]:
-    """How large a value may be, and every how manyth rank sends one (the others 0) so that the sum of all is exact.
+    """The largest value, and the step between ranks that send one (the others send 0), so that the sum over all ranks is exact.
 
     >>> largest("float32", 2, Reduction.SUM), largest("bfloat16", 64, Reduction.SUM), largest("bfloat16", 1000, Reduction.SUM)
     ((1021, 1), (4, 1), (2, 8))

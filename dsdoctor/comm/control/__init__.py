@@ -1,1 +1,1 @@
-"""The course of a test: the processes of a rank, rank 0's orders, the phases, the report."""
+"""Runs a test: the processes of a rank, rank 0's orders, the phases, the report."""

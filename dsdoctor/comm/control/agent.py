@@ -1,4 +1,4 @@
-"""The control process of a rank: imports torch, joins the board, leads or follows. Tells its supervisor over a pipe."""
+"""The control process of a rank: imports torch, joins the board, leads or follows. Reports to its supervisor over a pipe."""
 
 import os
 import time
@@ -12,25 +12,25 @@ from dsdoctor.comm.control.fork_server import ForkServer
 from dsdoctor.comm.control.leader import STATUS, lead
 from dsdoctor.comm.control.member import Member
 from dsdoctor.comm.control.messages import Briefing, News
-from dsdoctor.comm.control.orders import let_go
+from dsdoctor.comm.control.orders import release
 from dsdoctor.comm.control.phases import PhaseLog
 from dsdoctor.comm.control.test_run import TestRun
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.store import Unreached, open_board
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import redirect
 
 ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
 MARGIN = 0.6
-"""Seconds by which the others wait longer than rank 0: whoever waits as long as it does goes before its word comes."""
+"""Seconds by which the other ranks wait longer than rank 0: else they would leave just before its order comes."""
 RESERVE = 1.0
-"""Seconds of the deadline that are kept for the end: last words, and the report."""
+"""Seconds of the deadline that are kept for the end: final answers and the report."""
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_SHOW_CPP_STACKTRACES": "0"}
 
 
 def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> None:
-    """The whole life of a control process; ``shown`` returns when the supervisor has shown the report."""
+    """Run a control process from start to end; ``shown`` returns when the supervisor has shown the report."""
     folder = Path(briefing.folder)
     os.umask(0o077)
     redirect(folder / f"rank-{briefing.rank.rank:05d}.log")
@@ -44,7 +44,7 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
     try:
         import torch.distributed as dist
     except Exception as error:
-        # a broken torch raises what it likes; the reason is what this rank has to say
+        # a broken torch may raise anything; the reason becomes this rank's finding
         say(News(alone=tuple(torch_unusable(briefing, error))))
         return
     backend, has_nccl = briefing.backend, dist.is_nccl_available()
@@ -71,19 +71,23 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
 def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
     """torch cannot be imported by this rank's Python.
 
-    The rank cannot come to the rendezvous, and the others would wait for it. Most often another environment is active on that
-    host, or a library that torch needs is not found there."""
+    Why it matters: the rank cannot come to the rendezvous, and the others would wait for it. Most often another
+    environment is active on that host, or a library that torch needs is not found there.
+
+    How to fix it: install torch there, or start the rank with the right Python.
+
+        $ python -c 'import torch'
+
+    Since: 0.1
+    """
     said = " ".join(str(error).split())[:200]
     return (
-        Finding(
-            rule="torch-unusable",
-            severity=Severity.ERROR,
-            title=f"rank {briefing.rank.rank} ({briefing.local.hostname}): torch cannot be imported: {said}",
+        Finding.error(
+            "torch-unusable",
+            f"rank {briefing.rank.rank} ({briefing.local.hostname}): torch cannot be imported: {said}",
             evidence=(f"by the Python of that rank: {type(error).__name__}",),
-            fix=Fix(
-                text="install torch there, or start the rank with the right Python",
-                commands=("python -c 'import torch'",),
-            ),
+            fix="install torch there, or start the rank with the right Python",
+            commands=("python -c 'import torch'",),
         ),
     )
 
@@ -91,17 +95,21 @@ def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
 def nccl_unavailable(briefing: Briefing) -> tuple[Finding, ...]:
     """NCCL was asked for, and this rank's torch has none.
 
-    NCCL is in CUDA builds of torch, and needs a GPU for each rank. On processors gloo does the same."""
+    Why it matters: NCCL is in CUDA builds of torch, and needs a GPU for each rank. On processors gloo does the same.
+
+    How to fix it: test with gloo, or install a CUDA build of torch.
+
+        $ python -m dsdoctor comm --backend gloo
+
+    Since: 0.1
+    """
     return (
-        Finding(
-            rule="nccl-unavailable",
-            severity=Severity.ERROR,
-            title=f"rank {briefing.rank.rank} ({briefing.local.hostname}): --backend nccl was asked for, and "
+        Finding.error(
+            "nccl-unavailable",
+            f"rank {briefing.rank.rank} ({briefing.local.hostname}): --backend nccl was asked for, and "
             "its torch has no NCCL",
-            fix=Fix(
-                text="test with gloo, or install a CUDA build of torch",
-                commands=("python -m dsdoctor comm --backend gloo",),
-            ),
+            fix="test with gloo, or install a CUDA build of torch",
+            commands=("python -m dsdoctor comm --backend gloo",),
         ),
     )
 
@@ -111,7 +119,7 @@ def _follow(member: Member, briefing: Briefing) -> None:
     try:
         status = member.follow(briefing.began + briefing.settings.deadline + MARGIN)
     except Exception as error:
-        # torch raises several types over its releases when the store of rank 0 goes
+        # when the store of rank 0 goes, torch raises another type in each release
         print(f"{type(error).__name__}: {error}", flush=True)
         status = None
     member.say(News(end=status, lost=status is None))
@@ -127,7 +135,7 @@ def _lead(member: Member, briefing: Briefing, shown: Callable[[], None]) -> None
     report = lead(test_run)
     member.say(News(report=report))
     shown()
-    let_go(
+    release(
         member,
         STATUS[report.state],
         (test_run.conductor.orders if test_run.conductor else 0) + 1,
@@ -136,6 +144,6 @@ def _lead(member: Member, briefing: Briefing, shown: Callable[[], None]) -> None
 
 
 def _arrival(briefing: Briefing) -> float:
-    """Seconds for the way to the board; others than rank 0 wait longer, it may start late."""
+    """Seconds in which the board must be reached, counted from the start of the rank."""
     whole = min(briefing.settings.deadline * ARRIVAL, LONGEST_ARRIVAL)
     return max(whole - (time.monotonic() - briefing.began), 1.0)

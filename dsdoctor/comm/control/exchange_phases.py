@@ -1,4 +1,4 @@
-"""The phases in which all ranks act at once: the mesh, the collectives, their speed, DeepSpeed's layer, and the search by parts."""
+"""The phases in which all ranks act: the mesh, the collectives, their speed, DeepSpeed's layer, and smaller groups."""
 
 import math
 from collections.abc import Iterator
@@ -17,26 +17,26 @@ from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.mesh.matrix import Mesh
 from dsdoctor.comm.mesh.mesh import peers
 from dsdoctor.comm.models import CommPhase, Mode, PhaseState
+from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.comm.speed.bandwidth import merge
-from dsdoctor.comm.words import named
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 
 MESH_SECONDS = 20.0
 SPEED_SECONDS = {Mode.DEFAULT: 20.0, Mode.FULL: 240.0}
 TRIAL_SECONDS = 6.0
 
 
-def mesh(test_run: TestRun, page: Phase) -> None:
+def mesh(test_run: TestRun, phase: Phase) -> None:
     """Every rank tries the others over TCP."""
     if test_run.me.world == 1:
-        page.skipped = "one rank has nobody to reach"
+        phase.skipped = "a single rank has no other to reach"
         return
-    if _no_time(test_run, page):
+    if _no_time(test_run, phase):
         return
     gathered = test_run.ask(OrderKind.MESH, seconds=min(MESH_SECONDS, test_run.left * 0.5))
-    # of a rank that fell out meanwhile nothing can be said but that
+    # of a rank that failed meanwhile only that failure is reported
     test_run.reaches = tuple(
         reach
         for answer in gathered.answers
@@ -44,88 +44,93 @@ def mesh(test_run: TestRun, page: Phase) -> None:
         if not {reach.source, reach.target} & set(gathered.silent)
     )
     seen = Mesh(test_run.claims, test_run.reaches)
-    page.findings = test_run.trouble(gathered, "the mesh") if gathered.silent else ()
-    page.findings += tuple(finding for check in mesh_checks.CHECKS for finding in check(seen))
+    phase.findings = test_run.trouble(gathered, "the mesh") if gathered.silent else ()
+    phase.findings += tuple(finding for check in mesh_checks.CHECKS for finding in check(seen))
     reached = sum(reach.outcome is ConnectOutcome.REACHED for reach in test_run.reaches)
-    page.said = f"{reached} of {test_run.me.world * len(peers(0, test_run.me.world))} connections between ranks"
+    phase.said = f"{reached} of {test_run.me.world * len(peers(0, test_run.me.world))} connections between ranks"
 
 
-def right(test_run: TestRun, page: Phase) -> None:
+def right(test_run: TestRun, phase: Phase) -> None:
     """The collectives, with values."""
-    if _no_time(test_run, page):
+    if _no_time(test_run, phase):
         return
     gathered = test_run.ask(OrderKind.RUN, task=Task.RIGHT, seconds=test_run.left * 0.9)
-    brought = results(gathered)
-    notable = {rank: result.exchanges for rank, result in brought.items()}
-    page.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "the collectives")
-    tries = {rank: result.memory for rank, result in brought.items() if result.memory}
-    page.findings += memory.examine(tries, test_run.hosts) + _nccl(test_run, gathered)
+    by_rank = results(gathered)
+    notable = {rank: result.exchanges for rank, result in by_rank.items()}
+    phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "the collectives")
+    tries = {rank: result.memory for rank, result in by_rank.items() if result.memory}
+    phase.findings += memory.examine(tries, test_run.hosts) + _nccl(test_run, gathered)
     who = {claim.rank: f"rank {claim.rank} ({claim.host}, pid {claim.pid})" for claim in test_run.claims}
     states = {answer.rank: answer.supervisor for answer in gathered.answers}
-    page.findings += tuple(supervisor_stopped(who, states))
-    done = max((result.done for result in brought.values()), default=0)
-    test_run.wrong = result_checks.Brought(exchanges=notable, hosts=test_run.hosts).senders
-    wrong = sum(one.wrong is not None for exchanges in notable.values() for one in exchanges)
-    page.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "not one rank came to the end"
+    phase.findings += tuple(supervisor_stopped(who, states))
+    done = max((result.done for result in by_rank.values()), default=0)
+    test_run.wrong = result_checks.RankExchanges(exchanges=notable, hosts=test_run.hosts).senders
+    wrong = sum(exchange.wrong is not None for exchanges in notable.values() for exchange in exchanges)
+    phase.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "no rank came to the end"
 
 
 def _nccl(test_run: TestRun, gathered: Gathered) -> tuple[Finding, ...]:
-    """What NCCL said of itself on all ranks."""
+    """What NCCL logged on all ranks."""
     if test_run.member.backend != "nccl":
         return ()
     test_run.nccl = parse_nccl_log("\n".join(answer.nccl for answer in gathered.answers))
     return nccl_checks.examine(test_run.nccl, test_run.claims)
 
 
-def speed(test_run: TestRun, page: Phase) -> None:
+def speed(test_run: TestRun, phase: Phase) -> None:
     """The collectives and pairs, timed."""
     if test_run.settings.mode is Mode.QUICK:
-        page.skipped = "--quick"
+        phase.skipped = "--quick"
     elif test_run.me.world == 1:
-        page.skipped = "one rank has nobody to send to"
-    if page.skipped or _no_time(test_run, page):
+        phase.skipped = "a single rank has no other to send to"
+    if phase.skipped or _no_time(test_run, phase):
         return
     gathered = test_run.ask(
         OrderKind.RUN, task=Task.SPEED, seconds=min(SPEED_SECONDS[test_run.settings.mode], test_run.left * 0.7)
     )
     test_run.timed = tuple(result.speeds for result in results(gathered).values() if result.speeds)
-    test_run.speeds, test_run.pairs = merge(test_run.timed), tuple(pair for one in test_run.timed for pair in one.pairs)
-    page.findings = speed_checks.examine(
+    test_run.speeds, test_run.pairs = (
+        merge(test_run.timed),
+        tuple(pair for speeds in test_run.timed for pair in speeds.pairs),
+    )
+    phase.findings = speed_checks.examine(
         speeds=test_run.speeds,
         pairs=test_run.pairs,
-        paces=tuple(one.pace for one in test_run.timed if one.pace),
+        paces=tuple(speeds.pace for speeds in test_run.timed if speeds.pace),
         limit=limit(test_run.claims, test_run.member.backend),
         hosts=test_run.hosts,
         backend=test_run.member.backend,
     ) + test_run.trouble(gathered, "the measurement of speed")
-    best = max((one.busbw for one in test_run.speeds if one.op == "all_reduce"), default=0.0)
-    page.said = f"all_reduce at most {best / 1e9:.2f} GB/s (busbw); {len(test_run.speeds)} sizes and collectives timed"
+    best = max((speed.busbw for speed in test_run.speeds if speed.op == "all_reduce"), default=0.0)
+    phase.said = f"all_reduce at most {best / 1e9:.2f} GB/s (busbw); {len(test_run.speeds)} sizes and collectives timed"
     if not test_run.speeds:
-        page.said = "nothing was timed to its end"
+        phase.said = "nothing was timed to its end"
 
 
-def deepspeed(test_run: TestRun, page: Phase) -> None:
+def deepspeed(test_run: TestRun, phase: Phase) -> None:
     """The same through deepspeed.comm, which may compile at its first use."""
     if test_run.settings.mode is Mode.QUICK:
-        page.skipped = "--quick"
+        phase.skipped = "--quick"
     elif without := tuple(claim.rank for claim in test_run.claims if "deepspeed" not in claim.fingerprint):
-        page.skipped = f"DeepSpeed is not installed on {named(without, test_run.hosts)}"
+        phase.skipped = f"DeepSpeed is not installed on {named(without, test_run.hosts)}"
     else:
-        page.skipped = compiles_first() if test_run.settings.mode is not Mode.FULL else None
-    if page.skipped or _no_time(test_run, page):
+        phase.skipped = compiles_first() if test_run.settings.mode is not Mode.FULL else None
+    if phase.skipped or _no_time(test_run, phase):
         return
     gathered = test_run.ask(OrderKind.RUN, task=Task.DEEPSPEED, seconds=test_run.left * 0.9, patience=math.inf)
-    brought = results(gathered)
-    notable = {rank: result.exchanges for rank, result in brought.items()}
-    page.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "DeepSpeed's own layer")
-    done = max((result.done for result in brought.values()), default=0)
-    page.said = f"{done} exchanges on each rank through deepspeed.comm"
+    by_rank = results(gathered)
+    notable = {rank: result.exchanges for rank, result in by_rank.items()}
+    phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(
+        gathered, "DeepSpeed's own layer"
+    )
+    done = max((result.done for result in by_rank.values()), default=0)
+    phase.said = f"{done} exchanges on each rank through deepspeed.comm"
 
 
-def search(test_run: TestRun, page: Phase) -> None:
-    """Exchange again by parts, until one rank, host or transport is left."""
+def search(test_run: TestRun, phase: Phase) -> None:
+    """Exchange again in smaller groups, until a single rank, host or transport is left."""
     if test_run.left < 2 * LEAST:
-        page.skipped = "no time is left for it"
+        phase.skipped = "no time is left for it"
         return
 
     def run(what: str, groups: isolate.Groups, switch: isolate.Switch | None) -> isolate.Trial | None:
@@ -136,42 +141,49 @@ def search(test_run: TestRun, page: Phase) -> None:
         seconds = min(TRIAL_SECONDS, test_run.left - 1)
         gathered = test_run.ask(OrderKind.RUN, task=Task.RIGHT, groups=groups, variables=variables, seconds=seconds)
         bad = set(gathered.silent) | {answer.rank for answer in gathered.answers if answer.stuck}
-        brought = results(gathered)
-        bad |= {rank for rank, result in brought.items() if any(one.wrong for one in result.exchanges)}
+        by_rank = results(gathered)
+        bad |= {rank for rank, result in by_rank.items() if any(exchange.wrong for exchange in result.exchanges)}
         failed = tuple(group for group in groups if bad & set(group))
         return isolate.Trial(what=what, groups=groups, failed=failed, switch=switch)
 
     trials = isolate.isolate(test_run.claims, test_run.member.backend, run)
-    page.findings = tuple(finding for check in isolate.CHECKS for finding in check(trials, test_run.claims))
-    page.said = f"{len(trials)} trials by parts"
+    phase.findings = tuple(finding for check in isolate.CHECKS for finding in check(trials, test_run.claims))
+    phase.said = f"{len(trials)} trials in smaller groups"
     if not trials:
-        page.skipped = f"{test_run.me.world} ranks of one kind cannot be told apart by parts"
+        phase.skipped = f"{test_run.me.world} ranks cannot be distinguished in smaller groups"
 
 
-def _no_time(test_run: TestRun, page: Phase) -> bool:
-    """Whether a phase is left out for want of time. Where that leaves the question open, it is no answer, and no "OK"."""
+def _no_time(test_run: TestRun, phase: Phase) -> bool:
+    """Whether there is no time left for a phase, which is then skipped: it must not count as OK."""
     if test_run.left < LEAST:
-        page.skipped = f"no time is left of the deadline ({test_run.settings.deadline:g} s)"
-    return page.skipped is not None
+        phase.skipped = f"no time is left of the deadline ({test_run.settings.deadline:g} s)"
+    return phase.skipped is not None
 
 
 def deadline_too_short(test_run: TestRun) -> Iterator[Finding]:
     """The deadline came before the ranks could be tested.
 
-    Importing torch and meeting took the time, so nothing is known of the collectives. Give more seconds."""
+    Why it matters: importing torch and meeting took all the time, so nothing is known of the collectives.
+
+    How to fix it: give it more time.
+
+        $ python -m dsdoctor comm --quick --deadline 60
+
+    Since: 0.1
+    """
     if any(
         phase.phase is CommPhase.RIGHT and phase.state is not PhaseState.SKIPPED for phase in test_run.phase_log.phases
     ):
         return
     if not test_run.phase_log.broken:
-        yield Finding(
-            rule="deadline-too-short",
-            severity=Severity.ERROR,
-            title=f"the deadline of {test_run.settings.deadline:g} s came before the collectives were tested",
+        yield Finding.error(
+            "deadline-too-short",
+            f"the deadline of {test_run.settings.deadline:g} s came before the collectives were tested",
             evidence=tuple(
                 f"{phase.phase.value}: {phase.seconds:.1f} s"
                 for phase in test_run.phase_log.phases
                 if phase.seconds > 0.5
             ),
-            fix=Fix(text="give it more time", commands=("python -m dsdoctor comm --quick --deadline 60",)),
+            fix="give it more time",
+            commands=("python -m dsdoctor comm --quick --deadline 60",),
         )

@@ -1,7 +1,7 @@
-"""The data process of a rank: joins a group of torch.distributed and exchanges. It may wedge or die; others watch it.
+"""The data process of a rank: joins a group of torch.distributed and exchanges. It may hang or die; other processes watch it.
 
-It sends words over a socket, a line of JSON each, and takes its next work from there. Its stack is written to a file by
-SIGUSR1, torch's flight recorder by an empty order.
+It sends messages over a socket, a line of JSON each, and reads its next work from there. On SIGUSR1 it writes its stack to a
+file, and on an empty order torch's flight recorder.
 """
 
 import faulthandler
@@ -30,7 +30,7 @@ PRESET = {
     "NCCL_DEBUG": "INFO",
     "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,GRAPH",
 }
-"""Variables of the data process alone. torch renamed the buffer's in 2.8; NCCL writes to a file of each process."""
+"""Variables of the data process only. torch renamed the buffer's variable in 2.8; NCCL writes to a file for each process."""
 
 Tell = Callable[[int, str], None]
 
@@ -41,21 +41,21 @@ def stack_file(folder: str, pid: int) -> Path:
 
 
 def exchange(join: Join, channel: socket.socket) -> None:
-    """The data process's life: join, then work until the channel closes."""
+    """Run a data process: join the group, then work until the channel closes."""
     os.environ.update({**PRESET, "NCCL_DEBUG_FILE": f"{join.folder}/nccl.%h.%p.log", **join.variables})
     with stack_file(join.folder, os.getpid()).open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        mouth = _MessageSender(channel)
+        sender = _MessageSender(channel)
         work: queue.Queue[Do | None] = queue.Queue()
         threading.Thread(target=_listen, args=(channel, work, join.folder), daemon=True).start()
         try:
-            mouth.tell(0, "joining the group")
+            sender.tell(0, "joining the group")
             group = join_group(join)
             while (do := work.get()) is not None:
-                mouth.say(ExchangeMessage(result=TASKS[do.task or Task.RIGHT](group, do, mouth.tell)))
+                sender.say(ExchangeMessage(result=TASKS[do.task or Task.RIGHT](group, do, sender.tell)))
         except Exception as error:
-            # whatever a library raises here is what the rank has to tell
-            mouth.say(ExchangeMessage(error=f"{type(error).__name__}: {error}"))
+            # a library may raise anything; its message is sent to rank 0
+            sender.say(ExchangeMessage(error=f"{type(error).__name__}: {error}"))
             time.sleep(3600)
 
 
@@ -87,8 +87,8 @@ class _MessageSender:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
 
-    def say(self, word: ExchangeMessage) -> None:
-        self._channel.sendall(msgspec.json.encode(word) + b"\n")
+    def say(self, message: ExchangeMessage) -> None:
+        self._channel.sendall(msgspec.json.encode(message) + b"\n")
 
     def tell(self, step: int, at: str) -> None:
         self.say(ExchangeMessage(step=step, at=at))
@@ -107,7 +107,7 @@ def _listen(channel: socket.socket, work: "queue.Queue[Do | None]", folder: str)
 
 
 def _dump_flight_recorder(folder: str) -> None:
-    """Write what torch recorded of its collectives, where this torch can tell it."""
+    """Write what torch recorded of its collectives, where this torch offers that."""
     from torch._C import _distributed_c10d as c10d
 
     dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
@@ -124,7 +124,7 @@ def _right(group: RankGroup, do: Do, tell: Tell) -> ExchangeResult:
     tell(0, "writing to memory and reading it back")
     memory = try_memory(group.device)
     exchanges = run_steps(group, steps(Mode(do.mode), group), tell, do.seconds * 0.8)
-    notable = tuple(one for one in exchanges if one.wrong or one.skipped)
+    notable = tuple(exchanged for exchanged in exchanges if exchanged.wrong or exchanged.skipped)
     return ExchangeResult(done=len(exchanges), exchanges=notable, memory=memory)
 
 
@@ -143,7 +143,10 @@ def _deepspeed(group: RankGroup, _: Do, tell: Tell) -> ExchangeResult:
     from dsdoctor.comm.collectives.deepspeed import run_layer
 
     exchanges = run_layer(group, tell)
-    return ExchangeResult(done=len(exchanges), exchanges=tuple(one for one in exchanges if one.wrong or one.skipped))
+    return ExchangeResult(
+        done=len(exchanges),
+        exchanges=tuple(exchanged for exchanged in exchanges if exchanged.wrong or exchanged.skipped),
+    )
 
 
 TASKS: dict[Task, Callable[[RankGroup, Do, Tell], ExchangeResult]] = {

@@ -1,5 +1,7 @@
-"""A process that has torch imported and nothing begun: every data process is a fork of it, so a new one costs milliseconds
-and inherits no thread, no connection and no CUDA context."""
+"""A fork server: a process that has imported torch and done nothing else, and every data process is a fork of it.
+
+A new data process so takes milliseconds, and inherits no thread, no connection and no CUDA context.
+"""
 
 import os
 import select
@@ -19,7 +21,7 @@ REAPING = 0.05
 
 
 class Data:
-    """A data process as its control process sees it: ``step`` and ``at`` are what it said last."""
+    """A data process as its control process sees it: ``step`` and ``at`` are from its last message."""
 
     def __init__(self, pid: int, channel: socket.socket, folder: str, fork_server: "ForkServer") -> None:
         self.pid, self.folder, self._channel, self._fork_server = pid, folder, channel, fork_server
@@ -27,14 +29,14 @@ class Data:
         self.step, self.at = 0, "starting"
 
     def do(self, work: Do) -> None:
-        """Give it its next work. One that is dead already is found by ``ended``."""
+        """Give it its next work. A process that is dead already is noticed by ``ended``."""
         try:
             self._channel.sendall(msgspec.json.encode(work) + b"\n")
         except OSError:
             return
 
-    def words(self) -> Iterator[ExchangeMessage]:
-        """What it has said since."""
+    def messages(self) -> Iterator[ExchangeMessage]:
+        """The messages that came since the last call."""
         while select.select([self._channel], [], [], 0)[0]:
             try:
                 part = self._channel.recv(LARGEST)
@@ -44,21 +46,21 @@ class Data:
                 return
             *lines, self._rest = (self._rest + part).split(b"\n")
             for line in lines:
-                word = msgspec.json.decode(line, type=ExchangeMessage)
-                if word.at:
-                    self.step, self.at = word.step, word.at
-                yield word
+                message = msgspec.json.decode(line, type=ExchangeMessage)
+                if message.at:
+                    self.step, self.at = message.step, message.at
+                yield message
 
     def ended(self) -> str | None:
         """How it died, None while it lives."""
         return self._fork_server.ending(self.pid)
 
     def process_state(self) -> str:
-        """The kernel's letter for it."""
+        """The kernel's letter for its state."""
         return state_of(self.pid)
 
     def ask_stack(self) -> None:
-        """Let it write its Python stacks and the flight recorder to the folder; takes it about a tenth of a second."""
+        """Have it write its Python stacks and the flight recorder to the folder, which takes about a tenth of a second."""
         self.do(Do())
         try:
             os.kill(self.pid, signal.SIGUSR1)
@@ -91,28 +93,28 @@ class ForkServer:
         self._folder = folder
         self._mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._endings: dict[int, int] = {}
-        self.pid = fork(lambda: _fork(theirs, self._mine))
+        self.pid = fork(lambda: _serve(theirs, self._mine))
         theirs.close()
 
     def start(self, join: Join) -> Data:
-        """A new data process. Raises ConnectionError where the zygote is gone."""
+        """A new data process. Raises ConnectionError where the fork server is gone."""
         mine, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._mine, [msgspec.json.encode(join)], [theirs.fileno()])
         while True:
-            pid, status = self._hear()
+            pid, status = self._receive()
             if status is None:
                 return Data(pid, mine, str(self._folder), self)
 
     def ending(self, pid: int) -> str | None:
         """How a data process ended, None while it lives."""
         while select.select([self._mine], [], [], 0)[0]:
-            self._hear()
+            self._receive()
         if pid not in self._endings:
             return None
         return ending_of(self._endings[pid]) or "ended"
 
-    def _hear(self) -> tuple[int, int | None]:
+    def _receive(self) -> tuple[int, int | None]:
         message = self._mine.recv(256)
         if not message:
             raise ConnectionError("the process that starts data processes is gone")
@@ -122,8 +124,8 @@ class ForkServer:
         return pid, status
 
 
-def _fork(channel: socket.socket, other: socket.socket) -> None:
-    """The zygote's life: fork on request, tell who ended."""
+def _serve(channel: socket.socket, other: socket.socket) -> None:
+    """The fork server's main loop: fork on request, and report which process ended and how."""
     other.close()
     alive: set[int] = set()
     while True:
@@ -132,7 +134,7 @@ def _fork(channel: socket.socket, other: socket.socket) -> None:
             if not message:
                 return
             join, given = msgspec.json.decode(message, type=Join), socket.socket(fileno=handles[0])
-            pid = fork(lambda join=join, given=given: _born(join, given, channel))  # type: ignore[misc]
+            pid = fork(lambda join=join, given=given: _run_child(join, given, channel))  # type: ignore[misc]
             given.close()
             alive.add(pid)
             channel.send(msgspec.json.encode((pid, None)))
@@ -143,6 +145,6 @@ def _fork(channel: socket.socket, other: socket.socket) -> None:
                 channel.send(msgspec.json.encode((pid, status)))
 
 
-def _born(join: Join, given: socket.socket, channel: socket.socket) -> None:
+def _run_child(join: Join, given: socket.socket, channel: socket.socket) -> None:
     channel.close()
     exchange(join, given)

@@ -1,4 +1,4 @@
-"""The phases in which rank 0 waits and compares: who comes, what their surroundings are, whether all are alike."""
+"""The phases in which rank 0 collects and compares: which ranks come, their hosts, whether all are the same."""
 
 import time
 from collections.abc import Sequence
@@ -12,25 +12,25 @@ from dsdoctor.comm.launch.start import gone_file
 from dsdoctor.comm.local import fingerprint
 from dsdoctor.comm.local.checks import examine_all
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.rendezvous import checks as arrival_checks
+from dsdoctor.comm.rank_names import named
+from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.board import Log
 from dsdoctor.comm.rendezvous.checks import Arrivals
-from dsdoctor.comm.words import named
 
 ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
-"""Ranks have this part of the deadline to come, and at most so many seconds."""
-TWINS = 0.15
-"""Seconds for a second claim of a rank that is here already: duplicates are started together."""
+"""The part of the deadline in which ranks must come, and the most seconds for that."""
+DUPLICATES = 0.15
+"""Seconds to wait for a second claim of a rank that came already: duplicates are started at the same time."""
 SHOWN = ("torch", "cuda", "nccl", "deepspeed", "python")
 
 
-def rendezvous(test_run: TestRun, page: Phase) -> None:
-    """Wait for the claims of all; its time is that since the start."""
-    page.began = test_run.began
+def rendezvous(test_run: TestRun, phase: Phase) -> None:
+    """Wait for the claims of all ranks. The phase counts from the start of this rank."""
+    phase.began = test_run.began
     log, claims = test_run.member.board.log("claims"), list[Claim]()
     until = min(test_run.end, test_run.began + min(test_run.settings.deadline * ARRIVAL, LONGEST_ARRIVAL))
     while not _settled(claims, test_run.me.world) and time.monotonic() < until:
-        if len(claims) + len(_last_words(test_run, claims)) >= test_run.me.world:
+        if len(claims) + len(_last_lines(test_run, claims)) >= test_run.me.world:
             break
         came = len(claims)
         claims += _seen(log)
@@ -38,35 +38,37 @@ def rendezvous(test_run: TestRun, page: Phase) -> None:
             test_run.claims = tuple(claims)
             test_run.member.say(News(at=_said(claims, test_run.me.world, test_run.me.hosts)))
         time.sleep(test_run.member.pace)
-    time.sleep(TWINS)
+    time.sleep(DUPLICATES)
     test_run.claims = (*claims, *_seen(log))
     arrivals = Arrivals(
         me=test_run.me,
         claims=test_run.claims,
         waited=time.monotonic() - test_run.began,
-        last_words=_last_words(test_run, test_run.claims),
+        last_lines=_last_lines(test_run, test_run.claims),
     )
-    page.findings = tuple(finding for check in arrival_checks.CHECKS for finding in check(arrivals))
+    phase.findings = tuple(finding for check in rendezvous_checks.CHECKS for finding in check(arrivals))
     times = [claim.seen for claim in test_run.claims]
-    page.said = f"{_said(test_run.claims, test_run.me.world, test_run.me.hosts)}, {max(times) - min(times):.1f} s apart"
+    phase.said = (
+        f"{_said(test_run.claims, test_run.me.world, test_run.me.hosts)}, {max(times) - min(times):.1f} s apart"
+    )
 
 
-def local(test_run: TestRun, page: Phase) -> None:
-    """Judge what every rank told of its surroundings."""
-    page.findings = examine_all(test_run.claims)
+def local(test_run: TestRun, phase: Phase) -> None:
+    """Judge what every rank reported about its host."""
+    phase.findings = examine_all(test_run.claims)
     interfaces = list(dict.fromkeys(claim.interface for claim in test_run.claims))
-    page.said = f"{test_run.member.backend} over {', '.join(interfaces[:4])}"
+    phase.said = f"{test_run.member.backend} over {', '.join(interfaces[:4])}"
 
 
-def same(test_run: TestRun, page: Phase) -> None:
-    """Compare what should be alike."""
-    page.findings = fingerprint.examine(test_run.claims)
+def same(test_run: TestRun, phase: Phase) -> None:
+    """Compare what should be the same on all ranks."""
+    phase.findings = fingerprint.examine(test_run.claims)
     mine = test_run.member.claim.fingerprint
-    page.said = ", ".join(f"{name} {mine[name]}" for name in SHOWN if name in mine)
+    phase.said = ", ".join(f"{name} {mine[name]}" for name in SHOWN if name in mine)
 
 
 def all_there(test_run: TestRun) -> bool:
-    """Whether every rank of this world came once, and counts as rank 0 does."""
+    """Whether every rank came exactly once, with the same number of ranks as rank 0."""
     ranks = [claim.rank for claim in test_run.claims if claim.world == test_run.me.world]
     return sorted(ranks) == list(range(test_run.me.world)) and len(test_run.claims) == len(ranks)
 
@@ -77,7 +79,7 @@ def _seen(log: Log) -> list[Claim]:
 
 
 def _settled(claims: Sequence[Claim], world: int) -> bool:
-    """Whether nobody more is due; one claim too many, or of another world, will not become right by waiting."""
+    """Whether there is nothing more to wait for: all came, or a claim is a duplicate or of another number of ranks."""
     if any(claim.world != world for claim in claims) or len({claim.rank for claim in claims}) < len(claims):
         return True
     return len(claims) >= world
@@ -90,8 +92,8 @@ def _said(claims: Sequence[Claim], world: int, hosts: tuple[str, ...]) -> str:
     return f"{world - len(missing)} of {world} ranks are here, on {places} host{'s' * (places != 1)}{absent}"
 
 
-def _last_words(test_run: TestRun, claims: Sequence[Claim]) -> dict[int, str]:
-    """What is written, in a folder that rank 0 can read, of ranks that ended before they came."""
+def _last_lines(test_run: TestRun, claims: Sequence[Claim]) -> dict[int, str]:
+    """The last lines of ranks that ended before they came, from files in a folder that rank 0 can read."""
     here = {claim.rank for claim in claims}
     found: dict[int, str] = {}
     for rank in range(test_run.me.world) if test_run.settings.out and test_run.me.launcher == "dsdoctor" else ():

@@ -1,10 +1,10 @@
-"""What a rank does for an order: the mesh in a thread, an exchange in a data process. Polled, so that it can be broken off."""
+"""What a rank does for an order: the mesh in a thread, an exchange in a data process. Polled, so that it can be stopped."""
 
 import threading
 import time
 from typing import Protocol
 
-from dsdoctor.comm.collectives.nccl_log import telling
+from dsdoctor.comm.collectives.nccl_log import relevant_lines
 from dsdoctor.comm.control.fork_server import Data, ForkServer
 from dsdoctor.comm.control.messages import Do, ExchangeResult, Join, RankAnswer, RankOrder
 from dsdoctor.comm.mesh.mesh import reach_all
@@ -17,17 +17,17 @@ TAIL = 5.0
 
 
 class BackgroundJob(Protocol):
-    """Work that goes on by itself."""
+    """Work that runs in the background."""
 
     @property
     def step(self) -> int:
-        """How far it is."""
+        """The number of the exchange it is in."""
 
     def poll(self) -> RankAnswer | None:
         """The answer, once there is one."""
 
     def stop(self) -> RankAnswer:
-        """Break off, and say how far it was."""
+        """Stop it, and return how far it was."""
 
 
 class Idle:
@@ -46,7 +46,7 @@ class Idle:
 
 
 class MeshJob:
-    """Try the others over TCP."""
+    """Connect to the other ranks over TCP."""
 
     step = 0
 
@@ -88,8 +88,8 @@ class RunJob:
 
     def poll(self) -> RankAnswer | None:
         """The result, or how it ended without one."""
-        for word in self._data.words():
-            self._result, self._error = word.result or self._result, word.error or self._error
+        for message in self._data.messages():
+            self._result, self._error = message.result or self._result, message.error or self._error
         if self._result:
             return self._answer(result=self._result)
         if self._error or self._data.ended():
@@ -109,7 +109,7 @@ class RunJob:
         return self._answer(stuck=stuck)
 
     def _answer(self, *, result: ExchangeResult | None = None, stuck: Stuck | None = None) -> RankAnswer:
-        nccl = telling(self._data.folder, self._data.pid)
+        nccl = relevant_lines(self._data.folder, self._data.pid)
         return RankAnswer(rank=self._rank, result=result, stuck=stuck, nccl=nccl, seconds=self._age())
 
     def _stuck(self, stack: tuple[str, ...], state: str = "") -> Stuck:
@@ -145,7 +145,7 @@ class KeptProcess:
         return self._data
 
     def clear(self) -> None:
-        """End the present one."""
+        """End the present data process."""
         if self._data is not None:
             self._data.kill()
         self._data = self._join = None

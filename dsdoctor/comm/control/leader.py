@@ -1,4 +1,4 @@
-"""Rank 0's control process: phase after phase, each with its time and verdict, to one Report."""
+"""Rank 0 leads the test: runs the phases in order, and makes the Report."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ EXCHANGES: tuple[tuple[CommPhase, Act], ...] = (
     (CommPhase.SPEED, exchange_phases.speed),
     (CommPhase.DEEPSPEED, exchange_phases.deepspeed),
 )
-"""In this order; one that breaks makes the later ones pointless."""
+"""In this order; after a broken phase the later ones are skipped."""
 STATUS = {PhaseState.OK: 0, PhaseState.SKIPPED: 0, PhaseState.SLOW: 6, PhaseState.BROKEN: 1}
 
 
@@ -45,7 +45,7 @@ def lead(test_run: TestRun) -> Report:
 
 
 def report(test_run: TestRun) -> Report:
-    """What is known so far, in one."""
+    """The report of everything known so far."""
     phases, backend = tuple(test_run.phase_log.phases), test_run.member.backend
     return Report(
         world=test_run.me.world,
@@ -61,7 +61,7 @@ def report(test_run: TestRun) -> Report:
         exchanges=test_run.exchanges,
         speeds=test_run.speeds,
         pairs=test_run.pairs,
-        paces=tuple(one.pace for one in test_run.timed if one.pace),
+        paces=tuple(speeds.pace for speeds in test_run.timed if speeds.pace),
         stuck=test_run.stuck,
         wrong=test_run.wrong,
         limit=limit(test_run.claims, backend) if test_run.claims else None,
@@ -73,14 +73,14 @@ def report(test_run: TestRun) -> Report:
 
 
 def _write(test_run: TestRun, phase: CommPhase, act: Act) -> PhaseState:
-    with test_run.phase_log.phase(phase) as page:
-        act(test_run, page)
+    with test_run.phase_log.phase(phase) as written:
+        act(test_run, written)
     return test_run.phase_log.phases[-1].state
 
 
 def _unnamed(test_run: TestRun) -> bool:
-    """Whether no rank died, stopped or vanished, and the library did begin: then only trials by parts can tell more."""
-    if test_run.stuck and all(one.error and one.step == 0 for one in test_run.stuck):
+    """Whether no finding names a rank and the library did begin: then only trials in smaller groups can show more."""
+    if test_run.stuck and all(stuck.error and stuck.step == 0 for stuck in test_run.stuck):
         return False
     return not {"rank-died", "rank-stopped", "host-vanished", "rank-behind", "time-used-up", "supervisor-stopped"} & {
         finding.rule for finding in test_run.phase_log.phases[-1].findings

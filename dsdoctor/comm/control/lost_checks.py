@@ -1,4 +1,4 @@
-"""A rank that was left without a verdict -> what became of rank 0, or of its own control process. Judges, never looks."""
+"""A rank that got no verdict -> what happened to rank 0, or to its own control process. Judges, never looks."""
 
 import shlex
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from dsdoctor.comm.mesh.connect import ConnectResult
 from dsdoctor.comm.models import Rank
 from dsdoctor.comm.results import ConnectOutcome
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """A rank that has no verdict: where its control process was last, how that ended, and how a call to the master ended."""
+    """A rank that has no verdict: where its control process was last, how that ended, and how a connection to the master ended."""
 
     rank: Rank
     host: str
@@ -26,10 +26,19 @@ class Lost:
 
 
 def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
-    """Rank 0's word did not come any more.
+    """A rank got no further order from rank 0.
 
-    This rank had met rank 0, and waited for its next order. Rank 0 died, its host or the link to it is down, or it hangs: how a
-    plain connection to its port ends tells which."""
+    This rank had met rank 0, and waited for its next order.
+
+    Why it matters: rank 0 died, its host or the link to it is down, or it hangs. How a plain connection to its port
+    ends tells which, and the title says it.
+
+    How to fix it: look at the output of rank 0 and at its host.
+
+        $ ping -c 3 MASTER
+
+    Since: 0.1
+    """
     if lost.rank.rank == 0 or lost.died is not None or lost.stopped or lost.master is None:
         return
     ends = {
@@ -39,31 +48,38 @@ def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
         ConnectOutcome.NO_NAME: "its name is not found any more",
     }
     how = ends.get(lost.master.outcome, "its port accepts connections: rank 0 hangs or was stopped")
-    yield Finding(
-        rule="rank-zero-lost",
-        severity=Severity.ERROR,
-        title=f"rank {lost.rank.rank} ({lost.host}): no word of rank 0 ({lost.rank.master}:{lost.rank.port}) since "
+    yield Finding.error(
+        "rank-zero-lost",
+        f"rank {lost.rank.rank} ({lost.host}): no order from rank 0 ({lost.rank.master}:{lost.rank.port}) since "
         f"{lost.at!r}; {how}",
         evidence=(f"waited {lost.seconds:.0f} s in all",),
-        fix=Fix(text="see the output of rank 0 and its host", commands=(f"ping -c 3 {lost.rank.master}",)),
+        fix="see the output of rank 0 and its host",
+        commands=(f"ping -c 3 {lost.rank.master}",),
     )
 
 
 def control_lost(lost: Lost) -> Iterator[Finding]:
     """The part of this rank that talks to the others ended or hung without a verdict.
 
-    A library brought the process down, or waits without any limit. Its last lines are in the evidence, the whole in the folder
-    of this rank (--out)."""
+    Why it matters: a library brought the process down, or waits without any limit. Training with that library would do
+    the same.
+
+    How to fix it: read its last lines: they are in the evidence, the whole log is in the folder of this rank (--out).
+
+        $ tail -n 40 rank-00000.log
+
+    Since: 0.1
+    """
     if lost.rank.rank != 0 and lost.died is None and not lost.stopped:
         return
-    still = "stands still, stopped by a signal" if lost.stopped else f"did not come to an end in {lost.seconds:.0f} s"
+    still = "was stopped by a signal" if lost.stopped else f"did not come to an end in {lost.seconds:.0f} s"
     how = f"ended without a verdict ({lost.died})" if lost.died else still
-    yield Finding(
-        rule="control-lost",
-        severity=Severity.ERROR,
-        title=f"rank {lost.rank.rank} ({lost.host}) {how}, in {lost.at!r}",
+    yield Finding.error(
+        "control-lost",
+        f"rank {lost.rank.rank} ({lost.host}) {how}, in {lost.at!r}",
         evidence=lost.tail,
-        fix=Fix(text="see the end of its log", commands=(f"tail -n 40 {shlex.quote(lost.log)}",)),
+        fix="see the end of its log",
+        commands=(f"tail -n 40 {shlex.quote(lost.log)}",),
     )
 
 

@@ -1,4 +1,4 @@
-"""One rank's part in the test: its claim, then what rank 0 orders, until the end. Runs in the control process."""
+"""One rank's part in the test: its claim, then rank 0's orders until the end. Runs in the control process."""
 
 import contextlib
 import os
@@ -19,14 +19,15 @@ from dsdoctor.comm.rendezvous.board import Board
 from dsdoctor.core.processes import state_of
 
 PACE = 0.02
-"""Seconds between two looks at the board; above a thousand ranks more, so that rank 0's store is asked 50,000 times a second."""
+"""Seconds between two looks at the board; more above a thousand ranks, so that rank 0's store gets at most 50,000 requests
+a second."""
 AFTER_RANK_ZERO = 0.7
-"""Seconds that a rank waits for rank 0's process to go first."""
+"""Seconds that a rank waits for rank 0's process to end first."""
 Say = Callable[[News], None]
 
 
 class Member:
-    """A rank that has come: its claim stands on the board and its port answers."""
+    """A rank that has come: its claim is on the board and its port answers."""
 
     def __init__(self, briefing: Briefing, board: Board, fork_server: ForkServer, backend: str, say: Say) -> None:
         self.briefing, self.board, self.say = briefing, board, say
@@ -41,13 +42,13 @@ class Member:
         self._answers: list[RankAnswer] = []
 
     def arrive(self) -> None:
-        """Write the claim, and the address for those who will call."""
+        """Write the claim, and the address for the ranks that will connect."""
         self.board.put(f"at/{self.rank}", replace(self.claim, local=None, fingerprint={}))
         self.board.log("claims").write(self.claim)
         self._note()
 
     def follow(self, until: float) -> int | None:
-        """Obey rank 0 until its last order; the status it gave, or None where its word did not come in time."""
+        """Do what rank 0 orders until its last order; the exit status it gave, or None where no order came in time."""
         number = 1
         while (order := self._await(number, until)) is not None:
             if order.kind is OrderKind.END:
@@ -62,7 +63,7 @@ class Member:
         return None
 
     def begin(self, order: RankOrder) -> BackgroundJob:
-        """Start what an order says."""
+        """Start the work of an order."""
         if order.kind is OrderKind.MESH:
             others = tuple(self.board.get(f"at/{rank}", Claim) for rank in peers(self.rank, self.world))
             return MeshJob(self.claim, others, self.board.prefix, order.seconds)
@@ -72,7 +73,7 @@ class Member:
         return RunJob(self.rank, self._kept.data(self._join(order, tuple(group))), order, self.briefing.settings)
 
     def post(self, order: RankOrder, answer: RankAnswer) -> None:
-        """Tell rank 0, and this rank's own file."""
+        """Write an answer to rank 0, and to this rank's own file."""
         answer = replace(answer, supervisor=state_of(os.getppid()))
         self._answers.append(answer)
         self._note()
@@ -90,10 +91,10 @@ class Member:
         return self.board.get(f"order/{number}", RankOrder)
 
     def _wait_for_rank_zero(self, status: int) -> None:
-        """Let rank 0 end first where something is wrong: a launcher ends the others as soon as one has failed."""
+        """Let rank 0 end first where something is wrong: a launcher ends all ranks as soon as one has failed."""
         until = time.monotonic() + AFTER_RANK_ZERO
         with contextlib.suppress(Exception):
-            # a store that is gone is what is waited for, whatever torch raises then
+            # torch raises when the store is gone, which is what is waited for
             while status and time.monotonic() < until:
                 self.board.has("gone")
                 time.sleep(self.pace)
@@ -108,14 +109,14 @@ class Member:
 
     def _join(self, order: RankOrder, group: tuple[int, ...]) -> Join:
         rank = self.briefing.rank
-        # the same group in the same surroundings goes on; another one gets a place of its own in the store
+        # the group of all ranks is kept from order to order; every other group gets its own keys in the store
         place = f"{self.board.prefix}/group/{order.number}/{group[0]}" if order.groups else f"{self.board.prefix}/group"
         return Join(
             rank=group.index(self.rank),
             world=len(group),
             backend=self.backend,
             device=self._device(),
-            hosts=tuple(self.board.get(f"at/{one}", Claim).host for one in group) if len(group) <= 64 else (),
+            hosts=tuple(self.board.get(f"at/{peer}", Claim).host for peer in group) if len(group) <= 64 else (),
             master=rank.master,
             port=rank.port,
             prefix=place,
@@ -132,7 +133,7 @@ class Member:
         return f"cuda:{local_rank % count if count else local_rank}"
 
     def _note(self) -> None:
-        """This rank's own file, whole or as it was before."""
+        """Write this rank's own file; it is replaced whole."""
         path = Path(self.briefing.folder) / f"rank-{self.rank:05d}.json"
         made = path.with_name(f".{path.name}.{os.getpid()}")
         made.write_bytes(msgspec.json.encode({"schema": "dsdoctor/1", "claim": self.claim, "answers": self._answers}))

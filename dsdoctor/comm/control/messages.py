@@ -1,4 +1,4 @@
-"""What the processes of a test say to each other: rank 0's orders, the ranks' answers, the data process's words. Data only."""
+"""The messages between the processes of a test: rank 0's orders, the ranks' answers, the data process's messages. Data only."""
 
 import enum
 from dataclasses import dataclass, field
@@ -26,8 +26,8 @@ class Task(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class RankOrder:
-    """Rank 0's word to all. ``groups`` are disjoint sets of ranks that exchange among themselves (empty: all together);
-    ``variables`` are added to the data process's environment; ``seconds`` bound the work on every rank."""
+    """Rank 0's order to all ranks. ``groups`` are disjoint sets of ranks that exchange among themselves (empty: all together);
+    ``variables`` are added to the data process's environment; ``seconds`` limit the work on every rank."""
 
     number: int
     kind: OrderKind
@@ -40,7 +40,7 @@ class RankOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeResult:
-    """What a data process brought: how many exchanges, those that were wrong or not possible, times, memory."""
+    """The result of a data process: how many exchanges, those that were wrong or not possible, times, memory."""
 
     done: int = 0
     exchanges: tuple[Exchange, ...] = ()
@@ -50,7 +50,7 @@ class ExchangeResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RankAnswer:
-    """One rank's answer to an order: what it found, or where it was stuck; ``nccl`` are the telling lines of NCCL's log.
+    """One rank's answer to an order: what it found, or where it was stuck; ``nccl`` are the relevant lines of NCCL's log.
     ``supervisor`` is the kernel's letter for the process that the launcher started."""
 
     rank: int
@@ -82,7 +82,7 @@ class Join:
 
 @dataclass(frozen=True, kw_only=True)
 class Do:
-    """What a data process is to do next; None of it: write down what the flight recorder holds."""
+    """What a data process is to do next; ``task`` None: write what the flight recorder holds to a file."""
 
     task: Task | None = None
     mode: str = "quick"
@@ -91,7 +91,7 @@ class Do:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeMessage:
-    """What a data process says: which exchange it begins, or its result, or how it failed."""
+    """A message of a data process: which exchange it begins, or its result, or how it failed."""
 
     step: int = 0
     at: str = ""
@@ -101,7 +101,7 @@ class ExchangeMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class Briefing:
-    """What a rank's control process begins with. ``began`` is time.monotonic() at the start of the rank."""
+    """What a rank's control process is started with. ``began`` is time.monotonic() at the start of the rank."""
 
     rank: Rank
     settings: CommSettings
@@ -113,8 +113,8 @@ class Briefing:
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """What a control process tells its supervisor: where it is now, a phase that ended, the whole report; for a rank that
-    follows, the status that rank 0 gave (``end``) or that its word did not come (``lost``); ``alone`` is what a rank found that
+    """A message of a control process to its supervisor: where it is now, a phase that ended, the whole report; for a rank that
+    follows, the status that rank 0 gave (``end``) or that no order came (``lost``); ``alone`` is what a rank found that
     never reached the others."""
 
     at: str = ""

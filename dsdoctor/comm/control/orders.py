@@ -1,4 +1,4 @@
-"""Rank 0's side of an order: give it, do its own part, gather the answers, end what does not move. Judges nothing."""
+"""Rank 0's side of an order: give it, do its own part, gather the answers, end what hangs. Judges nothing."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,19 +12,19 @@ from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import ConnectOutcome
 
 MOVING = 3.0
-"""Seconds without a move that say nothing yet: a large message on a slow link takes as long."""
+"""Seconds without progress that are no hang yet: a large message on a slow link takes as long."""
 GRACE = 1.0
-"""Seconds that the others get to tell of their own accord, after the first told of trouble."""
-LAST_WORDS = 1.5
-"""Seconds in which a rank that was told to stop must say where it was."""
+"""Seconds that the others get to answer by themselves, after the first rank reported a problem."""
+FINAL_SECONDS = 1.5
+"""Seconds in which a rank that must stop has to say where it was."""
 CALL_TIMEOUT = 1.0
 CALLERS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """What came of an order. ``silent``: how a call to each rank that did not answer ended. ``moved``: seconds since rank 0's own
-    work last moved."""
+    """The answers to an order. ``silent``: how a connection to each rank that did not answer ended. ``still``: seconds
+    since rank 0's own work last made progress."""
 
     order: RankOrder
     answers: tuple[RankAnswer, ...]
@@ -34,9 +34,11 @@ class Gathered:
 
     @property
     def moving(self) -> bool:
-        """Whether the time was up while rank 0's work still went on, and nobody had fallen out."""
+        """Whether the time was up while rank 0's work still made progress, and no rank had failed."""
         stuck = [answer.stuck for answer in self.answers if answer.stuck]
-        fell_out = self.silent or any(one.ended or one.error or one.process in set("Tt") for one in stuck)
+        fell_out = self.silent or any(
+            stuck_rank.ended or stuck_rank.error or stuck_rank.process in set("Tt") for stuck_rank in stuck
+        )
         return not fell_out and self.seconds >= self.order.seconds and self.still < max(MOVING, self.order.seconds / 2)
 
     @property
@@ -46,14 +48,14 @@ class Gathered:
 
 
 class Conductor:
-    """Gives numbered orders to those who came."""
+    """Gives numbered orders to the ranks that came."""
 
     def __init__(self, member: Member, claims: Sequence[Claim]) -> None:
         self._member, self._claims = member, claims
         self.orders = 0
 
     def ask(self, order: RankOrder, *, patience: float) -> Gathered:
-        """Give an order to all and gather. Ends it when a rank is in trouble, when rank 0's own work has not moved for
+        """Give an order to all and gather. Ends it when a rank has a problem, when rank 0's own work made no progress for
         ``patience`` seconds, or when its time is up."""
         self.orders += 1
         order = replace(order, number=self.orders)
@@ -64,7 +66,7 @@ class Conductor:
             time.sleep(member.pace)
         if not watch.complete:
             member.board.put(f"stop/{order.number}", True)
-            watch.last_words(LAST_WORDS)
+            watch.final_answers(FINAL_SECONDS)
         silent = self._call(watch.missing)
         now = time.monotonic()
         return Gathered(
@@ -76,7 +78,7 @@ class Conductor:
         )
 
     def _call(self, ranks: Sequence[int]) -> dict[int, ConnectOutcome]:
-        """Call those who said nothing."""
+        """Connect to the ranks that did not answer."""
         by_rank = {claim.rank: claim for claim in self._claims}
         me, token = self._member.claim, self._member.board.prefix
 
@@ -87,12 +89,12 @@ class Conductor:
             return dict(zip(ranks, pool.map(outcome, ranks), strict=True))
 
 
-def let_go(member: Member, status: int, number: int, *, mute: int) -> None:
-    """Send the last order, and wait a moment until the others have read it: the store ends with this process. ``mute`` ranks
-    are known to say nothing any more."""
+def release(member: Member, status: int, number: int, *, mute: int) -> None:
+    """Send the last order, and wait a moment until the others have read it, because the store ends with this process. ``mute``
+    ranks are known not to answer any more."""
     member.board.put(f"order/{number}", RankOrder(number=number, kind=OrderKind.END, status=status))
     others = max(member.board.log("claims").count() - 1 - mute, 0)
-    log, gone, until = member.board.log("ends"), 0, time.monotonic() + LAST_WORDS
+    log, gone, until = member.board.log("ends"), 0, time.monotonic() + FINAL_SECONDS
     while gone < others and time.monotonic() < until:
         gone += sum(1 for _ in log.news(int))
         time.sleep(member.pace)
@@ -118,11 +120,11 @@ class _Watch:
 
     @property
     def missing(self) -> list[int]:
-        """Who has not answered."""
+        """The ranks that have not answered."""
         return [rank for rank in range(self._member.world) if rank not in self.answers]
 
     def over(self) -> bool:
-        """Look once; whether there is nothing more to wait for."""
+        """Look once, and return whether there is nothing more to wait for."""
         self._own(self._job.poll)
         self._read()
         now = time.monotonic()
@@ -133,8 +135,8 @@ class _Watch:
         troubled = self._trouble is not None and now > self._trouble + GRACE
         return self.complete or troubled or now > self._until or now > self.moved + self._patience
 
-    def last_words(self, seconds: float) -> None:
-        """Break off, and hear where everybody is."""
+    def final_answers(self, seconds: float) -> None:
+        """Stop the own work, and read where the other ranks are."""
         self._own(self._job.stop)
         until = time.monotonic() + seconds
         while not self.complete and time.monotonic() < until:

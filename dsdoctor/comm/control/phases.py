@@ -1,4 +1,4 @@
-"""The phases of a test as they end: told at once, kept for the report, the rest skipped with a reason."""
+"""The phases of a test: each is reported when it ends, and kept for the report; skipped ones with a reason."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +11,7 @@ from dsdoctor.comm.results import PhaseResult
 from dsdoctor.core.finding import Finding, Severity
 
 SLOWNESS = frozenset({CommPhase.RENDEZVOUS, CommPhase.SAME, CommPhase.MESH, CommPhase.SPEED})
-"""Phases whose warnings mean that ranks are slow, late or unlike; a warning elsewhere advises."""
+"""Phases whose warnings mean that ranks are slow, late or different; in other phases a warning is only advice."""
 
 
 def state_of(phase: CommPhase, findings: Iterable[Finding]) -> PhaseState:
@@ -27,7 +27,7 @@ def state_of(phase: CommPhase, findings: Iterable[Finding]) -> PhaseState:
 
 
 class Phase:
-    """A phase that is being written."""
+    """A phase that is running; its findings are filled in by the function that runs it."""
 
     def __init__(self) -> None:
         self.said = ""
@@ -37,7 +37,7 @@ class Phase:
 
 
 class PhaseLog:
-    """``say`` hears of each phase when it begins and when it ends."""
+    """All phases so far. ``say`` is called when a phase begins and when it ends."""
 
     def __init__(self, say: Callable[[News], None]) -> None:
         self._say = say
@@ -47,18 +47,18 @@ class PhaseLog:
     def phase(self, phase: CommPhase) -> Iterator[Phase]:
         """Write one phase; its time is that of the block."""
         self._say(News(at=phase.value))
-        page = Phase()
-        yield page
-        if page.skipped is not None:
-            self.skip(phase, page.skipped)
+        written = Phase()
+        yield written
+        if written.skipped is not None:
+            self.skip(phase, written.skipped)
             return
         self._add(
             PhaseResult(
                 phase=phase,
-                state=state_of(phase, page.findings),
-                seconds=time.monotonic() - page.began,
-                said=page.said,
-                findings=page.findings,
+                state=state_of(phase, written.findings),
+                seconds=time.monotonic() - written.began,
+                said=written.said,
+                findings=written.findings,
             )
         )
 

@@ -1,5 +1,7 @@
-"""The first process of a rank: no torch, no store, so nothing can wedge it. It owns the clock, starts the control process, hears
-it, and ends all of it at the deadline; where rank 0's word never came it says itself what it can see."""
+"""The supervisor is the first process of a rank: it starts the control process, reads its messages, and ends it at the deadline.
+
+It uses no torch and no store, so it cannot hang. Where no verdict came from rank 0 it reports what it can see itself.
+"""
 
 import os
 import select
@@ -28,16 +30,16 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import end_session, ending_of, fork, state_of
 
 LEADING, FOLLOWING = 0.5, 1.0
-"""Seconds after the deadline at which a rank's supervisor takes the word itself."""
+"""Seconds after the deadline at which a rank's supervisor reports by itself."""
 AFTER_REPORT = 2.0
-"""Seconds for the other ranks to read that they may go."""
+"""Seconds for the other ranks to read the last order."""
 DYING = 0.3
 TAIL = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """What became of this rank. ``report``: rank 0 only. ``alone``: what this rank found by itself, instead of a report."""
+    """The outcome of this rank. ``report``: rank 0 only. ``alone``: what this rank found by itself, instead of a report."""
 
     status: int
     report: Report | None = None
@@ -49,8 +51,8 @@ class Outcomes:
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """Who is told. ``report`` is called, on rank 0, before the other ranks are let go: a launcher may end this process as soon
-    as one of them has left. ``broken_off`` hears where the test was when a signal ended it."""
+    """The functions that show results. ``report`` is called, on rank 0, before the other ranks may end: a launcher may end this
+    process as soon as one of them has left. ``broken_off`` gets where the test was when a signal ended it."""
 
     phase: Callable[[PhaseResult], None]
     report: Callable[[Report], None]
@@ -64,12 +66,12 @@ def supervise(rank: Rank, settings: CommSettings, screen: Screen, *, began: floa
         briefing = Briefing(
             rank=rank, settings=settings, local=local, backend=settings.backend, folder=folder, began=began
         )
-        ear = _MessageReader(briefing)
+        reader = _MessageReader(briefing)
         try:
-            outcome = _hear(ear, briefing, screen)
+            outcome = _follow_control(reader, briefing, screen)
         finally:
-            end_session(ear.pid)
-            ear.ending()
+            end_session(reader.pid)
+            reader.ending()
             if lock is not None:
                 lock.unlink(missing_ok=True)
         if outcome.alone or (outcome.report and outcome.report.state is PhaseState.BROKEN):
@@ -78,7 +80,7 @@ def supervise(rank: Rank, settings: CommSettings, screen: Screen, *, began: floa
 
 
 class _MessageReader:
-    """The control process and what it says."""
+    """The control process and its messages."""
 
     def __init__(self, briefing: Briefing) -> None:
         self._read, write = os.pipe()
@@ -104,7 +106,7 @@ class _MessageReader:
         self.closed = False
 
     def news(self, seconds: float) -> list[News]:
-        """What came within so many seconds; ``closed`` when nothing more will."""
+        """The messages that came within so many seconds; ``closed`` is set when no more will come."""
         if not select.select([self._read], [], [], max(seconds, 0))[0]:
             return []
         part = os.read(self._read, 1 << 20)
@@ -120,34 +122,34 @@ class _MessageReader:
         return ending_of(self._status or 0) or "status 0"
 
     def shown(self) -> None:
-        """Let the control process go on after the report."""
+        """Tell the control process that the report was shown."""
         with suppress(OSError):
             os.write(self._back, b".")
 
 
-def _hear(ear: _MessageReader, briefing: Briefing, screen: Screen) -> Outcomes:
+def _follow_control(reader: _MessageReader, briefing: Briefing, screen: Screen) -> Outcomes:
     rank, at, phases = briefing.rank, "starting", list[PhaseResult]()
     report: Report | None = None
     failure: Exception | None = None
     last = briefing.began + briefing.settings.deadline + (LEADING if rank.rank == 0 else FOLLOWING)
     try:
-        while time.monotonic() < last and not ear.closed:
-            for news in ear.news(min(last - time.monotonic(), 0.5)):
+        while time.monotonic() < last and not reader.closed:
+            for news in reader.news(min(last - time.monotonic(), 0.5)):
                 at = news.at or at
                 if news.phase:
                     phases.append(news.phase)
                     screen.phase(news.phase)
                 if news.report:
                     report, failure = news.report, _shown(screen, news.report)
-                    ear.shown()
-                    # the others are let go in any case
+                    reader.shown()
+                    # the other ranks must be released even when showing the report failed
                     last += AFTER_REPORT
                 if news.alone is not None:
                     return Outcomes(status=1, alone=news.alone, folder=briefing.folder)
                 if news.end is not None:
                     return Outcomes(status=news.end, folder=briefing.folder)
                 if news.lost:
-                    return _lost(briefing, ear.pid, at, phases, died=None)
+                    return _lost(briefing, reader.pid, at, phases, died=None)
     except KeyboardInterrupt:
         screen.broken_off(at)
         raise
@@ -155,11 +157,11 @@ def _hear(ear: _MessageReader, briefing: Briefing, screen: Screen) -> Outcomes:
         raise failure
     if report is not None:
         return Outcomes(status=0, report=report, folder=briefing.folder)
-    return _lost(briefing, ear.pid, at, phases, died=ear.ending() if ear.closed else None)
+    return _lost(briefing, reader.pid, at, phases, died=reader.ending() if reader.closed else None)
 
 
 def _shown(screen: Screen, report: Report) -> Exception | None:
-    """Show the report; what stands in the way is told when the other ranks are let go."""
+    """Show the report. An error is returned, not raised: the other ranks must be released first."""
     try:
         screen.report(report)
     except (DoctorError, OSError) as error:
@@ -187,7 +189,7 @@ def _lost(briefing: Briefing, pid: int, at: str, phases: list[PhaseResult], *, d
 
 
 def _call(rank: Rank) -> ConnectResult:
-    """Call the master's port, again a moment later where it is open: a process that was just killed still holds it."""
+    """Connect to the master's port, again a moment later where it is open: a process that was just killed still holds it."""
     heard = ask_listener(rank.master, rank.port, timeout=0.3, listen=0.1)
     if heard.outcome in {ConnectOutcome.SILENT, ConnectOutcome.STRANGER}:
         time.sleep(DYING)
@@ -197,14 +199,14 @@ def _call(rank: Rank) -> ConnectResult:
 
 def _own_lock(settings: CommSettings) -> Path | None:
     """The lock of a compilation that this test may begin: DeepSpeed's layer compiles at its first use, and torch waits for ever on
-    the lock of one that was killed. None where one is there already: it is somebody else's."""
+    the lock of one that was killed. None where there is a lock already: then it is another process's."""
     lock = own_lock() if settings.mode is Mode.FULL else None
     return Path(lock) if lock and not Path(lock).exists() else None
 
 
 @contextmanager
 def _folder(settings: CommSettings) -> Iterator[tuple[str, Callable[[], None]]]:
-    """The folder of this rank's files: the one that was named, or a private one that goes when all is well."""
+    """The folder of this rank's files: the one that was named, or a private one that is removed when all is well."""
     if settings.out:
         Path(settings.out).mkdir(mode=0o700, parents=True, exist_ok=True)
         yield settings.out, lambda: None

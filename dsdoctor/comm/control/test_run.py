@@ -1,4 +1,4 @@
-"""What rank 0 has in hand while it conducts a test: who came, what was found, how much time is left. Phases read and add."""
+"""The state of a test on rank 0: which ranks came, what was found, how much time is left. Phases read it and add to it."""
 
 import math
 import time
@@ -14,10 +14,10 @@ from dsdoctor.comm.control.orders import Conductor, Gathered
 from dsdoctor.comm.control.phases import PhaseLog
 from dsdoctor.comm.models import Claim, CommSettings, Mode, Rank
 from dsdoctor.comm.results import ConnectOutcome, PairTime, Reach, Speed, Speeds, Stuck
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 
 PATIENCE = {Mode.QUICK: 8.0, Mode.DEFAULT: 20.0, Mode.FULL: 40.0}
-"""Seconds in which an exchange must move on."""
+"""Seconds in which an exchange must make progress."""
 AGAIN_SECONDS = 4.0
 LEAST = 2.0
 """A phase for which fewer seconds are left is not begun."""
@@ -50,7 +50,7 @@ class TestRun:
 
     @property
     def settings(self) -> CommSettings:
-        """What was asked."""
+        """The options of the test."""
         return self.member.briefing.settings
 
     @property
@@ -86,7 +86,7 @@ class TestRun:
         return gathered
 
     def trouble(self, gathered: Gathered, what: str) -> tuple[Finding, ...]:
-        """Why an order did not end well; a second mesh tells whether the hosts still reach each other."""
+        """Findings on why an order did not end well; a second mesh shows whether the hosts still reach each other."""
         if gathered.well:
             return ()
         stuck = tuple(answer.stuck for answer in gathered.answers if answer.stuck)
@@ -111,24 +111,31 @@ class TestRun:
 def time_used_up(gathered: Gathered, what: str) -> Iterator[Finding]:
     """The time was up while the ranks still exchanged.
 
-    Nothing hung: what was to be done takes longer here than the deadline leaves. A slow link does that, or few processors for
-    many ranks."""
+    Why it matters: nothing hung: the work takes longer here than the deadline leaves. A slow link does that, or few
+    processors for many ranks. What was not exchanged is not tested.
+
+    How to fix it: give it more time.
+
+        $ python -m dsdoctor comm --deadline 600
+
+    Since: 0.1
+    """
     at = next((answer.stuck.at for answer in gathered.answers if answer.stuck), "the last one")
-    yield Finding(
-        rule="time-used-up",
-        severity=Severity.WARNING if gathered.order.task is Task.SPEED else Severity.ERROR,
-        title=f"the deadline left {gathered.order.seconds:.0f} s for {what}, and the ranks were still at work, in {at}",
-        fix=Fix(text="give it more time with --deadline", commands=("python -m dsdoctor comm --deadline 600",)),
+    yield (Finding.warning if gathered.order.task is Task.SPEED else Finding.error)(
+        "time-used-up",
+        f"the deadline left {gathered.order.seconds:.0f} s for {what}, and the ranks were still at work, in {at}",
+        fix="give it more time with --deadline",
+        commands=("python -m dsdoctor comm --deadline 600",),
     )
 
 
 def results(gathered: Gathered) -> dict[int, ExchangeResult]:
-    """The results of those who brought one, by rank."""
+    """The results of the ranks that have one, by rank."""
     return {answer.rank: answer.result for answer in gathered.answers if answer.result}
 
 
 def _vanished(rank: int, how: ConnectOutcome, what: str) -> Stuck:
-    """A rank that told nothing any more, as the table of ranks shows it."""
+    """A rank that did not answer any more, as the table of ranks shows it."""
     ended = {ConnectOutcome.REFUSED: "its port is closed", ConnectOutcome.SILENT: "it does not answer"}.get(
         how, f"its host: {how.value}"
     )

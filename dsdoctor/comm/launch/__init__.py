@@ -1,1 +1,1 @@
-"""Who is this rank, by its launcher's variables; and how ranks are started: commands, scripts, processes."""
+"""Which rank this process is, by its launcher's variables; and starting ranks: commands, scripts, processes."""

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dsdoctor.core.rank_variables import TORCHRUN
 from dsdoctor.hosts.hostfile import Slots
 
 MODULE = "dsdoctor.comm"
@@ -24,8 +25,8 @@ SSH = (
 class Started:
     """One rank that is to be started: ``argv``, and the variables to be added to this process's. ``host`` "" is this one.
 
-    ``open_stdin``: its stdin must be a pipe that stays open as long as the rank may live. It ends when the pipe closes, so it
-    dies with the process that holds the other end, however that dies.
+    ``open_stdin``: its stdin must be a pipe that stays open as long as the rank may live. The rank ends when the pipe closes, so it
+    ends with the process that holds the other end, however that one ends.
     """
 
     rank: int
@@ -73,14 +74,14 @@ def ssh_ranks(
 
     sshd drops connections above its MaxStartups (10 at once that have not logged in, by default): start a host's in small groups.
     """
-    places = [(one, local) for one in hosts for local in range(one.slots)]
-    names = ",".join(one.name for one, _ in places)
+    places = [(host, local) for host in hosts for local in range(host.slots)]
+    names = ",".join(host.name for host, _ in places)
     started = []
-    for rank, (one, local) in enumerate(places):
-        who = _who(rank, len(places), local, one.slots, master, port, token)
+    for rank, (host, local) in enumerate(places):
+        who = _who(rank, len(places), local, host.slots, master, port, token)
         every = {**(variables or {}), **who, "DSDOCTOR_COMM_HOSTS": names}
         command = remote_command((python, "-m", MODULE, *arguments), folder, every)
-        started.append(Started(rank=rank, host=one.name, argv=(ssh, *SSH, one.name, command), open_stdin=True))
+        started.append(Started(rank=rank, host=host.name, argv=(ssh, *SSH, host.name, command), open_stdin=True))
     return tuple(started)
 
 
@@ -140,10 +141,10 @@ def _master(address: str | None, port: int | None) -> tuple[str, ...]:
 def _who(rank: int, world: int, local: int, local_world: int, master: str, port: int, token: str) -> dict[str, str]:
     """What ``rank_of`` reads."""
     return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(local_world),
+        TORCHRUN.rank: str(rank),
+        TORCHRUN.world: str(world),
+        TORCHRUN.local_rank: str(local),
+        TORCHRUN.local_world: str(local_world),
         "MASTER_ADDR": master,
         "MASTER_PORT": str(port),
         "DSDOCTOR_COMM_RUN": token,

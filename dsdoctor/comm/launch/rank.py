@@ -2,6 +2,7 @@
 
 import re
 import zlib
+from dataclasses import replace
 
 from dsdoctor.comm.launch.scheduler_env import (
     LOOPBACK,
@@ -14,19 +15,20 @@ from dsdoctor.comm.launch.scheduler_env import (
 )
 from dsdoctor.comm.models import Rank
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.rank_variables import DEEPSPEED, MVAPICH, OPEN_MPI, PMI, PMIX, SLURM, TORCHRUN, RankVariables
 
 USUAL_PORT = 29500
-"""What torchrun and DeepSpeed take where nobody says another."""
+"""What torchrun and DeepSpeed use by default."""
 
 FIRST_PORT, PORTS = 20_000, 9_000
-"""Ports made of a job's id: below the kernel's ephemeral range (32768 upwards), and below 29500."""
+"""Ports derived from a job's id: below the kernel's ephemeral range (32768 upwards), and below 29500."""
 
 
 def rank_of(variables: Variables) -> Rank | None:
     """Who this process is, None outside of any launcher.
 
     RANK wins over all (torchrun, DeepSpeed's launcher, our own, by hand), then Open MPI, MVAPICH, a PMI of its own, and last a
-    step of srun: mpirun starts its daemons with srun, so Slurm's variables then speak of a daemon.
+    step of srun: mpirun starts its daemons with srun, so Slurm's variables then describe a daemon.
     Raises UsageError for variables that are malformed or contradict each other.
     """
     for read in LAUNCHERS:
@@ -37,20 +39,20 @@ def rank_of(variables: Variables) -> Rank | None:
 
 
 def _by_rank(variables: Variables) -> Rank | None:
-    if "RANK" not in variables:
+    if TORCHRUN.rank not in variables:
         if "DSDOCTOR_COMM_RUN" in variables:
             raise _clash("DSDOCTOR_COMM_RUN is set", "RANK is not", "unset DSDOCTOR_COMM_RUN")
         return None
-    rank, world = _place(variables, "RANK", "WORLD_SIZE")
+    rank, world = _place(variables, TORCHRUN)
     launcher = _launcher(variables)
     guess = LOOPBACK if world == 1 else slurm_master(variables)
     master = _master(variables, guess, "export MASTER_ADDR=HOST_OF_RANK_0 on every rank")
-    size = "LOCAL_SIZE" if launcher == "deepspeed" else "LOCAL_WORLD_SIZE"
+    names = DEEPSPEED if launcher == "deepspeed" else TORCHRUN
     return Rank(
         rank=rank,
         world=world,
         local_rank=_local_rank(variables, rank, master),
-        local_world=_maybe(variables, size),
+        local_world=_maybe(variables, names.local_world),
         launcher=launcher,
         master=master,
         port=_port(variables, None),
@@ -62,16 +64,16 @@ def _by_rank(variables: Variables) -> Rank | None:
 
 def _open_mpi(variables: Variables) -> Rank | None:
     """mpirun of Open MPI. PMIX_SERVER_URI is of no use: it names each host's own daemon, mostly on 127.0.0.1."""
-    if "OMPI_COMM_WORLD_RANK" not in variables:
+    if OPEN_MPI.rank not in variables:
         return None
-    rank, world = _place(variables, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-    local_world = _maybe(variables, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    rank, world = _place(variables, OPEN_MPI)
+    local_world = _maybe(variables, OPEN_MPI.local_world)
     job = variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid") or "0"
     guess = LOOPBACK if local_world == world else open_mpi_master(variables)
     return Rank(
         rank=rank,
         world=world,
-        local_rank=_needed(variables, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_RANK"),
+        local_rank=_needed(variables, OPEN_MPI.local_rank, OPEN_MPI.rank),
         local_world=local_world,
         launcher="mpirun",
         master=_master(variables, guess, "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 ..."),
@@ -81,32 +83,31 @@ def _open_mpi(variables: Variables) -> Rank | None:
 
 
 def _mvapich(variables: Variables) -> Rank | None:
-    names = ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
-    return _of_names(variables, names, "mpirun -env MASTER_ADDR HOST_OF_RANK_0 ...")
+    return _of_names(variables, MVAPICH, "mpirun -env MASTER_ADDR HOST_OF_RANK_0 ...")
 
 
 def _pmi(variables: Variables) -> Rank | None:
     """MPICH's and Intel's mpirun; srun sets the same variables, and then knows more."""
-    if "PMI_RANK" not in variables and "PMIX_RANK" not in variables:
+    if PMI.rank not in variables and PMIX.rank not in variables:
         return None
-    same = ("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"), ("PMIX_RANK", "SLURM_PROCID")
-    if in_step(variables) and all(variables.get(one, variables.get(two)) == variables.get(two) for one, two in same):
+    same = (PMI.rank, SLURM.rank), (PMI.world, SLURM.world), (PMIX.rank, SLURM.rank)
+    if in_step(variables) and all(
+        variables.get(pmi, variables.get(slurm)) == variables.get(slurm) for pmi, slurm in same
+    ):
         return None
-    rank = "PMI_RANK" if "PMI_RANK" in variables else "PMIX_RANK"
-    names = (rank, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    names = PMI if PMI.rank in variables else PMIX
     return _of_names(variables, names, "mpirun -genv MASTER_ADDR HOST_OF_RANK_0 ...")
 
 
-def _of_names(variables: Variables, names: tuple[str, str, str, str], hint: str) -> Rank | None:
-    name, size, local_rank, local_size = names
-    if name not in variables:
+def _of_names(variables: Variables, names: RankVariables, hint: str) -> Rank | None:
+    if names.rank not in variables:
         return None
-    (rank, world), local_world = _place(variables, name, size), _maybe(variables, local_size)
+    (rank, world), local_world = _place(variables, names), _maybe(variables, names.local_world)
     job = variables.get("PMI_JOBID") or variables.get("SLURM_JOB_ID") or "0"
     return Rank(
         rank=rank,
         world=world,
-        local_rank=_needed(variables, local_rank, name),
+        local_rank=_needed(variables, names.local_rank, names.rank),
         local_world=local_world,
         launcher="mpirun",
         master=_master(variables, LOOPBACK if local_world == world else None, hint),
@@ -118,14 +119,14 @@ def _of_names(variables: Variables, names: tuple[str, str, str, str], hint: str)
 def _slurm(variables: Variables) -> Rank | None:
     if not in_step(variables):
         return None
-    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in variables else "SLURM_NTASKS"
-    rank, world = _place(variables, "SLURM_PROCID", size)
+    names = SLURM if SLURM.world in variables else replace(SLURM, world="SLURM_NTASKS")
+    rank, world = _place(variables, names)
     job = f"{variables.get('SLURM_JOB_ID', '0')}.{variables['SLURM_STEP_ID']}"
     hosts = slurm_hosts(variables)
     return Rank(
         rank=rank,
         world=world,
-        local_rank=_needed(variables, "SLURM_LOCALID", "SLURM_PROCID"),
+        local_rank=_needed(variables, SLURM.local_rank, SLURM.rank),
         local_world=slurm_local_world(variables),
         launcher="srun",
         master=_master(variables, slurm_master(variables), "srun --export=ALL,MASTER_ADDR=HOST_OF_RANK_0 ..."),
@@ -136,10 +137,10 @@ def _slurm(variables: Variables) -> Rank | None:
 
 
 def _launcher(variables: Variables) -> str:
-    """Which of those that set RANK this is. A person may start DeepSpeed's launcher inside of anything, and the other way."""
+    """Which of the launchers that set RANK this is. Launchers may be nested in any order."""
     if "DSDOCTOR_COMM_RUN" in variables:
         return "dsdoctor"
-    if "CROSS_RANK" in variables and "LOCAL_SIZE" in variables:
+    if "CROSS_RANK" in variables and DEEPSPEED.local_world in variables:
         return "deepspeed"
     return "torchrun" if "TORCHELASTIC_RUN_ID" in variables else "variables"
 
@@ -163,10 +164,10 @@ def _told_hosts(variables: Variables, world: int) -> tuple[str, ...]:
 
 
 def _local_rank(variables: Variables, rank: int, master: str) -> int:
-    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+    for name in (names.local_rank for names in (TORCHRUN, OPEN_MPI, PMI, SLURM)):
         if name in variables:
             return _number(variables, name)
-    if local_world := _maybe(variables, "LOCAL_WORLD_SIZE"):
+    if local_world := _maybe(variables, TORCHRUN.local_world):
         return rank % local_world
     return rank if master in (LOOPBACK, "localhost") else 0
 
@@ -188,12 +189,12 @@ def _port(variables: Variables, job: str | None) -> int:
     return port
 
 
-def _place(variables: Variables, name: str, size: str) -> tuple[int, int]:
-    """The rank and the size of its world, which fit each other."""
-    rank, world = _number(variables, name), _needed(variables, size, name)
+def _place(variables: Variables, names: RankVariables) -> tuple[int, int]:
+    """The rank and the number of ranks. Raises UsageError where they do not fit each other."""
+    rank, world = _number(variables, names.rank), _needed(variables, names.world, names.rank)
     if not rank < world:
-        hint = f"ranks are 0 to {size} - 1: start {rank + 1} ranks or more, or unset what was left in this shell"
-        raise _clash(f"{name}={rank}", f"{size}={world}", hint)
+        hint = f"ranks are 0 to {names.world} - 1: start {rank + 1} ranks or more, or unset what was left in this shell"
+        raise _clash(f"{names.rank}={rank}", f"{names.world}={world}", hint)
     return rank, world
 
 
@@ -226,8 +227,8 @@ def _consistent(rank: Rank) -> Rank:
     return rank
 
 
-def _clash(one: str, other: str, hint: str) -> UsageError:
-    return UsageError(f"{one}, and {other}", hint=hint)
+def _clash(fact: str, other: str, hint: str) -> UsageError:
+    return UsageError(f"{fact}, and {other}", hint=hint)
 
 
 LAUNCHERS = (_by_rank, _open_mpi, _mvapich, _pmi, _slurm)

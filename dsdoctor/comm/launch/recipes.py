@@ -1,4 +1,4 @@
-"""What the machine shows -> a ready script that runs the test of communication on a cluster. Writes nothing, starts nothing."""
+"""Facts of this machine -> a script that runs the communication test on a cluster. Writes nothing, starts nothing."""
 
 import shlex
 from collections.abc import Callable
@@ -41,9 +41,9 @@ def look_site(host: Host, *, python: str, nproc: int | None = None, hostfile: st
     nodelist = host.variable("SLURM_JOB_NODELIST")
     hosts = tuple((name, per_node) for name in expand(nodelist)) if nodelist else ()
     if text is not None:
-        hosts = tuple((one.name, one.slots) for one in parse_hostfile(text).hosts if HOST.fullmatch(one.name))
+        hosts = tuple((entry.name, entry.slots) for entry in parse_hostfile(text).hosts if HOST.fullmatch(entry.name))
     sinfo = host.which("sinfo")
-    names = {one.name for one in read_interfaces(host) if one.up and one.kind != "loopback"}
+    names = {interface.name for interface in read_interfaces(host) if interface.up and interface.kind != "loopback"}
     return Site(
         python=python,
         per_node=per_node,
@@ -117,11 +117,7 @@ def _hostfile(site: Site) -> str:
     body = [
         "#!/bin/bash",
         "# bash THIS_FILE [--quick | --full], on the first host, in a folder that all hosts have",
-        *(
-            []
-            if known
-            else ["# no other host is known here: name yours below, and take the options before --module away"]
-        ),
+        *([] if known else ["# no other host is known here: name yours below, and remove the options before --module"]),
         "set -e",
         "cat > dsdoctor.hosts <<'EOF'",
         *lines,

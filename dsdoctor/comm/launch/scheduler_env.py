@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 
+from dsdoctor.core.rank_variables import SLURM
 from dsdoctor.hosts.nodelist import expand, hosts_of_ranks, open_mpi_nodes, tasks_per_node
 
 Variables = Mapping[str, str]
@@ -15,12 +16,12 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 def in_step(variables: Variables) -> bool:
     """Whether srun started this as a task. The shell of salloc has no SLURM_PROCID, the script of sbatch has one and no step,
-    and a person sits in ``srun --pty``."""
+    and ``srun --pty`` is a person's shell."""
     step = variables.get("SLURM_STEP_ID", "")
     launched = "SLURM_LAUNCH_NODE_IPADDR" in variables or "SLURM_SRUN_COMM_HOST" in variables
-    if "SLURM_PROCID" not in variables or not step.isdecimal() or not launched:
+    if SLURM.rank not in variables or not step.isdecimal() or not launched:
         return False
-    alone = "SLURM_PTY_PORT" in variables and variables.get("SLURM_STEP_NUM_TASKS") == "1"
+    alone = "SLURM_PTY_PORT" in variables and variables.get(SLURM.world) == "1"
     return int(step[:12]) < FIRST_SPECIAL_STEP and not alone
 
 
@@ -31,7 +32,7 @@ def _slurm_nodes(variables: Variables) -> str:
 def slurm_hosts(variables: Variables) -> tuple[str, ...]:
     """The host of every rank of the step, () where the ranks do not fill one node after the other."""
     nodes = _slurm_nodes(variables)
-    tasks = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE")
+    tasks = variables.get(SLURM.local_world) or variables.get("SLURM_TASKS_PER_NODE")
     block = variables.get("SLURM_DISTRIBUTION", "block").startswith("block")
     if not nodes or not tasks or not (block or len(expand(nodes)) == 1):
         return ()
@@ -40,7 +41,7 @@ def slurm_hosts(variables: Variables) -> tuple[str, ...]:
 
 def slurm_local_world(variables: Variables) -> int | None:
     """The ranks on this node of the step."""
-    tasks = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE")
+    tasks = variables.get(SLURM.local_world) or variables.get("SLURM_TASKS_PER_NODE")
     node = variables.get("SLURM_NODEID", "")
     counts = tasks_per_node(tasks) if tasks else ()
     return counts[int(node[:9])] if node.isdecimal() and int(node[:9]) < len(counts) else None

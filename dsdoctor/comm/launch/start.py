@@ -1,4 +1,4 @@
-"""Ranks that are to be started -> their processes, until rank 0 has told its report or the time is up. Acts; judges nothing."""
+"""Starts ranks, and waits until rank 0 has written its report or the time is up. Acts; judges nothing."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from dsdoctor.core.processes import end_session, ending_of
 
 RUN = "DSDOCTOR_COMM_RUN"
 PARENT = "DSDOCTOR_COMM_PARENT"
-"""The process with which a local rank shall die."""
+"""The process at whose end a local rank ends too."""
 PORTS = range(20_000, 29_000)
 """Below the ports that the kernel gives away by itself (ip_local_port_range begins at 32768)."""
 AFTER = 3.0
@@ -38,14 +38,14 @@ class RankEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTold:
-    """What came of all ranks: rank 0's stdout, and who ended by itself and how."""
+    """The outcome of all ranks: rank 0's stdout, and which ranks ended by themselves and how."""
 
     document: str
     ended: tuple[RankEnded, ...]
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens on now."""
+    """A port of this host on which nothing listens now."""
     for port in random.sample(PORTS, 100):
         with socket.socket() as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,15 +56,18 @@ def free_port() -> int:
 
 
 def start_all(ranks: Sequence[Started], environment: Mapping[str, str], folder: Path, *, seconds: float) -> RankTold:
-    """Run all ranks, at most so long. Whatever happens, none of them is left behind."""
+    """Run all ranks, for at most ``seconds``. Whatever happens, no rank is left running."""
     until = time.monotonic() + seconds
     processes: list[subprocess.Popen[bytes]] = []
     ended: dict[int, RankEnded] = {}
     try:
-        for one in ranks:
-            if one.open_stdin and [other.host for other in ranks[: one.rank]].count(one.host) % LOGINS == LOGINS - 1:
+        for started in ranks:
+            if (
+                started.open_stdin
+                and [other.host for other in ranks[: started.rank]].count(started.host) % LOGINS == LOGINS - 1
+            ):
                 time.sleep(LOGIN)
-            processes.append(_start(one, environment, folder))
+            processes.append(_start(started, environment, folder))
         while processes[0].poll() is None and time.monotonic() < until:
             _reap(ranks, processes, ended, folder)
             time.sleep(LOOK)
@@ -78,15 +81,15 @@ def start_all(ranks: Sequence[Started], environment: Mapping[str, str], folder: 
     return RankTold(document=_output(folder, 0, "out").read_text(errors="replace"), ended=tuple(ended.values()))
 
 
-def _start(one: Started, environment: Mapping[str, str], folder: Path) -> "subprocess.Popen[bytes]":
-    """Rank 0 talks on our own stderr; what the others say goes to a file each."""
-    with _private(_output(folder, one.rank, "out")) as out, _private(_output(folder, one.rank, "err")) as err:
+def _start(started: Started, environment: Mapping[str, str], folder: Path) -> "subprocess.Popen[bytes]":
+    """Rank 0 writes to our own stderr; the output of every other rank goes to its own files."""
+    with _private(_output(folder, started.rank, "out")) as out, _private(_output(folder, started.rank, "err")) as err:
         return subprocess.Popen(
-            list(one.argv),
-            env={**environment, **one.environment, PARENT: str(os.getpid())},
-            stdin=subprocess.PIPE if one.open_stdin else subprocess.DEVNULL,
+            list(started.argv),
+            env={**environment, **started.environment, PARENT: str(os.getpid())},
+            stdin=subprocess.PIPE if started.open_stdin else subprocess.DEVNULL,
             stdout=out,
-            stderr=err if one.rank else None,
+            stderr=err if started.rank else None,
             start_new_session=True,
         )
 
@@ -94,23 +97,23 @@ def _start(one: Started, environment: Mapping[str, str], folder: Path) -> "subpr
 def _reap(
     ranks: Sequence[Started], processes: Sequence["subprocess.Popen[bytes]"], ended: dict[int, RankEnded], folder: Path
 ) -> None:
-    """Note who ended, also where rank 0 can read it while it waits."""
-    for one, process in zip(ranks, processes, strict=False):
+    """Note which ranks ended, also in a file that rank 0 can read while it waits."""
+    for started, process in zip(ranks, processes, strict=False):
         code = process.poll()
-        if code is None or one.rank in ended:
+        if code is None or started.rank in ended:
             continue
         how = ending_of(-code if code < 0 else code << 8)
-        lines = _output(folder, one.rank, "err").read_text(errors="replace").split("\n") if one.rank else []
+        lines = _output(folder, started.rank, "err").read_text(errors="replace").split("\n") if started.rank else []
         verdicts = [line.removeprefix("✗ ") for line in lines if line.startswith("✗ ")]
         last = next((line.strip() for line in (*verdicts, *reversed(lines)) if line.strip()), "")
-        ended[one.rank] = RankEnded(rank=one.rank, host=one.host, how=how, last_line=last[:300])
-        if how and one.rank:
-            made = gone_file(folder, one.environment.get(RUN, ""), one.rank)
+        ended[started.rank] = RankEnded(rank=started.rank, host=started.host, how=how, last_line=last[:300])
+        if how and started.rank:
+            made = gone_file(folder, started.environment.get(RUN, ""), started.rank)
             made.write_text(f"{how}{': ' if last else ''}{last[:300]}", errors="replace")
 
 
 def gone_file(folder: Path, run: str, rank: int) -> Path:
-    """Where it is written that a rank of this run has ended."""
+    """The file that says that a rank of this run has ended."""
     return folder / f"gone-{run[:8]}-{rank:05d}.txt"
 
 

@@ -1,1 +1,1 @@
-"""What surrounds a rank: interfaces, limits, GPUs, versions; what differs between ranks, what the links can do."""
+"""The host of a rank: interfaces, limits, GPUs, versions; what differs between ranks, and what the links can do."""

@@ -1,4 +1,4 @@
-"""The surroundings of one rank or of all -> findings. Looks at nothing; what many ranks share is said once and names them."""
+"""The hosts of one rank or of all -> findings. Looks at nothing; a problem that many ranks share is one finding that names them."""
 
 from collections.abc import Iterable
 
@@ -6,19 +6,19 @@ from dsdoctor.comm.local import network_checks, node_checks
 from dsdoctor.comm.local.gpu_links import own_gpu
 from dsdoctor.comm.local.rank_view import Check, RankView, merged
 from dsdoctor.comm.models import Claim, Local, Rank
-from dsdoctor.comm.words import by_rank
+from dsdoctor.comm.rank_names import by_rank
 from dsdoctor.core.finding import Finding
 
 
 def examine(rank: Rank, local: Local, *, backend: str, several_hosts: bool) -> tuple[Finding, ...]:
-    """What is the matter with one rank's surroundings."""
+    """The findings about one rank's host."""
     gpu = own_gpu(local.gpus, rank)
     place = RankView(local=local, world=rank.world, backend=backend, several_hosts=several_hosts, gpu=gpu)
     return merged(CHECKS, [(rank.rank, place)], (*("",) * rank.rank, local.hostname))
 
 
 def examine_all(claims: Iterable[Claim]) -> tuple[Finding, ...]:
-    """What is the matter with the surroundings of all ranks, each ill once, with the ranks that it strikes."""
+    """The findings about the hosts of all ranks, each problem once, with the ranks that have it."""
     known = [(claim, claim.local) for claim in claims if claim.local is not None]
     several = len({claim.host for claim, _ in known}) > 1
     places = []

@@ -1,10 +1,10 @@
-"""The claims of all ranks -> where they differ, and who is the minority. Pure, and O(ranks)."""
+"""The claims of all ranks -> where they differ, and which ranks are the minority. Pure, and O(ranks)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.words import named
+from dsdoctor.comm.rank_names import named
 
 ABSENT = "(none)"
 MOST_GROUPS = 4
@@ -12,8 +12,9 @@ MOST_GROUPS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class RankDifference:
-    """A name whose value is not the same everywhere. ``usual`` is what most have, ``count`` of them, and ``others`` who has
-    what else; where two values are equally frequent there is no usual one (None) and ``others`` names everybody."""
+    """A name whose value is not the same everywhere. ``usual`` is the value of most ranks, ``count`` of them, and
+    ``others`` the other values with their ranks; where two values are equally frequent ``usual`` is None and ``others``
+    names all ranks."""
 
     name: str
     usual: str | None

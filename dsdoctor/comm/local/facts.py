@@ -1,6 +1,6 @@
-"""Host -> Local: one rank's surroundings, read without torch in milliseconds. Looks, never judges.
+"""Host -> Local: the host of one rank, read without torch in milliseconds. Looks, never judges.
 
-Sockets, rlimits and statvfs are asked directly, because they tell of this very process. Files are read through the host.
+Sockets, rlimits and statvfs are asked directly, because they are about this process itself. Files are read through the host.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from dsdoctor.core.host import Host
 
 PATIENCE = 3.0
 STALE_AFTER = 60.0
-"""Seconds: a younger segment may be of a job that is just starting."""
+"""Seconds: a younger segment may belong to a job that is just starting."""
 
 NOT_READ = "not read: "
-"""Begins what stands in ``acs`` where it could not be told."""
+"""The beginning of ``acs`` where it could not be read."""
 
 
 def look_local(host: Host, rank: Rank, backend: str) -> Local:
-    """Everything about this process's place that communication depends on. ``backend`` "auto" is nccl where GPUs are."""
+    """Everything about this process's host that communication depends on. ``backend`` "auto" is nccl where there are GPUs."""
     gpus, driver = read_gpus(host)
     interfaces, variables, name = read_interfaces(host), read_variables(host), socket.gethostname()
     backend = ("nccl" if gpus else "gloo") if backend == "auto" else backend
@@ -144,7 +144,7 @@ def read_stale_shm(host: Host) -> tuple[str, ...]:
 
 
 def read_container(host: Host) -> str | None:
-    """What kind of container this is, if it is one that tells."""
+    """The kind of container that this process runs in, None where none is recognised."""
     if host.variable("KUBERNETES_SERVICE_HOST"):
         return "kubernetes"
     if host.variable("APPTAINER_CONTAINER") or host.variable("SINGULARITY_CONTAINER"):

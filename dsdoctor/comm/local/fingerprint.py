@@ -1,6 +1,6 @@
-"""What should be the same on every rank: this one's fingerprint, and findings about the minority among all.
+"""What should be the same on every rank: the fingerprint of this rank, and findings where ranks differ.
 
-``versions_here`` alone looks, at this very process; it makes no CUDA context. The rest is pure and O(ranks).
+Only ``versions_here`` looks, at this process; it makes no CUDA context. The rest is pure and O(ranks).
 """
 
 import importlib
@@ -14,8 +14,8 @@ from dsdoctor.comm.local.differences import ABSENT, MOST_GROUPS, differences, sa
 from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.local.variables import is_secret
 from dsdoctor.comm.models import Claim, Local
-from dsdoctor.comm.words import by_rank
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.comm.rank_names import by_rank
+from dsdoctor.core.finding import Finding
 
 OWN = (
     *("CUDA_VISIBLE_DEVICES", "NCCL_DEBUG_FILE", "NCCL_HOSTID", "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE"),
@@ -23,8 +23,8 @@ OWN = (
 )
 """Variables that each rank or host may have of its own."""
 
-OF_THE_PLACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES", "NCCL_TOPO_FILE")
-"""Hosts have other names for their devices: another value is right there, a missing one hardly ever."""
+OF_THE_HOST = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES", "NCCL_TOPO_FILE")
+"""Devices have other names on other hosts, so a different value is fine; a missing one hardly ever is."""
 
 HARMLESS = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "OMP_NUM_THREADS", "NCCL_IGNORE_CPU_AFFINITY")
 
@@ -55,8 +55,10 @@ def parse_mapped_nccl(maps: str) -> str | None:
 
 
 def fingerprint(local: Local, versions: Mapping[str, str]) -> dict[str, str]:
-    """What should be the same on every rank, by name; without what each rank must have of its own, and without secrets."""
-    taken = next((one for one in local.interfaces if local.chosen and one.name == local.chosen.name), None)
+    """What should be the same on every rank, by name; without what each rank must have to itself, and without secrets."""
+    taken = next(
+        (interface for interface in local.interfaces if local.chosen and interface.name == local.chosen.name), None
+    )
     wire = taken is not None and taken.kind != "loopback" and not is_loopback(taken.address)
     facts = {
         **versions,
@@ -79,112 +81,194 @@ def examine(claims: Sequence[Claim]) -> tuple[Finding, ...]:
 def torch_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
     """Not every rank has the same torch.
 
-    Other releases exchange other messages at rendezvous and order collectives otherwise: init hangs, or fails far from the
-    cause. One environment for all hosts (an image, a shared folder, a lock file) mends it for good.
+    Why it matters: other releases exchange other messages at rendezvous and order collectives in another way. Init
+    hangs, or fails far from the cause.
+
+    How to fix it: install one torch everywhere. One environment for all hosts (an image, a shared folder, a lock file)
+    fixes it for good.
+
+        $ python -m pip show torch
+
+    Since: 0.1
     """
-    yield from _findings(claims, "torch", Severity.ERROR, "install one torch everywhere", ("python -m pip show torch",))
+    yield from _findings(claims, "torch", Finding.error, "install one torch everywhere", ("python -m pip show torch",))
 
 
 def cuda_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """torch was built with other CUDA releases on some ranks: they bring other NCCL and cuBLAS libraries with them."""
-    yield from _findings(claims, "cuda", Severity.ERROR, "install one build of torch everywhere", ())
+    """Some ranks have a torch that was built with another CUDA release than that of the others.
+
+    Why it matters: such a torch brings other NCCL and cuBLAS libraries with it.
+
+    How to fix it: install one build of torch everywhere.
+
+        $ python -c 'import torch; print(torch.version.cuda)'
+
+    Since: 0.1
+    """
+    yield from _findings(claims, "cuda", Finding.error, "install one build of torch everywhere", ())
 
 
 def nccl_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
     """Not every rank has loaded the same NCCL.
 
-    NCCL refuses ("Mismatched NCCL version detected") or hangs: its ranks speak to each other in a format that changes with
-    each release. A system library may come before that of torch's wheel by LD_LIBRARY_PATH or LD_PRELOAD.
+    A system library may come before that of torch's wheel by LD_LIBRARY_PATH or LD_PRELOAD.
+
+    Why it matters: NCCL refuses ("Mismatched NCCL version detected") or hangs, because its ranks talk to each other in
+    a format that changes with each release.
+
+    How to fix it: load one NCCL everywhere. The finding names the files that were loaded.
+
+        $ grep -m1 libnccl /proc/PID/maps
+        $ unset LD_PRELOAD
+
+    Since: 0.1
     """
     found = {claim.rank: claim.fingerprint.get("nccl library", "") for claim in claims}
     for difference in differences(claims, ("nccl",)):
         files = tuple(
             f"rank {ranks[0]} loaded {found[ranks[0]] or 'none'}" for _, ranks in difference.others[:MOST_GROUPS]
         )
-        fix = Fix(text="load one NCCL everywhere", commands=("grep -m1 libnccl /proc/PID/maps", "unset LD_PRELOAD"))
-        yield _finding("nccl-differs", Severity.ERROR, said(difference, by_rank(claims)), files, fix)
+        yield Finding.error(
+            "nccl-differs",
+            said(difference, by_rank(claims)),
+            evidence=files,
+            fix="load one NCCL everywhere",
+            commands=("grep -m1 libnccl /proc/PID/maps", "unset LD_PRELOAD"),
+        )
 
 
 def backend_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Some ranks would use NCCL and others gloo: a host without a GPU, or one whose driver does not answer."""
+    """Some ranks would use NCCL and others gloo.
+
+    Why it matters: they cannot form a group. A host has no GPU, or its driver does not answer.
+
+    How to fix it: see why no GPU is seen there, or ask for one backend.
+
+        $ nvidia-smi
+        $ python -m dsdoctor comm --backend gloo
+
+    Since: 0.1
+    """
     yield from _findings(
-        claims, "backend", Severity.ERROR, "see why no GPU is seen there, or ask for one backend", ("nvidia-smi",)
+        claims, "backend", Finding.error, "see why no GPU is seen there, or ask for one backend", ("nvidia-smi",)
     )
 
 
 def deepspeed_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Not every rank has the same DeepSpeed: its ranks then call other collectives at the same place, which looks like a hang."""
+    """Not every rank has the same DeepSpeed.
+
+    Why it matters: its ranks then call other collectives at the same place, which looks like a hang.
+
+    How to fix it: install one DeepSpeed everywhere.
+
+        $ python -m pip show deepspeed
+
+    Since: 0.1
+    """
     fix = "install one DeepSpeed everywhere"
-    yield from _findings(claims, "deepspeed", Severity.WARNING, fix, ("python -m pip show deepspeed",))
+    yield from _findings(claims, "deepspeed", Finding.warning, fix, ("python -m pip show deepspeed",))
 
 
 def python_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Not every rank runs the same Python. Another minor release is another environment; another patch only a note."""
+    """Not every rank runs the same Python.
+
+    Why it matters: another minor release is another environment, with packages of its own; another patch release is
+    only a note.
+
+    How to fix it: use one environment on all hosts.
+
+    Since: 0.1
+    """
     for difference in differences(claims, ("python",)):
         values = [value for value, _ in difference.others] + ([difference.usual] if difference.usual else [])
         minors = {tuple(value.split(".")[:2]) for value in values}
-        severity = Severity.WARNING if len(minors) > 1 else Severity.NOTE
-        fix = Fix(text="use one environment on all hosts")
-        yield _finding("python-differs", severity, said(difference, by_rank(claims)), (), fix)
+        made = Finding.warning if len(minors) > 1 else Finding.note
+        yield made("python-differs", said(difference, by_rank(claims)), fix="use one environment on all hosts")
 
 
 def gpu_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """The ranks have other GPUs. It works, and every step lasts as long as on the slowest; memory is that of the smallest."""
-    yield from _findings(claims, "gpu", Severity.WARNING, "give the job one kind of node", ())
+    """The ranks have different GPU models.
+
+    Why it matters: it works, but every step takes as long as on the slowest, and the usable memory is that of the
+    smallest.
+
+    How to fix it: give the job one kind of node.
+
+    Since: 0.1
+    """
+    yield from _findings(claims, "gpu", Finding.warning, "give the job one kind of node", ())
 
 
 def mtu_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """The interfaces that the ranks would use have other packet sizes: small messages pass and the first large one may hang.
+    """The interfaces that the ranks would use have different packet sizes (MTU).
 
-    A host that sends 9000 bytes to one that takes 1500 depends on routers that tell it so; many drop silently.
+    Why it matters: small messages pass and the first large one may hang. A host that sends 9000 bytes to one that takes
+    1500 depends on routers that report it; many drop silently.
+
+    How to fix it: set one MTU on all hosts and switches.
+
+        $ sudo ip link set dev INTERFACE mtu 1500
+        $ ping -M do -s 1472 OTHER_HOST
+
+    Since: 0.1
     """
     commands = ("sudo ip link set dev INTERFACE mtu 1500", "ping -M do -s 1472 OTHER_HOST")
-    yield from _findings(claims, "mtu", Severity.WARNING, "set one MTU on all hosts and switches", commands)
+    yield from _findings(claims, "mtu", Finding.warning, "set one MTU on all hosts and switches", commands)
 
 
 def environment_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Driver, kernel, name of the interface or path of the NCCL library are not the same everywhere. Mostly harmless.
+    """Driver, kernel, name of the interface or path of the NCCL library are not the same everywhere.
 
-    Worth a look when one host behaves otherwise than the others: it is often the one that was set up at another time.
+    Why it matters: this is mostly harmless. It is worth a look when one host behaves differently: often that is the
+    host that was set up at another time.
+
+    How to fix it: nothing has to be done while the rest of the test is well; else set that host up like the others.
+
+    Since: 0.1
     """
     for difference in differences(claims, ("driver", "kernel", "interface", "nccl library")):
-        yield _finding("environment-differs", Severity.NOTE, said(difference, by_rank(claims)), (), None)
+        yield Finding.note("environment-differs", said(difference, by_rank(claims)))
 
 
 def communication_variable_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
     """A variable that steers communication is not the same on every rank.
 
-    NCCL_ALGO, NCCL_PROTO and their like must agree: ranks that choose another algorithm wait for each other for ever, or say
-    "message truncated". DeepSpeed's launcher forwards NCCL_*, and neither GLOO_* nor TORCH_*: those go into ~/.deepspeed_env.
+    Why it matters: NCCL_ALGO, NCCL_PROTO and the like must agree: ranks that choose another algorithm wait for each
+    other for ever, or say "message truncated". DeepSpeed's launcher forwards NCCL_*, but neither GLOO_* nor TORCH_*.
+
+    How to fix it: give it to every rank, or to none. DeepSpeed forwards what ~/.deepspeed_env holds.
+
+        $ echo 'NAME=VALUE' >> ~/.deepspeed_env
+        $ unset NAME
+
+    Since: 0.1
     """
     names = sorted({name for claim in claims for name in claim.fingerprint if name.isupper() and name not in OWN})
     for difference in differences(claims, names):
         values = {value for value, _ in difference.others} | {difference.usual}
-        free = difference.name in HARMLESS or (difference.name in OF_THE_PLACE and ABSENT not in values)
+        free = difference.name in HARMLESS or (difference.name in OF_THE_HOST and ABSENT not in values)
         given = next((value for value in (difference.usual, *values) if value and value != ABSENT), "VALUE")
-        fix = Fix(
-            text="give it to every rank, or to none (DeepSpeed forwards what ~/.deepspeed_env holds)",
+        title = said(difference, by_rank(claims))
+        if free:
+            yield Finding.note("communication-variable-differs", title)
+            continue
+        yield Finding.warning(
+            "communication-variable-differs",
+            title,
+            fix="give it to every rank, or to none (DeepSpeed forwards what ~/.deepspeed_env holds)",
             commands=(f"echo '{difference.name}={given}' >> ~/.deepspeed_env", f"unset {difference.name}"),
         )
-        severity = Severity.NOTE if free else Severity.WARNING
-        title = said(difference, by_rank(claims))
-        yield _finding("communication-variable-differs", severity, title, (), None if free else fix)
 
 
 def _findings(
-    claims: Sequence[Claim], name: str, severity: Severity, fix: str, commands: tuple[str, ...]
+    claims: Sequence[Claim], name: str, made: Callable[..., Finding], fix: str, commands: tuple[str, ...]
 ) -> Iterator[Finding]:
     for difference in differences(claims, (name,)):
-        title = said(difference, by_rank(claims))
-        yield _finding(f"{name}-differs", severity, title, (), Fix(text=fix, commands=commands))
-
-
-def _finding(rule: str, severity: Severity, title: str, evidence: tuple[str, ...], fix: Fix | None) -> Finding:
-    return Finding(rule=rule, severity=severity, title=title, evidence=evidence, fix=fix)
+        yield made(f"{name}-differs", said(difference, by_rank(claims)), fix=fix, commands=commands)
 
 
 def _nccl_version() -> str | None:
-    """What the loaded NCCL itself says; None in a torch without it. Makes no CUDA context."""
+    """The version that the loaded NCCL reports; None in a torch without it. Makes no CUDA context."""
     try:
         version = importlib.import_module("torch.cuda.nccl").version()
     except (ImportError, AttributeError, RuntimeError):

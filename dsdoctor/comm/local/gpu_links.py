@@ -58,7 +58,9 @@ def visible(gpus: Sequence[RankGpu], named: str | None) -> tuple[RankGpu, ...]:
     left: list[RankGpu] = []
     for name in (part.strip() for part in named.split(",")):
         uuid = name.startswith("GPU-")
-        gpu = next((one for one in gpus if name == str(one.index) or (uuid and one.uuid.startswith(name))), None)
+        gpu = next(
+            (known for known in gpus if name == str(known.index) or (uuid and known.uuid.startswith(name))), None
+        )
         if gpu is None or gpu in left:
             break
         left.append(gpu)
@@ -66,7 +68,7 @@ def visible(gpus: Sequence[RankGpu], named: str | None) -> tuple[RankGpu, ...]:
 
 
 def own_gpu(gpus: Sequence[RankGpu], rank: Rank) -> RankGpu | None:
-    """The GPU that a rank will use: the one of its local rank; the only one where a launcher shows each rank its own."""
+    """The GPU that a rank will use: that of its local rank, or the only one where a launcher shows each rank a single GPU."""
     return gpus[rank.local_rank % len(gpus)] if gpus else None
 
 

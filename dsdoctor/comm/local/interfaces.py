@@ -1,6 +1,6 @@
-"""This process's network namespace -> Interfaces; and which of them gloo or NCCL would take, by their own rules.
+"""The interfaces of this process's network namespace; and which of them gloo or NCCL would use, by their own rules.
 
-Asks the kernel by ioctl (the /sys of a container or namespace may be another one's). Sends nothing, opens no port.
+Asks the kernel by ioctl, because the /sys of a container may show another namespace. Sends nothing, opens no port.
 """
 
 import array
@@ -25,7 +25,7 @@ IFREQ = 16 + 3 * struct.calcsize("P")
 UNKNOWN_SPEED = (0, 0xFFFF, 0xFFFFFFFF)
 
 VIRTUAL = ("veth", "bridge", "tun", "dummy", "vxlan", "wireguard", "ifb", "openvswitch", "gre", "ipip", "sit", "geneve")
-"""Drivers that stand for no wire. Bonds, VLANs, macvlan and ipvlan stand for one."""
+"""Drivers without a physical link. Bonds, VLANs, macvlan and ipvlan have one."""
 
 
 def read_interfaces(host: Host) -> tuple[Interface, ...]:
@@ -64,7 +64,7 @@ def choose(
 
 
 def matches(name: str, wanted: str) -> bool:
-    """Whether a name is meant by a list as NCCL reads it: prefixes; "=" exact names; "^" all but these; ":port" is cut off.
+    """Whether a list, as NCCL reads it, includes a name: prefixes; "=" exact names; "^" all but these; ":port" is ignored.
 
     >>> [matches("eth10", wanted) for wanted in ("eth1", "=eth1", "^eth1", "^=eth1", "docker,eth")]
     [True, False, False, True, True]
@@ -77,11 +77,11 @@ def matches(name: str, wanted: str) -> bool:
 
 
 def routed(master: str, port: int, interfaces: Sequence[Interface], *, patience: float = 3.0) -> ChosenInterface | None:
-    """The interface by which the kernel reaches the master: a UDP socket is connected, which sends nothing."""
+    """The interface by which the kernel reaches the master, found by connecting a UDP socket, which sends nothing."""
     address = bounded(lambda: _source_address(master, port), patience)
     if address is None:
         return None
-    name = next((one.name for one in interfaces if one.address.split("%")[0] == address), "")
+    name = next((interface.name for interface in interfaces if interface.address.split("%")[0] == address), "")
     name = name or ("lo" if is_loopback(address) else "")
     return ChosenInterface(name=name, address=address, because=f"the kernel routes to {master} by it") if name else None
 
@@ -96,7 +96,7 @@ def is_loopback(address: str) -> bool:
 
 
 def bounded(ask: Callable[[], T], seconds: float) -> T | None:
-    """What a question to the resolver answers, None where it fails or takes longer: a dead name server hangs for minutes."""
+    """The resolver's answer, None where it fails or takes longer than ``seconds``: a dead name server hangs for minutes."""
     answers: list[T] = []
 
     def work() -> None:
@@ -116,9 +116,9 @@ def _of_gloo(
     address of the hostname that can be bound here; else 127.0.0.1."""
     named = variables.get("GLOO_SOCKET_IFNAME", "")
     if len(named) > 1:
-        found = next((one for one in interfaces if one.name == named.split(",")[0]), None)
+        found = next((interface for interface in interfaces if interface.name == named.split(",")[0]), None)
         return _chosen(found, f"GLOO_SOCKET_IFNAME={named}")
-    here = {one.address: one.name for one in interfaces}
+    here = {interface.address: interface.name for interface in interfaces}
     for address in resolves_to:
         name = here.get(address) or ("lo" if is_loopback(address) else None)
         if name:
@@ -142,16 +142,23 @@ def _of_nccl(interfaces: Sequence[Interface], variables: Mapping[str, str]) -> C
     """The rule of NCCL (ncclFindInterfaces in src/misc/socket.cc): NCCL_SOCKET_IFNAME, find or fail; else ib*; else the
     subnet of NCCL_COMM_ID; else not docker, lo, virbr; else docker, lo, virbr. Only running interfaces."""
     family = variables.get("NCCL_SOCKET_FAMILY")
-    usable = [one for one in interfaces if one.up and one.address != "::1" and _of_family(one, family)]
+    usable = [
+        interface
+        for interface in interfaces
+        if interface.up and interface.address != "::1" and _of_family(interface, family)
+    ]
     named = variables.get("NCCL_SOCKET_IFNAME", "")
     if len(named) > 1:
-        return _chosen(next((one for one in usable if matches(one.name, named)), None), f"NCCL_SOCKET_IFNAME={named}")
+        return _chosen(
+            next((interface for interface in usable if matches(interface.name, named)), None),
+            f"NCCL_SOCKET_IFNAME={named}",
+        )
     for number, (wanted, because) in enumerate(AUTOMATIC):
         hint = variables.get("NCCL_COMM_ID", "").rpartition(":")[0] if number == 1 else ""
-        near = next((one for one in usable if hint and _in_subnet(hint, one)), None)
+        near = next((interface for interface in usable if hint and _in_subnet(hint, interface)), None)
         if near:
             return _chosen(near, f"NCCL_COMM_ID is in the subnet of {near.name}")
-        found = next((one for one in usable if matches(one.name, wanted)), None)
+        found = next((interface for interface in usable if matches(interface.name, wanted)), None)
         if found:
             return _chosen(found, because)
     return None
@@ -211,7 +218,7 @@ def _prefix(asker: socket.socket, name: str) -> int:
 
 
 def _speed(asker: socket.socket, name: str) -> int | None:
-    """Mbit/s; a virtual interface tells an invented one (veth: 10000) and is not asked."""
+    """Mbit/s. Not asked of virtual interfaces, which report an invented speed (veth: 10000)."""
     answer = _ethtool(asker, name, ETHTOOL_GSET, 44)
     low, high = struct.unpack_from("=H", answer, 12)[0], struct.unpack_from("=H", answer, 28)[0]
     speed = low | high << 16
@@ -219,7 +226,7 @@ def _speed(asker: socket.socket, name: str) -> int | None:
 
 
 def _asked(asker: socket.socket, question: int, name: str) -> bytes:
-    """The answer's union, zeros where the interface went away or has none."""
+    """The union of the answer; zeros where the interface is gone or has no answer."""
     try:
         return fcntl.ioctl(asker, question, struct.pack("16s240x", name.encode()[:15]))[16:]
     except OSError:

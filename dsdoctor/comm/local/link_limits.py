@@ -1,4 +1,4 @@
-"""Claims -> what the slowest link between the ranks can do, as their hardware tells. Pure.
+"""Claims -> the bandwidth of the slowest link between the ranks, as their hardware reports it. Pure.
 
 Numbers are one way, bytes a second (1 GB/s = 1e9), and an upper bound for a ring; busbw is compared with them.
 """
@@ -17,8 +17,8 @@ NVLINK_SHARE = 0.8
 
 
 def limit(claims: Sequence[Claim], backend: str) -> Limit | None:
-    """The slowest link between these ranks. None where it is not known: the loopback of one host has no limit of its own, and
-    virtual interfaces tell none."""
+    """The slowest link between these ranks. None where it is not known: the loopback of a host has no limit of its own, and
+    virtual interfaces report none."""
     places: dict[str, list[Claim]] = {}
     for claim in claims:
         places.setdefault(claim.host, []).append(claim)
@@ -51,15 +51,15 @@ def hierarchical(capacity: float, ranks: int, nodes: int) -> float:
 
 
 def _slowest(limits: Sequence[Limit | None]) -> Limit | None:
-    known = [one for one in limits if one is not None]
-    return min(known, key=lambda one: one.bandwidth) if known else None
+    known = [found for found in limits if found is not None]
+    return min(known, key=lambda found: found.bandwidth) if known else None
 
 
 def _wire(place: Sequence[Claim]) -> Limit | None:
-    """The network interface of a host: Mbit/s as its driver tells."""
+    """The network interface of a host: Mbit/s as its driver reports."""
     claim = place[0]
     interfaces = claim.local.interfaces if claim.local else ()
-    card = next((one for one in interfaces if one.name == claim.interface and one.speed), None)
+    card = next((interface for interface in interfaces if interface.name == claim.interface and interface.speed), None)
     if card is None or card.speed is None:
         return None
     because = (

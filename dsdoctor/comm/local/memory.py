@@ -1,10 +1,10 @@
-"""A real allocation on a device, written and read back; and what is the matter where that fails. Runs in the data process."""
+"""A real allocation on a device, written and read back; and a finding where that fails. Runs in the data process."""
 
 from collections.abc import Iterator, Mapping
 
+from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import MemoryTry
-from dsdoctor.comm.words import named
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 
 MIB, GIB = 1 << 20, 1 << 30
 SIZE = 256 * MIB
@@ -30,7 +30,7 @@ def try_memory(device: str, size: int = SIZE) -> MemoryTry:
 
 
 def _written_and_read(device: str, blocks: int, length: int) -> int:
-    """How many numbers came back other than they were written; each block holds its place and its number."""
+    """How many numbers came back different from what was written. Each block has values of its own."""
     import torch
 
     pattern = torch.arange(length, dtype=torch.int32)
@@ -48,8 +48,17 @@ def _written_and_read(device: str, blocks: int, length: int) -> int:
 def gpu_memory_unusable(tries: Mapping[int, MemoryTry], hosts: tuple[str, ...]) -> Iterator[Finding]:
     """A GPU's memory could not be allocated, or gave back other data than was written.
 
-    Free memory that NVML tells is not always memory that can be had: partitions, an exclusive compute mode, a GPU that fell
-    off the bus. Wrong data means a broken GPU: take it out, whatever the rest of the test says.
+    Why it matters: free memory that NVML reports is not always memory that can be used: partitions, an exclusive
+    compute mode, or a GPU that fell off the bus. Wrong data means a broken GPU: do not use it, whatever the rest of the
+    test says.
+
+    How to fix it: see who holds the GPU and whether its mode allows two processes. Take a GPU that returns wrong data
+    out of the job.
+
+        $ nvidia-smi -q -d ECC,ROW_REMAPPER
+        $ sudo dmesg | grep -i xid
+
+    Since: 0.1
     """
     for rank, done in sorted(tries.items()):
         if done.error is None and not done.wrong:
@@ -61,17 +70,16 @@ def gpu_memory_unusable(tries: Mapping[int, MemoryTry], hosts: tuple[str, ...]) 
         )
         where = named((rank,), hosts)
         what = f": {done.wrong} numbers came back wrong" if done.wrong else " could not be allocated"
-        yield Finding(
-            rule="gpu-memory-unusable",
-            severity=Severity.ERROR,
-            title=f"{where}: {done.size / MIB:.0f} MiB on {done.device}{what}",
+        yield Finding.error(
+            "gpu-memory-unusable",
+            f"{where}: {done.size / MIB:.0f} MiB on {done.device}{what}",
             evidence=tuple(text for text in (done.error, free) if text),
-            fix=Fix(
-                text="do not use that GPU" if done.wrong else "see who holds the GPU, and whether its mode lets two in",
-                commands=("nvidia-smi -q -d ECC,ROW_REMAPPER", "sudo dmesg | grep -i xid")
-                if done.wrong
-                else ("nvidia-smi",),
-            ),
+            fix="do not use that GPU"
+            if done.wrong
+            else "see who holds the GPU, and whether its mode allows two processes",
+            commands=("nvidia-smi -q -d ECC,ROW_REMAPPER", "sudo dmesg | grep -i xid")
+            if done.wrong
+            else ("nvidia-smi",),
         )
 
 

@@ -5,40 +5,56 @@ from collections.abc import Iterator
 from dsdoctor.comm.local.interfaces import is_loopback, matches
 from dsdoctor.comm.local.rank_view import MOST_EVIDENCE, WHO, Check, RankView
 from dsdoctor.comm.models import Local
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 
 
 def hostname_is_loopback(place: RankView) -> Iterator[Finding]:
-    """The host's own name resolves to an address that never leaves it, so the other hosts are told to call themselves.
+    """The host's own name resolves to an address that never leaves the host.
 
-    gloo listens on the address that the hostname resolves to, and tells it to the others: they get "connection refused", or
-    wait; the mesh tells whether they have to call at all. Debian writes "127.0.1.1 NAME" into /etc/hosts, and pods with
-    hostNetwork often have it. NCCL does not use the name, but torch's gloo groups beside it (barriers, DeepSpeed's objects) do.
+    Debian writes "127.0.1.1 NAME" into /etc/hosts, and pods with hostNetwork often have it.
+
+    Why it matters: gloo listens on the address that the hostname resolves to, and gives it to the other hosts, which
+    then try to connect to themselves. They get "connection refused", or wait; the phase "tcp mesh" shows whether they
+    have to connect at all. NCCL does not use the name, but torch's gloo groups beside it (barriers, DeepSpeed's
+    objects) do.
+
+    How to fix it: name the interface for gloo on every host, or give the name its real address in /etc/hosts.
+
+        $ export GLOO_SOCKET_IFNAME=INTERFACE
+        $ getent hosts $(hostname)
+
+    Since: 0.1
     """
     local = place.local
     if not place.several_hosts or not local.resolves_to or "GLOO_SOCKET_IFNAME" in local.variables:
         return
     if is_loopback(local.resolves_to[0]):
-        yield Finding(
-            rule="hostname-is-loopback",
-            severity=Severity.WARNING,
-            title=f"{WHO}: the hostname resolves to {local.resolves_to[0]}, where no other host can reach it",
+        yield Finding.warning(
+            "hostname-is-loopback",
+            f"{WHO}: the hostname resolves to {local.resolves_to[0]}, where no other host can reach it",
             evidence=(f"{local.hostname} -> {', '.join(local.resolves_to)}",),
-            fix=Fix(
-                text="name the interface for gloo on every host, or give the name its real address in /etc/hosts",
-                commands=(_gloo_by_route(local), "getent hosts $(hostname)"),
-            ),
+            fix="name the interface for gloo on every host, or give the name its real address in /etc/hosts",
+            commands=(_gloo_by_route(local), "getent hosts $(hostname)"),
         )
 
 
 def hostname_unusable(place: RankView) -> Iterator[Finding]:
     """The host's own name resolves to nothing, or to an address that this host does not have.
 
-    torch's gloo then listens on 127.0.0.1, where no other host reaches it, and says so in one line of warning only. A name
-    server that does not answer within 3 seconds counts as one that does not know the name.
+    A name server that does not answer within 3 seconds counts as one that does not know the name.
+
+    Why it matters: torch's gloo then listens on 127.0.0.1, where no other host reaches it, and says so in one line of
+    warning only.
+
+    How to fix it: name the interface for gloo on every host, or put the name with its address into /etc/hosts.
+
+        $ export GLOO_SOCKET_IFNAME=INTERFACE
+        $ getent hosts $(hostname)
+
+    Since: 0.1
     """
     local = place.local
-    here = {one.address for one in local.interfaces}
+    here = {interface.address for interface in local.interfaces}
     usable = any(address in here or is_loopback(address) for address in local.resolves_to)
     if place.several_hosts and not usable and "GLOO_SOCKET_IFNAME" not in local.variables:
         to = (
@@ -46,67 +62,94 @@ def hostname_unusable(place: RankView) -> Iterator[Finding]:
             if local.resolves_to
             else "resolves to nothing"
         )
-        yield Finding(
-            rule="hostname-unusable",
-            severity=Severity.WARNING,
-            title=f"{WHO}: the hostname {to}; gloo falls back to 127.0.0.1",
+        yield Finding.warning(
+            "hostname-unusable",
+            f"{WHO}: the hostname {to}; gloo falls back to 127.0.0.1",
             evidence=(f"hostname {local.hostname}",),
-            fix=Fix(
-                text="name the interface for gloo on every host, or enter the name with its address in /etc/hosts",
-                commands=(_gloo_by_route(local), "getent hosts $(hostname)"),
-            ),
+            fix="name the interface for gloo on every host, or put the name with its address into /etc/hosts",
+            commands=(_gloo_by_route(local), "getent hosts $(hostname)"),
         )
 
 
 def interface_named_absent(place: RankView) -> Iterator[Finding]:
     """A variable names a network interface that this host does not have, or that is down.
 
-    gloo wants exact names, NCCL prefixes ("=eth0" is exact, "^docker" excludes). Interfaces have other names on other hosts,
-    and one value for all is the usual cause. gloo stops with "Unable to find address for", NCCL with "no socket interface found".
+    gloo wants exact names, NCCL prefixes ("=eth0" is exact, "^docker" excludes). Interfaces have other names on other
+    hosts, and one value for all is the usual cause.
+
+    Why it matters: gloo stops with "Unable to find address for", NCCL with "no socket interface found".
+
+    How to fix it: name an interface that is there, host by host.
+
+        $ ip -brief address
+        $ export NCCL_SOCKET_IFNAME==INTERFACE
+        $ export GLOO_SOCKET_IFNAME=INTERFACE
+
+    Since: 0.1
     """
     local = place.local
-    names = {one.name for one in local.interfaces}
-    running = {one.name for one in local.interfaces if one.up}
+    names = {interface.name for interface in local.interfaces}
+    running = {interface.name for interface in local.interfaces if interface.up}
     gloo, nccl = local.variables.get("GLOO_SOCKET_IFNAME", ""), local.variables.get("NCCL_SOCKET_IFNAME", "")
     absent = [name for name in gloo.split(",") if len(gloo) > 1 and name not in names]
     said = [(f"GLOO_SOCKET_IFNAME={gloo}", "gloo")] if absent else []
     if len(nccl) > 1 and not any(matches(name, nccl) for name in running):
         said.append((f"NCCL_SOCKET_IFNAME={nccl}", "nccl"))
     for setting, backend in said:
-        yield Finding(
-            rule="interface-named-absent",
-            severity=Severity.ERROR if backend == place.backend else Severity.WARNING,
-            title=f"{WHO}: {setting}, and no such interface is up here",
+        yield (Finding.error if backend == place.backend else Finding.warning)(
+            "interface-named-absent",
+            f"{WHO}: {setting}, and no such interface is up here",
             evidence=("{who}: " + _has(local),),
-            fix=Fix(text="name one that is there, host by host", commands=("ip -brief address", place.name_it)),
+            fix="name an interface that is there, host by host",
+            commands=("ip -brief address", place.name_it),
         )
 
 
 def interface_is_virtual(place: RankView) -> Iterator[Finding]:
-    """The interface that the backend takes is a bridge, a veth or a tunnel, while the host has a real one.
+    """The backend uses a bridge, a veth or a tunnel, while the host has a physical interface.
 
-    docker0, br-* and virbr0 have the same addresses on every host, and lead nowhere: ranks hang in init, or talk through a
-    slow tunnel. Inside a container a veth is the only way out, and is not reported.
+    Inside a container a veth is the only way out, and is not reported.
+
+    Why it matters: docker0, br-* and virbr0 have the same addresses on every host and lead to no other host. Ranks hang
+    in init, or communicate through a slow tunnel.
+
+    How to fix it: name the interface that joins the hosts.
+
+        $ export NCCL_SOCKET_IFNAME==INTERFACE
+        $ export GLOO_SOCKET_IFNAME=INTERFACE
+
+    Since: 0.1
     """
     taken, local = place.interface, place.local
-    real = [one for one in local.interfaces if one.kind == "physical" and one.up and not one.address.startswith("fe80")]
+    real = [
+        interface
+        for interface in local.interfaces
+        if interface.kind == "physical" and interface.up and not interface.address.startswith("fe80")
+    ]
     if not place.several_hosts or taken is None or taken.kind != "virtual" or not real or local.chosen is None:
         return
     if local.routed is None or local.routed.name != taken.name:
-        yield Finding(
-            rule="interface-is-virtual",
-            severity=Severity.WARNING,
-            title=f"{WHO}: {place.backend} takes {taken.name}, a virtual interface, though {real[0].name} is there",
+        yield Finding.warning(
+            "interface-is-virtual",
+            f"{WHO}: {place.backend} takes {taken.name}, a virtual interface, though {real[0].name} is there",
             evidence=(local.chosen.because, f"{WHO}: {_has(local)}"),
-            fix=Fix(text="name the interface that joins the hosts", commands=(place.name_it,)),
+            fix="name the interface that joins the hosts",
+            commands=(place.name_it,),
         )
 
 
 def interface_not_routed(place: RankView) -> Iterator[Finding]:
-    """The interface that the backend takes is not the one by which the kernel reaches the master.
+    """The interface that the backend uses is not the one by which the kernel reaches the master.
 
-    Right where there is a faster network beside the one of the master's address, and wrong where the hosts do not share the
-    taken one's subnet. The TCP mesh of this test shows which.
+    Why it matters: that is right where there is a faster network beside that of the master's address, and wrong where
+    the hosts do not share the subnet of the interface that is used. The phase "tcp mesh" shows which it is.
+
+    How to fix it: if the hosts do not share that network, name the other interface.
+
+        $ export NCCL_SOCKET_IFNAME==INTERFACE
+        $ export GLOO_SOCKET_IFNAME=INTERFACE
+
+    Since: 0.1
     """
     taken, local = place.interface, place.local
     chosen, by = local.chosen, local.routed
@@ -114,20 +157,27 @@ def interface_not_routed(place: RankView) -> Iterator[Finding]:
         return
     if by.name != taken.name and not is_loopback(by.address):
         meant = place.variable in chosen.because or taken.name.startswith("ib")
-        yield Finding(
-            rule="interface-not-routed",
-            severity=Severity.NOTE if meant else Severity.WARNING,
-            title=f"{WHO}: {place.backend} takes {taken.name}, the master is reached by {by.name}",
+        yield (Finding.note if meant else Finding.warning)(
+            "interface-not-routed",
+            f"{WHO}: {place.backend} takes {taken.name}, the master is reached by {by.name}",
             evidence=(chosen.because, f"{WHO}: {_has(local)}"),
-            fix=Fix(text="if the hosts do not share that network, name the other", commands=(place.name_it,)),
+            fix="if the hosts do not share that network, name the other",
+            commands=(place.name_it,),
         )
 
 
 def interface_mtu_small(place: RankView) -> Iterator[Finding]:
-    """The interface that carries the data has small packets: less than Ethernet's 1500, or 1500 on a fast wire.
+    """The interface that carries the data has small packets: below Ethernet's 1500, or 1500 on a fast link.
 
-    Below 1500 it is a tunnel or an overlay network; that is fine as long as every hop agrees, and a hole for large messages
-    where one does not. On 25 Gbit/s and more over TCP, 9000 saves much of the processor's time.
+    Below 1500 it is a tunnel or an overlay network.
+
+    Why it matters: a small MTU works as long as every hop agrees; where a single hop does not, large messages never
+    arrive. On 25 Gbit/s and more over TCP, 9000 saves much of the processor's time.
+
+    How to fix it: nothing has to be done while the phase "tcp mesh" is well. Where large messages stall, give all hosts
+    and switches one MTU.
+
+    Since: 0.1
     """
     taken, fabric = place.interface, any(port.state == "ACTIVE" for port in place.local.fabric)
     if not place.several_hosts or taken is None or taken.kind == "loopback" or (place.backend == "nccl" and fabric):
@@ -135,22 +185,24 @@ def interface_mtu_small(place: RankView) -> Iterator[Finding]:
     fast = taken.speed is not None and taken.speed >= 25_000
     if taken.mtu < 1500 or (fast and taken.mtu == 1500):
         speed = f" at {taken.speed} Mbit/s" if taken.speed else ""
-        yield Finding(
-            rule="interface-mtu-small",
-            severity=Severity.NOTE,
-            title=f"{WHO}: {taken.name} has an MTU of {taken.mtu}{speed}",
-        )
+        yield Finding.note("interface-mtu-small", f"{WHO}: {taken.name} has an MTU of {taken.mtu}{speed}")
 
 
 def _gloo_by_route(local: Local) -> str:
     """The command that gives gloo the interface towards the master, else the first real one."""
     routed = local.routed.name if local.routed and not is_loopback(local.routed.address) else None
-    real = next((one.name for one in local.interfaces if one.kind == "physical" and one.up), "INTERFACE")
+    real = next(
+        (interface.name for interface in local.interfaces if interface.kind == "physical" and interface.up), "INTERFACE"
+    )
     return f"export GLOO_SOCKET_IFNAME={routed or real}"
 
 
 def _has(local: Local) -> str:
-    shown = [f"{one.name} {one.address}" for one in local.interfaces if one.up and not one.address.startswith("fe80")]
+    shown = [
+        f"{interface.name} {interface.address}"
+        for interface in local.interfaces
+        if interface.up and not interface.address.startswith("fe80")
+    ]
     return ", ".join(shown[:MOST_EVIDENCE]) or "no interface is up"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dsdoctor.comm.local.facts import NOT_READ
 from dsdoctor.comm.local.rank_view import MOST_EVIDENCE, WHO, Check, RankView
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 
 GIB, MIB = 1 << 30, 1 << 20
 SMALL_SHM = 64 * MIB
@@ -12,66 +12,84 @@ SMALL_SHM = 64 * MIB
 
 LITTLE_MEMLOCK = 1 * GIB
 TAKEN = 2 * GIB
-"""Less than this may be a context that a neighbour's rank, or a display, holds."""
+"""Less than this may be the context of another rank, or a display."""
 
 
 def comm_shm_too_small(place: RankView) -> Iterator[Finding]:
-    """/dev/shm is as small as Docker makes it by default: ranks of one host exchange through it.
+    """/dev/shm is no larger than Docker makes it by default (64 MiB).
 
-    NCCL's shared memory transport, DeepSpeed's shared memory collectives on the CPU and data loaders with workers take it;
-    NCCL then says "Error while creating shared memory segment", others die of a bus error.
+    Why it matters: ranks of one host exchange through it. NCCL's shared memory transport, DeepSpeed's shared memory
+    collectives on the CPU and data loaders with workers use it. NCCL then says "Error while creating shared memory
+    segment", others die of a bus error.
+
+    How to fix it: give the container more. In Kubernetes mount an emptyDir of medium Memory on /dev/shm.
+
+        $ docker run --shm-size=16g ...
+        $ sudo mount -o remount,size=16g /dev/shm
+
+    Since: 0.1
     """
     total = place.local.shm_total
     if total is not None and total <= SMALL_SHM:
-        yield Finding(
-            rule="comm-shm-too-small",
-            severity=Severity.WARNING,
-            title=f"{WHO}: /dev/shm has {total / MIB:.0f} MiB in all; ranks of one host need 1 GiB and more",
+        yield Finding.warning(
+            "comm-shm-too-small",
+            f"{WHO}: /dev/shm has {total / MIB:.0f} MiB in all; ranks of one host need 1 GiB and more",
             evidence=(f"{WHO}: {(place.local.shm_free or 0) / MIB:.0f} MiB of it free",),
-            fix=Fix(
-                text="give the container more (Kubernetes: an emptyDir of medium Memory on /dev/shm)",
-                commands=("docker run --shm-size=16g ...", "sudo mount -o remount,size=16g /dev/shm"),
-            ),
+            fix="give the container more (Kubernetes: an emptyDir of medium Memory on /dev/shm)",
+            commands=("docker run --shm-size=16g ...", "sudo mount -o remount,size=16g /dev/shm"),
         )
 
 
 def stale_nccl_shm(place: RankView) -> Iterator[Finding]:
-    """NCCL's segments of a job that died lie in /dev/shm and take memory; no process that can be seen from here uses them.
+    """NCCL's segments of a job that died are still in /dev/shm; no process that can be seen from here uses them.
 
-    Processes of another container or PID namespace cannot be seen: look before you delete on a shared /dev/shm.
+    Why it matters: they take memory. Processes of another container or PID namespace cannot be seen, so look before you
+    delete on a shared /dev/shm.
+
+    How to fix it: delete them when no job that uses NCCL runs on that host.
+
+        $ rm /dev/shm/nccl-*
+
+    Since: 0.1
     """
     stale, local = place.local.stale_shm, place.local
     if stale:
         tight = local.shm_total is not None and (local.shm_free or 0) < local.shm_total // 10
-        yield Finding(
-            rule="stale-nccl-shm",
-            severity=Severity.WARNING if tight else Severity.NOTE,
-            title=f"{WHO}: {len(stale)} old NCCL segments in /dev/shm belong to no process seen from here",
+        yield (Finding.warning if tight else Finding.note)(
+            "stale-nccl-shm",
+            f"{WHO}: {len(stale)} old NCCL segments in /dev/shm belong to no process seen from here",
             evidence=stale[:MOST_EVIDENCE],
-            fix=Fix(text="delete them when no job of NCCL runs on that host", commands=("rm /dev/shm/nccl-*",)),
+            fix="delete them when no job of NCCL runs on that host",
+            commands=("rm /dev/shm/nccl-*",),
         )
 
 
 def memlock_limited(place: RankView) -> Iterator[Finding]:
     """This process may lock little memory, and InfiniBand and RoCE need locked memory for every buffer.
 
-    NCCL then stops with "ibv_reg_mr ... Cannot allocate memory". What counts is the limit of the launched process, not that
-    of your shell: daemons of Slurm, sshd and Docker have their own. (Root with CAP_IPC_LOCK is not bound by it.)
+    What counts is the limit of the launched process, not that of your shell: the daemons of Slurm, sshd and Docker have
+    their own. (Root with CAP_IPC_LOCK is not bound by it.)
+
+    Why it matters: NCCL stops with "ibv_reg_mr ... Cannot allocate memory".
+
+    How to fix it: raise the limit where the ranks are started. In Slurm set LimitMEMLOCK=infinity in slurmd.service.
+
+        $ ulimit -l unlimited
+        $ docker run --ulimit memlock=-1 --cap-add IPC_LOCK ...
+
+    Since: 0.1
     """
     limit = place.local.memlock
     if place.local.fabric and limit is not None and limit < LITTLE_MEMLOCK:
-        yield Finding(
-            rule="memlock-limited",
-            severity=Severity.WARNING if place.backend == "nccl" else Severity.NOTE,
-            title=f"{WHO}: only {limit / MIB:g} MiB may be locked, and InfiniBand locks every buffer",
+        yield (Finding.warning if place.backend == "nccl" else Finding.note)(
+            "memlock-limited",
+            f"{WHO}: only {limit / MIB:g} MiB may be locked, and InfiniBand locks every buffer",
             evidence=("RLIMIT_MEMLOCK of this very process",),
-            fix=Fix(
-                text="lift the limit where the ranks are started",
-                commands=(
-                    "ulimit -l unlimited",
-                    "docker run --ulimit memlock=-1 --cap-add IPC_LOCK ...",
-                    "# Slurm: LimitMEMLOCK=infinity in slurmd.service",
-                ),
+            fix="raise the limit where the ranks are started",
+            commands=(
+                "ulimit -l unlimited",
+                "docker run --ulimit memlock=-1 --cap-add IPC_LOCK ...",
+                "# Slurm: LimitMEMLOCK=infinity in slurmd.service",
             ),
         )
 
@@ -79,27 +97,41 @@ def memlock_limited(place: RankView) -> Iterator[Finding]:
 def nofile_low(place: RankView) -> Iterator[Finding]:
     """This process may open few files, and each connection between ranks is one.
 
-    gloo connects every rank with every other for each group, NCCL opens several sockets a peer. Four a rank are counted here.
+    Why it matters: gloo connects every rank with every other for each group, and NCCL opens several sockets for each
+    peer. Four for each rank are counted here; without them connections fail.
+
+    How to fix it: raise the limit where the ranks are started.
+
+        $ ulimit -n 65536
+        $ docker run --ulimit nofile=65536 ...
+
+    Since: 0.1
     """
     limit, needed = place.local.nofile, 4 * place.world + 256
     if limit is not None and limit < needed:
-        yield Finding(
-            rule="nofile-low",
-            severity=Severity.ERROR if limit < place.world + 64 else Severity.WARNING,
-            title=f"{WHO}: only {limit} files may be open, {place.world} ranks need about {needed}",
+        yield (Finding.error if limit < place.world + 64 else Finding.warning)(
+            "nofile-low",
+            f"{WHO}: only {limit} files may be open, {place.world} ranks need about {needed}",
             evidence=("RLIMIT_NOFILE of this very process",),
-            fix=Fix(
-                text="lift the limit where the ranks are started",
-                commands=("ulimit -n 65536", "docker run --ulimit nofile=65536 ..."),
-            ),
+            fix="raise the limit where the ranks are started",
+            commands=("ulimit -n 65536", "docker run --ulimit nofile=65536 ..."),
         )
 
 
 def fabric_port_down(place: RankView) -> Iterator[Finding]:
-    """A port of an InfiniBand or RoCE device is not active: NCCL leaves it out, or does without the fabric altogether.
+    """A port of an InfiniBand or RoCE device is not active.
 
-    "INIT" with a link that is up means that no subnet manager runs; "Polling" that no cable or no switch answers. The second
-    port of a card whose first one works is often just not cabled.
+    "INIT" with a link that is up means that no subnet manager runs; "Polling" means that no cable or no switch answers.
+    The second port of a card whose first one works is often just not cabled.
+
+    Why it matters: NCCL leaves that port out, or does without the fabric altogether.
+
+    How to fix it: see what the port says, then check cable and switch.
+
+        $ ibstat
+        $ ibv_devinfo
+
+    Since: 0.1
     """
     ports = place.local.fabric
     active = {port.device for port in ports if port.state == "ACTIVE"}
@@ -108,53 +140,67 @@ def fabric_port_down(place: RankView) -> Iterator[Finding]:
             continue
         spare = port.physical == "Disabled" or port.device in active
         why = ": no subnet manager" if port.state == "INIT" and port.physical == "LinkUp" else ""
-        yield Finding(
-            rule="fabric-port-down",
-            severity=Severity.NOTE if spare or place.backend != "nccl" else Severity.WARNING,
-            title=f"{WHO}: {port.device} port {port.port} is {port.state} ({port.physical}){why}",
+        yield (Finding.note if spare or place.backend != "nccl" else Finding.warning)(
+            "fabric-port-down",
+            f"{WHO}: {port.device} port {port.port} is {port.state} ({port.physical}){why}",
             evidence=(f"{port.link_layer}, {len(active)} devices of this host are active",),
-            fix=Fix(text="see what the port says, then cable and switch", commands=("ibstat", "ibv_devinfo")),
+            fix="see what the port says, then cable and switch",
+            commands=("ibstat", "ibv_devinfo"),
         )
 
 
 def pcie_link_degraded(place: RankView) -> Iterator[Finding]:
     """The GPU's PCIe link has fewer lanes than card and slot could have.
 
-    Dust, a riser, a BIOS that splits the slot, or a slot that is wired so. The generation is not judged: a link drops to
-    Gen1 while the GPU is idle, which is normal. The number of lanes does not change by itself.
+    The generation is not judged: a link drops to Gen1 while the GPU is idle, which is normal. The number of lanes does
+    not change by itself.
+
+    Why it matters: copies to and from that GPU are slower than those of the others. Dust, a riser, a BIOS that splits
+    the slot, or a slot that is wired so are the causes.
+
+    How to fix it: reseat the card, and look at the slot's setting.
+
+        $ nvidia-smi --query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv
+
+    Since: 0.1
     """
     gpu = place.gpu
     if gpu is None or gpu.pcie is None or gpu.pcie_max is None or gpu.pcie[1] >= gpu.pcie_max[1]:
         return
-    yield Finding(
-        rule="pcie-link-degraded",
-        severity=Severity.WARNING,
-        title=f"{WHO}: the GPU's PCIe link runs with {gpu.pcie[1]} of {gpu.pcie_max[1]} lanes",
+    yield Finding.warning(
+        "pcie-link-degraded",
+        f"{WHO}: the GPU's PCIe link runs with {gpu.pcie[1]} of {gpu.pcie_max[1]} lanes",
         evidence=(
             f"{WHO}: GPU {gpu.index}, {gpu.name}: Gen{gpu.pcie[0]} x{gpu.pcie[1]} now, at most Gen{gpu.pcie_max[0]} "
             f"x{gpu.pcie_max[1]} (a low generation while idle is normal)",
         ),
-        fix=Fix(
-            text="reseat the card, and look at the slot's setting",
-            commands=("nvidia-smi --query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv",),
-        ),
+        fix="reseat the card, and look at the slot's setting",
+        commands=("nvidia-smi --query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv",),
     )
 
 
 def gpu_memory_taken(place: RankView) -> Iterator[Finding]:
-    """Memory of the rank's GPU is taken before the test began: by a job that did not end, by a neighbour, by another user.
+    """Memory of the rank's GPU was taken before the test began.
 
-    The rank runs out of memory where the others do not, and those wait for it until they time out.
+    By a job that did not end, by another rank or by another user.
+
+    Why it matters: the rank runs out of memory where the others do not, and those wait for it until they time out.
+
+    How to fix it: see who holds it, and end what is left over.
+
+        $ nvidia-smi
+
+    Since: 0.1
     """
     gpu = place.gpu
     if gpu is None or gpu.free is None or gpu.total is None or gpu.total - gpu.free < max(TAKEN, gpu.total // 20):
         return
-    yield Finding(
-        rule="gpu-memory-taken",
-        severity=Severity.ERROR if gpu.free < GIB else Severity.WARNING,
-        title=f"{WHO}: the GPU's memory is {'full' if gpu.free < GIB else 'partly taken'} before the test began",
+    yield (Finding.error if gpu.free < GIB else Finding.warning)(
+        "gpu-memory-taken",
+        f"{WHO}: the GPU's memory is {'full' if gpu.free < GIB else 'partly taken'} before the test began",
         evidence=(f"{WHO}: GPU {gpu.index}: {(gpu.total - gpu.free) / GIB:.1f} of {gpu.total / GIB:.1f} GiB taken",),
-        fix=Fix(text="see who holds it, and end what is left over", commands=("nvidia-smi",)),
+        fix="see who holds it, and end what is left over",
+        commands=("nvidia-smi",),
     )
 
 
@@ -172,71 +218,91 @@ TALKATIVE = ("INFO", "TRACE")
 
 
 def nccl_variable_left_set(place: RankView) -> Iterator[Finding]:
-    """A variable switches a path of NCCL off, forces a choice on it, or makes it talk: good for a test, slow when left set.
+    """A variable switches a path of NCCL off, forces a choice on it, or makes it write a log.
 
-    NCCL reads the environment, ~/.nccl.conf and /etc/nccl.conf. Such settings come from an old search for a fault, an image
-    or a recipe of other machines.
+    NCCL reads the environment, ~/.nccl.conf and /etc/nccl.conf.
+
+    Why it matters: such a setting is good for a test and slow when it is left set. It comes from an old search for a
+    fault, from an image, or from a recipe for other machines.
+
+    How to fix it: remove it unless it is there on purpose.
+
+        $ unset NAME
+
+    Since: 0.1
     """
     local = place.local
     off = [name for name in DISABLING if local.variables.get(name, "0") not in ("0", "")]
     off = [name for name in off if name != "NCCL_IB_DISABLE" or local.fabric]
     forced = [name for name in FORCING if name in local.variables]
     loud = ["NCCL_DEBUG"] if local.variables.get("NCCL_DEBUG", "").upper() in TALKATIVE else []
-    for names, severity, does in (
-        (off, Severity.WARNING, "switches a path of NCCL off"),
-        (forced, Severity.NOTE, "takes a choice from NCCL"),
-        (loud, Severity.NOTE, "makes NCCL write a log"),
+    for names, made, effect in (
+        (off, Finding.warning, "switches a path of NCCL off"),
+        (forced, Finding.note, "forces a choice on NCCL"),
+        (loud, Finding.note, "makes NCCL write a log"),
     ):
         for name in names:
             setting = f"{name}={local.variables[name]}"
-            yield Finding(
-                rule="nccl-variable-left-set",
-                severity=severity if place.backend == "nccl" else Severity.NOTE,
-                title=f"{WHO}: {setting} {does}",
+            yield (made if place.backend == "nccl" else Finding.note)(
+                "nccl-variable-left-set",
+                f"{WHO}: {setting} {effect}",
                 evidence=tuple(line for line in local.config_files if line.endswith(f": {setting}")),
-                fix=Fix(text="take it out unless it is there on purpose", commands=(f"unset {name}",)),
+                fix="remove it unless it is there on purpose",
+                commands=(f"unset {name}",),
             )
 
 
 def p2p_through_iommu(place: RankView) -> Iterator[Finding]:
-    """The IOMMU translates the addresses of devices: traffic between GPUs over PCIe goes through the processor, hangs, or lies.
+    """The IOMMU translates the addresses of devices, so GPUs do not reach each other directly over PCIe.
 
-    Init succeeds, and the first exchange stands still with the GPUs at 100 %, or gives wrong data. Virtual machines need it
-    on. GPUs joined by NVLink do not go that way; their network cards do.
+    GPUs joined by NVLink do not use that path; their network cards do.
+
+    Why it matters: traffic between GPUs goes through the processor, hangs, or is corrupted. Init succeeds, and the
+    first exchange stands still with the GPUs at 100 %, or gives wrong data. Virtual machines need the IOMMU on.
+
+    How to fix it: boot with the IOMMU in passthrough (iommu=pt on the kernel's command line), or off where nothing
+    needs it; then see whether P2P works.
+
+        $ nvidia-smi topo -p2p r
+
+    Since: 0.1
     """
     local = place.local
     if local.iommu != "translating" or not local.gpus:
         return
     joined = len(local.gpus) < 2 or all(gpu.nvlink for gpu in local.gpus)
-    yield Finding(
-        rule="p2p-through-iommu",
-        severity=Severity.NOTE if joined else Severity.WARNING,
-        title=f"{WHO}: the IOMMU translates, so GPUs do not reach each other straight over PCIe",
+    yield (Finding.note if joined else Finding.warning)(
+        "p2p-through-iommu",
+        f"{WHO}: the IOMMU translates, so GPUs do not reach each other straight over PCIe",
         evidence=("/sys/kernel/iommu_groups", *(text for text in local.acs if text.startswith(NOT_READ))),
-        fix=Fix(
-            text="boot with the IOMMU in passthrough, or off where nothing needs it; then see whether P2P works",
-            commands=("# kernel command line: iommu=pt", "nvidia-smi topo -p2p r"),
-        ),
+        fix="boot with the IOMMU in passthrough, or off where nothing needs it; then see whether P2P works",
+        commands=("# kernel command line: iommu=pt", "nvidia-smi topo -p2p r"),
     )
 
 
 def p2p_through_acs(place: RankView) -> Iterator[Finding]:
     """PCIe access control (ACS) sends traffic between GPUs, and between GPU and network card, up through the processor.
 
-    Slow at best; at worst init succeeds and the first exchange hangs or carries wrong data (nccl issue 2079). Only root can
-    see it. Virtual machines need it; on bare metal it can go.
+    Only root can see it. Virtual machines need it; on bare metal it can be switched off.
+
+    Why it matters: it is slow at best; at worst init succeeds and the first exchange hangs or carries wrong data (nccl
+    issue 2079).
+
+    How to fix it: switch it off at the bridges that the finding names (until the next boot), or in the BIOS.
+
+        $ sudo lspci -vvv | grep -i acsctl
+        $ sudo setpci -s BRIDGE ECAP_ACS+0x6.w=0000
+
+    Since: 0.1
     """
     bridges = tuple(bridge for bridge in place.local.acs if not bridge.startswith(NOT_READ))
     if bridges and len(place.local.gpus) > 1:
-        yield Finding(
-            rule="p2p-through-acs",
-            severity=Severity.NOTE if all(gpu.nvlink for gpu in place.local.gpus) else Severity.WARNING,
-            title=f"{WHO}: ACS redirects traffic between devices at {len(bridges)} PCI bridges",
+        yield (Finding.note if all(gpu.nvlink for gpu in place.local.gpus) else Finding.warning)(
+            "p2p-through-acs",
+            f"{WHO}: ACS redirects traffic between devices at {len(bridges)} PCI bridges",
             evidence=bridges[:MOST_EVIDENCE],
-            fix=Fix(
-                text="switch it off at those bridges (until the next boot), or in the BIOS",
-                commands=("sudo lspci -vvv | grep -i acsctl", f"sudo setpci -s {bridges[0]} ECAP_ACS+0x6.w=0000"),
-            ),
+            fix="switch it off at those bridges (until the next boot), or in the BIOS",
+            commands=("sudo lspci -vvv | grep -i acsctl", f"sudo setpci -s {bridges[0]} ECAP_ACS+0x6.w=0000"),
         )
 
 

@@ -1,21 +1,22 @@
-"""One rank's surroundings as the checks see them; and the findings of many ranks -> each ill once, with the ranks it strikes."""
+"""One rank's host as the checks see it; and the findings of many ranks -> each problem once, with the ranks that have it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dsdoctor.comm.models import Interface, Local, RankGpu
-from dsdoctor.comm.words import named
+from dsdoctor.comm.rank_names import named
 from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.sentences import and_more_lines
 
 WHO = "{who}"
-"""Stands for the ranks until it is known how many say the same."""
+"""A placeholder for the ranks, until it is known which ranks have the same finding."""
 
 MOST_EVIDENCE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """What a check of surroundings looks at. ``several_hosts``: the job spans more than one host; a loopback does no harm else."""
+    """What a check looks at. ``several_hosts``: the job spans more than one host; on a single host a loopback does no harm."""
 
     local: Local
     world: int
@@ -25,12 +26,12 @@ class RankView:
 
     @property
     def interface(self) -> Interface | None:
-        """The interface that the backend takes."""
+        """The interface that the backend uses."""
         chosen = self.local.chosen
         if chosen is None:
             return None
-        same = [one for one in self.local.interfaces if one.name == chosen.name]
-        return next((one for one in same if one.address == chosen.address), same[0] if same else None)
+        same = [interface for interface in self.local.interfaces if interface.name == chosen.name]
+        return next((interface for interface in same if interface.address == chosen.address), same[0] if same else None)
 
     @property
     def variable(self) -> str:
@@ -39,7 +40,7 @@ class RankView:
 
     @property
     def name_it(self) -> str:
-        """The command that makes the backend take the interface that reaches the master."""
+        """The command that makes the backend use the interface that reaches the master."""
         exact = "=" if self.backend == "nccl" else ""
         return f"export {self.variable}={exact}{self.local.routed.name if self.local.routed else 'INTERFACE'}"
 
@@ -50,7 +51,7 @@ Check = Callable[[RankView], Iterator[Finding]]
 def merged(
     checks: Sequence[Check], places: Sequence[tuple[int, RankView]], hosts: tuple[str, ...]
 ) -> tuple[Finding, ...]:
-    """The findings of all places; those with the same words but for who they are about become one."""
+    """The findings of all ranks; those that differ only in the rank are joined."""
     same: dict[tuple[str, Severity, str], list[tuple[int, Finding]]] = {}
     for check in checks:
         for rank, place in places:
@@ -64,6 +65,5 @@ def _merge(found: Sequence[tuple[int, Finding]], hosts: tuple[str, ...]) -> Find
     said: dict[str, None] = {}
     for rank, finding in found:
         said.update(dict.fromkeys(text.replace(WHO, named((rank,), hosts)) for text in finding.evidence))
-    evidence = list(said)
-    more = (f"and {len(evidence) - MOST_EVIDENCE} more lines",) if len(evidence) > MOST_EVIDENCE else ()
-    return replace(first, title=first.title.replace(WHO, who), evidence=(*evidence[:MOST_EVIDENCE], *more))
+    evidence = and_more_lines(list(said), MOST_EVIDENCE, of="lines")
+    return replace(first, title=first.title.replace(WHO, who), evidence=evidence)

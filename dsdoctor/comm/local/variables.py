@@ -1,4 +1,4 @@
-"""Host -> the variables that steer communication, as NCCL itself would see them (its files too). Secrets never."""
+"""Host -> the variables that steer communication, as NCCL itself would see them (its files too). Never secrets."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ SECRET_VALUE = re.compile(r"\S:\S*@|\bBearer |\b(?:ghp|gho|hf|sk|xox[abp])[-_]\w
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable must not travel.
+    """Whether a variable must not be sent to other hosts or shown.
 
     >>> is_secret("NCCL_X_TOKEN", "1"), is_secret("NCCL_ALGO", "http://u:p@proxy"), is_secret("NCCL_ALGO", "Ring")
     (True, True, False)
@@ -29,7 +29,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def read_variables(host: Host) -> dict[str, str]:
-    """The environment's, and below them those of NCCL's files."""
+    """The environment's variables, and those of NCCL's files that the environment does not set."""
     found: dict[str, str] = {}
     for path in _files(host):
         for name, value in parse_conf(host.read(path) or ""):

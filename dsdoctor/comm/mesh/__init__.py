@@ -1,1 +1,1 @@
-"""Who comes and who reaches whom: the store, the blackboard on it, the mesh over plain TCP."""
+"""Which ranks reach each other over plain TCP."""

@@ -1,4 +1,4 @@
-"""What every rank found of every other over plain TCP -> what is the matter between the hosts. Judges, never looks."""
+"""The connections that every rank tried over plain TCP -> findings about the hosts and links. Judges, never looks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from dsdoctor.comm.mesh.matrix import HostPair, Mesh
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import ConnectOutcome, Reach
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 
 LOSS = 0.01
-"""Part of the segments sent again that makes a link lossy: healthy ones in a data centre lose fewer than 1 in 10,000."""
+"""The share of segments sent again from which a link counts as lossy; healthy links in a data centre lose fewer than 1 in
+10,000."""
 ENOUGH = 100
 DROPPED = frozenset({ConnectOutcome.TIMED_OUT, ConnectOutcome.NO_ROUTE, ConnectOutcome.REFUSED})
 RANGE = "sysctl net.ipv4.ip_local_port_range"
@@ -18,56 +19,75 @@ RANGE = "sysctl net.ipv4.ip_local_port_range"
 def mesh_loopback_address(mesh: Mesh) -> Iterator[Finding]:
     """A rank offers an address that means "this host" on every host.
 
-    Its host's own name resolves to 127.x (Debian writes 127.0.1.1 into /etc/hosts), so gloo listens there and tells it to the
-    others, who then call themselves. Where gloo happens to open all connections from that host (it does so from the higher
-    address), it works, and another host or NCCL will not. Name the interface, or give the name its real address in
-    /etc/hosts."""
+    Its host's own name resolves to 127.x (Debian writes 127.0.1.1 into /etc/hosts).
+
+    Why it matters: gloo listens on that address and gives it to the others, which then connect to themselves. Where
+    gloo happens to open all connections from that host (it does so from the higher address), it works; with another
+    host or with NCCL it does not.
+
+    How to fix it: name the interface on that host, or give its name its real address in /etc/hosts.
+
+        $ export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0
+
+    Since: 0.1
+    """
     hosts = {claim.host for claim in mesh.claims}
     bad = [claim for claim in mesh.claims if claim.address.startswith("127.") or claim.address == "::1"]
     if len(hosts) < 2:
         return
     for host, claims in sorted(_by_host(bad).items()):
-        one = claims[0]
-        interface = one.local.routed.name if one.local and one.local.routed else "eth0"
+        claim = claims[0]
+        interface = claim.local.routed.name if claim.local and claim.local.routed else "eth0"
         called = any(mesh.opens(other, host) for other in hosts - {host})
-        yield Finding(
-            rule="mesh-loopback-address",
-            severity=Severity.ERROR if called else Severity.WARNING,
-            title=f"rank {one.rank} ({host}) would listen on {one.address}, which no other host can reach",
-            evidence=_why(one),
-            fix=Fix(
-                text="name the interface on that host, or give its name its real address in /etc/hosts",
-                commands=(f"export GLOO_SOCKET_IFNAME={interface} NCCL_SOCKET_IFNAME={interface}",),
-            ),
+        yield (Finding.error if called else Finding.warning)(
+            "mesh-loopback-address",
+            f"rank {claim.rank} ({host}) would listen on {claim.address}, which no other host can reach",
+            evidence=_why(claim),
+            fix="name the interface on that host, or give its name its real address in /etc/hosts",
+            commands=(f"export GLOO_SOCKET_IFNAME={interface} NCCL_SOCKET_IFNAME={interface}",),
         )
 
 
 def mesh_wrong_interface(mesh: Mesh) -> Iterator[Finding]:
     """The interface that a rank would use is not the one that the others can reach.
 
-    Hosts have several: docker0, a management network, a VPN. gloo takes the one that the host's name resolves to, NCCL the
-    first that looks good. The address that reaches the master was reached, the chosen one was not."""
+    Hosts have several: docker0, a management network, a VPN. gloo uses the one that the host's name resolves to, NCCL
+    the first that looks good.
+
+    Why it matters: the address that reaches the master was reached, the chosen one was not, so the first collective
+    hangs.
+
+    How to fix it: name the interface that reaches the others.
+
+        $ export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0
+
+    Since: 0.1
+    """
     wrong = _targets(mesh, (reach for reach in mesh.reaches if reach.via_other))
     for host, (claim, sources) in wrong.items():
         routed = claim.local.routed.name if claim.local and claim.local.routed else "the other one"
-        yield Finding(
-            rule="mesh-wrong-interface",
-            severity=Severity.ERROR,
-            title=f"rank {claim.rank} ({host}) would use {claim.interface} {claim.address}, which {sources} cannot reach; "
+        yield Finding.error(
+            "mesh-wrong-interface",
+            f"rank {claim.rank} ({host}) would use {claim.interface} {claim.address}, which {sources} cannot reach; "
             f"{claim.other} on {routed} they can",
             evidence=_why(claim),
-            fix=Fix(
-                text="name the interface that reaches the others",
-                commands=(f"export GLOO_SOCKET_IFNAME={routed} NCCL_SOCKET_IFNAME={routed}",),
-            ),
+            fix="name the interface that reaches the others",
+            commands=(f"export GLOO_SOCKET_IFNAME={routed} NCCL_SOCKET_IFNAME={routed}",),
         )
 
 
 def mesh_only_master_port(mesh: Mesh) -> Iterator[Finding]:
     """Two hosts reach each other on the master's port, and on no other.
 
-    torch, gloo and NCCL talk on ports that the kernel picks (net.ipv4.ip_local_port_range). With only MASTER_PORT open in the
-    firewall the rendezvous works, and the first collective hangs."""
+    Why it matters: torch, gloo and NCCL use ports that the kernel picks (net.ipv4.ip_local_port_range). With only
+    MASTER_PORT open in the firewall the rendezvous works, and the first collective hangs.
+
+    How to fix it: open the range of ephemeral ports between the hosts, in both directions.
+
+        $ sysctl net.ipv4.ip_local_port_range
+
+    Since: 0.1
+    """
     for first, second in _pairs(mesh):
         ways = mesh.way((first, second)), mesh.way((second, first))
         if (
@@ -76,59 +96,75 @@ def mesh_only_master_port(mesh: Mesh) -> Iterator[Finding]:
             and set(ways) <= DROPPED
             and not _loopback(mesh, first, second)
         ):
-            yield Finding(
-                rule="mesh-only-master-port",
-                severity=Severity.ERROR,
-                title=f"{first} and {second} reach each other on the master's port only: connections to other ports "
+            yield Finding.error(
+                "mesh-only-master-port",
+                f"{first} and {second} reach each other on the master's port only: connections to other ports "
                 f"{_phrase(ways)}",
                 evidence=_examples(mesh, first, second),
-                fix=Fix(
-                    text="open the range of ephemeral ports between the hosts, in both directions", commands=(RANGE,)
-                ),
+                fix="open the range of ephemeral ports between the hosts, in both directions",
+                commands=(RANGE,),
             )
 
 
 def mesh_one_way(mesh: Mesh) -> Iterator[Finding]:
     """One host can open connections to another, which cannot open any back.
 
-    A firewall on one side, or a network that translates addresses (NAT). NCCL opens connections both ways; gloo from the higher
-    address to the lower, so with it one way may be enough: a warning then, and the next set of hosts may hang."""
+    A firewall on one side, or a network that translates addresses (NAT).
+
+    Why it matters: NCCL opens connections both ways; gloo from the higher address to the lower, so with gloo one way
+    may be enough. It is a warning then, and the next set of hosts may hang.
+
+    How to fix it: let the host that is not reached accept connections on all ephemeral ports.
+
+        $ sysctl net.ipv4.ip_local_port_range
+
+    Since: 0.1
+    """
     for first, second in _pairs(mesh):
         for source, target in ((first, second), (second, first)):
             way = mesh.way((source, target))
             back = mesh.outcomes.get((target, source), Counter())
             if way in DROPPED and ConnectOutcome.REACHED in back and not _loopback(mesh, first, second):
-                yield Finding(
-                    rule="mesh-one-way",
-                    severity=Severity.ERROR if mesh.opens(source, target) else Severity.WARNING,
-                    title=f"{source} cannot connect to {target} ({way.value}), while {target} can connect to {source}",
+                yield (Finding.error if mesh.opens(source, target) else Finding.warning)(
+                    "mesh-one-way",
+                    f"{source} cannot connect to {target} ({way.value}), while {target} can connect to {source}",
                     evidence=_examples(mesh, source, target),
-                    fix=Fix(
-                        text=f"let {target} accept connections from {source} on all ephemeral ports", commands=(RANGE,)
-                    ),
+                    fix=f"let {target} accept connections from {source} on all ephemeral ports",
+                    commands=(RANGE,),
                 )
 
 
 def mesh_unreached(mesh: Mesh) -> Iterator[Finding]:
-    """Ranks that both came to the rendezvous do not reach each other.
+    """Two hosts whose ranks both came to the rendezvous do not reach each other.
 
-    Both reach the master's host, and not one another: a switch, a security group or a route between the two."""
+    Why it matters: both reach the master's host, so a switch, a security group or a route between the two is at fault;
+    every collective over both of them hangs.
+
+    How to fix it: look at the route, the switch and the firewall between these two.
+
+    Since: 0.1
+    """
     for first, second in _pairs(mesh):
         ways = mesh.way((first, second)), mesh.way((second, first))
         if mesh.master not in {first, second} and None not in ways and not _loopback(mesh, first, second):
-            yield Finding(
-                rule="mesh-unreached",
-                severity=Severity.ERROR,
-                title=f"{first} and {second} do not reach each other: {_phrase(ways)}; both reach {mesh.master}",
+            yield Finding.error(
+                "mesh-unreached",
+                f"{first} and {second} do not reach each other: {_phrase(ways)}; both reach {mesh.master}",
                 evidence=_examples(mesh, first, second),
-                fix=Fix(text="look at the route, the switch and the firewall between these two"),
+                fix="look at the route, the switch and the firewall between these two",
             )
 
 
 def mesh_rank_unreached(mesh: Mesh) -> Iterator[Finding]:
     """Single ranks are not reached on a host whose other ranks are.
 
-    The process hangs or was stopped, or another program answers at its port."""
+    Why it matters: the process hangs or was stopped, or another program answers at its port; the others would wait for
+    it.
+
+    How to fix it: see on that host whether the process still runs, and what its state is.
+
+    Since: 0.1
+    """
     for target in sorted({reach.target for reach in mesh.reaches}):
         failed = [
             reach
@@ -139,22 +175,30 @@ def mesh_rank_unreached(mesh: Mesh) -> Iterator[Finding]:
         ]
         failed = [reach for reach in failed if mesh.way(mesh.hosts(reach)) is None or len(set(mesh.hosts(reach))) == 1]
         if failed and not _loopback(mesh, *mesh.hosts(failed[0])):
-            yield Finding(
-                rule="mesh-rank-unreached",
-                severity=Severity.ERROR,
-                title=f"{mesh.who(target)} is not reached by {len(failed)} of the others: {failed[0].outcome.value} at "
+            yield Finding.error(
+                "mesh-rank-unreached",
+                f"{mesh.who(target)} is not reached by {len(failed)} of the others: {failed[0].outcome.value} at "
                 f"{failed[0].address}",
                 evidence=tuple(f"from {mesh.who(reach.source)}: {reach.outcome.value}" for reach in failed[:4]),
-                fix=Fix(text="see on that host whether the process still runs, and what its state is"),
+                fix="see on that host whether the process still runs, and what its state is",
             )
 
 
 def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
     """Connections open, and the first large message never arrives.
 
-    An interface sends packets larger than something on the path lets through, and nobody says so: jumbo frames over a switch
-    without them, or a container or tunnel whose MTU is larger than its host's. In training the rendezvous and small messages are
-    well, and the first all_reduce hangs."""
+    An interface sends packets larger than something on the path lets through, and no device reports it: jumbo frames over
+    a switch without them, or a container or tunnel whose MTU is larger than its host's.
+
+    Why it matters: in training the rendezvous and small messages are well, and the first all_reduce hangs.
+
+    How to fix it: give both hosts the MTU that the whole path has (1500 where nothing else is known).
+
+        $ ping -M do -c 1 -s 1472 ADDRESS
+        $ ip link set dev INTERFACE mtu 1500
+
+    Since: 0.1
+    """
     seen: set[frozenset[str]] = set()
     for reach in mesh.of(ConnectOutcome.STALLED):
         pair = frozenset(mesh.hosts(reach))
@@ -164,21 +208,18 @@ def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
         source, target = mesh.hosts(reach)
         mtu = _mtu(mesh.by_rank[reach.source])
         size = (mtu or reach.pmtu or 1500) - 28
-        yield Finding(
-            rule="mesh-mtu-hole",
-            severity=Severity.ERROR,
-            title=f"large messages from {source} to {target} never arrive, small ones do: a hole in the MTU",
+        yield Finding.error(
+            "mesh-mtu-hole",
+            f"large messages from {source} to {target} never arrive, small ones do: an MTU on the path is too small",
             evidence=(
-                f"{mesh.who(reach.source)} -> {mesh.who(reach.target)} at {reach.address}: greeted, then nothing of 1 MB; "
-                f"its interface has MTU {mtu}, the path is taken for {reach.pmtu}, segments of {reach.mss}, "
+                f"{mesh.who(reach.source)} -> {mesh.who(reach.target)} at {reach.address}: the greeting arrived, then nothing of "
+                f"1 MB; its interface has MTU {mtu}, the path is taken for {reach.pmtu}, segments of {reach.mss}, "
                 f"{reach.retransmits} sent again",
             ),
-            fix=Fix(
-                text="give both hosts the MTU that the whole path has (1500 where nothing else is known)",
-                commands=(
-                    f"ping -M do -c 1 -s {size} {reach.address}",
-                    f"ip link set dev {mesh.by_rank[reach.source].interface or 'IFACE'} mtu 1500",
-                ),
+            fix="give both hosts the MTU that the whole path has (1500 where nothing else is known)",
+            commands=(
+                f"ping -M do -c 1 -s {size} {reach.address}",
+                f"ip link set dev {mesh.by_rank[reach.source].interface or 'IFACE'} mtu 1500",
             ),
         )
 
@@ -186,19 +227,25 @@ def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
 def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
     """Packets between two hosts are lost and sent again.
 
-    TCP hides it and becomes slow; a collective is as slow as its slowest pair. A bad cable or transceiver, a full switch, a
-    duplex mismatch."""
+    A bad cable or transceiver, a full switch, or a duplex mismatch.
+
+    Why it matters: TCP hides it and becomes slow; a collective is as slow as its slowest pair.
+
+    How to fix it: look at the counters of errors and drops on both ends and on the switch between them.
+
+        $ ip -s link
+        $ ethtool -S INTERFACE | grep -E 'err|drop|crc'
+
+    Since: 0.1
+    """
     for (source, target), reaches in _by_pair(mesh).items():
         again, sent = sum(reach.retransmits for reach in reaches), sum(reach.segments for reach in reaches)
         if sent >= ENOUGH and again / sent >= LOSS:
-            yield Finding(
-                rule="mesh-lossy",
-                severity=Severity.WARNING,
-                title=f"{source} -> {target} loses packets: {again} of {sent} segments were sent again ({again / sent:.1%})",
-                fix=Fix(
-                    text="look at the counters of errors and drops on both ends and on the switch between",
-                    commands=("ip -s link", "ethtool -S IFACE | grep -E 'err|drop|crc'"),
-                ),
+            yield Finding.warning(
+                "mesh-lossy",
+                f"{source} -> {target} loses packets: {again} of {sent} segments were sent again ({again / sent:.1%})",
+                fix="look at the counters of errors and drops on both ends and on the switch between",
+                commands=("ip -s link", "ethtool -S IFACE | grep -E 'err|drop|crc'"),
             )
 
 
@@ -222,12 +269,12 @@ def _by_host(claims: Iterable[Claim]) -> dict[str, list[Claim]]:
 
 
 def _targets(mesh: Mesh, reaches: Iterable[Reach]) -> dict[str, tuple[Claim, str]]:
-    """By host: one rank that is the target, and who tried."""
+    """By host: a rank that is the target, and the ranks that tried it."""
     sources: dict[str, tuple[Claim, list[int]]] = {}
     for reach in reaches:
         claim = mesh.by_rank[reach.target]
         sources.setdefault(claim.host, (claim, []))[1].append(reach.source)
-    return {host: (claim, ", ".join(mesh.who(one) for one in ranks[:3])) for host, (claim, ranks) in sources.items()}
+    return {host: (claim, ", ".join(mesh.who(rank) for rank in ranks[:3])) for host, (claim, ranks) in sources.items()}
 
 
 def _loopback(mesh: Mesh, *hosts: str) -> bool:
@@ -238,7 +285,7 @@ def _loopback(mesh: Mesh, *hosts: str) -> bool:
 
 def _mtu(claim: Claim) -> int | None:
     interfaces = claim.local.interfaces if claim.local else ()
-    return next((one.mtu for one in interfaces if one.address == claim.address), None)
+    return next((interface.mtu for interface in interfaces if interface.address == claim.address), None)
 
 
 def _why(claim: Claim) -> tuple[str, ...]:

@@ -1,5 +1,8 @@
-"""Address and port -> how a plain TCP connection ends, and who listens. Asks the network itself: torch's own messages about
-addresses are not to be believed (its socket.cpp prints the address of a pointer where a name cannot be found)."""
+"""Address and port -> how a plain TCP connection ends, and who listens.
+
+Connects by itself, because torch's messages about addresses cannot be trusted: its socket.cpp prints the address of a pointer
+where a name cannot be found.
+"""
 
 import errno
 import socket
@@ -19,7 +22,7 @@ DATA_SEGMENTS_OUT = 156
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectResult:
-    """How it ended, after how long, and the first words of a listener that speaks by itself (ssh, http ...)."""
+    """How it ended, after how long, and the first text of a listener that sends something by itself (such as ssh)."""
 
     outcome: ConnectOutcome
     seconds: float
@@ -45,7 +48,7 @@ def connect(address: str, port: int, *, timeout: float) -> "socket.socket | Conn
 
 
 def outcome_of(error: OSError) -> ConnectOutcome:
-    """What a failed connection says.
+    """The kind of a failed connection.
 
     >>> outcome_of(ConnectionRefusedError(errno.ECONNREFUSED, "")), outcome_of(OSError(errno.EHOSTUNREACH, ""))
     (<ConnectOutcome.REFUSED: 'refused'>, <ConnectOutcome.NO_ROUTE: 'no route'>)
@@ -58,7 +61,7 @@ def outcome_of(error: OSError) -> ConnectOutcome:
 
 
 def ask_listener(address: str, port: int, *, timeout: float = 3.0, listen: float = 1.0) -> ConnectResult:
-    """Connect, and wait ``listen`` seconds for words that the other side says first."""
+    """Connect, and wait ``listen`` seconds for what the other side sends first."""
     began = time.monotonic()
     opened = connect(address, port, timeout=timeout)
     took = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""What every rank found of every other, arranged by hosts. Data only."""
+"""The connections between all ranks, arranged by hosts. Data only."""
 
 import ipaddress
 from collections import Counter, defaultdict
@@ -13,7 +13,7 @@ HostPair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Who is there and who reached whom. ``master`` is the host of rank 0."""
+    """Which ranks are there and which reached which. ``master`` is the host of rank 0."""
 
     claims: tuple[Claim, ...]
     reaches: tuple[Reach, ...]
@@ -31,7 +31,7 @@ class Mesh:
 
     @cached_property
     def first_of(self) -> dict[str, Claim]:
-        """One rank of each host: its address is that of the others there."""
+        """One rank of each host; the other ranks there have the same address."""
         return {claim.host: claim for claim in reversed(self.claims)}
 
     @property
@@ -52,7 +52,7 @@ class Mesh:
         return self.by_rank[reach.source].host, self.by_rank[reach.target].host
 
     def way(self, pair: HostPair) -> ConnectOutcome | None:
-        """The one way in which *all* attempts from a host to another failed; None where one was reached, or none was made."""
+        """How *all* attempts from a host to another failed; None where an attempt got through, or none was made."""
         seen = self.outcomes.get(pair, Counter())
         if not seen or ConnectOutcome.REACHED in seen or ConnectOutcome.STALLED in seen:
             return None

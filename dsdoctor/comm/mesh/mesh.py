@@ -1,7 +1,7 @@
-"""Every rank tries every other over plain TCP, on the interface that it would use: who is reached, and do large messages pass?
+"""Every rank connects to every other over plain TCP, on the interface that it would use, and sends a large message.
 
-A caller says the token, its number and whom it wants; the listener answers who it is, and one byte for each piece that came.
-Nothing that a caller sends is kept or obeyed.
+A caller sends the token, its rank and the rank it wants; the listener answers with its own rank, then with a byte for each piece
+that came. Nothing that a caller sends is kept or executed.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ PATIENCE = 3.0
 ALL_PAIRS = 64
 """Up to so many ranks every pair is tried."""
 GREETING = 1.0
-"""Seconds in which a caller must say what it wants: whoever does not is none of us."""
+"""Seconds in which a caller must send its request; a caller that does not is no rank of this test."""
 CALLERS, CALLED = 8, 512
 
 
@@ -61,7 +61,7 @@ class MeshListener:
 
     def _attend(self, caller: socket.socket, digest: bytes, rank: int) -> None:
         try:
-            # whoever breaks off, or says what none of us would, is not answered
+            # a caller that breaks off, or is no rank of this test, gets no answer
             with contextlib.suppress(OSError), caller:
                 _converse(caller, digest, rank)
         finally:
@@ -82,8 +82,8 @@ def _converse(caller: socket.socket, digest: bytes, rank: int) -> None:
 
 
 def peers(rank: int, world: int) -> tuple[int, ...]:
-    """Whom a rank tries: everybody, and above 64 ranks those at distances 1, 2, 4, 8 ..., so that traffic grows with
-    world x log2(world) and still joins all.
+    """The ranks that a rank connects to: all, and above 64 ranks those at distances 1, 2, 4, 8 ..., so that the traffic
+    grows with world x log2(world) and still joins all ranks.
 
     >>> peers(1, 4), len(peers(0, 1024))
     ((2, 3, 0), 10)
@@ -93,7 +93,7 @@ def peers(rank: int, world: int) -> tuple[int, ...]:
 
 
 def reach_all(me: Claim, others: Sequence[Claim], token: str, *, seconds: float) -> tuple[Reach, ...]:
-    """Try the others, a few at a time, within ``seconds``; whom no time is left for is not in the result."""
+    """Connect to the others, a few at a time, within ``seconds``. Ranks for which no time is left are not in the result."""
     until = time.monotonic() + seconds
 
     def attempt(other: Claim) -> Reach | None:
@@ -106,7 +106,7 @@ def reach_all(me: Claim, others: Sequence[Claim], token: str, *, seconds: float)
 
 
 def _size(me: Claim, other: Claim) -> int:
-    """A large message crosses between hosts, once for ranks of the same place: interfaces are what is tried."""
+    """The size of the message: large between hosts for ranks with the same local rank, because the interfaces are tested."""
     return LARGE if me.host != other.host and me.local_rank == other.local_rank else SMALL
 
 
@@ -148,7 +148,7 @@ def _attempt(me: Claim, other: Claim, where: tuple[str, int], token: str, size: 
 
 
 def _end(outcome: ConnectOutcome, size: int, passed: int, *, broke: bool) -> ConnectOutcome:
-    """How an attempt ended whose greeting ended so. A message that is only slow has passed in part."""
+    """How an attempt ended, by its greeting and its message. A message that is only slow has passed in part."""
     if outcome is not ConnectOutcome.REACHED:
         return outcome
     if broke:
@@ -168,7 +168,7 @@ def _greet(opened: socket.socket, rank: int, wanted: int, digest: bytes, size: i
 
 
 def _push(opened: socket.socket, size: int) -> tuple[int, bool]:
-    """Bytes of a message that the other side says it has, less than ``size`` where the rest did not pass in time; and whether
+    """The bytes of a message that the other side confirmed, less than ``size`` where the rest did not pass in time; and whether
     the other side broke off."""
     passed = 0
     try:
@@ -187,7 +187,7 @@ def _pieces(size: int) -> list[int]:
 
 
 def _exactly(opened: socket.socket, size: int) -> bytes:
-    """So many bytes. Raises OSError where the other side goes first."""
+    """So many bytes. Raises OSError where the other side closes first."""
     parts = []
     while size:
         part = opened.recv(min(size, PIECE))
@@ -199,5 +199,5 @@ def _exactly(opened: socket.socket, size: int) -> bytes:
 
 
 def _digest(token: str) -> bytes:
-    """What is said in place of the token: 16 bytes."""
+    """A digest that is sent instead of the token: 16 bytes."""
     return hashlib.sha256(token.encode()).digest()[:16]

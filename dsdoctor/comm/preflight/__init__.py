@@ -1,1 +1,1 @@
-"""What can be known before a rank is started: the hostfile, every host over ssh, what a launcher forwards."""
+"""Checks before a rank is started: the hostfile, every host over ssh, what a launcher forwards."""

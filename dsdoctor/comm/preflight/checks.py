@@ -1,48 +1,72 @@
-"""StaticFacts -> findings: what would stop or mislead DeepSpeed's launcher, before a rank is started. Looks at nothing."""
+"""PreflightFacts -> findings: what would stop or mislead DeepSpeed's launcher, before a rank is started. Looks at nothing."""
 
 import ipaddress
 import shlex
 from collections.abc import Iterator
 
 from dsdoctor.comm.preflight import hostfile_checks
-from dsdoctor.comm.preflight.facts import StaticFacts
+from dsdoctor.comm.preflight.facts import PreflightFacts
 from dsdoctor.comm.preflight.visit import Visit
-from dsdoctor.comm.say import error, warning
 from dsdoctor.core.finding import Finding
 from dsdoctor.hosts.ssh_errors import ssh_problem
 
 
-def ssh_missing(facts: StaticFacts) -> Iterator[Finding]:
-    """There is no ssh on PATH: DeepSpeed's launcher and pdsh reach the other hosts with it."""
+def ssh_missing(facts: PreflightFacts) -> Iterator[Finding]:
+    """There is no ssh on PATH.
+
+    Why it matters: DeepSpeed's launcher and pdsh reach the other hosts with ssh, so no rank can be started there.
+
+    How to fix it: install an ssh client on this host.
+
+        $ sudo apt-get install openssh-client
+
+    Since: 0.1
+    """
     if facts.hosts and facts.ssh is None:
         title = f"ssh is not on PATH, and {len(facts.hosts.hosts)} hosts are to be reached with it"
-        yield error("ssh-missing", title, (), "install it", "sudo apt-get install openssh-client")
+        yield Finding.error("ssh-missing", title, fix="install it", commands=("sudo apt-get install openssh-client",))
 
 
-def ssh_fails(facts: StaticFacts) -> Iterator[Finding]:
+def ssh_fails(facts: PreflightFacts) -> Iterator[Finding]:
     """A host of the hostfile cannot be reached over ssh without a password or a question.
 
-    DeepSpeed tries the first host alone, throws ssh's words away, and sets no time limit; for every other host the ranks that
-    did start wait until their own timeout. Here every host is tried with BatchMode and ConnectTimeout, and ssh's words are shown.
+    Every host is tried with BatchMode and ConnectTimeout, and the finding shows what ssh said.
+
+    Why it matters: DeepSpeed tries the first host alone, discards ssh's message and sets no time limit. For every other
+    host, the ranks that did start wait until their own timeout.
+
+    How to fix it: the finding names the cause and its commands. Then see whether it works.
+
+        $ ssh -v -o BatchMode=yes -o ConnectTimeout=5 HOST true
+
+    Since: 0.1
     """
     for visit in facts.visits:
         if not visit.answered:
             problem = ssh_problem(visit.host, visit.status, visit.stderr)
             evidence = tuple(visit.stderr.splitlines()[-4:])
-            yield error(
+            yield Finding.error(
                 "ssh-fails",
                 f"{visit.host} does not answer over ssh: {problem.what}",
-                evidence,
-                problem.fix,
-                *problem.commands,
+                evidence=evidence,
+                fix=problem.fix,
+                commands=problem.commands,
             )
 
 
-def login_scripts_print(facts: StaticFacts) -> Iterator[Finding]:
+def login_scripts_print(facts: PreflightFacts) -> Iterator[Finding]:
     """A host's login scripts print something before any command.
 
-    DeepSpeed takes the first word of `ssh HOST hostname -I` as the address of rank 0: a greeting in ~/.bashrc becomes the master
-    address. scp and rsync stumble over it too.
+    Why it matters: DeepSpeed takes the first word of `ssh HOST hostname -I` as the address of rank 0, so a greeting in
+    ~/.bashrc becomes the master address. It confuses scp and rsync too.
+
+    How to fix it: let ~/.bashrc print in interactive shells only (make the line below its first one), or name the
+    master.
+
+        $ case $- in *i*) ;; *) return ;; esac
+        $ deepspeed --master_addr ADDRESS ...
+
+    Since: 0.1
     """
     for visit in facts.visits:
         if visit.noise:
@@ -54,27 +78,43 @@ def login_scripts_print(facts: StaticFacts) -> Iterator[Finding]:
                 "case $- in *i*) ;; *) return ;; esac  # first line of ~/.bashrc",
                 "deepspeed --master_addr ADDRESS ...",
             )
-            yield (error if first else warning)("login-scripts-print", title, (visit.noise,), fix, *commands)
+            yield (Finding.error if first else Finding.warning)(
+                "login-scripts-print", title, evidence=(visit.noise,), fix=fix, commands=commands
+            )
 
 
-def host_lacks_python(facts: StaticFacts) -> Iterator[Finding]:
-    """A host has no Python at the path of this one: launchers start the same path everywhere.
+def host_lacks_python(facts: PreflightFacts) -> Iterator[Finding]:
+    """A host has no Python at the path of this one.
 
-    The environment has to lie on a file system that all hosts share, or be made on each host at the same path.
+    Why it matters: launchers start the same path on every host, so no rank starts there.
+
+    How to fix it: put the environment on a file system that all hosts share, or make it on each host at the same path.
+
+        $ ssh HOST ls -l PYTHON
+
+    Since: 0.1
     """
     for visit in _answered(facts):
         if not visit.python:
             title = f"{visit.host} has no {facts.python}, and the launcher starts that path on every host"
             fix = "make the same environment at the same path there, or put it on a shared file system"
             command = f"ssh {shlex.quote(visit.host)} ls -l {shlex.quote(facts.python)}"
-            yield error("host-lacks-python", title, (), fix, command)
+            yield Finding.error("host-lacks-python", title, fix=fix, commands=(command,))
 
 
-def host_lacks_modules(facts: StaticFacts) -> Iterator[Finding]:
-    """A host's Python, at the same path, finds no torch, no DeepSpeed or no dsdoctor.
+def host_lacks_modules(facts: PreflightFacts) -> Iterator[Finding]:
+    """A host's Python, at the same path as here, finds no torch, no DeepSpeed or no dsdoctor.
 
-    The ranks of that host end at their first import, and all others wait for them. Modules are looked for in the working
-    directory and with PYTHONPATH, as DeepSpeed's launcher would start them; they are not imported.
+    Modules are looked up in the working directory and on PYTHONPATH, as DeepSpeed's launcher would start them; they are
+    not imported.
+
+    Why it matters: the ranks of that host end at their first import, and all others wait for them.
+
+    How to fix it: install them there as they are installed here.
+
+        $ ssh HOST PYTHON -m pip install MODULE
+
+    Since: 0.1
     """
     for visit in _answered(facts):
         absent = [name for name in ("torch", "deepspeed", "dsdoctor") if name not in visit.modules]
@@ -82,28 +122,43 @@ def host_lacks_modules(facts: StaticFacts) -> Iterator[Finding]:
             title = f"{visit.host}: {facts.python} finds no {' and no '.join(absent)}"
             command = f"ssh {shlex.quote(visit.host)} {shlex.quote(facts.python)} -m pip install {' '.join(absent)}"
             only = absent == ["deepspeed"]
-            yield (warning if only else error)(
-                "host-lacks-modules", title, (), "install it there as it is here", command
+            yield (Finding.warning if only else Finding.error)(
+                "host-lacks-modules", title, fix="install it there as it is here", commands=(command,)
             )
 
 
-def host_lacks_folder(facts: StaticFacts) -> Iterator[Finding]:
-    """A host has no such working directory: DeepSpeed's launcher changes into it on every host, fails, and goes on elsewhere.
+def host_lacks_folder(facts: PreflightFacts) -> Iterator[Finding]:
+    """A host does not have the working directory of this one.
 
-    A script named by a relative path is then not found there.
+    Why it matters: DeepSpeed's launcher changes into that directory on every host. Where that fails it goes on
+    elsewhere, and a script named by a relative path is not found.
+
+    How to fix it: start from a folder that every host has, or make it there.
+
+        $ ssh HOST mkdir -p FOLDER
+
+    Since: 0.1
     """
     for visit in _answered(facts):
         if not visit.folder:
             title = f"{visit.host} has no folder {facts.folder}, and DeepSpeed's launcher changes into it"
             fix = "start from a folder that every host has, or make it there"
             command = f"ssh {shlex.quote(visit.host)} mkdir -p {shlex.quote(facts.folder)}"
-            yield warning("host-lacks-folder", title, (), fix, command)
+            yield Finding.warning("host-lacks-folder", title, fix=fix, commands=(command,))
 
 
-def pdsh_missing(facts: StaticFacts) -> Iterator[Finding]:
-    """pdsh is not here, or cannot use ssh: DeepSpeed's launcher takes it for more than one host, and stops without it.
+def pdsh_missing(facts: PreflightFacts) -> Iterator[Finding]:
+    """pdsh is not on PATH here, or it cannot use ssh.
 
-    Other launchers do not need it, neither does `dsdoctor comm`. It has to be on the host that starts, not on the others.
+    Why it matters: DeepSpeed's launcher uses pdsh to start more than one host, and stops without it. It has to be on
+    the host that starts the job, not on the others. Other launchers do not need it, and neither does `dsdoctor comm`.
+
+    How to fix it: install pdsh (on Fedora and RHEL: pdsh and pdsh-rcmd-ssh), or use another launcher.
+
+        $ sudo apt-get install pdsh
+        $ deepspeed --launcher openmpi ...
+
+    Since: 0.1
     """
     if not facts.hosts or len(facts.hosts.hosts) < 2:
         return
@@ -112,36 +167,52 @@ def pdsh_missing(facts: StaticFacts) -> Iterator[Finding]:
         title = (
             f"pdsh is not on PATH, and DeepSpeed starts the {len(facts.hosts.hosts)} hosts of {facts.hostfile} with it"
         )
-        yield warning("pdsh-missing", title, (), "install it, or take another launcher", *install)
+        yield Finding.warning("pdsh-missing", title, fix="install it, or take another launcher", commands=install)
     elif facts.pdsh_ways and "ssh" not in facts.pdsh_ways:
         title = f"{facts.pdsh} knows {', '.join(facts.pdsh_ways)}, and DeepSpeed wants ssh (PDSH_RCMD_TYPE)"
-        yield warning("pdsh-missing", title, (), "install its ssh module, or take another launcher", *install)
+        yield Finding.warning(
+            "pdsh-missing", title, fix="install its ssh module, or take another launcher", commands=install
+        )
 
 
-def master_port_in_use(facts: StaticFacts) -> Iterator[Finding]:
-    """Somebody listens on the master's port already.
-
-    Rank 0 stops with EADDRINUSE, and every other rank talks to the stranger and waits, with torch without any time limit. 29500
-    is the default of every launcher: two jobs on one node collide, and a job that was killed may have left a process behind.
-    """
+def master_port_in_use(facts: PreflightFacts) -> Iterator[Finding]:
+    """A process listens on the master's port already. The manual page of this rule is in rendezvous/absent_checks.py."""
     first = _first_name(facts)
     listener = facts.listener or next((visit.listener for visit in facts.visits if visit.host == first), None)
     if listener:
         process = f"process {listener.pid} ({listener.command or 'unknown'})" if listener.pid else "another process"
         where = f" on {listener.host}, the first host," if listener.host else ""
-        title = f"port {facts.port}{where} is taken by {process}, and rank 0 is to listen on it"
+        title = f"port {facts.port}{where} is taken by {process}, and rank 0 needs it"
         evidence = (" ".join(listener.said.split())[:200],)
         ssh = f"ssh {shlex.quote(listener.host)} " if listener.host else ""
         look = (f"{ssh}ps -fp {listener.pid}",) if listener.pid else (f"{ssh}sudo ss -ltnp sport = :{facts.port}",)
-        fix = "take another port, or end that process if it is a leftover"
-        yield error("master-port-in-use", title, evidence, fix, f"deepspeed --master_port {facts.port + 1} ...", *look)
+        fix = "take another port, or end that process if it is left over"
+        yield Finding.error(
+            "master-port-in-use",
+            title,
+            evidence=evidence,
+            fix=fix,
+            commands=(
+                f"deepspeed --master_port {facts.port + 1} ...",
+                *look,
+            ),
+        )
 
 
-def master_address_elsewhere(facts: StaticFacts) -> Iterator[Finding]:
-    """DeepSpeed takes the first word of `hostname -I` on the first host as the master address, and that is the wrong one.
+def master_address_elsewhere(facts: PreflightFacts) -> Iterator[Finding]:
+    """DeepSpeed would take an address as the master's that the other hosts cannot use.
 
-    On a host with several addresses the first may be docker's bridge or a management network. The other hosts either have the
-    same address themselves, or none in that network, while another address of the first host is in a network of all.
+    It takes the first word of `hostname -I` on the first host. On a host with several addresses that may be docker's
+    bridge or a management network. The finding appears where other hosts have the same address themselves, or have none
+    in its network while another address of the first host is in a network of all hosts.
+
+    Why it matters: the other ranks connect to the wrong address and wait there.
+
+    How to fix it: name the address that all hosts can reach.
+
+        $ deepspeed --master_addr ADDRESS ...
+
+    Since: 0.1
     """
     first = _first(facts)
     others = [visit for visit in _answered(facts) if first and visit.host != first.host and visit.addresses]
@@ -156,29 +227,35 @@ def master_address_elsewhere(facts: StaticFacts) -> Iterator[Finding]:
         title = f"DeepSpeed would take {master}{on} of {first.host} as the master address, and {fact}"
         evidence = tuple(f"{visit.host}: {' '.join(visit.addresses)}" for visit in (first, *others[:3]))
         command = f"deepspeed --master_addr {better[0] if better else 'ADDRESS'} ..."
-        yield error("master-address-elsewhere", title, evidence, "name the address that all hosts can reach", command)
+        yield Finding.error(
+            "master-address-elsewhere",
+            title,
+            evidence=evidence,
+            fix="name the address that all hosts can reach",
+            commands=(command,),
+        )
 
 
-def _first(facts: StaticFacts) -> Visit | None:
+def _first(facts: PreflightFacts) -> Visit | None:
     return next((visit for visit in _answered(facts) if visit.host == _first_name(facts)), None)
 
 
-def _first_name(facts: StaticFacts) -> str | None:
+def _first_name(facts: PreflightFacts) -> str | None:
     """The host whose address DeepSpeed makes the master's."""
     return facts.hosts.hosts[0].name if facts.hosts and facts.hosts.hosts else None
 
 
-def _answered(facts: StaticFacts) -> Iterator[Visit]:
+def _answered(facts: PreflightFacts) -> Iterator[Visit]:
     return (visit for visit in facts.visits if visit.answered)
 
 
 def _near(first: Visit, address: str, other: Visit) -> bool:
-    """Whether another host has an address of its own in the network of this address."""
+    """Whether another host has an address in the network of this address."""
     prefix = next((network.prefix for network in first.networks if network.address == address), None)
     if prefix is None or address in other.addresses:
         return False
     network = ipaddress.ip_network(f"{address}/{prefix}", strict=False)
-    return any(ipaddress.ip_address(one) in network for one in other.addresses)
+    return any(ipaddress.ip_address(theirs) in network for theirs in other.addresses)
 
 
 CHECKS = (

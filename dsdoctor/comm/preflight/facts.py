@@ -1,6 +1,6 @@
-"""Host -> what can be known before a rank is started: the hostfile, every host of it over ssh, the master's port, variables.
+"""Host -> what is known before a rank is started: the hostfile, every host of it over ssh, the master's port, variables.
 
-Looks, never judges; of variables it takes the names, never the values.
+Looks, never judges. The facts hold the names of variables, never their values.
 """
 
 import re
@@ -26,7 +26,7 @@ STEERING = (
 """What a rank's communication depends on, by the beginnings of the names."""
 
 FOR_OURS = ("PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-"""What DeepSpeed's launcher carries or sets itself."""
+"""What DeepSpeed's launcher forwards or sets itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Variables:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaticFacts:
+class PreflightFacts:
     """What is known before a rank is started. ``hostfile`` is the path that was asked for, ``hosts`` None where no such file is.
 
     ``set_here`` are the names of variables that steer communication and are set; ``accelerator`` is DeepSpeed's ("cuda",
@@ -61,7 +61,7 @@ class StaticFacts:
     accelerator: str = "cuda"
 
 
-def look_static(
+def look_preflight(
     host: Host,
     *,
     hostfile: str | None,
@@ -70,15 +70,15 @@ def look_static(
     port: int = 29500,
     accelerator: str = "cuda",
     limit: float = LONGEST,
-) -> StaticFacts:
-    """Look at everything; ``limit`` seconds a host, all at once. ``folder`` is the working directory."""
+) -> PreflightFacts:
+    """Look at everything, all hosts at the same time, ``limit`` seconds for each. ``folder`` is the working directory."""
     path = None if hostfile is None else hostfile if hostfile.startswith("/") else f"{folder}/{hostfile}"
     text = None if path is None else host.read(path)
     hosts = None if text is None else parse_hostfile(text)
-    reachable = [one for one in hosts.hosts if HOST.fullmatch(one.name)] if hosts else []
+    reachable = [entry for entry in hosts.hosts if HOST.fullmatch(entry.name)] if hosts else []
     asked = question(python, folder, port, host.variable("PYTHONPATH"))
     ssh, pdsh = host.which("ssh"), host.which("pdsh") if hosts else None
-    return StaticFacts(
+    return PreflightFacts(
         python=python,
         folder=folder,
         port=port,
@@ -95,7 +95,7 @@ def look_static(
     )
 
 
-def look_travelling(host: Host, folder: str) -> dict[str, str]:
+def look_forwarded(host: Host, folder: str) -> dict[str, str]:
     """The variables that our own ranks on other hosts get, values included: those that steer communication, what Python and the
     linker search, and those of .deepspeed_env. Nothing that looks like a secret."""
     found: dict[str, str] = {}
@@ -120,11 +120,11 @@ def look_environment(host: Host, folder: str) -> tuple[Variables, ...]:
 def _environment_paths(host: Host, folder: str) -> tuple[str, ...]:
     name = host.variable("DS_ENV_FILE") or ".deepspeed_env"
     folders = (host.variable("HOME") or "/root", folder)
-    return tuple(dict.fromkeys(name if name.startswith("/") else f"{one}/{name}" for one in folders))
+    return tuple(dict.fromkeys(name if name.startswith("/") else f"{parent}/{name}" for parent in folders))
 
 
 def look_listener(host: Host, port: int) -> PortListener | None:
-    """Who listens on a port of this machine. The process is seen where it is one's own, or one is root."""
+    """Who listens on a port of this machine. The process is known where it is this user's, or for root."""
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         said = host.search(path, rf"^ *\d+: [0-9A-F]+:{port:04X} [0-9A-F]+:0000 0A .*$", most=1).strip()
         if said:
@@ -147,10 +147,10 @@ def parse_pdsh(answer: Answer) -> tuple[str, ...] | None:
 
 
 def _visit_all(host: Host, ssh: str, hosts: Sequence[Slots], asked: str, limit: float) -> tuple[Visit, ...]:
-    def visit(one: Slots) -> Visit:
+    def visit(entry: Slots) -> Visit:
         begin = time.monotonic()
-        answer = host.run([ssh, *SSH, one.name, asked], timeout=limit)
-        return parse_visit(one.name, answer, time.monotonic() - begin)
+        answer = host.run([ssh, *SSH, entry.name, asked], timeout=limit)
+        return parse_visit(entry.name, answer, time.monotonic() - begin)
 
     if not hosts:
         return ()

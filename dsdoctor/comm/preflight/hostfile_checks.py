@@ -1,10 +1,9 @@
-"""StaticFacts -> findings about the hostfile, .deepspeed_env and the variables that do not travel. Looks at nothing."""
+"""PreflightFacts -> findings about the hostfile, .deepspeed_env and the variables that are not forwarded. Looks at nothing."""
 
 import shlex
 from collections.abc import Iterator
 
-from dsdoctor.comm.preflight.facts import StaticFacts
-from dsdoctor.comm.say import error, warning
+from dsdoctor.comm.preflight.facts import PreflightFacts
 from dsdoctor.core.finding import Finding
 
 EXPORTED = ("MLFLOW", "PYTHON", "MV2", "UCX")
@@ -17,93 +16,148 @@ OF_ACCELERATORS = {
 """What DeepSpeed 0.19.8 forwards: EXPORT_ENVS of runner.py, and export_envs() of the accelerator."""
 
 
-def hostfile_missing(facts: StaticFacts) -> Iterator[Finding]:
-    """The hostfile does not exist: DeepSpeed warns in one line and trains on this one node alone.
+def hostfile_missing(facts: PreflightFacts) -> Iterator[Finding]:
+    """The hostfile does not exist, or cannot be read.
 
-    A typing error in --hostfile, or a path that exists on the login node only, turns a job of many nodes into a job of one.
-    Without --hostfile DeepSpeed looks for /job/hostfile.
+    A typing error in --hostfile, or a path that exists on the login node only. Without --hostfile DeepSpeed looks for
+    /job/hostfile.
+
+    Why it matters: DeepSpeed prints one line of warning and trains on this one node, so a job of many nodes becomes a
+    job of one.
+
+    How to fix it: write the hostfile, one line for each host.
+
+        $ echo 'node1 slots=8' >> HOSTFILE
+
+    Since: 0.1
     """
     if facts.hostfile and facts.hosts is None:
-        title = f"{facts.hostfile} is no file that can be read, and DeepSpeed would go on with this one node"
+        title = f"{facts.hostfile} cannot be read, and DeepSpeed would go on with this one node"
         fix = "write the hostfile, a line for each host"
-        yield error("hostfile-missing", title, (), fix, f"echo 'node1 slots=8' >> {shlex.quote(facts.hostfile)}")
+        yield Finding.error(
+            "hostfile-missing", title, fix=fix, commands=(f"echo 'node1 slots=8' >> {shlex.quote(facts.hostfile)}",)
+        )
 
 
-def hostfile_line_refused(facts: StaticFacts) -> Iterator[Finding]:
-    """DeepSpeed stops at a line of the hostfile. A line is `HOST slots=NUMBER`, without spaces around the equals sign."""
-    for one in facts.hosts.complaints if facts.hosts else ():
-        if one.refused and one.host is None:
-            line = f", line {one.line}: {one.text!r} is" if one.line else " has"
-            title = f"{facts.hostfile}{line} {one.what}: DeepSpeed stops at it"
-            yield error("hostfile-line-refused", title, (), "write one line for each host, as in: node1 slots=8")
+def hostfile_line_refused(facts: PreflightFacts) -> Iterator[Finding]:
+    """DeepSpeed stops at a line of the hostfile.
 
+    Why it matters: the launcher ends before any rank is started.
 
-def hostfile_line_swallowed(facts: StaticFacts) -> Iterator[Finding]:
-    """DeepSpeed takes a line of the hostfile without a word, and not as it is written.
+    How to fix it: write one line for each host as `HOST slots=NUMBER`, without spaces around the equals sign.
 
-    Its parser reads `HOST slots=NUMBER` at the beginning of a line and drops the rest: `slots=2x` is 2, `slots=8 max_slots=4`
-    is 8, `slots=0` is a host on which nothing starts. Names are not looked at: pdsh makes several hosts of `n[1-3]`, and
-    DeepSpeed's table of ranks has one.
+    Since: 0.1
     """
-    for one in facts.hosts.complaints if facts.hosts else ():
-        if not one.refused:
-            title = f"{facts.hostfile}, line {one.line}: {one.what}; DeepSpeed takes the line without a word"
+    for complaint in facts.hosts.complaints if facts.hosts else ():
+        if complaint.refused and complaint.host is None:
+            line = f", line {complaint.line}: {complaint.text!r} is" if complaint.line else " has"
+            title = f"{facts.hostfile}{line} {complaint.what}: DeepSpeed stops at it"
+            yield Finding.error(
+                "hostfile-line-refused", title, fix="write one line for each host, as in: node1 slots=8"
+            )
+
+
+def hostfile_line_swallowed(facts: PreflightFacts) -> Iterator[Finding]:
+    """DeepSpeed accepts a line of the hostfile without a warning, and does not take it as it is written.
+
+    Its parser reads `HOST slots=NUMBER` at the beginning of a line and drops the rest: `slots=2x` is 2, `slots=8
+    max_slots=4` is 8, `slots=0` is a host on which nothing starts. It does not check names: pdsh makes several hosts of
+    `n[1-3]`, while DeepSpeed's table of ranks has a single one.
+
+    Why it matters: the job starts with other hosts or another number of ranks than the file seems to say.
+
+    How to fix it: write the line as it is meant, as in `node1 slots=8`.
+
+    Since: 0.1
+    """
+    for complaint in facts.hosts.complaints if facts.hosts else ():
+        if not complaint.refused:
+            title = (
+                f"{facts.hostfile}, line {complaint.line}: {complaint.what}; DeepSpeed takes the line without a warning"
+            )
             fix = "write the line as it is meant, as in: node1 slots=8"
-            yield warning("hostfile-line-swallowed", title, (one.text,), fix)
+            yield Finding.warning("hostfile-line-swallowed", title, evidence=(complaint.text,), fix=fix)
 
 
-def host_named_twice(facts: StaticFacts) -> Iterator[Finding]:
-    """One machine stands in the hostfile twice, by the same name (DeepSpeed stops) or by two names (it does not notice).
+def host_named_twice(facts: PreflightFacts) -> Iterator[Finding]:
+    """One machine is in the hostfile twice, by the same name or by two names.
 
-    Two names of one machine start two sets of ranks on the same GPUs: NCCL then says "Duplicate GPU detected", or memory runs
-    out. Two names count as one machine where hostname and addresses are equal.
+    Two names count as one machine where hostname and addresses are equal.
+
+    Why it matters: DeepSpeed stops at a name that is there twice, and does not notice two names of one machine. Those
+    start two sets of ranks on the same GPUs: NCCL then says "Duplicate GPU detected", or memory runs out.
+
+    How to fix it: keep one line for each host.
+
+    Since: 0.1
     """
-    for one in facts.hosts.complaints if facts.hosts else ():
-        if one.host is not None:
-            title = f"{facts.hostfile}, line {one.line}: {one.what}, and DeepSpeed stops at it"
-            yield error("host-named-twice", title, (one.text,), "keep one line for each host")
+    for complaint in facts.hosts.complaints if facts.hosts else ():
+        if complaint.host is not None:
+            title = f"{facts.hostfile}, line {complaint.line}: {complaint.what}, and DeepSpeed stops at it"
+            yield Finding.error(
+                "host-named-twice", title, evidence=(complaint.text,), fix="keep one line for each host"
+            )
     seen: dict[tuple[str, tuple[str, ...]], str] = {}
     for visit in facts.visits:
         first = seen.setdefault((visit.hostname, visit.addresses), visit.host)
         if visit.addresses and first != visit.host:
             title = f"{first} and {visit.host} in {facts.hostfile} are one machine ({visit.hostname})"
-            yield error("host-named-twice", title, (" ".join(visit.addresses),), "keep one line for each host")
+            yield Finding.error(
+                "host-named-twice", title, evidence=(" ".join(visit.addresses),), fix="keep one line for each host"
+            )
 
 
-def variable_not_forwarded(facts: StaticFacts) -> Iterator[Finding]:
-    """Variables that steer communication are set here, and DeepSpeed's launcher does not carry them to the other hosts.
+def variable_not_forwarded(facts: PreflightFacts) -> Iterator[Finding]:
+    r"""Variables that steer communication are set here, and DeepSpeed's launcher does not forward them to the other hosts.
 
-    It forwards names that begin with MLFLOW, PYTHON, MV2 and UCX, and NCCL with GPUs; not GLOO_*, TORCH_*, LD_LIBRARY_PATH or
-    DEEPSPEED_TIMEOUT. The ranks then differ: one takes the interface that was named, the others another. What stands in a
-    .deepspeed_env (home or working directory) is carried along. `dsdoctor comm` itself hands them on.
+    It forwards names that begin with MLFLOW, PYTHON, MV2 and UCX, and NCCL with GPUs; not GLOO_*, TORCH_*,
+    LD_LIBRARY_PATH or DEEPSPEED_TIMEOUT. What a .deepspeed_env (in the home or working directory) sets is forwarded.
+    `dsdoctor comm` itself forwards all of them.
+
+    Why it matters: the ranks then differ. Those here use the interface that was named, the others a different one.
+
+    How to fix it: write what the other hosts need into .deepspeed_env in the folder that you start from.
+
+        $ printf '%s\n' "NAME=$NAME" >> .deepspeed_env
+
+    Since: 0.1
     """
     if not facts.hosts or len(facts.hosts.hosts) < 2:
         return
-    carried = EXPORTED + OF_ACCELERATORS.get(facts.accelerator, ())
+    forwarded = EXPORTED + OF_ACCELERATORS.get(facts.accelerator, ())
     written = {name for file in facts.environment for name in file.names}
-    left = [name for name in facts.set_here if not name.startswith(carried) and name not in written]
+    left = [name for name in facts.set_here if not name.startswith(forwarded) and name not in written]
     if left:
         verb = "is" if len(left) == 1 else "are"
-        title = f"{', '.join(left)} {verb} set here, and DeepSpeed's launcher forwards only {'*, '.join(carried)}*"
+        title = f"{', '.join(left)} {verb} set here, and DeepSpeed's launcher forwards only {'*, '.join(forwarded)}*"
         commands = (f"printf '%s\\n' \"{name}=${name}\" >> .deepspeed_env" for name in left)
         fix = "write what the other hosts need into .deepspeed_env of the folder that you start from"
-        yield warning("variable-not-forwarded", title, (), fix, *commands)
+        yield Finding.warning("variable-not-forwarded", title, fix=fix, commands=commands)
 
 
-def deepspeed_env_malformed(facts: StaticFacts) -> Iterator[Finding]:
+def deepspeed_env_malformed(facts: PreflightFacts) -> Iterator[Finding]:
     """A line of .deepspeed_env stops DeepSpeed's launcher, or arrives on the other hosts as something else.
 
-    The file knows NAME=VALUE and nothing else: no comment, no empty line, no `export`, no quotes. DeepSpeed puts a value with
-    other characters than letters, digits and _@%+=:,./- between double quotes, and a remote shell reads it.
+    Why it matters: the file knows NAME=VALUE and nothing else: no comment, no empty line, no `export`, no quotes.
+    DeepSpeed puts a value with other characters than letters, digits and _@%+=:,./- between double quotes, and a remote
+    shell reads it.
+
+    How to fix it: write plain lines, as in `GLOO_SOCKET_IFNAME=eth0`. Look at the line that the finding names.
+
+        $ sed -n LINEp .deepspeed_env
+
+    Since: 0.1
     """
     for file in facts.environment:
-        for one in file.complaints:
-            end = "DeepSpeed stops at it" if one.refused else "it is not carried as it is written"
-            title = f"{file.path}, line {one.line}: {one.what}, and {end}"
-            evidence = (one.text,) if one.text else ()
+        for complaint in file.complaints:
+            end = "DeepSpeed stops at it" if complaint.refused else "it is not forwarded as it is written"
+            title = f"{file.path}, line {complaint.line}: {complaint.what}, and {end}"
+            evidence = (complaint.text,) if complaint.text else ()
             fix = "write plain lines, as in: GLOO_SOCKET_IFNAME=eth0"
-            command = f"sed -n {one.line}p {shlex.quote(file.path)}"
-            yield (error if one.refused else warning)("deepspeed-env-malformed", title, evidence, fix, command)
+            command = f"sed -n {complaint.line}p {shlex.quote(file.path)}"
+            yield (Finding.error if complaint.refused else Finding.warning)(
+                "deepspeed-env-malformed", title, evidence=evidence, fix=fix, commands=(command,)
+            )
 
 
 CHECKS = (

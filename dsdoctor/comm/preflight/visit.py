@@ -1,4 +1,4 @@
-"""What a host of the hostfile is asked over ssh, and its answer -> a Visit. Asks nobody itself."""
+"""The question to a host of the hostfile over ssh, and its answer -> a Visit. Runs nothing itself."""
 
 import ipaddress
 import re
@@ -13,7 +13,7 @@ MODULES = ("torch", "deepspeed", "dsdoctor")
 
 @dataclass(frozen=True, kw_only=True)
 class PortListener:
-    """Who has a port: the line that tells, and the process where it could be seen. ``host`` "" is this machine."""
+    """Who has a port: the line that shows it, and the process where it could be seen. ``host`` "" is this machine."""
 
     host: str
     said: str

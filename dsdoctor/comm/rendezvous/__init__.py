@@ -1,1 +1,1 @@
-"""How ranks find each other: the store, and who never came."""
+"""How ranks find each other: the store, the board on it, and which ranks did not come."""

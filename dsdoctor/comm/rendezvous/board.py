@@ -1,4 +1,4 @@
-"""The blackboard: messages between the control processes of all ranks over one TCPStore. Keys are prefixed by a random token.
+"""The board: messages between the control processes of all ranks over a TCPStore. Keys are prefixed by a random token.
 
 Rank 0 writes numbered orders, every rank reads them and adds its answer to that order's log. A log is a counter and an entry
 for each number, so rank 0 reads every answer once: traffic grows with the number of ranks, not with its square.
@@ -42,8 +42,8 @@ class Log:
         return self._board.store.add(self._board.key(f"{self._name}/n"), 0)
 
     def news(self, kind: type[Message]) -> Iterator[Message]:
-        """The messages that came since the last call. One whose writer died between its number and its text is waited for
-        a second and then passed over."""
+        """The messages that came since the last call. A message whose writer died between its number and its text is waited
+        for a second and then skipped."""
         last = self.count()
         while self._read < last:
             upto = min(last, self._read + BATCH)

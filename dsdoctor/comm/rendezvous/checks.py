@@ -1,31 +1,32 @@
-"""Claims -> who did not come, who came twice, who counts otherwise. Judges, never looks."""
+"""Claims -> which ranks did not come, came twice, or have another number of ranks. Judges, never looks."""
 
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dsdoctor.comm.models import Claim, Rank
-from dsdoctor.comm.words import MOST_NAMED, named
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.comm.rank_names import MOST_NAMED, named
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.sentences import and_more
 
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 LATE = 15.0
-"""Seconds between the first and the last rank from which on their start is worth a word: imports take some."""
+"""Seconds between the first and the last rank from which a late start is reported; imports alone take some."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrivals:
-    """Who came: ``me`` is rank 0 (or, where rank 0 was not reached, the one that looks), ``claims`` in the order in which they
-    came. ``last_words`` are what a rank wrote to the common folder before it could reach the store."""
+    """The ranks that came: ``me`` is rank 0 (or, where rank 0 was not reached, the rank that looks), ``claims`` in the
+    order in which they came. ``last_lines`` are what a rank wrote to the common folder before it reached the store."""
 
     me: Rank
     claims: tuple[Claim, ...]
     waited: float
-    last_words: dict[int, str] = field(default_factory=dict)
+    last_lines: dict[int, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The numbers that nobody claimed."""
+        """The ranks that did not come."""
         there = {claim.rank for claim in self.claims}
         return tuple(rank for rank in range(self.me.world) if rank not in there)
 
@@ -33,60 +34,80 @@ class Arrivals:
 def rank_missing(arrivals: Arrivals) -> Iterator[Finding]:
     """A rank did not come to the rendezvous.
 
-    Every rank writes its number, host and process id to the store of rank 0 as soon as it runs. One that did not was never
-    started, died before, or cannot reach the master. torch only says how many clients joined. Look at the launcher's output of
-    that host first; run `python -m dsdoctor comm` there by itself; try the master's port from there."""
+    Every rank writes its number, host and process id to the store of rank 0 as soon as it runs. One that did not was
+    never started, died before, or cannot reach the master.
+
+    Why it matters: the job waits for it until its timeout, and torch only says how many clients joined.
+
+    How to fix it: look at the launcher's output for that host first. Then run the test there by itself, and try the
+    master's port from there.
+
+        $ ssh HOST python -m dsdoctor comm --quick
+        $ timeout 5 bash -c '</dev/tcp/MASTER/PORT' && echo reachable
+
+    Since: 0.1
+    """
     missing, me = arrivals.missing, arrivals.me
     if not missing or any(rank_duplicated(arrivals)) or any(world_size_differs(arrivals)):
-        # those say it already, and nobody waited for the others any more
+        # those findings explain it, and the wait for the others was given up
         return
     here = len({claim.rank for claim in arrivals.claims if claim.rank < me.world})
     evidence = [f"{here} of {me.world} ranks came in {arrivals.waited:.1f} s: {_places(arrivals.claims)}"]
-    evidence += [f"rank {rank} wrote: {words}" for rank, words in sorted(arrivals.last_words.items())]
+    evidence += [f"rank {rank} wrote: {words}" for rank, words in sorted(arrivals.last_lines.items())]
     hosts = {me.hosts[rank] for rank in missing if rank < len(me.hosts)}
     commands = [f"ssh {host} python -m dsdoctor comm --quick" for host in sorted(hosts)[:3]]
-    yield Finding(
-        rule="rank-missing",
-        severity=Severity.ERROR,
-        title=f"{named(missing, me.hosts)} never came; waited {arrivals.waited:.0f} s at {me.master}:{me.port}",
+    yield Finding.error(
+        "rank-missing",
+        f"{named(missing, me.hosts)} never came; waited {arrivals.waited:.0f} s at {me.master}:{me.port}",
         evidence=tuple(evidence),
-        fix=Fix(
-            text="see in the launcher's output whether it was started there; if it was, its own lines say why it cannot come",
-            commands=tuple(commands) or (f"timeout 5 bash -c '</dev/tcp/{me.master}/{me.port}' && echo reachable",),
-        ),
+        fix="see in the launcher's output whether it was started there; if it was, its own lines say why it cannot come",
+        commands=tuple(commands) or (f"timeout 5 bash -c '</dev/tcp/{me.master}/{me.port}' && echo reachable",),
     )
 
 
 def rank_duplicated(arrivals: Arrivals) -> Iterator[Finding]:
     """Two processes say that they are the same rank.
 
-    Two jobs share one MASTER_ADDR and MASTER_PORT, or a launcher was started on every node with the same --node_rank, or RANK
-    was exported in a shell and inherited. Give each job a port of its own and each node its own --node_rank."""
+    Two jobs share one MASTER_ADDR and MASTER_PORT, or a launcher was started on every node with the same --node_rank,
+    or RANK was exported in a shell and inherited.
+
+    Why it matters: another rank is missing then, and the job waits for it.
+
+    How to fix it: give each job a port of its own and each node its own --node_rank.
+
+        $ env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|SLURM_PROCID|OMPI_COMM_WORLD_RANK)'
+
+    Since: 0.1
+    """
     claimed: dict[int, list[Claim]] = defaultdict(list)
     for claim in arrivals.claims:
         claimed[claim.rank].append(claim)
     for rank, several in sorted(claimed.items()):
         if len(several) > 1:
-            yield Finding(
-                rule="rank-duplicated",
-                severity=Severity.ERROR,
-                title=f"{len(several)} processes say that they are rank {rank}: "
-                + ", ".join(f"pid {claim.pid} on {claim.host}" for claim in several[:MOST_NAMED]),
-                evidence=(f"nobody is {named(arrivals.missing, ())}",) if arrivals.missing else (),
-                fix=Fix(
-                    text="give every process a RANK of its own: one --node_rank for each node, one port for each job",
-                    commands=(
-                        "env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|SLURM_PROCID|OMPI_COMM_WORLD_RANK)'",
-                    ),
-                ),
+            yield Finding.error(
+                "rank-duplicated",
+                f"{len(several)} processes say that they are rank {rank}: "
+                + and_more([f"pid {claim.pid} on {claim.host}" for claim in several], MOST_NAMED),
+                evidence=(f"no process is {named(arrivals.missing, ())}",) if arrivals.missing else (),
+                fix="give every process a RANK of its own: one --node_rank for each node, one port for each job",
+                commands=("env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|SLURM_PROCID|OMPI_COMM_WORLD_RANK)'",),
             )
 
 
 def world_size_differs(arrivals: Arrivals) -> Iterator[Finding]:
-    """The ranks do not agree how many they are.
+    """The ranks do not agree on how many they are.
 
-    One launcher was started with another --nnodes or --nproc_per_node, or WORLD_SIZE is left over in a shell. torch waits until
-    its time is up and says how many clients joined."""
+    A launcher was started with another --nnodes or --nproc_per_node than the others, or WORLD_SIZE is left over in a
+    shell.
+
+    Why it matters: torch waits until its time is up and says how many clients joined.
+
+    How to fix it: start every node's launcher with the same --nnodes and --nproc_per_node, and unset WORLD_SIZE.
+
+        $ unset WORLD_SIZE
+
+    Since: 0.1
+    """
     by_world: dict[int, list[Claim]] = defaultdict(list)
     for claim in arrivals.claims:
         by_world[claim.world].append(claim)
@@ -94,19 +115,25 @@ def world_size_differs(arrivals: Arrivals) -> Iterator[Finding]:
         return
     by_world.setdefault(arrivals.me.world, [])
     told = sorted(by_world.items(), key=lambda item: len(item[1]))
-    yield Finding(
-        rule="world-size-differs",
-        severity=Severity.ERROR,
-        title="; ".join(f"world size {world}: {_places(claims) or 'rank 0'}" for world, claims in told),
-        fix=Fix(text="start every node's launcher with the same --nnodes and --nproc_per_node, and unset WORLD_SIZE"),
+    yield Finding.error(
+        "world-size-differs",
+        "; ".join(f"world size {world}: {_places(claims) or 'rank 0'}" for world, claims in told),
+        fix="start every node's launcher with the same --nnodes and --nproc_per_node, and unset WORLD_SIZE",
     )
 
 
 def gpu_shared(arrivals: Arrivals) -> Iterator[Finding]:
     """Two ranks would use the same GPU.
 
-    NCCL refuses that, and does not name the ranks. LOCAL_RANK is the same for both, or CUDA_VISIBLE_DEVICES shows both the same
-    device. NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30, experimental) allows it."""
+    LOCAL_RANK is the same for both, or CUDA_VISIBLE_DEVICES shows both the same device.
+
+    Why it matters: NCCL refuses that, and does not name the ranks. NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30,
+    experimental) allows it.
+
+    How to fix it: start as many ranks as there are GPUs, each with a LOCAL_RANK of its own.
+
+    Since: 0.1
+    """
     by_gpu: dict[tuple[str, str], list[Claim]] = defaultdict(list)
     for claim in arrivals.claims:
         if claim.gpu and not (claim.local and claim.local.variables.get(SHARING) == "1"):
@@ -114,34 +141,37 @@ def gpu_shared(arrivals: Arrivals) -> Iterator[Finding]:
     for (host, gpu), several in by_gpu.items():
         if len({claim.rank for claim in several}) > 1:
             ranks = ", ".join(f"{claim.rank} (LOCAL_RANK {claim.local_rank})" for claim in several)
-            yield Finding(
-                rule="gpu-shared",
-                severity=Severity.ERROR,
-                title=f"ranks {ranks} on {host} would use the same GPU {gpu}",
-                fix=Fix(text="start as many ranks as there are GPUs, each with a LOCAL_RANK of its own"),
+            yield Finding.error(
+                "gpu-shared",
+                f"ranks {ranks} on {host} would use the same GPU {gpu}",
+                fix="start as many ranks as there are GPUs, each with a LOCAL_RANK of its own",
             )
 
 
 def rank_arrives_late(arrivals: Arrivals) -> Iterator[Finding]:
     """A rank came much later than the others.
 
-    Slow file systems (imports over a network), a node that is busy, or a launcher that starts nodes one by one. Training
-    starts when the last one is there."""
+    Slow file systems (imports over a network), a busy node, or a launcher that starts nodes one after the other.
+
+    Why it matters: training starts when the last rank is there.
+
+    How to fix it: where its own start took long, put the Python environment on a local disk and see what else runs on
+    that host. Where it was started late, look at the launcher and the queue of that host.
+
+    Since: 0.1
+    """
     came = sorted(arrivals.claims, key=lambda claim: claim.seen)
     if arrivals.missing or len(came) < 2 or came[-1].seen - came[0].seen < LATE:
         return
     last = came[-1]
     own = last.arrived - last.started
-    yield Finding(
-        rule="rank-arrives-late",
-        severity=Severity.WARNING,
-        title=f"rank {last.rank} ({last.host}) came {last.seen - came[0].seen:.0f} s after the first",
+    yield Finding.warning(
+        "rank-arrives-late",
+        f"rank {last.rank} ({last.host}) came {last.seen - came[0].seen:.0f} s after the first",
         evidence=(f"it took {own:.1f} s from its own start to the rendezvous",),
-        fix=Fix(
-            text="put the Python environment on a local disk, and see what else runs on that host"
-            if own > LATE / 2
-            else "it was started late: see the launcher and the queue of that host"
-        ),
+        fix="put the Python environment on a local disk, and see what else runs on that host"
+        if own > LATE / 2
+        else "it was started late: see the launcher and the queue of that host",
     )
 
 

@@ -1,7 +1,7 @@
-"""The way onto the blackboard: serve the store (rank 0 without torchrun) or reach it, within our own time limits.
+"""Opens the board: serve the store (rank 0 without torchrun) or connect to it, within our own time limits.
 
-torch's own limits are not kept by torch: connecting takes twice the timeout asked for, and a foreign listener on the port makes a
-client wait for ever. So plain TCP is tried first, and torch is called in a thread that may be left behind.
+torch does not keep its own limits: connecting takes twice the timeout asked for, and with another program on the port a client
+waits for ever. So plain TCP is tried first, and torch is called in a thread that may be abandoned.
 """
 
 import errno
@@ -32,9 +32,9 @@ FOUND = (ConnectOutcome.SILENT, ConnectOutcome.STRANGER)
 
 @dataclass(frozen=True, kw_only=True)
 class Unreached:
-    """Why there is no store. ``taken``: the port was taken when rank 0 wanted to serve on it. ``listener`` is who listens there,
-    where that is a process of this user on this host; ``banner`` what it said. ``token_missing``: a store answers, and no rank
-    0 of this test has written to it."""
+    """Why there is no store. ``taken``: the port was taken when rank 0 wanted to serve on it. ``listener`` is the process
+    that listens there, where it is one of this user on this host; ``banner`` what it sent. ``token_missing``: a store
+    answers, and no rank 0 of this test has written to it."""
 
     outcome: ConnectOutcome
     seconds: float
@@ -52,7 +52,7 @@ def open_board(rank: Rank, seconds: float) -> Board | Unreached:
     if isinstance(store, Unreached) and not store.taken:
         return store
     if isinstance(store, Unreached) or store is None:
-        # a port that is taken may be a second rank 0's: as a client, both are seen
+        # the port may be taken by a second rank 0; joining as a client makes both visible
         taken = isinstance(store, Unreached)
         store = _reach(rank, min(seconds, ANSWER) if taken else seconds, taken=taken)
         if isinstance(store, Unreached):
@@ -62,7 +62,7 @@ def open_board(rank: Rank, seconds: float) -> Board | Unreached:
 
 
 def _find(store: TcpStore, rank: Rank, seconds: float, *, first: bool) -> Board | Unreached:
-    """Write or await the random prefix."""
+    """The board of a store: rank 0 writes the random prefix, the others wait for it."""
     name = f"dsdoctor-comm/{rank.run}/token"
     if first and store.add(f"{name}/n", 1) == 1:
         token = secrets.token_hex(8)
@@ -86,7 +86,7 @@ def _serve(rank: Rank) -> "TcpStore | Unreached":
         except OSError as error:
             if isinstance(error, socket.gaierror):
                 return Unreached(outcome=ConnectOutcome.NO_NAME, seconds=0.0)
-            # a service's or a translated address is none of this host's own
+            # a service's or a translated address does not belong to this host
             if error.errno == errno.EADDRINUSE:
                 return Unreached(outcome=ConnectOutcome.STRANGER, seconds=0.0, taken=True)
             listening.bind(("", rank.port))
@@ -102,7 +102,7 @@ def _serve(rank: Rank) -> "TcpStore | Unreached":
 
 
 def _reach(rank: Rank, seconds: float, *, taken: bool) -> "TcpStore | Unreached":
-    """Connect as a client, as soon as somebody listens."""
+    """Connect as a client, as soon as the port is open."""
     began, outcomes = time.monotonic(), Counter[ConnectOutcome]()
     while time.monotonic() - began < seconds:
         left = seconds - (time.monotonic() - began)
@@ -119,7 +119,7 @@ def _reach(rank: Rank, seconds: float, *, taken: bool) -> "TcpStore | Unreached"
             )  # fmt: skip
         outcomes[opened] += 1
         time.sleep(RETRY)
-    # the last attempt may be cut short by the clock: what came most often counts
+    # the time limit may have cut the last attempt short, so the most frequent outcome counts
     outcome = outcomes.most_common(1)[0][0] if outcomes else ConnectOutcome.TIMED_OUT
     return Unreached(outcome=outcome, seconds=time.monotonic() - began, taken=taken, listener=None)
 
@@ -131,20 +131,20 @@ def _torch_store(rank: Rank, handle: int | None) -> TcpStore:
     if handle is not None:
         options["master_listen_fd"] = handle
     store = TCPStore(rank.master, rank.port, None, handle is not None, **options)
-    # the constructor of a client is content with any listener; an answer is proof
-    store.add("dsdoctor-comm/knock", 0)
+    # a client's constructor accepts any listener; only an answer proves that it is a store
+    store.add("dsdoctor-comm/probe", 0)
     return cast(TcpStore, store)
 
 
 def _bounded(make: Callable[[], TcpStore], seconds: float) -> TcpStore | None:
-    """What ``make`` gives within so many seconds; else it is left behind in its thread, and so is what it raised."""
+    """The result of ``make``, None where it raises or takes longer than ``seconds``; its thread is then abandoned."""
     made: list[TcpStore] = []
 
     def run() -> None:
         try:
             made.append(make())
         except Exception:
-            # torch raises several types over its releases; that none came is what counts
+            # torch raises another type in each release; only that there is no store counts
             return
 
     thread = threading.Thread(target=run, daemon=True)

@@ -1,1 +1,1 @@
-"""Collectives, pairs and paces timed: formulas, what is slow, what got slower since."""
+"""Times collectives, pairs and single ranks: formulas, what is slow, and what got slower since a baseline."""

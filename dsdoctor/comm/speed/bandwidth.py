@@ -37,7 +37,7 @@ def formula(op: str) -> Formula:
     >>> print(formula("broadcast"))
     busbw = S/t, S = one rank's bytes
     """
-    return {one.op: one for one in FORMULAS}[op]
+    return {known.op: known for known in FORMULAS}[op]
 
 
 def algbw(size: int, seconds: float) -> float:
@@ -65,11 +65,11 @@ def merge(speeds: Sequence[Speeds]) -> tuple[Speed, ...]:
 
     p50 is the median of the ranks' medians and p99 the largest of theirs. What not every rank timed is left out.
     """
-    ranks = sorted(speeds, key=lambda one: one.rank)
-    tables = [{(timing.op, timing.size): timing for timing in one.timings} for one in ranks]
+    ranks = sorted(speeds, key=lambda rank: rank.rank)
+    tables = [{(timing.op, timing.size): timing for timing in rank.timings} for rank in ranks]
     keys = [(timing.op, timing.size) for timing in ranks[0].timings] if ranks else []
     return tuple(
-        _over_ranks([table[key] for table in tables], [one.rank for one in ranks])
+        _over_ranks([table[key] for table in tables], [rank.rank for rank in ranks])
         for key in keys
         if all(key in table for table in tables)
     )

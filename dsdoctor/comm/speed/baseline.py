@@ -1,4 +1,5 @@
-"""What a test of communication measured, kept in a file; a later test against it -> what got slower. Judges figures only."""
+"""A baseline: the figures of a communication test in a file; a later test compared with it -> what got slower. Judges
+figures only."""
 
 import os
 from collections import Counter
@@ -22,7 +23,8 @@ from dsdoctor.comm.speed.changes import (
     pair_changes,
 )
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.sentences import and_more
 
 SCHEMA = "dsdoctor-comm/1"
 MOST = 12
@@ -63,7 +65,7 @@ def base_of(report: Report, date: str) -> Base:
 
 
 def hosts_of(report: Report) -> tuple[str, ...]:
-    """The host of every rank, from the ranks themselves where the report does not tell; "" where nobody knows."""
+    """The host of every rank, from the ranks themselves where the report has none; "" where it is not known."""
     by_rank = {claim.rank: claim.host for claim in report.ranks}
     told = dict(enumerate(report.hosts))
     return tuple(told.get(rank) or by_rank.get(rank, "") for rank in range(report.world))
@@ -85,8 +87,9 @@ def save(report: Report, path: Path, *, date: str | None = None) -> None:
 
 
 def load(path: Path) -> Base:
-    """Read what ``save`` wrote. Raises UsageError for a file that is missing, another's, of another version, or damaged."""
-    hint = f"write one while all is well: {MEASURE}"
+    """Read what ``save`` wrote. Raises UsageError for a file that is missing, is no baseline, is of another version, or
+    damaged."""
+    hint = f"save a baseline while all is well: {MEASURE}"
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -94,7 +97,7 @@ def load(path: Path) -> Base:
     try:
         schema = msgspec.json.decode(content).get("schema")
         if schema != SCHEMA:
-            raise UsageError(f"{path} is of the schema {schema!r}, wanted is {SCHEMA!r}", hint=hint)
+            raise UsageError(f"{path} has the schema {schema!r}, expected is {SCHEMA!r}", hint=hint)
         return msgspec.json.decode(content, type=Base)
     except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no baseline, or it is damaged: {error}", hint=hint) from error
@@ -109,45 +112,60 @@ def slower(report: Report, base: Base) -> Iterator[Finding]:
 def slower_than_before(report: Report, base: Base) -> Iterator[Finding]:
     """Communication is slower than it was when the baseline was saved.
 
-    A collective counts when its median time is now above the 99th percentile of then, and at least 15 % of its bandwidth is
-    lost. A host counts when nearly all of its pairs with other hosts, or its ranks' own computing, lost 15 % or three times the
-    spread that the other figures show, whichever is more; so does the path between two hosts. A pair that lost by itself must
-    have lost twice as much. Fewer than twelve pairs, or six ranks, do not show what is noise: then two thirds must be lost.
+    A collective counts when its median time is now above the 99th percentile of then, and at least 15 % of its
+    bandwidth is lost. A host counts when nearly all of its pairs with other hosts, or its ranks' own computing, lost 15
+    % or three times the spread that the other figures show, whichever is more; so does the path between two hosts. A
+    pair that lost by itself must have lost twice as much. Fewer than twelve pairs, or six ranks, do not show what is
+    noise: then two thirds must be lost.
 
-    Look at what changed since: the versions (told if they differ), the link's speed (`ethtool`, `ibstat`, `nvidia-smi
-    topo -m`), another job on the same nodes. If the new state is the right one, save a new baseline.
+    Why it matters: something changed since: the versions (reported if they differ), the link's speed, or another job on
+    the same nodes.
+
+    How to fix it: find out what changed. If the new state is the right one, save a new baseline.
+
+        $ ethtool INTERFACE
+        $ ibstat
+        $ nvidia-smi topo -m
+        $ python -m dsdoctor comm --save base.json
+
+    Since: 0.1
     """
     for told in (_slower_hosts, _slower_paths, _slower_computing, _slower_collectives):
         for title, evidence in told(report, base):
-            yield Finding(
-                rule="slower-than-before",
-                severity=Severity.WARNING,
-                title=title,
+            yield Finding.warning(
+                "slower-than-before",
+                title,
                 evidence=(*evidence, *_other_versions(report, base)),
-                fix=Fix(
-                    text=f"find out what changed since {base.date}; if it is meant, save anew", commands=(MEASURE,)
-                ),
+                fix=f"find out what changed since {base.date}; if that is intended, save a new baseline",
+                commands=(MEASURE,),
             )
 
 
 def baseline_not_comparable(report: Report, base: Base) -> Iterator[Finding]:
-    """The baseline is of another job, so that some of its figures, or all, say nothing about this one.
+    """The baseline is from a different job, so some or all of its figures say nothing about this one.
 
-    Times of collectives can be compared between runs with the same backend and as many ranks on as many hosts; those of a pair
-    where both hosts took part in both runs, each with as many ranks. What cannot be compared was left out.
+    Why it matters: times of collectives can be compared between runs with the same backend and as many ranks on as many
+    hosts; those of a pair where both hosts took part in both runs, each with as many ranks. What cannot be compared was
+    left out.
+
+    How to fix it: compare with a baseline of the same job.
+
+        $ python -m dsdoctor comm --save base.json
+
+    Since: 0.1
     """
     why = tuple(_differences(report, base))
-    fix = Fix(text="compare with a baseline of the same job", commands=(MEASURE,))
+    fix, commands = "compare with a baseline of the same job", [MEASURE]
     if why:
         title = f"not everything can be compared with the baseline of {base.date}: {why[0]}"
     elif not report.speeds and not report.pairs:
         title = f"nothing was timed, so nothing can be compared with the baseline of {base.date}"
-        fix = Fix(text="run it without --quick")
+        fix, commands = "run it without --quick", []
     elif not base.speeds and not base.pairs:
         title = f"the baseline of {base.date} holds no times: it was saved by a quick or a broken test"
     else:
         return
-    yield Finding(rule="baseline-not-comparable", severity=Severity.NOTE, title=title, evidence=why[1:], fix=fix)
+    yield Finding.note("baseline-not-comparable", title, evidence=why[1:], fix=fix, commands=commands)
 
 
 def _differences(report: Report, base: Base) -> Iterator[str]:
@@ -167,8 +185,7 @@ def _differences(report: Report, base: Base) -> Iterator[str]:
 
 
 def _some(names: Iterable[str]) -> str:
-    known = [name or "a host without a name" for name in names]
-    return ", ".join(known[:4]) + (f" and {len(known) - 4} more" if len(known) > 4 else "")
+    return and_more([name or "a host without a name" for name in names], 4)
 
 
 def _shape(hosts: tuple[str, ...]) -> list[int]:
@@ -223,12 +240,12 @@ def _slower_hosts(report: Report, base: Base) -> Told:
         yield f"all {len(lossy)} hosts {_lost(across, base)} (median of their pairs with each other)", ()
         return
     for host, mine in lossy.items():
-        evidence = f"nearly all of its {len(mine)} pairs with other hosts lost as much: it is the host and not a path"
+        evidence = f"nearly all of its {len(mine)} pairs with other hosts lost as much: it is the host and not one path"
         yield f"{host} {_lost(mine, base)} (median of its pairs with other hosts)", (evidence,)
 
 
 def _slower_paths(report: Report, base: Base) -> Told:
-    """Pairs that lost more than their hosts explain, told by the hosts between which they are."""
+    """Pairs that lost more than their hosts explain, grouped by the hosts between which they are."""
     changes = _changes(report, base)
     for mine in lossy_paths(changes, lossy_hosts(changes)):
         between, worst = mine[0].between, min(mine, key=lambda change: change.log)
@@ -244,10 +261,10 @@ def _slower_paths(report: Report, base: Base) -> Told:
 
 def _slower_computing(report: Report, base: Base) -> Told:
     for host, mine in lossy_paces(pace_changes(report.paces, hosts_of(report), base.paces, base.hosts)):
-        now, then = median(1e3 / one.now for one in mine), median(1e3 / one.then for one in mine)
+        now, then = median(1e3 / change.now for change in mine), median(1e3 / change.then for change in mine)
         yield (
             f"{host} computes slower than on {base.date}: the same work takes {now:.3g} ms, took {then:.3g} ms",
-            ("measured without communication: the network is not to blame",),
+            ("measured without communication: the network is not the cause",),
         )
 
 

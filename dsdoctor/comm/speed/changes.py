@@ -10,18 +10,19 @@ from statistics import median
 from dsdoctor.comm.results import Pace, PairTime
 
 LEAST_LOSS = 0.15
-"""What must be lost at the least before anything is said."""
+"""The least loss that is reported."""
 SPREADS = 3
-"""And so many times the spread of the other figures: the noise, as these two runs show it."""
+"""A loss must also be so many times the spread of the other figures, which is the noise of these two runs."""
 FEW, FEW_LOSS = 12, 2 / 3
-"""Fewer figures show no noise. Healthy runs of four ranks on two busy processors differ by up to 61 % in a pair."""
+"""Fewer figures do not show what is noise. Healthy runs of four ranks on two busy processors differ by up to 61 % in a pair."""
 
 FEW_PACES = 6
-"""Ranks. Work alone wavers less than messages do."""
+"""Ranks. Computing varies less than messages do."""
 LEAST_PATH = 3
-"""Pairs that bear each other out."""
+"""The fewest pairs that count as a path."""
 ALONE = 2
-"""A pair that stands by itself, without the others of its path, must have lost so much more: there are many to be unlucky."""
+"""A pair that is slower alone, without the others of its path, must have lost so many times more: among many pairs some are
+slow by chance."""
 
 Path = tuple[str, ...]
 """One host, or two between which something is."""
@@ -50,9 +51,9 @@ def pair_changes(
     """Bandwidths of the pairs that both runs have: the same places on the same hosts, with as many ranks on each."""
     seats, old_seats = _seats(here), _seats(there)
     before = {
-        (frozenset((old_seats.get(one.source), old_seats.get(one.target))), one.size): one
-        for one in then
-        if one.seconds > 0
+        (frozenset((old_seats.get(pair.source), old_seats.get(pair.target))), pair.size): pair
+        for pair in then
+        if pair.seconds > 0
     }
     alike = {host for host, count in Counter(here).items() if Counter(there)[host] == count}
     found = []
@@ -71,10 +72,10 @@ def pace_changes(now: Iterable[Pace], here: Hosts, then: Iterable[Pace], there: 
     before = {old_seats[pace.rank]: pace.compute for pace in then if pace.compute > 0 and pace.rank in old_seats}
     return tuple(
         SpeedChange(
-            between=(seats[one.rank][0],), ranks=(one.rank,), now=1 / one.compute, then=1 / before[seats[one.rank]]
+            between=(seats[pace.rank][0],), ranks=(pace.rank,), now=1 / pace.compute, then=1 / before[seats[pace.rank]]
         )
-        for one in now
-        if one.compute > 0 and seats[one.rank] in before
+        for pace in now
+        if pace.compute > 0 and seats[pace.rank] in before
     )
 
 
@@ -105,7 +106,8 @@ def lossy_paces(changes: Sequence[SpeedChange]) -> Iterator[tuple[str, tuple[Spe
 
 
 def lossy_hosts(changes: Sequence[SpeedChange]) -> dict[str, tuple[SpeedChange, ...]]:
-    """Hosts nearly all of whose pairs with other hosts lost. Of two hosts nobody can tell which it is: then none."""
+    """Hosts nearly all of whose pairs with other hosts lost. None where there are only two hosts: then it cannot be known
+    which of them it is."""
     across: dict[str, list[SpeedChange]] = defaultdict(list)
     for change in changes:
         for host in change.between if len(change.between) > 1 else ():
@@ -113,7 +115,7 @@ def lossy_hosts(changes: Sequence[SpeedChange]) -> dict[str, tuple[SpeedChange, 
     if len(across) < 3:
         return {}
     needed = needed_of(changes)
-    return {host: tuple(mine) for host, mine in across.items() if _most(one.log for one in mine) <= -needed}
+    return {host: tuple(mine) for host, mine in across.items() if _most(change.log for change in mine) <= -needed}
 
 
 def lossy_paths(changes: Sequence[SpeedChange], explained: Iterable[str]) -> Iterator[tuple[SpeedChange, ...]]:
@@ -131,7 +133,7 @@ def lossy_paths(changes: Sequence[SpeedChange], explained: Iterable[str]) -> Ite
 
 
 def needed_of(changes: Sequence[SpeedChange]) -> float:
-    """The loss of a pair's bandwidth, as a positive logarithm, that noise does not make.
+    """The loss of a pair's bandwidth, as a positive logarithm, that is more than noise.
 
     What a whole host or a whole path lost is no noise: it is taken out first.
     """

@@ -13,15 +13,15 @@ Tell = Callable[[int, str], None]
 
 TRIES = 7
 SIDE, TIMES = {"cpu": 384, "cuda": 4096}, 16
-"""The matrices that are multiplied, and how often: some 20 ms on one core and on a GPU. A scheduler lets shorter work through at
-once even where others want the core too."""
+"""The matrices that are multiplied, and how often: some 20 ms on one core and on a GPU. A scheduler runs shorter work at
+once even where other processes need the core too."""
 
 
 def pace(group: RankGroup, tell: Tell) -> Pace:
     """The median seconds of a fixed piece of work, and of the waits at barriers that follow it.
 
-    The work is done first without any communication in between, all ranks at once. One processor a rank: threads of many
-    ranks on one host would measure each other.
+    The work is done first without any communication in between, on all ranks at the same time. Each rank uses one thread,
+    because the threads of many ranks on a host would disturb each other.
     """
     import torch
     import torch.distributed as dist

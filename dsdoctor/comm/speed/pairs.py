@@ -1,7 +1,4 @@
-"""Which ranks exchange at once, two by two, and how long each pair takes for a message there and back.
-
-The number of ranks -> rounds of disjoint pairs; a group -> the times of the pairs in which this rank is the lower one.
-"""
+"""Times a message there and back for each pair of ranks: a group -> the times of the pairs in which this rank is the lower one."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +12,7 @@ Tell = Callable[[int, str], None]
 SIZE = 1 << 20
 REPEATS = 3
 AGAIN = 2.0
-"""A pair this many times slower than the usual of its like is tried again; ``speed_checks`` blames only slower ones."""
+"""A pair this many times slower than usual for its kind is tried again; ``speed_checks`` reports only slower ones."""
 
 
 def within(pair: PairTime, hosts: Sequence[str]) -> bool:
@@ -25,16 +22,17 @@ def within(pair: PairTime, hosts: Sequence[str]) -> bool:
 
 
 def slower(times: Sequence[PairTime], hosts: Sequence[str], factor: float) -> tuple[PairTime, ...]:
-    """The pairs that take more than ``factor`` times the usual of their like: within a host, or across hosts.
+    """The pairs that take more than ``factor`` times the usual of their kind: within a host, or across hosts.
 
-    A third of them is faster than the usual: with one bad rank of three or four, half of the pairs or more are slow.
+    The usual is the time that a third of them stays below, not the median: with one bad rank of three or four, half of the
+    pairs or more are slow.
     """
     found: list[PairTime] = []
     for inside in (True, False):
-        like = sorted((one for one in times if within(one, hosts) is inside), key=lambda one: one.seconds)
+        like = sorted((pair for pair in times if within(pair, hosts) is inside), key=lambda pair: pair.seconds)
         if like:
             usual = like[(len(like) - 1) // 3].seconds
-            found += [one for one in like if one.seconds > factor * usual]
+            found += [pair for pair in like if pair.seconds > factor * usual]
     return tuple(found)
 
 
@@ -55,10 +53,10 @@ def apart(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
 
 
 def time_pairs(group: RankGroup, tell: Tell, budget: float) -> tuple[PairTime, ...]:
-    """The best of a few messages of 1 MiB there and back in each pair, halved; the lower rank of a pair tells.
+    """The best of a few messages of 1 MiB there and back in each pair, halved; the lower rank of a pair reports it.
 
-    At most about ``budget`` seconds: rank 0 looks at its clock and tells the others whether a round is still run. What came
-    out slow is tried again when little else is going on.
+    At most about ``budget`` seconds: rank 0 decides by its clock whether another round is run. Slow
+    pairs are tried again when little else is running.
     """
     if group.world < 2:
         return ()
@@ -101,7 +99,7 @@ def _buffer(group: RankGroup) -> Any:
 
 
 def _there_and_back(group: RankGroup, pair: Pair, buffer: Any) -> float:
-    """The least seconds of a message to the higher rank and back, after one that only opens the way."""
+    """The least seconds of a message to the higher rank and back, after a first message that only opens the connection."""
     import torch.distributed as dist
 
     low, high = pair
@@ -121,7 +119,7 @@ def _there_and_back(group: RankGroup, pair: Pair, buffer: Any) -> float:
 
 
 def _doubtful(group: RankGroup, best: dict[Pair, float]) -> list[Pair]:
-    """The pairs of all ranks that are slower than their like, the same list everywhere: rank 0 judges and tells."""
+    """The pairs of all ranks that are slower than their kind. The same list on every rank, because rank 0's table is used."""
     import torch
     import torch.distributed as dist
 
@@ -134,5 +132,5 @@ def _doubtful(group: RankGroup, best: dict[Pair, float]) -> list[Pair]:
     dist.broadcast(table, 0)
     seconds = table.tolist()
     found = ((low, high, seconds[low][number]) for number, turn in enumerate(turns) for low, high in turn)
-    times = [PairTime(source=low, target=high, size=SIZE, seconds=one) for low, high, one in found if one > 0]
-    return [(one.source, one.target) for one in slower(times, group.hosts, AGAIN)]
+    times = [PairTime(source=low, target=high, size=SIZE, seconds=took) for low, high, took in found if took > 0]
+    return [(pair.source, pair.target) for pair in slower(times, group.hosts, AGAIN)]

@@ -1,6 +1,6 @@
-"""Times collectives on the ranks of torch.distributed's default group: how much is wanted -> seconds per call on this rank.
+"""Times collectives on the ranks of torch.distributed's default group: the mode of the test -> seconds per call on this rank.
 
-How often a call is made, and whether there is time for it, rank 0 decides and tells the others. Checks no values.
+Rank 0 decides how often a call is made, and whether there is time for it. Checks no values.
 """
 
 import time
@@ -25,13 +25,13 @@ SIZES = {
     ("cuda", Mode.DEFAULT): (8, MIB, 32 * MIB, 256 * MIB),
     ("cuda", Mode.FULL): (8, KIB, 64 * KIB, MIB, 8 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB),
 }
-"""Bytes (nccl-tests' S). NVLink comes to its speed from some hundred MiB on."""
+"""Bytes (nccl-tests' S). NVLink reaches its full speed from some hundred MiB on."""
 
 ENOUGH = 0.06
 """Seconds for which a collective of one size is called."""
 
 SLOWEST = 100e6
-"""Bytes a second that are reckoned with before anything large was sent."""
+"""Bytes a second that are assumed before anything large was sent."""
 
 FEWEST, MOST = 5, 2000
 WARM_UP = 3
@@ -40,7 +40,7 @@ WARM_UP = 3
 @dataclass(frozen=True, kw_only=True)
 class Timed:
     """A collective that is timed: ``prepare(group, elements)`` makes the buffers, of so many elements a rank or a chunk, and
-    gives the call. ``zero``: ZeRO lives on it, so it is timed by default."""
+    gives the call. ``zero``: ZeRO uses it, so it is timed by default."""
 
     op: str
     prepare: Callable[[RankGroup, int], Act]
@@ -55,14 +55,14 @@ def time_collectives(group: RankGroup, mode: Mode, tell: Tell, budget: float) ->
     if group.world < 2 or mode is Mode.QUICK:
         return ()
     until = time.monotonic() + budget
-    ops = [one for one in TIMED if one.zero or mode is Mode.FULL]
+    ops = [timed for timed in TIMED if timed.zero or mode is Mode.FULL]
     found: list[Timing] = []
     spent: dict[str, Timing] = {}
-    for number, (size, one) in enumerate(((size, one) for size in _sizes(group, mode) for one in ops), 1):
-        tell(number, f"{one.op} of {size} bytes")
-        if agreed(group, time.monotonic() + (FEWEST + WARM_UP) * _foreseen(size, spent.get(one.op)) < until):
-            timing = _time(group, one, size)
-            spent[one.op] = timing
+    for number, (size, timed) in enumerate(((size, timed) for size in _sizes(group, mode) for timed in ops), 1):
+        tell(number, f"{timed.op} of {size} bytes")
+        if agreed(group, time.monotonic() + (FEWEST + WARM_UP) * _foreseen(size, spent.get(timed.op)) < until):
+            timing = _time(group, timed, size)
+            spent[timed.op] = timing
             found.append(timing)
     return tuple(found)
 
@@ -91,15 +91,15 @@ def _sizes(group: RankGroup, mode: Mode) -> Sequence[int]:
     return [size for size in SIZES["cuda", mode] if size <= most]
 
 
-def _time(group: RankGroup, one: Timed, size: int) -> Timing:
-    total = formula(one.op).total
+def _time(group: RankGroup, timed: Timed, size: int) -> Timing:
+    total = formula(timed.op).total
     elements = max(size // 4 // (group.world if total else 1), 1)
-    act = one.prepare(group, elements)
+    act = timed.prepare(group, elements)
     warm = _seconds(group, act, WARM_UP)
     calls = int(agreed(group, min(max(ENOUGH / max(min(warm), 1e-7), FEWEST), MOST)))
     seconds = _seconds(group, act, calls)
     return Timing(
-        op=one.op,
+        op=timed.op,
         size=elements * 4 * (group.world if total else 1),
         calls=calls,
         least=min(seconds),

@@ -1,4 +1,5 @@
-"""Judges what was timed: collectives, pairs and paces, beside what the links can do -> who or what is slow. Looks at nothing."""
+"""Judges what was timed: collectives, pairs and paces, compared with the limit of the links -> what is slow. Looks at
+nothing."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -8,32 +9,33 @@ from statistics import median
 from dsdoctor.comm.results import Limit, Pace, PairTime, Speed
 from dsdoctor.comm.speed.bandwidth import formula
 from dsdoctor.comm.speed.pairs import slower, within
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 
 GB = 1e9
 LARGE = {"nccl": 64 << 20, "gloo": 1 << 20}
 """From this size on a collective can be expected to fill its links."""
 
 FINE = {"nccl": 0.8, "gloo": 0.25}
-"""The part of the limit that is reached where all is well; gloo is bound by the processors, not by the link."""
+"""The share of the limit that is reached where all is well; gloo is limited by the processors, not by the link."""
 
 HALF = 0.5
 SLOW_PAIR = 3.0
-"""How many times slower than its like a pair is not by chance; on two busy cores healthy pairs of gloo differ by 2.5 to 4."""
+"""From so many times slower than its kind a pair is not slow by chance; on two busy cores healthy pairs of gloo differ by
+2.5 to 4."""
 
 BUSY = 250e6
-"""Bytes a second that gloo comes to even on busy processors: only below that it is the path that is slow."""
+"""Bytes a second that gloo reaches even on busy processors: only below that the path is slow."""
 
 SLOW_WORK, SLOWER_WORK = 2.0, 1.25
 LATE = 0.2
-"""A rank is late when the others wait for it longer than this part of the work that goes before. On two busy cores healthy ranks'
-work differs by 2.2, but then the slower one is not also the one for which the others wait."""
+"""A rank is late when the others wait for it longer than this part of the work that goes before. On two busy cores healthy
+ranks' work differs by 2.2, but then the slower one is not also the one for which the others wait."""
 
 LATENCY_SIZE = 4096
 """Up to this size the time is latency, and bandwidth plays no part."""
 
 SPIKE, LEAST_SPIKE = 20.0, 0.1
-"""How many times the usual, and seconds, make a spike: processors that are shared give 20 ms easily."""
+"""A spike is so many times the usual, and at least so many seconds: shared processors easily cause 20 ms."""
 
 STAR = 2
 SHOWN = 6
@@ -57,16 +59,16 @@ class Measured:
 
     @property
     def slow_pairs(self) -> tuple[PairTime, ...]:
-        """Pairs slower than their like, or, across hosts, than an eighth of what the link between them can do.
+        """Pairs slower than their kind, or, across hosts, than an eighth of what the link between them can do.
 
-        gloo inside a host is memory and processors, no path that could be slow.
+        Not gloo within a host: that is memory and processors, and no network path.
         """
         least = self.limit.bandwidth / 8 if self.limit else 0.0
         bad = {*slower(self.pairs, self.hosts, SLOW_PAIR)}
-        bad |= {one for one in self.pairs if not within(one, self.hosts) and bandwidth(one) < least}
+        bad |= {pair for pair in self.pairs if not within(pair, self.hosts) and bandwidth(pair) < least}
         if self.backend == "gloo":
-            bad = {one for one in bad if not within(one, self.hosts) and bandwidth(one) < BUSY}
-        return tuple(one for one in self.pairs if one in bad)
+            bad = {pair for pair in bad if not within(pair, self.hosts) and bandwidth(pair) < BUSY}
+        return tuple(pair for pair in self.pairs if pair in bad)
 
 
 def bandwidth(pair: PairTime) -> float:
@@ -91,11 +93,19 @@ def examine(
 def collective_below_limit(measured: Measured) -> Iterator[Finding]:
     """A collective moves much less than the links between the ranks can carry.
 
-    busbw (nccl-tests' definition) is comparable with the speed of one link, whatever the number of ranks. With nccl and large
-    messages 80 % of the limit is usual; half of it hints at one of two rails or a link at half its width, an eighth at one of
-    eight network adapters. gloo is bound by the processors, so it is told only where its best collective stays below a quarter of
-    the network link and below 250 MB/s. Look at NCCL_DEBUG=INFO for the interface and transport that was taken, and at the
-    slow pairs below, if there are any.
+    busbw (nccl-tests' definition) is comparable with the speed of a single link, whatever the number of ranks. With
+    nccl and large messages 80 % of the limit is usual. gloo is bound by the processors, so it is reported only where
+    its best collective stays below a quarter of the network link and below 250 MB/s.
+
+    Why it matters: half of the limit hints at one of two rails or a link at half its width, an eighth at one of eight
+    network adapters. Every step of the training waits for it.
+
+    How to fix it: look in NCCL's log for the interface and transport of each rank, and at the slow pairs, if there are
+    any.
+
+        $ NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH dsdoctor comm --full
+
+    Since: 0.1
     """
     limit, backend = measured.limit, measured.backend
     if limit is None or backend not in FINE or (backend == "gloo" and len(set(measured.hosts)) < 2):
@@ -105,103 +115,116 @@ def collective_below_limit(measured: Measured) -> Iterator[Finding]:
         return
     worst, part = best[0], best[0].busbw / limit.bandwidth
     much = "less than half of" if part < HALF else "less than"
-    yield Finding(
-        rule="collective-below-limit",
-        severity=Severity.WARNING,
-        title=f"{worst.op} moves {worst.busbw / GB:.3g} GB/s, {much} what {limit.link} carries: {limit.bandwidth / GB:.3g} GB/s",
-        evidence=(*(_beside(one, limit) for one in best[:SHOWN]), f"limit: {limit.because}"),
-        fix=Fix(
-            text="see which interface and transport each rank takes; " + _ratio(part),
-            commands=("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH dsdoctor comm --full",)
-            if backend == "nccl"
-            else (),
-        ),
+    yield Finding.warning(
+        "collective-below-limit",
+        f"{worst.op} moves {worst.busbw / GB:.3g} GB/s, {much} what {limit.link} carries: {limit.bandwidth / GB:.3g} GB/s",
+        evidence=(*(_beside(speed, limit) for speed in best[:SHOWN]), f"limit: {limit.because}"),
+        fix="see which interface and transport each rank takes; " + _ratio(part),
+        commands=("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH dsdoctor comm --full",)
+        if backend == "nccl"
+        else (),
     )
 
 
 def pair_is_slow(measured: Measured) -> Iterator[Finding]:
     """Messages between two ranks take several times as long as between the others.
 
-    The best of several messages of 1 MiB there and back, halved. Pairs on one host and pairs across hosts are compared apart, and
-    slow ones are tried a second time before they are told. If the slow pairs have one rank or host in common, that one is slow (its
-    adapter, its cable, its switch port); a single pair is the path between the two.
+    What counts is the best of several messages of 1 MiB there and back, halved. Pairs on one host and pairs across
+    hosts are compared separately, and slow ones are tried a second time before they are reported.
+
+    Why it matters: a collective is as slow as its slowest pair. If the slow pairs have a rank or host in common, that
+    one is slow (its adapter, its cable, its switch port); a single pair is the path between the two.
+
+    How to fix it: look at the network adapter, cable and switch port that they share: speed, duplex, errors; for a
+    single pair at what lies between the two: switch, route, MTU, a lossy cable.
+
+        $ ip -s link
+        $ ethtool INTERFACE
+
+    Since: 0.1
     """
     slow = measured.slow_pairs
     if not slow:
         return
     centre = _centre(slow, measured)
-    worst = max(slow, key=lambda one: one.seconds)
+    worst = max(slow, key=lambda pair: pair.seconds)
     usual = [
-        one
-        for one in measured.pairs
-        if one not in slow and within(one, measured.hosts) == within(worst, measured.hosts)
+        pair
+        for pair in measured.pairs
+        if pair not in slow and within(pair, measured.hosts) == within(worst, measured.hosts)
     ]
     rate = f"{bandwidth(worst) / 1e6:.3g} MB/s" + (
         f", others do {median(map(bandwidth, usual)) / 1e6:.3g} MB/s" if usual else ""
     )
     path = f"the path between {measured.named(worst.source)} and {measured.named(worst.target)} is slow"
-    yield Finding(
-        rule="pair-is-slow",
-        severity=Severity.WARNING,
-        title=f"{centre} is slow to reach: {rate}" if centre else f"{path}: {rate}",
-        evidence=tuple(_pair(one, measured) for one in sorted(slow, key=lambda one: -one.seconds)[:SHOWN]),
-        fix=Fix(
-            text=f"look at the network adapter, cable and switch port of {centre}: speed, duplex, errors"
-            if centre
-            else "look at what lies between the two: switch, route, MTU, a lossy cable",
-            commands=("ip -s link", "ethtool $(ip -o route get 8.8.8.8 | sed 's/.* dev \\([^ ]*\\).*/\\1/')"),
-        ),
+    yield Finding.warning(
+        "pair-is-slow",
+        f"{centre} is slow to reach: {rate}" if centre else f"{path}: {rate}",
+        evidence=tuple(_pair(pair, measured) for pair in sorted(slow, key=lambda pair: -pair.seconds)[:SHOWN]),
+        fix=f"look at the network adapter, cable and switch port of {centre}: speed, duplex, errors"
+        if centre
+        else "look at what lies between the two: switch, route, MTU, a lossy cable",
+        commands=("ip -s link", "ethtool $(ip -o route get 8.8.8.8 | sed 's/.* dev \\([^ ]*\\).*/\\1/')"),
     )
 
 
 def rank_straggles(measured: Measured) -> Iterator[Finding]:
-    """A rank is slower than the others by itself, or comes late, and all wait for it at every step.
+    """A rank is slower than the others by itself, or comes late.
 
-    Each rank does the same piece of work without any communication; then all do it and meet at a barrier. The others wait
-    long, the late rank does not wait: so the one with the shortest wait is named. A hot or capped GPU, another job on
-    the host, or a busy core are the usual causes.
+    Each rank does the same piece of work without any communication; then all do it and meet at a barrier. The others
+    wait long, the late rank does not wait: so the rank with the shortest wait is named.
+
+    Why it matters: all others wait for it at every step. A hot or capped GPU, another job on the host, or a busy core
+    are the usual causes.
+
+    How to fix it: see what else runs on its host, and whether its GPU or processor is throttled.
+
+        $ nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK
+        $ top -b -n 1 | head -20
+
+    Since: 0.1
     """
-    for one in measured.paces:
-        others = [other for other in measured.paces if other.rank != one.rank]
+    for pace in measured.paces:
+        others = [other for other in measured.paces if other.rank != pace.rank]
         if not others:
             return
         work, wait = median(other.compute for other in others), median(other.waited for other in others)
-        last = one.waited < min(other.waited for other in others)
-        late = wait - one.waited > LATE * work and one.compute > SLOWER_WORK * work
-        if last and (late or one.compute > SLOW_WORK * work):
-            yield Finding(
-                rule="rank-straggles",
-                severity=Severity.WARNING,
-                title=f"{measured.named(one.rank)} is slow by itself: {one.compute * 1e3:.3g} ms for work that takes the"
+        last = pace.waited < min(other.waited for other in others)
+        late = wait - pace.waited > LATE * work and pace.compute > SLOWER_WORK * work
+        if last and (late or pace.compute > SLOW_WORK * work):
+            yield Finding.warning(
+                "rank-straggles",
+                f"{measured.named(pace.rank)} is slow by itself: {pace.compute * 1e3:.3g} ms for work that takes the"
                 f" others {work * 1e3:.3g} ms, and they wait for it",
                 evidence=(
-                    f"it waits {one.waited * 1e3:.3g} ms at a barrier, the others {wait * 1e3:.3g} ms (medians)",
+                    f"it waits {pace.waited * 1e3:.3g} ms at a barrier, the others {wait * 1e3:.3g} ms (medians)",
                 ),
-                fix=Fix(
-                    text="see what else runs on its host, and whether its GPU or processor is throttled",
-                    commands=("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK", "top -b -n 1 | head -20"),
-                ),
+                fix="see what else runs on its host, and whether its GPU or processor is throttled",
+                commands=("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK", "top -b -n 1 | head -20"),
             )
 
 
 def latency_spikes(measured: Measured) -> Iterator[Finding]:
     """One in a hundred of the smallest collectives takes far longer than the usual one.
 
-    A training step makes hundreds of them, so it meets the slow one each time. Lost packets that are sent again (200 ms and
-    more), processors that sleep or are shared, and other jobs on the host do this.
+    Why it matters: a training step makes hundreds of them, so it meets the slow one each time. Lost packets that are
+    sent again (200 ms and more), processors that sleep or are shared, and other jobs on the host do this.
+
+    How to fix it: see whether packets are sent again, and what else runs.
+
+        $ nstat -az TcpRetransSegs
+
+    Since: 0.1
     """
-    for one in measured.speeds:
-        if one.size <= LATENCY_SIZE and one.p99 > SPIKE * one.p50 and one.p99 > LEAST_SPIKE:
-            yield Finding(
-                rule="latency-spikes",
-                severity=Severity.NOTE,
-                title=f"{one.op} of {one.size} bytes usually takes {one.p50 * 1e3:.3g} ms, and one in a hundred"
-                f" {one.p99 * 1e3:.3g} ms",
-                evidence=(f"slowest: {measured.named(one.slowest)}",),
-                fix=Fix(
-                    text="see whether packets are sent again, and what else runs",
-                    commands=("nstat -az TcpRetransSegs",),
-                ),
+    for speed in measured.speeds:
+        if speed.size <= LATENCY_SIZE and speed.p99 > SPIKE * speed.p50 and speed.p99 > LEAST_SPIKE:
+            yield Finding.note(
+                "latency-spikes",
+                f"{speed.op} of {speed.size} bytes usually takes {speed.p50 * 1e3:.3g} ms, and one in a hundred"
+                f" {speed.p99 * 1e3:.3g} ms",
+                evidence=(f"slowest: {measured.named(speed.slowest)}",),
+                fix="see whether packets are sent again, and what else runs",
+                commands=("nstat -az TcpRetransSegs",),
             )
 
 
@@ -213,19 +236,19 @@ def _fine(busbw: float, limit: Limit, backend: str) -> bool:
 
 def _best(speeds: Sequence[Speed], least: int) -> list[Speed]:
     """The best of each collective among its large sizes, the slowest first."""
-    ordered = sorted((one for one in speeds if one.size >= least), key=lambda one: one.busbw)
-    return sorted({one.op: one for one in ordered}.values(), key=lambda one: one.busbw)
+    ordered = sorted((speed for speed in speeds if speed.size >= least), key=lambda speed: speed.busbw)
+    return sorted({speed.op: speed for speed in ordered}.values(), key=lambda speed: speed.busbw)
 
 
-def _beside(one: Speed, limit: Limit) -> str:
+def _beside(speed: Speed, limit: Limit) -> str:
     return (
-        f"{one.op} of {one.size} bytes: {one.seconds * 1e3:.3g} ms on the slowest rank ({one.slowest}), busbw"
-        f" {one.busbw / GB:.3g} GB/s, {one.busbw / limit.bandwidth:.0%} of the limit ({formula(one.op)})"
+        f"{speed.op} of {speed.size} bytes: {speed.seconds * 1e3:.3g} ms on the slowest rank ({speed.slowest}), busbw"
+        f" {speed.busbw / GB:.3g} GB/s, {speed.busbw / limit.bandwidth:.0%} of the limit ({formula(speed.op)})"
     )
 
 
 def _ratio(part: float) -> str:
-    """What a part of the limit hints at."""
+    """A hint from the share of the limit that is reached."""
     if 0.4 <= part < 0.6:
         return "half of the limit is what one of two rails, or a link at half its width, gives"
     if 0.1 <= part < 0.15:
@@ -233,10 +256,10 @@ def _ratio(part: float) -> str:
     return "something slower than that link carries it, or the link is shared"
 
 
-def _pair(one: PairTime, measured: Measured) -> str:
+def _pair(pair: PairTime, measured: Measured) -> str:
     return (
-        f"{measured.named(one.source)} - {measured.named(one.target)}: {bandwidth(one) / 1e6:.3g} MB/s"
-        f" ({one.size} bytes in {one.seconds * 1e3:.3g} ms)"
+        f"{measured.named(pair.source)} - {measured.named(pair.target)}: {bandwidth(pair) / 1e6:.3g} MB/s"
+        f" ({pair.size} bytes in {pair.seconds * 1e3:.3g} ms)"
     )
 
 
@@ -244,12 +267,12 @@ def _centre(slow: Sequence[PairTime], measured: Measured) -> str | None:
     """The rank that all of several slow pairs have in common, or else the host; None where they share nothing."""
     if len(slow) < STAR:
         return None
-    ranks = Counter(rank for one in slow for rank in (one.source, one.target))
+    ranks = Counter(rank for pair in slow for rank in (pair.source, pair.target))
     shared = [rank for rank, count in ranks.items() if count == len(slow)]
     if len(shared) == 1:
         return measured.named(shared[0])
     place = dict(enumerate(measured.hosts))
-    hosts = Counter(host for one in slow for host in {place.get(one.source), place.get(one.target)} if host)
+    hosts = Counter(host for pair in slow for host in {place.get(pair.source), place.get(pair.target)} if host)
     common = [host for host, count in hosts.items() if count == len(slow)]
     return f"host {common[0]}" if len(common) == 1 else None
 

@@ -1,1 +1,1 @@
-"""What a communication test found -> terminal lines and a page."""
+"""The report of a communication test -> terminal lines and an HTML page."""

@@ -80,14 +80,14 @@ def _told(report: Report, speed: Speed) -> str:
 
 
 def _size_axes(shown: "Figure", report: Report, *, bandwidth: int, latency: int, col: int) -> None:
-    """Logarithmic axes whose ticks read as one would say them; all that is drawn is within them."""
+    """Logarithmic axes with readable ticks; everything that is drawn is within them."""
     sizes = sorted({speed.size for speed in report.speeds})
     powers = sorted({2 ** round(math.log2(max(count, 1))) for count in sizes})
     marks = powers[:: max(1, math.ceil(len(powers) / MOST_TICKS))]
     reach = [math.log10(max(sizes[0], 1)) - 0.15, math.log10(max(sizes[-1], 1)) + 0.15]
     limit = [report.limit.bandwidth] if report.limit else []
     figures = (
-        (bandwidth, [speed.busbw / 1e9 for speed in report.speeds] + [one / 1e9 for one in limit], _plain),
+        (bandwidth, [speed.busbw / 1e9 for speed in report.speeds] + [value / 1e9 for value in limit], _plain),
         (latency, [time for speed in report.speeds for time in (speed.p50, speed.p99)], duration),
     )
     for row, values, said in figures:
@@ -113,7 +113,7 @@ def _plain(bandwidth: float) -> str:
 
 
 def add_paces(shown: "Figure", report: Report, *, row: int, col: int) -> None:
-    """Bars by rank: how long the same work takes it alone, how long it then waits for the others."""
+    """Bars by rank: how long it takes for the same work alone, and how long it then waits for the others."""
     from plotly import graph_objects as go
 
     places = [pace.rank for pace in report.paces]

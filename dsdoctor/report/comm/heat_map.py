@@ -1,4 +1,4 @@
-"""What every pair of ranks did -> a heat map of plotly: bandwidth by colour, what is slow or was not reached in colours of its own.
+"""Pairs of ranks -> a heat map of plotly: bandwidth by colour; slow pairs and those not reached have colours of their own.
 
 plotly is imported where it is needed: the base install has none.
 """
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 UNREACHED, SLOW, EDGE = "#d4009b", "#d9480f", "#8a9199"
 SCALE = ((0.0, "#b9770e"), (0.35, "#8a8f3c"), (0.6, "#4a9079"), (0.8, "#33839d"), (1.0, "#2a659b"))
 DECADES = 1.5
-"""The colours span at least so much: what noise does stays within a few shades."""
+"""The colours span at least so much, so that noise stays within a few shades."""
 MOST_SINGLE = 128
 """Ranks with a row each; above, rows are hosts, and a cell is the worst of its pairs."""
 MOST_WRITTEN, MOST_NAMED = 16, 16
-"""Rows in whose cells a figure stands; rows that have a rank's name each."""
+"""Up to so many rows a cell contains its figure; up to so many rows each row has the rank's name."""
 MOST_BLOCKS = 32
 
 

@@ -1,4 +1,4 @@
-"""A test of communication -> lines for a terminal: one a phase while it runs, the verdict with its tables at the end."""
+"""A communication test -> lines for a terminal: one for each phase while it runs, the verdict with its tables at the end."""
 
 from collections.abc import Iterable, Iterator
 
@@ -31,14 +31,14 @@ def phase_line(result: PhaseResult) -> str:
 
 
 def report_lines(report: Report, *, verbose: bool) -> Iterator[str]:
-    """The end: when all is well a line a rank, what was measured, the verdict; else the verdict, what is the matter, who
-    is not well, what was measured. ``verbose``: every rank, every size, every edge, stacks."""
+    """The report at the end. When all is well: a line for each rank, the measurements, the verdict. Else the verdict, the
+    findings, the ranks with problems, the measurements. ``verbose``: every rank, every size, every edge, stacks."""
     well = report.state is PhaseState.OK
     if well:
         yield from _ok_lines(report)
         yield from _after_blank(finding_lines(report.findings))
     else:
-        yield from _sick_lines(report)
+        yield from _problem_lines(report)
     if verbose or not well:
         yield from _after_blank(rank_lines(report, verbose=verbose))
     measured = (
@@ -62,7 +62,7 @@ def _after_blank(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _ok_lines(report: Report) -> Iterator[str]:
-    """The guide's words: a line a rank; a line a host where there are many."""
+    """A line for each rank, in the words of DeepSpeed's guide; a line for each host where there are many."""
     if report.world <= MOST_RANKS:
         yield from (f"[{host_of(report, rank) or 'unknown host'}-{rank}] is OK" for rank in range(report.world))
         return
@@ -72,8 +72,8 @@ def _ok_lines(report: Report) -> Iterator[str]:
     yield from (f"[{host}] ranks {ranges(those)} are OK" for host, those in ranks.items())
 
 
-def _sick_lines(report: Report) -> Iterator[str]:
-    """The verdict and, right below it, the evidence and the fix of the finding that it tells; then the other findings."""
+def _problem_lines(report: Report) -> Iterator[str]:
+    """The verdict and, right below it, the evidence and the fix of its finding; then the other findings."""
     findings = report.findings
     first = findings[0] if findings and findings[0].title in report.verdict else None
     yield report.verdict + (f"  [{first.rule}]" if first else "")
@@ -97,15 +97,15 @@ def _last_lines(report: Report, *, well: bool) -> Iterator[str]:
 
 
 def rank_lines(report: Report, *, verbose: bool) -> Iterator[str]:
-    """A table with a line a rank: who, where, in which state. Of many ranks only those that are not well.
+    """A table with a line for each rank: host, process, state. Of many ranks only those that are not ok.
 
-    Nothing where nobody is known to have come: a test that never began says nothing about ranks.
+    Nothing where no rank is known to have come: a test that did not begin has nothing to say about ranks.
     """
     if not report.ranks and not report.stuck:
         return
     states = rank_states(report)
-    sick = [rank for rank, state in states.items() if state != OK]
-    shown = sick if report.world > MOST_RANKS and not verbose else list(states)
+    not_ok = [rank for rank, state in states.items() if state != OK]
+    shown = not_ok if report.world > MOST_RANKS and not verbose else list(states)
     claims = {claim.rank: claim for claim in report.ranks}
     rows = [_row(report, rank, claims.get(rank), states[rank]) for rank in shown[: None if verbose else MOST_RANKS]]
     if rows:
@@ -113,10 +113,10 @@ def rank_lines(report: Report, *, verbose: bool) -> Iterator[str]:
         with_gpu = any(row[5] for row in rows)
         wanted = [row if with_gpu else (*row[:5], row[6]) for row in (head, *rows)]
         yield from table(wanted, "<><><<<" if with_gpu else "<><><<")
-    if len(sick) > len(rows):
-        yield f"  and {len(sick) - len(rows)} more that are not well (--verbose shows all)"
-    if len(states) > len(rows) and len(states) > len(sick):
-        yield f"  {len(states) - len(sick)} of {len(states)} ranks are ok"
+    if len(not_ok) > len(rows):
+        yield f"  and {len(not_ok) - len(rows)} more that are not ok (--verbose shows all)"
+    if len(states) > len(rows) and len(states) > len(not_ok):
+        yield f"  {len(states) - len(not_ok)} of {len(states)} ranks are ok"
 
 
 def _row(report: Report, rank: int, claim: Claim | None, state: str) -> tuple[str, ...]:
@@ -136,9 +136,9 @@ def _gpu(claim: Claim) -> str:
 
 
 def rank_states(report: Report) -> dict[int, str]:
-    """Every expected rank's state in words: missing, stuck in what, wrong data, cut off, slow, or ok. The gravest counts."""
+    """Every expected rank's state in words: missing, stuck in what, wrong data, cut off, slow, or ok. The most serious counts."""
     came = {claim.rank for claim in report.ranks}
-    stuck = {one.rank: one for one in report.stuck}
+    stuck = {stuck_rank.rank: stuck_rank for stuck_rank in report.stuck}
     unreached, slow = _bad_peers(report)
     states = {}
     for rank in range(report.world):
@@ -170,11 +170,11 @@ def _bad_peers(report: Report) -> tuple[dict[int, set[int]], dict[int, set[int]]
             into = unreached if cell.unreached else slow
             into.setdefault(cell.source, set()).add(cell.target)
             into.setdefault(cell.target, set()).add(cell.source)
-    return _without_victims(unreached, report.world), _without_victims(slow, report.world)
+    return _only_causes(unreached, report.world), _only_causes(slow, report.world)
 
 
-def _without_victims(peers: dict[int, set[int]], world: int) -> dict[int, set[int]]:
-    """Only what a rank may have itself to blame for: not its trouble with those who have it with most others."""
+def _only_causes(peers: dict[int, set[int]], world: int) -> dict[int, set[int]]:
+    """Without the problems that another rank causes: a rank with problems with most others is taken as the cause."""
     centres = {rank for rank, those in peers.items() if len(those) > 1 and 2 * len(those) > world - 1}
     left = {rank: those if rank in centres else those - centres for rank, those in peers.items()}
     return {rank: those for rank, those in left.items() if those}
@@ -190,9 +190,9 @@ def _stuck(stuck: Stuck) -> str:
 
 
 def _stack_lines(stuck: Iterable[Stuck]) -> Iterator[str]:
-    for one in stuck:
-        if one.stack or one.error:
-            yield f"rank {one.rank} in {one.at or 'its start'}, step {one.step}" + (
-                f": {one.error}" if one.error else ""
+    for stuck_rank in stuck:
+        if stuck_rank.stack or stuck_rank.error:
+            yield f"rank {stuck_rank.rank} in {stuck_rank.at or 'its start'}, step {stuck_rank.step}" + (
+                f": {stuck_rank.error}" if stuck_rank.error else ""
             )
-            yield from (f"    {line}" for line in one.stack)
+            yield from (f"    {line}" for line in stuck_rank.stack)

@@ -86,7 +86,7 @@ def figure(report: Report) -> "Figure":
 
 
 def _say_nothing(shown: "Figure") -> None:
-    """Words instead of a picture."""
+    """Text instead of a figure."""
     shown.update_xaxes(visible=False)
     shown.update_yaxes(visible=False)
     shown.update_layout(height=TOP)
@@ -102,7 +102,7 @@ TITLES = {
 
 
 def _lay_out(shown: "Figure", *, pairs: bool, panels: list[str]) -> None:
-    """Sizes in pixels; titles at the left above what they name, legends where they are in nobody's way."""
+    """Sizes in pixels; titles at the left above their panels, legends beside or below them."""
     inner = max(TALL if pairs else 0, PANEL * len(panels), PANEL)
     shown.update_layout(
         height=inner + TOP + BOTTOM,
@@ -143,7 +143,7 @@ def _place_matrix(shown: "Figure", inner: int, title: Any, *, alone: bool) -> No
 
 
 def text(report: Report) -> str:
-    """Verdict, phases, findings and ranks as HTML. All of it may be others' words: escaped."""
+    """Verdict, phases, findings and ranks as HTML. All text is escaped, because it may come from other hosts."""
     return "\n".join([STYLE, '<div class="told">', *_parts(report), "</div>"])
 
 

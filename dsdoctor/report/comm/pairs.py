@@ -1,4 +1,4 @@
-"""A Report -> what every pair of ranks did, one cell each: bandwidth, outcome, whether it stands out. Draws nothing."""
+"""A Report -> a cell for every pair of ranks: bandwidth, outcome, whether it stands out. Draws nothing."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -68,9 +68,9 @@ def _cell(reach: Reach) -> PairCell:
 def _timed(report: Report) -> dict[tuple[int, int], float]:
     """Bandwidths of the largest message that was timed, both ways."""
     largest = max((pair.size for pair in report.pairs), default=0)
-    there = {(one.source, one.target): one for one in report.pairs if one.size == largest and one.seconds > 0}
-    both = {(target, source): one for (source, target), one in there.items()} | there
-    return {place: one.size / one.seconds for place, one in both.items()}
+    there = {(pair.source, pair.target): pair for pair in report.pairs if pair.size == largest and pair.seconds > 0}
+    both = {(target, source): pair for (source, target), pair in there.items()} | there
+    return {place: pair.size / pair.seconds for place, pair in both.items()}
 
 
 def _marked(report: Report, found: Cells) -> Cells:
@@ -91,7 +91,7 @@ def _inside(report: Report, cell: PairCell) -> bool:
 
 
 def host_of(report: Report, rank: int) -> str:
-    """The host of a rank, "" where nobody knows."""
+    """The host of a rank, "" where it is not known."""
     told = report.hosts[rank] if rank < len(report.hosts) else ""
     return told or next((claim.host for claim in report.ranks if claim.rank == rank), "")
 
@@ -103,7 +103,7 @@ def named(report: Report, rank: int) -> str:
 
 
 def words(report: Report, cell: PairCell) -> str:
-    """What a cell has to tell."""
+    """A cell in words."""
     way = "<->" if cell.both and not cell.unreached else "->"
     route = f"rank {named(report, cell.source)} {way} rank {named(report, cell.target)}"
     if cell.unreached and cell.outcome:

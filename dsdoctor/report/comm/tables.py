@@ -1,10 +1,11 @@
-"""What was measured between ranks -> tables for a terminal: pairs, collectives, the transports that NCCL took."""
+"""What was measured between ranks -> tables for a terminal: pairs, collectives, the transports that NCCL uses."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from statistics import median
 
 from dsdoctor.comm.results import Report, Speed
+from dsdoctor.core.sentences import and_more_lines
 from dsdoctor.report.comm.pairs import Cells, PairCell, cells, host_of, named, words
 from dsdoctor.report.units import clipped, duration, gigabytes, size, table
 
@@ -21,7 +22,7 @@ FORMULA = "busbw = algbw x 2(n-1)/n for all_reduce, (n-1)/n for gathers, scatter
 def matrix_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     """Bandwidth of every pair, rows are the sources; below, the pairs that stand out in words.
 
-    What the mesh's one message took is no measurement: without anything bad it is shown to ``verbose`` only.
+    The time of the mesh's single message is no measurement: when all is well it is shown with ``verbose`` only.
     """
     found = cells(report)
     bad = [cell for _, cell in sorted(found.items()) if cell.bad]
@@ -61,15 +62,13 @@ def _value(cell: PairCell | None, own: bool, factor: float) -> str:
 
 
 def _bad_pairs(report: Report, bad: list[PairCell]) -> Iterator[str]:
-    """Those that stand out, gravest first; many of them by the hosts between which they are."""
+    """The pairs that stand out, the worst first; many of them grouped by the hosts between which they are."""
     once = [cell for cell in bad if cell.unreached or not cell.both or cell.source < cell.target]
     once.sort(key=lambda cell: (not cell.unreached, cell.bandwidth or 0.0))
     lines = [f"{_mark(cell)} {words(report, cell)}" for cell in once]
     if len(once) > MOST_PAIRS:
         lines = list(_by_hosts(report, once))
-    yield from lines[:MOST_PAIRS]
-    if len(lines) > MOST_PAIRS:
-        yield f"  and {len(lines) - MOST_PAIRS} more (--html draws them all, --json lists them)"
+    yield from and_more_lines(lines, MOST_PAIRS, of="(--html draws them all, --json lists them)")
 
 
 def _mark(cell: PairCell) -> str:
@@ -138,7 +137,7 @@ def transport_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     """What NCCL took for its edges: how many of each; ``verbose``: every edge."""
     if not report.transports:
         return
-    yield "transports that NCCL took"
+    yield "transports that NCCL uses"
     if verbose:
         yield from table([("", edge, how) for edge, how in sorted(report.transports.items())], "<<<")
         return

@@ -1,22 +1,22 @@
-"""Who came, who did not: the sentences of the rendezvous."""
+"""The findings of the rendezvous: which ranks came, and which did not."""
 
 from dataclasses import replace
 
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.rendezvous import absent_checks
-from dsdoctor.comm.rendezvous import checks as arrival_checks
+from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.checks import Arrivals
 from dsdoctor.comm.rendezvous.store import Unreached
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding
-from tests.comm.people import claim, claims, rank
+from tests.comm.made_claims import claim, claims, rank
 
 
-def judged(people: tuple[Claim, ...], **more: object) -> list[Finding]:
+def judged(made: tuple[Claim, ...], **more: object) -> list[Finding]:
     me = rank(hosts=("nodea", "nodea", "nodeb", "nodeb"))
-    arrivals = Arrivals(me=me, claims=people, waited=30.2, **more)  # type: ignore[arg-type]
-    return [finding for check in arrival_checks.CHECKS for finding in check(arrivals)]
+    arrivals = Arrivals(me=me, claims=made, waited=30.2, **more)  # type: ignore[arg-type]
+    return [finding for check in rendezvous_checks.CHECKS for finding in check(arrivals)]
 
 
 def test_all_there_is_nothing_to_say() -> None:
@@ -24,7 +24,7 @@ def test_all_there_is_nothing_to_say() -> None:
 
 
 def test_the_missing_ranks_are_named_with_the_hosts_that_the_launcher_gave_them() -> None:
-    (finding,) = judged(claims()[:2], last_words={3: "exit status 1: ImportError: libcudart.so.12"})
+    (finding,) = judged(claims()[:2], last_lines={3: "exit status 1: ImportError: libcudart.so.12"})
 
     assert finding.rule == "rank-missing"
     assert finding.title == "ranks 2-3 (nodeb) never came; waited 30 s at 10.0.0.1:29500"
@@ -32,13 +32,13 @@ def test_the_missing_ranks_are_named_with_the_hosts_that_the_launcher_gave_them(
 
 
 def test_a_rank_claimed_twice_is_told_with_both_processes_and_not_as_a_missing_one() -> None:
-    people = (*claims()[:3], claim(2, pid=999, host="nodea"))
+    made = (*claims()[:3], claim(2, pid=999, host="nodea"))
 
-    (finding,) = judged(people)
+    (finding,) = judged(made)
 
     assert finding.rule == "rank-duplicated"
     assert finding.title == "2 processes say that they are rank 2: pid 102 on nodeb, pid 999 on nodea"
-    assert finding.evidence == ("nobody is rank 3",)
+    assert finding.evidence == ("no process is rank 3",)
 
 
 def test_ranks_that_count_otherwise_are_told_by_size() -> None:
@@ -49,17 +49,19 @@ def test_ranks_that_count_otherwise_are_told_by_size() -> None:
 
 
 def test_two_ranks_on_one_gpu_are_named_with_their_local_ranks() -> None:
-    people = tuple(replace(one, gpu="GPU-1") if one.host == "nodea" else one for one in claims())
+    made = tuple(
+        replace(made_claim, gpu="GPU-1") if made_claim.host == "nodea" else made_claim for made_claim in claims()
+    )
 
-    assert [finding.title for finding in judged(people)] == [
+    assert [finding.title for finding in judged(made)] == [
         "ranks 0 (LOCAL_RANK 0), 1 (LOCAL_RANK 1) on nodea would use the same GPU GPU-1"
     ]
 
 
 def test_a_late_rank_is_a_warning() -> None:
-    people = (*claims()[:3], claim(3, seen=50.0, arrived=5038.0, started=5000.0))
+    made = (*claims()[:3], claim(3, seen=50.0, arrived=5038.0, started=5000.0))
 
-    (finding,) = judged(people)
+    (finding,) = judged(made)
 
     assert finding.title == "rank 3 (nodeb) came 40 s after the first"
     assert finding.evidence == ("it took 38.0 s from its own start to the rendezvous",)

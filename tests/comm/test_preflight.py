@@ -14,7 +14,7 @@ import pytest
 
 from dsdoctor.comm.launch.commands import remote_command, ssh_ranks
 from dsdoctor.comm.preflight.checks import CHECKS
-from dsdoctor.comm.preflight.facts import StaticFacts, look_listener, look_static, look_travelling
+from dsdoctor.comm.preflight.facts import PreflightFacts, look_forwarded, look_listener, look_preflight
 from dsdoctor.comm.preflight.visit import MODULES, Network, PortListener, Visit
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
@@ -35,11 +35,11 @@ esac
 PATH = "/usr/bin:/bin"
 
 
-def judged(facts: StaticFacts) -> list[Finding]:
+def judged(facts: PreflightFacts) -> list[Finding]:
     return [finding for check in CHECKS for finding in check(facts)]
 
 
-def rules(facts: StaticFacts) -> list[str]:
+def rules(facts: PreflightFacts) -> list[str]:
     return [finding.rule for finding in judged(facts)]
 
 
@@ -49,9 +49,9 @@ def visit(host: str, *addresses: str, prefix: int = 24, **changes: object) -> Vi
     return replace(healthy, python=True, folder=True, modules=MODULES, **changes)  # type: ignore[arg-type]
 
 
-def facts(*visits: Visit, **changes: object) -> StaticFacts:
-    hosts = parse_hostfile("".join(f"{one.host} slots=1\n" for one in visits))
-    healthy = StaticFacts(python="/p", folder="/job", port=29500, hostfile="/job/hosts", hosts=hosts, visits=visits)
+def facts(*visits: Visit, **changes: object) -> PreflightFacts:
+    hosts = parse_hostfile("".join(f"{visit.host} slots=1\n" for visit in visits))
+    healthy = PreflightFacts(python="/p", folder="/job", port=29500, hostfile="/job/hosts", hosts=hosts, visits=visits)
     return replace(healthy, **{"ssh": "/usr/bin/ssh", "pdsh": "/usr/bin/pdsh", "pdsh_ways": ("ssh",), **changes})  # type: ignore[arg-type]
 
 
@@ -67,7 +67,7 @@ def test_every_host_is_asked_and_every_ill_is_named(disk: Disk) -> None:
     }
     host = disk(files, PATH=PATH, HOME="/home", GLOO_SOCKET_IFNAME="eth0", TORCH_FR_BUFFER_SIZE="9", NCCL_DEBUG="INFO")
 
-    seen = look_static(host, hostfile="hosts", python=sys.executable, folder="/job")
+    seen = look_preflight(host, hostfile="hosts", python=sys.executable, folder="/job")
 
     n1, n2, locked = seen.visits
     assert (n1.answered, n1.noise, n1.python, n1.folder, n1.hostname) == (True, "", True, False, socket.gethostname())
@@ -89,18 +89,18 @@ def test_a_host_that_does_not_answer_holds_nobody_up(disk: Disk) -> None:
     host = disk({"/usr/bin/ssh": SSH, "/job/hosts": "slow slots=1\nlocked slots=1\n"}, PATH=PATH)
     begin = time.monotonic()
 
-    seen = look_static(host, hostfile="hosts", python=sys.executable, folder="/job", limit=0.5)
+    seen = look_preflight(host, hostfile="hosts", python=sys.executable, folder="/job", limit=0.5)
 
     assert time.monotonic() - begin < 5
-    assert [ssh_problem(one.host, one.status, one.stderr).what for one in seen.visits] == [
+    assert [ssh_problem(visit.host, visit.status, visit.stderr).what for visit in seen.visits] == [
         "it connects and gives no answer in time",
         "it takes none of this user's keys",
     ]
 
 
 def test_a_missing_hostfile_is_an_error_and_no_hostfile_is_none(disk: Disk) -> None:
-    named = look_static(disk({}), hostfile="hosts", python="/p", folder="/job")
-    unnamed = look_static(disk({}), hostfile=None, python="/p", folder="/job", port=1)
+    named = look_preflight(disk({}), hostfile="hosts", python="/p", folder="/job")
+    unnamed = look_preflight(disk({}), hostfile=None, python="/p", folder="/job", port=1)
 
     assert (rules(named), rules(unnamed)) == (["hostfile-missing"], [])
 
@@ -114,7 +114,7 @@ def test_who_holds_the_masters_port_is_named() -> None:
     assert listener is not None
     assert (listener.pid, "python" in (listener.command or "")) == (os.getpid(), True)
     assert look_listener(LocalHost(), port) is None
-    (finding,) = judged(StaticFacts(python="/p", folder="/job", port=port, listener=listener))
+    (finding,) = judged(PreflightFacts(python="/p", folder="/job", port=port, listener=listener))
     assert finding.title.startswith(f"port {port} is taken by process {os.getpid()} (")
 
 
@@ -159,7 +159,7 @@ N1, N2 = visit("n1", "172.17.0.1", "10.0.0.1"), visit("n2", "10.0.0.2")
         ),
     ],
 )
-def test_a_problem_before_the_start_has_its_name(problem: StaticFacts, rule: str, said: str) -> None:
+def test_a_problem_before_the_start_has_its_name(problem: PreflightFacts, rule: str, said: str) -> None:
     found = [finding for finding in judged(problem) if finding.rule == rule]
 
     assert len(found) == 1
@@ -169,7 +169,7 @@ def test_a_problem_before_the_start_has_its_name(problem: StaticFacts, rule: str
 
 def test_healthy_facts_have_no_finding() -> None:
     assert judged(HEALTHY) == []
-    assert rules(facts(visit("n1", "10.0.0.1"), visit("n2", "10.1.0.2"))) == []  # routed networks are no ill
+    assert rules(facts(visit("n1", "10.0.0.1"), visit("n2", "10.1.0.2"))) == []  # routed networks are no problem
 
 
 def test_each_check_is_named_after_its_rule_and_explains_itself() -> None:
@@ -197,10 +197,10 @@ def test_ranks_over_ssh_carry_who_they_are_and_no_secret(disk: Disk) -> None:
         token="t",
         python="/p",
         folder="/job",
-        variables=look_travelling(host, "/job"),
+        variables=look_forwarded(host, "/job"),
     )
 
-    assert [(one.rank, one.host, one.open_stdin) for one in started] == [
+    assert [(rank.rank, rank.host, rank.open_stdin) for rank in started] == [
         (0, "n1", True),
         (1, "n2", True),
         (2, "n2", True),
@@ -242,7 +242,7 @@ def test_a_wrong_line_in_a_hostfile_does_not_reach_ssh(disk: Disk) -> None:
         {"/usr/bin/ssh": "#!/bin/sh\necho reached >&2\n", "/job/hosts": "-oProxyCommand=x slots=1\n"}, PATH=PATH
     )
 
-    seen = look_static(host, hostfile="hosts", python="/p", folder="/job")
+    seen = look_preflight(host, hostfile="hosts", python="/p", folder="/job")
 
     assert seen.visits == ()
     assert [finding.severity for finding in judged(seen)] == [Severity.WARNING]

@@ -36,15 +36,15 @@ def claims(world: int = 4, per_host: int = 2) -> tuple[Claim, ...]:
     return tuple(claim(number, per_host=per_host, world=world) for number in range(world))
 
 
-def reaches(people: tuple[Claim, ...], **outcomes: ConnectOutcome) -> tuple[Reach, ...]:
+def reaches(made: tuple[Claim, ...], **outcomes: ConnectOutcome) -> tuple[Reach, ...]:
     """Every pair reached, but for those between hosts that are named: ``a_b=Outcome...`` is from nodea to nodeb."""
 
     def outcome(source: Claim, target: Claim) -> ConnectOutcome:
         return outcomes.get(f"{source.host[-1]}_{target.host[-1]}", ConnectOutcome.REACHED)
 
     return tuple(
-        Reach(source=one.rank, target=other.rank, outcome=outcome(one, other), address=other.address)
-        for one in people
-        for other in people
-        if one is not other
+        Reach(source=source.rank, target=target.rank, outcome=outcome(source, target), address=target.address)
+        for source in made
+        for target in made
+        if source is not target
     )

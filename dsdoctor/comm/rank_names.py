@@ -1,14 +1,15 @@
-"""How findings name ranks: with their hosts, and folded."""
+"""Ranks -> words for a finding: with their hosts, consecutive ranks as a range."""
 
 from collections.abc import Iterable
 
 from dsdoctor.comm.models import Claim
+from dsdoctor.core.sentences import and_more
 
 MOST_NAMED = 12
 
 
 def named(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> str:
-    """Ranks in words, with hosts where these are known.
+    """Ranks in words, with their hosts where these are known.
 
     >>> named((1,), ("a", "b")), named((1, 2, 3), ())
     ('rank 1 (b)', 'ranks 1-3')
@@ -24,8 +25,7 @@ def named(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> str:
             parts.append((rank, rank, host))
     spans = [f"{first}-{last}" if last > first else str(first) for first, last, _ in parts]
     shown = [span + (f" ({host})" if host else "") for span, (_, _, host) in zip(spans, parts, strict=True)]
-    more = [f"and {len(shown) - MOST_NAMED} more"] if len(shown) > MOST_NAMED else []
-    return f"rank{'s' if len(ranks) > 1 else ''} " + ", ".join(shown[:MOST_NAMED] + more)
+    return f"rank{'s' if len(ranks) > 1 else ''} {and_more(shown, MOST_NAMED)}"
 
 
 def by_rank(claims: Iterable[Claim]) -> tuple[str, ...]:
