@@ -46,8 +46,14 @@ def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = Fals
     diagnoses = [_diagnosed(name) for name in logs or ("-",)]
     findings = _together(diagnoses)
     parts = [
-        {"name": one.name, "lines": one.lines, "outcome": one.outcome, "facts": one.facts, "findings": one.findings}
-        for one in diagnoses
+        {
+            "name": diagnosis.name,
+            "lines": diagnosis.lines,
+            "outcome": diagnosis.outcome,
+            "facts": diagnosis.facts,
+            "findings": diagnosis.findings,
+        }
+        for diagnosis in diagnoses
     ]
     print_result("diagnose", as_json, _lines(diagnoses, verbose=verbose), findings, logs=parts)
     return FOUND if has_error(findings) else OK
@@ -84,10 +90,10 @@ def _opened(name: str) -> Iterator[BinaryIO]:
 
 
 def _together(diagnoses: list[Diagnosis]) -> tuple[Finding, ...]:
-    """The findings of all logs: those of several ranks are one ill, told once, errors first."""
+    """The findings of all logs: those of several ranks are one problem, told once, errors first."""
     told: dict[tuple[str, str], Finding] = {}
-    for one in diagnoses:
-        for finding in one.findings:
+    for diagnosis in diagnoses:
+        for finding in diagnosis.findings:
             told.setdefault((finding.rule, finding.title), finding)
     order = [Severity.ERROR, Severity.WARNING, Severity.NOTE]
     return tuple(sorted(told.values(), key=lambda finding: order.index(finding.severity)))
@@ -96,32 +102,32 @@ def _together(diagnoses: list[Diagnosis]) -> tuple[Finding, ...]:
 def _lines(diagnoses: list[Diagnosis], *, verbose: bool) -> Iterator[str]:
     """What each log comes to; with several, a line for each first."""
     if len(diagnoses) > 1:
-        yield from (_summary(one) for one in diagnoses)
+        yield from (_summary(diagnosis) for diagnosis in diagnoses)
         yield ""
     told: set[tuple[str, str]] = set()
-    for one in diagnoses:
+    for diagnosis in diagnoses:
         shown = [
             finding
-            for finding in one.findings
+            for finding in diagnosis.findings
             if (verbose or finding.severity is not Severity.NOTE) and (finding.rule, finding.title) not in told
         ]
         told |= {(finding.rule, finding.title) for finding in shown}
         if len(diagnoses) > 1 and shown:
-            yield f"{one.name}:"
-        if len(diagnoses) == 1 and (not shown or one.outcome is LogOutcome.HEALTHY):
-            yield _summary(one)
+            yield f"{diagnosis.name}:"
+        if len(diagnoses) == 1 and (not shown or diagnosis.outcome is LogOutcome.HEALTHY):
+            yield _summary(diagnosis)
         yield from finding_lines(shown)
-        yield from _silent(one, verbose=verbose)
+        yield from _silent(diagnosis, verbose=verbose)
 
 
-def _silent(one: Diagnosis, *, verbose: bool) -> Iterator[str]:
-    notes = sum(finding.severity is Severity.NOTE for finding in one.findings)
+def _silent(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[str]:
+    notes = sum(finding.severity is Severity.NOTE for finding in diagnosis.findings)
     if notes and not verbose:
         yield f"· {notes} harmless or consequent {'line' if notes == 1 else 'lines'} not shown (-v shows them)"
 
 
-def _summary(one: Diagnosis) -> str:
-    first = one.findings[0] if one.findings else None
-    mark = "✓" if one.outcome is LogOutcome.HEALTHY else "!" if one.outcome is LogOutcome.EMPTY else "✗"
-    said = first.title if first and first.severity is not Severity.NOTE else SAYINGS[one.outcome]
-    return f"{mark} {'standard input' if one.name == '-' else one.name} ({one.lines} lines): {said}"
+def _summary(diagnosis: Diagnosis) -> str:
+    first = diagnosis.findings[0] if diagnosis.findings else None
+    mark = "✓" if diagnosis.outcome is LogOutcome.HEALTHY else "!" if diagnosis.outcome is LogOutcome.EMPTY else "✗"
+    said = first.title if first and first.severity is not Severity.NOTE else SAYINGS[diagnosis.outcome]
+    return f"{mark} {'standard input' if diagnosis.name == '-' else diagnosis.name} ({diagnosis.lines} lines): {said}"

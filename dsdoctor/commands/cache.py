@@ -1,4 +1,4 @@
-"""The hall of the op cache: where it lies and how large it may be on this machine, and what its command does with it."""
+"""cache: where compiled ops and wheels are kept on this machine, how much of them, and what the command does with them."""
 
 import re
 import time
@@ -46,7 +46,7 @@ def trusted_store(host: Host) -> CacheStore:
     store = open_store(host)
     if why := store.distrust():
         raise ImpossiblePlan(
-            f"the cache is not used: {why}", hint="mend that, or export DSDOCTOR_CACHE=/a/folder/you/own"
+            f"the cache is not used: {why}", hint="fix that, or export DSDOCTOR_CACHE=/a/folder/you/own"
         )
     return store
 

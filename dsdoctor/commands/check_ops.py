@@ -11,7 +11,7 @@ from dsdoctor.checks import Examined
 from dsdoctor.commands.observe import Observation, Say
 from dsdoctor.core.build_models import Source
 from dsdoctor.core.errors import DoctorError
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildRequest
@@ -55,9 +55,8 @@ def without_table(machine: Machine, topics: tuple[Examined, ...], error: DoctorE
     """The findings alone; where the ops should have been judged and could not, that is a finding."""
     plain = tuple(replace(topic, findings=without_needs(topic.findings)) for topic in topics)
     if error is not None:
-        fix = Fix(text=error.hint or "name a DeepSpeed with --source")
         title = f"the ops were not judged: {error.message}"
-        unjudged = Finding(rule="ops-not-judged", severity=Severity.WARNING, title=title, fix=fix)
+        unjudged = Finding.warning("ops-not-judged", title, fix=error.hint or "name a DeepSpeed with --source")
         plain += (Examined(topic="ops", summary="Ops", findings=(unjudged,)),)
     return Checked(machine=machine, topics=plain, ops=(), source=None)
 

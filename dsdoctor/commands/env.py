@@ -43,7 +43,7 @@ def _settings(
     if toolkit is not None:
         values |= {"CUDA_HOME": toolkit.root, "TORCH_CUDA_ARCH_LIST": ";".join(architectures)}
         values |= {"CUDA_PATH": toolkit.root} if observation.machine.variables.get("CUDA_PATH") else {}
-        known = next((one for one in observation.machine.toolkits if one.root == toolkit.root), None)
+        known = next((known for known in observation.machine.toolkits if known.root == toolkit.root), None)
         libraries = [folder for folder in (known.library_dirs if known else ()) if not folder.endswith("/stubs")]
         prepend = {"PATH": (f"{toolkit.root}/bin",), "LD_LIBRARY_PATH": tuple(libraries[:1])}
     named = [*(values[name] for name in ("CUDA_HOME", "CC", "CXX") if name in values), *sum(prepend.values(), ())]

@@ -1,4 +1,4 @@
-"""The hall of pick: the wheels of a folder or an index against one machine -> the one that fits it best. Runs nothing of them."""
+"""pick: the wheels of a folder or an index against one machine -> the one that fits it best. Runs nothing of them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,17 +46,16 @@ def _candidate(observation: Observation, wheel: Path, python: str, ops: tuple[st
     try:
         built = read_wheel(wheel)
     except UsageError as error:
-        unread = Finding(rule="usage", severity=Severity.ERROR, title=error.message)
-        return Candidate(wheel=str(wheel), built=None, findings=(unread,))
+        return Candidate(wheel=str(wheel), built=None, findings=(Finding.error("usage", error.message),))
     lacking = tuple(op for op in ops if op not in built.installed_ops)
-    told = _lacks(lacking, built) if lacking else ()
-    return Candidate(wheel=str(wheel), built=built, findings=(*judge(observation, built, python).findings, *told))
+    lacks = _lacks(lacking, built) if lacking else ()
+    return Candidate(wheel=str(wheel), built=built, findings=(*judge(observation, built, python).findings, *lacks))
 
 
 def _lacks(ops: tuple[str, ...], built: DeepSpeed) -> tuple[Finding, ...]:
     holds = ", ".join(built.installed_ops) or "no op"
     title = f"{', '.join(ops)} was asked for, and the wheel holds {holds}"
-    return (Finding(rule="op-not-in-wheel", severity=Severity.ERROR, title=title, affects=ops),)
+    return (Finding.error("op-not-in-wheel", title, affects=ops),)
 
 
 def _worth(candidate: Candidate) -> tuple[bool, Version, int, int, str]:

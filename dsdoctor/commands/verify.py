@@ -1,5 +1,4 @@
-"""The hall of verify and compare: built DeepSpeeds against machines, machines against each other. Runs nothing of them
-unless it is told to load the installed ops."""
+"""verify: a built DeepSpeed against a machine -> findings. Runs nothing of it unless it is told to load the installed ops."""
 
 import sys
 from dataclasses import dataclass, replace

@@ -17,10 +17,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.rank_variables import RANKS
 
 VARIABLE = "DSDOCTOR_RUN"
-RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "LOCAL_RANK")
-"""What launchers call a process's number, the surest first: SLURM's is also there under torchrun, and is the node's."""
 
 
 @dataclass(frozen=True, kw_only=True)

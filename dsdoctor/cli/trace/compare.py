@@ -27,7 +27,7 @@ Ratio = Annotated[
 
 
 def compare_command(
-    one: One,
+    first: One,
     other: Other = None,
     /,
     *,
@@ -56,7 +56,7 @@ def compare_command(
     """
     chosen_a, chosen_b = ChosenBatch(batch=batch_a, rank=rank_a), ChosenBatch(batch=batch_b, rank=rank_b)
     _check(tolerance, chosen_a, chosen_b, alone=other is None)
-    a = sources([one])
+    a = sources([first])
     b = a if other is None else sources([other])
     found = compare(pairs(a, b, chosen_a, chosen_b, selection_of(modules, None, None, phase)), tolerance=tolerance)
     if not found.tensors and not found.bad_in_both:

@@ -30,7 +30,7 @@ Title = Annotated[str | None, Parameter(name="--title", metavar="TEXT", help="De
 
 
 def plot_command(
-    one: One,
+    first: One,
     other: Other = None,
     /,
     *,
@@ -54,7 +54,7 @@ def plot_command(
         raise UsageError("one plot shows one phase", hint="--phase forward, or --phase backward")
     page.check_target(out)
     page.check_plotly()
-    found = {name: sources([path]) for name, path in _runs(one, other).items()}
+    found = {name: sources([path]) for name, path in _runs(first, other).items()}
     pictures = _pictures(found, selection_of(modules, batch, rank, phase))
     limit = reference(next(iter(pictures.values())), dtype)
     heading = title or f"dsdoctor trace: {' against '.join(found)} ({phase})"
@@ -66,12 +66,12 @@ def plot_command(
     print_result("trace plot", as_json, [said, *notes], (), file=str(out), dtype=limit)
 
 
-def _runs(one: Path, other: Path | None) -> dict[str, Path]:
+def _runs(first: Path, other: Path | None) -> dict[str, Path]:
     """The runs and their names: of folders or files, A and B where those are alike."""
     if other is None:
-        return {_run_name(one): one}
-    first, second = _run_name(one), _run_name(other)
-    return {first: one, second: other} if first != second else {"A": one, "B": other}
+        return {_run_name(first): first}
+    names = _run_name(first), _run_name(other)
+    return dict(zip(names if names[0] != names[1] else ("A", "B"), (first, other), strict=True))
 
 
 def _pictures(found: dict[str, Traces], selection: Selection) -> dict[str, Picture]:
