@@ -166,7 +166,9 @@ def test_a_failure_is_explained_after_its_traceback() -> None:
 
 
 def test_a_script_without_an_engine_is_told_so_and_finds_nothing_heavy_imported() -> None:
-    Path("train.py").write_text("import sys; print(sorted({'torch', 'deepspeed', 'rich', 'cyclopts'} & set(sys.modules)))")
+    Path("train.py").write_text(
+        "import sys; print(sorted({'torch', 'deepspeed', 'rich', 'cyclopts'} & set(sys.modules)))"
+    )
     code, out, err = ended(started([*OURS, "train.py"], RANK="0"))
 
     assert (code, out) == (0, "[]\n")

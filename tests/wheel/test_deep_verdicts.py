@@ -1,4 +1,7 @@
-"""`check --deep` against what pip really builds: one op of each kind, in three states of one machine."""
+"""`check --deep` against what pip really builds: one op of each kind, in three states of one machine.
+
+CI tries the state in which most is built; `pytest -m "wheel and exhaustive"` tries the others.
+"""
 
 import os
 import shutil
@@ -98,7 +101,11 @@ def built_by_pip(op: str, python: str, tree: Path, folder: Path, env: dict[str, 
 
 @pytest.mark.parametrize(
     ("state", "expected"),
-    [(guessed, {"utils"}), (without_library_headers, {"utils"}), (whole, {"utils", "fused_adam", "dc"})],
+    [
+        pytest.param(guessed, {"utils"}, marks=pytest.mark.exhaustive),
+        pytest.param(without_library_headers, {"utils"}, marks=pytest.mark.exhaustive),
+        pytest.param(whole, {"utils", "fused_adam", "dc"}),
+    ],
 )
 def test_the_verdicts_are_what_the_compiler_says(
     state: State, expected: set[str], cuda_python: str, assembled: Path, tree: Path, tmp_path: Path
