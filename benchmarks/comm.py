@@ -26,7 +26,8 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dsdoctor import __version__
-from dsdoctor.comm.local import fingerprint, local_checks
+from dsdoctor.comm.local import checks as local_checks
+from dsdoctor.comm.local import fingerprint
 from dsdoctor.comm.models import ChosenInterface, Claim, Interface, Local, Rank
 from dsdoctor.comm.rendezvous import checks as arrival_checks
 from dsdoctor.comm.rendezvous.board import Board

@@ -205,9 +205,9 @@ def time_guard(engine: Any, watching: Any, clock: Clock) -> None:
         for number, hook in hooks.items():
             if "dsdoctor" in getattr(hook, "__module__", ""):
                 hooks[number] = clock.timed(hook)
-    seam = watching._adapter
+    adapter = watching._adapter
     for name in ("_on_decision", "_on_step", "_on_backward"):
-        setattr(seam, name, clock.timed(getattr(seam, name)))
+        setattr(adapter, name, clock.timed(getattr(adapter, name)))
 
 
 def wait(device: str) -> None:

@@ -14,7 +14,7 @@ NO_WHEEL: Mapping[str, Any] = {"wheel": None, "manifest": None, "ops": (), "tool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class CommandEntry:
     """A command, or a command of a group. Only the one that is called is imported: a diagnosis must start fast.
 
     ``place``: its function, or the group's App. ``nothing``: the parts of its document when an error left nothing to show.
@@ -27,34 +27,36 @@ class Command:
 
 
 COMMANDS = {
-    "look": Command(place="dsdoctor.cli.look:look_command", filters=True, nothing={"machine": None}),
-    "check": Command(
+    "look": CommandEntry(place="dsdoctor.cli.look:look_command", filters=True, nothing={"machine": None}),
+    "check": CommandEntry(
         place="dsdoctor.cli.check:check_command", filters=True, nothing={"machine": None, "ops": (), "ops_of": None}
     ),
-    "explain": Command(place="dsdoctor.cli.explain:explain_command", filters=True, nothing={"manual": None}),
-    "diagnose": Command(place="dsdoctor.cli.diagnose:diagnose_command", filters=True, nothing={"logs": ()}),
-    "env": Command(place="dsdoctor.cli.env:env_command", filters=True, nothing={"set": {}, "prepend": {}, "shell": ()}),
-    "plan": Command(place="dsdoctor.cli.plan:plan_command", nothing={"plan": None}),
-    "build-wheel": Command(place="dsdoctor.cli.build_wheel:build_wheel_command", nothing=NO_WHEEL),
-    "prebuild": Command(place="dsdoctor.cli.prebuild:prebuild_command", nothing=NO_WHEEL),
-    "toolkit": Command(place="dsdoctor.cli.toolkit:toolkit_command", nothing={"toolkit": None}),
-    "verify": Command(
+    "explain": CommandEntry(place="dsdoctor.cli.explain:explain_command", filters=True, nothing={"manual": None}),
+    "diagnose": CommandEntry(place="dsdoctor.cli.diagnose:diagnose_command", filters=True, nothing={"logs": ()}),
+    "env": CommandEntry(
+        place="dsdoctor.cli.env:env_command", filters=True, nothing={"set": {}, "prepend": {}, "shell": ()}
+    ),
+    "plan": CommandEntry(place="dsdoctor.cli.plan:plan_command", nothing={"plan": None}),
+    "build-wheel": CommandEntry(place="dsdoctor.cli.build_wheel:build_wheel_command", nothing=NO_WHEEL),
+    "prebuild": CommandEntry(place="dsdoctor.cli.prebuild:prebuild_command", nothing=NO_WHEEL),
+    "toolkit": CommandEntry(place="dsdoctor.cli.toolkit:toolkit_command", nothing={"toolkit": None}),
+    "verify": CommandEntry(
         place="dsdoctor.cli.verify:verify_command", filters=True, nothing={"built": None, "machine": None}
     ),
-    "pick": Command(place="dsdoctor.cli.pick:pick_command", filters=True, nothing={"wheel": None, "wheels": ()}),
-    "push": Command(place="dsdoctor.cli.push:push_command", nothing={"wheel": None, "sha256": None, "nodes": ()}),
-    "cache": Command(place="dsdoctor.cli.cache:app", filters=True),
-    "cache ls": Command(nothing={"folder": None, "limit": None, "size": None, "entries": ()}),
-    "cache prune": Command(nothing={"folder": None, "limit": None, "size": None, "removed": ()}),
-    "cache verify": Command(nothing={"folder": None, "limit": None, "whole": None}),
-    "record": Command(place="dsdoctor.cli.record:record_command", nothing={"file": None}),
-    "compare": Command(place="dsdoctor.cli.compare:compare_command", filters=True, nothing={"differences": ()}),
-    "comm": Command(place="dsdoctor.cli.comm:comm_command", nothing={"report": None}),
-    "trace": Command(place="dsdoctor.cli.trace:app", filters=True),
-    "trace show": Command(nothing={"traces": (), "lines": ()}),
-    "trace compare": Command(nothing={"comparison": None, "a": (), "b": ()}),
-    "trace plot": Command(nothing={"file": None, "dtype": None}),
-    "trace headroom": Command(nothing={"traces": (), "headroom": None}),
+    "pick": CommandEntry(place="dsdoctor.cli.pick:pick_command", filters=True, nothing={"wheel": None, "wheels": ()}),
+    "push": CommandEntry(place="dsdoctor.cli.push:push_command", nothing={"wheel": None, "sha256": None, "nodes": ()}),
+    "cache": CommandEntry(place="dsdoctor.cli.cache:app", filters=True),
+    "cache ls": CommandEntry(nothing={"folder": None, "limit": None, "size": None, "entries": ()}),
+    "cache prune": CommandEntry(nothing={"folder": None, "limit": None, "size": None, "removed": ()}),
+    "cache verify": CommandEntry(nothing={"folder": None, "limit": None, "whole": None}),
+    "record": CommandEntry(place="dsdoctor.cli.record:record_command", nothing={"file": None}),
+    "compare": CommandEntry(place="dsdoctor.cli.compare:compare_command", filters=True, nothing={"differences": ()}),
+    "comm": CommandEntry(place="dsdoctor.cli.comm:comm_command", nothing={"report": None}),
+    "trace": CommandEntry(place="dsdoctor.cli.trace:app", filters=True),
+    "trace show": CommandEntry(nothing={"traces": (), "lines": ()}),
+    "trace compare": CommandEntry(nothing={"comparison": None, "a": (), "b": ()}),
+    "trace plot": CommandEntry(nothing={"file": None, "dtype": None}),
+    "trace headroom": CommandEntry(nothing={"traces": (), "headroom": None}),
 }
 
 HELP = """Gets DeepSpeed built and keeps it running right.

@@ -63,13 +63,9 @@ def check_command(
         return OK
     if rules and (op or deep):
         raise UsageError("RULE runs some checks alone, --op and --deep are about ops", hint="leave out one of them")
+    build = BuildRequest(ops=op, arch=arch, accelerator=accelerator, offline=offline)
     request = CheckRequest(
-        python=python,
-        machine=machine,
-        source=source,
-        rules=frozenset(rules),
-        deep=deep,
-        request=BuildRequest(ops=op, arch=arch, accelerator=accelerator, offline=offline),
+        python=python, machine=machine, source=source, rules=frozenset(rules), deep=deep, request=build
     )
     with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
         done = check(request, say=progress.say)

@@ -95,7 +95,7 @@ import re
 from triton import compile as build
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from dsdoctor.overflow import kernel
+from dsdoctor.overflow.measure import triton_kernel as kernel
 from dsdoctor.overflow.frames.dtypes import BY_NAME
 from dsdoctor.overflow.measure.rows import Span
 for name, place in (("bfloat16", Span(1 << 20)), ("float32", Span(1 << 31)), ("float16", Span(768, 4096, 2304))):

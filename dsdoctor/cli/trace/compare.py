@@ -42,10 +42,7 @@ def compare_command(
 ) -> int:
     """Say where two batches, ranks or runs part: the first tensor whose figures differ by more than rounding.
 
-    Batch 149 against 150: compare TRACE --batch-a 149 --batch-b 150
-
-    Rank 0 against 3: compare FOLDER --rank-a 0 --rank-b 3
-
+    Batch 149 against 150: compare TRACE --batch-a 149 --batch-b 150. Rank 0 against 3: compare FOLDER --rank-a 0 --rank-b 3.
     A bf16 run against an fp32 one, all that both have: compare bf16/ fp32/
 
     Allowed for the same batch of the same rank: a ratio of 1 + 32 roundings of

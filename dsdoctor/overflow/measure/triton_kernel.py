@@ -69,6 +69,23 @@ def _add(place, counts, factor):
         tl.atomic_add(place, total * factor, sem="relaxed")
 
 
+@triton.jit
+def _merge(place, high, low, least, nans, plus, minus, zeros, tiny, factor, NONE: tl.constexpr):
+    """What one program found, into the row that all of them share."""
+    _add(place, nans, factor)
+    _add(place + 1, plus, factor)
+    _add(place + 2, minus, factor)
+    _add(place + 3, zeros, factor)
+    _add(place + 4, tiny, factor)
+    most = tl.max(high, 0).to(tl.int64)
+    if most >= 0:
+        tl.atomic_max(place + 5, most, sem="relaxed")
+        tl.atomic_min(place + 6, tl.min(low, 0).to(tl.int64), sem="relaxed")
+    some = tl.min(least, 0)
+    if some < NONE:
+        tl.atomic_min(place + 7, some.to(tl.int64), sem="relaxed")
+
+
 @triton.jit(do_not_specialize=ARGUMENTS)
 def _scan(data, ring, row, numel, inner, pitch, factor, FORM: tl.constexpr, STRIDED: tl.constexpr, WIDE: tl.constexpr,
           ROWS: tl.constexpr, LANES: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
@@ -105,19 +122,7 @@ def _scan(data, ring, row, numel, inner, pitch, factor, FORM: tl.constexpr, STRI
             raw = tl.load(data + there)
             high, low, least, nans, plus, minus, zeros, tiny = _fold(
                 raw, index < numel, high, low, least, nans, plus, minus, zeros, tiny, FORM)  # fmt: skip
-    place = ring + row.to(tl.int64) * COLUMNS
-    _add(place, nans, factor)
-    _add(place + 1, plus, factor)
-    _add(place + 2, minus, factor)
-    _add(place + 3, zeros, factor)
-    _add(place + 4, tiny, factor)
-    most = tl.max(high, 0).to(tl.int64)
-    if most >= 0:
-        tl.atomic_max(place + 5, most, sem="relaxed")
-        tl.atomic_min(place + 6, tl.min(low, 0).to(tl.int64), sem="relaxed")
-    some = tl.min(least, 0)
-    if some < NONE:
-        tl.atomic_min(place + 7, some.to(tl.int64), sem="relaxed")
+    _merge(ring + row.to(tl.int64) * COLUMNS, high, low, least, nans, plus, minus, zeros, tiny, factor, NONE)
 
 
 def constants(form: Format, place: Span) -> dict[str, Any]:
