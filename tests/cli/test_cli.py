@@ -115,6 +115,7 @@ def test_no_command_at_all_is_the_help_and_a_usage_error(group: tuple[str, ...])
     assert (done.returncode, "Usage: dsdoctor" in done.stdout) == (2, True)
 
 
+@pytest.mark.slow
 def test_completion_knows_commands_options_and_values() -> None:
     from dsdoctor.cli.app import completion
 

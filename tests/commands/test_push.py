@@ -165,6 +165,7 @@ def wait_for(true: Callable[[], object], seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_wheel_is_on_every_node_and_is_left_alone_by_a_second_push(nodes: Path, node: Node) -> None:
     places = [node("n1"), node("n2")]
     status, told, document = push(nodes, "n1 n2", "--ssh-option", "ProxyJump=gate", "-p", "2222")

@@ -281,6 +281,7 @@ def test_a_replay_is_no_batch() -> None:
     assert [record.batch for record in records] == [0, 1]
 
 
+@pytest.mark.slow
 def test_tensors_without_memory_are_borne() -> None:
     strange = (
         torch.ones(2, device="meta"),
