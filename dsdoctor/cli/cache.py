@@ -9,7 +9,7 @@ from rich.console import Console
 from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.commands.cache import damage, kept, prune, told, trusted_store
+from dsdoctor.commands.cache import damage, kept, prune, store_findings, trusted_store
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.report.cache import kept_lines, pruned_lines, verified_line
@@ -38,7 +38,7 @@ def ls_command(*, as_json: Json = False) -> None:
     entries = kept(store.entries())
     lines = kept_lines(entries, str(store.folder), store.limit, time.time())
     total = sum(entry.size for entry in entries)
-    print_result("cache ls", as_json, lines, _told(store), **_place(store), size=total, entries=entries)
+    print_result("cache ls", as_json, lines, _shown_findings(store), **_place(store), size=total, entries=entries)
 
 
 def prune_command(
@@ -58,7 +58,7 @@ def prune_command(
     removed = kept(prune(store, size=max_size, age=older_than, everything=everything))
     left = sum(entry.size for entry in store.entries())
     lines = pruned_lines(removed, left, time.time())
-    print_result("cache prune", as_json, lines, _told(store), **_place(store), size=left, removed=removed)
+    print_result("cache prune", as_json, lines, _shown_findings(store), **_place(store), size=left, removed=removed)
 
 
 def verify_command(*, as_json: Json = False) -> int:
@@ -75,9 +75,9 @@ def _place(store: CacheStore) -> dict[str, Any]:
     return {"folder": str(store.folder), "limit": store.limit}
 
 
-def _told(store: CacheStore) -> tuple[Finding, ...]:
-    """What the store has to say, said: an entry that is damaged is gone with the first look at it."""
-    findings = told(store)
+def _shown_findings(store: CacheStore) -> tuple[Finding, ...]:
+    """The findings about the store, shown: an entry that is damaged is gone with the first look at it."""
+    findings = store_findings(store)
     show(Console(stderr=True), finding_lines(findings))
     return findings
 

@@ -9,7 +9,7 @@ from dsdoctor.builder.make.op_job import Watch
 from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.builder.make.workdir import Workdir
 from dsdoctor.builder.wheel.index import publish
-from dsdoctor.commands.cache import told
+from dsdoctor.commands.cache import store_findings
 from dsdoctor.commands.observe import Say, observing_for
 from dsdoctor.commands.plan import Planned, planned
 from dsdoctor.commands.wheel_cache import find_wheel, inputs_of, keep
@@ -75,7 +75,7 @@ def make_wheel(ready: Planned, out: Path, *, say: Say, watch: Watch, pool: Pool 
     workdir = Workdir(folder=ready.folder, logs=log_folder(ready.cache), out=out, store=ready.store, pool=pool)
     say(f"logs: {workdir.logs}")
     result = explained(make(ready.host, ready.plan, ready.source, ready.machine, workdir, say=say, watch=watch))
-    return replace(result, findings=(*result.findings, *(told(ready.store) if ready.store else ())))
+    return replace(result, findings=(*result.findings, *(store_findings(ready.store) if ready.store else ())))
 
 
 def explained(result: BuildResult) -> BuildResult:

@@ -65,7 +65,7 @@ def prune(store: CacheStore, *, size: str | None, age: str | None, everything: b
     return stale if only_age else (*stale, *store.prune(limit))
 
 
-def told(store: CacheStore) -> tuple[Finding, ...]:
+def store_findings(store: CacheStore) -> tuple[Finding, ...]:
     """What a store has to say to the user: the entries that it dropped as damaged, and what the disk refused."""
     dropped = (Finding(rule=DAMAGED, severity=Severity.WARNING, title=sentence) for sentence in store.dropped)
     refused = (Finding(rule="dsdoctor", severity=Severity.WARNING, title=sentence) for sentence in store.complaints)
@@ -81,7 +81,7 @@ def damage(entry: Entry, why: str) -> Finding:
 
 
 def kept(entries: Iterable[Entry]) -> tuple[Kept, ...]:
-    """Entries as they are told, the last used first."""
+    """Entries as the command lists them, the last used first."""
     return tuple(_kept(entry) for entry in sorted(entries, key=lambda entry: entry.used, reverse=True))
 
 

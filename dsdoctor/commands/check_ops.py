@@ -39,13 +39,15 @@ def weighed(
     request: BuildRequest,
     compiled: dict[str, str | None],
 ) -> Checked:
-    """The topics with their findings weighed by the op table, and the table; ``compiled`` is what the compiler said."""
+    """The topics with their findings weighed by the op table, and the table; ``compiled`` is the compiler's answer for each op."""
     findings = tuple(finding for topic in topics for finding in topic.findings)
     machine = observation.machine
     table = judge_ops(machine, source, request, findings, cache=observation.cache, compiled=compiled)
-    told = iter(table.findings)
-    topics_weighed = tuple(replace(topic, findings=tuple(next(told) for _ in topic.findings)) for topic in topics)
-    refused = tuple(told)
+    findings_left = iter(table.findings)
+    topics_weighed = tuple(
+        replace(topic, findings=tuple(next(findings_left) for _ in topic.findings)) for topic in topics
+    )
+    refused = tuple(findings_left)
     if refused:
         topics_weighed += (Examined(topic="ops", summary="Ops", findings=refused),)
     return Checked(machine=machine, topics=topics_weighed, ops=table.ops, source=source)
@@ -64,7 +66,7 @@ def without_table(machine: Machine, topics: tuple[Examined, ...], error: DoctorE
 def asked_of_compiler(
     machine: Machine, source: Source, request: BuildRequest, folder: Path, say: Say
 ) -> dict[str, str | None]:
-    """What the compiler says of each op: an error, or None where it took it."""
+    """The compiler's answer for each op: an error, or None where it compiles."""
     if machine.torch is None or machine.torch.broken or machine.python is None or not machine.compilers:
         return {}
     facts = wanted_ops(source, request).ops if request.ops else source.ops

@@ -62,7 +62,7 @@ class Observing:
         return self._recorded or Observation(machine=self._probing.early(), cache=self._cache)
 
     def final(self) -> Observation:
-        """The machine with what loading torch told."""
+        """The machine with what loading torch shows."""
         return self._recorded or Observation(machine=self._probing.final(), cache=self._cache)
 
     def stop(self) -> None:
@@ -99,6 +99,6 @@ def read_nodes(files: Sequence[Path]) -> tuple[Node, ...]:
 
 
 def _node(machine: Machine, name: str) -> Node:
-    told = machine.torch.capabilities if machine.torch else ()
-    capabilities = sorted({*told, *(gpu.capability for gpu in machine.gpus)})
+    by_torch = machine.torch.capabilities if machine.torch else ()
+    capabilities = sorted({*by_torch, *(gpu.capability for gpu in machine.gpus)})
     return Node(name=name, system=machine.system, capabilities=tuple(capabilities))

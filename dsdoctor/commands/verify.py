@@ -1,4 +1,4 @@
-"""verify: a built DeepSpeed against a machine -> findings. Runs nothing of it unless it is told to load the installed ops."""
+"""verify: a built DeepSpeed against a machine -> findings. Runs nothing of it unless it is to load the installed ops."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool 
     """
     if load and (wheel is not None or machine is not None):
         raise UsageError("--load tries the DeepSpeed that is installed here", hint="dsdoctor verify --installed --load")
-    # a file that is no wheel is said before the machine is asked
+    # a file that is not a wheel is refused before the machine is asked
     read = read_wheel(wheel) if wheel is not None else None
     observation = observe(python, machine, whole=False)
     built = read or _installed(observation)
