@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
 from rich.console import Console
 
 from dsdoctor.builder.make.make_wheel import refused_ops
@@ -17,20 +16,20 @@ from dsdoctor.commands.build import AfterBuild, BuildScreen, Built, build, publi
 from dsdoctor.commands.build_targets import targets_of
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import has_error
-from dsdoctor.core.requests import TARGET, WHERE, BuildOrder
+from dsdoctor.core.requests import TARGET, WHERE, BuildOrder, option
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, install_hint, plan_lines, result_lines, show
 
 Index = Annotated[
     Path | None,
-    Parameter(
+    option(
         name="--index", metavar="DIR", group=WHERE,
         help="Also list the wheel in this package index (PEP 503, static files).",
     ),
 ]  # fmt: skip
 Pythons = Annotated[
     tuple[str, ...],
-    Parameter(
+    option(
         name="--python", metavar="PATH|VERSION", group=TARGET,
         help="Interpreter of the environment to build for, or a version such as 3.12 that is looked for here; repeat it. "
              "Default: the one that runs dsdoctor.",
@@ -38,23 +37,23 @@ Pythons = Annotated[
 ]  # fmt: skip
 Torches = Annotated[
     tuple[str, ...],
-    Parameter(
+    option(
         name="--torch", metavar="VERSION", group=TARGET,
         help="Build for this torch in an environment of its own; repeat it. Every --python goes with every --torch.",
     ),
 ]  # fmt: skip
 Cudas = Annotated[
     tuple[str, ...],
-    Parameter(
+    option(
         name="--cuda", metavar="RELEASE|cpu", group=TARGET,
         help="The CUDA release of each --torch, such as 12.8, from torch's own index; repeat it. Default: what pip's index gives.",
     ),
 ]  # fmt: skip
 TorchIndex = Annotated[
     str | None,
-    Parameter(name="--torch-index", metavar="URL", group=TARGET, help="Package index that has the builds of --torch."),
+    option(name="--torch-index", metavar="URL", group=TARGET, help="Package index that has the builds of --torch."),
 ]
-DryRun = Annotated[bool, Parameter(name="--dry-run", help="Show the plan and stop.")]
+DryRun = Annotated[bool, option(name="--dry-run", help="Show the plan and stop.")]
 
 
 def build_wheel_command(

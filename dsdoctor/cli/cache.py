@@ -3,7 +3,7 @@
 import time
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App
 from rich.console import Console
 
 from dsdoctor.builder.cache.store import CacheStore
@@ -12,6 +12,7 @@ from dsdoctor.cli.options import Json
 from dsdoctor.commands.cache import damage, kept, prune, store_findings, trusted_store
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
+from dsdoctor.core.requests import option
 from dsdoctor.report.cache import kept_lines, pruned_lines, verified_line
 from dsdoctor.report.terminal import finding_lines, show
 
@@ -45,12 +46,12 @@ def prune_command(
     *,
     max_size: Annotated[
         str | None,
-        Parameter(name="--max-size", metavar="SIZE", help='Remove the least recently used until "2G" are left.'),
+        option(name="--max-size", metavar="SIZE", help='Remove the least recently used until "2G" are left.'),
     ] = None,
     older_than: Annotated[
-        str | None, Parameter(name="--older-than", metavar="AGE", help='Remove what was not used for "30d".')
+        str | None, option(name="--older-than", metavar="AGE", help='Remove what was not used for "30d".')
     ] = None,
-    everything: Annotated[bool, Parameter(name="--all", help="Remove everything.")] = False,
+    everything: Annotated[bool, option(name="--all", help="Remove everything.")] = False,
     as_json: Json = False,
 ) -> None:
     """Remove what was not used for long, and say what. Without options: down to the limit."""

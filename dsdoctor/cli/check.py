@@ -3,7 +3,6 @@
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
 from rich.console import Console
 
 from dsdoctor.cli.ending import FOUND, OK, print_result
@@ -21,21 +20,22 @@ from dsdoctor.core.requests import (
     Ops,
     PythonPath,
     SourceSpec,
+    option,
 )
 from dsdoctor.report.progress import BuildProgress
 
 if TYPE_CHECKING:
     from dsdoctor.commands.check_ops import Checked
 
-Rules = Annotated[str, Parameter(metavar="RULE", help="Run these checks only.")]
+Rules = Annotated[str, option(metavar="RULE", help="Run these checks only.")]
 NeededOps = Annotated[
-    Ops, Parameter(name=["--op", "--ops"], help="Ops that must work: exit status 1 where one of them cannot.")
+    Ops, option(name=["--op", "--ops"], help="Ops that must work: exit status 1 where one of them cannot.")
 ]
 Deep = Annotated[
-    bool, Parameter(help="Ask the compiler: preprocess every source of every op with its own flags, and link.")
+    bool, option(help="Ask the compiler: preprocess every source of every op with its own flags, and link.")
 ]
-Strict = Annotated[bool, Parameter(help="Exit status 1 for warnings too.")]
-Listed = Annotated[bool, Parameter(name="--list", help="List the checks and stop.")]
+Strict = Annotated[bool, option(help="Exit status 1 for warnings too.")]
+Listed = Annotated[bool, option(name="--list", help="List the checks and stop.")]
 
 
 def check_command(

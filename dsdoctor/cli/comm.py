@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
@@ -23,6 +22,7 @@ from dsdoctor.commands.comm import CommRequest, compared, run_all, run_rank, unm
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import age
+from dsdoctor.core.requests import option
 from dsdoctor.report.comm.lines import phase_line, report_lines
 from dsdoctor.report.terminal import show
 
@@ -32,36 +32,32 @@ DEADLINES = {Mode.QUICK: 60.0, Mode.DEFAULT: 180.0, Mode.FULL: 900.0}
 LEAST_DEADLINE = 5.0
 BACKENDS = ("auto", "gloo", "nccl")
 
-Quick = Annotated[bool, Parameter(name="--quick", help="Reach and correctness only; seconds.")]
-Full = Annotated[bool, Parameter(name="--full", help="Every collective, all sizes and pairs, and DeepSpeed's layer.")]
+Quick = Annotated[bool, option(name="--quick", help="Reach and correctness only; seconds.")]
+Full = Annotated[bool, option(name="--full", help="Every collective, all sizes and pairs, and DeepSpeed's layer.")]
 Nproc = Annotated[
     int | None,
-    Parameter(validator=Number(gte=1), help="Ranks to start here, or on each host. Default: one for each GPU, else 2."),
+    option(validator=Number(gte=1), help="Ranks to start here, or on each host. Default: one for each GPU, else 2."),
 ]
 Hostfile = Annotated[
     str | None,
-    Parameter(metavar="FILE", help="DeepSpeed's hostfile: look at every host, then start ranks there by ssh."),
+    option(metavar="FILE", help="DeepSpeed's hostfile: look at every host, then start ranks there by ssh."),
 ]
-Static = Annotated[bool, Parameter(name="--static", help="With --hostfile: look at the hosts, start no rank.")]
-Backend = Annotated[str, Parameter(metavar="|".join(BACKENDS), help="auto is nccl where GPUs are, else gloo.")]
+Static = Annotated[bool, option(name="--static", help="With --hostfile: look at the hosts, start no rank.")]
+Backend = Annotated[str, option(metavar="|".join(BACKENDS), help="auto is nccl where GPUs are, else gloo.")]
 Deadline = Annotated[
     float | None,
-    Parameter(metavar="SECONDS", help="Bounds the whole test. Default: 60 (--quick), 180, 900 (--full)."),
+    option(metavar="SECONDS", help="Bounds the whole test. Default: 60 (--quick), 180, 900 (--full)."),
 ]
-OutFolder = Annotated[
-    Path | None, Parameter(name="--out", metavar="DIR", help="Keep each rank's own file and log there.")
-]
-Html = Annotated[Path | None, Parameter(name="--html", metavar="FILE", help="Write a page with the pairs and curves.")]
-Save = Annotated[
-    Path | None, Parameter(name="--save", metavar="FILE", help="Keep what was measured, to compare later.")
-]
-Against = Annotated[Path | None, Parameter(name="--against", metavar="FILE", help="Tell what got slower since --save.")]
+OutFolder = Annotated[Path | None, option(name="--out", metavar="DIR", help="Keep each rank's own file and log there.")]
+Html = Annotated[Path | None, option(name="--html", metavar="FILE", help="Write a page with the pairs and curves.")]
+Save = Annotated[Path | None, option(name="--save", metavar="FILE", help="Keep what was measured, to compare later.")]
+Against = Annotated[Path | None, option(name="--against", metavar="FILE", help="Tell what got slower since --save.")]
 Recipe = Annotated[
     str | None,
-    Parameter(metavar="slurm|hostfile|torchrun|k8s", help="Print a ready script for this machine, and stop."),
+    option(metavar="slurm|hostfile|torchrun|k8s", help="Print a ready script for this machine, and stop."),
 ]
-Explain = Annotated[str | None, Parameter(metavar="LOG", help="Read a failed log instead: the same as diagnose LOG.")]
-LocalRank = Annotated[str | None, Parameter(name=["--local_rank", "--local-rank"], show=False)]
+Explain = Annotated[str | None, option(metavar="LOG", help="Read a failed log instead: the same as diagnose LOG.")]
+LocalRank = Annotated[str | None, option(name=["--local_rank", "--local-rank"], show=False)]
 
 
 def comm_command(

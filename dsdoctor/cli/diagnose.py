@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, BinaryIO, cast
 
-from cyclopts import Parameter
-
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error
+from dsdoctor.core.requests import option
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
@@ -28,13 +27,13 @@ SAYINGS = {
 }
 Logs = Annotated[
     str,
-    Parameter(
+    option(
         metavar="LOG",
         allow_leading_hyphen=True,
         help="Log files (also .gz), one of each rank if there are several; - is stdin.",
     ),
 ]  # fmt: skip
-Verbose = Annotated[bool, Parameter(name=["-v", "--verbose"], help="Show harmless lines and consequences too.")]
+Verbose = Annotated[bool, option(name=["-v", "--verbose"], help="Show harmless lines and consequences too.")]
 
 
 def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = False) -> int:

@@ -3,7 +3,6 @@
 import sys
 from typing import Annotated
 
-from cyclopts import Parameter
 from rich.console import Console
 
 from dsdoctor.builder.plan.shell import lines_for
@@ -11,12 +10,10 @@ from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.env import select
 from dsdoctor.core.finding import has_error
-from dsdoctor.core.requests import Arch, BuildOrder, BuildRequest, MachineFile, PythonPath, ToolkitChoice
+from dsdoctor.core.requests import Arch, BuildOrder, BuildRequest, MachineFile, PythonPath, ToolkitChoice, option
 from dsdoctor.report.terminal import finding_lines, show
 
-Shell = Annotated[
-    str, Parameter(metavar="bash|zsh|fish|csh", help="The shell that is to take the lines. Default: bash.")
-]
+Shell = Annotated[str, option(metavar="bash|zsh|fish|csh", help="The shell that is to take the lines. Default: bash.")]
 
 
 def env_command(

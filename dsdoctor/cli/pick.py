@@ -5,16 +5,14 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.pick import pick
-from dsdoctor.core.requests import MachineFile, PythonPath
+from dsdoctor.core.requests import MachineFile, PythonPath, option
 from dsdoctor.report.machines import candidate_lines
 
-Folder = Annotated[Path, Parameter(help="A folder of wheels, or an index of --index.")]
-Op = Annotated[str, Parameter(name="--op", metavar="OP,OP", help="Ops that the wheel must hold.")]
+Folder = Annotated[Path, option(help="A folder of wheels, or an index of --index.")]
+Op = Annotated[str, option(name="--op", metavar="OP,OP", help="Ops that the wheel must hold.")]
 
 
 def pick_command(

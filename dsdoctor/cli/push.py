@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
@@ -13,29 +12,30 @@ from dsdoctor.cli.ending import FAILED, FOUND, INTERRUPTED, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.push import Push, Pushed, push
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.requests import option
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.push import findings_of, push_lines
 
-Wheel = Annotated[Path, Parameter(help="The wheel to install on the nodes.")]
+Wheel = Annotated[Path, option(help="The wheel to install on the nodes.")]
 Hostfile = Annotated[
     Path,
-    Parameter(name="--hostfile", metavar="FILE", help="DeepSpeed's hostfile: a line HOST slots=N for each node."),
+    option(name="--hostfile", metavar="FILE", help="DeepSpeed's hostfile: a line HOST slots=N for each node."),
 ]
 Python = Annotated[
-    str, Parameter(name="--python", metavar="PATH", help="Interpreter on the nodes. Default: the path of the one here.")
+    str, option(name="--python", metavar="PATH", help="Interpreter on the nodes. Default: the path of the one here.")
 ]
-DryRun = Annotated[bool, Parameter(name="--dry-run", help="Verify on every node, install nowhere.")]
+DryRun = Annotated[bool, option(name="--dry-run", help="Verify on every node, install nowhere.")]
 AllOrNothing = Annotated[
-    bool, Parameter(name="--all-or-nothing", help="Verify on every node first; install nowhere when it fails on one.")
+    bool, option(name="--all-or-nothing", help="Verify on every node first; install nowhere when it fails on one.")
 ]
-Parallel = Annotated[int, Parameter(name="--parallel", validator=Number(gte=1), metavar="N", help="Nodes at once.")]
-Timeout = Annotated[float, Parameter(name="--timeout", metavar="SECONDS", help="Limit of each step on a node.")]
+Parallel = Annotated[int, option(name="--parallel", validator=Number(gte=1), metavar="N", help="Nodes at once.")]
+Timeout = Annotated[float, option(name="--timeout", metavar="SECONDS", help="Limit of each step on a node.")]
 Port = Annotated[
-    int | None, Parameter(name=["-p", "--port"], validator=Number(gte=1, lte=65535), help="Port of sshd on the nodes.")
+    int | None, option(name=["-p", "--port"], validator=Number(gte=1, lte=65535), help="Port of sshd on the nodes.")
 ]
 SshOption = Annotated[
     tuple[str, ...],
-    Parameter(
+    option(
         name="--ssh-option",
         allow_leading_hyphen=True,
         metavar="NAME=VALUE",
@@ -93,9 +93,9 @@ def _status(done: Pushed) -> int:
 
 def _ssh_options(port: int | None, options: Sequence[str]) -> tuple[str, ...]:
     """ssh's arguments. Raises UsageError for what is no option of its configuration."""
-    for option in options:
-        name, equals, _ = option.partition("=")
+    for given in options:
+        name, equals, _ = given.partition("=")
         if not name.isalnum() or not equals:
-            raise UsageError(f"--ssh-option {option!r} is none", hint="name one as in: --ssh-option ProxyJump=gate")
-    named = (part for option in options for part in ("-o", option))
+            raise UsageError(f"--ssh-option {given!r} is none", hint="name one as in: --ssh-option ProxyJump=gate")
+    named = (part for given in options for part in ("-o", given))
     return (*(("-p", str(port)) if port else ()), *named)

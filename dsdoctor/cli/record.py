@@ -4,18 +4,17 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
 from rich.console import Console
 
 from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.record import write_down
-from dsdoctor.core.requests import Offline, PythonPath
+from dsdoctor.core.requests import Offline, PythonPath, option
 from dsdoctor.report.progress import BuildProgress
 
 
 def record_command(
-    file: Annotated[Path, Parameter(help="The file to write.")],
+    file: Annotated[Path, option(help="The file to write.")],
     /,
     *,
     python: PythonPath = sys.executable,

@@ -4,20 +4,18 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.verify import Verified, verify
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity, has_error
-from dsdoctor.core.requests import MachineFile, PythonPath
+from dsdoctor.core.requests import MachineFile, PythonPath, option
 from dsdoctor.report.machines import built_lines
 from dsdoctor.report.terminal import finding_lines
 
-WheelFile = Annotated[Path | None, Parameter(help="The wheel to judge.")]
-Installed = Annotated[bool, Parameter(help="Judge the installed DeepSpeed instead of a wheel.")]
-Load = Annotated[bool, Parameter(help="With --installed: import each op in a process of its own, too.")]
+WheelFile = Annotated[Path | None, option(help="The wheel to judge.")]
+Installed = Annotated[bool, option(help="Judge the installed DeepSpeed instead of a wheel.")]
+Load = Annotated[bool, option(help="With --installed: import each op in a process of its own, too.")]
 
 
 def verify_command(

@@ -3,6 +3,7 @@
 An option that several commands share is said once here, as an alias (``Arch``), also where a command takes it alone.
 """
 
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,17 @@ from cyclopts.validators import Number
 
 from dsdoctor.core.build_models import Node
 from dsdoctor.core.errors import UsageError
+
+HAS_METAVAR = "metavar" in inspect.signature(Parameter).parameters
+
+
+def option(*, metavar: str = "", **more: Any) -> Parameter:
+    """What cyclopts is told of an option: ``name``, ``help``, ``group`` and so on; ``metavar`` stands for its value in help."""
+    # cyclopts 4, the newest for Python 3.10, shows the type instead
+    if metavar and HAS_METAVAR:
+        more["metavar"] = metavar
+    return Parameter(**more)
+
 
 WHAT = Group("What is built", sort_key=1)
 TARGET = Group("What it is built for", sort_key=2)
@@ -42,36 +54,36 @@ def _folder(_: Any, tokens: Sequence[Token]) -> str:
 
 Ops = Annotated[
     tuple[str, ...] | None,
-    Parameter(
+    option(
         name="--ops", converter=_split, n_tokens=1, accepts_keys=False, metavar="OP,OP", group=WHAT,
         help='Ops, such as "cpu_adam,fused_adam"; "all" for every one that can be built. Default: cpu_adam, utils, and '
              "fused_adam on CUDA.",
     ),
 ]  # fmt: skip
 For = Annotated[
-    Path | None, Parameter(name="--for", metavar="DS_CONFIG", group=WHAT, help="Derive the ops from a ds_config.json.")
+    Path | None, option(name="--for", metavar="DS_CONFIG", group=WHAT, help="Derive the ops from a ds_config.json.")
 ]
 SourceSpec = Annotated[
     str | None,
-    Parameter(
+    option(
         name="--source", metavar="DIR|SDIST|VERSION|newest|git+URL", group=WHAT,
         help="DeepSpeed to build. Default: the installed version, else the newest release.",
     ),
 ]  # fmt: skip
 Arch = Annotated[
     str | None,
-    Parameter(
+    option(
         name="--arch", metavar="LIST", group=TARGET,
         help='GPU architectures, such as "8.0;9.0+PTX". Default: the visible GPUs, else all that torch has.',
     ),
 ]  # fmt: skip
 Accelerator = Annotated[
     Literal["cuda", "cpu"] | None,
-    Parameter(name="--accelerator", metavar="cuda|cpu", group=TARGET, help="Default: cuda for a CUDA build of torch."),
+    option(name="--accelerator", metavar="cuda|cpu", group=TARGET, help="Default: cuda for a CUDA build of torch."),
 ]
 Cpu = Annotated[
     str | None,
-    Parameter(
+    option(
         name="--cpu", metavar="native|LEVEL", group=TARGET,
         help="Processor that host code is for: x86-64, x86-64-v2, x86-64-v3 (AVX2), x86-64-v4 (AVX512); armv8-a, armv8.2-a, "
              "armv8.2-a+sve, armv9-a. Default: what all of --node have, else this machine's own.",
@@ -79,33 +91,33 @@ Cpu = Annotated[
 ]  # fmt: skip
 NodeFiles = Annotated[
     tuple[Path, ...],
-    Parameter(
+    option(
         name="--node", metavar="FILE", group=TARGET,
         help="Snapshot (dsdoctor record) of a machine that the wheel is for; repeat it. Host code and GPU architectures "
              "become those that serve all of them.",
     ),
 ]  # fmt: skip
 PythonPath = Annotated[
-    str, Parameter(name="--python", metavar="PATH", group=TARGET, help="Interpreter of the environment to build for.")
+    str, option(name="--python", metavar="PATH", group=TARGET, help="Interpreter of the environment to build for.")
 ]
 ToolkitChoice = Annotated[
     str,
-    Parameter(
+    option(
         name="--toolkit", converter=_folder, n_tokens=1, metavar="auto|pypi|DIR", group=HOW,
         help="auto (the default) chooses or assembles one, pypi assembles one from PyPI's parts, DIR takes that one.",
     ),
 ]  # fmt: skip
 Jobs = Annotated[
     int | None,
-    Parameter(
+    option(
         name="--jobs", validator=Number(gte=1), group=HOW,
         help="Compile jobs at once. Default: what processors and memory allow.",
     ),
 ]  # fmt: skip
-Offline = Annotated[bool, Parameter(name="--offline", group=HOW, help="Fetch nothing; say what would be needed.")]
+Offline = Annotated[bool, option(name="--offline", group=HOW, help="Fetch nothing; say what would be needed.")]
 MachineFile = Annotated[
     Path | None,
-    Parameter(
+    option(
         name="--machine", metavar="FILE", group=TARGET,
         help="Judge the machine in this snapshot (dsdoctor record) instead of this one.",
     ),
@@ -124,23 +136,23 @@ class BuildRequest:
     """
 
     ops: Ops = None
-    ops_because: Annotated[str, Parameter(parse=False)] = ""
+    ops_because: Annotated[str, option(parse=False)] = ""
     arch: Arch = None
     accelerator: Accelerator = None
     toolkit: ToolkitChoice = "auto"
     jobs: Jobs = None
     local_version: Annotated[
         str | None,
-        Parameter(
+        option(
             metavar="TEXT", group=WHAT, allow_leading_hyphen=True,
             help='Local version segment. Default: such as "cu13.0.torch2.14".',
         ),
     ] = None  # fmt: skip
-    no_local_version: Annotated[bool, Parameter(group=WHAT, help="Keep DeepSpeed's plain version.")] = False
+    no_local_version: Annotated[bool, option(group=WHAT, help="Keep DeepSpeed's plain version.")] = False
     offline: Offline = False
     cpu: Cpu = None
-    nodes: Annotated[tuple[Node, ...], Parameter(parse=False)] = ()
-    debug_info: Annotated[bool, Parameter(group=HOW, help="Keep debug information: larger, and slower to compile.")] = (
+    nodes: Annotated[tuple[Node, ...], option(parse=False)] = ()
+    debug_info: Annotated[bool, option(group=HOW, help="Keep debug information: larger, and slower to compile.")] = (
         False
     )
 
@@ -163,9 +175,9 @@ class BuildOrder:
     config: For = None
     source: SourceSpec = None
     nodes: NodeFiles = ()
-    python: Annotated[str, Parameter(parse=False)] = sys.executable
-    machine: Annotated[Path | None, Parameter(parse=False)] = None
-    cache: Annotated[bool, Parameter(parse=False)] = True
+    python: Annotated[str, option(parse=False)] = sys.executable
+    machine: Annotated[Path | None, option(parse=False)] = None
+    cache: Annotated[bool, option(parse=False)] = True
 
     def __post_init__(self) -> None:
         """Raise UsageError for options that contradict each other."""

@@ -2,27 +2,24 @@
 
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import Modules, One, Other, PhaseName, selection_of, talk
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.requests import option
 from dsdoctor.overflow.trace.compare import compare
 from dsdoctor.overflow.trace.pairs import ChosenBatch, pairs
 from dsdoctor.overflow.trace.selection import sources
 from dsdoctor.report.trace.comparison import comparison_lines
 from dsdoctor.report.trace.lines import source_parts
 
-BatchA = Annotated[int | None, Parameter(name="--batch-a", metavar="N", help="The batch of A.")]
-BatchB = Annotated[int | None, Parameter(name="--batch-b", metavar="N", help="The batch of B.")]
-RankA = Annotated[int | None, Parameter(name="--rank-a", metavar="N", help="The rank of A.")]
-RankB = Annotated[int | None, Parameter(name="--rank-b", metavar="N", help="The rank of B.")]
+BatchA = Annotated[int | None, option(name="--batch-a", metavar="N", help="The batch of A.")]
+BatchB = Annotated[int | None, option(name="--batch-b", metavar="N", help="The batch of B.")]
+RankA = Annotated[int | None, option(name="--rank-a", metavar="N", help="The rank of A.")]
+RankB = Annotated[int | None, option(name="--rank-b", metavar="N", help="The rank of B.")]
 Ratio = Annotated[
     float | None,
-    Parameter(
-        name="--tolerance", metavar="RATIO", help="How far apart two abs maxima may be: 1.5 is half as much again."
-    ),
+    option(name="--tolerance", metavar="RATIO", help="How far apart two abs maxima may be: 1.5 is half as much again."),
 ]
 
 

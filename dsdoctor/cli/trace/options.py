@@ -4,28 +4,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
 from rich.console import Console
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.requests import option
 from dsdoctor.overflow.frames.dtypes import LIMITS
 from dsdoctor.overflow.trace.selection import PHASES, Selection, Traces, numbers
 from dsdoctor.report.terminal import show
 from dsdoctor.report.trace.lines import source_lines
 
-Files = Annotated[Path, Parameter(metavar="FILE", help="Traces, or folders that hold them.")]
-One = Annotated[Path, Parameter(metavar="A", help="A trace, or a folder of one run.")]
-Other = Annotated[Path | None, Parameter(metavar="[B]", help="Another one. Default: A itself.")]
+Files = Annotated[Path, option(metavar="FILE", help="Traces, or folders that hold them.")]
+One = Annotated[Path, option(metavar="A", help="A trace, or a folder of one run.")]
+Other = Annotated[Path | None, option(metavar="[B]", help="Another one. Default: A itself.")]
 Modules = Annotated[
     tuple[str, ...],
-    Parameter(name="--module", metavar="GLOB", help='Only modules such as "encoder.block.2.*". Repeatable.'),
+    option(name="--module", metavar="GLOB", help='Only modules such as "encoder.block.2.*". Repeatable.'),
 ]
-BatchList = Annotated[str | None, Parameter(name="--batch", metavar="LIST", help="Only these batches: 3,10-12.")]
-RankList = Annotated[str | None, Parameter(name="--rank", metavar="LIST", help="Only these ranks: 0,2.")]
+BatchList = Annotated[str | None, option(name="--batch", metavar="LIST", help="Only these batches: 3,10-12.")]
+RankList = Annotated[str | None, option(name="--rank", metavar="LIST", help="Only these ranks: 0,2.")]
 PhaseName = Annotated[
-    str, Parameter(name="--phase", metavar="forward|backward|all", help="Activations, gradients, or both.")
+    str, option(name="--phase", metavar="forward|backward|all", help="Activations, gradients, or both.")
 ]
-Dtype = Annotated[str, Parameter(name="--dtype", metavar="DTYPE", help=f"One of {', '.join(LIMITS)}.")]
+Dtype = Annotated[str, option(name="--dtype", metavar="DTYPE", help=f"One of {', '.join(LIMITS)}.")]
 
 
 def selection_of(

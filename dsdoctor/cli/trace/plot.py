@@ -4,12 +4,11 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import BatchList, Modules, One, Other, PhaseName, RankList, check_dtype, selection_of
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.requests import option
 from dsdoctor.overflow.frames.frame import CallPhase, Frame
 from dsdoctor.overflow.trace.extremes import Picture, picture, reference
 from dsdoctor.overflow.trace.selection import Selection, Traces, selected, sources
@@ -18,15 +17,13 @@ from dsdoctor.report.trace import plot
 from dsdoctor.report.trace.lines import source_line
 
 Out = Annotated[
-    Path, Parameter(name=["-o", "--out"], metavar="FILE", help="A page (.html) or an image (.png, .svg, .pdf).")
+    Path, option(name=["-o", "--out"], metavar="FILE", help="A page (.html) or an image (.png, .svg, .pdf).")
 ]
 LimitOf = Annotated[
     str | None,
-    Parameter(
-        name="--dtype", metavar="DTYPE", help="Whose limit to draw. Default: the trace's if narrow, else float16."
-    ),
+    option(name="--dtype", metavar="DTYPE", help="Whose limit to draw. Default: the trace's if narrow, else float16."),
 ]
-Title = Annotated[str | None, Parameter(name="--title", metavar="TEXT", help="Default: the names of the traces.")]
+Title = Annotated[str | None, option(name="--title", metavar="TEXT", help="Default: the names of the traces.")]
 
 
 def plot_command(
