@@ -16,9 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from dsdoctor.core.child_output import TooLate, chunks, lines
 from dsdoctor.core.processes import end_session
 
 LARGEST_READ = 8 * 1024 * 1024
+LARGEST_ANSWER = 8 * 1024 * 1024
+"""Bytes of what a command prints that are kept: a tool that is asked something prints kilobytes, listings of GPU code some MB."""
+
 CHILD_SCRIPTS = Path(__file__).parents[1] / "child_scripts"
 
 
@@ -198,16 +202,16 @@ class LocalHost:
             return Answer(returncode=127, stderr=str(error))
         self._begin(process.pid)
         try:
-            out, err = process.communicate(timeout=timeout)
-        except BaseException as error:
-            end_session(process.pid)
-            process.communicate()
-            if isinstance(error, subprocess.TimeoutExpired):
-                return Answer(returncode=None, stderr=f"no answer within {timeout:g} s")
-            raise
+            return _answer(process, timeout)
+        except TooLate:
+            return Answer(returncode=None, stderr=f"no answer within {timeout:g} s")
         finally:
+            # on the way out by an exception, too, nothing of ours is left
+            if process.poll() is None:
+                end_session(process.pid)
+                process.wait()
             self._running.discard(process.pid)
-        return Answer(returncode=process.returncode, stdout=_text(out), stderr=_text(err))
+            _close(process)
 
     def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
         return self.run([python, str(CHILD_SCRIPTS / script), *arguments], timeout=timeout)
@@ -234,10 +238,8 @@ class LocalHost:
         )
         self._begin(process.pid)
         try:
-            assert process.stdout is not None
-            with process.stdout:
-                for line in process.stdout:
-                    on_line(_text(line).rstrip("\n"))
+            for line in lines(process):
+                on_line(_text(line))
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
             return Completed(
@@ -248,6 +250,7 @@ class LocalHost:
             if process.poll() is None:
                 end_session(process.pid)
                 process.wait()
+            _close(process)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -268,6 +271,26 @@ class LocalHost:
         if self._root == "/" or not path.startswith(self._root):
             return path
         return path[len(self._root) :] or "/"
+
+
+def _answer(process: "subprocess.Popen[bytes]", timeout: float) -> Answer:
+    """What a child answers, each stream up to a limit; what comes after that is read and dropped. Raises TooLate."""
+    deadline = time.monotonic() + timeout
+    kept = {1: bytearray(), 2: bytearray()}
+    for number, data in chunks(process, deadline=deadline):
+        room = LARGEST_ANSWER - len(kept[number])
+        kept[number] += data[:room]
+    try:
+        status = process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise TooLate from None
+    return Answer(returncode=status, stdout=_text(bytes(kept[1])), stderr=_text(bytes(kept[2])))
+
+
+def _close(process: "subprocess.Popen[bytes]") -> None:
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
 
 
 def _readable(value: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.host import Answer, LocalHost
+from dsdoctor.core.host import LARGEST_ANSWER, Answer, LocalHost
 from dsdoctor.core.snapshot import RecordedHost, Recorder, save
 from tests.conftest import Disk
 
@@ -49,6 +49,64 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     child = int(marker.read_text())
     time.sleep(0.1)
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
+
+
+DAEMON = "import os, sys, time; os.fork() or (os.setsid(), time.sleep(60)); print('answer', flush=True); {end}"
+"""A tool that leaves a server behind, in a session of its own, which holds the tool's pipes."""
+
+
+def leaves_daemon(end: str = "") -> list[str]:
+    return [sys.executable, "-S", "-c", DAEMON.format(end=end)]
+
+
+def test_a_tool_that_leaves_a_server_behind_is_not_waited_for() -> None:
+    started = time.monotonic()
+
+    answer = LocalHost().run(leaves_daemon(), timeout=20)
+
+    assert (answer.returncode, answer.stdout) == (0, "answer\n")
+    assert time.monotonic() - started < 10
+
+
+def test_a_tool_that_hangs_beside_its_server_is_ended_at_its_limit() -> None:
+    started = time.monotonic()
+
+    answer = LocalHost().run(leaves_daemon("time.sleep(60)"), timeout=0.6)
+
+    assert answer == Answer(returncode=None, stderr="no answer within 0.6 s")
+    assert time.monotonic() - started < 10
+
+
+def test_work_that_leaves_a_server_behind_comes_to_its_end(tmp_path: Path) -> None:
+    heard: list[str] = []
+    started = time.monotonic()
+
+    status = LocalHost().stream(leaves_daemon("sys.exit(3)"), cwd=tmp_path, env=dict(os.environ), on_line=heard.append)
+
+    assert (status, heard) == (3, ["answer"])
+    assert time.monotonic() - started < 10
+
+
+def test_of_a_tool_that_prints_without_end_only_the_beginning_is_kept() -> None:
+    flood = "import sys; line = b'x' * 1048575 + b'\\n'\nfor _ in range(64): sys.stdout.buffer.write(line)"
+
+    answer = LocalHost().run([sys.executable, "-S", "-c", flood], timeout=60)
+
+    assert (answer.returncode, len(answer.stdout)) == (0, LARGEST_ANSWER)
+
+
+def test_a_last_line_without_an_end_and_bytes_that_are_no_text_are_handed_over(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    LocalHost().stream(["/bin/sh", "-c", r"printf 'a\n\nb\377'"], cwd=tmp_path, env={}, on_line=heard.append)
+
+    assert heard == ["a", "", "b\ufffd"]
+
+
+def test_a_tool_that_closes_its_pipes_and_works_on_is_waited_for() -> None:
+    answer = LocalHost().run(["/bin/sh", "-c", "exec >&- 2>&-; sleep 0.3; exit 4"], timeout=20)
+
+    assert answer.returncode == 4
 
 
 def test_stop_reaches_children_in_process_groups_of_their_own(tmp_path: Path) -> None:
