@@ -4,11 +4,14 @@
 down what was asked and answered, and answers from such a record.
 """
 
+import errno
+import functools
 import itertools
 import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -225,10 +228,15 @@ class LocalHost:
     ) -> Completed:
         """Run long work and hand over each line as it comes (stdout and stderr together).
 
-        ``env`` is the whole environment. ``stop`` from another thread, or any exception here, ends the whole session.
+        ``env`` is the whole environment. ``stop`` from another thread, any exception here, and the end of this process, by
+        kill -9 too, end the whole session. Raises FileNotFoundError for a program that is not there.
         """
+        if shutil.which(argv[0], path=env.get("PATH")) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+        pipe = _closes_with_us()
         process = subprocess.Popen(
-            list(argv),
+            [sys.executable, "-I", "-S", str(CHILD_SCRIPTS / "end_with_parent.py"), str(pipe), *argv],
+            pass_fds=(pipe,),
             cwd=cwd,
             env=dict(env),
             stdin=subprocess.DEVNULL,
@@ -271,6 +279,13 @@ class LocalHost:
         if self._root == "/" or not path.startswith(self._root):
             return path
         return path[len(self._root) :] or "/"
+
+
+@functools.cache
+def _closes_with_us() -> int:
+    """The reading end of a pipe whose writing end nobody else holds, and nobody closes: its end is the end of this process."""
+    reading, _ = os.pipe()
+    return reading
 
 
 def _answer(process: "subprocess.Popen[bytes]", timeout: float) -> Answer:

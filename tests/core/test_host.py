@@ -1,5 +1,7 @@
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.host import LARGEST_ANSWER, Answer, LocalHost
+from dsdoctor.core.processes import state_of
 from dsdoctor.core.snapshot import RecordedHost, Recorder, save
 from tests.conftest import Disk
 
@@ -137,6 +140,40 @@ def test_stream_hands_over_lines_and_the_status(tmp_path: Path) -> None:
     )
 
     assert (status, lines) == (7, ["one", "two"])
+
+
+def test_kill_9_leaves_no_compiler(tmp_path: Path) -> None:
+    """The work has a child in a process group of its own, as a compiler under ninja; dsdoctor is killed, and cannot clean up."""
+    work = "import os, time; print(os.getpid(), os.fork() or os.setpgid(0, 0), flush=True); time.sleep(60)"
+    code = (
+        "import os, pathlib, sys; from dsdoctor.core.host import LocalHost;"
+        f"LocalHost().stream([sys.executable, '-S', '-c', {work!r}],"
+        " cwd=pathlib.Path('.'), env=dict(os.environ), on_line=lambda line: print(line, flush=True))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert process.stdout is not None
+    with process.stdout:
+        pids = {int(word) for _ in range(2) for word in process.stdout.readline().split() if word.isdigit()} - {0}
+
+    process.kill()
+    process.wait()
+
+    assert len(pids) == 2
+    deadline = time.monotonic() + 10
+    while left := [pid for pid in pids if state_of(pid) not in {"", "Z"}]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+
+
+def test_work_ends_with_the_commands_own_status_signal_or_absence(tmp_path: Path) -> None:
+    def ending(*argv: str) -> int:
+        return LocalHost().stream(argv, cwd=tmp_path, env=dict(os.environ), on_line=print)
+
+    assert ending("sh", "-c", "exit 41") == 41
+    assert ending("sh", "-c", "kill -SEGV $$") == -signal.SIGSEGV
+    assert ending("sh", "-c", "kill -9 $$") == -signal.SIGKILL
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        ending("no-such-program")
 
 
 def test_stop_ends_what_is_running_and_what_would_start(tmp_path: Path) -> None:
