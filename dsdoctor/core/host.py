@@ -260,6 +260,11 @@ class LocalHost:
                 process.wait()
             _close(process)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether ``stop`` was called: work that ended by a signal since then was ended by us."""
+        return self._stopped.is_set()
+
     def stop(self) -> None:
         self._stopped.set()
         for pid in tuple(self._running):
