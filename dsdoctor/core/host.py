@@ -4,11 +4,14 @@
 down what was asked and answered, and answers from such a record.
 """
 
+import errno
+import functools
 import itertools
 import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from dsdoctor.core.child_output import TooLate, chunks, lines
 from dsdoctor.core.processes import end_session
 
 LARGEST_READ = 8 * 1024 * 1024
+LARGEST_ANSWER = 8 * 1024 * 1024
+"""Bytes of what a command prints that are kept: a tool that is asked something prints kilobytes, listings of GPU code some MB."""
+
 CHILD_SCRIPTS = Path(__file__).parents[1] / "child_scripts"
 
 
@@ -198,16 +205,16 @@ class LocalHost:
             return Answer(returncode=127, stderr=str(error))
         self._begin(process.pid)
         try:
-            out, err = process.communicate(timeout=timeout)
-        except BaseException as error:
-            end_session(process.pid)
-            process.communicate()
-            if isinstance(error, subprocess.TimeoutExpired):
-                return Answer(returncode=None, stderr=f"no answer within {timeout:g} s")
-            raise
+            return _answer(process, timeout)
+        except TooLate:
+            return Answer(returncode=None, stderr=f"no answer within {timeout:g} s")
         finally:
+            # on the way out by an exception, too, nothing of ours is left
+            if process.poll() is None:
+                end_session(process.pid)
+                process.wait()
             self._running.discard(process.pid)
-        return Answer(returncode=process.returncode, stdout=_text(out), stderr=_text(err))
+            _close(process)
 
     def ask(self, python: str, script: str, *arguments: str, timeout: float) -> Answer:
         return self.run([python, str(CHILD_SCRIPTS / script), *arguments], timeout=timeout)
@@ -221,10 +228,15 @@ class LocalHost:
     ) -> Completed:
         """Run long work and hand over each line as it comes (stdout and stderr together).
 
-        ``env`` is the whole environment. ``stop`` from another thread, or any exception here, ends the whole session.
+        ``env`` is the whole environment. ``stop`` from another thread, any exception here, and the end of this process, by
+        kill -9 too, end the whole session. Raises FileNotFoundError for a program that is not there.
         """
+        if shutil.which(argv[0], path=env.get("PATH")) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+        pipe = _closes_with_us()
         process = subprocess.Popen(
-            list(argv),
+            [sys.executable, "-I", "-S", str(CHILD_SCRIPTS / "end_with_parent.py"), str(pipe), *argv],
+            pass_fds=(pipe,),
             cwd=cwd,
             env=dict(env),
             stdin=subprocess.DEVNULL,
@@ -234,10 +246,8 @@ class LocalHost:
         )
         self._begin(process.pid)
         try:
-            assert process.stdout is not None
-            with process.stdout:
-                for line in process.stdout:
-                    on_line(_text(line).rstrip("\n"))
+            for line in lines(process):
+                on_line(_text(line))
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
             return Completed(
@@ -248,6 +258,12 @@ class LocalHost:
             if process.poll() is None:
                 end_session(process.pid)
                 process.wait()
+            _close(process)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether ``stop`` was called: work that ended by a signal since then was ended by us."""
+        return self._stopped.is_set()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -268,6 +284,33 @@ class LocalHost:
         if self._root == "/" or not path.startswith(self._root):
             return path
         return path[len(self._root) :] or "/"
+
+
+@functools.cache
+def _closes_with_us() -> int:
+    """The reading end of a pipe whose writing end nobody else holds, and nobody closes: its end is the end of this process."""
+    reading, _ = os.pipe()
+    return reading
+
+
+def _answer(process: "subprocess.Popen[bytes]", timeout: float) -> Answer:
+    """What a child answers, each stream up to a limit; what comes after that is read and dropped. Raises TooLate."""
+    deadline = time.monotonic() + timeout
+    kept = {1: bytearray(), 2: bytearray()}
+    for number, data in chunks(process, deadline=deadline):
+        room = LARGEST_ANSWER - len(kept[number])
+        kept[number] += data[:room]
+    try:
+        status = process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise TooLate from None
+    return Answer(returncode=status, stdout=_text(bytes(kept[1])), stderr=_text(bytes(kept[2])))
+
+
+def _close(process: "subprocess.Popen[bytes]") -> None:
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
 
 
 def _readable(value: str) -> str:

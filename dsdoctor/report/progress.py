@@ -9,8 +9,8 @@ from rich.table import Table
 
 from dsdoctor.builder.make.op_job import OpProgress
 
-MARKS = {"waiting": "·", "compiling": "…", "built": "✓", "cached": "✓", "failed": "✗"}
-ENDED = {"built", "cached", "failed"}
+MARKS = {"waiting": "·", "compiling": "…", "built": "✓", "cached": "✓", "failed": "✗", "interrupted": "·"}
+ENDED = {"built", "cached", "failed", "interrupted"}
 
 
 class BuildProgress:

@@ -270,7 +270,10 @@ def test_an_interruption_ends_every_compiler(workdir: Workdir) -> None:
     sleeper.write_text("#!/bin/sh\nsleep 60\n")
     sleeper.chmod(0o755)
 
+    states: list[str] = []
+
     def watch(step: OpProgress) -> None:
+        states.append(step.state)
         if step.state == "compiling" and step.done == 0:
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 
@@ -291,6 +294,10 @@ def test_an_interruption_ends_every_compiler(workdir: Workdir) -> None:
 
     assert time.monotonic() - started < 20
     assert not list(workdir.out.iterdir())
+    assert states[-1] == "interrupted"
+    log = (workdir.logs / "one.log").read_text()
+    assert "dsdoctor: interrupted: " in log
+    assert "FAILED" not in log
 
 
 @pytest.mark.slow

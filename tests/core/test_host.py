@@ -1,5 +1,7 @@
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -7,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.host import Answer, LocalHost
+from dsdoctor.core.host import LARGEST_ANSWER, Answer, LocalHost
+from dsdoctor.core.processes import state_of
 from dsdoctor.core.snapshot import RecordedHost, Recorder, save
 from tests.conftest import Disk
 
@@ -51,6 +54,64 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
 
 
+DAEMON = "import os, sys, time; os.fork() or (os.setsid(), time.sleep(60)); print('answer', flush=True); {end}"
+"""A tool that leaves a server behind, in a session of its own, which holds the tool's pipes."""
+
+
+def leaves_daemon(end: str = "") -> list[str]:
+    return [sys.executable, "-S", "-c", DAEMON.format(end=end)]
+
+
+def test_a_tool_that_leaves_a_server_behind_is_not_waited_for() -> None:
+    started = time.monotonic()
+
+    answer = LocalHost().run(leaves_daemon(), timeout=20)
+
+    assert (answer.returncode, answer.stdout) == (0, "answer\n")
+    assert time.monotonic() - started < 10
+
+
+def test_a_tool_that_hangs_beside_its_server_is_ended_at_its_limit() -> None:
+    started = time.monotonic()
+
+    answer = LocalHost().run(leaves_daemon("time.sleep(60)"), timeout=0.6)
+
+    assert answer == Answer(returncode=None, stderr="no answer within 0.6 s")
+    assert time.monotonic() - started < 10
+
+
+def test_work_that_leaves_a_server_behind_comes_to_its_end(tmp_path: Path) -> None:
+    heard: list[str] = []
+    started = time.monotonic()
+
+    status = LocalHost().stream(leaves_daemon("sys.exit(3)"), cwd=tmp_path, env=dict(os.environ), on_line=heard.append)
+
+    assert (status, heard) == (3, ["answer"])
+    assert time.monotonic() - started < 10
+
+
+def test_of_a_tool_that_prints_without_end_only_the_beginning_is_kept() -> None:
+    flood = "import sys; line = b'x' * 1048575 + b'\\n'\nfor _ in range(64): sys.stdout.buffer.write(line)"
+
+    answer = LocalHost().run([sys.executable, "-S", "-c", flood], timeout=60)
+
+    assert (answer.returncode, len(answer.stdout)) == (0, LARGEST_ANSWER)
+
+
+def test_a_last_line_without_an_end_and_bytes_that_are_no_text_are_handed_over(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    LocalHost().stream(["/bin/sh", "-c", r"printf 'a\n\nb\377'"], cwd=tmp_path, env={}, on_line=heard.append)
+
+    assert heard == ["a", "", "b\ufffd"]
+
+
+def test_a_tool_that_closes_its_pipes_and_works_on_is_waited_for() -> None:
+    answer = LocalHost().run(["/bin/sh", "-c", "exec >&- 2>&-; sleep 0.3; exit 4"], timeout=20)
+
+    assert answer.returncode == 4
+
+
 def test_stop_reaches_children_in_process_groups_of_their_own(tmp_path: Path) -> None:
     # ninja starts every compiler so: killing the group alone would leave them running
     script = (
@@ -79,6 +140,40 @@ def test_stream_hands_over_lines_and_the_status(tmp_path: Path) -> None:
     )
 
     assert (status, lines) == (7, ["one", "two"])
+
+
+def test_kill_9_leaves_no_compiler(tmp_path: Path) -> None:
+    """The work has a child in a process group of its own, as a compiler under ninja; dsdoctor is killed, and cannot clean up."""
+    work = "import os, time; print(os.getpid(), os.fork() or os.setpgid(0, 0), flush=True); time.sleep(60)"
+    code = (
+        "import os, pathlib, sys; from dsdoctor.core.host import LocalHost;"
+        f"LocalHost().stream([sys.executable, '-S', '-c', {work!r}],"
+        " cwd=pathlib.Path('.'), env=dict(os.environ), on_line=lambda line: print(line, flush=True))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert process.stdout is not None
+    with process.stdout:
+        pids = {int(word) for _ in range(2) for word in process.stdout.readline().split() if word.isdigit()} - {0}
+
+    process.kill()
+    process.wait()
+
+    assert len(pids) == 2
+    deadline = time.monotonic() + 10
+    while left := [pid for pid in pids if state_of(pid) not in {"", "Z"}]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+
+
+def test_work_ends_with_the_commands_own_status_signal_or_absence(tmp_path: Path) -> None:
+    def ending(*argv: str) -> int:
+        return LocalHost().stream(argv, cwd=tmp_path, env=dict(os.environ), on_line=print)
+
+    assert ending("sh", "-c", "exit 41") == 41
+    assert ending("sh", "-c", "kill -SEGV $$") == -signal.SIGSEGV
+    assert ending("sh", "-c", "kill -9 $$") == -signal.SIGKILL
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        ending("no-such-program")
 
 
 def test_stop_ends_what_is_running_and_what_would_start(tmp_path: Path) -> None:

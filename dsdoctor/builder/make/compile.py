@@ -159,6 +159,9 @@ def _run(
     if ended.status == 0:
         work.write(f"{head}{shlex.join(argv)}", *output, f"dsdoctor: {command.output} took {took}")
         return True
+    if ended.status < 0 and host.is_stopped:
+        work.interrupt(f"dsdoctor: interrupted: {command.output}")
+        return False
     work.write(f"FAILED: [code={ended.status}] {command.output}", f"{head}{shlex.join(argv)}")
     work.fail(*output, *_ending(command, ended.status, output), f"dsdoctor: it took {took}")
     return False

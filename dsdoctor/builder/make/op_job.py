@@ -15,7 +15,8 @@ from dsdoctor.core.host import Completed
 
 @dataclass(frozen=True, kw_only=True)
 class OpProgress:
-    """Progress of one op: ``state`` is "waiting", "compiling", "built", "cached" or "failed"; objects done of ``total``."""
+    """Progress of one op: ``state`` is "waiting", "compiling", "built", "cached", "failed" or
+    "interrupted"; objects done of ``total``."""
 
     op: str
     state: str
@@ -61,6 +62,7 @@ class OpWork:
     done: int = 0
     library: Path | None = None
     cached: bool = False
+    interrupted: bool = False
     wrong: list[str] = field(default_factory=list)
     linked: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -68,7 +70,9 @@ class OpWork:
     @property
     def state(self) -> str:
         """How it ended, as OpProgress names it."""
-        return "cached" if self.cached else "built" if self.library else "failed"
+        if self.library is None:
+            return "interrupted" if self.interrupted and not self.wrong else "failed"
+        return "cached" if self.cached else "built"
 
     def write(self, *lines: str) -> None:
         """Add lines to its log, together: other commands of it may write at the same time."""
@@ -79,6 +83,11 @@ class OpWork:
         """Add lines to its log that say why it failed."""
         self.wrong += lines
         self.write(*lines)
+
+    def interrupt(self, line: str) -> None:
+        """Add a line to its log that says that the user ended it."""
+        self.interrupted = True
+        self.write(line)
 
     def begin(self) -> None:
         """A command begins."""
