@@ -129,6 +129,32 @@ def wheel_altered(machine: Machine) -> Iterator[Finding]:
         )
 
 
+def wheel_foreign_files(machine: Machine) -> Iterator[Finding]:
+    """The wheel holds files that no DeepSpeed has: other packages, .pth files, programs such as python.
+
+    DeepSpeed's own are deepspeed/, op_builder/, its .dist-info and its commands (deepspeed, ds, dsr, and those that begin
+    with ds_).
+
+    Why it matters: pip puts them beside DeepSpeed, in place of other packages' files. A .pth file is run by every Python that
+    starts there.
+
+    How to fix it: Do not install it. Ask who made it, or build the wheel from DeepSpeed's source.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
+    built = machine.deepspeed
+    if built and built.foreign:
+        yield Finding.error(
+            "wheel-foreign-files",
+            f"{built.location} would put into place what is no part of DeepSpeed: {and_more(built.foreign)}",
+            affects=(needs.INSTALLED, *built.installed_ops),
+            fix="do not install it; build the wheel from DeepSpeed's source",
+            commands=(BUILD_WHEEL,),
+        )
+
+
 def op_unreadable(machine: Machine) -> Iterator[Finding]:
     """A shared object is damaged: it is no ELF file, or its tables are inconsistent.
 
@@ -173,5 +199,6 @@ CHECKS = (
     wheel_python_mismatch,
     wheel_platform_mismatch,
     wheel_altered,
+    wheel_foreign_files,
     op_unreadable,
 )

@@ -13,6 +13,7 @@ from dsdoctor.comm.launch.commands import SSH
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
+from dsdoctor.core.sentences import and_more
 from dsdoctor.hosts.hostfile import HOST, parse_hostfile
 from dsdoctor.hosts.ssh_errors import ssh_problem
 from dsdoctor.push import errors as problems
@@ -114,6 +115,9 @@ def files_of(wheel: Path) -> tuple[Sent, ...]:
     if built.altered:
         title = f"{len(built.altered)} files of {wheel} differ from its RECORD: {built.altered[0]}"
         raise UsageError(title, hint="fetch or build it again")
+    if built.foreign:
+        title = f"{wheel} would put into place what is no part of DeepSpeed: {and_more(built.foreign)}"
+        raise UsageError(title, hint="do not install it; build the wheel from DeepSpeed's source")
     beside = wheel.with_name(f"{wheel.name}.json")
     paths = (wheel, beside) if beside.is_file() else (wheel,)
     return tuple(Sent(path=path, size=path.stat().st_size, sha256=hex_of(path)) for path in paths)

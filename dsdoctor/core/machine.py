@@ -167,9 +167,10 @@ class DeepSpeed:
     built with; ``python`` and ``platform`` are wheel tags.
     ``sm_arch`` holds "90_real" or "90_virtual" for each op that has GPU code (an op that was not looked at is not in it).
     ``glibc`` and ``glibcxx`` are the oldest that all its ops load with. ``altered`` names files whose digest is not the recorded
-    one, ``unreadable`` shared objects that are damaged. ``needed`` are those of WATCHED that an op links and leaves to the
-    system: none of its own folders holds them. ``told_by`` says where the facts come from: "manifest", "files"
-    (the shared objects themselves) or "record" (DeepSpeed's own git_version_info_installed.py).
+    one, ``foreign`` files of a wheel that belong to no DeepSpeed, ``unreadable`` shared objects that are damaged.
+    ``needed`` are those of WATCHED that an op links and leaves to the system: none of its own folders holds them. ``told_by``
+    says where the facts come from: "manifest", "files" (the shared objects themselves) or "record" (DeepSpeed's own
+    git_version_info_installed.py).
     """
 
     version: str
@@ -188,6 +189,7 @@ class DeepSpeed:
     glibc: str | None = None
     glibcxx: str | None = None
     altered: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
     needed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     told_by: str = "record"

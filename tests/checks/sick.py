@@ -135,6 +135,7 @@ SICK: dict[str, Machine] = {
     "wheel-python-mismatch": healthy(deepspeed=replace(BUILT, python=("cp310",))),
     "wheel-platform-mismatch": healthy(deepspeed=replace(BUILT, platform=("win_amd64",))),
     "wheel-altered": healthy(deepspeed=replace(BUILT, altered=("deepspeed/ops/adam/cpu_adam_op.so",))),
+    "wheel-foreign-files": healthy(deepspeed=replace(BUILT, foreign=("torch/__init__.py",))),
     "path-entry-missing": healthy(paths=SearchPaths(missing_path=("/gone",))),
     "library-path-entry-missing": healthy(paths=SearchPaths(missing_library_path=("/gone", "/too"))),
     "library-path-other-cuda": healthy(

@@ -381,6 +381,16 @@ def test_what_makes_no_sense_is_refused_before_a_node_is_asked(
     assert not (nodes / "asked").exists()
 
 
+def test_a_wheel_with_files_of_others_goes_nowhere(nodes: Path) -> None:
+    files = {name: data for name, data in FILES.items() if name != f"{INFO}/RECORD"}
+    wheel(nodes.parent, contents(b"no library", **files, **{"evil.pth": b"import evil"}))
+    done = run(*arguments(nodes, "n1"), **around(nodes))
+
+    assert done.returncode == 2
+    assert "no part of DeepSpeed: evil.pth" in done.stderr
+    assert not (nodes / "asked").exists()
+
+
 def test_a_wheel_that_is_not_whole_goes_nowhere(nodes: Path) -> None:
     path = nodes.parent / NAME
     path.with_name(f"{NAME}.json").write_text(json.dumps({"sha256": "0" * 64}))

@@ -57,6 +57,13 @@ def test_a_wheel_for_this_machine_is_accepted(libraries: dict[Built, bytes], tmp
     assert shown.splitlines()[-1] == "✓ it fits several-toolkits"
 
 
+def test_files_that_pip_would_put_beside_deepspeed_are_an_error(libraries: dict[Built, bytes], tmp_path: Path) -> None:
+    evil = {"torch/__init__.py": b"", f"{INFO.replace('dist-info', 'data')}/scripts/python": b"#!python\n"}
+    path = wheel(tmp_path, contents(libraries[Built()], **evil))
+
+    assert rules(path, H100_TORCH_2_14) == (1, {"wheel-foreign-files"})
+
+
 def test_another_torch_another_cuda_and_another_gpu_are_refused(libraries: dict[Built, bytes], tmp_path: Path) -> None:
     path = wheel(tmp_path, contents(libraries[Built()]))
 

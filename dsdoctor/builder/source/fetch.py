@@ -7,15 +7,14 @@ import hashlib
 import os
 import re
 import shutil
-import tarfile
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
-from dsdoctor.core.errors import BuildFailed, DoctorError, UsageError
+from dsdoctor.builder.source.unpack import unpack
+from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.pip import last_error, run_pip
@@ -26,53 +25,6 @@ LEFT_BEHIND = shutil.ignore_patterns(
     ".git", "build", "dist", "*.egg-info", "__pycache__", "*.pyc", "*.cpython-*.so", "git_version_info_installed.py"
 )
 """What an earlier build leaves in a tree, and must not get into this build."""
-
-
-def unpack(archive: Path, folder: Path) -> None:
-    """Unpack an sdist's single top folder as ``folder``. Raises UsageError for what is not an sdist, or would write outside."""
-    staging = folder.with_name(f".{folder.name}.unpack")
-    staging.mkdir(parents=True)
-    try:
-        if zipfile.is_zipfile(archive):
-            _unzip(archive, staging)
-        else:
-            _untar(archive, staging)
-        tops = [path for path in staging.iterdir() if path.is_dir()]
-        if len(tops) != 1:
-            raise UsageError(f"{archive} is not an sdist: it holds {len(tops)} top folders, an sdist holds one")
-        tops[0].replace(folder)
-    except DoctorError:
-        raise
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
-        raise UsageError(
-            f"{archive} is not a readable sdist: {error}",
-            hint="fetch it again: python -m pip download --no-deps deepspeed",
-        ) from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _untar(archive: Path, staging: Path) -> None:
-    with tarfile.open(archive) as tar:
-        if hasattr(tarfile, "data_filter"):
-            tar.extractall(staging, filter="data")
-            return
-        # Debian 12's Python 3.11.2 has no filters yet
-        members = tar.getmembers()
-        for member in members:
-            target = Path(member.name).parent / member.linkname if member.issym() else Path(member.name)
-            inside = ".." not in os.path.normpath(target).split("/") and not target.is_absolute()
-            if not inside or not (member.isfile() or member.isdir() or member.issym()):
-                raise UsageError(f"{archive} holds {member.name!r}, which reaches outside of it or is not a file")
-        tar.extractall(staging, members)  # noqa: S202 - every member was checked above
-
-
-def _unzip(archive: Path, staging: Path) -> None:
-    with zipfile.ZipFile(archive) as file:
-        for name in file.namelist():
-            if name.startswith("/") or ".." in Path(name).parts:
-                raise UsageError(f"{archive} holds {name!r}, which lies outside of it")
-        file.extractall(staging)  # noqa: S202 - every name was checked above
 
 
 def spell_source(request: str | None, installed: DeepSpeed | None) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from dsdoctor.builder.wheel.elf import ElfInfo, newest, read_elf
+from dsdoctor.builder.wheel.foreign import foreign_files
 from dsdoctor.core.deepspeed_install import (
     MANIFEST,
     RECORD,
@@ -100,7 +101,8 @@ def _refuse_malicious(file: zipfile.ZipFile, path: Path) -> None:
 
 def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> DeepSpeed:
     def text(ending: str) -> str | None:
-        name = next((name for name in file.namelist() if name == ending or name.endswith(f".dist-info/{ending}")), None)
+        # pip reads the .dist-info at the top; one further down is a file like any other
+        name = next((name for name in file.namelist() if name == ending or _at_top(name, ending)), None)
         if name is None:
             return None
         if file.getinfo(name).file_size > LARGEST_TEXT:
@@ -127,7 +129,12 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
     recorded = recorded_wheel_digest(_beside(path))
     if recorded is not None and recorded != hex_of(path):
         altered.append(path.name)
-    return replace(_with_library_facts(facts, libraries), altered=tuple(sorted(altered)))
+    foreign = foreign_files(file.namelist(), version, text("entry_points.txt"))
+    return replace(_with_library_facts(facts, libraries), altered=tuple(sorted(altered)), foreign=foreign)
+
+
+def _at_top(name: str, ending: str) -> bool:
+    return name.count("/") == 1 and name.lower().startswith("deepspeed-") and name.endswith(f".dist-info/{ending}")
 
 
 def _with_name(facts: DeepSpeed, pythons: set[str], platforms: set[str]) -> DeepSpeed:

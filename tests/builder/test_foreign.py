@@ -1,0 +1,70 @@
+"""Which names a DeepSpeed wheel may hold: those of every release, and nobody else's."""
+
+import pytest
+
+from dsdoctor.builder.wheel.foreign import foreign_files
+
+SCRIPTS = (
+    *("deepspeed", "deepspeed.pt", "deepspeed.bat", "ds", "ds_ssh", "ds_report", "ds_report.bat", "ds_bench"),
+    *("dsr", "ds_elastic", "ds_nvme_tune", "ds_io"),
+)
+"""All that setup.py has listed from 0.1 to 0.19."""
+
+HEALTHY = (
+    "deepspeed/__init__.py",
+    "deepspeed/ops/op_builder/all_ops.py",
+    "deepspeed/ops/csrc/includes/x.h",
+    "deepspeed/evil.pth",
+    "op_builder/__init__.py",
+    "deepspeed.libs/libaio-4ab2c9.so.1",
+    "torch/",
+    "deepspeed-0.19.8.dist-info/RECORD",
+    "deepspeed-0.19.8+cu13.0.torch2.14.dist-info/sboms/deepspeed.cdx.json",
+    "deepspeed-0.19.8.dist-info/licenses/LICENSE",
+    "deepspeed-0.19.8.data/purelib/deepspeed/x.py",
+    *(f"deepspeed-0.19.8.data/scripts/{name}" for name in SCRIPTS),
+)
+OF_OTHERS = (
+    "torch/__init__.py",
+    "evil.pth",
+    "deepspeed.py",
+    "deepspeed",
+    "./sitecustomize.py",
+    "Deepspeed/x.py",
+    "torch-2.14.dist-info/RECORD",
+    "deepspeed-0.19.8.data/scripts/python",
+    "deepspeed-0.19.8.data/scripts/ds/python",
+    "deepspeed-0.19.8.data/purelib/evil.pth",
+    "deepspeed-0.19.8.data/platlib/torch/__init__.py",
+    "deepspeed-0.19.8.data/data/bin/python",
+    "deepspeed-0.19.8.data/headers/Python.h",
+    "x.data/scripts/ds",
+    "deepspeed-0.19.8.data/scripts",
+    "tests/unit/test_x.py",
+)
+
+
+def test_what_deepspeeds_wheels_hold_is_their_own() -> None:
+    assert foreign_files(HEALTHY, "0.19.8+cu13.0.torch2.14") == ()
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_what_belongs_to_nobody_or_others_is_named(name: str) -> None:
+    assert foreign_files([*HEALTHY, name], "0.19.8") == (name,)
+
+
+@pytest.mark.parametrize("version", ["0.7.1", "0.8.3+cu118", "0.9.0"])
+def test_releases_before_0_9_packed_their_benchmarks_and_tests(version: str) -> None:
+    names = ("benchmarks/communication/run_all.py", "tests/unit/common.py", "accelerator/x.py")
+
+    assert foreign_files(names, version) == (() if version < "0.9" else tuple(sorted(names)))
+
+
+def test_commands_that_entry_points_would_make_count_too() -> None:
+    text = (
+        "a line that is none\n[pytest_randomly.random_seeder]\ndeepspeed = deepspeed.runtime.utils:set_random_seed\n"
+        "[ console_scripts ]\n# sh = x\nds_top=deepspeed.top:main\n pip = deepspeed.x:main\n"
+        "[gui_scripts]\npython3=deepspeed.x:main\n"
+    )
+
+    assert foreign_files(HEALTHY, "0.19.8", text) == ("the command pip", "the command python3")
