@@ -20,7 +20,7 @@ COLOUR = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\[\d{1,3}(?:;\d{1,3}){0,4}m")
 BARE_COLOUR = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,4}m")
 CLOCK = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 PREFIX = re.compile(
-    r"\s*(?:"
+    r"(?:"
     r"\[(?:rank|default|Rank )\d{1,5}\]\s?:\s?|(?:rank|default)\d{1,5}: "  # torchrun, elastic, torch's own
     r"|\[\d{1,5}\]\s?:\s?|\[\d+,\d+\]<std(?:out|err)>\s?:?"  # mpirun --tag-output
     r"|\d{1,5}: (?=\D)"  # srun --label
@@ -88,11 +88,11 @@ def clean(text: str) -> str:
         text = CONTROL.sub("", text)
     if "[" in text:
         text = BARE_COLOUR.sub("", text)
-    start = 0
+    text = text.lstrip()
     for _ in range(6):
-        found = PREFIX.match(text, start)
-        if not found or found.end() == start:
+        found = PREFIX.match(text)
+        if not found or not found.end():
             break
-        start = found.end()
-    text = text[start:].strip()
+        text = text[found.end() :].lstrip()
+    text = text.rstrip()
     return text if text.isascii() else text.translate(QUOTES)

@@ -107,7 +107,7 @@ CLUES = (
     Clue(name="cuda_home", words="nvcc", pattern=r"(?:^|\s|ccache )(/\S{1,120})/bin/nvcc\s"),
     Clue(name="cuda_home", words="dtorch_extension_name", pattern=r"-(?:isystem |I)(/usr(?:/local)?)/include\s"),
     Clue(name="cache", words="extensions", pattern=r"Using (\S{1,200}) as PyTorch extensions root"),
-    Clue(name="standard", words="std", pattern=r"-std=((?:c|gnu)\+\+\d\w)(?!.{0,4000}-std=)", last=True),
+    Clue(name="standard", words="std", pattern=r"^.*-std=((?:c|gnu)\+\+\d\w)", last=True),
     Clue(
         name="accelerator",
         words="ds_accelerator accelerator",
@@ -129,7 +129,7 @@ CLUES = (
     Clue(
         name="op",
         words="torch_extensions",
-        pattern=r"torch_extensions[/\\](?:[\w.-]+[/\\])?(\w+)[/\\]build\.ninja",
+        pattern=r"torch_extensions[/\\](?:[\w.-]{1,100}[/\\])?(\w{1,100})[/\\]build\.ninja",
         last=True,
     ),
 )
@@ -137,7 +137,7 @@ LISTS = (
     Clue(name="architectures", words="gencode", pattern=r"compute_(\d+[a-z]?)"),
     Clue(name="asked", words=" ".join(f"ds_build_{name}" for name in OPS), pattern=r"\bDS_BUILD_(\w+)=[\"']?1\b"),
 )
-INSTALL_OPS = Clue(name="install_ops", words="install", pattern=r"Install Ops=\{(.{0,3000}?)\}")
+INSTALL_OPS = Clue(name="install_ops", words="install", pattern=r"Install Ops=\{([^{}]{0,3000})\}")
 
 
 class FactReader:

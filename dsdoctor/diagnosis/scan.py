@@ -4,11 +4,11 @@ A line is split into words in C; only a line that has a word of the catalogue is
 """
 
 import re
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from dsdoctor.diagnosis.above import CONTEXT, Above
 from dsdoctor.diagnosis.clean import COLOUR, segments, shorten
 from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader
 from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
@@ -16,17 +16,17 @@ from dsdoctor.diagnosis.marks import Event, Mark
 from dsdoctor.diagnosis.models import Hit, Signature
 from dsdoctor.diagnosis.templates import groups_of
 
-ABOVE, CONTEXT = 40, 300
-"""How many lines above a line are remembered, and how much of each."""
-
-TRIES = 2000
-"""How often the lines above are searched in vain for one signature, so that a hostile log cannot make that slow."""
-
 BATCH = 32
 """How many lines are first looked at together."""
 
 SEEN, REMEMBERED = 1000, 4000
 """How many different lines are remembered with their effect, and how long such a line may be."""
+
+CROWD, SHORT = 40, 300
+"""How many entries a line may ask for: of a longer line with the words of more, less is searched, so that it costs no more.
+
+Of real lines none asks for more than 25.
+"""
 
 ASKED = 5000
 """How many lines are searched for one fact."""
@@ -41,6 +41,9 @@ A_COMMAND, A_WARNING = b"-DTORCH_EXTENSION_NAME=", b": warning: "
 LONGEST_TRACEBACK = 400
 WRAPPED = 3
 """Over how many more lines a narrow terminal may have wrapped the line of an exception."""
+
+WRAPPED_WHOLE, WRAPPED_LINE = 1000, 400
+"""How long such an exception may be, and each of its lines."""
 
 A_COMPILE = b"dtorch_extension_name"
 """A part of every command that compiles for torch; such a line shows flags, never an error."""
@@ -86,8 +89,7 @@ class Scan:
     last_output: int = 0
     broken_off: bool = False
     lines: int = 0
-    tries: dict[int, int] = field(default_factory=dict)
-    above: deque[bytes] = field(default_factory=lambda: deque(maxlen=ABOVE))
+    above: Above = field(default_factory=Above)
     traceback_since: int = 0
     unfinished: str = ""
     unfinished_since: int = 0
@@ -118,7 +120,7 @@ class Scan:
     def _remember(self, raw: bytes) -> None:
         """Remember that this line was not blank, and its text."""
         self.last_line = self.lines
-        self.above.append(raw[:CONTEXT])
+        self.above.remember([raw])
         if not self.broken_off:
             self.last_output = self.lines
 
@@ -149,7 +151,7 @@ class Scan:
         last_spoken = max(number for number, raw in enumerate(batch, self.lines + 1) if raw.strip(BLANK))
         self.lines += len(batch)
         self.last_line = last_spoken
-        self.above.extend(raw[:CONTEXT] for raw in batch[-ABOVE:])
+        self.above.remember(batch)
         self.last_output = self.last_output if self.broken_off else last_spoken
 
     def _look(self, raw: bytes, tokens: list[bytes]) -> None:
@@ -189,6 +191,7 @@ class Scan:
             if self.traceback_since:
                 self._follow_traceback(text)
             if numbers and not SOURCE.match(text):
+                text = _searched(text, len(numbers))
                 for number in sorted(numbers):
                     self._try(number, text)
         if self.effect.hits and self.unfinished_since == self.lines:
@@ -197,9 +200,14 @@ class Scan:
     def _join(self, text: str) -> None:
         """Read the line of an exception together with the next one: a box or a terminal may have wrapped it."""
         whole, self.effect.repeats = f"{self.unfinished} {text}", False
-        self.unfinished = "" if self.lines - self.unfinished_since >= WRAPPED else whole
+        ended = self.lines - self.unfinished_since >= WRAPPED or len(text) > WRAPPED_LINE or len(whole) > WRAPPED_WHOLE
+        self.unfinished = "" if ended else whole
+        if len(text) > WRAPPED_LINE:
+            return
         words = set(words_of(whole.encode("utf-8", "replace")))
-        for number in sorted(self.index.numbers(words) - self.known):
+        numbers = self.index.numbers(words) - self.known
+        whole = _searched(whole, len(numbers))
+        for number in sorted(numbers):
             entry = self.index.entries[number]
             if isinstance(entry, Wording) and number not in self.hits:
                 self._match(number, entry, whole)
@@ -246,7 +254,7 @@ class Scan:
         if event is Event.EXCEPTION:
             self.exception = self.exception or line
             self.last_exception = self.lines
-            self.unfinished, self.unfinished_since = text, self.lines
+            self.unfinished, self.unfinished_since = text if len(text) <= WRAPPED_WHOLE else "", self.lines
         elif event is Event.TRACEBACK:
             self.traceback_since = self.lines
         elif event is Event.WAITING:
@@ -260,7 +268,7 @@ class Scan:
         if number in self.hits:
             self.counts[number] += 1
             self.effect.hits.append(number)
-        elif self._fits_above(number, signature):
+        elif self._fits_above(signature):
             groups = groups_of(found)
             op = groups.get("op") or signature.op or self.fact_reader.values.get("op")
             self.hits[number] = Hit(
@@ -271,16 +279,20 @@ class Scan:
         else:
             self.effect.repeats = False
 
-    def _fits_above(self, number: int, signature: Signature) -> bool:
+    def _fits_above(self, signature: Signature) -> bool:
         if not signature.after and not signature.not_after:
             return True
-        self.tries[number] = self.tries.get(number, 0) + 1
-        if self.tries[number] > TRIES:
+        if signature.not_after and self.above.has(signature.not_after):
             return False
-        above = b"\n".join(self.above).decode("utf-8", "replace")
-        if signature.not_after and re.search(signature.not_after, above):
-            return False
-        return not signature.after or re.search(signature.after, above) is not None
+        return not signature.after or self.above.has(signature.after)
+
+
+def _searched(text: str, entries: int) -> str:
+    """What of a text is searched for so many entries: head and tail of a long one with words of very many."""
+    if entries <= CROWD or len(text) <= SHORT:
+        return text
+    room = max(SHORT, len(text) * CROWD // entries)
+    return f"{text[: room * 3 // 4]} {text[-room // 4 :]}"
 
 
 def _coloured(raw: bytes) -> bool:

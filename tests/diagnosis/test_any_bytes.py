@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
+from dsdoctor.diagnosis.index import INDEX
 from dsdoctor.diagnosis.models import LogOutcome
 
 SAMPLES = [signature.sample.encode() for rule in RULES.values() for signature in rule.signatures]
 WORDS = sorted({word.encode() for sample in SAMPLES[:80] for word in sample.decode().split()})
+ALL_WORDS = b" ".join(sorted(INDEX.words))
 LINES = st.one_of(
     st.binary(max_size=80),
     st.sampled_from(SAMPLES),
@@ -56,6 +58,19 @@ HOSTILE = {
     "brackets": b"[rank0]:" * 100_000,
     "clocks": b"2026-11-21 08:50:53,123 " * 30_000,
     "nothing but zeros": b"\0" * 500_000,
+    "folders of a cache": (b"/torch_extensions/" + b"/a" * 1900 + b" torch_extensions\n") * 80,
+    "a user's name": (b"a@" + b"a" * 3900 + b" permission denied\n") * 80,
+    "an op's module": (b"No module named deepspeed.ops." + b"a" * 3800 + b" importerror import\n") * 80,
+    "a word before Windows": (b"a" * 3900 + b" posix\n") * 80,
+    "a word before CUDA_HOME": (b"a" * 3900 + b" cuda_home\n") * 80,
+    "a process's number": (b"1" * 3900 + b" killed\n") * 80,
+    "names of linkers": (b"lc laio lccl lcudart lcuda lcufile lm " + b"ld: A" * 760 + b"\n") * 80,
+    "exceptions that may be wrapped": (b"KeyError: " + ALL_WORDS[:900] + b"\na\nb\nc\n") * 80,
+    "the words of everything": (b"KeyError: " + ALL_WORDS + b"a" * 1500 + b"\n") * 60,
+    "the words of everything, in states": b"\r".join([b"KeyError: " + ALL_WORDS[:480]] * 8) + b"\n",
+    "lines above in vain": (b"KeyError: '9.0' ValueError: too many values to unpack " + b"x" * 250 + b"\n") * 2500,
+    "short lines of a traceback": (b"Traceback (most recent call last):\n" + b"a\n" * 399) * 20,
+    "short lines of another language": "\n".join(chr(0x4E00 + number) for number in range(5000)).encode(),
 }
 
 

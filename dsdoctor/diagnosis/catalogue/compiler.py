@@ -2,7 +2,8 @@
 
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
-COMPILERS = r"(?:[\w.-]*-)?(?:c\+\+|g\+\+|gcc|cc|clang|clang\+\+|icpx?)(?:-[\d.]+)?"
+COMPILER = r"(?:c\+\+|g\+\+|gcc|cc|clang|clang\+\+|icpx?)(?:-[\d.]{1,20})?"
+COMPILERS = rf"(?:[\w.-]{{0,60}}-)?{COMPILER}"
 
 HOST_COMPILER_TOO_OLD = Rule(
     id="host-compiler-too-old",
@@ -113,7 +114,7 @@ check.""",
             words="installed+version+cuda",
             pattern=r"The current installed version of (?P<compiler>\S{1,160}) \((?P<gcc>[^)]{1,30})\) is "
             r"greater than the maximum required version "
-            r"by CUDA (?P<nvcc>[\d.]+\d)(?:.{0,120}<=?\s?(?P<below>\d+))?",
+            r"by CUDA (?P<nvcc>[\d.]{1,12}\d)(?:.{0,120}<=?\s?(?P<below>\d+))?",
             title="{compiler} {gcc} is newer than CUDA {nvcc} supports",
             commands=("python -m dsdoctor plan", "export CC=gcc-12 CXX=g++-12"),
             sample="RuntimeError: The current installed version of g++ (13.2.0) is greater than the maximum "
@@ -228,8 +229,8 @@ Why it matters: No op can be compiled.""",
             words="directory+gcc directory+c directory+g directory+cc directory+clang execute+unable "
             "command+which command+failed+directory",
             pattern=rf"No such file or directory: '?\"?(?P<compiler>{COMPILERS})'?\"?|unable to execute "
-            rf"'?(?P<compiler2>\S{{0,60}}?{COMPILERS})'?:"
-            rf"|command '?(?P<compiler3>\S{{0,60}}?{COMPILERS})'? failed: No such file|\['which', "
+            rf"'?(?P<compiler2>\S{{0,120}}?{COMPILER})'?:"
+            rf"|command '?(?P<compiler3>\S{{0,120}}?{COMPILER})'? failed: No such file|\['which', "
             rf"'(?P<compiler4>{COMPILERS})'\].{{0,60}}non-zero",
             unless=r"-c \S{1,160}|cc1plus|nvcc",
             sample="error: command 'x86_64-linux-gnu-gcc' failed: No such file or directory",

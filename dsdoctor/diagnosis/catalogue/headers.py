@@ -1,5 +1,6 @@
 """Rules of headers that the compiler did not find, in any language: the name of the header decides."""
 
+from dsdoctor.diagnosis.catalogue.linker import linker
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 
@@ -180,7 +181,7 @@ Why it matters: Nothing can be compiled until it is repaired, CUDA or not.""",
         ),
         Signature(
             words="crt1 crti scrt1 lc lm lpthread lstdc",
-            pattern=r"ld(?:\.\w+)?: .{0,60}?(?P<header>S?crt[1i]\.o|-l(?:c|m|pthread|stdc\+\+)(?![\w+]))",
+            pattern=linker() + r"(?P<header>S?crt[1i]\.o|-l(?:c|m|pthread|stdc\+\+)(?![\w+]))",
             unless=r" -(?:shared|o|L)\b",
             tier=Tier.FILE,
             sample="/usr/bin/ld: cannot find crti.o: No such file or directory",

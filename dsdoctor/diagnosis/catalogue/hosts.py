@@ -86,8 +86,8 @@ Why it matters: The job does not start on all nodes, and DeepSpeed hides what ss
         ),
         Signature(
             words="permission+denied",
-            pattern=r"(?:(?P<user>[\w.-]+)@(?P<host>[\w.:-]+): )?Permission denied \((?:publickey|password|gssapi"
-            r"|keyboard)|Permission denied, please try again",
+            pattern=r"(?:(?<![\w.-])(?P<user>[\w.-]{1,100})@(?P<host>[\w.:-]{1,200}): )?"
+            r"Permission denied \((?:publickey|password|gssapi|keyboard)|Permission denied, please try again",
             title="{host|the host} refuses the login: no key of this node is known there",
             sample="root@worker-1: Permission denied (publickey,password).",
         ),
@@ -114,7 +114,8 @@ Why it matters: The job does not start on all nodes, and DeepSpeed hides what ss
         ),
         Signature(
             words="ssh+hostname",
-            pattern=r"Command '(?:\[')?ssh .{0,100}?(?P<host>[\w.:-]{1,80}) hostname(?: -I)?'(?:\]')? returned non-zero",
+            pattern=r"Command '(?:\[')?ssh .{0,100}?(?<![\w.:-])"
+            r"(?P<host>[\w.:-]{1,80}) hostname(?: -I)?'(?:\]')? returned non-zero",
             sample="subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no worker-1 hostname' returned "
             "non-zero exit status 255.",
         ),

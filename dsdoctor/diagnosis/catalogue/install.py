@@ -100,7 +100,7 @@ Why it matters: The installation stops at an op that can never be built there.""
         ),
         Signature(
             words="posix",
-            pattern=r"(?P<op>\w+) is only supported on POSIX platforms, not Windows",
+            pattern=r"\b(?P<op>\w{1,100}) is only supported on POSIX platforms, not Windows",
             tier=Tier.PROBE,
             title="{op} is for POSIX systems, this is Windows",
             sample="[WARNING]  pin_memory is only supported on POSIX platforms, not Windows.",

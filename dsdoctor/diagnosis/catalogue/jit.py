@@ -70,8 +70,8 @@ paths) leads astray.""",
         ),
         Signature(
             words="modulenotfounderror importerror+import",
-            pattern=r"No module named '?(?:deepspeed\.ops\.[\w.]*?|)(?P<op>[a-z]\w*?)_op'?\s*$|cannot import "
-            r"name '(?P<op2>\w+?)_op'",
+            pattern=r"No module named '?(?:deepspeed\.ops\.(?:\w{1,60}\.){0,6}_{0,2}|)(?P<op>[a-z]\w{0,100}?)_op'?\s*$"
+            r"|cannot import name '(?P<op2>\w+?)_op'",
             tier=Tier.ECHO,
             title="the built op {op} is not in this installation",
             sample="ModuleNotFoundError: No module named 'deepspeed.ops.adam.cpu_adam_op'",
@@ -195,7 +195,7 @@ Why it matters: No op can be compiled at run time.""",
         Signature(
             words="ninja+opening torch_extensions+denied",
             pattern=r"ninja: error: opening build log: Permission denied"
-            r"|(?P<path>\S{0,160}torch_extensions\S{0,160}): Permission denied",
+            r"|(?<!\S)(?P<path>\S{0,300}torch_extensions\S{0,160}): Permission denied",
             sample="ninja: error: opening build log: Permission denied",
         ),
     ),
@@ -227,7 +227,8 @@ of another Python, torch or machine are loaded and fail.""",
         ),
         Signature(
             words="torch_extensions",
-            pattern=r"(?P<cache>/\S{0,160}torch_extensions/[\w./-]*)/\w+/\w+\.so: (?:file too short|invalid ELF "
+            pattern=r"(?<![^\s~,:=\"\'(])(?P<cache>/[^\s~,:=\"\'(]{0,200}torch_extensions/[\w./-]{0,200})/\w{1,100}/\w{1,100}\.so: "
+            r"(?:file too short|invalid ELF "
             r"header|wrong ELF class|undefined symbol: _?Py\w+)",
             title="the cached library is broken, or of another machine or Python",
             sample="ImportError: /home/u/.cache/torch_extensions/py310_cu121/utils/utils.so: file too short",

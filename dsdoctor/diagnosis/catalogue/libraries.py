@@ -1,6 +1,7 @@
 """Rules of the libraries that single ops need: libaio, CUTLASS, oneCCL."""
 
 from dsdoctor.diagnosis.catalogue.headers import missing
+from dsdoctor.diagnosis.catalogue.linker import linker
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 LIBAIO_MISSING = Rule(
@@ -54,7 +55,7 @@ a failed run-time compilation where somebody did.""",
         ),
         Signature(
             words="laio",
-            pattern=r"ld(?:\.\w+)?(?:\.exe)?: .{0,60}?-laio\b",
+            pattern=linker() + r"-laio\b",
             unless=r" -(?:shared|o|L)\b",
             tier=Tier.PROBE,
             op="async_io",
@@ -171,7 +172,7 @@ is the wrong one.""",
         ),
         Signature(
             words="ccl_root lccl",
-            pattern=r"Didn't find CCL_ROOT|ld(?:\.\w+)?: .{0,60}?-lccl\b",
+            pattern=rf"Didn't find CCL_ROOT|{linker()}-lccl\b",
             unless=r" -(?:shared|o|L)\b",
             sample="ValueError: Didn't find CCL_ROOT, install oneCCL from https://github.com/oneapi-src/oneCCL "
             "and source its environment "

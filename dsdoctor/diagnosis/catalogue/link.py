@@ -1,17 +1,18 @@
 """Rules of linking: libraries that the linker does not find, in any language."""
 
+from dsdoctor.diagnosis.catalogue.linker import linker
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 CUDA_LIBRARIES = (
     r"cudart(?:_static)?|cudadevrt|curand(?:_static)?|cublas(?:Lt)?|cusparse(?:Lt)?|cusolver|cufft|nvrtc|nvToolsExt"
-    r"|nvJitLink|nvtx|nccl|cudnn\w*"
+    r"|nvJitLink|nvtx|nccl|cudnn\w{0,40}"
 )
 A_COMMAND = r" -(?:shared|o|L|L/\S*|Wl)\b|-Wl,|\$ldflags"
 
 
 def unlinkable(names: str) -> str:
     """A pattern for a library that ld, lld or Windows' linker did not find, in any language."""
-    return rf"ld(?:\.\w+)?(?:\.exe)?: .{{0,80}}?-l(?P<library>{names})\b|LNK1(?:181|104)\b.{{0,120}}?\b(?P<library2>{names})\.lib"
+    return rf"{linker()}-l(?P<library>{names})\b|LNK1(?:181|104)\b.{{0,120}}?\b(?P<library2>{names})\.lib"
 
 
 CUDA_LIB_LINK_MISSING = Rule(
@@ -93,7 +94,7 @@ Why it matters: The op cannot be linked. To run it, the real driver is needed (d
         ),
         Signature(
             words="lcuda",
-            pattern=r"ld(?:\.\w+)?: .{0,60}\S{0,160}libcuda\.so\S{0,160} .{0,40}-lcuda\b",
+            pattern=linker(220) + r"libcuda\.so\S{0,160} .{0,40}-lcuda\b",
             tier=Tier.PROBE,
             title="the linker met a libcuda of another architecture first",
             sample="/usr/bin/ld: skipping incompatible /usr/lib/i386-linux-gnu/libcuda.so when searching for -lcuda",
@@ -143,7 +144,7 @@ Why it matters: gds is not built. The lines of the probe are harmless where nobo
         ),
         Signature(
             words="lcufile",
-            pattern=r"ld(?:\.\w+)?: .{0,60}?-l(?P<library>cufile)\b",
+            pattern=linker() + r"-l(?P<library>cufile)\b",
             unless=A_COMMAND,
             tier=Tier.PROBE,
             op="gds",

@@ -19,7 +19,7 @@ with.""",
     signatures=(
         Signature(
             words="undefined+symbol undefined+reference symbol+found",
-            pattern=r"(?:(?P<file>[\w.+-]{1,120}\.so)\S{0,160}: )?(?:undefined symbol: "
+            pattern=r"(?:(?<![\w.+-])(?P<file>[\w.+-]{1,120}\.so)[^\s/]{0,160}: )?(?:undefined symbol: "
             r"|[Ss]ymbol not found.{0,24}[:'] ?_?)(?P<symbol>_Z\w*?(?:3c10|c104"
             r"|2at|5torch|6caffe2|4c10d)\w*|(?:c10|at|torch)::\S{0,160}"
             r"|THP\w+|aoti_torch\w+)",
@@ -29,7 +29,7 @@ with.""",
         ),
         Signature(
             words="cannot+shared",
-            pattern=r"(?P<library>lib(?:torch|c10|caffe2)\w*\.so[.\d]*): cannot open shared object",
+            pattern=r"(?P<library>lib(?:torch|c10|caffe2)\w{0,60}\.so[.\d]*): cannot open shared object",
             title="{library} is not part of this torch: the op was built against another one",
             sample="ImportError: libtorch_cuda_cu.so: cannot open shared object file: No such file or directory",
         ),
@@ -68,10 +68,10 @@ Why it matters: The op does not load, because the loader does not know in which 
     signatures=(
         Signature(
             words="undefined+symbol undefined+reference",
-            pattern=r"(?:(?P<file>[\w.+-]{1,120}\.so)\S{0,160}: )?undefined symbol: (?P<symbol>(?:cu(?:rand|blas"
+            pattern=r"(?:(?<![\w.+-])(?P<file>[\w.+-]{1,120}\.so)[^\s/]{0,160}: )?undefined symbol: (?P<symbol>(?:cu(?:rand|blas"
             r"|sparse|solver|fft|File|da)|nvrtc|io_|omp_|GOMP_|__kmpc"
             r"|__cuda|shm_|dnnl|ccl|numa_|ibv_)\w*|cu[A-Z]\w*)",
-            unless=r"io_pgetevents|libtorch\w*\.so|libcu\w+\.so",
+            unless=r"io_pgetevents|libtorch\w{0,60}\.so|libcu\w{1,60}\.so",
             sample="ImportError: /root/.cache/torch_extensions/py310_cu118/cpu_adam/cpu_adam.so: undefined "
             "symbol: curandCreateGenerator",
         ),
@@ -110,7 +110,7 @@ Why it matters: The op cannot be loaded.""",
             "libnccl libcudnn libcufft libnvtoolsext "
             "libnvjitlink libcupti libnvshmem_host libcudnn_cnn_infer libcudnn_ops_infer libcudnn_cnn libcudnn_graph",
             pattern=r"(?P<library>lib(?:cudart|curand|cublas|cublasLt|cusparse|cusparseLt|cusolver|nvrtc|nccl"
-            r"|cudnn\w*|cufft|nvToolsExt|nvJitLink|cupti"
+            r"|cudnn\w{0,40}|cufft|nvToolsExt|nvJitLink|cupti"
             r"|nvshmem_host)\.so[.\d]*): (?:cannot open shared object|kann |no se puede|objeto compartido|impossible d|não|nie "
             r"można|[^\s\x00-\x7f])",
             unless=r"Could not load dynamic library|dlerror:",

@@ -177,7 +177,7 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
         ),
         Signature(
             words="net+ib ibv_modify_qp ibv_reg_mr ibv_create_qp ibv_reg_mr_iova2 wrap",
-            pattern=r"NET/IB ?: .{0,40}[Gg]ot completion .{0,80}(?:error|status=) ?(?:\d|IBV)|ibv_\w+ failed",
+            pattern=r"NET/IB ?: .{0,40}[Gg]ot completion .{0,80}(?:error|status=) ?(?:\d|IBV)|ibv_\w{1,60} failed",
             title="InfiniBand or RoCE failed between the nodes",
             fix="check the links (ibstat), NCCL_IB_HCA and NCCL_IB_GID_INDEX; NCCL_IB_DISABLE=1 tells whether it "
             "is InfiniBand",

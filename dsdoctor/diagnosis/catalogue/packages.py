@@ -164,7 +164,7 @@ Why it matters: Importing DeepSpeed fails, or its configuration is refused.""",
         ),
         Signature(
             words="pydantic",
-            pattern=r"deepspeed (?P<version>[\d.]+\S{0,160}) requires "
+            pattern=r"deepspeed (?P<version>[\d.]\S{0,160}) requires "
             r"pydantic(?P<wanted>[^,]{1,20}(?:,[<>=!][^,]{1,12})?), but you",
             tier=Tier.GENERIC,
             title="deepspeed {version} requires pydantic{wanted}, and another one is here",

@@ -85,7 +85,7 @@ instead.""",
         ),
         Signature(
             words="killed",
-            pattern=r"^Killed$|\d+ Killed\s+(?:\w{1,40}=\S{0,160} ){0,8}(?P<program>\S{0,160}python[\d.]*|deepspeed"
+            pattern=r"^Killed$|\d Killed\s{1,40}(?:\w{1,40}=\S{0,160} ){0,8}(?P<program>\S{0,160}python[\d.]*|deepspeed"
             r"|torchrun|accelerate)\b",
             tier=Tier.GENERIC,
             sample="run.sh: line 3: 12729 Killed                  python train.py",

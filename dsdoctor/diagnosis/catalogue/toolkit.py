@@ -56,7 +56,7 @@ Why it matters: DeepSpeed's CUDA ops need nvcc and its headers: none of them can
         ),
         Signature(
             words="cuda_home",
-            pattern=r"(?P<op>\w+) compatibility check failed \(CUDA_HOME does not exist",
+            pattern=r"\b(?P<op>\w{1,100}) compatibility check failed \(CUDA_HOME does not exist",
             tier=Tier.PROBE,
             title="no CUDA toolkit here: {op} was left out, which is harmless where no op is compiled",
             sample="[WARNING] fp_quantizer compatibility check failed (CUDA_HOME does not exist, unable to "
@@ -85,7 +85,7 @@ across minor releases.""",
         Signature(
             words="installed+cuda",
             pattern=r"Installed CUDA version (?P<nvcc>[\d.]+) does not match the version torch was compiled with "
-            r"(?P<cuda>[\d.]+\d)",
+            r"(?P<cuda>[\d.]{1,12}\d)",
             unless=ACCEPTED,
             sample="op_builder.builder.CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version "
             "12.1 does not match the "
@@ -133,7 +133,7 @@ across minor releases.""",
         Signature(
             words="installed+cuda",
             pattern=r"Installed CUDA version (?P<nvcc>[\d.]+) does not match the version torch was compiled with "
-            r"(?P<cuda>[\d.]+\d)"
+            r"(?P<cuda>[\d.]{1,12}\d)"
             r".{0,80}(?:accepting this combination|Allowing this combination|DS_SKIP_CUDA_CHECK=1)",
             tier=Tier.PROBE,
             title="nvcc is CUDA {nvcc}, torch was built with {cuda}: accepted",
