@@ -144,7 +144,7 @@ def _put(store: CacheStore, entry: Entry, out: Path) -> KeptWheel | None:
     if len(names) != 1 or set(entry.files) != {names[0], f"{names[0]}.json"}:
         return None
     folder = out / f".{uuid.uuid4().hex}.tmp"
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     try:
         if not store.take(entry, folder):
             return None

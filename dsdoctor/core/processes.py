@@ -65,7 +65,7 @@ def age() -> float:
 
 def redirect(path: Path) -> None:
     """Send this process's stdout and stderr to a file, whatever writes to them."""
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)

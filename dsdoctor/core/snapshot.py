@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import PRIVATE, write_bytes
 from dsdoctor.core.host import Answer, Host
 
 T = TypeVar("T")
@@ -179,7 +180,7 @@ class RecordedHost:
 
 
 def save(snapshot: Snapshot, path: Path, *, home: str) -> None:
-    """Write a snapshot for this user's eyes, first under a temporary name, then renamed.
+    """Write a snapshot for this user's eyes.
 
     ``home`` is the folder that nobody needs to know. What is defined for a compiler (-DNAME=...), what stands in a URL before
     its host, and a DS_BUILD_ variable that is neither a number nor a version are left out: they may be secrets.
@@ -189,13 +190,7 @@ def save(snapshot: Snapshot, path: Path, *, home: str) -> None:
         public = _mapped(public, partial(_without_home, place))
     public = _mapped(public, _without_secrets)
     public["answers"] = {question: _harmless(question, answer) for question, answer in public["answers"].items()}
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.touch(mode=0o600)
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(public, order="sorted"), indent=1))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(public, order="sorted"), indent=1), mode=PRIVATE)
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

@@ -1,11 +1,11 @@
 """A plotly figure -> one page that needs no network, or one image. Written beside and renamed: never half of it."""
 
 import html
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
+from dsdoctor.core.files import write_bytes
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -80,9 +80,9 @@ def check_plotly() -> None:
 def write(shown: "Figure", path: Path, *, title: str, above: str = "") -> None:
     """Write the figure as what the file's name says. ``above``: HTML that a page shows above it, safe already."""
     if path.suffix.lower() in PAGES:
-        _replace(path, page(shown, title, above=above).encode("utf-8", errors="replace"))
+        write_bytes(path, page(shown, title, above=above).encode("utf-8", errors="replace"))
     else:
-        _replace(path, _image(shown, path.suffix.lower()[1:]))
+        write_bytes(path, _image(shown, path.suffix.lower()[1:]))
 
 
 def page(shown: "Figure", title: str, *, above: str = "") -> str:
@@ -107,13 +107,3 @@ def _image(shown: "Figure", kind: str) -> bytes:
         said = " ".join(str(error).split())[:200] or type(error).__name__
         raise ImpossiblePlan(f"no image could be drawn: {said}", hint=NO_IMAGE) from error
     return image
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Put a whole file in place of what was there."""
-    made = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        made.write_bytes(content)
-        made.replace(path)
-    finally:
-        made.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ import io
 import re
 import stat
 import time
-import uuid
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from dsdoctor.builder.make.prove import OpProof
 from dsdoctor.builder.wheel.elf import ElfInfo, newest
 from dsdoctor.core.build_models import BuildPlan, Source
 from dsdoctor.core.deepspeed_install import MANIFEST
+from dsdoctor.core.files import replacing
 from dsdoctor.core.machine import Machine, Torch
 from dsdoctor.core.version import __version__
 
@@ -194,19 +194,15 @@ def write_into(wheel: Path, manifest: Manifest, into: Path, more: Mapping[str, b
     The manifest goes beside it as ``<wheel>.json``, with the wheel's size and sha256. Returns the wheel's path.
     """
     final, beside = into / wheel.name, into / f"{wheel.name}.json"
-    token = uuid.uuid4().hex
-    temporary, side = into / f".{wheel.name}.{token}.tmp", into / f".{beside.name}.{token}.tmp"
-    try:
-        with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as new:
+    # both are whole before the first of them appears
+    with replacing(beside) as side, replacing(final) as made:
+        with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as new:
             _copy_with(old, new, {MANIFEST: encode_inside(manifest), **more}, epoch)
-        data = temporary.read_bytes()
+        made.seek(0)
+        data = made.read()
         complete = replace(manifest, wheel=wheel.name, size=len(data), sha256=sha256(data).hexdigest())
-        side.write_bytes(encode(complete))
-        temporary.replace(final)
-        side.replace(beside)
-    finally:
-        temporary.unlink(missing_ok=True)
-        side.unlink(missing_ok=True)
+        side.write(encode(complete))
+        side.flush()
     return final
 
 

@@ -6,10 +6,8 @@ serve it, and so can ``file://``. Every file appears by rename; the pages are wr
 
 import html
 import shutil
-import uuid
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
@@ -17,6 +15,7 @@ from urllib.parse import quote
 from packaging.metadata import parse_email
 
 from dsdoctor.builder.wheel.read import hex_of
+from dsdoctor.core.files import replacing, write_bytes
 
 PROJECT = "deepspeed"
 PAGE = """<!DOCTYPE html>
@@ -35,8 +34,8 @@ def publish(wheel: Path, index: Path) -> Path:
     manifest = wheel.with_name(f"{wheel.name}.json")
     for source in (manifest, wheel):
         if source.exists():
-            with _by_rename(folder / source.name) as temporary:
-                shutil.copyfile(source, temporary)
+            with source.open("rb") as content, replacing(folder / source.name) as copy:
+                shutil.copyfileobj(content, copy)
     list_wheels(index)
     return folder / wheel.name
 
@@ -84,18 +83,5 @@ def _requires_python(metadata: bytes) -> Iterator[str]:
 
 def _write(path: Path, content: bytes) -> None:
     """Write a file in one step, unless it has that content already."""
-    if path.is_file() and path.read_bytes() == content:
-        return
-    with _by_rename(path) as temporary:
-        temporary.write_bytes(content)
-
-
-@contextmanager
-def _by_rename(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, which is renamed to it at the end; on an error it is removed."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    if path.is_symlink() or not path.is_file() or path.read_bytes() != content:
+        write_bytes(path, content)

@@ -16,6 +16,7 @@ from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
 from dsdoctor.comm.mesh.mesh import MeshListener, peers
 from dsdoctor.comm.models import Claim, CommPhase
 from dsdoctor.comm.rendezvous.board import Board
+from dsdoctor.core.files import write_bytes
 from dsdoctor.core.processes import state_of
 
 PACE = 0.02
@@ -135,9 +136,7 @@ class Member:
     def _note(self) -> None:
         """Write this rank's own file; it is replaced whole."""
         path = Path(self.briefing.folder) / f"rank-{self.rank:05d}.json"
-        made = path.with_name(f".{path.name}.{os.getpid()}")
-        made.write_bytes(msgspec.json.encode({"schema": "dsdoctor/1", "claim": self.claim, "answers": self._answers}))
-        made.replace(path)
+        write_bytes(path, msgspec.json.encode({"schema": "dsdoctor/1", "claim": self.claim, "answers": self._answers}))
 
 
 def _phase(order: RankOrder) -> CommPhase:

@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from dsdoctor.comm.launch.commands import Started
+from dsdoctor.core.files import PRIVATE, open_new, write_text
 from dsdoctor.core.processes import end_session, ending_of
 
 RUN = "DSDOCTOR_COMM_RUN"
@@ -83,7 +83,8 @@ def start_all(ranks: Sequence[Started], environment: Mapping[str, str], folder: 
 
 def _start(started: Started, environment: Mapping[str, str], folder: Path) -> "subprocess.Popen[bytes]":
     """Rank 0 writes to our own stderr; the output of every other rank goes to its own files."""
-    with _private(_output(folder, started.rank, "out")) as out, _private(_output(folder, started.rank, "err")) as err:
+    out_path, err_path = (_output(folder, started.rank, kind) for kind in ("out", "err"))
+    with open_new(out_path, mode=PRIVATE) as out, open_new(err_path, mode=PRIVATE) as err:
         return subprocess.Popen(
             list(started.argv),
             env={**environment, **started.environment, PARENT: str(os.getpid())},
@@ -109,7 +110,7 @@ def _reap(
         ended[started.rank] = RankEnded(rank=started.rank, host=started.host, how=how, last_line=last[:300])
         if how and started.rank:
             made = gone_file(folder, started.environment.get(RUN, ""), started.rank)
-            made.write_text(f"{how}{': ' if last else ''}{last[:300]}", errors="replace")
+            write_text(made, f"{how}{': ' if last else ''}{last[:300]}", errors="replace")
 
 
 def gone_file(folder: Path, run: str, rank: int) -> Path:
@@ -119,11 +120,6 @@ def gone_file(folder: Path, run: str, rank: int) -> Path:
 
 def _output(folder: Path, rank: int, kind: str) -> Path:
     return folder / f"started-{rank:05d}.{kind}"
-
-
-def _private(path: Path) -> BinaryIO:
-    """An empty file that only its owner may read."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

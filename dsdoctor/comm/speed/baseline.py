@@ -1,7 +1,6 @@
 """A baseline: the figures of a communication test in a file; a later test compared with it -> what got slower. Judges
 figures only."""
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from dsdoctor.comm.speed.changes import (
     pair_changes,
 )
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import write_bytes
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.sentences import and_more
 
@@ -74,16 +74,12 @@ def hosts_of(report: Report) -> tuple[str, ...]:
 def save(report: Report, path: Path, *, date: str | None = None) -> None:
     """Write the file whole: beside it first, then renamed. Raises UsageError where it cannot be written."""
     day = date or datetime.now(timezone.utc).date().isoformat()
-    made = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        made.write_bytes(msgspec.json.format(msgspec.json.encode(base_of(report, day)), indent=1) + b"\n")
-        made.replace(path)
+        write_bytes(path, msgspec.json.format(msgspec.json.encode(base_of(report, day)), indent=1) + b"\n")
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror or error}", hint="name a file in a folder that exists"
         ) from error
-    finally:
-        made.unlink(missing_ok=True)
 
 
 def load(path: Path) -> Base:

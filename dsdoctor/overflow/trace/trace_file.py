@@ -12,6 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import open_new
 from dsdoctor.overflow.frames.frame import Frame, Header, Line
 
 SCHEMA = "dsdoctor/trace/1"
@@ -39,7 +40,7 @@ class TraceWriter:
         self.path = path
         self.broken = ""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb")
+        self._file = open_new(path)
         self.write((header,))
 
     def write(self, lines: tuple[Line, ...]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from dsdoctor.core.files import append_text
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.overflow.frames import guide_format
 from dsdoctor.overflow.frames.first_bad import RankReport
@@ -52,10 +53,8 @@ class Announcer:
         plain = [msgspec.to_builtins(finding) for finding in findings]
         step = rank_reports[0].step if rank_reports else None
         try:
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(
-                    json.dumps({"schema": "dsdoctor/1", "command": "run", "step": step, "findings": plain}) + "\n"
-                )
+            document = {"schema": "dsdoctor/1", "command": "run", "step": step, "findings": plain}
+            append_text(self._file, json.dumps(document) + "\n")
         except OSError as error:
             self._print(
                 [

@@ -1,6 +1,8 @@
 """Chosen batches -> a trace file per rank, and the same in the guide's text format beside it."""
 
 import contextlib
+import io
+import os
 import platform
 import sys
 import time
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import open_new
 from dsdoctor.core.version import __version__
 from dsdoctor.overflow.frames import guide_format
 from dsdoctor.overflow.frames.frame import Header, StepEnd
@@ -30,7 +33,7 @@ class Tracer:
         path = unused(Path(options.trace_dir or FOLDER) / file_name(ranks.rank()))
         try:
             self._writer = TraceWriter(path, header_of(engine))
-            self._text = path.with_suffix(".txt").open("w", encoding="utf-8")
+            self._text = io.TextIOWrapper(open_new(path.with_suffix(".txt")), encoding="utf-8")
         except OSError as error:
             raise UsageError(
                 f"{path} cannot be written: {error.strerror}", hint="name another folder with trace_dir"
@@ -106,7 +109,7 @@ def unused(path: Path) -> Path:
     """The path, or one beside it with a number: a second engine, or a job that is started again, overwrites no trace."""
     number = 2
     free = path
-    while free.exists():
+    while os.path.lexists(free):
         free = path.with_name(f"{path.stem}-{number}{path.suffix}")
         number += 1
     return free
