@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dsdoctor.core.version import __version__
+from dsdoctor.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dsdoctor.overflow.hooks.ranks import OverflowDetected
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DebugUnderflowOverflow",
     "OverflowDetected",
-    "__version__",
     "detect_overflow",
     "fp32_forward",
     "initialize",

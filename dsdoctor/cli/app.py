@@ -1,5 +1,6 @@
 """All commands, and what becomes of an error in any of them: one line of text or one JSON document, and a number."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -73,13 +74,17 @@ def make_app() -> App:
         help_flags=["-h", "--help"],
         version=__version__,
         version_flags=["--version"],
-        default_parameter=Parameter(negative=(), show_default=False, allow_repeating=True),
+        default_parameter=Parameter(
+            negative=(), show_default=False, allow_repeating=True, json_list=False, json_dict=False
+        ),
         suppress_keyboard_interrupt=False,
         result_action="return_value",
     )
     for name, command in COMMANDS.items():
         if command.place:
-            app.command(command.place, name=name)
+            # --version is the whole program's, not a command's; a group says so itself
+            more: dict[str, Any] = {} if command.place.endswith(":app") else {"version_flags": []}
+            app.command(command.place, name=name, **more)
     app.register_install_completion_command()
     return app
 
@@ -90,7 +95,7 @@ def run(arguments: Sequence[str]) -> int:
     first = arguments[0] if arguments else ""
     if first not in COMMANDS:
         _import_all(app)
-    name, as_json = first, "--json" in arguments
+    name, as_json = first, any(re.fullmatch("--json(=(1|true|t|yes|y))?", word, re.I) for word in arguments)
     try:
         chain, apps, rest = app.parse_commands(arguments)
         name = " ".join(chain)
@@ -102,6 +107,7 @@ def run(arguments: Sequence[str]) -> int:
         return end_by_error(name, complaint, nothing=_nothing(name), as_json=as_json)
     except (DoctorError, OSError) as error:
         ours = error if isinstance(error, DoctorError) else refused_by_system(error)
+        name = ours.command or name
         return end_by_error(name, ours, nothing=_nothing(name), as_json=as_json)
     except KeyboardInterrupt:
         return end_by_interrupt()

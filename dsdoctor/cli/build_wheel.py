@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from dsdoctor.commands.build import AfterBuild, BuildScreen, Built, build, publi
 from dsdoctor.commands.build_targets import targets_of
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import has_error
-from dsdoctor.core.requests import TARGET, WHERE, BuildOrder, option
+from dsdoctor.core.requests import TARGET, WHERE, BuildOrder, flag, option, options
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, install_hint, plan_lines, result_lines, show
 
@@ -29,7 +30,7 @@ Index = Annotated[
 ]  # fmt: skip
 Pythons = Annotated[
     tuple[str, ...],
-    option(
+    options(
         name="--python", metavar="PATH|VERSION", group=TARGET,
         help="Interpreter of the environment to build for, or a version such as 3.12 that is looked for here; repeat it. "
              "Default: the one that runs dsdoctor.",
@@ -37,14 +38,14 @@ Pythons = Annotated[
 ]  # fmt: skip
 Torches = Annotated[
     tuple[str, ...],
-    option(
+    options(
         name="--torch", metavar="VERSION", group=TARGET,
         help="Build for this torch in an environment of its own; repeat it. Every --python goes with every --torch.",
     ),
 ]  # fmt: skip
 Cudas = Annotated[
     tuple[str, ...],
-    option(
+    options(
         name="--cuda", metavar="RELEASE|cpu", group=TARGET,
         help="The CUDA release of each --torch, such as 12.8, from torch's own index; repeat it. Default: what pip's index gives.",
     ),
@@ -53,7 +54,7 @@ TorchIndex = Annotated[
     str | None,
     option(name="--torch-index", metavar="URL", group=TARGET, help="Package index that has the builds of --torch."),
 ]
-DryRun = Annotated[bool, option(name="--dry-run", help="Show the plan and stop.")]
+DryRun = Annotated[bool, flag(name="--dry-run", help="Show the plan and stop.")]
 
 
 def build_wheel_command(
@@ -81,7 +82,7 @@ def build_wheel_command(
         return run_matrix(order, targets, out.absolute(), index, dry_run=dry_run, as_json=as_json)
     if dry_run:
         return show_plan("build-wheel", order, as_json=as_json)
-    after = publish_into(index) if index else None
+    after = partial(publish_into, index) if index else None
     return build_and_show("build-wheel", order, out, after=after, as_json=as_json, at_end=install_hint)
 
 
@@ -90,7 +91,7 @@ def build_and_show(
     order: BuildOrder,
     out: Path,
     *,
-    after: AfterBuild | None,
+    after: Callable[[], AfterBuild] | None,
     as_json: bool,
     at_end: Callable[..., str],
     reuse: bool = True,

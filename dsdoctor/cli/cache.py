@@ -12,12 +12,13 @@ from dsdoctor.cli.options import Json
 from dsdoctor.commands.cache import damage, kept, prune, store_findings, trusted_store
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.requests import option
+from dsdoctor.core.requests import flag, option
 from dsdoctor.report.cache import kept_lines, pruned_lines, verified_line
 from dsdoctor.report.terminal import finding_lines, show
 
 app = App(
     name="cache",
+    version_flags=[],
     help="""Look after the cache of compiled ops and finished wheels.
 
     It is $DSDOCTOR_CACHE/compiled, else ~/.cache/dsdoctor/compiled, and keeps
@@ -51,7 +52,7 @@ def prune_command(
     older_than: Annotated[
         str | None, option(name="--older-than", metavar="AGE", help='Remove what was not used for "30d".')
     ] = None,
-    everything: Annotated[bool, option(name="--all", help="Remove everything.")] = False,
+    everything: Annotated[bool, flag(name="--all", help="Remove everything.")] = False,
     as_json: Json = False,
 ) -> None:
     """Remove what was not used for long, and say what. Without options: down to the limit."""

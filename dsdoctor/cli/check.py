@@ -11,31 +11,36 @@ from dsdoctor.commands.check import check
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
 from dsdoctor.core.requests import (
+    WHAT,
     Accelerator,
     Arch,
     BuildRequest,
     CheckRequest,
     MachineFile,
     Offline,
-    Ops,
     PythonPath,
     SourceSpec,
+    argument,
+    flag,
     option,
+    split_names,
 )
 from dsdoctor.report.progress import BuildProgress
 
 if TYPE_CHECKING:
     from dsdoctor.commands.check_ops import Checked
 
-Rules = Annotated[str, option(metavar="RULE", help="Run these checks only.")]
+Rules = Annotated[str, argument(metavar="RULE", help="Run these checks only.")]
 NeededOps = Annotated[
-    Ops, option(name=["--op", "--ops"], help="Ops that must work: exit status 1 where one of them cannot.")
-]
-Deep = Annotated[
-    bool, option(help="Ask the compiler: preprocess every source of every op with its own flags, and link.")
-]
-Strict = Annotated[bool, option(help="Exit status 1 for warnings too.")]
-Listed = Annotated[bool, option(name="--list", help="List the checks and stop.")]
+    tuple[str, ...] | None,
+    option(
+        name=["--op", "--ops"], converter=split_names, metavar="OP,OP", group=WHAT,
+        help="Ops that must work: exit status 1 where one of them cannot.",
+    ),
+]  # fmt: skip
+Deep = Annotated[bool, flag(help="Ask the compiler: preprocess every source of every op with its own flags, and link.")]
+Strict = Annotated[bool, flag(help="Exit status 1 for warnings too.")]
+Listed = Annotated[bool, flag(name="--list", help="List the checks and stop.")]
 
 
 def check_command(

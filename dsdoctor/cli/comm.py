@@ -19,10 +19,10 @@ from dsdoctor.comm.models import CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed import baseline
 from dsdoctor.commands.comm import CommRequest, compared, run_all, run_rank, unmet
-from dsdoctor.core.errors import UsageError
+from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import age
-from dsdoctor.core.requests import option
+from dsdoctor.core.requests import flag, option
 from dsdoctor.report.comm.lines import phase_line, report_lines
 from dsdoctor.report.terminal import show
 
@@ -32,8 +32,8 @@ DEADLINES = {Mode.QUICK: 60.0, Mode.DEFAULT: 180.0, Mode.FULL: 900.0}
 LEAST_DEADLINE = 5.0
 BACKENDS = ("auto", "gloo", "nccl")
 
-Quick = Annotated[bool, option(name="--quick", help="Reach and correctness only; seconds.")]
-Full = Annotated[bool, option(name="--full", help="Every collective, all sizes and pairs, and DeepSpeed's layer.")]
+Quick = Annotated[bool, flag(name="--quick", help="Reach and correctness only; seconds.")]
+Full = Annotated[bool, flag(name="--full", help="Every collective, all sizes and pairs, and DeepSpeed's layer.")]
 Nproc = Annotated[
     int | None,
     option(validator=Number(gte=1), help="Ranks to start here, or on each host. Default: one for each GPU, else 2."),
@@ -42,7 +42,7 @@ Hostfile = Annotated[
     str | None,
     option(metavar="FILE", help="DeepSpeed's hostfile: look at every host, then start ranks there by ssh."),
 ]
-Static = Annotated[bool, option(name="--static", help="With --hostfile: look at the hosts, start no rank.")]
+Static = Annotated[bool, flag(name="--static", help="With --hostfile: look at the hosts, start no rank.")]
 Backend = Annotated[str, option(metavar="|".join(BACKENDS), help="auto is nccl where GPUs are, else gloo.")]
 Deadline = Annotated[
     float | None,
@@ -88,7 +88,7 @@ def comm_command(
     """
     began = time.monotonic() - age()
     if explain is not None:
-        return diagnose_command(explain, as_json=as_json, verbose=verbose)
+        return _explain(explain, as_json=as_json, verbose=verbose)
     settings = _settings(quick, full, backend, deadline, out)
     wanted = CommRequest(settings=settings, nproc=nproc, hostfile=hostfile, only_static=static)
     if recipe is not None:
@@ -97,6 +97,14 @@ def comm_command(
     _check_places(out, save, html)
     window = Window(as_json, verbose, html, save, baseline.load(against) if against else None)
     return _test(wanted, window, began)
+
+
+def _explain(log: str, *, as_json: bool, verbose: bool) -> int:
+    try:
+        return diagnose_command(log, as_json=as_json, verbose=verbose)
+    except DoctorError as error:
+        error.command = "diagnose"
+        raise
 
 
 def _test(wanted: CommRequest, window: "Window", began: float) -> int:

@@ -7,12 +7,12 @@ from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.compare import differences
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.requests import option
+from dsdoctor.core.requests import argument
 from dsdoctor.report.machines import difference_lines
 
 
 def compare_command(
-    *files: Annotated[Path, option(help="Snapshots to compare, two or more.")], as_json: Json = False
+    *files: Annotated[Path, argument(help="Snapshots to compare, two or more.")], as_json: Json = False
 ) -> int:
     """Say what differs between recorded machines, the minority first. Exit status 1 when something does."""
     if len(files) < 2:

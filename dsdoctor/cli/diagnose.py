@@ -11,7 +11,7 @@ from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error
-from dsdoctor.core.requests import option
+from dsdoctor.core.requests import argument, flag
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
@@ -27,20 +27,20 @@ SAYINGS = {
 }
 Logs = Annotated[
     str,
-    option(
+    argument(
         metavar="LOG",
         allow_leading_hyphen=True,
         help="Log files (also .gz), one of each rank if there are several; - is stdin.",
     ),
 ]  # fmt: skip
-Verbose = Annotated[bool, option(name=["-v", "--verbose"], help="Show harmless lines and consequences too.")]
+Verbose = Annotated[bool, flag(name=["-v", "--verbose"], help="Show harmless lines and consequences too.")]
 
 
 def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = False) -> int:
     """Read failed installs, builds, JIT loads, launches and runs; say the cause first, with its line and the fix."""
     for name in logs:
         # a word with hyphens is taken for a log because "-" is one
-        if name.startswith("--") and not Path(name).exists():
+        if name.startswith("-") and name != "-" and not Path(name).exists():
             raise UsageError(f"there is no option {name}", hint="dsdoctor diagnose --help")
     diagnoses = [_diagnosed(name) for name in logs or ("-",)]
     findings = _together(diagnoses)

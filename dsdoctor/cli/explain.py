@@ -6,14 +6,14 @@ from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.explain import every_rule, manual
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.requests import option
+from dsdoctor.core.requests import argument, flag
 
 
 def explain_command(
-    rule: Annotated[str | None, option(help="The id in brackets behind a finding.")] = None,
+    rule: Annotated[str | None, argument(help="The id in brackets behind a finding.")] = None,
     /,
     *,
-    listed: Annotated[bool, option(name="--list", help="List every rule and stop.")] = False,
+    listed: Annotated[bool, flag(name="--list", help="List every rule and stop.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print the manual page of a rule: what it means, why it matters, how to fix it."""

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-from dsdoctor.core.requests import HOW, OUTPUT, WHERE, option
+from dsdoctor.core.requests import HOW, OUTPUT, WHERE, flag, option
 
-Json = Annotated[bool, option(name="--json", group=OUTPUT, help="Print one JSON document and nothing else on stdout.")]
-Verbose = Annotated[bool, option(name=["--verbose", "-v"], group=OUTPUT, help="Show everything, also what is well.")]
-NoCache = Annotated[bool, option(name="--no-cache", group=HOW, help="Compile every op anew, and keep none of them.")]
+Json = Annotated[bool, flag(name="--json", group=OUTPUT, help="Print one JSON document and nothing else on stdout.")]
+Verbose = Annotated[bool, flag(name=["--verbose", "-v"], group=OUTPUT, help="Show everything, also what is well.")]
+NoCache = Annotated[bool, flag(name="--no-cache", group=HOW, help="Compile every op anew, and keep none of them.")]
 Out = Annotated[
     Path,
     option(name=["--out", "-o"], metavar="DIR", group=WHERE, help="Folder that gets the wheel. Default: dist."),

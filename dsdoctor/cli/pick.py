@@ -8,10 +8,10 @@ from typing import Annotated
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.pick import pick
-from dsdoctor.core.requests import MachineFile, PythonPath, option
+from dsdoctor.core.requests import MachineFile, PythonPath, argument, option
 from dsdoctor.report.machines import candidate_lines
 
-Folder = Annotated[Path, option(help="A folder of wheels, or an index of --index.")]
+Folder = Annotated[Path, argument(help="A folder of wheels, or an index of --index.")]
 Op = Annotated[str, option(name="--op", metavar="OP,OP", help="Ops that the wheel must hold.")]
 
 

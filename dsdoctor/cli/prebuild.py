@@ -25,4 +25,4 @@ def prebuild_command(
     def installed(result: BuildResult) -> str:
         return f"✓ installed for {python}: {Path(result.wheel or '').name}"
 
-    return build_and_show("prebuild", order, out, after=install, as_json=as_json, at_end=installed, reuse=False)
+    return build_and_show("prebuild", order, out, after=lambda: install, as_json=as_json, at_end=installed, reuse=False)

@@ -12,11 +12,11 @@ from dsdoctor.cli.ending import FAILED, FOUND, INTERRUPTED, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.push import Push, Pushed, push
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.requests import option
+from dsdoctor.core.requests import argument, flag, option, options
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.push import findings_of, push_lines
 
-Wheel = Annotated[Path, option(help="The wheel to install on the nodes.")]
+Wheel = Annotated[Path, argument(help="The wheel to install on the nodes.")]
 Hostfile = Annotated[
     Path,
     option(name="--hostfile", metavar="FILE", help="DeepSpeed's hostfile: a line HOST slots=N for each node."),
@@ -24,9 +24,9 @@ Hostfile = Annotated[
 Python = Annotated[
     str, option(name="--python", metavar="PATH", help="Interpreter on the nodes. Default: the path of the one here.")
 ]
-DryRun = Annotated[bool, option(name="--dry-run", help="Verify on every node, install nowhere.")]
+DryRun = Annotated[bool, flag(name="--dry-run", help="Verify on every node, install nowhere.")]
 AllOrNothing = Annotated[
-    bool, option(name="--all-or-nothing", help="Verify on every node first; install nowhere when it fails on one.")
+    bool, flag(name="--all-or-nothing", help="Verify on every node first; install nowhere when it fails on one.")
 ]
 Parallel = Annotated[int, option(name="--parallel", validator=Number(gte=1), metavar="N", help="Nodes at once.")]
 Timeout = Annotated[float, option(name="--timeout", metavar="SECONDS", help="Limit of each step on a node.")]
@@ -35,7 +35,7 @@ Port = Annotated[
 ]
 SshOption = Annotated[
     tuple[str, ...],
-    option(
+    options(
         name="--ssh-option",
         allow_leading_hyphen=True,
         metavar="NAME=VALUE",

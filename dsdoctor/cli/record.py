@@ -9,12 +9,12 @@ from rich.console import Console
 from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.record import write_down
-from dsdoctor.core.requests import Offline, PythonPath, option
+from dsdoctor.core.requests import Offline, PythonPath, argument
 from dsdoctor.report.progress import BuildProgress
 
 
 def record_command(
-    file: Annotated[Path, option(help="The file to write.")],
+    file: Annotated[Path, argument(help="The file to write.")],
     /,
     *,
     python: PythonPath = sys.executable,

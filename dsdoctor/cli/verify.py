@@ -9,13 +9,13 @@ from dsdoctor.cli.options import Json
 from dsdoctor.commands.verify import Verified, verify
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity, has_error
-from dsdoctor.core.requests import MachineFile, PythonPath, option
+from dsdoctor.core.requests import MachineFile, PythonPath, argument, flag
 from dsdoctor.report.machines import built_lines
 from dsdoctor.report.terminal import finding_lines
 
-WheelFile = Annotated[Path | None, option(help="The wheel to judge.")]
-Installed = Annotated[bool, option(help="Judge the installed DeepSpeed instead of a wheel.")]
-Load = Annotated[bool, option(help="With --installed: import each op in a process of its own, too.")]
+WheelFile = Annotated[Path | None, argument(help="The wheel to judge.")]
+Installed = Annotated[bool, flag(help="Judge the installed DeepSpeed instead of a wheel.")]
+Load = Annotated[bool, flag(help="With --installed: import each op in a process of its own, too.")]
 
 
 def verify_command(

@@ -51,19 +51,25 @@ class Built:
         return (*self.plan.findings, *(self.result.findings if self.result else ()))
 
 
-def build(order: BuildOrder, out: Path, *, screen: BuildScreen, after: AfterBuild | None = None, reuse: bool) -> Built:
-    """A wheel in ``out``. ``reuse``: the one that is kept will do, where nothing that it is made of has changed."""
+def build(
+    order: BuildOrder, out: Path, *, screen: BuildScreen, after: Callable[[], AfterBuild] | None = None, reuse: bool
+) -> Built:
+    """A wheel in ``out``. ``reuse``: the one that is kept will do, where nothing that it is made of has changed.
+
+    ``after`` is asked for what comes after the build once it is clear that there will be one. It may raise ImpossiblePlan.
+    """
     with observing_for(order) as observing:
         inputs = inputs_of(order, observing.early().machine) if reuse else None
         if inputs is not None and (wheel := find_wheel(inputs, out)) is not None:
             observing.stop()
-            return Built(plan=wheel.plan, result=_and_then(after, wheel.plan, wheel.result), kept=True)
+            return Built(plan=wheel.plan, result=_and_then(after and after(), wheel.plan, wheel.result), kept=True)
         observation = observing.final()
     with planned(order, observation) as ready:
         if has_error(ready.plan.findings):
             return Built(plan=ready.plan)
         screen.plan(ready.plan)
-        result = _and_then(after, ready.plan, make_wheel(ready, out, say=screen.say, watch=screen.step))
+        then = after and after()
+        result = _and_then(then, ready.plan, make_wheel(ready, out, say=screen.say, watch=screen.step))
         if inputs is not None and not has_error(result.findings):
             keep(inputs, result, ready.plan)
         return Built(plan=ready.plan, result=result)

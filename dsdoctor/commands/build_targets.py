@@ -81,7 +81,9 @@ def _expected(order: BuildOrder, target: Target) -> tuple[str, ...] | None:
         return None
     accelerator = request.accelerator or ("cuda" if torch.cuda else "cpu")
     local, _ = choose_local_version(torch, accelerator, request)
-    unknown = not known and request.accelerator != "cpu" and request.local_version is None
+    unknown = (
+        not known and request.accelerator != "cpu" and request.local_version is None and not request.no_local_version
+    )
     return tag, local, "unknown" if unknown else ""
 
 

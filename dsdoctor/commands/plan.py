@@ -38,8 +38,9 @@ class Planned:
 def planned(order: BuildOrder, observation: Observation) -> Iterator[Planned]:
     """Lay the source out in a throw-away folder, ask it for its ops, and decide."""
     host, machine = LocalHost(), observation.machine
-    accelerator = accelerator_of(machine, order.request)
-    request = _with_files(order, accelerator)
+    request = replace(order.request, nodes=read_nodes(order.nodes))
+    accelerator = accelerator_of(machine, request)
+    request = _with_config(request, order.config, accelerator)
     cache = private_folder(cache_folder(host))
     with workspace(cache) as folder:
         source = _source(host, observation, order, accelerator, folder, cache)
@@ -60,10 +61,9 @@ def _source(
     return described(observation, replace(laid, because=because), accelerator, folder)
 
 
-def _with_files(order: BuildOrder, accelerator: str) -> BuildRequest:
-    """The request with what its files say: the machines that the wheel is for, and the ops that a ds_config.json names."""
-    request = replace(order.request, nodes=read_nodes(order.nodes))
-    if order.config is None:
+def _with_config(request: BuildRequest, config: Path | None, accelerator: str) -> BuildRequest:
+    """The request with the ops that a ds_config.json names."""
+    if config is None:
         return request
-    ops = ops_of_config(read_config(order.config), accelerator=accelerator)
-    return replace(request, ops=ops or None, ops_because=f"--for {order.config}")
+    ops = ops_of_config(read_config(config), accelerator=accelerator)
+    return replace(request, ops=ops or None, ops_because=f"--for {config}")

@@ -5,11 +5,13 @@ An option that several commands share is said once here, as an alias (``Arch``),
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
@@ -18,14 +20,53 @@ from dsdoctor.core.build_models import Node
 from dsdoctor.core.errors import UsageError
 
 HAS_METAVAR = "metavar" in inspect.signature(Parameter).parameters
+WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
-def option(*, metavar: str = "", **more: Any) -> Parameter:
-    """What cyclopts is told of an option: ``name``, ``help``, ``group`` and so on; ``metavar`` stands for its value in help."""
+def _value(kind: Any, tokens: Sequence[Token]) -> Any:
+    """The value of an option of one value, as it is written: "none" is a name like any other, and 2.7 is no whole number.
+
+    Raises ValueError for what is not of that kind.
+    """
+    text = tokens[-1].value
+    kinds = [each for each in (get_args(kind) if isinstance(kind, UnionType) else (kind,)) if each is not NoneType]
+    if get_origin(kinds[0]) is Literal and text not in get_args(kinds[0]):
+        raise ValueError(f"it takes {' or '.join(get_args(kinds[0]))}")
+    if int in kinds and not WHOLE_NUMBER.fullmatch(text):
+        raise ValueError(f"{text!r} is not a whole number")
+    return kinds[0](text) if kinds[0] in {int, float, Path} else text
+
+
+def _parameter(*, metavar: str = "", **more: Any) -> Parameter:
     # cyclopts 4, the newest for Python 3.10, shows the type instead
     if metavar and HAS_METAVAR:
         more["metavar"] = metavar
     return Parameter(**more)
+
+
+def option(**more: Any) -> Parameter:
+    """An option with a value: ``name``, ``help``, ``group``, ``metavar`` (what stands for the value in help) and so on.
+
+    Given twice, the last one counts. Its value may begin with a hyphen.
+    """
+    return _parameter(
+        **{"converter": _value, "n_tokens": 1, "accepts_keys": False, "allow_leading_hyphen": True, **more}
+    )
+
+
+def options(**more: Any) -> Parameter:
+    """An option that may be given again, each time with a value: its field is a tuple."""
+    return _parameter(**{"allow_leading_hyphen": True, **more})
+
+
+def flag(**more: Any) -> Parameter:
+    """An option without a value."""
+    return _parameter(**more)
+
+
+def argument(**more: Any) -> Parameter:
+    """What stands without a name: one word."""
+    return _parameter(**{"converter": _value, "n_tokens": 1, "accepts_keys": False, **more})
 
 
 WHAT = Group("What is built", sort_key=1)
@@ -35,7 +76,7 @@ WHERE = Group("Where it goes", sort_key=4)
 OUTPUT = Group("Output", sort_key=9)
 
 
-def _split(_: Any, tokens: Sequence[Token]) -> tuple[str, ...] | None:
+def split_names(_: Any, tokens: Sequence[Token]) -> tuple[str, ...] | None:
     """Names with commas between them -> a tuple; None for "default"."""
     names = tuple(name.strip() for name in tokens[-1].value.split(",") if name.strip())
     if not names:
@@ -55,7 +96,7 @@ def _folder(_: Any, tokens: Sequence[Token]) -> str:
 Ops = Annotated[
     tuple[str, ...] | None,
     option(
-        name="--ops", converter=_split, n_tokens=1, accepts_keys=False, metavar="OP,OP", group=WHAT,
+        name="--ops", converter=split_names, n_tokens=1, accepts_keys=False, metavar="OP,OP", group=WHAT,
         help='Ops, such as "cpu_adam,fused_adam"; "all" for every one that can be built. Default: cpu_adam, utils, and '
              "fused_adam on CUDA.",
     ),
@@ -91,7 +132,7 @@ Cpu = Annotated[
 ]  # fmt: skip
 NodeFiles = Annotated[
     tuple[Path, ...],
-    option(
+    options(
         name="--node", metavar="FILE", group=TARGET,
         help="Snapshot (dsdoctor record) of a machine that the wheel is for; repeat it. Host code and GPU architectures "
              "become those that serve all of them.",
@@ -114,7 +155,7 @@ Jobs = Annotated[
         help="Compile jobs at once. Default: what processors and memory allow.",
     ),
 ]  # fmt: skip
-Offline = Annotated[bool, option(name="--offline", group=HOW, help="Fetch nothing; say what would be needed.")]
+Offline = Annotated[bool, flag(name="--offline", group=HOW, help="Fetch nothing; say what would be needed.")]
 MachineFile = Annotated[
     Path | None,
     option(
@@ -148,13 +189,11 @@ class BuildRequest:
             help='Local version segment. Default: such as "cu13.0.torch2.14".',
         ),
     ] = None  # fmt: skip
-    no_local_version: Annotated[bool, option(group=WHAT, help="Keep DeepSpeed's plain version.")] = False
+    no_local_version: Annotated[bool, flag(group=WHAT, help="Keep DeepSpeed's plain version.")] = False
     offline: Offline = False
     cpu: Cpu = None
     nodes: Annotated[tuple[Node, ...], option(parse=False)] = ()
-    debug_info: Annotated[bool, option(group=HOW, help="Keep debug information: larger, and slower to compile.")] = (
-        False
-    )
+    debug_info: Annotated[bool, flag(group=HOW, help="Keep debug information: larger, and slower to compile.")] = False
 
     def __post_init__(self) -> None:
         """Raise UsageError for options that contradict each other."""
@@ -177,7 +216,7 @@ class BuildOrder:
     nodes: NodeFiles = ()
     python: Annotated[str, option(parse=False)] = sys.executable
     machine: Annotated[Path | None, option(parse=False)] = None
-    cache: Annotated[bool, option(parse=False)] = True
+    cache: Annotated[bool, flag(parse=False)] = True
 
     def __post_init__(self) -> None:
         """Raise UsageError for options that contradict each other."""

@@ -77,6 +77,12 @@ def test_an_error_is_one_json_document_too(bare: str, tmp_path: Path) -> None:
         ("build-wheel", "--jobs", "0"),
         ("build-wheel", "--ops", ","),
         ("build-wheel", "--toolkit"),
+        ("build-wheel", "--jobs", "2.7"),
+        ("build-wheel", "--jobs", "none"),
+        ("build-wheel", "--accelerator", "None"),
+        ("look", "--machine", "none"),
+        ("plan", "--node", '["a.json"]'),
+        ("look", "--version"),
         ("diagnose", "--verbos"),
         ("plan", "--no-such-option"),
         ("no-such-command",),
@@ -106,6 +112,20 @@ def test_an_option_that_is_given_twice_is_the_last_one() -> None:
     recorded = ("--machine", str(MACHINES / "one-toolkit.json"))
 
     assert "8.0,8.0" in run("plan", *recorded, "--arch", "9.0", "--arch", "8.0,8.0").stderr
+
+
+def test_a_value_may_begin_with_a_hyphen_and_be_any_word() -> None:
+    recorded = ("--machine", str(MACHINES / "one-toolkit.json"))
+
+    assert "'-x'" in run("plan", *recorded, "--arch", "-x").stderr
+    assert "none cannot be read" in run("diagnose", "none").stderr
+    assert run("comm", "--explain", "-", stdin=b"fine\n").returncode == 0
+
+
+def test_a_log_that_another_command_reads_fails_as_diagnose_does() -> None:
+    document = json.loads(run("comm", "--explain", "/no/such/log", "--json=true").stdout)
+
+    assert (document["command"], document["logs"]) == ("diagnose", [])
 
 
 @pytest.mark.parametrize("group", [(), ("cache",), ("trace",)])

@@ -97,7 +97,10 @@ def test_two_whose_wheels_would_have_one_name_are_refused_before_anything_is_mad
         DSDOCTOR_CACHE=str(lab.cache),
     )
 
-    assert (done.returncode, named.returncode) == (2, 2)
+    plain = ("--torch", "2.13.0", "--torch", "2.13.0+cpu", "--no-local-version")
+    unversioned = run(*lab.arguments(), *plain, DSDOCTOR_CACHE=str(lab.cache))
+
+    assert (done.returncode, named.returncode, unversioned.returncode) == (2, 2, 2)
     assert f"the wheels for {pythons[0]} and for {pythons[1]} would have the same file name" in done.stderr
     assert "torch2.13.0+cpu and for py" in named.stderr
     assert not lab.cache.exists()

@@ -9,6 +9,7 @@ from dsdoctor.cli.trace.show import show_command
 
 app = App(
     name="trace",
+    version_flags=[],
     help="""Read the traces of a training: what the values of every module were, batch by batch.
 
     A trace is what dsdoctor.watch(engine, level="trace", ...) writes: one file

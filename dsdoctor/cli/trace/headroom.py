@@ -9,7 +9,7 @@ from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import BatchList, Dtype, Files, Modules, RankList, check_dtype, selection_of, talk
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.requests import option
+from dsdoctor.core.requests import flag, option
 from dsdoctor.overflow.trace.headroom import headroom
 from dsdoctor.overflow.trace.selection import selected, sources
 from dsdoctor.report.trace.headroom import headroom_lines
@@ -31,7 +31,7 @@ def headroom_command(
     modules: Modules = (),
     batch: BatchList = None,
     rank: RankList = None,
-    every: Annotated[bool, option(name="--all", help="Every module, not only those with the least room.")] = False,
+    every: Annotated[bool, flag(name="--all", help="Every module, not only those with the least room.")] = False,
     as_json: Json = False,
 ) -> int:
     """Say whether this run would fit another dtype, such as a bf16 or fp32 run float16, and which modules would not.

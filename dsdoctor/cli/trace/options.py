@@ -7,18 +7,18 @@ from typing import Annotated
 from rich.console import Console
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.requests import option
+from dsdoctor.core.requests import argument, option, options
 from dsdoctor.overflow.frames.dtypes import LIMITS
 from dsdoctor.overflow.trace.selection import PHASES, Selection, Traces, numbers
 from dsdoctor.report.terminal import show
 from dsdoctor.report.trace.lines import source_lines
 
-Files = Annotated[Path, option(metavar="FILE", help="Traces, or folders that hold them.")]
-One = Annotated[Path, option(metavar="A", help="A trace, or a folder of one run.")]
-Other = Annotated[Path | None, option(metavar="[B]", help="Another one. Default: A itself.")]
+Files = Annotated[Path, argument(metavar="FILE", help="Traces, or folders that hold them.")]
+One = Annotated[Path, argument(metavar="A", help="A trace, or a folder of one run.")]
+Other = Annotated[Path | None, argument(metavar="[B]", help="Another one. Default: A itself.")]
 Modules = Annotated[
     tuple[str, ...],
-    option(name="--module", metavar="GLOB", help='Only modules such as "encoder.block.2.*". Repeatable.'),
+    options(name="--module", metavar="GLOB", help='Only modules such as "encoder.block.2.*". Repeatable.'),
 ]
 BatchList = Annotated[str | None, option(name="--batch", metavar="LIST", help="Only these batches: 3,10-12.")]
 RankList = Annotated[str | None, option(name="--rank", metavar="LIST", help="Only these ranks: 0,2.")]
