@@ -17,7 +17,8 @@ from dsdoctor.commands.build import AfterBuild, BuildScreen, Built, build, publi
 from dsdoctor.commands.build_targets import targets_of
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import has_error
-from dsdoctor.core.requests import TARGET, WHERE, BuildOrder, flag, option, options
+from dsdoctor.core.options import TARGET, WHERE, flag, option, options
+from dsdoctor.core.requests import BuildOrder
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, install_hint, plan_lines, result_lines, show
 

@@ -12,7 +12,7 @@ from dsdoctor.cli.options import Json
 from dsdoctor.commands.cache import damage, kept, prune, store_findings, trusted_store
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.requests import flag, option
+from dsdoctor.core.options import flag, option
 from dsdoctor.report.cache import kept_lines, pruned_lines, verified_line
 from dsdoctor.report.terminal import finding_lines, show
 

@@ -10,8 +10,8 @@ from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.check import check
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
+from dsdoctor.core.options import WHAT, argument, flag, option
 from dsdoctor.core.requests import (
-    WHAT,
     Accelerator,
     Arch,
     BuildRequest,
@@ -20,9 +20,6 @@ from dsdoctor.core.requests import (
     Offline,
     PythonPath,
     SourceSpec,
-    argument,
-    flag,
-    option,
     split_names,
 )
 from dsdoctor.report.progress import BuildProgress

@@ -21,8 +21,8 @@ from dsdoctor.comm.speed import baseline
 from dsdoctor.commands.comm import CommRequest, compared, run_all, run_rank, unmet
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.host import LocalHost
+from dsdoctor.core.options import flag, option
 from dsdoctor.core.processes import age
-from dsdoctor.core.requests import flag, option
 from dsdoctor.report.comm.lines import phase_line, report_lines
 from dsdoctor.report.terminal import show
 

@@ -7,7 +7,7 @@ from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.compare import differences
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.requests import argument
+from dsdoctor.core.options import argument
 from dsdoctor.report.machines import difference_lines
 
 

@@ -11,7 +11,7 @@ from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error
-from dsdoctor.core.requests import argument, flag
+from dsdoctor.core.options import argument, flag
 from dsdoctor.diagnosis.clean import raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome

@@ -10,7 +10,8 @@ from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.env import select
 from dsdoctor.core.finding import has_error
-from dsdoctor.core.requests import Arch, BuildOrder, BuildRequest, MachineFile, PythonPath, ToolkitChoice, option
+from dsdoctor.core.options import option
+from dsdoctor.core.requests import Arch, BuildOrder, BuildRequest, MachineFile, PythonPath, ToolkitChoice
 from dsdoctor.report.terminal import finding_lines, show
 
 Shell = Annotated[str, option(metavar="bash|zsh|fish|csh", help="The shell that is to take the lines. Default: bash.")]

@@ -6,7 +6,7 @@ from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.explain import every_rule, manual
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.requests import argument, flag
+from dsdoctor.core.options import argument, flag
 
 
 def explain_command(

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from dsdoctor.core.requests import HOW, OUTPUT, WHERE, flag, option
+from dsdoctor.core.options import HOW, OUTPUT, WHERE, flag, option
 
 Json = Annotated[bool, flag(name="--json", group=OUTPUT, help="Print one JSON document and nothing else on stdout.")]
 Verbose = Annotated[bool, flag(name=["--verbose", "-v"], group=OUTPUT, help="Show everything, also what is well.")]

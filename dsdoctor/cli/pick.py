@@ -8,7 +8,8 @@ from typing import Annotated
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.pick import pick
-from dsdoctor.core.requests import MachineFile, PythonPath, argument, option
+from dsdoctor.core.options import argument, option
+from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.report.machines import candidate_lines
 
 Folder = Annotated[Path, argument(help="A folder of wheels, or an index of --index.")]

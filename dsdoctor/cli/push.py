@@ -12,7 +12,7 @@ from dsdoctor.cli.ending import FAILED, FOUND, INTERRUPTED, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.push import Push, Pushed, push
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.requests import argument, flag, option, options
+from dsdoctor.core.options import argument, flag, option, options
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.push import findings_of, push_lines
 

@@ -9,7 +9,8 @@ from rich.console import Console
 from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.record import write_down
-from dsdoctor.core.requests import Offline, PythonPath, argument
+from dsdoctor.core.options import argument
+from dsdoctor.core.requests import Offline, PythonPath
 from dsdoctor.report.progress import BuildProgress
 
 

@@ -9,7 +9,8 @@ from dsdoctor.cli.options import Json
 from dsdoctor.commands.verify import Verified, verify
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity, has_error
-from dsdoctor.core.requests import MachineFile, PythonPath, argument, flag
+from dsdoctor.core.options import argument, flag
+from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.report.machines import built_lines
 from dsdoctor.report.terminal import finding_lines
 

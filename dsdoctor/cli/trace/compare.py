@@ -6,7 +6,7 @@ from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import Modules, One, Other, PhaseName, selection_of, talk
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.requests import option
+from dsdoctor.core.options import option
 from dsdoctor.overflow.trace.compare import compare
 from dsdoctor.overflow.trace.pairs import ChosenBatch, pairs
 from dsdoctor.overflow.trace.selection import sources

@@ -9,7 +9,7 @@ from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import BatchList, Dtype, Files, Modules, RankList, check_dtype, selection_of, talk
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.requests import flag, option
+from dsdoctor.core.options import flag, option
 from dsdoctor.overflow.trace.headroom import headroom
 from dsdoctor.overflow.trace.selection import selected, sources
 from dsdoctor.report.trace.headroom import headroom_lines

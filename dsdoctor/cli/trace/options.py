@@ -7,7 +7,7 @@ from typing import Annotated
 from rich.console import Console
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.requests import argument, option, options
+from dsdoctor.core.options import argument, option, options
 from dsdoctor.overflow.frames.dtypes import LIMITS
 from dsdoctor.overflow.trace.selection import PHASES, Selection, Traces, numbers
 from dsdoctor.report.terminal import show

@@ -8,7 +8,7 @@ from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import BatchList, Modules, One, Other, PhaseName, RankList, check_dtype, selection_of
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.requests import option
+from dsdoctor.core.options import option
 from dsdoctor.overflow.frames.frame import CallPhase, Frame
 from dsdoctor.overflow.trace.extremes import Picture, picture, reference
 from dsdoctor.overflow.trace.selection import Selection, Traces, selected, sources

@@ -11,7 +11,7 @@ from dsdoctor.cli.ending import OK, finding_of
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import BatchList, Files, Modules, PhaseName, RankList, selection_of, talk
 from dsdoctor.core.errors import DoctorError
-from dsdoctor.core.requests import flag, option
+from dsdoctor.core.options import flag, option
 from dsdoctor.overflow.trace.selection import Ranked, Traces, last_of_each, selected, sources
 from dsdoctor.report.terminal import show
 from dsdoctor.report.trace.lines import shown_document, shown_document_end, shown_lines
