@@ -33,6 +33,12 @@ class ManualPage:
     since: str
 
 
+NAMES = frozenset(
+    "torch nvcc pip gloo async_io evoformer_attn dsdoctor gds setuptools setup.py docker0 libaio pdsh deepspeed".split()
+)
+"""Words that stay small at the beginning of a sentence; so does whatever has a digit, a dot or an underscore in it."""
+
+
 def parse_page(text: str) -> ManualPage:
     """A page of its text; a part that is not there is empty.
 
@@ -54,5 +60,15 @@ def page_lines(page: ManualPage) -> Iterator[str]:
     parts = {"What it means": page.means, "Why it matters": page.why, "How to fix it": page.fix}
     for heading, text in parts.items():
         if text:
-            yield from (heading, *textwrap.indent(text, "    ").splitlines(), "")
+            yield from (heading, *textwrap.indent(_sentence(text), "    ").splitlines(), "")
     yield f"Since dsdoctor {page.since}"
+
+
+def _sentence(text: str) -> str:
+    """A text that begins with a capital letter, unless its first word is a name.
+
+    >>> _sentence("the rank died."), _sentence("torch is old."), _sentence("fp16 is narrow.")
+    ('The rank died.', 'torch is old.', 'fp16 is narrow.')
+    """
+    first = text.split(maxsplit=1)[0].rstrip(",:;")
+    return text[:1].upper() + text[1:] if first.isalpha() and first not in NAMES else text
