@@ -33,9 +33,7 @@ class ManualPage:
     since: str
 
 
-NAMES = frozenset(
-    "torch nvcc pip gloo async_io evoformer_attn dsdoctor gds setuptools setup.py docker0 libaio pdsh deepspeed".split()
-)
+NAMES = frozenset({"torch", "nvcc", "pip", "gloo", "dsdoctor", "gds", "setuptools", "libaio", "pdsh", "deepspeed"})
 """Words that stay small at the beginning of a sentence; so does whatever has a digit, a dot or an underscore in it."""
 
 
