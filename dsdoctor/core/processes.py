@@ -110,9 +110,12 @@ SWEEPS = 20
 
 
 def end_session(session: int) -> None:
-    """Kill every process of a session that we started: a member may have a process group of its own."""
+    """Kill every process of a session that we started: a member may have a process group of its own.
+
+    The leader goes last: it waits for its children, and who else would reap them may take its time.
+    """
     for _ in range(SWEEPS):
-        members = [pid for pid in _pids() if _session_of(pid) == session]
+        members = [pid for pid in _pids() if _session_of(pid) == session and pid != session]
         if not members:
             break
         for pid in members:
