@@ -41,10 +41,32 @@ def not_asked(machine: Machine) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    own_checks = ("python", "torch", "gpus")  # python-silent, torch-broken and driver-silent report these
+    own_checks = ("python", "torch", "gpus", "cache")  # they have rules of their own
     for gap in machine.gaps:
         if not gap.question.startswith(own_checks):
             yield Finding.note("not-asked", f"{gap.question} could not be asked: {gap.reason}")
+
+
+def cache_not_trusted(machine: Machine) -> Iterator[Finding]:
+    """Others may write to dsdoctor's cache folder, to one of its parents, or it belongs to somebody else.
+
+    Why it matters: Toolkits and sources in the cache are executed and become part of wheels, so nothing there is used: no
+    assembled toolkit is found, and nothing can be built until that is changed.
+
+    How to fix it: Take the permission away from others, or name another folder.
+
+        $ export DSDOCTOR_CACHE=/a/folder/you/own
+
+    Since: 0.1
+    """
+    for gap in machine.gaps:
+        if gap.question == "cache":
+            yield Finding.warning(
+                "cache-not-trusted",
+                f"dsdoctor's cache is not used: {gap.reason}",
+                fix="take the permission away from others, or name a folder of your own",
+                commands=("export DSDOCTOR_CACHE=/a/folder/you/own",),
+            )
 
 
 def path_entry_missing(machine: Machine) -> Iterator[Finding]:
@@ -289,6 +311,7 @@ def _build(name: str) -> bool:
 
 CHECKS = (
     not_asked,
+    cache_not_trusted,
     path_entry_missing,
     library_path_entry_missing,
     library_path_other_cuda,

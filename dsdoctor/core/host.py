@@ -21,6 +21,7 @@ from typing import Protocol
 
 from dsdoctor.core.child_output import TooLate, chunks, lines
 from dsdoctor.core.processes import end_session
+from dsdoctor.core.trust import distrust
 
 LARGEST_READ = 8 * 1024 * 1024
 LARGEST_ANSWER = 8 * 1024 * 1024
@@ -96,6 +97,9 @@ class Host(Protocol):
 
     def free(self, path: str) -> int | None:
         """Free bytes for this user on the file system of ``path`` (or of its nearest existing parent)."""
+
+    def distrust(self, path: str) -> str | None:
+        """Why nothing in a folder is to be run: others may write there (``core.trust``)."""
 
     def cpus(self) -> int:
         """Processors that this process may use."""
@@ -187,6 +191,9 @@ class LocalHost:
             return shutil.disk_usage(place).free
         except OSError:
             return None
+
+    def distrust(self, path: str) -> str | None:
+        return distrust(Path(self._inside(path)))
 
     def cpus(self) -> int:
         return len(os.sched_getaffinity(0))

@@ -78,6 +78,9 @@ class Recorder:
     def free(self, path: str) -> int | None:
         return self._keep(self._host.free(path), "free", path)
 
+    def distrust(self, path: str) -> str | None:
+        return self._keep(self._host.distrust(path), "distrust", path)
+
     def cpus(self) -> int:
         return self._keep(self._host.cpus(), "cpus")
 
@@ -153,6 +156,9 @@ class RecordedHost:
 
     def free(self, path: str) -> int | None:
         return self._answer(int | None, None, "free", path)
+
+    def distrust(self, path: str) -> str | None:
+        return self._answer(str | None, None, "distrust", path)
 
     def cpus(self) -> int:
         return self._answer(int, 1, "cpus")

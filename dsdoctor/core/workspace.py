@@ -15,6 +15,7 @@ from platformdirs import user_cache_path
 
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.host import Host
+from dsdoctor.core.trust import distrust
 
 
 def cache_folder(host: Host) -> Path:
@@ -116,7 +117,14 @@ def private_folder(folder: Path) -> Path:
         raise ImpossiblePlan(
             f"the cache folder cannot be written: {error}", hint="export DSDOCTOR_CACHE=/a/folder/you/own"
         ) from None
+    if why := distrust(folder):
+        raise untrusted(why)
     return folder
+
+
+def untrusted(why: str) -> ImpossiblePlan:
+    """The cache cannot be used: others may put there what would be run."""
+    return ImpossiblePlan(f"the cache is not used: {why}", hint="export DSDOCTOR_CACHE=/a/folder/you/own")
 
 
 def _sweep(builds: Path) -> None:

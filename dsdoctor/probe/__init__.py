@@ -7,6 +7,7 @@ from typing import Any
 
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Driver, Gap, Gpu, Machine, SearchPaths, System, Torch
+from dsdoctor.probe.cache import judge_cache
 from dsdoctor.probe.compilers import find_compilers
 from dsdoctor.probe.gpus import ask_gpus
 from dsdoctor.probe.libraries import find_libraries
@@ -101,6 +102,7 @@ class Probing:
         self._deepspeed = ask.ask("deepspeed", read_deepspeed, None, host, environment)
         self._libraries = ask.ask("libraries", find_libraries, (), host, environment)
         self._loadable = ask.ask("loader", find_loadable, None, host, environment)
+        ask.ask("cache", judge_cache, None, host, self._cache)
         self._variables = ask.ask("variables", steering_variables, {}, host)
         self._names = ask.ask("names", host.names, (), "DS_")
         self._jit = ask.ask("jit", read_jit_cache, None, host, environment, self._torch_of_files)

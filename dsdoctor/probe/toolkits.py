@@ -97,8 +97,9 @@ def pypi_wheels(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  
 
 
 def assembled(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
-    """Toolkits that dsdoctor assembled before; an unfinished one lacks the file."""
-    for mark in host.glob(f"{glob.escape(cache)}/toolkits/[!.]*/home/dsdoctor-toolkit.txt"):
+    """Toolkits that dsdoctor assembled before; an unfinished one lacks the file. None of a folder that others may write to."""
+    marks = host.glob(f"{glob.escape(cache)}/toolkits/[!.]*/home/dsdoctor-toolkit.txt")
+    for mark in marks if marks and host.distrust(f"{cache}/toolkits") is None else ():
         yield mark.rsplit("/", 1)[0]
 
 

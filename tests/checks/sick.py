@@ -110,6 +110,9 @@ SICK: dict[str, Machine] = {
     "compilers-differ": healthy(compilers=(NAMED_GCC, GCC), variables={"CXX": "/opt/g++"}),
     "driver-silent": healthy(gpus=(), driver=None, gaps=(Gap(question="gpus", reason="version mismatch"),)),
     "not-asked": healthy(gaps=(Gap(question="toolkits", reason="it broke"),)),
+    "cache-not-trusted": healthy(
+        gaps=(Gap(question="cache", reason="everybody may write to /c; chmod o-w /c ends that"),)
+    ),
     "op-unreadable": healthy(deepspeed=replace(BUILT, unreadable=("deepspeed/ops/adam/cpu_adam_op.so",))),
     "driver-too-old": healthy(driver=Driver(version="550.1", cuda=Cuda(12, 4))),
     "gpu-not-in-torch": healthy(gpus=(replace(H100, name="Tesla V100", capability="7.0"),)),

@@ -18,6 +18,7 @@ from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 from dsdoctor.core.pip import last_error, run_pip
+from dsdoctor.core.workspace import private_folder
 
 NEWEST = "newest"
 FETCH_LIMIT = 1800.0
@@ -106,8 +107,7 @@ def digest_here(host: LocalHost, spec: str | None, installed: DeepSpeed | None, 
 
 def fetch_sdist(host: LocalHost, version: str, *, cache: Path, python: str, offline: bool) -> Path:
     """An sdist in the cache, fetched by pip when it is not there yet."""
-    folder = cache / "sdists"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = private_folder(cache / "sdists")
     cached = sorted(folder.glob(f"deepspeed-{version}.tar.gz" if version != NEWEST else "deepspeed-*.tar.gz"))
     if cached and version != NEWEST:
         return cached[0]

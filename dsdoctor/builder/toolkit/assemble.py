@@ -17,6 +17,7 @@ from dsdoctor.core.build_models import Layer, ToolkitPlan
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.pip import last_error, run_pip
+from dsdoctor.core.workspace import private_folder
 
 FOLDERS = {"cccl"}
 """Names in a plan's headers that are folders; in CUDA 12 they lie elsewhere."""
@@ -45,7 +46,7 @@ def assemble(
     Raises BuildFailed when a part cannot be fetched or the result does not compile.
     """
     home = Path(plan.root)
-    home.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(home.parent.parent)
     with FileLock(home.parent.with_suffix(".lock")):
         whole = _is_whole(home)
         if whole:

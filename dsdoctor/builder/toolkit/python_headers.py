@@ -17,6 +17,7 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import last_error
 from dsdoctor.core.requests import BuildRequest
+from dsdoctor.core.workspace import private_folder
 
 UNPACK_LIMIT = 120.0
 Chosen = tuple[HeadersPlan | None, tuple[Choice, ...], tuple[Finding, ...]]
@@ -50,7 +51,7 @@ def choose_headers(machine: Machine, request: BuildRequest, cache: str) -> Chose
 def unpack_headers(host: LocalHost, plan: HeadersPlan) -> None:
     """Fetch the package and unpack it; it is not installed. Raises BuildFailed when that cannot be done."""
     root = Path(plan.root)
-    root.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(root.parent)
     with FileLock(root.with_suffix(".lock")):
         if root.is_dir():
             return
