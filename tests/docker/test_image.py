@@ -83,7 +83,6 @@ def test_no_secret_no_compiler_and_no_cache_is_in_the_image(workshop: Workshop, 
     assert "Healthcheck" not in config
 
 
-@pytest.mark.exhaustive
 def test_another_wheel_makes_another_image_although_its_layers_are_kept(
     workshop: Workshop, out: Path, tmp_path: Path
 ) -> None:
