@@ -81,7 +81,7 @@ def test_an_error_is_one_json_document_too(bare: str, tmp_path: Path) -> None:
         ("build-wheel", "--jobs", "none"),
         ("build-wheel", "--accelerator", "None"),
         ("look", "--machine", "none"),
-        ("plan", "--node", '["a.json"]'),
+        ("plan", "--machine", str(MACHINES / "one-toolkit.json"), "--node", '["a.json"]'),
         ("look", "--version"),
         ("diagnose", "--verbos"),
         ("plan", "--no-such-option"),

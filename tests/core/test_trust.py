@@ -111,6 +111,7 @@ def test_the_sticky_bit_makes_a_parent_good_and_the_groups_of_root_do_no_harm(ca
 
 
 @root
+@pytest.mark.slow
 def test_an_nvcc_that_somebody_planted_is_not_run(cache: Path) -> None:
     home, ran = cache / "toolkits" / "13.0-x" / "home", cache.parent / "ran"
     (home / "bin").mkdir(parents=True)
@@ -134,6 +135,7 @@ def test_an_nvcc_that_somebody_planted_is_not_run(cache: Path) -> None:
 
 
 @root
+@pytest.mark.slow
 def test_a_source_that_somebody_planted_is_not_run(cache: Path) -> None:
     (cache / "sdists").mkdir(mode=0o777)
     (cache / "sdists").chmod(0o777)
