@@ -52,6 +52,7 @@ def with_header(tree: Path) -> None:
     (tree / "csrc" / "one.c").write_text('#include "one.h"\nint one(void) { return ONE; }\n')
 
 
+@pytest.mark.slow
 def test_what_was_compiled_is_not_compiled_again_in_another_folder(build: Build) -> None:
     first, second = build(), build()
 
@@ -120,6 +121,7 @@ def test_a_flipped_byte_is_dropped_said_and_compiled_again(build: Build, store: 
     assert cached(build()) == {"one": True, "two": True}
 
 
+@pytest.mark.slow
 def test_a_file_written_while_it_is_compiled_keeps_the_op_out_of_the_cache(build: Build, store: CacheStore) -> None:
     def tomorrow(tree: Path) -> None:
         os.utime(tree / "csrc" / "one.c", (time.time() + 86400,) * 2)
@@ -189,11 +191,13 @@ def test_an_odd_folder_of_headers_is_no_end_of_a_build(build: Build, tmp_path: P
     assert [cached(build(wanted, edit=reads_it))["one"] for _ in range(2)] == [False, True]
 
 
+@pytest.mark.slow
 def test_an_op_that_fails_its_proof_is_not_served_again(build: Build, store: CacheStore) -> None:
     assert build(plan("one", LIES="unloadable")).wheel is None
     assert list(store.entries()) == []
 
 
+@pytest.mark.slow
 def test_a_failed_op_is_not_kept(build: Build, store: CacheStore) -> None:
     build(plan("bad", "one"))
 
@@ -217,6 +221,7 @@ def test_the_same_inputs_give_the_same_wheel_in_any_folder(tmp_path: Path) -> No
     assert wheels[0] == wheels[1]
 
 
+@pytest.mark.slow
 def test_the_hour_and_the_mode_of_the_packed_files_do_not_reach_the_wheel(build: Build, tmp_path: Path) -> None:
     result = build()
     manifest = decode(Path(result.manifest or "").read_bytes())

@@ -44,6 +44,7 @@ def test_what_a_shared_object_links_and_where_it_looks_is_read(library: Path) ->
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(place=st.integers(0, 2000), noise=st.binary(min_size=1, max_size=16), fraction=st.floats(0, 1))
+@pytest.mark.slow
 def test_a_damaged_shared_object_is_read_to_an_end(library: Path, place: int, noise: bytes, fraction: float) -> None:
     data = bytearray(library.read_bytes())
     start = place if fraction < 0.5 else int((len(data) - 16) * fraction)

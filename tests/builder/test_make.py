@@ -200,6 +200,7 @@ def test_one_op_that_fails_loses_neither_the_others_nor_their_logs(workdir: Work
         ("unloadable", "undefined symbol"),
     ],
 )
+@pytest.mark.slow
 def test_a_wheel_that_does_not_hold_what_was_asked_is_no_wheel(lie: str, reason: str, workdir: Workdir) -> None:
     result = run(plan("one", LIES=lie), workdir)
 

@@ -130,6 +130,7 @@ def test_ctrl_c_ends_all_of_them(lab: Lab) -> None:
     assert list(lab.out.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_plan_for_each(lab: Lab) -> None:
     pythons = [lab.environment(torch, "one") for torch in ("2.13.0", "2.14.1")]
 

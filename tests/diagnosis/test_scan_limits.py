@@ -1,5 +1,7 @@
 """The limits that keep a hostile log cheap lose nothing of a real one."""
 
+import pytest
+
 from dsdoctor.diagnosis.above import ABOVE, Above
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.index import INDEX
@@ -30,6 +32,7 @@ def test_a_line_above_is_found_again_after_it_was_lost() -> None:
     assert above.has("setup")
 
 
+@pytest.mark.slow
 def test_lines_above_are_still_searched_after_very_many_in_vain() -> None:
     log = [line for _ in range(2500) for line in ("IndexError: list index out of range", *["training"] * 15)]
 

@@ -32,6 +32,7 @@ def test_a_slow_node_is_a_row_and_a_column_of_its_own_colour() -> None:
     assert [round(10**value / 1e6) for value in found[""][0] if value] == [1560, 1321]
 
 
+@pytest.mark.slow
 def test_an_unreached_direction_is_marked_and_told_where_it_is_pointed_at() -> None:
     shown = figure(bad_pair())
 

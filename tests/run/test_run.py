@@ -87,6 +87,7 @@ def watched(script: str, *options: str, **env: str) -> tuple[int, str, str]:
     ("flags", "m", "script"),
     [((), "", "train.py"), (("-X", "dev", "-W", "error::FutureWarning"), "-m", "package.train")],
 )
+@pytest.mark.slow
 def test_a_script_runs_as_without_us(folder: Path, flags: tuple[str, ...], m: str, script: str) -> None:
     (folder / "package").mkdir()
     (folder / "package" / "train.py").write_text(SAYS_ALL)
