@@ -1,7 +1,8 @@
 """An order of which every input is as it was -> the finished wheel that was made of it, at once.
 
 What was asked, the machine's files and tools, DeepSpeed's source and dsdoctor itself make the key; every file that the ops were
-made from, and every program that made them, must have the content that it had. torch is not imported, nothing is compiled.
+made from, and every program that made them, must have the content that it had. Nothing is compiled, and an import of torch that
+has begun is not waited for.
 """
 
 import shutil
