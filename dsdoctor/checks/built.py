@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from shlex import quote
 
 from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.architectures import order
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 from dsdoctor.core.isa import lacking_instructions, says_nothing
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.sentences import and_more
@@ -48,7 +48,7 @@ def ops_torch_version_mismatch(machine: Machine) -> Iterator[Finding]:
             evidence=[built.location, torch.location],
             affects=(needs.INSTALLED, *built.installed_ops),
             fix=f"build them for torch {torch.minor}, or install torch {built.torch}",
-            commands=(BUILD_WHEEL,),
+            steps=(BUILD_WHEEL,),
         )
 
 
@@ -74,7 +74,7 @@ def ops_cuda_version_mismatch(machine: Machine) -> Iterator[Finding]:
             evidence=[built.location, torch.location],
             affects=(needs.INSTALLED, *built.installed_ops),
             fix=f"build them with CUDA {torch.cuda}",
-            commands=(BUILD_WHEEL,),
+            steps=(BUILD_WHEEL,),
         )
 
 
@@ -107,7 +107,12 @@ def ops_accelerator_mismatch(machine: Machine) -> Iterator[Finding]:
             evidence=[built.location],
             affects=(needs.INSTALLED, *built.installed_ops),
             fix="build them for the accelerator that is used",
-            commands=(f"{BUILD_WHEEL} --accelerator {uses if uses in {'cuda', 'cpu'} else 'cpu'}",),
+            steps=(
+                step(
+                    "python -m dsdoctor build-wheel --accelerator {accelerator}",
+                    accelerator=uses if uses in {"cuda", "cpu"} else "cpu",
+                ),
+            ),
         )
 
 
@@ -134,7 +139,12 @@ def claimed_op_missing(machine: Machine) -> Iterator[Finding]:
                 evidence=[built.location],
                 affects=(needs.INSTALLED, *lost),
                 fix="build it again",
-                commands=(f"{BUILD_WHEEL} --ops {quote(','.join(built.installed_ops))}",),
+                steps=(
+                    step(
+                        "python -m dsdoctor build-wheel --ops {ops}",
+                        ops=",".join(built.installed_ops),
+                    ),
+                ),
             )
 
 
@@ -157,7 +167,7 @@ def op_not_claimed(machine: Machine) -> Iterator[Finding]:
             "op-not-claimed",
             f"{and_more(built.unclaimed)} are in {built.location}, and DeepSpeed does not list them as installed: it ignores them",
             fix="build it again, with a build that lists what it holds",
-            commands=(BUILD_WHEEL,),
+            steps=(BUILD_WHEEL,),
         )
 
 
@@ -185,7 +195,13 @@ def no_kernel_image(machine: Machine) -> Iterator[Finding]:
                 evidence=[built.location],
                 affects=(needs.INSTALLED, *lost),
                 fix="build them for this GPU",
-                commands=(f'{BUILD_WHEEL} --ops {quote(",".join(lost))} --arch "{capability}"',),
+                steps=(
+                    step(
+                        "python -m dsdoctor build-wheel --ops {ops} --arch {capability}",
+                        ops=",".join(lost),
+                        capability=capability,
+                    ),
+                ),
             )
 
 
@@ -220,7 +236,7 @@ def cpu_isa_illegal_instruction(machine: Machine) -> Iterator[Finding]:
             ],
             affects=(needs.INSTALLED, *built.installed_ops),
             fix="build them here, or elsewhere with build-wheel --node FILE, where FILE is from dsdoctor record FILE here",
-            commands=(BUILD_WHEEL,),
+            steps=(BUILD_WHEEL,),
         )
 
 

@@ -1,12 +1,12 @@
 """Machine -> findings about the host compiler: what nvcc supports, and what torch's headers need."""
 
 from collections.abc import Iterator
-from shlex import quote
 
 from dsdoctor.checks.advice import USE_ENV
 from dsdoctor.core import needs
 from dsdoctor.core.compatibility import compiler_limits, fits
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import instead, step
 from dsdoctor.core.machine import Compiler, Machine
 
 
@@ -41,7 +41,11 @@ def host_compiler_missing(machine: Machine) -> Iterator[Finding]:
             "no C++ compiler: neither g++ nor clang++ on PATH works",
             affects=(needs.COMPILER,),
             fix="install one",
-            commands=("sudo apt-get install g++  # Fedora, RHEL: gcc-c++; conda: conda install gxx_linux-64",),
+            steps=(
+                step("sudo apt-get install g++"),
+                instead("sudo dnf install gcc-c++"),
+                instead("conda install gxx_linux-64"),
+            ),
         )
 
 
@@ -71,7 +75,7 @@ def host_compiler_too_new(machine: Machine) -> Iterator[Finding]:
         evidence=[f"{taken.root}/include/crt/host_config.h" if taken else "torch's own table"],
         affects=(needs.DEVICE_CODE,),
         fix=f"use {name(other)}" if other else f"install {default.kind} {limits[1]}; nothing needs to be removed",
-        commands=(USE_ENV,) if other else (f"sudo apt-get install g++-{limits[1]}", USE_ENV),
+        steps=(USE_ENV,) if other else (step("sudo apt-get install g++-{release}", release=limits[1]), USE_ENV),
     )
 
 
@@ -99,9 +103,14 @@ def host_compiler_too_old(machine: Machine) -> Iterator[Finding]:
         f"the compiler is {name(default)}",
         affects=(needs.COMPILER,),
         fix=f"use {name(other)}" if other else "install a newer one beside it",
-        commands=(USE_ENV,)
+        steps=(USE_ENV,)
         if other
-        else ("sudo apt-get install g++-12  # RHEL: gcc-toolset-12; conda: gxx_linux-64; clusters: module load gcc",),
+        else (
+            step("sudo apt-get install g++-12"),
+            instead("sudo dnf install gcc-toolset-12"),
+            instead("conda install gxx_linux-64"),
+            instead("module load gcc", note="on many clusters"),
+        ),
     )
 
 
@@ -131,8 +140,8 @@ def compilers_differ(machine: Machine) -> Iterator[Finding]:
 
 
 def _differ(title: str, default: Compiler) -> Finding:
-    commands = (f"export CC={quote(default.c_path)}",) if default.c_path else (USE_ENV,)
-    return Finding.warning("compilers-differ", title, fix="let CC and CXX name the same compiler", commands=commands)
+    steps = (step("export CC={compiler}", compiler=default.c_path),) if default.c_path else (USE_ENV,)
+    return Finding.warning("compilers-differ", title, fix="let CC and CXX name the same compiler", steps=steps)
 
 
 def _fitting(machine: Machine, limits: tuple[int, int | None]) -> Compiler | None:

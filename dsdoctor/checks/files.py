@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from shlex import quote
 
 from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.sentences import and_more
 
@@ -33,7 +33,7 @@ def libstdcxx_too_old(machine: Machine) -> Iterator[Finding]:
             evidence=[built.location],
             affects=(needs.INSTALLED, *built.installed_ops),
             fix="install a newer libstdc++, or build the ops here",
-            commands=("conda install 'libstdcxx-ng>=12'", BUILD_WHEEL),
+            steps=(step("conda install 'libstdcxx-ng>=12'"), BUILD_WHEEL),
         )
 
 
@@ -56,7 +56,7 @@ def glibc_too_old(machine: Machine) -> Iterator[Finding]:
             evidence=[built.location],
             affects=(needs.INSTALLED, *built.installed_ops),
             fix="build them on this system, or on the oldest that is to run them",
-            commands=(BUILD_WHEEL,),
+            steps=(BUILD_WHEEL,),
         )
 
 
@@ -78,7 +78,7 @@ def wheel_python_mismatch(machine: Machine) -> Iterator[Finding]:
             f"the wheel is for {', '.join(built.python)}, this Python is {python.tag} ({python.executable})",
             affects=(needs.INSTALLED, *built.installed_ops),
             fix="build it with this Python",
-            commands=(f"{BUILD_WHEEL} --python {quote(python.executable)}",),
+            steps=(step("python -m dsdoctor build-wheel --python {executable}", executable=python.executable),),
         )
 
 
@@ -102,7 +102,7 @@ def wheel_platform_mismatch(machine: Machine) -> Iterator[Finding]:
             f"the wheel is for {', '.join(built.platform)}, this is Linux on {architecture}, glibc {machine.system.glibc}",
             affects=(needs.INSTALLED, *built.installed_ops),
             fix="build it here",
-            commands=(BUILD_WHEEL,),
+            steps=(BUILD_WHEEL,),
         )
 
 
@@ -125,7 +125,7 @@ def wheel_altered(machine: Machine) -> Iterator[Finding]:
             f"{len(built.altered)} files of {built.location} are not what was recorded: {and_more(built.altered)}",
             affects=(needs.INSTALLED, *built.installed_ops) if is_wheel else (),
             fix="fetch or build it again",
-            commands=(BUILD_WHEEL,),
+            steps=(BUILD_WHEEL,),
         )
 
 
@@ -151,7 +151,7 @@ def wheel_foreign_files(machine: Machine) -> Iterator[Finding]:
             f"{built.location} would put into place what is no part of DeepSpeed: {and_more(built.foreign)}",
             affects=(needs.INSTALLED, *built.installed_ops),
             fix="do not install it; build the wheel from DeepSpeed's source",
-            commands=(BUILD_WHEEL,),
+            steps=(BUILD_WHEEL,),
         )
 
 
@@ -173,7 +173,7 @@ def op_unreadable(machine: Machine) -> Iterator[Finding]:
             f"{and_more(built.unreadable)} of {built.location} cannot be read as shared objects",
             affects=(needs.INSTALLED, *built.installed_ops),
             fix="fetch or build it again",
-            commands=(BUILD_WHEEL,),
+            steps=(BUILD_WHEEL,),
         )
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.checks.advice import BUILD_WHEEL
+from dsdoctor.checks.advice import BUILD_WHEEL, other_torch
 from dsdoctor.core import needs
 from dsdoctor.core.architectures import check_known, compiled_by, numeric, order, parse_architectures, plain
 from dsdoctor.core.compatibility import OLDEST_DRIVER
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import instead, step
 from dsdoctor.core.machine import Machine
 
 ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu")
@@ -48,7 +49,7 @@ def driver_silent(machine: Machine) -> Iterator[Finding]:
                 "driver-silent",
                 f"the NVIDIA driver does not answer: {gap.reason}",
                 fix="see what the driver itself says; after an update of it, reboot",
-                commands=("nvidia-smi",),
+                steps=(step("nvidia-smi"),),
             )
 
 
@@ -85,7 +86,7 @@ def gpu_not_in_torch(machine: Machine) -> Iterator[Finding]:
 
     How to fix it: Install a torch release that was built for this GPU.
 
-        $ python -m pip install --upgrade torch
+        $ python -m pip install --upgrade torch --index-url https://download.pytorch.org/whl/cu128
 
     Since: 0.1
     """
@@ -99,7 +100,7 @@ def gpu_not_in_torch(machine: Machine) -> Iterator[Finding]:
                 "gpu-not-in-torch",
                 f"a GPU here has capability {capability}, torch {torch.version} was built for {', '.join(torch.arch_list)}",
                 fix="install a torch release that was built for this GPU",
-                commands=("python -m pip install --upgrade torch",),
+                steps=(other_torch(machine),),
             )
 
 
@@ -130,7 +131,12 @@ def gpu_arch_unsupported_by_nvcc(machine: Machine) -> Iterator[Finding]:
             evidence=[f"{taken.nvcc} takes {', '.join(numeric(taken.architectures))}"] if taken.architectures else [],
             affects=(needs.DEVICE_CODE,),
             fix="name architectures that it takes, or use a toolkit and torch of another release",
-            commands=(f'export {ARCH_VARIABLE}="{";".join(_fitting(machine)) or "8.0;9.0"}"',),
+            steps=(
+                step(
+                    "export TORCH_CUDA_ARCH_LIST={architectures}",
+                    architectures=";".join(_fitting(machine)) or "8.0;9.0",
+                ),
+            ),
         )
 
 
@@ -159,7 +165,7 @@ def gpu_arch_unknown_to_torch(machine: Machine) -> Iterator[Finding]:
             f"{ARCH_VARIABLE}={text}: {wrong.message}",
             affects=(needs.CUDA,),
             fix=wrong.hint or "write numbers",
-            commands=(f'export {ARCH_VARIABLE}="8.0;9.0"',),
+            steps=(step('export TORCH_CUDA_ARCH_LIST="8.0;9.0"'),),
         )
 
 
@@ -192,7 +198,10 @@ def arch_list_empty(machine: Machine) -> Iterator[Finding]:
         + (f"would compile for 6.0;6.1;7.0, which nvcc {cuda} refuses" if refused else "compiles for its old defaults"),
         affects=(needs.DEVICE_CODE,) if refused else (),
         fix="name the GPUs that the ops are for",
-        commands=(f'export {ARCH_VARIABLE}="8.0;9.0"', f'{BUILD_WHEEL} --arch "8.0;9.0"'),
+        steps=(
+            step('export TORCH_CUDA_ARCH_LIST="8.0;9.0"'),
+            instead('python -m dsdoctor build-wheel --arch "8.0;9.0"'),
+        ),
     )
 
 
@@ -218,7 +227,7 @@ def accelerator_autodetect_cpu(machine: Machine) -> Iterator[Finding]:
             f"torch {torch.version} is a CUDA build and no GPU is visible: DeepSpeed chooses the cpu accelerator",
             affects=(needs.CUDA,),
             fix="set DS_ACCELERATOR where you build for GPUs; build-wheel does",
-            commands=("export DS_ACCELERATOR=cuda", BUILD_WHEEL),
+            steps=(step("export DS_ACCELERATOR=cuda"), BUILD_WHEEL),
         )
 
 
@@ -240,7 +249,7 @@ def accelerator_name_invalid(machine: Machine) -> Iterator[Finding]:
             f"DS_ACCELERATOR={name!r} is unknown to DeepSpeed; it knows {', '.join(ACCELERATORS)}",
             affects=(needs.TORCH,),
             fix="name one, or none",
-            commands=("unset DS_ACCELERATOR",),
+            steps=(step("unset DS_ACCELERATOR"),),
         )
 
 
@@ -262,7 +271,12 @@ def gpus_differ(machine: Machine) -> Iterator[Finding]:
             "gpus-differ",
             f"there are {len(kinds)} kinds of GPU: {', '.join(f'{name} ({capability})' for name, capability in kinds)}",
             fix="compile for all of them",
-            commands=(f'export {ARCH_VARIABLE}="{";".join(numeric([capability for _, capability in kinds]))}"',),
+            steps=(
+                step(
+                    "export TORCH_CUDA_ARCH_LIST={architectures}",
+                    architectures=";".join(numeric([capability for _, capability in kinds])),
+                ),
+            ),
         )
 
 

@@ -1,12 +1,12 @@
 """Machine -> findings about torch's cache of ops that are compiled at run time."""
 
-import shlex
 from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 from dsdoctor.core.machine import Machine
 
 STALE_AFTER = 600.0
@@ -33,7 +33,7 @@ def jit_cache_shared(machine: Machine) -> Iterator[Finding]:
             "jit-cache-shared",
             f"TORCH_EXTENSIONS_DIR={jit.folder} holds {', '.join(jit.ops[:6])} of whichever environment built them",
             fix="give each environment a folder of its own",
-            commands=('export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"',),
+            steps=(step('export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"'),),
         )
 
 
@@ -45,8 +45,9 @@ def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
 
     Why it matters: The next program that loads the op waits for the lock for ever, and prints nothing.
 
-    How to fix it: If nothing is compiling, remove it.
+    How to fix it: If nobody holds it, remove it.
 
+        $ fuser -v ~/.cache/torch_extensions/*/*/lock
         $ rm -- ~/.cache/torch_extensions/*/*/lock
 
     Since: 0.1
@@ -61,8 +62,11 @@ def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
                 f"{jit.folder}/{op}/lock is {age / 60:.0f} minutes old: every program that loads {op} waits for it",
                 evidence=[f"torch {torch.version} takes a lock file for a running compilation"],
                 affects=(op,),
-                fix="if nothing is compiling, remove it",
-                commands=(f"rm -- {shlex.quote(f'{jit.folder}/{op}/lock')}",),
+                fix="if nobody holds it, remove it",
+                steps=(
+                    step("fuser -v {lock}", lock=f"{jit.folder}/{op}/lock", note="who holds it; nothing: nobody"),
+                    step("rm -- {lock}", lock=f"{jit.folder}/{op}/lock", note="only where nobody does"),
+                ),
             )
 
 
@@ -84,7 +88,7 @@ def torch_extensions_permission(machine: Machine) -> Iterator[Finding]:
             "torch-extensions-permission",
             f"{jit.folder} cannot be written: ops cannot be compiled at run time",
             fix="name a folder of your own, or install a wheel that holds the ops",
-            commands=("export TORCH_EXTENSIONS_DIR=/path/you/own/torch_extensions", BUILD_WHEEL),
+            steps=(step("export TORCH_EXTENSIONS_DIR=/path/you/own/torch_extensions"), BUILD_WHEEL),
         )
 
 

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from dsdoctor.checks.advice import BUILD_WHEEL
+from dsdoctor.checks.advice import OR_BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import Step, instead, step
 from dsdoctor.core.machine import Machine, System
 
 
@@ -31,14 +32,14 @@ def shared_library_missing(machine: Machine) -> Iterator[Finding]:
     wanted = {name for names in built.needed.values() for name in names}
     for soname in sorted(wanted - here):
         ops = [op for op, names in built.needed.items() if soname in names]
-        text, commands = _how_to_get(soname, machine, here)
+        text, steps = _how_to_get(soname, machine, here)
         yield Finding.error(
             "shared-library-missing",
             f"{', '.join(ops)} {'links' if len(ops) == 1 else 'link'} {soname}, which this machine does not have",
             evidence=[built.location],
             affects=(needs.INSTALLED, *ops),
             fix=text,
-            commands=commands,
+            steps=steps,
         )
 
 
@@ -47,35 +48,39 @@ OTHER_NAME = {"libaio.so.1": "libaio.so.1t64", "libaio.so.1t64": "libaio.so.1"}
 name; on 64-bit processors the library itself did not change."""
 
 
-def _how_to_get(soname: str, machine: Machine, here: frozenset[str]) -> tuple[str, tuple[str, ...]]:
-    """How to get a missing library: a sentence, and commands for its packages."""
+def _how_to_get(soname: str, machine: Machine, here: frozenset[str]) -> tuple[str, tuple[Step, ...]]:
+    """How to get a missing library: a sentence, and steps for its packages."""
     if soname in OTHER_NAME:
         return _how_to_get_libaio(soname, machine.system, here)
     if soname == "libcufile.so.0":
         release = str(machine.torch.cuda).replace(".", "-") if machine.torch and machine.torch.cuda else "13-0"
         package = f"libcufile-{release}"
-        return "install it, from NVIDIA's repository", (_install(package, package, "-c nvidia libcufile"),)
-    return "install it", (_install("libgomp1", "libgomp", "libgomp"),)
+        return "install it, from NVIDIA's repository", _install(package, package, "nvidia::libcufile")
+    return "install it", _install("libgomp1", "libgomp", "libgomp")
 
 
-def _how_to_get_libaio(soname: str, system: System, here: frozenset[str]) -> tuple[str, tuple[str, ...]]:
+def _how_to_get_libaio(soname: str, system: System, here: frozenset[str]) -> tuple[str, tuple[Step, ...]]:
     """How to get libaio under the name that the op links."""
     other, renamed = OTHER_NAME[soname], _renamed_libaio(system)
     folder = f"/usr/lib/{system.architecture}-linux-gnu" if re.match("Debian|Ubuntu", system.os) else "/usr/lib64"
-    link = f"sudo ln -s {other} {folder}/{soname}"
+    link = step("sudo ln -s {other} {link}", other=other, link=f"{folder}/{soname}")
     if other in here:
         return f"{other} is here, the same library under another name: give it this one too, or build the ops here", (
             link,
-            BUILD_WHEEL,
+            OR_BUILD_WHEEL,
         )
     install = _install("libaio1t64" if renamed else "libaio1", "libaio", "libaio")
     if renamed == soname.endswith("t64"):
-        return "install it", (install,)
-    return f"install it; here it is called {other}, so give it this name too", (install, link)
+        return "install it", install
+    return f"install it; here it is called {other}, so give it this name too", (*install, link)
 
 
-def _install(apt: str, dnf: str, conda: str) -> str:
-    return f"sudo apt-get install {apt}  # Fedora, RHEL: dnf install {dnf}; conda: conda install {conda}"
+def _install(apt: str, dnf: str, conda: str) -> tuple[Step, ...]:
+    return (
+        step("sudo apt-get install {package}", package=apt),
+        instead("sudo dnf install {package}", package=dnf),
+        instead("conda install {package}", package=conda),
+    )
 
 
 def _renamed_libaio(system: System) -> bool:

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Iterator
-from shlex import quote
 
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.checks.advice import BUILD_WHEEL
+from dsdoctor.checks.advice import BUILD_WHEEL, other_torch, same_torch
 from dsdoctor.core import needs
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import instead, step
 from dsdoctor.core.machine import Machine
 
 ALWAYS_ISOLATES = Version("25.3")
@@ -43,7 +43,7 @@ def python_silent(machine: Machine) -> Iterator[Finding]:
                 title,
                 affects=(needs.TORCH,),
                 fix="name one that runs",
-                commands=("python -m dsdoctor check --python /path/to/python",),
+                steps=(step("python -m dsdoctor check --python /path/to/python"),),
             )
 
 
@@ -56,7 +56,7 @@ def torch_missing(machine: Machine) -> Iterator[Finding]:
 
     How to fix it: Install it, or look at another environment with --python PATH.
 
-        $ python -m pip install torch
+        $ python -m pip install torch --index-url https://download.pytorch.org/whl/cu128
 
     Since: 0.1
     """
@@ -66,7 +66,7 @@ def torch_missing(machine: Machine) -> Iterator[Finding]:
             f"there is no torch in the environment of {machine.python.executable}",
             affects=(needs.TORCH,),
             fix="install it, or look at another environment with --python PATH",
-            commands=(f"{quote(machine.python.executable)} -m pip install torch",),
+            steps=(other_torch(machine),),
         )
 
 
@@ -81,7 +81,7 @@ def torch_broken(machine: Machine) -> Iterator[Finding]:
 
     How to fix it: Install it again.
 
-        $ python -m pip install --force-reinstall torch
+        $ python -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128
 
     Since: 0.1
     """
@@ -95,7 +95,7 @@ def torch_broken(machine: Machine) -> Iterator[Finding]:
             evidence=evidence,
             affects=(needs.TORCH,),
             fix="install it again",
-            commands=(f"{quote(python.executable)} -m pip install --force-reinstall torch",),
+            steps=(same_torch(machine),),
         )
 
 
@@ -108,7 +108,7 @@ def torch_without_cuda(machine: Machine) -> Iterator[Finding]:
 
     How to fix it: Install a CUDA build that this driver runs.
 
-        $ python -m pip install --force-reinstall torch
+        $ python -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128
 
     Since: 0.1
     """
@@ -119,7 +119,7 @@ def torch_without_cuda(machine: Machine) -> Iterator[Finding]:
             f"torch {torch.version} is a CPU build, and there is a GPU ({machine.gpus[0].name})",
             evidence=(torch.location,),
             fix="install a CUDA build that this driver runs",
-            commands=("python -m pip install --force-reinstall torch",),
+            steps=(other_torch(machine),),
         )
 
 
@@ -146,7 +146,11 @@ def python_headers_missing(machine: Machine) -> Iterator[Finding]:
             f"Python {minor} has no Python.h in {python.include}",
             affects=(needs.PYTHON_HEADERS,),
             fix="install its headers, or let build-wheel fetch them without root",
-            commands=(f"sudo apt-get install python{minor}-dev  # Fedora, RHEL: python3-devel", BUILD_WHEEL),
+            steps=(
+                step("sudo apt-get install python{minor}-dev", minor=minor),
+                instead("sudo dnf install python3-devel"),
+                BUILD_WHEEL,
+            ),
         )
 
 
@@ -171,14 +175,14 @@ def ninja_missing(machine: Machine) -> Iterator[Finding]:
             "ninja-missing",
             "there is no ninja: DeepSpeed cannot compile ops at run time, and builds go file by file",
             fix="install it into this environment",
-            commands=(f"{quote(python.executable)} -m pip install 'ninja>=1.13'",),
+            steps=(step("{executable} -m pip install 'ninja>=1.13'", executable=python.executable),),
         )
     elif python and not machine.system.ninja_on_path:
         yield Finding.note(
             "ninja-missing",
             f"ninja {ninja} is in {python.scripts}, which is not on PATH: compiling ops at run time fails",
             fix="activate the environment",
-            commands=(f'export PATH={quote(python.scripts)}:"$PATH"',),
+            steps=(step('export PATH={scripts}:"$PATH"', scripts=python.scripts),),
         )
 
 
@@ -207,7 +211,7 @@ def wheel_package_missing(machine: Machine) -> Iterator[Finding]:
             "wheel-package-missing",
             f"{name} is not in the environment{have}, and DeepSpeed's setup.py needs it to make a wheel",
             fix="install it",
-            commands=(f"{quote(python.executable)} -m pip install {name}",),
+            steps=(step("{executable} -m pip install {name}", executable=python.executable, name=name),),
         )
 
 
@@ -231,7 +235,7 @@ def pip_isolates(machine: Machine) -> Iterator[Finding]:
             "pip-isolates",
             f"pip {pip} builds in isolation: `DS_BUILD_OPS=1 pip install deepspeed` will not see torch {machine.torch.version}",
             fix="build with --no-build-isolation when you build with pip",
-            commands=("python -m pip install --no-build-isolation --no-cache-dir deepspeed",),
+            steps=(step("python -m pip install --no-build-isolation --no-cache-dir deepspeed"),),
         )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from dsdoctor.checks.advice import USE_ENV
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import instead, step
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.sentences import and_more
 
@@ -65,7 +66,7 @@ def cache_not_trusted(machine: Machine) -> Iterator[Finding]:
                 "cache-not-trusted",
                 f"dsdoctor's cache is not used: {gap.reason}",
                 fix="take the permission away from others, or name a folder of your own",
-                commands=("export DSDOCTOR_CACHE=/a/folder/you/own",),
+                steps=(step("export DSDOCTOR_CACHE=/a/folder/you/own"),),
             )
 
 
@@ -125,7 +126,7 @@ def library_path_other_cuda(machine: Machine) -> Iterator[Finding]:
         f"LD_LIBRARY_PATH puts CUDA {first.major} ({first.folder}) first, torch was built with CUDA {torch.cuda}",
         evidence=[f"{runtime.folder}: libcudart.so.{runtime.major}" for runtime in runtimes],
         fix="remove that folder, or put the one that fits in front",
-        commands=(USE_ENV,),
+        steps=(USE_ENV,),
     )
 
 
@@ -155,7 +156,11 @@ def libaio_missing(machine: Machine) -> Iterator[Finding]:
             f"no op can be built with libaio: {state}",
             affects=("libaio",),
             fix="install its development files (only async_io and gds need them)",
-            commands=("sudo apt-get install libaio-dev  # Fedora, RHEL: libaio-devel; conda: conda install libaio",),
+            steps=(
+                step("sudo apt-get install libaio-dev"),
+                instead("sudo dnf install libaio-devel"),
+                instead("conda install libaio"),
+            ),
         )
 
 
@@ -199,7 +204,7 @@ def variable_misspelt(machine: Machine) -> Iterator[Finding]:
                 "variable-misspelt",
                 f"DeepSpeed does not read {name}; did you mean {near[0]}?",
                 fix="set the one that is read",
-                commands=(f"unset {name}", f"export {near[0]}=..."),
+                steps=(step("unset {variable}", variable=name), step("export {variable}=...", variable=near[0])),
             )
 
 
@@ -220,7 +225,7 @@ def variable_malformed(machine: Machine) -> Iterator[Finding]:
                 "variable-malformed",
                 f"{name}={value!r} is not a number: DeepSpeed's setup.py stops at it; it takes 0 or 1",
                 fix="write 1 or 0",
-                commands=(f"export {name}=1",),
+                steps=(step("export {variable}=1", variable=name),),
             )
 
 
@@ -244,7 +249,10 @@ def nccl_shm_too_small(machine: Machine) -> Iterator[Finding]:
             "nccl-shm-too-small",
             f"/dev/shm has {size / MIB:.0f} MiB free; NCCL and data loader workers need 1 GiB and more",
             fix="give the container more",
-            commands=("docker run --shm-size=16g ...  # or --ipc=host; Kubernetes: an emptyDir of medium Memory",),
+            steps=(
+                step("docker run --shm-size=16g ...", note="Kubernetes: an emptyDir of medium Memory"),
+                instead("docker run --ipc=host ..."),
+            ),
         )
 
 
@@ -271,7 +279,7 @@ def compiler_oom_killed(machine: Machine) -> Iterator[Finding]:
             f"{jobs} compile jobs may take {jobs * each / GIB:.0f} GiB, this machine has {system.memory / GIB:.0f} GiB",
             evidence=[f"MAX_JOBS={named}" if named else f"{system.cpus} processors: ninja starts {jobs} jobs"],
             fix="limit the jobs of pip and of run-time compilation; build-wheel does it by itself",
-            commands=(f"export MAX_JOBS={max(1, system.memory // each)}",),
+            steps=(step("export MAX_JOBS={jobs}", jobs=max(1, system.memory // each)),),
         )
 
 
@@ -292,7 +300,7 @@ def disk_full(machine: Machine) -> Iterator[Finding]:
             "disk-full",
             f"the disk of dsdoctor's cache folder has {free / MIB:.0f} MiB free, a build takes about 1 GiB",
             fix="free some, or put the cache elsewhere",
-            commands=("export DSDOCTOR_CACHE=/path/with/room",),
+            steps=(step("export DSDOCTOR_CACHE=/path/with/room"),),
         )
 
 

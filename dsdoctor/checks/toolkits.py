@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.checks.advice import ASSEMBLE, BUILD_WHEEL, USE_ENV
+from dsdoctor.checks.advice import ASSEMBLE, BUILD_WHEEL, OR_ASSEMBLE, USE_ENV
 from dsdoctor.core import needs
 from dsdoctor.core.compatibility import same_release
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 from dsdoctor.core.machine import TAKEN, Machine, Toolkit, Torch
 from dsdoctor.core.sentences import and_more
 
@@ -54,7 +55,7 @@ def cuda_toolkit_missing(machine: Machine) -> Iterator[Finding]:
             evidence=[f"{root} holds headers and libraries only" for root in headers],
             affects=(needs.CUDA,),
             fix=f"let dsdoctor assemble one without root, or install CUDA {torch.cuda}",
-            commands=(BUILD_WHEEL, ASSEMBLE),
+            steps=(BUILD_WHEEL, OR_ASSEMBLE),
         )
 
 
@@ -79,7 +80,7 @@ def nvcc_broken(machine: Machine) -> Iterator[Finding]:
                 evidence=[f"found via {', '.join(toolkit.found_via)}"],
                 affects=(needs.CUDA,) if taken else (),
                 fix="repair it, or select another toolkit",
-                commands=(USE_ENV,),
+                steps=(USE_ENV,),
             )
 
 
@@ -118,7 +119,7 @@ def cuda_home_wrong(machine: Machine) -> Iterator[Finding]:
         evidence=[f"a toolkit is in {toolkit.root} (CUDA {toolkit.release})" for toolkit in here],
         affects=(needs.CUDA,),
         fix="select the toolkit that fits torch" if whole else "let dsdoctor assemble a whole one, without root",
-        commands=(USE_ENV,) if whole else (ASSEMBLE, BUILD_WHEEL),
+        steps=(USE_ENV,) if whole else (ASSEMBLE, BUILD_WHEEL),
     )
 
 
@@ -154,7 +155,7 @@ def cuda_torch_mismatch(machine: Machine) -> Iterator[Finding]:
         evidence=[f"{taken.nvcc} ({', '.join(taken.found_via)})", f"torch {torch.version} in {torch.location}"],
         affects=(needs.CUDA,) if refused else (),
         fix=f"use the toolkit in {fitting[0].root}" if fitting else f"use or assemble a toolkit of CUDA {torch.cuda}",
-        commands=(USE_ENV,) if fitting else (BUILD_WHEEL,),
+        steps=(USE_ENV,) if fitting else (BUILD_WHEEL,),
     )
 
 
@@ -177,7 +178,7 @@ def cuda_home_cuda_path_differ(machine: Machine) -> Iterator[Finding]:
             "cuda-home-cuda-path-differ",
             f"CUDA_HOME is {home} and CUDA_PATH is {path}: torch takes the first, other tools the second",
             fix="let both name one folder",
-            commands=('export CUDA_PATH="$CUDA_HOME"',),
+            steps=(step('export CUDA_PATH="$CUDA_HOME"'),),
         )
 
 
@@ -200,7 +201,7 @@ def toolkits_several(machine: Machine) -> Iterator[Finding]:
             f"there are {len(here)} CUDA toolkits; a build takes {taken.root if taken else 'none of them'}",
             evidence=[f"CUDA {toolkit.version} in {toolkit.root} ({', '.join(toolkit.found_via)})" for toolkit in here],
             fix="to select the one that fits torch",
-            commands=(USE_ENV,),
+            steps=(USE_ENV,),
         )
 
 
@@ -235,7 +236,7 @@ def cuda_header_missing(machine: Machine) -> Iterator[Finding]:
         evidence=evidence,
         affects=(*((needs.CUDA,) if base else ()), *base, *of_ops),
         fix="let dsdoctor join it with the headers of torch's own wheels, without root",
-        commands=(BUILD_WHEEL, ASSEMBLE),
+        steps=(BUILD_WHEEL, OR_ASSEMBLE),
     )
 
 
@@ -266,7 +267,7 @@ def cuda_lib_link_missing(machine: Machine) -> Iterator[Finding]:
             evidence=[f"looked in {', '.join(taken.library_dirs) or 'no folder: lib64 and lib are not there'}"],
             affects=(*((needs.CUDA,) if "cudart" in missing else ()), *(needs.library(name) for name in missing)),
             fix="let dsdoctor assemble a whole one, without root",
-            commands=(BUILD_WHEEL,),
+            steps=(BUILD_WHEEL,),
         )
 
 

@@ -16,6 +16,7 @@ from dsdoctor.commands.wheel_cache import find_wheel, inputs_of, keep
 from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.finding import Finding, has_error
+from dsdoctor.core.fix import step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.pip import install_wheel
 from dsdoctor.core.requests import BuildOrder
@@ -106,7 +107,10 @@ def install(plan: BuildPlan, result: BuildResult) -> tuple[Finding, ...]:
     try:
         install_wheel(LocalHost(), plan.python, result.wheel)
     except BuildFailed as error:
-        return (Finding.error("wheel-not-installed", error.message, fix="install it by hand", commands=(error.hint,)),)
+        again = step(
+            "{python} -m pip install --no-deps --force-reinstall {wheel}", python=plan.python, wheel=result.wheel
+        )
+        return (Finding.error("wheel-not-installed", error.message, fix="install it by hand", steps=(again,)),)
     return ()
 
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 from filelock import FileLock, Timeout
 
 from dsdoctor.comm.control.phases import state_of
@@ -22,6 +21,7 @@ from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.models import CommPhase, CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.preflight import checks as preflight_checks
 from dsdoctor.comm.preflight.facts import PreflightFacts, look_forwarded, look_preflight
+from dsdoctor.comm.report_document import read_own_report, read_remote_report
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed.baseline import Base, slower
 from dsdoctor.comm.verdict import ended, verdict
@@ -76,7 +76,8 @@ def run_all(request: CommRequest, *, on_phase: OnPhase) -> Report:
         else:
             ranks = _here(host, request, folder)
         told = start_all(ranks, host.environment(), folder, seconds=request.settings.deadline + MARGIN)
-        report = _read(told.document)
+        read = read_remote_report if ranks[0].host else read_own_report
+        report = read(told.document)
         if report is None:
             raise DoctorError(*_no_report(told.ended, request.settings.deadline), hint=NOTHING_TOLD)
         keep = report.state is PhaseState.BROKEN or request.settings.out is not None
@@ -169,19 +170,6 @@ def _without_ranks(
         hosts=hosts,
         out=request.settings.out,
     )
-
-
-def _read(document: str) -> Report | None:
-    """Rank 0's report out of its document."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Document:
-        report: Report | None = None
-
-    try:
-        return msgspec.json.decode(document, type=Document).report
-    except msgspec.DecodeError:
-        return None
 
 
 def _no_report(gone: tuple[RankEnded, ...], deadline: float) -> tuple[str]:

@@ -10,7 +10,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.manual import ManualPage, page_lines, parse_page
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.models import Rule
-from dsdoctor.diagnosis.templates import command, fill, placeholders
+from dsdoctor.diagnosis.templates import fill, placeholders
 from dsdoctor.overflow.verdict import verdict
 from dsdoctor.push import errors as problems
 
@@ -270,6 +270,6 @@ def every_rule() -> tuple[str, ...]:
 def _page_of(rule: Rule) -> ManualPage:
     """A log rule's page: its fix is the one that a finding shows, with names in capitals for what a log would fill in."""
     text = fill(rule.fix, placeholders(rule.fix))
-    commands = [f"    $ {command(line, placeholders(line))}" for line in rule.commands]
+    commands = [f"    $ {step.printed}" for step in rule.steps]
     fix = "\n".join([f"{text[:1].upper()}{text[1:]}.", *(["", *commands] if commands else [])])
     return replace(parse_page(rule.manual), fix=fix, since=rule.since)

@@ -11,6 +11,7 @@ from dsdoctor.commands.observe import Observation, observe
 from dsdoctor.commands.verify import judge
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error
+from dsdoctor.core.fix import step
 from dsdoctor.core.machine import DeepSpeed
 
 
@@ -37,7 +38,10 @@ def pick(python: str, machine: Path | None, folder: Path, ops: tuple[str, ...]) 
         raise UsageError(f"{folder} is no folder", hint="name the folder of the wheels, or of an index")
     wheels = wheels_of(folder)
     if not wheels:
-        raise UsageError(f"no deepspeed-*.whl lies in {folder}", hint=f"python -m dsdoctor build-wheel --out {folder}")
+        raise UsageError(
+            f"no deepspeed-*.whl lies in {folder}",
+            hint=step("python -m dsdoctor build-wheel --out {folder}", folder=str(folder)).line,
+        )
     observation = observe(python, machine, whole=False)
     return tuple(sorted((_candidate(observation, wheel, python, ops) for wheel in wheels), key=_worth, reverse=True))
 

@@ -90,7 +90,7 @@ def unreached(host: str, status: int | None, said: str) -> Finding:
     problem = ssh_problem(host, status, said)
     title = f"it does not answer over ssh: {problem.what}"
     evidence = said.splitlines()[-4:]
-    return Finding.error("ssh-fails", title, evidence=evidence, fix=problem.fix, commands=problem.commands)
+    return Finding.error("ssh-fails", title, evidence=evidence, fix=problem.fix, steps=problem.steps)
 
 
 def hosts_of(hostfile: Path) -> tuple[str, ...]:

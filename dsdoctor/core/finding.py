@@ -1,10 +1,11 @@
 """A finding: what the problem is, how it was noticed, what it affects and how to fix it. Data only."""
 
 import enum
-import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+
+from dsdoctor.core import fix as fixes
+from dsdoctor.core.fix import Fix, Step
 
 
 class Severity(enum.Enum):
@@ -13,14 +14,6 @@ class Severity(enum.Enum):
     NOTE = "note"
     WARNING = "warning"
     ERROR = "error"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fix:
-    """One sentence, then commands that can be pasted into a shell."""
-
-    text: str
-    commands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +36,10 @@ class Finding:
         evidence: Iterable[str] = (),
         affects: Iterable[str] = (),
         fix: str = "",
-        commands: Iterable[str] = (),
+        steps: Iterable[Step] = (),
     ) -> "Finding":
         """It stands in the way."""
-        return cls._of(Severity.ERROR, rule, title, evidence, affects, fix, commands)
+        return cls._of(Severity.ERROR, rule, title, evidence, affects, fix, steps)
 
     @classmethod
     def warning(
@@ -57,10 +50,10 @@ class Finding:
         evidence: Iterable[str] = (),
         affects: Iterable[str] = (),
         fix: str = "",
-        commands: Iterable[str] = (),
+        steps: Iterable[Step] = (),
     ) -> "Finding":
         """It may cause trouble later, or stands in the way of some ops only."""
-        return cls._of(Severity.WARNING, rule, title, evidence, affects, fix, commands)
+        return cls._of(Severity.WARNING, rule, title, evidence, affects, fix, steps)
 
     @classmethod
     def note(
@@ -71,10 +64,10 @@ class Finding:
         evidence: Iterable[str] = (),
         affects: Iterable[str] = (),
         fix: str = "",
-        commands: Iterable[str] = (),
+        steps: Iterable[Step] = (),
     ) -> "Finding":
         """It informs."""
-        return cls._of(Severity.NOTE, rule, title, evidence, affects, fix, commands)
+        return cls._of(Severity.NOTE, rule, title, evidence, affects, fix, steps)
 
     @classmethod
     def _of(
@@ -85,7 +78,7 @@ class Finding:
         evidence: Iterable[str],
         affects: Iterable[str],
         fix: str,
-        commands: Iterable[str],
+        steps: Iterable[Step],
     ) -> "Finding":
         return cls(
             rule=rule,
@@ -93,28 +86,13 @@ class Finding:
             title=title,
             evidence=tuple(evidence),
             affects=tuple(affects),
-            fix=Fix(text=fix, commands=tuple(commands)) if fix else None,
+            fix=Fix(text=fix, steps=tuple(steps)) if fix else None,
         )
 
 
 def for_python(finding: Finding, python: str) -> Finding:
-    """The finding with its commands for another interpreter's environment than the one that runs dsdoctor.
-
-    >>> fix = Fix(text="t", commands=('eval "$(python -m dsdoctor env)"', "python -m pip install x"))
-    >>> finding = for_python(Finding(rule="r", severity=Severity.NOTE, title="t", fix=fix), "/a b/python")
-    >>> print(*finding.fix.commands, sep="\\n")
-    eval "$(python -m dsdoctor env --python '/a b/python')"
-    '/a b/python' -m pip install x
-    """
-    if finding.fix is None:
-        return finding
-    quoted = shlex.quote(python).replace("\\", "\\\\")
-    ours = re.compile(r"(\bpython -m dsdoctor (?:build-wheel|prebuild|toolkit|env|check))\b(?! --python)")
-    commands = (ours.sub(rf"\1 --python {quoted}", command) for command in finding.fix.commands)
-    pip = re.compile(r"^python -m pip\b")
-    return replace(
-        finding, fix=replace(finding.fix, commands=tuple(pip.sub(f"{quoted} -m pip", command) for command in commands))
-    )
+    """The finding with its steps for another interpreter's environment than the one that runs dsdoctor."""
+    return replace(finding, fix=fixes.for_python(finding.fix, python)) if finding.fix else finding
 
 
 def has_error(findings: tuple[Finding, ...]) -> bool:

@@ -1,10 +1,10 @@
 """pip as a fetcher and installer: it knows the user's indexes, proxies and certificates."""
 
-import shlex
 import sys
 from collections.abc import Sequence
 
 from dsdoctor.core.errors import BuildFailed
+from dsdoctor.core.fix import step
 from dsdoctor.core.host import LocalHost
 
 LIMIT = 3600.0
@@ -25,7 +25,7 @@ def install_wheel(host: LocalHost, python: str, wheel: str) -> None:
     if not answer.ok:
         raise BuildFailed(
             f"the wheel is built, and pip could not install it: {last_error(answer.stderr)}",
-            hint=f"{python} -m pip install --no-deps --force-reinstall {shlex.quote(wheel)}",
+            hint=step("{python} -m pip install --no-deps --force-reinstall {wheel}", python=python, wheel=wheel).line,
         )
 
 
@@ -35,7 +35,9 @@ def pip_for(host: LocalHost, python: str, what: str) -> tuple[list[str], list[st
         return [python, "-m", "pip"], []
     if host.run([sys.executable, "-m", "pip", "--version"], timeout=60).ok:
         return [sys.executable, "-m", "pip"], ["--python", python]
-    raise BuildFailed(f"neither {python} nor {sys.executable} has pip: {what}", hint=f"{python} -m ensurepip")
+    raise BuildFailed(
+        f"neither {python} nor {sys.executable} has pip: {what}", hint=step("{python} -m ensurepip", python=python).line
+    )
 
 
 def last_error(text: str) -> str:

@@ -3,11 +3,12 @@
 import re
 from dataclasses import asdict
 
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.fix import Fix, Step, step
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.models import Facts, Hit, Stage
 from dsdoctor.diagnosis.scan import Line
-from dsdoctor.diagnosis.templates import command, fill, values_of
+from dsdoctor.diagnosis.templates import fill, values_of
 
 LONGEST = 300
 GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP) (?:error: )?out of memory|OutOfMemoryError")
@@ -32,7 +33,7 @@ def finding_of(hit: Hit, facts: Facts, severity: Severity) -> Finding:
     """A cause with its evidence and its fix."""
     values = values_of(hit.groups, facts, hit.op)
     signature, rule = hit.signature, hit.rule
-    commands = signature.commands or rule.commands
+    steps = signature.steps or rule.steps
     ops = (hit.op,) if hit.op and (hit.groups.get("op") or signature.op or rule.stage in ONE_OP_BUILDS) else ()
     return Finding(
         rule=rule.id,
@@ -40,9 +41,7 @@ def finding_of(hit: Hit, facts: Facts, severity: Severity) -> Finding:
         title=fill(signature.title or rule.title, values),
         evidence=(*_where(hit), *_read(facts)),
         affects=ops,
-        fix=Fix(
-            text=fill(signature.fix or rule.fix, values), commands=tuple(command(text, values) for text in commands)
-        ),
+        fix=Fix(text=fill(signature.fix or rule.fix, values), steps=tuple(step.filled(values) for step in steps)),
     )
 
 
@@ -80,18 +79,25 @@ def echoes_only(echoes: list[Hit], facts: Facts) -> Finding:
         evidence=(*(f"line {echo.line}: {echo.text[:LONGEST]}" for echo in echoes[:4]), *_read(facts)),
         affects=(op,) if op else (),
         fix=rule.fix,
-        commands=_first_error_commands(op),
+        steps=_first_error_steps(op),
     )
 
 
-def _first_error_commands(op: str | None) -> tuple[str, ...]:
+def _first_error_steps(op: str | None) -> tuple[Step, ...]:
     """How to see the compiler's own error: compile the op alone at run time, or install with all output."""
-    again = "python -m dsdoctor diagnose build.log"
+    again = step("python -m dsdoctor diagnose build.log")
     if op:
-        script = f"from deepspeed.ops.op_builder.all_ops import ALL_OPS; ALL_OPS['{op}'].load()"
-        return (f'TORCH_EXTENSIONS_DIR="$(mktemp -d)" MAX_JOBS=1 python -c "{script}" 2>&1 | tee build.log', again)
-    install = "MAX_JOBS=1 python -m pip install -v --no-cache-dir --no-build-isolation deepspeed"
-    return (f"{install} 2>&1 | tee build.log", again)
+        line = step(
+            'TORCH_EXTENSIONS_DIR="$(mktemp -d)" MAX_JOBS=1 python -c '
+            '"import sys; from deepspeed.ops.op_builder.all_ops import ALL_OPS; ALL_OPS[sys.argv[1]].load()" {op} '
+            "2>&1 | tee build.log",
+            op=op,
+        )
+        return (line, again)
+    line = step(
+        "MAX_JOBS=1 python -m pip install -v --no-cache-dir --no-build-isolation deepspeed 2>&1 | tee build.log"
+    )
+    return (line, again)
 
 
 def unexplained(line: Line, facts: Facts) -> Finding:
@@ -99,13 +105,13 @@ def unexplained(line: Line, facts: Facts) -> Finding:
     if GPU_MEMORY.search(line.text):
         title = "the GPU's memory ran out: the model, its batch or another process needs more than there is"
         text = "use a smaller batch, a higher ZeRO stage, offloading or activation checkpointing; see what else is on the GPU"
-        commands: tuple[str, ...] = ("nvidia-smi",)
+        steps: tuple[Step, ...] = (step("nvidia-smi"),)
     else:
         title = "the log shows a failure that no rule of dsdoctor knows"
         text = "read the log from this line on; a check of the machine may tell more"
-        commands = ("python -m dsdoctor check", "python -m dsdoctor look")
+        steps = (step("python -m dsdoctor check"), step("python -m dsdoctor look"))
     evidence = (f"line {line.number}: {line.text[:LONGEST]}", *_read(facts))
-    return Finding.error("unexplained-failure", title, evidence=evidence, fix=text, commands=commands)
+    return Finding.error("unexplained-failure", title, evidence=evidence, fix=text, steps=steps)
 
 
 def empty(lines: int) -> Finding:
@@ -115,5 +121,5 @@ def empty(lines: int) -> Finding:
         f"there is nothing in this log ({lines} lines, all blank)",
         fix="give the output of the whole command, stderr too; a process that prints nothing and hangs often waits "
         "for a lock in ~/.cache/torch_extensions",
-        commands=("COMMAND 2>&1 | tee build.log", "python -m dsdoctor diagnose build.log"),
+        steps=(step("COMMAND 2>&1 | tee build.log"), step("python -m dsdoctor diagnose build.log")),
     )

@@ -4,6 +4,7 @@ import enum
 from dataclasses import dataclass
 
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import Step
 
 
 class Stage(enum.Enum):
@@ -55,14 +56,14 @@ class Signature:
     op: str = ""
     title: str = ""
     fix: str = ""
-    commands: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """One problem with all its wordings and its manual page. ``explained_by``: rules of which this one is a consequence.
 
-    ``manual``: what it means, and ``Why it matters: ...``, as ``core.manual`` reads them; the fix is ``fix`` and ``commands``.
+    ``manual``: what it means, and ``Why it matters: ...``, as ``core.manual`` reads them; the fix is ``fix`` and ``steps``.
     """
 
     id: str
@@ -71,7 +72,7 @@ class Rule:
     fix: str
     manual: str
     signatures: tuple[Signature, ...]
-    commands: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
     explained_by: tuple[str, ...] = ()
     since: str = "0.1"
 

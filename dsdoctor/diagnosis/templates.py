@@ -1,7 +1,6 @@
-"""A template of the catalogue and what was read -> a sentence, or a command that can be pasted."""
+"""A template of the catalogue and what was read -> a sentence, and the values for a step."""
 
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 
@@ -34,15 +33,6 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     return FIELD.sub(lambda found: _value(found, values), template)
 
 
-def command(template: str, values: Mapping[str, str]) -> str:
-    """The same for a shell: what was read from a log is quoted.
-
-    >>> command("ls -ld {path|~/.cache}", {"path": "/x; rm -rf /"})
-    "ls -ld '/x; rm -rf /'"
-    """
-    return FIELD.sub(lambda found: _value(found, values, quoted=True), template)
-
-
 def placeholders(template: str) -> dict[str, str]:
     """A name in capitals for each field of a template that has no text of its own without a log.
 
@@ -60,14 +50,30 @@ def values_of(groups: Mapping[str, str], facts: Facts, op: str | None) -> dict[s
         values["op"] = op
     values |= {name: value[:LONGEST] for name, value in groups.items()}
     if "torch_extensions" not in values.get("cache", "") or ".." in values["cache"]:
-        values.pop("cache", None)  # the fix removes this folder, so it must be the right one
+        values.pop("cache", None)  # the fix moves this folder, so it must be the right one
+    if cache := values.get("cache"):
+        values["cache_aside"] = f"{cache.rstrip('/')}.old"
     if cuda := values.get("cuda"):
         values["cuda_dashed"] = cuda.replace(".", "-")
+        values["cuda_tag"] = f"cu{cuda.replace('.', '')}"
+    values |= _torch_again(values.get("torch", ""), values.get("cuda_tag"))
     if module := values.get("module"):
         values["package"] = PACKAGES.get(module.split(".")[0], module.split(".")[0].replace("_", "-"))
     if launcher := values.get("launcher"):
         values["launcher_package"] = LAUNCHER_PACKAGES.get(launcher, "openmpi-bin")
     return values
+
+
+def _torch_again(torch: str, tag: str | None) -> dict[str, str]:
+    """The torch of the log as a requirement, with the index that has it; nothing where the log does not say.
+
+    >>> _torch_again("2.8.0+cu128", None)
+    {'torch_requirement': 'torch==2.8.0', 'torch_index': 'https://download.pytorch.org/whl/cu128'}
+    """
+    release, _, local = torch.partition("+")
+    if not release or not (local or tag):
+        return {}
+    return {"torch_requirement": f"torch=={release}", "torch_index": f"https://download.pytorch.org/whl/{local or tag}"}
 
 
 def groups_of(found: re.Match[str]) -> dict[str, str]:
@@ -79,7 +85,7 @@ def groups_of(found: re.Match[str]) -> dict[str, str]:
     return {name.rstrip("23456"): value for name, value in found.groupdict().items() if value}
 
 
-def _value(found: re.Match[str], values: Mapping[str, str], *, quoted: bool = False) -> str:
+def _value(found: re.Match[str], values: Mapping[str, str]) -> str:
     name, fallback = found[1], found[2]
     if name.endswith("_hint"):
         value = values.get(name.removesuffix("_hint"))
@@ -87,4 +93,4 @@ def _value(found: re.Match[str], values: Mapping[str, str], *, quoted: bool = Fa
     known = values.get(name)
     if known is None:
         return fallback if fallback is not None else "(unknown)"
-    return shlex.quote(known) if quoted else known
+    return known

@@ -1,8 +1,8 @@
 """What a node or ssh said, or a time limit -> a finding that says why the push stops at that node."""
 
-import shlex
-
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import Step, step
+from dsdoctor.hosts.remote_step import on_host
 from dsdoctor.push.models import NodeEnded, NodeMessage, NodeState, NodeStep, Sent, Way
 
 AGAIN = "fix that and run the same push again: a node that has the wheel already is left as it is"
@@ -10,20 +10,20 @@ AGAIN = "fix that and run the same push again: a node that has the wheel already
 
 def failed(host: str, way: Way, message: NodeMessage) -> NodeEnded:
     """A node says that a step failed."""
-    here = f"ssh {shlex.quote(host)}"
-    python = shlex.quote(way.python)
     if message.say == "differs":
         title = f"the copy of {message.name} has sha256 {message.sha256[:16]}..., which is not that of the file here"
         return _failed("wheel-copy-differs", title, "run the same push again; see whether the node's disk is healthy")
     if message.say == "lacks" and message.name == "pip":
-        return _failed("node-lacks-pip", f"{way.python} has no pip", "give it one", f"{here} {python} -m ensurepip")
+        give = step("{python} -m ensurepip", python=way.python)
+        return _failed("node-lacks-pip", f"{way.python} has no pip", "give it one", on_host(host, give))
     if message.say == "lacks":
         title = f"{way.python} finds no dsdoctor, and none is on PATH"
-        return _failed("host-lacks-modules", title, "install it there", f"{here} {python} -m pip install dsdoctor")
+        install = step("{python} -m pip install dsdoctor", python=way.python)
+        return _failed("host-lacks-modules", title, "install it there", on_host(host, install))
     if message.say == "another":
         title = f"pip ended well, and what an import takes there is not this wheel: {', '.join(message.names)}"
-        look = f"{here} {python} -m dsdoctor verify --installed"
-        return _failed("node-has-another", title, "see where the other one comes from (PYTHONPATH, ~/.local)", look)
+        fix = "see where the other one comes from (PYTHONPATH, ~/.local)"
+        return _failed("node-has-another", title, fix, _what_is_there(host, way))
     if message.step is NodeStep.INSTALL:
         return _failed("node-not-installed", f"it could not be installed: {message.why}", AGAIN)
     if message.step is NodeStep.COPY:
@@ -53,10 +53,8 @@ def lost(host: str, way: Way, status: int | None, said: str) -> NodeEnded:
         return NodeEnded(NodeState.UNREACHABLE, way.unreached(host, status, said))
     title = f"{way.python} does not start there"
     fix = "name the interpreter of the environment there with --python PATH"
-    command = f"ssh {shlex.quote(host)} ls -l {shlex.quote(way.python)}"
-    return NodeEnded(
-        NodeState.FAILED, Finding.error("host-lacks-python", title, evidence=tail, fix=fix, commands=(command,))
-    )
+    steps = (on_host(host, step("ls -l {python}", python=way.python)),)
+    return NodeEnded(NodeState.FAILED, Finding.error("host-lacks-python", title, evidence=tail, fix=fix, steps=steps))
 
 
 def cut_off(host: str, way: Way, step: NodeStep, why: str, said: str = "") -> NodeEnded:
@@ -67,9 +65,9 @@ def cut_off(host: str, way: Way, step: NodeStep, why: str, said: str = "") -> No
         fix = "run the same push again: a node that has the wheel already is left as it is"
         return NodeEnded(NodeState.FAILED, Finding.error("node-cut-off", title, evidence=tail, fix=fix))
     title = f"{why} while pip was at work, which goes on there by itself"
-    look = f"ssh {shlex.quote(host)} {shlex.quote(way.python)} -m dsdoctor verify --installed"
+    steps = (_what_is_there(host, way),)
     fix = "see what is there, then run the same push again"
-    return NodeEnded(NodeState.FAILED, Finding.error("node-cut-off", title, evidence=tail, fix=fix, commands=(look,)))
+    return NodeEnded(NodeState.FAILED, Finding.error("node-cut-off", title, evidence=tail, fix=fix, steps=steps))
 
 
 def folder_left(folder: str) -> Finding:
@@ -78,8 +76,12 @@ def folder_left(folder: str) -> Finding:
     return Finding.warning("node-folder-left", title, fix="remove it by hand")
 
 
-def _failed(rule: str, title: str, fix: str, *commands: str) -> NodeEnded:
-    return NodeEnded(NodeState.FAILED, Finding.error(rule, title, fix=fix, commands=commands))
+def _failed(rule: str, title: str, fix: str, *steps: Step) -> NodeEnded:
+    return NodeEnded(NodeState.FAILED, Finding.error(rule, title, fix=fix, steps=steps))
+
+
+def _what_is_there(host: str, way: Way) -> Step:
+    return on_host(host, step("{python} -m dsdoctor verify --installed", python=way.python))
 
 
 MANUAL = {

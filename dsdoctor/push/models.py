@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsdoctor.core.finding import Finding
+from dsdoctor.hosts.remote_finding import RemoteFinding
 
 
 class NodeState(enum.Enum):
@@ -85,7 +86,7 @@ class NodeMessage:
     names: tuple[str, ...] = ()
     sha256: str = ""
     status: int | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[RemoteFinding, ...] = ()
     before: Present | None = None
     now: Present | None = None
     asked: bool = False

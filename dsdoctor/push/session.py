@@ -60,8 +60,9 @@ class Delivery:
         self._begin(NodeStep.VERIFY)
         # the node has the same limit, and needs some seconds to report when it is over
         message = await self._within(self._way.limit + FINAL_SECONDS, self._heard("verified"))
-        self._findings += message.findings
-        refused = has_error(message.findings)
+        findings = tuple(finding.ours() for finding in message.findings)
+        self._findings += findings
+        refused = has_error(findings)
         if message.status not in {0, 1, 2} or refused != bool(message.status):
             raise problems.no_verdict(f"dsdoctor ended with status {message.status}: {message.why}")
         self.state = NodeState.REFUSED if refused else NodeState.VERIFIED

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.fix import Follows
 from dsdoctor.core.machine import Machine, Toolkit
 from dsdoctor.core.sentences import and_more
 
@@ -48,8 +49,8 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
             yield f"    affects {and_more(finding.affects, MOST_NAMES)}"
         if finding.fix:
             yield f"    Fix: {finding.fix.text}"
-            for command in finding.fix.commands:
-                yield f"      $ {command}"
+            for step in finding.fix.steps:
+                yield f"   {'or' if step.follows is Follows.INSTEAD else '  '} $ {step.printed}"
 
 
 def machine_lines(machine: Machine) -> Iterator[str]:

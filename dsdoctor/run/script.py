@@ -10,13 +10,14 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.fix import Follows, Step
 from dsdoctor.core.rank_variables import RANKS
 
 VARIABLE = "DSDOCTOR_RUN"
@@ -204,6 +205,17 @@ def stop(error: UsageError) -> NoReturn:
     raise SystemExit(error.exit_code)
 
 
+def without_run(steps: Iterable[Step]) -> Iterator[Step]:
+    """The steps that do not start `dsdoctor.run`; another way to do what is left out stands in its place."""
+    place: Follows | None = None
+    for step in steps:
+        if "dsdoctor.run " in step.template:
+            place = place or step.follows
+            continue
+        yield replace(step, follows=place) if place and step.follows is Follows.INSTEAD else step
+        place = None
+
+
 def explain(failure: Exception, *, watching: bool) -> None:
     """Say what dsdoctor knows of an exception that ended the script, where a rule knows it."""
     import traceback
@@ -217,8 +229,7 @@ def explain(failure: Exception, *, watching: bool) -> None:
         """Without the advice to run what is running."""
         if finding.fix is None or not watching:
             return finding
-        commands = tuple(command for command in finding.fix.commands if "dsdoctor.run " not in command)
-        return replace(finding, fix=replace(finding.fix, commands=commands))
+        return replace(finding, fix=replace(finding.fix, steps=tuple(without_run(finding.fix.steps))))
 
     text = "".join(traceback.format_exception(type(failure), failure, failure.__traceback__))
     read = diagnose(text.splitlines(), name="traceback")

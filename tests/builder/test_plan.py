@@ -192,7 +192,7 @@ def test_what_the_environment_lacks_is_an_error_with_the_package() -> None:
 
     assert errors(made) == ["python-headers-missing", "wheel-package-missing", "disk-full"]
     assert made.headers is None
-    fixes = [finding.fix.commands[0] for finding in made.findings if finding.fix]
+    fixes = [finding.fix.steps[0].line for finding in made.findings if finding.fix]
     assert "sudo apt-get install python3.11-dev" in fixes
     assert "/venv/bin/python -m pip install wheel" in fixes
 

@@ -298,7 +298,7 @@ def test_fixes_are_for_the_environment_that_was_judged(bare: str, tmp_path: Path
 
     done = run("check", "--python", str(python), "--offline", DSDOCTOR_CACHE=str(tmp_path / "cache"))
 
-    assert f"$ {shlex.quote(sys.executable)} -m pip install torch" in done.stdout
+    assert f"$ {shlex.quote(sys.executable)} -m pip install --upgrade torch" in done.stdout
     assert not [line for line in done.stdout.splitlines() if "-m dsdoctor" in line and "--python" not in line]
 
 

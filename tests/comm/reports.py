@@ -6,6 +6,7 @@ from dsdoctor.comm.models import Claim, CommPhase, Mode, PhaseState
 from dsdoctor.comm.results import ConnectOutcome, Limit, Pace, PairTime, PhaseResult, Reach, Report, Speed, Stuck
 from dsdoctor.comm.verdict import ended, verdict
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import Step, step
 
 MIB = 1 << 20
 FACTORS = {"all_reduce": lambda n: 2 * (n - 1) / n, "broadcast": lambda n: 1.0}
@@ -31,8 +32,8 @@ def phase(
     return PhaseResult(phase=which, state=state, seconds=seconds, said=said, findings=findings)
 
 
-def error(rule: str, title: str, *evidence: str, fix: str, commands: tuple[str, ...] = ()) -> Finding:
-    return Finding.error(rule, title, evidence=evidence, fix=fix, commands=commands)
+def error(rule: str, title: str, *evidence: str, fix: str, steps: tuple[Step, ...] = ()) -> Finding:
+    return Finding.error(rule, title, evidence=evidence, fix=fix, steps=steps)
 
 
 def mesh(world: int, *, fast: float = 1.9e9, bad: Iterable[Reach] = ()) -> tuple[Reach, ...]:
@@ -169,7 +170,7 @@ def missing_rank() -> Report:
         "ranks 0-2 arrived 0.4 s apart, on nodea and nodeb",
         "nodeb: the other rank of this host, 2, is here: the host is up and reaches nodea:29500",
         fix="look at what rank 3 wrote before it died",
-        commands=("ssh nodeb ps -ef | grep dsdoctor.comm",),
+        steps=(step("ssh nodeb ps -ef | grep dsdoctor.comm"),),
     )
     phases = (
         phase(CommPhase.LOCAL, "3 ranks looked around"),
@@ -187,7 +188,7 @@ def slow_node() -> Report:
         "all pairs of nodec (rank 2) are slow: 21 MB/s, the others' median is 1320 MB/s",
         evidence=("pairs (0,2) (1,2) (2,3); no other pair is slow, so it is the node and not a path",),
         fix="look at the link of nodec",
-        commands=("ssh nodec ethtool eth0",),
+        steps=(step("ssh nodec ethtool eth0"),),
     )
     phases = (
         *good_phases(4, 4)[:5],
@@ -210,7 +211,7 @@ def bad_pair(why: str = "rank 1 (nodeb) cannot reach rank 3 (noded): timed out")
         why,
         "10.200.0.2 -> 10.200.0.4 port 40003 timed out after 3.0 s; the way back works",
         fix="let every port between the nodes through, both ways",
-        commands=("sudo iptables -I INPUT -s 10.200.0.0/24 -j ACCEPT",),
+        steps=(step("sudo iptables -I INPUT -s 10.200.0.0/24 -j ACCEPT"),),
     )
     lost = Reach(source=1, target=3, outcome=ConnectOutcome.TIMED_OUT, address="10.200.0.4", seconds=3.0)
     phases = (

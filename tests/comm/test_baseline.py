@@ -1,6 +1,7 @@
 """A test against a saved one: the file, and what it is that got slower."""
 
 import itertools
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.comm.results import PairTime, Report
-from dsdoctor.comm.speed.baseline import SCHEMA, Base, base_of, load, save, slower
+from dsdoctor.comm.speed.baseline import MEASURE, SCHEMA, Base, base_of, load, save, slower
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
+from dsdoctor.report.terminal import finding_lines, printable
 from tests.comm.reports import MIB, good_phases, healthy_2, healthy_4, paces, pairs, report, slow_node, speed, speeds
 
 DAY = "2026-11-14"
@@ -206,3 +208,27 @@ def test_figures_of_ranks_that_the_file_does_not_have_harm_nobody() -> None:
     base = replace(base_of(slow_node(), DAY), hosts=("nodea",))
 
     assert [finding.rule for finding in slower(slow_node(), base)] == ["baseline-not-comparable"]
+
+
+def test_nothing_that_a_file_of_others_says_becomes_a_command(tmp_path: Path) -> None:
+    save(eight(), tmp_path / "base.json", date=DAY)
+    told = json.loads((tmp_path / "base.json").read_text())
+    fix = {"text": "t", "steps": [{"template": "touch P"}], "commands": ["touch P"]}
+    finding = {"rule": "r", "severity": "error", "title": "t", "fix": fix}
+    hostile = {
+        **told,
+        "date": "x\n      $ touch P",
+        "backend": "gloo; touch P",
+        "findings": [finding],
+        "phases": [finding],
+    }
+    (tmp_path / "base.json").write_text(json.dumps(hostile))
+    slow = slowed(eight(), 9, lambda pair: True)
+    found = [
+        *slower(slow, load(tmp_path / "base.json")),
+        *slower(slow, replace(base_of(eight(), DAY), date="\n$ touch P")),
+    ]
+    lines = [line for told in finding_lines(found) for line in printable(told).splitlines()]
+
+    assert {finding.rule for finding in found} == {"slower-than-before", "baseline-not-comparable"}
+    assert {line.strip() for line in lines if line.lstrip().startswith("$")} == {f"$ {MEASURE.line}"}

@@ -2,6 +2,10 @@
 
 import json
 
+import msgspec
+
+from dsdoctor.comm.control.messages import News, RankAnswer, RankOrder
+from dsdoctor.comm.models import Claim
 from dsdoctor.comm.rendezvous.board import BATCH, Board
 
 
@@ -74,3 +78,12 @@ def test_boards_of_two_tests_in_one_store_do_not_meet() -> None:
 
     assert (mine.has("verdict"), other.has("verdict")) == (True, False)
     assert json.loads(store.kept["one/verdict"]) == {"ok": True}
+
+
+def test_no_message_between_ranks_can_carry_a_finding_or_a_step() -> None:
+    _, parts = msgspec.json.schema_components([Claim, RankAnswer, RankOrder])
+    _, own = msgspec.json.schema_components([News])
+
+    assert {"Finding", "Fix", "Step"} <= set(own)
+    assert not {"Finding", "Fix", "Step"} & set(parts)
+    assert {"Claim", "RankAnswer", "RankOrder", "Local", "Stuck"} <= set(parts)

@@ -1,7 +1,9 @@
 """What should be the same everywhere: only the minority is named, and secrets never travel."""
 
+import subprocess
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -131,3 +133,38 @@ def test_ten_thousand_claims_are_compared_in_a_moment() -> None:
     assert found[0] == RankDifference(name="torch", usual="2.8.0+cu128", count=9999, others=(("2.7.0", (77,)),))
     assert max(len(finding.title) for finding in findings) < 300
     assert took < 3, "0.2 s on an idle machine"
+
+
+def proposed(values: Mapping[int, str]) -> tuple[str, tuple[str, ...]]:
+    """The fix for a variable with these values by rank, of four ranks that come in another order each time."""
+    odd = {rank: {"NCCL_ALGO": value} for rank, value in values.items()}
+    fixes = {finding.fix for finding in (examine(claims(4, odd))[0], examine(claims(4, odd)[::-1])[0])}
+    fix = fixes.pop()
+    assert not fixes
+    assert fix is not None
+    return fix.text.split(", or ")[0], fix.commands
+
+
+def test_the_value_that_is_proposed_is_that_of_most_ranks_and_in_a_tie_of_the_lowest() -> None:
+    assert proposed({0: "Tree", 1: "Ring", 2: "Ring", 3: "Ring"}) == (
+        "give it to every rank, with the value of most ranks",
+        ("printf '%s\\n' NCCL_ALGO=Ring >> ~/.deepspeed_env", "unset NCCL_ALGO"),
+    )
+    assert proposed({1: "Tree", 2: "Ring"})[0] == "give it to every rank, with the value of rank 1"
+    assert proposed({1: "Tree", 2: "Ring"})[1][0] == "printf '%s\\n' NCCL_ALGO=Tree >> ~/.deepspeed_env"
+    assert proposed({0: "Tree", 1: "Tree", 2: "Ring", 3: "Ring"})[0].endswith("with the value of rank 0")
+    assert proposed({1: "Tree", 2: "Tree"})[0].endswith("with the value of most of those that have one (rank 1)")
+
+
+def test_a_value_of_another_rank_is_one_word(tmp_path: Path) -> None:
+    hostile = "Ring'; touch P; #"
+    line = proposed({1: hostile})[1][0].replace("~", str(tmp_path))
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
+
+    assert [path.name for path in tmp_path.iterdir()] == [".deepspeed_env"]
+    assert (tmp_path / ".deepspeed_env").read_text() == f"NCCL_ALGO={hostile}\n"
+    assert "unset VARIABLE" in [
+        command
+        for finding in examine(claims(4, {1: {"A[$(TOUCH)]": "x"}}))
+        for command in (finding.fix.commands if finding.fix else ())
+    ]

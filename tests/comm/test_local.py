@@ -1,17 +1,28 @@
 """The local phase: what a rank sees of its host, which interface a backend takes, and what is the matter with either."""
 
+import mmap
+import os
+import subprocess
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsdoctor.comm.local.checks import CHECKS, examine, examine_all
-from dsdoctor.comm.local.facts import look_local, read_fabric, read_iommu, read_stale_shm
+from dsdoctor.comm.local.facts import look_local, read_fabric, read_iommu
 from dsdoctor.comm.local.gpu_links import visible
 from dsdoctor.comm.local.interfaces import bounded, choose
 from dsdoctor.comm.local.memory import examine as examine_memory
 from dsdoctor.comm.local.memory import try_memory
+from dsdoctor.comm.local.shared_memory import (
+    FIRST_PID_NAMESPACE,
+    HIDDEN_BY_NAMESPACE,
+    HIDDEN_BY_OWNER,
+    StaleSegments,
+    look_stale_segments,
+)
 from dsdoctor.comm.local.variables import read_config_files, read_variables
 from dsdoctor.comm.models import ChosenInterface, Claim, FabricPort, Interface, Local, Rank, RankGpu
 from dsdoctor.comm.results import MemoryTry
@@ -204,7 +215,63 @@ def test_ports_iommu_and_old_segments_are_read_from_files(disk: Disk) -> None:
     assert read_fabric(disk(files)) == (PORT,)
     assert read_iommu(disk(files)) == "translating"
     assert read_iommu(disk({"/sys/kernel/iommu_groups/0/type": "identity\n"})) == "passthrough"
-    assert read_stale_shm(disk(files)) == ()
+    assert look_stale_segments(disk(files)) == StaleSegments()
+
+
+def refused(path: Path) -> bool:
+    """Whether this process may not read a file that is there."""
+    try:
+        path.read_bytes()
+    except PermissionError:
+        return True
+    except OSError:  # the process has ended, or is a thread of the kernel
+        return False
+    return False
+
+
+def test_a_segment_that_a_process_has_mapped_or_open_is_not_offered_for_deletion(tmp_path: Path) -> None:
+    for name in ("nccl-mapped", "nccl-open", "nccl-dead"):
+        (tmp_path / name).write_bytes(b"x" * mmap.PAGESIZE)
+        os.utime(tmp_path / name, (0, 0))
+    with (tmp_path / "nccl-mapped").open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    with (tmp_path / "nccl-open").open("rb") as file:
+        process = subprocess.Popen(["sleep", "30"], stdin=file)
+    try:
+        found = look_stale_segments(LocalHost(), str(tmp_path))
+    finally:
+        process.kill()
+        process.wait()
+        mapped.close()
+    all_seen = os.geteuid() == 0 and not any(map(refused, Path("/proc").glob("[0-9]*/maps")))
+    hidden = HIDDEN_BY_NAMESPACE in found.unseen
+
+    assert found.files == (f"{tmp_path}/nccl-dead",)
+    assert (HIDDEN_BY_OWNER not in found.unseen) == all_seen
+    assert hidden == (str(Path("/proc/self/ns/pid").readlink()) != FIRST_PID_NAMESPACE)
+    assert len(look_stale_segments(LocalHost(), str(tmp_path)).files) == 3
+
+
+def test_a_machine_on_which_others_may_be_hidden_is_no_place_to_delete(disk: Disk, tmp_path: Path) -> None:
+    host = disk({"/dev/shm/nccl-x": "", "/proc/7/maps": "1-2 r--p 0 00:1 9 /dev/shm/nccl-y (deleted)\n"})
+    os.utime(tmp_path / "dev/shm/nccl-x", (0, 0))
+    found = look_stale_segments(host)
+
+    assert found.files == ("/dev/shm/nccl-x",)
+    assert found.unseen.startswith("processes outside of this container")  # no /proc/self/ns/pid says otherwise
+
+
+def test_segments_are_deleted_one_by_one_and_only_where_all_processes_were_seen() -> None:
+    files = ("/dev/shm/nccl-a", "/dev/shm/nccl-b", "/home/me", "/dev/shm/nccl-../../home/me", "/dev/shm/nccl-a;b")
+    known, unknown = (
+        judged(healthy(stale_shm=files, shm_users_unseen=unseen))[0].fix for unseen in ("", "processes of other users")
+    )
+
+    assert known is not None
+    assert known.commands == ("rm -- /dev/shm/nccl-a /dev/shm/nccl-b",)
+    assert unknown is not None
+    assert unknown.text.endswith("not seen from here are processes of other users")
+    assert unknown.commands[0].startswith("sudo fuser -v /dev/shm/nccl-a /dev/shm/nccl-b  # ")
 
 
 def test_cuda_sees_the_gpus_before_the_first_that_is_none() -> None:

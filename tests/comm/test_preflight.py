@@ -182,7 +182,30 @@ def test_an_ill_of_ssh_is_told_by_its_sample_and_names_the_host(problem: SshProb
     found = ssh_problem("n1", 255, problem.sample)
 
     assert found.pattern == problem.pattern
-    assert not any("HOST" in command for command in found.commands)
+    assert not any("HOST" in typed.line for typed in found.steps)
+
+
+def test_what_is_printed_for_another_host_is_read_by_two_shells_and_stays_what_it_was(tmp_path: Path) -> None:
+    folder = f"{tmp_path}/a b'; touch P; $(touch Q) #"
+    (finding,) = judged(facts(replace(visit("n1", "10.0.0.1"), folder=False), folder=folder))
+    (tmp_path / "ssh").write_text('#!/bin/sh\nshift; exec sh -c "$*"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    assert finding.fix is not None
+    subprocess.run(["sh", "-c", finding.fix.commands[0]], cwd=tmp_path, env={"PATH": f"{tmp_path}:{PATH}"}, check=True)
+
+    assert finding.rule == "host-lacks-folder"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a b'; touch P; $(touch Q) #", "ssh"]
+
+
+def test_the_line_that_forwards_a_variable_writes_it(tmp_path: Path) -> None:
+    several = facts(*(visit(name, f"10.0.0.{name[1]}") for name in ("n1", "n2")), set_here=("GLOO_X", "A;touch P"))
+    (finding,) = judged(several)
+    assert finding.fix is not None
+    env = {"GLOO_X": "it's a", "GLOO_XY": "no", "PATH": PATH}
+    subprocess.run(["sh", "-c", finding.fix.commands[0]], cwd=tmp_path, env=env, check=True)
+
+    assert (tmp_path / ".deepspeed_env").read_text() == "GLOO_X=it's a\n"
+    assert finding.fix.commands[1] == "env | grep ^VARIABLE= >> .deepspeed_env"
 
 
 def test_ranks_over_ssh_carry_who_they_are_and_no_secret(disk: Disk) -> None:

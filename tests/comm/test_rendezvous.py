@@ -1,5 +1,7 @@
 """The findings of the rendezvous: which ranks came, and which did not."""
 
+import socket
+import subprocess
 from dataclasses import replace
 
 from dsdoctor.comm.models import Claim
@@ -103,3 +105,17 @@ def test_a_stranger_on_the_port_is_named_with_what_it_says() -> None:
     assert rule == "master-port-in-use"
     assert "pid 7 (sshd) already listens on 10.0.0.1:29500" in title
     assert 'it says "SSH-2.0-x"' in title
+
+
+def test_the_plain_connection_that_is_proposed_tells_an_open_port_from_a_closed_one() -> None:
+    def tried(port: int) -> str:
+        me = replace(rank(1), master="127.0.0.1", port=port)
+        why = Unreached(outcome=ConnectOutcome.REFUSED, seconds=1)
+        (finding,) = absent_checks.master_unreachable(Absent(me=me, host="nodeb", why=why))
+        assert finding.fix is not None
+        return subprocess.run(["sh", "-c", finding.fix.commands[0]], capture_output=True, text=True, check=False).stdout
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert tried(port) == "reachable\n"
+    assert tried(port) == ""

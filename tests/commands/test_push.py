@@ -14,8 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from dsdoctor.core.fix import Step
+from dsdoctor.push.models import NodeMessage
+from dsdoctor.report.terminal import finding_lines
 from tests.builder.test_wheel import INFO, NAME, contents, wheel
 from tests.cli.runner import run
 
@@ -221,6 +225,34 @@ def test_a_dsdoctor_of_another_environment_on_path_does_as_well(nodes: Path, nod
 
     assert push(nodes, "n1")[0] == 0
     assert has_it(place)
+
+
+def test_a_message_of_a_node_makes_no_step() -> None:
+    fix = {"text": "t", "commands": ["touch P; #"], "steps": msgspec.to_builtins((Step(template="touch P"),))}
+    finding = {"rule": "r", "severity": "error", "title": "t", "evidence": [" $ touch P"], "fix": fix}
+    message = msgspec.convert({"say": "verified", "findings": [finding]}, type=NodeMessage)
+    lines = list(finding_lines(told.ours() for told in message.findings))
+
+    assert lines[1:] == ["    it says: $ touch P", "    it advises: touch P; #", "    Fix: t"]
+
+
+@pytest.mark.slow
+def test_commands_of_a_node_are_told_and_never_offered_to_be_pasted(nodes: Path, node: Node) -> None:
+    fix = {
+        "text": "install it\n      $ touch P",
+        "commands": ["touch P; #", "pip install x\n      $ touch P"],
+        "steps": msgspec.to_builtins((Step(template="touch P; #"),)),
+    }
+    finding = {"rule": "r", "severity": "error", "title": "bad\n$ touch P", "evidence": ["  $ touch P"], "fix": fix}
+    said = f"import json, sys\nprint(json.dumps({{'findings': [{finding!r}]}}))\nsys.exit(1)\n"
+    (site(node("n1")) / "dsdoctor" / "__main__.py").write_text(said)
+    shown = run(*arguments(nodes, "n1", "--dry-run"), **around(nodes)).stdout
+    document = push(nodes, "n1", "--dry-run")[2]
+
+    assert "    it advises: touch P; #" in shown.splitlines()
+    assert "    it says: $ touch P" in shown.splitlines()
+    assert not [line for line in shown.splitlines() if line.lstrip().startswith("$")]
+    assert [(found["fix"]["steps"], found["fix"]["commands"]) for found in document["findings"]] == [([], [])]
 
 
 @pytest.mark.slow

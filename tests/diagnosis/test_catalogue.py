@@ -7,7 +7,7 @@ from dsdoctor.diagnosis.catalogue.rules import RULES, TOPICS
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Facts, Hit, Signature, Tier
 from dsdoctor.diagnosis.scan import scan
-from dsdoctor.diagnosis.templates import command, fill, values_of
+from dsdoctor.diagnosis.templates import fill, values_of
 
 IDS = [
     "accelerator-autodetect-cpu",
@@ -104,7 +104,7 @@ def test_the_texts_of_a_wording_can_be_filled_from_its_sample() -> None:
         hit = hit_of(signature)
         values = values_of(hit.groups, Facts(), hit.op)
         texts = [fill(signature.title or rule.title, values), fill(signature.fix or rule.fix, values)]
-        commands = [command(text, values) for text in signature.commands or rule.commands]
+        commands = [step.filled(values).line for step in signature.steps or rule.steps]
 
         assert all(text and text[0] != " " for text in texts), rule.id
         if signature.tier < Tier.ECHO and rule.id != "op-silently-skipped":

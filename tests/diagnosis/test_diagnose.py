@@ -65,7 +65,7 @@ def test_a_failed_compile_names_its_cause_with_the_line_and_what_was_read() -> N
     assert (diagnosis.facts.cuda, diagnosis.facts.nvcc, diagnosis.facts.standard) == ("11.8", "11.8", "c++17")
     assert (diagnosis.facts.python, diagnosis.facts.op) == ("3.10", "fused_adam")
     assert finding.fix is not None
-    assert finding.fix.commands[-1] == "sudo apt install cuda-libraries-dev-11-8"
+    assert finding.fix.steps[-1].line == "sudo apt install cuda-libraries-dev-11-8"
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,9 @@ def test_echoes_alone_are_named_and_the_next_command_is_given() -> None:
     assert (diagnosis.outcome, rules(diagnosis)) == (LogOutcome.ONLY_ECHOES, ["masked-jit-failure"])
     assert finding.fix is not None
     assert finding.fix.commands == (
-        'TORCH_EXTENSIONS_DIR="$(mktemp -d)" MAX_JOBS=1 python -c "from deepspeed.ops.op_builder.all_ops import ALL_OPS; '
-        "ALL_OPS['cpu_adam'].load()\" 2>&1 | tee build.log",
+        'TORCH_EXTENSIONS_DIR="$(mktemp -d)" MAX_JOBS=1 python -c "import sys; '
+        "from deepspeed.ops.op_builder.all_ops import ALL_OPS; "
+        'ALL_OPS[sys.argv[1]].load()" cpu_adam 2>&1 | tee build.log',
         "python -m dsdoctor diagnose build.log",
     )
 

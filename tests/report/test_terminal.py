@@ -4,7 +4,8 @@ from rich.console import Console
 
 from dsdoctor.builder.make.op_job import OpProgress
 from dsdoctor.core.build_models import BuildResult, OpResult
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.fix import Fix, step
 from dsdoctor.report.progress import BuildProgress
 from dsdoctor.report.terminal import finding_lines, result_lines, show
 
@@ -15,7 +16,7 @@ FINDING = Finding(
     evidence=("/usr/local/cuda-13.0/bin/nvcc (nvcc_on_path)",),
     fix=Fix(
         text="use the toolkit in /usr/local/cuda-12.8",
-        commands=("dsdoctor build-wheel --toolkit /usr/local/cuda-12.8",),
+        steps=(step("dsdoctor build-wheel --toolkit /usr/local/cuda-12.8"),),
     ),
 )
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.fix import Follows, instead, step
 from dsdoctor.run.__main__ import environment_for, parse_command_line
-from dsdoctor.run.script import RANKS, VARIABLE
+from dsdoctor.run.script import RANKS, VARIABLE, without_run
 
 OURS = [sys.executable, "-m", "dsdoctor.run"]
 DEEPSPEED = """
@@ -276,3 +277,9 @@ def test_a_complaint_is_two_lines_and_exit_status_2() -> None:
     hint = f"    Fix: it is looked for from {Path.cwd()}; python -m dsdoctor.run --help\n"
     assert ended(nowhere) == (2, "", f"✗ there is no script nowhere.py\n{hint}")
     assert ended(isolated) == (2, "", "✗ Python's -E, -I and -S keep dsdoctor out\n    Fix: leave the option out\n")
+
+
+def test_while_watching_the_advice_to_watch_is_left_out_and_what_replaces_it_stays() -> None:
+    steps = (step("a"), step("python -m dsdoctor.run x.py"), instead("b"), instead("python -m dsdoctor.run y.py"))
+
+    assert [(left.line, left.follows) for left in without_run(steps)] == [("a", Follows.THEN), ("b", Follows.THEN)]

@@ -9,6 +9,7 @@ from dsdoctor.core.architectures import OLDEST, check_known, compiled_by, numeri
 from dsdoctor.core.build_models import Choice, Node, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 from dsdoctor.core.machine import Machine, Torch
 from dsdoctor.core.requests import BuildRequest
 
@@ -101,7 +102,7 @@ def unused_architectures(machine: Machine, request: BuildRequest) -> tuple[Findi
         "arch-unused",
         f"--arch {';'.join(listed.entries)} has no use: {why}, and no GPU code is compiled",
         fix="for GPUs, build for a CUDA build of torch",
-        commands=["python -m pip install torch"],
+        steps=(step("python -m pip install torch"),),
     )
     return (finding,)
 

@@ -3,6 +3,7 @@
 from dsdoctor.core.build_models import Choice, ToolkitPlan
 from dsdoctor.core.compatibility import compiler_limits, fits
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import instead, step
 from dsdoctor.core.machine import Compiler, Machine, Toolkit
 
 
@@ -69,7 +70,11 @@ def _nothing_fits(machine: Machine, toolkit: ToolkitPlan | None, gcc: tuple[int,
         title,
         evidence=seen,
         fix="install one; dsdoctor will choose it by itself, no link is needed",
-        commands=[f"sudo apt-get install {package}  # Fedora, RHEL: gcc-toolset; conda: conda install gxx_linux-64"],
+        steps=(
+            step("sudo apt-get install {package}", package=package),
+            instead("sudo dnf install gcc-toolset"),
+            instead("conda install gxx_linux-64"),
+        ),
     )
 
 

@@ -4,6 +4,7 @@ import difflib
 
 from dsdoctor.core.build_models import HeadersPlan, Source, ToolkitPlan
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 from dsdoctor.core.machine import Compiler, Machine
 
 DROPPED = ("CUDACXX", "MAX_JOBS", "MAKEFLAGS", "PYTORCH_NVCC", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH")
@@ -67,7 +68,7 @@ def _unread(name: str, value: str, source: Source, known: list[str]) -> Finding:
         "variable-misspelt",
         f"{name}={value} is read by no op of DeepSpeed {source.version} for {source.accelerator}{meant}",
         fix="DeepSpeed would ignore it silently; name ops with --ops instead",
-        commands=[f"unset {name}"],
+        steps=(step("unset {variable}", variable=name),),
     )
 
 
@@ -88,6 +89,6 @@ def _cuda_home(name: str, value: str, machine: Machine, chosen: ToolkitPlan | No
             "cuda-home-wrong",
             f"{name}={value} holds no CUDA toolkit{joined}; DeepSpeed would silently build for the CPU",
             fix="this build uses its own choice; for others",
-            commands=[f"unset {name}"],
+            steps=(step("unset {variable}", variable=name),),
         )
     ]

@@ -11,6 +11,7 @@ from dsdoctor.core.architectures import numeric, parse_architectures, plain
 from dsdoctor.core.build_models import OpFact, Source
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.fix import step
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildRequest
 
@@ -251,5 +252,5 @@ def _refused(op: OpVerdict) -> Finding:
         f"{op.op} was asked for and cannot be built as the environment stands: {op.because}",
         affects=[op.op],
         fix=text,
-        commands=[f"python -m dsdoctor build-wheel --ops {op.op}"] if can_build else (),
+        steps=(step("python -m dsdoctor build-wheel --ops {op}", op=op.op),) if can_build else (),
     )

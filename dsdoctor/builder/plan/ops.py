@@ -10,7 +10,8 @@ from dsdoctor.builder.toolkit.choose import BASE_LIBRARIES, Needs, lacking
 from dsdoctor.core.architectures import only
 from dsdoctor.core.build_models import LeftOut, OpFact, Source, ToolkitPlan
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.fix import Fix, step
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildRequest
 
@@ -74,7 +75,7 @@ def refusal(fact: OpFact, machine: Machine, source: Source, architectures: tuple
             f"headers demand C++{machine.torch.cxx_standard}",
             fix=Fix(
                 text="build a DeepSpeed that follows this torch",
-                commands=("python -m dsdoctor build-wheel --source newest",),
+                steps=(step("python -m dsdoctor build-wheel --source newest"),),
             ),
         )
     if fact.broken:

@@ -7,6 +7,7 @@ from packaging.version import InvalidVersion, Version
 from dsdoctor.core.build_models import OpPlan, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 from dsdoctor.core.machine import Machine, Torch
 
 GIB = 1 << 30
@@ -27,12 +28,12 @@ def working_torch(machine: Machine) -> Torch:
     if machine.torch is None:
         raise ImpossiblePlan(
             f"there is no torch in the environment of {python.executable}",
-            hint=f"{python.executable} -m pip install torch",
+            hint=step("{python} -m pip install torch", python=python.executable).line,
         )
     if machine.torch.broken is not None:
         raise ImpossiblePlan(
             f"torch {machine.torch.version} is installed and cannot be imported: {machine.torch.broken}",
-            hint=f"{python.executable} -m pip install --force-reinstall torch",
+            hint=step("{python} -m pip install --force-reinstall torch", python=python.executable).line,
         )
     return machine.torch
 
@@ -52,7 +53,7 @@ def environment_findings(machine: Machine, disk: int) -> Iterator[Finding]:
             "wheel-package-missing",
             f"{name} is not in the environment of {python.executable}, and DeepSpeed's setup.py needs it",
             fix="install it",
-            commands=[f"{python.executable} -m pip install {name}"],
+            steps=(step("{executable} -m pip install {name}", executable=python.executable, name=name),),
         )
     free = machine.system.cache_free
     if free is not None and free < disk:
@@ -60,7 +61,7 @@ def environment_findings(machine: Machine, disk: int) -> Iterator[Finding]:
             "disk-full",
             f"the build needs about {disk / GIB:.1f} GiB, the cache folder's disk has {free / GIB:.1f} GiB free",
             fix="free some, or put the cache elsewhere",
-            commands=["export DSDOCTOR_CACHE=/path/with/room"],
+            steps=(step("export DSDOCTOR_CACHE=/path/with/room"),),
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from dsdoctor.core.finding import Fix
+from dsdoctor.core.fix import Fix, instead, step
 from dsdoctor.core.machine import Cuda
 
 
@@ -55,7 +55,11 @@ LIBAIO = Need(
     what="libaio's header and library",
     fix=Fix(
         text="install libaio's development files",
-        commands=("sudo apt-get install libaio-dev  # Fedora, RHEL: libaio-devel; conda: conda install libaio",),
+        steps=(
+            step("sudo apt-get install libaio-dev"),
+            instead("sudo dnf install libaio-devel"),
+            instead("conda install libaio"),
+        ),
     ),
 )
 CUTLASS = Need(
@@ -63,13 +67,13 @@ CUTLASS = Need(
     what="CUTLASS's headers",
     fix=Fix(
         text="install CUTLASS, or name a checkout of it in CUTLASS_PATH",
-        commands=("python -m pip install nvidia-cutlass",),
+        steps=(step("python -m pip install nvidia-cutlass"),),
     ),
 )
 DSKERNELS = Need(
     name="dskernels",
     what="the Python package deepspeed-kernels",
-    fix=Fix(text="install it", commands=("python -m pip install deepspeed-kernels",)),
+    fix=Fix(text="install it", steps=(step("python -m pip install deepspeed-kernels"),)),
 )
 ONECCL = Need(
     name="oneccl",

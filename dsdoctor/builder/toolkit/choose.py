@@ -8,6 +8,7 @@ from dsdoctor.builder.toolkit.plan_assembly import MARK, assembled_in, assembly
 from dsdoctor.core.build_models import Choice, ToolkitPlan
 from dsdoctor.core.compatibility import MINOR_TOLERANT
 from dsdoctor.core.finding import Finding, has_error
+from dsdoctor.core.fix import step
 from dsdoctor.core.machine import Cuda, Machine, Toolkit
 from dsdoctor.core.requests import BuildRequest
 
@@ -113,8 +114,8 @@ def _named(machine: Machine, request: BuildRequest, cache: str, release: Cuda, n
         title = (
             f"{request.toolkit} is CUDA {found.release}, torch was built with CUDA {release}: another major never works"
         )
-        command = "python -m dsdoctor build-wheel"
-        return None, (), (Finding.error("cuda-torch-mismatch", title, fix=CHOOSE_FOR_ME, commands=[command]),)
+        again = step("python -m dsdoctor build-wheel")
+        return None, (), (Finding.error("cuda-torch-mismatch", title, fix=CHOOSE_FOR_ME, steps=(again,)),)
     if BARE.met_by(found):
         return _take(found, "you named it", minor_of=release)
     # its parts may be there, or in torch's wheels, but not where torch looks: assembled as links they are
@@ -123,8 +124,8 @@ def _named(machine: Machine, request: BuildRequest, cache: str, release: Cuda, n
         return made
     missing = sorted(BARE.headers - found.headers)
     title = f"{request.toolkit} lacks {', '.join(missing) or 'libcudart.so'}, which every CUDA op needs"
-    command = "python -m dsdoctor build-wheel --toolkit auto"
-    return None, (), (Finding.error("cuda-header-missing", title, fix=CHOOSE_FOR_ME, commands=[command]),)
+    again = step("python -m dsdoctor build-wheel --toolkit auto")
+    return None, (), (Finding.error("cuda-header-missing", title, fix=CHOOSE_FOR_ME, steps=(again,)),)
 
 
 def _take(toolkit: Toolkit, because: str, *, minor_of: Cuda | None = None) -> Chosen:

@@ -4,7 +4,8 @@ import hashlib
 from collections.abc import Sequence
 
 from dsdoctor.core.build_models import Choice, Layer, ToolkitPlan
-from dsdoctor.core.finding import Finding, Fix, Severity
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.fix import Fix, instead, step
 from dsdoctor.core.machine import Cuda, Machine, Toolkit
 from dsdoctor.core.requests import BuildRequest
 
@@ -83,10 +84,14 @@ def user_space_toolkit(release: Cuda) -> Fix:
     """How a user without root gets a whole toolkit of a release that PyPI does not carry."""
     return Fix(
         text=f"put a whole CUDA {release} toolkit into your home (either way needs no root), then name it",
-        commands=(
-            f'conda create -y -p "$HOME/cuda-{release}" -c nvidia cuda-toolkit={release}',
-            f'sh cuda_{release}.*_linux.run --silent --toolkit --toolkitpath="$HOME/cuda-{release}"  # NVIDIA\'s runfile',
-            f'python -m dsdoctor build-wheel --toolkit "$HOME/cuda-{release}"',
+        steps=(
+            step('conda create -y -p "$HOME"/cuda-{release} -c nvidia cuda-toolkit={release}', release=str(release)),
+            instead(
+                'sh cuda_{release}.*_linux.run --silent --toolkit --toolkitpath="$HOME"/cuda-{release}',
+                note="NVIDIA's runfile",
+                release=str(release),
+            ),
+            step('python -m dsdoctor build-wheel --toolkit "$HOME"/cuda-{release}', release=str(release)),
         ),
     )
 
@@ -147,5 +152,5 @@ def _offline(release: Cuda, requirements: tuple[str, ...]) -> Finding:
         "cuda-toolkit-missing",
         f"no whole CUDA {release} toolkit is here, and --offline forbids to fetch {', '.join(requirements)}",
         fix="assemble it once where there is a network (the cache folder can be copied)",
-        commands=["python -m dsdoctor toolkit"],
+        steps=(step("python -m dsdoctor toolkit"),),
     )

@@ -13,6 +13,7 @@ from filelock import FileLock
 from dsdoctor.core.build_models import Choice, HeadersPlan
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.pip import last_error
@@ -43,7 +44,7 @@ def choose_headers(machine: Machine, request: BuildRequest, cache: str) -> Chose
         "python-headers-missing",
         missing,
         fix="install the headers of this very Python",
-        commands=[f"sudo apt-get install python{short}-dev"],
+        steps=(step("sudo apt-get install python{short}-dev", short=short),),
     )
     return None, (), (finding,)
 
@@ -77,5 +78,5 @@ def _unpack(host: LocalHost, plan: HeadersPlan, folder: Path) -> None:
     if not list(folder.glob("usr/include/python3*/Python.h")):
         raise BuildFailed(
             f"apt-get could not fetch {plan.package}, which holds Python.h: {last_error(chr(10).join(lines))}",
-            hint=f"sudo apt-get update && sudo apt-get install {plan.package}",
+            hint=step("sudo apt-get update && sudo apt-get install {package}", package=plan.package).line,
         )

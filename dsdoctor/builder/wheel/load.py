@@ -7,6 +7,7 @@ from pathlib import Path
 from dsdoctor.core.child_answers import parse_answer
 from dsdoctor.core.deepspeed_install import library_of
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed, Gap, Machine
 
@@ -69,7 +70,7 @@ def load_installed(host: LocalHost, python: str, built: DeepSpeed, machine: Mach
             evidence=[str(named[op])],
             affects=[op],
             fix="build it for this environment",
-            commands=[f"python -m dsdoctor build-wheel --ops {op}"],
+            steps=(step("python -m dsdoctor build-wheel --ops {op}", op=op),),
         )
         for op, error in errors.items()
         if error is not None and op not in untried

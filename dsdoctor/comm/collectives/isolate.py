@@ -10,6 +10,7 @@ from dsdoctor.comm.models import Claim
 from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.torch_ops import rounds
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 from dsdoctor.core.sentences import and_more
 
 Groups = tuple[tuple[int, ...], ...]
@@ -135,7 +136,7 @@ def transport_broken(trials: Sequence[Trial], claims: Sequence[Claim]) -> Iterat
                 f"{trial.switch.layer} is broken on {_hosts(claims)}: with {trial.what} the same exchanges are right",
                 evidence=tuple(f"{other.what}: fails" for other in trials if other.switch and other.failed),
                 fix=trial.switch.fix,
-                commands=(f"export {trial.what}",),
+                steps=(step("export {variable}={value}", variable=trial.switch.variable, value=trial.switch.value),),
             )
 
 
@@ -163,7 +164,7 @@ def narrowed_to(trials: Sequence[Trial], claims: Sequence[Claim]) -> Iterator[Fi
         f"only groups with {named(suspects, by_rank)} fail; the others are well among themselves",
         evidence=tuple(_told(trial) for trial in trials if trial.switch is None),
         fix="take that host or GPU out of the job, and test it by itself",
-        commands=("python -m dsdoctor comm --full",),
+        steps=(step("python -m dsdoctor comm --full"),),
     )
 
 

@@ -7,6 +7,7 @@ from dsdoctor.comm.collectives.nccl_log import NcclFacts
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.rank_names import by_rank, named
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 
 MOST_LINES = 8
 
@@ -50,7 +51,7 @@ def nccl_init_incomplete(output: NcclOutput) -> Iterator[Finding]:
             f"{named(facts.incomplete, output.hosts)} began NCCL's init of {facts.world} ranks and did not end it",
             evidence=(*(f"bootstrap over {name}" for name in facts.bootstrap[:2]), *facts.warnings[:MOST_LINES]),
             fix="see that NCCL takes the interface that joins the hosts, and that all ports are open on it",
-            commands=("export NCCL_SOCKET_IFNAME==eth0  # the interface's name", "export NCCL_DEBUG=INFO"),
+            steps=(step("export NCCL_SOCKET_IFNAME=={interface}"), step("export NCCL_DEBUG=INFO")),
         )
 
 
@@ -64,7 +65,8 @@ def nccl_network_is_socket(output: NcclOutput) -> Iterator[Finding]:
 
     How to fix it: give the container the devices and the library, and unset NCCL_IB_DISABLE.
 
-        $ ls /dev/infiniband; ibv_devinfo -l
+        $ ls /dev/infiniband
+        $ ibv_devinfo -l
         $ sudo apt-get install libibverbs1 ibverbs-providers
         $ docker run --device=/dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 ...
 
@@ -82,10 +84,11 @@ def nccl_network_is_socket(output: NcclOutput) -> Iterator[Finding]:
             f"NCCL uses TCP sockets, though {min(active)} is active",
             evidence=output.facts.no_fabric or ("NCCL does not say why",),
             fix="give the container the devices and the library, and take NCCL_IB_DISABLE out",
-            commands=(
-                "ls /dev/infiniband; ibv_devinfo -l",
-                "sudo apt-get install libibverbs1 ibverbs-providers",
-                "docker run --device=/dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 ...",
+            steps=(
+                step("ls /dev/infiniband"),
+                step("ibv_devinfo -l"),
+                step("sudo apt-get install libibverbs1 ibverbs-providers"),
+                step("docker run --device=/dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 ..."),
             ),
         )
 
@@ -115,7 +118,7 @@ def nccl_p2p_off(output: NcclOutput) -> Iterator[Finding]:
             f"{len(slow)} of {len(output.facts.edges)} edges join GPUs of one host without P2P: {slow[0]}",
             evidence=(*off, *output.facts.no_p2p[:2], *slow[:MOST_LINES]),
             fix="see what joins the GPUs, and whether the driver offers P2P",
-            commands=("nvidia-smi topo -p2p r",),
+            steps=(step("nvidia-smi topo -p2p r"),),
         )
 
 
@@ -137,7 +140,7 @@ def nccl_direct_rdma_off(output: NcclOutput) -> Iterator[Finding]:
             "nccl-direct-rdma-off",
             f"GPU Direct RDMA is off for some of {', '.join(output.facts.hcas[:MOST_LINES])}",
             fix="load the module, and see how far card and GPU are apart",
-            commands=("sudo modprobe nvidia_peermem", "nvidia-smi topo -m"),
+            steps=(step("sudo modprobe nvidia_peermem"), step("nvidia-smi topo -m")),
         )
 
 

@@ -6,6 +6,7 @@ from itertools import chain
 
 from dsdoctor.comm.results import Exchange
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 from dsdoctor.core.sentences import and_more, and_more_lines
 
 SHOWN = 6
@@ -81,9 +82,9 @@ def data_is_wrong(results: RankExchanges) -> Iterator[Finding]:
         fix=f"take {names} out of the job, and test its memory and links"
         if names
         else "repeat the test with --full; then with these one at a time: the setting that helps shows the layer",
-        commands=()
+        steps=()
         if len(results.senders) == 1
-        else ("NCCL_P2P_DISABLE=1 dsdoctor comm --full", "NCCL_PROTO=Simple dsdoctor comm --full"),
+        else (step("NCCL_P2P_DISABLE=1 dsdoctor comm --full"), step("NCCL_PROTO=Simple dsdoctor comm --full")),
     )
 
 

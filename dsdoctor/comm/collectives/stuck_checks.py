@@ -13,6 +13,7 @@ from dsdoctor.comm.models import Claim
 from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import ConnectOutcome, Reach, Stuck
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 from dsdoctor.core.processes import LETTERS
 
 STOPPED = frozenset("Tt")
@@ -99,7 +100,7 @@ def rank_died(trouble: Trouble) -> Iterator[Finding]:
             f"{trouble.who(rank)} died{where} during {trouble.what}: {how}",
             evidence=_others(trouble, {rank}),
             fix=f"see on {trouble.host(rank)} what ended it",
-            commands=("dmesg -T | grep -iE 'killed process|oom|xid' | tail",),
+            steps=(step("dmesg -T | grep -iE 'killed process|oom|xid' | tail"),),
         )
 
 
@@ -125,8 +126,11 @@ def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
             f"{trouble.who(rank)} does not run during {trouble.what}: {how}",
             evidence=_others(trouble, {rank}),
             fix="let it continue, or find out what stopped it",
-            commands=(
-                f"ssh {trouble.host(rank)} 'ps -o pid,stat,wchan:32,args -C python; pkill -CONT -f dsdoctor.comm'",
+            steps=(
+                step(
+                    "ssh {host} 'ps -o pid,stat,wchan:32,args -C python; pkill -CONT -f dsdoctor.comm'",
+                    host=trouble.host(rank),
+                ),
             ),
         )
 
@@ -150,7 +154,7 @@ def supervisor_stopped(who: dict[int, str], states: dict[int, str]) -> Iterator[
                 "supervisor-stopped",
                 f"{who[rank]}: the process that the launcher started is {LETTERS[letter]}; the launcher will wait for it",
                 fix="let it continue, or find out what stopped it",
-                commands=("pkill -CONT -f dsdoctor.comm",),
+                steps=(step("pkill -CONT -f dsdoctor.comm"),),
             )
 
 
@@ -176,7 +180,7 @@ def host_vanished(trouble: Trouble) -> Iterator[Finding]:
             f"{trouble.host(0)} with rank 0 reaches none of the other {len(lost)} hosts any more, during {trouble.what}",
             evidence=tuple(f"{host}: {trouble.silent[rank].value}" for rank, host in _one_each(trouble))[:4],
             fix=f"look at the link of {trouble.host(0)} and at the switch",
-            commands=("ip -br link",),
+            steps=(step("ip -br link"),),
         )
         return
     for host in lost:
@@ -188,7 +192,7 @@ def host_vanished(trouble: Trouble) -> Iterator[Finding]:
             f"{outcome.value}",
             evidence=_others(trouble, set(ranks)),
             fix="see whether it is up, and look at its link and at the switch",
-            commands=(f"ping -c 3 {host}",),
+            steps=(step("ping -c 3 {host}", host=host),),
         )
 
 
@@ -256,7 +260,7 @@ def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
         f"({trouble.backend}), and plain TCP between them works",
         evidence=(f"nothing moved for {trouble.waited:.0f} s",) + waiting[0].stack[:4],
         fix="look at the interface the library chose",
-        commands=("python -m dsdoctor comm --full", "export NCCL_DEBUG=INFO"),
+        steps=(step("python -m dsdoctor comm --full"), step("export NCCL_DEBUG=INFO")),
     )
 
 
@@ -285,9 +289,9 @@ def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
             f"rank {stuck.rank} in {stuck.at}: {_line(stuck.error)}" for stuck in failed if stuck is not first
         )[:4],
         fix="the log of that rank holds the whole message",
-        commands=(
-            "python -m dsdoctor comm --quick --out comm-out",
-            f"python -m dsdoctor diagnose comm-out/rank-{first.rank:05d}.log",
+        steps=(
+            step("python -m dsdoctor comm --quick --out comm-out"),
+            step("python -m dsdoctor diagnose {log}", log=f"comm-out/rank-{first.rank:05d}.log"),
         ),
     )
 

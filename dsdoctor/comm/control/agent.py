@@ -19,6 +19,7 @@ from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.store import Unreached, open_board
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 from dsdoctor.core.processes import redirect
 
 ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
@@ -87,7 +88,7 @@ def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
             f"rank {briefing.rank.rank} ({briefing.local.hostname}): torch cannot be imported: {said}",
             evidence=(f"by the Python of that rank: {type(error).__name__}",),
             fix="install torch there, or start the rank with the right Python",
-            commands=("python -c 'import torch'",),
+            steps=(step("python -c 'import torch'"),),
         ),
     )
 
@@ -109,7 +110,7 @@ def nccl_unavailable(briefing: Briefing) -> tuple[Finding, ...]:
             f"rank {briefing.rank.rank} ({briefing.local.hostname}): --backend nccl was asked for, and "
             "its torch has no NCCL",
             fix="test with gloo, or install a CUDA build of torch",
-            commands=("python -m dsdoctor comm --backend gloo",),
+            steps=(step("python -m dsdoctor comm --backend gloo"),),
         ),
     )
 

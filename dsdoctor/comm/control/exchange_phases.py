@@ -22,6 +22,7 @@ from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.comm.speed.bandwidth import merge
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 
 MESH_SECONDS = 20.0
 SPEED_SECONDS = {Mode.DEFAULT: 20.0, Mode.FULL: 240.0}
@@ -185,5 +186,5 @@ def deadline_too_short(test_run: TestRun) -> Iterator[Finding]:
                 if phase.seconds > 0.5
             ),
             fix="give it more time",
-            commands=("python -m dsdoctor comm --quick --deadline 60",),
+            steps=(step("python -m dsdoctor comm --quick --deadline 60"),),
         )

@@ -1,6 +1,5 @@
 """A rank that got no verdict -> what happened to rank 0, or to its own control process. Judges, never looks."""
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -8,6 +7,7 @@ from dsdoctor.comm.mesh.connect import ConnectResult
 from dsdoctor.comm.models import Rank
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
         f"{lost.at!r}; {how}",
         evidence=(f"waited {lost.seconds:.0f} s in all",),
         fix="see the output of rank 0 and its host",
-        commands=(f"ping -c 3 {lost.rank.master}",),
+        steps=(step("ping -c 3 {master}", master=lost.rank.master),),
     )
 
 
@@ -79,7 +79,7 @@ def control_lost(lost: Lost) -> Iterator[Finding]:
         f"rank {lost.rank.rank} ({lost.host}) {how}, in {lost.at!r}",
         evidence=lost.tail,
         fix="see the end of its log",
-        commands=(f"tail -n 40 {shlex.quote(lost.log)}",),
+        steps=(step("tail -n 40 {log}", log=lost.log),),
     )
 
 

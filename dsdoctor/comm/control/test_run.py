@@ -15,6 +15,7 @@ from dsdoctor.comm.control.phases import PhaseLog
 from dsdoctor.comm.models import Claim, CommSettings, Mode, Rank
 from dsdoctor.comm.results import ConnectOutcome, PairTime, Reach, Speed, Speeds, Stuck
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 
 PATIENCE = {Mode.QUICK: 8.0, Mode.DEFAULT: 20.0, Mode.FULL: 40.0}
 """Seconds in which an exchange must make progress."""
@@ -125,7 +126,7 @@ def time_used_up(gathered: Gathered, what: str) -> Iterator[Finding]:
         "time-used-up",
         f"the deadline left {gathered.order.seconds:.0f} s for {what}, and the ranks were still at work, in {at}",
         fix="give it more time with --deadline",
-        commands=("python -m dsdoctor comm --deadline 600",),
+        steps=(step("python -m dsdoctor comm --deadline 600"),),
     )
 
 

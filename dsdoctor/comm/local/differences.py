@@ -36,7 +36,7 @@ def _difference(claims: Sequence[Claim], name: str) -> RankDifference | None:
         ranks.setdefault(value, []).append(claim.rank)
     if len(ranks) < 2:
         return None
-    groups = sorted(ranks.items(), key=lambda group: -len(group[1]))
+    groups = sorted(ranks.items(), key=lambda group: (-len(group[1]), min(group[1])))
     tie = len(groups[0][1]) == len(groups[1][1])
     others = groups if tie else groups[1:]
     return RankDifference(

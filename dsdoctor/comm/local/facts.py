@@ -11,13 +11,12 @@ import socket
 
 from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.local.interfaces import bounded, choose, read_interfaces, routed
+from dsdoctor.comm.local.shared_memory import look_stale_segments
 from dsdoctor.comm.local.variables import read_config_files, read_variables
 from dsdoctor.comm.models import FabricPort, Local, Rank
 from dsdoctor.core.host import Host
 
 PATIENCE = 3.0
-STALE_AFTER = 60.0
-"""Seconds: a younger segment may belong to a job that is just starting."""
 
 NOT_READ = "not read: "
 """The beginning of ``acs`` where it could not be read."""
@@ -29,7 +28,7 @@ def look_local(host: Host, rank: Rank, backend: str) -> Local:
     interfaces, variables, name = read_interfaces(host), read_variables(host), socket.gethostname()
     backend = ("nccl" if gpus else "gloo") if backend == "auto" else backend
     resolves_to = bounded(lambda: _resolve(name), PATIENCE) or ()
-    shm = _shm()
+    shm, stale = _shm(), look_stale_segments(host)
     return Local(
         hostname=name,
         resolves_to=resolves_to,
@@ -45,7 +44,8 @@ def look_local(host: Host, rank: Rank, backend: str) -> Local:
         acs=read_acs(host) if gpus and rank.local_rank == 0 else (),
         variables=variables,
         config_files=read_config_files(host),
-        stale_shm=read_stale_shm(host),
+        stale_shm=stale.files,
+        shm_users_unseen=stale.unseen,
         kernel=(host.read("/proc/sys/kernel/osrelease") or "").strip() or os.uname().release,
         driver=driver,
         gpus=gpus,
@@ -130,17 +130,6 @@ def parse_acs(text: str) -> tuple[str, ...]:
         elif device and "ACSCtl:" in line and "SrcValid+" in line and "ReqRedir+" in line:
             found.append(device)
     return tuple(found)
-
-
-def read_stale_shm(host: Host) -> tuple[str, ...]:
-    """NCCL's segments in /dev/shm that no process has mapped, as far as this one can see (another PID namespace hides)."""
-    files = [path for path in host.glob("/dev/shm/nccl-*") if (host.age(path) or 0.0) > STALE_AFTER]
-    if not files:
-        return ()
-    mapped: set[str] = set()
-    for maps in host.glob("/proc/[0-9]*/maps"):
-        mapped.update(host.search(maps, r"/dev/shm/nccl-\S+", most=256).split())
-    return tuple(path for path in files if path not in mapped)
 
 
 def read_container(host: Host) -> str | None:

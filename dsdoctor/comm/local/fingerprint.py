@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dsdoctor.comm.local.differences import ABSENT, MOST_GROUPS, differences, said
+from dsdoctor.comm.local.differences import ABSENT, MOST_GROUPS, RankDifference, differences, said
 from dsdoctor.comm.local.interfaces import is_loopback
 from dsdoctor.comm.local.variables import is_secret
 from dsdoctor.comm.models import Claim, Local
 from dsdoctor.comm.rank_names import by_rank
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import Step, instead, step
 
 OWN = (
     *("CUDA_VISIBLE_DEVICES", "NCCL_DEBUG_FILE", "NCCL_HOSTID", "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE"),
@@ -91,7 +92,9 @@ def torch_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    yield from _findings(claims, "torch", Finding.error, "install one torch everywhere", ("python -m pip show torch",))
+    yield from _findings(
+        claims, "torch", Finding.error, "install one torch everywhere", (step("python -m pip show torch"),)
+    )
 
 
 def cuda_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
@@ -133,7 +136,7 @@ def nccl_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
             said(difference, by_rank(claims)),
             evidence=files,
             fix="load one NCCL everywhere",
-            commands=("grep -m1 libnccl /proc/PID/maps", "unset LD_PRELOAD"),
+            steps=(step("grep -m1 libnccl /proc/{pid}/maps"), step("unset LD_PRELOAD")),
         )
 
 
@@ -150,7 +153,7 @@ def backend_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
     Since: 0.1
     """
     yield from _findings(
-        claims, "backend", Finding.error, "see why no GPU is seen there, or ask for one backend", ("nvidia-smi",)
+        claims, "backend", Finding.error, "see why no GPU is seen there, or ask for one backend", (step("nvidia-smi"),)
     )
 
 
@@ -166,7 +169,7 @@ def deepspeed_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
     Since: 0.1
     """
     fix = "install one DeepSpeed everywhere"
-    yield from _findings(claims, "deepspeed", Finding.warning, fix, ("python -m pip show deepspeed",))
+    yield from _findings(claims, "deepspeed", Finding.warning, fix, (step("python -m pip show deepspeed"),))
 
 
 def python_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
@@ -212,8 +215,8 @@ def mtu_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    commands = ("sudo ip link set dev INTERFACE mtu 1500", "ping -M do -s 1472 OTHER_HOST")
-    yield from _findings(claims, "mtu", Finding.warning, "set one MTU on all hosts and switches", commands)
+    steps = (step("sudo ip link set dev {interface} mtu 1500"), step("ping -M do -s 1472 {other_host}"))
+    yield from _findings(claims, "mtu", Finding.warning, "set one MTU on all hosts and switches", steps)
 
 
 def environment_differs(claims: Sequence[Claim]) -> Iterator[Finding]:
@@ -247,7 +250,7 @@ def communication_variable_differs(claims: Sequence[Claim]) -> Iterator[Finding]
     for difference in differences(claims, names):
         values = {value for value, _ in difference.others} | {difference.usual}
         free = difference.name in HARMLESS or (difference.name in OF_THE_HOST and ABSENT not in values)
-        given = next((value for value in (difference.usual, *values) if value and value != ABSENT), "VALUE")
+        given, whose = _proposed(difference)
         title = said(difference, by_rank(claims))
         if free:
             yield Finding.note("communication-variable-differs", title)
@@ -255,16 +258,34 @@ def communication_variable_differs(claims: Sequence[Claim]) -> Iterator[Finding]
         yield Finding.warning(
             "communication-variable-differs",
             title,
-            fix="give it to every rank, or to none (DeepSpeed forwards what ~/.deepspeed_env holds)",
-            commands=(f"echo '{difference.name}={given}' >> ~/.deepspeed_env", f"unset {difference.name}"),
+            fix=f"give it to every rank{whose}, or to none (DeepSpeed forwards what ~/.deepspeed_env holds)",
+            steps=(
+                step("printf '%s\\n' {line} >> ~/.deepspeed_env", line=f"{difference.name}={given}"),
+                instead("unset {variable}", variable=difference.name),
+            ),
         )
 
 
+def _proposed(difference: RankDifference) -> tuple[str, str]:
+    """The value that all ranks could have, and whose it is: that of most ranks; where two are as frequent, that of the
+    lowest rank."""
+    if difference.usual not in {None, "", ABSENT}:
+        return str(difference.usual), ", with the value of most ranks"
+    given = [(value, ranks) for value, ranks in difference.others if value not in {"", ABSENT}]
+    if not given:
+        return "VALUE", ""
+    value, ranks = min(given, key=lambda group: (-len(group[1]), group[1]))
+    tie = sum(len(others) == len(ranks) for _, others in given) > 1
+    if tie or len(ranks) == 1:
+        return value, f", with the value of rank {ranks[0]}"
+    return value, f", with the value of most of those that have one (rank {ranks[0]})"
+
+
 def _findings(
-    claims: Sequence[Claim], name: str, made: Callable[..., Finding], fix: str, commands: tuple[str, ...]
+    claims: Sequence[Claim], name: str, made: Callable[..., Finding], fix: str, steps: tuple[Step, ...]
 ) -> Iterator[Finding]:
     for difference in differences(claims, (name,)):
-        yield made(f"{name}-differs", said(difference, by_rank(claims)), fix=fix, commands=commands)
+        yield made(f"{name}-differs", said(difference, by_rank(claims)), fix=fix, steps=steps)
 
 
 def _nccl_version() -> str | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import MemoryTry
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 
 MIB, GIB = 1 << 20, 1 << 30
 SIZE = 256 * MIB
@@ -77,9 +78,9 @@ def gpu_memory_unusable(tries: Mapping[int, MemoryTry], hosts: tuple[str, ...]) 
             fix="do not use that GPU"
             if done.wrong
             else "see who holds the GPU, and whether its mode allows two processes",
-            commands=("nvidia-smi -q -d ECC,ROW_REMAPPER", "sudo dmesg | grep -i xid")
+            steps=(step("nvidia-smi -q -d ECC,ROW_REMAPPER"), step("sudo dmesg | grep -i xid"))
             if done.wrong
-            else ("nvidia-smi",),
+            else (step("nvidia-smi"),),
         )
 
 

@@ -6,6 +6,7 @@ from dsdoctor.comm.local.interfaces import is_loopback, matches
 from dsdoctor.comm.local.rank_view import MOST_EVIDENCE, WHO, Check, RankView
 from dsdoctor.comm.models import Local
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import Step, step
 
 
 def hostname_is_loopback(place: RankView) -> Iterator[Finding]:
@@ -34,7 +35,7 @@ def hostname_is_loopback(place: RankView) -> Iterator[Finding]:
             f"{WHO}: the hostname resolves to {local.resolves_to[0]}, where no other host can reach it",
             evidence=(f"{local.hostname} -> {', '.join(local.resolves_to)}",),
             fix="name the interface for gloo on every host, or give the name its real address in /etc/hosts",
-            commands=(_gloo_by_route(local), "getent hosts $(hostname)"),
+            steps=(_gloo_by_route(local), step("getent hosts $(hostname)")),
         )
 
 
@@ -67,7 +68,7 @@ def hostname_unusable(place: RankView) -> Iterator[Finding]:
             f"{WHO}: the hostname {to}; gloo falls back to 127.0.0.1",
             evidence=(f"hostname {local.hostname}",),
             fix="name the interface for gloo on every host, or put the name with its address into /etc/hosts",
-            commands=(_gloo_by_route(local), "getent hosts $(hostname)"),
+            steps=(_gloo_by_route(local), step("getent hosts $(hostname)")),
         )
 
 
@@ -101,7 +102,7 @@ def interface_named_absent(place: RankView) -> Iterator[Finding]:
             f"{WHO}: {setting}, and no such interface is up here",
             evidence=("{who}: " + _has(local),),
             fix="name an interface that is there, host by host",
-            commands=("ip -brief address", place.name_it),
+            steps=(step("ip -brief address"), place.name_it),
         )
 
 
@@ -134,7 +135,7 @@ def interface_is_virtual(place: RankView) -> Iterator[Finding]:
             f"{WHO}: {place.backend} takes {taken.name}, a virtual interface, though {real[0].name} is there",
             evidence=(local.chosen.because, f"{WHO}: {_has(local)}"),
             fix="name the interface that joins the hosts",
-            commands=(place.name_it,),
+            steps=(place.name_it,),
         )
 
 
@@ -162,7 +163,7 @@ def interface_not_routed(place: RankView) -> Iterator[Finding]:
             f"{WHO}: {place.backend} takes {taken.name}, the master is reached by {by.name}",
             evidence=(chosen.because, f"{WHO}: {_has(local)}"),
             fix="if the hosts do not share that network, name the other",
-            commands=(place.name_it,),
+            steps=(place.name_it,),
         )
 
 
@@ -188,13 +189,12 @@ def interface_mtu_small(place: RankView) -> Iterator[Finding]:
         yield Finding.note("interface-mtu-small", f"{WHO}: {taken.name} has an MTU of {taken.mtu}{speed}")
 
 
-def _gloo_by_route(local: Local) -> str:
-    """The command that gives gloo the interface towards the master, else the first real one."""
+def _gloo_by_route(local: Local) -> Step:
+    """The step that gives gloo the interface towards the master, else the first real one."""
     routed = local.routed.name if local.routed and not is_loopback(local.routed.address) else None
-    real = next(
-        (interface.name for interface in local.interfaces if interface.kind == "physical" and interface.up), "INTERFACE"
-    )
-    return f"export GLOO_SOCKET_IFNAME={routed or real}"
+    real = [interface.name for interface in local.interfaces if interface.kind == "physical" and interface.up]
+    name = routed or next(iter(real), None)
+    return step("export GLOO_SOCKET_IFNAME={interface}").filled({"interface": name} if name else {})
 
 
 def _has(local: Local) -> str:

@@ -1,14 +1,21 @@
 """A rank's memory, limits, fabric ports, GPU and NCCL settings -> findings. Looks at nothing."""
 
+import re
 from collections.abc import Iterator
 
 from dsdoctor.comm.local.facts import NOT_READ
 from dsdoctor.comm.local.rank_view import MOST_EVIDENCE, WHO, Check, RankView
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import instead, step
+from dsdoctor.core.sentences import and_more
 
 GIB, MIB = 1 << 30, 1 << 20
 SMALL_SHM = 64 * MIB
 """Docker's default. NCCL's shared memory transport takes about 10 MB of it for each pair of neighbours on a host."""
+
+SEGMENT = re.compile(r"/dev/shm/nccl-[\w.-]+", re.ASCII)
+MOST_FILES = 64
+"""Segments that one finding names."""
 
 LITTLE_MEMLOCK = 1 * GIB
 TAKEN = 2 * GIB
@@ -36,31 +43,39 @@ def comm_shm_too_small(place: RankView) -> Iterator[Finding]:
             f"{WHO}: /dev/shm has {total / MIB:.0f} MiB in all; ranks of one host need 1 GiB and more",
             evidence=(f"{WHO}: {(place.local.shm_free or 0) / MIB:.0f} MiB of it free",),
             fix="give the container more (Kubernetes: an emptyDir of medium Memory on /dev/shm)",
-            commands=("docker run --shm-size=16g ...", "sudo mount -o remount,size=16g /dev/shm"),
+            steps=(step("docker run --shm-size=16g ..."), instead("sudo mount -o remount,size=16g /dev/shm")),
         )
 
 
 def stale_nccl_shm(place: RankView) -> Iterator[Finding]:
     """NCCL's segments of a job that died are still in /dev/shm; no process that can be seen from here uses them.
 
-    Why it matters: they take memory. Processes of another container or PID namespace cannot be seen, so look before you
-    delete on a shared /dev/shm.
+    Why it matters: they take memory that the next job on that host needs.
 
-    How to fix it: delete them when no job that uses NCCL runs on that host.
+    How to fix it: delete those that no process uses. Only root, outside of any container, sees all processes: then the
+    finding names the files to delete. Otherwise look first, on the host itself. A job whose segment is deleted cannot
+    be joined by its other ranks any more.
 
-        $ rm /dev/shm/nccl-*
+        $ sudo fuser -v /dev/shm/nccl-aB3xYz
+        $ rm -- /dev/shm/nccl-aB3xYz
 
     Since: 0.1
     """
-    stale, local = place.local.stale_shm, place.local
+    local = place.local
+    # the names may be those of another host, and nothing but a segment may be deleted
+    stale = [path for path in local.stale_shm if SEGMENT.fullmatch(path)][:MOST_FILES]
     if stale:
         tight = local.shm_total is not None and (local.shm_free or 0) < local.shm_total // 10
         yield (Finding.warning if tight else Finding.note)(
             "stale-nccl-shm",
-            f"{WHO}: {len(stale)} old NCCL segments in /dev/shm belong to no process seen from here",
+            f"{WHO}: old NCCL segments belong to no process seen from here: {and_more(stale, 1)}",
             evidence=stale[:MOST_EVIDENCE],
-            fix="delete them when no job of NCCL runs on that host",
-            commands=("rm /dev/shm/nccl-*",),
+            fix=f"delete those that nobody uses: not seen from here are {local.shm_users_unseen}"
+            if local.shm_users_unseen
+            else "delete them: no process has them mapped or open",
+            steps=(step("sudo fuser -v {files}", files=stale, note="on the host itself, outside of containers"),)
+            if local.shm_users_unseen
+            else (step("rm -- {files}", files=stale),),
         )
 
 
@@ -85,11 +100,10 @@ def memlock_limited(place: RankView) -> Iterator[Finding]:
             "memlock-limited",
             f"{WHO}: only {limit / MIB:g} MiB may be locked, and InfiniBand locks every buffer",
             evidence=("RLIMIT_MEMLOCK of this very process",),
-            fix="raise the limit where the ranks are started",
-            commands=(
-                "ulimit -l unlimited",
-                "docker run --ulimit memlock=-1 --cap-add IPC_LOCK ...",
-                "# Slurm: LimitMEMLOCK=infinity in slurmd.service",
+            fix="raise the limit where the ranks are started (Slurm: LimitMEMLOCK=infinity in slurmd.service)",
+            steps=(
+                step("ulimit -l unlimited"),
+                instead("docker run --ulimit memlock=-1 --cap-add IPC_LOCK ..."),
             ),
         )
 
@@ -114,7 +128,7 @@ def nofile_low(place: RankView) -> Iterator[Finding]:
             f"{WHO}: only {limit} files may be open, {place.world} ranks need about {needed}",
             evidence=("RLIMIT_NOFILE of this very process",),
             fix="raise the limit where the ranks are started",
-            commands=("ulimit -n 65536", "docker run --ulimit nofile=65536 ..."),
+            steps=(step("ulimit -n 65536"), instead("docker run --ulimit nofile=65536 ...")),
         )
 
 
@@ -145,7 +159,7 @@ def fabric_port_down(place: RankView) -> Iterator[Finding]:
             f"{WHO}: {port.device} port {port.port} is {port.state} ({port.physical}){why}",
             evidence=(f"{port.link_layer}, {len(active)} devices of this host are active",),
             fix="see what the port says, then cable and switch",
-            commands=("ibstat", "ibv_devinfo"),
+            steps=(step("ibstat"), instead("ibv_devinfo")),
         )
 
 
@@ -175,7 +189,7 @@ def pcie_link_degraded(place: RankView) -> Iterator[Finding]:
             f"x{gpu.pcie_max[1]} (a low generation while idle is normal)",
         ),
         fix="reseat the card, and look at the slot's setting",
-        commands=("nvidia-smi --query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv",),
+        steps=(step("nvidia-smi --query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv"),),
     )
 
 
@@ -200,7 +214,7 @@ def gpu_memory_taken(place: RankView) -> Iterator[Finding]:
         f"{WHO}: the GPU's memory is {'full' if gpu.free < GIB else 'partly taken'} before the test began",
         evidence=(f"{WHO}: GPU {gpu.index}: {(gpu.total - gpu.free) / GIB:.1f} of {gpu.total / GIB:.1f} GiB taken",),
         fix="see who holds it, and end what is left over",
-        commands=("nvidia-smi",),
+        steps=(step("nvidia-smi"),),
     )
 
 
@@ -248,7 +262,7 @@ def nccl_variable_left_set(place: RankView) -> Iterator[Finding]:
                 f"{WHO}: {setting} {effect}",
                 evidence=tuple(line for line in local.config_files if line.endswith(f": {setting}")),
                 fix="remove it unless it is there on purpose",
-                commands=(f"unset {name}",),
+                steps=(step("unset {variable}", variable=name),),
             )
 
 
@@ -275,8 +289,9 @@ def p2p_through_iommu(place: RankView) -> Iterator[Finding]:
         "p2p-through-iommu",
         f"{WHO}: the IOMMU translates, so GPUs do not reach each other straight over PCIe",
         evidence=("/sys/kernel/iommu_groups", *(text for text in local.acs if text.startswith(NOT_READ))),
-        fix="boot with the IOMMU in passthrough, or off where nothing needs it; then see whether P2P works",
-        commands=("# kernel command line: iommu=pt", "nvidia-smi topo -p2p r"),
+        fix="boot with the IOMMU in passthrough (iommu=pt on the kernel's command line), or off where nothing needs it;"
+        " then see whether P2P works",
+        steps=(step("nvidia-smi topo -p2p r"),),
     )
 
 
@@ -302,7 +317,10 @@ def p2p_through_acs(place: RankView) -> Iterator[Finding]:
             f"{WHO}: ACS redirects traffic between devices at {len(bridges)} PCI bridges",
             evidence=bridges[:MOST_EVIDENCE],
             fix="switch it off at those bridges (until the next boot), or in the BIOS",
-            commands=("sudo lspci -vvv | grep -i acsctl", f"sudo setpci -s {bridges[0]} ECAP_ACS+0x6.w=0000"),
+            steps=(
+                step("sudo lspci -vvv | grep -i acsctl"),
+                step("sudo setpci -s {bridge} ECAP_ACS+0x6.w=0000", bridge=bridges[0]),
+            ),
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from dsdoctor.comm.models import Interface, Local, RankGpu
 from dsdoctor.comm.rank_names import named
 from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.fix import Step, step
 from dsdoctor.core.sentences import and_more_lines
 
 WHO = "{who}"
@@ -39,10 +40,11 @@ class RankView:
         return "NCCL_SOCKET_IFNAME" if self.backend == "nccl" else "GLOO_SOCKET_IFNAME"
 
     @property
-    def name_it(self) -> str:
-        """The command that makes the backend use the interface that reaches the master."""
-        exact = "=" if self.backend == "nccl" else ""
-        return f"export {self.variable}={exact}{self.local.routed.name if self.local.routed else 'INTERFACE'}"
+    def name_it(self) -> Step:
+        """The step that makes the backend use the interface that reaches the master."""
+        exact, gloo = step("export NCCL_SOCKET_IFNAME=={interface}"), step("export GLOO_SOCKET_IFNAME={interface}")
+        name = {"interface": self.local.routed.name} if self.local.routed else {}
+        return (exact if self.backend == "nccl" else gloo).filled(name)
 
 
 Check = Callable[[RankView], Iterator[Finding]]

@@ -7,13 +7,15 @@ from dsdoctor.comm.mesh.matrix import HostPair, Mesh
 from dsdoctor.comm.models import Claim
 from dsdoctor.comm.results import ConnectOutcome, Reach
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import Step, step
 
 LOSS = 0.01
 """The share of segments sent again from which a link counts as lossy; healthy links in a data centre lose fewer than 1 in
 10,000."""
 ENOUGH = 100
 DROPPED = frozenset({ConnectOutcome.TIMED_OUT, ConnectOutcome.NO_ROUTE, ConnectOutcome.REFUSED})
-RANGE = "sysctl net.ipv4.ip_local_port_range"
+RANGE = step("sysctl net.ipv4.ip_local_port_range")
+NAME_IT = step("export GLOO_SOCKET_IFNAME={interface} NCCL_SOCKET_IFNAME={interface}")
 
 
 def mesh_loopback_address(mesh: Mesh) -> Iterator[Finding]:
@@ -37,14 +39,13 @@ def mesh_loopback_address(mesh: Mesh) -> Iterator[Finding]:
         return
     for host, claims in sorted(_by_host(bad).items()):
         claim = claims[0]
-        interface = claim.local.routed.name if claim.local and claim.local.routed else "eth0"
         called = any(mesh.opens(other, host) for other in hosts - {host})
         yield (Finding.error if called else Finding.warning)(
             "mesh-loopback-address",
             f"rank {claim.rank} ({host}) would listen on {claim.address}, which no other host can reach",
             evidence=_why(claim),
             fix="name the interface on that host, or give its name its real address in /etc/hosts",
-            commands=(f"export GLOO_SOCKET_IFNAME={interface} NCCL_SOCKET_IFNAME={interface}",),
+            steps=(_name_it(claim),),
         )
 
 
@@ -72,7 +73,7 @@ def mesh_wrong_interface(mesh: Mesh) -> Iterator[Finding]:
             f"{claim.other} on {routed} they can",
             evidence=_why(claim),
             fix="name the interface that reaches the others",
-            commands=(f"export GLOO_SOCKET_IFNAME={routed} NCCL_SOCKET_IFNAME={routed}",),
+            steps=(_name_it(claim),),
         )
 
 
@@ -102,7 +103,7 @@ def mesh_only_master_port(mesh: Mesh) -> Iterator[Finding]:
                 f"{_phrase(ways)}",
                 evidence=_examples(mesh, first, second),
                 fix="open the range of ephemeral ports between the hosts, in both directions",
-                commands=(RANGE,),
+                steps=(RANGE,),
             )
 
 
@@ -130,7 +131,7 @@ def mesh_one_way(mesh: Mesh) -> Iterator[Finding]:
                     f"{source} cannot connect to {target} ({way.value}), while {target} can connect to {source}",
                     evidence=_examples(mesh, source, target),
                     fix=f"let {target} accept connections from {source} on all ephemeral ports",
-                    commands=(RANGE,),
+                    steps=(RANGE,),
                 )
 
 
@@ -195,7 +196,7 @@ def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
     How to fix it: give both hosts the MTU that the whole path has (1500 where nothing else is known).
 
         $ ping -M do -c 1 -s 1472 ADDRESS
-        $ ip link set dev INTERFACE mtu 1500
+        $ sudo ip link set dev INTERFACE mtu 1500
 
     Since: 0.1
     """
@@ -207,7 +208,7 @@ def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
         seen.add(pair)
         source, target = mesh.hosts(reach)
         mtu = _mtu(mesh.by_rank[reach.source])
-        size = (mtu or reach.pmtu or 1500) - 28
+        size, name = (mtu or reach.pmtu or 1500) - 28, mesh.by_rank[reach.source].interface
         yield Finding.error(
             "mesh-mtu-hole",
             f"large messages from {source} to {target} never arrive, small ones do: an MTU on the path is too small",
@@ -217,9 +218,9 @@ def mesh_mtu_hole(mesh: Mesh) -> Iterator[Finding]:
                 f"{reach.retransmits} sent again",
             ),
             fix="give both hosts the MTU that the whole path has (1500 where nothing else is known)",
-            commands=(
-                f"ping -M do -c 1 -s {size} {reach.address}",
-                f"ip link set dev {mesh.by_rank[reach.source].interface or 'IFACE'} mtu 1500",
+            steps=(
+                step("ping -M do -c 1 -s {size} {address}", size=size, address=reach.address),
+                step("sudo ip link set dev {interface} mtu 1500").filled({"interface": name} if name else {}),
             ),
         )
 
@@ -245,7 +246,7 @@ def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
                 "mesh-lossy",
                 f"{source} -> {target} loses packets: {again} of {sent} segments were sent again ({again / sent:.1%})",
                 fix="look at the counters of errors and drops on both ends and on the switch between",
-                commands=("ip -s link", "ethtool -S IFACE | grep -E 'err|drop|crc'"),
+                steps=(step("ip -s link"), step("ethtool -S {interface} | grep -E 'err|drop|crc'")),
             )
 
 
@@ -291,6 +292,12 @@ def _mtu(claim: Claim) -> int | None:
 def _why(claim: Claim) -> tuple[str, ...]:
     chosen = claim.local.chosen if claim.local else None
     return (f"it takes {chosen.name} {chosen.address} because {chosen.because}",) if chosen else ()
+
+
+def _name_it(claim: Claim) -> Step:
+    """The step that names the interface by which a rank reaches the master."""
+    routed = claim.local.routed if claim.local else None
+    return NAME_IT.filled({"interface": routed.name} if routed else {})
 
 
 def _phrase(ways: Iterable[ConnectOutcome | None]) -> str:

@@ -1,13 +1,14 @@
 """PreflightFacts -> findings: what would stop or mislead DeepSpeed's launcher, before a rank is started. Looks at nothing."""
 
 import ipaddress
-import shlex
 from collections.abc import Iterator
 
 from dsdoctor.comm.preflight import hostfile_checks
 from dsdoctor.comm.preflight.facts import PreflightFacts
 from dsdoctor.comm.preflight.visit import Visit
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import instead, step
+from dsdoctor.hosts.remote_step import on_host
 from dsdoctor.hosts.ssh_errors import ssh_problem
 
 
@@ -24,7 +25,9 @@ def ssh_missing(facts: PreflightFacts) -> Iterator[Finding]:
     """
     if facts.hosts and facts.ssh is None:
         title = f"ssh is not on PATH, and {len(facts.hosts.hosts)} hosts are to be reached with it"
-        yield Finding.error("ssh-missing", title, fix="install it", commands=("sudo apt-get install openssh-client",))
+        yield Finding.error(
+            "ssh-missing", title, fix="install it", steps=(step("sudo apt-get install openssh-client"),)
+        )
 
 
 def ssh_fails(facts: PreflightFacts) -> Iterator[Finding]:
@@ -50,7 +53,7 @@ def ssh_fails(facts: PreflightFacts) -> Iterator[Finding]:
                 f"{visit.host} does not answer over ssh: {problem.what}",
                 evidence=evidence,
                 fix=problem.fix,
-                commands=problem.commands,
+                steps=problem.steps,
             )
 
 
@@ -74,12 +77,12 @@ def login_scripts_print(facts: PreflightFacts) -> Iterator[Finding]:
             title = f"{visit.host} prints {visit.noise.split()[0]!r} before the answer of any command over ssh"
             title += ", and DeepSpeed takes that word as the master address" if first else ""
             fix = "let its ~/.bashrc print in interactive shells only, or name the master"
-            commands = (
-                "case $- in *i*) ;; *) return ;; esac  # first line of ~/.bashrc",
-                "deepspeed --master_addr ADDRESS ...",
+            steps = (
+                step("case $- in *i*) ;; *) return ;; esac", note="first line of ~/.bashrc"),
+                instead("deepspeed --master_addr {address} ..."),
             )
             yield (Finding.error if first else Finding.warning)(
-                "login-scripts-print", title, evidence=(visit.noise,), fix=fix, commands=commands
+                "login-scripts-print", title, evidence=(visit.noise,), fix=fix, steps=steps
             )
 
 
@@ -98,8 +101,8 @@ def host_lacks_python(facts: PreflightFacts) -> Iterator[Finding]:
         if not visit.python:
             title = f"{visit.host} has no {facts.python}, and the launcher starts that path on every host"
             fix = "make the same environment at the same path there, or put it on a shared file system"
-            command = f"ssh {shlex.quote(visit.host)} ls -l {shlex.quote(facts.python)}"
-            yield Finding.error("host-lacks-python", title, fix=fix, commands=(command,))
+            look = step("ls -l {python}", python=facts.python)
+            yield Finding.error("host-lacks-python", title, fix=fix, steps=(on_host(visit.host, look),))
 
 
 def host_lacks_modules(facts: PreflightFacts) -> Iterator[Finding]:
@@ -120,10 +123,10 @@ def host_lacks_modules(facts: PreflightFacts) -> Iterator[Finding]:
         absent = [name for name in ("torch", "deepspeed", "dsdoctor") if name not in visit.modules]
         if visit.python and absent:
             title = f"{visit.host}: {facts.python} finds no {' and no '.join(absent)}"
-            command = f"ssh {shlex.quote(visit.host)} {shlex.quote(facts.python)} -m pip install {' '.join(absent)}"
+            install = step("{python} -m pip install {modules}", python=facts.python, modules=absent)
             only = absent == ["deepspeed"]
             yield (Finding.warning if only else Finding.error)(
-                "host-lacks-modules", title, fix="install it there as it is here", commands=(command,)
+                "host-lacks-modules", title, fix="install it there as it is here", steps=(on_host(visit.host, install),)
             )
 
 
@@ -143,8 +146,8 @@ def host_lacks_folder(facts: PreflightFacts) -> Iterator[Finding]:
         if not visit.folder:
             title = f"{visit.host} has no folder {facts.folder}, and DeepSpeed's launcher changes into it"
             fix = "start from a folder that every host has, or make it there"
-            command = f"ssh {shlex.quote(visit.host)} mkdir -p {shlex.quote(facts.folder)}"
-            yield Finding.warning("host-lacks-folder", title, fix=fix, commands=(command,))
+            make = step("mkdir -p {folder}", folder=facts.folder)
+            yield Finding.warning("host-lacks-folder", title, fix=fix, steps=(on_host(visit.host, make),))
 
 
 def pdsh_missing(facts: PreflightFacts) -> Iterator[Finding]:
@@ -162,16 +165,20 @@ def pdsh_missing(facts: PreflightFacts) -> Iterator[Finding]:
     """
     if not facts.hosts or len(facts.hosts.hosts) < 2:
         return
-    install = ("sudo apt-get install pdsh  # Fedora, RHEL: pdsh pdsh-rcmd-ssh", "deepspeed --launcher openmpi ...")
+    install = (
+        step("sudo apt-get install pdsh"),
+        instead("sudo dnf install pdsh pdsh-rcmd-ssh"),
+        instead("deepspeed --launcher openmpi ..."),
+    )
     if facts.pdsh is None:
         title = (
             f"pdsh is not on PATH, and DeepSpeed starts the {len(facts.hosts.hosts)} hosts of {facts.hostfile} with it"
         )
-        yield Finding.warning("pdsh-missing", title, fix="install it, or take another launcher", commands=install)
+        yield Finding.warning("pdsh-missing", title, fix="install it, or take another launcher", steps=install)
     elif facts.pdsh_ways and "ssh" not in facts.pdsh_ways:
         title = f"{facts.pdsh} knows {', '.join(facts.pdsh_ways)}, and DeepSpeed wants ssh (PDSH_RCMD_TYPE)"
         yield Finding.warning(
-            "pdsh-missing", title, fix="install its ssh module, or take another launcher", commands=install
+            "pdsh-missing", title, fix="install its ssh module, or take another launcher", steps=install
         )
 
 
@@ -184,17 +191,17 @@ def master_port_in_use(facts: PreflightFacts) -> Iterator[Finding]:
         where = f" on {listener.host}, the first host," if listener.host else ""
         title = f"port {facts.port}{where} is taken by {process}, and rank 0 needs it"
         evidence = (" ".join(listener.said.split())[:200],)
-        ssh = f"ssh {shlex.quote(listener.host)} " if listener.host else ""
-        look = (f"{ssh}ps -fp {listener.pid}",) if listener.pid else (f"{ssh}sudo ss -ltnp sport = :{facts.port}",)
+        listening = step("sudo ss -ltnp sport = :{port}", port=facts.port)
+        look = step("ps -fp {pid}", pid=listener.pid) if listener.pid else listening
         fix = "take another port, or end that process if it is left over"
         yield Finding.error(
             "master-port-in-use",
             title,
             evidence=evidence,
             fix=fix,
-            commands=(
-                f"deepspeed --master_port {facts.port + 1} ...",
-                *look,
+            steps=(
+                on_host(listener.host, look) if listener.host else look,
+                instead("deepspeed --master_port {port} ...", port=facts.port + 1),
             ),
         )
 
@@ -226,13 +233,13 @@ def master_address_elsewhere(facts: PreflightFacts) -> Iterator[Finding]:
         on = next((f" ({network.name})" for network in first.networks if network.address == master), "")
         title = f"DeepSpeed would take {master}{on} of {first.host} as the master address, and {fact}"
         evidence = tuple(f"{visit.host}: {' '.join(visit.addresses)}" for visit in (first, *others[:3]))
-        command = f"deepspeed --master_addr {better[0] if better else 'ADDRESS'} ..."
+        name = step("deepspeed --master_addr {address} ...").filled({"address": better[0]} if better else {})
         yield Finding.error(
             "master-address-elsewhere",
             title,
             evidence=evidence,
             fix="name the address that all hosts can reach",
-            commands=(command,),
+            steps=(name,),
         )
 
 

@@ -1,10 +1,10 @@
 """PreflightFacts -> findings about the hostfile, .deepspeed_env and the variables that are not forwarded. Looks at nothing."""
 
-import shlex
 from collections.abc import Iterator
 
 from dsdoctor.comm.preflight.facts import PreflightFacts
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 
 EXPORTED = ("MLFLOW", "PYTHON", "MV2", "UCX")
 OF_ACCELERATORS = {
@@ -35,7 +35,10 @@ def hostfile_missing(facts: PreflightFacts) -> Iterator[Finding]:
         title = f"{facts.hostfile} cannot be read, and DeepSpeed would go on with this one node"
         fix = "write the hostfile, a line for each host"
         yield Finding.error(
-            "hostfile-missing", title, fix=fix, commands=(f"echo 'node1 slots=8' >> {shlex.quote(facts.hostfile)}",)
+            "hostfile-missing",
+            title,
+            fix=fix,
+            steps=(step("echo 'node1 slots=8' >> {hostfile}", hostfile=facts.hostfile),),
         )
 
 
@@ -108,7 +111,7 @@ def host_named_twice(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def variable_not_forwarded(facts: PreflightFacts) -> Iterator[Finding]:
-    r"""Variables that steer communication are set here, and DeepSpeed's launcher does not forward them to the other hosts.
+    """Variables that steer communication are set here, and DeepSpeed's launcher does not forward them to the other hosts.
 
     It forwards names that begin with MLFLOW, PYTHON, MV2 and UCX, and NCCL with GPUs; not GLOO_*, TORCH_*,
     LD_LIBRARY_PATH or DEEPSPEED_TIMEOUT. What a .deepspeed_env (in the home or working directory) sets is forwarded.
@@ -118,7 +121,7 @@ def variable_not_forwarded(facts: PreflightFacts) -> Iterator[Finding]:
 
     How to fix it: write what the other hosts need into .deepspeed_env in the folder that you start from.
 
-        $ printf '%s\n' "NAME=$NAME" >> .deepspeed_env
+        $ env | grep ^NAME= >> .deepspeed_env
 
     Since: 0.1
     """
@@ -130,9 +133,9 @@ def variable_not_forwarded(facts: PreflightFacts) -> Iterator[Finding]:
     if left:
         verb = "is" if len(left) == 1 else "are"
         title = f"{', '.join(left)} {verb} set here, and DeepSpeed's launcher forwards only {'*, '.join(forwarded)}*"
-        commands = (f"printf '%s\\n' \"{name}=${name}\" >> .deepspeed_env" for name in left)
+        steps = (step("env | grep ^{variable}= >> .deepspeed_env", variable=name) for name in left)
         fix = "write what the other hosts need into .deepspeed_env of the folder that you start from"
-        yield Finding.warning("variable-not-forwarded", title, fix=fix, commands=commands)
+        yield Finding.warning("variable-not-forwarded", title, fix=fix, steps=steps)
 
 
 def deepspeed_env_malformed(facts: PreflightFacts) -> Iterator[Finding]:
@@ -154,9 +157,9 @@ def deepspeed_env_malformed(facts: PreflightFacts) -> Iterator[Finding]:
             title = f"{file.path}, line {complaint.line}: {complaint.what}, and {end}"
             evidence = (complaint.text,) if complaint.text else ()
             fix = "write plain lines, as in: GLOO_SOCKET_IFNAME=eth0"
-            command = f"sed -n {complaint.line}p {shlex.quote(file.path)}"
+            show = step("sed -n {line} {file}", line=f"{complaint.line}p", file=file.path)
             yield (Finding.error if complaint.refused else Finding.warning)(
-                "deepspeed-env-malformed", title, evidence=evidence, fix=fix, commands=(command,)
+                "deepspeed-env-malformed", title, evidence=evidence, fix=fix, steps=(show,)
             )
 
 

@@ -7,6 +7,7 @@ from dsdoctor.comm.models import Rank
 from dsdoctor.comm.rendezvous.store import Unreached
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import instead, step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,10 @@ def master_port_in_use(absent: Absent) -> Iterator[Finding]:
             f"it {why.outcome.value}" if why.outcome is ConnectOutcome.STRANGER else "it accepts and does not answer",
         ),
         fix="end it, or take another port",
-        commands=(f"ss -ltnp sport = :{me.port}", f"export MASTER_PORT={free_port_like(me.port)}"),
+        steps=(
+            step("ss -ltnp sport = :{port}", port=me.port),
+            instead("export MASTER_PORT={port}", port=free_port_like(me.port)),
+        ),
     )
 
 
@@ -90,7 +94,9 @@ def master_unreachable(absent: Absent) -> Iterator[Finding]:
         f"rank {me.rank} ({absent.host}): {me.master}:{me.port}, where rank 0 should be, {what}",
         evidence=(f"a plain TCP connection: {why.outcome.value}, tried for {why.seconds:.1f} s",),
         fix=fix,
-        commands=(f"timeout 5 bash -c '</dev/tcp/{me.master}/{me.port}' && echo reachable",),
+        steps=(
+            step("timeout 5 bash -c '</dev/tcp/$0/$1' {host} {port} && echo reachable", host=me.master, port=me.port),
+        ),
     )
 
 
@@ -113,7 +119,7 @@ def master_port_refused(absent: Absent) -> Iterator[Finding]:
             "master-port-refused",
             f"rank 0 ({absent.host}) cannot listen on {me.master}:{me.port}: {absent.why.detail}",
             fix="take another port",
-            commands=(f"export MASTER_PORT={max(free_port_like(me.port), 29500)}",),
+            steps=(step("export MASTER_PORT={port}", port=max(free_port_like(me.port), 29500)),),
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from dsdoctor.comm.models import Claim, Rank
 from dsdoctor.comm.rank_names import MOST_NAMED, named
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 from dsdoctor.core.sentences import and_more
 
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -55,13 +56,14 @@ def rank_missing(arrivals: Arrivals) -> Iterator[Finding]:
     evidence = [f"{here} of {me.world} ranks came in {arrivals.waited:.1f} s: {_places(arrivals.claims)}"]
     evidence += [f"rank {rank} wrote: {words}" for rank, words in sorted(arrivals.last_lines.items())]
     hosts = {me.hosts[rank] for rank in missing if rank < len(me.hosts)}
-    commands = [f"ssh {host} python -m dsdoctor comm --quick" for host in sorted(hosts)[:3]]
+    there = [step("ssh {host} python -m dsdoctor comm --quick", host=host) for host in sorted(hosts)[:3]]
+    connect = step("timeout 5 bash -c '</dev/tcp/$0/$1' {host} {port} && echo reachable", host=me.master, port=me.port)
     yield Finding.error(
         "rank-missing",
         f"{named(missing, me.hosts)} never came; waited {arrivals.waited:.0f} s at {me.master}:{me.port}",
         evidence=tuple(evidence),
         fix="see in the launcher's output whether it was started there; if it was, its own lines say why it cannot come",
-        commands=tuple(commands) or (f"timeout 5 bash -c '</dev/tcp/{me.master}/{me.port}' && echo reachable",),
+        steps=there or (connect,),
     )
 
 
@@ -90,7 +92,9 @@ def rank_duplicated(arrivals: Arrivals) -> Iterator[Finding]:
                 + and_more([f"pid {claim.pid} on {claim.host}" for claim in several], MOST_NAMED),
                 evidence=(f"no process is {named(arrivals.missing, ())}",) if arrivals.missing else (),
                 fix="give every process a RANK of its own: one --node_rank for each node, one port for each job",
-                commands=("env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|SLURM_PROCID|OMPI_COMM_WORLD_RANK)'",),
+                steps=(
+                    step("env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|SLURM_PROCID|OMPI_COMM_WORLD_RANK)'"),
+                ),
             )
 
 

@@ -24,12 +24,13 @@ from dsdoctor.comm.speed.changes import (
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import write_bytes
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import Step, step
 from dsdoctor.core.sentences import and_more
 
 SCHEMA = "dsdoctor-comm/1"
 MOST = 12
 """Lines of evidence."""
-MEASURE = "python -m dsdoctor comm --save base.json"
+MEASURE = step("python -m dsdoctor comm --save base.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ def save(report: Report, path: Path, *, date: str | None = None) -> None:
 def load(path: Path) -> Base:
     """Read what ``save`` wrote. Raises UsageError for a file that is missing, is no baseline, is of another version, or
     damaged."""
-    hint = f"save a baseline while all is well: {MEASURE}"
+    hint = f"save a baseline while all is well: {MEASURE.line}"
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -133,7 +134,7 @@ def slower_than_before(report: Report, base: Base) -> Iterator[Finding]:
                 title,
                 evidence=(*evidence, *_other_versions(report, base)),
                 fix=f"find out what changed since {base.date}; if that is intended, save a new baseline",
-                commands=(MEASURE,),
+                steps=(MEASURE,),
             )
 
 
@@ -151,17 +152,18 @@ def baseline_not_comparable(report: Report, base: Base) -> Iterator[Finding]:
     Since: 0.1
     """
     why = tuple(_differences(report, base))
-    fix, commands = "compare with a baseline of the same job", [MEASURE]
+    fix = "compare with a baseline of the same job"
+    steps: tuple[Step, ...] = (MEASURE,)
     if why:
         title = f"not everything can be compared with the baseline of {base.date}: {why[0]}"
     elif not report.speeds and not report.pairs:
         title = f"nothing was timed, so nothing can be compared with the baseline of {base.date}"
-        fix, commands = "run it without --quick", []
+        fix, steps = "run it without --quick", ()
     elif not base.speeds and not base.pairs:
         title = f"the baseline of {base.date} holds no times: it was saved by a quick or a broken test"
     else:
         return
-    yield Finding.note("baseline-not-comparable", title, evidence=why[1:], fix=fix, commands=commands)
+    yield Finding.note("baseline-not-comparable", title, evidence=why[1:], fix=fix, steps=steps)
 
 
 def _differences(report: Report, base: Base) -> Iterator[str]:

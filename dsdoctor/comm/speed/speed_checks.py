@@ -10,6 +10,7 @@ from dsdoctor.comm.results import Limit, Pace, PairTime, Speed
 from dsdoctor.comm.speed.bandwidth import formula
 from dsdoctor.comm.speed.pairs import slower, within
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
 
 GB = 1e9
 LARGE = {"nccl": 64 << 20, "gloo": 1 << 20}
@@ -120,7 +121,7 @@ def collective_below_limit(measured: Measured) -> Iterator[Finding]:
         f"{worst.op} moves {worst.busbw / GB:.3g} GB/s, {much} what {limit.link} carries: {limit.bandwidth / GB:.3g} GB/s",
         evidence=(*(_beside(speed, limit) for speed in best[:SHOWN]), f"limit: {limit.because}"),
         fix="see which interface and transport each rank takes; " + _ratio(part),
-        commands=("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH dsdoctor comm --full",)
+        steps=(step("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH dsdoctor comm --full"),)
         if backend == "nccl"
         else (),
     )
@@ -164,7 +165,10 @@ def pair_is_slow(measured: Measured) -> Iterator[Finding]:
         fix=f"look at the network adapter, cable and switch port of {centre}: speed, duplex, errors"
         if centre
         else "look at what lies between the two: switch, route, MTU, a lossy cable",
-        commands=("ip -s link", "ethtool $(ip -o route get 8.8.8.8 | sed 's/.* dev \\([^ ]*\\).*/\\1/')"),
+        steps=(
+            step("ip -s link"),
+            step("ethtool $(ip -o route get 8.8.8.8 | sed 's/.* dev \\([^ ]*\\).*/\\1/')"),
+        ),
     )
 
 
@@ -200,7 +204,7 @@ def rank_straggles(measured: Measured) -> Iterator[Finding]:
                     f"it waits {pace.waited * 1e3:.3g} ms at a barrier, the others {wait * 1e3:.3g} ms (medians)",
                 ),
                 fix="see what else runs on its host, and whether its GPU or processor is throttled",
-                commands=("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK", "top -b -n 1 | head -20"),
+                steps=(step("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK"), step("top -b -n 1 | head -20")),
             )
 
 
@@ -224,7 +228,7 @@ def latency_spikes(measured: Measured) -> Iterator[Finding]:
                 f" {speed.p99 * 1e3:.3g} ms",
                 evidence=(f"slowest: {measured.named(speed.slowest)}",),
                 fix="see whether packets are sent again, and what else runs",
-                commands=("nstat -az TcpRetransSegs",),
+                steps=(step("nstat -az TcpRetransSegs"),),
             )
 
 

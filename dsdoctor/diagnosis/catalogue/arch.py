@@ -1,5 +1,6 @@
 """Rules of GPU architectures: none to build for, unknown to nvcc or torch, or not built."""
 
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 IN_THE_BUILDER = (
@@ -13,9 +14,9 @@ GPU_ARCH_UNSUPPORTED_BY_NVCC = Rule(
     fix="build for the GPUs you have, with a toolkit that knows them: 8.9 and 9.0 need CUDA 11.8, 10.0 and 12.0 "
     "need 12.8, "
     "and CUDA 13 has nothing below 7.5",
-    commands=(
-        "python -m dsdoctor build-wheel",
-        'export TORCH_CUDA_ARCH_LIST="8.0;9.0"  # yours: nvidia-smi --query-gpu=compute_cap --format=csv',
+    steps=(
+        step("python -m dsdoctor build-wheel"),
+        instead('export TORCH_CUDA_ARCH_LIST="8.0;9.0"', note="yours: nvidia-smi --query-gpu=compute_cap --format=csv"),
     ),
     manual="""nvcc is too old or too new for an architecture that it was asked to compile for.
 
@@ -61,7 +62,7 @@ Why it matters: nvcc stops, and no CUDA op is compiled.""",
             tier=Tier.FILE,
             title="ptxas knows PTX up to {known}, and nvcc wrote {arch}: they are of two toolkits",
             fix="use nvcc and ptxas of one toolkit",
-            commands=('eval "$(python -m dsdoctor env)"',),
+            steps=(step('eval "$(python -m dsdoctor env)"'),),
             sample="ptxas /tmp/tmpxft_1.ptx, line 9; fatal   : Unsupported .version 8.4; current version is '8.2'",
         ),
     ),
@@ -72,9 +73,9 @@ ARCH_LIST_EMPTY = Rule(
     stage=Stage.COMPILE,
     title="no GPU is visible and TORCH_CUDA_ARCH_LIST is not set: there is no architecture to build for",
     fix="name the architectures of the GPUs it will run on",
-    commands=(
-        'TORCH_CUDA_ARCH_LIST="8.0;9.0" DS_ACCELERATOR=cuda python -m dsdoctor build-wheel',
-        'export TORCH_CUDA_ARCH_LIST="8.0;9.0"',
+    steps=(
+        step('TORCH_CUDA_ARCH_LIST="8.0;9.0" DS_ACCELERATOR=cuda python -m dsdoctor build-wheel'),
+        instead('export TORCH_CUDA_ARCH_LIST="8.0;9.0"'),
     ),
     manual="""No GPU is visible and TORCH_CUDA_ARCH_LIST is not set, so nothing says which GPUs to build for.
 
@@ -121,7 +122,7 @@ GPU_ARCH_UNKNOWN_TO_TORCH = Rule(
     stage=Stage.COMPILE,
     title="{arch} is not an architecture that this torch and DeepSpeed know",
     fix='write TORCH_CUDA_ARCH_LIST as numbers with ";" between them; for a GPU newer than torch knows, take a newer torch',
-    commands=('export TORCH_CUDA_ARCH_LIST="8.0;9.0"', "python -m dsdoctor plan"),
+    steps=(step('export TORCH_CUDA_ARCH_LIST="8.0;9.0"'), step("python -m dsdoctor plan")),
     manual="""TORCH_CUDA_ARCH_LIST, or a GPU here, has an architecture that this torch or DeepSpeed does not know.
 
 torch.utils.cpp_extension knows a fixed list of architectures, and DeepSpeed takes plain numbers only:
@@ -166,7 +167,7 @@ GPU_TOO_OLD_FOR_OP = Rule(
     title="{op|the op} needs a newer GPU than the ones it was to be built for",
     fix="leave the op out, or build it for GPUs that it supports (8.0 for the v2 inference kernels, 7.0 for "
     "evoformer_attn)",
-    commands=("python -m dsdoctor plan --ops {op|all}",),
+    steps=(step("python -m dsdoctor plan --ops {op|all}"),),
     manual="""Some ops need a newer GPU than those they were to be built for.
 
 The ragged and cutlass kernels of inference v2 and MII and fp_quantizer need 8.0, evoformer_attn 7.0,
@@ -212,7 +213,7 @@ ARCH_PARSE_BUG = Rule(
     stage=Stage.COMPILE,
     title="this DeepSpeed{deepspeed_hint} cut a two-digit architecture such as 12.0 down to {arch}",
     fix="take a DeepSpeed that splits at the dot",
-    commands=("python -m pip install -U deepspeed", "python -m dsdoctor build-wheel --source newest"),
+    steps=(step("python -m pip install -U deepspeed"), instead("python -m dsdoctor build-wheel --source newest")),
     manual="""An older DeepSpeed takes the first and the third character of the capability as its two numbers.
 
 12.0 and 10.0 both become "1.", and nvcc is asked for compute_1.
@@ -243,9 +244,9 @@ NO_KERNEL_IMAGE = Rule(
     stage=Stage.RUN,
     title="the code that runs holds nothing for this GPU{arch_hint}",
     fix="build the ops for this GPU; if torch itself says so, take a torch that supports it",
-    commands=(
-        "python -m dsdoctor prebuild --arch 9.0  # yours: nvidia-smi --query-gpu=compute_cap --format=csv",
-        "python -m dsdoctor check --deep",
+    steps=(
+        step("python -m dsdoctor prebuild --arch 9.0", note="yours: nvidia-smi --query-gpu=compute_cap --format=csv"),
+        step("python -m dsdoctor check --deep"),
     ),
     manual="""An op, or torch itself, was compiled for other architectures than the GPU it runs on.
 
@@ -272,7 +273,7 @@ the error alive after a correct build.""",
             pattern=r"provided PTX was compiled with an unsupported toolchain",
             title="the PTX is newer than this driver understands",
             fix="update the driver, or build with machine code for this GPU and a toolkit no newer than the driver",
-            commands=("python -m dsdoctor look",),
+            steps=(step("python -m dsdoctor look"),),
             sample="RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.",
         ),
         Signature(
@@ -281,7 +282,12 @@ the error alive after a correct build.""",
             tier=Tier.PROBE,
             title="this torch was not built for {arch}",
             fix="take a torch whose CUDA release supports this GPU",
-            commands=("python -m pip install -U torch",),
+            steps=(
+                step(
+                    "python -m pip install -U torch --index-url https://download.pytorch.org/whl/{cuda_tag|CUDA_TAG}",
+                    note="a CUDA release that the driver runs, such as cu128",
+                ),
+            ),
             sample="NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current "
             "PyTorch installation.",
         ),

@@ -1,5 +1,6 @@
 """Rules of the host compiler: missing, too old, too new, killed."""
 
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 COMPILER = r"(?:c\+\+|g\+\+|gcc|cc|clang|clang\+\+|icpx?)(?:-[\d.]{1,20})?"
@@ -10,10 +11,10 @@ HOST_COMPILER_TOO_OLD = Rule(
     stage=Stage.COMPILE,
     title="the host compiler {gcc} is too old for this torch's headers",
     fix="use a newer g++ (torch 2 asks for 9, its C++20 headers for 10 or newer) and name it in CC and CXX",
-    commands=(
-        "sudo apt install g++-12",
-        "export CC=gcc-12 CXX=g++-12",
-        "conda install -c conda-forge gxx_linux-64=12  # without root",
+    steps=(
+        step("sudo apt install g++-12"),
+        instead("conda install -c conda-forge gxx_linux-64=12", note="without root; then CC and CXX are set by it"),
+        step("export CC=gcc-12 CXX=g++-12"),
     ),
     manual="""The host compiler is too old for the headers of this torch.
 
@@ -79,10 +80,10 @@ HOST_COMPILER_TOO_NEW = Rule(
     stage=Stage.COMPILE,
     title="the host compiler is newer than this nvcc{nvcc_hint} supports",
     fix="use an older g++ beside it and name it in CC and CXX",
-    commands=(
-        "sudo apt install g++-{newest|12}",
-        "export CC=gcc-{newest|12} CXX=g++-{newest|12}",
-        "python -m dsdoctor prebuild",
+    steps=(
+        step("sudo apt install g++-{newest|12}"),
+        step("export CC=gcc-{newest|12} CXX=g++-{newest|12}"),
+        step("python -m dsdoctor prebuild"),
     ),
     manual="""The host compiler is newer than this nvcc supports.
 
@@ -105,7 +106,7 @@ check.""",
             words="unsupported+version",
             pattern=r"#error.{0,12}unsupported (?:clang|Microsoft Visual Studio) version",
             tier=Tier.FILE,
-            commands=("python -m dsdoctor plan",),
+            steps=(step("python -m dsdoctor plan"),),
             sample="/usr/local/cuda/include/crt/host_config.h(153): fatal error C1189: #error:  -- unsupported "
             "Microsoft Visual Studio "
             "version! Only the versions between 2017 and 2022 (inclusive) are supported!",
@@ -116,7 +117,7 @@ check.""",
             r"greater than the maximum required version "
             r"by CUDA (?P<nvcc>[\d.]{1,12}\d)(?:.{0,120}<=?\s?(?P<below>\d+))?",
             title="{compiler} {gcc} is newer than CUDA {nvcc} supports",
-            commands=("python -m dsdoctor plan", "export CC=gcc-12 CXX=g++-12"),
+            steps=(step("python -m dsdoctor plan"), step("export CC=gcc-12 CXX=g++-12")),
             sample="RuntimeError: The current installed version of g++ (13.2.0) is greater than the maximum "
             "required version by CUDA 11.8. "
             "Please make sure to use an adequate version of g++ (>=6.0.0, <12.0).",
@@ -131,7 +132,7 @@ check.""",
             r"of previous function",
             tier=Tier.FILE,
             title="the headers of the host compiler or C library are newer than this nvcc{nvcc_hint} understands",
-            commands=("python -m dsdoctor plan", "export CC=gcc-12 CXX=g++-12"),
+            steps=(step("python -m dsdoctor plan"), step("export CC=gcc-12 CXX=g++-12")),
             sample="/usr/lib/gcc/x86_64-linux-gnu/13/include/amxtileintrin.h(42): error: identifier "
             '"__builtin_ia32_ldtilecfg" is undefined',
         ),
@@ -143,9 +144,9 @@ COMPILER_OOM_KILLED = Rule(
     stage=Stage.COMPILE,
     title="{program|a compiler} was killed: the memory ran out",
     fix="run fewer compilers at once, for fewer architectures",
-    commands=(
-        "python -m dsdoctor build-wheel --jobs 1",
-        "MAX_JOBS=1 DS_NVCC_THREADS=1 python -m pip install --no-build-isolation deepspeed",
+    steps=(
+        step("python -m dsdoctor build-wheel --jobs 1"),
+        instead("MAX_JOBS=1 DS_NVCC_THREADS=1 python -m pip install --no-build-isolation deepspeed"),
     ),
     manual="""A compiler was killed because the memory ran out.
 
@@ -205,7 +206,10 @@ HOST_COMPILER_MISSING = Rule(
     stage=Stage.COMPILE,
     title="there is no C++ compiler{compiler_hint}",
     fix="install g++ (on Windows: the Visual Studio build tools, and their own prompt)",
-    commands=("sudo apt install build-essential", "conda install -c conda-forge gxx_linux-64  # without root"),
+    steps=(
+        step("sudo apt install build-essential"),
+        instead("conda install -c conda-forge gxx_linux-64", note="without root"),
+    ),
     manual="""There is no C++ compiler, or it lacks a part of itself (cc1plus).
 
 DeepSpeed's ops are C++: even the CPU ones need g++, and nvcc needs it as its host compiler. On Windows cl.exe

@@ -1,5 +1,6 @@
 """Rules of code and compiler flags that do not fit each other: the C++ standard, SIMD, a bug of nvcc."""
 
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 CXX_STANDARD_TOO_LOW = Rule(
@@ -7,7 +8,10 @@ CXX_STANDARD_TOO_LOW = Rule(
     stage=Stage.COMPILE,
     title="torch's headers demand C++{least|17 or newer}, the builder passes {standard|an older -std}",
     fix="take a DeepSpeed that passes the standard this torch needs; dsdoctor builds with the right one",
-    commands=("python -m dsdoctor prebuild --source newest", "python -m pip install -U --no-build-isolation deepspeed"),
+    steps=(
+        step("python -m dsdoctor prebuild --source newest"),
+        instead("python -m pip install -U --no-build-isolation deepspeed"),
+    ),
     manual="""DeepSpeed's builder passes an older C++ standard than this torch's headers need.
 
 The builder passes a fixed -std: C++14, 17 or 20, by its release. torch 1.5 asks for C++14, 2.1 for C++17, 2.12 or
@@ -69,7 +73,7 @@ SIMD_FLAG_MISMATCH = Rule(
     stage=Stage.COMPILE,
     title="the code asks for SIMD instructions that the compiler's flags do not allow",
     fix="build on a machine like the one it runs on, with a compiler and an assembler that know its instructions",
-    commands=("lscpu | grep -i flags", "python -m dsdoctor prebuild --ops cpu_adam"),
+    steps=(step("lscpu | grep -i flags"), step("python -m dsdoctor prebuild --ops cpu_adam")),
     manual="""The code uses SIMD instructions that the compiler's flags do not allow.
 
 DeepSpeed chooses the SIMD code (AVX512, AVX2, scalar) by what py-cpuinfo or lscpu reports, and the instructions
@@ -110,7 +114,7 @@ NVCC_GCC11_BUG = Rule(
     stage=Stage.COMPILE,
     title="nvcc {nvcc|11.5 to 11.7.0} cannot parse the C++ library of GCC 11",
     fix="use g++ 10 for nvcc 11.5 to 11.7.0, or a toolkit of 11.7.1 or newer",
-    commands=("sudo apt install g++-10", "export CC=gcc-10 CXX=g++-10"),
+    steps=(step("sudo apt install g++-10"), step("export CC=gcc-10 CXX=g++-10")),
     manual="""nvcc 11.5 to 11.7.0 has a bug with the headers of GCC 11.
 
 It prints `parameter packs not expanded with '...'` in std_function.h. Ubuntu 22.04's own nvcc (11.5) with its own

@@ -1,5 +1,6 @@
 """Rules of headers that the compiler did not find, in any language: the name of the header decides."""
 
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.catalogue.linker import linker
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
@@ -69,10 +70,10 @@ CUDA_HEADER_MISSING = Rule(
     title="the toolkit in {cuda_home|CUDA_HOME} has no {header}",
     fix="use a whole toolkit: dsdoctor finds one, or links the headers that torch's own wheels brought beside "
     "your nvcc",
-    commands=(
-        'eval "$(python -m dsdoctor env)"',
-        "python -m dsdoctor prebuild",
-        "sudo apt install cuda-libraries-dev-{cuda_dashed|12-8}",
+    steps=(
+        step('eval "$(python -m dsdoctor env)"'),
+        step("python -m dsdoctor prebuild"),
+        instead("sudo apt install cuda-libraries-dev-{cuda_dashed|12-8}"),
     ),
     manual="""The compiler did not find a header of the CUDA libraries.
 
@@ -100,7 +101,7 @@ CCCL_HEADERS_MOVED = Rule(
     stage=Stage.COMPILE,
     title="{header} was not found: CUDA 13 keeps it under include/cccl",
     fix="put the cccl folder on the include path; dsdoctor's environment does",
-    commands=('eval "$(python -m dsdoctor env)"', 'export CPATH="$CUDA_HOME/include/cccl:$CPATH"'),
+    steps=(step('eval "$(python -m dsdoctor env)"'), step('export CPATH="$CUDA_HOME/include/cccl:$CPATH"')),
     manual="""CUDA 13 moved the headers of thrust, cub and cuda/std (CCCL) from include/ to include/cccl/.
 
 nvcc adds that folder itself, a plain g++ compile of a .cpp file that includes torch's CUDA headers does not.
@@ -123,10 +124,10 @@ PYTHON_HEADERS_MISSING = Rule(
     stage=Stage.COMPILE,
     title="Python{python_hint} has no {header}: its development files are not installed",
     fix="install the development package of exactly this Python; dsdoctor fetches Debian's and Ubuntu's without root",
-    commands=(
-        "python -m dsdoctor prebuild",
-        "sudo apt install python{python|3}-dev",
-        "conda install python={python|3}",
+    steps=(
+        step("python -m dsdoctor prebuild"),
+        instead("sudo apt install python{python|3}-dev"),
+        instead("conda install python={python|3}"),
     ),
     manual="""The headers of this Python (Python.h) are not installed.
 
@@ -157,9 +158,9 @@ LIBC_HEADERS_MISSING = Rule(
     title="the compiler does not find {header}, a part of the system's C or C++ library",
     fix="install the C library's development files for the compiler in use; drop -isystem /usr/include and a "
     "CPATH that hides them",
-    commands=(
-        "sudo apt install libc6-dev libstdc++-12-dev",
-        "conda install -c conda-forge gxx_linux-64 sysroot_linux-64",
+    steps=(
+        step("sudo apt install libc6-dev libstdc++-12-dev"),
+        instead("conda install -c conda-forge gxx_linux-64 sysroot_linux-64"),
     ),
     manual="""The compiler does not find the headers of the system's C or C++ library.
 

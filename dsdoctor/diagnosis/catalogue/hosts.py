@@ -1,5 +1,6 @@
 """Rules of several hosts: the hostfile, ssh between them, filters of hosts and slots."""
 
+from dsdoctor.core.fix import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 HOSTFILE_MALFORMED = Rule(
@@ -7,7 +8,7 @@ HOSTFILE_MALFORMED = Rule(
     stage=Stage.LAUNCH,
     title="the hostfile cannot be used{entry_hint}",
     fix='write one line a host, "name slots=N", each host once, no blanks around "="',
-    commands=("printf 'node1 slots=8\\nnode2 slots=8\\n' > hostfile", "deepspeed --hostfile hostfile ..."),
+    steps=(step("printf 'node1 slots=8\\nnode2 slots=8\\n' > hostfile"), step("deepspeed --hostfile hostfile ...")),
     manual="""The hostfile cannot be used.
 
 A hostfile has one line for each host: `node1 slots=8`. Blanks around `=`, `node1:8`, a host twice or an empty
@@ -29,7 +30,7 @@ alone.""",
             after=r"Unable to find hostfile",
             title="there is no hostfile where the launcher looks, so {entry} is not in it",
             fix="name the hostfile (default: /job/hostfile), or drop --include and --exclude on one node",
-            commands=("deepspeed --hostfile PATH ...",),
+            steps=(step("deepspeed --hostfile PATH ..."),),
             sample="[WARNING] [runner.py:214:fetch_hostfile] Unable to find hostfile, will proceed with training with "
             "local resources only.\nValueError: Hostname 'worker-1' not found in hostfile",
         ),
@@ -65,10 +66,10 @@ SSH_UNREACHABLE = Rule(
     stage=Stage.LAUNCH,
     title="{host|a host of the hostfile} cannot be reached by ssh without a password",
     fix="let the launching node log in to every host (itself too) with a key; on one node remove the hostfile",
-    commands=(
-        "ssh -o BatchMode=yes -o ConnectTimeout=5 {host|HOST} true",
-        "ssh-copy-id {host|HOST}",
-        "python -m dsdoctor comm",
+    steps=(
+        step("ssh -o BatchMode=yes -o ConnectTimeout=5 {host|HOST} true"),
+        step("ssh-copy-id {host|HOST}"),
+        step("python -m dsdoctor comm"),
     ),
     manual="""A host of the hostfile cannot be reached by ssh without a password.
 
@@ -96,7 +97,7 @@ Why it matters: The job does not start on all nodes, and DeepSpeed hides what ss
             pattern=r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED",
             title="the host's key is unknown to this node, or has changed",
             fix="accept the hosts' keys once, on every node",
-            commands=("ssh-keyscan -H {host|HOST} >> ~/.ssh/known_hosts",),
+            steps=(step("ssh-keyscan -H {host|HOST} >> ~/.ssh/known_hosts"),),
             sample="Host key verification failed.",
         ),
         Signature(
@@ -109,7 +110,7 @@ Why it matters: The job does not start on all nodes, and DeepSpeed hides what ss
             words="ssh+resolve",
             pattern=r"ssh: Could not resolve hostname (?P<host>[\w.-]+)",
             title="the name {host} of the hostfile does not resolve on this node",
-            commands=("getent hosts {host}",),
+            steps=(step("getent hosts {host}"),),
             sample="ssh: Could not resolve hostname worker-9: Name or service not known",
         ),
         Signature(
@@ -149,7 +150,7 @@ RESOURCE_FILTER_INVALID = Rule(
     stage=Stage.LAUNCH,
     title="the launcher was asked for {what|hosts or slots} that the hostfile does not have",
     fix="ask only for what the hostfile has, in the form --include 'host1:0,1@host2:0'",
-    commands=("cat /job/hostfile", "python -m dsdoctor check"),
+    steps=(step("cat /job/hostfile"), step("python -m dsdoctor check")),
     manual="""The launcher was asked for hosts or slots that the hostfile does not have.
 
 --include and --exclude name hosts and slots of the hostfile (slots count from 0), one of the two at a time, and

@@ -1,5 +1,6 @@
 """Rules of installing: what pip, setuptools and DeepSpeed's setup.py print before anything is compiled."""
 
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 IN_A_BUILD = (
@@ -12,7 +13,7 @@ TORCH_MISSING_AT_BUILD = Rule(
     stage=Stage.INSTALL,
     title="DeepSpeed's setup.py cannot import torch: it is not installed, or pip's build isolation hides it",
     fix="install torch first, then build without isolation; dsdoctor does both right",
-    commands=("python -m dsdoctor prebuild", "python -m pip install --no-build-isolation deepspeed"),
+    steps=(step("python -m dsdoctor prebuild"), instead("python -m pip install --no-build-isolation deepspeed")),
     manual="""DeepSpeed's setup.py imports torch, and torch cannot be imported during the build.
 
 setup.py declares no build dependency on torch. pip (always since 25.3), uv and poetry build in an isolated
@@ -70,9 +71,12 @@ WINDOWS_UNSUPPORTED_OP = Rule(
     stage=Stage.INSTALL,
     title="async_io and gds need Linux libraries that Windows does not have",
     fix="switch the ops off that Windows cannot have, and build the others",
-    commands=(
-        "set DS_BUILD_AIO=0& set DS_BUILD_GDS=0& python -m pip install --no-build-isolation deepspeed",
-        "set DS_BUILD_OPS=0& python -m pip install --no-build-isolation deepspeed",
+    steps=(
+        step(
+            "set DS_BUILD_AIO=0& set DS_BUILD_GDS=0& python -m pip install --no-build-isolation deepspeed",
+            note="Windows",
+        ),
+        instead("set DS_BUILD_OPS=0& python -m pip install --no-build-isolation deepspeed"),
     ),
     manual="""On Windows DeepSpeed compiles every op ahead of time by default, also those that Windows cannot have.
 
@@ -137,7 +141,7 @@ OP_SILENTLY_SKIPPED = Rule(
     stage=Stage.INSTALL,
     title="{op} was asked for, and the installation left it out without an error",
     fix="build it with dsdoctor, which names what is missing and fails where an op asked for is not in the wheel",
-    commands=("python -m dsdoctor plan --ops {op}", "python -m dsdoctor prebuild --ops {op}"),
+    steps=(step("python -m dsdoctor plan --ops {op}"), step("python -m dsdoctor prebuild --ops {op}")),
     manual="""An op was asked for, its prerequisite is missing, and setup.py left it out without an error.
 
 That happens to async_io without libaio, to gds without libcufile and to evoformer_attn without CUTLASS, even with
@@ -159,9 +163,9 @@ DEEPSPEED_SETUP_BUG = Rule(
     stage=Stage.INSTALL,
     title="DeepSpeed's own setup fails: {error}",
     fix="take another release of DeepSpeed, or the source at a tag",
-    commands=(
-        "python -m dsdoctor build-wheel --source newest",
-        "python -m pip install --no-build-isolation -U deepspeed",
+    steps=(
+        step("python -m dsdoctor build-wheel --source newest"),
+        instead("python -m pip install --no-build-isolation -U deepspeed"),
     ),
     manual="""This release of DeepSpeed cannot be installed, whatever the environment.
 
@@ -209,7 +213,7 @@ ACCELERATOR_AUTODETECT_CPU = Rule(
     stage=Stage.INSTALL,
     title="no GPU is visible, so DeepSpeed chose the CPU accelerator",
     fix="set the accelerator that you build for; make the GPUs visible where it runs",
-    commands=("export DS_ACCELERATOR=cuda", "python -m dsdoctor prebuild --accelerator cuda"),
+    steps=(step("export DS_ACCELERATOR=cuda"), instead("python -m dsdoctor prebuild --accelerator cuda")),
     manual="""DeepSpeed saw no GPU while it was built or imported, and chose the CPU accelerator.
 
 Without DS_ACCELERATOR it looks for a GPU. In a docker build, on a login node or with a broken driver there is
@@ -230,7 +234,7 @@ ignores such ops later.""",
             tier=Tier.GENERIC,
             fix="make the GPUs visible (nvidia-smi, --gpus all, CUDA_VISIBLE_DEVICES), or pass --num_gpus and "
             "DS_ACCELERATOR=cpu",
-            commands=("nvidia-smi", "python -m dsdoctor look"),
+            steps=(step("nvidia-smi"), step("python -m dsdoctor look")),
             sample="RuntimeError: Unable to proceed, no GPU resources available",
         ),
         Signature(
@@ -248,7 +252,10 @@ DISK_FULL = Rule(
     title="no space left on the disk",
     fix="make room, or move the temporary folder, pip's cache and the op cache to a disk with room (a build "
     "takes 5 to 10 GB)",
-    commands=("df -h . /tmp ~", "export TMPDIR=/path/with/room TORCH_EXTENSIONS_DIR=/path/with/room/torch_extensions"),
+    steps=(
+        step("df -h . /tmp ~"),
+        step("export TMPDIR=/path/with/room TORCH_EXTENSIONS_DIR=/path/with/room/torch_extensions"),
+    ),
     manual="""The compiler, pip or the run-time compilation wrote to a full file system.
 
 Often it is /tmp or a tmpfs, sometimes a quota on the home folder. `df -h` and `df -i` show which.

@@ -1,5 +1,6 @@
 """Rules of compiling at run time: ninja, the cache of torch_extensions, consequences of a failed compile."""
 
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 MASKED_JIT_FAILURE = Rule(
@@ -122,7 +123,11 @@ NINJA_MISSING = Rule(
     stage=Stage.JIT,
     title="ninja cannot be run here: torch needs it to compile at run time",
     fix="install ninja into this environment, and put the environment's bin folder on PATH of every process and node",
-    commands=("python -m pip install ninja", 'export PATH="$(dirname "$(which python)"):$PATH"', "ninja --version"),
+    steps=(
+        step("python -m pip install ninja"),
+        step('export PATH="$(dirname "$(which python)"):$PATH"'),
+        step("ninja --version"),
+    ),
     manual="""torch compiles ops at run time by running the program ninja, and it was not found.
 
 The Python package may be there all the same: PATH of the job, of sudo, of the notebook or of the other node lacks
@@ -156,7 +161,10 @@ TORCH_EXTENSIONS_PERMISSION = Rule(
     stage=Stage.JIT,
     title="the cache of compiled ops, {path|the folder of torch_extensions}, cannot be written",
     fix="give the cache a folder that this user may write",
-    commands=('export TORCH_EXTENSIONS_DIR="$HOME/torch_extensions"', "ls -ld {path|~/.cache/torch_extensions}"),
+    steps=(
+        step('export TORCH_EXTENSIONS_DIR="$HOME/torch_extensions"'),
+        step("ls -ld {path|~/.cache/torch_extensions}"),
+    ),
     manual="""The folder where torch keeps ops compiled at run time cannot be written.
 
 By default it is ~/.cache/torch_extensions. It was made by root once (sudo, docker), is on a read-only home, or is
@@ -206,9 +214,9 @@ STALE_JIT_CACHE = Rule(
     stage=Stage.JIT,
     title="the cache of compiled ops{cache_hint} holds what another process or environment left",
     fix="end leftover processes, remove the cache, and give every environment one of its own",
-    commands=(
-        "rm -rf {cache|~/.cache/torch_extensions}",
-        'export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"',
+    steps=(
+        step("mv {cache|~/.cache/torch_extensions} {cache_aside|~/.cache/torch_extensions.old}"),
+        instead('export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"'),
     ),
     manual="""The cache of ops compiled at run time holds files that another process or environment left.
 

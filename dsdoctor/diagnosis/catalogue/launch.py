@@ -1,5 +1,6 @@
 """Rules of launching: the launcher's programs, MPI, and the variables that a launcher sets."""
 
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 LAUNCHER_BACKEND_MISSING = Rule(
@@ -7,7 +8,7 @@ LAUNCHER_BACKEND_MISSING = Rule(
     stage=Stage.LAUNCH,
     title="the launcher needs {launcher}, and it is not installed here",
     fix="install it on the node that launches, or launch without it (torchrun on each node, or one node only)",
-    commands=("sudo apt install {launcher_package}", "python -m dsdoctor check"),
+    steps=(step("sudo apt install {launcher_package}"), step("python -m dsdoctor check")),
     manual="""The launcher starts the nodes through a program that is not installed on the node where you launch.
 
 deepspeed starts several nodes (and autotuning even one) through pdsh by default, or through mpirun, srun or
@@ -35,7 +36,7 @@ Why it matters: Nothing is started on any node.""",
             pattern=r"(?P<launcher>pdsh)@\S{1,160}: module path \"[^\"]{1,80}\" insecure",
             title="{launcher} refuses its own module folder: it is not owned by root",
             fix="give the folder to root, or name the ssh module in PDSH_RCMD_TYPE",
-            commands=("export PDSH_RCMD_TYPE=ssh",),
+            steps=(step("export PDSH_RCMD_TYPE=ssh"),),
             sample='pdsh@node0: module path "/usr/lib/x86_64-linux-gnu/pdsh" insecure.',
         ),
     ),
@@ -46,7 +47,10 @@ MPI_ROOT_REFUSED = Rule(
     stage=Stage.LAUNCH,
     title="{program|mpirun} refuses to run as root",
     fix="run as another user, or allow root in a container that is yours alone",
-    commands=("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "mpirun --allow-run-as-root ..."),
+    steps=(
+        step("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"),
+        instead("mpirun --allow-run-as-root ..."),
+    ),
     manual="""Open MPI does not start as root unless it is told to.
 
 In a container the user is often root. deepspeed passes options to mpirun with --launcher_args.
@@ -66,7 +70,7 @@ NUMACTL_MISSING = Rule(
     stage=Stage.LAUNCH,
     title="--bind_cores_to_rank needs numactl, and it is not installed",
     fix="install numactl on every node, or drop --bind_cores_to_rank",
-    commands=("sudo apt install numactl",),
+    steps=(step("sudo apt install numactl"),),
     manual="""deepspeed --bind_cores_to_rank starts each rank through the program numactl, and it is not installed.
 
 Why it matters: No rank is started on that node.""",
@@ -85,10 +89,10 @@ NO_LAUNCHER_ENV = Rule(
     stage=Stage.RUN,
     title="the script was started without a launcher: {variable|RANK} is not set",
     fix="start it with a launcher, or set the variables for a single process",
-    commands=(
-        "deepspeed --num_gpus 1 SCRIPT.py",
-        "torchrun --nproc_per_node 1 SCRIPT.py",
-        "export RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500",
+    steps=(
+        step("deepspeed --num_gpus 1 SCRIPT.py"),
+        instead("torchrun --nproc_per_node 1 SCRIPT.py"),
+        instead("export RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500"),
     ),
     manual="""The script was started without a launcher, so a variable that every rank needs is not set.
 
@@ -129,7 +133,7 @@ Why it matters: DeepSpeed then fails on mpi4py. Installing mpi4py is seldom what
             tier=Tier.GENERIC,
             title="torch.distributed was used before it was initialized",
             fix="start with a launcher and call deepspeed.init_distributed() first",
-            commands=("deepspeed --num_gpus 1 SCRIPT.py",),
+            steps=(step("deepspeed --num_gpus 1 SCRIPT.py"),),
             sample="ValueError: Default process group has not been initialized, please make sure to call "
             "init_process_group.",
         ),
@@ -141,7 +145,7 @@ ACCELERATOR_NAME_INVALID = Rule(
     stage=Stage.LAUNCH,
     title="DS_ACCELERATOR names an accelerator that cannot be used here{name_hint}",
     fix="set it to one that this DeepSpeed and torch know, or unset it",
-    commands=("unset DS_ACCELERATOR", "export DS_ACCELERATOR=cuda"),
+    steps=(step("unset DS_ACCELERATOR"), instead("export DS_ACCELERATOR=cuda")),
     manual="""DS_ACCELERATOR names an accelerator that cannot be used here.
 
 It must be one of cuda, cpu, xpu, npu, mps, hpu, mlu, sdaa, ... in lower case; an empty value is refused too.

@@ -1,5 +1,6 @@
 """Rules of the libraries that single ops need: libaio, CUTLASS, oneCCL."""
 
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.catalogue.headers import missing
 from dsdoctor.diagnosis.catalogue.linker import linker
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
@@ -9,11 +10,11 @@ LIBAIO_MISSING = Rule(
     stage=Stage.INSTALL,
     title="async_io needs libaio with its header, and they were not found",
     fix="install libaio's development package, or leave async_io out (only NVMe offload needs it)",
-    commands=(
-        "sudo apt install libaio-dev",
-        "sudo dnf install libaio-devel",
-        "conda install -c conda-forge libaio",
-        "python -m dsdoctor prebuild --ops async_io",
+    steps=(
+        step("sudo apt install libaio-dev"),
+        instead("sudo dnf install libaio-devel"),
+        instead("conda install -c conda-forge libaio"),
+        step("python -m dsdoctor prebuild --ops async_io"),
     ),
     manual="""async_io compiles against libaio.h and links libaio.so, and they were not found.
 
@@ -70,9 +71,9 @@ LIBAIO_TOO_OLD = Rule(
     stage=Stage.INSTALL,
     title="this libaio is too old: it has no {symbol}",
     fix="install libaio 0.3.112 or newer, or leave async_io out",
-    commands=(
-        "conda install -c conda-forge 'libaio>=0.3.112'",
-        "DS_BUILD_AIO=0 python -m pip install --no-build-isolation deepspeed",
+    steps=(
+        step("conda install -c conda-forge 'libaio>=0.3.112'"),
+        instead("DS_BUILD_AIO=0 python -m pip install --no-build-isolation deepspeed"),
     ),
     manual="""DeepSpeed's async_io calls io_pgetevents, which libaio has only since 0.3.112.
 
@@ -97,10 +98,10 @@ CUTLASS_MISSING = Rule(
     stage=Stage.INSTALL,
     title="evoformer_attn needs CUTLASS, and it was not found",
     fix="get CUTLASS and name its folder in CUTLASS_PATH, or leave the op out",
-    commands=(
-        "git clone --depth 1 --branch v3.5.1 https://github.com/NVIDIA/cutlass",
-        'export CUTLASS_PATH="$PWD/cutlass"',
-        "python -m dsdoctor prebuild --ops evoformer_attn",
+    steps=(
+        step("git clone --depth 1 --branch v3.5.1 https://github.com/NVIDIA/cutlass"),
+        step('export CUTLASS_PATH="$PWD/cutlass"'),
+        step("python -m dsdoctor prebuild --ops evoformer_attn"),
     ),
     manual="""evoformer_attn is compiled with the headers of CUTLASS, and they were not found.
 
@@ -152,10 +153,10 @@ ONECCL_HEADER_MISSING = Rule(
     stage=Stage.COMPILE,
     title="the CPU accelerator's ccl op needs oneCCL, and it was not found",
     fix="leave the op out, or install oneCCL and source its environment; on a GPU machine set DS_ACCELERATOR=cuda",
-    commands=(
-        "DS_BUILD_CCL_COMM=0 python -m pip install --no-build-isolation deepspeed",
-        "source /opt/intel/oneapi/ccl/latest/env/vars.sh",
-        "export DS_ACCELERATOR=cuda  # if it is for a GPU",
+    steps=(
+        step("DS_BUILD_CCL_COMM=0 python -m pip install --no-build-isolation deepspeed"),
+        instead("source /opt/intel/oneapi/ccl/latest/env/vars.sh"),
+        instead("export DS_ACCELERATOR=cuda", note="if it is for a GPU"),
     ),
     manual="""deepspeed_ccl_comm, an op of the CPU accelerator, needs oneCCL, and it was not found.
 

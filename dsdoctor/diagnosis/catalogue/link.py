@@ -1,5 +1,6 @@
 """Rules of linking: libraries that the linker does not find, in any language."""
 
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.catalogue.linker import linker
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
@@ -20,10 +21,10 @@ CUDA_LIB_LINK_MISSING = Rule(
     stage=Stage.LINK,
     title="the linker does not find -l{library}{home_hint}",
     fix="give the linker a folder that holds lib{library}.so (not only lib{library}.so.N); dsdoctor's toolkit does",
-    commands=(
-        'eval "$(python -m dsdoctor env)"',
-        "python -m dsdoctor prebuild",
-        'export LIBRARY_PATH="$CUDA_HOME/lib64:$LIBRARY_PATH"',
+    steps=(
+        step('eval "$(python -m dsdoctor env)"'),
+        step("python -m dsdoctor prebuild"),
+        instead('export LIBRARY_PATH="$CUDA_HOME/lib64:$LIBRARY_PATH"'),
     ),
     manual="""The op links a library of the CUDA toolkit, and no folder on the link line has it.
 
@@ -58,10 +59,10 @@ LIBCUDA_STUB_MISSING = Rule(
     stage=Stage.LINK,
     title="the linker does not find libcuda, the driver's library",
     fix="link against the toolkit's stub where there is no driver; with a driver, put its folder on the link path",
-    commands=(
-        'export LIBRARY_PATH="$CUDA_HOME/lib64/stubs:$LIBRARY_PATH"',
-        'export LIBRARY_PATH="/usr/lib/wsl/lib:$LIBRARY_PATH"  # WSL',
-        'eval "$(python -m dsdoctor env)"',
+    steps=(
+        step('export LIBRARY_PATH="$CUDA_HOME/lib64/stubs:$LIBRARY_PATH"'),
+        instead('export LIBRARY_PATH="/usr/lib/wsl/lib:$LIBRARY_PATH"', note="WSL"),
+        instead('eval "$(python -m dsdoctor env)"'),
     ),
     manual="""The linker does not find libcuda, which belongs to the driver.
 
@@ -89,7 +90,7 @@ Why it matters: The op cannot be linked. To run it, the real driver is needed (d
             pattern=r"libcuda\.so(?:\.1)?: (?:cannot open shared object|[^\s\w]|kann|no se puede|impossible|não)",
             title="libcuda.so.1, the driver's library, is not here",
             fix="run where the driver is: with a GPU (docker run --gpus all), or without the CUDA ops",
-            commands=("nvidia-smi", "python -m dsdoctor look"),
+            steps=(step("nvidia-smi"), step("python -m dsdoctor look")),
             sample="ImportError: libcuda.so.1: cannot open shared object file: No such file or directory",
         ),
         Signature(
@@ -107,9 +108,9 @@ GDS_LINK = Rule(
     stage=Stage.LINK,
     title="gds needs cuFile, and {library|it} cannot be used here",
     fix="install cuFile's development files of your CUDA release, or leave gds out",
-    commands=(
-        "sudo apt install libcufile-dev-{cuda_dashed|12-8}",
-        "DS_BUILD_GDS=0 python -m pip install --no-build-isolation deepspeed",
+    steps=(
+        step("sudo apt install libcufile-dev-{cuda_dashed|12-8}"),
+        instead("DS_BUILD_GDS=0 python -m pip install --no-build-isolation deepspeed"),
     ),
     manual="""gds (GPUDirect Storage) links libcufile of the CUDA toolkit, and that failed.
 

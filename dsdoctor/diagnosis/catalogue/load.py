@@ -1,5 +1,6 @@
 """Rules of loading what was built: symbols and libraries that are missing or of another release."""
 
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 TORCH_ABI_MISMATCH = Rule(
@@ -7,7 +8,11 @@ TORCH_ABI_MISMATCH = Rule(
     stage=Stage.LOAD,
     title="{file|the op} was built against another torch than the one that loads it{torch_hint}",
     fix="build the op again for this torch, and remove what was built for the other",
-    commands=("python -m dsdoctor prebuild", "rm -rf ~/.cache/torch_extensions", "python -m dsdoctor check --deep"),
+    steps=(
+        step("python -m dsdoctor prebuild"),
+        step("mv ~/.cache/torch_extensions ~/.cache/torch_extensions.old"),
+        step("python -m dsdoctor check --deep"),
+    ),
     manual="""An op was built against another torch than the one that loads it.
 
 A compiled op calls torch's C++ functions by their mangled names, and these change from release to release and
@@ -38,7 +43,12 @@ with.""",
             pattern=r"WinError 127\].{0,160}?(?P<file>(?:torch_python|c10|torch_cpu)\.dll)",
             title="{file} lacks a function that another library asks for: parts of two torches are mixed",
             fix="install torch afresh, and build the ops for it",
-            commands=("python -m pip install --force-reinstall torch", "python -m dsdoctor prebuild"),
+            steps=(
+                step(
+                    "python -m pip install --force-reinstall {torch_requirement|torch==VERSION} --index-url {torch_index|INDEX}"
+                ),
+                step("python -m dsdoctor prebuild"),
+            ),
             sample="OSError: [WinError 127] The specified procedure could not be found. Error loading "
             '"C:\\venv\\lib\\site-packages\\torch\\lib\\torch_python.dll" or one of its dependencies.',
         ),
@@ -58,7 +68,7 @@ UNDEFINED_SYMBOL_MISSING_LINK = Rule(
     stage=Stage.LOAD,
     title="{file|the op} was linked without the library that has {symbol}",
     fix="build it again with that library on the link line",
-    commands=("python -m dsdoctor prebuild", "rm -rf ~/.cache/torch_extensions"),
+    steps=(step("python -m dsdoctor prebuild"), step("mv ~/.cache/torch_extensions ~/.cache/torch_extensions.old")),
     manual="""An op calls a function of a library that it was linked without.
 
 Examples are curandCreateGenerator, io_submit and cublas. A builder that saw no CUDA toolkit, or an LDFLAGS with
@@ -94,9 +104,9 @@ CUDA_RUNTIME_LIB_MISSING = Rule(
     stage=Stage.LOAD,
     title="{library} is not here: the op was built for another CUDA release, or the loader does not look where it is",
     fix="build the op for the CUDA release of this torch",
-    commands=(
-        "python -m dsdoctor prebuild",
-        'export LD_LIBRARY_PATH="$(python -m dsdoctor toolkit)/lib64:$LD_LIBRARY_PATH"',
+    steps=(
+        step("python -m dsdoctor prebuild"),
+        instead('export LD_LIBRARY_PATH="$(python -m dsdoctor toolkit)/lib64:$LD_LIBRARY_PATH"'),
     ),
     manual="""A built op names the CUDA runtime it was linked with, and that library was not found.
 
@@ -125,7 +135,7 @@ Why it matters: The op cannot be loaded.""",
             r"|(?P<library3>libtorch_cuda\.so): undefined symbol: nccl\w+",
             title="another {library} than torch needs is loaded first",
             fix="take the other CUDA folders off LD_LIBRARY_PATH, so that torch finds its own libraries",
-            commands=("unset LD_LIBRARY_PATH", "python -m dsdoctor look"),
+            steps=(step("unset LD_LIBRARY_PATH"), step("python -m dsdoctor look")),
             sample="ImportError: libcusparse.so.12: undefined symbol: __nvJitLinkAddData_12_1, version "
             "libnvJitLink.so.12",
         ),
@@ -153,7 +163,7 @@ LIBSTDCXX_TOO_OLD = Rule(
     title="the library loaded here is older than the op needs: it has no {version}",
     fix="use a newer libstdc++ (conda's libstdcxx-ng, or drop LD_LIBRARY_PATH to an old one), or build the op on "
     "this machine",
-    commands=("conda install -c conda-forge 'libstdcxx-ng>=13'", "python -m dsdoctor prebuild"),
+    steps=(step("conda install -c conda-forge 'libstdcxx-ng>=13'"), step("python -m dsdoctor prebuild")),
     manual="""The libstdc++.so.6 or libc.so.6 found first at run time is older than the one the op was compiled with.
 
 The op was compiled by a newer g++, or on a newer glibc. Often an old libstdc++ of conda or of LD_LIBRARY_PATH is
@@ -178,7 +188,7 @@ OPS_TORCH_VERSION_MISMATCH = Rule(
     stage=Stage.LOAD,
     title="DeepSpeed's ops were built with {what} {built|another one}, and {what} {here|this one} is installed",
     fix="build the wheel for the torch that is installed, or install the torch it was built for",
-    commands=("python -m dsdoctor prebuild",),
+    steps=(step("python -m dsdoctor prebuild"),),
     manual="""DeepSpeed's pre-built ops were made with another torch or CUDA release than the installed one.
 
 DeepSpeed's loader compares the torch (major.minor) and the CUDA release of pre-built ops with what is installed,

@@ -1,5 +1,6 @@
 """Rules of a run on several ranks: ports, shared memory, network interfaces, ranks that wait for each other."""
 
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 MASTER_PORT_IN_USE = Rule(
@@ -7,10 +8,10 @@ MASTER_PORT_IN_USE = Rule(
     stage=Stage.RUN,
     title="port {port|of the rendezvous (29500 by default)} is taken by another process",
     fix="end the other job, or take another port",
-    commands=(
-        "ss -ltnp sport = :{port|29500}",
-        "deepspeed --master_port 29501 ...",
-        "torchrun --master_port 29501 ...",
+    steps=(
+        step("ss -ltnp sport = :{port|29500}"),
+        step("deepspeed --master_port 29501 ..."),
+        instead("torchrun --master_port 29501 ..."),
     ),
     manual="""Another process listens on the port of the rendezvous.
 
@@ -45,7 +46,11 @@ NCCL_SHM_TOO_SMALL = Rule(
     stage=Stage.RUN,
     title="/dev/shm is too small for NCCL or the data loaders (docker gives 64 MB)",
     fix="give the container more shared memory, and remove what dead jobs left in it",
-    commands=("df -h /dev/shm", "docker run --shm-size=16g ...", "rm -f /dev/shm/nccl-* /dev/shm/torch_*"),
+    steps=(
+        step("df -h /dev/shm"),
+        step("docker run --shm-size=16g ..."),
+        instead("sudo fuser -v /dev/shm/nccl-* /dev/shm/torch_*", note="files without a process are left over"),
+    ),
     manual="""NCCL and torch's data loaders exchange data through /dev/shm, and it is full or too small.
 
 docker gives 64 MB by default; --ipc=host also helps, and on Kubernetes an emptyDir with `medium: Memory` on
@@ -91,10 +96,10 @@ NCCL_NETWORK_INTERFACE = Rule(
     stage=Stage.RUN,
     title="the nodes do not reach each other over the network that was chosen{peer_hint}",
     fix="name the interface that all nodes share, and open the ports between them; dsdoctor comm says who reaches whom",
-    commands=(
-        "python -m dsdoctor comm",
-        "export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0  # yours: ip -br addr",
-        "export NCCL_DEBUG=INFO",
+    steps=(
+        step("python -m dsdoctor comm"),
+        step("export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0", note="yours: ip -br addr"),
+        step("export NCCL_DEBUG=INFO"),
     ),
     manual="""The nodes do not reach each other over the network that NCCL or gloo chose.
 
@@ -126,7 +131,7 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             r"\(?(?P<peer>[\w.:, -]{3,80})\)",
             title="no answer from the rendezvous at {peer}",
             fix="check that rank 0 runs there, that MASTER_ADDR is right on every node, and that its port is open",
-            commands=("python -m dsdoctor comm", "nc -zv MASTER_ADDR MASTER_PORT"),
+            steps=(step("python -m dsdoctor comm"), step("nc -zv MASTER_ADDR MASTER_PORT")),
             sample="torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while "
             "trying to connect to (10.0.0.1, "
             "29500).",
@@ -138,7 +143,7 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             tier=Tier.GENERIC,
             title="a host's name does not resolve on this node",
             fix="give MASTER_ADDR a name or an address that every node resolves",
-            commands=("getent hosts MASTER_ADDR", "python -m dsdoctor comm"),
+            steps=(step("getent hosts MASTER_ADDR"), step("python -m dsdoctor comm")),
             sample='  File "/venv/torch/distributed/rendezvous.py", line 185, in _create_c10d_store\n'
             "socket.gaierror: [Errno -2] Name or service not known",
         ),
@@ -147,7 +152,7 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             pattern=r"network addresses of \(?(?P<peer>[\w.:, -]{3,80})\) cannot be retrieved",
             title="the name of the rendezvous, {peer}, does not resolve on this node",
             fix="give MASTER_ADDR a name or an address that every node resolves",
-            commands=("getent hosts MASTER_ADDR", "python -m dsdoctor comm"),
+            steps=(step("getent hosts MASTER_ADDR"), step("python -m dsdoctor comm")),
             sample="torch.distributed.DistNetworkError: The IPv6 network addresses of (worker-1, 29500) cannot be retrieved "
             "(gai error: -2 - Name or service not known).",
         ),
@@ -181,7 +186,7 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             title="InfiniBand or RoCE failed between the nodes",
             fix="check the links (ibstat), NCCL_IB_HCA and NCCL_IB_GID_INDEX; NCCL_IB_DISABLE=1 tells whether it "
             "is InfiniBand",
-            commands=("ibstat", "python -m dsdoctor comm"),
+            steps=(step("ibstat"), step("python -m dsdoctor comm")),
             sample="node1:12:90 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4791> with error 12, "
             "opcode 0, len 0, vendor err 129",
         ),
@@ -213,10 +218,10 @@ NCCL_COLLECTIVE_TIMEOUT = Rule(
     title="ranks waited for each other in {operation|a collective} until the watchdog fired",
     fix="find the rank that died, hung or took another path: read the first error of every rank's log, then test "
     "the network",
-    commands=(
-        "python -m dsdoctor diagnose rank*.log",
-        "python -m dsdoctor comm",
-        "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+    steps=(
+        step("python -m dsdoctor diagnose rank*.log"),
+        step("python -m dsdoctor comm"),
+        step("export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1"),
     ),
     manual="""Ranks waited in a collective for another rank until the watchdog ended them.
 

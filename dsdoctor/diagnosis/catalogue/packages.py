@@ -1,5 +1,6 @@
 """Rules of Python packages: options of pip, pins that conflict, packages that are missing."""
 
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.catalogue.install import IN_A_BUILD
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
@@ -8,7 +9,7 @@ WHEEL_PACKAGE_MISSING = Rule(
     stage=Stage.INSTALL,
     title="setuptools does not know bdist_wheel: the wheel package is not installed",
     fix="install wheel (or a setuptools of 70.1 or newer) into the same environment",
-    commands=("python -m pip install -U wheel setuptools",),
+    steps=(step("python -m pip install -U wheel setuptools"),),
     manual="""setuptools does not have the command bdist_wheel, because the wheel package is not installed.
 
 setuptools before 70.1 takes that command from the wheel package.
@@ -43,9 +44,9 @@ PIP_GLOBAL_OPTION_REMOVED = Rule(
     stage=Stage.INSTALL,
     title="this installer no longer takes {option|--global-option}",
     fix="steer the build with variables (DS_BUILD_..., MAX_JOBS); build_ext -j was never safe for DeepSpeed",
-    commands=(
-        "python -m dsdoctor prebuild --ops cpu_adam",
-        "DS_BUILD_CPU_ADAM=1 python -m pip install --no-build-isolation deepspeed",
+    steps=(
+        step("python -m dsdoctor prebuild --ops cpu_adam"),
+        instead("DS_BUILD_CPU_ADAM=1 python -m pip install --no-build-isolation deepspeed"),
     ),
     manual="""The installer no longer takes --global-option, --build-option or --install-option.
 
@@ -78,7 +79,7 @@ TRITON_PIN_CONFLICT = Rule(
     stage=Stage.INSTALL,
     title="triton {wanted|1.0.0} is asked for, and this environment cannot have it",
     fix="leave sparse_attn (and whatever pins that triton) out; torch 2 brings a triton of its own",
-    commands=("DS_BUILD_SPARSE_ATTN=0 python -m pip install --no-build-isolation deepspeed",),
+    steps=(step("DS_BUILD_SPARSE_ATTN=0 python -m pip install --no-build-isolation deepspeed"),),
     manual="""Something requires a triton that this environment cannot have.
 
 The op sparse_attn pins triton 1.0.0, which exists only for old Pythons and conflicts with every torch 2. The
@@ -124,9 +125,9 @@ PYDANTIC_INCOMPATIBLE = Rule(
     stage=Stage.INSTALL,
     title="this DeepSpeed and this pydantic do not work together",
     fix="DeepSpeed before 0.14.3 needs pydantic 1, later ones need 2: upgrade DeepSpeed, or pin pydantic",
-    commands=(
-        "python -m pip install -U deepspeed",
-        "python -m pip install 'pydantic<2'  # for a DeepSpeed before 0.14.3",
+    steps=(
+        step("python -m pip install -U deepspeed"),
+        instead("python -m pip install 'pydantic<2'", note="for a DeepSpeed before 0.14.3"),
     ),
     manual="""This release of DeepSpeed and this release of pydantic do not work together.
 
@@ -179,7 +180,7 @@ PYTHON_DEP_MISSING = Rule(
     stage=Stage.INSTALL,
     title="the Python package {module} is not installed",
     fix="install it into the environment that runs or builds DeepSpeed",
-    commands=("python -m pip install {package}",),
+    steps=(step("python -m pip install {package}"),),
     manual="""Something imports a Python package that is not in this environment.
 
 Examples are dskernels (of deepspeed-kernels) for cutlass_ops and ragged_device_ops, cpuinfo (of py-cpuinfo) for
@@ -207,7 +208,7 @@ build requirements for you.""",
             pattern=r"cannot import name '(?P<module>packaging)' from 'pkg_resources'",
             title="this torch takes {module} from setuptools, and newer setuptools have none",
             fix="pin setuptools below 70 for this torch, or upgrade torch",
-            commands=("python -m pip install 'setuptools<70'",),
+            steps=(step("python -m pip install 'setuptools<70'"),),
             sample="ImportError: cannot import name 'packaging' from 'pkg_resources' (/venv/lib/python3.10/site-packages/"
             "pkg_resources/__init__.py)",
         ),

@@ -1,5 +1,6 @@
 """Rules of a run: memory, fp16, processors, and imports that newer versions removed."""
 
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 DEEPSPEED_TOO_OLD_FOR_TORCH = Rule(
@@ -7,7 +8,7 @@ DEEPSPEED_TOO_OLD_FOR_TORCH = Rule(
     stage=Stage.LOAD,
     title="this DeepSpeed imports {name|something} from torch, and this torch no longer has it",
     fix="upgrade DeepSpeed to a release that knows this torch",
-    commands=("python -m pip install -U deepspeed", "python -m dsdoctor prebuild --source newest"),
+    steps=(step("python -m pip install -U deepspeed"), instead("python -m dsdoctor prebuild --source newest")),
     manual="""This DeepSpeed imports something from torch that this torch no longer has.
 
 Releases of DeepSpeed import internals of torch: torch._six went with torch 2.0, `log` of the elastic agent with
@@ -39,7 +40,7 @@ Why it matters: An older DeepSpeed on a newer torch fails at import.""",
             words="bufsize",
             pattern=r"cannot import name '(?P<name>BUFSIZE)' from 'numpy'",
             title="this DeepSpeed imports {name} from numpy, and numpy 2 no longer has it",
-            commands=("python -m pip install -U deepspeed", "python -m pip install 'numpy<2'"),
+            steps=(step("python -m pip install -U deepspeed"), instead("python -m pip install 'numpy<2'")),
             sample="ImportError: cannot import name 'BUFSIZE' from 'numpy' "
             "(/venv/lib/python3.9/site-packages/numpy/__init__.py)",
         ),
@@ -52,7 +53,10 @@ HOST_RAM_OOM = Rule(
     title="a rank was killed: the host's memory ran out",
     fix="use less host memory: fewer ranks or loader workers, no pinned memory, offload to NVMe, or a machine or "
     "container with more",
-    commands=("dmesg -T | grep -i -E 'killed process|out of memory'", "free -g; cat /sys/fs/cgroup/memory.max"),
+    steps=(
+        step("dmesg -T | grep -i -E 'killed process|out of memory'"),
+        step("free -g; cat /sys/fs/cgroup/memory.max"),
+    ),
     manual="""A process was killed because the host's memory ran out.
 
 Exit code -9 (137 in a container) is SIGKILL: nearly always from the kernel or the scheduler when memory is short.
@@ -112,7 +116,7 @@ FP16_LOSS_SCALE_FLOOR = Rule(
     stage=Stage.RUN,
     title="fp16 overflowed on every step until the loss scale reached its floor",
     fix="train in bf16 where the GPU has it, or find the module where the first inf arises",
-    commands=("python -m dsdoctor.run SCRIPT.py", "python -m dsdoctor explain fp16-loss-scale-floor"),
+    steps=(step("python -m dsdoctor.run SCRIPT.py"), step("python -m dsdoctor explain fp16-loss-scale-floor")),
     manual="""fp16 overflowed on every step until the loss scale could not be lowered any further.
 
 Dynamic loss scaling halves the scale at every overflow. A few overflows at the start are normal; one on every
@@ -140,7 +144,11 @@ CPU_ISA_ILLEGAL_INSTRUCTION = Rule(
     stage=Stage.RUN,
     title="illegal instruction: an op was built for a newer processor than this one",
     fix="build the CPU ops on a machine like the oldest one they run on",
-    commands=("python -m dsdoctor prebuild", "rm -rf ~/.cache/torch_extensions", "python -m dsdoctor check --deep"),
+    steps=(
+        step("python -m dsdoctor prebuild"),
+        step("mv ~/.cache/torch_extensions ~/.cache/torch_extensions.old"),
+        step("python -m dsdoctor check --deep"),
+    ),
     manual="""An op was compiled for a newer processor than the one it runs on.
 
 DeepSpeed compiles its CPU ops with -march=native: they hold the instructions of the build machine (AVX512 and

@@ -1,5 +1,6 @@
 """Rules of the CUDA toolkit: missing, of another release than torch's, or an unusable folder."""
 
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 PROBED = r"compatibility check failed|treating the op as not compatible"
@@ -10,7 +11,7 @@ CUDA_TOOLKIT_MISSING = Rule(
     stage=Stage.INSTALL,
     title="no CUDA toolkit was found: CUDA_HOME is unset and there is no nvcc",
     fix="give the build a toolkit of torch's CUDA release{cuda_hint}; dsdoctor assembles one without root",
-    commands=('export CUDA_HOME="$(python -m dsdoctor toolkit)"', 'eval "$(python -m dsdoctor env)"'),
+    steps=(step('export CUDA_HOME="$(python -m dsdoctor toolkit)"'), instead('eval "$(python -m dsdoctor env)"')),
     manual="""torch found no CUDA toolkit.
 
 torch looks at CUDA_HOME, CUDA_PATH, nvcc on PATH and /usr/local/cuda. torch's wheels bring the CUDA runtime, not
@@ -72,7 +73,7 @@ CUDA_TORCH_MISMATCH = Rule(
     title="nvcc is CUDA {nvcc|another release}, torch was built with CUDA {cuda|another one}",
     fix="build with the toolkit of torch's own CUDA release; dsdoctor finds it among those that are here, or "
     "assembles it",
-    commands=('eval "$(python -m dsdoctor env)"', "python -m dsdoctor prebuild"),
+    steps=(step('eval "$(python -m dsdoctor env)"'), step("python -m dsdoctor prebuild")),
     manual="""The nvcc that the build found is of another CUDA release than the one torch was built with.
 
 DeepSpeed refuses another major release (and for CUDA 13 another minor one), torch refuses another major one. The
@@ -149,7 +150,7 @@ CUDA_HOME_WRONG = Rule(
     stage=Stage.INSTALL,
     title="CUDA_HOME is {home}, and there is no usable toolkit in it",
     fix="point CUDA_HOME at one folder that holds bin/nvcc, include and lib64; dsdoctor knows which",
-    commands=('export CUDA_HOME="$(python -m dsdoctor toolkit)"', 'eval "$(python -m dsdoctor env)"'),
+    steps=(step('export CUDA_HOME="$(python -m dsdoctor toolkit)"'), instead('eval "$(python -m dsdoctor env)"')),
     manual="""CUDA_HOME is set to, or was guessed as, a folder without a whole toolkit.
 
 Only the runtime is there, the value is a list with colons or has quotes in it, or a wrapper nvcc in

@@ -12,6 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.fix import step
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, Header, StepEnd
 from dsdoctor.overflow.trace.trace_file import is_torn, read, read_header
 
@@ -93,9 +94,10 @@ def _check(ordered: tuple[RankTrace, ...]) -> None:
         )
     for first, second in itertools.pairwise(ordered):
         if first.rank == second.rank:
+            compare = step("dsdoctor trace compare {a} {b}", a=str(first.path), b=str(second.path))
             raise UsageError(
                 f"{first.path} and {second.path} are both of rank {first.rank}",
-                hint=f"one run has one trace a rank; two runs: dsdoctor trace compare {first.path} {second.path}",
+                hint=f"one run has one trace a rank; two runs: {compare.line}",
             )
         if first.header.world != second.header.world:
             raise UsageError(
