@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.host import LocalHost
+from dsdoctor.core.redaction import urls
 
 LIMIT = 3600.0
 
@@ -39,11 +40,11 @@ def pip_for(host: LocalHost, python: str, what: str) -> tuple[list[str], list[st
 
 
 def last_error(text: str) -> str:
-    """The line that says why a program failed: its last ERROR line, else its last line.
+    """The line that says why a program failed: its last ERROR line, else its last line; without what addresses hold.
 
     >>> last_error("ERROR: No matching distribution found for x\\n[notice] a new pip\\n")
     'ERROR: No matching distribution found for x'
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")]
-    return (errors or lines or ["it said nothing"])[-1]
+    return urls((errors or lines or ["it said nothing"])[-1])

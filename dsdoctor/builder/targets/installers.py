@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsdoctor.builder.source.fetch import without_password
 from dsdoctor.builder.targets.interpreters import find_uv
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.host import LocalHost
@@ -62,7 +61,7 @@ class Installer:
         answer = self.host.run(argv, timeout=LIMIT)
         if not answer.ok:
             what = " ".join(word for word in arguments if not word.startswith("-") and "://" not in word)
-            why = without_password(last_error(answer.stderr))
+            why = last_error(answer.stderr)
             raise BuildFailed(
                 f"{'uv' if self.uv else 'pip'} could not install {what}: {why}",
                 hint="check the network and the versions; --torch-index URL names another index",
