@@ -89,7 +89,13 @@ class Hidden:
         pieces = {piece for name, value in environment.items() for piece in _pieces(name, value)}
         longest_first = sorted({*pieces, *self._words}, key=lambda piece: (-len(piece), piece))
         known = "|".join(re.escape(piece) for piece in longest_first if len(piece) >= SHORTEST)
-        self._known = re.compile(rf"(?<![A-Za-z0-9])(?:{known})(?![A-Za-z0-9])") if known else None
+        # pip quotes some values in small letters
+        self._known = re.compile(rf"(?<![A-Za-z0-9])(?:{known})(?![A-Za-z0-9])", re.IGNORECASE) if known else None
+
+    @property
+    def in_flags(self) -> bool:
+        """Whether flags for compilers hold any of it."""
+        return bool(self._words)
 
     def out_of(self, text: str) -> str:
         """The text without what is hidden, and with its addresses cut."""
@@ -123,7 +129,7 @@ def _folders(text: str) -> str:
     ('/opt/cuda:/x', '...', 'https://h/x')
     """
     if "://" in text:
-        return urls(text)
+        return url(text) if URL.fullmatch(text) else GONE
     return ":".join(folder if re.fullmatch(r"(?:[/.~$][^?#&]*)?", folder) else GONE for folder in text.split(":"))
 
 
@@ -187,6 +193,6 @@ def _pieces(name: str, value: str) -> Iterator[str]:
     if shown == value:
         return
     for word in (value, *value.split(), *re.split(r"[\s:;,/?&#@\"'=\\]+", value)):
-        # folders are in every other text, and are shown in flags
-        if word not in shown and not word.startswith("/") and not re.fullmatch(r"[\d.]*|-[A-Za-z]\w*", word):
+        # folders, numbers and the names of options are in every other text
+        if word not in shown and not word.startswith("/") and not re.fullmatch(r"[\d.]*|--?[a-z-]*", word):
             yield word

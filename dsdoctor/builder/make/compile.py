@@ -42,8 +42,8 @@ def compile_ops(
     for op in plan.ops:
         watch(OpProgress(op=op.op, state="waiting", total=len(op.sources)))
     asked = ask_commands(host, plan, tree=tree, env=env)
-    settings = flag_settings(plan, machine, tree)
     hidden = Hidden(host.environment())
+    settings = flag_settings(plan, machine, tree, secret_flags=hidden.in_flags)
     works = [_begin(asked[op.op], op, settings, logs / f"{op.op}.log", hidden) for op in plan.ops]
     for work in works:
         _take(work, tree, cache)
