@@ -17,7 +17,7 @@ from dsdoctor.builder.source.unpack import unpack
 from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
-from dsdoctor.core.pip import last_error, run_pip
+from dsdoctor.core.pip import run_pip, why_failed
 from dsdoctor.core.redaction import urls
 from dsdoctor.core.workspace import private_folder
 
@@ -158,7 +158,7 @@ def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | N
         answer = host.run(["git", "-C", str(folder), *step], timeout=FETCH_LIMIT, env={"GIT_TERMINAL_PROMPT": "0"})
         if not answer.ok:
             raise BuildFailed(
-                f"git could not fetch {urls(url)}: {last_error(answer.stderr)}",
+                f"git could not fetch {urls(url)}: {why_failed(host, answer.stderr)}",
                 hint="check the address and the branch, tag or commit after '@'",
             )
     return _commit(host, folder)
