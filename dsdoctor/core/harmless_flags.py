@@ -5,7 +5,10 @@ from typing import NamedTuple
 
 GONE = "..."
 PATH = r"[\w./~$\ufffd][\w./+~${}@\ufffd-]*"
-"""A folder or a file in a flag. No blank, "=", ":" or "?", so that nothing else can pass for one."""
+"""A folder or a file in a list of linker's words. No "=", "," or ":", which stand between such words."""
+
+FOLDER = rf"(?:/[^\s\"'\\:?#&]*|{PATH})"
+"""A folder or a file by itself: from the root any name but one that can be part of an address."""
 
 TAKES_PATH = (
     r"-I|-L|-B|-isystem|-iquote|-idirafter|-isysroot|-include|-ccbin|--compiler-bindir|--sysroot|--gcc-toolchain"
@@ -14,7 +17,7 @@ GPU = r"(?:sm|compute|lto)_\d{2,3}[af]?"
 CODE = rf"arch=compute_\d{{2,3}}[af]?,code=\[?{GPU}(?:,{GPU})*\]?"
 TARGET = rf"{GPU}|native|all|all-major"
 TAKES = {
-    **dict.fromkeys(TAKES_PATH.split("|"), PATH),
+    **dict.fromkeys(TAKES_PATH.split("|"), FOLDER),
     **dict.fromkeys(("-gencode", "--generate-code"), CODE),
     **dict.fromkeys(("-arch", "--gpu-architecture", "-code", "--gpu-code"), TARGET),
     **dict.fromkeys(("-t", "--threads", "-split-compile", "--split-compile"), r"\d{1,3}"),
@@ -31,7 +34,7 @@ LINKER = (
 )
 WORD = r"[a-z][a-z0-9]{0,13}"
 FLAG = re.compile(
-    rf"-O(?:[0-3sgz]|fast)?|(?:{TAKES_PATH})={PATH}|-(?:I|L|B){PATH}"
+    rf"-O(?:[0-3sgz]|fast)?|(?:{TAKES_PATH})={FOLDER}|-(?:I|L|B){FOLDER}"
     rf"|(?:-gencode|--generate-code)={CODE}|(?:-arch|-code|--gpu-architecture|--gpu-code)=(?:{TARGET})"
     r"|(?:-t|--threads|-split-compile|--split-compile)=?\d{1,3}|--?std=(?:c|gnu)(?:\+\+)?\d\w|-stdlib=libc\+\+"
     rf"|-W(?:no-)?(?:error=)?{WORD}(?:[+-]{WORD}){{0,7}}(?:=\d)?|-Wl(?:,(?:{LINKER}))+"
@@ -124,7 +127,7 @@ def _all_known(joined: str) -> bool:
 def programs_of(words: list[str]) -> int:
     """How many words at the beginning are wrappers and the compiler."""
     for count, word in enumerate(words):
-        if word.startswith("-") or not re.fullmatch(PATH, word):
+        if word.startswith("-") or not re.fullmatch(FOLDER, word):
             return count
         if word.rsplit("/", 1)[-1] not in WRAPPERS:
             return count + 1

@@ -34,7 +34,8 @@ HARMLESS_FLAGS = (
     "-Wl,-Bsymbolic-functions -Wno-unused-variable -std=c++17 -std=gnu++20 -fopenmp -fuse-ld=lld -m64 -mavx512f -mno-avx512vnni",
     "-gencode arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=[sm_90a,compute_90a] -arch=sm_90 --threads 4 -t8 -lineinfo",
     "-Xcompiler -fPIC -Xcompiler=-O3,-fopenmp -ccbin /usr/bin/g++-12 --use_fast_math -allow-unsupported-compiler",
-    "-I /opt/x -L /opt/y -B/opt/z --sysroot=/e -I$CONDA_PREFIX/include -I../include -pthread -D_GLIBCXX_USE_CXX11_ABI=0",
+    "-I/opt/py=3.11,a+b@1/include -I /opt/x -L /opt/y -B/opt/z --sysroot=/e -I$CONDA_PREFIX/include -I../include -pthread",
+    "-D_GLIBCXX_USE_CXX11_ABI=0 -DNDEBUG -D_GNU_SOURCE",
     "",
 )
 
@@ -98,7 +99,16 @@ def test_what_is_not_known_is_counted(text: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["gcc", "g++-12", "/opt/gcc@13/bin/g++", "ccache clang++ -m64", "x86_64-conda-linux-gnu-c++", ""]
+    "text",
+    [
+        "gcc",
+        "g++-12",
+        "/opt/gcc@13/bin/g++",
+        "/opt/py=3.11/bin/g++",
+        "ccache clang++ -m64",
+        "x86_64-conda-linux-gnu-c++",
+        "",
+    ],
 )
 def test_a_compiler_is_shown(text: str) -> None:
     assert command(text) == text
