@@ -38,6 +38,7 @@ SWITCHES = (
     *("DS_ACCELERATOR", "DS_ENABLE_NINJA", "DS_SKIP_CUDA_CHECK", "DS_IGNORE_CUDA_DETECTION", "DS_NVCC_THREADS"),
     *("DS_DEBUG_CUDA_BUILD", "MAX_JOBS", "PIP_NO_BUILD_ISOLATION", "TORCH_DONT_CHECK_COMPILER_ABI"),
 )
+BETWEEN, IN_ADDRESS = r"[:;,?&#@\"'=\\]+", r"[:;,?&#@\"'=\\/]+"
 ALIKE = 0.75
 SHORTEST = 6
 """Characters of a piece of a value that is looked for in other texts: a shorter one is part of harmless words."""
@@ -87,6 +88,8 @@ class Hidden:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._words = frozenset(word for name, value in environment.items() for word in _left_out(name, value))
         pieces = {piece for name, value in environment.items() for piece in _pieces(name, value)}
+        # the name of who works here may be in an address too, and is in every path
+        pieces -= {environment.get("USER"), environment.get("LOGNAME"), *environment.get("HOME", "").split("/")}
         longest_first = sorted({*pieces, *self._words}, key=lambda piece: (-len(piece), piece))
         known = "|".join(re.escape(piece) for piece in longest_first if len(piece) >= SHORTEST)
         # pip quotes some values in small letters
@@ -192,7 +195,8 @@ def _pieces(name: str, value: str) -> Iterator[str]:
     shown = variable(name, value)
     if shown == value:
         return
-    for word in (value, *value.split(), *re.split(r"[\s:;,/?&#@\"'=\\]+", value)):
+    parts = [part for word in value.split() for part in re.split(IN_ADDRESS if "://" in word else BETWEEN, word)]
+    for word in (value, *value.split(), *parts):
         # folders, numbers and the names of options are in every other text
         if word not in shown and not word.startswith("/") and not re.fullmatch(r"[\d.]*|--?[a-z-]*", word):
             yield word

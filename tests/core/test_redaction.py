@@ -156,6 +156,18 @@ def test_the_words_of_flags_are_found_in_other_texts() -> None:
     )
 
 
+def test_paths_and_the_name_of_who_works_here_stay_in_other_texts() -> None:
+    env = {
+        "CFLAGS": "-DROOT=/home/ubuntu/project",
+        "http_proxy": "http://ubuntu:hunter22@proxy:3128",
+        "HOME": "/home/ubuntu",
+    }
+    text = "/home/ubuntu/project/csrc/a.cpp: error: no"
+
+    assert Hidden(env).out_of(text) == text
+    assert Hidden(env).out_of("-DROOT=/home/ubuntu/project by hunter22") == "... by ..."
+
+
 def test_a_short_secret_is_hidden_in_a_command() -> None:
     hidden = Hidden({"CFLAGS": "-O2 -DX=ab '-DY=c d'", "CC": "gcc -DZ=1"})
 
