@@ -35,6 +35,8 @@ IN_ADDRESSES = {
     "password with @": "https://u:p@{}@h/simple",
     "password with /": "https://u:p/{}@h/simple",
     "password with #": "https://u:p#{}@h/simple",
+    "password alone with /": "https://u/{}@h/simple",
+    "password alone with #": "https://u#{}@h/simple",
     "user": "https://{}@h:8080/simple",
     "upper case": "HTTPS://u:{}@H/simple",
     "query": "https://h/simple?token={}",

@@ -19,7 +19,7 @@ exit 1
 """A program that fails and quotes its environment, as nvcc and pip do."""
 
 SECRET = "hf_S3cretArgument"
-REPOSITORY = f"git+https://u:p@{SECRET}@127.0.0.1:9/o/r.git?token={SECRET}"
+REPOSITORY = f"git+https://u:p@{SECRET}@127.0.0.1:9/own/DeepSpeed.git?token={SECRET}"
 INDEX = f"https://u:{SECRET}@127.0.0.1:9/simple?token={SECRET}"
 HERE = {
     "look --json": ("look", "--json"),
@@ -31,8 +31,8 @@ HERE = {
     "a build whose pip gets no answer": ("build-wheel", "--torch", "9.9.9", "--torch-index", INDEX, "--json"),
 }
 SAID = {
-    "a plan whose git fails": "git could not fetch https://127.0.0.1:9/o/r.git",
-    "a plan whose git fails, --json": "git could not fetch https://127.0.0.1:9/o/r.git",
+    "a plan whose git fails": "git could not fetch https://127.0.0.1:9/own/DeepSpeed.git",
+    "a plan whose git fails, --json": "git could not fetch https://127.0.0.1:9/own/DeepSpeed.git",
     "a build whose pip quotes a variable": "for no-build-isolation option",
     "a build whose pip gets no answer": "No matching distribution found for torch==9.9.9",
 }
