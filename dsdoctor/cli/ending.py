@@ -9,6 +9,8 @@ from rich.console import Console
 
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.redaction import Hidden
 from dsdoctor.report.document import document
 from dsdoctor.report.terminal import show
 
@@ -32,8 +34,8 @@ def end_by_error(command: str, error: DoctorError, *, nothing: Mapping[str, Any]
         with contextlib.suppress(OSError):
             sys.stdout.write(document(command, (finding_of(error),), **nothing) + "\n")
     else:
-        lines = [f"✗ {error.message}", *([f"    Fix: {error.hint}"] if error.hint else [])]
-        show(Console(stderr=True), lines)
+        message, hint = _shown(error)
+        show(Console(stderr=True), [f"✗ {message}", *([f"    Fix: {hint}"] if hint else [])])
     return error.exit_code
 
 
@@ -46,4 +48,11 @@ def end_by_interrupt() -> int:
 def finding_of(error: DoctorError) -> Finding:
     """An error of ours as a document tells it."""
     rule = "usage" if isinstance(error, UsageError) else "dsdoctor"
-    return Finding.error(rule, error.message, fix=error.hint)
+    message, hint = _shown(error)
+    return Finding.error(rule, message, fix=hint)
+
+
+def _shown(error: DoctorError) -> tuple[str, str]:
+    """The message and the hint of an error, which may quote a command that failed, without what this environment hides."""
+    hidden = Hidden(LocalHost().environment())
+    return hidden.out_of(error.message), hidden.out_of(error.hint or "")

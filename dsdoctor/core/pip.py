@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.fix import step
 from dsdoctor.core.host import LocalHost
+from dsdoctor.core.redaction import Hidden
 
 LIMIT = 3600.0
 
@@ -14,7 +15,7 @@ def run_pip(host: LocalHost, python: str, arguments: Sequence[str], *, what: str
     """Fetch with the pip of the environment, or with ours where it has none. Raises BuildFailed with pip's own error."""
     answer = host.run([*pip_for(host, python, what)[0], *arguments], timeout=LIMIT)
     if not answer.ok:
-        raise BuildFailed(f"pip could not fetch {what}: {last_error(answer.stderr)}", hint=hint)
+        raise BuildFailed(f"pip could not fetch {what}: {why_failed(host, answer.stderr)}", hint=hint)
 
 
 def install_wheel(host: LocalHost, python: str, wheel: str) -> None:
@@ -24,7 +25,7 @@ def install_wheel(host: LocalHost, python: str, wheel: str) -> None:
     answer = host.run([*pip, *options, *arguments], timeout=LIMIT)
     if not answer.ok:
         raise BuildFailed(
-            f"the wheel is built, and pip could not install it: {last_error(answer.stderr)}",
+            f"the wheel is built, and pip could not install it: {why_failed(host, answer.stderr)}",
             hint=step("{python} -m pip install --no-deps --force-reinstall {wheel}", python=python, wheel=wheel).line,
         )
 
@@ -38,6 +39,11 @@ def pip_for(host: LocalHost, python: str, what: str) -> tuple[list[str], list[st
     raise BuildFailed(
         f"neither {python} nor {sys.executable} has pip: {what}", hint=step("{python} -m ensurepip", python=python).line
     )
+
+
+def why_failed(host: LocalHost, text: str) -> str:
+    """The line that says why a program failed, without what the environment hides."""
+    return Hidden(host.environment()).out_of(last_error(text))
 
 
 def last_error(text: str) -> str:

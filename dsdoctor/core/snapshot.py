@@ -14,9 +14,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from dsdoctor.core.discreet_host import DiscreetHost
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import PRIVATE, write_bytes
+from dsdoctor.core.harmless_flags import definitions
 from dsdoctor.core.host import Answer, Host
+from dsdoctor.core.redaction import urls
 
 T = TypeVar("T")
 SNAPSHOT_SCHEMA = "dsdoctor-snapshot/1"
@@ -36,10 +39,10 @@ class Snapshot:
 
 
 class Recorder:
-    """A Host that passes every question on and keeps the answer in ``snapshot``."""
+    """A Host that passes every question on and keeps the discreet answer in ``snapshot``."""
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        self._host = DiscreetHost(host)
         self.snapshot = Snapshot()
 
     def variable(self, name: str) -> str | None:
@@ -188,14 +191,13 @@ class RecordedHost:
 def save(snapshot: Snapshot, path: Path, *, home: str) -> None:
     """Write a snapshot for this user's eyes.
 
-    ``home`` is the folder that nobody needs to know. What is defined for a compiler (-DNAME=...), what stands in a URL before
-    its host, and a DS_BUILD_ variable that is neither a number nor a version are left out: they may be secrets.
+    ``home`` is the folder that nobody needs to know. Whatever the answers quote loses what is defined for a compiler
+    (-DNAME=...) and all of an address but its scheme, host and path.
     """
     public = msgspec.to_builtins(snapshot)
     for place in dict.fromkeys((home.rstrip("/"), os.path.realpath(home).rstrip("/"))):
         public = _mapped(public, partial(_without_home, place))
     public = _mapped(public, _without_secrets)
-    public["answers"] = {question: _harmless(question, answer) for question, answer in public["answers"].items()}
     write_bytes(path, msgspec.json.format(msgspec.json.encode(public, order="sorted"), indent=1), mode=PRIVATE)
 
 
@@ -215,27 +217,12 @@ def _without_home(home: str, text: str) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """A text without definitions' values, credentials in URLs, and what is no UTF-8.
+    """A text without definitions' values, with addresses cut, and without what is no UTF-8.
 
     >>> _without_secrets("-DTOKEN=abc -I/x https://me:pw@host/")
     '-DTOKEN=... -I/x https://host/'
     """
-    text = text.encode("utf-8", errors="replace").decode()
-    return re.sub(r"(?<=://)[^/@\s]+@", "", re.sub(r"(-D\s?\w+=)[^\s\"',]+", r"\1...", text))
-
-
-def _harmless(question: str, answer: Any) -> Any:
-    """The answer about variables that may hold anything, cut to those values that steer a build."""
-    if question == _key(("variables", "DS_BUILD_")) and isinstance(answer, dict):
-        return {
-            name: value if re.fullmatch(r"[\w.+-]{0,40}", value) and _plain(name) else "..."
-            for name, value in answer.items()
-        }
-    return answer
-
-
-def _plain(name: str) -> bool:
-    return not re.search(r"TOKEN|SECRET|KEY|PASS|CREDENTIAL", name)
+    return urls(definitions(text.encode("utf-8", errors="replace").decode()))
 
 
 def _key(question: tuple[str, ...]) -> str:

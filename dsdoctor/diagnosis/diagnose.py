@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.harmless_flags import definitions
+from dsdoctor.core.redaction import urls
 from dsdoctor.diagnosis.combined import combined_hits
 from dsdoctor.diagnosis.findings import echoes_only, empty, finding_of, note_of, unexplained
 from dsdoctor.diagnosis.marks import Event
@@ -30,7 +32,14 @@ def diagnose(lines: Iterable[bytes | str], *, name: str = "") -> Diagnosis:
         _best_of_each_rule([*combined_hits([*read.hits.values()], facts, read), *read.hits.values()]), key=_rank
     )
     outcome, findings = _judge(hits, facts, read)
-    return Diagnosis(name=name, lines=read.lines, outcome=outcome, facts=facts, findings=tuple(findings))
+    shown = tuple(_without_secrets(finding) for finding in findings)
+    return Diagnosis(name=name, lines=read.lines, outcome=outcome, facts=facts, findings=shown)
+
+
+def _without_secrets(finding: Finding) -> Finding:
+    """A finding whose quotations of the log hold no credentials of an address, and no value of a definition."""
+    evidence = tuple(urls(definitions(line)) for line in finding.evidence)
+    return replace(finding, title=urls(definitions(finding.title)), evidence=evidence)
 
 
 def _rank(hit: Hit) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from dsdoctor.core.discreet_host import DiscreetHost
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Driver, Gap, Gpu, Machine, SearchPaths, System, Torch
 from dsdoctor.probe.cache import judge_cache
@@ -57,7 +58,8 @@ class Probing:
     """
 
     def __init__(self, host: Host, *, python: str, cache: str, toolkit: str = "", whole: bool = True) -> None:
-        self._host, self._python, self._cache, self._toolkit, self._whole = host, python, cache, toolkit, whole
+        self._host: Host = DiscreetHost(host)
+        self._python, self._cache, self._toolkit, self._whole = python, cache, toolkit, whole
         # why one more: that thread starts the others and mostly waits. More threads than that would only slow loading torch
         self._pool = ThreadPoolExecutor(max_workers=min(MOST_AT_ONCE, host.cpus() + 1))
         self._questions = _Questions(self._pool)

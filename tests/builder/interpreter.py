@@ -7,6 +7,7 @@ The tests' source tree holds one C file an op; what a child script would do with
 import json
 import os
 import pathlib
+import shlex
 import sys
 import zipfile
 
@@ -23,10 +24,12 @@ def ask_commands(ops):
         place = pathlib.Path("build/dsdoctor") / op
         target = place / "lib" / "deepspeed" / "ops" / f"{op}_op.cpython-311-x86_64-linux-gnu.so"
         object_file, source = place / "temp" / f"{op}.o", f"csrc/{op}.c"
-        compiling = [os.environ["CC"], "-fPIC", "-g", f"-I{pathlib.Path.cwd()}/csrc", "-c", source, "-o", object_file]
+        flags = shlex.split(os.environ.get("CFLAGS", ""))  # as setuptools reads them
+        compiling = [os.environ["CC"], "-fPIC", "-g", f"-I{pathlib.Path.cwd()}/csrc", *flags]
+        compiling += ["-c", source, "-o", object_file]
         linking = [os.environ["CC"], "-shared", object_file, "-o", target]
         answer = {"op": op, "compile": [list(map(str, compiling))], "link": [list(map(str, linking))], "forgotten": []}
-        print(f"said of {op}: arch={architectures or 'none'}")
+        print(f"said of {op}: arch={architectures or 'none'}, {os.environ.get('CFLAGS')}")
         print("probe.c:1:10: fatal error: numa.h: No such file or directory")
         print("DSDOCTOR " + json.dumps(answer))
 
@@ -37,6 +40,7 @@ def bdist_wheel():
     packed = pathlib.Path(arguments[arguments.index("--dist-dir") + 1])
     packed.mkdir()
     lies = os.environ.get("LIES", "")
+    print(f"packing, with CFLAGS={os.environ.get('CFLAGS')!r} by the index {os.environ.get('PIP_INDEX_URL')}")
     ops = {name[9:].lower(): 1 for name in os.environ if name.startswith("DS_BUILD_") and name[9:] != "OPS"}
     with zipfile.ZipFile(packed / f"deepspeed-1.0{local}-cp311-cp311-linux_x86_64.whl", "w") as wheel:
         for path in library.rglob("*.so"):

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from dsdoctor.builder.make.commands import Command, read_command
 from dsdoctor.builder.make.flags import (
     FlagSettings,
@@ -15,6 +17,7 @@ from dsdoctor.builder.make.flags import (
 )
 from tests.builder.test_make import plan
 from tests.conftest import CPU_TORCH, machine
+from tests.conftest import GCC as COMPILER
 
 TREE = Path("/tree")
 GCC = ["g++", "-g", "-O3", "-I/tree/csrc", "-c", "csrc/a.cpp", "-o", "build/a.o", "-g", "-march=native", "-D__AVX512__"]
@@ -41,6 +44,19 @@ def test_debug_information_goes_and_what_gcc_was_told_stays_readable() -> None:
 
     assert "-g" not in after
     assert {"-g0", "-frecord-gcc-switches", "-march=native", "-D__AVX512__"} <= set(after)
+
+
+@pytest.mark.parametrize(
+    ("kind", "major", "secret", "recorded"),
+    [("gcc", 12, True, True), ("gcc", 10, True, False), ("gcc", 10, False, True), ("clang", 18, True, False)],
+)
+def test_a_compiler_that_records_definitions_does_not_where_they_may_be_secret(
+    kind: str, major: int, secret: bool, recorded: bool
+) -> None:
+    here = machine(torch=CPU_TORCH, compilers=(replace(COMPILER, kind=kind, version=(major, 1)),))
+    settings = flag_settings(plan("one"), here, TREE, secret_flags=secret)
+
+    assert ("-frecord-gcc-switches" in edited(command(GCC), settings).argv) is recorded
 
 
 def test_debug_information_stays_where_it_is_asked_for() -> None:

@@ -27,6 +27,7 @@ from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.workspace import cache_folder, log_folder, workspace
 from tests.conftest import CPU_TORCH, machine
+from tests.planted import COMPILED, IN_ADDRESSES, WORDINGS, plant
 
 PLAYER = Path(__file__).with_name("interpreter.py")
 INTERPRETER = Path(tempfile.mkdtemp(prefix="dsdoctor-tests-")) / "python"
@@ -42,6 +43,8 @@ SOURCES = {
     "slow": "#include </dev/stdin>\n",
 }
 HERE = machine(torch=CPU_TORCH)
+PLANTED = plant(("CFLAGS",), {name: WORDINGS[name] for name in COMPILED})
+PLANTED |= plant(("PIP_INDEX_URL",), IN_ADDRESSES, first=len(COMPILED))
 
 
 def op(name: str) -> OpPlan:
@@ -89,10 +92,12 @@ def workdir_in(place: Path) -> Workdir:
 
 @dataclass(frozen=True)
 class Built:
-    """A build that succeeded, of one op that was asked for and one that came along, in a shell with a foreign variable."""
+    """A build that succeeded, of one op that was asked for and one that came along, in a shell with a foreign variable and
+    with planted tokens."""
 
     result: BuildResult
     out: Path
+    logs: Path
     steps: list[OpProgress]
 
     @property
@@ -108,9 +113,9 @@ class Built:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     workdir, steps, wanted = workdir_in(tmp_path_factory.mktemp("built")), [], plan("one", "two")
     ops = (wanted.ops[0], replace(wanted.ops[1], asked=False))
-    host = LocalHost(env={**os.environ, "DS_BUILD_FOREIGN": "1"})
+    host = LocalHost(env={**os.environ, "DS_BUILD_FOREIGN": "1", **PLANTED.env})
     result = run(replace(wanted, ops=ops, source=f"{Path.home()}/DeepSpeed"), workdir, steps, host)
-    return Built(result=result, out=workdir.out, steps=steps)
+    return Built(result=result, out=workdir.out, logs=workdir.logs, steps=steps)
 
 
 def run(
@@ -177,6 +182,25 @@ def test_the_manifest_does_not_name_the_users_home(built: Built) -> None:
 
     assert str(Path.home()) + "/" not in text
     assert json.loads(text)["plan"]["source"] == "~/DeepSpeed"
+
+
+def test_no_log_and_no_file_of_the_wheel_holds_a_planted_token(built: Built) -> None:
+    with zipfile.ZipFile(built.result.wheel or "") as wheel:
+        files = {name: wheel.read(name) for name in wheel.namelist()}
+    files |= {path.name: path.read_bytes() for folder in (built.logs, built.out) for path in folder.iterdir()}
+
+    assert {"one.log", "wheel.log", "build.log", "deepspeed-1.0.dist-info/sboms/dsdoctor.cdx.json"} <= set(files)
+    assert {name: found for name, data in files.items() if (found := PLANTED.found_in(data.decode("latin-1")))} == {}
+    assert " -O2 -I/opt/x ... ... ... ... ... ... ... -c csrc/one.c" in files["one.log"].decode()
+    assert PLANTED.found_in(str(built.result)) == []
+
+
+def test_an_error_that_quotes_a_flag_of_the_shell_names_no_token(workdir: Workdir) -> None:
+    planted = plant(("CFLAGS",), {"long option": WORDINGS["long option"]})
+    result = run(plan("one"), workdir, host=LocalHost(env={**os.environ, **planted.env}))
+
+    assert "unrecognized" in result.findings[0].title
+    assert planted.found_in(str(result) + (workdir.logs / "build.log").read_text()) == []
 
 
 def test_one_op_that_fails_loses_neither_the_others_nor_their_logs(workdir: Workdir) -> None:

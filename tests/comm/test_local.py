@@ -29,6 +29,7 @@ from dsdoctor.comm.results import MemoryTry
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from tests.conftest import Disk
+from tests.planted import IN_ADDRESSES
 
 GIB = 1 << 30
 LO = Interface(name="lo", address="127.0.0.1", prefix=8, mtu=65536, kind="loopback")
@@ -199,6 +200,19 @@ def test_nccls_files_are_below_the_environment(disk: Disk) -> None:
 
     assert read_variables(host) == {"NCCL_ALGO": "Ring", "NCCL_IB_DISABLE": "0"}
     assert read_config_files(host)[0] == "/home/u/.nccl.conf: NCCL_ALGO=Ring"
+
+
+def test_no_token_of_an_address_is_told_to_other_ranks(disk: Disk) -> None:
+    addresses = [text.format("Zq7Secret") for text in IN_ADDRESSES.values()]
+    told = {f"NCCL_PLACE_{number}": text for number, text in enumerate(addresses)}
+    conf = "".join(f"NCCL_FILE_{number}={text}\n" for number, text in enumerate(addresses))
+    host = disk({"/etc/nccl.conf": conf}, HOME="/home/u", NCCL_NET="http://h/plain", **told)
+
+    variables, files = read_variables(host), read_config_files(host)
+
+    assert "Zq7Secret" not in f"{variables} {files}"
+    assert variables["NCCL_NET"] == "http://h/plain"
+    assert {"https://h/simple", "https://h"} <= set(variables.values())
 
 
 def test_ports_iommu_and_old_segments_are_read_from_files(disk: Disk) -> None:

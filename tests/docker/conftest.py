@@ -39,7 +39,7 @@ class Workshop:
     def build(self, *options: object, more: tuple[object, ...] = ()) -> subprocess.CompletedProcess[str]:
         """``ci/build-image`` on the Debian made here; ``options`` come last and win."""
         pip_conf = self.folder / "pip.conf"
-        pip_conf.write_text(f"[global]\n# {SECRET}\nfind-links = /run/wheels\n")
+        pip_conf.write_text(f"[global]\n# https://u:p@{SECRET}@h/simple?token={SECRET}\nfind-links = /run/wheels\n")
         authority = ("--ca", CA) if Path(CA).exists() else ()
         fixed = ("--engine", "buildah", "--base", self.base, "--torch", self.torch, "--accelerator", "cpu", *authority)
         tail = ("--", "--volume", f"{self.wheels}:/run/wheels:ro", *more)
@@ -86,7 +86,13 @@ def _environment(folder: Path) -> dict[str, str]:
     )
     (folder / "tmp").mkdir()
     own = {"CONTAINERS_STORAGE_CONF": str(configuration), "BUILDAH_ISOLATION": "chroot", "PATH": _path()}
-    return {**os.environ, **own, "TMPDIR": str(folder / "tmp")}
+    # what the shell of whoever builds an image holds does not get into it
+    planted = {
+        "CFLAGS": f"-DTOKEN={SECRET}",
+        "NVCC_APPEND_FLAGS": f'-DTOKEN="a {SECRET}"',
+        "DS_BUILD_STRING": f"+{SECRET}",
+    }
+    return {**os.environ, **own, **planted, "TMPDIR": str(folder / "tmp")}
 
 
 def _debian(folder: Path, environment: Mapping[str, str]) -> str:

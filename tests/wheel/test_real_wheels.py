@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 
 from dsdoctor.core.host import LocalHost
+from tests.planted import COMPILED, WORDINGS, plant
 from tests.wheel.conftest import dsdoctor, unpack_deepspeed
 
 pytestmark = pytest.mark.wheel
 IN_CI = os.environ.get("CI") == "true"
 RUNTIME = ("einops", "hjson", "msgpack", "numpy", "packaging", "psutil", "py-cpuinfo", "pydantic>=2", "tqdm")
 STALE = {"DS_BUILD_CUTLES_OPS": "1", "DS_BUILD_CPU_LION": "1", "CUDA_HOME": "/nonexistent"}
+# not the linker's --defsym, whose very purpose is a name in the file
+PLANTED = plant(("CFLAGS", "CXXFLAGS", "CPPFLAGS"), {name: WORDINGS[name] for name in COMPILED if name != "linker"})
 
 
 def contents(wheel: str) -> set[str]:
@@ -41,7 +44,9 @@ def cpu_wheel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A CPU wheel for the torch of this very environment, built with a shell full of stale variables."""
     out = tmp_path_factory.mktemp("dist")
     ops = "cpu_adam,deepspeed_shm_comm"
-    status, document = dsdoctor("build-wheel", "--accelerator", "cpu", "--ops", ops, "-o", str(out), **STALE)
+    status, document = dsdoctor(
+        "build-wheel", "--accelerator", "cpu", "--ops", ops, "-o", str(out), **STALE, **PLANTED.env
+    )
     assert status == 0, document
     return document
 
@@ -60,6 +65,18 @@ def test_a_cpu_wheel_holds_what_was_asked_and_says_so(cpu_wheel: dict[str, Any])
     assert all(op["loads"] for op in manifest["ops"])
     rules = {finding["rule"] for finding in cpu_wheel["findings"]}
     assert {"variable-misspelt", "variable-overridden", "cuda-home-wrong"} <= rules
+
+
+def test_no_artefact_of_a_build_holds_a_token_of_the_shells_flags(cpu_wheel: dict[str, Any]) -> None:
+    with zipfile.ZipFile(cpu_wheel["wheel"]) as wheel:
+        files = {name: wheel.read(name) for name in wheel.namelist()}
+    logs = Path(cpu_wheel["log"]).parent
+    files |= {path.name: path.read_bytes() for path in (*logs.iterdir(), Path(cpu_wheel["manifest"]))}
+
+    assert "build.log" in files
+    assert any(name.endswith(".cdx.json") for name in files)
+    assert {name: found for name, data in files.items() if (found := PLANTED.found_in(data.decode("latin-1")))} == {}
+    assert PLANTED.found_in(json.dumps(cpu_wheel)) == []
 
 
 def test_two_ranks_train_with_cpu_adam_from_the_wheel(cpu_wheel: dict[str, Any], tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from dsdoctor.builder.plan.choices import JOB_MEMORY
 from dsdoctor.core.build_models import BuildPlan, OpPlan
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.redaction import Hidden
 
 
 def compile_ops(
@@ -41,8 +42,9 @@ def compile_ops(
     for op in plan.ops:
         watch(OpProgress(op=op.op, state="waiting", total=len(op.sources)))
     asked = ask_commands(host, plan, tree=tree, env=env)
-    settings = flag_settings(plan, machine, tree)
-    works = [_begin(asked[op.op], op, settings, logs / f"{op.op}.log") for op in plan.ops]
+    hidden = Hidden(host.environment())
+    settings = flag_settings(plan, machine, tree, secret_flags=hidden.in_flags)
+    works = [_begin(asked[op.op], op, settings, logs / f"{op.op}.log", hidden) for op in plan.ops]
     for work in works:
         _take(work, tree, cache)
         if work.cached or work.error:
@@ -77,7 +79,7 @@ def shared_object(folder: Path, module: str) -> Path | None:
     return next(iter(sorted(folder.joinpath(*packages).glob(f"{name}.*so"))), None)
 
 
-def _begin(asked: OpCommands, op: OpPlan, settings: FlagSettings, log: Path) -> OpWork:
+def _begin(asked: OpCommands, op: OpPlan, settings: FlagSettings, log: Path, hidden: Hidden) -> OpWork:
     """The op with its commands as they will be run, except for nvcc's threads. Its log says what was changed in each."""
     after = OpCommands(
         op=op.op,
@@ -86,7 +88,8 @@ def _begin(asked: OpCommands, op: OpPlan, settings: FlagSettings, log: Path) -> 
         forgotten=asked.forgotten,
     )
     nothing = None if asked.link else "its builder gives no command that links it"
-    work = OpWork(plan=op, commands=after, log=log, error=asked.error or nothing)
+    error = hidden.out_of(asked.error) if asked.error else nothing
+    work = OpWork(plan=op, commands=after, log=log, hidden=hidden, error=error)
     work.write(*asked.output)
     if work.error:
         work.fail(f"dsdoctor: error: {work.error}")
@@ -155,14 +158,15 @@ def _run(
         return False
     work.end(command, ended, output)
     head = f"[{work.done}/{len(work.commands.compile)}] " if command.source else ""
+    shown = f"{head}{shlex.join(work.hidden.out_of_words(argv))}"
     took = f"{ended.cpu_seconds:.1f} CPU-seconds, at most {ended.peak_memory / (1 << 30):.2f} GiB"
     if ended.status == 0:
-        work.write(f"{head}{shlex.join(argv)}", *output, f"dsdoctor: {command.output} took {took}")
+        work.write(shown, *output, f"dsdoctor: {command.output} took {took}")
         return True
     if ended.status < 0 and host.is_stopped:
         work.interrupt(f"dsdoctor: interrupted: {command.output}")
         return False
-    work.write(f"FAILED: [code={ended.status}] {command.output}", f"{head}{shlex.join(argv)}")
+    work.write(f"FAILED: [code={ended.status}] {command.output}", shown)
     work.fail(*output, *_ending(command, ended.status, output), f"dsdoctor: it took {took}")
     return False
 

@@ -17,6 +17,8 @@ from dsdoctor.core.machine import Machine
 
 SIMD = ("-D__AVX512__", "-D__AVX256__", "-D__SVE__", "-D__NEON__", "-D__SCALAR__")
 NVCC_WITH_OBJTEMP = 12
+GCC_WITHOUT_DEFINITIONS = 11
+"""Since this major gcc records the flags that change its output, and no longer the whole command line."""
 LINK_MEMORY = 512 << 20
 NATIVE = re.compile(r"-m(?:arch|cpu|tune)=native")
 
@@ -26,17 +28,22 @@ class FlagSettings:
     """How the commands are to be changed.
 
     ``host`` replaces the builder's own -march and SIMD macro (empty: they stay); ``renamed`` are folders and the name that is
-    written for each in object files; ``own_temporaries`` makes nvcc name its temporary files after the object.
+    written for each in object files; ``own_temporaries`` makes nvcc name its temporary files after the object. ``recorded``
+    keeps gcc's flags readable in the object files.
     """
 
     host: tuple[str, ...] = ()
     debug_info: bool = False
     renamed: tuple[tuple[str, str], ...] = ()
     own_temporaries: bool = False
+    recorded: bool = True
 
 
-def flag_settings(plan: BuildPlan, machine: Machine, tree: Path) -> FlagSettings:
-    """How the commands of a plan's ops are to be changed; ``tree`` is the folder that they run in."""
+def flag_settings(plan: BuildPlan, machine: Machine, tree: Path, *, secret_flags: bool = False) -> FlagSettings:
+    """How the commands of a plan's ops are to be changed; ``tree`` is the folder that they run in.
+
+    ``secret_flags``: the shell's flags hold what nobody needs to know.
+    """
     toolkit, torch, python = plan.toolkit, machine.torch, machine.python
     renamed = [(toolkit.root, "cuda")] if toolkit else []
     renamed += [(torch.location, "torch")] if torch else []
@@ -49,7 +56,15 @@ def flag_settings(plan: BuildPlan, machine: Machine, tree: Path) -> FlagSettings
         # an empty folder would rename every path
         renamed=tuple((folder, name) for folder, name in renamed if folder),
         own_temporaries=toolkit is not None and toolkit.release.major >= NVCC_WITH_OBJTEMP,
+        recorded=not secret_flags or not _records_definitions(plan, machine),
     )
+
+
+def _records_definitions(plan: BuildPlan, machine: Machine) -> bool:
+    """Whether the compiler would write definitions into an object file with its other flags: clang, and gcc before 11."""
+    named = {plan.env.get("CC"), plan.env.get("CXX")}
+    used = [known for known in machine.compilers if {known.path, known.c_path} & named]
+    return not used or any(known.kind != "gcc" or known.major < GCC_WITHOUT_DEFINITIONS for known in used)
 
 
 def threaded(command: Command, threads: int) -> Command:
@@ -123,6 +138,6 @@ def _for_nvcc(command: Command, settings: FlagSettings) -> Iterable[str]:
 def _quiet(settings: FlagSettings) -> Iterable[str]:
     """The flags that keep debug information and the folders of this machine out of an object file."""
     # -frecord-gcc-switches keeps gcc's flags readable in the file: without debug information they would be lost
-    yield from () if settings.debug_info else ("-g0", "-frecord-gcc-switches")
+    yield from () if settings.debug_info else ("-g0", *(("-frecord-gcc-switches",) if settings.recorded else ()))
     for folder, name in settings.renamed:
         yield f"-ffile-prefix-map={folder}={name}"

@@ -27,6 +27,7 @@ from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.redaction import Hidden
 
 LONGEST_EPOCH = 11
 
@@ -155,7 +156,8 @@ def _pack(host: LocalHost, plan: BuildPlan, source: Source, workdir: Workdir) ->
         "--dist-dir",
         str(packed),
     ]
-    status = host.stream(argv, cwd=tree, env=env, on_line=lines.append)
+    hidden = Hidden(host.environment())
+    status = host.stream(argv, cwd=tree, env=env, on_line=lambda line: lines.append(hidden.out_of(line)))
     (workdir.logs / "wheel.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
     wheels = sorted(packed.glob("*.whl")) if status == 0 else []
     if len(wheels) != 1 or any(shared_object(library, op.module) is None for op in plan.ops):

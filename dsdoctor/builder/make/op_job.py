@@ -11,6 +11,7 @@ from dsdoctor.builder.make.first_error import first_error
 from dsdoctor.builder.make.op_cache import Made
 from dsdoctor.core.build_models import OpPlan
 from dsdoctor.core.host import Completed
+from dsdoctor.core.redaction import Hidden
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +49,13 @@ Watch = Callable[[OpProgress], None]
 class OpWork:
     """One op that is being compiled. Its commands run in several threads; ``lock`` guards the log and the figures.
 
-    ``wrong`` holds the lines that may name the error, ``linked`` what the linker printed.
+    ``wrong`` holds the lines that may name the error, ``linked`` what the linker printed; ``hidden`` is what no line may hold.
     """
 
     plan: OpPlan
     commands: OpCommands
     log: Path
+    hidden: Hidden = field(default_factory=lambda: Hidden({}))
     error: str | None = None
     started: float | None = None
     seconds: float = 0.0
@@ -77,11 +79,11 @@ class OpWork:
     def write(self, *lines: str) -> None:
         """Add lines to its log, together: other commands of it may write at the same time."""
         with self.lock, self.log.open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
+            file.writelines(f"{self.hidden.out_of(line)}\n" for line in lines)
 
     def fail(self, *lines: str) -> None:
         """Add lines to its log that say why it failed."""
-        self.wrong += lines
+        self.wrong += [self.hidden.out_of(line) for line in lines]
         self.write(*lines)
 
     def interrupt(self, line: str) -> None:

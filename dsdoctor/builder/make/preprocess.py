@@ -12,6 +12,7 @@ from dsdoctor.core.build_models import Source
 from dsdoctor.core.child_answers import parse_answer
 from dsdoctor.core.host import CHILD_SCRIPTS, Answer, LocalHost
 from dsdoctor.core.machine import Gap
+from dsdoctor.core.redaction import Hidden
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +38,14 @@ def ask_compiler(
     """
     wanted = tuple(ops)
     verdicts: dict[str, str | None] = {}
-    env = host.environment() | {"DS_ACCELERATOR": source.accelerator}
+    env, hidden = host.environment() | {"DS_ACCELERATOR": source.accelerator}, Hidden(host.environment())
     kind, place = ("source", source.folder) if source.folder else ("installed", source.asked)
 
     def on_line(line: str) -> None:
         answer = parse_answer(Answer(returncode=0, stdout=line), _OpAnswer, "op")
         if not isinstance(answer, Gap):
-            verdicts[answer.op] = answer.error or (first_error((answer.output or "").splitlines()) or answer.output)
+            why = answer.error or first_error((answer.output or "").splitlines()) or answer.output
+            verdicts[answer.op] = hidden.out_of(why) if why else why
             on_op(answer.op, verdicts[answer.op])
 
     while rest := [op for op in wanted if op not in verdicts]:

@@ -17,7 +17,8 @@ from dsdoctor.builder.source.unpack import unpack
 from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
-from dsdoctor.core.pip import last_error, run_pip
+from dsdoctor.core.pip import run_pip, why_failed
+from dsdoctor.core.redaction import urls
 from dsdoctor.core.workspace import private_folder
 
 NEWEST = "newest"
@@ -67,15 +68,15 @@ def lay_out(host: LocalHost, spec: str, folder: Path, *, cache: Path, python: st
         unpack(fetch_sdist(host, spec, cache=cache, python=python, offline=offline), folder)
     else:
         raise UsageError(
-            f"--source {spec!r} is not a folder, a file, a version or a git+https URL",
+            f"--source {urls(spec)!r} is not a folder, a file, a version or a git+https URL",
             hint="--source ~/DeepSpeed, --source deepspeed-0.19.8.tar.gz, --source 0.19.8 or --source git+https://...",
         )
     for needed in ("setup.py", "version.txt", "op_builder/all_ops.py"):
         if not (folder / needed).is_file():
             raise UsageError(
-                f"{spec} is not a DeepSpeed source: it has no {needed}", hint="name the folder that holds it"
+                f"{urls(spec)} is not a DeepSpeed source: it has no {needed}", hint="name the folder that holds it"
             )
-    return LaidOut(folder=folder, asked=without_password(spec), commit=commit)
+    return LaidOut(folder=folder, asked=urls(spec), commit=commit)
 
 
 def digest(folder: Path) -> str:
@@ -146,9 +147,7 @@ def _download(host: LocalHost, version: str, folder: Path, python: str) -> Path:
 
 def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | None:
     if offline and not url.startswith("file:"):
-        raise UsageError(
-            f"{without_password(url)} cannot be fetched with --offline", hint="name a folder or a file with --source"
-        )
+        raise UsageError(f"{urls(url)} cannot be fetched with --offline", hint="name a folder or a file with --source")
     address, _, reference = url.rpartition("@") if "@" in url.rpartition("/")[2] else (url, "", "")
     folder.mkdir(parents=True)
     for step in (
@@ -159,19 +158,10 @@ def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | N
         answer = host.run(["git", "-C", str(folder), *step], timeout=FETCH_LIMIT, env={"GIT_TERMINAL_PROMPT": "0"})
         if not answer.ok:
             raise BuildFailed(
-                f"git could not fetch {without_password(url)}: {without_password(last_error(answer.stderr))}",
+                f"git could not fetch {urls(url)}: {why_failed(host, answer.stderr)}",
                 hint="check the address and the branch, tag or commit after '@'",
             )
     return _commit(host, folder)
-
-
-def without_password(text: str) -> str:
-    """URLs without their user part.
-
-    >>> without_password("git+https://me:token@host/o/DeepSpeed.git@main")
-    'git+https://host/o/DeepSpeed.git@main'
-    """
-    return re.sub(r"://[^/@\s]+@", "://", text)
 
 
 def _commit(host: LocalHost, folder: Path) -> str | None:

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsdoctor.builder.source.fetch import without_password
 from dsdoctor.builder.targets.interpreters import find_uv
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.pip import LIMIT, last_error, pip_for
+from dsdoctor.core.pip import LIMIT, pip_for, why_failed
 
 STEERS = frozenset(
     {"index-url", "extra-index-url", "find-links", "no-index", "constraint", "cert", "client-cert", "proxy"}
@@ -48,7 +47,7 @@ class Installer:
             if answer.ok:
                 return
         raise BuildFailed(
-            f"{self.base} could not make an environment: {last_error(answer.stderr or answer.stdout)}",
+            f"{self.base} could not make an environment: {why_failed(self.host, answer.stderr or answer.stdout)}",
             hint="on Debian and Ubuntu: apt install python3-venv; or name another with --python PATH",
         )
 
@@ -62,7 +61,7 @@ class Installer:
         answer = self.host.run(argv, timeout=LIMIT)
         if not answer.ok:
             what = " ".join(word for word in arguments if not word.startswith("-") and "://" not in word)
-            why = without_password(last_error(answer.stderr))
+            why = why_failed(self.host, answer.stderr)
             raise BuildFailed(
                 f"{'uv' if self.uv else 'pip'} could not install {what}: {why}",
                 hint="check the network and the versions; --torch-index URL names another index",

@@ -16,7 +16,7 @@ from dsdoctor.builder.toolkit.plan_assembly import MARK
 from dsdoctor.core.build_models import Layer, ToolkitPlan
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.pip import last_error, run_pip
+from dsdoctor.core.pip import run_pip, why_failed
 from dsdoctor.core.workspace import private_folder
 
 FOLDERS = {"cccl"}
@@ -166,7 +166,9 @@ def _stub(host: LocalHost, home: Path, compiler: str) -> None:
     answer = host.run(argv, timeout=120)
     source.unlink()
     if not answer.ok:
-        raise BuildFailed(f"the stub of libcuda.so does not compile: {last_error(answer.stderr)}", hint="see CC above")
+        raise BuildFailed(
+            f"the stub of libcuda.so does not compile: {why_failed(host, answer.stderr)}", hint="see CC above"
+        )
 
 
 def _is_whole(home: Path) -> bool:

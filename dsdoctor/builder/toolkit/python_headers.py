@@ -16,7 +16,7 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
-from dsdoctor.core.pip import last_error
+from dsdoctor.core.pip import why_failed
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.workspace import private_folder
 
@@ -77,6 +77,6 @@ def _unpack(host: LocalHost, plan: HeadersPlan, folder: Path) -> None:
         packages[0].unlink()
     if not list(folder.glob("usr/include/python3*/Python.h")):
         raise BuildFailed(
-            f"apt-get could not fetch {plan.package}, which holds Python.h: {last_error(chr(10).join(lines))}",
+            f"apt-get could not fetch {plan.package}, which holds Python.h: {why_failed(host, chr(10).join(lines))}",
             hint=step("sudo apt-get update && sudo apt-get install {package}", package=plan.package).line,
         )

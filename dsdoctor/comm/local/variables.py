@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from dsdoctor.core.host import Host
+from dsdoctor.core.redaction import urls
 
 PREFIXES = (
     *("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_GLOO_", "TORCH_DISTRIBUTED", "TORCH_FR_", "UCX_"),
@@ -36,14 +37,15 @@ def read_variables(host: Host) -> dict[str, str]:
             found.setdefault(name, value)
     for prefix in PREFIXES:
         found.update(host.variables(prefix))
-    return {name: value for name, value in sorted(found.items()) if not is_secret(name, value)}
+    return {name: urls(value) for name, value in sorted(found.items()) if not is_secret(name, value)}
 
 
 def read_config_files(host: Host) -> tuple[str, ...]:
     """NCCL's files that are here, each setting in them as "path: NAME=value"."""
     said = []
     for path in _files(host):
-        settings = [(name, value) for name, value in parse_conf(host.read(path) or "") if not is_secret(name, value)]
+        said_here = parse_conf(host.read(path) or "")
+        settings = [(name, urls(value)) for name, value in said_here if not is_secret(name, value)]
         said += [f"{path}: {name}={value}" for name, value in settings] or ([path] if host.exists(path) else [])
     return tuple(said)
 

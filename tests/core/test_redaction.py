@@ -1,0 +1,209 @@
+"""What of a variable, a flag and an address is shown: the harmless, whole; nothing else."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsdoctor.checks.gpus import ACCELERATORS
+from dsdoctor.core.architectures import KNOWN, NAMED
+from dsdoctor.core.discreet_host import DiscreetHost
+from dsdoctor.core.harmless_flags import command, flags
+from dsdoctor.core.redaction import WORDS, Hidden, url, urls, variable
+from dsdoctor.core.snapshot import Recorder, save
+from dsdoctor.probe.libraries import include_dirs
+from tests.conftest import Disk
+from tests.planted import (
+    ADDRESSES,
+    EVERY,
+    FOLDERS,
+    HARMLESS,
+    IN_ADDRESSES,
+    IN_FLAGS,
+    WORDINGS,
+    after_harmless,
+    plant,
+    token,
+)
+
+HARMLESS_FLAGS = (
+    "-O2 -g -DNDEBUG -march=nocona -mtune=haswell -ftree-vectorize -fPIC -fstack-protector-strong -pipe -isystem /e/include",
+    "-Wl,-O2 -Wl,--sort-common -Wl,--as-needed -Wl,-z,relro -Wl,-z,now -Wl,-rpath,/e/lib -Wl,-rpath-link,/e/lib -L/e/lib -lcudart",
+    "-g -O2 -ffile-prefix-map=/b/x=. -flto=auto -ffat-lto-objects -Wformat -Werror=format-security -D_FORTIFY_SOURCE=2",
+    "-Wl,-Bsymbolic-functions -Wno-unused-variable -std=c++17 -std=gnu++20 -fopenmp -fuse-ld=lld -m64 -mavx512f -mno-avx512vnni",
+    "-gencode arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=[sm_90a,compute_90a] -arch=sm_90 --threads 4 -t8 -lineinfo",
+    "-Xcompiler -fPIC -Xcompiler=-O3,-fopenmp -ccbin /usr/bin/g++-12 --use_fast_math -allow-unsupported-compiler",
+    "-I/opt/py=3.11,a+b@1/include -I /opt/x -L /opt/y -B/opt/z --sysroot=/e -I$CONDA_PREFIX/include -I../include -pthread",
+    "-D_GLIBCXX_USE_CXX11_ABI=0 -DNDEBUG -D_GNU_SOURCE",
+    "",
+)
+
+
+@pytest.mark.parametrize("wording", WORDINGS)
+def test_no_wording_of_a_token_survives_in_any_variable(wording: str) -> None:
+    secret = token(7)
+    for name in EVERY:
+        value = after_harmless(name, WORDINGS[wording].format(secret))
+        shown = variable(name, value)
+
+        assert secret not in shown, (name, value, shown)
+        assert variable(name, shown) == shown
+        assert shown.startswith(HARMLESS.get(name, "")) or (name in FOLDERS and "://" in value)
+
+
+@pytest.mark.parametrize("wording", IN_ADDRESSES)
+def test_an_address_keeps_its_scheme_host_and_path_alone(wording: str) -> None:
+    secret = token(7)
+    text = IN_ADDRESSES[wording].format(secret)
+
+    assert all(secret not in variable(name, text) for name in ADDRESSES)
+    assert secret not in urls(f"pip could not fetch {text}, and {text!r}")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://u:p@SECRET@h/", "https://h/"),
+        ("https://h/simple/", "https://h/simple/"),
+        ("HTTPS://U:P@Host:8443/a/b", "HTTPS://Host:8443/a/b"),
+        ("git+https://me:pw@github.com/o/DeepSpeed.git@v0.19.8", "git+https://github.com/o/DeepSpeed.git@v0.19.8"),
+        ("git+ssh://git@github.com/o/DeepSpeed.git", "git+ssh://github.com/o/DeepSpeed.git"),
+        ("file:///opt/wheels/", "file:///opt/wheels/"),
+        ("http://u:p@[fe80::1%eth0]:8080/x", "http://[fe80::1%eth0]:8080/x"),
+        ("tcp://10.0.0.1:29500", "tcp://10.0.0.1:29500"),
+        ("https://u:p/w@h/x", "https://..."),
+    ],
+)
+def test_addresses(text: str, shown: str) -> None:
+    assert (url(text), url(shown)) == (shown, shown)
+
+
+@pytest.mark.parametrize("text", HARMLESS_FLAGS)
+def test_the_flags_of_distributions_and_of_nvcc_are_shown_whole(text: str) -> None:
+    assert flags(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("-DA=1 -DB", "(2 words not shown)"),
+        ("-O2 -DA=1", "-O2 (1 more word not shown)"),
+        ("-O2 (1 more word not shown) -DB", "-O2 (6 more words not shown)"),
+        ("-I/a -D 'X=a b' -L/b", "-I/a -L/b (2 more words not shown)"),
+        ("-gencode arch=secret -isystem a=b -O3", "-O3 (4 more words not shown)"),
+    ],
+)
+def test_what_is_not_known_is_counted(text: str, shown: str) -> None:
+    assert flags(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gcc",
+        "g++-12",
+        "/opt/gcc@13/bin/g++",
+        "/opt/py=3.11/bin/g++",
+        "ccache clang++ -m64",
+        "x86_64-conda-linux-gnu-c++",
+        "",
+    ],
+)
+def test_a_compiler_is_shown(text: str) -> None:
+    assert command(text) == text
+
+
+def test_what_changes_a_verdict_is_shown_as_it_is() -> None:
+    shown = {
+        "TORCH_CUDA_ARCH_LIST": (*KNOWN, *NAMED, "8.0;9.0+PTX", "8.0,9.0", "sm_90", "9.0a", "Hoper", "native"),
+        "DS_ACCELERATOR": (*ACCELERATORS, "cudaa"),
+        "CUDA_VISIBLE_DEVICES": (
+            "",
+            "0,1",
+            "-1",
+            "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6",
+            "MIG-8932f937-d72c-4106-c12f-20bd9faed9f6",
+        ),
+        "DS_BUILD_OPS": ("", "1", "0", " 1"),
+        "PIP_NO_BUILD_ISOLATION": ("0", "false", "off", "True"),
+        "CUDA_HOME": ("/usr/local/cuda-13.0", "/a:/b", "~/cuda", ""),
+        "MAX_JOBS": ("4",),
+    }
+
+    assert {name: tuple(variable(name, value) for value in values) for name, values in shown.items()} == shown
+    assert set(ACCELERATORS) <= set(WORDS)
+
+
+@given(st.text(max_size=60), st.sampled_from((*EVERY, *ADDRESSES)))
+def test_what_was_redacted_once_stays(text: str, name: str) -> None:
+    shown = variable(name, text)
+
+    assert variable(name, shown) == shown
+
+
+def test_the_words_of_flags_are_found_in_other_texts() -> None:
+    planted = plant(("CFLAGS", "NVCC_APPEND_FLAGS"), IN_FLAGS)
+    pip = plant(ADDRESSES, IN_ADDRESSES)
+    hidden = Hidden(planted.env | pip.env)
+
+    for value in (*planted.env.values(), *pip.env.values()):
+        text = f"nvcc fatal : unknown option in '{value}', {value.split()}"
+        assert (planted.found_in(hidden.out_of(text)), pip.found_in(hidden.out_of(text))) == ([], [])
+    assert (
+        hidden.out_of("g++ -O2 -I/opt/x a.cpp: error: KEY is no type")
+        == "g++ -O2 -I/opt/x a.cpp: error: KEY is no type"
+    )
+
+
+def test_paths_and_the_name_of_who_works_here_stay_in_other_texts() -> None:
+    env = {
+        "CFLAGS": "-DROOT=/home/ubuntu/project",
+        "http_proxy": "http://ubuntu:hunter22@proxy:3128",
+        "HOME": "/home/ubuntu",
+    }
+    text = "/home/ubuntu/project/csrc/a.cpp: error: no"
+
+    assert Hidden(env).out_of(text) == text
+    assert Hidden(env).out_of("-DROOT=/home/ubuntu/project by hunter22") == "... by ..."
+
+
+def test_a_short_secret_is_hidden_in_a_command() -> None:
+    hidden = Hidden({"CFLAGS": "-O2 -DX=ab '-DY=c d'", "CC": "gcc -DZ=1"})
+
+    assert hidden.out_of_words(("gcc", "-O2", "-DX=ab", "-DY=c d", "-DZ=1", "a.c")) == (
+        "gcc",
+        "-O2",
+        "...",
+        "...",
+        "...",
+        "a.c",
+    )
+
+
+def test_a_discreet_host_hides_what_a_failing_command_quotes_and_leaves_answers_whole(disk: Disk) -> None:
+    script = '#!/bin/sh\necho "$NVCC_APPEND_FLAGS"; echo "unknown $NVCC_APPEND_FLAGS" >&2; exit $1\n'
+    host = DiscreetHost(
+        disk({"/bin/nvcc": script}, PATH="/bin", NVCC_APPEND_FLAGS="--token=hf_S3cret9", DS_BUILD_X="hush")
+    )
+
+    failed, done = (host.run(["/bin/nvcc", status], timeout=5) for status in "10")
+
+    assert (failed.stdout, failed.stderr) == ("...\n", "unknown ...\n")
+    assert (done.stdout, done.stderr) == ("--token=hf_S3cret9\n", "unknown ...\n")
+    assert (host.variable("NVCC_APPEND_FLAGS"), host.variables("DS_")) == ("(1 word not shown)", {"DS_BUILD_X": "..."})
+
+
+def test_a_snapshot_holds_no_planted_token_and_folders_still_count(disk: Disk, tmp_path: Path) -> None:
+    one_of_each_kind = ("CFLAGS", "NVCC_APPEND_FLAGS", "CC", "CUDA_HOME", "DS_BUILD_STRING", "DS_ACCELERATOR")
+    planted = plant(one_of_each_kind, WORDINGS)
+    recorder = Recorder(disk({}, **planted.env))
+    for name in one_of_each_kind:
+        recorder.variable(name)
+    for prefix in ("DS_BUILD_", "NVCC_"):
+        recorder.variables(prefix)
+    folders = include_dirs(recorder)
+    save(recorder.snapshot, tmp_path / "machine.json", home="/none")
+
+    assert planted.found_in((tmp_path / "machine.json").read_text()) == []
+    assert "/opt/x" in folders
