@@ -162,6 +162,15 @@ def test_a_script_prints_its_help(script):
     assert f"ci/{script.name}" in told.stdout
 
 
+def test_every_tool_of_a_fresh_lint_has_a_version_and_a_sha256():
+    (told,) = re.findall(r"^ci = (\[.*\])$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    asked = {re.split("[>=]", tool)[0] for tool in json.loads(told)}
+    lines = (ROOT / "ci" / "lint-requirements.txt").read_text().replace("\\\n", " ").splitlines()[1:]
+
+    assert [line for line in lines if not re.match(r"[a-z0-9.-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", line)] == []
+    assert asked <= {line.partition("==")[0] for line in lines}
+
+
 def test_lint_names_the_tools_that_are_not_there_and_the_way_to_them(tmp_path):
     for tool in ("bash", "dirname"):
         (tmp_path / tool).symlink_to(str(shutil.which(tool)))
