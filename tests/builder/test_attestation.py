@@ -31,12 +31,14 @@ def der(tag: int, *parts: bytes) -> bytes:
     return bytes([tag]) + (bytes([len(content)]) if len(content) < 128 else bytes([0x80 | len(size)]) + size) + content
 
 
-def certificate(identity: str = WORKFLOW, repository: str = REPOSITORY) -> bytes:
+def certificate(
+    identity: str = WORKFLOW, repository: str = REPOSITORY, *, issuer: str = GITHUB, kind: int = 0x86
+) -> bytes:
     """As Fulcio makes them, as far as names go: a serial number, a critical alternative name, Sigstore's own extensions."""
     sigstore = bytes.fromhex("2b0601040183bf3001")
-    alternative = (der(6, bytes.fromhex("551d11")), der(1, b"\xff"), der(4, der(0x30, der(0x86, identity.encode()))))
+    alternative = (der(6, bytes.fromhex("551d11")), der(1, b"\xff"), der(4, der(0x30, der(kind, identity.encode()))))
     extensions = [der(0x30, *alternative)]
-    for number, text in ((8, GITHUB), (12, repository)):
+    for number, text in ((8, issuer), (12, repository)):
         extensions.append(der(0x30, der(6, sigstore + bytes([number])), der(4, der(12, text.encode()))))
     key = der(0x30, der(0x30, der(6, bytes.fromhex("2a8648ce3d0201"))), der(3, b"\0" + b"\x04" * 65))
     named = der(0x30, der(0xA0, der(2, b"\x02")), der(2, b"\x17" * 20), key, der(0xA3, der(0x30, *extensions)))
@@ -160,6 +162,19 @@ def test_the_command_that_checks_the_signature_names_file_repository_and_type(tm
     (wheel.parent / f"{NAME}.sigstore.json").unlink()
     pypis = judged(wheel, pypi(statement(digest)), ".publish.attestation").fix.commands
     assert pypis == (f"pypi-attestations verify attestation --identity {WORKFLOW} '{wheel}'",)
+
+
+def test_what_a_person_signed_is_not_checked_by_gh_whatever_repository_it_claims(wheel: Path) -> None:
+    made = bundle(statement(digest_of(wheel)))
+    signer = certificate("somebody@example.org", "", issuer="https://accounts.google.com", kind=0x81)
+    made["verificationMaterial"]["certificate"]["rawBytes"] = encoded(signer)
+    finding = judged(wheel, made)
+
+    assert "signed, it says, by somebody@example.org" in finding.evidence
+    assert [command.split()[2] for command in finding.fix.commands] == ["sigstore"]
+    assert (
+        "--cert-identity somebody@example.org --cert-oidc-issuer https://accounts.google.com" in finding.fix.commands[0]
+    )
 
 
 def test_one_attestation_may_name_many_wheels_and_one_file_may_hold_many_attestations(wheel: Path) -> None:

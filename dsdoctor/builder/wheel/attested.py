@@ -32,6 +32,7 @@ PROVENANCE = "https://slsa.dev/provenance/v1"
 ON_GITHUB = re.compile(
     r"https://github\.com/([A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9._-]+?)(?:\.git)?(?:[/@].*)?", re.ASCII
 )
+GITHUB = "https://token.actions.githubusercontent.com"
 FEW = 3
 NO_OPTION = re.compile(r"[A-Za-z0-9]")
 
@@ -108,7 +109,8 @@ def _check(wheel: Path, path: Path, statement: Statement, repository: str | None
             f"check it, if you expect the wheel from {_shown(identity)}; pip install pypi-attestations brings the tool"
         )
         return fix, (f"pypi-attestations verify attestation --identity {quote(identity)} {quote(str(wheel))}",)
-    if not statement.kind and identity and issuer:
+    # gh checks only what GitHub's workflows signed
+    if identity and issuer and (not statement.kind or issuer != GITHUB):
         fix = f"check it, if you expect the wheel from {_shown(identity)}; pip install sigstore brings the tool"
         whom = f"--cert-identity {quote(identity)} --cert-oidc-issuer {quote(issuer)}"
         return fix, (f"python -m sigstore verify identity --bundle {quote(str(path))} {whom} {quote(str(wheel))}",)

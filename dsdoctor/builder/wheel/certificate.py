@@ -8,7 +8,9 @@ LARGEST = 64 << 10
 
 DEEPEST = 12
 OBJECT_ID, OCTETS, BOOLEAN = 0x06, 0x04, 0x01
-CONSTRUCTED, URI = 0x20, 0x86
+CONSTRUCTED, NAMES = 0x20, (0x81, 0x86)
+"""Of the kinds of alternative names: an address of e-mail, a URL."""
+
 ALTERNATIVE_NAME = bytes.fromhex("551d11")
 ISSUER, REPOSITORY = (bytes.fromhex("2b0601040183bf3001") + number for number in (b"\x08", b"\x0c"))
 """Extensions of Sigstore's certificates: 1.3.6.1.4.1.57264.1.8, who knew the signer, and .12, the repository that was built."""
@@ -16,7 +18,7 @@ ISSUER, REPOSITORY = (bytes.fromhex("2b0601040183bf3001") + number for number in
 
 @dataclass(frozen=True, kw_only=True)
 class Signer:
-    """Whom a certificate names: ``identity`` is a URL, for GitHub that of the workflow with its ref."""
+    """Whom a certificate names: ``identity`` is an address or a URL, for GitHub that of the workflow with its ref."""
 
     identity: str | None = None
     issuer: str | None = None
@@ -32,7 +34,7 @@ def signer_of(certificate: bytes) -> Signer:
     if len(certificate) > LARGEST:
         return Signer()
     found = dict(_extensions(certificate, DEEPEST))
-    names = [name for tag, value in _elements(found.get(ALTERNATIVE_NAME, b"")) for name in _uris(tag, value)]
+    names = [name for tag, value in _elements(found.get(ALTERNATIVE_NAME, b"")) for name in _names(tag, value)]
     return Signer(
         identity=names[0] if names else None,
         issuer=_text(found.get(ISSUER, b"")),
@@ -68,10 +70,10 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
         at += length
 
 
-def _uris(tag: int, value: bytes) -> Iterator[str]:
-    """The URLs of an alternative name, which is a sequence of names of several kinds."""
+def _names(tag: int, value: bytes) -> Iterator[str]:
+    """Those of an alternative name, which is a sequence of names of several kinds."""
     for inner, name in _elements(value) if tag & CONSTRUCTED else ():
-        if inner == URI and (text := _printable(name)):
+        if inner in NAMES and (text := _printable(name)):
             yield text
 
 
