@@ -30,7 +30,7 @@ done
     ("tag", "name"),
     [
         ("ghcr.io/Owner/dsdoctor:v1-cuda", "ghcr.io/owner/dsdoctor"),
-        ("registry.example:5000/team/dsdoctor", "registry.example:5000/team/dsdoctor"),
+        pytest.param(*["registry.example:5000/team/dsdoctor"] * 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_push_tells_the_next_step_the_repository_and_the_digest(tmp_path: Path, tag: str, name: str) -> None:
