@@ -1,15 +1,26 @@
 """CI's own files: the rule that workflows keep (``ci/lint --rule``), and the manner of the scripts in ``ci/``."""
 
+import base64
+import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
+import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 SCRIPTS = sorted(path for path in (ROOT / "ci").iterdir() if path.is_file() and path.read_bytes().startswith(b"#!"))
+QUICK = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+"""A PATH whose python3 starts at once: that of a version manager does not."""
+
 SHA = "3d3c42e5aac5ba805825da76410c181273ba90b1"
 
 
@@ -24,6 +35,86 @@ def test_our_workflows_name_commits_and_call_scripts_of_ci_only():
     told = run("lint", "--rule", *WORKFLOWS)
 
     assert (told.returncode, told.stdout) == (0, "")
+
+
+@cache
+def jobs() -> dict[str, dict[str, Any]]:
+    """Every job of every workflow."""
+    read = {path.stem: yaml.safe_load(path.read_text()) for path in WORKFLOWS}
+    return {f"{name}: {job}": one for name, workflow in read.items() for job, one in workflow["jobs"].items()}
+
+
+def test_just_the_jobs_that_attest_may_sign():
+    attest = {
+        name
+        for name, job in jobs().items()
+        for step in job["steps"]
+        if "attest-build-provenance@" in step.get("uses", "")
+    }
+    may = {"id-token": "write", "attestations": "write"}
+
+    assert attest == {"wheels: attest", "image: publish"}
+    for name, job in jobs().items():
+        given = job.get("permissions", {})
+        assert {key: given[key] for key in may if key in given} == (may if name in attest else {})
+    assert all("\npermissions:\n  contents: read\n\n" in path.read_text() for path in WORKFLOWS)
+
+
+def test_what_is_signed_is_what_was_tested_or_pushed():
+    wheels, image = (
+        next(step["with"] for step in jobs()[name]["steps"] if "attest" in step.get("uses", ""))
+        for name in ("wheels: attest", "image: publish")
+    )
+    push = next(step["id"] for step in jobs()["image: publish"]["steps"] if "--push" in step.get("run", ""))
+
+    assert jobs()["wheels: attest"]["needs"] == "test"
+    assert wheels == {"subject-path": "dist/*.whl"}
+    assert image["subject-digest"] == f"${{{{ steps.{push}.outputs.digest }}}}"
+
+
+def test_every_base_image_is_named_by_digest_and_the_bot_finds_it():
+    bot = json.loads((ROOT / ".github" / "renovate.json").read_text())
+    (manager,) = bot["customManagers"]
+    (pattern,) = (match.replace("(?<", "(?P<") for match in manager["matchStrings"])
+    workflow = (ROOT / ".github" / "workflows" / "wheels.yml").read_text()
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
+    bases = re.findall(r"\bbase: (\S+)\n", workflow)
+
+    assert len(bases) == len(jobs()["wheels: build"]["strategy"]["matrix"]["include"])
+    assert [f"{m['depName']}:{m['currentValue']}@{m['currentDigest']}" for m in re.finditer(pattern, workflow)] == bases
+    assert re.search(r"^ARG BASE_IMAGE=docker\.io/library/python:\S+@sha256:[0-9a-f]{64}$", dockerfile, re.MULTILINE)
+    assert "dockerfile" in bot["enabledManagers"]
+    # one tag, one digest
+    assert len({base.partition("@")[0] for base in bases}) == len(set(bases))
+
+
+def attestation(*wheels: Path) -> str:
+    """A bundle over wheels, as the action writes it."""
+    subjects = [
+        {"name": path.name, "digest": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}} for path in wheels
+    ]
+    payload = json.dumps({"_type": "https://in-toto.io/Statement/v1", "subject": subjects}).encode()
+    return json.dumps({"dsseEnvelope": {"payload": base64.b64encode(payload).decode()}})
+
+
+def test_an_attestation_is_put_beside_each_wheel_that_it_attests_and_beside_no_other(tmp_path):
+    folder, bundle = tmp_path / "dist", tmp_path / "bundle"
+    folder.mkdir()
+    wheels = [folder / f"deepspeed-{number}.whl" for number in range(3)]
+    for number, wheel in enumerate(wheels):
+        wheel.write_bytes(bytes([number]))
+
+    bundle.write_text(attestation(*wheels[:2]))
+    told = run("keep-attestation", folder, bundle, PATH=QUICK)
+    assert told.returncode == 1
+    assert "attests nothing of deepspeed-2.whl" in told.stderr
+    assert not list(folder.glob("*.json"))
+
+    bundle.write_text(f"{attestation(*wheels[:2])}\n{attestation(wheels[2])}\n")
+    told = run("keep-attestation", folder, bundle, PATH=QUICK)
+    assert told.returncode == 0
+    assert {path.read_text() for path in folder.glob("*.whl.sigstore.json")} == {bundle.read_text()}
+    assert len(list(folder.glob("*.whl.sigstore.json"))) == 3
 
 
 @pytest.mark.parametrize(
@@ -70,6 +161,15 @@ def test_a_script_prints_its_help(script):
 
     assert (told.returncode, told.stderr) == (0, "")
     assert f"ci/{script.name}" in told.stdout
+
+
+def test_every_tool_of_a_fresh_lint_has_a_version_and_a_sha256():
+    (told,) = re.findall(r"^ci = (\[.*\])$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    asked = {re.split("[>=]", tool)[0] for tool in json.loads(told)}
+    lines = (ROOT / "ci" / "lint-requirements.txt").read_text().replace("\\\n", " ").splitlines()[1:]
+
+    assert [line for line in lines if not re.match(r"[a-z0-9.-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", line)] == []
+    assert asked <= {line.partition("==")[0] for line in lines}
 
 
 def test_lint_names_the_tools_that_are_not_there_and_the_way_to_them(tmp_path):

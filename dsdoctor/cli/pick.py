@@ -28,7 +28,8 @@ def pick_command(
     """Name the DeepSpeed wheel of a folder or an index that fits this machine, or why none does.
 
     Each wheel is judged as verify judges it: Python and platform, torch and CUDA release, GPU architectures, processor
-    instructions, glibc, the libraries it links. Nothing of a wheel is run. Exit status 1 when none fits.
+    instructions, glibc, the libraries it links; and the attestation beside it. Nothing of a wheel is run. Exit status 1
+    when none fits.
     """
     ops = tuple(name.strip() for name in op.split(",") if name.strip())
     found = pick(python, machine, folder, ops)

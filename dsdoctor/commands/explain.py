@@ -80,6 +80,40 @@ How to fix it: Choose another wheel, or build one that holds the op.
     $ python -m dsdoctor build-wheel --ops NAME
 
 Since: 0.1""",
+    "attestation-other-wheel": """The attestation that lies beside a wheel attests another file: the sha256 differ.
+
+Why it matters: The wheel is not the one that its maker attested. It was changed, built again, or belongs to another
+attestation.
+
+How to fix it: Do not install it. Fetch the wheel and its attestation again, both from where they were published.
+
+    $ gh attestation download WHEEL --repo OWNER/REPO
+
+Since: 0.1""",
+    "attestation-not-checked": """The attestation that lies beside a wheel attests this very wheel; its signature was not checked.
+
+dsdoctor compares the sha256 and shows what the attestation says of its origin. It does not check the signature,
+the certificate or the transparency log: that needs Sigstore's keys and a tool that knows them.
+
+Why it matters: Without its signature an attestation is a text that anybody can write, and so is the repository
+that it names.
+
+How to fix it: Check the signature, for the repository from which you expect the wheel.
+
+    $ gh attestation verify WHEEL --repo OWNER/REPO
+
+Since: 0.1""",
+    "attestation-unreadable": """A file beside a wheel has the name of its attestation and cannot be read as one.
+
+It is damaged, too large, no file, or of a form that dsdoctor does not know.
+
+Why it matters: Nothing attests where the wheel comes from.
+
+How to fix it: Fetch the attestation again from where the wheel was published.
+
+    $ gh attestation download WHEEL --repo OWNER/REPO
+
+Since: 0.1""",
     "not-proven": """An op could not be loaded on this machine, for a reason that says nothing about the op.
 
 The NVIDIA driver's library is not here, or the op is compiled for a level above this processor (--cpu, --node) and

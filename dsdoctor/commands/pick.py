@@ -5,6 +5,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from dsdoctor.builder.wheel.attested import judge_attestations
 from dsdoctor.builder.wheel.index import wheels_of
 from dsdoctor.builder.wheel.read import read_wheel
 from dsdoctor.commands.observe import Observation, observe
@@ -53,7 +54,8 @@ def _candidate(observation: Observation, wheel: Path, python: str, ops: tuple[st
         return Candidate(wheel=str(wheel), built=None, findings=(Finding.error("usage", error.message),))
     lacking = tuple(op for op in ops if op not in built.installed_ops)
     lacks = _lacks(lacking, built) if lacking else ()
-    return Candidate(wheel=str(wheel), built=built, findings=(*judge(observation, built, python).findings, *lacks))
+    found = (*judge(observation, built, python).findings, *judge_attestations(wheel), *lacks)
+    return Candidate(wheel=str(wheel), built=built, findings=found)
 
 
 def _lacks(ops: tuple[str, ...], built: DeepSpeed) -> tuple[Finding, ...]:

@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dsdoctor.builder.wheel.attested import judge_attestations
 from dsdoctor.builder.wheel.load import load_installed
 from dsdoctor.builder.wheel.read import read_installed, read_wheel
 from dsdoctor.checks import TOPICS, examine, rule_of
@@ -38,6 +39,8 @@ def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool 
     observation = observe(python, machine, whole=False)
     built = read or _installed(observation)
     judged = judge(observation, built, python)
+    if wheel is not None:
+        return replace(judged, findings=judged.findings + judge_attestations(wheel))
     if load and not has_error(judged.findings):
         asked = judged.machine.python.executable if judged.machine.python else python
         loaded = load_installed(LocalHost(), asked, built, judged.machine)

@@ -10,6 +10,7 @@ import pytest
 from dsdoctor.core.snapshot import Recorder
 from dsdoctor.probe.loader import find_loadable
 from dsdoctor.probe.python import Environment
+from tests.builder.test_attestation import bundle, digest_of, statement
 from tests.builder.test_elf import fatbin
 from tests.builder.test_wheel import INFO, NAME, RECORD, contents, wheel
 from tests.cli.runner import run
@@ -62,6 +63,20 @@ def test_files_that_pip_would_put_beside_deepspeed_are_an_error(libraries: dict[
     path = wheel(tmp_path, contents(libraries[Built()], **evil))
 
     assert rules(path, H100_TORCH_2_14) == (1, {"wheel-foreign-files"})
+
+
+def test_an_attestation_beside_the_wheel_is_held_against_it(libraries: dict[Built, bytes], tmp_path: Path) -> None:
+    path = wheel(tmp_path, contents(libraries[Built()]))
+    beside = path.with_name(f"{NAME}.sigstore.json")
+    beside.write_text(json.dumps(bundle(statement(digest_of(path)))))
+
+    assert rules(path, H100_TORCH_2_14) == (0, {"attestation-not-checked"})
+    shown = run("verify", str(path), "--machine", str(H100_TORCH_2_14)).stdout
+    assert "gh attestation verify " in shown
+    assert shown.splitlines()[-1] == "✓ it fits several-toolkits; the signature of its attestation was not checked"
+
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert rules(path, H100_TORCH_2_14) == (1, {"attestation-other-wheel"})
 
 
 def test_another_torch_another_cuda_and_another_gpu_are_refused(libraries: dict[Built, bytes], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -25,6 +26,10 @@ def out(workshop: Workshop) -> Path:
     folder = workshop.folder / "out"
     done = workshop.build("--tag", IMAGE, "--ops", OP, "--arch", "9.0", "--out", folder)
     assert done.returncode == 0, done.stderr[-3000:]
+    compared = re.findall(r"(\d+) of (\d+) files have the sha256 that was recorded(.*)", done.stderr)
+    # torch for this machine and what was made in the image have none; all pins have one
+    assert sum(int(same) for same, _, _ in compared) > 20, compared
+    assert not re.search(r"recorded of .*(numpy|ninja|pydantic|rich)", str(compared)), compared
     return folder
 
 
@@ -167,6 +172,19 @@ def test_what_cannot_be_built_says_why_and_leaves_no_image(
     assert "Fix: " in told
     assert "localhost/dsdoctor:broken" not in workshop.images()
     assert not list((tmp_path / "dist").iterdir())
+
+
+def test_a_proxy_with_a_login_is_used_and_stays_in_no_log(workshop: Workshop, tmp_path: Path) -> None:
+    (tmp_path / "proxy").write_text(
+        f"http_proxy=http://user:{SECRET}@127.0.0.1:9\nhttps_proxy=http://user:{SECRET}@127.0.0.1:9\n"
+    )
+    named = ("--tag", "localhost/dsdoctor:broken", "--proxy", tmp_path / "proxy")
+    done = workshop.build(*named, "--out", tmp_path / "dist", more=("--no-cache",))
+
+    assert done.returncode == 1
+    assert "✗ apt-get reaches no package index: this build has no network, or needs a proxy" in done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    assert "localhost/dsdoctor:broken" not in workshop.images()
 
 
 UNLOADABLE = """#pragma once
