@@ -1,6 +1,6 @@
 """The command that builds: build-wheel."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from dsdoctor.core.finding import has_error
 from dsdoctor.core.options import TARGET, WHERE, flag, option, options
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.report.progress import BuildProgress
-from dsdoctor.report.terminal import finding_lines, install_hint, plan_lines, result_lines, show
+from dsdoctor.report.terminal import finding_lines, install_lines, plan_lines, result_lines, show
 
 Index = Annotated[
     Path | None,
@@ -84,7 +84,7 @@ def build_wheel_command(
     if dry_run:
         return show_plan("build-wheel", order, as_json=as_json)
     after = partial(publish_into, index) if index else None
-    return build_and_show("build-wheel", order, out, after=after, as_json=as_json, at_end=install_hint)
+    return build_and_show("build-wheel", order, out, after=after, as_json=as_json, at_end=install_lines)
 
 
 def build_and_show(
@@ -94,7 +94,7 @@ def build_and_show(
     *,
     after: Callable[[], AfterBuild] | None,
     as_json: bool,
-    at_end: Callable[..., str],
+    at_end: Callable[[BuildPlan, str], Iterable[str]],
     reuse: bool = True,
 ) -> int:
     """Build, show what came of it and, at the end of a good build, a line about its result."""
@@ -110,7 +110,7 @@ def build_and_show(
     if not built.result.wheel or has_error(built.result.findings):
         return FAILED
     if not as_json:
-        show(Console(), [at_end(built.result)])
+        show(Console(), at_end(built.plan, built.result.wheel))
     return OK
 
 

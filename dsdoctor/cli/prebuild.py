@@ -7,7 +7,7 @@ from pathlib import Path
 from dsdoctor.cli.build_wheel import build_and_show
 from dsdoctor.cli.options import Json, NoCache, Out
 from dsdoctor.commands.build import install
-from dsdoctor.core.build_models import BuildResult
+from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.requests import BuildOrder, PythonPath
 
 
@@ -22,7 +22,7 @@ def prebuild_command(
     """Build the wheel as build-wheel does, then install it into the environment (without its dependencies)."""
     order = replace(order or BuildOrder(), python=python, cache=not no_cache)
 
-    def installed(result: BuildResult) -> str:
-        return f"✓ installed for {python}: {Path(result.wheel or '').name}"
+    def installed(_: BuildPlan, wheel: str) -> list[str]:
+        return [f"✓ installed for {python}: {Path(wheel).name}"]
 
     return build_and_show("prebuild", order, out, after=lambda: install, as_json=as_json, at_end=installed, reuse=False)

@@ -49,6 +49,8 @@ def targets_of(
 
 def refuse_clashes(order: BuildOrder, targets: Sequence[Target]) -> None:
     """Raise UsageError where two wheels would have one file name, as far as that can be told without installing anything."""
+    if order.request.tagged:
+        return  # a tag of the content tells them apart
     names: dict[tuple[str, ...], Target] = {}
     for target in targets:
         expected = _expected(order, target)
@@ -72,19 +74,15 @@ def _expected(order: BuildOrder, target: Target) -> tuple[str, ...] | None:
         if isinstance(environment_, Gap) or environment_.torch is None:
             return None
         tag, torch = environment_.python.tag, read_torch(LocalHost(), environment_.torch)
-        known = True
     else:
         tag = f"cp{target.minor.replace('.', '')}"
         cuda = None if target.build == "cpu" else Cuda.parse(target.build)
-        torch, known = Torch(version=target.torch, location="", cuda=cuda), target.build is not None
+        torch = Torch(version=target.torch, location="", cuda=cuda)
     if torch is None:
         return None
     accelerator = request.accelerator or ("cuda" if torch.cuda else "cpu")
     local, _ = choose_local_version(torch, accelerator, request)
-    unknown = (
-        not known and request.accelerator != "cpu" and request.local_version is None and not request.no_local_version
-    )
-    return tag, local, "unknown" if unknown else ""
+    return tag, local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +234,8 @@ class _TargetBuilds:
 
     def _claim(self, target: Target, ready: Planned) -> None:
         """A wheel's name is one target's: what a torch from an index turns out to be is known only now."""
+        if ready.plan.tagged:
+            return
         tag = ready.machine.python.tag if ready.machine.python else ""
         first = self.names.setdefault((ready.plan.local_version, tag), target)
         if first is not target:

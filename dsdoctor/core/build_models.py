@@ -155,6 +155,8 @@ class BuildPlan:
     findings: tuple[Finding, ...]
     processor: str = "native"
     debug_info: bool = False
+    tagged: bool = False
+    """Whether the version that is built ends with a tag of the wheel's content, so that two wheels never have one name."""
 
 
 @dataclass(frozen=True, kw_only=True)

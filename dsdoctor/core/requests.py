@@ -128,7 +128,7 @@ class BuildRequest:
         str | None,
         option(
             metavar="TEXT", group=WHAT, allow_leading_hyphen=True,
-            help='Local version segment. Default: such as "cu13.0.torch2.14".',
+            help='Local version segment. Default: such as "cu13.0.torch2.14.b1f3c09a7", with a tag of the content.',
         ),
     ] = None  # fmt: skip
     no_local_version: Annotated[bool, flag(group=WHAT, help="Keep DeepSpeed's plain version.")] = False
@@ -136,6 +136,11 @@ class BuildRequest:
     cpu: Cpu = None
     nodes: Annotated[tuple[Node, ...], option(parse=False)] = ()
     debug_info: Annotated[bool, flag(group=HOW, help="Keep debug information: larger, and slower to compile.")] = False
+
+    @property
+    def tagged(self) -> bool:
+        """Whether the version ends with a tag of the wheel's content: where the user leaves its local part to us."""
+        return self.local_version is None and not self.no_local_version
 
     def __post_init__(self) -> None:
         """Raise UsageError for options that contradict each other."""

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console
@@ -9,7 +10,7 @@ from rich.text import Text
 
 from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.fix import Follows
+from dsdoctor.core.fix import Follows, step
 from dsdoctor.core.machine import Machine, Toolkit
 from dsdoctor.core.sentences import and_more
 
@@ -136,6 +137,15 @@ def result_lines(result: BuildResult) -> Iterator[str]:
         yield f"✗ no wheel; the whole log is {result.log}"
 
 
-def install_hint(result: BuildResult) -> str:
-    """The next command after a build."""
-    return f"$ python -m pip install {shlex.quote(result.wheel or '')}"
+def install_lines(plan: BuildPlan, wheel: str) -> Iterator[str]:
+    """The next command after a build. pip leaves a version alone that is installed, whatever is in the wheel."""
+    python = "python" if plan.python == sys.executable else plan.python
+    yield f"$ {step('{python} -m pip install {wheel}', python=python, wheel=wheel).line}"
+    if not plan.tagged:
+        again = step(
+            "{python} -m pip install --no-deps --force-reinstall {wheel}",
+            python=python,
+            wheel=wheel,
+            note="where pip says that this version is installed",
+        )
+        yield f"$ {again.printed}"

@@ -5,6 +5,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -388,3 +389,31 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
     with pytest.raises(ImpossiblePlan, match="cache folder cannot be written"), workspace(tmp_path / "cache"):
         pass
+
+
+@pytest.mark.slow
+def test_two_wheels_of_other_content_never_bear_one_name(tmp_path: Path) -> None:
+    """Another op, another object, another time in the files: each another name; the very same content: the same."""
+    tagged = replace(plan("one"), tagged=True)
+    wanted = {
+        "same": tagged,
+        "again": tagged,
+        "ops": replace(plan("one", "two"), tagged=True),
+        "asked": replace(tagged, ops=(replace(tagged.ops[0], asked=False),)),
+    }
+    names = {}
+    for name, asked in wanted.items():
+        names[name] = Path(run(asked, workdir_in(tmp_path / name)).wheel or "").name
+    changed = workdir_in(tmp_path / "object")
+    (changed.folder / "source" / "csrc" / "one.c").write_text("int one(void) { return 11; }")
+    names["object"] = Path(run(tagged, changed).wheel or "").name
+    later = LocalHost(env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"})
+    names["later"] = Path(run(tagged, workdir_in(tmp_path / "later"), host=later).wheel or "").name
+
+    assert names["same"] == names["again"]
+    assert len(set(names.values())) == 5
+    assert all(
+        re.fullmatch(r"deepspeed-1\.0\+cpu\.torch2\.13\.b[0-9a-f]{8}-cp.*\.whl", name) for name in names.values()
+    )
+    same = [(tmp_path / name / "dist" / names[name]).read_bytes() for name in ("same", "again")]
+    assert same[0] == same[1]

@@ -7,12 +7,13 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 from dsdoctor.builder.make.compile import child_environment, compile_ops, shared_object
 from dsdoctor.builder.make.first_error import first_error
-from dsdoctor.builder.make.manifest import EARLIEST, Manifest, describe_wheel, write_into
+from dsdoctor.builder.make.manifest import EARLIEST, Manifest, describe_wheel, encode_inside, write_into
 from dsdoctor.builder.make.op_cache import OpCache
 from dsdoctor.builder.make.op_job import Compiled, Watch
 from dsdoctor.builder.make.prove import OpProof, prove
@@ -30,6 +31,8 @@ from dsdoctor.core.machine import Machine
 from dsdoctor.core.redaction import Hidden
 
 LONGEST_EPOCH = 11
+TAG, TAG_LENGTH = "b", 8
+"""The tag's first letter, which keeps it from being read as a number, and how many hexadecimal digits of sha256 follow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +91,7 @@ def _packed(
 ) -> _Packed:
     """Pack the compiled ops into a wheel, check each of them, and put the wheel into the out folder."""
     say("packing the wheel")
+    plan = _with_tag(host, plan, source, machine, workdir)
     packed = _pack(host, plan, source, workdir)
     say("checking the wheel")
     env = child_environment(host, plan)
@@ -166,6 +170,22 @@ def _pack(host: LocalHost, plan: BuildPlan, source: Source, workdir: Workdir) ->
             hint=f"the whole log is {workdir.logs / 'wheel.log'}",
         )
     return wheels[0]
+
+
+def _with_tag(host: LocalHost, plan: BuildPlan, source: Source, machine: Machine, workdir: Workdir) -> BuildPlan:
+    """The plan with the tag of what the wheel will hold at the end of its local version.
+
+    pip calls a wheel with the version of the installed one installed already, and an index keeps one file of a name.
+    """
+    if not plan.tagged:
+        return plan
+    bare = describe_wheel(plan, source, machine, ())
+    facts = [encode_inside(bare), _bill_of_materials(host, bare, machine), str(epoch_of(host)).encode()]
+    library = workdir.folder / LIBRARY
+    for path in sorted(path for path in library.rglob("*") if path.is_file()):
+        facts += [str(path.relative_to(library)).encode(), path.read_bytes()]
+    content = sha256(b"".join(sha256(fact).digest() for fact in facts)).hexdigest()
+    return replace(plan, local_version=f"{plan.local_version}.{TAG}{content[:TAG_LENGTH]}")
 
 
 def _bill_of_materials(host: LocalHost, manifest: Manifest, machine: Machine) -> bytes:

@@ -167,7 +167,7 @@ def choose_local_version(torch: Torch, accelerator: str, request: BuildRequest) 
         local, because = "", "--no-local-version"
     elif request.local_version is None:
         local = f"{f'cu{torch.cuda}' if accelerator == 'cuda' else 'cpu'}.torch{torch.minor}"
-        because = "DeepSpeed's loader demands this very torch and CUDA release"
+        because = "DeepSpeed's loader demands this very torch and CUDA release; a tag of the wheel's content follows"
     else:
         local = request.local_version.lstrip("+")
         because = "--local-version"

@@ -98,6 +98,7 @@ def plan_build(machine: Machine, source: Source, request: BuildRequest, *, cache
         disk=disk,
         processor=processor,
         debug_info=request.debug_info,
+        tagged=request.tagged,
         choices=(*first, explain_standard(torch), *arch_choices, *last),
         findings=(*of_ops, *_unused(machine, request, accelerator), *_about_the_machine(machine, source, means, disk)),
     )
