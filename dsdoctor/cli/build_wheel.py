@@ -99,7 +99,7 @@ def build_and_show(
 ) -> int:
     """Build, show what came of it and, at the end of a good build, a line about its result."""
     with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
-        screen = BuildScreen(say=progress.say, plan=lambda plan: _show_plan(plan, as_json), step=progress.step)
+        screen = BuildScreen(say=progress.say, plan=lambda plan: show_plan_of(plan, as_json), step=progress.step)
         built = build(order, out.absolute(), screen=screen, after=after, reuse=reuse)
     if built.kept and not as_json:
         talk = "* nothing that this wheel is made of has changed: it is taken from the cache"
@@ -114,7 +114,7 @@ def build_and_show(
     return OK
 
 
-def _show_plan(plan: BuildPlan, as_json: bool) -> None:
+def show_plan_of(plan: BuildPlan, as_json: bool) -> None:
     """The plan that is about to be carried out."""
     if not as_json:
         show(Console(stderr=True), [*plan_lines(plan), *finding_lines(plan.findings)])

@@ -1,23 +1,26 @@
 """The command that chooses among wheels: pick."""
 
-import shlex
 import sys
-from pathlib import Path
+from functools import partial
 from typing import Annotated
+
+from rich.console import Console
 
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.pick import pick
+from dsdoctor.core.fix import step
 from dsdoctor.core.options import argument, option
 from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.report.machines import candidate_lines
+from dsdoctor.report.terminal import show_talk
 
-Folder = Annotated[Path, argument(help="A folder of wheels, or an index of --index.")]
+Place = Annotated[str, argument(help="A folder of wheels, or the address of a package index.")]
 Op = Annotated[str, option(name="--op", metavar="OP,OP", help="Ops that the wheel must hold.")]
 
 
 def pick_command(
-    folder: Folder,
+    place: Place,
     /,
     *,
     op: Op = "",
@@ -25,17 +28,18 @@ def pick_command(
     machine: MachineFile = None,
     as_json: Json = False,
 ) -> int:
-    """Name the DeepSpeed wheel of a folder or an index that fits this machine, or why none does.
+    """Name the DeepSpeed wheel of a folder or a package index that fits this machine, or why none does.
 
     Each wheel is judged as verify judges it: Python and platform, torch and CUDA release, GPU architectures, processor
-    instructions, glibc, the libraries it links; and the attestation beside it. Nothing of a wheel is run. Exit status 1
+    instructions, glibc, the libraries it links; and the attestation beside it. Of an index, only wheels are fetched
+    whose names do not say already that they are for another Python or torch. Nothing of a wheel is run. Exit status 1
     when none fits.
     """
     ops = tuple(name.strip() for name in op.split(",") if name.strip())
-    found = pick(python, machine, folder, ops)
+    found = pick(python, machine, place, ops, say=partial(show_talk, Console(stderr=True)))
     best = found[0] if found[0].fits else None
-    interpreter = "python" if python == sys.executable else shlex.quote(python)
-    install = f"{interpreter} -m pip install {shlex.quote(best.wheel)}" if best else None
+    interpreter = "python" if python == sys.executable else python
+    install = step("{python} -m pip install {wheel}", python=interpreter, wheel=best.wheel).line if best else None
     findings = () if best else tuple(finding for candidate in found for finding in candidate.findings)
     lines = candidate_lines([(candidate.wheel, candidate.fits, candidate.findings) for candidate in found], install)
     print_result("pick", as_json, lines, findings, wheel=best.wheel if best else None, wheels=found)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dsdoctor.cli.build_wheel import build_and_show
 from dsdoctor.cli.options import Json, NoCache, Out
-from dsdoctor.commands.build import install
+from dsdoctor.commands.install import install_built
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.requests import BuildOrder, PythonPath
 
@@ -19,10 +19,12 @@ def prebuild_command(
     no_cache: NoCache = False,
     as_json: Json = False,
 ) -> int:
-    """Build the wheel as build-wheel does, then install it into the environment (without its dependencies)."""
+    """Build the wheel as build-wheel does, then install it into the environment, whatever is there: as install --build."""
     order = replace(order or BuildOrder(), python=python, cache=not no_cache)
 
     def installed(_: BuildPlan, wheel: str) -> list[str]:
         return [f"✓ installed for {python}: {Path(wheel).name}"]
 
-    return build_and_show("prebuild", order, out, after=lambda: install, as_json=as_json, at_end=installed, reuse=False)
+    return build_and_show(
+        "prebuild", order, out, after=lambda: install_built, as_json=as_json, at_end=installed, reuse=False
+    )

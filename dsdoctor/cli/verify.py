@@ -1,20 +1,25 @@
 """The command that judges a built DeepSpeed: verify."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from rich.console import Console
+
+from dsdoctor.builder.wheel.remote import is_url
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.commands.verify import Verified, verify
+from dsdoctor.commands.judge import Verified
+from dsdoctor.commands.verify import verify, verify_listed
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.options import argument, flag
 from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.report.machines import built_lines
-from dsdoctor.report.terminal import finding_lines
+from dsdoctor.report.terminal import finding_lines, show_talk
 
-WheelFile = Annotated[Path | None, argument(help="The wheel to judge.")]
+WheelFile = Annotated[str | None, argument(help="The wheel to judge: a file, its address, or a package index.")]
 Installed = Annotated[bool, flag(help="Judge the installed DeepSpeed instead of a wheel.")]
 Load = Annotated[bool, flag(help="With --installed: import each op in a process of its own, too.")]
 
@@ -38,11 +43,18 @@ def verify_command(
     """
     if (wheel is None) == (not installed):
         raise UsageError("name a wheel, or say --installed", hint="dsdoctor verify dist/deepspeed-....whl")
-    done = verify(python, machine, wheel, load=load)
+    done = _verified(wheel, machine, python, load=load)
     fits = _fits(done, "this machine" if machine is None else machine.stem, load=load)
     lines = [*built_lines(done.built), *finding_lines(done.findings), *fits]
     print_result("verify", as_json, lines, done.findings, built=done.built, machine=done.machine)
     return FOUND if has_error(done.findings) else OK
+
+
+def _verified(wheel: str | None, machine: Path | None, python: str, *, load: bool) -> Verified:
+    if wheel is not None and is_url(wheel) and not load:
+        say = partial(show_talk, Console(stderr=True))
+        return verify_listed(python, machine, wheel, say=say)
+    return verify(python, machine, Path(wheel) if wheel is not None else None, load=load)
 
 
 def _fits(done: Verified, where: str, *, load: bool) -> list[str]:

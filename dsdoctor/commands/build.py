@@ -14,11 +14,7 @@ from dsdoctor.commands.observe import Say, observing_for
 from dsdoctor.commands.plan import Planned, planned
 from dsdoctor.commands.wheel_cache import find_wheel, inputs_of, keep
 from dsdoctor.core.build_models import BuildPlan, BuildResult
-from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.finding import Finding, has_error
-from dsdoctor.core.fix import step
-from dsdoctor.core.host import LocalHost
-from dsdoctor.core.pip import install_wheel
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.core.workspace import log_folder
 from dsdoctor.diagnosis.clean import raw_lines
@@ -99,19 +95,6 @@ def explained(result: BuildResult) -> BuildResult:
             evidence = tuple(dict.fromkeys((*known.evidence, f"in {op.log}")))
             found[finding.rule, finding.title] = replace(known, affects=affects, evidence=evidence)
     return replace(result, findings=tuple(found.values()))
-
-
-def install(plan: BuildPlan, result: BuildResult) -> tuple[Finding, ...]:
-    """Install a built wheel into the environment it was built for; a finding when that fails: the wheel stays."""
-    assert result.wheel is not None
-    try:
-        install_wheel(LocalHost(), plan.python, result.wheel)
-    except BuildFailed as error:
-        again = step(
-            "{python} -m pip install --no-deps --force-reinstall {wheel}", python=plan.python, wheel=result.wheel
-        )
-        return (Finding.error("wheel-not-installed", error.message, fix="install it by hand", steps=(again,)),)
-    return ()
 
 
 def publish_into(index: Path) -> AfterBuild:

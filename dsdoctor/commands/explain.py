@@ -71,6 +71,40 @@ How to fix it: Make the folder of the index writable, and build again with the s
 cache.
 
 Since: 0.1""",
+    "wheel-name-mismatch": """The name of a wheel in an index says that it was built for another torch or CUDA release.
+
+Names such as 0.18.9+cu.12.8.torch.2.11 say so. Only what the name says was judged: the wheel was not fetched.
+
+Why it matters: DeepSpeed's loader refuses ops of another torch minor or CUDA release.
+
+How to fix it: Take a wheel for this torch, or build one.
+
+    $ python -m dsdoctor install --build
+
+Since: 0.1""",
+    "wheel-yanked": """A wheel was taken back by whoever made it: the index marks it as yanked.
+
+Why it matters: It is known to be bad. pip takes it only where its version is named exactly.
+
+How to fix it: Take another release.
+
+Since: 0.1""",
+    "wheel-not-fetched": """A wheel that an index lists could not be fetched, or is not the file that the index describes.
+
+Why it matters: Nothing is known of it. One whose sha256 differs from the index's was changed after it was listed.
+
+How to fix it: Check the network. Where the digest differs, tell whoever keeps the index.
+
+Since: 0.1""",
+    "dependencies-not-installed": """DeepSpeed is installed, and pip could not install the packages that it needs beside itself.
+
+Why it matters: An import of DeepSpeed fails at the first of them that is missing.
+
+How to fix it: Fix what pip reports, then install them.
+
+    $ python -m dsdoctor install
+
+Since: 0.1""",
     "op-not-in-wheel": """A wheel does not hold an op that was asked for with `dsdoctor pick --op`.
 
 Why it matters: On a machine with that wheel the op has to be compiled at run time, or fails there.

@@ -1,30 +1,18 @@
 """verify: a built DeepSpeed against a machine -> findings. Runs nothing of it unless it is to load the installed ops."""
 
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dsdoctor.builder.wheel.attested import judge_attestations
 from dsdoctor.builder.wheel.load import load_installed
 from dsdoctor.builder.wheel.read import read_installed, read_wheel
-from dsdoctor.checks import TOPICS, examine, rule_of
-from dsdoctor.commands.observe import Observation, observe
+from dsdoctor.commands.judge import Verified, judge
+from dsdoctor.commands.observe import Observation, Say, observe
+from dsdoctor.commands.shelf import Shelf
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.finding import Finding, for_python, has_error
+from dsdoctor.core.finding import has_error
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.machine import DeepSpeed, Machine
-
-RUNS = ("python-silent", "torch-missing", "torch-broken")
-"""What keeps every built DeepSpeed from running."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verified:
-    """The outcome for a built DeepSpeed: its facts, and what was found against the machine."""
-
-    machine: Machine
-    built: DeepSpeed
-    findings: tuple[Finding, ...]
+from dsdoctor.core.machine import DeepSpeed
 
 
 def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool = False) -> Verified:
@@ -48,16 +36,15 @@ def verify(python: str, machine: Path | None, wheel: Path | None, *, load: bool 
     return judged
 
 
-def judge(observation: Observation, built: DeepSpeed, python: str) -> Verified:
-    """A built DeepSpeed against what was seen of a machine."""
-    with_built = replace(observation.machine, deepspeed=built)
-    of_built = next(topic.checks for topic in TOPICS if topic.name == "deepspeed")
-    rules = frozenset({*RUNS, *map(rule_of, of_built)})
-    found = examine(with_built, topics=TOPICS, rules=rules)
-    findings = tuple(_of_ops(finding, built) for topic in found for finding in topic.findings)
-    if observation.is_here and python != sys.executable:
-        findings = tuple(for_python(finding, python) for finding in findings)
-    return Verified(machine=with_built, built=built, findings=findings)
+def verify_listed(python: str, machine: Path | None, url: str, *, say: Say) -> Verified:
+    """Judge the wheel that an address names, or of an index the one that fits best. Raises UsageError where none can be judged."""
+    observation = observe(python, machine, whole=False)
+    with Shelf([url], observation, python, say=say) as shelf:
+        best = shelf.ranked(())[0]
+    if best.built is None:
+        raise UsageError(f"{best.wheel}: {best.findings[0].title}", hint="name another wheel")
+    built = replace(best.built, location=best.wheel)
+    return Verified(machine=replace(observation.machine, deepspeed=built), built=built, findings=best.findings)
 
 
 def _installed(observation: Observation) -> DeepSpeed:
@@ -68,9 +55,3 @@ def _installed(observation: Observation) -> DeepSpeed:
             "no DeepSpeed is installed there", hint="name a wheel, or another environment with --python PATH"
         )
     return read_installed(installed) if observation.is_here else installed
-
-
-def _of_ops(finding: Finding, built: DeepSpeed) -> Finding:
-    """The finding with the ops that it affects: those it names, else all."""
-    named = tuple(op for op in finding.affects if op in built.installed_ops)
-    return replace(finding, affects=named or (built.installed_ops if finding.affects else ()))

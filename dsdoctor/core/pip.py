@@ -1,11 +1,13 @@
 """pip as a fetcher and installer: it knows the user's indexes, proxies and certificates."""
 
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.fix import step
-from dsdoctor.core.host import LocalHost
+from dsdoctor.core.host import Answer, LocalHost
 from dsdoctor.core.redaction import Hidden
 
 LIMIT = 3600.0
@@ -18,16 +20,37 @@ def run_pip(host: LocalHost, python: str, arguments: Sequence[str], *, what: str
         raise BuildFailed(f"pip could not fetch {what}: {why_failed(host, answer.stderr)}", hint=hint)
 
 
-def install_wheel(host: LocalHost, python: str, wheel: str) -> None:
-    """Install a wheel into an environment without touching its dependencies; ours does it where it has no pip."""
-    pip, options = pip_for(host, python, "installs the wheel")
-    arguments = ["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall", wheel]
-    answer = host.run([*pip, *options, *arguments], timeout=LIMIT)
+def install_wheel(host: LocalHost, python: str, wheel: str, *, uv: str | None = None) -> None:
+    """Install a wheel into an environment without touching its dependencies.
+
+    The environment's own pip does it, or ours where it has none, or ``uv`` (its path) where there is no pip at all.
+    """
+    answer = _install(host, python, ["--no-deps", "--force-reinstall", wheel], uv)
     if not answer.ok:
         raise BuildFailed(
-            f"the wheel is built, and pip could not install it: {why_failed(host, answer.stderr)}",
+            f"the wheel is there, and could not be installed: {why_failed(host, answer.stderr)}",
             hint=step("{python} -m pip install --no-deps --force-reinstall {wheel}", python=python, wheel=wheel).line,
         )
+
+
+def install_needs(host: LocalHost, python: str, wheel: str, torch: str, *, uv: str | None = None) -> str | None:
+    """Install what an installed wheel needs beside itself, and leave torch as it is; the reason where that fails."""
+    with tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder:
+        constraints = Path(folder) / "torch.txt"
+        constraints.write_text(f"torch=={torch}\n", encoding="utf-8")
+        answer = _install(host, python, ["--constraint", str(constraints), wheel], uv)
+    return None if answer.ok else why_failed(host, answer.stderr)
+
+
+def _install(host: LocalHost, python: str, arguments: Sequence[str], uv: str | None) -> Answer:
+    try:
+        pip, options = pip_for(host, python, "installs the wheel")
+    except BuildFailed:
+        if uv is None:
+            raise
+        return host.run([uv, "pip", "install", "--quiet", "--python", python, *arguments], timeout=LIMIT)
+    quiet = ["install", "--quiet", "--disable-pip-version-check"]
+    return host.run([*pip, *options, *quiet, *arguments], timeout=LIMIT)
 
 
 def pip_for(host: LocalHost, python: str, what: str) -> tuple[list[str], list[str]]:

@@ -30,6 +30,11 @@ def show(console: Console, lines: Iterable[str]) -> None:
         console.print(text, soft_wrap=True, highlight=False)
 
 
+def show_talk(console: Console, line: str) -> None:
+    """A line about what goes on, which is no result."""
+    show(console, [f"* {line}"])
+
+
 def printable(line: str) -> str:
     """A line with its control characters escaped, because it may hold text of others.
 

@@ -1,0 +1,168 @@
+"""A package index on the network -> the DeepSpeed wheels that it lists, and one of them as a file whose digest is the index's.
+
+The Simple API, HTML or JSON (PEP 503, 691). A name says much before anything is fetched. Nothing of a wheel is run.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import requests
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from pypi_simple import NoSuchProjectError, PyPISimple, UnsupportedContentTypeError, UnsupportedRepoVersionError
+from requests.adapters import HTTPAdapter
+
+from dsdoctor.core import redaction
+from dsdoctor.core.errors import BuildFailed, UsageError
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import DeepSpeed
+
+PROJECT = "deepspeed"
+TIMEOUT = (15.0, 60.0)
+"""Seconds to connect, and without a byte."""
+LARGEST = 8 << 30
+CHUNK = 1 << 20
+CUDA_IN_NAME = re.compile(r"cu(?:da)?\.?(\d{2})\.?(\d)(?!\d)")
+TORCH_IN_NAME = re.compile(r"(?:torch|pt)\.?(\d)\.?(\d{1,2})(?!\d)")
+CERTIFICATES = ("REQUESTS_CA_BUNDLE", "PIP_CERT", "SSL_CERT_FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteWheel:
+    """A wheel that an index lists. ``sha256`` and ``size`` (bytes) are what the index says, None where it does not."""
+
+    name: str
+    url: str
+    sha256: str | None = None
+    size: int | None = None
+    yanked: bool = False
+
+    @property
+    def shown(self) -> str:
+        """Its address without user, query and fragment: they may be secrets."""
+        return redaction.url(self.url)
+
+
+def is_url(text: str) -> bool:
+    """Whether a text names something on the network.
+
+    >>> is_url("https://host/simple"), is_url("dist"), is_url("file:///dist")
+    (True, False, False)
+    """
+    return re.match(r"https?://", text, re.IGNORECASE) is not None
+
+
+def open_session(host: LocalHost) -> requests.Session:
+    """A session that goes by the proxies and certificates that pip goes by."""
+    session = requests.Session()
+    session.mount("https://", HTTPAdapter(max_retries=2))
+    bundle = next(filter(None, map(host.variable, CERTIFICATES)), None)
+    if bundle is not None:
+        session.verify = bundle
+    return session
+
+
+def list_index(url: str, session: requests.Session) -> tuple[RemoteWheel, ...]:
+    """The DeepSpeed wheels of an index, or the one that the address names itself. Raises UsageError, BuildFailed."""
+    if urlsplit(url).path.endswith(".whl"):
+        return (_named(url),)
+    try:
+        packages = PyPISimple(url, session=session).get_project_page(PROJECT, timeout=TIMEOUT).packages
+    except NoSuchProjectError:
+        return ()
+    except (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError) as error:
+        title = f"{redaction.url(url)} is no package index: {_said(error)}"
+        raise UsageError(title, hint="name the address that pip takes as --index-url") from None
+    except requests.RequestException as error:
+        raise _unreached(url, error) from None
+    return tuple(
+        RemoteWheel(
+            name=package.filename,
+            url=package.url,
+            sha256=package.digests.get("sha256"),
+            size=package.size,
+            yanked=package.is_yanked,
+        )
+        for package in packages
+        if package.package_type == "wheel"
+    )
+
+
+def facts_of_name(name: str) -> DeepSpeed | None:
+    """What a wheel's name says of it: version, Python, platform, and the torch and CUDA of its local version; None for no wheel.
+
+    >>> facts = facts_of_name("deepspeed-0.18.9+cu.12.8.torch.2.11-cp312-cp312-linux_x86_64.whl")
+    >>> facts.version, facts.cuda, facts.torch, facts.python
+    ('0.18.9+cu.12.8.torch.2.11', '12.8', '2.11', ('cp312',))
+    """
+    try:
+        project, version, _, tags = parse_wheel_filename(name)
+    except InvalidWheelFilename:
+        return None
+    if project != PROJECT:
+        return None
+    cuda, torch = (pattern.search(version.local or "") for pattern in (CUDA_IN_NAME, TORCH_IN_NAME))
+    return DeepSpeed(
+        version=str(version),
+        location=name,
+        cuda=f"{cuda[1]}.{cuda[2]}" if cuda else None,
+        torch=f"{torch[1]}.{torch[2]}" if torch else None,
+        python=tuple(sorted({tag.interpreter for tag in tags})),
+        platform=tuple(sorted({tag.platform for tag in tags})),
+        told_by="name",
+    )
+
+
+def fetch(wheel: RemoteWheel, folder: Path, session: requests.Session, *, say: Callable[[str], None]) -> Path:
+    """The wheel as a file in a folder. Raises BuildFailed where it does not come whole, or is not what the index says."""
+    size = f" ({wheel.size / (1 << 20):.1f} MiB)" if wheel.size else ""
+    say(f"fetching {wheel.shown}{size}")
+    path, digest, length = folder / wheel.name, sha256(), 0
+    try:
+        with session.get(wheel.url, stream=True, timeout=TIMEOUT) as answer, path.open("xb") as file:
+            answer.raise_for_status()
+            for chunk in answer.iter_content(CHUNK):
+                length += len(chunk)
+                if length > LARGEST:
+                    raise BuildFailed(f"{wheel.shown} is larger than a DeepSpeed wheel can be", hint="do not use it")
+                digest.update(chunk)
+                file.write(chunk)
+    except requests.RequestException as error:
+        raise _unreached(wheel.url, error) from None
+    if wheel.sha256 is not None and digest.hexdigest() != wheel.sha256.lower():
+        raise BuildFailed(
+            f"{wheel.shown} has sha256 {digest.hexdigest()[:16]}..., its index says {wheel.sha256[:16]}...",
+            hint="tell whoever keeps the index; do not use the wheel",
+        )
+    return path
+
+
+def _named(url: str) -> RemoteWheel:
+    parts = urlsplit(url)
+    digest = re.search(r"(?:^|&)sha256=([0-9a-fA-F]{64})(?:&|$)", parts.fragment)
+    name = unquote(parts.path.rpartition("/")[2])
+    if "/" in name or facts_of_name(name) is None:
+        raise UsageError(f"{redaction.url(url)} is no wheel of DeepSpeed", hint="name a deepspeed-...whl, or an index")
+    return RemoteWheel(name=name, url=url, sha256=digest[1] if digest else None)
+
+
+def _unreached(url: str, error: requests.RequestException) -> BuildFailed:
+    status = f"it answers {error.response.status_code}" if error.response is not None else _said(error)
+    return BuildFailed(
+        f"{redaction.url(url)} cannot be read: {status}", hint="check the address, the proxy and the network"
+    )
+
+
+def _said(error: Exception) -> str:
+    """What an error says, without the address, in which there may be a password.
+
+    >>> _said(requests.ConnectionError("host='h', url: /?token=x (Caused by E('[Errno 111] Connection refused'))"))
+    '[Errno 111] Connection refused'
+    """
+    plain = re.search(
+        r"\[Errno -?\d+\] [\w ]+|certificate verify failed: [\w ]+|timed out|Name or service not known", str(error)
+    )
+    return plain[0] if plain else f"{type(error).__name__}: it was not understood"

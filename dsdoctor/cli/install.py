@@ -1,0 +1,96 @@
+"""The command that leads to an installed DeepSpeed whose ops load: install."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+
+from dsdoctor.cli.build_wheel import show_plan_of
+from dsdoctor.cli.ending import FAILED, FOUND, IMPOSSIBLE, OK, print_result
+from dsdoctor.cli.options import Json, NoCache, Out
+from dsdoctor.commands.build import BuildScreen
+from dsdoctor.commands.install import Did, Installed, install
+from dsdoctor.core.finding import Severity, has_error
+from dsdoctor.core.options import WHERE, flag, options
+from dsdoctor.core.requests import BuildOrder, PythonPath
+from dsdoctor.report.progress import BuildProgress
+from dsdoctor.report.terminal import finding_lines, result_lines
+
+Indexes = Annotated[
+    tuple[str, ...],
+    options(
+        name="--index-url", metavar="URL|DIR", group=WHERE,
+        help="A package index or a folder with DeepSpeed wheels; repeat it. One that fits is installed, and nothing is built.",
+    ),
+]  # fmt: skip
+Build = Annotated[bool, flag(name="--build", help="Build, whatever is installed or listed.")]
+
+
+def install_command(
+    *,
+    order: BuildOrder | None = None,
+    index_url: Indexes = (),
+    build: Build = False,
+    out: Out = Path("dist"),
+    python: PythonPath = sys.executable,
+    no_cache: NoCache = False,
+    as_json: Json = False,
+) -> int:
+    """Install a DeepSpeed whose ops are compiled and load: keep what fits, else take a listed wheel, else build one.
+
+    An installed DeepSpeed that fits this machine and has the ops of --ops or --for stays. Else the newest wheel of the
+    indexes that passes `dsdoctor verify` is installed, and where none does a wheel is built as build-wheel builds it. Then
+    each op is loaded. torch is never changed, and an installed DeepSpeed keeps its version unless --source names another.
+    """
+    order = replace(order or BuildOrder(), python=python, cache=not no_cache)
+    with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
+        screen = BuildScreen(say=progress.say, plan=lambda plan: show_plan_of(plan, as_json), step=progress.step)
+        done = install(order, index_url, out.absolute(), screen=screen, build_anew=build)
+    show_installed("install", done, as_json)
+    return status_of(done)
+
+
+def show_installed(command: str, done: Installed, as_json: bool) -> None:
+    """What was done and what the environment has now; the last line names the ops that load."""
+    print_result(
+        command,
+        as_json,
+        installed_lines(done),
+        done.findings,
+        did=done.did,
+        version=done.version,
+        wheel=done.wheel,
+        ops=done.ops,
+        untried=done.untried,
+        candidates=done.candidates,
+    )
+
+
+def installed_lines(done: Installed) -> Iterator[str]:
+    """Wheels that were not taken with the reason, the build, the findings, and how it ended."""
+    for candidate in done.candidates:
+        if not candidate.fits:
+            yield f"· {candidate.wheel.rpartition('/')[2]}"
+            yield from (f"    {finding.title}" for finding in candidate.findings if finding.severity is Severity.ERROR)
+    if done.built is not None and done.built.result is not None:
+        yield from result_lines(done.built.result)
+    yield from finding_lines(done.findings)
+    how = {Did.KEPT: "was there and fits", Did.INSTALLED: f"from {done.wheel}", Did.BUILT: "built here"}
+    if done.did is Did.NOTHING or done.version is None:
+        yield "✗ nothing was installed"
+        return
+    yield f"{'✗' if has_error(done.findings) else '·'} DeepSpeed {done.version}, {how[done.did]}"
+    if done.untried:
+        yield f"! {', '.join(done.untried)} could not be tried here"
+    if done.ops:
+        yield f"✓ {', '.join(done.ops)} {'load' if len(done.ops) > 1 else 'loads'}"
+
+
+def status_of(done: Installed) -> int:
+    """The exit status: nothing could be planned, a build failed, an op does not load, or all is well."""
+    if done.did is Did.NOTHING:
+        return IMPOSSIBLE if done.built is None or done.built.result is None else FAILED
+    return FOUND if has_error(done.findings) else OK

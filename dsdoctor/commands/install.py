@@ -1,0 +1,189 @@
+"""install: what is there and fits stays, else the best wheel of the indexes, else one that is built; then each op is loaded."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from dsdoctor.builder.plan.choices import accelerator_of
+from dsdoctor.builder.source.fetch import NEWEST, spell_source
+from dsdoctor.builder.source.op_config import ops_of_config, read_config
+from dsdoctor.builder.targets.interpreters import find_uv
+from dsdoctor.commands.build import BuildScreen, Built, build
+from dsdoctor.commands.observe import Observation, observe
+from dsdoctor.commands.shelf import Candidate, Shelf, version_of
+from dsdoctor.commands.verify import verify
+from dsdoctor.core.build_models import BuildPlan, BuildResult
+from dsdoctor.core.errors import BuildFailed, UsageError
+from dsdoctor.core.finding import Finding, has_error
+from dsdoctor.core.fix import step
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Machine
+from dsdoctor.core.pip import install_needs, install_wheel
+from dsdoctor.core.requests import BuildOrder
+
+
+class Did(enum.Enum):
+    """How the environment came to its DeepSpeed."""
+
+    KEPT = "kept"
+    INSTALLED = "installed"
+    BUILT = "built"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installed:
+    """What was done. ``ops`` load now; ``untried`` could not be tried here. ``candidates`` are the wheels that were looked at."""
+
+    did: Did
+    version: str | None = None
+    wheel: str | None = None
+    ops: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    built: Built | None = None
+
+
+def install(order: BuildOrder, places: Sequence[str], out: Path, *, screen: BuildScreen, build_anew: bool) -> Installed:
+    """Bring the environment to a DeepSpeed that fits it and holds the ops that the order names.
+
+    ``places``: folders and package indexes with wheels. ``build_anew``: neither what is installed nor a listed wheel is taken.
+    Raises UsageError, ImpossiblePlan, BuildFailed.
+    """
+    observation = observe(order.python, None, whole=False)
+    wanted = _named_ops(order, observation.machine)
+    if not build_anew:
+        if (kept := _kept(order, observation, wanted)) is not None:
+            return kept
+        if places:
+            chosen = _from_indexes(order, places, observation, wanted, screen)
+            if chosen.did is Did.INSTALLED:
+                return chosen
+            return replace(_build(order, out, screen), candidates=chosen.candidates)
+    return _build(order, out, screen)
+
+
+def install_built(plan: BuildPlan, result: BuildResult) -> tuple[Finding, ...]:
+    """Install a wheel that was built into the environment it was built for; a finding when that fails: the wheel stays."""
+    assert result.wheel is not None
+    return _put_in(plan.python, result.wheel, None)
+
+
+def _named_ops(order: BuildOrder, machine: Machine) -> tuple[str, ...]:
+    """The ops that the order names one by one; none where it leaves the choice to the build."""
+    if order.config is not None:
+        return ops_of_config(read_config(order.config), accelerator=accelerator_of(machine, order.request))
+    asked = order.request.ops or ()
+    return () if asked in {("all",), ("default",)} else asked
+
+
+def _kept(order: BuildOrder, observation: Observation, wanted: tuple[str, ...]) -> Installed | None:
+    """What is installed, where it is of the version that is asked for, fits, and has ops, all that are wanted among them."""
+    there = observation.machine.deepspeed
+    if there is None or not _is_version(there.version, order.source) or not there.installed_ops:
+        return None
+    if not set(wanted) <= set(there.installed_ops) or order.request.ops == ("all",):
+        return None
+    judged = verify(order.python, None, None, load=True)
+    if has_error(judged.findings):
+        return None
+    return _outcome(Did.KEPT, order.python)
+
+
+def _from_indexes(
+    order: BuildOrder, places: Sequence[str], observation: Observation, wanted: tuple[str, ...], screen: BuildScreen
+) -> Installed:
+    """The first wheel that fits, the newest first; of another version than asked for none is taken."""
+    version = _asked_version(order, observation)
+    seen: list[Candidate] = []
+    with Shelf(places, observation, order.python, say=screen.say) as shelf:
+        for wheel in shelf.wheels:
+            if version is not None and version_of(wheel) != version:
+                title = (
+                    f"it is DeepSpeed {version_of(wheel)}, {version} is {'asked for' if order.source else 'installed'}"
+                )
+                seen.append(
+                    Candidate(wheel=wheel.name, built=None, findings=(Finding.error("wheel-name-mismatch", title),))
+                )
+                continue
+            candidate, path = shelf.judge(wheel, wanted)
+            seen.append(candidate)
+            if candidate.fits and path is not None:
+                screen.say(f"installing {wheel.name}")
+                failed = _put_in(order.python, str(path), observation.machine)
+                if has_error(failed):
+                    return Installed(did=Did.INSTALLED, wheel=candidate.wheel, candidates=tuple(seen), findings=failed)
+                done = _outcome(Did.INSTALLED, order.python)
+                findings = (*failed, *done.findings)
+                return replace(done, wheel=candidate.wheel, candidates=tuple(seen), findings=findings)
+    return Installed(did=Did.NOTHING, candidates=tuple(seen))
+
+
+def _build(order: BuildOrder, out: Path, screen: BuildScreen) -> Installed:
+    built = build(order, out, screen=screen, after=lambda: install_built, reuse=True)
+    if built.result is None or not built.result.wheel or has_error(built.findings):
+        return Installed(did=Did.NOTHING, built=built, findings=built.findings)
+    done = _outcome(Did.BUILT, order.python)
+    return replace(done, wheel=built.result.wheel, built=built, findings=(*built.findings, *done.findings))
+
+
+def _put_in(python: str, wheel: str, machine: Machine | None) -> tuple[Finding, ...]:
+    """The wheel, then what it needs beside itself; torch is left as it is."""
+    host = LocalHost()
+    uv = find_uv(host)
+    try:
+        install_wheel(host, python, wheel, uv=uv)
+    except BuildFailed as error:
+        again = step("{python} -m pip install --no-deps --force-reinstall {wheel}", python=python, wheel=wheel)
+        return (Finding.error("wheel-not-installed", error.message, fix="install it by hand", steps=(again,)),)
+    torch = (machine or observe(python, None, whole=False).machine).torch
+    failed = install_needs(host, python, wheel, torch.version, uv=uv) if torch else None
+    if failed is None:
+        return ()
+    title = f"DeepSpeed is installed, and what it needs beside itself is not: {failed}"
+    again = step("{python} -m pip install deepspeed=={version}", python=python, version=_installed_version(python))
+    return (Finding.warning("dependencies-not-installed", title, fix="install it once pip can", steps=(again,)),)
+
+
+def _installed_version(python: str) -> str:
+    there = observe(python, None, whole=False).machine.deepspeed
+    return there.version if there else ""
+
+
+def _outcome(did: Did, python: str) -> Installed:
+    """What the environment has now, each op loaded."""
+    now = verify(python, None, None, load=True)
+    failed = {op for finding in now.findings if finding.rule == "op-does-not-load" for op in finding.affects}
+    untried = {op for finding in now.findings if finding.rule == "not-proven" for op in finding.affects}
+    if has_error(tuple(finding for finding in now.findings if finding.rule != "op-does-not-load")):
+        untried |= set(now.built.installed_ops)  # a DeepSpeed that does not fit was not loaded
+    ops = tuple(op for op in now.built.installed_ops if op not in failed | untried)
+    return Installed(did=did, version=now.built.version, ops=ops, untried=tuple(sorted(untried)), findings=now.findings)
+
+
+def _asked_version(order: BuildOrder, observation: Observation) -> Version | None:
+    """The version that --source names, else that of the DeepSpeed that is installed; None for the newest.
+
+    Raises UsageError for a source that is no version: no index has a wheel of it.
+    """
+    spec, _ = spell_source(order.source, observation.machine.deepspeed)
+    if spec == NEWEST:
+        return None
+    try:
+        return Version(spec)
+    except InvalidVersion:
+        raise UsageError(f"--source {spec} is no version, and an index has releases only", hint="add --build") from None
+
+
+def _is_version(installed: str, source: str | None) -> bool:
+    """Whether an installed version is the one that --source names; without it any is."""
+    if source is None:
+        return True
+    try:
+        return Version(installed).public == Version(source).public
+    except InvalidVersion:
+        return False

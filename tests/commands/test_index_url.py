@@ -1,0 +1,137 @@
+"""`pick` and `verify` with the address of a package index: a real server, real wheels, a recorded machine."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.builder.wheel.index import list_wheels, publish
+from dsdoctor.builder.wheel.remote import facts_of_name
+from tests.builder.test_wheel import NAME, contents, wheel
+from tests.cli.runner import run
+from tests.commands.test_pick import MACHINE, library  # noqa: F401
+
+TOKEN = "hunter2secret"
+
+
+@dataclass
+class Served:
+    """A folder on a port of this machine, and what was asked of it."""
+
+    folder: Path
+    address: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    def fetched(self) -> set[str]:
+        return {path.rpartition("/")[2] for path in self.asked if path.endswith(".whl")}
+
+
+@pytest.fixture
+def index(library: bytes, tmp_path: Path) -> Iterator[Served]:  # noqa: F811
+    """An index with a wheel that fits, and others whose names say that they do not."""
+    served = Served(tmp_path / "index")
+    made = tmp_path / "made"
+    made.mkdir()
+    good = wheel(made, contents(library))
+    publish(good, served.folder)
+    for other in (
+        NAME.replace("torch2.14", "torch2.11").replace("0.19.8", "0.19.9"),
+        NAME.replace("cu13.0.torch2.14", "cu.12.8.torch.2.14").replace("0.19.8", "0.19.10"),
+        NAME.replace("cp311-cp311", "cp312-cp312"),
+    ):
+        (served.folder / "deepspeed" / other).write_bytes(b"never fetched")
+    list_wheels(served.folder)
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments, directory=str(served.folder))  # type: ignore[arg-type]
+
+        def log_message(self, *_: object) -> None:
+            served.asked.append(self.path)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    served.address = f"http://127.0.0.1:{server.server_port}"
+    yield served
+    server.shutdown()
+    server.server_close()
+
+
+def test_pick_fetches_only_what_its_name_does_not_exclude(index: Served) -> None:
+    done = run("pick", index.address, *MACHINE, "--json")
+
+    document = json.loads(done.stdout)
+    titles = {one["wheel"].rpartition("/")[2]: [f["title"] for f in one["findings"]] for one in document["wheels"]}
+    assert (done.returncode, document["wheel"]) == (0, f"{index.address}/deepspeed/{NAME.replace('+', '%2B')}")
+    assert index.fetched() == {NAME.replace("+", "%2B")}
+    assert any("its name says torch 2.11, here is torch 2.14" in title for found in titles.values() for title in found)
+    assert any("its name says CUDA 12.8, torch 2.14" in title for found in titles.values() for title in found)
+
+
+def test_verify_takes_the_address_of_a_wheel_and_of_an_index(index: Served) -> None:
+    of_wheel = run("verify", f"{index.address}/deepspeed/{NAME}", *MACHINE)
+    of_index = run("verify", index.address, *MACHINE)
+
+    assert (of_wheel.returncode, of_index.returncode) == (0, 0), of_wheel.stderr
+    assert of_wheel.stdout == of_index.stdout.replace("%2B", "+")
+    assert "DeepSpeed 0.19.8" in of_wheel.stdout
+
+
+def test_a_wheel_that_is_not_what_its_index_says_is_not_judged(index: Served) -> None:
+    with (index.folder / "deepspeed" / NAME).open("ab") as file:
+        file.write(b"more")
+
+    done = run("pick", index.address, *MACHINE)
+    named = run("verify", f"{index.address}/deepspeed/{NAME}#sha256={'0' * 64}", *MACHINE)
+
+    assert done.returncode == 1
+    assert "its index says" in done.stdout
+    assert (named.returncode, "its index says" in named.stdout) == (1, True)
+
+
+@pytest.mark.parametrize("place", ["/nothing", ":1/simple", ""])
+def test_no_word_of_a_password_is_shown(index: Served, place: str) -> None:
+    host = index.address.removeprefix("http://") if not place.startswith(":") else f"127.0.0.1{place}"
+    address = f"http://user:{TOKEN}@{host}{place if place.startswith('/') else ''}?token={TOKEN}"
+
+    for command in (
+        ("pick", address),
+        ("pick", address, "--json"),
+        ("verify", address),
+    ):
+        done = run(*command, *MACHINE)
+        assert TOKEN not in done.stdout + done.stderr
+        assert done.returncode in {0, 2, 4}
+
+
+def test_what_is_no_index_is_said_in_one_line(index: Served) -> None:
+    (index.folder / "deepspeed" / "index.html").write_bytes(b"\x00\x01\x02")
+    nothing = run("pick", f"{index.address}/elsewhere", *MACHINE)
+    empty = run("pick", index.address, *MACHINE)
+
+    assert (nothing.returncode, empty.returncode) == (2, 2)
+    assert "lists no wheel of deepspeed" in nothing.stderr
+    assert empty.stderr.count("✗") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "cuda", "torch"),
+    [
+        ("0.18.9+cu.12.8.torch.2.11", "12.8", "2.11"),
+        ("0.19.8+cu13.0.torch2.14.b1a2b3c4d", "13.0", "2.14"),
+        ("0.16.4+cu124torch2.6", "12.4", "2.6"),
+        ("0.15.0+torch2.4cu121", "12.1", "2.4"),
+        ("0.19.8+cpu.torch2.13", None, "2.13"),
+        ("0.19.8+unknown", None, None),
+        ("0.19.8", None, None),
+    ],
+)
+def test_names_say_torch_and_cuda_in_several_ways(name: str, cuda: str | None, torch: str | None) -> None:
+    facts = facts_of_name(f"deepspeed-{name}-cp311-cp311-linux_x86_64.whl")
+
+    assert facts is not None
+    assert (facts.cuda, facts.torch) == (cuda, torch)

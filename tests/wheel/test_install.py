@@ -1,0 +1,104 @@
+"""`dsdoctor install` for real: an environment of its own with this torch, ops of DeepSpeed, an index on a port of this machine."""
+
+import http.server
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.wheel.conftest import dsdoctor
+
+pytestmark = pytest.mark.wheel
+A, B = "pin_memory", "async_io"
+SOURCE = ("--source", "0.19.8")
+
+
+class Environment:
+    """A new environment that finds this one's torch, and has a DeepSpeed of its own or none."""
+
+    def __init__(self, folder: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        self.python = str(folder / "bin" / "python")
+        site = next(folder.glob("lib/python*/site-packages"))
+        torch = importlib.util.find_spec("torch")
+        assert torch is not None
+        (site / "torch.pth").write_text(str(Path(torch.origin or "").parents[1]))
+        (folder / "bin" / "ninja").symlink_to(shutil.which("ninja") or "")
+
+    def install(self, *arguments: str) -> tuple[int, dict[str, object]]:
+        return dsdoctor("install", "--python", self.python, *SOURCE, *arguments)
+
+    def loads(self) -> set[str]:
+        """The ops that verify finds in the installed DeepSpeed."""
+        status, document = dsdoctor("verify", "--installed", "--python", self.python)
+        assert status == 0, document["findings"]
+        return set(document["built"]["installed_ops"])
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dist")
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory, out: Path) -> Environment:
+    """One in which nothing was, and for which a wheel was built."""
+    environment = Environment(tmp_path_factory.mktemp("first") / "env")
+    status, document = environment.install("--ops", A, "--out", str(out))
+    assert (status, document["did"], document["ops"]) == (0, "built", [A]), document["findings"]
+    return environment
+
+
+@pytest.fixture
+def index(out: Path, first: Environment, tmp_path: Path) -> Iterator[str]:
+    """The wheel that was built, and two that are for others by their names."""
+    folder = tmp_path / "deepspeed"
+    folder.mkdir()
+    (built,) = out.glob("*.whl")
+    shutil.copy(built, folder)
+    tag = built.name.partition("-0.19.8+")[2].partition("-")[2]
+    links = [built.name, f"deepspeed-0.19.8+cu.12.8.torch.2.11-{tag}", f"deepspeed-0.20.0+cpu.torch2.13-{tag}"]
+    (folder / "index.html").write_text("".join(f'<a href="{name}">{name}</a>\n' for name in links))
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_what_is_there_and_fits_stays(first: Environment, tmp_path: Path) -> None:
+    status, document = first.install("--ops", A, "--out", str(tmp_path))
+
+    assert (status, document["did"], document["ops"]) == (0, "kept", [A])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_listed_wheel_that_fits_is_installed_and_the_others_are_named(index: str, tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "second")
+
+    status, document = environment.install("--ops", A, "--index-url", index)
+
+    titles = [finding["title"] for one in document["candidates"] for finding in one["findings"]]
+    assert (status, document["did"], document["ops"]) == (0, "installed", [A]), document["findings"]
+    assert any(title.startswith("its name says torch 2.11, here is") for title in titles)
+    assert "it is DeepSpeed 0.20.0, 0.19.8 is asked for" in titles
+    assert environment.loads() == {A}
+
+
+def test_a_later_build_with_more_ops_is_what_its_printed_line_installs(first: Environment, out: Path) -> None:
+    argv = [sys.executable, "-m", "dsdoctor", "build-wheel", "--python", first.python, *SOURCE, "--ops", f"{A},{B}"]
+    done = subprocess.run([*argv, "--out", out], capture_output=True, text=True, check=True, env=os.environ)
+    printed = next(line for line in done.stdout.splitlines() if line.startswith("$ "))
+
+    subprocess.run(["/bin/bash", "-c", f"{printed[2:]} --no-deps"], check=True, capture_output=True)
+
+    assert first.loads() == {A, B}
+    assert len(list(out.glob("*.whl"))) == 2
