@@ -109,7 +109,7 @@ class Shelf:
 
     def _judged(self, path: Path, shown: str, ops: tuple[str, ...]) -> Candidate:
         try:
-            built = read_wheel(path)
+            built = replace(read_wheel(path), location=shown)
         except UsageError as error:
             return Candidate(wheel=shown, built=None, findings=(Finding.error("usage", error.message),))
         lacking = tuple(op for op in ops if op not in built.installed_ops)

@@ -43,8 +43,8 @@ def verify_listed(python: str, machine: Path | None, url: str, *, say: Say) -> V
         best = shelf.ranked(())[0]
     if best.built is None:
         raise UsageError(f"{best.wheel}: {best.findings[0].title}", hint="name another wheel")
-    built = replace(best.built, location=best.wheel)
-    return Verified(machine=replace(observation.machine, deepspeed=built), built=built, findings=best.findings)
+    machine_with = replace(observation.machine, deepspeed=best.built)
+    return Verified(machine=machine_with, built=best.built, findings=best.findings)
 
 
 def _installed(observation: Observation) -> DeepSpeed:
