@@ -50,6 +50,8 @@ COMMANDS = {
     ),
     "pick": CommandEntry(place="dsdoctor.cli.pick:pick_command", filters=True, nothing={"wheel": None, "wheels": ()}),
     "push": CommandEntry(place="dsdoctor.cli.push:push_command", nothing={"wheel": None, "sha256": None, "nodes": ()}),
+    "index": CommandEntry(place="dsdoctor.cli.index:app"),
+    "index merge": CommandEntry(nothing={"index": None, "wheels": ()}),
     "cache": CommandEntry(place="dsdoctor.cli.cache:app", filters=True),
     "cache ls": CommandEntry(nothing={"folder": None, "limit": None, "size": None, "entries": ()}),
     "cache prune": CommandEntry(nothing={"folder": None, "limit": None, "size": None, "removed": ()}),

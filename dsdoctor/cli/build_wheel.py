@@ -14,7 +14,7 @@ from dsdoctor.cli.matrix import run_matrix
 from dsdoctor.cli.options import Json, NoCache, Out
 from dsdoctor.cli.plan import show_plan
 from dsdoctor.commands.build import AfterBuild, BuildScreen, Built, build, publish_into
-from dsdoctor.commands.build_targets import targets_of
+from dsdoctor.commands.build_targets import ListedTarget, chosen_target, list_targets, targets_of
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.options import TARGET, WHERE, flag, option, options
@@ -55,6 +55,14 @@ TorchIndex = Annotated[
     str | None,
     option(name="--torch-index", metavar="URL", group=TARGET, help="Package index that has the builds of --torch."),
 ]
+Listed = Annotated[bool, flag(name="--targets", group=TARGET, help="List what would be built, numbered, and stop.")]
+Chosen = Annotated[
+    int | None,
+    option(
+        name="--target", metavar="N", group=TARGET,
+        help="Build only the N-th of them, from 0: one task of a Slurm array or an indexed Kubernetes Job.",
+    ),
+]  # fmt: skip
 DryRun = Annotated[bool, flag(name="--dry-run", help="Show the plan and stop.")]
 
 
@@ -67,6 +75,8 @@ def build_wheel_command(
     torch: Torches = (),
     cuda: Cudas = (),
     torch_index: TorchIndex = None,
+    targets: Listed = False,
+    target: Chosen = None,
     no_cache: NoCache = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -76,15 +86,35 @@ def build_wheel_command(
     Looks at the machine, chooses ops, GPU architectures, toolkit and compiler, assembles a CUDA toolkit where none fits,
     compiles each op by itself, packs one wheel and proves that every op is in it and loads.
     """
-    targets = targets_of(python, torch, cuda, torch_index)
-    order = replace(order or BuildOrder(), python=targets[0].python, cache=not no_cache)
+    listed = list_targets(python, torch, cuda)
+    if targets:
+        return _show_targets(listed, as_json)
+    if target is not None:
+        one = chosen_target(listed, target)
+        python, torch, cuda = (one.python,), (one.torch,) if one.torch else (), (one.cuda,) if one.cuda else ()
+    wanted = targets_of(python, torch, cuda, torch_index)
+    order = replace(order or BuildOrder(), python=wanted[0].python, cache=not no_cache)
     index = index.absolute() if index else None
-    if torch or len(targets) > 1:
-        return run_matrix(order, targets, out.absolute(), index, dry_run=dry_run, as_json=as_json)
+    if torch or len(wanted) > 1:
+        return run_matrix(order, wanted, out.absolute(), index, dry_run=dry_run, as_json=as_json)
     if dry_run:
         return show_plan("build-wheel", order, as_json=as_json)
     after = partial(publish_into, index) if index else None
     return build_and_show("build-wheel", order, out, after=after, as_json=as_json, at_end=install_lines)
+
+
+def _show_targets(listed: tuple[ListedTarget, ...], as_json: bool) -> int:
+    """The numbered list; a workflow takes it by fromJSON."""
+    lines = [
+        " ".join(
+            filter(
+                None, (str(one.number), one.python, one.torch and f"torch {one.torch}", one.cuda and f"CUDA {one.cuda}")
+            )
+        )
+        for one in listed
+    ]
+    print_result("build-wheel", as_json, lines, (), targets=listed)
+    return OK
 
 
 def build_and_show(

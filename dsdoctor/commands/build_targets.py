@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 from dsdoctor.builder.make.make_wheel import prepare_out
@@ -45,6 +46,35 @@ def targets_of(
     found = dict(zip(versions, find_interpreters(LocalHost(), versions), strict=True))
     paths = (found[python].executable if python in found else python for python in asked)
     return tuple(Target(python=path) for path in dict.fromkeys(paths))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedTarget:
+    """One of the wheels that the options name, by its place among them: what an array job builds by its own index."""
+
+    number: int
+    python: str
+    torch: str | None
+    cuda: str | None
+
+
+def list_targets(pythons: Sequence[str], torches: Sequence[str], cudas: Sequence[str]) -> tuple[ListedTarget, ...]:
+    """Every Python with every torch and every CUDA, each once, always in this order. Nothing is looked for on this machine."""
+    choices = (pythons or (sys.executable,), torches or (None,), cudas or (None,))
+    each = tuple(dict.fromkeys(product(*choices)))
+    return tuple(
+        ListedTarget(number=number, python=python, torch=torch, cuda=cuda)
+        for number, (python, torch, cuda) in enumerate(each)
+    )
+
+
+def chosen_target(listed: Sequence[ListedTarget], number: int) -> ListedTarget:
+    """The one with a number. Raises UsageError for a number that none has."""
+    if 0 <= number < len(listed):
+        return listed[number]
+    raise UsageError(
+        f"there is no target {number}: they are numbered from 0 to {len(listed) - 1}", hint="--targets lists them"
+    )
 
 
 def refuse_clashes(order: BuildOrder, targets: Sequence[Target]) -> None:
