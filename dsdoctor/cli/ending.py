@@ -31,15 +31,20 @@ def end_by_error(command: str, error: DoctorError, *, nothing: Mapping[str, Any]
     if as_json:
         with contextlib.suppress(OSError):
             sys.stdout.write(document(command, (finding_of(error),), **nothing) + "\n")
+            sys.stdout.flush()
     else:
         lines = [f"✗ {error.message}", *([f"    Fix: {error.hint}"] if error.hint else [])]
         show(Console(stderr=True), lines)
     return error.exit_code
 
 
-def end_by_interrupt() -> int:
+def end_by_interrupt(command: str, *, nothing: Mapping[str, Any], as_json: bool) -> int:
     """Ctrl-C, or a signal that means the same; the exit status."""
-    show(Console(stderr=True), ["✗ interrupted; what was half-made is removed, run the same command again"])
+    error = DoctorError("interrupted; what was half-made is removed", hint="run the same command again")
+    if as_json:
+        end_by_error(command, error, nothing=nothing, as_json=True)
+    else:
+        show(Console(stderr=True), [f"✗ {error.message}, {error.hint}"])
     return INTERRUPTED
 
 

@@ -26,8 +26,10 @@ from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed.baseline import Base, slower
 from dsdoctor.comm.verdict import ended, verdict
 from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.files import make_folder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
+from dsdoctor.core.json_text import decode
 from dsdoctor.core.processes import die_with
 
 OnPhase = Callable[[PhaseResult], None]
@@ -88,8 +90,8 @@ def run_all(request: CommRequest, *, on_phase: OnPhase) -> Report:
 def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]]:
     """The folder of the ranks' files: the one that was named; else a private one, that is kept when True is added to the list."""
     folder, outcome = Path(settings.out or tempfile.mkdtemp(prefix="dsdoctor-comm-")), list[bool]()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock", timeout=0)
+    make_folder(folder, mode=0o700)
+    lock = FileLock(folder / ".lock", mode=0o600, timeout=0)
     try:
         with lock:
             yield folder, outcome
@@ -179,7 +181,7 @@ def _read(document: str) -> Report | None:
         report: Report | None = None
 
     try:
-        return msgspec.json.decode(document, type=Document).report
+        return decode(document, Document).report
     except msgspec.DecodeError:
         return None
 

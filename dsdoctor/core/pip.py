@@ -4,17 +4,18 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from dsdoctor.core.errors import BuildFailed
+from dsdoctor.core.errors import BuildFailed, disk_full
 from dsdoctor.core.host import LocalHost
 
 LIMIT = 3600.0
+FREE_SPACE = "free some space (df -h), or name places on another disk: export DSDOCTOR_CACHE=DIR TMPDIR=DIR"
 
 
 def run_pip(host: LocalHost, python: str, arguments: Sequence[str], *, what: str, hint: str) -> None:
     """Fetch with the pip of the environment, or with ours where it has none. Raises BuildFailed with pip's own error."""
     answer = host.run([*pip_for(host, python, what)[0], *arguments], timeout=LIMIT)
     if not answer.ok:
-        raise BuildFailed(f"pip could not fetch {what}: {last_error(answer.stderr)}", hint=hint)
+        raise failed_fetch(f"pip could not fetch {what}: {last_error(answer.stderr)}", answer.stderr, hint)
 
 
 def install_wheel(host: LocalHost, python: str, wheel: str) -> None:
@@ -27,6 +28,13 @@ def install_wheel(host: LocalHost, python: str, wheel: str) -> None:
             f"the wheel is built, and pip could not install it: {last_error(answer.stderr)}",
             hint=f"{python} -m pip install --no-deps --force-reinstall {shlex.quote(wheel)}",
         )
+
+
+def failed_fetch(message: str, said: str, hint: str) -> BuildFailed:
+    """What a program could not fetch. Where its own words, ``said``, tell of a full disk, the hint does too."""
+    if disk_full(said):
+        return BuildFailed(f"the disk is full: {message}", hint=f"{FREE_SPACE}, then run the same command again")
+    return BuildFailed(message, hint=hint)
 
 
 def pip_for(host: LocalHost, python: str, what: str) -> tuple[list[str], list[str]]:

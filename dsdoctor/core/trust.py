@@ -4,6 +4,7 @@ What lies in dsdoctor's cache is executed (toolkits, op_builder of an sdist) or 
 another folder in its place, can run code as whoever uses it.
 """
 
+import contextlib
 import grp
 import os
 import pwd
@@ -74,5 +75,13 @@ def _is_private_group(number: int) -> bool:
     try:
         group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid())
     except KeyError:
-        return False
+        return number == os.getegid() and not _has_members(number)
     return user.pw_gid == number and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _has_members(number: int) -> bool:
+    """Whether this system knows anybody in a group: in a container, a user given as a number has one that nobody knows."""
+    with contextlib.suppress(KeyError):
+        if grp.getgrgid(number).gr_mem:
+            return True
+    return any(user.pw_gid == number for user in pwd.getpwall())

@@ -24,6 +24,7 @@ from dsdoctor.builder.toolkit.parts import toolkit_parts
 from dsdoctor.builder.toolkit.python_headers import unpack_headers
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
+from dsdoctor.core.files import make_folder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
@@ -121,7 +122,7 @@ def refused_ops(plan: BuildPlan) -> tuple[OpResult, ...]:
 def prepare_out(out: Path, option: str = "--out") -> None:
     """Make the folder that an option names, and check that it can be written before the long work. Raises ImpossiblePlan."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:

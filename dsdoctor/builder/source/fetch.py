@@ -17,7 +17,7 @@ from dsdoctor.builder.source.unpack import unpack
 from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
-from dsdoctor.core.pip import last_error, run_pip
+from dsdoctor.core.pip import failed_fetch, last_error, run_pip
 from dsdoctor.core.workspace import private_folder
 
 NEWEST = "newest"
@@ -118,7 +118,7 @@ def fetch_sdist(host: LocalHost, version: str, *, cache: Path, python: str, offl
             f"the sdist of DeepSpeed ({version}) is not in {folder}, and --offline forbids to fetch it",
             hint="run it once without --offline, or name a folder or a file with --source",
         )
-    with FileLock(folder / ".lock"):
+    with FileLock(folder / ".lock", mode=0o600):
         return _download(host, version, folder, python)
 
 
@@ -158,10 +158,8 @@ def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | N
     ):
         answer = host.run(["git", "-C", str(folder), *step], timeout=FETCH_LIMIT, env={"GIT_TERMINAL_PROMPT": "0"})
         if not answer.ok:
-            raise BuildFailed(
-                f"git could not fetch {without_password(url)}: {without_password(last_error(answer.stderr))}",
-                hint="check the address and the branch, tag or commit after '@'",
-            )
+            message = f"git could not fetch {without_password(url)}: {without_password(last_error(answer.stderr))}"
+            raise failed_fetch(message, answer.stderr, "check the address and the branch, tag or commit after '@'")
     return _commit(host, folder)
 
 

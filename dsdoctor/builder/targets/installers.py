@@ -10,7 +10,7 @@ from dsdoctor.builder.source.fetch import without_password
 from dsdoctor.builder.targets.interpreters import find_uv
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.pip import LIMIT, last_error, pip_for
+from dsdoctor.core.pip import LIMIT, failed_fetch, last_error, pip_for
 
 STEERS = frozenset(
     {"index-url", "extra-index-url", "find-links", "no-index", "constraint", "cert", "client-cert", "proxy"}
@@ -63,10 +63,9 @@ class Installer:
         if not answer.ok:
             what = " ".join(word for word in arguments if not word.startswith("-") and "://" not in word)
             why = without_password(last_error(answer.stderr))
-            raise BuildFailed(
-                f"{'uv' if self.uv else 'pip'} could not install {what}: {why}",
-                hint="check the network and the versions; --torch-index URL names another index",
-            )
+            message = f"{'uv' if self.uv else 'pip'} could not install {what}: {why}"
+            hint = "check the network and the versions; --torch-index URL names another index"
+            raise failed_fetch(message, answer.stderr, hint)
 
 
 def choose_installer(host: LocalHost, base: str) -> Installer:

@@ -26,7 +26,8 @@ from dsdoctor.core.deepspeed_install import (
     with_manifest,
     with_tags,
 )
-from dsdoctor.core.errors import UsageError
+from dsdoctor.core.errors import UsageError, is_full
+from dsdoctor.core.files import read_limited
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 
@@ -61,6 +62,8 @@ def read_wheel(path: Path) -> DeepSpeed:
             facts = _read(file, path, str(version), Path(folder))
             return _with_name(facts, {tag.interpreter for tag in tags}, {tag.platform for tag in tags})
     except (*DAMAGE, MemoryError) as error:
+        if is_full(error):
+            raise
         raise UsageError(f"{path} cannot be read as a wheel: {error}", hint=HINT) from None
 
 
@@ -233,6 +236,6 @@ def _record_lines(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 def _beside(path: Path) -> str | None:
     try:
-        return path.with_name(f"{path.name}.json").read_text(encoding="utf-8")
+        return read_limited(path.with_name(f"{path.name}.json"), LARGEST_TEXT).decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return None
