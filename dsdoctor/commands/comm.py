@@ -25,7 +25,7 @@ from dsdoctor.comm.preflight.facts import PreflightFacts, look_forwarded, look_p
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed.baseline import Base, slower
 from dsdoctor.comm.verdict import ended, verdict
-from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.errors import DoctorError, NotWritten, UsageError
 from dsdoctor.core.files import make_folder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
@@ -93,11 +93,15 @@ def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]
     make_folder(folder, mode=0o700)
     lock = FileLock(folder / ".lock", mode=0o600, timeout=0)
     try:
-        with lock:
-            yield folder, outcome
+        lock.acquire()
     except Timeout:
         raise UsageError(f"another test writes to {folder} now", hint="name another folder with --out") from None
+    except OSError as error:
+        raise NotWritten(error.errno, error.strerror, lock.lock_file) from error
+    try:
+        yield folder, outcome
     finally:
+        lock.release()
         if settings.out is None and not any(outcome):
             shutil.rmtree(folder, ignore_errors=True)
 

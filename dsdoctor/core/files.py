@@ -127,7 +127,7 @@ def append_text(path: Path, text: str, *, mode: int = PUBLIC) -> None:
         new = 0 if _is_stream(path) else os.O_CREAT | os.O_NOFOLLOW
         target = path.resolve() if new and _is_own_link(path) else path
         with os.fdopen(os.open(target, EXISTING | new, mode), "ab") as file:
-            file.write(text.encode())
+            file.write(text.encode("utf-8", errors="backslashreplace"))
 
 
 @contextmanager

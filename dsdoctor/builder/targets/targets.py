@@ -17,6 +17,7 @@ from dsdoctor.builder.targets.installers import Say, choose_installer
 from dsdoctor.builder.targets.interpreters import Interpreter
 from dsdoctor.core.child_answers import parse_answer
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
+from dsdoctor.core.files import write_bytes
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.json_text import encode
 from dsdoctor.core.machine import Cuda, Gap
@@ -156,7 +157,7 @@ def _fill(host: LocalHost, target: Target, folder: Path, python: str, say: Say) 
     release = _release(host, python)
     if wrong := mismatch(target, release):
         raise ImpossiblePlan(wrong, hint="name an index that has such a build: --torch-index URL")
-    (folder / WHOLE).write_bytes(encode({"target": replace(target, index=None), "torch": release}))
+    write_bytes(folder / WHOLE, encode({"target": replace(target, index=None), "torch": release}))
 
 
 def requirement(target: Target) -> str:
