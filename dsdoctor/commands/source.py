@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from dsdoctor.builder.source.describe_ops import describe, describe_installed
-from dsdoctor.builder.source.fetch import NEWEST, LaidOut, lay_out
+from dsdoctor.builder.source.fetch import LaidOut, lay_out
+from dsdoctor.builder.source.sdists import NEWEST
 from dsdoctor.commands.observe import Observation, Say
 from dsdoctor.core.architectures import KNOWN, numeric
 from dsdoctor.core.build_models import Source

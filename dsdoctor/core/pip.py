@@ -8,6 +8,7 @@ from dsdoctor.core.errors import BuildFailed, disk_full
 from dsdoctor.core.host import LocalHost
 
 LIMIT = 3600.0
+OTHER_HASH = "python -m pip config list shows which indexes and proxies pip asks; ask who looks after them"
 FREE_SPACE = "free some space (df -h), or name places on another disk: export DSDOCTOR_CACHE=DIR TMPDIR=DIR"
 
 
@@ -31,9 +32,11 @@ def install_wheel(host: LocalHost, python: str, wheel: str) -> None:
 
 
 def failed_fetch(message: str, said: str, hint: str) -> BuildFailed:
-    """What a program could not fetch. Where its own words, ``said``, tell of a full disk, the hint does too."""
+    """What a program could not fetch. Where its own words, ``said``, name a full disk or another digest, the hint does too."""
     if disk_full(said):
         return BuildFailed(f"the disk is full: {message}", hint=f"{FREE_SPACE}, then run the same command again")
+    if "DO NOT MATCH THE HASHES" in said:
+        return BuildFailed(f"what came is not what the package index says: {message}", hint=OTHER_HASH)
     return BuildFailed(message, hint=hint)
 
 
