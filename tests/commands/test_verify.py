@@ -85,7 +85,9 @@ def test_a_pth_file_that_an_installed_deepspeed_brought_is_an_error(
         subprocess.run(pip, check=True)
         document = json.loads(run("verify", "--installed", "--python", str(python), "--json").stdout)
         assert document["built"]["version"] == NAME.split("-")[1]
-        said[len(evil)] = [finding["title"] for finding in document["findings"] if finding["rule"] == "wheel-foreign-files"]
+        said[len(evil)] = [
+            finding["title"] for finding in document["findings"] if finding["rule"] == "wheel-foreign-files"
+        ]
 
     assert said[0] == []
     assert len(said[1]) == 1
