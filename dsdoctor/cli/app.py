@@ -1,5 +1,6 @@
 """All commands, and what becomes of an error in any of them: one line of text or one JSON document, and a number."""
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -103,8 +104,9 @@ def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:
         name = " ".join(chain)
         status = app(arguments, exit_on_error=False, print_error=False)
         if sys.stdout is not None:
-            # what does not fit on a disk is told here
-            sys.stdout.flush()
+            # what does not fit on a disk is told here; a reader that has gone changes no status
+            with contextlib.suppress(BrokenPipeError):
+                sys.stdout.flush()
         # a group without a command shows its help, and that is not what it was called for
         return USAGE if apps[-1].default_command is None and not rest else status or OK
     except CycloptsError as error:

@@ -21,7 +21,9 @@ def print_result(
 ) -> None:
     """Show lines, or the one document with the command's own parts."""
     if as_json:
-        sys.stdout.write(document(command, findings, **parts) + "\n")
+        # a reader that has gone changes no status
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.write(document(command, findings, **parts) + "\n")
     else:
         show(Console(), lines)
 

@@ -1,18 +1,22 @@
 """Every command with every fault that a file or a disk can have: the exit status, the words, and one whole document."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from dsdoctor.core.errors import DoctorError, refused_by_system
 from dsdoctor.core.processes import fork
 from dsdoctor.core.trust import distrust
+from tests.builder import test_make
 from tests.builder.test_wheel import INFO, contents, wheel
 from tests.cli.runner import run
 from tests.overflow.on_disk import chain, trace
@@ -172,6 +176,39 @@ def test_a_target_that_cannot_be_written_is_a_usage_error_that_names_it(folder: 
         assert finding["fix"], name
 
 
+@root
+@pytest.mark.slow
+def test_a_folder_of_another_user_is_a_usage_error_that_names_it(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as theirs:
+        Path(theirs).chmod(0o755)
+        words = {
+            name: [word.replace("TARGET", f"{theirs}/target") for word in filled(arguments, folder)]
+            for name, arguments in WRITERS.items()
+            if name != "matrix --out"  # it asks this Python first, which may be root's alone
+        }
+        for arguments in words.values():
+            # everything is imported by root, whose Python this may be, and not even root can write below a file
+            run(*[word.replace(theirs, __file__) for word in arguments], "--json")
+        answer, told = os.pipe()
+
+        def write() -> None:
+            os.setgid(54321)
+            os.setgroups([])
+            os.setuid(54321)
+            ends = {name: run(*arguments, "--json") for name, arguments in words.items()}
+            os.write(told, json.dumps({name: [done.returncode, done.stdout] for name, done in ends.items()}).encode())
+
+        os.waitpid(fork(write), 0)
+        os.close(told)
+        with os.fdopen(answer) as said:
+            ends = json.load(said)
+        assert not list(Path(theirs).iterdir())
+
+    assert {name: status for name, (status, _) in ends.items()} == dict.fromkeys(words, 2)
+    titles = {name: json.loads(out)["findings"][0]["title"] for name, (_, out) in ends.items()}
+    assert [title for title in titles.values() if "cannot be written" not in title or theirs not in title] == []
+
+
 def test_a_cache_that_cannot_be_written_is_no_defect_of_ours(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cache = tmp_path / "file" / "cache"
@@ -255,6 +292,27 @@ def test_a_full_disk_is_named_where_pip_and_tempfile_say_so(folder: Path, full: 
         assert "network" not in str(finding), name
 
 
+@root
+@pytest.mark.slow
+def test_a_disk_that_gets_full_in_the_middle_of_a_build_is_named(full: Path) -> None:
+    (full / "filling").unlink()
+    workdir = test_make.workdir_in(full)
+    with contextlib.suppress(OSError), (full / "filling").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    (full / "filling").write_bytes((full / "filling").read_bytes()[:-8192])
+
+    try:
+        result = test_make.run(test_make.plan("one"), workdir)
+        said = str(result.findings)
+    except (DoctorError, OSError) as error:
+        result, said = None, (error if isinstance(error, DoctorError) else refused_by_system(error)).message
+
+    assert result is None or result.wheel is None
+    assert "No space left on device" in said or "disk is full" in said
+    assert not (full / "dist").exists() or not list((full / "dist").iterdir())
+
+
 @pytest.mark.slow
 def test_a_result_that_standard_output_does_not_take_is_told(folder: Path) -> None:
     with Path("/dev/full").open("w") as refusing:
@@ -268,6 +326,17 @@ def test_a_result_that_standard_output_does_not_take_is_told(folder: Path) -> No
 
     assert done.returncode == 3
     assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_gone_changes_no_status() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    argv = [sys.executable, "-m", "dsdoctor", "plan", "--machine", MACHINE, "--json"]
+    done = subprocess.run(argv, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+
+    assert (done.returncode, done.stderr) == (run("plan", "--machine", MACHINE, "--json").returncode, "")
 
 
 @pytest.mark.slow
