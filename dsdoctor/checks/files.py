@@ -130,7 +130,7 @@ def wheel_altered(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_foreign_files(machine: Machine) -> Iterator[Finding]:
-    """The wheel holds files that no DeepSpeed has: other packages, .pth files, programs such as python.
+    """The wheel, or the installed DeepSpeed's RECORD, holds files that no DeepSpeed has: other packages, .pth files, programs.
 
     DeepSpeed's own are deepspeed/, op_builder/, its .dist-info and its commands (deepspeed, ds, dsr, and those that begin
     with ds_).
@@ -138,21 +138,30 @@ def wheel_foreign_files(machine: Machine) -> Iterator[Finding]:
     Why it matters: pip puts them beside DeepSpeed, in place of other packages' files. A .pth file is run by every Python that
     starts there.
 
-    How to fix it: Do not install it. Ask who made it, or build the wheel from DeepSpeed's source.
+    How to fix it: Do not install it. Ask who made it, or build the wheel from DeepSpeed's source. One that is installed already
+    has run by now: make a new environment, for what its files have done and replaced is not undone by uninstalling it.
 
         $ python -m dsdoctor build-wheel
 
     Since: 0.1
     """
     built = machine.deepspeed
-    if built and built.foreign:
-        yield Finding.error(
-            "wheel-foreign-files",
-            f"{built.location} would put into place what is no part of DeepSpeed: {and_more(built.foreign)}",
-            affects=(needs.INSTALLED, *built.installed_ops),
-            fix="do not install it; build the wheel from DeepSpeed's source",
-            steps=(BUILD_WHEEL,),
-        )
+    if not built or not built.foreign:
+        return
+    is_wheel = built.location.endswith(".whl")
+    did = "would put into place" if is_wheel else "came with"
+    remedy = (
+        "do not install it"
+        if is_wheel
+        else "look at these files, and use a new environment: uninstalling does not undo them"
+    )
+    yield Finding.error(
+        "wheel-foreign-files",
+        f"{built.location} {did} what is no part of DeepSpeed: {and_more(built.foreign)}",
+        affects=(needs.INSTALLED, *built.installed_ops),
+        fix=f"{remedy}; build the wheel from DeepSpeed's source",
+        steps=(BUILD_WHEEL,),
+    )
 
 
 def op_unreadable(machine: Machine) -> Iterator[Finding]:

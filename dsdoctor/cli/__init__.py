@@ -1,6 +1,7 @@
 """The command line: parse, call, show, exit status. Results go to stdout, talk to stderr."""
 
 import io
+import os
 import signal
 import sys
 import traceback
@@ -8,10 +9,14 @@ from typing import NoReturn
 
 from dsdoctor.core.errors import DoctorError
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def main() -> None:
     """Entry point of ``python -m dsdoctor`` and of the ``dsdoctor`` script."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # until the command begins a signal waits: nothing has been done, and nobody could say so
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    for number in ENDING:
         signal.signal(number, _interrupt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -21,15 +26,36 @@ def main() -> None:
 
         if (command := COMMANDS.get("".join(sys.argv[1:2]))) and command.filters:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        sys.exit(run(sys.argv[1:]))
-    except Exception:
+        sys.exit(_flushed(run(sys.argv[1:], begun=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before))))
+    except Exception as error:
         # a defect of ours: 1 would say that the machine has an error
         traceback.print_exc()
-        sys.exit(DoctorError.exit_code)
+        sys.exit(_flushed(_told(error)))
+
+
+def _told(error: Exception) -> int:
+    """The document of a defect, where one was asked for; the exit status."""
+    try:
+        from dsdoctor.cli.app import end_by_defect
+
+        return end_by_defect(sys.argv[1:], error)
+    except Exception:
+        # a part of dsdoctor that cannot be imported, for example: the traceback says all that can be said
+        return DoctorError.exit_code
+
+
+def _flushed(status: int) -> int:
+    """Nothing is left for the interpreter to write at its end: what a full disk refuses would be a status of its own."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return status
 
 
 def _interrupt(*_: object) -> NoReturn:
     """Once is enough: a second Ctrl-C would break off the cleaning up."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -1,7 +1,9 @@
 """All commands, and what becomes of an error in any of them: one line of text or one JSON document, and a number."""
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -95,17 +97,22 @@ def make_app() -> App:
     return app
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Do what a command line says; the exit status."""
-    app = make_app()
+def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:
+    """Do what a command line says; the exit status. ``begun`` is called where an interruption has become one line."""
     first = arguments[0] if arguments else ""
-    if first not in COMMANDS:
-        _import_all(app)
-    name, as_json = first, any(re.fullmatch("--json(=(1|true|t|yes|y))?", word, re.I) for word in arguments)
+    name, as_json = first, wants_json(arguments)
     try:
+        begun()
+        app = make_app()
+        if first not in COMMANDS:
+            _import_all(app)
         chain, apps, rest = app.parse_commands(arguments)
         name = " ".join(chain)
         status = app(arguments, exit_on_error=False, print_error=False)
+        if sys.stdout is not None:
+            # what does not fit on a disk is told here; a reader that has gone changes no status
+            with contextlib.suppress(BrokenPipeError):
+                sys.stdout.flush()
         # a group without a command shows its help, and that is not what it was called for
         return USAGE if apps[-1].default_command is None and not rest else status or OK
     except CycloptsError as error:
@@ -116,7 +123,24 @@ def run(arguments: Sequence[str]) -> int:
         name = ours.command or name
         return end_by_error(name, ours, nothing=_nothing(name), as_json=as_json)
     except KeyboardInterrupt:
-        return end_by_interrupt()
+        return end_by_interrupt(name, nothing=_nothing(name), as_json=as_json)
+
+
+def end_by_defect(arguments: Sequence[str], error: Exception) -> int:
+    """A defect of ours: its traceback is on stderr already; the exit status."""
+    pair = " ".join(arguments[:2])
+    name = pair if pair in COMMANDS else "".join(arguments[:1])
+    ours = DoctorError(
+        f"a defect of dsdoctor: {type(error).__name__}: {error}", hint="report it, with what stands on stderr"
+    )
+    if wants_json(arguments):
+        end_by_error(name, ours, nothing=_nothing(name), as_json=True)
+    return ours.exit_code
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for a document, as far as that can be told when it cannot be parsed."""
+    return any(re.fullmatch("--json(=(1|true|t|yes|y))?", word, re.I) for word in arguments)
 
 
 def completion(shell: Literal["bash", "zsh", "fish"]) -> str:

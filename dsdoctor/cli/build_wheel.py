@@ -16,6 +16,7 @@ from dsdoctor.cli.plan import show_plan
 from dsdoctor.commands.build import AfterBuild, BuildScreen, Built, build, publish_into
 from dsdoctor.commands.build_targets import ListedTarget, chosen_target, list_targets, targets_of
 from dsdoctor.core.build_models import BuildPlan
+from dsdoctor.core.files import check_folder
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.options import TARGET, WHERE, flag, option, options
 from dsdoctor.core.requests import BuildOrder
@@ -95,6 +96,8 @@ def build_wheel_command(
     wanted = targets_of(python, torch, cuda, torch_index)
     order = replace(order or BuildOrder(), python=wanted[0].python, cache=not no_cache)
     index = index.absolute() if index else None
+    if index:
+        check_folder(index, "--index")
     if torch or len(wanted) > 1:
         return run_matrix(order, wanted, out.absolute(), index, dry_run=dry_run, as_json=as_json)
     if dry_run:
@@ -128,6 +131,7 @@ def build_and_show(
     reuse: bool = True,
 ) -> int:
     """Build, show what came of it and, at the end of a good build, a line about its result."""
+    check_folder(out, "--out")
     with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
         screen = BuildScreen(say=progress.say, plan=lambda plan: show_plan_of(plan, as_json), step=progress.step)
         built = build(order, out.absolute(), screen=screen, after=after, reuse=reuse)

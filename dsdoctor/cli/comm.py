@@ -20,6 +20,7 @@ from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed import baseline
 from dsdoctor.commands.comm import CommRequest, compared, run_all, run_rank, unmet
 from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.files import check_folder, check_target
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import flag, option
 from dsdoctor.core.processes import age
@@ -208,16 +209,10 @@ def _print_recipe(kind: str, nproc: int | None, hostfile: str | None, as_json: b
 
 def _check_places(out: Path | None, save: Path | None, html: Path | None) -> None:
     """Files that cannot be written are refused before anything is tested."""
-    if save is not None and (save.is_dir() or not os.access(save.absolute().parent, os.W_OK)):
-        raise UsageError(f"{save} cannot be written", hint="name a file in a folder that exists and is yours")
+    if save is not None:
+        check_target(save)
     if out is not None:
-        place = out.absolute()
-        while not place.exists() and place != place.parent:
-            place = place.parent
-        if not place.is_dir() or not os.access(place, os.W_OK):
-            raise UsageError(
-                f"{out} cannot be a folder for files: {place} is none, or not yours", hint="name another with --out"
-            )
+        check_folder(out, "--out")
     if html is not None:
         _check_page(html)
 

@@ -23,7 +23,9 @@ def print_result(
 ) -> None:
     """Show lines, or the one document with the command's own parts."""
     if as_json:
-        sys.stdout.write(document(command, findings, **parts) + "\n")
+        # a reader that has gone changes no status
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.write(document(command, findings, **parts) + "\n")
     else:
         show(Console(), lines)
 
@@ -33,15 +35,20 @@ def end_by_error(command: str, error: DoctorError, *, nothing: Mapping[str, Any]
     if as_json:
         with contextlib.suppress(OSError):
             sys.stdout.write(document(command, (finding_of(error),), **nothing) + "\n")
+            sys.stdout.flush()
     else:
         message, hint = _shown(error)
         show(Console(stderr=True), [f"✗ {message}", *([f"    Fix: {hint}"] if hint else [])])
     return error.exit_code
 
 
-def end_by_interrupt() -> int:
+def end_by_interrupt(command: str, *, nothing: Mapping[str, Any], as_json: bool) -> int:
     """Ctrl-C, or a signal that means the same; the exit status."""
-    show(Console(stderr=True), ["✗ interrupted; what was half-made is removed, run the same command again"])
+    error = DoctorError("interrupted; what was half-made is removed", hint="run the same command again")
+    if as_json:
+        end_by_error(command, error, nothing=nothing, as_json=True)
+    else:
+        show(Console(stderr=True), [f"✗ {error.message}, {error.hint}"])
     return INTERRUPTED
 
 

@@ -11,6 +11,7 @@ from dsdoctor.builder.targets.targets import Target
 from dsdoctor.cli.ending import finding_of, print_result
 from dsdoctor.commands.build import publish_into
 from dsdoctor.commands.build_targets import Talk, TargetOutcome, build_targets
+from dsdoctor.core.files import check_folder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.report.matrix import Prefixed, TargetRow, found_lines, reason, table_lines, tagged
@@ -24,6 +25,7 @@ def run_matrix(
     order: BuildOrder, targets: tuple[Target, ...], out: Path, index: Path | None, *, dry_run: bool, as_json: bool
 ) -> int:
     """Build for every target, or plan for it, show what came of all, and return the worst status of them."""
+    check_folder(out, "--out")
     after = publish_into(index) if index and not dry_run else None
     with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
         told = Prefixed(progress)

@@ -25,7 +25,8 @@ from dsdoctor.comm.report_document import read_own_report, read_remote_report
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed.baseline import Base, slower
 from dsdoctor.comm.verdict import ended, verdict
-from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.errors import DoctorError, NotWritten, UsageError
+from dsdoctor.core.files import make_folder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import die_with
@@ -89,14 +90,18 @@ def run_all(request: CommRequest, *, on_phase: OnPhase) -> Report:
 def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]]:
     """The folder of the ranks' files: the one that was named; else a private one, that is kept when True is added to the list."""
     folder, outcome = Path(settings.out or tempfile.mkdtemp(prefix="dsdoctor-comm-")), list[bool]()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock", timeout=0)
+    make_folder(folder, mode=0o700)
+    lock = FileLock(folder / ".lock", mode=0o600, timeout=0)
     try:
-        with lock:
-            yield folder, outcome
+        lock.acquire()
     except Timeout:
         raise UsageError(f"another test writes to {folder} now", hint="name another folder with --out") from None
+    except OSError as error:
+        raise NotWritten(error.errno, error.strerror, lock.lock_file) from error
+    try:
+        yield folder, outcome
     finally:
+        lock.release()
         if settings.out is None and not any(outcome):
             shutil.rmtree(folder, ignore_errors=True)
 

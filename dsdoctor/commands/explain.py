@@ -285,6 +285,17 @@ waits for a lock in ~/.cache/torch_extensions.
     $ python -m dsdoctor diagnose build.log
 
 Since: 0.1""",
+    "line-partly-searched": """A line of the log is so long that only its head and its tail were searched for known problems.
+
+That is so for lines of more than 4000 characters, and for shorter ones that have words of very many rules, as real lines have not.
+
+Why it matters: What stands in the middle of such a line may be the cause.
+
+How to fix it: Break the lines up, or read what stands in their middle.
+
+    $ fold -s -w 1000 build.log | python -m dsdoctor diagnose -
+
+Since: 0.1""",
     "unexplained-failure": """The log shows a failure that no rule explains.
 
 The finding shows the first line that looks like an error.

@@ -8,8 +8,9 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.builder.plan.choices import accelerator_of
-from dsdoctor.builder.source.fetch import NEWEST, spell_source
+from dsdoctor.builder.source.fetch import spell_source
 from dsdoctor.builder.source.op_config import ops_of_config, read_config
+from dsdoctor.builder.source.sdists import NEWEST
 from dsdoctor.builder.targets.interpreters import find_uv
 from dsdoctor.commands.build import BuildScreen, Built, build
 from dsdoctor.commands.observe import Observation, observe

@@ -11,6 +11,7 @@ from pathlib import Path
 from dsdoctor.builder.wheel.read import hex_of, read_wheel
 from dsdoctor.comm.launch.commands import SSH
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
+from dsdoctor.core.files import read_limited
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.sentences import and_more
@@ -96,7 +97,7 @@ def unreached(host: str, status: int | None, said: str) -> Finding:
 def hosts_of(hostfile: Path) -> tuple[str, ...]:
     """The hosts of a DeepSpeed hostfile. Raises UsageError for one that DeepSpeed refuses, and for invalid names."""
     try:
-        read = parse_hostfile(hostfile.read_text(encoding="utf-8", errors="replace"))
+        read = parse_hostfile(read_limited(hostfile).decode("utf-8", errors="replace"))
     except OSError as error:
         hint = "write one line for each node, as in: node1 slots=8"
         raise UsageError(f"the hostfile {hostfile} cannot be read: {error.strerror}", hint=hint) from None

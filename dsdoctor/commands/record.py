@@ -7,6 +7,7 @@ import msgspec
 from dsdoctor.commands.observe import Observation, Say
 from dsdoctor.commands.source import source_at_hand
 from dsdoctor.core.errors import DoctorError
+from dsdoctor.core.files import check_target
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildRequest
@@ -16,7 +17,8 @@ from dsdoctor.probe import probe
 
 
 def write_down(python: str, file: Path, *, offline: bool, say: Say) -> Machine:
-    """Write this machine down into a file, with the ops of the DeepSpeed at hand."""
+    """Write this machine down into a file, with the ops of the DeepSpeed at hand. Raises UsageError where it cannot be written."""
+    check_target(file)
     recorder = Recorder(LocalHost())
     cache = cache_folder(recorder)
     machine = probe(recorder, python=python, cache=str(cache), whole=True)

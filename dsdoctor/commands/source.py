@@ -7,11 +7,13 @@ from pathlib import Path
 import msgspec
 
 from dsdoctor.builder.source.describe_ops import describe, describe_installed
-from dsdoctor.builder.source.fetch import NEWEST, LaidOut, lay_out
+from dsdoctor.builder.source.fetch import LaidOut, lay_out
+from dsdoctor.builder.source.sdists import NEWEST
 from dsdoctor.commands.observe import Observation, Say
 from dsdoctor.core.architectures import KNOWN, numeric
 from dsdoctor.core.build_models import Source
 from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.files import write_text
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildRequest
@@ -91,7 +93,7 @@ def described(observation: Observation, laid: LaidOut, accelerator: str, place: 
         Path(folder).mkdir()
         cuda = str(torch.cuda) if torch and torch.cuda else None
         version = f"__version__ = {(torch.version if torch else '0.0.0')!r}\ncuda = {cuda!r}\nhip = None\n"
-        Path(folder, "version.py").write_text(version, encoding="utf-8")
+        write_text(Path(folder, "version.py"), version)
     return describe(
         LocalHost(),
         laid,

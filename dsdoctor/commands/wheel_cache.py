@@ -21,6 +21,7 @@ from dsdoctor.builder.source.fetch import digest_here
 from dsdoctor.commands.cache import open_store
 from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
+from dsdoctor.core.json_text import encode
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.core.workspace import cache_folder
@@ -84,7 +85,7 @@ def inputs_of(order: BuildOrder, machine: Machine) -> Inputs | None:
         "variables": _variables(LocalHost()),
         "dsdoctor": _ourselves(),
     }
-    key = sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()
+    key = sha256(encode(facts, order="sorted")).hexdigest()
     return Inputs(key=key, store=open_store(LocalHost()), order=order, machine=machine, source=source, files=files)
 
 

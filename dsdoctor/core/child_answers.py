@@ -6,6 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from dsdoctor.core.host import Answer
+from dsdoctor.core.json_text import decode
 from dsdoctor.core.machine import Gap
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ def parse_answer(answer: Answer, kind: type[T], question: str) -> T | Gap:
     for line in reversed(answer.stdout.splitlines()):
         if line.startswith(MARK):
             try:
-                return msgspec.json.decode(line[len(MARK) :], type=kind)
+                return decode(line[len(MARK) :], kind)
             except msgspec.DecodeError as error:
                 return Gap(question=question, reason=f"the child's answer is malformed: {error}")
     return Gap(question=question, reason=_why(answer))

@@ -1,5 +1,17 @@
 """Our own inability, and nothing else: a sick machine is a Finding. Each error carries its exit code and a next step."""
 
+import errno
+import re
+import shutil
+from shlex import quote
+
+FULL = {errno.ENOSPC, errno.EDQUOT}
+NO_TEMPORARY = "No usable temporary directory"
+"""How Python's tempfile says that it could write to none."""
+SAYS_FULL = re.compile(
+    r"No space left on device|Disk quota exceeded|\[?Errno (28|122)\b|not enough (free )?space", re.IGNORECASE
+)
+
 
 class DoctorError(Exception):
     """Something dsdoctor itself could not do.
@@ -35,7 +47,47 @@ class BuildFailed(DoctorError):
     exit_code = 4
 
 
+class NotWritten(OSError):
+    """A file or folder that somebody named, or that is needed, cannot be written. ``filename`` is its path."""
+
+
+def disk_full(text: str) -> bool:
+    """Whether a program's own words say that it found no space.
+
+    >>> disk_full("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device")
+    True
+    """
+    return SAYS_FULL.search(text) is not None
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that there is no space, and nothing about a file that was read meanwhile."""
+    if isinstance(error, shutil.Error):
+        return disk_full(str(error))
+    return isinstance(error, OSError) and (error.errno in FULL or NO_TEMPORARY in str(error.strerror))
+
+
 def refused_by_system(error: OSError) -> DoctorError:
     """What the operating system refused, as an error of ours."""
+    if NO_TEMPORARY in str(error.strerror):
+        return ImpossiblePlan(
+            f"no temporary file can be made, the disk is full or not writable: {error.strerror}",
+            hint="free some space (df -h), or export TMPDIR=/a/folder/on/another/disk",
+        )
+    if is_full(error):
+        # shutil.copytree tells of all files at once: (from, to, why)
+        first = error.args[0][0] if isinstance(error, shutil.Error) and isinstance(error.args[0], list) else ()
+        path = str(error.filename or next(iter(first[1:]), ""))
+        return ImpossiblePlan(
+            f"the disk is full: {path or 'nothing more can be written'}",
+            hint=f"df -h {quote(path)} tells how full; free some space, or name a place on another disk"
+            if path
+            else "df -h",
+        )
+    if isinstance(error, NotWritten):
+        why = error.strerror or str(error)
+        return UsageError(
+            f"{error.filename} cannot be written: {why}", hint="name a place in a folder that exists and is yours"
+        )
     place = f": {error.filename}" if error.filename else ""
     return DoctorError(f"the system refused: {error.strerror or error}{place}", hint="fix that and run again")

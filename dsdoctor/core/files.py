@@ -1,9 +1,11 @@
-"""The one way in which a file that a user names is written: under an unpredictable hidden name beside it, then renamed.
+"""The one way in which files are written: under an unpredictable hidden name beside the name, then renamed; and read with a limit.
 
 Whoever may write in that folder too can plant links there: none is written through, and one at the name itself is replaced.
+What cannot be written raises NotWritten, an OSError that names the path.
 """
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -13,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from dsdoctor.core.errors import NotWritten, UsageError
+
 PUBLIC, PRIVATE = 0o644, 0o600
 """The mode from the first moment on, less what the umask takes away: never writable by others."""
 
@@ -20,13 +24,57 @@ NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 EXISTING = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_CLOEXEC
 PASSED_ON = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 """A folder that may be written to and not be read is enough."""
+LARGEST = 64 << 20
+"""Bytes. A snapshot has a hundredth of it."""
+
+
+def read_limited(path: Path, most: int = LARGEST) -> bytes:
+    """A whole file that a user names. Raises OSError for one that is larger, without reading it."""
+    with path.open("rb") as file:
+        content = None if os.fstat(file.fileno()).st_size > most else file.read(most + 1)
+        if content is None or len(content) > most:
+            raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", str(path))
+        return content
+
+
+def check_target(path: Path) -> None:
+    """Raise UsageError for a file that could not be written, before anything is done for it."""
+    folder = path.absolute().parent
+    why = None
+    if path.is_dir():
+        why = "it is a folder"
+    elif not folder.is_dir():
+        why = f"there is no folder {folder}"
+    elif not _is_stream(path) and not os.access(folder, os.W_OK | os.X_OK):
+        why = f"{folder} is not yours to write to"
+    if why:
+        raise UsageError(f"{path} cannot be written: {why}", hint="name a file in a folder that exists and is yours")
+
+
+def check_folder(folder: Path, option: str) -> None:
+    """Raise UsageError for a folder that could neither be made nor written to, before anything is done for it."""
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        why = "is not yours to write to" if place.is_dir() else "is no folder"
+        raise UsageError(f"{folder} cannot be written: {place} {why}", hint=f"name another folder: {option} DIR")
+
+
+def make_folder(folder: Path, *, mode: int = 0o755) -> None:
+    """Make a folder and those above it that are missing, all with that mode: no umask lets others write. Raises NotWritten."""
+    with _named(folder):
+        missing = [above for above in (folder, *folder.parents) if not above.is_dir()]
+        for above in reversed(missing):
+            # another process may make it at the same time
+            above.mkdir(mode=mode, exist_ok=True)
 
 
 @contextmanager
 def replacing(path: Path, *, mode: int = PUBLIC) -> Iterator[BinaryIO]:
     """A file that takes the place of ``path`` when the block ends without an error, and leaves nothing otherwise.
 
-    A pipe or a device (/dev/stdout) is written to as it is. An OSError names ``path``. After a kill the hidden file may be left.
+    A pipe or a device (/dev/stdout) is written to as it is. NotWritten names ``path``. After a kill the hidden file may be left.
     """
     with _named(path):
         if _is_stream(path):
@@ -74,12 +122,12 @@ def open_new(path: Path, *, mode: int = PUBLIC) -> BinaryIO:
 
 
 def append_text(path: Path, text: str, *, mode: int = PUBLIC) -> None:
-    """Add to the end of a file, in UTF-8. A link is followed where it is this user's own; another's raises OSError."""
+    """Add to the end of a file, in UTF-8. A link is followed where it is this user's own; another's raises NotWritten."""
     with _named(path):
         new = 0 if _is_stream(path) else os.O_CREAT | os.O_NOFOLLOW
         target = path.resolve() if new and _is_own_link(path) else path
         with os.fdopen(os.open(target, EXISTING | new, mode), "ab") as file:
-            file.write(text.encode())
+            file.write(text.encode("utf-8", errors="backslashreplace"))
 
 
 @contextmanager
@@ -94,14 +142,17 @@ def _folder_of(path: Path) -> Iterator[int]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Errors that name no file, or only the hidden one, name ``path``."""
+    """Errors that name no file, or only the hidden one, are about ``path``."""
     try:
         yield
     except OSError as error:
-        ours = str(error.filename).startswith(".dsdoctor-") or str(error.filename) == str(path.parent)
-        if error.errno is None or (error.filename is not None and not ours):
+        own_names = {str(path), str(path.parent), *map(str, path.parents)}
+        ours = (
+            error.filename is None or str(error.filename).startswith(".dsdoctor-") or str(error.filename) in own_names
+        )
+        if error.errno is None or not ours or isinstance(error, NotWritten):
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise NotWritten(error.errno, error.strerror, str(path)) from error
 
 
 def _is_stream(path: Path) -> bool:

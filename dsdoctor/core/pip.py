@@ -5,19 +5,23 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsdoctor.core.errors import BuildFailed
+from dsdoctor.core.errors import BuildFailed, disk_full
+from dsdoctor.core.files import PRIVATE, write_text
 from dsdoctor.core.fix import step
 from dsdoctor.core.host import Answer, LocalHost
 from dsdoctor.core.redaction import Hidden
 
 LIMIT = 3600.0
+OTHER_HASH = "python -m pip config list shows which indexes and proxies pip asks; ask who looks after them"
+FREE_SPACE = "free some space (df -h), or name places on another disk: export DSDOCTOR_CACHE=DIR TMPDIR=DIR"
 
 
 def run_pip(host: LocalHost, python: str, arguments: Sequence[str], *, what: str, hint: str) -> None:
     """Fetch with the pip of the environment, or with ours where it has none. Raises BuildFailed with pip's own error."""
     answer = host.run([*pip_for(host, python, what)[0], *arguments], timeout=LIMIT)
     if not answer.ok:
-        raise BuildFailed(f"pip could not fetch {what}: {why_failed(host, answer.stderr)}", hint=hint)
+        message = f"pip could not fetch {what}: {why_failed(host, answer.stderr)}"
+        raise failed_fetch(message, answer.stderr, hint)
 
 
 def install_wheel(host: LocalHost, python: str, wheel: str, *, uv: str | None = None) -> None:
@@ -37,7 +41,7 @@ def install_needs(host: LocalHost, python: str, wheel: str, torch: str, *, uv: s
     """Install what an installed wheel needs beside itself, and leave torch as it is; the reason where that fails."""
     with tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder:
         constraints = Path(folder) / "torch.txt"
-        constraints.write_text(f"torch=={torch}\n", encoding="utf-8")
+        write_text(constraints, f"torch=={torch}\n", mode=PRIVATE)
         answer = _install(host, python, ["--constraint", str(constraints), wheel], uv)
     return None if answer.ok else why_failed(host, answer.stderr)
 
@@ -51,6 +55,15 @@ def _install(host: LocalHost, python: str, arguments: Sequence[str], uv: str | N
         return host.run([uv, "pip", "install", "--quiet", "--python", python, *arguments], timeout=LIMIT)
     quiet = ["install", "--quiet", "--disable-pip-version-check"]
     return host.run([*pip, *options, *quiet, *arguments], timeout=LIMIT)
+
+
+def failed_fetch(message: str, said: str, hint: str) -> BuildFailed:
+    """What a program could not fetch. Where its own words, ``said``, name a full disk or another digest, the hint does too."""
+    if disk_full(said):
+        return BuildFailed(f"the disk is full: {message}", hint=f"{FREE_SPACE}, then run the same command again")
+    if "DO NOT MATCH THE HASHES" in said:
+        return BuildFailed(f"what came is not what the package index says: {message}", hint=OTHER_HASH)
+    return BuildFailed(message, hint=hint)
 
 
 def pip_for(host: LocalHost, python: str, what: str) -> tuple[list[str], list[str]]:

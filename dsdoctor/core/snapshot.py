@@ -16,9 +16,10 @@ import msgspec
 
 from dsdoctor.core.discreet_host import DiscreetHost
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.files import PRIVATE, write_bytes
+from dsdoctor.core.files import PRIVATE, read_limited, write_bytes
 from dsdoctor.core.harmless_flags import definitions
 from dsdoctor.core.host import Answer, Host
+from dsdoctor.core.json_text import decode, encode
 from dsdoctor.core.redaction import urls
 
 T = TypeVar("T")
@@ -112,8 +113,8 @@ class RecordedHost:
     def load(cls, path: Path) -> "RecordedHost":
         """Read a snapshot file. Raises UsageError for anything else."""
         try:
-            snapshot = msgspec.json.decode(path.read_bytes(), type=Snapshot)
-        except (OSError, msgspec.DecodeError, RecursionError) as error:
+            snapshot = decode(read_limited(path), Snapshot)
+        except (OSError, msgspec.DecodeError) as error:
             raise UsageError(
                 f"{path} is no machine snapshot: {error}", hint="dsdoctor record FILE writes one"
             ) from None
@@ -198,7 +199,7 @@ def save(snapshot: Snapshot, path: Path, *, home: str) -> None:
     for place in dict.fromkeys((home.rstrip("/"), os.path.realpath(home).rstrip("/"))):
         public = _mapped(public, partial(_without_home, place))
     public = _mapped(public, _without_secrets)
-    write_bytes(path, msgspec.json.format(msgspec.json.encode(public, order="sorted"), indent=1), mode=PRIVATE)
+    write_bytes(path, msgspec.json.format(encode(public, order="sorted"), indent=1), mode=PRIVATE)
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from dsdoctor.core.errors import ImpossiblePlan
+from dsdoctor.core.files import make_folder
 from dsdoctor.core.host import Host
 from dsdoctor.core.trust import distrust
 
@@ -42,8 +43,8 @@ def workspace(cache: Path) -> Iterator[Path]:
     """A fresh folder for one build, removed whatever happens. Raises ImpossiblePlan when the cache is not writable."""
     builds = private_folder(cache / "builds")
     folder = builds / uuid.uuid4().hex
-    held = FileLock(folder / LOCK)
-    with FileLock(builds / LOCK):
+    held = FileLock(folder / LOCK, mode=0o600)
+    with FileLock(builds / LOCK, mode=0o600):
         _sweep(builds)
         folder.mkdir(mode=0o700)
         held.acquire()
@@ -110,7 +111,7 @@ def log_folder(cache: Path) -> Path:
 def private_folder(folder: Path) -> Path:
     """Make a folder that only this user may enter. Raises ImpossiblePlan when that cannot be done."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(folder, mode=0o700)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(f"no permission to write to {folder}")
     except OSError as error:
@@ -130,7 +131,7 @@ def untrusted(why: str) -> ImpossiblePlan:
 def _sweep(builds: Path) -> None:
     """Remove what killed builds left behind: theirs are the folders that nobody holds the lock of."""
     for folder in filter(Path.is_dir, builds.iterdir()):
-        lock = FileLock(folder / LOCK, timeout=0)
+        lock = FileLock(folder / LOCK, mode=0o600, timeout=0)
         try:
             with lock:
                 shutil.rmtree(folder, ignore_errors=True)

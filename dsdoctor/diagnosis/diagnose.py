@@ -7,7 +7,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.harmless_flags import definitions
 from dsdoctor.core.redaction import urls
 from dsdoctor.diagnosis.combined import combined_hits
-from dsdoctor.diagnosis.findings import echoes_only, empty, finding_of, note_of, unexplained
+from dsdoctor.diagnosis.findings import echoes_only, empty, finding_of, note_of, partly_searched, unexplained
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Diagnosis, Facts, Hit, LogOutcome, Tier
 from dsdoctor.diagnosis.scan import Line, Scan, scan
@@ -32,6 +32,9 @@ def diagnose(lines: Iterable[bytes | str], *, name: str = "") -> Diagnosis:
         _best_of_each_rule([*combined_hits([*read.hits.values()], facts, read), *read.hits.values()]), key=_rank
     )
     outcome, findings = _judge(hits, facts, read)
+    if read.partly:
+        # it may be about the cause, unless that was found
+        findings.append(partly_searched(read, Severity.NOTE if outcome is LogOutcome.CAUSE else Severity.WARNING))
     shown = tuple(_without_secrets(finding) for finding in findings)
     return Diagnosis(name=name, lines=read.lines, outcome=outcome, facts=facts, findings=shown)
 

@@ -7,7 +7,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Fix, Step, step
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.models import Facts, Hit, Stage
-from dsdoctor.diagnosis.scan import Line
+from dsdoctor.diagnosis.scan import Line, Scan
 from dsdoctor.diagnosis.templates import fill, values_of
 
 LONGEST = 300
@@ -112,6 +112,22 @@ def unexplained(line: Line, facts: Facts) -> Finding:
         steps = (step("python -m dsdoctor check"), step("python -m dsdoctor look"))
     evidence = (f"line {line.number}: {line.text[:LONGEST]}", *_read(facts))
     return Finding.error("unexplained-failure", title, evidence=evidence, fix=text, steps=steps)
+
+
+def partly_searched(read: Scan, severity: Severity) -> Finding:
+    """Lines that were too long, or had words of too many rules, to be searched whole."""
+    others = read.partly - 1
+    more = (f"and {others} more {'line' if others == 1 else 'lines'}",) if others else ()
+    return Finding(
+        rule="line-partly-searched",
+        severity=severity,
+        title=f"of line {read.first_partly} only the head and the tail were searched: it is too long and has words of many rules",
+        evidence=more,
+        fix=Fix(
+            text="break such lines up and diagnose the log again; or read what stands in their middle",
+            steps=(step("fold -s -w 1000 build.log | python -m dsdoctor diagnose -"),),
+        ),
+    )
 
 
 def empty(lines: int) -> Finding:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from dsdoctor.diagnosis.above import CONTEXT, Above
-from dsdoctor.diagnosis.clean import COLOUR, segments, shorten
+from dsdoctor.diagnosis.clean import COLOUR, LONGEST, segments, shorten
 from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader
 from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.marks import Event, Mark
@@ -27,6 +27,9 @@ CROWD, SHORT = 40, 300
 
 Of real lines none asks for more than 25.
 """
+
+CUT = 2 * LONGEST + 1
+"""The length of a line whose middle ``raw_lines`` has thrown away already."""
 
 ASKED = 5000
 """How many lines are searched for one fact."""
@@ -64,16 +67,18 @@ class Line(NamedTuple):
 
 @dataclass
 class Effect:
-    """What a line led to. ``repeats``: the same line leads to the same again, wherever it is."""
+    """What a line led to. ``repeats``: the same line leads to the same again, wherever it is; ``partly``: not all of it was
+    searched."""
 
     marks: list[tuple[Event, str]] = field(default_factory=list)
     hits: list[int] = field(default_factory=list)
     repeats: bool = True
+    partly: bool = False
 
 
 @dataclass
 class Scan:
-    """One log while it is read."""
+    """One log while it is read. ``partly`` lines, the first of them ``first_partly``, were not searched whole."""
 
     index: Index = INDEX
     fact_reader: FactReader = field(default_factory=FactReader)
@@ -98,10 +103,15 @@ class Scan:
     patterns: dict[int, re.Pattern[str]] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)
     asked: dict[int, int] = field(default_factory=dict)
+    partly: int = 0
+    first_partly: int = 0
+    last_partly: int = 0
 
     def read(self, raw: bytes) -> None:
         """Take the next line."""
         self.lines += 1
+        if len(raw) > LONGEST and self._cut_matters(raw):
+            self._note_partly()
         if len(raw) > CONTEXT:
             raw = shorten(raw)
         if _coloured(raw):
@@ -116,6 +126,22 @@ class Scan:
         if self.traceback_since or self.unfinished or not words.keys().isdisjoint(tokens) or not raw.isascii():
             self._look(raw, tokens)
         self._remember(raw)
+
+    def _cut_matters(self, raw: bytes) -> bool:
+        """Whether what is cut out of a line may hold a word of the catalogue.
+
+        Of a command that compiles it is flags, of a progress bar it is states that are past.
+        """
+        if A_COMMAND in raw or b"\r" in raw.rstrip():
+            return False
+        middle = words_of(raw[LONGEST * 3 // 4 - 1 : -LONGEST // 4])
+        return len(raw) == CUT or not self.index.words.keys().isdisjoint(middle)
+
+    def _note_partly(self) -> None:
+        """This line was not searched whole."""
+        if self.last_partly != self.lines:
+            self.partly += 1
+            self.first_partly, self.last_partly = self.first_partly or self.lines, self.lines
 
     def _remember(self, raw: bytes) -> None:
         """Remember that this line was not blank, and its text."""
@@ -143,7 +169,9 @@ class Scan:
         # why together: most batches of a long log have no word of the catalogue at all
         whole = b" ".join(batch)
         tokens = words_of(whole)
-        plain = tokens and whole.isascii() and not _coloured(whole) and not self.traceback_since and not self.unfinished
+        cut = len(whole) >= CUT and any(len(raw) == CUT for raw in batch)
+        whole_words = whole.isascii() and not _coloured(whole)
+        plain = tokens and whole_words and not cut and not self.traceback_since and not self.unfinished
         if not plain or not self.index.words.keys().isdisjoint(tokens):
             for raw in batch:
                 self.read(raw)
@@ -167,6 +195,8 @@ class Scan:
 
     def _repeat(self, effect: Effect) -> None:
         """Do again what the same line did before."""
+        if effect.partly:
+            self._note_partly()
         for event, text in effect.marks:
             self._mark(event, text)
         for number in effect.hits:
@@ -191,11 +221,20 @@ class Scan:
             if self.traceback_since:
                 self._follow_traceback(text)
             if numbers and not SOURCE.match(text):
-                text = _searched(text, len(numbers))
+                text = self._searched(text, len(numbers))
                 for number in sorted(numbers):
                     self._try(number, text)
         if self.effect.hits and self.unfinished_since == self.lines:
             self.unfinished = ""
+
+    def _searched(self, text: str, entries: int) -> str:
+        """What of a text is searched for so many entries: head and tail of a long one with words of very many."""
+        room = max(SHORT, len(text) * CROWD // max(1, entries))
+        if entries <= CROWD or len(text) <= room:
+            return text
+        self.effect.partly = True
+        self._note_partly()
+        return f"{text[: room * 3 // 4]} {text[-room // 4 :]}"
 
     def _join(self, text: str) -> None:
         """Read the line of an exception together with the next one: a box or a terminal may have wrapped it."""
@@ -206,7 +245,7 @@ class Scan:
             return
         words = set(words_of(whole.encode("utf-8", "replace")))
         numbers = self.index.numbers(words) - self.known
-        whole = _searched(whole, len(numbers))
+        whole = self._searched(whole, len(numbers))
         for number in sorted(numbers):
             entry = self.index.entries[number]
             if isinstance(entry, Wording) and number not in self.hits:
@@ -285,14 +324,6 @@ class Scan:
         if signature.not_after and self.above.has(signature.not_after):
             return False
         return not signature.after or self.above.has(signature.after)
-
-
-def _searched(text: str, entries: int) -> str:
-    """What of a text is searched for so many entries: head and tail of a long one with words of very many."""
-    if entries <= CROWD or len(text) <= SHORT:
-        return text
-    room = max(SHORT, len(text) * CROWD // entries)
-    return f"{text[: room * 3 // 4]} {text[-room // 4 :]}"
 
 
 def _coloured(raw: bytes) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import CHILD_SCRIPTS
+from dsdoctor.core.json_text import decode
 from dsdoctor.core.processes import end_session
 from dsdoctor.push import errors as problems
 from dsdoctor.push.models import Delivered, NodeEnded, NodeMessage, NodeState, NodeStep, Present, Sent, Way
@@ -165,7 +166,7 @@ class Delivery:
             while line := await self._process.stdout.readline():
                 _, mark, said = line.rpartition(MARK)
                 if mark:
-                    return self._noted(msgspec.json.decode(said, type=NodeMessage))
+                    return self._noted(decode(said, NodeMessage))
         except (ValueError, msgspec.MsgspecError) as error:
             raise problems.no_verdict(f"its message cannot be read: {error}") from None
         return None

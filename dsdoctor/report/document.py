@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import msgspec
-
 from dsdoctor.core.finding import Finding
+from dsdoctor.core.json_text import encode
 
 SCHEMA = "dsdoctor/1"
 
@@ -16,4 +15,4 @@ def document(command: str, findings: tuple[Finding, ...], **parts: Any) -> str:
     {"schema":"dsdoctor/1","command":"toolkit","toolkit":null,"findings":[]}
     """
     whole = {"schema": SCHEMA, "command": command, **parts, "findings": findings}
-    return msgspec.json.encode(whole).decode()
+    return encode(whole).decode()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
+from dsdoctor.core.files import check_target as check_place
 from dsdoctor.core.files import write_bytes
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ def check_target(path: Path) -> None:
     """Raise UsageError for a file that could not be written, before anything is read."""
     if path.suffix.lower() not in PAGES + IMAGES:
         raise UsageError(f"{path} is neither a page nor an image", hint="name it .html, .png, .svg or .pdf")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise UsageError(f"{path} cannot be written: no such folder", hint="name a file in a folder that exists")
+    check_place(path)
 
 
 def check_plotly() -> None:

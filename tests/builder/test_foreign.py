@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsdoctor.builder.wheel.foreign import foreign_files
+from dsdoctor.builder.wheel.foreign import foreign_files, foreign_installed
 
 SCRIPTS = (
     *("deepspeed", "deepspeed.pt", "deepspeed.bat", "ds", "ds_ssh", "ds_report", "ds_report.bat", "ds_bench"),
@@ -68,3 +68,43 @@ def test_commands_that_entry_points_would_make_count_too() -> None:
     )
 
     assert foreign_files(HEALTHY, "0.19.8", text) == ("the command pip", "the command python3")
+
+
+INSTALLED = (
+    *("deepspeed/__init__.py", "./deepspeed/x.py", "deepspeed/__pycache__/x.cpython-311.pyc", "op_builder/all_ops.py"),
+    *("deepspeed-0.19.8.dist-info/INSTALLER", "deepspeed.libs/libaio-4ab2c9.so.1"),
+    *(
+        f"{folder}/{name}"
+        for name in SCRIPTS
+        for folder in ("../../../bin", "../../bin", "../../Scripts", "/opt/x/bin")
+    ),
+)
+EDITABLE = ("__editable__.deepspeed-0.19.8.pth", "__pycache__/__editable___deepspeed_0_19_8_finder.cpython-311.pyc")
+
+
+def test_what_installers_list_of_a_deepspeed_is_its_own() -> None:
+    assert foreign_installed(INSTALLED, "0.19.8") == ()
+    assert foreign_installed(["benchmarks/x.py"], "0.8.3") == ()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "evil.pth",
+            "sitecustomize.py",
+            "__pycache__/sitecustomize.cpython-311.pyc",
+            "torch/__init__.py",
+            "deepspeed.pth",
+        ),
+        *("../../../bin/python", "../../../etc/ds", "../ds", "/bin/sh", "../torch/x.py", "torch-2.14.dist-info/RECORD"),
+    ],
+)
+def test_what_an_installed_deepspeed_lists_of_others_is_named(name: str) -> None:
+    assert foreign_installed([*INSTALLED, name], "0.19.8") == (name,)
+
+
+def test_what_an_editable_install_puts_beside_is_its_own_only_there() -> None:
+    assert foreign_installed(EDITABLE, "0.19.8", editable=True) == ()
+    assert set(foreign_installed(EDITABLE, "0.19.8")) == set(EDITABLE)
+    assert foreign_installed(["evil.pth"], "0.19.8", editable=True) == ("evil.pth",)

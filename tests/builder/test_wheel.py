@@ -195,6 +195,18 @@ def test_an_installed_deepspeed_is_read_like_its_wheel(library: bytes, tmp_path:
     assert "-mavx2" in facts.cpu_flags
 
 
+def test_an_installed_deepspeed_names_what_came_with_it_and_is_none_of_it(library: bytes, tmp_path: Path) -> None:
+    path = wheel(tmp_path, contents(library, **{"evil.pth": b"import os", "sitecustomize.py": b""}))
+    with zipfile.ZipFile(path) as file:
+        file.extractall(tmp_path / "site")
+    location = str(tmp_path / "site" / "deepspeed")
+    record = deepspeed_of_record(RECORD, version="0.19.8+cu13.0.torch2.14", location=location)
+
+    assert read_installed(record).foreign == ("evil.pth", "sitecustomize.py")
+    (tmp_path / "site" / "evil.pth").unlink()
+    assert read_installed(record).foreign == ("sitecustomize.py",)
+
+
 def test_the_manifest_outweighs_the_record() -> None:
     manifest = {
         "schema": "dsdoctor-manifest/1",

@@ -31,7 +31,7 @@ def run(*arguments: str, env: dict[str, str]) -> "subprocess.CompletedProcess[st
         (["--deadline", "nan"], {}, "no number of seconds"),
         (["--deadline", "1"], {}, "too short"),
         (["--save", "/nowhere/base.json"], {}, "cannot be written"),
-        (["--out", "/dev/null/out"], {}, "cannot be a folder"),
+        (["--out", "/dev/null/out"], {}, "/dev/null is no folder"),
         (["--nproc", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "--nproc starts ranks, and this is rank 0 already"),
         (["--quick"], {"RANK": "5", "WORLD_SIZE": "2"}, "RANK"),
         (["--quick"], {"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE"),

@@ -1,24 +1,34 @@
 """Everything that writes a file which a user names, in a folder where another user has planted links to a victim."""
 
 import os
+import signal
+import socket
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dsdoctor.builder.make.manifest import EARLIEST, Manifest, write_into
 from dsdoctor.builder.wheel.index import list_wheels, publish
+from dsdoctor.comm.control.exchange_process import exchange
+from dsdoctor.comm.control.messages import Do, ExchangeMessage, Join
+from dsdoctor.comm.models import CommSettings
 from dsdoctor.comm.speed import baseline
+from dsdoctor.commands.comm import kept_when_broken
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
+from dsdoctor.core.processes import fork
 from dsdoctor.core.snapshot import Recorder, save
 from dsdoctor.overflow.trace.trace_file import TraceWriter
 from dsdoctor.overflow.watch.announce import Announcer
 from dsdoctor.report import page
+from tests.builder import test_make
 from tests.builder.test_wheel import INFO, NAME, contents, wheel
 from tests.comm.reports import healthy_4
 from tests.overflow.on_disk import header
@@ -83,6 +93,70 @@ def test_nothing_is_written_through_a_planted_link(what: str, tmp_path: Path) ->
     written = [folder / name for name in names if not name.startswith(".")]
     assert [path for path in written if path.is_symlink() or not path.is_file()] == []
     assert not list(folder.rglob(".dsdoctor-*"))
+
+
+@pytest.mark.slow
+def test_a_build_writes_through_no_link_of_a_tree_or_of_a_log_folder(tmp_path: Path) -> None:
+    workdir, victim = test_make.workdir_in(tmp_path), tmp_path / "victim"
+    victim.write_text("[metadata]\n")
+    places = [workdir.folder / "source" / name for name in ("setup.cfg", "build.txt")]
+    places += [workdir.logs / name for name in ("wheel.log", "build.log")]
+    for place in places:
+        place.symlink_to(victim)
+
+    result = test_make.run(test_make.plan("one"), workdir)
+
+    assert result.wheel, result.findings
+    assert victim.read_text() == "[metadata]\n"
+    assert [place for place in places if place.is_symlink()] == []
+    assert places[0].read_text().startswith("[metadata]\n\n[build]\nbuild_lib = ")
+    assert {path.name: path.stat().st_mode & 0o777 for path in workdir.logs.iterdir()} == dict.fromkeys(
+        ("one.log", "wheel.log", "build.log"), 0o600
+    )
+
+
+def test_the_lock_of_a_folder_that_is_named_is_no_link(tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "out"
+    victim.write_text("precious")
+    folder.mkdir()
+    (folder / ".lock").symlink_to(victim)
+
+    with pytest.raises(OSError, match=r"\.lock"), kept_when_broken(CommSettings(out=str(folder))):
+        pass
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.slow
+def test_a_data_process_writes_its_stacks_and_its_flight_recorder_through_no_link(tmp_path: Path) -> None:
+    victim, (ours, theirs) = tmp_path / "victim", socket.socketpair()
+    victim.write_text("precious")
+    words = {"backend": "gloo", "device": "cpu", "master": "127.0.0.1", "prefix": "x", "folder": str(tmp_path)}
+    join = Join(rank=0, world=2, port=9, hosts=(), seconds=1.0, variables={}, me=0, **words)
+
+    def work() -> None:
+        for name in (f"stack-{os.getpid()}.txt", f"flight-{os.getpid()}.json"):
+            (tmp_path / name).symlink_to(victim)
+        ours.close()
+        exchange(join, theirs)
+
+    child = fork(work)
+    try:
+        with theirs, ours, ours.makefile("rb") as said:
+            heard = iter(lambda: msgspec.json.decode(said.readline(), type=ExchangeMessage), None)
+            assert any(message.error for message in heard), "nobody listens there"
+            ours.sendall(msgspec.json.encode(Do()) + b"\n")
+            os.kill(child, signal.SIGUSR1)
+            stacks, flight = tmp_path / f"stack-{child}.txt", tmp_path / f"flight-{child}.json"
+            until = time.monotonic() + 10
+            while not (stacks.stat().st_size and flight.stat().st_mode & 0o077 == 0) and time.monotonic() < until:
+                time.sleep(0.05)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+    assert victim.read_text() == "precious"
+    assert "most recent call first" in stacks.read_text()
+    assert (flight.is_symlink(), stacks.is_symlink()) == (False, False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link to another user")

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +78,35 @@ def test_an_attestation_beside_the_wheel_is_held_against_it(libraries: dict[Buil
 
     path.write_bytes(path.read_bytes() + b"\0")
     assert rules(path, H100_TORCH_2_14) == (1, {"attestation-other-wheel"})
+
+
+@pytest.mark.slow
+def test_a_pth_file_that_an_installed_deepspeed_brought_is_an_error(
+    libraries: dict[Built, bytes], tmp_path: Path
+) -> None:
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    parts = {
+        "deepspeed/__init__.py": b"",
+        f"{INFO}/METADATA": f"Metadata-Version: 2.1\nName: deepspeed\nVersion: {NAME.split('-')[1]}\n".encode(),
+        f"{INFO}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}-{tag}-linux_x86_64\n".encode(),
+        f"{INFO.replace('dist-info', 'data')}/scripts/ds_report": b"#!python\n",
+    }
+    said = {}
+    for evil in ({}, {"evil.pth": b"import this_is_not_there\n"}):
+        python = tmp_path / f"venv{len(evil)}" / "bin" / "python"
+        made = wheel(tmp_path, contents(libraries[Built()], **parts, **evil), NAME.replace("cp311", tag))
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", python.parents[1]], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", made]
+        subprocess.run(pip, check=True)
+        document = json.loads(run("verify", "--installed", "--python", str(python), "--json").stdout)
+        assert document["built"]["version"] == NAME.split("-")[1]
+        said[len(evil)] = [
+            finding["title"] for finding in document["findings"] if finding["rule"] == "wheel-foreign-files"
+        ]
+
+    assert said[0] == []
+    assert len(said[1]) == 1
+    assert said[1][0].endswith("came with what is no part of DeepSpeed: evil.pth")
 
 
 def test_another_torch_another_cuda_and_another_gpu_are_refused(libraries: dict[Built, bytes], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.trust import distrust
 from dsdoctor.core.workspace import private_folder
@@ -96,9 +97,29 @@ def test_what_others_may_change_is_not_used(harm: Callable[[Path], Path], cache:
     harmed = harm(cache)
 
     assert distrust(harmed)
+    assert CacheStore(harmed, limit=1).distrust()
     with pytest.raises(ImpossiblePlan, match="cache") as refused:
         private_folder(harmed)
     assert "DSDOCTOR_CACHE" in refused.value.hint
+
+
+@root
+@pytest.mark.parametrize(
+    ("owner", "group", "used"), [(STRANGER, 0, True), (STRANGER, STRANGER, False), (0, STRANGER, False)]
+)
+def test_compiled_ops_may_be_shared_by_a_group_below_the_folders_of_the_one_who_shares(
+    owner: int, group: int, used: bool, cache: Path
+) -> None:
+    """In the group of a colleague; in a group of others, and below a folder of somebody who does not share it."""
+    shared = cache / "compiled"
+    shared.mkdir()
+    os.chown(cache, STRANGER, group)
+    os.chown(shared, owner, group)
+    cache.chmod(0o770)
+    shared.chmod(0o2770)
+
+    assert (CacheStore(shared, limit=1).distrust() is None) is used
+    assert distrust(shared), "nothing else is shared"
 
 
 @root

@@ -1,11 +1,19 @@
 """The limits that keep a hostile log cheap lose nothing of a real one."""
 
+import io
+import subprocess
+from pathlib import Path
+
 import pytest
 
+from dsdoctor.core.finding import Severity
 from dsdoctor.diagnosis.above import ABOVE, Above
+from dsdoctor.diagnosis.clean import LONGEST, raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.index import INDEX
+from dsdoctor.diagnosis.models import Diagnosis
 from dsdoctor.diagnosis.scan import A_COMPILE
+from tests.cli.runner import run
 
 ALL_WORDS = " ".join(sorted(word.decode() for word in INDEX.words if word != A_COMPILE))
 CAUSE = "x.h:6:10: fatal error: cusparse.h: No such file or directory"
@@ -44,6 +52,56 @@ def test_lines_above_are_still_searched_after_very_many_in_vain() -> None:
 def test_the_head_and_the_tail_of_a_line_with_the_words_of_everything_are_read() -> None:
     for line in (f"{CAUSE} {ALL_WORDS}", f"{ALL_WORDS} {CAUSE}"):
         assert "cuda-header-missing" in {finding.rule for finding in diagnose([line]).findings}
+
+
+def partly(diagnosis: Diagnosis) -> list[tuple[Severity, str, tuple[str, ...]]]:
+    return [
+        (f.severity, f.title.split(" only")[0], f.evidence)
+        for f in diagnosis.findings
+        if f.rule == "line-partly-searched"
+    ]
+
+
+def test_a_cause_in_the_middle_of_a_crowded_line_is_not_missed_in_silence() -> None:
+    hidden = f"{ALL_WORDS} {CAUSE} {ALL_WORDS}"
+
+    log = diagnose(["fine", hidden[: LONGEST // 2] + CAUSE + hidden[-LONGEST // 2 + len(CAUSE) :], "fine"])
+
+    assert "cuda-header-missing" not in {finding.rule for finding in log.findings}
+    assert partly(log) == [(Severity.WARNING, "of line 2", ())]
+
+
+def test_every_line_that_was_searched_in_part_counts_also_one_that_comes_again() -> None:
+    crowded = ALL_WORDS[:LONGEST]
+
+    assert partly(diagnose(["fine", *[crowded] * 3])) == [(Severity.WARNING, "of line 2", ("and 2 more lines",))]
+
+
+def test_beside_a_cause_it_is_a_note() -> None:
+    assert partly(diagnose([CAUSE, ALL_WORDS])) == [(Severity.NOTE, "of line 2", ())]
+
+
+@pytest.mark.parametrize("length", [5_000, 200_000])
+def test_a_cause_in_the_middle_of_a_very_long_line_is_told_as_not_searched_on_the_terminal(
+    length: int, tmp_path: Path
+) -> None:
+    """Both where the line is cut when it is read, and before."""
+    log = tmp_path / "build.log"
+    log.write_text(f"fine\n{'x ' * length}{CAUSE}{' x' * length}\n")
+
+    shown = run("diagnose", str(log))
+    folded = subprocess.run(["fold", "-s", "-w", "1000", log], capture_output=True, check=True).stdout
+
+    assert "! of line 2 only the head and the tail were searched" in shown.stdout
+    assert "[cuda-header-missing]" in run("diagnose", "-", stdin=folded).stdout, "what the fix says helps"
+
+
+def test_long_lines_that_hold_nothing_long_commands_and_progress_bars_are_told_of_by_nobody() -> None:
+    bar = "".join(f"\r{done}%|###| error=0.1 fatal {done}/1000" for done in range(20_000))
+    command = f"c++ -DTORCH_EXTENSION_NAME=x {'-I/a/error/include ' * 400} -c x.cpp"
+
+    assert partly(diagnose(["x " * 10_000, command, f"{bar}\r\n"])) == []
+    assert partly(diagnose(raw_lines(io.BytesIO(bar.encode())))) == []
 
 
 def test_a_wrapped_exception_is_read_to_its_end() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.builder.source.fetch import NEWEST, fetch_sdist
+from dsdoctor.builder.source.sdists import NEWEST, fetch_sdist
 from dsdoctor.builder.targets.targets import environment
 from dsdoctor.commands.build_targets import targets_of
 from dsdoctor.core.host import LocalHost

@@ -76,7 +76,7 @@ class OpenFolder:
 
     def copy(self, name: str, stored: Stored, to: Path) -> None:
         """Copy a file to a path that does not exist yet. Until this returns, the copy must not be used."""
-        mode = 0o777 if stored.executable else 0o666  # the umask applies, as it does to a compiler's output
+        mode = 0o755 if stored.executable else 0o644  # no umask lets others write
         with os.fdopen(os.open(to, NEW, mode), "wb") as target:
             self.check(name, stored, target)
 

@@ -26,6 +26,7 @@ from dsdoctor.builder.cache.checked_files import (
     open_folder,
     store,
 )
+from dsdoctor.core.json_text import decode, encode
 
 SCHEMA = "dsdoctor-cache/1"
 RECORD = "entry.json"
@@ -89,16 +90,14 @@ def write_entry(
     """
     stored = {name: store(path, folder / name, mode) for name, path in sorted(files.items())}
     kind, key = address(key_folder / "x")
-    data = msgspec.json.encode(_Record(kind=kind, key=key, files=stored, facts=dict(facts)), order="sorted")
+    data = encode(_Record(kind=kind, key=key, files=stored, facts=dict(facts)), order="sorted")
     with new_file(folder / RECORD, mode) as file:
         file.write(data)
         flush(file)
     if mode != PRIVATE:
         folder.chmod(mode)
     flush_folder(folder)
-    return _entry(
-        key_folder / sha256(data).hexdigest(), msgspec.json.decode(data, type=_Record), len(data), time.time()
-    )
+    return _entry(key_folder / sha256(data).hexdigest(), decode(data, _Record), len(data), time.time())
 
 
 def read_entry(folder: Path) -> Entry:
@@ -183,10 +182,10 @@ def _entry(folder: Path, record: _Record, record_size: int, used: float) -> Entr
 
 def _decoded(data: bytes) -> _Record:
     try:
-        if msgspec.json.decode(data, type=_Head).schema != SCHEMA:
+        if decode(data, _Head).schema != SCHEMA:
             raise Gone
-        record = msgspec.json.decode(data, type=_Record)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        record = decode(data, _Record)
+    except msgspec.DecodeError as error:
         raise Damaged(f"{RECORD} is malformed: {error}") from None
     if bad := [name for name in record.files if not plain(name)]:
         raise Damaged(f"{RECORD} names a file {bad[0]!r}")

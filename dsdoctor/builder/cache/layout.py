@@ -4,17 +4,14 @@ An entry's folder is put in place by one rename and removed by one rename, so no
 """
 
 import errno
-import os
 import re
 import shutil
-import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 
 from dsdoctor.builder.cache.checked_files import PRIVATE
 
@@ -25,33 +22,6 @@ TEMPORARY = "tmp"
 DAY = 86400.0
 ATTEMPTS = 8
 IN_THE_WAY = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
-SHARED = stat.S_IWGRP | stat.S_ISGID
-"""The mode bits of a folder that is shared with its group on purpose (mode 2770): no umask sets them by accident."""
-
-
-def distrust(folder: Path) -> str | None:
-    """Why a cache folder is not used at all; None where it can be, or does not exist yet.
-
-    It can be used when it belongs to this user (or root) and nobody else may write to it, or when its owner shares it with
-    a group of this user by mode 2770. A folder that everybody may write to is never used.
-    """
-    # what is in the cache becomes part of wheels: whoever may write there can run code as the user who builds
-    try:
-        found = folder.stat()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return f"{folder} cannot be looked at: {error.strerror}"
-    if not stat.S_ISDIR(found.st_mode):
-        return f"{folder} is no folder"
-    if found.st_mode & stat.S_IWOTH:
-        return f"everybody may write to {folder}; chmod o-w {quote(str(folder))} ends that"
-    shared = found.st_mode & SHARED == SHARED
-    if found.st_mode & stat.S_IWGRP and not shared:
-        return f"the group may write to {folder}; chmod 2770 {quote(str(folder))} shares it on purpose, chmod 700 ends that"
-    if found.st_uid in {os.geteuid(), 0} or (shared and found.st_gid in {os.getegid(), *os.getgroups()}):
-        return None
-    return f"{folder} belongs to user {found.st_uid}, this is user {os.geteuid()}; its owner shares it with a group by chmod 2770"
 
 
 def mode_inside(folder: Path) -> int:

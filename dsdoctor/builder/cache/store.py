@@ -22,7 +22,8 @@ from dsdoctor.builder.cache.entry import (
     unreadable_entry,
     write_entry,
 )
-from dsdoctor.builder.cache.layout import KINDS, CacheLayout, distrust, mode_inside, named_by_digest
+from dsdoctor.builder.cache.layout import KINDS, CacheLayout, mode_inside, named_by_digest
+from dsdoctor.core.trust import distrust
 
 __all__ = ["CacheStore", "Entry", "Stored"]
 
@@ -115,7 +116,7 @@ class CacheStore:
 
     def distrust(self) -> str | None:
         """Why this folder is not used at all; None where it is used."""
-        return distrust(self.folder)
+        return distrust(self.folder, shareable=True)
 
     def _distrusted(self) -> bool:
         why = self.distrust()

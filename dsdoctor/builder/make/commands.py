@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from dsdoctor.builder.make.first_error import first_error
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.child_answers import MARK
 from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
+from dsdoctor.core.json_text import decode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +89,7 @@ def ask_commands(host: LocalHost, plan: BuildPlan, *, tree: Path, env: Mapping[s
 
 
 def _read(line: str, tree: Path, output: tuple[str, ...]) -> OpCommands:
-    answer = msgspec.json.decode(line.removeprefix(MARK), type=_CommandsAnswer)
+    answer = decode(line.removeprefix(MARK), _CommandsAnswer)
     return OpCommands(
         op=answer.op,
         compile=tuple(read_command(argv, tree) for argv in answer.compile),

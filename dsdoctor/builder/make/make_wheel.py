@@ -25,6 +25,7 @@ from dsdoctor.builder.toolkit.parts import toolkit_parts
 from dsdoctor.builder.toolkit.python_headers import unpack_headers
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
+from dsdoctor.core.files import PRIVATE, make_folder, replacing, write_bytes, write_text
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
@@ -126,7 +127,7 @@ def refused_ops(plan: BuildPlan) -> tuple[OpResult, ...]:
 def prepare_out(out: Path, option: str = "--out") -> None:
     """Make the folder that an option names, and check that it can be written before the long work. Raises ImpossiblePlan."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
@@ -138,9 +139,11 @@ def prepare_out(out: Path, option: str = "--out") -> None:
 def _pack(host: LocalHost, plan: BuildPlan, source: Source, workdir: Workdir) -> Path:
     """One wheel out of the compiled ops, made by DeepSpeed's own setup.py, which also records which ops it holds."""
     tree, library, packed = Path(source.folder), workdir.folder / LIBRARY, workdir.folder / "packed"
-    with (tree / "setup.cfg").open("a", encoding="utf-8") as file:
-        file.write(f"\n[build]\nbuild_lib = {library}\n")
-    (tree / "build.txt").write_text(f"+{plan.local_version}" if plan.local_version else "", encoding="utf-8")
+    # a tree may have links at these names, which would lead out of it
+    settings = tree / "setup.cfg"
+    before = settings.read_bytes() if settings.is_file() else b""
+    write_bytes(settings, before + f"\n[build]\nbuild_lib = {library}\n".encode())
+    write_text(tree / "build.txt", f"+{plan.local_version}" if plan.local_version else "")
     # setup.py lists its extras in the order of a set, which would differ from run to run
     env = child_environment(host, plan) | {op.variable: "1" for op in plan.ops} | {"PYTHONHASHSEED": "0"}
     # setup.py asks git for a commit: it must not find a repository that the cache folder happens to lie in
@@ -162,7 +165,7 @@ def _pack(host: LocalHost, plan: BuildPlan, source: Source, workdir: Workdir) ->
     ]
     hidden = Hidden(host.environment())
     status = host.stream(argv, cwd=tree, env=env, on_line=lambda line: lines.append(hidden.out_of(line)))
-    (workdir.logs / "wheel.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(workdir.logs / "wheel.log", "\n".join(lines) + "\n", mode=PRIVATE, errors="backslashreplace")
     wheels = sorted(packed.glob("*.whl")) if status == 0 else []
     if len(wheels) != 1 or any(shared_object(library, op.module) is None for op in plan.ops):
         raise BuildFailed(
@@ -240,10 +243,10 @@ def _failures(results: tuple[OpResult, ...]) -> tuple[Finding, ...]:
 
 def join_logs(logs: Path) -> None:
     """Join all logs into one build.log, like the guide's ``tee build.log``."""
-    with (logs / "build.log").open("w", encoding="utf-8") as whole:
+    with replacing(logs / "build.log", mode=PRIVATE) as whole:
         for part in sorted(logs.glob("*.log")):
             if part.name != "build.log":
-                whole.write(f"===== {part.stem} =====\n{part.read_text(encoding='utf-8', errors='replace')}\n")
+                whole.write(b"===== %b =====\n%b\n" % (part.stem.encode(), part.read_bytes()))
 
 
 def _cpu_seconds() -> float:

@@ -20,6 +20,7 @@ import msgspec
 
 from dsdoctor.builder.make.prove import OpProof
 from dsdoctor.builder.wheel.elf import ElfInfo, newest
+from dsdoctor.core import json_text
 from dsdoctor.core.build_models import BuildPlan, Source
 from dsdoctor.core.deepspeed_install import MANIFEST
 from dsdoctor.core.files import replacing
@@ -166,7 +167,7 @@ def encode_inside(manifest: Manifest) -> bytes:
 
 def _json(manifest: Manifest, names: Mapping[str, str]) -> bytes:
     public = _named(msgspec.to_builtins(manifest), {folder: name for folder, name in names.items() if len(folder) > 1})
-    return msgspec.json.format(msgspec.json.encode(public, order="sorted"), indent=1)
+    return msgspec.json.format(json_text.encode(public, order="sorted"), indent=1)
 
 
 def _named(value: Any, names: Mapping[str, str]) -> Any:
@@ -184,7 +185,7 @@ def _named(value: Any, names: Mapping[str, str]) -> Any:
 
 def decode(data: bytes) -> Manifest:
     """Read a manifest. Raises msgspec.DecodeError for what is not one."""
-    return msgspec.json.decode(data, type=Manifest)
+    return json_text.decode(data, Manifest)
 
 
 def write_into(wheel: Path, manifest: Manifest, into: Path, more: Mapping[str, bytes], *, epoch: int) -> Path:

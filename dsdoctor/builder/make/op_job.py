@@ -10,6 +10,7 @@ from dsdoctor.builder.make.commands import Command, OpCommands
 from dsdoctor.builder.make.first_error import first_error
 from dsdoctor.builder.make.op_cache import Made
 from dsdoctor.core.build_models import OpPlan
+from dsdoctor.core.files import PRIVATE, append_text
 from dsdoctor.core.host import Completed
 from dsdoctor.core.redaction import Hidden
 
@@ -78,8 +79,8 @@ class OpWork:
 
     def write(self, *lines: str) -> None:
         """Add lines to its log, together: other commands of it may write at the same time."""
-        with self.lock, self.log.open("a", encoding="utf-8") as file:
-            file.writelines(f"{self.hidden.out_of(line)}\n" for line in lines)
+        with self.lock:
+            append_text(self.log, "".join(f"{self.hidden.out_of(line)}\n" for line in lines), mode=PRIVATE)
 
     def fail(self, *lines: str) -> None:
         """Add lines to its log that say why it failed."""

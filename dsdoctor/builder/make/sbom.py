@@ -14,7 +14,7 @@ import msgspec
 
 from dsdoctor.builder.make.manifest import Manifest, ManifestOp
 from dsdoctor.builder.plan.compiler import version_of
-from dsdoctor.builder.source.fetch import NEWEST
+from dsdoctor.builder.source.sdists import NEWEST
 from dsdoctor.builder.toolkit.parts import Part
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.machine import Machine

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsdoctor.builder.source.fetch import LaidOut, digest, without_steering
+from dsdoctor.builder.source.fetch import LaidOut, digest
+from dsdoctor.builder.source.sdists import without_steering
 from dsdoctor.core.build_models import OpFact, Source
 from dsdoctor.core.child_answers import parse_answer
 from dsdoctor.core.errors import BuildFailed

@@ -11,17 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
-
+from dsdoctor.builder.source.sdists import NEWEST, fetch_sdist, sha256_of
 from dsdoctor.builder.source.unpack import unpack
-from dsdoctor.core.errors import BuildFailed, UsageError
+from dsdoctor.core.errors import UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
-from dsdoctor.core.pip import run_pip, why_failed
+from dsdoctor.core.pip import failed_fetch, why_failed
 from dsdoctor.core.redaction import urls
-from dsdoctor.core.workspace import private_folder
 
-NEWEST = "newest"
 FETCH_LIMIT = 1800.0
 LEFT_BEHIND = shutil.ignore_patterns(
     ".git", "build", "dist", "*.egg-info", "__pycache__", "*.pyc", "*.cpython-*.so", "git_version_info_installed.py"
@@ -103,46 +100,7 @@ def digest_here(host: LocalHost, spec: str | None, installed: DeepSpeed | None, 
         outward = any(path.is_symlink() and not os.path.realpath(path).startswith(inside) for path in place.rglob("*"))
         return None if outward else f"{digest(place)} {_commit(host, place)}"
     sdist = place if place.is_file() else cache / "sdists" / f"deepspeed-{wanted}.tar.gz"
-    return hashlib.sha256(sdist.read_bytes()).hexdigest() if sdist.is_file() else None
-
-
-def fetch_sdist(host: LocalHost, version: str, *, cache: Path, python: str, offline: bool) -> Path:
-    """An sdist in the cache, fetched by pip when it is not there yet."""
-    folder = private_folder(cache / "sdists")
-    cached = sorted(folder.glob(f"deepspeed-{version}.tar.gz" if version != NEWEST else "deepspeed-*.tar.gz"))
-    if cached and version != NEWEST:
-        return cached[0]
-    if offline:
-        if cached:
-            return max(cached, key=lambda path: path.stat().st_mtime)
-        raise UsageError(
-            f"the sdist of DeepSpeed ({version}) is not in {folder}, and --offline forbids to fetch it",
-            hint="run it once without --offline, or name a folder or a file with --source",
-        )
-    with FileLock(folder / ".lock"):
-        return _download(host, version, folder, python)
-
-
-def _download(host: LocalHost, version: str, folder: Path, python: str) -> Path:
-    temporary = folder / f".{os.getpid()}.tmp"
-    requirement = "deepspeed" if version == NEWEST else f"deepspeed=={version}"
-    # pip runs the sdist's setup.py for its metadata: without the caller's DS_*, which would make it compile
-    child = LocalHost(env=without_steering(host.environment()) | {"DS_BUILD_OPS": "0"})
-    options = ("--quiet", "--no-deps", "--no-binary", ":all:", "--disable-pip-version-check")
-    try:
-        run_pip(
-            child,
-            python,
-            ["download", *options, "--dest", str(temporary), requirement],
-            what=f"the sdist of {requirement}",
-            hint="check the network and the version, or name a folder or a file with --source",
-        )
-        found = sorted(temporary.glob("deepspeed-*.tar.gz"))
-        if not found:
-            raise BuildFailed(f"pip fetched {requirement}, and it is not a .tar.gz", hint="name a file with --source")
-        return found[0].replace(folder / found[0].name)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    return sha256_of(sdist) if sdist.is_file() else None
 
 
 def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | None:
@@ -157,10 +115,8 @@ def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | N
     ):
         answer = host.run(["git", "-C", str(folder), *step], timeout=FETCH_LIMIT, env={"GIT_TERMINAL_PROMPT": "0"})
         if not answer.ok:
-            raise BuildFailed(
-                f"git could not fetch {urls(url)}: {why_failed(host, answer.stderr)}",
-                hint="check the address and the branch, tag or commit after '@'",
-            )
+            message = f"git could not fetch {urls(url)}: {why_failed(host, answer.stderr)}"
+            raise failed_fetch(message, answer.stderr, "check the address and the branch, tag or commit after '@'")
     return _commit(host, folder)
 
 
@@ -175,9 +131,3 @@ def _files(folder: Path) -> Iterable[Path]:
     skipped = {".git", "__pycache__"}
     found = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
     return (path for path in found if not skipped.intersection(path.relative_to(folder).parts))
-
-
-def without_steering(environment: dict[str, str]) -> dict[str, str]:
-    """An environment without the variables that change what DeepSpeed builds."""
-    steering = ("DS_", "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST")
-    return {name: value for name, value in environment.items() if not name.startswith(steering)}

@@ -1,10 +1,11 @@
 """A DeepSpeed configuration (``ds_config.json``) -> the ops that a training with it will load."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import read_limited
+from dsdoctor.core.json_text import decode
 
 OPTIMIZERS = {
     "adam": ("fused_adam", "cpu_adam"),
@@ -18,7 +19,7 @@ OPTIMIZERS = {
 def read_config(path: Path) -> dict[str, Any]:
     """Read a configuration file. Raises UsageError when it is no JSON object."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = decode(read_limited(path), object)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is no DeepSpeed configuration: {error}", hint="name a ds_config.json") from None
     if not isinstance(config, dict):

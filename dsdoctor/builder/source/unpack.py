@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
-from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.errors import DoctorError, UsageError, is_full
 
 LARGEST = 2 << 30
 MOST_FILES = 200_000
@@ -44,6 +44,8 @@ def unpack(archive: Path, folder: Path) -> None:
     except DoctorError:
         raise
     except DAMAGE as error:
+        if is_full(error):
+            raise
         raise UsageError(
             f"{archive} is not a readable sdist: {error}",
             hint="fetch it again: python -m pip download --no-deps deepspeed",

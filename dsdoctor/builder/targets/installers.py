@@ -9,7 +9,7 @@ from pathlib import Path
 from dsdoctor.builder.targets.interpreters import find_uv
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.pip import LIMIT, pip_for, why_failed
+from dsdoctor.core.pip import LIMIT, failed_fetch, pip_for, why_failed
 
 STEERS = frozenset(
     {"index-url", "extra-index-url", "find-links", "no-index", "constraint", "cert", "client-cert", "proxy"}
@@ -62,10 +62,9 @@ class Installer:
         if not answer.ok:
             what = " ".join(word for word in arguments if not word.startswith("-") and "://" not in word)
             why = why_failed(self.host, answer.stderr)
-            raise BuildFailed(
-                f"{'uv' if self.uv else 'pip'} could not install {what}: {why}",
-                hint="check the network and the versions; --torch-index URL names another index",
-            )
+            message = f"{'uv' if self.uv else 'pip'} could not install {what}: {why}"
+            hint = "check the network and the versions; --torch-index URL names another index"
+            raise failed_fetch(message, answer.stderr, hint)
 
 
 def choose_installer(host: LocalHost, base: str) -> Installer:

@@ -10,7 +10,6 @@ from hashlib import sha256
 from itertools import product
 from pathlib import Path
 
-import msgspec
 from filelock import FileLock
 from packaging.version import InvalidVersion, Version
 
@@ -18,7 +17,9 @@ from dsdoctor.builder.targets.installers import Say, choose_installer
 from dsdoctor.builder.targets.interpreters import Interpreter
 from dsdoctor.core.child_answers import parse_answer
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
+from dsdoctor.core.files import write_bytes
 from dsdoctor.core.host import LocalHost
+from dsdoctor.core.json_text import encode
 from dsdoctor.core.machine import Cuda, Gap
 from dsdoctor.core.workspace import private_folder
 
@@ -126,7 +127,7 @@ def environment(host: LocalHost, target: Target, cache: Path, *, offline: bool, 
     """
     folder = private_folder(cache / FOLDER) / key(target)
     python = str(folder / "bin" / "python")
-    with FileLock(folder.parent / f".{folder.name}.lock"):
+    with FileLock(folder.parent / f".{folder.name}.lock", mode=0o600):
         if _is_whole(host, folder, python):
             return python
         if offline:
@@ -156,7 +157,7 @@ def _fill(host: LocalHost, target: Target, folder: Path, python: str, say: Say) 
     release = _release(host, python)
     if wrong := mismatch(target, release):
         raise ImpossiblePlan(wrong, hint="name an index that has such a build: --torch-index URL")
-    (folder / WHOLE).write_bytes(msgspec.json.encode({"target": replace(target, index=None), "torch": release}))
+    write_bytes(folder / WHOLE, encode({"target": replace(target, index=None), "torch": release}))
 
 
 def requirement(target: Target) -> str:

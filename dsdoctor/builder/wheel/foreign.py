@@ -1,5 +1,6 @@
-"""The names in a wheel -> those that no DeepSpeed wheel has, and that pip would put beside DeepSpeed. Nothing is read."""
+"""The names in a wheel, or of an installed DeepSpeed -> those that no DeepSpeed has, and that lie beside it. Nothing is read."""
 
+import posixpath
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
@@ -15,6 +16,12 @@ LAST_EARLY = Version("0.8.99")
 
 SCRIPT = re.compile(r"(dsr|(ds|deepspeed)([._-]\w+)*)(\.bat|\.exe)?", re.ASCII)
 """The files of DeepSpeed's bin: deepspeed, deepspeed.pt, ds, ds_report, ds_io and others, dsr; no program of anybody else."""
+
+COMMAND_FOLDERS = frozenset({"bin", "Scripts"})
+EDITABLE = re.compile(
+    r"__editable__\.deepspeed-[^/]+\.pth|(__pycache__/)?__editable___deepspeed_\w+_finder(\.[\w-]+)?\.pyc?", re.ASCII
+)
+"""What ``pip install --editable`` puts beside an installed package."""
 
 LANDS_BESIDE = frozenset({"purelib", "platlib", "data"})
 """The folders of a .data folder whose own folders are judged like those of the wheel."""
@@ -34,6 +41,26 @@ def foreign_files(names: Iterable[str], version: str, entry_points: str | None =
     early = _is_early(version)
     files = {name for name in names if not name.endswith("/") and not _is_own(PurePosixPath(name).parts, early=early)}
     return tuple(sorted(files | {f"the command {name}" for name in _commands(entry_points or "")}))
+
+
+def foreign_installed(names: Iterable[str], version: str, *, editable: bool = False) -> tuple[str, ...]:
+    """The files that the RECORD of an installed DeepSpeed lists and that are no part of it, sorted.
+
+    ``editable``: setuptools has put what leads to the source tree beside it.
+
+    >>> foreign_installed(["deepspeed/__init__.py", "../../../bin/ds", "../../../bin/python", "deepspeed/../evil.pth"], "0.19.8")
+    ('../../../bin/python', 'evil.pth')
+    """
+    early = _is_early(version)
+    places = {posixpath.normpath(name) for name in names}
+    return tuple(sorted(name for name in places if not _is_own_place(name, early=early, editable=editable)))
+
+
+def _is_own_place(name: str, *, early: bool, editable: bool) -> bool:
+    parts = PurePosixPath(name).parts
+    if parts[0] in {"..", "/"}:
+        return len(parts) > 1 and parts[-2] in COMMAND_FOLDERS and SCRIPT.fullmatch(parts[-1]) is not None
+    return _is_own(parts, early=early) or (editable and EDITABLE.fullmatch(name) is not None)
 
 
 def _is_own(parts: Parts, *, early: bool) -> bool:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from packaging.metadata import parse_email
 
 from dsdoctor.builder.wheel.read import hex_of
-from dsdoctor.core.files import replacing, write_bytes
+from dsdoctor.core.files import make_folder, replacing, write_bytes
 
 PROJECT = "deepspeed"
 PAGE = """<!DOCTYPE html>
@@ -30,7 +30,7 @@ PAGE = """<!DOCTYPE html>
 def publish(wheel: Path, index: Path) -> Path:
     """Copy a wheel, with the manifest beside it, into an index and list it. Returns the path of the copy."""
     folder = index / PROJECT
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     manifest = wheel.with_name(f"{wheel.name}.json")
     for source in (manifest, wheel):
         if source.exists():

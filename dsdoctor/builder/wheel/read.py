@@ -3,6 +3,7 @@
 import base64
 import csv
 import hashlib
+import os
 import stat
 import tempfile
 import zipfile
@@ -11,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+import msgspec
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from dsdoctor.builder.wheel.elf import ElfInfo, newest, read_elf
-from dsdoctor.builder.wheel.foreign import foreign_files
+from dsdoctor.builder.wheel.foreign import foreign_files, foreign_installed
 from dsdoctor.core.deepspeed_install import (
     MANIFEST,
     RECORD,
@@ -26,8 +28,10 @@ from dsdoctor.core.deepspeed_install import (
     with_manifest,
     with_tags,
 )
-from dsdoctor.core.errors import UsageError
+from dsdoctor.core.errors import UsageError, is_full
+from dsdoctor.core.files import read_limited
 from dsdoctor.core.host import LocalHost
+from dsdoctor.core.json_text import decode
 from dsdoctor.core.machine import DeepSpeed
 
 LARGEST = 16 << 30
@@ -61,21 +65,40 @@ def read_wheel(path: Path) -> DeepSpeed:
             facts = _read(file, path, str(version), Path(folder))
             return _with_name(facts, {tag.interpreter for tag in tags}, {tag.platform for tag in tags})
     except (*DAMAGE, MemoryError) as error:
+        if is_full(error):
+            raise
         raise UsageError(f"{path} cannot be read as a wheel: {error}", hint=HINT) from None
 
 
 def read_installed(facts: DeepSpeed) -> DeepSpeed:
-    """Add to an installed DeepSpeed's facts what its shared objects show, and which files differ from its RECORD."""
+    """Add to an installed DeepSpeed's facts what its shared objects show, which files differ from its RECORD, and which that
+    lists belong to no DeepSpeed."""
     location = Path(facts.location)
     libraries = {
         path.relative_to(location.parent).as_posix(): read_elf(path) for path in sorted(location.rglob("*.so"))
     }
     record = next(iter(location.parent.glob(f"deepspeed-{facts.version}.dist-info/RECORD")), None)
     altered: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
     if record is not None:
-        listed = _parse_record(record.read_text(encoding="utf-8", errors="replace"))
-        altered = tuple(name for name, digest in sorted(listed.items()) if _digest_of(location.parent / name) != digest)
-    return replace(_with_library_facts(facts, libraries), altered=altered)
+        text = read_limited(record, LARGEST_TEXT).decode("utf-8", errors="replace")
+        altered = tuple(
+            name for name, digest in sorted(_parse_record(text).items()) if _digest_of(location.parent / name) != digest
+        )
+        # a file that somebody has removed since does no harm
+        there = [name for name in _names_in_record(text) if os.path.lexists(location.parent / name)]
+        foreign = foreign_installed(there, facts.version, editable=_is_editable(record))
+    return replace(_with_library_facts(facts, libraries), altered=altered, foreign=foreign)
+
+
+def _is_editable(record: Path) -> bool:
+    """Whether a distribution was installed with ``pip install --editable`` (PEP 610)."""
+    try:
+        told = decode(read_limited(record.with_name("direct_url.json"), LARGEST_TEXT), dict)
+    except (OSError, msgspec.DecodeError):
+        return False
+    folder = told.get("dir_info")
+    return isinstance(folder, dict) and folder.get("editable") is True
 
 
 def _refuse_malicious(file: zipfile.ZipFile, path: Path) -> None:
@@ -222,6 +245,18 @@ def _parse_record(text: str) -> dict[str, str]:
     return dict(_record_lines(text.splitlines()))
 
 
+def _names_in_record(text: str) -> list[str]:
+    """Every file that a RECORD lists, also those without a digest.
+
+    >>> _names_in_record('deepspeed/__init__.py,sha256=x,1\\n"evil, but quoted.pth",,\\n\\n')
+    ['deepspeed/__init__.py', 'evil, but quoted.pth']
+    """
+    try:
+        return [row[0] for row in csv.reader(text.splitlines()) if row and row[0]]
+    except csv.Error:
+        return []
+
+
 def _record_lines(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
     try:
         for row in csv.reader(lines):
@@ -233,6 +268,6 @@ def _record_lines(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 def _beside(path: Path) -> str | None:
     try:
-        return path.with_name(f"{path.name}.json").read_text(encoding="utf-8")
+        return read_limited(path.with_name(f"{path.name}.json"), LARGEST_TEXT).decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return None

@@ -17,6 +17,7 @@ from requests.adapters import HTTPAdapter
 
 from dsdoctor.core import redaction
 from dsdoctor.core.errors import BuildFailed, UsageError
+from dsdoctor.core.files import PRIVATE, replacing
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
 
@@ -122,7 +123,7 @@ def fetch(wheel: RemoteWheel, folder: Path, session: requests.Session, *, say: C
     say(f"fetching {wheel.shown}{size}")
     path, digest, length = folder / wheel.name, sha256(), 0
     try:
-        with session.get(wheel.url, stream=True, timeout=TIMEOUT) as answer, path.open("xb") as file:
+        with session.get(wheel.url, stream=True, timeout=TIMEOUT) as answer, replacing(path, mode=PRIVATE) as file:
             answer.raise_for_status()
             for chunk in answer.iter_content(CHUNK):
                 length += len(chunk)

@@ -21,6 +21,7 @@ import msgspec
 from dsdoctor.comm.control.messages import Do, ExchangeMessage, ExchangeResult, Join, Task
 from dsdoctor.comm.models import Mode, RankGroup
 from dsdoctor.comm.results import Speeds
+from dsdoctor.core.files import PRIVATE, open_new, write_bytes
 
 PRESET = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -43,7 +44,7 @@ def stack_file(folder: str, pid: int) -> Path:
 def exchange(join: Join, channel: socket.socket) -> None:
     """Run a data process: join the group, then work until the channel closes."""
     os.environ.update({**PRESET, "NCCL_DEBUG_FILE": f"{join.folder}/nccl.%h.%p.log", **join.variables})
-    with stack_file(join.folder, os.getpid()).open("w") as stacks:
+    with open_new(stack_file(join.folder, os.getpid()), mode=PRIVATE) as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         sender = _MessageSender(channel)
         work: queue.Queue[Do | None] = queue.Queue()
@@ -113,7 +114,8 @@ def _dump_flight_recorder(folder: str) -> None:
     dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
     if dump is not None:
         text = dump()
-        (Path(folder) / f"flight-{os.getpid()}.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+        content = text if isinstance(text, bytes) else text.encode()
+        write_bytes(Path(folder) / f"flight-{os.getpid()}.json", content, mode=PRIVATE)
 
 
 def _right(group: RankGroup, do: Do, tell: Tell) -> ExchangeResult:

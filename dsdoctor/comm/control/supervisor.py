@@ -25,6 +25,7 @@ from dsdoctor.comm.mesh.connect import ConnectResult, ask_listener
 from dsdoctor.comm.models import CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Report
 from dsdoctor.core.errors import DoctorError
+from dsdoctor.core.files import make_folder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import end_session, ending_of, fork, state_of
@@ -208,7 +209,7 @@ def _own_lock(settings: CommSettings) -> Path | None:
 def _folder(settings: CommSettings) -> Iterator[tuple[str, Callable[[], None]]]:
     """The folder of this rank's files: the one that was named, or a private one that is removed when all is well."""
     if settings.out:
-        Path(settings.out).mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(Path(settings.out), mode=0o700)
         yield settings.out, lambda: None
         return
     made, kept = tempfile.mkdtemp(prefix="dsdoctor-comm-"), list[bool]()

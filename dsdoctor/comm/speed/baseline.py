@@ -22,9 +22,10 @@ from dsdoctor.comm.speed.changes import (
     pair_changes,
 )
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.files import write_bytes
+from dsdoctor.core.files import read_limited, write_bytes
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import Step, step
+from dsdoctor.core.json_text import decode, encode
 from dsdoctor.core.sentences import and_more
 
 SCHEMA = "dsdoctor-comm/1"
@@ -76,7 +77,7 @@ def save(report: Report, path: Path, *, date: str | None = None) -> None:
     """Write the file whole: beside it first, then renamed. Raises UsageError where it cannot be written."""
     day = date or datetime.now(timezone.utc).date().isoformat()
     try:
-        write_bytes(path, msgspec.json.format(msgspec.json.encode(base_of(report, day)), indent=1) + b"\n")
+        write_bytes(path, msgspec.json.format(encode(base_of(report, day)), indent=1) + b"\n")
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror or error}", hint="name a file in a folder that exists"
@@ -88,15 +89,15 @@ def load(path: Path) -> Base:
     damaged."""
     hint = f"save a baseline while all is well: {MEASURE.line}"
     try:
-        content = path.read_bytes()
+        content = read_limited(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint=hint) from error
     try:
-        schema = msgspec.json.decode(content).get("schema")
+        schema = decode(content, dict).get("schema")
         if schema != SCHEMA:
             raise UsageError(f"{path} has the schema {schema!r}, expected is {SCHEMA!r}", hint=hint)
-        return msgspec.json.decode(content, type=Base)
-    except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError) as error:
+        return decode(content, Base)
+    except msgspec.DecodeError as error:
         raise UsageError(f"{path} is no baseline, or it is damaged: {error}", hint=hint) from error
 
 

@@ -12,12 +12,15 @@ from typing import BinaryIO
 import msgspec
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.files import open_new
+from dsdoctor.core.files import make_folder, open_new
+from dsdoctor.core.json_text import decode
 from dsdoctor.overflow.frames.frame import Frame, Header, Line
 
 SCHEMA = "dsdoctor/trace/1"
 LONGEST_HEADER = 1 << 16
 """Bytes. A checkpoint that was given by mistake may have no line end at all."""
+LONGEST_LINE = 64 << 20
+"""Bytes. A frame has some KiB."""
 FRAME_OF = re.compile(rb'\{"t":"frame","batch":(\d+),')
 """How a frame's line begins, as the writer writes it: its batch is known without decoding the line."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode  # torch.__version__ is no plain str
@@ -39,7 +42,7 @@ class TraceWriter:
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
         self.broken = ""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self._file = open_new(path)
         self.write((header,))
 
@@ -99,8 +102,19 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
 
 
+def _raw_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """The lines as bytes. Raises UsageError for one that no writer of ours would write, before all of it is in memory."""
+    while raw := file.readline(LONGEST_LINE):
+        if len(raw) == LONGEST_LINE:
+            raise UsageError(
+                f"{path} has a line of more than {LONGEST_LINE >> 20} MiB",
+                hint="the trace was damaged: copy it again from the machine that wrote it",
+            )
+        yield raw
+
+
 def _lines(path: Path, file: BinaryIO, wanted: Callable[[int], bool] | None) -> Iterator[Line]:
-    for number, raw in enumerate(file, start=2):
+    for number, raw in enumerate(_raw_lines(path, file), start=2):
         if not raw.endswith(b"\n"):
             return
         if wanted is not None and (found := FRAME_OF.match(raw)) and not wanted(int(found[1])):
@@ -112,7 +126,7 @@ def decoded(path: Path, raw: bytes, number: int | None = None) -> Line:
     """One line of a trace. ``number``: which line of the file it is, for the message."""
     try:
         return _decode(raw)
-    except ValueError as error:  # msgspec's own errors are ValueErrors, as is text that is no UTF-8
+    except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors, as is text that is no UTF-8
         where = f"{path}, line {number}" if number else f"{path}"
         raise UsageError(
             f"{where}: {error}", hint="the trace was damaged: copy it again from the machine that wrote it"
@@ -124,9 +138,9 @@ def _header(path: Path, first: bytes) -> Header:
     if not first:
         raise UsageError(f"{path} is empty: no batch was traced yet", hint="look again when the job has run a while")
     try:
-        plain = msgspec.json.decode(first)
+        plain = decode(first, dict)
         schema = plain["schema"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, KeyError) as error:
         raise UsageError(
             f"{path} is no trace of dsdoctor: its first line is no header", hint="traces are named trace-rank*.jsonl"
         ) from error
@@ -168,7 +182,7 @@ def find_batches(path: Path) -> Batches:
     spans: dict[int, list[Span]] = {}
     place = 0
     with path.open("rb") as file:
-        for raw in file:
+        for raw in _raw_lines(path, file):
             found = FRAME_OF.match(raw) if raw.endswith(b"\n") else None
             if found:
                 _extend(spans.setdefault(int(found[1]), []), place, place + len(raw))

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import msgspec
-
+from dsdoctor.core.json_text import encode
 from dsdoctor.overflow.frames import guide_format
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, StepEnd
 from dsdoctor.overflow.trace.selection import Ranked, RankTrace, Traces
@@ -98,18 +97,18 @@ def step_line(rank: int | None, step: StepEnd) -> str:
 def shown_document(traces: Traces, lines: Iterable[Ranked]) -> Iterator[str]:
     """The document of ``trace show`` up to its findings, piece by piece: what was selected may be gigabytes."""
     head = {"schema": SCHEMA, "command": "trace show", "traces": [_source_part(source) for source in traces.sources]}
-    yield msgspec.json.encode(head).decode()[:-1]
+    yield encode(head).decode()[:-1]
     yield ',"lines":['
     comma = ""
     for rank, line in lines:
         kind = "step" if isinstance(line, StepEnd) else "frame"
-        yield f'{comma}{{"rank":{rank},"{kind}":{msgspec.json.encode(line).decode()}}}'
+        yield f'{comma}{{"rank":{rank},"{kind}":{encode(line).decode()}}}'
         comma = ","
 
 
 def shown_document_end(findings: tuple[Any, ...]) -> str:
     """The rest of the document of ``trace show``."""
-    return f'],"findings":{msgspec.json.encode(findings).decode()}}}\n'
+    return f'],"findings":{encode(findings).decode()}}}\n'
 
 
 def _source_part(source: RankTrace) -> dict[str, Any]:
