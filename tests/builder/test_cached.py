@@ -13,7 +13,8 @@ import pytest
 from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.builder.make.manifest import EARLIEST, decode, write_into
 from dsdoctor.builder.make.workdir import Workdir
-from dsdoctor.core.build_models import BuildPlan, BuildResult
+from dsdoctor.core.build_models import BuildPlan, BuildResult, ToolkitPlan
+from dsdoctor.core.machine import Cuda
 from tests.builder.test_make import plan, run, workdir_in
 
 Build = Callable[..., BuildResult]
@@ -243,3 +244,20 @@ def test_the_hour_and_the_mode_of_the_packed_files_do_not_reach_the_wheel(build:
 
 def digest(result: BuildResult) -> str:
     return sha256(Path(result.wheel or "").read_bytes()).hexdigest()
+
+
+@pytest.mark.slow
+def test_an_op_that_was_compiled_beside_one_that_needs_a_toolkit_is_taken_when_it_is_asked_alone(
+    build: Build, tmp_path: Path
+) -> None:
+    """cpu_adam beside fused_adam: the toolkit's folder was renamed in its objects too, although none of them names it."""
+    toolkit = ToolkitPlan(root=str(tmp_path / "cuda"), release=Cuda(13, 0), headers=())
+    beside = replace(
+        plan("one", "two"),
+        toolkit=toolkit,
+        prepend={"PATH": ("/first",), "LIBRARY_PATH": (f"{toolkit.root}/lib64/stubs",)},
+    )
+
+    build(beside)
+
+    assert cached(build(plan("one"))) == {"one": True}

@@ -22,6 +22,9 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.redaction import Hidden
 
+LAUNCHERS = ("ccache", "sccache")
+"""Compiler caches that are put in front of a compiler where they are on PATH. sccache can share one over S3, Redis or GitHub."""
+
 
 def compile_ops(
     host: LocalHost,
@@ -123,7 +126,7 @@ def _compile(
     watch: Watch,
 ) -> None:
     """Run the commands of the ops that the cache did not have."""
-    wrapper = LocalHost(env=env).which("ccache")
+    wrapper = next(filter(None, map(LocalHost(env=env).which, LAUNCHERS)), None)
     commands = {command.output: (work, command) for work in works for command in work.commands.all}
     jobs = [_job(work, command) for work, command in commands.values()]
 

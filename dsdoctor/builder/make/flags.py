@@ -117,7 +117,9 @@ def _for_gcc(command: Command, settings: FlagSettings) -> Iterable[str]:
             yield simd
         else:
             yield word
-    yield from _quiet(settings)
+    # a folder that no word names is not in the file: without its rename the op is the same whatever stands beside it
+    named = tuple(pair for pair in settings.renamed if any(pair[0] in word for word in command.argv))
+    yield from _quiet(replace(settings, renamed=named))
     yield from ("-MD", "-MF", dependency_file(command))
 
 

@@ -45,6 +45,7 @@ READ_BY_COMPILERS = (
 SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 INCLUDE, LIBRARY = re.compile(r"-(?:I|isystem)(/.*)"), re.compile(r"-L(/.*)")
 ASK_LIMIT = 30
+TOOLKIT = "{toolkit}"
 
 
 class Keys:
@@ -69,12 +70,20 @@ class Keys:
             "torch": torch.version if torch else None,
             "commands": [[self._places.name(word) for word in command.argv] for command in op.all],
             "programs": programs,
-            "variables": {n: self._places.name(self._env[n]) for n in READ_BY_COMPILERS if self._env.get(n)},
+            "variables": self._variables(words),
             "beside": self._beside(op),
             "before": self._before(words),
             "processor": self._processor() if any("=native" in word for word in words) else None,
         }
         return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def _variables(self, words: Sequence[str]) -> dict[str, str]:
+        """The variables that compilers read, without our own folders of a toolkit that no command of the op names."""
+        named = {name: self._places.name(self._env[name]) for name in READ_BY_COMPILERS if self._env.get(name)}
+        if "LIBRARY_PATH" in named and not any(TOOLKIT in self._places.name(word) for word in words):
+            folders = named["LIBRARY_PATH"].split(":")
+            named["LIBRARY_PATH"] = ":".join(folder for folder in folders if not folder.startswith(TOOLKIT))
+        return {name: value for name, value in named.items() if value}
 
     def programs(self) -> dict[str, str]:
         """The programs of all compilers seen so far, with their digests."""
@@ -121,7 +130,9 @@ class Keys:
         wanted = {f"lib{word[2:]}{end}" for word in words if word.startswith("-l") for end in (".so", ".a")}
         names = {folder: _names(folder) for folder in searched if folder}
         names |= {f"-L{folder}": sorted(wanted.intersection(_names(folder))) for folder in libraries if folder}
-        return [[self._places.name(folder), *inside] for folder, inside in names.items()]
+        named = [[self._places.name(folder), *inside] for folder, inside in names.items()]
+        # our own folder of a toolkit, with nothing in it that is wanted, is there because of another op
+        return [entry for entry in named if len(entry) > 1 or not entry[0].startswith(f"-L{TOOLKIT}")]
 
 
 def _nvcc_parts(nvcc: str) -> list[str]:
