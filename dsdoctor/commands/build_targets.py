@@ -21,6 +21,7 @@ from dsdoctor.builder.targets.targets import Target, cross, environment
 from dsdoctor.commands.build import AfterBuild, make_wheel
 from dsdoctor.commands.observe import observing_for
 from dsdoctor.commands.plan import Planned, planned
+from dsdoctor.commands.wheel_cache import Inputs, find_wheel, inputs_of, keep
 from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError, refused_by_system
 from dsdoctor.core.finding import Finding, has_error
@@ -161,6 +162,7 @@ class _Running:
     outcome: TargetOutcome
     kept: ExitStack = field(default_factory=ExitStack)
     ready: Planned | None = None
+    inputs: Inputs | None = None
     made: "Future[BuildResult] | None" = None
 
 
@@ -212,7 +214,7 @@ class _TargetBuilds:
         self.running.append(running)
         self.kept.enter_context(running.kept)
         try:
-            self._plan(running)
+            self._plan(running, dry_run=dry_run)
             if running.ready is None or dry_run or has_error(running.ready.plan.findings):
                 return
             self._claim(target, running.ready)
@@ -230,12 +232,17 @@ class _TargetBuilds:
         return outcome
 
     def _ended(self, running: _Running, after: AfterBuild | None) -> TargetOutcome:
-        if running.made is None or running.ready is None:
+        plan, result = running.outcome.plan, running.outcome.result
+        if plan is None or (running.made is None and result is None):
             return running.outcome
         try:
-            result = running.made.result()
+            if running.made is not None:
+                result = running.made.result()
+                if running.inputs is not None and not has_error(result.findings):
+                    keep(running.inputs, result, plan)
+            assert result is not None
             if result.wheel and after:
-                result = replace(result, findings=(*result.findings, *after(running.ready.plan, result)))
+                result = replace(result, findings=(*result.findings, *after(plan, result)))
             return _with_wheel(replace(running.outcome, result=result))
         except (DoctorError, OSError) as error:
             return replace(running.outcome, error=_ours(error))
@@ -247,7 +254,7 @@ class _TargetBuilds:
             if running.ready is not None:
                 running.ready.host.stop()
 
-    def _plan(self, running: _Running) -> None:
+    def _plan(self, running: _Running, *, dry_run: bool) -> None:
         target, request = running.outcome.target, self.order.request
         python = target.python
         if target.torch is not None:
@@ -258,6 +265,13 @@ class _TargetBuilds:
         running.outcome = replace(running.outcome, python=python)
         order = replace(self.order, python=python)
         with observing_for(order) as observing:
+            running.inputs = inputs_of(order, observing.early().machine) if order.cache and not dry_run else None
+            kept = find_wheel(running.inputs, self.out) if running.inputs is not None else None
+            if kept is not None:
+                observing.stop()
+                self.talk.say(target, "nothing that its wheel is made of has changed: it is taken from the cache")
+                running.outcome = replace(running.outcome, plan=kept.plan, result=kept.result)
+                return
             observation = observing.final()
         running.ready = running.kept.enter_context(planned(order, observation))
         running.outcome = replace(running.outcome, plan=running.ready.plan)

@@ -178,3 +178,17 @@ def test_what_is_wrong_with_all_is_said_once() -> None:
     lines = list(found_lines([("a", (both, one)), ("b", (both,))]))
 
     assert lines == ["! cold  [r]", "! damp  [r]", "    of a"]
+
+
+@pytest.mark.slow
+def test_what_did_not_change_is_neither_packed_nor_proven_again(lab: Lab) -> None:
+    arguments = [*lab.arguments(lab.environment("2.13.0", "one"), lab.environment("2.14.1", "one")), "--json"]
+
+    first, second = (json.loads(run(*arguments, DSDOCTOR_CACHE=str(lab.cache)).stdout)["targets"] for _ in range(2))
+    (lab.folder / "DeepSpeed" / "csrc" / "one.c").write_text("int one(void) { return 11; }")
+    third = json.loads(run(*arguments, DSDOCTOR_CACHE=str(lab.cache)).stdout)["targets"]
+
+    assert [target["wheel"] for target in second] == [target["wheel"] for target in first]
+    assert all(target["seconds"] > 0 for target in (*first, *third))
+    assert [target["seconds"] for target in second] == [0.0, 0.0]
+    assert {target["sha256"] for target in third}.isdisjoint(target["sha256"] for target in first)
