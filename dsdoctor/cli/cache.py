@@ -1,4 +1,4 @@
-"""The group of commands that look after the op cache."""
+"""The group of commands that look after what is kept on this machine."""
 
 import time
 from typing import Annotated, Any
@@ -9,11 +9,12 @@ from rich.console import Console
 from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.commands.cache import damage, kept, prune, store_findings, trusted_store
+from dsdoctor.commands.cache import damage, kept, prune, prune_folders, store_findings, trusted_store
+from dsdoctor.commands.cache_folders import stored_folders
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import flag, option
-from dsdoctor.report.cache import kept_lines, pruned_lines, verified_line
+from dsdoctor.report.cache import folder_lines, kept_lines, pruned_lines, verified_line
 from dsdoctor.report.terminal import finding_lines, show
 
 app = App(
@@ -37,10 +38,12 @@ app = App(
 def ls_command(*, as_json: Json = False) -> None:
     """List what is kept, the last used first, and the total against the limit."""
     store = trusted_store(LocalHost())
-    entries = kept(store.entries())
+    entries, folders = kept(store.entries()), stored_folders(store.folder.parent)
     lines = kept_lines(entries, str(store.folder), store.limit, time.time())
-    total = sum(entry.size for entry in entries)
-    print_result("cache ls", as_json, lines, _shown_findings(store), **_place(store), size=total, entries=entries)
+    others = folder_lines(folders, str(store.folder.parent), time.time())
+    total, findings = sum(entry.size for entry in entries), _shown_findings(store)
+    parts = {**_place(store), "size": total, "entries": entries, "folders": folders}
+    print_result("cache ls", as_json, (*lines, *others), findings, **parts)
 
 
 def prune_command(
@@ -55,12 +58,20 @@ def prune_command(
     everything: Annotated[bool, flag(name="--all", help="Remove everything.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove what was not used for long, and say what. Without options: down to the limit."""
+    """Remove what was not used for long, and say what. Without options: compiled ops and wheels, down to the limit.
+
+    The options are for assembled toolkits, DeepSpeed's archives and environments of targets too; those that were used in the
+    last two hours stay, but for --all.
+    """
     store = trusted_store(LocalHost())
+    cache = store.folder.parent
     removed = kept(prune(store, size=max_size, age=older_than, everything=everything))
     left = sum(entry.size for entry in store.entries())
-    lines = pruned_lines(removed, left, time.time())
-    print_result("cache prune", as_json, lines, _shown_findings(store), **_place(store), size=left, removed=removed)
+    folders = prune_folders(cache, size=max_size, age=older_than, everything=everything, room=left)
+    all_left = left + sum(entry.size for entry in stored_folders(cache))
+    lines = pruned_lines((*removed, *folders), all_left, time.time())
+    parts = {**_place(store), "size": left, "removed": removed, "folders": folders}
+    print_result("cache prune", as_json, lines, _shown_findings(store), **parts)
 
 
 def verify_command(*, as_json: Json = False) -> int:

@@ -4,9 +4,11 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dsdoctor.builder.cache.store import CacheStore, Entry
+from dsdoctor.commands.cache_folders import SHELTERED, StoredFolder, remove_folder, stored_folders
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import Host
@@ -63,6 +65,27 @@ def prune(store: CacheStore, *, size: str | None, age: str | None, everything: b
     stale = tuple(entry for entry in store.entries() if entry.used < oldest and store.remove(entry))
     only_age = age is not None and size is None
     return stale if only_age else (*stale, *store.prune(limit))
+
+
+def prune_folders(
+    cache: Path, *, size: str | None, age: str | None, everything: bool, room: int
+) -> tuple[StoredFolder, ...]:
+    """Remove toolkits, archives and environments by the same options; without any, none. ``room``: what the op cache takes.
+
+    What was used in the last two hours stays, but for ``everything``.
+    """
+    now = time.time()
+    oldest = now - max(parse_age(age, "--older-than"), SHELTERED) if age is not None else None
+    most = parse_size(size, "--max-size") if size is not None else None
+    removed: list[StoredFolder] = []
+    left = room + sum(entry.size for entry in stored_folders(cache))
+    for entry in reversed(stored_folders(cache)):
+        is_old = oldest is not None and entry.used < oldest
+        is_much = most is not None and left > most and entry.used < now - SHELTERED
+        if (everything or is_old or is_much) and remove_folder(entry):
+            removed.append(entry)
+            left -= entry.size
+    return tuple(removed)
 
 
 def store_findings(store: CacheStore) -> tuple[Finding, ...]:

@@ -31,6 +31,15 @@ def kept_lines(entries: Iterable[Shown], folder: str, limit: int, now: float) ->
     yield f"{_count(entries)}, {size(total)} of {size(limit)}  {folder}"
 
 
+def folder_lines(folders: Iterable[Shown], cache: str, now: float) -> Iterator[str]:
+    """A row for each toolkit, archive and environment, and what they take together; nothing where there is none."""
+    folders = tuple(folders)
+    if folders:
+        yield from _rows(folders, now)
+        total = size(sum(entry.size for entry in folders))
+        yield f"{total} besides in toolkits, sdists and targets  {cache}"
+
+
 def pruned_lines(entries: Iterable[Shown], left: int, now: float) -> Iterator[str]:
     """The removed entries, and the bytes that are left."""
     entries = tuple(entries)
