@@ -55,6 +55,7 @@ def build(
 
     ``after`` is asked for what comes after the build once it is clear that there will be one. It may raise ImpossiblePlan.
     """
+    screen.say(f"looking at this machine and at {order.python}")
     with observing_for(order) as observing:
         inputs = inputs_of(order, observing.early().machine) if reuse else None
         if inputs is not None and (wheel := find_wheel(inputs, out)) is not None:

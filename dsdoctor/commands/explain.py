@@ -148,6 +148,17 @@ How to fix it: Fetch the attestation again from where the wheel was published.
     $ gh attestation download WHEEL --repo OWNER/REPO
 
 Since: 0.1""",
+    "many-architectures": """GPU code is compiled for every architecture of torch's, because no GPU is seen and none was named.
+
+Without a GPU nothing says which the wheel is for, so it is built for all that torch and nvcc share.
+
+Why it matters: The time and the size of GPU code grow with each architecture.
+
+How to fix it: Name the architectures, or give a snapshot of a machine that has the GPUs.
+
+    $ python -m dsdoctor build-wheel --arch 9.0
+
+Since: 0.1""",
     "not-proven": """An op could not be loaded on this machine, for a reason that says nothing about the op.
 
 The NVIDIA driver's library is not here, or the op is compiled for a level above this processor (--cpu, --node) and

@@ -67,9 +67,26 @@ class BuildProgress:
         for op, step in tuple(self._steps.items()):
             seconds = self._took.get(op) or (time.monotonic() - self._since[op] if op in self._since else 0.0)
             table.add_row(MARKS[step.state], op, step.state, f"{step.done}/{step.total}", f"{seconds:.0f} s")
+        if (left := self._left()) is not None:
+            table.add_row("", "", f"about {left:.0f} s left", "", "")
         return table
+
+    def _left(self) -> float | None:
+        """Seconds that the ops under way still take, by earlier builds; None where one of them was never built before."""
+        going = [step for step in tuple(self._steps.values()) if step.state not in ENDED]
+        if not going or any(step.expected is None for step in going):
+            return None
+        left = 0.0
+        for step in going:
+            took = time.monotonic() - self._since[step.op] if step.op in self._since else 0.0
+            # an op of few files shows nothing for long: its own time counts too
+            part = max(step.done / max(1, step.total), min(0.95, took / max(1.0, (step.expected or 0.0) * len(going))))
+            left += (step.expected or 0.0) * (1.0 - part)
+        return left
 
     def _line(self, step: OpProgress) -> None:
         if step.state != "waiting":
             took = f" in {self._took[step.op]:.0f} s" if step.op in self._took else ""
+            if step.state == "compiling" and step.expected is not None:
+                took = f", about {step.expected:.0f} s of this build by an earlier one"
             self._console.print(f"* {step.op}: {step.state}{took}", highlight=False, markup=False)

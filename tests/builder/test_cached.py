@@ -12,6 +12,7 @@ import pytest
 
 from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.builder.make.manifest import EARLIEST, decode, write_into
+from dsdoctor.builder.make.op_job import OpProgress
 from dsdoctor.builder.make.workdir import Workdir
 from dsdoctor.core.build_models import BuildPlan, BuildResult, ToolkitPlan
 from dsdoctor.core.machine import Cuda
@@ -261,3 +262,19 @@ def test_an_op_that_was_compiled_beside_one_that_needs_a_toolkit_is_taken_when_i
     build(beside)
 
     assert cached(build(plan("one"))) == {"one": True}
+
+
+@pytest.mark.slow
+def test_an_op_that_is_compiled_again_is_expected_to_take_as_long_as_before(tmp_path: Path, store: CacheStore) -> None:
+    steps: list[OpProgress] = []
+    first = replace(workdir_in(tmp_path / "first"), store=store)
+    run(plan("one"), first)
+    again = replace(workdir_in(tmp_path / "again"), store=store)
+    with_header(again.folder / "source")
+
+    run(plan("one", "two"), again, steps)
+
+    expected = {step.op: step.expected for step in steps if step.state == "compiling"}
+    assert expected["one"] is not None
+    assert 0.0 < expected["one"] < 5.0
+    assert expected["two"] is None

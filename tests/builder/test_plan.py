@@ -221,7 +221,7 @@ def test_another_minor_of_cuda_13_tells_deepspeed_to_accept_it() -> None:
     made = plan(BuildRequest(toolkit="/x"), machine(toolkits=(toolkit(Cuda(13, 2), found_via=("named",)),)))
 
     assert made.env["DS_SKIP_CUDA_CHECK"] == "1"
-    assert [finding.rule for finding in made.findings] == ["cuda-torch-mismatch"]
+    assert [finding.rule for finding in made.findings] == ["cuda-torch-mismatch", "many-architectures"]
 
 
 def test_a_warning_about_the_toolkit_hides_no_op_that_it_does_not_serve() -> None:

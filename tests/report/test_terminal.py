@@ -100,3 +100,17 @@ def test_quiet_progress_is_quiet() -> None:
         progress.step(STEPS[1])
 
     assert out.getvalue() == ""
+
+
+def test_progress_says_what_is_left_by_an_earlier_build_and_nothing_where_there_was_none() -> None:
+    known = OpProgress(op="a", state="compiling", total=2, expected=80.0)
+    shown = []
+    for steps in ((known,), (known, OpProgress(op="new", state="compiling", total=1))):
+        out = io.StringIO()
+        with BuildProgress(Console(file=out, force_terminal=True, width=60), quiet=False) as progress:
+            for step_ in steps:
+                progress.step(step_)
+        shown.append(out.getvalue())
+
+    assert "about 80 s left" in shown[0]
+    assert "left" not in shown[1][-200:]

@@ -51,9 +51,13 @@ def compile_ops(
     for work in works:
         _take(work, tree, cache)
         if work.cached or work.error:
-            watch(OpProgress(op=work.plan.op, state=work.state, done=work.done, total=len(work.commands.compile)))
+            watch(work.progress(work.state))
     # processors that would be idle because there are fewer nvcc jobs than slots become threads of nvcc
     todo = [work for work in works if not work.cached and not work.error]
+    earlier = cache.earlier_seconds([work.plan for work in todo]) if cache is not None else {}
+    for work in todo:
+        work.expected = earlier[work.plan.op] / pool.jobs if work.plan.op in earlier else None
+        watch(work.progress("waiting"))
     by_nvcc = sum(command.by_nvcc for work in todo for command in work.commands.compile)
     idle = min(pool.jobs // max(1, by_nvcc), (plan.memory or sys.maxsize) // JOB_MEMORY[True])
     for work in todo:
@@ -133,15 +137,14 @@ def _compile(
     def run(job: CompileJob) -> bool:
         work, command = commands[job.name]
         work.begin()
-        total = len(work.commands.compile)
-        watch(OpProgress(op=job.group, state="compiling", done=work.done, total=total))
+        watch(work.progress("compiling"))
         succeeded = _run(host, work, command, [wrapper] if wrapper and command.source else [], tree, env)
         if succeeded and command.source is None:
             work.library = _library(work, tree)
             if work.library and cache is not None:
                 cache.keep(work.plan, work.made(work.library))
         ended = not succeeded or command.source is None
-        watch(OpProgress(op=job.group, state=work.state if ended else "compiling", done=work.done, total=total))
+        watch(work.progress(work.state if ended else "compiling"))
         return succeeded
 
     carry_out(jobs, pool, run, host.stop)

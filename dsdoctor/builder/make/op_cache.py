@@ -102,6 +102,19 @@ class OpCache:
         }
         self._store.put(KIND, self._kept[op.op], {made.library.name: made.library}, facts)
 
+    def earlier_seconds(self, ops: Sequence[OpPlan]) -> dict[str, float]:
+        """The CPU seconds that each op took the last time, for as many architectures as now; those that were compiled before."""
+        wanted = {op.op: op for op in ops}
+        newest: dict[str, tuple[float, float]] = {}
+        for entry in self._store.entries() if wanted else ():
+            op, seconds = wanted.get(str(entry.facts.get("op"))), entry.facts.get("cpu_seconds")
+            if entry.kind != KIND or op is None or not isinstance(seconds, int | float):
+                continue
+            then = entry.facts.get("architectures")
+            share = max(1, len(op.architectures)) / max(1, len(then) if isinstance(then, list) else 1)
+            newest[op.op] = max(newest.get(op.op, (0.0, 0.0)), (entry.used, seconds * share))
+        return {name: seconds for name, (_, seconds) in newest.items()}
+
     def drop(self, ops: Iterable[str]) -> None:
         """Remove ops from the cache that turned out to be unusable."""
         # they are kept before they are checked, so that a build that is killed loses no compiled op

@@ -18,12 +18,13 @@ from dsdoctor.core.redaction import Hidden
 @dataclass(frozen=True, kw_only=True)
 class OpProgress:
     """Progress of one op: ``state`` is "waiting", "compiling", "built", "cached", "failed" or
-    "interrupted"; objects done of ``total``."""
+    "interrupted"; objects done of ``total``. ``expected`` are the seconds that it takes of this build, by an earlier one."""
 
     op: str
     state: str
     done: int = 0
     total: int = 0
+    expected: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,7 @@ class OpWork:
     library: Path | None = None
     cached: bool = False
     interrupted: bool = False
+    expected: float | None = None
     wrong: list[str] = field(default_factory=list)
     linked: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -76,6 +78,11 @@ class OpWork:
         if self.library is None:
             return "interrupted" if self.interrupted and not self.wrong else "failed"
         return "cached" if self.cached else "built"
+
+    def progress(self, state: str) -> OpProgress:
+        """How far it is."""
+        total = len(self.commands.compile)
+        return OpProgress(op=self.plan.op, state=state, done=self.done, total=total, expected=self.expected)
 
     def write(self, *lines: str) -> None:
         """Add lines to its log, together: other commands of it may write at the same time."""

@@ -1,17 +1,19 @@
 """Machine + request -> accelerator, architectures, jobs and local version of a plan, each with its reason. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.builder.plan.preconditions import GIB, working_torch
 from dsdoctor.core.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
-from dsdoctor.core.build_models import Choice, Node, ToolkitPlan
+from dsdoctor.core.build_models import Choice, Node, OpPlan, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.fix import instead, step
 from dsdoctor.core.machine import Machine, Torch
 from dsdoctor.core.requests import BuildRequest
+from dsdoctor.core.sentences import and_more
 
 JOB_MEMORY = {True: 7 * GIB // 2, False: 2 * GIB}
 """Bytes of one compile job with and without device code: the largest process of a build of all ops was measured at
@@ -103,6 +105,28 @@ def unused_architectures(machine: Machine, request: BuildRequest) -> tuple[Findi
         f"--arch {';'.join(listed.entries)} has no use: {why}, and no GPU code is compiled",
         fix="for GPUs, build for a CUDA build of torch",
         steps=(step("python -m pip install torch"),),
+    )
+    return (finding,)
+
+
+def many_architectures(listed: Architectures, ops: Sequence[OpPlan]) -> tuple[Finding, ...]:
+    """A note that GPU code is compiled for each of many architectures because nobody named one."""
+    compiled = [op.op for op in ops if op.device_code and len(op.architectures) > 1]
+    if listed.asked or not compiled:
+        return ()
+    count = max(len(op.architectures) for op in ops)
+    finding = Finding.note(
+        "many-architectures",
+        f"the GPU code of {and_more(compiled)} is compiled for {count} architectures, because no GPU is seen: "
+        f"that takes about {count} times as long as for one",
+        affects=compiled,
+        fix="name the GPUs that it is for, or give a snapshot of a machine that has them",
+        steps=(
+            step("python -m dsdoctor build-wheel --arch 9.0", note="such as 8.0 for A100, 9.0 for H100"),
+            instead(
+                "python -m dsdoctor build-wheel --node node.json", note="dsdoctor record node.json, on that machine"
+            ),
+        ),
     )
     return (finding,)
 

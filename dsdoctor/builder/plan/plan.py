@@ -11,6 +11,7 @@ from dsdoctor.builder.plan.choices import (
     explain_accelerator,
     explain_standard,
     fit_architectures,
+    many_architectures,
     unused_architectures,
 )
 from dsdoctor.builder.plan.compiler import choose_compiler
@@ -100,7 +101,12 @@ def plan_build(machine: Machine, source: Source, request: BuildRequest, *, cache
         debug_info=request.debug_info,
         tagged=request.tagged,
         choices=(*first, explain_standard(torch), *arch_choices, *last),
-        findings=(*of_ops, *_unused(machine, request, accelerator), *_about_the_machine(machine, source, means, disk)),
+        findings=(
+            *of_ops,
+            *_unused(machine, request, accelerator),
+            *many_architectures(listed, ops),
+            *_about_the_machine(machine, source, means, disk),
+        ),
     )
 
 
