@@ -41,7 +41,7 @@ class Distribution:
 
 @dataclass(frozen=True, kw_only=True)
 class Mirror:
-    """A distribution's archive as this system is set up to reach it. ``keyring`` is the file that its signatures are checked with."""
+    """A distribution's archive as this system is set up to reach it. ``keyring`` is the file that checks its signatures."""
 
     distribution: Distribution
     address: str
@@ -185,7 +185,10 @@ def parse_uris(text: str) -> tuple[int, str] | None:
 
 
 def fetch_package(host: LocalHost, package: DebianPackage, apt: Path, into: Path, say: Say) -> None:
-    """Fetch a package that ``ask_distribution`` found and put its compiler into ``into``, laid out as NVIDIA's. Raises BuildFailed."""
+    """Fetch a package that ``ask_distribution`` found; its compiler is put into ``into``, laid out as NVIDIA's.
+
+    Raises BuildFailed.
+    """
     scratch = into.with_name(f"{into.name}.deb")
     scratch.mkdir(parents=True)
     try:

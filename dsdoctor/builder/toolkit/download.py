@@ -16,8 +16,6 @@ from typing import IO
 from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from filelock import FileLock
-
 from dsdoctor.builder.toolkit.kept import sha256_of
 from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.version import __version__
@@ -76,27 +74,29 @@ def read_document(url: str, *, most: int, timeout: float) -> bytes | None:
 
 
 def download(url: str, target: Path, *, sha256: str, size: int, name: str, say: Say) -> None:
-    """Fetch a file, or take the one that is there if its digest is right. Raises BuildFailed; a wrong file is not left behind."""
-    with FileLock(target.with_name(f"{target.name}.lock")):
-        if _is_right(target, sha256, size):
-            say(f"{name}: fetched before, its sha256 is right")
-            return
-        target.unlink(missing_ok=True)
-        part = target.with_name(f"{target.name}.part")
-        continued = part.exists()
+    """Fetch a file, or take the one that is there if its digest is right. Raises BuildFailed; a wrong file is not left behind.
+
+    The caller holds the lock of the folder.
+    """
+    if _is_right(target, sha256, size):
+        say(f"{name}: fetched before, its sha256 is right")
+        return
+    target.unlink(missing_ok=True)
+    part = target.with_name(f"{target.name}.part")
+    continued = part.exists()
+    _fetch(url, part, size=size, name=name, say=say)
+    if continued and not _is_right(part, sha256, size):
+        say(f"{name}: what an earlier download left was damaged, it begins anew")
+        part.unlink()
         _fetch(url, part, size=size, name=name, say=say)
-        if continued and not _is_right(part, sha256, size):
-            say(f"{name}: what an earlier download left was damaged, it begins anew")
-            part.unlink()
-            _fetch(url, part, size=size, name=name, say=say)
-        if not _is_right(part, sha256, size):
-            found = sha256_of(part)
-            part.unlink()
-            raise BuildFailed(
-                f"{name} from {shown(url)} is not what the manifest describes: its sha256 is {found}, expected {sha256}",
-                hint="a proxy or mirror may have changed it; run again, or name another mirror with DSDOCTOR_CUDA_REDIST",
-            )
-        part.replace(target)
+    if not _is_right(part, sha256, size):
+        found = sha256_of(part)
+        part.unlink()
+        raise BuildFailed(
+            f"{name} from {shown(url)} is not what the manifest describes: its sha256 is {found}, expected {sha256}",
+            hint="a proxy or mirror may have changed it; run again, or name another mirror with DSDOCTOR_CUDA_REDIST",
+        )
+    part.replace(target)
 
 
 class Meter:
@@ -142,9 +142,9 @@ def _fetch(url: str, part: Path, *, size: int, name: str, say: Say) -> None:
                 raise
             if attempt == ATTEMPTS or time.monotonic() > deadline:
                 raise _failed(name, url, str(error) or repr(error)) from None
-            say(f"{name}: the connection broke at {_size(part) / 1e6:.1f} MB ({error}); it is continued")
         if _size(part) == size:
             return
+        say(f"{name}: the connection broke at {_size(part) / 1e6:.1f} of {size / 1e6:.1f} MB; it is continued")
     raise _failed(name, url, f"it ends after {_size(part):,} of {size:,} bytes")
 
 
@@ -196,7 +196,8 @@ def _opened(url: str, *, timeout: float, start: int = 0) -> http.client.HTTPResp
         urllib.request.ProxyHandler(),
         urllib.request.UnknownHandler(),
         urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
+        # a Python that was compiled without OpenSSL has none: the answer is then that https is unknown
+        *([urllib.request.HTTPSHandler()] if hasattr(urllib.request, "HTTPSHandler") else []),
         urllib.request.FileHandler(),
         urllib.request.HTTPDefaultErrorHandler(),
         _SafeRedirects(),

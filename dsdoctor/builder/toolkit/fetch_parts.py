@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from filelock import FileLock
+
 from dsdoctor.builder.source.unpack import untar
 from dsdoctor.builder.toolkit.debian import fetch_package
 from dsdoctor.builder.toolkit.download import Say, download, shown
@@ -25,11 +27,13 @@ APT = "apt"
 def fetch_parts(
     host: LocalHost, plan: ToolkitPlan, folder: Path, *, cache: Path, python: str, say: Say
 ) -> tuple[KeptPart, ...]:
-    """Fetch and unpack everything that a plan names. Raises BuildFailed for what cannot be fetched, or is not what was announced."""
+    """Fetch and unpack everything that a plan names. Raises BuildFailed for what cannot be had, or is not what was announced."""
     parts: list[KeptPart] = []
     folder.mkdir()
     if plan.archives:
-        parts += _archives(host, plan.archives, folder, private_folder(cache / DOWNLOADS), say)
+        downloads = private_folder(cache / DOWNLOADS)
+        with FileLock(downloads / ".lock"):
+            parts += _archives(host, plan.archives, folder, downloads, say)
     for package in plan.packages:
         parts.append(_package(host, package, folder, cache / APT, say))
     if plan.fetch:

@@ -10,7 +10,6 @@ from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.pip import last_error
 
-
 PROFILE = """\
 TOP = $(_HERE_)/..
 CICC_PATH = $(TOP)/nvvm/bin

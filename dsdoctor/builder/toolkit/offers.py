@@ -1,10 +1,10 @@
 """What can be fetched of a CUDA release that PyPI does not have whole. Data only."""
 
+import re
 from dataclasses import dataclass
 
 from dsdoctor.core.build_models import Archive, DebianPackage
 from dsdoctor.core.machine import Cuda
-
 
 MIRROR = "DSDOCTOR_CUDA_REDIST"
 """The variable that names a mirror of NVIDIA's archives."""
@@ -47,8 +47,8 @@ def label_of(package: DebianPackage) -> str | None:
 
     >>> from dsdoctor.core.build_models import DebianPackage
     >>> facts = dict(name="nvidia-cuda-toolkit", distribution="Debian", suite="", component="", sha256="", size=0)
-    >>> label_of(DebianPackage(version="12.4.131~12.4.1-2", **facts))
-    '12.4.1'
+    >>> label_of(DebianPackage(version="11.8.89~11.8.0-5~deb12u1", **facts))
+    '11.8.0'
     """
-    upstream = package.version.rpartition("~")[2].partition("-")[0]
-    return upstream if Cuda.parse(upstream) and upstream.replace(".", "").isdigit() else None
+    match = re.match(r"(?:[0-9.]+~)?([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3})-", package.version)
+    return match[1] if match else None
