@@ -5,6 +5,7 @@ import io
 import json
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -72,7 +73,8 @@ def release(label: str = "12.8.1", parts: dict[str, dict[str, str]] = PARTS) -> 
 
 @dataclass
 class Server:
-    """What is served, and what was asked for. ``breaks`` ends that many answers after half of their bytes."""
+    """What is served, and what was asked for. ``breaks`` ends that many answers after half of their bytes; where it ``stalls``, the first archive
+    comes half, and then nothing, for as long as that is so."""
 
     address: str
     files: dict[str, bytes]
@@ -80,6 +82,8 @@ class Server:
     breaks: int = 0
     ranges: bool = True
     redirect: str = ""
+    stalls: bool = False
+    stalled: threading.Event = field(default_factory=threading.Event)
 
     def described(self, label: str = "12.8.1") -> dict[str, Any]:
         """A release's manifest."""
@@ -118,6 +122,13 @@ def serving(files: dict[str, bytes]) -> Iterator[Server]:
             if server.breaks and name.endswith(".xz"):
                 server.breaks -= 1
                 rest = rest[: len(rest) // 2]
+            if server.stalls and name.endswith(".xz"):
+                self.wfile.write(rest[: len(rest) // 2])
+                self.wfile.flush()
+                server.stalled.set()
+                while server.stalls:
+                    time.sleep(0.02)
+                return
             self.wfile.write(rest)
 
         def log_message(self, *_: object) -> None:

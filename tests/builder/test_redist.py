@@ -2,11 +2,16 @@
 
 import hashlib
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import Request
 
+import msgspec
 import pytest
 
 from dsdoctor.builder.toolkit.assemble import assemble
@@ -290,6 +295,61 @@ def test_one_that_never_comes_whole_is_an_error_with_a_next_step(server: Server,
     with pytest.raises(BuildFailed, match="longer than the 200 bytes"):
         download(f"{server.address}/long.xz", tmp_path / "l", sha256="0" * 64, size=200, name="l", say=print)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_build_that_is_killed_leaves_no_half_toolkit(server: Server, tmp_path: Path, how: signal.Signals) -> None:
+    plan = planned(server, tmp_path)
+    toolkits, server.stalls = tmp_path / "cache/toolkits", True
+    process = making(server, plan, tmp_path)
+    assert server.stalled.wait(60)
+    while not list((tmp_path / "cache/downloads").glob("*.part")):
+        time.sleep(0.02)
+
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    server.stalls = False
+
+    left = sorted(path.name for path in toolkits.iterdir() if path.is_dir())
+    assert not Path(plan.root).parent.exists()
+    assert len(left) == (how is signal.SIGKILL)  # and that one begins with a dot: no toolkit is looked for in it
+    assert all(name.startswith(".") for name in left)
+    part = next((tmp_path / "cache/downloads").glob("*.part")).stat().st_size
+
+    home, _ = made(server, plan)
+
+    assert (home / "bin/nvcc").exists()
+    assert f"bytes={part}-" in [wanted for _, wanted in server.asked]
+    assert [path.name for path in toolkits.iterdir() if path.is_dir()] == [home.parent.name]
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_is_named(server: Server, tmp_path: Path) -> None:
+    server.files |= release(parts={**PARTS, "cuda_nvcc": {**PARTS["cuda_nvcc"], "bin/cicc": "x" * 9_000_000}})
+    plan = planned(server, tmp_path)
+    mount = f"mount -t tmpfs -o size=4m none {tmp_path / 'cache'} && exec "
+    try:
+        process = making(server, plan, tmp_path, "unshare", "--mount", "sh", "-c", f'{mount} "$@"', "sh")
+    except FileNotFoundError:
+        pytest.skip("needs unshare")
+    output, _ = process.communicate(timeout=60)
+    if "mount:" in output or "unshare:" in output:
+        assert os.environ.get("CI") != "true" or os.geteuid() != 0, "CI's root may mount"
+        pytest.skip("needs a mount of its own")
+
+    assert "the disk is full: " in output
+    assert "MB are free there" in output
+    assert process.returncode == 1
+
+
+def making(server: Server, plan: ToolkitPlan, tmp_path: Path, *before: str) -> "subprocess.Popen[str]":
+    """A process that assembles a toolkit."""
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan))
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    argv = [*before, sys.executable, "-m", "tests.builder.make_toolkit", str(tmp_path / "plan.json")]
+    env = host_of(server).environment()
+    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def fetch(server: Server, target: Path, content: bytes, said: list[str]) -> None:

@@ -5,12 +5,12 @@ nothing takes its name before its digest is right.
 """
 
 import base64
-import contextlib
 import http.client
+import io
 import os
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 from urllib.error import HTTPError, URLError
@@ -159,27 +159,26 @@ def _continue(url: str, part: Path, *, size: int, meter: Meter, deadline: float)
         if have and not _continues(answer, have):
             have = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_APPEND if have else os.O_TRUNC)
-        with os.fdopen(os.open(part, flags, 0o600), "wb") as file:
-            while chunk := answer.read(min(CHUNK, size - have + 1)):
+        with io.FileIO(os.open(part, flags, 0o600), "wb") as file:
+            # what there is, not a whole chunk: a kill loses nothing of it
+            while chunk := answer.read1(min(CHUNK, size - have + 1)):
                 have += len(chunk)
                 if have > size:
                     raise OSError(f"it is longer than the {size:,} bytes that were announced")
                 if time.monotonic() > deadline:
                     raise OSError(f"it takes longer than {LONGEST:.0f} s")
-                with _naming(part):
-                    file.write(chunk)
+                _write(file, chunk, part)
                 meter.at(have)
-            with _naming(part):
-                file.flush()
 
 
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """A disk that is full says which file it was."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
+def _write(file: io.FileIO, content: bytes, path: Path) -> None:
+    """All of it, as the disk takes it; a disk that is full says which file it was."""
+    left = memoryview(content)
+    while left:
+        try:
+            left = left[file.write(left) or 0 :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _continues(answer: http.client.HTTPResponse, have: int) -> bool:
