@@ -56,11 +56,16 @@ def tar(name: str, files: dict[str, str]) -> bytes:
 
 def release(label: str = "12.8.1", parts: dict[str, dict[str, str]] = PARTS) -> dict[str, bytes]:
     """The files of a release: its manifest and its archives, by path."""
+    return published(label, {name: tar(name, content) for name, content in parts.items()})
+
+
+def published(label: str, archives: dict[str, bytes]) -> dict[str, bytes]:
+    """The same for archives that are made already."""
     files: dict[str, bytes] = {}
     manifest: dict[str, Any] = {"release_date": "2025-03-05", "release_label": label, "release_product": "cuda"}
-    for name, content in parts.items():
+    for name, content in archives.items():
         path = f"{name}/linux-x86_64/{name}-linux-x86_64-12.8.93-archive.tar.xz"
-        files[path] = tar(name, content)
+        files[path] = content
         described = {
             "relative_path": path,
             "sha256": hashlib.sha256(files[path]).hexdigest(),
@@ -73,8 +78,10 @@ def release(label: str = "12.8.1", parts: dict[str, dict[str, str]] = PARTS) -> 
 
 @dataclass
 class Server:
-    """What is served, and what was asked for. ``breaks`` ends that many answers after half of their bytes; where it ``stalls``, the first archive
-    comes half, and then nothing, for as long as that is so."""
+    """What is served, and what was asked for.
+
+    ``breaks`` ends that many answers after half of their bytes; while it ``stalls``, half of an archive comes, and then nothing.
+    """
 
     address: str
     files: dict[str, bytes]

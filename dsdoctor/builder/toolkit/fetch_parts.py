@@ -12,7 +12,7 @@ from filelock import FileLock
 from dsdoctor.builder.source.unpack import untar
 from dsdoctor.builder.toolkit.debian import fetch_package
 from dsdoctor.builder.toolkit.download import Say, download, shown
-from dsdoctor.builder.toolkit.kept import KeptPart, sha256_of
+from dsdoctor.builder.toolkit.kept import NVIDIA, PYPI, KeptPart, sha256_of
 from dsdoctor.builder.toolkit.redist import LICENCE, address
 from dsdoctor.core.build_models import Archive, DebianPackage, Layer, ToolkitPlan
 from dsdoctor.core.errors import BuildFailed, DoctorError
@@ -91,7 +91,7 @@ def _wheels(host: LocalHost, requirements: Sequence[str], target: Path, *, pytho
 
 def _kept_wheel(file: Path) -> KeptPart:
     name, version = file.name.split("-")[:2]
-    return KeptPart(origin="pypi", name=name.replace("_", "-"), version=version, sha256=sha256_of(file))
+    return KeptPart(origin=PYPI, name=name.replace("_", "-"), version=version, sha256=sha256_of(file))
 
 
 def _archives(
@@ -109,7 +109,7 @@ def _archives(
         url, name = f"{base}/{archive.path}", f"{archive.name} {archive.version}"
         download(url, file, sha256=archive.sha256, size=archive.size, name=name, say=say)
         _unpack(archive, file, folder / archive.name)
-        yield KeptPart(origin="nvidia", name=archive.name, version=archive.version, sha256=archive.sha256)
+        yield KeptPart(origin=NVIDIA, name=archive.name, version=archive.version, sha256=archive.sha256)
 
 
 def _downloaded(downloads: Path, archive: Archive) -> Path:

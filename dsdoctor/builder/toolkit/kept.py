@@ -18,6 +18,7 @@ PARTS_FOLDER = "parts"
 DIGESTS = "parts.sha256"
 CHUNK = 1 << 20
 SHOWN = 3
+PYPI, NVIDIA = "pypi", "nvidia"
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
