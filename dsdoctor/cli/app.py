@@ -40,7 +40,9 @@ COMMANDS = {
     "plan": CommandEntry(place="dsdoctor.cli.plan:plan_command", nothing={"plan": None}),
     "build-wheel": CommandEntry(place="dsdoctor.cli.build_wheel:build_wheel_command", nothing=NO_WHEEL),
     "prebuild": CommandEntry(place="dsdoctor.cli.prebuild:prebuild_command", nothing=NO_WHEEL),
-    "toolkit": CommandEntry(place="dsdoctor.cli.toolkit:toolkit_command", nothing={"toolkit": None}),
+    "toolkit": CommandEntry(
+        place="dsdoctor.cli.toolkit:toolkit_command", nothing={"toolkit": None, "plan": None, "choices": ()}
+    ),
     "verify": CommandEntry(
         place="dsdoctor.cli.verify:verify_command", filters=True, nothing={"built": None, "machine": None}
     ),

@@ -125,6 +125,7 @@ def test_the_package_of_the_nearest_minor_is_taken(cuda: Cuda, label: str) -> No
 
     assert plan is not None
     assert plan.fetch[0].endswith(f"=={label}")
+    assert ("nvidia-cuda-cccl-cu12==12.3.101.post1" in plan.fetch) is (label == "12.0.1")
     assert len(findings) == (cuda != plan.release)
 
 

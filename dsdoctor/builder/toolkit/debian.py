@@ -111,10 +111,8 @@ def find_mirrors(host: Host) -> tuple[Mirror, ...] | str:
         keyring = next((path for path in distribution.keyrings if host.exists(path)), None)
         if keyring is None:
             continue
-        listed = host.run(
-            ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(RELEASE)|$(COMPONENT)", "Created-By: Packages"],
-            timeout=UPDATE_LIMIT,
-        )
+        # it fetches nothing, needs no root, and knows the mirrors also where an image has thrown the lists away
+        listed = host.run(["apt-get", "update", "--print-uris"], timeout=UPDATE_LIMIT)
         addresses = parse_targets(listed.stdout)
         if not addresses:
             return f"apt here has no mirror of {distribution.name}"
@@ -125,16 +123,15 @@ def find_mirrors(host: Host) -> tuple[Mirror, ...] | str:
 
 
 def parse_targets(text: str) -> tuple[str, ...]:
-    """The addresses of ``apt-get indextargets`` that may be the distribution's: others' (a vendor's) come last.
+    """The addresses of ``apt-get update --print-uris`` that may be the distribution's: others' (a vendor's) come last.
 
-    >>> parse_targets("https://repo.example/x/|stable|main\\nhttp://m.example/debian/|bookworm-updates|main\\n"
-    ...     "http://m.example/debian/|bookworm|main")
-    ('http://m.example/debian/', 'https://repo.example/x/')
+    >>> parse_targets("'https://repo.example/x/dists/stable/InRelease' a 0\\n"
+    ...     "'http://m.x/debian/dists/bookworm-updates/InRelease' b 0\\n'http://m.x/debian/dists/bookworm/InRelease' c 0")
+    ('http://m.x/debian/', 'https://repo.example/x/')
     """
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
     # what lies beside the suite itself (-updates, -security) is no archive of whole releases
-    found = dict.fromkeys(row[0] for row in rows if row[2] == "main" and "-" not in row[1] and "/" not in row[1])
-    usual = re.compile(r"/(?:debian|ubuntu|ubuntu-ports)/?$")
+    found = dict.fromkeys(re.findall(r"^'([^'\s]+/)dists/[a-z]+/InRelease' ", text, re.MULTILINE))
+    usual = re.compile(r"/(?:debian|ubuntu|ubuntu-ports)/$")
     return tuple(sorted(found, key=lambda address: not usual.search(urlsplit(address).path)))
 
 
@@ -174,14 +171,15 @@ def parse_madison(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((match[1], match[2]) for match in line.finditer(text))
 
 
-def parse_uris(text: str) -> tuple[int, str] | None:
-    """Size and sha256 from ``apt-get download --print-uris``.
+def parse_record(text: str) -> tuple[int, str] | None:
+    """Size and sha256 from ``apt-cache show``.
 
-    >>> parse_uris(f"'http://deb.example/x.deb' x.deb 87240108 SHA256:{'c' * 64}")[0]
+    >>> parse_record(f"Package: x\\nInstalled-Size: 5\\nSize: 87240108\\nSHA256: {'c' * 64}\\nSHA512: ff")[0]
     87240108
     """
-    match = re.search(r"^'[^']*' \S+ (\d{1,12}) SHA256:([0-9a-f]{64})$", text, re.MULTILINE)
-    return (int(match[1]), match[2]) if match else None
+    size = re.search(r"^Size: (\d{1,12})$", text, re.MULTILINE)
+    digest = re.search(r"^SHA256: ([0-9a-f]{64})$", text, re.MULTILINE)
+    return (int(size[1]), digest[1]) if size and digest else None
 
 
 def fetch_package(host: LocalHost, package: DebianPackage, apt: Path, into: Path, say: Say) -> None:
@@ -259,7 +257,7 @@ def _places(files: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _set_up(folder: Path, mirror: Mirror, architecture: str) -> None:
-    if re.search(r'["\n]', str(folder)):
+    if re.search(r'["\\\n]', str(folder)):
         raise BuildFailed(f"apt cannot work in {folder!s:.100}", hint="export DSDOCTOR_CACHE=/a/plain/folder")
     for name in ("state/lists/partial", "cache/archives/partial", "log"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -277,8 +275,8 @@ def _set_up(folder: Path, mirror: Mirror, architecture: str) -> None:
 
 
 def _described(host: LocalHost, mirror: Mirror, folder: Path, version: str, suite: str) -> DebianPackage | None:
-    argv = _apt(folder, "apt-get", "download", "--print-uris", f"{PACKAGE}={version}")
-    known = parse_uris(host.run(argv, timeout=UPDATE_LIMIT).stdout)
+    argv = _apt(folder, "apt-cache", "show", f"{PACKAGE}={version}")
+    known = parse_record(host.run(argv, timeout=UPDATE_LIMIT).stdout)
     if known is None:
         return None
     return DebianPackage(

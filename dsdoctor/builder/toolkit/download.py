@@ -217,7 +217,7 @@ def _opened(url: str, *, timeout: float, start: int = 0) -> http.client.HTTPResp
 def _failed(name: str, url: str, why: str) -> BuildFailed:
     return BuildFailed(
         f"{name} could not be fetched from {shown(url)}: {why}",
-        hint="run again (what is there is continued), name a mirror with DSDOCTOR_CUDA_REDIST, or a toolkit with --toolkit DIR",
+        hint="run again: what is there is continued. DSDOCTOR_CUDA_REDIST names a mirror; none takes the distribution's package",
     )
 
 

@@ -37,6 +37,9 @@ OF_COMPILER = {"crt/host_config.h", "cuda_runtime.h", "cccl", "cuda_profiler_api
 
 PART_FOLDERS = ("cuda_runtime", "cuda_nvcc", "cuda_cccl", "cuda_profiler_api")
 OLDEST_ON_PYPI = Cuda(11, 8)
+FIRST_WHOLE_CCCL, CCCL = Cuda(12, 3), "nvidia-cuda-cccl-cu12==12.3.101.post1"
+"""PyPI's wheels of cccl for CUDA 12.0 to 12.2 lack nv/target, which cuda_fp16.h includes: the first whole one serves them too."""
+
 Planned = tuple[ToolkitPlan, tuple[Choice, ...], tuple[Finding, ...]]
 
 
@@ -120,15 +123,21 @@ def _of_package(
 ) -> ToolkitPlan:
     release = release_of(package)
     assert release is not None
-    extras = {"cccl", "cudart", "nvcc", "profiler"} | {
-        extra for header, extra in EXTRAS.items() if header not in present
-    }
+    extras = {"cccl", "cudart", "nvcc", "profiler"}
+    extras |= {extra for header, extra in EXTRAS.items() if header not in present}
+    whole_cccl: tuple[str, ...] = ()
+    if Cuda(12, 0) <= release < FIRST_WHOLE_CCCL:
+        extras, whole_cccl = extras - {"cccl"}, (CCCL,)
     return ToolkitPlan(
         root="",
         release=release,
         assemble=True,
         headers=tuple(sorted(present | OF_COMPILER | EXTRAS.keys() | {"nccl.h"})),
-        fetch=(f"cuda-toolkit[{','.join(sorted(extras))}]=={label_of(package)}", *_nccl(machine, release, present)),
+        fetch=(
+            f"cuda-toolkit[{','.join(sorted(extras))}]=={label_of(package)}",
+            *whole_cccl,
+            *_nccl(machine, release, present),
+        ),
         layers=layers,
         architectures=compiled_for(release),
         packages=(package,),
