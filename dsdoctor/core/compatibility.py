@@ -15,9 +15,9 @@ OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
 NEWEST_COMPILER = {
-    "gcc": (((11, 0), 9), ((11, 1), 10), ((11, 4), 11), ((12, 0), 12), ((12, 3), 13), ((12, 8), 14), ((13, 0), 15)),
-    "clang": (((11, 8), 14), ((12, 0), 14), ((12, 1), 15), ((12, 3), 16), ((12, 5), 17), ((12, 7), 18), ((13, 0), 20)),
-}
+    "gcc": (((11, 8), 11), ((12, 0), 12), ((12, 4), 13), ((12, 8), 14), ((13, 0), 15)),
+    "clang": (((11, 8), 14), ((12, 0), 14), ((12, 1), 15), ((12, 2), 16), ((12, 4), 17), ((12, 6), 18), ((12, 8), 19), ((13, 0), 20)),
+}  # fmt: skip
 """The newest compiler majors that an nvcc takes, from a release on (crt/host_config.h): for one that is still to be fetched."""
 
 COMPILED_FOR = (
@@ -33,7 +33,7 @@ def newest_compiler(release: Cuda, kind: str) -> int | None:
     """The newest major of gcc or clang that the nvcc of a release takes, None where that is not known.
 
     >>> newest_compiler(Cuda(12, 4), "gcc"), newest_compiler(Cuda(12, 9), "clang"), newest_compiler(Cuda(14, 0), "gcc")
-    (13, 18, None)
+    (13, 19, None)
     """
     known = [
         most for (major, minor), most in NEWEST_COMPILER[kind] if major == release.major and minor <= release.minor
