@@ -15,8 +15,8 @@ OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
 NEWEST_COMPILER = {
-    "gcc": (((11, 8), 11), ((12, 0), 12), ((12, 4), 13), ((12, 8), 14), ((13, 0), 15)),
-    "clang": (((11, 8), 14), ((12, 0), 14), ((12, 1), 15), ((12, 2), 16), ((12, 4), 17), ((12, 6), 18), ((12, 8), 19), ((13, 0), 20)),
+    "gcc": (((11, 8), 11), ((12, 0), 12), ((12, 4), 13), ((12, 8), 14)),
+    "clang": (((11, 8), 14), ((12, 0), 14), ((12, 1), 15), ((12, 2), 16), ((12, 4), 17), ((12, 6), 18), ((12, 8), 19)),
 }  # fmt: skip
 """The newest compiler majors that an nvcc takes, from a release on (crt/host_config.h): for one that is still to be fetched."""
 
@@ -32,7 +32,7 @@ COMPILED_FOR = (
 def newest_compiler(release: Cuda, kind: str) -> int | None:
     """The newest major of gcc or clang that the nvcc of a release takes, None where that is not known.
 
-    >>> newest_compiler(Cuda(12, 4), "gcc"), newest_compiler(Cuda(12, 9), "clang"), newest_compiler(Cuda(14, 0), "gcc")
+    >>> newest_compiler(Cuda(12, 4), "gcc"), newest_compiler(Cuda(12, 9), "clang"), newest_compiler(Cuda(13, 0), "gcc")
     (13, 19, None)
     """
     known = [
