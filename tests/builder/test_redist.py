@@ -276,6 +276,18 @@ def test_what_a_download_left_and_is_damaged_is_thrown_away(server: Server, tmp_
     assert (tmp_path / "x").read_bytes() == content
 
 
+def test_a_file_of_this_machine_is_fetched_too(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(b"z" * 3000)
+    (tmp_path / "here.part").write_bytes(b"z" * 1000)
+    digest = hashlib.sha256(b"z" * 3000).hexdigest()
+
+    download((tmp_path / "there").as_uri(), tmp_path / "here", sha256=digest, size=3000, name="x", say=print)
+    with pytest.raises(BuildFailed, match="could not be fetched"):
+        download((tmp_path / "none").as_uri(), tmp_path / "h", sha256=digest, size=3000, name="x", say=print)
+
+    assert (tmp_path / "here").read_bytes() == b"z" * 3000
+
+
 def test_a_planted_link_is_not_written_through(server: Server, tmp_path: Path) -> None:
     content = server.files["x.xz"] = b"y" * 100
     (tmp_path / "victim").write_text("")

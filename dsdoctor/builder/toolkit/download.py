@@ -137,7 +137,7 @@ def _fetch(url: str, part: Path, *, size: int, name: str, say: Say) -> None:
         except HTTPError as error:
             raise _failed(name, url, f"{error.code} {error.reason}") from None
         except NETWORK as error:
-            if isinstance(error, OSError) and error.filename is not None:
+            if isinstance(error, OSError) and not isinstance(error, URLError) and error.filename is not None:
                 # the disk, not the network
                 raise
             if attempt == ATTEMPTS or time.monotonic() > deadline:

@@ -103,6 +103,8 @@ def _archives(
     licences = ", ".join(sorted({archive.license for archive in archives if archive.license})) or "its own licence"
     megabytes = sum(archive.size for archive in archives) / 1e6
     say(f"fetching {len(archives)} of NVIDIA's archives ({megabytes:.0f} MB) from {shown(base)}")
+    if base.startswith("http://"):
+        say("the mirror is reached over http: nothing vouches for its manifest, and the digests in it are its own")
     say(f"NVIDIA's terms apply to them ({licences}): {LICENCE}; each part keeps its LICENSE file")
     for archive in archives:
         file = _downloaded(downloads, archive)
