@@ -204,3 +204,23 @@ def test_a_system_without_apt_or_of_another_kind_has_no_mirror(disk: Disk) -> No
     assert "neither Debian nor Ubuntu" in str(
         find_mirrors(disk({**tools, "/etc/os-release": "ID=alpine\n"}, PATH="/usr/bin"))
     )
+
+
+def test_ubuntu_is_like_debian_and_is_asked_by_its_own_keyring_and_mirror(disk: Disk) -> None:
+    mirror = "http://m.example/ubuntu/dists/noble/InRelease"
+    here = disk(
+        {
+            "/usr/bin/apt-get": f"#!/bin/sh\necho \"'{mirror}' x 0\"\n",
+            "/usr/bin/dpkg-deb": "#!/bin/sh\n",
+            "/etc/os-release": "ID=ubuntu\nID_LIKE=debian\n",
+            "/usr/share/keyrings/debian-archive-keyring.gpg": "",
+            "/usr/share/keyrings/ubuntu-archive-keyring.gpg": "",
+        },
+        PATH="/usr/bin",
+    )
+
+    found = find_mirrors(here)
+
+    assert isinstance(found, tuple)
+    (one,) = found
+    assert (one.distribution.name, one.address) == ("Ubuntu", "http://m.example/ubuntu/")

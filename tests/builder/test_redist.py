@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from dsdoctor.builder.toolkit.assemble import assemble
-from dsdoctor.builder.toolkit.choose import BARE, choose_toolkit
+from dsdoctor.builder.toolkit.choose import BARE, MARK, choose_toolkit
 from dsdoctor.builder.toolkit.download import _SafeRedirects, download, read_document
-from dsdoctor.builder.toolkit.kept import altered, read_mark, refuse_altered
+from dsdoctor.builder.toolkit.kept import DIGESTS, altered, read_mark, refuse_altered
 from dsdoctor.builder.toolkit.offers import NvidiaRelease, Offers
 from dsdoctor.builder.toolkit.redist import ask_nvidia
 from dsdoctor.core.build_models import Layer, ToolkitPlan
@@ -212,6 +212,19 @@ def test_a_file_that_was_added_or_taken_away_is_noticed(server: Server, tmp_path
 
 
 @pytest.mark.slow
+def test_a_toolkit_of_before_digests_were_kept_is_used_and_one_that_lost_them_is_not(
+    server: Server, tmp_path: Path
+) -> None:
+    home, _ = made(server, planned(server, tmp_path))
+    (home.parent / DIGESTS).unlink()
+
+    with pytest.raises(BuildFailed, match="is not what was fetched"):
+        refuse_altered(home)
+    (home / MARK).write_text("cuda-toolkit[nvcc]==13.0.*\n")
+    refuse_altered(home)
+
+
+@pytest.mark.slow
 def test_an_archive_of_another_digest_is_refused_and_nothing_is_left(server: Server, tmp_path: Path) -> None:
     plan = planned(server, tmp_path)
     path = plan.archives[0].path
@@ -316,7 +329,7 @@ def test_a_build_that_is_killed_leaves_no_half_toolkit(server: Server, tmp_path:
     toolkits, server.stalls = tmp_path / "cache/toolkits", True
     process = making(server, plan, tmp_path)
     assert server.stalled.wait(60)
-    while not list((tmp_path / "cache/downloads").glob("*.part")):
+    while not any(path.stat().st_size for path in (tmp_path / "cache/downloads").glob("*.part")):
         time.sleep(0.02)
 
     process.send_signal(how)

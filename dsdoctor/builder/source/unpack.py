@@ -54,13 +54,14 @@ def unpack(archive: Path, folder: Path) -> None:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def untar(archive: Path, folder: Path, *, most: str) -> None:
-    """Unpack any .tar.gz or .tar.xz into an existing folder. ``most``: who has so much at most, for the message.
+def untar(archive: Path, folder: Path, *, largest: int, most: str) -> None:
+    """Unpack any .tar.gz or .tar.xz into an existing folder. ``largest``: the bytes that it may unpack to; ``most``: who has so
+    much at most, for the message.
 
     Raises UsageError for a damaged archive, one that would write outside, and one without end.
     """
     try:
-        _untar(archive, folder, most)
+        _untar(archive, folder, most, largest)
     except DoctorError:
         raise
     except DAMAGE as error:
@@ -78,9 +79,9 @@ def _unzip(archive: Path, staging: Path) -> None:
         file.extractall(staging)  # noqa: S202 - every name was checked above, and zipfile writes no links
 
 
-def _untar(archive: Path, staging: Path, most: str) -> None:
+def _untar(archive: Path, staging: Path, most: str, largest: int = LARGEST) -> None:
     with tarfile.open(archive) as tar:
-        members = list(_within_limits(tar, archive, most))
+        members = list(_within_limits(tar, archive, most, largest))
         links = {_parts(member) for member in members if member.issym()}
         for member in members:
             if not _stays_inside(member, links):
@@ -89,17 +90,17 @@ def _untar(archive: Path, staging: Path, most: str) -> None:
             _write(tar, member, staging)
 
 
-def _within_limits(tar: tarfile.TarFile, archive: Path, most: str) -> Iterator[tarfile.TarInfo]:
+def _within_limits(tar: tarfile.TarFile, archive: Path, most: str, largest: int) -> Iterator[tarfile.TarInfo]:
     """The members; the first that is too much ends it, before its bytes are unpacked."""
     total = 0
     for count, member in enumerate(tar, 1):
         total += max(0, member.size)
-        _refuse_too_large(archive, count, total, most)
+        _refuse_too_large(archive, count, total, most, largest)
         yield member
 
 
-def _refuse_too_large(archive: Path, count: int, total: int, most: str) -> None:
-    if count > MOST_FILES or total > LARGEST:
+def _refuse_too_large(archive: Path, count: int, total: int, most: str, largest: int = LARGEST) -> None:
+    if count > MOST_FILES or total > largest:
         raise UsageError(
             f"{archive} unpacks to at least {count:,} files of {total:,} bytes, more than {most}",
             hint="name an sdist of DeepSpeed, or a folder" if most == SOURCES else "fetch it again",

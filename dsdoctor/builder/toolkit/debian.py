@@ -101,18 +101,17 @@ Signed-By: {keyring}
 
 def find_mirrors(host: Host) -> tuple[Mirror, ...] | str:
     """The mirrors of the distribution that this system uses, likeliest first; else why there is none."""
-    if host.which("apt-get") is None or host.which("dpkg-deb") is None:
+    apt_get = host.which("apt-get")
+    if apt_get is None or host.which("dpkg-deb") is None:
         return "there is no apt-get and dpkg-deb here"
-    release = host.search("/etc/os-release", r"^(?:ID|ID_LIKE)=.*$")
-    words = re.findall(r"[a-z]+", release.replace("ID_LIKE=", "").replace("ID=", ""))
-    for distribution in DISTRIBUTIONS:
-        if distribution.identity not in words:
-            continue
+    kinds = parse_kinds(host.search("/etc/os-release", r"^(?:ID|ID_LIKE)=.*$"))
+    known = {distribution.identity: distribution for distribution in DISTRIBUTIONS}
+    for distribution in (known[kind] for kind in kinds if kind in known):
         keyring = next((path for path in distribution.keyrings if host.exists(path)), None)
         if keyring is None:
             continue
         # it fetches nothing, needs no root, and knows the mirrors also where an image has thrown the lists away
-        listed = host.run(["apt-get", "update", "--print-uris"], timeout=UPDATE_LIMIT)
+        listed = host.run([apt_get, "update", "--print-uris"], timeout=UPDATE_LIMIT)
         addresses = parse_targets(listed.stdout)
         if not addresses:
             return f"apt here has no mirror of {distribution.name}"
@@ -120,6 +119,16 @@ def find_mirrors(host: Host) -> tuple[Mirror, ...] | str:
             Mirror(distribution=distribution, address=found, keyring=keyring) for found in addresses[:MIRRORS_TRIED]
         )
     return "this is neither Debian nor Ubuntu with its keyring"
+
+
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """What a system is, and what it is like, nearest first: Ubuntu is like Debian, and has not its packages.
+
+    >>> parse_kinds('ID_LIKE="ubuntu debian"\\nID=linuxmint')
+    ('linuxmint', 'ubuntu', 'debian')
+    """
+    lines = sorted(line for line in text.splitlines() if "=" in line)
+    return tuple(word for line in lines for word in re.findall(r"[a-z]+", line.partition("=")[2]))
 
 
 def parse_targets(text: str) -> tuple[str, ...]:

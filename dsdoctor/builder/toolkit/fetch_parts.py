@@ -22,6 +22,8 @@ from dsdoctor.core.workspace import private_folder
 
 DOWNLOADS = "downloads"
 APT = "apt"
+LARGEST = 8 << 30
+"""Bytes that an archive may unpack to: libcublas has 2 GB, with its static libraries."""
 
 
 def fetch_parts(
@@ -123,7 +125,7 @@ def _unpack(archive: Archive, file: Path, target: Path) -> None:
     scratch = target.with_name(f".{target.name}.unpack")
     scratch.mkdir()
     try:
-        untar(file, scratch, most="one of NVIDIA's components")
+        untar(file, scratch, largest=LARGEST, most="one of NVIDIA's components")
     except DoctorError as error:
         raise BuildFailed(f"{archive.name} was not unpacked: {error.message}", hint="name another mirror") from None
     tops = list(scratch.iterdir())

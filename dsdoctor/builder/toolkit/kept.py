@@ -53,7 +53,8 @@ def altered(folder: Path) -> tuple[str, ...]:
     try:
         text = (folder / DIGESTS).read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
-        return (DIGESTS,)
+        # before parts were written down, no digests were: nothing to compare with
+        return (DIGESTS,) if read_mark(folder / "home") else ()
     expected = {name: digest for digest, _, name in (line.partition("  ") for line in text.splitlines())}
     found = _digests(folder)
     return tuple(sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)))

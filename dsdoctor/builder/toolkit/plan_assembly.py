@@ -82,14 +82,14 @@ def assembled_in(toolkit: Toolkit) -> bool:
 def user_space_toolkit(release: Cuda) -> Fix:
     """How a user without root gets a whole toolkit of a release that PyPI does not carry."""
     return Fix(
-        text=f"name a mirror of NVIDIA's archives; or put a whole CUDA {release} toolkit into your home (no way needs root) and "
-        f"name it; or install a torch for CUDA {FIRST_ON_PYPI}, whose compiler is on PyPI",
+        text=f"any of these, none needs root: a whole CUDA {release} toolkit in your home, by conda or NVIDIA's runfile, and "
+        f"named; a mirror of NVIDIA's archives; a torch for CUDA {FIRST_ON_PYPI} or later, whose compiler is on PyPI",
         commands=(
             f'conda create -y -p "$HOME/cuda-{release}" -c nvidia cuda-toolkit={release}',
             f'sh cuda_{release}.*_linux.run --silent --toolkit --toolkitpath="$HOME/cuda-{release}"  # NVIDIA\'s runfile',
             f'python -m dsdoctor build-wheel --toolkit "$HOME/cuda-{release}"',
             "export DSDOCTOR_CUDA_REDIST=https://mirror/cuda/redist  # or file:///folder",
-            f"python -m pip install --upgrade torch  # from PyPI, torch 2.11 and later are for CUDA {FIRST_ON_PYPI}",
+            f"python -m pip install --upgrade torch  # the newest on PyPI is for CUDA {FIRST_ON_PYPI} or later",
         ),
     )
 
