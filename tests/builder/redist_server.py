@@ -1,5 +1,6 @@
 """A server with the layout of NVIDIA's archives, made of small real parts: scripts, headers, links."""
 
+import contextlib
 import hashlib
 import io
 import json
@@ -80,7 +81,8 @@ def published(label: str, archives: dict[str, bytes]) -> dict[str, bytes]:
 class Server:
     """What is served, and what was asked for.
 
-    ``breaks`` ends that many answers after half of their bytes; while it ``stalls``, half of an archive comes, and then nothing.
+    ``drips`` sends byte by byte. ``breaks`` ends that many answers after half of their bytes; while it ``stalls``, half of an
+    archive comes, and then nothing.
     """
 
     address: str
@@ -90,6 +92,7 @@ class Server:
     ranges: bool = True
     redirect: str = ""
     stalls: bool = False
+    drips: bool = False
     stalled: threading.Event = field(default_factory=threading.Event)
 
     def described(self, label: str = "12.8.1") -> dict[str, Any]:
@@ -136,7 +139,11 @@ def serving(files: dict[str, bytes]) -> Iterator[Server]:
                 while server.stalls:
                     time.sleep(0.02)
                 return
-            self.wfile.write(rest)
+            for byte in rest if server.drips else ():
+                with contextlib.suppress(OSError):
+                    self.wfile.write(bytes([byte]))
+                time.sleep(0.02)
+            self.wfile.write(rest if not server.drips else b"")
 
         def log_message(self, *_: object) -> None:
             pass

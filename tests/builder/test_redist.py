@@ -150,6 +150,13 @@ def test_a_document_without_end_is_not_read_to_its_end(server: Server) -> None:
         read_document(f"{server.address}/big", most=1000, timeout=5)
 
 
+def test_a_server_that_sends_byte_by_byte_is_not_waited_for(server: Server) -> None:
+    server.files["slow"], server.drips = b"x" * 50, True
+
+    with pytest.raises(OSError, match="does not answer in time"):
+        read_document(f"{server.address}/slow", most=1000, timeout=0.05)
+
+
 def test_an_answer_that_leads_from_https_to_http_is_not_followed(server: Server) -> None:
     with pytest.raises(OSError, match="not https"):
         _SafeRedirects().redirect_request(Request("https://x/y"), None, 302, "", {}, "http://x/y")  # type: ignore[arg-type]

@@ -23,9 +23,11 @@ from dsdoctor.core.workspace import private_folder
 
 PACKAGE = "nvidia-cuda-toolkit"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-UPDATE_LIMIT = 120.0
+ANSWER_LIMIT = 30.0
+"""Seconds for a question to apt, also one that goes over the network: check waits for it where a firewall swallows everything."""
+
 UNPACK_LIMIT = 600.0
-MIRRORS_TRIED = 3
+MIRRORS_TRIED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,8 @@ Acquire::AllowInsecureRepositories "false";
 Acquire::AllowWeakRepositories "false";
 Acquire::AllowDowngradeToInsecureRepositories "false";
 Acquire::Languages "none";
+Acquire::http::Timeout "10";
+Acquire::https::Timeout "10";
 """
 SOURCES = """\
 Types: deb
@@ -111,7 +115,7 @@ def find_mirrors(host: Host) -> tuple[Mirror, ...] | str:
         if keyring is None:
             continue
         # it fetches nothing, needs no root, and knows the mirrors also where an image has thrown the lists away
-        listed = host.run([apt_get, "update", "--print-uris"], timeout=UPDATE_LIMIT)
+        listed = host.run([apt_get, "update", "--print-uris"], timeout=ANSWER_LIMIT)
         addresses = parse_targets(listed.stdout)
         if not addresses:
             return f"apt here has no mirror of {distribution.name}"
@@ -157,13 +161,14 @@ def ask_distribution(
     with FileLock(private_folder(folder) / ".lock"):
         for mirror in mirrors:
             _set_up(folder, mirror, ARCHITECTURES[architecture])
-            updated = host.run(_apt(folder, "apt-get", "update", "--quiet"), timeout=UPDATE_LIMIT)
-            listed = host.run(_apt(folder, "apt-cache", "madison", PACKAGE), timeout=UPDATE_LIMIT)
+            updated = host.run(_apt(folder, "apt-get", "update", "--quiet"), timeout=ANSWER_LIMIT)
+            listed = host.run(_apt(folder, "apt-cache", "madison", PACKAGE), timeout=ANSWER_LIMIT)
             rows = parse_madison(listed.stdout)
             found = tuple(package for row in rows if (package := _described(host, mirror, folder, *row)) is not None)
             if found:
                 return found
-            why = _complaint(updated.stderr) or f"it has no {PACKAGE} in {mirror.distribution.component}"
+            late = updated.stderr if updated.returncode is None else ""
+            why = late or _complaint(updated.stderr) or f"it has no {PACKAGE} in {mirror.distribution.component}"
             reason = reason or f"{mirror.distribution.name}'s packages at {shown(mirror.address)}: {why}"
     return reason
 
@@ -285,7 +290,7 @@ def _set_up(folder: Path, mirror: Mirror, architecture: str) -> None:
 
 def _described(host: LocalHost, mirror: Mirror, folder: Path, version: str, suite: str) -> DebianPackage | None:
     argv = _apt(folder, "apt-cache", "show", f"{PACKAGE}={version}")
-    known = parse_record(host.run(argv, timeout=UPDATE_LIMIT).stdout)
+    known = parse_record(host.run(argv, timeout=ANSWER_LIMIT).stdout)
     if known is None:
         return None
     return DebianPackage(

@@ -24,6 +24,9 @@ CHUNK = 1 << 18
 SILENCE = 30.0
 """Seconds without a byte after which a connection is given up."""
 
+PATIENCE = 3
+"""How many times the limit of an answer the whole document may take: a server that sends byte by byte is not waited for."""
+
 LONGEST = 3600.0
 ATTEMPTS = 5
 REPORT_EVERY = 5.0
@@ -52,11 +55,11 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 def read_document(url: str, *, most: int, timeout: float) -> bytes | None:
     """A document of at most ``most`` bytes; None where the server has none of that name.
 
-    Raises OSError for a server that cannot be reached, and for a document that is larger.
+    Raises OSError for a server that cannot be reached, and for a document that is larger or takes too long.
     """
     try:
         with _opened(url, timeout=timeout) as answer:
-            content: bytes = answer.read(most + 1)
+            content = _whole(answer, most, time.monotonic() + PATIENCE * timeout)
     except HTTPError as error:
         if error.code in {403, 404, 410}:
             # a bucket without a listing says 403 for what it does not hold
@@ -68,8 +71,19 @@ def read_document(url: str, *, most: int, timeout: float) -> bytes | None:
         raise OSError(f"{shown(url)} cannot be reached: {error.reason}") from None
     except http.client.HTTPException as error:
         raise OSError(f"{shown(url)} does not answer in HTTP: {error!r}") from None
+    except TimeoutError:
+        raise OSError(f"{shown(url)} does not answer in time") from None
     if len(content) > most:
         raise OSError(f"{shown(url)} is larger than {most:,} bytes")
+    return bytes(content)
+
+
+def _whole(answer: http.client.HTTPResponse, most: int, deadline: float) -> bytearray:
+    content = bytearray()
+    while len(content) <= most and (chunk := answer.read1(CHUNK)):
+        content += chunk
+        if time.monotonic() > deadline:
+            raise TimeoutError
     return content
 
 
