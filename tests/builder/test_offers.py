@@ -170,8 +170,12 @@ def test_the_compiler_fits_an_nvcc_that_is_still_to_be_fetched() -> None:
 
     compiler, (choice,), _ = choose_compiler(here, plan, device_code=True)
 
+    none, _, (finding,) = choose_compiler(replace(here, compilers=(new,)), plan, device_code=True)
+
     assert compiler == GCC
     assert "nvcc 12.4 takes up to 13" in choice.because
+    assert (none, finding.rule) == (None, "host-compiler-too-new")
+    assert "nvcc 12.4 takes gcc up to 13, here is gcc 14.2.0" in finding.title
 
 
 ASSEMBLED = toolkit(
