@@ -39,7 +39,9 @@ def cuda_toolkit_missing(machine: Machine) -> Iterator[Finding]:
 
     Why it matters: DeepSpeed's CUDA ops cannot be compiled, neither by pip nor at run time.
 
-    How to fix it: Let dsdoctor assemble a toolkit without root, or install the CUDA release that torch was built with.
+    How to fix it: Let dsdoctor assemble a toolkit without root, or install the CUDA release that torch was built with. For
+    CUDA 12, whose compiler is not on PyPI, it comes from NVIDIA's archives (DSDOCTOR_CUDA_REDIST names a mirror) or from the
+    package of Debian or Ubuntu.
 
         $ python -m dsdoctor build-wheel
         $ export CUDA_HOME="$(python -m dsdoctor toolkit)"

@@ -46,7 +46,9 @@ COMMANDS = {
         place="dsdoctor.cli.install:install_command",
         nothing={"did": "nothing", "version": None, "wheel": None, "ops": (), "untried": (), "candidates": ()},
     ),
-    "toolkit": CommandEntry(place="dsdoctor.cli.toolkit:toolkit_command", nothing={"toolkit": None}),
+    "toolkit": CommandEntry(
+        place="dsdoctor.cli.toolkit:toolkit_command", nothing={"toolkit": None, "plan": None, "choices": ()}
+    ),
     "verify": CommandEntry(
         place="dsdoctor.cli.verify:verify_command", filters=True, nothing={"built": None, "machine": None}
     ),

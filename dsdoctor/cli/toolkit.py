@@ -23,11 +23,11 @@ def toolkit_command(
     """Print a CUDA_HOME that fits torch: one that is here and whole, else one assembled from parts."""
     order = BuildOrder(request=BuildRequest(arch=arch, toolkit=toolkit, offline=offline), python=python)
     talk = Console(stderr=True)
-    root, findings = assemble_toolkit(order, say=BuildProgress(talk, quiet=as_json).say)
+    made = assemble_toolkit(order, say=BuildProgress(talk, quiet=as_json).say)
     if as_json:
-        print_result("toolkit", as_json, (), findings, toolkit=root)
+        print_result("toolkit", as_json, (), made.findings, toolkit=made.root, plan=made.plan, choices=made.choices)
     else:
         # stdout carries the folder and nothing else: it is meant for $(...)
-        show(talk, finding_lines(findings))
-        show(Console(), [root] if root else [])
-    return IMPOSSIBLE if root is None else OK
+        show(talk, finding_lines(made.findings))
+        show(Console(), [made.root] if made.root else [])
+    return IMPOSSIBLE if made.root is None else OK

@@ -9,6 +9,7 @@ from dsdoctor.builder.plan.op_table import OpVerdict, judge_ops, without_needs
 from dsdoctor.builder.plan.ops import wanted_ops
 from dsdoctor.checks import Examined
 from dsdoctor.commands.observe import Observation, Say
+from dsdoctor.commands.offers import offers_for
 from dsdoctor.core.build_models import Source
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.finding import Finding
@@ -42,7 +43,8 @@ def weighed(
     """The topics with their findings weighed by the op table, and the table; ``compiled`` is the compiler's answer for each op."""
     findings = tuple(finding for topic in topics for finding in topic.findings)
     machine = observation.machine
-    table = judge_ops(machine, source, request, findings, cache=observation.cache, compiled=compiled)
+    offers = offers_for(observation, request)
+    table = judge_ops(machine, source, request, findings, cache=observation.cache, compiled=compiled, offers=offers)
     findings_left = iter(table.findings)
     topics_weighed = tuple(
         replace(topic, findings=tuple(next(findings_left) for _ in topic.findings)) for topic in topics

@@ -7,6 +7,7 @@ from dsdoctor.builder.plan.plan import plan_toolkit
 from dsdoctor.builder.plan.preconditions import working_torch
 from dsdoctor.builder.plan.shell import ShellSettings
 from dsdoctor.commands.observe import Observation, observing_for
+from dsdoctor.commands.offers import offers_for
 from dsdoctor.core.build_models import ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.finding import Finding, has_error
@@ -24,7 +25,7 @@ def select(order: BuildOrder) -> tuple[ShellSettings, tuple[Finding, ...]]:
     if torch.cuda is None:
         compiler, _, findings = choose_compiler(machine, None, device_code=False)
         return _settings(observation, None, compiler, ()), findings
-    advice = plan_toolkit(machine, order.request, observation.cache)
+    advice = plan_toolkit(machine, order.request, observation.cache, offers_for(observation, order.request))
     if advice.toolkit is not None and advice.toolkit.assemble and not has_error(advice.findings):
         raise ImpossiblePlan(
             f"no whole CUDA toolkit of torch's release {torch.cuda} is here; it can be assembled in {advice.toolkit.root}",

@@ -13,6 +13,7 @@ from dsdoctor.builder.source.fetch import lay_out, spell_source
 from dsdoctor.builder.source.op_config import ops_of_config, read_config
 from dsdoctor.commands.cache import open_store
 from dsdoctor.commands.observe import Observation, read_nodes
+from dsdoctor.commands.offers import offers_for
 from dsdoctor.commands.source import described, recorded_source
 from dsdoctor.core.build_models import BuildPlan, Source
 from dsdoctor.core.host import LocalHost
@@ -44,7 +45,7 @@ def planned(order: BuildOrder, observation: Observation) -> Iterator[Planned]:
     cache = private_folder(cache_folder(host))
     with workspace(cache) as folder:
         source = _source(host, observation, order, accelerator, folder, cache)
-        plan = plan_build(machine, source, request, cache=observation.cache)
+        plan = plan_build(machine, source, request, cache=observation.cache, offers=offers_for(observation, request))
         store = open_store(host) if order.cache else None
         yield Planned(host=host, machine=machine, source=source, plan=plan, folder=folder, cache=cache, store=store)
 

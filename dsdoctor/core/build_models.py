@@ -105,8 +105,34 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Archive:
+    """One component of a CUDA release, as NVIDIA's manifest describes it. ``path`` is relative to the address of the manifests."""
+
+    name: str
+    version: str
+    path: str
+    sha256: str
+    size: int
+    license: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebianPackage:
+    """A package of Debian or Ubuntu as apt's signed index describes it. ``component`` is such as "non-free"."""
+
+    name: str
+    version: str
+    distribution: str
+    suite: str
+    component: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ToolkitPlan:
-    """The toolkit to use: ``root`` as it is, or assembled there from ``layers`` and from PyPI's ``fetch``.
+    """The toolkit to use: ``root`` as it is, or assembled there from ``layers``, PyPI's ``fetch``, NVIDIA's ``archives`` and
+    the distribution's ``packages``.
 
     ``headers`` are those that an assembled one must have, ``architectures`` what its nvcc compiles for (empty: not known).
     """
@@ -118,6 +144,13 @@ class ToolkitPlan:
     fetch: tuple[str, ...] = ()
     layers: tuple[Layer, ...] = ()
     architectures: tuple[str, ...] = ()
+    archives: tuple[Archive, ...] = ()
+    packages: tuple[DebianPackage, ...] = ()
+
+    @property
+    def fetches(self) -> bool:
+        """Whether assembling it fetches anything."""
+        return bool(self.fetch or self.archives or self.packages)
 
 
 @dataclass(frozen=True, kw_only=True)

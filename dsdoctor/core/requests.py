@@ -87,7 +87,7 @@ ToolkitChoice = Annotated[
     str,
     option(
         name="--toolkit", converter=_folder, n_tokens=1, metavar="auto|pypi|DIR", group=HOW,
-        help="auto (the default) chooses or assembles one, pypi assembles one from PyPI's parts, DIR takes that one.",
+        help="auto (the default) chooses or assembles one, pypi assembles one from fetched parts, DIR takes that one.",
     ),
 ]  # fmt: skip
 Jobs = Annotated[
@@ -113,7 +113,7 @@ class BuildRequest:
     """What is to be built. Everything that decides is here; the plan gives a reason for every choice that is left open.
 
     ``ops`` is None for the default set, ("all",) for all, else names. ``arch`` is a TORCH_CUDA_ARCH_LIST or None for
-    the visible GPUs. ``toolkit`` is "auto", "pypi" (assemble from PyPI whatever lies here) or a folder.
+    the visible GPUs. ``toolkit`` is "auto", "pypi" (assemble from fetched parts whatever lies here) or a folder.
     ``local_version`` is None for one that names torch and CUDA. ``cpu`` is a level of x86-64 or Arm, None for what all
     ``nodes`` have, without nodes for this processor. ``nodes`` are the machines that the wheel is for.
     """

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.text import Text
 
-from dsdoctor.core.build_models import BuildPlan, BuildResult
+from dsdoctor.core.build_models import BuildPlan, BuildResult, ToolkitPlan
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Follows, step
 from dsdoctor.core.machine import Machine, Toolkit
@@ -111,8 +111,8 @@ def plan_lines(plan: BuildPlan) -> Iterator[str]:
     for choice in plan.choices:
         yield f"✓ {choice.what:<{width}}  {choice.value}"
         yield f"  {'':<{width}}  because {choice.because}"
-    if plan.toolkit and plan.toolkit.fetch:
-        yield f"  {'':<{width}}  fetches {', '.join(plan.toolkit.fetch)}"
+    for line in fetched_lines(plan.toolkit):
+        yield f"  {'':<{width}}  {line}"
     for op in plan.ops:
         if op.device_code and op.architectures != plan.architectures:
             yield f"· {op.op} for {';'.join(op.architectures)} only: it filters the list"
@@ -123,6 +123,20 @@ def plan_lines(plan: BuildPlan) -> Iterator[str]:
         yield f"    {name}={shlex.quote(value)}"
     for name, folders in sorted(plan.prepend.items()):
         yield f"    {name}={shlex.quote(':'.join(folders))}:${name}"
+
+
+def fetched_lines(toolkit: ToolkitPlan | None) -> Iterator[str]:
+    """What a toolkit is fetched from."""
+    if toolkit is None:
+        return
+    if toolkit.archives:
+        parts = ", ".join(f"{archive.name} {archive.version}" for archive in toolkit.archives)
+        yield f"fetches NVIDIA's archives {parts} ({sum(archive.size for archive in toolkit.archives) / 1e6:.0f} MB)"
+    for package in toolkit.packages:
+        where = f"{package.distribution} {package.suite}, {package.component}"
+        yield f"fetches {package.name} {package.version} by apt, not installed ({where}; {package.size / 1e6:.0f} MB)"
+    if toolkit.fetch:
+        yield f"fetches {', '.join(toolkit.fetch)} from PyPI"
 
 
 def result_lines(result: BuildResult) -> Iterator[str]:

@@ -157,7 +157,7 @@ def test_cuda_12_without_a_toolkit_names_the_commands_that_need_no_root() -> Non
     assert finding.rule == "cuda-torch-mismatch"
     assert finding.evidence == ("/usr/local/cuda-13.0: CUDA 13.0.88",)
     assert finding.fix is not None
-    assert [command.split()[0] for command in finding.fix.commands] == ["conda", "sh", "python"]
+    assert [command.split()[0] for command in finding.fix.commands] == ["conda", "sh", "python", "export", "python"]
     assert "cuda-toolkit=12.8" in finding.fix.commands[0]
 
 

@@ -10,6 +10,7 @@ import pytest
 from dsdoctor.builder.make.manifest import Manifest, describe_wheel
 from dsdoctor.builder.make.prove import OpProof
 from dsdoctor.builder.make.sbom import bill_of_materials
+from dsdoctor.builder.toolkit.kept import KeptPart, write_mark
 from dsdoctor.builder.toolkit.parts import Part, toolkit_parts
 from dsdoctor.builder.wheel.elf import ElfInfo
 from dsdoctor.core.build_models import BuildPlan, Layer, OpPlan, Source, ToolkitPlan
@@ -185,3 +186,23 @@ def test_the_packages_of_a_toolkit_are_found_by_where_its_links_lead(tmp_path: P
 
     assert toolkit_parts(home) == (Part(name="nvidia-curand", version="10.4.0.35"),)
     assert toolkit_parts(tmp_path / "none") == ()
+
+
+def test_what_a_toolkit_was_fetched_from_is_listed_with_its_digest(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    write_mark(
+        home,
+        [
+            KeptPart(origin="nvidia", name="cuda_cudart", version="12.8.90", sha256="a" * 64),
+            KeptPart(origin="debian", name="nvidia-cuda-toolkit", version="12.4.131~12.4.1-2", sha256="b" * 64),
+            KeptPart(origin="pypi", name="cuda-toolkit", version="12.4.1", sha256="c" * 64),
+        ],
+    )
+
+    document = json.loads(bill_of_materials(MANIFEST, HERE, toolkit_parts(home), epoch=None))
+    found = {component["name"]: component for component in document["components"]}
+
+    assert found["cuda_cudart"]["purl"] == f"pkg:generic/nvidia/cuda_cudart@12.8.90?checksum=sha256:{'a' * 64}"
+    assert found["nvidia-cuda-toolkit"]["hashes"] == [{"alg": "SHA-256", "content": "b" * 64}]
+    assert [found[name]["scope"] for name in ("cuda_cudart", "nvidia-cuda-toolkit")] == ["required", "excluded"]

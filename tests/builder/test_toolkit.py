@@ -16,6 +16,8 @@ from dsdoctor.core.machine import Cuda
 NVCC = """#!/bin/sh
 if [ "$1" = -V ]; then echo "release 13.0, V13.0.88"; exit 0; fi
 case "$*" in *sm_60*) echo "nvcc fatal   : Unsupported gpu architecture 'compute_60'" >&2; exit 1;; esac
+for output; do :; done
+echo "/* an empty linker script */" > "$output"
 """
 
 
@@ -40,6 +42,7 @@ def plan(tmp_path: Path) -> ToolkitPlan:
     )
     write(wheels.parent / "nccl" / "include" / "nccl.h")
     write(wheels / "lib" / "libcurand.so.10")
+    write(wheels / "lib" / "libcudart.so.13", "/* an empty linker script */")
     return ToolkitPlan(
         root=str(tmp_path / "cache" / "toolkits" / "13.0-abc" / "home"),
         release=Cuda(13, 0),
@@ -137,3 +140,11 @@ def test_a_fetch_without_pip_is_an_error_with_the_next_step(plan: ToolkitPlan) -
             LocalHost(), fetching, python=str(script), architectures=(), compiler="/usr/bin/gcc", say=lambda _: None
         )
     assert not Path(plan.root).parent.exists()
+
+
+def test_a_link_that_fails_tells_the_linkers_own_line(plan: ToolkitPlan) -> None:
+    (Path(plan.layers[1].libraries[0]) / "libcudart.so.13").unlink()
+
+    with pytest.raises(BuildFailed, match=r"does not link: \S*ld: cannot find -lcudart"):
+        made(plan)
+    assert not Path(plan.root).exists()

@@ -21,6 +21,7 @@ from dsdoctor.builder.make.sbom import SBOM, bill_of_materials
 from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.builder.make.workdir import LIBRARY, Workdir, gather, tree_to_compile_in
 from dsdoctor.builder.toolkit.assemble import assemble
+from dsdoctor.builder.toolkit.kept import refuse_altered
 from dsdoctor.builder.toolkit.parts import toolkit_parts
 from dsdoctor.builder.toolkit.python_headers import unpack_headers
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
@@ -111,6 +112,8 @@ def _prepare(host: LocalHost, plan: BuildPlan, say: Callable[[str], None]) -> No
     toolkit, python = plan.toolkit, plan.python
     if toolkit is not None and toolkit.assemble:
         assemble(host, toolkit, python=python, architectures=plan.architectures, compiler=plan.env["CC"], say=say)
+    elif toolkit is not None:
+        refuse_altered(Path(toolkit.root))
     if plan.headers is not None:
         say(f"unpacking {plan.headers.package}")
         unpack_headers(host, plan.headers)

@@ -15,6 +15,8 @@ import msgspec
 from dsdoctor.builder.make.manifest import Manifest, ManifestOp
 from dsdoctor.builder.plan.compiler import version_of
 from dsdoctor.builder.source.sdists import NEWEST
+from dsdoctor.builder.toolkit.kept import NVIDIA as NVIDIA_ARCHIVES
+from dsdoctor.builder.toolkit.kept import PYPI
 from dsdoctor.builder.toolkit.parts import Part
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.machine import Machine
@@ -160,16 +162,42 @@ def _materials(manifest: Manifest, parts: Iterable[Part]) -> Iterator[Component]
         release = str(manifest.plan.toolkit.release)
         yield _component("framework", "cuda-toolkit", release, manufacturer=NVIDIA, scope="required")
     for part in parts:
-        yield _package(part.name, part.version, scope="excluded" if is_tool(part) else "required", manufacturer=NVIDIA)
+        yield _component(
+            "library",
+            part.name,
+            part.version,
+            purl=purl_of(part),
+            scope="excluded" if is_tool(part) else "required",
+            manufacturer=NVIDIA,
+            hashes=[{"alg": "SHA-256", "content": part.sha256}] if part.sha256 else None,
+        )
+
+
+def purl_of(part: Part) -> str:
+    """The package URL of a part of a toolkit.
+
+    >>> purl_of(Part(name="nvidia-cuda-toolkit", version="12.4.131~12.4.1-2", origin="debian"))
+    'pkg:deb/debian/nvidia-cuda-toolkit@12.4.131~12.4.1-2'
+    >>> purl_of(Part(name="cuda_nvcc", version="12.8.93", origin="nvidia", sha256="ab"))
+    'pkg:generic/nvidia/cuda_nvcc@12.8.93?checksum=sha256:ab'
+    """
+    if part.origin == PYPI:
+        return purl(part.name, part.version)
+    version = quote(part.version, safe="~")
+    if part.origin == NVIDIA_ARCHIVES:
+        return f"pkg:generic/nvidia/{part.name}@{version}" + (f"?checksum=sha256:{part.sha256}" if part.sha256 else "")
+    return f"pkg:deb/{part.origin}/{part.name}@{version}"
 
 
 def is_tool(part: Part) -> bool:
-    """Whether a part of a toolkit only compiles: nvcc and its back end.
+    """Whether a part of a toolkit only compiles: nvcc and its back end, or a distribution's package, of which no more is taken.
 
     >>> is_tool(Part(name="nvidia-cuda-nvcc-cu12", version="1")), is_tool(Part(name="nvidia-nvjitlink", version="1"))
     (True, False)
     """
-    return re.fullmatch(r"nvidia-(cuda-nvcc|nvvm)(-cu\d+)?", part.name) is not None
+    if part.origin not in {PYPI, NVIDIA_ARCHIVES}:
+        return True
+    return re.fullmatch(r"nvidia-(cuda-nvcc|nvvm)(-cu\d+)?|cuda_nvcc|libnvvm", part.name) is not None
 
 
 def _package(name: str, version: str, **more: Any) -> Component:

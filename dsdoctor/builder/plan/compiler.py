@@ -1,7 +1,9 @@
 """Machine + toolkit -> the host compiler that both nvcc and torch accept. Pure."""
 
+from dataclasses import replace
+
 from dsdoctor.core.build_models import Choice, ToolkitPlan
-from dsdoctor.core.compatibility import compiler_limits, fits
+from dsdoctor.core.compatibility import compiler_limits, fits, newest_compiler
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import instead, step
 from dsdoctor.core.machine import Compiler, Machine, Toolkit
@@ -32,8 +34,12 @@ def _limits(machine: Machine, toolkit: ToolkitPlan | None, kind: str) -> tuple[i
     if toolkit is None:
         return compiler_limits(machine.torch, kind, ())
     known = [known for known in machine.toolkits if _is_or_feeds(known, toolkit)]
-    # an assembled toolkit does not exist yet: from its release alone, torch's own table of compilers is applied
-    return compiler_limits(machine.torch, kind, [*known, Toolkit(root=toolkit.root, release=toolkit.release)])
+    # an assembled toolkit does not exist yet: its release tells, with torch's own table of compilers and what is known of its nvcc
+    planned = Toolkit(root=toolkit.root, release=toolkit.release)
+    if toolkit.fetches:
+        newest = {name: newest_compiler(toolkit.release, name) for name in ("gcc", "clang")}
+        planned = replace(planned, newest_gcc=newest["gcc"], newest_clang=newest["clang"])
+    return compiler_limits(machine.torch, kind, [*known, planned])
 
 
 def _is_or_feeds(known: Toolkit, toolkit: ToolkitPlan) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from dsdoctor.builder.plan.ops import DEFAULT, needs_of, refusal, wanted_ops
 from dsdoctor.builder.plan.plan import plan_build
 from dsdoctor.builder.source.op_catalogue import need_of
+from dsdoctor.builder.toolkit.offers import NOT_ASKED, Offers
 from dsdoctor.core import needs
 from dsdoctor.core.architectures import numeric, parse_architectures, plain
 from dsdoctor.core.build_models import OpFact, Source
@@ -73,16 +74,18 @@ def judge_ops(
     *,
     cache: str,
     compiled: Mapping[str, str | None] | None = None,
+    offers: Offers = NOT_ASKED,
 ) -> OpTable:
     """Judge every op of a DeepSpeed. Raises UsageError for an unknown op in the request.
 
     ``findings`` are those of the checks, whose ``affects`` may hold needs. ``compiled`` is what the compiler answered (--deep):
-    None for an op that passed, else its error; for an op that is not in it the compiler was not asked.
+    None for an op that passed, else its error; for an op that is not in it the compiler was not asked. ``offers`` are what can be
+    fetched of a CUDA that PyPI has no compiler of.
     """
     asked = _asked(source, request)
     wants = {fact.op: requirements(fact, machine) | {fact.op} for fact in source.ops}
     op_findings = tuple(_in_ops(finding, wants) for finding in findings)
-    hinders_build = _what_hinders_build_wheel(machine, source, request, cache)
+    hinders_build = _what_hinders_build_wheel(machine, source, request, cache, offers)
     ops = tuple(
         _verdict(fact, machine, source, op_findings, hinders_build[fact.op], compiled or {}) for fact in source.ops
     )
@@ -181,16 +184,16 @@ def _architectures(machine: Machine) -> tuple[str, ...]:
 
 
 def _what_hinders_build_wheel(
-    machine: Machine, source: Source, request: BuildRequest, cache: str
+    machine: Machine, source: Source, request: BuildRequest, cache: str, offers: Offers
 ) -> dict[str, str | None]:
     """For every op why build-wheel would not get it, None where it would."""
     everything = replace(request, ops=("all",), ops_because="")
-    whole = _planned(machine, source, everything, cache)
+    whole = _planned(machine, source, everything, cache, offers)
     rest = whole
     if IMPOSSIBLE in whole:
         # where no toolkit can be had, the ops that need none can still be built
         host_only = replace(source, ops=tuple(fact for fact in source.ops if not fact.needs_toolkit))
-        rest = _planned(machine, host_only, everything, cache)
+        rest = _planned(machine, host_only, everything, cache, offers)
 
     def why(fact: OpFact) -> str | None:
         left_out = whole if fact.needs_toolkit else rest
@@ -199,13 +202,15 @@ def _what_hinders_build_wheel(
     return {fact.op: why(fact) for fact in source.ops}
 
 
-def _planned(machine: Machine, source: Source, request: BuildRequest, cache: str) -> dict[str, str | None]:
+def _planned(
+    machine: Machine, source: Source, request: BuildRequest, cache: str, offers: Offers
+) -> dict[str, str | None]:
     """The ops that a plan leaves out and why; under IMPOSSIBLE what makes the whole plan impossible."""
     torch = machine.torch
     if torch is not None and torch.cuda is None and any(fact.needs_toolkit for fact in source.ops):
         return {IMPOSSIBLE: f"torch {torch.version} is a CPU build"}
     try:
-        plan = plan_build(machine, source, request, cache=cache)
+        plan = plan_build(machine, source, request, cache=cache, offers=offers)
     except DoctorError as error:
         return {IMPOSSIBLE: error.message}
     left_out: dict[str, str | None] = {left.op: left.because for left in plan.left_out}

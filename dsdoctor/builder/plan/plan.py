@@ -20,6 +20,7 @@ from dsdoctor.builder.plan.ops import Refusal, WantedOps, finding_of, needs_of, 
 from dsdoctor.builder.plan.preconditions import disk_needed, environment_findings, gap_findings, working_torch
 from dsdoctor.builder.plan.processor import choose_processor
 from dsdoctor.builder.toolkit.choose import Needs, choose_toolkit
+from dsdoctor.builder.toolkit.offers import NOT_ASKED, Offers
 from dsdoctor.builder.toolkit.plan_assembly import EVERY_HEADER
 from dsdoctor.builder.toolkit.python_headers import choose_headers
 from dsdoctor.core.architectures import only
@@ -48,6 +49,7 @@ class ToolkitAdvice:
     toolkit: ToolkitPlan | None
     compiler: Compiler | None
     architectures: tuple[str, ...]
+    choices: tuple[Choice, ...]
     findings: tuple[Finding, ...]
 
 
@@ -63,13 +65,18 @@ class _Means:
     findings: tuple[Finding, ...]
 
 
-def plan_build(machine: Machine, source: Source, request: BuildRequest, *, cache: str) -> BuildPlan:
-    """Decide everything. What is wrong with the machine becomes ERROR findings of the plan; a bad request raises UsageError."""
+def plan_build(
+    machine: Machine, source: Source, request: BuildRequest, *, cache: str, offers: Offers = NOT_ASKED
+) -> BuildPlan:
+    """Decide everything. What is wrong with the machine becomes ERROR findings of the plan; a bad request raises UsageError.
+
+    ``offers`` are what can be fetched of a CUDA that PyPI has no compiler of.
+    """
     torch, accelerator = working_torch(machine), source.accelerator
     wanted = wanted_ops(source, request)
     listed = choose_architectures(machine, request) if accelerator == "cuda" else NO_ARCHITECTURES
     possible = _sift(wanted, wanted.ops, lambda fact: refusal(fact, machine, source, listed.entries))
-    means = _means(machine, request, cache, wanted, possible.facts)
+    means = _means(machine, request, cache, offers, wanted, possible.facts)
     architectures, arch_choices, arch_findings = fit_architectures(listed, means.toolkit)
     fitting = _sift(wanted, means.served.facts, lambda fact: refusal(fact, machine, source, architectures))
     ops = tuple(_op_plan(fact, architectures, wanted) for fact in fitting.facts)
@@ -114,11 +121,18 @@ def _unused(machine: Machine, request: BuildRequest, accelerator: str) -> tuple[
     return unused_architectures(machine, request) if accelerator == "cpu" else ()
 
 
-def _means(machine: Machine, request: BuildRequest, cache: str, wanted: WantedOps, facts: tuple[OpFact, ...]) -> _Means:
+def _means(
+    machine: Machine,
+    request: BuildRequest,
+    cache: str,
+    offers: Offers,
+    wanted: WantedOps,
+    facts: tuple[OpFact, ...],
+) -> _Means:
     """Choose toolkit, host compiler and Python's headers, and the ops that can be built with them."""
     needs = needs_of(facts, machine)
     toolkit, toolkit_choices, toolkit_findings = (
-        choose_toolkit(machine, request, cache, needs) if needs.headers else (None, (), ())
+        choose_toolkit(machine, request, cache, needs, offers) if needs.headers else (None, (), ())
     )
     served = _sift(wanted, facts, lambda fact: toolkit_refusal(fact, machine, toolkit))
     device_code = any(fact.has_device_code for fact in served.facts)
@@ -149,7 +163,7 @@ def _about_the_machine(machine: Machine, source: Source, means: _Means, disk: in
     return (*environment_findings(machine, disk), *callers, *gap_findings(machine))
 
 
-def plan_toolkit(machine: Machine, request: BuildRequest, cache: str) -> ToolkitAdvice:
+def plan_toolkit(machine: Machine, request: BuildRequest, cache: str, offers: Offers = NOT_ASKED) -> ToolkitAdvice:
     """A toolkit that serves every CUDA op. Raises ImpossiblePlan for a CPU build of torch."""
     torch = working_torch(machine)
     if torch.cuda is None:
@@ -158,13 +172,14 @@ def plan_toolkit(machine: Machine, request: BuildRequest, cache: str) -> Toolkit
             hint="name the Python of a CUDA build with --python PATH",
         )
     needs = Needs(headers=EVERY_HEADER, libraries=frozenset({"cudart", "curand"}))
-    toolkit, _, findings = choose_toolkit(machine, request, cache, needs)
-    architectures, _, arch_findings = fit_architectures(choose_architectures(machine, request), toolkit)
-    compiler, _, compiler_findings = choose_compiler(machine, toolkit, device_code=True)
+    toolkit, choices, findings = choose_toolkit(machine, request, cache, needs, offers)
+    architectures, arch_choices, arch_findings = fit_architectures(choose_architectures(machine, request), toolkit)
+    compiler, compiler_choices, compiler_findings = choose_compiler(machine, toolkit, device_code=True)
     return ToolkitAdvice(
         toolkit=toolkit,
         compiler=compiler,
         architectures=architectures,
+        choices=(*choices, *arch_choices, *compiler_choices),
         findings=(*findings, *arch_findings, *compiler_findings),
     )
 

@@ -16,6 +16,9 @@ OBJECT_DISK = 48 << 20
 """Bytes of one object with its share of the shared object: with -g they are 17 to 40 MB."""
 
 TOOLKIT_DISK = GIB
+UNPACKED = 6
+"""What NVIDIA's archives take with what is in them, as a multiple of their size, estimated high."""
+
 SETUPTOOLS_WITH_BDIST_WHEEL = Version("70.1")
 
 
@@ -41,7 +44,8 @@ def working_torch(machine: Machine) -> Torch:
 def disk_needed(ops: tuple[OpPlan, ...], toolkit: ToolkitPlan | None) -> int:
     """The bytes that a build may take in the cache folder, estimated high."""
     objects = sum(len(op.sources) * OBJECT_DISK for op in ops)
-    return BASE_DISK + objects + (TOOLKIT_DISK if toolkit and toolkit.fetch else 0)
+    archives = sum(archive.size for archive in toolkit.archives) if toolkit else 0
+    return BASE_DISK + objects + (TOOLKIT_DISK if toolkit and toolkit.fetches else 0) + UNPACKED * archives
 
 
 def environment_findings(machine: Machine, disk: int) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ The members are written here and not by ``tarfile.extractall``: Debian 12's Pyth
 releases were passed by links that lead through other links.
 """
 
+import errno
 import lzma
 import os
 import shutil
@@ -25,6 +26,7 @@ DAMAGE = (
 )
 """What tarfile and zipfile raise for a damaged archive; RuntimeError is zipfile's for one with a password."""
 
+SOURCES = "a DeepSpeed source can be"
 Parts = tuple[str, ...]
 
 
@@ -36,7 +38,7 @@ def unpack(archive: Path, folder: Path) -> None:
         if zipfile.is_zipfile(archive):
             _unzip(archive, staging)
         else:
-            _untar(archive, staging)
+            _untar(archive, staging, SOURCES)
         tops = [path for path in staging.iterdir() if path.is_dir()]
         if len(tops) != 1:
             raise UsageError(f"{archive} is not an sdist: it holds {len(tops)} top folders, an sdist holds one")
@@ -54,18 +56,34 @@ def unpack(archive: Path, folder: Path) -> None:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def untar(archive: Path, folder: Path, *, largest: int, most: str) -> None:
+    """Unpack any .tar.gz or .tar.xz into an existing folder. ``largest``: the bytes that it may unpack to; ``most``: who has so
+    much at most, for the message.
+
+    Raises UsageError for a damaged archive, one that would write outside, and one without end.
+    """
+    try:
+        _untar(archive, folder, most, largest)
+    except DoctorError:
+        raise
+    except DAMAGE as error:
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        raise UsageError(f"{archive} is not a readable archive: {error}", hint="fetch it again") from None
+
+
 def _unzip(archive: Path, staging: Path) -> None:
     with zipfile.ZipFile(archive) as file:
-        _refuse_too_large(archive, len(file.infolist()), sum(entry.file_size for entry in file.infolist()))
+        _refuse_too_large(archive, len(file.infolist()), sum(entry.file_size for entry in file.infolist()), SOURCES)
         for name in file.namelist():
             if name.startswith("/") or ".." in PurePosixPath(name).parts:
                 raise UsageError(f"{archive} holds {name!r}, which lies outside of it")
         file.extractall(staging)  # noqa: S202 - every name was checked above, and zipfile writes no links
 
 
-def _untar(archive: Path, staging: Path) -> None:
+def _untar(archive: Path, staging: Path, most: str, largest: int = LARGEST) -> None:
     with tarfile.open(archive) as tar:
-        members = list(_within_limits(tar, archive))
+        members = list(_within_limits(tar, archive, most, largest))
         links = {_parts(member) for member in members if member.issym()}
         for member in members:
             if not _stays_inside(member, links):
@@ -74,20 +92,20 @@ def _untar(archive: Path, staging: Path) -> None:
             _write(tar, member, staging)
 
 
-def _within_limits(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
+def _within_limits(tar: tarfile.TarFile, archive: Path, most: str, largest: int) -> Iterator[tarfile.TarInfo]:
     """The members; the first that is too much ends it, before its bytes are unpacked."""
     total = 0
     for count, member in enumerate(tar, 1):
         total += max(0, member.size)
-        _refuse_too_large(archive, count, total)
+        _refuse_too_large(archive, count, total, most, largest)
         yield member
 
 
-def _refuse_too_large(archive: Path, count: int, total: int) -> None:
-    if count > MOST_FILES or total > LARGEST:
+def _refuse_too_large(archive: Path, count: int, total: int, most: str, largest: int = LARGEST) -> None:
+    if count > MOST_FILES or total > largest:
         raise UsageError(
-            f"{archive} unpacks to at least {count:,} files of {total:,} bytes, more than a DeepSpeed source can be",
-            hint="name an sdist of DeepSpeed, or a folder",
+            f"{archive} unpacks to at least {count:,} files of {total:,} bytes, more than {most}",
+            hint="name an sdist of DeepSpeed, or a folder" if most == SOURCES else "fetch it again",
         )
 
 

@@ -4,7 +4,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dsdoctor.builder.source.op_catalogue import BASE_HEADERS
-from dsdoctor.builder.toolkit.plan_assembly import MARK, assembled_in, assembly
+from dsdoctor.builder.toolkit.offers import NOT_ASKED, Offers
+from dsdoctor.builder.toolkit.plan_assembly import (
+    FIRST_ON_PYPI,
+    MARK,
+    assembled_in,
+    assembly,
+    not_on_pypi,
+    wheels_of,
+)
+from dsdoctor.builder.toolkit.plan_offers import from_offers
+from dsdoctor.core.architectures import parse_architectures, plain
 from dsdoctor.core.build_models import Choice, ToolkitPlan
 from dsdoctor.core.compatibility import MINOR_TOLERANT
 from dsdoctor.core.finding import Finding, has_error
@@ -15,7 +25,7 @@ from dsdoctor.core.requests import BuildRequest
 BASE_LIBRARIES = ("cudart",)
 """torch links every CUDA extension with -lcudart."""
 
-__all__ = ["BASE_LIBRARIES", "MARK", "Chosen", "Needs", "choose_toolkit", "lacking"]
+__all__ = ["BASE_LIBRARIES", "MARK", "Chosen", "Needs", "choose_toolkit", "lacking", "needs_offers"]
 
 Chosen = tuple[ToolkitPlan | None, tuple[Choice, ...], tuple[Finding, ...]]
 
@@ -37,18 +47,56 @@ CHOOSE_FOR_ME = "let dsdoctor choose or assemble one"
 BARE = Needs(headers=frozenset(BASE_HEADERS), libraries=frozenset(BASE_LIBRARIES))
 
 
-def choose_toolkit(machine: Machine, request: BuildRequest, cache: str, needs: Needs) -> Chosen:
-    """Choose a toolkit for this torch: an existing one, else an assembled one, else one that serves at least some of the ops."""
+def choose_toolkit(
+    machine: Machine, request: BuildRequest, cache: str, needs: Needs, offers: Offers = NOT_ASKED
+) -> Chosen:
+    """Choose a toolkit for this torch: an existing one, else an assembled one, else one that serves at least some of the ops.
+
+    ``offers`` are what can be fetched where PyPI has no compiler.
+    """
     release = _torch_release(machine)
     if request.toolkit not in {"auto", "pypi"}:
         return _named(machine, request, cache, release, needs)
-    found = _as_it_is(machine, release, needs) if request.toolkit == "auto" else None
+    found = _as_it_is(machine, release, needs, offers) if request.toolkit == "auto" else None
     if found is not None:
         return found
     made = assembly(machine, request, cache, release, _compilers(machine, request, release), needs.headers)
-    if made[0] is not None or request.toolkit == "pypi":
+    if made[0] is not None:
         return made
-    return _as_it_is(machine, release, BARE) or _another_minor(machine, request, release) or made
+    fetched = from_offers(machine, release, cache, offers, wheels_of(machine, release))
+    if fetched is not None:
+        return fetched
+    if request.toolkit == "pypi":
+        return _refused(machine, release, made, offers)
+    some = _as_it_is(machine, release, BARE, offers) or _another_minor(machine, request, release)
+    return some or _refused(machine, release, made, offers)
+
+
+def needs_offers(machine: Machine, request: BuildRequest, *, mirror: bool = False) -> bool:
+    """Whether it matters what can be fetched beside PyPI: nothing that is here serves torch's CUDA 12 or older.
+
+    One of another minor that dsdoctor assembled serves, unless it cannot compile for --arch, or a ``mirror`` is named now.
+    """
+    release = machine.torch.cuda if machine.torch else None
+    if release is None or release.major >= FIRST_ON_PYPI or request.offline or request.toolkit not in {"auto", "pypi"}:
+        return False
+    if request.toolkit == "pypi":
+        return True
+    plan, _, _ = choose_toolkit(machine, request, "", BARE)
+    here = next((toolkit for toolkit in machine.toolkits if plan and toolkit.root == plan.root), None)
+    if plan is None or here is None or here.release == release or not assembled_in(here):
+        return plan is None
+    return mirror or not _compiles(here, request.arch)
+
+
+def _compiles(toolkit: Toolkit, arch: str | None) -> bool:
+    wanted = parse_architectures(arch) if arch else ()
+    return all(plain(entry) in toolkit.architectures for entry in wanted)
+
+
+def _refused(machine: Machine, release: Cuda, made: Chosen, offers: Offers) -> Chosen:
+    """Nothing can be had; where others than PyPI were asked, what they said."""
+    return (None, (), (not_on_pypi(machine, release, offers.misses),)) if offers.asked else made
 
 
 def lacking(
@@ -72,18 +120,23 @@ def _torch_release(machine: Machine) -> Cuda:
     return machine.torch.cuda
 
 
-def _as_it_is(machine: Machine, release: Cuda, needs: Needs) -> Chosen | None:
-    """An existing toolkit that meets the needs: of torch's release, else of the nearest minor where DeepSpeed accepts another."""
+def _as_it_is(machine: Machine, release: Cuda, needs: Needs, offers: Offers = NOT_ASKED) -> Chosen | None:
+    """An existing toolkit that meets the needs: of torch's release, else of the nearest minor where DeepSpeed accepts another.
+
+    One of another minor that dsdoctor assembled is not taken where the very release can be fetched now.
+    """
     here = [toolkit for toolkit in machine.toolkits if toolkit.nvcc and toolkit.release and needs.met_by(toolkit)]
     for toolkit in here:
         if toolkit.release == release:
             return _take(toolkit, f"its release {release} is the one torch was built with, and it is whole")
     near = [toolkit for toolkit in here if toolkit.release and toolkit.release.major == release.major]
+    if offers.nvidia is not None:
+        near = [toolkit for toolkit in near if not assembled_in(toolkit)]
     if not near or release.major not in MINOR_TOLERANT:
         return None
     nearest = min(near, key=lambda toolkit: abs((toolkit.release or release).minor - release.minor))
     because = f"no whole toolkit of torch's CUDA {release} is here; DeepSpeed accepts another minor of {release.major}"
-    return _take(nearest, because)
+    return _take(nearest, because, minor_of=release if assembled_in(nearest) else None)
 
 
 def _another_minor(machine: Machine, request: BuildRequest, release: Cuda) -> Chosen | None:

@@ -1,9 +1,11 @@
-"""A toolkit's folder -> the Python packages that it was made of. Reads files only."""
+"""A toolkit's folder -> the packages and archives that it was made of. Reads files only."""
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from dsdoctor.builder.toolkit.kept import PYPI, read_mark
 
 SAMPLE_FILES = (
     *("bin/nvcc", "nvvm/bin/cicc", "include/crt/host_config.h", "include/cuda_runtime.h", "include/cublas_v2.h"),
@@ -15,15 +17,26 @@ SAMPLE_FILES = (
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Part:
-    """A Python package that provides a part of a toolkit."""
+    """What provides a part of a toolkit: a Python package, one of NVIDIA's archives ("nvidia"), or a package of a distribution,
+    by whose name ``origin`` goes then. ``sha256`` is known of what dsdoctor fetched."""
 
     name: str
     version: str
+    origin: str = "pypi"
+    sha256: str | None = None
 
 
 def toolkit_parts(root: Path) -> tuple[Part, ...]:
-    """The Python packages that a toolkit's files belong to; none for a toolkit that was not installed by pip."""
-    return tuple(sorted({part for sample in SAMPLE_FILES for part in _owners((root / sample).resolve())}))
+    """What a toolkit's files belong to; nothing for one that was installed neither by pip nor by dsdoctor."""
+    kept = read_mark(root)
+    digests = {(part.name, part.version): part.sha256 for part in kept if part.origin == PYPI}
+    wheels = {part for sample in SAMPLE_FILES for part in _owners((root / sample).resolve())}
+    others = [
+        Part(name=part.name, version=part.version, origin=part.origin, sha256=part.sha256)
+        for part in kept
+        if part.origin != PYPI
+    ]
+    return (*(replace(part, sha256=digests.get((part.name, part.version))) for part in sorted(wheels)), *others)
 
 
 def _owners(file: Path) -> Iterator[Part]:

@@ -51,13 +51,13 @@ def assembly(
     """
     # where PyPI has all parts, the toolkit gets every header, so that it serves every op from then on
     base = compilers[0] if compilers else None
-    wheels = [toolkit for toolkit in machine.toolkits if _is_wheels(toolkit, release)]
+    wheels = wheels_of(machine, release)
     used = [*([base] if base else []), *wheels]
     present = frozenset().union(*(toolkit.headers for toolkit in used)) if used else frozenset()
     on_pypi = release.major >= FIRST_ON_PYPI and fetch
     wanted = EVERY_HEADER if on_pypi else headers
     if not on_pypi and (base is None or not wanted <= present):
-        return None, (), (_not_on_pypi(machine, release, wanted - present),)
+        return None, (), (not_on_pypi(machine, release, missing=wanted - present),)
     requirements = _requirements(machine, release, present, with_nvcc=base is None) if on_pypi else ()
     layers = tuple(_layer(toolkit) for toolkit in used)
     plan = ToolkitPlan(
@@ -83,7 +83,8 @@ def assembled_in(toolkit: Toolkit) -> bool:
 def user_space_toolkit(release: Cuda) -> Fix:
     """How a user without root gets a whole toolkit of a release that PyPI does not carry."""
     return Fix(
-        text=f"put a whole CUDA {release} toolkit into your home (either way needs no root), then name it",
+        text=f"any of these, none needs root: a whole CUDA {release} toolkit in your home, by conda or NVIDIA's runfile, and "
+        f"named; a mirror of NVIDIA's archives; a torch for CUDA {FIRST_ON_PYPI} or later, whose compiler is on PyPI",
         steps=(
             step('conda create -y -p "$HOME"/cuda-{release} -c nvidia cuda-toolkit={release}', release=str(release)),
             instead(
@@ -92,13 +93,19 @@ def user_space_toolkit(release: Cuda) -> Fix:
                 release=str(release),
             ),
             step('python -m dsdoctor build-wheel --toolkit "$HOME"/cuda-{release}', release=str(release)),
+            instead("export DSDOCTOR_CUDA_REDIST=https://mirror/cuda/redist", note="or file:///folder"),
+            instead(
+                "python -m pip install --upgrade torch --index-url https://download.pytorch.org/whl/cu130",
+                note="a torch whose compiler is on PyPI",
+            ),
         ),
     )
 
 
-def _is_wheels(toolkit: Toolkit, release: Cuda) -> bool:
-    same = toolkit.release is not None and toolkit.release.major == release.major
-    return same and "pypi_wheels" in toolkit.found_via
+def wheels_of(machine: Machine, release: Cuda) -> list[Toolkit]:
+    """The headers and libraries of PyPI's packages, those that torch needs, for a CUDA major."""
+    wheels = (toolkit for toolkit in machine.toolkits if "pypi_wheels" in toolkit.found_via)
+    return [toolkit for toolkit in wheels if toolkit.release is not None and toolkit.release.major == release.major]
 
 
 def _layer(toolkit: Toolkit) -> Layer:
@@ -134,7 +141,10 @@ def _why(machine: Machine, release: Cuda, base: Toolkit | None) -> str:
     return f"torch was built with CUDA {release}, and {here}"
 
 
-def _not_on_pypi(machine: Machine, release: Cuda, missing: frozenset[str]) -> Finding:
+def not_on_pypi(
+    machine: Machine, release: Cuda, misses: Sequence[str] = (), *, missing: frozenset[str] = frozenset()
+) -> Finding:
+    """No toolkit can be had for a CUDA that PyPI has no compiler of; ``misses`` is what others said who were asked."""
     seen = [f"{t.root}: CUDA {t.version}" for t in machine.toolkits if t.nvcc]
     lacks = f" (missing: {', '.join(sorted(missing))})" if seen and missing else ""
     return Finding(
@@ -142,7 +152,7 @@ def _not_on_pypi(machine: Machine, release: Cuda, missing: frozenset[str]) -> Fi
         severity=Severity.ERROR,
         title=f"torch was built with CUDA {release}, and no whole toolkit of CUDA {release.major} is here{lacks}; "
         f"PyPI carries a CUDA compiler only from {FIRST_ON_PYPI}.0 on",
-        evidence=tuple(seen),
+        evidence=(*seen, *misses),
         fix=user_space_toolkit(release),
     )
 

@@ -1,0 +1,323 @@
+"""Debian's and Ubuntu's own nvidia-cuda-toolkit, asked for and fetched by apt without root, and unpacked, not installed.
+
+apt works under a configuration of its own in dsdoctor's cache folder: the mirrors are the system's, the suites those that hold a
+CUDA compiler, the signatures are checked with the distribution's keyring, and nothing of the system's apt is changed.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from filelock import FileLock
+
+from dsdoctor.builder.toolkit.download import Meter, Say, shown
+from dsdoctor.builder.toolkit.kept import sha256_of
+from dsdoctor.core.build_models import DebianPackage
+from dsdoctor.core.errors import BuildFailed
+from dsdoctor.core.files import write_text
+from dsdoctor.core.host import Host, LocalHost
+from dsdoctor.core.pip import why_failed
+from dsdoctor.core.workspace import private_folder
+
+PACKAGE = "nvidia-cuda-toolkit"
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+ANSWER_LIMIT = 30.0
+"""Seconds for a question to apt, also one that goes over the network: check waits for it where a firewall swallows everything."""
+
+UNPACK_LIMIT = 600.0
+MIRRORS_TRIED = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distribution:
+    """Where a distribution has the compiler. ``suites`` are those with CUDA 11.8 and later that stay on its mirrors."""
+
+    name: str
+    identity: str
+    keyrings: tuple[str, ...]
+    component: str
+    suites: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mirror:
+    """A distribution's archive as this system is set up to reach it. ``keyring`` is the file that checks its signatures."""
+
+    distribution: Distribution
+    address: str
+    keyring: str
+
+
+DISTRIBUTIONS = (
+    Distribution(
+        name="Debian",
+        identity="debian",
+        keyrings=("/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"),
+        component="non-free",
+        suites=("trixie", "bookworm"),
+    ),
+    Distribution(
+        name="Ubuntu",
+        identity="ubuntu",
+        keyrings=("/usr/share/keyrings/ubuntu-archive-keyring.gpg",),
+        component="multiverse",
+        suites=("resolute", "noble"),
+    ),
+)
+
+# a line of #clear takes back what the system's apt.conf.d says: its hooks would change the system's own cache
+CONFIGURATION = """\
+Dir::State "{folder}/state";
+Dir::State::status "/dev/null";
+Dir::Cache "{folder}/cache";
+Dir::Log "{folder}/log";
+Dir::Etc::SourceList "{folder}/private.sources";
+Dir::Etc::SourceParts "/dev/null";
+Dir::Etc::Preferences "/dev/null";
+Dir::Etc::PreferencesParts "/dev/null";
+APT::Architecture "{architecture}";
+#clear APT::Architectures;
+#clear APT::Update::Pre-Invoke;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+#clear APT::Default-Release;
+APT::Sandbox::User "root";
+APT::Get::AllowUnauthenticated "false";
+Acquire::AllowInsecureRepositories "false";
+Acquire::AllowWeakRepositories "false";
+Acquire::AllowDowngradeToInsecureRepositories "false";
+Acquire::Languages "none";
+Acquire::http::Timeout "10";
+Acquire::https::Timeout "10";
+"""
+SOURCES = """\
+Types: deb
+URIs: {address}
+Suites: {suites}
+Components: {component}
+Architectures: {architecture}
+Targets: Packages
+Signed-By: {keyring}
+"""
+
+
+def find_mirrors(host: Host) -> tuple[Mirror, ...] | str:
+    """The mirrors of the distribution that this system uses, likeliest first; else why there is none."""
+    apt_get = host.which("apt-get")
+    if apt_get is None or host.which("dpkg-deb") is None:
+        return "there is no apt-get and dpkg-deb here"
+    kinds = parse_kinds(host.search("/etc/os-release", r"^(?:ID|ID_LIKE)=.*$"))
+    known = {distribution.identity: distribution for distribution in DISTRIBUTIONS}
+    for distribution in (known[kind] for kind in kinds if kind in known):
+        keyring = next((path for path in distribution.keyrings if host.exists(path)), None)
+        if keyring is None:
+            continue
+        # it fetches nothing, needs no root, and knows the mirrors also where an image has thrown the lists away
+        listed = host.run([apt_get, "update", "--print-uris"], timeout=ANSWER_LIMIT)
+        addresses = parse_targets(listed.stdout)
+        if not addresses:
+            return f"apt here has no mirror of {distribution.name}"
+        return tuple(
+            Mirror(distribution=distribution, address=found, keyring=keyring) for found in addresses[:MIRRORS_TRIED]
+        )
+    return "this is neither Debian nor Ubuntu with its keyring"
+
+
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """What a system is, and what it is like, nearest first: Ubuntu is like Debian, and has not its packages.
+
+    >>> parse_kinds('ID_LIKE="ubuntu debian"\\nID=linuxmint')
+    ('linuxmint', 'ubuntu', 'debian')
+    """
+    lines = sorted(line for line in text.splitlines() if "=" in line)
+    return tuple(word for line in lines for word in re.findall(r"[a-z]+", line.partition("=")[2]))
+
+
+def parse_targets(text: str) -> tuple[str, ...]:
+    """The addresses of ``apt-get update --print-uris`` that may be the distribution's: others' (a vendor's) come last.
+
+    >>> parse_targets("'https://repo.example/x/dists/stable/InRelease' a 0\\n"
+    ...     "'http://m.x/debian/dists/bookworm-updates/InRelease' b 0\\n'http://m.x/debian/dists/bookworm/InRelease' c 0")
+    ('http://m.x/debian/', 'https://repo.example/x/')
+    """
+    # what lies beside the suite itself (-updates, -security) is no archive of whole releases
+    found = dict.fromkeys(re.findall(r"^'([^'\s]+/)dists/[a-z]+/InRelease' ", text, re.MULTILINE))
+    usual = re.compile(r"/(?:debian|ubuntu|ubuntu-ports)/$")
+    return tuple(sorted(found, key=lambda address: not usual.search(urlsplit(address).path)))
+
+
+def ask_distribution(
+    host: LocalHost, mirrors: Sequence[Mirror], folder: Path, architecture: str
+) -> tuple[DebianPackage, ...] | str:
+    """The CUDA compilers that a distribution packages for an architecture, by its signed index; else why there is none.
+
+    ``folder`` is where apt keeps what it needs; the first of the mirrors that answers stays set up there.
+    """
+    if architecture not in ARCHITECTURES:
+        return f"{mirrors[0].distribution.name} packages no CUDA compiler for {architecture}"
+    reason = ""
+    with FileLock(private_folder(folder) / ".lock"):
+        for mirror in mirrors:
+            _set_up(folder, mirror, ARCHITECTURES[architecture])
+            updated = host.run(_apt(folder, "apt-get", "update", "--quiet"), timeout=ANSWER_LIMIT)
+            listed = host.run(_apt(folder, "apt-cache", "madison", PACKAGE), timeout=ANSWER_LIMIT)
+            rows = parse_madison(listed.stdout)
+            found = tuple(package for row in rows if (package := _described(host, mirror, folder, *row)) is not None)
+            if found:
+                return found
+            late = updated.stderr if updated.returncode is None else ""
+            why = late or _complaint(updated.stderr) or f"it has no {PACKAGE} in {mirror.distribution.component}"
+            reason = reason or f"{mirror.distribution.name}'s packages at {shown(mirror.address)}: {why}"
+    return reason
+
+
+def parse_madison(text: str) -> tuple[tuple[str, str], ...]:
+    """Version and suite of each line of ``apt-cache madison``.
+
+    >>> parse_madison(" nvidia-cuda-toolkit | 12.4.131~12.4.1-2 | http://deb.example/debian trixie/non-free amd64 Packages")
+    (('12.4.131~12.4.1-2', 'trixie'),)
+    """
+    line = re.compile(
+        r"^ *[a-z0-9.+-]+ \| *([0-9][A-Za-z0-9.+~:-]{0,60}) \| \S+ ([a-z]+)/\S+ \S+ Packages$", re.MULTILINE
+    )
+    return tuple((match[1], match[2]) for match in line.finditer(text))
+
+
+def parse_record(text: str) -> tuple[int, str] | None:
+    """Size and sha256 from ``apt-cache show``.
+
+    >>> parse_record(f"Package: x\\nInstalled-Size: 5\\nSize: 87240108\\nSHA256: {'c' * 64}\\nSHA512: ff")[0]
+    87240108
+    """
+    size = re.search(r"^Size: (\d{1,12})$", text, re.MULTILINE)
+    digest = re.search(r"^SHA256: ([0-9a-f]{64})$", text, re.MULTILINE)
+    return (int(size[1]), digest[1]) if size and digest else None
+
+
+def fetch_package(host: LocalHost, package: DebianPackage, apt: Path, into: Path, say: Say) -> None:
+    """Fetch a package that ``ask_distribution`` found; its compiler is put into ``into``, laid out as NVIDIA's.
+
+    Raises BuildFailed.
+    """
+    scratch = into.with_name(f"{into.name}.deb")
+    scratch.mkdir(parents=True)
+    try:
+        deb = _download(host, package, apt, scratch, say)
+        answer = host.run(["dpkg-deb", "--extract", str(deb), str(scratch / "files")], timeout=UNPACK_LIMIT)
+        if not answer.ok:
+            raise BuildFailed(
+                f"{deb.name} could not be unpacked: {why_failed(host, answer.stderr)}", hint="see the disk's space"
+            )
+        for source, target in _places(scratch / "files"):
+            (into / target).parent.mkdir(parents=True, exist_ok=True)
+            source.rename(into / target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _download(host: LocalHost, package: DebianPackage, apt: Path, folder: Path, say: Say) -> Path:
+    meter = Meter(say, package.name, package.size)
+    lines: list[str] = []
+
+    def on_line(line: str) -> None:
+        state = re.match(r"dlstatus:\d+:([0-9.]+):", line)
+        if state and float(state[1]) < 100:
+            meter.at(int(package.size * float(state[1]) / 100))
+        elif not state:
+            lines.append(line)
+
+    wanted = f"{package.name}={package.version}"
+    argv = _apt(apt, "apt-get", "download", "--quiet", "-o", "APT::Status-Fd=1", wanted)
+    with FileLock(apt / ".lock"):
+        status = host.stream(argv, cwd=folder, env=_environment(host), on_line=on_line)
+    debs = sorted(folder.glob("*.deb")) if status == 0 else []
+    if len(debs) != 1:
+        raise BuildFailed(
+            f"apt could not fetch {wanted}: {_complaint(chr(10).join(lines)) or why_failed(host, chr(10).join(lines))}",
+            hint="check the network and apt's mirror; --toolkit DIR takes a toolkit that you have",
+        )
+    found = sha256_of(debs[0])
+    if found != package.sha256:
+        raise BuildFailed(
+            f"{debs[0].name} is not what {package.distribution}'s index describes: its sha256 is {found}, "
+            f"expected {package.sha256}",
+            hint="a proxy or mirror may have changed it: run again",
+        )
+    meter.at(package.size)
+    return debs[0]
+
+
+def _places(files: Path) -> Iterator[tuple[Path, str]]:
+    """The regular files of the package that make a compiler, and where NVIDIA's own toolkits have them."""
+    library = files / "usr" / "lib" / PACKAGE
+    folders = {
+        library / "bin" / "crt": "bin/crt",
+        library / "libdevice": "nvvm/libdevice",
+        files / "usr" / "bin": "bin",
+    }
+    single = {
+        library / "bin" / "nvcc": "bin/nvcc",
+        library / "bin" / "cicc": "nvvm/bin/cicc",
+        files / "usr" / "share" / "doc" / PACKAGE / "copyright": "LICENSE",
+    }
+    for folder, target in folders.items():
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            # usr/bin/nvcc is a script that knows only where the installed package is
+            if path.name != "nvcc" and path.is_file() and not path.is_symlink():
+                yield path, f"{target}/{path.name}"
+    yield from ((path, target) for path, target in single.items() if path.is_file() and not path.is_symlink())
+
+
+def _set_up(folder: Path, mirror: Mirror, architecture: str) -> None:
+    if re.search(r'["\\\n]', str(folder)):
+        raise BuildFailed(f"apt cannot work in {folder!s:.100}", hint="export DSDOCTOR_CACHE=/a/plain/folder")
+    for name in ("state/lists/partial", "cache/archives/partial", "log"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    distribution = mirror.distribution
+    write_text(folder / "apt.conf", CONFIGURATION.format(folder=folder, architecture=architecture))
+    sources = SOURCES.format(
+        address=mirror.address,
+        suites=" ".join(distribution.suites),
+        component=distribution.component,
+        architecture=architecture,
+        keyring=mirror.keyring,
+    )
+    write_text(folder / "private.sources", sources)
+    (folder / "private.sources").chmod(0o600)
+
+
+def _described(host: LocalHost, mirror: Mirror, folder: Path, version: str, suite: str) -> DebianPackage | None:
+    argv = _apt(folder, "apt-cache", "show", f"{PACKAGE}={version}")
+    known = parse_record(host.run(argv, timeout=ANSWER_LIMIT).stdout)
+    if known is None:
+        return None
+    return DebianPackage(
+        name=PACKAGE,
+        version=version,
+        distribution=mirror.distribution.name,
+        suite=suite,
+        component=mirror.distribution.component,
+        size=known[0],
+        sha256=known[1],
+    )
+
+
+def _apt(folder: Path, program: str, *arguments: str) -> list[str]:
+    return [program, "--config-file", str(folder / "apt.conf"), *arguments]
+
+
+def _environment(host: LocalHost) -> dict[str, str]:
+    return host.environment() | {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+
+
+def _complaint(text: str) -> str:
+    """apt's first error, else its first warning, without the address's password.
+
+    >>> _complaint("W: one\\nE: The repository 'x' is not signed.\\nE: more")
+    "The repository 'x' is not signed."
+    """
+    found = [line for mark in ("E: ", "W: ") for line in text.splitlines() if line.startswith(mark)]
+    return re.sub(r"://[^/@\s]+@", "://", found[0][3:].strip()) if found else ""

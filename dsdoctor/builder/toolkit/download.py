@@ -1,0 +1,246 @@
+"""URL -> a small document, or a file whose sha256 is known beforehand. https, or what the user named.
+
+Proxies and certificates are those of the environment (https_proxy, SSL_CERT_FILE). What a broken download left is continued, and
+nothing takes its name before its digest is right.
+"""
+
+import base64
+import http.client
+import io
+import os
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+from urllib.error import HTTPError, URLError
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from dsdoctor.builder.toolkit.kept import sha256_of
+from dsdoctor.core.errors import BuildFailed
+from dsdoctor.core.version import __version__
+
+CHUNK = 1 << 18
+SILENCE = 30.0
+"""Seconds without a byte after which a connection is given up."""
+
+PATIENCE = 3
+"""How many times the limit of an answer the whole document may take: a server that sends byte by byte is not waited for."""
+
+LONGEST = 3600.0
+ATTEMPTS = 5
+REPORT_EVERY = 5.0
+Say = Callable[[str], None]
+NETWORK = (OSError, http.client.HTTPException)
+"""What urllib raises where a server or the way to it fails."""
+
+
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but not from https to http."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        if urlsplit(req.full_url).scheme == "https" and urlsplit(newurl).scheme != "https":
+            raise OSError(f"it redirects to {shown(newurl)}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def read_document(url: str, *, most: int, timeout: float) -> bytes | None:
+    """A document of at most ``most`` bytes; None where the server has none of that name.
+
+    Raises OSError for a server that cannot be reached, and for a document that is larger or takes too long.
+    """
+    try:
+        with _opened(url, timeout=timeout) as answer:
+            content = _whole(answer, most, time.monotonic() + PATIENCE * timeout)
+    except HTTPError as error:
+        if error.code in {403, 404, 410}:
+            # a bucket without a listing says 403 for what it does not hold
+            return None
+        raise OSError(f"{shown(url)} answers {error.code} {error.reason}") from None
+    except URLError as error:
+        if isinstance(error.reason, FileNotFoundError):
+            return None
+        raise OSError(f"{shown(url)} cannot be reached: {error.reason}") from None
+    except http.client.HTTPException as error:
+        raise OSError(f"{shown(url)} does not answer in HTTP: {error!r}") from None
+    except TimeoutError:
+        raise OSError(f"{shown(url)} does not answer in time") from None
+    if len(content) > most:
+        raise OSError(f"{shown(url)} is larger than {most:,} bytes")
+    return bytes(content)
+
+
+def _whole(answer: http.client.HTTPResponse, most: int, deadline: float) -> bytearray:
+    content = bytearray()
+    while len(content) <= most and (chunk := answer.read1(CHUNK)):
+        content += chunk
+        if time.monotonic() > deadline:
+            raise TimeoutError
+    return content
+
+
+def download(url: str, target: Path, *, sha256: str, size: int, name: str, say: Say) -> None:
+    """Fetch a file, or take the one that is there if its digest is right. Raises BuildFailed; a wrong file is not left behind.
+
+    The caller holds the lock of the folder.
+    """
+    if _is_right(target, sha256, size):
+        say(f"{name}: fetched before, its sha256 is right")
+        return
+    target.unlink(missing_ok=True)
+    part = target.with_name(f"{target.name}.part")
+    continued = part.exists()
+    _fetch(url, part, size=size, name=name, say=say)
+    if continued and not _is_right(part, sha256, size):
+        say(f"{name}: what an earlier download left was damaged, it begins anew")
+        part.unlink()
+        _fetch(url, part, size=size, name=name, say=say)
+    if not _is_right(part, sha256, size):
+        found = sha256_of(part)
+        part.unlink()
+        raise BuildFailed(
+            f"{name} from {shown(url)} is not what the manifest describes: its sha256 is {found}, expected {sha256}",
+            hint="a proxy or mirror may have changed it; run again, or name another mirror with DSDOCTOR_CUDA_REDIST",
+        )
+    part.replace(target)
+
+
+class Meter:
+    """Says how far a download is: every few seconds, and at its end."""
+
+    def __init__(self, say: Say, name: str, total: int, begun: int = 0) -> None:
+        self._say, self._name, self._total, self._begun = say, name, total, begun
+        self._started = self._said = time.monotonic()
+
+    def at(self, done: int) -> None:
+        """So many bytes are there."""
+        now = time.monotonic()
+        if done >= self._total or now - self._said >= REPORT_EVERY:
+            self._said = now
+            speed = (done - self._begun) / max(now - self._started, 0.001)
+            share = 100 * done // max(self._total, 1)
+            self._say(
+                f"{self._name}: {done / 1e6:.1f} of {self._total / 1e6:.1f} MB ({share} %), {speed / 1e6:.1f} MB/s"
+            )
+
+
+def shown(url: str) -> str:
+    """A URL without user and password.
+
+    >>> shown("https://me:secret@mirror.example/cuda/x.json")
+    'https://mirror.example/cuda/x.json'
+    """
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _fetch(url: str, part: Path, *, size: int, name: str, say: Say) -> None:
+    """Fill a file up to its size, over broken connections."""
+    deadline = time.monotonic() + LONGEST
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            _continue(url, part, size=size, meter=Meter(say, name, size, _size(part)), deadline=deadline)
+        except HTTPError as error:
+            raise _failed(name, url, f"{error.code} {error.reason}") from None
+        except NETWORK as error:
+            if isinstance(error, OSError) and not isinstance(error, URLError) and error.filename is not None:
+                # the disk, not the network
+                raise
+            if attempt == ATTEMPTS or time.monotonic() > deadline:
+                raise _failed(name, url, str(error) or repr(error)) from None
+        if _size(part) == size:
+            return
+        say(f"{name}: the connection broke at {_size(part) / 1e6:.1f} of {size / 1e6:.1f} MB; it is continued")
+    raise _failed(name, url, f"it ends after {_size(part):,} of {size:,} bytes")
+
+
+def _continue(url: str, part: Path, *, size: int, meter: Meter, deadline: float) -> None:
+    have = _size(part)
+    if have > size:
+        part.unlink()
+        have = 0
+    if have == size:
+        return
+    with _opened(url, timeout=SILENCE, start=have) as answer:
+        if have and not _continues(answer, have):
+            have = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_APPEND if have else os.O_TRUNC)
+        with io.FileIO(os.open(part, flags, 0o600), "wb") as file:
+            # what there is, not a whole chunk: a kill loses nothing of it
+            while chunk := answer.read1(min(CHUNK, size - have + 1)):
+                have += len(chunk)
+                if have > size:
+                    raise OSError(f"it is longer than the {size:,} bytes that were announced")
+                if time.monotonic() > deadline:
+                    raise OSError(f"it takes longer than {LONGEST:.0f} s")
+                _write(file, chunk, part)
+                meter.at(have)
+
+
+def _write(file: io.FileIO, content: bytes, path: Path) -> None:
+    """All of it, as the disk takes it; a disk that is full says which file it was."""
+    left = memoryview(content)
+    while left:
+        try:
+            left = left[file.write(left) or 0 :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _continues(answer: http.client.HTTPResponse, have: int) -> bool:
+    """Whether an answer begins where we are: a server may send the whole file."""
+    return getattr(answer, "status", None) == 206 and answer.headers.get("Content-Range", "").startswith(
+        f"bytes {have}-"
+    )
+
+
+def _opened(url: str, *, timeout: float, start: int = 0) -> http.client.HTTPResponse:
+    parts = urlsplit(url)
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.UnknownHandler(),
+        urllib.request.HTTPHandler(),
+        # a Python that was compiled without OpenSSL has none: the answer is then that https is unknown
+        *([urllib.request.HTTPSHandler()] if hasattr(urllib.request, "HTTPSHandler") else []),
+        urllib.request.FileHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        _SafeRedirects(),
+        urllib.request.HTTPErrorProcessor(),
+    ):
+        opener.add_handler(handler)
+    request = urllib.request.Request(shown(url), headers={"User-Agent": f"dsdoctor/{__version__}"})  # noqa: S310
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        # unredirected: another host that is redirected to does not get it
+        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
+    if start:
+        request.add_header("Range", f"bytes={start}-")
+    answer: http.client.HTTPResponse = opener.open(request, timeout=timeout)
+    return answer
+
+
+def _failed(name: str, url: str, why: str) -> BuildFailed:
+    return BuildFailed(
+        f"{name} could not be fetched from {shown(url)}: {why}",
+        hint="run again: what is there is continued. DSDOCTOR_CUDA_REDIST names a mirror; none takes the distribution's package",
+    )
+
+
+def _is_right(path: Path, sha256: str, size: int) -> bool:
+    return path.is_file() and not path.is_symlink() and _size(path) == size and sha256_of(path) == sha256
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0

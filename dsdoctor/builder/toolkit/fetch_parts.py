@@ -1,0 +1,146 @@
+"""ToolkitPlan -> its parts in one folder: wheels of PyPI by pip, NVIDIA's archives, a distribution's package by apt.
+
+Every part comes with the sha256 that its index or manifest names for it, and is compared with that before it is unpacked.
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from filelock import FileLock
+
+from dsdoctor.builder.source.unpack import untar
+from dsdoctor.builder.toolkit.debian import fetch_package
+from dsdoctor.builder.toolkit.download import Say, download, shown
+from dsdoctor.builder.toolkit.kept import NVIDIA, PYPI, KeptPart, sha256_of
+from dsdoctor.builder.toolkit.redist import LICENCE, address
+from dsdoctor.core.build_models import Archive, DebianPackage, Layer, ToolkitPlan
+from dsdoctor.core.errors import BuildFailed, DoctorError
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.pip import run_pip
+from dsdoctor.core.workspace import private_folder
+
+DOWNLOADS = "downloads"
+APT = "apt"
+LARGEST = 8 << 30
+"""Bytes that an archive may unpack to: libcublas has 2 GB, with its static libraries."""
+
+
+def fetch_parts(
+    host: LocalHost, plan: ToolkitPlan, folder: Path, *, cache: Path, python: str, say: Say
+) -> tuple[KeptPart, ...]:
+    """Fetch and unpack everything that a plan names. Raises BuildFailed for what cannot be had, or is not what was announced."""
+    parts: list[KeptPart] = []
+    folder.mkdir()
+    if plan.archives:
+        downloads = private_folder(cache / DOWNLOADS)
+        with FileLock(downloads / ".lock"):
+            parts += _archives(host, plan.archives, folder, downloads, say)
+    for package in plan.packages:
+        parts.append(_package(host, package, folder, cache / APT, say))
+    if plan.fetch:
+        say(f"fetching {', '.join(plan.fetch)} from PyPI")
+        parts += _wheels(host, plan.fetch, folder, python=python)
+    return tuple(parts)
+
+
+def forget_downloads(plan: ToolkitPlan, cache: Path) -> None:
+    """Remove the archives of a toolkit that is finished: it has them unpacked."""
+    for archive in plan.archives:
+        _downloaded(cache / DOWNLOADS, archive).unlink(missing_ok=True)
+
+
+def fetched_layers(parts: Path, final: Path) -> list[Layer]:
+    """The layers inside the fetched parts, with the paths that they will have after the rename."""
+    layers = []
+    for folder in sorted(_part_folders(parts)):
+        there = final / folder.relative_to(parts)
+        layers.append(
+            Layer(
+                include=(str(there / "include"),) if (folder / "include").is_dir() else (),
+                libraries=(str(there / "lib"),) if (folder / "lib").is_dir() else (),
+                tools=str(there / "bin") if (folder / "bin" / "nvcc").is_file() else None,
+            )
+        )
+    return layers
+
+
+def _part_folders(parts: Path) -> Iterator[Path]:
+    """The folders with a part each: wheels share one that is called nvidia."""
+    for folder in parts.iterdir():
+        if folder.name == "nvidia":
+            yield from folder.iterdir()
+        elif (folder / "include").is_dir() or (folder / "bin").is_dir():
+            yield folder
+
+
+def _wheels(host: LocalHost, requirements: Sequence[str], target: Path, *, python: str) -> list[KeptPart]:
+    """Let pip fetch wheels and put them into a folder of their own; the environment itself stays as it is."""
+    wheels = target.with_name("wheels")
+    options = ("--quiet", "--disable-pip-version-check")
+    what = ", ".join(requirements)
+    hint = "check the network; --offline shows what would be needed; --toolkit DIR takes one that you have"
+    arguments = ["download", *options, "--only-binary=:all:", "--dest", str(wheels), *requirements]
+    run_pip(host, python, arguments, what=what, hint=hint)
+    files = sorted(wheels.glob("*.whl"))
+    # pip has compared each with the index's digest; it is taken from there, and nothing else is looked for
+    inward = ["install", *options, "--no-warn-script-location", "--no-index", "--no-deps", "--target", str(target)]
+    run_pip(host, python, [*inward, *map(str, files)], what=what, hint=hint)
+    found = [_kept_wheel(file) for file in files]
+    shutil.rmtree(wheels)
+    return found
+
+
+def _kept_wheel(file: Path) -> KeptPart:
+    name, version = file.name.split("-")[:2]
+    return KeptPart(origin=PYPI, name=name.replace("_", "-"), version=version, sha256=sha256_of(file))
+
+
+def _archives(
+    host: LocalHost, archives: Sequence[Archive], folder: Path, downloads: Path, say: Say
+) -> Iterator[KeptPart]:
+    base = address(host)
+    if base is None:
+        raise BuildFailed("NVIDIA's archives are not to be fetched (DSDOCTOR_CUDA_REDIST=none)", hint="unset it")
+    licences = ", ".join(sorted({archive.license for archive in archives if archive.license})) or "its own licence"
+    megabytes = sum(archive.size for archive in archives) / 1e6
+    say(f"fetching {len(archives)} of NVIDIA's archives ({megabytes:.0f} MB) from {shown(base)}")
+    if base.startswith("http://"):
+        say("the mirror is reached over http: nothing vouches for its manifest, and the digests in it are its own")
+    say(f"NVIDIA's terms apply to them ({licences}): {LICENCE}; each part keeps its LICENSE file")
+    for archive in archives:
+        file = _downloaded(downloads, archive)
+        url, name = f"{base}/{archive.path}", f"{archive.name} {archive.version}"
+        download(url, file, sha256=archive.sha256, size=archive.size, name=name, say=say)
+        _unpack(archive, file, folder / archive.name)
+        yield KeptPart(origin=NVIDIA, name=archive.name, version=archive.version, sha256=archive.sha256)
+
+
+def _downloaded(downloads: Path, archive: Archive) -> Path:
+    return downloads / f"{archive.sha256[:16]}-{archive.path.rpartition('/')[2]}"
+
+
+def _unpack(archive: Archive, file: Path, target: Path) -> None:
+    """An archive's single top folder as the part's folder."""
+    scratch = target.with_name(f".{target.name}.unpack")
+    scratch.mkdir()
+    try:
+        untar(file, scratch, largest=LARGEST, most="one of NVIDIA's components")
+    except DoctorError as error:
+        raise BuildFailed(f"{archive.name} was not unpacked: {error.message}", hint="name another mirror") from None
+    tops = list(scratch.iterdir())
+    if len(tops) != 1 or not tops[0].is_dir() or tops[0].is_symlink():
+        raise BuildFailed(f"{archive.name} is no archive of NVIDIA's: it holds {len(tops)} top entries", hint="see it")
+    tops[0].rename(target)
+    scratch.rmdir()
+
+
+def _package(host: LocalHost, package: DebianPackage, folder: Path, apt: Path, say: Say) -> KeptPart:
+    origin = f"{package.distribution} {package.suite}"
+    say(
+        f"fetching {package.name} {package.version} ({package.size / 1e6:.0f} MB) from {origin} ({package.component}) by apt"
+    )
+    say(f"NVIDIA's terms apply to it (CUDA Toolkit): {LICENCE}; its copyright file is kept beside it")
+    fetch_package(host, package, apt, folder / package.name, say)
+    name = package.distribution.lower()
+    return KeptPart(origin=name, name=package.name, version=package.version, sha256=package.sha256)
