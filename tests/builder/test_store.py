@@ -590,6 +590,7 @@ CacheStore(folder, limit=1 << 30).put("ops", key("a"), a, {"op": "a"})
 STRIDE = 1 if ROUNDS > 1 else 29
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_line_leaves_a_whole_entry_or_none(tmp_path: Path) -> None:
     child(
         tmp_path,

@@ -176,6 +176,7 @@ def test_an_interpreter_that_is_none(tmp_path: Path) -> None:
     assert "/no/such/python" in done.stderr or "No such file" in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_one_line_and_status_130(tmp_path: Path) -> None:
     slow = tmp_path / "python"
     slow.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nsleep 60\n")
@@ -257,6 +258,7 @@ def test_nonsense_leaves_stdout_empty_and_is_status_2(arguments: tuple[str, ...]
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_recording_and_comparing(bare: str, tmp_path: Path) -> None:
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     env = {"DSDOCTOR_CACHE": str(tmp_path / "cache"), "AWS_SECRET_ACCESS_KEY": "hush", "DS_API_KEY": "hush"}

@@ -376,6 +376,7 @@ def test_a_signal_before_anything_began_is_one_document_too() -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, pytest.param(0o002, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_what_is_private_stays_private_under_any_umask(umask: int, folder: Path, tmp_path: Path) -> None:
     cache, before = tmp_path / "cache" / "of" / "mine", os.umask(umask)
     try:

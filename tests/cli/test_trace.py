@@ -130,6 +130,7 @@ def test_nonsense_is_a_usage_error(folder: Path, arguments: tuple[str, ...]) -> 
     assert json.loads(run("trace", *given, "--json").stdout)["findings"][0]["rule"] == "usage"
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:
     path = trace(tmp_path, *(one for batch in range(2000) for one in chain(batch, 2.0, 3.0)))
     reading, writing = os.pipe()

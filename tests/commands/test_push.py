@@ -220,6 +220,7 @@ def test_a_node_that_fails_is_named_and_stops_no_other(nodes: Path, node: Node) 
     assert left(nodes) == []
 
 
+@pytest.mark.slow
 def test_a_dsdoctor_of_another_environment_on_path_does_as_well(nodes: Path, node: Node) -> None:
     place = node("n1", "no-dsdoctor", "dsdoctor-on-path")
 

@@ -1,6 +1,7 @@
 """No value can become shell: every line of our source that is printed to be pasted is tried with hostile values in a real shell."""
 
 import ast
+import functools
 import re
 import shutil
 import subprocess
@@ -40,7 +41,8 @@ HOSTILE = (
 )
 
 
-def calls() -> list[tuple[str, ast.Call]]:
+@functools.cache
+def calls() -> tuple[tuple[str, ast.Call], ...]:
     """Every call of ``step`` and ``instead`` in the package, by the module that imports them."""
     found = []
     for path in sorted(ROOT.rglob("*.py")):
@@ -60,7 +62,7 @@ def calls() -> list[tuple[str, ast.Call]]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MAKERS & imported
         ]
         found += [(f"{path.relative_to(ROOT.parent)}:{node.lineno}", node) for node in here]
-    return found
+    return tuple(found)
 
 
 @pytest.fixture(scope="module")

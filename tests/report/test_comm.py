@@ -165,6 +165,7 @@ def test_pairs_within_a_host_are_not_held_against_those_between_hosts() -> None:
     assert "!" not in shown
 
 
+@pytest.mark.slow
 def test_of_many_ranks_only_the_sick_have_a_line() -> None:
     lost = [Reach(source=a, target=70, outcome=ConnectOutcome.REFUSED) for a in range(70)]
     lost += [Reach(source=70, target=a, outcome=ConnectOutcome.REFUSED) for a in (*range(70), 71)]

@@ -127,6 +127,7 @@ deepspeed.initialize()
 @pytest.mark.skipif(
     sys.version_info < (3, 11), reason="before Python 3.11 a frame that re-raises stays in the traceback"
 )
+@pytest.mark.slow
 def test_a_refused_configuration_has_deepspeeds_own_traceback() -> None:
     script = "import deepspeed\ndeepspeed.initialize(config='bad')\n"
     code, _, with_us = watched(script)
