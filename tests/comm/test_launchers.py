@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tests.comm import services
 from tests.comm.conftest import need
 from tests.comm.rig import Rig
+from tests.commands.test_build_targets import Lab
 
 pytestmark = pytest.mark.launch
 
@@ -60,6 +62,30 @@ def test_srun(rig: Rig) -> None:
         done = rig[0].run(command, timeout=120)
 
     assert well(done, ["nodea", "nodea", "nodeb", "nodeb"])
+
+
+@pytest.mark.slurm
+def test_an_array_job_builds_a_target_each_and_one_index_joins_them(rig: Rig, tmp_path: Path) -> None:
+    """README's recipe, with environments that play torch's part and ops of one line."""
+    need(services.lacks("sbatch", "slurmctld", "slurmd", "munged", "munge"))
+    (tmp_path / "lab").mkdir()
+    lab = Lab(tmp_path / "lab")
+    wanted = lab.arguments(lab.environment("2.13.0", "one"), lab.environment("2.14.1", "one"))
+    build = shlex.join([sys.executable, "-m", "dsdoctor", *wanted])
+    script = tmp_path / "job.sh"
+    script.write_text(
+        f"#!/bin/bash\n#SBATCH --array=0-1\n#SBATCH --output={tmp_path}/%a.log\nexport DSDOCTOR_CACHE={lab.cache}\n"
+        f'{build} --target "$SLURM_ARRAY_TASK_ID" --out "{tmp_path}/wheels/$SLURM_ARRAY_TASK_ID"\n'
+    )
+    with services.slurm(rig):
+        done = rig[0].run(["sbatch", "--wait", str(script)], timeout=120)
+        logs = "".join(path.read_text() for path in sorted(tmp_path.glob("*.log")))
+        assert done.returncode == 0, done.stderr + logs
+    merged = [sys.executable, "-m", "dsdoctor", "index", "merge", tmp_path / "public", *(tmp_path / "wheels").iterdir()]
+    subprocess.run(merged, check=True, capture_output=True)
+
+    names = [path.name for path in (tmp_path / "public" / "deepspeed").glob("*.whl")]
+    assert sorted(name.partition("+")[2][:13] for name in names) == ["cpu.torch2.13", "cpu.torch2.14"]
 
 
 def test_mpirun_of_open_mpi(rig: Rig) -> None:
