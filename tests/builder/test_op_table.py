@@ -205,3 +205,13 @@ def test_deepspeed_without_ops_leaves_the_usual_set_to_matter() -> None:
     judged = table(taking("/usr/local", REAL, GUESSED, deepspeed=empty))
 
     assert finding(judged, "cuda-home-wrong").severity is Severity.ERROR
+
+
+def test_a_check_that_did_not_load_torch_still_says_what_build_wheel_gets_without_a_gpu() -> None:
+    loaded = without_gpu(deepspeed=None, torch=replace(TORCH, capabilities=()))
+    unloaded = replace(loaded, torch=replace(TORCH, capabilities=(), arch_list=()))
+
+    gets = [{op.op for op in table(machine).ops if op.mended == "builds"} for machine in (loaded, unloaded)]
+
+    assert gets[0] == gets[1]
+    assert "fused_adam" in gets[1]

@@ -187,7 +187,7 @@ def _what_hinders_build_wheel(
     machine: Machine, source: Source, request: BuildRequest, cache: str, offers: Offers
 ) -> dict[str, str | None]:
     """For every op why build-wheel would not get it, None where it would."""
-    everything = replace(request, ops=("all",), ops_because="")
+    everything = replace(request, ops=("all",), ops_because="", arch=request.arch or _stand_in(machine, request))
     whole = _planned(machine, source, everything, cache, offers)
     rest = whole
     if IMPOSSIBLE in whole:
@@ -200,6 +200,13 @@ def _what_hinders_build_wheel(
         return left_out.get(fact.op) or left_out.get(IMPOSSIBLE)
 
     return {fact.op: why(fact) for fact in source.ops}
+
+
+def _stand_in(machine: Machine, request: BuildRequest) -> str | None:
+    """An architecture that every nvcc since 11.0 takes, where none is known because torch was not loaded: build-wheel loads it."""
+    torch = machine.torch
+    known = torch is None or torch.arch_list or torch.capabilities or machine.gpus or request.nodes
+    return None if known or machine.variables.get("TORCH_CUDA_ARCH_LIST", "").strip() else "8.0"
 
 
 def _planned(
