@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.architectures import order
-from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.fix import Fix, instead, step
 from dsdoctor.core.isa import lacking_instructions, says_nothing
-from dsdoctor.core.machine import Machine
+from dsdoctor.core.machine import DeepSpeed, Machine
 from dsdoctor.core.sentences import and_more
+
+GPU_OPS = ("fused_adam", "fused_lamb", "fused_lion")
+"""Ops that hold GPU code in every build for CUDA. On a CPU, fused_adam has a flavour of its own under the same name."""
 
 
 def summary(machine: Machine) -> str:
@@ -79,40 +82,109 @@ def ops_cuda_version_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def ops_accelerator_mismatch(machine: Machine) -> Iterator[Finding]:
-    """The ops were built for another accelerator than the one DeepSpeed will use here.
+    """The ops were built for another accelerator than the one they are for.
 
-    A build on a machine without a GPU chooses cpu and does not say so.
+    They are for the one that DS_ACCELERATOR names, else for CUDA with a CUDA build of torch. A build on a machine without
+    a GPU chooses cpu and does not say so: DS_BUILD_FUSED_ADAM=1 then compiles the CPU flavour of fused_adam, which has the
+    same name and no GPU code.
 
     Why it matters: On a GPU machine DeepSpeed ignores ops that were built for the CPU accelerator and compiles its own
     at run time. With a CPU torch it cannot load those built for CUDA.
 
-    How to fix it: Build them for the accelerator that is used.
+    How to fix it: Build them for the accelerator that is used. Where a CPU is meant although torch is built for CUDA, say so.
 
         $ python -m dsdoctor build-wheel --accelerator cuda
+        $ export DS_ACCELERATOR=cpu
 
     Since: 0.1
     """
     built, torch = machine.deepspeed, machine.torch
     if not built or not torch or not built.accelerator or not built.installed_ops:
         return
-    named = machine.variables.get("DS_ACCELERATOR")
-    by_itself = "cuda" if torch.cuda and machine.visible_gpus else None
-    uses = named if named in {"cuda", "cpu"} else by_itself
     impossible = built.accelerator == "cuda" and torch.cuda is None and torch.hip is None
-    if impossible or (uses is not None and uses != built.accelerator):
-        here = f"torch {torch.version} is a CPU build" if impossible else f"DeepSpeed uses {uses} here"
+    uses = "cpu" if impossible else _accelerator_meant(machine)
+    if uses is None or uses == built.accelerator:
+        return
+    flavoured = tuple(op for op in GPU_OPS if op in built.installed_ops) if uses == "cuda" else ()
+    yield Finding(
+        rule="ops-accelerator-mismatch",
+        severity=Severity.ERROR if impossible or flavoured or machine.visible_gpus else Severity.WARNING,
+        title=_flavour(machine, built, flavoured, uses, impossible=impossible),
+        evidence=(f"{built.location} (accelerator_name={built.accelerator!r})", *_without_gpu_code(built, flavoured)),
+        affects=(needs.INSTALLED, *built.installed_ops),
+        fix=_built_for(uses, flavoured or built.installed_ops, sure=impossible or bool(machine.visible_gpus)),
+    )
+
+
+def _built_for(accelerator: str, ops: tuple[str, ...], *, sure: bool) -> Fix:
+    """Build for the accelerator; where no GPU tells that it is meant (``sure``), it may be the other that is."""
+    build = step(
+        "python -m dsdoctor build-wheel --accelerator {accelerator} --ops {ops}",
+        accelerator=accelerator,
+        ops=",".join(ops),
+    )
+    if sure or accelerator == "cpu":
+        return Fix(text="build them for the accelerator that is used", steps=(build,))
+    text = "build them for the GPU; where a CPU is meant although torch is built for CUDA, say so"
+    return Fix(text=text, steps=(build, instead("export DS_ACCELERATOR=cpu")))
+
+
+def _accelerator_meant(machine: Machine) -> str | None:
+    """The accelerator that ops are for here: what DS_ACCELERATOR names, else CUDA with a CUDA build of torch; None where open."""
+    named = machine.variables.get("DS_ACCELERATOR")
+    if named:
+        return named if named in {"cuda", "cpu"} else None
+    return "cuda" if machine.torch and machine.torch.cuda else None
+
+
+def _flavour(machine: Machine, built: DeepSpeed, flavoured: tuple[str, ...], uses: str, *, impossible: bool) -> str:
+    """What clashes: the accelerator of the build, and what it is for."""
+    version = machine.torch.version if machine.torch else ""
+    if impossible:
+        here = f"torch {version} is a CPU build"
+    elif machine.variables.get("DS_ACCELERATOR"):
+        here = f"DS_ACCELERATOR={uses}"
+    else:
+        here = f"torch {version} is built for CUDA{'' if machine.visible_gpus else ', and no GPU is visible here'}"
+    if flavoured and built.accelerator == "cpu":
+        flavour = "is the CPU flavour" if len(flavoured) == 1 else "are the CPU flavour"
+        return f"{', '.join(flavoured)} {flavour}: DeepSpeed {built.version}'s ops were built for cpu; {here}"
+    return f"DeepSpeed {built.version}'s ops were built for {built.accelerator}; {here}"
+
+
+def _without_gpu_code(built: DeepSpeed, ops: tuple[str, ...]) -> tuple[str, ...]:
+    """What the shared objects themselves show, where they were read."""
+    if built.present_ops is None or built.told_by == "record":
+        return ()
+    without = [op for op in ops if op in built.present_ops and op not in built.sm_arch]
+    return (f"no GPU code in {', '.join(without)}",) if without else ()
+
+
+def op_without_gpu_code(machine: Machine) -> Iterator[Finding]:
+    """An op that computes on the GPU holds no GPU code, although DeepSpeed says that it was built for CUDA.
+
+    The shared object is the CPU flavour of the op, of another build, or was stripped of its GPU code.
+
+    Why it matters: DeepSpeed takes the record's word and loads it; the first step fails on tensors of the GPU.
+
+    How to fix it: Build the op again.
+
+        $ python -m dsdoctor build-wheel --accelerator cuda --ops NAME
+
+    Since: 0.1
+    """
+    built = machine.deepspeed
+    if built is None or built.accelerator != "cuda" or not built.cuda:
+        return
+    for line in _without_gpu_code(built, tuple(op for op in GPU_OPS if op in built.installed_ops)):
+        named = tuple(line.removeprefix("no GPU code in ").split(", "))
         yield Finding.error(
-            "ops-accelerator-mismatch",
-            f"DeepSpeed {built.version}'s ops were built for {built.accelerator}, and {here}",
+            "op-without-gpu-code",
+            f"DeepSpeed {built.version} says that it was built for cuda, and there is {line}",
             evidence=[built.location],
-            affects=(needs.INSTALLED, *built.installed_ops),
-            fix="build them for the accelerator that is used",
-            steps=(
-                step(
-                    "python -m dsdoctor build-wheel --accelerator {accelerator}",
-                    accelerator=uses if uses in {"cuda", "cpu"} else "cpu",
-                ),
-            ),
+            affects=(needs.INSTALLED, *named),
+            fix="build them again",
+            steps=(step("python -m dsdoctor build-wheel --accelerator cuda --ops {ops}", ops=",".join(named)),),
         )
 
 
@@ -282,6 +354,7 @@ CHECKS = (
     ops_torch_version_mismatch,
     ops_cuda_version_mismatch,
     ops_accelerator_mismatch,
+    op_without_gpu_code,
     claimed_op_missing,
     op_not_claimed,
     no_kernel_image,

@@ -9,8 +9,9 @@ from packaging.version import InvalidVersion, Version
 
 from dsdoctor.builder.plan.choices import accelerator_of
 from dsdoctor.builder.source.fetch import spell_source
-from dsdoctor.builder.source.op_config import ops_of_config, read_config
+from dsdoctor.builder.source.op_config import ops_of_config
 from dsdoctor.builder.source.sdists import NEWEST
+from dsdoctor.builder.source.training_config import read_config, training_configs
 from dsdoctor.builder.targets.interpreters import find_uv
 from dsdoctor.commands.build import BuildScreen, Built, build
 from dsdoctor.commands.observe import Observation, observe
@@ -77,7 +78,8 @@ def install_built(plan: BuildPlan, result: BuildResult) -> tuple[Finding, ...]:
 def _named_ops(order: BuildOrder, machine: Machine) -> tuple[str, ...]:
     """The ops that the order names one by one; none where it leaves the choice to the build."""
     if order.config is not None:
-        return ops_of_config(read_config(order.config), accelerator=accelerator_of(machine, order.request))
+        decided = training_configs(read_config(order.config), name=str(order.config))
+        return tuple(ops_of_config(decided, accelerator=accelerator_of(machine, order.request)))
     asked = order.request.ops or ()
     return () if asked in {("all",), ("default",)} else asked
 

@@ -10,7 +10,9 @@ from dsdoctor.builder.cache.store import CacheStore
 from dsdoctor.builder.plan.choices import accelerator_of
 from dsdoctor.builder.plan.plan import plan_build
 from dsdoctor.builder.source.fetch import lay_out, spell_source
-from dsdoctor.builder.source.op_config import ops_of_config, read_config
+from dsdoctor.builder.source.load_sites import find_load_sites
+from dsdoctor.builder.source.op_config import ops_of_config, unknown_sites
+from dsdoctor.builder.source.training_config import TrainingConfig, read_config, training_configs
 from dsdoctor.commands.cache import open_store
 from dsdoctor.commands.observe import Observation, read_nodes
 from dsdoctor.commands.offers import offers_for
@@ -41,10 +43,11 @@ def planned(order: BuildOrder, observation: Observation) -> Iterator[Planned]:
     host, machine = LocalHost(), observation.machine
     request = replace(order.request, nodes=read_nodes(order.nodes))
     accelerator = accelerator_of(machine, request)
-    request = _with_config(request, order.config, accelerator)
+    decided = _decided(order.config)
     cache = private_folder(cache_folder(host))
     with workspace(cache) as folder:
         source = _source(host, observation, order, accelerator, folder, cache)
+        request = _with_config(request, order.config, decided, source)
         plan = plan_build(machine, source, request, cache=observation.cache, offers=offers_for(observation, request))
         store = open_store(host) if order.cache else None
         yield Planned(host=host, machine=machine, source=source, plan=plan, folder=folder, cache=cache, store=store)
@@ -59,12 +62,35 @@ def _source(
     spec, because = spell_source(order.source, machine.deepspeed)
     python = machine.python.executable if observation.is_here and machine.python else sys.executable
     laid = lay_out(host, spec, folder / "source", cache=cache, python=python, offline=order.request.offline)
+    because = laid.limit or because
     return described(observation, replace(laid, because=because), accelerator, folder)
 
 
-def _with_config(request: BuildRequest, config: Path | None, accelerator: str) -> BuildRequest:
-    """The request with the ops that a ds_config.json names."""
+def _decided(config: Path | None) -> tuple[TrainingConfig, ...]:
+    """What a ds_config.json decides; an error in it is found before anything is fetched."""
+    return training_configs(read_config(config), name=str(config)) if config else ()
+
+
+def _with_config(
+    request: BuildRequest, config: Path | None, decided: tuple[TrainingConfig, ...], source: Source
+) -> BuildRequest:
+    """The request with the ops that a ds_config.json decides, and the reason for each."""
     if config is None:
         return request
-    ops = ops_of_config(read_config(config), accelerator=accelerator)
-    return replace(request, ops=ops or None, ops_because=f"--for {config}")
+    ops = ops_of_config(decided, accelerator=source.accelerator)
+    reasons = ", ".join(f"{op} for {reason}" for op, reason in ops.items())
+    nothing = f"nothing in it loads an op on {source.accelerator}, so it is the usual set"
+    because = f"--for {config}: {reasons or nothing}{beyond_the_table(source)}"
+    return replace(request, ops=tuple(ops) or None, ops_because=because)
+
+
+def beyond_the_table(source: Source) -> str:
+    """What is known to be unknown about a DeepSpeed of another version than the table of ops was written for."""
+    folder = Path(source.folder)
+    found = unknown_sites(find_load_sites(folder)) if source.folder and folder.is_dir() else ()
+    sites = [site for site in found if source.op(site.op) is not None]
+    if not sites:
+        return ""
+    places = ", ".join(dict.fromkeys(f"{site.op} in {site.file}" for site in sites))
+    also = f"; DeepSpeed {source.version} also loads {places}, and when is not known here"
+    return f"{also}: --ops names such an op, in place of --for"

@@ -124,5 +124,5 @@ def _from_tree(
             raise
         say("fetching the newest DeepSpeed's source, to know its ops")
         laid = lay_out(host, wanted, tree, cache=cache, python=python, offline=False)
-    because = "--source" if spec else "the newest; none is installed here"
+    because = laid.limit or ("--source" if spec else "the newest; none is installed here")
     return described(observation, replace(laid, because=because), accelerator, place)

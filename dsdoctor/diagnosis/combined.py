@@ -9,14 +9,17 @@ from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Signature, Tier
 from dsdoctor.diagnosis.scan import Line, Scan
 
+AUTODETECTED = "accelerator-autodetect-cpu"
 GUESSED_HOMES = {"/usr", "/usr/local"}
 DEFAULT_LIST = {"60", "61", "70"}
 BUILD_COMMAND = re.compile(r"pip3? (?:install|wheel)|setup\.py|bdist_wheel|build_ext|DS_BUILD_\w+=1")
 
 
-def combined_hit(rule: str, line: Line, title: str, tier: Tier, groups: dict[str, str] | None = None) -> Hit:
-    """A hit that follows from several lines."""
-    signature = Signature(words="", pattern="", sample="", tier=tier, title=title)
+def combined_hit(
+    rule: str, line: Line, title: str, tier: Tier, groups: dict[str, str] | None = None, *, stands: bool = False
+) -> Hit:
+    """A hit that follows from several lines; ``stands``: it is true of the result, however well the log ended."""
+    signature = Signature(words="", pattern="", sample="", tier=tier, title=title, stands=stands)
     return Hit(rule=RULES[rule], signature=signature, line=line.number, text=line.text, groups=groups or {})
 
 
@@ -55,7 +58,34 @@ def asked_and_left_out(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
     named = [op for op in facts.left_out if op in facts.asked]
     if named:
         line = Line(number=scan.ops_line or 1, text=f"Install Ops: {', '.join(f'{op}: False' for op in named)}")
-        yield combined_hit("op-silently-skipped", line, "", Tier.GENERIC, {"op": named[0]})
+        yield combined_hit("op-silently-skipped", line, "", Tier.GENERIC, {"op": named[0]}, stands=True)
+
+
+def asked_and_unknown(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
+    """An op that was asked for by its variable is not in "Install Ops" at all: DeepSpeed has none for the accelerator it chose."""
+    listed = {*facts.built, *facts.left_out, "ops", "not_implemented"}
+    missing = [op for op in facts.asked if op not in listed]
+    if missing and (facts.built or facts.left_out):
+        line = Line(number=scan.ops_line, text=f"Install Ops: no {', '.join(missing)}")
+        title = "{op} was asked for, and DeepSpeed has no such op for the accelerator that it chose{accelerator_hint}"
+        yield combined_hit("op-silently-skipped", line, title, Tier.GENERIC, {"op": missing[0]}, stands=True)
+
+
+def built_for_another(hits: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
+    """fused_adam was built, and DeepSpeed had chosen the CPU for want of a visible GPU: it is the op's CPU flavour."""
+    chose = next((hit for hit in hits if hit.rule.id == AUTODETECTED and hit.tier is Tier.PROBE), None)
+    if chose is None or "fused_adam" not in facts.built or "+cpu" in (facts.torch or "") or not _went_well(scan):
+        return
+    line = Line(number=scan.ops_line, text="Install Ops: fused_adam is built")
+    title = "fused_adam is the CPU flavour: no GPU was visible, so DeepSpeed chose the CPU accelerator"
+    if facts.cuda:
+        title += "; torch is built for CUDA {cuda}"
+        yield combined_hit(AUTODETECTED, line, title, Tier.NAMED, {"op": "fused_adam"}, stands=True)
+    else:
+        title += "; that is right for a training on CPUs alone"
+        yield replace(
+            combined_hit(AUTODETECTED, line, title, Tier.PROBE, {"op": "fused_adam"}, stands=True), line=chose.line
+        )
 
 
 def nothing_was_built(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
@@ -64,6 +94,14 @@ def nothing_was_built(_: list[Hit], facts: Facts, scan: Scan) -> Iterator[Hit]:
         line = Line(number=scan.ops_line, text="Install Ops: every op is False")
         title = "no op was built into this installation: right if ops are to be compiled at run time, wrong if you asked for one"
         yield combined_hit("op-silently-skipped", line, title, Tier.PROBE)
+
+
+def _went_well(scan: Scan) -> bool:
+    """Whether pip says that it installed, or nothing says that something failed."""
+    installed = scan.last.get(Event.ENDED_WELL)
+    failed = scan.last.get(Event.FAILED)
+    trouble = max(failed.number if failed else 0, scan.last_exception)
+    return not trouble or (installed is not None and installed.number > trouble)
 
 
 def killed_while_compiling(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
@@ -103,6 +141,8 @@ COMBINATIONS = (
     wrong_home_behind_a_missing_part,
     default_list_refused,
     asked_and_left_out,
+    asked_and_unknown,
+    built_for_another,
     nothing_was_built,
     killed_while_compiling,
     stopped_at_the_lock,

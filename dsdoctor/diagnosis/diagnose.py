@@ -72,7 +72,9 @@ def _judge(hits: list[Hit], facts: Facts, read: Scan) -> tuple[LogOutcome, list[
     elif not causes and failed:
         causes = _promoted(probes, echoes, read)
     rules = {hit.rule.id for hit in causes}
-    notes = [note_of(hit, facts) for hit in probes if hit.rule.id not in rules]
+    probes = [hit for hit in probes if hit.rule.id not in rules]
+    warnings = [finding_of(hit, facts, Severity.WARNING) for hit in probes if hit.signature.stands]
+    notes = [*warnings, *(note_of(hit, facts) for hit in probes if not hit.signature.stands)]
     recovered = [hit for hit in causes if _recovered(hit, read)]
     causes = [hit for hit in causes if hit not in recovered]
     notes += [note_of(hit, facts) for hit in recovered]
@@ -100,7 +102,7 @@ def _failed(read: Scan, echoes: list[Hit]) -> bool:
 def _recovered(hit: Hit, read: Scan) -> bool:
     """Whether the log ended well after this line, and nothing failed after that."""
     well = read.last.get(Event.ENDED_WELL)
-    if not well or hit.rule.id == "op-silently-skipped":
+    if not well or hit.signature.stands:
         return False
     failed = read.last.get(Event.FAILED)
     return well.number > max(hit.line, failed.number if failed else 0, read.last_exception)

@@ -78,6 +78,8 @@ CLUES = (
         r"was compiled with (\d+\.\d+)"
         r"|torch \d\S{1,20}\+cu(\d{3})\b",
     ),
+    # pip names what torch brings, also where it does not say which build of torch that is
+    Clue(name="cuda", words="nvidia+runtime", pattern=r"\bnvidia-cuda-runtime(?:-cu\d{1,3})?(?:==|-)(\d+\.\d+)\."),
     Clue(
         name="nvcc",
         words="nvcc compilation+tools installed+cuda",

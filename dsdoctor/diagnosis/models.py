@@ -43,6 +43,7 @@ class Signature:
     ``_``, whatever its case; of ``a+b`` it must have both. A word with other letters than ASCII may be part of a word.
     ``pattern``, searched in the clean line, decides. ``after``: must be found in the lines just
     above, ``not_after`` must not. ``unless``: must not be found in the line.
+    ``stands``: it is true of the result, however well the log ended; a probe of that kind is a WARNING.
     ``sample``: what a tool prints; its last line is the one that matches. Texts are templates (see ``fill``).
     """
 
@@ -57,6 +58,7 @@ class Signature:
     title: str = ""
     fix: str = ""
     steps: tuple[Step, ...] = ()
+    stands: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

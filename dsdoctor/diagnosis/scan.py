@@ -269,7 +269,8 @@ class Scan:
             self.asked[number] = self.asked.get(number, 0) + 1
             if self.fact_reader.read(entry, text) or self.asked[number] > ASKED:
                 self.known.add(number)
-            self.ops_line = self.lines if entry is INSTALL_OPS else self.ops_line
+            if entry is INSTALL_OPS and "Install Ops=" in text:
+                self.ops_line = self.lines
         elif isinstance(entry, Mark):
             marked = self.last.get(entry.event)
             if not (marked and marked.number == self.lines) and self._search(number, entry.pattern, text):

@@ -1,3 +1,4 @@
+import json
 import shutil
 import subprocess
 import tarfile
@@ -6,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.builder.source.fetch import digest, lay_out, spell_source
+from dsdoctor.builder.source.newest import constraint_limit
+from dsdoctor.builder.source.sdists import sha256_of
 from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import DeepSpeed
@@ -131,3 +134,39 @@ def test_the_installed_version_is_built_else_the_newest() -> None:
     assert spell_source(None, None)[0] == "newest"
     assert spell_source("0.17.1", installed)[0] == "0.17.1"
     assert spell_source(None, odd)[0] == "0.19.9"
+
+
+def test_the_newest_offline_is_that_of_the_highest_version_and_says_so(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache" / "sdists").mkdir(parents=True)
+    (tmp_path / "cache").chmod(0o700)
+    # the older release is fetched last
+    for version in ("0.19.8", "0.9.5"):
+        (tree / "version.txt").write_text(f"{version}\n")
+        sdist = tmp_path / "cache" / "sdists" / f"deepspeed-{version}.tar.gz"
+        with tarfile.open(sdist, "w:gz") as archive:
+            archive.add(tree, arcname=f"deepspeed-{version}")
+        sdist.with_name(f"{sdist.name}.json").write_text(json.dumps({"sha256": sha256_of(sdist)}))
+
+    laid = lay_out(LocalHost(), "newest", tmp_path / "laid", cache=tmp_path / "cache", python="/no", offline=True)
+
+    assert (laid.folder / "version.txt").read_text().strip() == "0.19.8"
+    assert laid.limit == "the newest of 2 in the cache; offline, no index was asked for a newer one"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("deepspeed<0.19  # an old node", "deepspeed<0.19"),
+        ("DeepSpeed ==0.18.* ; python_version >= '3.8'", "deepspeed==0.18.*"),
+        ("deepspeed==0.1 ; python_version < '3'", ""),
+        ("deepspeed-kernels==1.0\n-e .\ntorch==2.13.0", ""),
+    ],
+)
+def test_a_constraint_that_limits_the_newest_is_named(line: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "the pins.txt"
+    file.write_text(line)
+    host = LocalHost(env={"PIP_CONSTRAINT": f"/none.txt '{file}'"})
+
+    limit = constraint_limit(host)
+
+    assert limit == (f"the newest that {file} (PIP_CONSTRAINT) allows: {says}" if says else "")

@@ -125,6 +125,7 @@ SICK: dict[str, Machine] = {
     "ops-torch-version-mismatch": healthy(deepspeed=replace(BUILT, torch="2.13")),
     "ops-cuda-version-mismatch": healthy(deepspeed=replace(BUILT, cuda="12.8")),
     "ops-accelerator-mismatch": healthy(deepspeed=replace(BUILT, accelerator="cpu")),
+    "op-without-gpu-code": healthy(deepspeed=replace(BUILT, sm_arch={})),
     "claimed-op-missing": healthy(deepspeed=replace(BUILT, present_ops=("cpu_adam",))),
     "op-not-claimed": healthy(deepspeed=replace(BUILT, unclaimed=("fused_lamb_op",))),
     "no-kernel-image": healthy(gpus=(A100,)),

@@ -1,6 +1,7 @@
 """Every check finds its problem, is silent on a healthy machine, takes an empty one, and has a manual page."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from dsdoctor.checks import TOPICS, Topic, checks, examine, manual
 from dsdoctor.core import needs
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.core.machine import Cuda, Driver, Machine, SearchPaths, System
+from dsdoctor.core.machine import Cuda, DeepSpeed, Driver, Machine, SearchPaths, System
 from tests.checks.sick import (
     BARE,
     BIG,
@@ -25,7 +26,7 @@ from tests.checks.sick import (
     taking,
     without_gpu,
 )
-from tests.conftest import GCC, TORCH
+from tests.conftest import CPU_TORCH, GCC, TORCH
 
 EMPTY = Machine(system=System(architecture="unknown", os="unknown"))
 
@@ -226,3 +227,43 @@ def test_ptx_serves_newer_gpus_and_machine_code_its_major_only() -> None:
 def test_every_topic_has_a_line_for_any_machine() -> None:
     for machine in (EMPTY, healthy(), without_gpu(), healthy(compilers=(GCC,) * 7)):
         assert all(topic.summary(machine) for topic in TOPICS)
+
+
+def for_cpu(*ops: str) -> DeepSpeed:
+    """As pip installs it where torch is built for CUDA and no GPU is visible."""
+    built = replace(BUILT, version="0.19.8", accelerator="cpu", cuda="13.0", sm_arch={}, told_by="files")
+    return replace(built, installed_ops=ops, present_ops=ops)
+
+
+def test_an_op_of_the_cpu_flavour_is_no_op_for_the_gpu() -> None:
+    wrong = found(without_gpu(deepspeed=for_cpu("cpu_adam", "fused_adam")), "ops-accelerator-mismatch")
+
+    assert wrong.severity is Severity.ERROR
+    assert wrong.title.startswith(
+        "fused_adam is the CPU flavour: DeepSpeed 0.19.8's ops were built for cpu; torch 2.14.1"
+    )
+    assert wrong.title.endswith("is built for CUDA, and no GPU is visible here")
+    assert wrong.evidence[-1] == "no GPU code in fused_adam"
+    assert wrong.fix is not None
+    assert [step.line for step in wrong.fix.steps] == [
+        "python -m dsdoctor build-wheel --accelerator cuda --ops fused_adam",
+        "export DS_ACCELERATOR=cpu",
+    ]
+
+
+def test_ops_of_the_host_alone_that_were_built_for_the_cpu_are_a_warning_until_a_gpu_is_there() -> None:
+    here = for_cpu("cpu_adam")
+
+    assert found(without_gpu(deepspeed=here), "ops-accelerator-mismatch").severity is Severity.WARNING
+    assert found(healthy(deepspeed=here), "ops-accelerator-mismatch").severity is Severity.ERROR
+
+
+@pytest.mark.parametrize("change", [{"variables": {"DS_ACCELERATOR": "cpu"}}, {"torch": CPU_TORCH}])
+def test_a_cpu_that_is_meant_is_no_mismatch(change: dict[str, Any]) -> None:
+    assert "ops-accelerator-mismatch" not in rules(without_gpu(deepspeed=for_cpu("fused_adam"), **change))
+
+
+def test_gpu_code_is_missed_only_where_the_files_were_read() -> None:
+    unread = replace(BUILT, sm_arch={}, present_ops=None, told_by="record")
+
+    assert "op-without-gpu-code" not in rules(healthy(deepspeed=unread))

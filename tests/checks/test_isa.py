@@ -9,7 +9,7 @@ import pytest
 from dsdoctor.core.isa import FEATURES, instructions_of, lacking_instructions, says_nothing
 from tests.builder.test_wheel import contents, wheel
 from tests.cli.runner import run
-from tests.commands.test_verify import H100_TORCH_2_14, rules
+from tests.commands.test_verify import H100_TORCH_2_14, rules, with_gpu_code
 
 CORTEX_A72 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
 N1 = f"{CORTEX_A72} atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp ssbs"
@@ -68,7 +68,7 @@ def test_x86_64_v3_code_is_refused_on_a_processor_without_avx2(debug: tuple[str,
     (tmp_path / "x.c").write_text("int f(int x) { return x + 1; }")
     gcc = ["gcc", "-shared", "-fPIC", "-march=x86-64-v3", *debug, "-o", "x.so", "x.c"]
     subprocess.run(gcc, cwd=tmp_path, check=True)
-    path = wheel(tmp_path, contents((tmp_path / "x.so").read_bytes()))
+    path = wheel(tmp_path, contents(with_gpu_code(tmp_path / "x.so")))
     old = snapshot(tmp_path, flags="flags\t: pni ssse3 sse4_1 sse4_2 popcnt avx", model="model name : Xeon E5-2670")
 
     assert rules(path, H100_TORCH_2_14) == (0, set())
@@ -82,7 +82,7 @@ def test_sve_code_is_refused_on_a_neoverse_n1_by_name(tmp_path: Path) -> None:
     (tmp_path / "x.c").write_text("int f(int x) { return x + 1; }")
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", "x.so", "x.c"], cwd=tmp_path, check=True)
     subprocess.run(["objcopy", "--add-section", ".GCC.command.line=told", "x.so"], cwd=tmp_path, check=True)
-    path = wheel(tmp_path, contents((tmp_path / "x.so").read_bytes()))
+    path = wheel(tmp_path, contents(with_gpu_code(tmp_path / "x.so")))
     part = "CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"
 
     shown = run("verify", str(path), "--machine", str(snapshot(tmp_path, flags=f"Features : {N1}", part=part))).stdout

@@ -12,6 +12,7 @@ from dsdoctor.builder.wheel.index import list_wheels, publish, wheels_of
 from tests.builder.test_attestation import bundle, digest_of, statement
 from tests.builder.test_wheel import INFO, NAME, RECORD, contents, wheel
 from tests.cli.runner import run
+from tests.commands.test_verify import with_gpu_code
 from tests.machines.make import HERE
 
 MACHINE = ("--machine", str(HERE / "several-toolkits.json"))
@@ -23,7 +24,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("library")
     (folder / "x.c").write_text("int f(int x) { return x + 1; }")
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", "x.so", "x.c"], cwd=folder, check=True)
-    return (folder / "x.so").read_bytes()
+    return with_gpu_code(folder / "x.so")
 
 
 @pytest.fixture

@@ -30,6 +30,14 @@ class Built:
     architecture: int = 90
 
 
+def with_gpu_code(library: Path, architecture: int = 90) -> bytes:
+    """A shared object with a section as nvcc adds it."""
+    (library.parent / "fat").write_bytes(fatbin((2, architecture)))
+    added = ["objcopy", "--add-section", ".nv_fatbin=fat", library.name]
+    subprocess.run(added, cwd=library.parent, check=True)
+    return library.read_bytes()
+
+
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[Built, bytes]:
     """Shared objects by gcc, with a section of GPU code as nvcc adds it."""
@@ -37,11 +45,9 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[Built, bytes]:
     for number, built in enumerate((Built(), Built(flags=("-mavx512f",)), Built(architecture=80))):
         folder = tmp_path_factory.mktemp(f"library{number}")
         (folder / "x.c").write_text("int f(int x) { return x + 1; }")
-        (folder / "fat").write_bytes(fatbin((2, built.architecture)))
         gcc = ["gcc", "-g", "-shared", "-fPIC", "-march=x86-64", *built.flags, "-o", "x.so", "x.c"]
         subprocess.run(gcc, cwd=folder, check=True)
-        subprocess.run(["objcopy", "--add-section", ".nv_fatbin=fat", "x.so"], cwd=folder, check=True)
-        made[built] = (folder / "x.so").read_bytes()
+        made[built] = with_gpu_code(folder / "x.so", built.architecture)
     return made
 
 
@@ -135,7 +141,7 @@ def test_a_wheel_that_links_what_the_machine_lacks_is_refused(tmp_path: Path, di
     gcc = ["gcc", "-g", "-mavx2", "-shared", "-fPIC", "x.c", "-o"]
     subprocess.run([*gcc, "libaio.so", "-Wl,-soname,libaio.so.1"], cwd=tmp_path, check=True)
     subprocess.run([*gcc, "x.so", "-Wl,--no-as-needed", "-L.", "-laio"], cwd=tmp_path, check=True)
-    path = wheel(tmp_path, contents((tmp_path / "x.so").read_bytes()))
+    path = wheel(tmp_path, contents(with_gpu_code(tmp_path / "x.so")))
 
     assert rules(path, H100_TORCH_2_14) == (0, set())  # an older snapshot does not know of libaio
     assert rules(path, asked_of_the_loader(disk, tmp_path, "libgomp.so.1")) == (1, {"shared-library-missing"})

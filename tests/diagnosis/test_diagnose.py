@@ -325,3 +325,55 @@ def test_an_error_of_the_compiler_that_no_rule_knows_is_shown_instead_of_its_ech
 
     assert diagnosis.outcome is LogOutcome.UNEXPLAINED
     assert diagnosis.findings[0].evidence[0] == f"line 1: {log[0]}"
+
+
+CHOSE = "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it."
+FLAVOUR = [
+    "+ DS_BUILD_FUSED_ADAM=1 pip install -v --no-build-isolation deepspeed",
+    CHOSE,
+    "Install Ops={'cpu_adam': False, 'fused_adam': 1, 'pin_memory': False}",
+    "Requirement already satisfied: nvidia-cuda-runtime-cu12==12.8.90 in /v/lib (from torch>=2.0.0->deepspeed==0.19.8) (12.8.90)",
+    "Successfully installed deepspeed-0.19.8",
+]
+
+
+def test_an_op_built_for_the_cpu_where_torch_is_built_for_cuda_is_an_error_although_all_went_well() -> None:
+    diagnosis = diagnose(FLAVOUR)
+
+    assert rules(diagnosis) == ["accelerator-autodetect-cpu"]
+    assert diagnosis.findings[0].title.startswith("fused_adam is the CPU flavour: no GPU was visible")
+    assert diagnosis.findings[0].title.endswith("torch is built for CUDA 12.8")
+    assert diagnosis.findings[0].affects == ("fused_adam",)
+
+
+def test_where_the_log_does_not_say_which_torch_it_is_the_cpu_flavour_is_a_warning() -> None:
+    unsaid = diagnose([line for line in FLAVOUR if "nvidia" not in line])
+    of_the_cpu = diagnose([*FLAVOUR[:3], "Requirement already satisfied: torch==2.13.0+cpu", FLAVOUR[4]])
+    named = diagnose([line.replace(CHOSE, "Setting ds_accelerator to cpu (environment)") for line in FLAVOUR])
+
+    assert [finding.severity for finding in unsaid.findings] == [Severity.WARNING]
+    assert {finding.severity for finding in of_the_cpu.findings} == {Severity.NOTE}
+    assert not named.findings
+
+
+def test_a_build_that_failed_has_another_cause_than_the_flavour() -> None:
+    failed = [
+        *FLAVOUR[:4],
+        "x.h:6:10: fatal error: omp.h: No such file or directory",
+        "ERROR: Failed building wheel for deepspeed",
+    ]
+
+    assert "CPU flavour" not in diagnose(failed).findings[0].title
+
+
+def test_an_op_that_the_chosen_accelerator_does_not_have_is_an_error() -> None:
+    log = [
+        line.replace("FUSED_ADAM", "FUSED_LAMB").replace("'fused_adam': 1", "'fused_adam': False") for line in FLAVOUR
+    ]
+
+    diagnosis = diagnose(log)
+
+    assert diagnosis.findings[0].rule == "op-silently-skipped"
+    assert diagnosis.findings[0].title == (
+        "fused_lamb was asked for, and DeepSpeed has no such op for the accelerator that it chose (CPU)"
+    )

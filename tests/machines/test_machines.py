@@ -25,6 +25,11 @@ EXPECTED: dict[str, tuple[set[str], set[str]]] = {
     "conda": ({"cuda-header-missing", "cuda-lib-link-missing"}, set()),
     "debian-package": ({"cuda-torch-mismatch", "host-compiler-too-new"}, set()),
     "pypi-wheels": ({"cuda-header-missing"}, {"accelerator-autodetect-cpu", "arch-list-empty"}),
+    # DS_BUILD_FUSED_ADAM=1 pip install deepspeed with torch 2.8.0+cu128 and no GPU; recorded there
+    "cpu-flavour": (
+        {"cuda-home-wrong", "ops-accelerator-mismatch"},
+        {"accelerator-autodetect-cpu", "arch-list-empty"},
+    ),
     "wsl": (set(), {"library-path-other-cuda"}),
     "container-without-gpu": ({"cuda-home-wrong"}, {"accelerator-autodetect-cpu", "arch-list-empty"}),
     "hpc-modules": ({"host-compiler-too-old"}, set()),
@@ -79,6 +84,14 @@ def test_the_wrapped_toolkit_is_mended_by_build_wheel() -> None:
     assert (fused_adam.verdict, fused_adam.mended) == ("cannot", "builds")
 
 
+def test_an_op_that_pip_built_for_the_cpu_is_not_taken_for_the_gpus() -> None:
+    done = checked("cpu-flavour")
+
+    (wrong,) = (finding for finding in done.findings if finding.rule == "ops-accelerator-mismatch")
+    assert wrong.title.startswith("fused_adam is the CPU flavour: DeepSpeed 0.19.8's ops were built for cpu")
+    assert next(op for op in done.ops if op.op == "fused_adam").verdict != "installed"
+
+
 def test_plan_and_env_work_on_a_recorded_machine() -> None:
     order = BuildOrder(python="/none", machine=HERE / "one-toolkit.json")
 
@@ -89,6 +102,20 @@ def test_plan_and_env_work_on_a_recorded_machine() -> None:
     settings, _ = select(order)
     assert settings.values["CUDA_HOME"] == "/usr/local/cuda"
     assert settings.prepend["PATH"] == ("/usr/local/cuda/bin",)
+
+
+def test_a_training_configuration_decides_the_ops_and_says_why(tmp_path: Path) -> None:
+    config = tmp_path / "ds_config.json"
+    order = BuildOrder(python="/none", machine=HERE / "one-toolkit.json", config=config)
+    said = {}
+    for text in ("optimizer: {\n type: Lion\n}", '{"train_batch_size": 8}'):
+        config.write_text(text)
+        with observing_for(order) as observing, planned(order, observing.final()) as ready:
+            (because,) = (choice.because for choice in ready.plan.choices if choice.what == "ops")
+            said[because.partition(": ")[2]] = [op.op for op in ready.plan.ops]
+
+    usual = "nothing in it loads an op on cuda, so it is the usual set"
+    assert said == {"fused_lion for optimizer lion": ["fused_lion"], usual: ["cpu_adam", "utils", "fused_adam"]}
 
 
 def test_env_names_the_next_command_where_a_toolkit_must_be_assembled() -> None:

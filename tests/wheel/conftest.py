@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dsdoctor.builder.source.newest import newest_sdist
 from dsdoctor.builder.source.sdists import NEWEST, fetch_sdist
 from dsdoctor.builder.targets.targets import environment
 from dsdoctor.commands.build_targets import targets_of
@@ -47,7 +48,9 @@ def unpack_deepspeed(folder: Path) -> Path:
     host = LocalHost()
     cache = private_folder(cache_folder(host))
     known = sorted((cache / "sdists").glob("deepspeed-*.tar.gz"))
-    sdist = known[-1] if known else fetch_sdist(host, NEWEST, cache=cache, python=sys.executable, offline=False)
+    sdist = (
+        newest_sdist(known) if known else fetch_sdist(host, NEWEST, cache=cache, python=sys.executable, offline=False)
+    )
     folder.mkdir(parents=True)
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsdoctor.builder.source.newest import constraint_limit, offline_limit
 from dsdoctor.builder.source.sdists import NEWEST, fetch_sdist, sha256_of
 from dsdoctor.builder.source.unpack import unpack
 from dsdoctor.core.errors import UsageError
@@ -39,12 +40,16 @@ def spell_source(request: str | None, installed: DeepSpeed | None) -> tuple[str,
 
 @dataclass(frozen=True, kw_only=True)
 class LaidOut:
-    """A tree in its temporary folder. ``asked`` is what was asked for, without any password; ``commit`` is None where unknown."""
+    """A tree in its temporary folder. ``asked`` is what was asked for, without any password; ``commit`` is None where unknown.
+
+    ``limit``: what may have kept a newer release than this one from being taken, where the newest was asked for.
+    """
 
     folder: Path
     asked: str
     commit: str | None
     because: str = ""
+    limit: str = ""
 
 
 def lay_out(host: LocalHost, spec: str, folder: Path, *, cache: Path, python: str, offline: bool) -> LaidOut:
@@ -73,7 +78,8 @@ def lay_out(host: LocalHost, spec: str, folder: Path, *, cache: Path, python: st
             raise UsageError(
                 f"{urls(spec)} is not a DeepSpeed source: it has no {needed}", hint="name the folder that holds it"
             )
-    return LaidOut(folder=folder, asked=urls(spec), commit=commit)
+    limit = newest_limit(host, cache, offline=offline) if spec == NEWEST else ""
+    return LaidOut(folder=folder, asked=urls(spec), commit=commit, limit=limit)
 
 
 def digest(folder: Path) -> str:
@@ -101,6 +107,11 @@ def digest_here(host: LocalHost, spec: str | None, installed: DeepSpeed | None, 
         return None if outward else f"{digest(place)} {_commit(host, place)}"
     sdist = place if place.is_file() else cache / "sdists" / f"deepspeed-{wanted}.tar.gz"
     return sha256_of(sdist) if sdist.is_file() else None
+
+
+def newest_limit(host: LocalHost, cache: Path, *, offline: bool) -> str:
+    """What keeps "newest" from being the newest there is; "" where nothing is known to."""
+    return offline_limit([*(cache / "sdists").glob("deepspeed-*.tar.gz")]) if offline else constraint_limit(host)
 
 
 def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | None:

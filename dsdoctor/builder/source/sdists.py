@@ -11,6 +11,7 @@ from shlex import quote
 import msgspec
 from filelock import FileLock
 
+from dsdoctor.builder.source.newest import newest_sdist
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError
 from dsdoctor.core.files import read_limited, write_bytes
 from dsdoctor.core.host import LocalHost
@@ -39,7 +40,7 @@ def fetch_sdist(host: LocalHost, version: str, *, cache: Path, python: str, offl
     folder = private_folder(cache / "sdists")
     kept = sorted(folder.glob(f"deepspeed-{version}.tar.gz" if version != NEWEST else "deepspeed-*.tar.gz"))
     if kept and (offline or version != NEWEST):
-        sdist = max(kept, key=lambda path: path.stat().st_mtime)
+        sdist = newest_sdist(kept)
         if _is_recorded(sdist):
             return sdist
         if offline:
