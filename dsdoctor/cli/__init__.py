@@ -14,6 +14,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def main() -> None:
     """Entry point of ``python -m dsdoctor`` and of the ``dsdoctor`` script."""
+    _open_closed()
     # until the command begins a signal waits: nothing has been done, and nobody could say so
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     for number in ENDING:
@@ -31,6 +32,17 @@ def main() -> None:
         # a defect of ours: 1 would say that the machine has an error
         traceback.print_exc()
         sys.exit(_flushed(_told(error)))
+
+
+def _open_closed() -> None:
+    """Nothing that is opened later may become stdin, stdout or stderr: one that was closed (``>&-``) is /dev/null."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdin, sys.stdout, sys.stderr = (
+        stream or open(os.devnull, mode, encoding="utf-8")  # noqa: PTH123, SIM115
+        for stream, mode in ((sys.stdin, "r"), (sys.stdout, "w"), (sys.stderr, "w"))
+    )
 
 
 def _told(error: Exception) -> int:

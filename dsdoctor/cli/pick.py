@@ -39,7 +39,8 @@ def pick_command(
     found = pick(python, machine, place, ops, say=partial(show_talk, Console(stderr=True)))
     best = found[0] if found[0].fits else None
     interpreter = "python" if python == sys.executable else python
-    install = step("{python} -m pip install {wheel}", python=interpreter, wheel=best.wheel).line if best else None
+    bound = f"{best.wheel}#sha256={best.sha256}" if best and best.sha256 else best.wheel if best else ""
+    install = step("{python} -m pip install {wheel}", python=interpreter, wheel=bound).line if best else None
     findings = () if best else tuple(finding for candidate in found for finding in candidate.findings)
     lines = candidate_lines([(candidate.wheel, candidate.fits, candidate.findings) for candidate in found], install)
     print_result("pick", as_json, lines, findings, wheel=best.wheel if best else None, wheels=found)

@@ -1,5 +1,6 @@
 """The DeepSpeed wheels of folders and package indexes, each held against one machine. Nothing of them is run."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from dsdoctor.builder.wheel.read import read_wheel
 from dsdoctor.builder.wheel.remote import RemoteWheel, facts_of_name, fetch, is_url, list_index, open_session
 from dsdoctor.commands.judge import judge
 from dsdoctor.commands.observe import Observation, Say
+from dsdoctor.core import redaction
 from dsdoctor.core.errors import BuildFailed, UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.fix import step
@@ -30,6 +32,8 @@ class Candidate:
     wheel: str
     built: DeepSpeed | None
     findings: tuple[Finding, ...]
+    sha256: str | None = None
+    """Of one that was fetched: what pip is to be bound to."""
 
     @property
     def fits(self) -> bool:
@@ -72,14 +76,19 @@ class Shelf:
         if not by_name.fits:
             return by_name, None
         try:
-            path = fetch(wheel, Path(self._folder.name), self._session, say=self._say)
+            path, digest = fetch(wheel, Path(self._folder.name), self._session, say=self._say)
         except BuildFailed as error:
             return replace(by_name, findings=(Finding.error("wheel-not-fetched", error.message, fix=error.hint),)), None
-        return self._judged(path, wheel.shown, ops), path
+        return replace(self._judged(path, wheel.shown, ops), sha256=digest), path
 
     def _of(self, place: str) -> tuple[Shelved, ...]:
         if is_url(place):
             return list_index(place, self._session)
+        if re.match(r"[A-Za-z][\w+.-]*:/", place) and not place.startswith("file://"):
+            named = redaction.urls(re.sub(r":/+", "://", place, count=1))
+            raise UsageError(
+                f"{named} is no address of an index", hint="name one with https:// or http://, or a folder"
+            )
         folder = Path(place.removeprefix("file://"))
         if not folder.is_dir():
             raise UsageError(f"{folder} is no folder", hint="name the folder of the wheels, or of an index")

@@ -196,7 +196,9 @@ def _pieces(name: str, value: str) -> Iterator[str]:
     if shown == value:
         return
     parts = [part for word in value.split() for part in re.split(IN_ADDRESS if "://" in word else BETWEEN, word)]
-    for word in (value, *value.split(), *parts):
+    # a compiler quotes the value of an option without its letter
+    values = [word[2:] for word in value.split() if re.match(r"-[A-Za-z]", word)]
+    for word in (value, *value.split(), *parts, *values):
         # folders, numbers and the names of options are in every other text
         if word not in shown and not word.startswith("/") and not re.fullmatch(r"[\d.]*|--?[a-z-]*", word):
             yield word

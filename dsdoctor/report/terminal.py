@@ -1,8 +1,10 @@
 """Findings, plans and results -> lines for a terminal. Colour only repeats what the marks say."""
 
 import os
+import re
 import shlex
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console
@@ -18,6 +20,8 @@ MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
 STYLES = {"✓": "green", "!": "yellow", "✗": "red", "·": "dim"}
 MIB, GIB = 1 << 20, 1 << 30
 MOST_NAMES = 6
+STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+LIKE_OURS = re.compile(r"\s*(?:(?:or )?\$ |Fix:|[✓✗!·] )")
 
 
 def show(console: Console, lines: Iterable[str]) -> None:
@@ -36,21 +40,36 @@ def show_talk(console: Console, line: str) -> None:
 
 
 def printable(line: str) -> str:
-    """A line with its control characters escaped, because it may hold text of others.
+    """A line with what steers a terminal escaped, because it may hold text of others: control characters, directions, breaks.
 
-    >>> print(printable("a\\x1b[31mb\\nc\\udce9"))
-    a\\x1b[31mb\\x0ac\\udce9
+    >>> print(printable("a\\x1b[31mb\\nc\\udce9 \\u202ex"))
+    a\\x1b[31mb\\x0ac\\udce9 \\u202ex
     """
-    shown = "".join(f"\\x{ord(char):02x}" if ord(char) < 32 or 127 <= ord(char) < 160 else char for char in line)
-    return shown.encode("utf-8", errors="backslashreplace").decode()
+    if line.isprintable():
+        return line
+    return "".join(_escaped(char) if unicodedata.category(char) in STEERING else char for char in line)
+
+
+def _escaped(char: str) -> str:
+    number = ord(char)
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def evidence_line(evidence: str) -> str:
+    """A line of evidence, which may be somebody else's: what looks like a line of ours is marked as a quotation.
+
+    >>> print(evidence_line("  $ touch x"), evidence_line("/usr/bin/nvcc"), sep="\\n")
+        | $ touch x
+        /usr/bin/nvcc
+    """
+    return f"    | {evidence.strip()}" if LIKE_OURS.match(evidence) else f"    {evidence}"
 
 
 def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
     """Title with its rule, evidence, the fix and its commands."""
     for finding in findings:
         yield f"{MARKS[finding.severity]} {finding.title}  [{finding.rule}]"
-        for evidence in finding.evidence:
-            yield f"    {evidence}"
+        yield from map(evidence_line, finding.evidence)
         if len(finding.affects) > 1 or (finding.affects and finding.affects[0] not in finding.title):
             yield f"    affects {and_more(finding.affects, MOST_NAMES)}"
         if finding.fix:

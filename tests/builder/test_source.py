@@ -170,3 +170,22 @@ def test_a_constraint_that_limits_the_newest_is_named(line: str, says: str, tmp_
     limit = constraint_limit(host)
 
     assert limit == (f"the newest that {file} (PIP_CONSTRAINT) allows: {says}" if says else "")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "git+--upload-pack=touch P;",
+        "git+--upload-pack=touch P;@main",
+        "git+https://host/x@--upload-pack=touch P",
+        "git+ext::sh -c 'touch P'",
+        "git+ssh://-oProxyCommand=touch P/x",
+        "git+-oProxyCommand=touch P:x",
+    ],
+)
+def test_no_source_becomes_an_option_of_git(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises((UsageError, BuildFailed)):
+        lay_out(LocalHost(), source, tmp_path / "laid", cache=tmp_path / "cache", python="/no", offline=False)
+    assert not list(tmp_path.rglob("P"))

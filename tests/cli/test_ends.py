@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -417,3 +418,13 @@ def test_a_user_without_a_name_is_not_alarmed_by_a_umask_of_its_own(tmp_path: Pa
 
     with os.fdopen(answer) as said:
         assert said.read() == "0o775 None"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_is_no_defect(closed: str) -> None:
+    argv = shlex.join([sys.executable, "-m", "dsdoctor", "explain", "torch-missing", "--json"])
+
+    done = subprocess.run(["/bin/bash", "-c", f"{argv} {closed}"], capture_output=True, text=True)
+
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)

@@ -1,10 +1,13 @@
 """`pick` and `verify` with the address of a package index: a real server, real wheels, a recorded machine."""
 
+import contextlib
+import gzip
 import http.server
 import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,8 @@ class Served:
     folder: Path
     address: str = ""
     asked: list[str] = field(default_factory=list)
+    instead: tuple[bytes, str, str | None] | None = None
+    """A page in place of the project's own: content, type, encoding."""
 
     def fetched(self) -> set[str]:
         return {path.rpartition("/")[2] for path in self.asked if path.endswith(".whl")}
@@ -49,6 +54,18 @@ def index(library: bytes, tmp_path: Path) -> Iterator[Served]:  # noqa: F811
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *arguments: object) -> None:
             super().__init__(*arguments, directory=str(served.folder))  # type: ignore[arg-type]
+
+        def do_GET(self) -> None:
+            if served.instead is None or not self.path.endswith("/deepspeed/"):
+                return super().do_GET()
+            content, kind, encoding = served.instead
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            if encoding:
+                self.send_header("Content-Encoding", encoding)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
             served.asked.append(self.path)
@@ -135,3 +152,50 @@ def test_names_say_torch_and_cuda_in_several_ways(name: str, cuda: str | None, t
 
     assert facts is not None
     assert (facts.cuda, facts.torch) == (cuda, torch)
+
+
+HOSTILE_PAGES = {
+    "endless": b"0" * (5 << 20),
+    "nested": b"[" * 200_000,
+    "no parser takes it": b"<![" * 10_000,
+    "unclosed": b"<a " * 60_000,
+    "many tags": b"<a>" * 60_000,
+    "a compressed bomb": gzip.compress(b"0" * (64 << 20)),
+}
+
+
+@pytest.mark.parametrize("page", HOSTILE_PAGES)
+def test_a_hostile_page_is_one_line_at_once(page: str, index: Served, tmp_path: Path) -> None:
+    kind = "application/vnd.pypi.simple.v1+json" if page == "nested" else "text/html"
+    index.instead = (HOSTILE_PAGES[page], kind, "gzip" if "bomb" in page else None)
+
+    done = run("pick", index.address, *MACHINE)
+
+    assert (done.returncode, done.stderr.count("✗")) == (2, 1), done.stderr[-500:]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("digest", [f"md5={'0' * 32}", f"sha512={'0' * 128}", f"SHA256={'0' * 64}"])
+def test_every_digest_that_an_index_gives_is_compared(digest: str, index: Served) -> None:
+    index.instead = (f'<a href="/deepspeed/{NAME}#{digest}">{NAME}</a>'.encode(), "text/html", None)
+
+    done = run("pick", index.address, *MACHINE)
+
+    assert done.returncode == 1
+    assert "its index says" in done.stdout
+
+
+def test_pip_is_bound_to_what_was_judged(index: Served) -> None:
+    content = (index.folder / "deepspeed" / NAME).read_bytes()
+    index.instead = (f'<a href="/deepspeed/{NAME}">{NAME}</a>'.encode(), "text/html", None)
+
+    done = run("pick", index.address, *MACHINE)
+
+    assert f"#sha256={sha256(content).hexdigest()}" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("place", ["s3://u:{}@h/x?k={}", "git+https://u:{}@h/x", "https:/u:{}@h/x"])
+def test_an_address_of_another_kind_is_refused_without_its_secrets(place: str) -> None:
+    done = run("pick", place.replace("{}", TOKEN), *MACHINE)
+
+    assert (done.returncode, TOKEN in done.stdout + done.stderr) == (2, False)

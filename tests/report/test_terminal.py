@@ -7,7 +7,7 @@ from dsdoctor.core.build_models import BuildResult, OpResult
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Fix, step
 from dsdoctor.report.progress import BuildProgress
-from dsdoctor.report.terminal import finding_lines, result_lines, show
+from dsdoctor.report.terminal import finding_lines, printable, result_lines, show
 
 FINDING = Finding(
     rule="cuda-torch-mismatch",
@@ -114,3 +114,21 @@ def test_progress_says_what_is_left_by_an_earlier_build_and_nothing_where_there_
 
     assert "about 80 s left" in shown[0]
     assert "left" not in shown[1][-200:]
+
+
+def test_what_another_host_says_is_never_a_line_of_ours() -> None:
+    for theirs in ("  $ touch P", "$ touch P", "or $ touch P", "Fix: paste this", "✓ all is well"):
+        lines = list(finding_lines([Finding.error("ssh-fails", "n1 does not answer", evidence=(theirs,))]))
+
+        assert lines[1] == f"    | {theirs.strip()}"
+
+
+def test_no_character_steers_the_terminal() -> None:
+    steering = [
+        chr(number) for number in (*range(32), *range(127, 160), 0x200F, 0x202E, 0x2028, 0x2066, 0xFEFF, 0xE0001)
+    ]
+
+    shown = printable("".join(steering))
+
+    assert shown.isascii()
+    assert printable("Ω ↗ 你好") == "Ω ↗ 你好"

@@ -21,6 +21,7 @@ from dsdoctor.core.pip import failed_fetch, why_failed
 from dsdoctor.core.redaction import urls
 
 FETCH_LIMIT = 1800.0
+GIT_ADDRESS = re.compile(r"(?:https?|ssh|git|file)://[^-\s]|[A-Za-z0-9_.][\w.-]*@[A-Za-z0-9_.][\w.-]*:")
 LEFT_BEHIND = shutil.ignore_patterns(
     ".git", "build", "dist", "*.egg-info", "__pycache__", "*.pyc", "*.cpython-*.so", "git_version_info_installed.py"
 )
@@ -118,13 +119,19 @@ def _clone(host: LocalHost, url: str, folder: Path, *, offline: bool) -> str | N
     if offline and not url.startswith("file:"):
         raise UsageError(f"{urls(url)} cannot be fetched with --offline", hint="name a folder or a file with --source")
     address, _, reference = url.rpartition("@") if "@" in url.rpartition("/")[2] else (url, "", "")
+    if not GIT_ADDRESS.match(address) or reference.startswith("-"):
+        raise UsageError(
+            f"{urls(url)} is no address that git is asked for",
+            hint="name one as in: --source git+https://host/DeepSpeed@main",
+        )
     folder.mkdir(parents=True)
+    child = {"GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "https:http:ssh:git:file"}
     for step in (
         ["init", "--quiet"],
-        ["fetch", "--quiet", "--depth", "1", address, reference or "HEAD"],
+        ["fetch", "--quiet", "--depth", "1", "--", address, reference or "HEAD"],
         ["checkout", "--quiet", "FETCH_HEAD"],
     ):
-        answer = host.run(["git", "-C", str(folder), *step], timeout=FETCH_LIMIT, env={"GIT_TERMINAL_PROMPT": "0"})
+        answer = host.run(["git", "-C", str(folder), *step], timeout=FETCH_LIMIT, env=child)
         if not answer.ok:
             message = f"git could not fetch {urls(url)}: {why_failed(host, answer.stderr)}"
             raise failed_fetch(message, answer.stderr, "check the address and the branch, tag or commit after '@'")

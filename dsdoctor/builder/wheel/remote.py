@@ -3,16 +3,18 @@
 The Simple API, HTML or JSON (PEP 503, 691). A name says much before anything is fetched. Nothing of a wheel is run.
 """
 
+import hashlib
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import requests
+from bs4 import ParserRejectedMarkup
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-from pypi_simple import NoSuchProjectError, PyPISimple, UnsupportedContentTypeError, UnsupportedRepoVersionError
+from pypi_simple import ACCEPT_ANY, ProjectPage, UnsupportedContentTypeError, UnsupportedRepoVersionError
 from requests.adapters import HTTPAdapter
 
 from dsdoctor.core import redaction
@@ -25,6 +27,12 @@ PROJECT = "deepspeed"
 TIMEOUT = (15.0, 60.0)
 """Seconds to connect, and without a byte."""
 LARGEST = 8 << 30
+LARGEST_PAGE, MOST_TAGS = 4 << 20, 50_000
+"""A page with a thousand wheels has half a MB and a few thousand tags."""
+PAGE_LIMIT = 120.0
+SLOWEST = 1024
+ALGORITHMS = {"md5", "sha1", "sha224", "sha256", "sha384", "sha512"}
+NO_INDEX = (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError, ParserRejectedMarkup)
 CHUNK = 1 << 20
 CUDA_IN_NAME = re.compile(r"cu(?:da)?\.?(\d{2})\.?(\d)(?!\d)")
 TORCH_IN_NAME = re.compile(r"(?:torch|pt)\.?(\d)\.?(\d{1,2})(?!\d)")
@@ -33,11 +41,11 @@ CERTIFICATES = ("REQUESTS_CA_BUNDLE", "PIP_CERT", "SSL_CERT_FILE")
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteWheel:
-    """A wheel that an index lists. ``sha256`` and ``size`` (bytes) are what the index says, None where it does not."""
+    """A wheel that an index lists. ``digests`` (algorithm, hexadecimal digits) and ``size`` (bytes) are what the index says."""
 
     name: str
     url: str
-    sha256: str | None = None
+    digests: tuple[tuple[str, str], ...] = ()
     size: int | None = None
     yanked: bool = False
 
@@ -71,10 +79,9 @@ def list_index(url: str, session: requests.Session) -> tuple[RemoteWheel, ...]:
     if urlsplit(url).path.endswith(".whl"):
         return (_named(url),)
     try:
-        packages = PyPISimple(url, session=session).get_project_page(PROJECT, timeout=TIMEOUT).packages
-    except NoSuchProjectError:
-        return ()
-    except (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError) as error:
+        answer = _page(url, session)
+        packages = ProjectPage.from_response(answer, PROJECT).packages if answer is not None else []
+    except (*NO_INDEX, RecursionError, MemoryError) as error:
         title = f"{redaction.url(url)} is no package index: {_said(error)}"
         raise UsageError(title, hint="name the address that pip takes as --index-url") from None
     except requests.RequestException as error:
@@ -83,7 +90,7 @@ def list_index(url: str, session: requests.Session) -> tuple[RemoteWheel, ...]:
         RemoteWheel(
             name=package.filename,
             url=package.url,
-            sha256=package.digests.get("sha256"),
+            digests=tuple(sorted(package.digests.items())),
             size=package.size,
             yanked=package.is_yanked,
         )
@@ -117,37 +124,77 @@ def facts_of_name(name: str) -> DeepSpeed | None:
     )
 
 
-def fetch(wheel: RemoteWheel, folder: Path, session: requests.Session, *, say: Callable[[str], None]) -> Path:
-    """The wheel as a file in a folder. Raises BuildFailed where it does not come whole, or is not what the index says."""
+def fetch(
+    wheel: RemoteWheel, folder: Path, session: requests.Session, *, say: Callable[[str], None]
+) -> tuple[Path, str]:
+    """The wheel as a file in a folder, and its sha256.
+
+    Raises BuildFailed where it does not come whole, or is not what the index says.
+    """
     size = f" ({wheel.size / (1 << 20):.1f} MiB)" if wheel.size else ""
     say(f"fetching {wheel.shown}{size}")
-    path, digest, length = folder / wheel.name, sha256(), 0
+    path, length, started = folder / wheel.name, 0, time.monotonic()
+    told = [(name.lower(), value.lower()) for name, value in wheel.digests if name.lower() in ALGORITHMS]
+    totals = {name: hashlib.new(name) for name in {"sha256", *(name for name, _ in told)}}
     try:
         with session.get(wheel.url, stream=True, timeout=TIMEOUT) as answer, replacing(path, mode=PRIVATE) as file:
             answer.raise_for_status()
             for chunk in answer.iter_content(CHUNK):
                 length += len(chunk)
-                if length > LARGEST:
-                    raise BuildFailed(f"{wheel.shown} is larger than a DeepSpeed wheel can be", hint="do not use it")
-                digest.update(chunk)
+                _refuse_endless(wheel, length, time.monotonic() - started)
+                for total in totals.values():
+                    total.update(chunk)
                 file.write(chunk)
     except requests.RequestException as error:
         raise _unreached(wheel.url, error) from None
-    if wheel.sha256 is not None and digest.hexdigest() != wheel.sha256.lower():
-        raise BuildFailed(
-            f"{wheel.shown} has sha256 {digest.hexdigest()[:16]}..., its index says {wheel.sha256[:16]}...",
-            hint="tell whoever keeps the index; do not use the wheel",
-        )
-    return path
+    for name, value in told:
+        if totals[name].hexdigest() != value:
+            raise BuildFailed(
+                f"{wheel.shown} has {name} {totals[name].hexdigest()[:16]}..., its index says {value[:16] or 'nothing'}...",
+                hint="tell whoever keeps the index; do not use the wheel",
+            )
+    return path, totals["sha256"].hexdigest()
+
+
+def _page(url: str, session: requests.Session) -> requests.Response | None:
+    """The project's page, whole; None where the index has none. Raises ValueError for what is too large to be one."""
+    address = f"{url.partition('#')[0].partition('?')[0].rstrip('/')}/{PROJECT}/"
+    asked = {"Accept": ACCEPT_ANY, "Accept-Encoding": "identity"}
+    started = time.monotonic()
+    with session.get(address, headers=asked, stream=True, timeout=TIMEOUT) as answer:
+        if answer.status_code == requests.codes.not_found:
+            return None
+        answer.raise_for_status()
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise ValueError("it is compressed, which was not asked for")
+        data = bytearray()
+        for chunk in answer.iter_content(1 << 14):
+            data += chunk
+            if len(data) > LARGEST_PAGE:
+                raise ValueError(f"its page has more than {LARGEST_PAGE >> 20} MiB")
+            if time.monotonic() - started > PAGE_LIMIT:
+                raise ValueError(f"its page did not come whole in {PAGE_LIMIT:.0f} s")
+        if data.count(b"<") > MOST_TAGS:
+            raise ValueError(f"its page has more than {MOST_TAGS} tags")
+        answer._content = bytes(data)
+        return answer
+
+
+def _refuse_endless(wheel: RemoteWheel, length: int, seconds: float) -> None:
+    """Raise BuildFailed for more bytes than the index said, or than a wheel can have, and for a drip."""
+    if length > (wheel.size if wheel.size is not None else LARGEST):
+        raise BuildFailed(f"{wheel.shown} is larger than its index says or than a wheel can be", hint="do not use it")
+    if seconds > PAGE_LIMIT and length / seconds < SLOWEST:
+        raise BuildFailed(f"{wheel.shown} came at {length / seconds:.0f} bytes a second", hint="try another mirror")
 
 
 def _named(url: str) -> RemoteWheel:
     parts = urlsplit(url)
-    digest = re.search(r"(?:^|&)sha256=([0-9a-fA-F]{64})(?:&|$)", parts.fragment)
+    digests = tuple(re.findall(r"(?:^|&)(\w+)=([^&]*)", parts.fragment))
     name = unquote(parts.path.rpartition("/")[2])
     if "/" in name or facts_of_name(name) is None:
         raise UsageError(f"{redaction.url(url)} is no wheel of DeepSpeed", hint="name a deepspeed-...whl, or an index")
-    return RemoteWheel(name=name, url=url, sha256=digest[1] if digest else None)
+    return RemoteWheel(name=name, url=url, digests=digests)
 
 
 def _unreached(url: str, error: requests.RequestException) -> BuildFailed:
