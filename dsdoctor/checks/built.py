@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dsdoctor.checks.advice import BUILD_WHEEL
 from dsdoctor.core import needs
 from dsdoctor.core.architectures import order
+from dsdoctor.core.deepspeed_install import library_of
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Fix, instead, step
 from dsdoctor.core.isa import lacking_instructions, says_nothing
@@ -156,7 +157,9 @@ def _without_gpu_code(built: DeepSpeed, ops: tuple[str, ...]) -> tuple[str, ...]
     """What the shared objects themselves show, where they were read."""
     if built.present_ops is None or built.told_by == "record":
         return ()
-    without = [op for op in ops if op in built.present_ops and op not in built.sm_arch]
+    # of a damaged object nothing is known; op-unreadable tells it
+    read = [op for op in ops if op in built.present_ops and library_of(op, built.unreadable) is None]
+    without = [op for op in read if op not in built.sm_arch]
     return (f"no GPU code in {', '.join(without)}",) if without else ()
 
 

@@ -265,5 +265,9 @@ def test_a_cpu_that_is_meant_is_no_mismatch(change: dict[str, Any]) -> None:
 
 def test_gpu_code_is_missed_only_where_the_files_were_read() -> None:
     unread = replace(BUILT, sm_arch={}, present_ops=None, told_by="record")
+    damaged = replace(
+        BUILT, sm_arch={}, unreadable=("deepspeed/ops/adam/fused_adam_op.cpython-311-x86_64-linux-gnu.so",)
+    )
 
     assert "op-without-gpu-code" not in rules(healthy(deepspeed=unread))
+    assert "op-without-gpu-code" not in rules(healthy(deepspeed=damaged))

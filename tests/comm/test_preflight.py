@@ -268,4 +268,4 @@ def test_a_wrong_line_in_a_hostfile_does_not_reach_ssh(disk: Disk) -> None:
     seen = look_preflight(host, hostfile="hosts", python="/p", folder="/job")
 
     assert seen.visits == ()
-    assert [finding.severity for finding in judged(seen)] == [Severity.WARNING]
+    assert [finding.severity for finding in judged(seen)] == [Severity.ERROR]

@@ -57,7 +57,8 @@ def index(library: bytes, tmp_path: Path) -> Iterator[Served]:  # noqa: F811
 
         def do_GET(self) -> None:
             if served.instead is None or not self.path.endswith("/deepspeed/"):
-                return super().do_GET()
+                super().do_GET()
+                return
             content, kind, encoding = served.instead
             self.send_response(200)
             self.send_header("Content-Type", kind)

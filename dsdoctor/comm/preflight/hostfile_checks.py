@@ -15,6 +15,9 @@ OF_ACCELERATORS = {
 }
 """What DeepSpeed 0.19.8 forwards: EXPORT_ENVS of runner.py, and export_envs() of the accelerator."""
 
+NO_HOST = "is no host name"
+"""The complaint that ssh can do nothing with: nobody is asked at such a name."""
+
 
 def hostfile_missing(facts: PreflightFacts) -> Iterator[Finding]:
     """The hostfile does not exist, or cannot be read.
@@ -79,7 +82,9 @@ def hostfile_line_swallowed(facts: PreflightFacts) -> Iterator[Finding]:
                 f"{facts.hostfile}, line {complaint.line}: {complaint.what}; DeepSpeed takes the line without a warning"
             )
             fix = "write the line as it is meant, as in: node1 slots=8"
-            yield Finding.warning("hostfile-line-swallowed", title, evidence=(complaint.text,), fix=fix)
+            yield (Finding.error if NO_HOST in complaint.what else Finding.warning)(
+                "hostfile-line-swallowed", title, evidence=(complaint.text,), fix=fix
+            )
 
 
 def host_named_twice(facts: PreflightFacts) -> Iterator[Finding]:
