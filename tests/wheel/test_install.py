@@ -16,7 +16,7 @@ import pytest
 from tests.wheel.conftest import dsdoctor
 
 pytestmark = pytest.mark.wheel
-A, B = "pin_memory", "async_io"
+A, B = "pin_memory", "cpu_lion"
 SOURCE = ("--source", "0.19.8")
 
 
