@@ -51,7 +51,10 @@ def marks_of(diagnosis: Diagnosis, answer: dict[str, Any]) -> list[str]:
     verdicts = [finding for finding in diagnosis.findings if finding.severity is not Severity.NOTE]
     if not verdicts:
         return ["none"]
-    named = holds(verdict_text(verdicts[0]), answer.get("accept") or [answer["must_mention"]])
+    if "accept" in answer:
+        named = holds(verdict_text(verdicts[0]), answer["accept"])
+    else:
+        named = holds(" ".join([verdict_text(verdicts[0]), *verdicts[0].evidence]).lower(), [answer["must_mention"]])
     if diagnosis.outcome in UNSURE:
         return ["unsure", "quoted"] if named else ["unsure"]
     return ["right"] if named else ["wrong"]

@@ -1,0 +1,59 @@
+"""What the ranks say that waited in vain -> which rank did not come."""
+
+import re
+from dataclasses import replace
+
+from dsdoctor.core.finding import Finding
+from dsdoctor.diagnosis.models import Hit
+from dsdoctor.diagnosis.timeline import Timeline
+
+CLIENTS = re.compile(r"(\d{1,6})/(\d{1,6}) (?:clients|workers) joined")
+STORE = re.compile(r"world_size=(\d{1,6}), worker_count=(\d{1,6})")
+BARRIER = re.compile(
+    r"[Rr]anks? (\d{1,6}(?:, ?\d{1,6}){0,40}) failed to pass monitoredBarrier|check rank (\d{1,6}) logs for faulty rank"
+)
+KEYS = re.compile(r"wait timeout after \d{1,12}ms, keys: (\S{1,200})")
+
+
+def with_who_waited(finding: Finding, hit: Hit, timeline: Timeline) -> Finding:
+    """A finding of ranks that waited, with the rank that did not come in its title."""
+    waited = waited_for(timeline) or _absent(timeline)
+    numbers = sorted(_waiting(timeline) | {speaker.number for speaker in hit.speakers if speaker.number is not None})
+    who = f"waiting: rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:16]))}" if numbers else ""
+    evidence = (*finding.evidence, *([who] if who else []))
+    return replace(finding, title=f"{finding.title} ({waited})" if waited else finding.title, evidence=evidence)
+
+
+def waited_for(timeline: Timeline) -> str:
+    """Which ranks did not come, as the ones that waited say; "" where they do not.
+
+    >>> waited_for(Timeline(waited=["Timed out after 61 seconds waiting for clients. 2/3 clients joined."]))
+    '2 of 3 processes came; 1 never did: see the log of the node or rank that is missing'
+    """
+    for text in timeline.waited:
+        if found := CLIENTS.search(text):
+            came, world = int(found[1]), int(found[2])
+            return f"{came} of {world} processes came; {world - came} never did: see the log of the node or rank that is missing"
+        if found := STORE.search(text):
+            world, came = int(found[1]), int(found[2])
+            return f"{came} of {world} ranks came to the barrier of the store"
+        if found := BARRIER.search(text):
+            return f"it waited for rank {found[1] or found[2]}, which did not come"
+        if found := KEYS.search(text):
+            return f"no rank set the key {found[1]} in the store"
+    return ""
+
+
+def _waiting(timeline: Timeline) -> set[int]:
+    """The ranks that say that they waited."""
+    speakers = [*timeline.watchdogs, *(one.speaker for one in timeline.failures if one.follows)]
+    return {speaker.number for speaker in speakers if speaker.number is not None}
+
+
+def _absent(timeline: Timeline) -> str:
+    """The rank that is known and did not wait with the others, where it is one."""
+    waiting, known = _waiting(timeline), timeline.ranks
+    absent = sorted(known - waiting)
+    if not waiting or len(absent) != 1 or len(known) < 2:
+        return ""
+    return f"rank {absent[0]} did not wait with the others: it came late, hangs, took another path or had ended"
