@@ -19,6 +19,9 @@ RECENT = 512
 MOST, MOST_WATCHED = 2000, 64
 """How many failures and exits are remembered, and of how many is read whether the process went on."""
 
+UNSAID, MESSAGE_LINES = re.compile(r":$|\d validation errors? for "), 3
+"""A message whose first line does not say what is the matter, and how many lines of it are taken."""
+
 WENT_ON = 3
 """After so many steps of the same process a failure is known to have been survived."""
 
@@ -85,6 +88,9 @@ class Timeline:
     went_on_until: int = 0
     """Up to which line, at least, steps of training followed before that, or before the end."""
 
+    unsaid: int = 0
+    """How many more lines belong to the message of the last failure, this one included."""
+
     asked_for_exits: int = 0
     numbered: int = 0
     sampled: int = 0
@@ -98,6 +104,8 @@ class Timeline:
             self.tasks = self.numbered > TASK_LINES * self.sampled
         if self.watched:
             self._watch(batch)
+        if self.unsaid:
+            self._go_on(batch)
 
     def speaker(self, raw: bytes) -> Speaker:
         """Who wrote a line; writers are counted."""
@@ -139,6 +147,15 @@ class Timeline:
             self._note_progress(self._before(failure), failure.since)
             self.watched.append(Watched(failure))
         self.failures.append(failure)
+        self.unsaid = MESSAGE_LINES if UNSAID.search(failure.text) else 0
+
+    def _go_on(self, batch: list[bytes]) -> None:
+        """Add the next lines to a message that its first line only announces."""
+        for raw in batch[: self.unsaid]:
+            last = self.failures[-1] if self.failures else None
+            if last and self.unsaid < MESSAGE_LINES and same_process(self.speaker(raw), last.speaker):
+                self.failures[-1] = replace(last, text=f"{last.text} {_last_segment(raw)[:160]}")
+            self.unsaid -= 1
 
     def _drop(self, line: int) -> None:
         self.failures = [failure for failure in self.failures if failure.line != line]
