@@ -31,6 +31,11 @@ REPORTED = re.compile(r"\b(?:WARNING|WARN|INFO|DEBUG)\b.{0,160}Traceback \(")
 AFTER_WATCHDOG = 200
 """Within so many lines after a watchdog has given up, a process breaks off because of it."""
 
+BY_WATCHDOG = re.compile(
+    r"terminate called (?:after throwing an instance of '(?:std::runtime_error|c10::\w{1,60})'|without)"
+)
+"""How the thread of a watchdog ends its process."""
+
 A_TASK = re.compile(rb" {0,3}\d{1,5}: ")
 TASK_LINES, TASK_SAMPLE = 0.8, 2000
 """What share of the first lines has a number in front where srun labelled them."""
@@ -177,7 +182,7 @@ class Timeline:
                 at > line - AFTER_WATCHDOG and same_process(speaker, one) for one, at in self.watchdogs.items()
             )
             gave_up = gave_up or (speaker.number is None and bool(self.watchdogs))
-            after = gave_up and text.startswith("terminate called")
+            after = gave_up and bool(BY_WATCHDOG.match(text))
             self.add(Failure(line=line, text=text, speaker=speaker, since=line, native=True, after_watchdog=after))
 
     def end(self, text: str, line: int, above: Callable[[], Iterable[bytes]]) -> None:
