@@ -106,7 +106,7 @@ def _of_a_failure(
     if failure and failure.text.startswith("KeyboardInterrupt"):
         told = interrupted(origin, failure.line, failure.text)
         return Verdict(outcome=LogOutcome.CAUSE, findings=(told, *notes), activity=origin.activity)
-    if failure and not _better_known(read):
+    if failure and (failure.native or not _better_known(read)):
         outcome = LogOutcome.CAUSE if failure.raised_by_the_script else LogOutcome.UNEXPLAINED
         told = unexplained(Line(failure.line, failure.text), facts, origin)
         return Verdict(outcome=outcome, findings=(told, *notes), where=where, activity=doing)
@@ -242,10 +242,8 @@ def _recovered(hit: Hit, read: Scan) -> bool:
 def _promoted(probes: list[Hit], echoes: list[Hit], read: Scan, origin: Origin) -> list[Hit]:
     """The probe to report as the cause: it is about the op that failed, or nothing says what failed."""
     failed_ops = {hit.op for hit in echoes if hit.op}
-    explained_elsewhere = Event.COMPILER_ERROR in read.first or _not_an_echo(read.exception, echoes)
-    explained_elsewhere = (
-        explained_elsewhere or read.timeline.step is not None or bool(origin.ended and origin.ended.signal)
-    )
+    trained = read.timeline.step is not None or bool(origin.ended and origin.ended.signal)
+    explained_elsewhere = trained or Event.COMPILER_ERROR in read.first or _not_an_echo(read.exception, echoes)
     about = [hit for hit in probes if hit.op in failed_ops] if failed_ops or explained_elsewhere else probes
     rules = {hit.rule.id for hit in about}
     standing = [hit for hit in about if hit.rule.id != "op-silently-skipped" and not rules & set(hit.rule.explained_by)]

@@ -21,6 +21,7 @@ class Event(enum.Enum):
     COMPILER_ERROR = "compiler error"
     GPU_FAULT = "gpu fault"
     CHAINED = "chained"
+    USAGE = "usage"
     CRASHED = "crashed"
     EXITED = "exited"
     NO_NUMBER = "no number"
@@ -88,6 +89,11 @@ MARKS = (
         event=Event.EXCEPTION,
         words="validation+error validation+errors",
         pattern=r"^\d{1,3} validation errors? for \w{1,80}",
+    ),
+    Mark(
+        event=Event.USAGE,
+        words="py+error open+file",
+        pattern=r"^\S{1,80}\.py: error: |can't open file '",
     ),
     Mark(
         event=Event.CHAINED,

@@ -1,7 +1,7 @@
 """A timeline -> where the failure began: the first process that failed by itself, on which ranks, and doing what."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsdoctor.diagnosis.exits import Exit
 from dsdoctor.diagnosis.failures import Failure
@@ -34,6 +34,9 @@ def origin_of(timeline: Timeline) -> Origin:
     failure = next((one for one in own if ended and ended.root and one.speaker.rank == ended.rank is not None), None)
     failure = failure or (own[0] if own else None)
     if failure:
+        if not failure.frames:
+            frames = next((other.frames for other in own if other.frames and alike(other, failure)), ())
+            failure = replace(failure, frames=frames)
         return Origin(
             failure=failure,
             ended=ended,

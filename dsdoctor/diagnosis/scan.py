@@ -281,7 +281,7 @@ class Scan:
     def _tell(self, event: Event, text: str) -> None:
         """Add an event to the timeline."""
         timeline = self.timeline
-        if event is Event.EXCEPTION:
+        if event in {Event.EXCEPTION, Event.USAGE}:
             timeline.exception(self.raw, text, self.lines)
         elif event is Event.TRACEBACK:
             timeline.begin_traceback(self.raw, text, self.lines)

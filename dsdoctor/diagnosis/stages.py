@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dsdoctor.diagnosis.failures import Frame
 
 STEP = re.compile(
-    rb"(?:\b(?:global[_ ])?(?:[Ss]tep|[Ii]ter(?:ation)?)s?['\"]?\]?\s{0,3}[=:#]?\s{0,3}(\d{1,9})\b(?![.%]))"
-    rb"|\|\s{0,9}(\d{1,9})/(\d{1,9}) \[\d"
+    rb"(?:\b(?:global[_ ])?(?:[Ss]tep|[Ii]ter(?:ation)?)['\"]?\]?\s{0,3}[=:#]?\s{0,3}(\d{1,9})\b(?![.%]))"
+    rb"|(?:^|\r|\] ?:?)\s{0,3}\d{1,3}%\|[^|\r]{0,200}\|\s{0,9}(\d{1,9})/\d{1,9} \[\d"
 )
-"""A step of training: ``step 812``, ``global_step=812``, ``iteration 812/2000``, or a progress bar's 812/2000 [."""
+"""A step of training: ``step 812``, ``global_step=812``, ``iteration 812/2000``, or the 812/2000 of a progress bar.
 
-BUSY_WITH_FILES = rb"it/s|s/it"
+A bar with a name, and ``steps = 703``, are of something else.
+"""
+
 DOING = (
     (
         "while a checkpoint was saved",

@@ -78,8 +78,11 @@ class Tracebacks:
 
     def _end(self, speaker: Speaker, text: str, line: int) -> Failure | None:
         mine = self.open[speaker].pop(0)
-        if not self.open[speaker]:
+        left = self.open[speaker]
+        if not left:
             del self.open[speaker]
+        elif len(left) == 1:
+            left[0].mixed = False  # why: the frames that still come are its own
         if mine.handled:
             self.handled_line = line
             return None

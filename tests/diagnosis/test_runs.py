@@ -180,6 +180,15 @@ def test_the_rank_that_did_not_come_is_named(line: str, words: str) -> None:
         ["1 validation error for DeepSpeedZeroConfig", "overlap_com", "  Extra inputs are not permitted"],
         ["pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedZeroConfig"],
         ["Fatal Python error: Segmentation fault"],
+        [
+            "usage: train.py [-h]",
+            "train.py: error: unrecognized arguments: --local_rank=0",
+            "exits with return code = 2",
+        ],
+        [
+            "/v/bin/python: can't open file '/w/trian.py': [Errno 2] No such file or directory",
+            "exits with return code = 2",
+        ],
         ["double free or corruption (!prev)"],
         [*STEPS[:3], *[f"step {number} loss nan" for number in range(4, 9)]],
         [f"{{'loss': 0.0, 'grad_norm': nan, 'epoch': 0.{number}}}" for number in range(9)],
@@ -225,3 +234,20 @@ def test_of_several_logs_the_one_with_a_failure_of_its_own_is_the_cause(tmp_path
     assert [line for line in done.stdout.splitlines() if line.startswith("✗") and line.endswith("]")] == [
         "✗ no rule of dsdoctor knows this failure: KeyError: 'labels', at /w/train.py:7 main  [unexplained-failure]"
     ]
+
+
+def test_the_number_of_steps_to_come_is_no_step() -> None:
+    log = ["  Total optimization steps = 703", "Map: 100%|###| 703/703 [00:01<00:00, 17.0 examples/s]", *RAISED]
+
+    assert "step" not in title(diagnose(log))
+
+
+def test_what_the_script_itself_refuses_is_the_cause() -> None:
+    log = [*RAISED[:2], '    raise ValueError("sample 7 is too long")', "ValueError: sample 7 is too long"]
+
+    diagnosis = diagnose([*STEPS[:4], *[f"[rank1]: {line}" for line in log], f"[rank0]: {LOST}"])
+
+    assert (diagnosis.outcome, rule(diagnosis)) == (LogOutcome.CAUSE, "script-raised")
+    assert title(diagnosis).startswith(
+        "rank 1: the script itself raised ValueError: sample 7 is too long, at /w/train.py:7 main"
+    )
