@@ -220,7 +220,9 @@ def _failed(read: Scan, echoes: list[Hit]) -> bool:
     last = (
         max((one.line for one in read.timeline.failures), default=0) if read.timeline.survived else read.last_exception
     )
-    error_line = max(last, complained.number if complained else 0)
+    # why: a mere complaint before further steps is none of the end
+    complaint = complained.number if complained and complained.number > read.timeline.last_step_line else 0
+    error_line = max(last, complaint)
     crashed = max((one.line for one in read.timeline.failures if one.native), default=0)
     repeated = max((hit.line for hit in echoes if hit.tier is Tier.ECHO), default=0)
     # why: an error after which the training went on did not end it

@@ -90,6 +90,7 @@ class Timeline:
     """The line of the first failure or exit."""
 
     step: int | None = None
+    last_step_line: int = 0
     went_on_until: int = 0
     """Up to which line, at least, steps of training followed before that, or before the end."""
 
@@ -107,6 +108,8 @@ class Timeline:
             self.sampled += sum(1 for raw in batch if raw.strip())
             self.numbered += sum(1 for raw in batch if A_TASK.match(raw))
             self.tasks = self.numbered > TASK_LINES * self.sampled
+            for raw in batch:
+                self.speaker(raw)
         if self.watched:
             self._watch(batch)
         if self.unsaid:
@@ -245,7 +248,9 @@ class Timeline:
         self.trouble = before
         last = list(lines)
         self.step = last_step(last)
-        self.went_on_until = before - _back_to_progress(last)
+        ages = [age for age, raw in enumerate(last, 1) if STEP.search(raw[-400:])]
+        self.went_on_until = before - ages[WENT_ON - 1] if len(ages) >= WENT_ON else 0
+        self.last_step_line = before - ages[0] if ages else 0
 
     def _watch(self, batch: list[bytes]) -> None:
         for raw in batch:
@@ -257,12 +262,6 @@ class Timeline:
         for watched in [one for one in self.watched if one.steps >= WENT_ON]:
             self.survived.append(watched.failure)
             self._drop(watched.failure.line)
-
-
-def _back_to_progress(lines: list[bytes]) -> int:
-    """How many lines ago the third last step of training was; more than there are where there was none."""
-    ages = [age for age, raw in enumerate(lines, 1) if STEP.search(raw[-400:])]
-    return ages[WENT_ON - 1] if len(ages) >= WENT_ON else 10**9
 
 
 def _indented(raw: bytes, text: str) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.diagnosis.models import Hit
+from dsdoctor.diagnosis.stages import activity
 from dsdoctor.diagnosis.timeline import Timeline
 
 CLIENTS = re.compile(r"(\d{1,6})/(\d{1,6}) (?:clients|workers) joined")
@@ -12,16 +13,21 @@ STORE = re.compile(r"world_size=(\d{1,6}), worker_count=(\d{1,6})")
 BARRIER = re.compile(
     r"[Rr]anks? (\d{1,6}(?:, ?\d{1,6}){0,40}) failed to pass monitoredBarrier|check rank (\d{1,6}) logs for faulty rank"
 )
+SAVING = "while a checkpoint was saved"
 KEYS = re.compile(r"wait timeout after \d{1,12}ms, keys: (\S{1,200})")
 
 
 def with_who_waited(finding: Finding, hit: Hit, timeline: Timeline) -> Finding:
     """A finding of ranks that waited, with the rank that did not come in its title."""
-    waited = waited_for(timeline) or _absent(timeline)
+    waited = waited_for(timeline) or _different_places(timeline) or _absent(timeline)
     numbers = sorted(_waiting(timeline) | {speaker.number for speaker in hit.speakers if speaker.number is not None})
     who = f"waiting: rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:16]))}" if numbers else ""
     evidence = (*finding.evidence, *([who] if who else []))
-    return replace(finding, title=f"{finding.title} ({waited})" if waited else finding.title, evidence=evidence)
+    title = finding.title.removesuffix(": it died first, and its own log says why") if waited else finding.title
+    fix = finding.fix
+    if fix and "took different paths" in waited and SAVING in waited:
+        fix = replace(fix, text="call save_checkpoint on every rank, not on rank 0 alone: it is a collective")
+    return replace(finding, title=f"{title} ({waited})" if waited else title, evidence=evidence, fix=fix)
 
 
 def waited_for(timeline: Timeline) -> str:
@@ -41,6 +47,11 @@ def waited_for(timeline: Timeline) -> str:
             return f"it waited for rank {found[1] or found[2]}, which did not come"
         if found := KEYS.search(text):
             return f"no rank set the key {found[1]} in the store"
+    if any("<NO_OTHER_FAILURES>" in text for text in timeline.waited) and len(_lost(timeline)) == 1:
+        return (
+            "no other rank failed: another one had ended before with status 0, after fewer batches of data, by sys.exit() "
+            "or on another path"
+        )
     return ""
 
 
@@ -57,3 +68,28 @@ def _absent(timeline: Timeline) -> str:
     if not waiting or len(absent) != 1 or len(known) < 2:
         return ""
     return f"rank {absent[0]} did not wait with the others: it came late, hangs, took another path or had ended"
+
+
+def _lost(timeline: Timeline) -> set[int | None]:
+    """The ranks that say that another one is gone."""
+    return {one.speaker.number for one in timeline.failures if one.follows}
+
+
+def _different_places(timeline: Timeline) -> str:
+    """Where the ranks stood that waited for each other, if not all at the same place."""
+    places: dict[int, tuple[str, str]] = {}
+    for one in timeline.failures:
+        if one.follows and one.frame and one.speaker.number is not None:
+            places.setdefault(one.speaker.number, (str(one.frame), activity(one.frames, None)))
+    if len(places) < len(timeline.ranks) or len({doing for _, doing in places.values()}) < 2:
+        return _in_another_collective(timeline)
+    told = [f"rank {number} {doing or 'elsewhere'} at {place}" for number, (place, doing) in sorted(places.items())[:3]]
+    return f"the ranks took different paths: {', '.join(told)}"
+
+
+def _in_another_collective(timeline: Timeline) -> str:
+    """Every known rank waited until its own timeout: none is missing."""
+    timeouts = {one.speaker.number for one in timeline.failures if "Timed out waiting" in one.text} - {None}
+    if len(timeouts) < 2 or not timeline.ranks <= timeouts:
+        return ""
+    return "every rank waited and none is missing: they stand in different collectives, or the network between them is broken"

@@ -251,3 +251,44 @@ def test_what_the_script_itself_refuses_is_the_cause() -> None:
     assert title(diagnosis).startswith(
         "rank 1: the script itself raised ValueError: sample 7 is too long, at /w/train.py:7 main"
     )
+
+
+def stuck(rank: int, function: str) -> list[str]:
+    """A rank that waited in vain."""
+    lines = [
+        "Traceback (most recent call last):",
+        f'  File "/w/train.py", line {50 + rank}, in main',
+        f'  File "/v/lib/python3.11/site-packages/deepspeed/runtime/engine.py", line 9, in {function}',
+        "RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation to complete",
+    ]
+    return [f"[rank{rank}]: {line}" for line in lines]
+
+
+def test_ranks_that_took_different_paths_are_told_apart() -> None:
+    diagnosis = diagnose([*stuck(0, "save_checkpoint"), *stuck(1, "backward")])
+
+    words = "rank 0 while a checkpoint was saved at /w/train.py:50 main, rank 1 in training at /w/train.py:51 main"
+    assert words in title(diagnosis)
+    assert "call save_checkpoint on every rank" in str(diagnosis.findings[0].fix)
+
+
+def test_the_rank_that_did_not_wait_with_the_others_is_named() -> None:
+    log = ["[rank2]: step 3", *stuck(0, "backward"), *stuck(1, "backward"), "[rank2]: error: none"]
+
+    assert "rank 2 did not wait with the others" in title(diagnose(log))
+
+
+def test_another_rank_that_ended_well_too_early_is_said_to_have() -> None:
+    log = [f"[rank0]: {line}" for line in [*RAISED[:-1], LOST]]
+
+    diagnosis = diagnose([*log, "Failures:", "  <NO_OTHER_FAILURES>"])
+
+    assert title(diagnosis).startswith(
+        "another rank closed its connection (no other rank failed: another one had ended before"
+    )
+
+
+def test_a_complaint_before_further_steps_is_no_failure() -> None:
+    assert (
+        diagnose([*STEPS[:9], "ERROR tracker: connection refused, will retry", STEPS[9]]).outcome is LogOutcome.HEALTHY
+    )
