@@ -35,7 +35,7 @@ PREFIX = re.compile(
     rf"|\[?{CLOCK}\]?[,:]? ?"  # CI, logging
     r"|\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?|\d\d:\d\d:\d\d(?:[.,]\d{1,9})? "
     r"|\| (?:ERROR|WARNING|INFO|DEBUG|CRITICAL) {0,5}\| \S{1,120} - "  # loguru
-    r"|\[[A-Za-z][\w.-]{0,40}[-_:]\d{1,9}\] |\d{1,3}(?:\.\d{1,3}){3}: "  # pods, hosts
+    r"|\[pod/[\w./-]{1,120}\] |\[[A-Za-z][\w.-]{0,40}[-_:]\d{1,9}\] |\d{1,3}(?:\.\d{1,3}){3}: "  # pods, hosts
     r"|(?!cc1|collect2|gcc|clang|python|pip|x86_64|aarch64|line|sm_"
     r"|lib[\w.-]{1,40}\.so)(?=[\w.-]{0,40}\d)[A-Za-z][\w.-]{0,40}: (?=\S|\s{2})"
     r"|[A-Za-z][\w.-]{0,40}: (?=\s{0,20}(?:\[rank\d|Traceback \(|File \"|\[\d{4}-|\w{1,60}(?:Error|Exception): ))"  # pdsh

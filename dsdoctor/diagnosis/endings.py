@@ -99,5 +99,7 @@ def interrupted(origin: Origin, line: int, text: str) -> Finding:
 
 
 def _evidence(ended: Exit) -> tuple[str, ...]:
-    root = ("torchrun names it as the root cause, the first process that failed",) if ended.root else ()
-    return (f"line {ended.line}: {ended.text}", *root)
+    when = f" (pid {ended.pid} on {ended.host}, {ended.time})" if ended.time and ended.host else ""
+    root = (f"torchrun names it as the root cause, the first process that failed{when}",) if ended.root else ()
+    file = (f"its traceback is in {ended.error_file}",) if ended.error_file else ()
+    return (f"line {ended.line}: {ended.text}", *root, *file)

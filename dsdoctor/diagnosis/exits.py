@@ -59,6 +59,8 @@ class Exit:
     pid: int | None = None
     host: str = ""
     root: bool = False
+    time: str = ""
+    error_file: str = ""
 
     @property
     def number(self) -> int | None:
@@ -101,7 +103,8 @@ def exit_of(text: str, line: int, above: Callable[[], list[str]]) -> Exit | None
     if not code and not number:
         return None
     several = "more" in groups
-    rank, local, root = _of_the_block(above()) if text.startswith("exitcode") else (None, None, False)
+    block = above() if text.startswith("exitcode") else []
+    rank, local, root = _of_the_block(block)
     if "task" in groups and not several:
         rank = int(groups["task"])
     if "exits with return code" in text and (found := LOCAL_RANK.search(text)):
@@ -114,8 +117,9 @@ def exit_of(text: str, line: int, above: Callable[[], list[str]]) -> Exit | None
         rank=rank,
         local=local if local is not None else _int(groups.get("local")),
         pid=_int(groups.get("pid")),
-        host=groups.get("host", ""),
+        host=groups.get("host", "") or _value("host", block),
         root=root,
+        time=_value("time", block),
     )
 
 
@@ -143,6 +147,11 @@ def _of_the_block(above: list[str]) -> tuple[int | None, int | None, bool]:
     rank = next((found for text in above[:3] if (found := BLOCK_RANK.match(text))), None)
     root = any(text.startswith("Root Cause") for text in above[:6])
     return (int(rank[1]), int(rank[2]), root) if rank else (None, None, root)
+
+
+def _value(name: str, block: list[str]) -> str:
+    """What an entry of the summary says of a name."""
+    return next((text.partition(": ")[2] for text in block[:4] if text.startswith(name)), "")
 
 
 def _int(text: str | None) -> int | None:

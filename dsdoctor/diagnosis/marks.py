@@ -22,6 +22,7 @@ class Event(enum.Enum):
     GPU_FAULT = "gpu fault"
     CHAINED = "chained"
     USAGE = "usage"
+    ERROR_FILE = "error file"
     CRASHED = "crashed"
     EXITED = "exited"
     NO_NUMBER = "no number"
@@ -95,6 +96,7 @@ MARKS = (
         words="py+error open+file",
         pattern=r"^\S{1,80}\.py: error: |can't open file '",
     ),
+    Mark(event=Event.ERROR_FILE, words="error_file", pattern=r"^error_file: /\S{1,300}"),
     Mark(
         event=Event.CHAINED,
         words="handling+exception direct+exception",

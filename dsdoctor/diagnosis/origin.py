@@ -44,6 +44,8 @@ def origin_of(timeline: Timeline) -> Origin:
             activity=activity(failure.frames, failure.step),
         )
     where = _rank(ended.number) if ended and ended.number is not None else ""
+    if ended and not where and _is_one_of_several(ended.host, timeline):
+        where = ended.host
     return Origin(ended=ended, where=where, activity=activity((), timeline.step) if ended else "")
 
 
@@ -80,7 +82,7 @@ def _words(text: str) -> str:
 def _where_failed(failure: Failure, own: list[Failure], timeline: Timeline) -> str:
     same = [other for other in own if alike(other, failure)]
     numbers = {other.speaker.number for other in same if other.speaker.number is not None}
-    if numbers:
+    if numbers or _is_one_of_several(failure.speaker.host, timeline):
         return _ranks(numbers, failure.speaker, timeline)
     world = max(timeline.world, len(timeline.ranks))
     if world > 1 and len(same) >= world:
@@ -93,7 +95,7 @@ def _where_failed(failure: Failure, own: list[Failure], timeline: Timeline) -> s
 def _ranks(numbers: set[int], speaker: Speaker, timeline: Timeline) -> str:
     """Ranks in words."""
     if not numbers:
-        return ""
+        return speaker.host if _is_one_of_several(speaker.host, timeline) else ""
     known = timeline.ranks
     if len(numbers) > 1 and numbers >= known:
         return "all ranks"
@@ -106,6 +108,14 @@ def _ranks(numbers: set[int], speaker: Speaker, timeline: Timeline) -> str:
         return f"local {_rank(min(numbers))}" if local else _rank(min(numbers))
     named = ", ".join(str(number) for number in sorted(numbers)[:6])
     return f"ranks {named}{', ...' if len(numbers) > 6 else ''}"
+
+
+def _is_one_of_several(host: str, timeline: Timeline) -> bool:
+    """Whether other lines begin with a name that differs only in its number, as those of nodes and pods do."""
+    stem = re.sub(r"\d+", "", host)
+    return bool(host) and any(
+        stem == re.sub(r"\d+", "", other.host) != other.host != host for other in timeline.speakers
+    )
 
 
 def _rank(number: int | None) -> str:

@@ -285,12 +285,14 @@ class Scan:
             timeline.exception(self.raw, text, self.lines)
         elif event is Event.TRACEBACK:
             timeline.begin_traceback(self.raw, text, self.lines)
+        elif event is Event.ERROR_FILE:
+            timeline.note_error_file(text)
         elif event is Event.CHAINED:
             timeline.chain(self.raw)
         elif event is Event.CRASHED:
             timeline.crash(self.raw, text, self.lines)
         elif event is Event.EXITED:
-            timeline.end(text, self.lines, lambda: list(self.above.lines)[-1:-8:-1])
+            timeline.end(self.raw, text, self.lines, lambda: list(self.above.lines)[-1:-8:-1])
         elif event is Event.NO_NUMBER:
             timeline.no_number(self.raw, self.lines)
         elif event is Event.WATCHDOG:

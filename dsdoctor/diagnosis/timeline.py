@@ -129,7 +129,7 @@ class Timeline:
         handled = handled or (
             text.startswith("Traceback") and bool(REPORTED.search(raw[:200].decode("utf-8", "replace")))
         )
-        self.tracebacks.begin(self.speaker(raw), line, handled=handled)
+        self.tracebacks.begin(self.speaker(raw), line, handled=handled, inset=text.startswith("traceback :"))
 
     def follow(self, raw: bytes, text: str, line: int) -> Failure | None:
         """Take a line while tracebacks are open."""
@@ -188,12 +188,15 @@ class Timeline:
             after = gave_up and bool(BY_WATCHDOG.match(text))
             self.add(Failure(line=line, text=text, speaker=speaker, since=line, native=True, after_watchdog=after))
 
-    def end(self, text: str, line: int, above: Callable[[], Iterable[bytes]]) -> None:
+    def end(self, raw: bytes, text: str, line: int, above: Callable[[], Iterable[bytes]]) -> None:
         """A line that may say how a process ended."""
         if self.has_exits_enough:
             return
         if ended := exit_of(text, line, lambda: [_last_segment(raw) for raw in above()]):
             self._note_progress(reversed(self.recent), line)
+            writer = self.speaker(raw)
+            if ended.number is None:
+                ended = replace(ended, rank=writer.number, host=ended.host or writer.host)
             self.exits.append(ended)
         else:
             self.asked_for_exits += 1
@@ -202,6 +205,11 @@ class Timeline:
     def has_exits_enough(self) -> bool:
         """Whether no more lines are read for exits."""
         return self.asked_for_exits >= MOST or len(self.exits) >= MOST
+
+    def note_error_file(self, text: str) -> None:
+        """The file in which the process whose end was just read left its traceback."""
+        if self.exits and not self.exits[-1].error_file:
+            self.exits[-1] = replace(self.exits[-1], error_file=text.partition(": ")[2][:300])
 
     def wait(self, text: str) -> None:
         """A line that says who did not come."""

@@ -19,7 +19,8 @@ FRAME = re.compile(r"File \"(?P<path>[^\"]{1,400})\", line (?P<line>\d{1,7}), in
 class OpenTraceback:
     """A traceback that has begun.
 
-    ``handled``: it is part of a warning. ``mixed``: another one of the same writer has begun within it, so frames may be anybody's.
+    ``handled``: it is part of a warning. ``inset``: it stands within a summary, all its lines further in.
+    ``mixed``: another one of the same writer has begun within it, so frames may be anybody's.
     """
 
     since: int
@@ -27,6 +28,7 @@ class OpenTraceback:
     mixed: bool = False
     last: int = 0
     handled: bool = False
+    inset: bool = False
 
 
 @dataclass
@@ -41,13 +43,13 @@ class Tracebacks:
     handled_line: int = 0
     """The last line with an exception that was only reported in a warning."""
 
-    def begin(self, speaker: Speaker, line: int, *, handled: bool = False) -> None:
+    def begin(self, speaker: Speaker, line: int, *, handled: bool = False, inset: bool = False) -> None:
         """A traceback begins on this line."""
         mine = self.open.setdefault(speaker, [])
         for other in mine:
             other.mixed = True
         if len(mine) < MOST_OPEN:
-            mine.append(OpenTraceback(since=line, last=line, mixed=bool(mine), handled=handled))
+            mine.append(OpenTraceback(since=line, last=line, mixed=bool(mine), handled=handled, inset=inset))
 
     def take(self, text: str, speaker: Speaker, line: int, *, indented: bool) -> Failure | None:
         """Take the next line; the exception, where it ends a traceback."""
@@ -59,9 +61,9 @@ class Tracebacks:
             first.frames.append(Frame(path=found["path"], line=int(found["line"]), function=found["function"]))
             del first.frames[:-MOST_FRAMES]
             first.last = line
-        elif indented and first.frames and not first.frames[-1].source:
+        elif (indented or first.inset) and first.frames and not first.frames[-1].source:
             first.frames[-1] = replace(first.frames[-1], source=text[:200])
-        elif not indented and EXCEPTION_LINE.match(text):
+        elif (first.inset or not indented) and EXCEPTION_LINE.match(text):
             return self._end(speaker, text, line)
         return None
 

@@ -75,12 +75,17 @@ CONSEQUENCES = (
         "due to a network error or a remote process exited",
     ),
 )
-STYLES = ("plain", "rank", "default", "srun", "wrapped")
+STYLES = ("plain", "rank", "default", "srun", "wrapped", "pod")
 
 
 def told(style: str, rank: int, lines: tuple[str, ...]) -> list[str]:
     """The lines as a launcher passes them on."""
-    prefix = {"rank": f"[rank{rank}]: ", "default": f"[default{rank}]:", "srun": f"{rank}: "}.get(style, "")
+    prefix = {
+        "rank": f"[rank{rank}]: ",
+        "default": f"[default{rank}]:",
+        "srun": f"{rank}: ",
+        "pod": f"[pod/train-worker-{rank}/pytorch] ",
+    }.get(style, "")
     if style == "wrapped":
         whole = [part for line in lines for part in textwrap.wrap(line, 110, drop_whitespace=False) or [""]]
         return [f"[rank{rank}]: {part}" for part in whole]
@@ -124,5 +129,7 @@ def log_of(kind: Kind, rank: int, position: str, style: str) -> list[str]:
     ]
     own = told(style, rank, kind.lines)
     middle = [*follows, *own] if position == "before" else [*own, *follows]
+    if style == "pod":
+        return [*steps(style), *middle, *told(style, rank, (f"command terminated with exit code {kind.code % 256}",))]
     ends = [f"srun: error: node1: task {rank}: Exited with exit code {kind.code % 256}"] if style == "srun" else []
     return [*steps(style), *middle, *(ends or summary(rank, kind.code))]

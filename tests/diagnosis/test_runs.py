@@ -73,12 +73,17 @@ def test_the_first_failure_that_torchrun_names_is_the_one_of_the_verdict() -> No
         "  host      : localhost",
         "  rank      : 5 (local_rank: 1)",
         "  exitcode  : -11 (pid: 9)  (SIGSEGV)",
+        "  error_file: /tmp/e/1/error.json",
     ]
 
     diagnosis = diagnose(log)
 
     assert title(diagnosis).startswith("rank 5: died after step 9 by SIGSEGV")
-    assert "torchrun names it as the root cause, the first process that failed" in diagnosis.findings[0].evidence
+    assert (
+        "torchrun names it as the root cause, the first process that failed (pid 9 on localhost, 2026-11-22_10:40:17)"
+        in diagnosis.findings[0].evidence
+    )
+    assert "its traceback is in /tmp/e/1/error.json" in diagnosis.findings[0].evidence
 
 
 def test_a_rank_that_left_without_a_word_is_no_failed_build() -> None:
@@ -291,4 +296,24 @@ def test_another_rank_that_ended_well_too_early_is_said_to_have() -> None:
 def test_a_complaint_before_further_steps_is_no_failure() -> None:
     assert (
         diagnose([*STEPS[:9], "ERROR tracker: connection refused, will retry", STEPS[9]]).outcome is LogOutcome.HEALTHY
+    )
+
+
+def test_the_traceback_in_torchruns_summary_is_read() -> None:
+    log = [
+        "Root Cause (first observed failure):",
+        "[0]:",
+        "  time      : 2026-11-22_10:40:17",
+        "  host      : localhost",
+        "  rank      : 5 (local_rank: 1)",
+        "  exitcode  : 1 (pid: 9)",
+        "  error_file: /tmp/e/1/error.json",
+        "  traceback : Traceback (most recent call last):",
+        '    File "/w/train.py", line 7, in main',
+        "      run(batch)",
+        "  KeyError: 'labels'",
+    ]
+
+    assert title(diagnose(log)).startswith(
+        "rank 5: no rule of dsdoctor knows this failure: KeyError: 'labels', at /w/train.py:7 main"
     )
