@@ -23,6 +23,7 @@ GZIP, SAMPLE = b"\x1f\x8b", 8192
 SAYINGS = {
     LogOutcome.CAUSE: "the cause was found",
     LogOutcome.ONLY_ECHOES: "only after-effects are in this log",
+    LogOutcome.RAISED: "an exception of the script's own",
     LogOutcome.UNEXPLAINED: "a failure that no rule knows",
     LogOutcome.HEALTHY: "no failure in this log",
     LogOutcome.UNFINISHED: "a log that stops in the middle of something",

@@ -107,7 +107,7 @@ def _of_a_failure(
         told = interrupted(origin, failure.line, failure.text)
         return Verdict(outcome=LogOutcome.CAUSE, findings=(told, *notes), activity=origin.activity)
     if failure and (failure.native or not _better_known(read)):
-        outcome = LogOutcome.CAUSE if failure.raised_by_the_script else LogOutcome.UNEXPLAINED
+        outcome = LogOutcome.RAISED if failure.raised_by_the_script else LogOutcome.UNEXPLAINED
         told = unexplained(Line(failure.line, failure.text), facts, origin)
         return Verdict(outcome=outcome, findings=(told, *notes), where=where, activity=doing)
     stopped = next((one for one in read.timeline.failures if "SignalException" in one.text), None)

@@ -128,6 +128,7 @@ class LogOutcome(enum.Enum):
 
     CAUSE = "cause"
     ONLY_ECHOES = "only-echoes"
+    RAISED = "raised"
     UNEXPLAINED = "unexplained"
     HEALTHY = "healthy"
     UNFINISHED = "unfinished"

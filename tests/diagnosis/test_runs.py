@@ -252,7 +252,7 @@ def test_what_the_script_itself_refuses_is_the_cause() -> None:
 
     diagnosis = diagnose([*STEPS[:4], *[f"[rank1]: {line}" for line in log], f"[rank0]: {LOST}"])
 
-    assert (diagnosis.outcome, rule(diagnosis)) == (LogOutcome.CAUSE, "script-raised")
+    assert (diagnosis.outcome, rule(diagnosis)) == (LogOutcome.RAISED, "script-raised")
     assert title(diagnosis).startswith(
         "rank 1: the script itself raised ValueError: sample 7 is too long, at /w/train.py:7 main"
     )
