@@ -38,7 +38,7 @@ NATIVE = re.compile(
     r"terminate called (?:after throwing an instance of '(?P<type>[^']{1,160})'|without an active exception)"
     r"|Assertion [`'\"].{1,400}?['\"]? failed|Assertion failed: |^Fatal Python error: (?P<fatal>.{1,80})"
     r"|^(?:free|malloc|realloc|munmap_chunk|corrupted)\(?\)?: (?:invalid|corrupted|unaligned|double)|double free or corruption"
-    r"|\*\*\* stack smashing detected|\bCheck failed: |NVRM: Xid"
+    r"|\*\*\* stack smashing detected|\.(?:cc|cpp|cu|h):\d{1,6}\S{0,4} {0,3}Check failed: |NVRM: Xid"
 )
 """How a program that is not Python says that it breaks off."""
 

@@ -176,6 +176,8 @@ def _gave_up(ended: Exit, read: Scan) -> bool:
 def _was_survived(hit: Hit, read: Scan) -> bool:
     """Whether the training went on after an error."""
     persists = hit.signature.persists or hit.rule.id in {"op-silently-skipped", "fp16-loss-scale-floor"}
+    if hit.tier is Tier.GENERIC and hit.line <= read.timeline.survived_exit:
+        return not persists
     return not persists and hit.line < read.timeline.went_on_until and bool(COMPLAINT.search(hit.text))
 
 
@@ -229,7 +231,8 @@ def _failed(read: Scan, echoes: list[Hit]) -> bool:
     error_line = error_line if error_line >= read.timeline.went_on_until else 0
     near_the_end = error_line if error_line > read.last_line - NEAR_THE_END else 0
     ends = max((one.line for one in read.timeline.exits), default=0)
-    return max(failed.number if failed else 0, near_the_end, repeated, crashed, ends) > ended
+    mark = failed.number if failed and failed.number > read.timeline.survived_exit else 0
+    return max(mark, near_the_end, repeated, crashed, ends) > ended
 
 
 def _recovered(hit: Hit, read: Scan) -> bool:

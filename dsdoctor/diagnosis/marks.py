@@ -65,7 +65,7 @@ MARKS = (
     Mark(
         event=Event.FAILED,
         words="childfailederror aborted segmentation dumped killed",
-        pattern=r"ChildFailedError|Aborted\b|Segmentation fault|core dumped|^Killed\b|\sKilled\s",
+        pattern=r"ChildFailedError|Aborted\b|Segmentation fault|core dumped|^Killed\b|\d Killed\s",
     ),
     Mark(event=Event.FAILED, words="nvcc+fatal ptxas+fatal", pattern=r"(?:nvcc|ptxas) fatal"),
     Mark(
@@ -93,7 +93,7 @@ MARKS = (
     ),
     Mark(
         event=Event.USAGE,
-        words="py+error open+file",
+        words="error+py open+file",
         pattern=r"^\S{1,80}\.py: error: |can't open file '",
     ),
     Mark(event=Event.ERROR_FILE, words="error_file", pattern=r"^error_file: /\S{1,300}"),
@@ -107,7 +107,7 @@ MARKS = (
         words="terminate+called what assertion+failed fatal+python free malloc realloc corruption smashing check+failed xid",
         pattern=r"^what\(\): |terminate called (?:after|without)|Assertion [`'\"].{1,400}failed|Assertion failed: "
         r"|^Fatal Python error: |^(?:free|malloc|realloc|corrupted)\(?\)?: |double free or corruption"
-        r"|stack smashing detected|\bCheck failed: |NVRM: Xid",
+        r"|stack smashing detected|\.(?:cc|cpp|cu|h):\d{1,6}\S{0,4} {0,3}Check failed: |NVRM: Xid",
     ),
     Mark(
         event=Event.EXITED,

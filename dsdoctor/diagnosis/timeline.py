@@ -94,6 +94,10 @@ class Timeline:
     went_on_until: int = 0
     """Up to which line, at least, steps of training followed before that, or before the end."""
 
+    steps_since_exit: int = 0
+    survived_exit: int = 0
+    """The line of the last exit after which the training went on, as it does where a launcher starts its workers again."""
+
     unsaid: int = 0
     """How many more lines belong to the message of the last failure, this one included."""
 
@@ -110,7 +114,7 @@ class Timeline:
             self.tasks = self.numbered > TASK_LINES * self.sampled
             for raw in batch:
                 self.speaker(raw)
-        if self.watched:
+        if self.watched or self.exits:
             self._watch(batch)
         if self.unsaid:
             self._go_on(batch)
@@ -198,6 +202,7 @@ class Timeline:
             if ended.number is None:
                 ended = replace(ended, rank=writer.number, host=ended.host or writer.host)
             self.exits.append(ended)
+            self.steps_since_exit = 0
         else:
             self.asked_for_exits += 1
 
@@ -267,6 +272,10 @@ class Timeline:
             speaker = self.speaker(raw)
             for watched in self.watched:
                 watched.steps += same_process(speaker, watched.failure.speaker) and b"Error" not in raw
+            self.steps_since_exit += bool(self.exits)
+        if self.exits and self.steps_since_exit >= WENT_ON:
+            self.survived_exit = self.exits[-1].line
+            self.exits.clear()
         for watched in [one for one in self.watched if one.steps >= WENT_ON]:
             self.survived.append(watched.failure)
             self._drop(watched.failure.line)

@@ -317,3 +317,15 @@ def test_the_traceback_in_torchruns_summary_is_read() -> None:
     assert title(diagnose(log)).startswith(
         "rank 5: no rule of dsdoctor knows this failure: KeyError: 'labels', at /w/train.py:7 main"
     )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO Killed stale process 12 before start",
+        "health Check failed: 0 of 8 nodes",
+        "worker 3: exit code 137, started again",
+    ],
+)
+def test_words_of_a_failure_after_which_the_training_goes_on_are_none(line: str) -> None:
+    assert diagnose([*STEPS[:9], line, *STEPS[9:20]]).outcome is LogOutcome.HEALTHY
