@@ -78,11 +78,16 @@ MARKS = (
         words="runtimeerror valueerror typeerror keyerror attributeerror importerror modulenotfounderror assertionerror "
         "indexerror oserror connectionerror floatingpointerror filenotfounderror permissionerror nameerror "
         "outofmemoryerror exception distbackenderror "
-        "diststoreerror distnetworkerror calledprocesserror zeroruntimeexception validationerror signalexception "
+        "diststoreerror distnetworkerror calledprocesserror validationerror",
+        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{2,60}(?:Error|Exception): ",
+    ),
+    Mark(
+        event=Event.EXCEPTION,
+        words="zeroruntimeexception signalexception "
         "safetensorerror unpicklingerror eoferror notimplementederror timeouterror unboundlocalerror zerodivisionerror "
         "lookuperror unicodedecodeerror jsondecodeerror hjsondecodeerror acceleratorerror httperror memoryerror "
         "isadirectoryerror notadirectoryerror fileexistserror brokenpipeerror connectionreseterror overflowerror "
-        "recursionerror attributeerror syntaxerror systemerror childprocesserror blockingioerror hfvalidationerror "
+        "recursionerror syntaxerror systemerror childprocesserror blockingioerror hfvalidationerror "
         "gatedrepoerror localentrynotfounderror repositorynotfounderror",
         pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{2,60}(?:Error|Exception): ",
     ),
