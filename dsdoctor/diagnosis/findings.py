@@ -140,6 +140,11 @@ def _question(failure: Failure | None) -> str:
             "what does the process that ended first print just before this line? "
             "Give the log of every rank, with its error stream"
         )
+    if failure.native and "without an active exception" in failure.text:
+        return (
+            "did the script end while a thread still ran? Call torch.distributed.destroy_process_group() at its end, and join "
+            "its own threads"
+        )
     if failure.native:
         return "which Python line was it? PYTHONFAULTHANDLER=1 prints the traceback when native code breaks off"
     if failure.frames and failure.frame and failure.frame.own:

@@ -16,8 +16,8 @@ from dsdoctor.diagnosis.tracebacks import Tracebacks
 RECENT = 512
 """How many lines are kept to look back for the step of a failure."""
 
-MOST, MOST_WATCHED = 2000, 64
-"""How many failures and exits are remembered, and of how many is read whether the process went on."""
+MOST, MOST_WATCHED, FULLY_DATED = 2000, 64, 8
+"""How many failures and exits are remembered; of how many is read whether the process went on, and the step in all lines."""
 
 UNSAID, MESSAGE_LINES = re.compile(r":$|\d validation errors? for "), 3
 """A message whose first line does not say what is the matter, and how many lines of it are taken."""
@@ -155,7 +155,8 @@ class Timeline:
         if len(self.failures) >= MOST or any(other.line == failure.line for other in self.failures[-4:]):
             return
         if len(self.failures) < MOST_WATCHED:
-            failure = replace(failure, step=last_step(self._before(failure)))
+            back = RECENT if len(self.failures) < FULLY_DATED else RECENT // 8
+            failure = replace(failure, step=last_step(islice(self._before(failure), back)))
             self._note_progress(self._before(failure), failure.since)
             self.watched.append(Watched(failure))
         self.failures.append(failure)

@@ -19,7 +19,10 @@ KEYS = re.compile(r"wait timeout after \d{1,12}ms, keys: (\S{1,200})")
 
 def with_who_waited(finding: Finding, hit: Hit, timeline: Timeline) -> Finding:
     """A finding of ranks that waited, with the rank that did not come in its title."""
-    waited = waited_for(timeline) or _different_places(timeline) or _absent(timeline)
+    said = waited_for(timeline)
+    waited = said or _ended_well(timeline) or _different_places(timeline) or _absent(timeline)
+    if said and hit.signature.title:
+        waited = ""  # why: a rule that has a title of its own for this line says it already
     numbers = sorted(_waiting(timeline) | {speaker.number for speaker in hit.speakers if speaker.number is not None})
     who = f"waiting: rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:16]))}" if numbers else ""
     evidence = (*finding.evidence, *([who] if who else []))
@@ -47,12 +50,17 @@ def waited_for(timeline: Timeline) -> str:
             return f"it waited for rank {found[1] or found[2]}, which did not come"
         if found := KEYS.search(text):
             return f"no rank set the key {found[1]} in the store"
-    if any("<NO_OTHER_FAILURES>" in text for text in timeline.waited) and len(_lost(timeline)) == 1:
-        return (
-            "no other rank failed: another one had ended before with status 0, after fewer batches of data, by sys.exit() "
-            "or on another path"
-        )
     return ""
+
+
+def _ended_well(timeline: Timeline) -> str:
+    """That the rank that is gone did not fail, where the launcher knows of one failure only."""
+    if not any("<NO_OTHER_FAILURES>" in text for text in timeline.waited) or len(_lost(timeline)) != 1:
+        return ""
+    return (
+        "no other rank failed: another one had ended before with status 0, after fewer batches of data, by sys.exit() "
+        "or on another path"
+    )
 
 
 def _waiting(timeline: Timeline) -> set[int]:
