@@ -1,6 +1,7 @@
 """The command that explains a failed log."""
 
 import gzip
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,17 +13,20 @@ from dsdoctor.cli.options import Json
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.core.options import argument, flag
-from dsdoctor.diagnosis.clean import raw_lines
+from dsdoctor.diagnosis.clean import is_text, raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
+from dsdoctor.diagnosis.files import problem_of, together
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from dsdoctor.report.terminal import finding_lines
 
-GZIP = b"\x1f\x8b"
+GZIP, SAMPLE = b"\x1f\x8b", 8192
 SAYINGS = {
     LogOutcome.CAUSE: "the cause was found",
     LogOutcome.ONLY_ECHOES: "only after-effects are in this log",
+    LogOutcome.RAISED: "an exception of the script's own",
     LogOutcome.UNEXPLAINED: "a failure that no rule knows",
     LogOutcome.HEALTHY: "no failure in this log",
+    LogOutcome.UNFINISHED: "a log that stops in the middle of something",
     LogOutcome.EMPTY: "an empty log",
 }
 Logs = Annotated[
@@ -42,13 +46,15 @@ def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = Fals
         # a word with hyphens is taken for a log because "-" is one
         if name.startswith("-") and name != "-" and not Path(name).exists():
             raise UsageError(f"there is no option {name}", hint="dsdoctor diagnose --help")
-    diagnoses = [_diagnosed(name) for name in logs or ("-",)]
+    diagnoses = together([_diagnosed(name) for name in logs or ("-",)])
     findings = _together(diagnoses)
     parts = [
         {
             "name": diagnosis.name,
             "lines": diagnosis.lines,
             "outcome": diagnosis.outcome,
+            "where": diagnosis.where,
+            "activity": diagnosis.activity,
             "facts": diagnosis.facts,
             "findings": diagnosis.findings,
         }
@@ -61,6 +67,10 @@ def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = Fals
 def _diagnosed(name: str) -> Diagnosis:
     with _opened(name) as stream:
         try:
+            if not is_text(cast(io.BufferedReader, stream).peek(SAMPLE)):
+                raise UsageError(
+                    f"{name} is no text", hint="give what the program printed; unpack archives other than .gz first"
+                )
             return diagnose(raw_lines(stream), name=name)
         except (EOFError, gzip.BadGzipFile, OSError) as error:
             raise UsageError(
@@ -76,7 +86,11 @@ def _opened(name: str) -> Iterator[BinaryIO]:
             raise UsageError(
                 "no log was given", hint="name a file, or pipe it: COMMAND 2>&1 | python -m dsdoctor diagnose -"
             )
-        yield sys.stdin.buffer
+        buffered = io.BufferedReader(cast(io.RawIOBase, sys.stdin.buffer))
+        try:
+            yield cast(BinaryIO, buffered)
+        finally:
+            buffered.detach()
         return
     try:
         with Path(name).open("rb") as stream:
@@ -93,7 +107,7 @@ def _together(diagnoses: list[Diagnosis]) -> tuple[Finding, ...]:
     told: dict[tuple[str, str], Finding] = {}
     for diagnosis in diagnoses:
         for finding in diagnosis.findings:
-            told.setdefault((finding.rule, finding.title), finding)
+            told.setdefault(problem_of(finding, diagnosis), finding)
     order = [Severity.ERROR, Severity.WARNING, Severity.NOTE]
     return tuple(sorted(told.values(), key=lambda finding: order.index(finding.severity)))
 
@@ -108,9 +122,9 @@ def _lines(diagnoses: list[Diagnosis], *, verbose: bool) -> Iterator[str]:
         shown = [
             finding
             for finding in diagnosis.findings
-            if (verbose or finding.severity is not Severity.NOTE) and (finding.rule, finding.title) not in told
+            if (verbose or finding.severity is not Severity.NOTE) and problem_of(finding, diagnosis) not in told
         ]
-        told |= {(finding.rule, finding.title) for finding in shown}
+        told |= {problem_of(finding, diagnosis) for finding in shown}
         if len(diagnoses) > 1 and shown:
             yield f"{diagnosis.name}:"
         if len(diagnoses) == 1 and (not shown or diagnosis.outcome is LogOutcome.HEALTHY):
@@ -127,6 +141,7 @@ def _silent(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[str]:
 
 def _summary(diagnosis: Diagnosis) -> str:
     first = diagnosis.findings[0] if diagnosis.findings else None
-    mark = "✓" if diagnosis.outcome is LogOutcome.HEALTHY else "!" if diagnosis.outcome is LogOutcome.EMPTY else "✗"
+    marks = {LogOutcome.HEALTHY: "✓", LogOutcome.EMPTY: "!", LogOutcome.UNFINISHED: "!"}
+    mark = marks.get(diagnosis.outcome, "✗")
     said = first.title if first and first.severity is not Severity.NOTE else SAYINGS[diagnosis.outcome]
     return f"{mark} {'standard input' if diagnosis.name == '-' else diagnosis.name} ({diagnosis.lines} lines): {said}"

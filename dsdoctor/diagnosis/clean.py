@@ -10,6 +10,13 @@ LONGEST = 4000
 SEGMENTS = 8
 """How many states of a progress bar are looked at, counted from the end."""
 
+NO_LOGS = (b"\x89PNG", b"PK\x03\x04", b"\x7fELF", b"%PDF", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"\x80\x02")
+"""How pictures, archives, programs and pickles begin."""
+
+CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\v\f\b\a\x1b")
+MOSTLY = 0.97
+"""What share of a log's bytes is no control character."""
+
 QUOTES = str.maketrans(dict.fromkeys("‘’‚‛“”„«»‹›「」", "'"))
 """The quotes of all languages become the plain one, which patterns use."""
 
@@ -28,7 +35,7 @@ PREFIX = re.compile(
     rf"|\[?{CLOCK}\]?[,:]? ?"  # CI, logging
     r"|\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?|\d\d:\d\d:\d\d(?:[.,]\d{1,9})? "
     r"|\| (?:ERROR|WARNING|INFO|DEBUG|CRITICAL) {0,5}\| \S{1,120} - "  # loguru
-    r"|\[[A-Za-z][\w.-]{0,40}[-_:]\d{1,9}\] |\d{1,3}(?:\.\d{1,3}){3}: "  # pods, hosts
+    r"|\[pod/[\w./-]{1,120}\] |\[[A-Za-z][\w.-]{0,40}[-_:]\d{1,9}\] |\d{1,3}(?:\.\d{1,3}){3}: "  # pods, hosts
     r"|(?!cc1|collect2|gcc|clang|python|pip|x86_64|aarch64|line|sm_"
     r"|lib[\w.-]{1,40}\.so)(?=[\w.-]{0,40}\d)[A-Za-z][\w.-]{0,40}: (?=\S|\s{2})"
     r"|[A-Za-z][\w.-]{0,40}: (?=\s{0,20}(?:\[rank\d|Traceback \(|File \"|\[\d{4}-|\w{1,60}(?:Error|Exception): ))"  # pdsh
@@ -51,6 +58,20 @@ def raw_lines(stream: BinaryIO) -> Iterator[bytes]:
         while not tail.endswith(b"\n") and (more := stream.readline(chunk)):
             tail = tail[-LONGEST:] + more
         yield line if tail is line else line[:LONGEST] + b" " + tail[-LONGEST:]
+
+
+def is_text(sample: bytes) -> bool:
+    """Whether the first bytes of a file may be those of a log: in any encoding, with colours and zeros.
+
+    >>> is_text("Getötet".encode("latin-1")), is_text("a log".encode("utf-16")), is_text(bytes(range(256)))
+    (True, True, False)
+    """
+    if sample.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return True
+    if sample.startswith(NO_LOGS):
+        return False
+    letters = sample.replace(b"\0", b"")
+    return len(letters.translate(None, CONTROLS)) >= len(letters) * MOSTLY
 
 
 def shorten(raw: bytes) -> bytes:

@@ -6,11 +6,13 @@ from dataclasses import asdict
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Fix, Step, step
 from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.failures import Failure
 from dsdoctor.diagnosis.models import Facts, Hit, Stage
+from dsdoctor.diagnosis.origin import Origin
 from dsdoctor.diagnosis.scan import Line, Scan
 from dsdoctor.diagnosis.templates import fill, values_of
 
-LONGEST = 300
+LONGEST, WORDS = 300, 200
 GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP) (?:error: )?out of memory|OutOfMemoryError")
 LABELS = {
     "python": "Python",
@@ -100,17 +102,25 @@ def _first_error_steps(op: str | None) -> tuple[Step, ...]:
     return (line, again)
 
 
-def unexplained(line: Line, facts: Facts) -> Finding:
-    """A failure that no rule knows, with the line that says most."""
+def unexplained(line: Line, facts: Facts, origin: Origin) -> Finding:
+    """A failure that no rule knows: the first exception's own words, where it arose, and what would help to explain it."""
+    failure = origin.failure if origin.failure and origin.failure.line == line.number else None
     if GPU_MEMORY.search(line.text):
         title = "the GPU's memory ran out: the model, its batch or another process needs more than there is"
         text = "use a smaller batch, a higher ZeRO stage, offloading or activation checkpointing; see what else is on the GPU"
         steps: tuple[Step, ...] = (step("nvidia-smi"),)
     else:
-        title = "the log shows a failure that no rule of dsdoctor knows"
-        text = "read the log from this line on; a check of the machine may tell more"
+        at = f", at {failure.frame}" if failure and failure.frame else ""
+        doing = f", {origin.activity}" if failure and origin.activity else ""
+        title = f"no rule of dsdoctor knows this failure: {line.text[:WORDS]}{at}{doing}"
+        text = _question(failure)
         steps = (step("python -m dsdoctor check"), step("python -m dsdoctor look"))
-    evidence = (f"line {line.number}: {line.text[:LONGEST]}", *_read(facts))
+    evidence = (f"line {line.number}: {line.text[:LONGEST]}", *_places(failure), *_read(facts))
+    if failure and failure.raised_by_the_script:
+        title = f"the script itself raised {line.text[:WORDS]}, at {failure.frame}" + (
+            f", {origin.activity}" if origin.activity else ""
+        )
+        return Finding.error("script-raised", title, evidence=evidence, fix=text, steps=steps[:1])
     return Finding.error("unexplained-failure", title, evidence=evidence, fix=text, steps=steps)
 
 
@@ -128,6 +138,36 @@ def partly_searched(read: Scan, severity: Severity) -> Finding:
             steps=(step("fold -s -w 1000 build.log | python -m dsdoctor diagnose -"),),
         ),
     )
+
+
+def _places(failure: Failure | None) -> tuple[str, ...]:
+    """The innermost place in the user's own files, and where in a package it ended."""
+    if not failure or not failure.frames:
+        return ()
+    last = failure.frames[-1]
+    inner = (f"raised in {last}",) if last != failure.frame else ()
+    return (f"your code stood at {failure.frame}" if failure.frame and failure.frame.own else f"at {last}", *inner)
+
+
+def _question(failure: Failure | None) -> str:
+    """One question whose answer would help."""
+    if failure is None:
+        return (
+            "what does the process that ended first print just before this line? "
+            "Give the log of every rank, with its error stream"
+        )
+    if failure.native and "without an active exception" in failure.text:
+        return (
+            "did the script end while a thread still ran? Call torch.distributed.destroy_process_group() at its end, and join "
+            "its own threads"
+        )
+    if failure.native:
+        return "which Python line was it? PYTHONFAULTHANDLER=1 prints the traceback when native code breaks off"
+    if failure.frames and failure.frame and failure.frame.own:
+        return f"what are the values at {failure.frame.path}:{failure.frame.line} on that rank, and do the other ranks have others?"
+    if failure.frames:
+        return "did the same code run with the release before? Compare the versions of the package in the last frame (pip list)"
+    return "what stands above this line? The traceback is not in this log"
 
 
 def empty(lines: int) -> Finding:

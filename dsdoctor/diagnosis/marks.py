@@ -20,6 +20,17 @@ class Event(enum.Enum):
     WINDOWS = "windows"
     COMPILER_ERROR = "compiler error"
     GPU_FAULT = "gpu fault"
+    CHAINED = "chained"
+    USAGE = "usage"
+    ERROR_FILE = "error file"
+    CRASHED = "crashed"
+    EXITED = "exited"
+    NO_NUMBER = "no number"
+    MISSING = "missing"
+    WORLD = "world"
+    BUILDING = "building"
+    STOPPED = "stopped"
+    WATCHDOG = "watchdog"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +65,7 @@ MARKS = (
     Mark(
         event=Event.FAILED,
         words="childfailederror aborted segmentation dumped killed",
-        pattern=r"ChildFailedError|Aborted\b|Segmentation fault|core dumped|^Killed\b|\sKilled\s",
+        pattern=r"ChildFailedError|Aborted\b|Segmentation fault|core dumped|^Killed\b|\d Killed\s",
     ),
     Mark(event=Event.FAILED, words="nvcc+fatal ptxas+fatal", pattern=r"(?:nvcc|ptxas) fatal"),
     Mark(
@@ -67,8 +78,75 @@ MARKS = (
         words="runtimeerror valueerror typeerror keyerror attributeerror importerror modulenotfounderror assertionerror "
         "indexerror oserror connectionerror floatingpointerror filenotfounderror permissionerror nameerror "
         "outofmemoryerror exception distbackenderror "
-        "diststoreerror distnetworkerror calledprocesserror",
+        "diststoreerror distnetworkerror calledprocesserror validationerror",
         pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{2,60}(?:Error|Exception): ",
+    ),
+    Mark(
+        event=Event.EXCEPTION,
+        words="zeroruntimeexception signalexception "
+        "safetensorerror unpicklingerror eoferror notimplementederror timeouterror unboundlocalerror zerodivisionerror "
+        "lookuperror unicodedecodeerror jsondecodeerror hjsondecodeerror acceleratorerror httperror memoryerror "
+        "isadirectoryerror notadirectoryerror fileexistserror brokenpipeerror connectionreseterror overflowerror "
+        "recursionerror syntaxerror systemerror childprocesserror blockingioerror hfvalidationerror "
+        "gatedrepoerror localentrynotfounderror repositorynotfounderror",
+        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{2,60}(?:Error|Exception): ",
+    ),
+    Mark(
+        event=Event.EXCEPTION,
+        words="validation+error validation+errors",
+        pattern=r"^\d{1,3} validation errors? for \w{1,80}",
+    ),
+    Mark(
+        event=Event.USAGE,
+        words="error+py open+file",
+        pattern=r"^\S{1,80}\.py: error: |can't open file '",
+    ),
+    Mark(event=Event.ERROR_FILE, words="error_file", pattern=r"^error_file: /\S{1,300}"),
+    Mark(
+        event=Event.CHAINED,
+        words="handling+exception direct+exception",
+        pattern=r"^During handling of the above exception|^The above exception was the direct cause",
+    ),
+    Mark(
+        event=Event.CRASHED,
+        words="terminate+called what assertion+failed fatal+python free malloc realloc corruption smashing check+failed xid",
+        pattern=r"^what\(\): |terminate called (?:after|without)|Assertion [`'\"].{1,400}failed|Assertion failed: "
+        r"|^Fatal Python error: |^(?:free|malloc|realloc|corrupted)\(?\)?: |double free or corruption"
+        r"|stack smashing detected|\.(?:cc|cpp|cu|h):\d{1,6}\S{0,4} {0,3}Check failed: |NVRM: Xid",
+    ),
+    Mark(
+        event=Event.EXITED,
+        words="exitcode exits+code srun+error signals+died signal+terminated signal+exited exit+code exited+code exit+status "
+        "exited+status exit_code non+code segmentation killed aborted bus+error "
+        "illegal+instruction getötet arrêté tué matado terminado 已杀死 已砍掉 強制終了 убито ucciso morto 죽었음 "
+        "speicherzugriffsfehler segmento 段错误 段錯誤 セグメンテーション違反 сегментирования",
+        pattern=r"exitcode|exits with return code|srun: error|died with <Signals|signal|[Ee]xit|non-zero|Segmentation fault"
+        r"|Killed|Aborted|Bus error|Illegal instruction|Getötet|Processus arrêté|Tué|Matado|Terminado|已杀死|已砍掉|強制終了"
+        r"|Убито|Ucciso|Morto|죽었음|Speicherzugriffsfehler|segmento|segmentation|段错误|段錯誤|セグメンテーション違反|сегментирования",
+    ),
+    Mark(event=Event.NO_NUMBER, words="nan", pattern=r"(?i)nan"),
+    Mark(
+        event=Event.MISSING,
+        words="clients+joined workers+joined wait+timeout monitoredbarrier worker_count faulty no_other_failures",
+        pattern=r"\b\d{1,6}/\d{1,6} (?:clients|workers) joined|wait timeout after \d{1,12}ms, keys: "
+        r"|failed to pass monitoredBarrier|worker_count=\d|for faulty rank|<NO_OTHER_FAILURES>",
+    ),
+    Mark(
+        event=Event.STOPPED,
+        words="main+received signalexception cancelled",
+        pattern=r"Main process received SIG(?:TERM|INT|HUP)|SignalException: |CANCELLED AT",
+    ),
+    Mark(
+        event=Event.WATCHDOG,
+        words="watchdog nccl+operations",
+        pattern=r"[Ww]atchdog (?:caught|hang|got stuck|thread)|Some NCCL operations have failed",
+    ),
+    Mark(event=Event.WORLD, words="dist_world_size", pattern=r"dist_world_size=\d{1,6}"),
+    Mark(
+        event=Event.BUILDING,
+        words="building installing ninja nvcc egg_info setup wheel metadata dtorch_extension_name",
+        pattern=r"[Bb]uilding (?:extension|wheel|editable)|ninja: |-DTORCH_EXTENSION_NAME|setup\.py|egg_info|bdist_wheel"
+        r"|(?:[Pp]reparing|generate) metadata|pip install|Installing build dependencies|nvcc ",
     ),
     Mark(
         event=Event.ENDED_WELL,

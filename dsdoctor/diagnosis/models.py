@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import Step
+from dsdoctor.diagnosis.speakers import NOBODY, Speaker
 
 
 class Stage(enum.Enum):
@@ -45,6 +46,7 @@ class Signature:
     above, ``not_after`` must not. ``unless``: must not be found in the line.
     ``stands``: it is true of the result, however well the log ended; a probe of that kind is a WARNING.
     ``sample``: what a tool prints; its last line is the one that matches. Texts are templates (see ``fill``).
+    ``persists``: it stays true although the training went on after it.
     """
 
     words: str
@@ -59,6 +61,7 @@ class Signature:
     fix: str = ""
     steps: tuple[Step, ...] = ()
     stands: bool = False
+    persists: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +116,8 @@ class Hit:
     groups: dict[str, str]
     op: str | None = None
     count: int = 1
+    speaker: Speaker = NOBODY
+    speakers: frozenset[Speaker] = frozenset()
 
     @property
     def tier(self) -> Tier:
@@ -125,17 +130,26 @@ class LogOutcome(enum.Enum):
 
     CAUSE = "cause"
     ONLY_ECHOES = "only-echoes"
+    RAISED = "raised"
     UNEXPLAINED = "unexplained"
     HEALTHY = "healthy"
+    UNFINISHED = "unfinished"
     EMPTY = "empty"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What one log says. ``findings``: the cause first."""
+    """What one log says. ``findings``: the cause first.
+
+    ``where``: on which ranks it began, and ``activity``: what they were doing; "" where the log does not say.
+    ``follows``: the first finding only says that another process is gone or does not come.
+    """
 
     name: str
     lines: int
     outcome: LogOutcome
     facts: Facts
     findings: tuple[Finding, ...]
+    where: str = ""
+    activity: str = ""
+    follows: bool = False

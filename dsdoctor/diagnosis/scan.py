@@ -14,7 +14,9 @@ from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader
 from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.marks import Event, Mark
 from dsdoctor.diagnosis.models import Hit, Signature
+from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
+from dsdoctor.diagnosis.timeline import Timeline
 
 BATCH = 32
 """How many lines are first looked at together."""
@@ -30,6 +32,8 @@ Of real lines none asks for more than 25.
 
 CUT = 2 * LONGEST + 1
 """The length of a line whose middle ``raw_lines`` has thrown away already."""
+ONCE = {Event.COMPILER_ERROR, Event.GPU_FAULT, Event.WINDOWS, Event.NO_GPU, Event.STOPPED, Event.WORLD}
+"""Events of which only the first one counts."""
 
 ASKED = 5000
 """How many lines are searched for one fact."""
@@ -41,7 +45,6 @@ ROUTINE = 200
 A_COMMAND, A_WARNING = b"-DTORCH_EXTENSION_NAME=", b": warning: "
 """Parts of torch's compile commands, and of the warnings of gcc and clang; errors name the file, then ``error:``."""
 
-LONGEST_TRACEBACK = 400
 WRAPPED = 3
 """Over how many more lines a narrow terminal may have wrapped the line of an exception."""
 
@@ -106,6 +109,10 @@ class Scan:
     partly: int = 0
     first_partly: int = 0
     last_partly: int = 0
+    timeline: Timeline = field(default_factory=Timeline)
+    speakers: dict[int, set[Speaker]] = field(default_factory=dict)
+    raw: bytes = b""
+    begins_with_json: bool = False
 
     def read(self, raw: bytes) -> None:
         """Take the next line."""
@@ -147,6 +154,7 @@ class Scan:
         """Remember that this line was not blank, and its text."""
         self.last_line = self.lines
         self.above.remember([raw])
+        self.timeline.pass_lines([raw])
         if not self.broken_off:
             self.last_output = self.lines
 
@@ -166,6 +174,8 @@ class Scan:
 
     def read_batch(self, batch: list[bytes]) -> None:
         """Take the next lines."""
+        if not self.lines and batch:
+            self.begins_with_json = batch[0].strip() == b"{" and b'"' in b"".join(batch[1:3])
         # why together: most batches of a long log have no word of the catalogue at all
         whole = b" ".join(batch)
         tokens = words_of(whole)
@@ -180,9 +190,11 @@ class Scan:
         self.lines += len(batch)
         self.last_line = last_spoken
         self.above.remember(batch)
+        self.timeline.pass_lines(batch)
         self.last_output = self.last_output if self.broken_off else last_spoken
 
     def _look(self, raw: bytes, tokens: list[bytes]) -> None:
+        self.raw = raw
         if not self.traceback_since and not self.unfinished and (effect := self.seen.get(raw)):
             self._repeat(effect)
             return
@@ -255,13 +267,12 @@ class Scan:
 
     def _follow_traceback(self, text: str) -> None:
         """The line that ends a traceback names the exception."""
-        if self.lines - self.traceback_since > LONGEST_TRACEBACK:
+        failure = self.timeline.follow(self.raw, text, self.lines)
+        if not self.timeline.tracebacks.open:
             self.traceback_since = 0
-        elif re.match(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Warning)?(?:: |$)", text):
-            self.traceback_since = 0
-            if not text.startswith("KeyboardInterrupt"):
-                self.exception = self.exception or Line(number=self.lines, text=text)
-                self.last_exception = self.lines
+        if failure and not failure.text.startswith("KeyboardInterrupt"):
+            self.exception = self.exception or Line(number=self.lines, text=text)
+            self.last_exception = self.lines
 
     def _try(self, number: int, text: str) -> None:
         entry = self.index.entries[number]
@@ -275,7 +286,10 @@ class Scan:
             marked = self.last.get(entry.event)
             if not (marked and marked.number == self.lines) and self._search(number, entry.pattern, text):
                 self._mark(entry.event, text)
-                self.effect.marks.append((entry.event, text))
+                if entry.event in ONCE or (entry.event is Event.EXITED and self.timeline.has_exits_enough):
+                    self.known.add(number)
+                if (entry.event, text) not in self.effect.marks:
+                    self.effect.marks.append((entry.event, text))
         else:
             self._match(number, entry, text)
 
@@ -286,6 +300,8 @@ class Scan:
         return compiled.search(text)
 
     def _mark(self, event: Event, text: str) -> None:
+        if event is Event.EXCEPTION and self.timeline.tracebacks.handled_line == self.lines:
+            return
         line = Line(number=self.lines, text=text)
         self.first.setdefault(event, line)
         self.last[event] = line
@@ -299,6 +315,31 @@ class Scan:
             self.traceback_since = self.lines
         elif event is Event.WAITING:
             self.broken_off = False
+        self._tell(event, text)
+
+    def _tell(self, event: Event, text: str) -> None:
+        """Add an event to the timeline."""
+        timeline = self.timeline
+        if event in {Event.EXCEPTION, Event.USAGE}:
+            timeline.exception(self.raw, text, self.lines)
+        elif event is Event.TRACEBACK:
+            timeline.begin_traceback(self.raw, text, self.lines)
+        elif event is Event.ERROR_FILE:
+            timeline.note_error_file(text)
+        elif event is Event.CHAINED:
+            timeline.chain(self.raw)
+        elif event is Event.CRASHED:
+            timeline.crash(self.raw, text, self.lines)
+        elif event is Event.EXITED:
+            timeline.end(self.raw, text, self.lines, lambda: list(self.above.lines)[-1:-8:-1])
+        elif event is Event.NO_NUMBER:
+            timeline.no_number(self.raw, self.lines)
+        elif event is Event.WATCHDOG:
+            timeline.watchdogs[timeline.speaker(self.raw)] = self.lines
+        elif event is Event.MISSING:
+            timeline.wait(text)
+        elif event is Event.WORLD:
+            timeline.world = int(text.partition("dist_world_size=")[2].split()[0].strip("',"))
 
     def _match(self, number: int, wording: Wording, text: str) -> None:
         signature = wording.signature
@@ -308,16 +349,33 @@ class Scan:
         if number in self.hits:
             self.counts[number] += 1
             self.effect.hits.append(number)
+            self._said_by(number)
         elif self._fits_above(signature):
             groups = groups_of(found)
             op = groups.get("op") or signature.op or self.fact_reader.values.get("op")
             self.hits[number] = Hit(
-                rule=wording.rule, signature=signature, line=self.lines, text=text, groups=groups, op=op
+                rule=wording.rule,
+                signature=signature,
+                line=self.lines,
+                text=text,
+                groups=groups,
+                op=op,
+                speaker=self.timeline.speaker(self.raw),
             )
             self.counts[number] = 1
             self.effect.hits.append(number)
+            self._said_by(number)
         else:
             self.effect.repeats = False
+
+    def _said_by(self, number: int) -> None:
+        writers = self.speakers.setdefault(number, set())
+        if len(writers) < SEEN:
+            writers.add(self.timeline.speaker(self.raw))
+
+    def counted(self, number: int, hit: Hit) -> Hit:
+        """A hit with how often it was found, and who said it."""
+        return replace(hit, count=self.counts[number], speakers=frozenset(self.speakers[number]))
 
     def _fits_above(self, signature: Signature) -> bool:
         if not signature.after and not signature.not_after:
@@ -341,5 +399,6 @@ def scan(lines: Iterable[bytes | str]) -> Scan:
             whole.read_batch(batch)
             batch = []
     whole.read_batch(batch)
-    whole.hits = {number: replace(hit, count=whole.counts[number]) for number, hit in whole.hits.items()}
+    whole.timeline.finish(whole.lines + 1)
+    whole.hits = {number: whole.counted(number, hit) for number, hit in whole.hits.items()}
     return whole

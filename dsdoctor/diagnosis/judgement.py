@@ -1,0 +1,304 @@
+"""The hits, the exceptions and the exits of a log -> the verdict: which one is the cause, what only follows, or nothing.
+
+The first failure of a process's own beats what other processes say about it.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.diagnosis.endings import ended_by_signal, ended_without_words, interrupted
+from dsdoctor.diagnosis.exits import Exit
+from dsdoctor.diagnosis.failures import FOLLOWS
+from dsdoctor.diagnosis.findings import echoes_only, empty, finding_of, note_of, unexplained
+from dsdoctor.diagnosis.marks import Event
+from dsdoctor.diagnosis.models import Facts, Hit, LogOutcome, Stage, Tier
+from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, alike, belongs, where_hit
+from dsdoctor.diagnosis.scan import Line, Scan
+from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan
+from dsdoctor.diagnosis.waiting import with_who_waited
+
+SIGABRT = 6
+NEAR_THE_END = 60
+"""An exception or an error so close to the end, in lines, is what ended the log."""
+
+WAITING = {"nccl-collective-timeout", "nccl-network-interface"}
+"""Rules of what the other ranks print when a rank has ended."""
+
+SAYS_ANOTHER_IS_GONE = re.compile(
+    f"{FOLLOWS.pattern}|unhandled system error|connectFullMesh|gloo/transport|ncclSystemError"
+)
+COMPLAINT = re.compile(r"rror\b|ERROR|Exception|[Ff]ailed|FAILED|could not")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a log comes to; see Diagnosis."""
+
+    outcome: LogOutcome
+    findings: tuple[Finding, ...] = ()
+    where: str = ""
+    activity: str = ""
+    follows: bool = False
+
+
+def judge(hits: list[Hit], facts: Facts, read: Scan, origin: Origin) -> Verdict:
+    """The verdict on a log. ``hits``: the best of each rule, best first."""
+    if not read.last_line:
+        return Verdict(outcome=LogOutcome.EMPTY, findings=(empty(read.lines),))
+    causes, probes, echoes = _sorted_hits(hits, read)
+    failed = _failed(read, echoes)
+    causes, demoted = _standing(causes, read, origin)
+    if failed and not causes:
+        causes = _promoted(probes, echoes, read, origin)
+    rules = {hit.rule.id for hit in causes}
+    notes = [_beside(hit, facts) for hit in [*probes, *demoted] if hit.rule.id not in rules]
+    notes.sort(key=lambda finding: finding.severity is Severity.NOTE)
+    recovered = [hit for hit in causes if _recovered(hit, read)]
+    causes = [hit for hit in causes if hit not in recovered]
+    notes += [note_of(hit, facts) for hit in recovered]
+    if causes and not _only_an_exit(causes[0], origin, read):
+        return _of_causes(causes, notes, facts, read, origin)
+    if failed:
+        return _of_a_failure(causes, echoes, notes, facts, read, origin)
+    quiet = losses_are_nan(read.timeline, read.last_line) or cut_off(read)
+    if quiet:
+        outcome = LogOutcome.UNFINISHED if quiet.severity is Severity.WARNING else LogOutcome.CAUSE
+        outcome = LogOutcome.UNEXPLAINED if quiet.rule == "log-cut-off" and outcome is LogOutcome.CAUSE else outcome
+        return Verdict(outcome=outcome, findings=(quiet, *notes))
+    return Verdict(outcome=LogOutcome.HEALTHY, findings=tuple(notes))
+
+
+def _sorted_hits(hits: list[Hit], read: Scan) -> tuple[list[Hit], list[Hit], list[Hit]]:
+    """The causes, the probes and the echoes."""
+    echoes = sorted((hit for hit in read.hits.values() if hit.tier >= Tier.ECHO), key=lambda hit: hit.line)
+    return (
+        [hit for hit in hits if hit.tier <= Tier.GENERIC],
+        [hit for hit in hits if hit.tier is Tier.PROBE],
+        echoes,
+    )
+
+
+def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan, origin: Origin) -> Verdict:
+    """A rule knows what went wrong."""
+    findings = _causes(causes, facts)
+    first = next(hit for hit in _by_standing(causes))
+    mine = origin.failure is not None and belongs(first, origin.failure)
+    follows = first.rule.id in WAITING and first.tier is Tier.GENERIC
+    if follows:
+        findings[0] = with_who_waited(findings[0], first, read.timeline)
+    return Verdict(
+        outcome=LogOutcome.CAUSE,
+        findings=(*findings, *notes),
+        where="" if follows else origin.where if mine else where_hit(first, read.timeline),
+        activity=origin.activity if mine else "",
+        follows=follows,
+    )
+
+
+def _of_a_failure(
+    causes: list[Hit], echoes: list[Hit], notes: list[Finding], facts: Facts, read: Scan, origin: Origin
+) -> Verdict:
+    """No rule knows what went wrong: the own words of the process that failed first, or how it ended."""
+    failure, ended = origin.failure, origin.ended
+    where, doing = origin.where, origin.activity
+    if _built(echoes, read, origin) and not _unknown_error(read, echoes):
+        return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(echoes_only(echoes, facts), *notes))
+    if failure and failure.text.startswith("KeyboardInterrupt"):
+        told = interrupted(origin, failure.line, failure.text)
+        return Verdict(outcome=LogOutcome.CAUSE, findings=(told, *notes), activity=origin.activity)
+    if failure and (failure.native or not _better_known(read)):
+        outcome = LogOutcome.RAISED if failure.raised_by_the_script else LogOutcome.UNEXPLAINED
+        told = unexplained(Line(failure.line, failure.text), facts, origin)
+        return Verdict(outcome=outcome, findings=(told, *notes), where=where, activity=doing)
+    stopped = next((one for one in read.timeline.failures if "SignalException" in one.text), None)
+    if ended and ended.signal and not _better_known(read) and (ended.signal not in FROM_OUTSIDE or not stopped):
+        rule = causes[0].rule.id if causes else "died-by-signal"
+        return Verdict(
+            outcome=LogOutcome.CAUSE,
+            findings=(ended_by_signal(ended, origin, rule=rule), *notes),
+            where=where,
+            activity=doing,
+        )
+    if stopped or Event.STOPPED in read.first:
+        line = Line(stopped.line, stopped.text) if stopped else read.first[Event.STOPPED]
+        told = interrupted(origin, *line)
+        return Verdict(outcome=LogOutcome.CAUSE, findings=(told, *notes), activity=origin.activity)
+    if ended and not _better_known(read):
+        told = ended_without_words(ended, origin)
+        return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(told, *notes), where=where, activity=doing)
+    told = unexplained(_worst_line(read, echoes), facts, origin)
+    return Verdict(outcome=LogOutcome.UNEXPLAINED, findings=(told, *notes))
+
+
+def _standing(causes: list[Hit], read: Scan, origin: Origin) -> tuple[list[Hit], list[Hit]]:
+    """The hits that may be the cause, and those that only follow, were survived, or are of a later failure."""
+    own = [failure for failure in read.timeline.failures if failure.own]
+    same = [failure for failure in own if origin.failure and alike(failure, origin.failure)]
+    told = any(belongs(hit, failure) for hit in read.hits.values() for failure in same)
+    standing = [
+        hit
+        for hit in causes
+        if not (_follows(hit, read, origin) or _was_survived(hit, read) or (not told and _is_later(hit, origin)))
+    ]
+    return standing, [hit for hit in causes if hit not in standing]
+
+
+def _follows(hit: Hit, read: Scan, origin: Origin) -> bool:
+    """Whether a line is only what a process prints when another one has ended."""
+    failure, ended = origin.failure, origin.ended
+    says_so = bool(SAYS_ANOTHER_IS_GONE.search(hit.text)) or hit.rule.id == "nccl-collective-timeout"
+    if failure and belongs(hit, failure) and (hit.line == failure.line or not says_so):
+        return False
+    if any(one.line == hit.line for one in read.timeline.exits):
+        return failure is not None and hit.tier is Tier.GENERIC
+    if hit.rule.id not in WAITING or hit.tier is not Tier.GENERIC or not says_so:
+        return False
+    if failure or Event.GPU_FAULT in read.first:
+        return True
+    if not ended or ended.line == hit.line:
+        return False
+    if ended.signal:
+        return (ended.root or ended.signal not in FROM_OUTSIDE) and not (
+            ended.signal == SIGABRT and _gave_up(ended, read)
+        )
+    silent = ended.root and all(
+        one.speaker.rank not in {ended.rank, None} for one in read.timeline.failures if one.follows
+    )
+    return silent and any(one.follows for one in read.timeline.failures)
+
+
+def _gave_up(ended: Exit, read: Scan) -> bool:
+    """Whether the process that broke off had waited in vain before: a watchdog ends its process by SIGABRT."""
+    waiting = [*read.timeline.watchdogs, *(one.speaker for one in read.timeline.failures if one.follows)]
+    return any(one.number in {ended.number, None} or ended.number is None for one in waiting)
+
+
+def _was_survived(hit: Hit, read: Scan) -> bool:
+    """Whether the training went on after an error."""
+    persists = hit.signature.persists or hit.rule.id in {"op-silently-skipped", "fp16-loss-scale-floor"}
+    if hit.tier is Tier.GENERIC and hit.line <= read.timeline.survived_exit:
+        return not persists
+    return not persists and hit.line < read.timeline.went_on_until and bool(COMPLAINT.search(hit.text))
+
+
+def _is_later(hit: Hit, origin: Origin) -> bool:
+    """Whether another process says it after the first one had failed."""
+    failure = origin.failure
+    if not failure or hit.tier < Tier.NAMED or hit.line <= failure.line:
+        return False
+    one, other = hit.speaker.number, failure.speaker.number
+    return one is not None and other is not None and one != other
+
+
+def _only_an_exit(hit: Hit, origin: Origin, read: Scan) -> bool:
+    """Whether a hit is nothing but the signal by which the first process ended."""
+    ended = origin.ended
+    if hit.rule.stage is not Stage.RUN or origin.failure or not (ended and ended.signal):
+        return False
+    same = any(one.line == hit.line and one.signal == ended.signal for one in read.timeline.exits)
+    return same and (hit.tier is Tier.GENERIC or hit.text.endswith("Killed"))
+
+
+def _better_known(read: Scan) -> bool:
+    """Whether a line of the GPU or of a compiler says more than the exception."""
+    return Event.GPU_FAULT in read.first or Event.COMPILER_ERROR in read.first
+
+
+def _built(echoes: list[Hit], read: Scan, origin: Origin) -> bool:
+    """Whether something was being built, and the log only repeats that it failed."""
+    if any(hit.tier is Tier.ECHO for hit in echoes):
+        return True
+    began, done = read.last.get(Event.BUILDING), read.last.get(Event.LOADED)
+    over = began is None or (done is not None and done.number > began.number) or read.timeline.step is not None
+    return bool(echoes) and not over and origin.failure is None and not (origin.ended and origin.ended.signal)
+
+
+def _failed(read: Scan, echoes: list[Hit]) -> bool:
+    """Whether the log shows a failure after which it did not end well."""
+    well = read.last.get(Event.ENDED_WELL)
+    failed = read.last.get(Event.FAILED)
+    ended = well.number if well else 0
+    complained = read.last.get(Event.COMPLAINED)
+    last = (
+        max((one.line for one in read.timeline.failures), default=0) if read.timeline.survived else read.last_exception
+    )
+    # why: a mere complaint before further steps is none of the end
+    complaint = complained.number if complained and complained.number > read.timeline.last_step_line else 0
+    error_line = max(last, complaint)
+    crashed = max((one.line for one in read.timeline.failures if one.native), default=0)
+    repeated = max((hit.line for hit in echoes if hit.tier is Tier.ECHO), default=0)
+    # why: an error after which the training went on did not end it
+    error_line = error_line if error_line >= read.timeline.went_on_until else 0
+    near_the_end = error_line if error_line > read.last_line - NEAR_THE_END else 0
+    ends = max((one.line for one in read.timeline.exits), default=0)
+    mark = failed.number if failed and failed.number > read.timeline.survived_exit else 0
+    return max(mark, near_the_end, repeated, crashed, ends) > ended
+
+
+def _beside(hit: Hit, facts: Facts) -> Finding:
+    """What is no cause: a note, or a warning where it is true of the result however well the log ended."""
+    return finding_of(hit, facts, Severity.WARNING) if hit.signature.stands else note_of(hit, facts)
+
+
+def _recovered(hit: Hit, read: Scan) -> bool:
+    """Whether the log ended well after this line, and nothing failed after that."""
+    well = read.last.get(Event.ENDED_WELL)
+    if not well or hit.signature.stands or hit.rule.id == "op-silently-skipped":
+        return False
+    failed = read.last.get(Event.FAILED)
+    return well.number > max(hit.line, failed.number if failed else 0, read.last_exception)
+
+
+def _promoted(probes: list[Hit], echoes: list[Hit], read: Scan, origin: Origin) -> list[Hit]:
+    """The probe to report as the cause: it is about the op that failed, or nothing says what failed."""
+    failed_ops = {hit.op for hit in echoes if hit.op}
+    trained = read.timeline.step is not None or bool(origin.ended and origin.ended.signal)
+    explained_elsewhere = trained or Event.COMPILER_ERROR in read.first or _not_an_echo(read.exception, echoes)
+    about = [hit for hit in probes if hit.op in failed_ops] if failed_ops or explained_elsewhere else probes
+    rules = {hit.rule.id for hit in about}
+    standing = [hit for hit in about if hit.rule.id != "op-silently-skipped" and not rules & set(hit.rule.explained_by)]
+    return [_as_cause(hit) for hit in standing[:1]]
+
+
+def _as_cause(probe: Hit) -> Hit:
+    """The probe with the rule's own title where its own calls it harmless."""
+    title = "" if "harmless" in probe.signature.title else probe.signature.title
+    return replace(probe, signature=replace(probe.signature, title=title))
+
+
+def _unknown_error(read: Scan, echoes: list[Hit]) -> Line | None:
+    """An error in the log that no rule knows, beyond "exit code 1"."""
+    line = read.first.get(Event.GPU_FAULT) or read.first.get(Event.COMPILER_ERROR)
+    # after a failed compile (an ECHO) an exception only repeats it
+    ended_badly = all(hit.tier is Tier.EXIT for hit in echoes)
+    return line or (_not_an_echo(read.exception, echoes) if ended_badly else None)
+
+
+def _worst_line(read: Scan, echoes: list[Hit]) -> Line:
+    """The line to show for a failure that no rule knows."""
+    own = _unknown_error(read, echoes) or read.exception or read.first.get(Event.FAILED)
+    return own or read.first[Event.COMPLAINED]
+
+
+def _not_an_echo(line: Line | None, echoes: list[Hit]) -> Line | None:
+    return line if line and all(hit.line != line.number for hit in echoes) else None
+
+
+def _causes(causes: list[Hit], facts: Facts) -> list[Finding]:
+    """The cause as an ERROR; its consequences, certain or possible, as NOTEs."""
+    standing = _by_standing(causes)
+    explained = [hit for hit in causes if hit not in standing]
+    first, rest = standing[0], standing[1:]
+    sure = first.tier <= Tier.NAMED
+    findings = [finding_of(first, facts, Severity.ERROR)]
+    for hit in rest:
+        findings.append(finding_of(hit, facts, Severity.NOTE if sure and hit.tier is Tier.GENERIC else Severity.ERROR))
+    findings += [finding_of(hit, facts, Severity.NOTE) for hit in explained if hit not in standing]
+    return sorted(findings, key=lambda finding: finding.severity is Severity.NOTE)
+
+
+def _by_standing(causes: list[Hit]) -> list[Hit]:
+    """The causes that no other one explains."""
+    rules = {hit.rule.id for hit in causes}
+    return [hit for hit in causes if not rules & set(hit.rule.explained_by)] or causes

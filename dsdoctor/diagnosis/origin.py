@@ -1,0 +1,122 @@
+"""A timeline -> where the failure began: the first process that failed by itself, on which ranks, and doing what."""
+
+import re
+from dataclasses import dataclass, replace
+
+from dsdoctor.diagnosis.exits import Exit
+from dsdoctor.diagnosis.failures import Failure
+from dsdoctor.diagnosis.models import Hit
+from dsdoctor.diagnosis.speakers import Speaker, same_process
+from dsdoctor.diagnosis.stages import activity
+from dsdoctor.diagnosis.timeline import Timeline
+
+FROM_OUTSIDE = {1, 2, 15}
+"""Hangup, interrupt and termination: signals that somebody else sends."""
+
+MESSAGE = 60
+"""Over how many lines the message of an exception may go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where it began. ``failure``: the first own exception or crash; ``ended``: how the first process ended."""
+
+    failure: Failure | None = None
+    ended: Exit | None = None
+    where: str = ""
+    activity: str = ""
+
+
+def origin_of(timeline: Timeline) -> Origin:
+    """The first failure of a process's own."""
+    ended = first_exit(timeline.exits)
+    own = sorted((failure for failure in timeline.failures if failure.own), key=lambda failure: failure.line)
+    failure = next((one for one in own if ended and ended.root and one.speaker.rank == ended.rank is not None), None)
+    failure = failure or (own[0] if own else None)
+    if failure:
+        if not failure.frames:
+            frames = next((other.frames for other in own if other.frames and alike(other, failure)), ())
+            failure = replace(failure, frames=frames)
+        return Origin(
+            failure=failure,
+            ended=ended,
+            where=_where_failed(failure, own, timeline),
+            activity=activity(failure.frames, failure.step),
+        )
+    where = _rank(ended.number) if ended and ended.number is not None else ""
+    if ended and not where and _is_one_of_several(ended.host, timeline):
+        where = ended.host
+    return Origin(ended=ended, where=where, activity=activity((), timeline.step) if ended else "")
+
+
+def first_exit(exits: list[Exit]) -> Exit | None:
+    """The process that ended first: torchrun says which one; else one that no other process ended."""
+    root = [one for one in exits if one.root and one.rank is not None]
+    signals = [one for one in exits if one.signal and one.signal not in FROM_OUTSIDE]
+    others = [one for one in exits if one.signal not in FROM_OUTSIDE]
+    return next((group[0] for group in (root, signals, others, exits) if group), None)
+
+
+def belongs(hit: Hit, failure: Failure) -> bool:
+    """Whether a line that a rule knows is a part of a process's last words."""
+    return failure.since <= hit.line <= failure.line + MESSAGE and (
+        same_process(hit.speaker, failure.speaker) or hit.line == failure.line
+    )
+
+
+def where_hit(hit: Hit, timeline: Timeline) -> str:
+    """On which ranks the lines of a rule stand."""
+    numbers = {speaker.number for speaker in hit.speakers} - {None}
+    return _ranks({number for number in numbers if number is not None}, hit.speaker, timeline)
+
+
+def alike(one: Failure, other: Failure) -> bool:
+    """Whether two processes failed with the same words, but for numbers."""
+    return _words(one.text) == _words(other.text)
+
+
+def _words(text: str) -> str:
+    return re.sub(r"\d+|0x[0-9a-f]+", "", text)[:100]
+
+
+def _where_failed(failure: Failure, own: list[Failure], timeline: Timeline) -> str:
+    same = [other for other in own if alike(other, failure)]
+    numbers = {other.speaker.number for other in same if other.speaker.number is not None}
+    if numbers or _is_one_of_several(failure.speaker.host, timeline):
+        return _ranks(numbers, failure.speaker, timeline)
+    world = max(timeline.world, len(timeline.ranks))
+    if world > 1 and len(same) >= world:
+        return "all ranks"
+    roots = {one.rank for one in timeline.exits if one.root and one.rank is not None}
+    others = [one for one in timeline.exits if one.rank is not None and not one.root and one.signal not in FROM_OUTSIDE]
+    return _rank(roots.pop()) if len(roots) == 1 and not others and len(same) == 1 else ""
+
+
+def _ranks(numbers: set[int], speaker: Speaker, timeline: Timeline) -> str:
+    """Ranks in words."""
+    if not numbers:
+        return speaker.host if _is_one_of_several(speaker.host, timeline) else ""
+    known = timeline.ranks
+    if len(numbers) > 1 and numbers >= known:
+        return "all ranks"
+    local = (
+        speaker.rank is None
+        and speaker.task is None
+        and any(one.rank != one.local for one in timeline.exits if one.root)
+    )
+    if len(numbers) == 1:
+        return f"local {_rank(min(numbers))}" if local else _rank(min(numbers))
+    named = ", ".join(str(number) for number in sorted(numbers)[:6])
+    return f"ranks {named}{', ...' if len(numbers) > 6 else ''}"
+
+
+def _is_one_of_several(host: str, timeline: Timeline) -> bool:
+    """Whether other lines begin with a name that differs only in its number, as those of nodes and pods do."""
+    stem = re.sub(r"\d+", "", host)
+    return bool(host) and any(
+        stem == re.sub(r"\d+", "", other.host) != other.host != host for other in timeline.speakers
+    )
+
+
+def _rank(number: int | None) -> str:
+    return f"rank {number}"

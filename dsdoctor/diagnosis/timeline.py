@@ -1,0 +1,293 @@
+"""One log -> the story of each rank: its own failures, what only follows, how it ended, what became of its losses."""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from dsdoctor.diagnosis.clean import segments
+from dsdoctor.diagnosis.exits import Exit, exit_of
+from dsdoctor.diagnosis.failures import NATIVE, Failure
+from dsdoctor.diagnosis.speakers import Speaker, same_process, speaker_of
+from dsdoctor.diagnosis.stages import STEP, last_step
+from dsdoctor.diagnosis.tracebacks import Tracebacks
+
+RECENT = 512
+"""How many lines are kept to look back for the step of a failure."""
+
+MOST, MOST_WATCHED, FULLY_DATED = 2000, 64, 8
+"""How many failures and exits are remembered; of how many is read whether the process went on, and the step in all lines."""
+
+UNSAID, MESSAGE_LINES = re.compile(r":$|\d validation errors? for "), 3
+"""A message whose first line does not say what is the matter, and how many lines of it are taken."""
+
+WENT_ON = 3
+"""After so many steps of the same process a failure is known to have been survived."""
+
+REPORTED = re.compile(r"\b(?:WARNING|WARN|INFO|DEBUG)\b.{0,160}Traceback \(")
+"""A traceback within a message of a logger, of something that the program bore."""
+
+AFTER_WATCHDOG = 200
+"""Within so many lines after a watchdog has given up, a process breaks off because of it."""
+
+BY_WATCHDOG = re.compile(
+    r"terminate called (?:after throwing an instance of '(?:std::runtime_error|c10::\w{1,60})'|without)"
+)
+"""How the thread of a watchdog ends its process."""
+
+A_TASK = re.compile(rb" {0,3}\d{1,5}: ")
+TASK_LINES, TASK_SAMPLE = 0.8, 2000
+"""What share of the first lines has a number in front where srun labelled them."""
+
+NAN_LOSS = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?-?nan\b", re.IGNORECASE)
+NAN_NORM = re.compile(rb"\bgrad_?(?:ient_?)?norm['\"]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?-?nan\b", re.IGNORECASE)
+ZERO_LOSS = re.compile(rb"\bloss['\"]?\s{0,3}[:=]\s{0,3}['\"]?0(?:\.0{1,9})?\b", re.IGNORECASE)
+FINITE = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?\d{1,9}(?:\.\d{1,20})?\b", re.IGNORECASE)
+
+
+@dataclass
+class Series:
+    """Losses, or gradient norms, that are no numbers."""
+
+    count: int = 0
+    first: int = 0
+    last: int = 0
+    text: str = ""
+    step: int | None = None
+    of_norms: bool = False
+
+
+@dataclass
+class Watched:
+    """A failure after which the lines of its process are watched for further steps."""
+
+    failure: Failure
+    steps: int = 0
+
+
+@dataclass
+class Timeline:
+    """What happened in a log, by process."""
+
+    failures: list[Failure] = field(default_factory=list)
+    exits: list[Exit] = field(default_factory=list)
+    nans: Series = field(default_factory=Series)
+    speakers: dict[Speaker, None] = field(default_factory=dict)
+    world: int = 0
+    waited: list[str] = field(default_factory=list)
+    """Lines that say which ranks did not come."""
+
+    watchdogs: dict[Speaker, int] = field(default_factory=dict)
+    """Who gave up waiting, and on which line."""
+
+    tasks: bool = False
+    tracebacks: Tracebacks = field(default_factory=Tracebacks)
+    survived: list[Failure] = field(default_factory=list)
+    recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=RECENT))
+    watched: list[Watched] = field(default_factory=list)
+    trouble: int = 0
+    """The line of the first failure or exit."""
+
+    step: int | None = None
+    last_step_line: int = 0
+    went_on_until: int = 0
+    """Up to which line, at least, steps of training followed before that, or before the end."""
+
+    steps_since_exit: int = 0
+    survived_exit: int = 0
+    """The line of the last exit after which the training went on, as it does where a launcher starts its workers again."""
+
+    unsaid: int = 0
+    """How many more lines belong to the message of the last failure, this one included."""
+
+    asked_for_exits: int = 0
+    numbered: int = 0
+    sampled: int = 0
+
+    def pass_lines(self, batch: list[bytes]) -> None:
+        """Remember lines for looking back, and see whether processes that failed go on."""
+        self.recent.extend(batch)
+        if self.sampled < TASK_SAMPLE:
+            self.sampled += sum(1 for raw in batch if raw.strip())
+            self.numbered += sum(1 for raw in batch if A_TASK.match(raw))
+            self.tasks = self.numbered > TASK_LINES * self.sampled
+            for raw in batch:
+                self.speaker(raw)
+        if self.watched or self.exits:
+            self._watch(batch)
+        if self.unsaid:
+            self._go_on(batch)
+
+    def speaker(self, raw: bytes) -> Speaker:
+        """Who wrote a line; writers are counted."""
+        speaker = speaker_of(raw, tasks=self.tasks)
+        if len(self.speakers) < MOST:
+            self.speakers.setdefault(speaker)
+        return speaker
+
+    def begin_traceback(self, raw: bytes, text: str, line: int) -> None:
+        """A traceback begins."""
+        before = self.recent[-1][:200] if self.recent else b""
+        handled = bool(REPORTED.search(text)) or b"Exception ignored in" in before
+        handled = handled or (
+            text.startswith("Traceback") and bool(REPORTED.search(raw[:200].decode("utf-8", "replace")))
+        )
+        self.tracebacks.begin(self.speaker(raw), line, handled=handled, inset=text.startswith("traceback :"))
+
+    def follow(self, raw: bytes, text: str, line: int) -> Failure | None:
+        """Take a line while tracebacks are open."""
+        failure = self.tracebacks.take(text, self.speaker(raw), line, indented=_indented(raw, text))
+        if failure:
+            self.add(failure)
+        if line % 50 == 0:
+            self.tracebacks.forget(line)
+        return failure
+
+    def chain(self, raw: bytes) -> None:
+        """A line between the two exceptions of a chain: the first one is not told by itself."""
+        before = self.tracebacks.goes_on(self.speaker(raw))
+        if before:
+            self._drop(before.line)
+
+    def add(self, failure: Failure) -> None:
+        """A process failed."""
+        if len(self.failures) >= MOST or any(other.line == failure.line for other in self.failures[-4:]):
+            return
+        if len(self.failures) < MOST_WATCHED:
+            back = RECENT if len(self.failures) < FULLY_DATED else RECENT // 8
+            failure = replace(failure, step=last_step(islice(self._before(failure), back)))
+            self._note_progress(self._before(failure), failure.since)
+            self.watched.append(Watched(failure))
+        self.failures.append(failure)
+        self.unsaid = MESSAGE_LINES if UNSAID.search(failure.text) else 0
+
+    def _go_on(self, batch: list[bytes]) -> None:
+        """Add the next lines to a message that its first line only announces."""
+        for raw in batch[: self.unsaid]:
+            last = self.failures[-1] if self.failures else None
+            if last and self.unsaid < MESSAGE_LINES and same_process(self.speaker(raw), last.speaker):
+                self.failures[-1] = replace(last, text=f"{last.text} {_last_segment(raw)[:160]}")
+            self.unsaid -= 1
+
+    def _drop(self, line: int) -> None:
+        self.failures = [failure for failure in self.failures if failure.line != line]
+        self.watched = [one for one in self.watched if one.failure.line != line]
+
+    def exception(self, raw: bytes, text: str, line: int) -> None:
+        """A line that is an exception, with or without a traceback above it."""
+        if not any(failure.line == line for failure in self.failures[-4:]):
+            self.add(Failure(line=line, text=text, speaker=self.speaker(raw), since=line))
+
+    def crash(self, raw: bytes, text: str, line: int) -> None:
+        """A line of a program that is not Python and breaks off."""
+        last = self.failures[-1] if self.failures else None
+        if text.startswith("what():") and last and last.native and line - last.line <= 3:
+            self.failures[-1] = replace(last, text=f"{last.text} {text}")
+        elif NATIVE.search(text):
+            speaker = self.speaker(raw)
+            gave_up = any(
+                at > line - AFTER_WATCHDOG and same_process(speaker, one) for one, at in self.watchdogs.items()
+            )
+            gave_up = gave_up or (speaker.number is None and bool(self.watchdogs))
+            after = gave_up and bool(BY_WATCHDOG.match(text))
+            self.add(Failure(line=line, text=text, speaker=speaker, since=line, native=True, after_watchdog=after))
+
+    def end(self, raw: bytes, text: str, line: int, above: Callable[[], Iterable[bytes]]) -> None:
+        """A line that may say how a process ended."""
+        if self.has_exits_enough:
+            return
+        if ended := exit_of(text, line, lambda: [_last_segment(raw) for raw in above()]):
+            self._note_progress(reversed(self.recent), line)
+            writer = self.speaker(raw)
+            if ended.number is None:
+                ended = replace(ended, rank=writer.number, host=ended.host or writer.host)
+            self.exits.append(ended)
+            self.steps_since_exit = 0
+        else:
+            self.asked_for_exits += 1
+
+    @property
+    def has_exits_enough(self) -> bool:
+        """Whether no more lines are read for exits."""
+        return self.asked_for_exits >= MOST or len(self.exits) >= MOST
+
+    def note_error_file(self, text: str) -> None:
+        """The file in which the process whose end was just read left its traceback."""
+        if self.exits and not self.exits[-1].error_file:
+            self.exits[-1] = replace(self.exits[-1], error_file=text.partition(": ")[2][:300])
+
+    def wait(self, text: str) -> None:
+        """A line that says who did not come."""
+        if len(self.waited) < MOST_WATCHED:
+            self.waited.append(text[:400])
+
+    def no_number(self, raw: bytes, line: int) -> None:
+        """A line with nan, perhaps that of a loss."""
+        of_norms = not NAN_LOSS.search(raw)
+        if of_norms and not NAN_NORM.search(raw):
+            return
+        if of_norms and FINITE.search(raw) and not ZERO_LOSS.search(raw):
+            return  # why: fp16 finds its loss scale by steps whose gradients overflow, and skips them
+        series = self.nans
+        if not series.count:
+            step = last_step([raw, *reversed(self.recent)])
+            series.first, series.text, series.step, series.of_norms = line, _last_segment(raw)[:200], step, of_norms
+        series.count += 1
+        series.last = line
+
+    def finite_again(self, last_line: int) -> bool:
+        """Whether a loss after the last nan is a number."""
+        after = list(self.recent)[-(last_line - self.nans.last) :] if last_line > self.nans.last else []
+        return any(FINITE.search(raw) and not NAN_LOSS.search(raw) and not ZERO_LOSS.search(raw) for raw in after)
+
+    def finish(self, line: int) -> None:
+        """The log has ended."""
+        self._note_progress(reversed(self.recent), line)
+
+    @property
+    def ranks(self) -> set[int]:
+        """The numbers of all ranks that the log knows of."""
+        numbers = {speaker.number for speaker in self.speakers} | {end.rank for end in self.exits}
+        return {number for number in numbers if number is not None} | set(range(self.world))
+
+    def _before(self, failure: Failure) -> Iterator[bytes]:
+        """The lines before a failure, the last one first."""
+        return islice(reversed(self.recent), max(0, failure.line - failure.since), None)
+
+    def _note_progress(self, lines: Iterator[bytes], before: int) -> None:
+        """Remember, once, how far the training had come when the first thing went wrong."""
+        if self.trouble:
+            return
+        self.trouble = before
+        last = list(lines)
+        self.step = last_step(last)
+        ages = [age for age, raw in enumerate(last, 1) if STEP.search(raw[-400:])]
+        self.went_on_until = before - ages[WENT_ON - 1] if len(ages) >= WENT_ON else 0
+        self.last_step_line = before - ages[0] if ages else 0
+
+    def _watch(self, batch: list[bytes]) -> None:
+        for raw in batch:
+            if not STEP.search(raw[-400:]):
+                continue
+            speaker = self.speaker(raw)
+            for watched in self.watched:
+                watched.steps += same_process(speaker, watched.failure.speaker) and b"Error" not in raw
+            self.steps_since_exit += bool(self.exits)
+        if self.exits and self.steps_since_exit >= WENT_ON:
+            self.survived_exit = self.exits[-1].line
+            self.exits.clear()
+        for watched in [one for one in self.watched if one.steps >= WENT_ON]:
+            self.survived.append(watched.failure)
+            self._drop(watched.failure.line)
+
+
+def _indented(raw: bytes, text: str) -> bool:
+    """Whether a line of source or a frame stands further in than the exception would."""
+    head = raw.decode("utf-8", "replace")
+    place = head.find(text[:20])
+    return place >= 2 and head[place - 2 : place] in ("  ", " \t", "\t\t", ": ") and head[place - 2] in " \t"
+
+
+def _last_segment(raw: bytes) -> str:
+    return (segments(raw) or [""])[-1]

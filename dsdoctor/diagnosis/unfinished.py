@@ -1,0 +1,72 @@
+"""Logs without an error line that are not well all the same: losses that are no numbers, an end in the middle of something."""
+
+import re
+
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
+from dsdoctor.diagnosis.scan import Scan
+from dsdoctor.diagnosis.timeline import Timeline
+
+SERIES = 3
+"""So many losses in a row that are no numbers are no accident."""
+
+LAST_LINES = 6
+BAR = re.compile(rb"\d{1,3}%\|[^|]{0,200}\|\s{0,9}(\d{1,9})/(\d{1,9}) \[")
+ENDED = re.compile(rb"\b(?:100%|done|finished|completed?|saved|train_runtime|[Ss]uccess)")
+
+
+def losses_are_nan(timeline: Timeline, last_line: int) -> Finding | None:
+    """Losses, or gradient norms, that became nan and stayed so."""
+    series = timeline.nans
+    if series.count < SERIES or timeline.finite_again(last_line):
+        return None
+    what = "the gradient norm is" if series.of_norms else "the loss is"
+    since = f" from step {series.step} on" if series.step is not None else ""
+    return Finding.error(
+        "losses-are-nan",
+        f"{what} nan{since}, to the end of the log: nothing is learned any more",
+        evidence=(
+            f"line {series.first}: {series.text}",
+            f"{series.count} such lines, the last one is line {series.last}",
+        ),
+        fix="find the module and the batch where the first inf or nan arises; in fp16 try bf16, else a lower learning rate",
+        steps=(step("python -m dsdoctor.run SCRIPT.py"),),
+    )
+
+
+def cut_off(read: Scan) -> Finding | None:
+    """A log that stops within a traceback, or within a progress bar."""
+    begun = [one for mine in read.timeline.tracebacks.open.values() for one in mine]
+    if begun and read.last_line - max(one.last for one in begun) < 20 and not read.timeline.failures:
+        first = min(begun, key=lambda one: one.since)
+        at = f"line {first.frames[-1].line} of {first.frames[-1].path}" if first.frames else f"line {first.since}"
+        return Finding.error(
+            "log-cut-off",
+            f"the log stops within a traceback (last frame: {at}): the line with the exception is missing",
+            evidence=(f"line {first.since}: Traceback (most recent call last):",),
+            fix="give the log to its end, the error stream of every rank too",
+            steps=(step("COMMAND 2>&1 | tee run.log"), step("python -m dsdoctor diagnose run.log")),
+        )
+    lines = [raw for raw in list(read.timeline.recent)[-LAST_LINES:] if raw.strip()]
+    if _is_cut_json(read, lines):
+        return _stopped("the log stops within a JSON document", "its last line")
+    bars = [found for raw in lines[-1:] for found in BAR.finditer(raw[-600:])]
+    if bars and int(bars[-1][1]) < int(bars[-1][2]) and not any(ENDED.search(raw[-400:]) for raw in lines[-1:]):
+        state = f"{int(bars[-1][1])} of {int(bars[-1][2])}"
+        return _stopped(f"the log stops within a progress bar, at {state}, without an end or an error", state)
+    return None
+
+
+def _is_cut_json(read: Scan, lines: list[bytes]) -> bool:
+    return read.begins_with_json and bool(lines) and lines[-1].strip()[-1:] not in {b"}", b"]"}
+
+
+def _stopped(title: str, where: str) -> Finding:
+    return Finding.warning(
+        "log-cut-off",
+        f"{title}: it still runs, was killed without a word, or hangs",
+        evidence=(f"the log ends at {where}",),
+        fix="if it does not run any more, see how it ended: the launcher's last lines, the scheduler's record, the kernel's log; "
+        "if it hangs, ask where each process stands",
+        steps=(step("dmesg -T | grep -i -E 'killed process|out of memory'"), step("py-spy dump --pid PID")),
+    )
