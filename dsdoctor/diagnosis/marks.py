@@ -67,7 +67,7 @@ MARKS = (
         words="runtimeerror valueerror typeerror keyerror attributeerror importerror modulenotfounderror assertionerror "
         "indexerror oserror connectionerror floatingpointerror filenotfounderror permissionerror nameerror "
         "outofmemoryerror exception distbackenderror "
-        "diststoreerror distnetworkerror calledprocesserror",
+        "diststoreerror distnetworkerror calledprocesserror validationerror",
         pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{2,60}(?:Error|Exception): ",
     ),
     Mark(

@@ -3,6 +3,7 @@
 from dsdoctor.diagnosis.catalogue import (
     arch,
     compiler,
+    config,
     flags,
     headers,
     hosts,
@@ -35,6 +36,7 @@ TOPICS = (
     launch,
     run,
     network,
+    config,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}
