@@ -7,6 +7,7 @@ from dsdoctor.diagnosis.catalogue import (
     flags,
     headers,
     hosts,
+    huggingface,
     install,
     jit,
     launch,
@@ -14,6 +15,7 @@ from dsdoctor.diagnosis.catalogue import (
     link,
     load,
     network,
+    optimizers,
     packages,
     run,
     toolkit,
@@ -37,6 +39,8 @@ TOPICS = (
     run,
     network,
     config,
+    optimizers,
+    huggingface,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}
