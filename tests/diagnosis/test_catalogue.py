@@ -24,6 +24,7 @@ IDS = [
     "config-key-unknown",
     "config-value-wrong",
     "cpu-isa-illegal-instruction",
+    "cublas-out-of-memory",
     "cuda-header-missing",
     "cuda-home-wrong",
     "cuda-lib-link-missing",
@@ -41,6 +42,7 @@ IDS = [
     "gpu-arch-unsupported-by-nvcc",
     "gpu-assert",
     "gpu-index-out-of-range",
+    "gpu-oom",
     "gpu-too-old-for-op",
     "hf-config-mismatch",
     "hf-hub-refused",
@@ -64,6 +66,7 @@ IDS = [
     "mpi-root-refused",
     "nccl-collective-timeout",
     "nccl-network-interface",
+    "nccl-out-of-memory",
     "nccl-shm-too-small",
     "ninja-missing",
     "no-kernel-image",
@@ -79,6 +82,7 @@ IDS = [
     "optimizer-twice",
     "optimizer-unknown",
     "optimizer-untested",
+    "pinned-memory-failed",
     "pip-global-option-removed",
     "precision-apex-removed",
     "precision-fp16-and-bf16",
@@ -99,6 +103,7 @@ IDS = [
     "wheel-package-missing",
     "windows-symlink-privilege",
     "windows-unsupported-op",
+    "zero-bucket-too-large",
 ]
 
 WORDINGS = [(rule, signature) for rule in RULES.values() for signature in rule.signatures]

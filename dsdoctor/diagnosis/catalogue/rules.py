@@ -14,6 +14,7 @@ from dsdoctor.diagnosis.catalogue import (
     libraries,
     link,
     load,
+    memory,
     network,
     optimizers,
     packages,
@@ -41,6 +42,7 @@ TOPICS = (
     config,
     optimizers,
     huggingface,
+    memory,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}

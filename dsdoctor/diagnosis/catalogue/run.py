@@ -67,9 +67,19 @@ Why it matters: The killed rank prints nothing, and the other ranks report a bro
 instead.""",
     signatures=(
         Signature(
-            words="return+9 signal+9 exitcode+9 code+9 exit+137 exited+137 status+137 code+137 sigkill",
+            words="dataloader+killed",
+            pattern=r"DataLoader worker \(pid\(?s?\)? ?[\d, ]{1,40}\) (?:is killed by signal: Killed|exited unexpectedly)",
+            title="a DataLoader worker was killed: the host's memory ran out",
+            fix="use less host memory in the DataLoader: fewer num_workers, a smaller prefetch_factor, data that is read in pieces "
+            "instead of held by each worker; or a machine or container with more memory",
+            sample="RuntimeError: DataLoader worker (pid 412) is killed by signal: Killed.",
+        ),
+        Signature(
+            words="return+9 signal+9 exitcode+9 code+9 exit+137 exited+137 status+137 code+137 "
+            "exit_code+137 exit_code+247 code+247 sigkill",
             pattern=r"exits with return code = -9\b|[Ss]ignal 9 \((?:SIGKILL|Killed)|exitcode\s*: -9\b|[Ee]xit(?:ed with)?(?: "
-            r"status| code|code)? ?[:=]? {0,8}(?:137|-9)\b|non-zero code: 137\b|died with <Signals\.SIGKILL",
+            r"status| code|code)? ?[:=]? {0,8}(?:137|-9)\b|non-zero code: 137\b|died with <Signals\.SIGKILL"
+            r"|[Ee]xit[_ ][Cc]ode[:= ]{1,3}(?:137|247)\b",
             tier=Tier.GENERIC,
             unless=r"command '\S{0,160}(?:gcc|g\+\+|c\+\+|nvcc)|ninja|^dsdoctor: error: ",
             sample="[ERROR] [launch.py:434:sigkill_handler] ['/venv/bin/python', '-u', 'train.py'] exits with "
@@ -98,6 +108,7 @@ instead.""",
             words="defaultcpuallocator",
             pattern=r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)(?:.{0,80}allocate "
             r"(?P<bytes>\d+) bytes)?",
+            not_after=r"self\.reduce_bucket_size",
             sample="RuntimeError: [enforce fail at alloc_cpu.cpp:83] err == 0. DefaultCPUAllocator: can't "
             "allocate memory: you tried to allocate "
             "51539607552 bytes. Error code 12 (Cannot allocate memory)",
