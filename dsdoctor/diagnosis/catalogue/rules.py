@@ -5,6 +5,7 @@ from dsdoctor.diagnosis.catalogue import (
     compiler,
     config,
     flags,
+    gpu,
     headers,
     hosts,
     huggingface,
@@ -43,6 +44,7 @@ TOPICS = (
     optimizers,
     huggingface,
     memory,
+    gpu,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}
