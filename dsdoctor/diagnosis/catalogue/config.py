@@ -4,7 +4,8 @@ from dsdoctor.core.fix import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 OF_DEEPSPEED = (
-    r"validation errors? for (?P<model>DeepSpeed\w{1,60}|(?:HybridEngine|ZenFlow|TPTraining|CommsLogger|Wandb|TensorBoard"
+    r"validation errors? for "
+    r"(?P<model>DeepSpeed\w{1,60}|(?:HybridEngine|ZenFlow|TPTraining|CommsLogger|Wandb|TensorBoard"
     r"|Comet|RaggedInferenceEngine)Config)"
 )
 """What pydantic prints above the keys that it refuses; the name is that of the block's class."""
@@ -22,7 +23,8 @@ IN_THE_CONFIG = (
 CONFIG_BATCH_SIZES = Rule(
     id="config-batch-sizes",
     stage=Stage.RUN,
-    title="the batch sizes of the configuration contradict each other: {train|train_batch_size} is not {micro|micro batch} x "
+    title="the batch sizes of the configuration contradict each other: {train|train_batch_size} is not "
+    "{micro|micro batch} x "
     "{accumulation|gradient accumulation} x {world|world size}",
     fix="remove train_batch_size from the configuration, and DeepSpeed computes it as train_micro_batch_size_per_gpu x "
     "gradient_accumulation_steps x world size; or give three values that fit",
@@ -42,8 +44,10 @@ Why it matters: No rank starts to train. A configuration with all three values f
             title="the batch sizes contradict each other: train_batch_size {train} is not micro batch {micro} x "
             "gradient_accumulation_steps {accumulation} x world size 1",
             fix="if you started more than one rank, this code ran before the ranks knew each other (zero.Init, "
-            "HfDeepSpeedConfig): start it with a launcher and call deepspeed.init_distributed() first. Otherwise remove "
-            "train_batch_size, and DeepSpeed computes it from train_micro_batch_size_per_gpu x gradient_accumulation_steps "
+            "HfDeepSpeedConfig): start it with a launcher and call deepspeed.init_distributed() first. "
+            "Otherwise remove "
+            "train_batch_size, and DeepSpeed computes it from train_micro_batch_size_per_gpu x "
+            "gradient_accumulation_steps "
             "x world size",
             sample="AssertionError: Check batch related parameters. train_batch_size is not equal to "
             "micro_batch_per_gpu * gradient_acc_step * world_size 16 != 1 * 8 * 1",
@@ -52,16 +56,19 @@ Why it matters: No rank starts to train. A configuration with all three values f
             words="train_batch_size+world_size",
             pattern=r"train_batch_size is not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size"
             r"(?: ?\\?n? ?(?P<train>-?\d+) != (?P<micro>-?\d+) \* (?P<accumulation>-?\d+) \* (?P<world>\d+))?",
-            title="the batch sizes contradict each other: train_batch_size {train|of the configuration} is not micro batch "
+            title="the batch sizes contradict each other: train_batch_size {train|of the configuration} is not "
+            "micro batch "
             "{micro|x} x gradient_accumulation_steps {accumulation|x} x world size {world|of this run}",
             sample="AssertionError: Check batch related parameters. train_batch_size is not equal to "
             "micro_batch_per_gpu * gradient_acc_step * world_size 16 != 2 * 3 * 2",
         ),
         Signature(
             words="greater+batch greater+gradient",
-            pattern=r"(?:Train batch size|Micro batch size per gpu|Gradient accumulation steps): (?P<value>-?\d+) has to be "
+            pattern=r"(?:Train batch size|Micro batch size per gpu|Gradient accumulation steps): "
+            r"(?P<value>-?\d+) has to be "
             r"greater than 0",
-            title="a batch size of the configuration comes out as {value}: train_batch_size is smaller than micro batch x "
+            title="a batch size of the configuration comes out as {value}: train_batch_size is smaller than "
+            "micro batch x "
             "world size",
             sample="AssertionError: Gradient accumulation steps: 0 has to be greater than 0",
         ),
@@ -102,9 +109,11 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             r"At least one of the dataloaders passed to `accelerate\.prepare\(\)` has `None` as batch size",
             title="accelerator.prepare() got no dataloader with a batch size, and the configuration has no "
             "train_micro_batch_size_per_gpu either",
-            fix="give the dataloader to accelerator.prepare() together with the model, or set train_micro_batch_size_per_gpu "
+            fix="give the dataloader to accelerator.prepare() together with the model, or set "
+            "train_micro_batch_size_per_gpu "
             "to a number in the DeepSpeed configuration",
-            sample="ValueError: When using DeepSpeed, `accelerate.prepare()` requires you to pass at least one of training "
+            sample="ValueError: When using DeepSpeed, `accelerate.prepare()` requires you to pass at least one "
+            "of training "
             "or evaluation dataloaders with `batch_size` attribute returning an integer value",
         ),
     ),
@@ -114,7 +123,8 @@ CONFIG_KEY_UNKNOWN = Rule(
     id="config-key-unknown",
     stage=Stage.RUN,
     title="{key|a key of the configuration} is not known in this block of the configuration{model_hint}",
-    fix="correct or remove it: it is misspelt, belongs into another block, or this DeepSpeed{deepspeed_hint} is older or newer "
+    fix="correct or remove it: it is misspelt, belongs into another block, or this DeepSpeed{deepspeed_hint} "
+    "is older or newer "
     "than the configuration",
     steps=(step("python -m pip show deepspeed"), step("python -m dsdoctor check")),
     manual="""The DeepSpeed configuration has a key that this DeepSpeed does not know in that block.
@@ -138,7 +148,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             words="validation+error validation+errors",
             pattern=OF_DEEPSPEED + r" (?P<key>zero_hpz_partition_size|zero_quantized_\w{1,40}|mics_\w{1,40}) "
             r"(?:Extra inputs are not permitted|extra fields not permitted)",
-            title="this DeepSpeed{deepspeed_hint} does not know the ZeRO++ or MiCS key {key}: it is older than that key",
+            title="this DeepSpeed{deepspeed_hint} does not know the ZeRO++ or MiCS key {key}: it is older than "
+            "that key",
             fix="upgrade DeepSpeed to a version that has ZeRO++ (0.10.0 or newer), or remove the key",
             steps=(step("python -m pip install -U deepspeed"),),
             sample="pydantic.error_wrappers.ValidationError: 3 validation errors for DeepSpeedZeroConfig\n"
@@ -146,18 +157,21 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
         ),
         Signature(
             words="validation+error validation+errors",
-            pattern=r"validation errors? for DeepSpeedBF16Config (?P<key>loss_scale|initial_scale_power|loss_scale_window"
+            pattern=r"validation errors? for DeepSpeedBF16Config "
+            r"(?P<key>loss_scale|initial_scale_power|loss_scale_window"
             r"|hysteresis|min_loss_scale|auto_cast) (?:Extra inputs are not permitted|extra fields not permitted)",
             title="{key} is a key of the fp16 block and stands in the bf16 block: bf16 has no loss scale",
             fix="remove the keys of loss scaling from the bf16 block",
-            sample="pydantic_core._pydantic_core.ValidationError: 5 validation errors for DeepSpeedBF16Config\nloss_scale\n"
+            sample="pydantic_core._pydantic_core.ValidationError: 5 validation errors for "
+            "DeepSpeedBF16Config\nloss_scale\n"
             "  Extra inputs are not permitted [type=extra_forbidden, input_value=0, input_type=int]",
         ),
         Signature(
             words="validation+error validation+errors",
             pattern=OF_DEEPSPEED
             + r" (?P<key>[\w.]{1,80}) (?:Extra inputs are not permitted|extra fields not permitted)",
-            sample="pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedZeroConfig\noverlap_com\n"
+            sample="pydantic_core._pydantic_core.ValidationError: 1 validation error for "
+            "DeepSpeedZeroConfig\noverlap_com\n"
             "  Extra inputs are not permitted [type=extra_forbidden, input_value=True, input_type=bool]",
         ),
         Signature(
@@ -176,7 +190,8 @@ CONFIG_VALUE_WRONG = Rule(
     id="config-value-wrong",
     stage=Stage.RUN,
     title="{key|a key of the configuration} has a value that DeepSpeed does not take{model_hint}: {wanted|see the log}",
-    fix="correct {key|the value} in the DeepSpeed configuration: numbers without quotes, true and false in small letters",
+    fix="correct {key|the value} in the DeepSpeed configuration: numbers without quotes, true and false in "
+    "small letters",
     manual="""A value of the DeepSpeed configuration is of another type, or outside of what is allowed.
 
 The line below the key says what was wanted and what was found. A number in quotes, 5e8 from a YAML file (which is
@@ -187,7 +202,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
         Signature(
             words="validation+error validation+errors",
             pattern=OF_DEEPSPEED + r" (?P<key>[\w.]{1,80}) (?!Extra |extra )(?P<wanted>(?:Input should|Value error"
-            r"|Field required|value |field |ensure |unexpected value|Assertion failed)(?:(?!input_value=.auto|int_from_float"
+            r"|Field required|value |field |ensure |unexpected value|Assertion "
+            r"failed)(?:(?!input_value=.auto|int_from_float"
             r").){0,120}?)(?= ?\[type|\(type|$)(?!.{0,20}int_from_float)(?!.{0,60}input_value=.auto)",
             sample="pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedZeroConfig\n"
             "reduce_bucket_size\n  Input should be a valid integer, unable to parse string as an integer "
@@ -203,7 +219,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             words="communication_data_type gradient_allreduce_op",
             pattern=r"Error: Invalid (?P<key>communication_data_type|gradient_allreduce_op)\. Supported "
             r"(?P<wanted>.{1,120})",
-            sample="ValueError: Invalid communication_data_type. Supported data types: ['fp16', 'bf16', 'fp32']. Got: fp8",
+            sample="ValueError: Invalid communication_data_type. Supported data types: ['fp16', 'bf16', "
+            "'fp32']. Got: fp8",
         ),
         Signature(
             words="fp16+loss_scale",
@@ -217,7 +234,8 @@ CONFIG_AUTO_LEFT = Rule(
     id="config-auto-left",
     stage=Stage.RUN,
     title='a value of the configuration is text where a number is wanted: nearly always "auto" that nobody filled in',
-    fix='replace "auto" by a number: only Hugging Face\'s Trainer and accelerate fill it in, for the engine that they make '
+    fix='replace "auto" by a number: only Hugging Face\'s Trainer and accelerate fill it in, for the engine '
+    "that they make "
     "themselves",
     manual="""DeepSpeed was given "auto", or another text, where it needs a number.
 
@@ -229,8 +247,10 @@ Why it matters: The failure shows as a TypeError deep inside of DeepSpeed, and i
     signatures=(
         Signature(
             words="typeerror+str",
-            pattern=r"^TypeError: (?:can't multiply sequence by non-int of type 'str'|unsupported operand type\(s\) for .{1,8}: "
-            r"'(?:str|int|float)' and '(?:str|int|float)'|'[<>]=?' not supported between instances of '(?:str|int|float)' "
+            pattern=r"^TypeError: (?:can't multiply sequence by non-int of type 'str'|unsupported operand "
+            r"type\(s\) for .{1,8}: "
+            r"'(?:str|int|float)' and '(?:str|int|float)'|'[<>]=?' not supported between instances of "
+            r"'(?:str|int|float)' "
             r"and '(?:str|int|float)'|must be real number, not str)",
             after=IN_THE_CONFIG,
             sample='  File "/venv/lib/python3.11/site-packages/deepspeed/runtime/config.py", line 633, in '
@@ -238,7 +258,8 @@ Why it matters: The failure shows as a TypeError deep inside of DeepSpeed, and i
         ),
         Signature(
             words="valueerror+auto",
-            pattern=r"ValueError: (?:could not convert string to float|invalid literal for int\(\) with base 10): ['\"]auto",
+            pattern=r"ValueError: (?:could not convert string to float|invalid literal for int\(\) with base "
+            r"10): ['\"]auto",
             sample="ValueError: could not convert string to float: 'auto'",
         ),
         Signature(
@@ -254,7 +275,8 @@ Why it matters: The failure shows as a TypeError deep inside of DeepSpeed, and i
             pattern=r"config file has neither `hidden_size` nor `hidden_sizes` entry",
             title='"auto" in zero_optimization cannot be filled in: the model\'s config has no hidden_size',
             fix="set reduce_bucket_size, stage3_prefetch_bucket_size and stage3_param_persistence_threshold to numbers",
-            sample="ValueError: The model's config file has neither `hidden_size` nor `hidden_sizes` entry, therefore it's "
+            sample="ValueError: The model's config file has neither `hidden_size` nor `hidden_sizes` entry, "
+            "therefore it's "
             "not possible to automatically fill out the following `auto` entries",
         ),
     ),
@@ -282,8 +304,10 @@ Why it matters: No rank starts to train.""",
         Signature(
             words="jsondecodeerror",
             pattern=r"JSONDecodeError: (?P<problem>.{1,160})",
-            after=r"[Dd]eep[Ss]peed\w{0,40}Config|deepspeed[/\\]runtime|integrations[/\\]deepspeed\.py|utils[/\\]deepspeed\.py",
-            sample='  File "/venv/lib/python3.11/site-packages/transformers/integrations/deepspeed.py", line 71, in __init__\n'
+            after=r"[Dd]eep[Ss]peed\w{0,40}Config|deepspeed[/\\]runtime|integrations[/\\]deepspeed\.py"
+            r"|utils[/\\]deepspeed\.py",
+            sample='  File "/venv/lib/python3.11/site-packages/transformers/integrations/deepspeed.py", line '
+            "71, in __init__\n"
             "json.decoder.JSONDecodeError: Expecting ',' delimiter: line 12 column 5 (char 301)",
         ),
         Signature(
@@ -314,7 +338,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             pattern=r"Expected a string path to an existing deepspeed config, or a dictionary.{0,60}Received: "
             r"(?P<file>\S{1,160})",
             title="the config file {file} does not exist (seen from the folder in which the ranks run)",
-            sample="ValueError: Expected a string path to an existing deepspeed config, or a dictionary or a valid base64. "
+            sample="ValueError: Expected a string path to an existing deepspeed config, or a dictionary or a "
+            "valid base64. "
             "Received: configs/ds_config.json",
         ),
         Signature(
@@ -329,7 +354,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             pattern=r"we were given (?:deepspeed configs in the deepspeed arguments and|both a deepscale_config and)",
             title="the DeepSpeed configuration was given twice: on the command line and in the call",
             fix="give it in one place: config= in the call, or --deepspeed_config",
-            sample="AssertionError: Not sure how to proceed, we were given deepspeed configs in the deepspeed arguments and "
+            sample="AssertionError: Not sure how to proceed, we were given deepspeed configs in the deepspeed "
+            "arguments and "
             "deepspeed.initialize() function call",
         ),
     ),

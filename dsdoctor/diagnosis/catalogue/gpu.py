@@ -20,7 +20,8 @@ Why it matters: With an older major torch cannot use the GPU. A newer toolkit do
             words="driver+old",
             pattern=r"The NVIDIA driver on your system is too old(?: \(found version (?P<driver>\d{1,6})\))?",
             unless=r"UserWarning",
-            sample="RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver",
+            sample="RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please "
+            "update your GPU driver",
         ),
         Signature(
             words="driver+insufficient",
@@ -32,14 +33,17 @@ Why it matters: With an older major torch cannot use the GPU. A newer toolkit do
             pattern=r"UserWarning: CUDA initialization: The NVIDIA driver on your system is too old(?: \(found version "
             r"(?P<driver>\d{1,6})\))?",
             tier=Tier.PROBE,
-            sample="/venv/torch/cuda/__init__.py:129: UserWarning: CUDA initialization: The NVIDIA driver on your system is too "
+            sample="/venv/torch/cuda/__init__.py:129: UserWarning: CUDA initialization: The NVIDIA driver on "
+            "your system is too "
             "old (found version 11040).",
         ),
         Signature(
             words="forward+compatibility",
             pattern=r"forward compatibility was attempted on non supported HW",
-            title="a CUDA compatibility library is loaded that this GPU or driver cannot use, or the driver was just updated",
-            fix="take the compat folder off LD_LIBRARY_PATH (forward compatibility is for data-center GPUs only); after an update "
+            title="a CUDA compatibility library is loaded that this GPU or driver cannot use, or the driver "
+            "was just updated",
+            fix="take the compat folder off LD_LIBRARY_PATH (forward compatibility is for data-center GPUs "
+            "only); after an update "
             "of the driver, reboot",
             sample="RuntimeError: CUDA error: forward compatibility was attempted on non supported HW",
         ),
@@ -50,7 +54,8 @@ DRIVER_SILENT = Rule(
     id="driver-silent",
     stage=Stage.RUN,
     title="the NVIDIA driver does not answer",
-    fix="see what the driver itself says; after an update of it, reboot or reload its module; in a container, restart that",
+    fix="see what the driver itself says; after an update of it, reboot or reload its module; in a container, "
+    "restart that",
     steps=(step("nvidia-smi"), step("cat /proc/driver/nvidia/version")),
     manual="""There is an NVIDIA driver, and it does not answer.
 
@@ -69,14 +74,16 @@ Why it matters: No program can use the GPUs until it answers.""",
         Signature(
             words="nvidia+failed+couldn",
             pattern=r"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
-            sample="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
+            sample="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure "
+            "that the latest NVIDIA "
             "driver is installed and running.",
         ),
         Signature(
             words="nvml+unknown",
             pattern=r"Failed to initialize NVML: Unknown Error",
             title="the container lost its GPUs (NVML: Unknown Error), as after a daemon-reload of systemd on the host",
-            fix="restart the container; name the devices when it starts (--device /dev/nvidia0 ...), or use the cgroupfs driver",
+            fix="restart the container; name the devices when it starts (--device /dev/nvidia0 ...), or use "
+            "the cgroupfs driver",
             steps=(step("nvidia-smi"),),
             sample="Failed to initialize NVML: Unknown Error",
         ),
@@ -101,7 +108,8 @@ Why it matters: The GPU cannot be used; code that asks for it fails.""",
             words="found+nvidia+driver",
             pattern=r"Error: Found no NVIDIA driver on your system",
             not_after=r"compute_capability_args|op_builder|cpp_extension",
-            sample="RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a "
+            sample="RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA "
+            "GPU and installed a "
             "driver",
         ),
         Signature(
@@ -110,7 +118,8 @@ Why it matters: The GPU cannot be used; code that asks for it fails.""",
             not_after=r"compute_capability_args|op_builder|cpp_extension",
             tier=Tier.GENERIC,
             title="no CUDA GPU is available to this process",
-            fix="see whether CUDA_VISIBLE_DEVICES is empty or names GPUs that are not here, and whether the job or container asked "
+            fix="see whether CUDA_VISIBLE_DEVICES is empty or names GPUs that are not here, and whether the "
+            "job or container asked "
             "for GPUs",
             steps=(step("nvidia-smi"), step("echo $CUDA_VISIBLE_DEVICES")),
             sample="RuntimeError: No CUDA GPUs are available",
@@ -153,7 +162,8 @@ GPU_ORDINAL_INVALID = Rule(
     id="gpu-ordinal-invalid",
     stage=Stage.RUN,
     title="a rank asks for a GPU that is not there: more ranks on this node than visible GPUs",
-    fix="start as many ranks as there are GPUs (--num_gpus, --nproc_per_node), and use LOCAL_RANK, not RANK, to choose the GPU",
+    fix="start as many ranks as there are GPUs (--num_gpus, --nproc_per_node), and use LOCAL_RANK, not RANK, "
+    "to choose the GPU",
     steps=(step("nvidia-smi -L"), step("echo $CUDA_VISIBLE_DEVICES")),
     manual="""The number of the GPU that a rank chose is higher than the last visible one.
 
@@ -174,7 +184,8 @@ GPU_BUSY = Rule(
     id="gpu-busy",
     stage=Stage.RUN,
     title="the GPU is in exclusive mode and another process has it, or it does not work",
-    fix="end the other process, or set the compute mode to default; if none is there, the GPU needs a reset by its administrator",
+    fix="end the other process, or set the compute mode to default; if none is there, the GPU needs a reset by "
+    "its administrator",
     steps=(step("nvidia-smi"), step("nvidia-smi --query-gpu=compute_mode --format=csv")),
     manual="""CUDA found the GPU, and could not make a context on it.
 
@@ -185,7 +196,8 @@ Why it matters: The rank cannot use this GPU.""",
     signatures=(
         Signature(
             words="busy+unavailable",
-            pattern=r"CUDA-capable device\(s\) is/are busy or unavailable|all CUDA-capable devices are busy or unavailable",
+            pattern=r"CUDA-capable device\(s\) is/are busy or unavailable|all CUDA-capable devices are busy or "
+            r"unavailable",
             sample="RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
         ),
     ),
@@ -195,7 +207,8 @@ GPU_HARDWARE_ERROR = Rule(
     id="gpu-hardware-error",
     stage=Stage.RUN,
     title="the GPU itself failed{xid_hint}",
-    fix="take the node out of the job and have the GPU reset or replaced; run the training elsewhere from its last checkpoint",
+    fix="take the node out of the job and have the GPU reset or replaced; run the training elsewhere from its "
+    "last checkpoint",
     steps=(step("sudo dmesg -T | grep -i xid"), step("nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT")),
     manual="""The driver or CUDA reports an error of the hardware.
 
@@ -207,7 +220,8 @@ Why it matters: No change of the program helps, and the same node will fail agai
     signatures=(
         Signature(
             words="nvrm+xid xid",
-            pattern=r"\bXid \(PCI:[\w:.]{4,24}\): (?P<xid>48|62|63|64|74|79|94|95|119|120|121|136|140|143|145|149|154)\b",
+            pattern=r"\bXid \(PCI:[\w:.]{4,24}\): "
+            r"(?P<xid>48|62|63|64|74|79|94|95|119|120|121|136|140|143|145|149|154)\b",
             title="the GPU itself failed: the driver reports Xid {xid}",
             sample="NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.",
         ),
@@ -219,10 +233,12 @@ Why it matters: No change of the program helps, and the same node will fail agai
         ),
         Signature(
             words="fallen+bus gpu+lost",
-            pattern=r"GPU has fallen off the bus|Unable to determine the device handle for GPU.{0,80}(?:Unknown Error|GPU is lost)"
+            pattern=r"GPU has fallen off the bus|Unable to determine the device handle for GPU.{0,80}(?:Unknown "
+            r"Error|GPU is lost)"
             r"|GPU is lost\. +Reboot",
             title="a GPU has fallen off the bus: the node needs a reboot, or the GPU, its power or its slot is faulty",
-            sample="Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system to recover this GPU",
+            sample="Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system "
+            "to recover this GPU",
         ),
         Signature(
             words="hardware+stack",
@@ -238,7 +254,8 @@ GPU_ILLEGAL_ACCESS = Rule(
     id="gpu-illegal-access",
     stage=Stage.RUN,
     title="a GPU kernel accessed memory that is not its own ({problem})",
-    fix="find the kernel: CUDA_LAUNCH_BLOCKING=1 gives the right traceback, compute-sanitizer the kernel; suspect ops that were "
+    fix="find the kernel: CUDA_LAUNCH_BLOCKING=1 gives the right traceback, compute-sanitizer the kernel; "
+    "suspect ops that were "
     "built for another torch or GPU, custom kernels, and versions that were just changed",
     steps=(
         step("CUDA_LAUNCH_BLOCKING=1 python SCRIPT.py"),
@@ -256,7 +273,8 @@ Why it matters: The process cannot use the GPU any more, and all other ranks wai
         Signature(
             words="error+illegal error+launch error+misaligned error+instruction",
             pattern=r"(?:CUDA|HIP|Cuda) (?:error:|failure '?) ?(?P<problem>an illegal memory access was encountered"
-            r"|unspecified launch failure|misaligned address|an illegal instruction was encountered|invalid program counter)",
+            r"|unspecified launch failure|misaligned address|an illegal instruction was encountered|invalid "
+            r"program counter)",
             tier=Tier.GENERIC,
             sample="RuntimeError: CUDA error: an illegal memory access was encountered",
         ),

@@ -8,7 +8,8 @@ HF_CONFIG_MISMATCH = Rule(
     stage=Stage.RUN,
     title="the DeepSpeed configuration and the TrainingArguments differ (a mismatch): {key|a key} is {here|one value} "
     "there, {argument|the argument} is {there|another} here",
-    fix='set these keys to "auto" in the DeepSpeed configuration, and the Trainer fills in the TrainingArguments\' values; or '
+    fix='set these keys to "auto" in the DeepSpeed configuration, and the Trainer fills in the '
+    "TrainingArguments' values; or "
     "make them equal",
     manual="""A value stands both in the DeepSpeed configuration and in the TrainingArguments, and the two differ.
 
@@ -19,7 +20,8 @@ Why it matters: The Trainer refuses to start.""",
     signatures=(
         Signature(
             words="ds+hf+vs",
-            pattern=r"^- ds (?P<key>[\w.]{1,80})=(?P<here>\S{1,60}) vs hf (?P<argument>[\w. ()/|-]{1,80})=(?P<there>\S{1,60})",
+            pattern=r"^- ds (?P<key>[\w.]{1,80})=(?P<here>\S{1,60}) vs hf (?P<argument>[\w. "
+            r"()/|-]{1,80})=(?P<there>\S{1,60})",
             sample="- ds bf16.enabled=True vs hf bf16=False",
         ),
     ),
@@ -39,7 +41,8 @@ Why it matters: from_pretrained stops, on every rank.""",
     signatures=(
         Signature(
             words="device_map+requires zero+device_map",
-            pattern=r"Passing along a `device_map` requires `low_cpu_mem_usage=True`|DeepSpeed Zero-3 is not compatible with "
+            pattern=r"Passing along a `device_map` requires `low_cpu_mem_usage=True`|DeepSpeed Zero-3 is not "
+            r"compatible with "
             r"(?:`low_cpu_mem_usage=True` or with passing a `device_map`|passing a `device_map`)",
             sample="ValueError: Passing along a `device_map` requires `low_cpu_mem_usage=True`",
         ),
@@ -74,7 +77,8 @@ HF_HUB_UNREACHABLE = Rule(
     id="hf-hub-unreachable",
     stage=Stage.RUN,
     title="the model is not in the local cache, and the Hugging Face hub is switched off or out of reach",
-    fix="download it where there is a network, and set HF_HOME to that cache on every node; unset HF_HUB_OFFLINE if the network "
+    fix="download it where there is a network, and set HF_HOME to that cache on every node; unset "
+    "HF_HUB_OFFLINE if the network "
     "is there",
     steps=(step("unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE"), instead("export HF_HOME=/shared/cache/huggingface")),
     manual="""A file of the model or data set is wanted from the Hugging Face hub, and the hub does not answer.
@@ -87,14 +91,16 @@ Why it matters: The rank that needs the file ends, and the others wait for it.""
         Signature(
             words="connect+huggingface couldn+huggingface",
             pattern=r"OSError: We couldn't connect to '(?:https://)?\S{1,80}' to load (?:the|this) files?",
-            sample="OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the "
+            sample="OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't "
+            "find them in the "
             "cached files.",
         ),
         Signature(
             words="localentrynotfounderror offlinemodeisenabled",
             pattern=r"^(?:[\w.]{1,80}\.)?(?:LocalEntryNotFoundError|OfflineModeIsEnabled): ",
             tier=Tier.GENERIC,
-            sample="huggingface_hub.errors.LocalEntryNotFoundError: Cannot find an appropriate cached snapshot folder for the "
+            sample="huggingface_hub.errors.LocalEntryNotFoundError: Cannot find an appropriate cached snapshot "
+            "folder for the "
             "specified revision on the local disk and outgoing traffic has been disabled.",
         ),
     ),
@@ -141,7 +147,8 @@ Why it matters: The model cannot be loaded.""",
         Signature(
             words="recognize+architecture",
             pattern=r"has model type `(?P<name>[\w.-]{1,60})` but Transformers does not recognize this architecture",
-            sample="ValueError: The checkpoint you are trying to load has model type `qwen3_next` but Transformers does not "
+            sample="ValueError: The checkpoint you are trying to load has model type `qwen3_next` but "
+            "Transformers does not "
             "recognize this architecture.",
         ),
         Signature(
@@ -159,7 +166,8 @@ GPU_INDEX_OUT_OF_RANGE = Rule(
     id="gpu-index-out-of-range",
     stage=Stage.RUN,
     title="an index is out of range on the GPU: a token id, a label or a position is outside of its table",
-    fix="compare the largest token id with the model's vocabulary (resize_token_embeddings after adding tokens), the labels with "
+    fix="compare the largest token id with the model's vocabulary (resize_token_embeddings after adding "
+    "tokens), the labels with "
     "the number of classes (or -100), and the length with the number of positions; run it once on the CPU to see which",
     steps=(step("CUDA_LAUNCH_BLOCKING=1 python SCRIPT.py", note="shows the right line"),),
     manual="""A kernel on the GPU was given an index that lies outside of its table.
@@ -174,7 +182,8 @@ Why it matters: After a device-side assert the process cannot use the GPU any mo
             words="srcindex index+bounds n_classes idx_dim nll_loss",
             pattern=r"\.cu:\d+: .{0,200}Assertion `.{0,80}(?:srcIndex < srcSelectDimSize|index out of bounds|n_classes"
             r"|idx_dim >= 0).{0,60}failed",
-            sample="../aten/src/ATen/native/cuda/Indexing.cu:1141: indexSelectLargeIndex: block: [682,0,0], thread: [56,0,0] "
+            sample="../aten/src/ATen/native/cuda/Indexing.cu:1141: indexSelectLargeIndex: block: [682,0,0], "
+            "thread: [56,0,0] "
             "Assertion `srcIndex < srcSelectDimSize` failed.",
         ),
         Signature(
@@ -189,8 +198,10 @@ Why it matters: After a device-side assert the process cannot use the GPU any mo
 GPU_ASSERT = Rule(
     id="gpu-assert",
     stage=Stage.RUN,
-    title="a check inside a GPU kernel failed (device-side assert), most often of an index: token id, label or position",
-    fix="look for the kernel's own line with \"Assertion\" further up in every rank's log; else run the same batch on the CPU, or "
+    title="a check inside a GPU kernel failed (device-side assert), most often of an index: token id, label or "
+    "position",
+    fix="look for the kernel's own line with \"Assertion\" further up in every rank's log; else run the same "
+    "batch on the CPU, or "
     "with CUDA_LAUNCH_BLOCKING=1, and the traceback shows the right line",
     steps=(step("CUDA_LAUNCH_BLOCKING=1 python SCRIPT.py"),),
     explained_by=("gpu-index-out-of-range",),

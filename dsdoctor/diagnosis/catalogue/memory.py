@@ -24,7 +24,8 @@ GPU_OOM = Rule(
     id="gpu-oom",
     stage=Stage.RUN,
     title="the GPU's memory is full{wanted_hint}",
-    fix="halve train_micro_batch_size_per_gpu and double gradient_accumulation_steps, and turn on activation checkpointing; then "
+    fix="halve train_micro_batch_size_per_gpu and double gradient_accumulation_steps, and turn on activation "
+    "checkpointing; then "
     "a higher ZeRO stage, then offload_optimizer and offload_param; see first that nothing else is on the GPU",
     steps=(
         step("nvidia-smi"),
@@ -43,35 +44,45 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             words="memory+tried outofmemoryerror",
             pattern=FULL + r" Tried to allocate (?P<wanted>[\d.]{1,12} [KM]iB)\..{0,700}? and "
             r"(?P<loose>[\d.]{1,12} GiB) is reserved by PyTorch but unallocated",
-            title="the GPU's memory is fragmented: {wanted} were not to be had in one piece, while {loose} are reserved and unused",
-            fix="let the allocator use segments that can grow; less variation in sequence lengths helps too. If it stays, the "
+            title="the GPU's memory is fragmented: {wanted} were not to be had in one piece, while {loose} are "
+            "reserved and unused",
+            fix="let the allocator use segments that can grow; less variation in sequence lengths helps too. "
+            "If it stays, the "
             "micro batch is too large",
             steps=(
                 step("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", note="torch 2.9: PYTORCH_ALLOC_CONF"),
             ),
-            sample="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of "
-            "79.15 GiB of which 111.25 MiB is free. Including non-PyTorch memory, this process has 79.03 GiB memory in use. Of "
-            "the allocated memory 66.10 GiB is allocated by PyTorch, and 11.40 GiB is reserved by PyTorch but unallocated.",
+            sample="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a "
+            "total capacity of "
+            "79.15 GiB of which 111.25 MiB is free. Including non-PyTorch memory, this process has 79.03 GiB "
+            "memory in use. Of "
+            "the allocated memory 66.10 GiB is allocated by PyTorch, and 11.40 GiB is reserved by PyTorch but "
+            "unallocated.",
         ),
         Signature(
             words="memory+tried outofmemoryerror",
             pattern=FULL
             + r" Tried to allocate (?P<wanted>[\d.]{1,12} [KMG]iB)\..{0,200}? Process \d{1,9} has (?P<other>\d\d"
-            r"[\d.]{0,9} GiB) memory in use\..{0,300}?this process has (?P<own>\d\.\d{1,4} GiB|[\d.]{1,12} [KM]iB) memory in use",
+            r"[\d.]{0,9} GiB) memory in use\..{0,300}?this process has (?P<own>\d\.\d{1,4} GiB|[\d.]{1,12} "
+            r"[KM]iB) memory in use",
             title="the GPU's memory is full, and another process holds {other} of it (this one only {own})",
             fix="end the other process; if it is a rank of the same job, give each rank its own GPU: "
             "torch.cuda.set_device(LOCAL_RANK) before anything touches the GPU",
             steps=(step("nvidia-smi"),),
-            sample="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
-            "79.15 GiB of which 1.25 GiB is free. Process 4711 has 70.10 GiB memory in use. Including non-PyTorch memory, this "
+            sample="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+            "capacity of "
+            "79.15 GiB of which 1.25 GiB is free. Process 4711 has 70.10 GiB memory in use. Including "
+            "non-PyTorch memory, this "
             "process has 7.60 GiB memory in use.",
         ),
         Signature(
             words="memory+tried outofmemoryerror",
             pattern=ANY_FULL,
             after=SAVING,
-            title="the GPU's memory is full while the model is saved{wanted_hint}: under ZeRO-3 saving gathers the whole weights",
-            fix="save without gathering (stage3_gather_16bit_weights_on_model_save: false) and convert with zero_to_fp32.py later; "
+            title="the GPU's memory is full while the model is saved{wanted_hint}: under ZeRO-3 saving gathers "
+            "the whole weights",
+            fix="save without gathering (stage3_gather_16bit_weights_on_model_save: false) and convert with "
+            "zero_to_fp32.py later; "
             "or leave more room: a smaller micro batch, offload_param",
             steps=(step("python zero_to_fp32.py CHECKPOINT OUTPUT"),),
             sample='  File "/venv/transformers/trainer.py", line 3000, in _save_checkpoint\n'
@@ -82,11 +93,13 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             pattern=ANY_FULL,
             after=GATHERING,
             title="the GPU's memory is full where ZeRO-3 gathers a module's parameters{wanted_hint}",
-            fix="lower stage3_max_live_parameters, stage3_prefetch_bucket_size and stage3_max_reuse_distance; then a smaller micro "
+            fix="lower stage3_max_live_parameters, stage3_prefetch_bucket_size and stage3_max_reuse_distance; "
+            "then a smaller micro "
             "batch, activation checkpointing, offload_param",
             steps=(step("nvidia-smi"),),
             sample='  File "/venv/deepspeed/runtime/zero/partition_parameters.py", line 1300, in _allgather_params\n'
-            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 0; 31.75 GiB total capacity)",
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 0; 31.75 GiB "
+            "total capacity)",
         ),
         Signature(
             words="memory+tried outofmemoryerror",
@@ -94,11 +107,13 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             after=UPDATING,
             not_after=BUCKET,
             title="the GPU's memory is full where the optimizer's states or ZeRO's buffers are made{wanted_hint}",
-            fix="take a higher ZeRO stage or more ranks, or offload_optimizer to the CPU; smaller reduce_bucket_size and "
+            fix="take a higher ZeRO stage or more ranks, or offload_optimizer to the CPU; smaller "
+            "reduce_bucket_size and "
             "allgather_bucket_size; a smaller batch does not help here",
             steps=(step("nvidia-smi"),),
             sample='  File "/venv/deepspeed/runtime/zero/stage_1_and_2.py", line 700, in initialize_optimizer_states\n'
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 26.00 GiB. GPU 0 has a total capacity of 79.15 GiB",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 26.00 GiB. GPU 0 has a total "
+            "capacity of 79.15 GiB",
         ),
         Signature(
             words="memory+tried outofmemoryerror",
@@ -106,17 +121,20 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             after=PLACING,
             not_after=IN_BACKWARD,
             title="the GPU's memory is full while the whole model is moved to it{wanted_hint}",
-            fix="use ZeRO-3 and make the model under deepspeed.zero.Init (Hugging Face: make the TrainingArguments before the "
+            fix="use ZeRO-3 and make the model under deepspeed.zero.Init (Hugging Face: make the "
+            "TrainingArguments before the "
             "model), so that no rank holds all of it",
             steps=(step("nvidia-smi"),),
             sample='  File "/venv/deepspeed/runtime/engine.py", line 1100, in _configure_distributed_model\n'
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.60 GiB",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+            "capacity of 23.60 GiB",
         ),
         Signature(
             words="memory+tried outofmemoryerror",
             pattern=ANY_FULL,
             not_after=BUCKET,
-            sample="torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 23.69 GiB total "
+            sample="torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 23.69 "
+            "GiB total "
             "capacity; 21.56 GiB already allocated; 1.40 GiB free; 21.70 GiB reserved in total by PyTorch)",
         ),
         Signature(
@@ -125,7 +143,8 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             not_after=r"pin_memory|cudaHostAlloc|pinned",
             unless="cudaHostAlloc",
             tier=Tier.GENERIC,
-            title="the GPU has no memory left outside of torch's own allocator: another process holds it, or ranks share a GPU",
+            title="the GPU has no memory left outside of torch's own allocator: another process holds it, or "
+            "ranks share a GPU",
             fix="see who is on the GPU, and that each rank uses its own: torch.cuda.set_device(LOCAL_RANK) comes first",
             steps=(step("nvidia-smi"),),
             sample="RuntimeError: CUDA error: out of memory",
@@ -137,7 +156,8 @@ PINNED_MEMORY_FAILED = Rule(
     id="pinned-memory-failed",
     stage=Stage.RUN,
     title="pinned host memory could not be had: the host has too little, or its locked memory is limited",
-    fix='set "pin_memory": false in offload_optimizer and offload_param, or allow more: ulimit -l unlimited (docker: --ulimit '
+    fix='set "pin_memory": false in offload_optimizer and offload_param, or allow more: ulimit -l unlimited '
+    "(docker: --ulimit "
     "memlock=-1), more host memory, fewer ranks a node",
     steps=(step("ulimit -l"), step("free -g")),
     manual="""Memory of the host that the GPU can read directly could not be allocated.
@@ -149,7 +169,8 @@ Why it matters: It looks as if the GPU were full, and it is not.""",
     signatures=(
         Signature(
             words="error+memory resource+allocated error+invalid",
-            pattern=r"Error: (?:CUDA|HIP) error: (?:out of memory|OS call failed|resource already mapped|invalid argument)",
+            pattern=r"Error: (?:CUDA|HIP) error: (?:out of memory|OS call failed|resource already "
+            r"mapped|invalid argument)",
             after=r"pin_memory|cudaHostAlloc|pinned",
             sample='  File "/venv/deepspeed/accelerator/cuda_accelerator.py", line 303, in pin_memory\n'
             "RuntimeError: CUDA error: out of memory",
@@ -196,7 +217,8 @@ CUBLAS_OUT_OF_MEMORY = Rule(
     id="cublas-out-of-memory",
     stage=Stage.RUN,
     title="{library|cuBLAS} could not start on the GPU: nearly always its memory is full",
-    fix="free GPU memory as for gpu-oom: a smaller micro batch, or what else is on the GPU. If memory is free, a failed kernel "
+    fix="free GPU memory as for gpu-oom: a smaller micro batch, or what else is on the GPU. If memory is free, "
+    "a failed kernel "
     "before it is the cause: CUDA_LAUNCH_BLOCKING=1 shows which",
     steps=(step("nvidia-smi"), step("CUDA_LAUNCH_BLOCKING=1 python SCRIPT.py")),
     explained_by=("gpu-oom", "gpu-index-out-of-range", "gpu-assert"),
@@ -225,7 +247,8 @@ ZERO_BUCKET_TOO_LARGE = Rule(
     id="zero-bucket-too-large",
     stage=Stage.RUN,
     title="ZeRO's buffer of reduce_bucket_size elements does not fit into memory{bytes_hint}",
-    fix="lower reduce_bucket_size in zero_optimization (5e8 is DeepSpeed's default; it is counted in elements, not bytes)",
+    fix="lower reduce_bucket_size in zero_optimization (5e8 is DeepSpeed's default; it is counted in elements, "
+    "not bytes)",
     steps=(step("free -g"), instead("nvidia-smi")),
     manual="""ZeRO allocates a buffer of reduce_bucket_size elements when the engine is made, and there is not enough memory.
 
@@ -235,10 +258,12 @@ Why it matters: The failure comes before the first step, whatever the batch is."
     signatures=(
         Signature(
             words="defaultcpuallocator",
-            pattern=r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)(?:.{0,80}allocate (?P<bytes>\d+ bytes))?",
+            pattern=r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)(?:.{0,80}allocate "
+            r"(?P<bytes>\d+ bytes))?",
             after=BUCKET,
             sample="    bucket.buffer = torch.empty(self.reduce_bucket_size,\n"
-            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate "
+            "memory: you tried "
             "to allocate 40000000000 bytes. Error code 12 (Cannot allocate memory)",
         ),
         Signature(
@@ -246,7 +271,8 @@ Why it matters: The failure comes before the first step, whatever the batch is."
             pattern=r"Error: (?:CUDA|HIP) out of memory\. Tried to allocate (?P<bytes>[\d.]{1,12} [KMG]iB)",
             after=BUCKET,
             sample="    buf_0 = torch.empty(int(self.reduce_bucket_size),\n"
-            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.73 GiB (GPU 0; 15.78 GiB total capacity)",
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.73 GiB (GPU 0; 15.78 GiB "
+            "total capacity)",
         ),
     ),
 )

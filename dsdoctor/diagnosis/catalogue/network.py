@@ -21,12 +21,13 @@ one, holds it.
 Why it matters: Rank 0 fails, and the other ranks may hang on the other program's listener.""",
     signatures=(
         Signature(
-            words="distributed+communication+port eaddrinuse errno+98 winerror+10048 errno+10048 address+use socket+listen",
+            words="distributed+communication+port eaddrinuse errno+98 winerror+10048 errno+10048 address+use "
+            "socket+listen",
             pattern=r"EADDRINUSE(?:.{0,120}port: (?P<port>\d{2,5}))?|\b[Ee]rrno:? ?98\b|Address already in use"
             r"|WinError 10048|errno: 10048"
             r"|launch distributed communication on port .?(?P<port3>\d{2,5}).?, but another process"
             r"|server socket has failed to listen on any local network address(?:.{0,40}port: (?P<port2>\d{2,5}))?",
-            unless=r"tensorboard|jupyter|vllm|uvicorn|gradio",
+            unless=r"tensorboard|jupyter|vllm|uvicorn|gradio|prometheus|exporter|metrics|streamlit|dashboard",
             sample="torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
             "network address. port: 29500, "
             "useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
@@ -36,7 +37,8 @@ Why it matters: Rank 0 fails, and the other ranks may hang on the other program'
             pattern=r"server socket has failed to bind to .{0,60}?:(?P<port>\d{2,5}) ",
             unless=r"errno: 9[79]",
             tier=Tier.GENERIC,
-            sample="[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:80 (errno: 13 - Permission denied).",
+            sample="[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:80 (errno: 13 - "
+            "Permission denied).",
         ),
     ),
 )
@@ -83,7 +85,8 @@ loader workers.""",
         ),
         Signature(
             words="bus+error sigbus exitcode+7 return+7 exit+135 code+135 signal+7",
-            pattern=r"Bus error(?: \(core dumped\)|$)|[Ss]ignal 7 \((?:SIGBUS|Bus)|exitcode\s*: -7\b|exits with return code = -7\b"
+            pattern=r"Bus error(?: \(core dumped\)|$)|[Ss]ignal 7 \((?:SIGBUS|Bus)|exitcode\s*: -7\b|exits with "
+            r"return code = -7\b"
             r"|exit(?:ed with)? (?:code|status):? 135\b|non-zero code: 135\b",
             tier=Tier.GENERIC,
             sample="exitcode  : -7 (pid: 412)",
@@ -111,7 +114,8 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
     signatures=(
         Signature(
             words="bootstrap+no interface+found interface+no",
-            pattern=r"[Nn]o (?:usable |socket |IP ){0,2}interface found|Bootstrap ?: no |no NCCL_SOCKET_IFNAME interface",
+            pattern=r"[Nn]o (?:usable |socket |IP ){0,2}interface found|Bootstrap ?: no |no NCCL_SOCKET_IFNAME "
+            r"interface",
             unless=r"NET/IB",
             title="NCCL found no network interface{ifname_hint}",
             sample="node1:12:12 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found",
@@ -153,7 +157,8 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             title="the name of the rendezvous, {peer}, does not resolve on this node",
             fix="give MASTER_ADDR a name or an address that every node resolves",
             steps=(step("getent hosts MASTER_ADDR"), step("python -m dsdoctor comm")),
-            sample="torch.distributed.DistNetworkError: The IPv6 network addresses of (worker-1, 29500) cannot be retrieved "
+            sample="torch.distributed.DistNetworkError: The IPv6 network addresses of (worker-1, 29500) cannot "
+            "be retrieved "
             "(gai error: -2 - Name or service not known).",
         ),
         Signature(
@@ -162,15 +167,18 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             r"|exceeded error retry))",
             tier=Tier.GENERIC,
             title="the other node never answered: NCCL gave up after its last try{peer_hint}",
-            sample="node1:118:118 [0] NCCL INFO socketPollConnect: connect returned No route to host, retrying (34/34) after "
+            sample="node1:118:118 [0] NCCL INFO socketPollConnect: connect returned No route to host, retrying "
+            "(34/34) after "
             "sleep for 3400 msec",
         ),
         Signature(
             words="recv+bytes rendezvousconnectionerror",
-            pattern=r"Error: failed to recv, got 0 bytes|RendezvousConnectionError: The connection to the C10d store has failed",
+            pattern=r"Error: failed to recv, got 0 bytes|RendezvousConnectionError: The connection to the C10d "
+            r"store has failed",
             tier=Tier.GENERIC,
             title="the connection to the store of rank 0 broke: that rank ended first, or the network did",
-            sample="torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed. Did the remote "
+            sample="torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely "
+            "closed. Did the remote "
             "server shutdown or crash?",
         ),
         Signature(
@@ -231,6 +239,19 @@ on the rank, a longer evaluation, an uneven data set), the others wait.
 Why it matters: This log is of a rank that waited. The cause is in the log of the rank that did not come.""",
     signatures=(
         Signature(
+            words="watchdog+_allgather_base watchdog+allgather_base",
+            pattern=r"Watchdog caught collective operation timeout: WorkNCCL\(.{0,60}OpType=_?ALLGATHER_BASE",
+            after=r"[Mm]ixtral|MoE\b|[Dd]eepseekV[23]|Qwen\w{0,10}Moe",
+            tier=Tier.GENERIC,
+            title="ranks waited for each other in a gather, with a mixture of experts: under ZeRO-3 they fetch "
+            "different experts",
+            fix="under ZeRO-3 mark the block of experts as a leaf module: deepspeed.utils.set_z3_leaf_modules(model, "
+            "[MixtralSparseMoeBlock]) before deepspeed.initialize; else find the rank that died or hung, as "
+            "for every timeout",
+            sample="model.class is <class 'transformers.models.mixtral.modeling_mixtral.MixtralForCausalLM'>\n"
+            "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=211067, OpType=_ALLGATHER_BASE)",
+        ),
+        Signature(
             words="watchdog",
             pattern=r"Watchdog caught collective operation timeout(?:.{0,80}OpType=(?P<operation>\w+))?|watchdog "
             r"(?:hang|got stuck)"
@@ -252,7 +273,8 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             pattern=r"gloo/transport/.{0,120}Connection (?:closed by peer|reset by peer)",
             tier=Tier.GENERIC,
             title="another rank closed its connection: it died first, and its own log says why",
-            sample="RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:58043",
+            sample="RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by "
+            "peer [10.0.0.2]:58043",
         ),
         Signature(
             words="timed+out wait+timeout socket+timeout store+timeout monitoredbarrier timeout+keys "
@@ -260,8 +282,10 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             pattern=r"Timed out waiting \d+ms for (?P<operation>recv|send) operation|wait timeout after \d+ms, "
             r"keys|Timed out after \d+ seconds waiting for clients"
             r"|(?:DistBackend|DistStore|Runtime)Error: Socket Timeout|store->get\(.{0,80}(?:[Tt]imeout|timed out)"
-            r"|failed to pass monitoredBarrier|timed out in monitoredBarrier|reached monitoredBarrier, but received errors"
-            r"|dump signal due to a collective timeout|initializing process group in store based barrier|RendezvousTimeoutError",
+            r"|failed to pass monitoredBarrier|timed out in monitoredBarrier|reached monitoredBarrier, but "
+            r"received errors"
+            r"|dump signal due to a collective timeout|initializing process group in store based "
+            r"barrier|RendezvousTimeoutError",
             tier=Tier.GENERIC,
             sample="torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 2/3 "
             "clients joined.",

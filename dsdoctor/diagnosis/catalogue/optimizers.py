@@ -20,14 +20,16 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             words="offload+client",
             pattern=r"You are using ZeRO-Offload with a client provided optimizer(?! \(<class .deepspeed\.ops\.lion)"
             r"(?: \(<class '(?P<optimizer>[\w.]{1,100})'>\))?",
-            sample="deepspeed.runtime.zero.utils.ZeRORuntimeException: You are using ZeRO-Offload with a client provided "
+            sample="deepspeed.runtime.zero.utils.ZeRORuntimeException: You are using ZeRO-Offload with a "
+            "client provided "
             "optimizer (<class 'torch.optim.adamw.AdamW'>) which in most cases will yield poor performance.",
         ),
         Signature(
             words="cpuadam+param",
             pattern=r"CPUAdam param is on (?P<device>\S{1,20}) and must be 'cpu'",
             title="DeepSpeedCPUAdam got parameters on {device}: offload_optimizer is not on",
-            fix='set "offload_optimizer": {"device": "cpu"} in zero_optimization, or use FusedAdam or torch.optim.AdamW',
+            fix='set "offload_optimizer": {"device": "cpu"} in zero_optimization, or use FusedAdam or '
+            "torch.optim.AdamW",
             sample="AssertionError: CPUAdam param is on cuda:0 and must be 'cpu', make sure you enabled "
             "'offload_optimizer': 'cpu' in your ZeRO config.",
         ),
@@ -67,7 +69,8 @@ OPTIMIZER_UNKNOWN = Rule(
     id="optimizer-unknown",
     stage=Stage.RUN,
     title="DeepSpeed knows no {kind|optimizer} of the name {name}",
-    fix="correct its type in the configuration (Adam, AdamW, OneBitAdam, Lamb, Lion, Muon ...; WarmupLR, WarmupDecayLR, "
+    fix="correct its type in the configuration (Adam, AdamW, OneBitAdam, Lamb, Lion, Muon ...; WarmupLR, "
+    "WarmupDecayLR, "
     "WarmupCosineLR, OneCycle, LRRangeTest), or make it in the script and give it to deepspeed.initialize",
     manual="""The configuration names an optimizer or a scheduler that neither DeepSpeed nor torch.optim has.
 
@@ -90,7 +93,8 @@ SCHEDULER_PARAMETERS = Rule(
     id="scheduler-parameters",
     stage=Stage.RUN,
     title="{scheduler|the scheduler} of the configuration does not take these parameters{name_hint}",
-    fix="correct scheduler.params: WarmupLR takes warmup_min_lr, warmup_max_lr, warmup_num_steps and warmup_type; WarmupDecayLR "
+    fix="correct scheduler.params: WarmupLR takes warmup_min_lr, warmup_max_lr, warmup_num_steps and "
+    "warmup_type; WarmupDecayLR "
     "also total_num_steps; WarmupCosineLR total_num_steps, warmup_min_ratio, warmup_num_steps and cos_min_ratio",
     manual="""scheduler.params of the configuration does not fit the scheduler.
 
@@ -101,7 +105,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
     signatures=(
         Signature(
             words="keyword+warmuplr keyword+warmupdecaylr keyword+warmupcosinelr keyword+onecycle keyword+lrrangetest",
-            pattern=r"TypeError: (?P<scheduler>WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycle|LRRangeTest)\.__init__\(\) got an "
+            pattern=r"TypeError: (?P<scheduler>WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycle"
+            r"|LRRangeTest)\.__init__\(\) got an "
             r"unexpected keyword argument '(?P<name>\w{1,60})'",
             title="{scheduler} has no parameter {name}",
             sample="TypeError: WarmupLR.__init__() got an unexpected keyword argument 'warmup_steps'",
@@ -126,7 +131,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             after=r"inverse_log_warm_up",
             title="warmup_num_steps of the scheduler is 0 or 1, and this DeepSpeed divides by its logarithm",
             fix="set warmup_num_steps to 2 or more in scheduler.params, or upgrade DeepSpeed",
-            sample="    self.inverse_log_warm_up = 1.0 / math.log(warmup_num_steps)\nZeroDivisionError: float division by zero",
+            sample="    self.inverse_log_warm_up = 1.0 / math.log(warmup_num_steps)\nZeroDivisionError: float "
+            "division by zero",
         ),
         Signature(
             words="warmup_num_steps+positive",
@@ -137,8 +143,10 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
         Signature(
             words="max_grad_norm+optimizer",
             pattern=r"'max_grad_norm' is not supported as an optimizer parameter",
-            title="max_grad_norm stands in optimizer.params; DeepSpeed's name for it is gradient_clipping, on the top level",
-            fix="remove max_grad_norm from optimizer.params and set gradient_clipping on the top level of the configuration",
+            title="max_grad_norm stands in optimizer.params; DeepSpeed's name for it is gradient_clipping, on "
+            "the top level",
+            fix="remove max_grad_norm from optimizer.params and set gradient_clipping on the top level of the "
+            "configuration",
             sample="ValueError: 'max_grad_norm' is not supported as an optimizer parameter, please switch to using the "
             "deepspeed parameter 'gradient_clipping'",
         ),
@@ -149,7 +157,8 @@ OPTIMIZER_TWICE = Rule(
     id="optimizer-twice",
     stage=Stage.RUN,
     title="the {kind|optimizer} is both in the DeepSpeed configuration and in the code given to accelerator.prepare()",
-    fix="keep one: remove the block from the configuration, or make accelerate.utils.DummyOptim (DummyScheduler) in the code",
+    fix="keep one: remove the block from the configuration, or make accelerate.utils.DummyOptim "
+    "(DummyScheduler) in the code",
     manual="""accelerate was given an optimizer or a scheduler twice, or only a placeholder for one.
 
 Either the configuration describes it, and the code passes DummyOptim or DummyScheduler as a placeholder; or the code
@@ -159,8 +168,10 @@ Why it matters: accelerator.prepare() stops, on every rank.""",
     signatures=(
         Signature(
             words="specify+config+code",
-            pattern=r"You cannot specify an? (?P<kind>optimizer|scheduler) in the config file and in the code at the same time",
-            sample="ValueError: You cannot specify an optimizer in the config file and in the code at the same time. Please "
+            pattern=r"You cannot specify an? (?P<kind>optimizer|scheduler) in the config file and in the code "
+            r"at the same time",
+            sample="ValueError: You cannot specify an optimizer in the config file and in the code at the same "
+            "time. Please "
             "remove the optimizer from the config file or create `accelerate.utils.DummyOptim` in the code.",
         ),
         Signature(
@@ -168,7 +179,8 @@ Why it matters: accelerator.prepare() stops, on every rank.""",
             pattern=r"You cannot create a `DummyOptim` without specifying an optimizer in the config file"
             r"|Either specify a scheduler in the config file or pass in the `lr_scheduler_callable`"
             r"|You can only specify `accelerate\.utils\.DummyScheduler` in the code when using",
-            title="the code passes a placeholder (DummyOptim, DummyScheduler), and the configuration lacks what it stands for",
+            title="the code passes a placeholder (DummyOptim, DummyScheduler), and the configuration lacks "
+            "what it stands for",
             fix="describe optimizer and scheduler in the DeepSpeed configuration, or make real ones in the code",
             sample="ValueError: You cannot create a `DummyOptim` without specifying an optimizer in the config file.",
         ),
@@ -179,7 +191,8 @@ OPTIMIZER_MISSING = Rule(
     id="optimizer-missing",
     stage=Stage.RUN,
     title="the engine was made without an optimizer, and is asked to train",
-    fix="describe an optimizer in the DeepSpeed configuration, or give optimizer= and model_parameters= to deepspeed.initialize",
+    fix="describe an optimizer in the DeepSpeed configuration, or give optimizer= and model_parameters= to "
+    "deepspeed.initialize",
     manual="""No optimizer was configured, neither in the DeepSpeed configuration nor in the call of deepspeed.initialize.
 
 Such an engine is for inference. Under ZeRO-3 it holds a DeepSpeedZeRoOffload in the place of an optimizer, which has
@@ -194,7 +207,8 @@ Why it matters: The first backward or step fails.""",
         ),
         Signature(
             words="deepspeedzerooffload+attribute",
-            pattern=r"'DeepSpeedZeRoOffload' object has no attribute '(?P<call>backward|step|param_groups|zero_grad|state_dict"
+            pattern=r"'DeepSpeedZeRoOffload' object has no attribute "
+            r"'(?P<call>backward|step|param_groups|zero_grad|state_dict"
             r"|loss_scale|cur_scale)'",
             title="no optimizer is configured, so ZeRO-3 made an engine for inference only ({call} was called)",
             sample="AttributeError: 'DeepSpeedZeRoOffload' object has no attribute 'backward'",
@@ -211,7 +225,8 @@ OPTIMIZER_NOTHING_TO_TRAIN = Rule(
     id="optimizer-nothing-to-train",
     stage=Stage.RUN,
     title="the optimizer got no parameters to train: nothing in it has requires_grad",
-    fix="look at which parameters are trainable: everything is frozen, the adapter (LoRA) was not added or matched no module, or "
+    fix="look at which parameters are trainable: everything is frozen, the adapter (LoRA) was not added or "
+    "matched no module, or "
     "a parameter group is empty; leave empty groups out",
     manual="""The optimizer, or one of its parameter groups, holds no trainable parameter.
 
@@ -224,7 +239,8 @@ Why it matters: There is nothing to optimize, and ZeRO cannot divide an empty gr
             pattern=r"Error: optimizer got an empty parameter list",
             after=r"pipe[/\\]engine\.py",
             title="this pipeline stage holds frozen layers only: its optimizer gets no trainable parameter",
-            fix="divide the layers so that each stage has a trainable one (partition_method), or leave something in each stage "
+            fix="divide the layers so that each stage has a trainable one (partition_method), or leave "
+            "something in each stage "
             "with requires_grad",
             sample='  File "/venv/deepspeed/runtime/pipe/engine.py", line 67, in __init__\n'
             "ValueError: optimizer got an empty parameter list",
@@ -273,7 +289,8 @@ PRECISION_UNSUPPORTED = Rule(
     id="precision-unsupported",
     stage=Stage.RUN,
     title="{type|this precision} is not supported by the device that DeepSpeed chose{accelerator_hint}",
-    fix="bf16 needs an Ampere GPU (A100, RTX 30) or newer, and most CPUs have no fp16: switch to the other, or to fp32. If there "
+    fix="bf16 needs an Ampere GPU (A100, RTX 30) or newer, and most CPUs have no fp16: switch to the other, or "
+    "to fp32. If there "
     "is a GPU, see why it was not chosen",
     steps=(step("python -m dsdoctor check"), instead("nvidia-smi")),
     manual="""The configuration asks for a precision that the device does not have.
@@ -291,7 +308,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
         Signature(
             words="setup+bf16",
             pattern=r"Your setup doesn't support (?P<type>bf16)(?:/gpu)?",
-            sample="ValueError: Your setup doesn't support bf16/gpu. You need to assign use_cpu if you want to train the model "
+            sample="ValueError: Your setup doesn't support bf16/gpu. You need to assign use_cpu if you want to "
+            "train the model "
             "on CPU.",
         ),
         Signature(
@@ -301,7 +319,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
         ),
         Signature(
             words="accelerator+precision fp16+accelerator",
-            pattern=r"Error: (?:Cannot use (?P<type>fp16|torch\.\w{1,12}) without accelerator|Accelerator is not detected, cannot "
+            pattern=r"Error: (?:Cannot use (?P<type>fp16|torch\.\w{1,12}) without accelerator|Accelerator is "
+            r"not detected, cannot "
             r"perform low precision training)",
             title="there is no accelerator for low precision",
             sample="SystemError: Cannot use fp16 without accelerator.",
@@ -323,7 +342,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
         Signature(
             words="apex+removed",
             pattern=r"NVIDIA Apex AMP integration has been removed",
-            sample="deepspeed.runtime.config.DeepSpeedConfigError: NVIDIA Apex AMP integration has been removed. Use DeepSpeed "
+            sample="deepspeed.runtime.config.DeepSpeedConfigError: NVIDIA Apex AMP integration has been "
+            "removed. Use DeepSpeed "
             "'fp16', 'bf16', or 'torch_autocast' instead.",
         ),
     ),

@@ -209,7 +209,8 @@ build requirements for you.""",
             title="this torch takes {module} from setuptools, and newer setuptools have none",
             fix="pin setuptools below 70 for this torch, or upgrade torch",
             steps=(step("python -m pip install 'setuptools<70'"),),
-            sample="ImportError: cannot import name 'packaging' from 'pkg_resources' (/venv/lib/python3.10/site-packages/"
+            sample="ImportError: cannot import name 'packaging' from 'pkg_resources' "
+            "(/venv/lib/python3.10/site-packages/"
             "pkg_resources/__init__.py)",
         ),
         Signature(

@@ -6,6 +6,7 @@ from dsdoctor.diagnosis.catalogue import (
     config,
     flags,
     gpu,
+    gradients,
     headers,
     hosts,
     huggingface,
@@ -21,6 +22,7 @@ from dsdoctor.diagnosis.catalogue import (
     packages,
     run,
     toolkit,
+    zero,
 )
 from dsdoctor.diagnosis.models import Rule
 
@@ -45,6 +47,8 @@ TOPICS = (
     huggingface,
     memory,
     gpu,
+    zero,
+    gradients,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}
