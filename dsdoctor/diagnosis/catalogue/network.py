@@ -252,6 +252,23 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=211067, OpType=_ALLGATHER_BASE)",
         ),
         Signature(
+            words="watchdog timed+out wait+timeout monitoredbarrier",
+            pattern=r"Watchdog caught collective operation timeout|Timed out waiting \d{1,12}ms for "
+            r"(?:recv|send) operation"
+            r"|wait timeout after \d{1,12}ms, keys",
+            after=r"in save_checkpoint\b|\.save_checkpoint\(|accelerator\.save_state\(|save_16bit_model",
+            tier=Tier.GENERIC,
+            title="ranks waited for each other in save_checkpoint until the timeout: not all ranks call it, or "
+            "saving takes longer",
+            fix="call save_checkpoint (save_state) on every rank, not on rank 0 only. If all ranks do and "
+            "saving is slow, raise the "
+            "timeout: deepspeed.init_distributed(timeout=datetime.timedelta(hours=2)), ddp_timeout in the "
+            "TrainingArguments",
+            sample='  File "/venv/deepspeed/runtime/engine.py", line 4900, in save_checkpoint\n'
+            "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv "
+            "operation to complete",
+        ),
+        Signature(
             words="watchdog",
             pattern=r"Watchdog caught collective operation timeout(?:.{0,80}OpType=(?P<operation>\w+))?|watchdog "
             r"(?:hang|got stuck)"

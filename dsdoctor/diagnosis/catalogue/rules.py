@@ -2,6 +2,8 @@
 
 from dsdoctor.diagnosis.catalogue import (
     arch,
+    checkpoint,
+    checkpoint_files,
     compiler,
     config,
     flags,
@@ -17,10 +19,13 @@ from dsdoctor.diagnosis.catalogue import (
     link,
     load,
     memory,
+    moe_pipeline,
     network,
+    nvme,
     optimizers,
     packages,
     run,
+    surroundings,
     toolkit,
     zero,
 )
@@ -49,6 +54,11 @@ TOPICS = (
     gpu,
     zero,
     gradients,
+    checkpoint,
+    checkpoint_files,
+    moe_pipeline,
+    nvme,
+    surroundings,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}
