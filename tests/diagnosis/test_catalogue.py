@@ -79,6 +79,7 @@ IDS = [
     "hostfile-malformed",
     "job-preempted",
     "job-time-limit",
+    "known-regression",
     "launch-local-rank-argument",
     "launch-script-missing",
     "launcher-backend-missing",

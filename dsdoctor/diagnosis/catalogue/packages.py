@@ -194,7 +194,7 @@ build requirements for you.""",
             pattern=r"(?:ModuleNotFound|Import)Error: No module named '?\"?(?P<module>[A-Za-z_][\w.]*)",
             unless=r"named '?\"?(?:mpi4py|wheel\b|torch\b|pydantic|triton\.|ninja\b|deepspeed\.ops\.|op_builder"
             r"|deepspeed_\w+)"
-            r"|named '?\"?\w+_op\b",
+            r"|named '?\"?\w+_op\b|named '?\"?transformers\.deepspeed\b",
             tier=Tier.GENERIC,
             sample="ModuleNotFoundError: No module named 'dskernels'",
         ),

@@ -24,6 +24,7 @@ from dsdoctor.diagnosis.catalogue import (
     nvme,
     optimizers,
     packages,
+    regressions,
     run,
     surroundings,
     toolkit,
@@ -59,6 +60,7 @@ TOPICS = (
     moe_pipeline,
     nvme,
     surroundings,
+    regressions,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}
