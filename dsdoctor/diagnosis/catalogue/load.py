@@ -3,6 +3,9 @@
 from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
+FOREIGN = r"(?:site|dist)-packages[/\\](?!deepspeed[/\\]|torch[/\\]|nvidia[/\\]|torch_extensions)"
+"""A place where a package other than DeepSpeed and torch is installed."""
+
 TORCH_ABI_MISMATCH = Rule(
     id="torch-abi-mismatch",
     stage=Stage.LOAD,
@@ -28,6 +31,7 @@ with.""",
             r"|[Ss]ymbol not found.{0,24}[:'] ?_?)(?P<symbol>_Z\w*?(?:3c10|c104"
             r"|2at|5torch|6caffe2|4c10d)\w*|(?:c10|at|torch)::\S{0,160}"
             r"|THP\w+|aoti_torch\w+)",
+            unless=FOREIGN,
             sample="ImportError: /venv/lib/python3.10/site-packages/deepspeed/ops/adam/cpu_adam_op.so: undefined "
             "symbol: "
             "_ZN3c106detail14torchCheckFailEPKcS2_jRKSs",

@@ -194,7 +194,9 @@ build requirements for you.""",
             pattern=r"(?:ModuleNotFound|Import)Error: No module named '?\"?(?P<module>[A-Za-z_][\w.]*)",
             unless=r"named '?\"?(?:mpi4py|wheel\b|torch\b|pydantic|triton\.|ninja\b|deepspeed\.ops\.|op_builder"
             r"|deepspeed_\w+)"
-            r"|named '?\"?\w+_op\b|named '?\"?transformers\.deepspeed\b",
+            r"|named '?\"?\w+_op\b|named "
+            r"'?\"?(?:transformers\.deepspeed|apex|amp_C|apex_C|fused_layer_norm_cuda|flash_attn\w*|megatron"
+            r"|fused_weight_gradient_mlp_cuda|transformer_engine\w*)\b",
             tier=Tier.GENERIC,
             sample="ModuleNotFoundError: No module named 'dskernels'",
         ),

@@ -28,6 +28,7 @@ from dsdoctor.diagnosis.catalogue import (
     run,
     surroundings,
     toolkit,
+    versions,
     zero,
 )
 from dsdoctor.diagnosis.models import Rule
@@ -61,6 +62,7 @@ TOPICS = (
     nvme,
     surroundings,
     regressions,
+    versions,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}
