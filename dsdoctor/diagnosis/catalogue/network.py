@@ -189,8 +189,34 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             sample="RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error",
         ),
         Signature(
+            words="completion+ib",
+            pattern=r"NET/IB ?: .{0,60}[Gg]ot completion .{0,120}(?:error|status=) ?(?:12\b|IBV_WC_RETRY_EXC)",
+            title="InfiniBand or RoCE: the other side did not answer (error 12, retries used up)",
+            fix="see first whether the rank on the other node ended before. Else look at the link (ibstat, "
+            "cables, switch; for RoCE flow "
+            "control and NCCL_IB_GID_INDEX), and give it more time: NCCL_IB_TIMEOUT=22. NCCL_IB_DISABLE=1 "
+            "tells whether it is "
+            "InfiniBand",
+            steps=(step("ibstat"), step("python -m dsdoctor comm"), step("export NCCL_IB_TIMEOUT=22")),
+            sample="node1:12:90 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4791> with error 12, "
+            "opcode 0, len 0, vendor err 129",
+        ),
+        Signature(
+            words="ibv_modify_qp",
+            pattern=r"ibv_modify_qp failed with (?:error )?(?P<problem>[A-Za-z ]{3,40})",
+            title="InfiniBand or RoCE: the queue pair could not be connected ({problem}): the GIDs or the "
+            "chosen cards do not fit",
+            fix="name the cards that all nodes share (NCCL_IB_HCA), and for RoCE the index of the routable GID "
+            "(NCCL_IB_GID_INDEX, often 3; "
+            "show_gids lists them); NCCL_IB_DISABLE=1 tells whether it is InfiniBand",
+            steps=(step("ibv_devinfo -v"), step("python -m dsdoctor comm"), step("export NCCL_IB_GID_INDEX=3")),
+            sample="node1:12:90 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_modify_qp failed with error "
+            "Invalid argument",
+        ),
+        Signature(
             words="net+ib ibv_modify_qp ibv_reg_mr ibv_create_qp ibv_reg_mr_iova2 wrap",
             pattern=r"NET/IB ?: .{0,40}[Gg]ot completion .{0,80}(?:error|status=) ?(?:\d|IBV)|ibv_\w{1,60} failed",
+            unless=r"ibv_(?:reg_mr\w{0,12}|create_cq|create_qp) failed with error Cannot allocate memory",
             title="InfiniBand or RoCE failed between the nodes",
             fix="check the links (ibstat), NCCL_IB_HCA and NCCL_IB_GID_INDEX; NCCL_IB_DISABLE=1 tells whether it "
             "is InfiniBand",

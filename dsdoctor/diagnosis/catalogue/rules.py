@@ -20,10 +20,12 @@ from dsdoctor.diagnosis.catalogue import (
     load,
     memory,
     moe_pipeline,
+    nccl,
     network,
     nvme,
     optimizers,
     packages,
+    pip,
     regressions,
     run,
     surroundings,
@@ -63,6 +65,8 @@ TOPICS = (
     surroundings,
     regressions,
     versions,
+    pip,
+    nccl,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}
