@@ -46,6 +46,7 @@ IDS = [
     "cutlass-missing",
     "cxx-standard-too-low",
     "data-worker-failed",
+    "deepspeed-not-initialized",
     "deepspeed-setup-bug",
     "deepspeed-too-old-for-torch",
     "disk-full",

@@ -174,6 +174,7 @@ PIP_RESOLUTION_IMPOSSIBLE = Rule(
     fix="loosen one of the bounds that are named below the message, or install what conflicts into an "
     "environment of its own",
     steps=(step("python -m pip install --dry-run NAME1 NAME2"), step("python -m pip check")),
+    explained_by=("triton-pin-conflict",),
     manual="""Two packages want versions of a third that cannot both be.
 
 The lines below name who asks for what. Pins of exact versions in a requirements file are the usual reason.
@@ -199,6 +200,7 @@ Why it matters: Nothing is installed.""",
         Signature(
             words="solution+resolving",
             pattern=r"No solution found when resolving (?:dependencies|tool dependencies)",
+            tier=Tier.GENERIC,
             sample="× No solution found when resolving dependencies:",
         ),
     ),

@@ -181,7 +181,29 @@ Why it matters: Everything since the last checkpoint is lost.""",
     ),
 )
 
+DEEPSPEED_NOT_INITIALIZED = Rule(
+    id="deepspeed-not-initialized",
+    stage=Stage.RUN,
+    title="DeepSpeed's communication is used before it was initialized",
+    fix="call deepspeed.init_distributed() (or deepspeed.initialize) before it, in a script that a launcher started",
+    steps=(step("deepspeed --num_gpus 1 SCRIPT.py"),),
+    manual="""A part of DeepSpeed asked for its rank, and no process group of DeepSpeed exists.
+
+deepspeed.initialize makes it, and deepspeed.init_distributed does so earlier. torch.distributed alone is not enough.
+
+Why it matters: The call fails in every process that makes it.""",
+    signatures=(
+        Signature(
+            words="deepspeed+backend+set",
+            pattern=r"AssertionError: DeepSpeed backend not set, please initialize it using init_process_group\(\)",
+            tier=Tier.GENERIC,
+            sample="AssertionError: DeepSpeed backend not set, please initialize it using init_process_group()",
+        ),
+    ),
+)
+
 RULES = (
+    DEEPSPEED_NOT_INITIALIZED,
     LAUNCH_LOCAL_RANK_ARGUMENT,
     LAUNCH_SCRIPT_MISSING,
     FOLDER_READ_ONLY,
