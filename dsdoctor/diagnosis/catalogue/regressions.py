@@ -17,9 +17,8 @@ READ = {"deepspeed": "deepspeed", "torch": "torch"}
 def title_of(regression: Regression) -> str:
     """The title of a row: what broke, since which release, and the log's own version.
 
-    >>> title_of(REGRESSIONS[0])[-119:]
-    'LoRA, Liger); a known regression of deepspeed 0.16.5 (the log: {deepspeed|no version, so this holds if it '
-    'is that one})'
+    >>> title_of(OF_OTHERS[1])[-60:]
+    'f transformers 4.46 and newer (if that is what is installed)'
     """
     fact = READ.get(regression.package)
     log = f"the log: {{{fact}|no version, so this holds if it is that one}}" if fact else "if that is what is installed"
