@@ -164,8 +164,10 @@ Why it matters: Nothing of the checkpoint is loaded.""",
         Signature(
             words="missing+keys+state_dict missing+key+state_dict unexpected+keys+state_dict unexpected+key+state_dict",
             pattern=r"^(?:Missing|Unexpected) key\(s\) in state_dict:",
+            after=r"Error\(s\) in loading state_dict",
             tier=Tier.GENERIC,
-            sample='Missing key(s) in state_dict: "adapter.weight", "adapter.bias". ',
+            sample="RuntimeError: Error(s) in loading state_dict for Net:\nMissing key(s) in state_dict: "
+            '"adapter.weight", "adapter.bias". ',
         ),
     ),
 )

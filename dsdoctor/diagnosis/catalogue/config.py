@@ -16,7 +16,8 @@ TOP_LEVEL = (
 """Keys that DeepSpeed knows only at the top level of its configuration."""
 
 IN_THE_CONFIG = (
-    r"deepspeed[/\\]runtime[/\\](?:config|lr_schedules|engine|zero[/\\]config)\.py|_configure_basic_optimizer"
+    r"deepspeed[/\\]runtime[/\\](?:config|lr_schedules|zero[/\\]config)\.py|_configure_basic_optimizer"
+    r"|_scheduler_from_config"
 )
 """Frames in which DeepSpeed computes with what the configuration says."""
 

@@ -74,6 +74,7 @@ Why it matters: No program can use the GPUs until it answers.""",
         Signature(
             words="nvidia+failed+couldn",
             pattern=r"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
+            tier=Tier.PROBE,
             sample="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure "
             "that the latest NVIDIA "
             "driver is installed and running.",

@@ -29,6 +29,7 @@ from dsdoctor.diagnosis.catalogue import (
     regressions,
     run,
     surroundings,
+    timeouts,
     toolkit,
     versions,
     zero,
@@ -67,6 +68,7 @@ TOPICS = (
     versions,
     pip,
     nccl,
+    timeouts,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}

@@ -172,8 +172,8 @@ Why it matters: Everything since the last checkpoint is lost.""",
             sample="slurmstepd: error: *** STEP 4711.0 ON node1 CANCELLED AT 2025-03-01T12:00:00 ***",
         ),
         Signature(
-            words="preempted evicted+pod node+shutdown spot+interruption",
-            pattern=r"\breason: (?:Preempted|Evicted|Terminated|NodeShutdown)\b|Pod was (?:preempted|rejected: "
+            words="preempted evicted nodeshutdown node+shutdown",
+            pattern=r"\b[Rr]eason: {1,20}(?:Preempted|Evicted|NodeShutdown)\b|Pod was (?:preempted|rejected: "
             r"|evicted)|Preempted by \S{1,80}"
             r" on node|Pod was terminated in response to imminent node shutdown",
             sample="Warning  Preempted  default-scheduler  Preempted by team-b/train-7 on node gpu-4",

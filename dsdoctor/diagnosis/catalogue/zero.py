@@ -32,6 +32,7 @@ Why it matters: The message speaks of shapes or dimensions, and the model is rig
         Signature(
             words="weight+must",
             pattern=r"^RuntimeError: 'weight' must be 2-D",
+            not_after=r"[Ff][Ss][Dd][Pp]|fully_sharded|FullyShardedDataParallel",
             sample="RuntimeError: 'weight' must be 2-D",
         ),
         Signature(
@@ -58,8 +59,9 @@ Why it matters: The message speaks of shapes or dimensions, and the model is rig
             pattern=r"^RuntimeError: (?:shape '\[[\d, -]{1,60}\]' is invalid for input of size 0\b|mat2 must be "
             r"a matrix, got 1-D tensor"
             r"|mat1 and mat2 shapes cannot be multiplied \(\d{1,12}x\d{1,12} and (?:0x\d{1,12}|\d{1,12}x0|0x0)\))",
-            after=r"deepspeed|zero",
-            sample="deepspeed zero stage 3\nRuntimeError: mat2 must be a matrix, got 1-D tensor",
+            after=r"deepspeed[/\\]|[Zz]e[Rr][Oo].{0,3}3|zero3",
+            sample='  File "/venv/deepspeed/runtime/zero/linear.py", line 60, in forward\n'
+            "RuntimeError: mat2 must be a matrix, got 1-D tensor",
         ),
     ),
 )
@@ -161,12 +163,14 @@ Why it matters: Parameters stay behind that nobody used, or the ranks hang until
         Signature(
             words="indexerror",
             pattern=r"^IndexError: pop from an empty deque",
+            after=r"deepspeed[/\\]|partitioned_param_coordinator",
             title="ZeRO-3's record of modules ended before the forward did: other modules ran than it had recorded",
-            fix="between training steps do not generate or evaluate with the partitioned engine, or gather the "
-            "model for it (trl: "
-            "ds3_gather_for_generation); newer trl, transformers and DeepSpeed mend most cases",
+            fix="between training steps do not generate or evaluate with the partitioned engine, or gather the model for "
+            "it; newer trl, transformers and DeepSpeed mend most cases",
             steps=(step("python -m pip install -U trl transformers accelerate deepspeed"),),
-            sample="IndexError: pop from an empty deque",
+            sample='  File "/venv/deepspeed/runtime/zero/partitioned_param_coordinator.py", line 311, in '
+            "fetch_sub_module\n"
+            "IndexError: pop from an empty deque",
         ),
         Signature(
             words="tracing+error",
