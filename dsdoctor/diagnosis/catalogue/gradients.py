@@ -101,6 +101,15 @@ Why it matters: The first forward fails.""",
             "_th_mm",
         ),
         Signature(
+            words="output+type+input",
+            pattern=r"^(?:Type|Runtime)Error: output tensor must have the same type as input tensor",
+            title="a collective mixes two dtypes: under ZeRO-3 parameters of one module, or adapter and model, "
+            "differ in dtype",
+            fix="load model and adapter in one dtype (torch_dtype=torch.bfloat16, and cast the adapter after "
+            "adding it)",
+            sample="TypeError: output tensor must have the same type as input tensor",
+        ),
+        Signature(
             words="input+weight+type input+bias+type",
             pattern=r"^RuntimeError: Input type \((?P<types>[\w.:]{3,40})\) and (?:weight|bias) type "
             r"\([\w.:]{3,40}\) should be the same",

@@ -101,6 +101,40 @@ Why it matters: The first collective fails on all ranks.""",
     ),
 )
 
+NCCL_CALL_FAILED = Rule(
+    id="nccl-call-failed",
+    stage=Stage.RUN,
+    title="a call inside of NCCL failed, and this line does not say why",
+    fix="run again with NCCL_DEBUG=INFO: the line of NCCL WARN names the reason (a CUDA error, a full GPU, the "
+    "network). Another NCCL "
+    "than torch's own on LD_LIBRARY_PATH does this, too",
+    steps=(step("export NCCL_DEBUG=INFO"), step("python -m dsdoctor comm")),
+    explained_by=(
+        "gpu-oom",
+        "gpu-illegal-access",
+        "gpu-hardware-error",
+        "nccl-out-of-memory",
+        "nccl-duplicate-gpu",
+        "nccl-peer-access",
+        "nccl-network-interface",
+        "nccl-collective-timeout",
+        "no-kernel-image",
+    ),
+    manual="""NCCL returned an internal error, or an error of CUDA that it could not handle.
+
+Its own warning with the reason is only in the log with NCCL_DEBUG=WARN or INFO.
+
+Why it matters: The message alone does not decide between the GPU, the driver and the network.""",
+    signatures=(
+        Signature(
+            words="ncclunhandledcudaerror ncclinternalerror",
+            pattern=r"^(?:ncclUnhandledCudaError|ncclInternalError): ",
+            tier=Tier.GENERIC,
+            sample="ncclUnhandledCudaError: Call to CUDA function failed.",
+        ),
+    ),
+)
+
 COLLECTIVES_DIFFER = Rule(
     id="collectives-differ",
     stage=Stage.RUN,
@@ -135,4 +169,11 @@ Why it matters: Without the check the ranks hang, or exchange the wrong data."""
     ),
 )
 
-RULES = (NCCL_DUPLICATE_GPU, NCCL_PEER_ACCESS, MEMLOCK_LIMITED, NCCL_INVALID_USAGE, COLLECTIVES_DIFFER)
+RULES = (
+    NCCL_DUPLICATE_GPU,
+    NCCL_PEER_ACCESS,
+    MEMLOCK_LIMITED,
+    NCCL_INVALID_USAGE,
+    NCCL_CALL_FAILED,
+    COLLECTIVES_DIFFER,
+)

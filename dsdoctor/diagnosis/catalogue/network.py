@@ -172,6 +172,16 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             "sleep for 3400 msec",
         ),
         Signature(
+            words="call+recv call+send",
+            pattern=r"Call to (?:recv|send) (?:from|to) (?P<peer>\S{1,60}) failed : (?:Connection reset by "
+            r"peer|Broken pipe|Connection timed "
+            r"out)",
+            tier=Tier.GENERIC,
+            title="the connection to {peer} broke: the rank there ended first, or the network did",
+            sample="node1:97:176 [0] misc/socket.cc:58 NCCL WARN Call to recv from 10.0.0.2<41743> failed : "
+            "Connection reset by peer",
+        ),
+        Signature(
             words="recv+bytes rendezvousconnectionerror",
             pattern=r"Error: failed to recv, got 0 bytes|RendezvousConnectionError: The connection to the C10d "
             r"store has failed",

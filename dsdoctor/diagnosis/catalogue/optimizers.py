@@ -301,8 +301,8 @@ CUDA_VISIBLE_DEVICES, a CPU build of torch, DS_ACCELERATOR.
 Why it matters: deepspeed.initialize stops, on every rank.""",
     signatures=(
         Signature(
-            words="type+device+supported",
-            pattern=r"Type (?P<type>fp16|bf16) is not supported on your device",
+            words="type+fp16+supported type+bf16+supported",
+            pattern=r"Error: Type (?P<type>fp16|bf16) is not supported(?: on your device)?\.",
             sample="ValueError: Type fp16 is not supported on your device.",
         ),
         Signature(

@@ -28,6 +28,7 @@ from dsdoctor.diagnosis.catalogue import (
     pip,
     regressions,
     run,
+    scripts,
     surroundings,
     timeouts,
     toolkit,
@@ -69,6 +70,7 @@ TOPICS = (
     pip,
     nccl,
     timeouts,
+    scripts,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}

@@ -22,6 +22,12 @@ Why it matters: Every rank ends with status 2 before it begins.""",
             pattern=r"error: unrecognized arguments: .{0,200}?(?P<argument>--local[-_]rank)\b",
             sample="train.py: error: unrecognized arguments: --local_rank=0",
         ),
+        Signature(
+            words="hfargumentparser+local hfargumentparser+local_rank",
+            pattern=r"Some specified arguments are not used by the HfArgumentParser: "
+            r".{0,200}?(?P<argument>--local[-_]rank)\b",
+            sample="ValueError: Some specified arguments are not used by the HfArgumentParser: ['--local-rank=0']",
+        ),
     ),
 )
 

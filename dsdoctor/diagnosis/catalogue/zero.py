@@ -55,6 +55,16 @@ Why it matters: The message speaks of shapes or dimensions, and the model is rig
             sample="RuntimeError: size mismatch, got input (2), mat (2x32), vec (0)",
         ),
         Signature(
+            words="size+tensor+singleton",
+            pattern=r"^RuntimeError: The size of tensor a \((?:\d{1,12}\) must match the size of tensor b "
+            r"\(0|0\) must match the size of "
+            r"tensor b \(\d{1,12})\)",
+            after=r"deepspeed[/\\]|[Zz]e[Rr][Oo].{0,3}3|zero3",
+            sample='  File "/venv/deepspeed/runtime/engine.py", line 1800, in forward\n'
+            "RuntimeError: The size of tensor a (4096) must match the size of tensor b (0) at non-singleton "
+            "dimension 2",
+        ),
+        Signature(
             words="shape+invalid+size mat2+matrix mat1+mat2",
             pattern=r"^RuntimeError: (?:shape '\[[\d, -]{1,60}\]' is invalid for input of size 0\b|mat2 must be "
             r"a matrix, got 1-D tensor"
@@ -165,12 +175,23 @@ Why it matters: Parameters stay behind that nobody used, or the ranks hang until
             pattern=r"^IndexError: pop from an empty deque",
             after=r"deepspeed[/\\]|partitioned_param_coordinator",
             title="ZeRO-3's record of modules ended before the forward did: other modules ran than it had recorded",
-            fix="between training steps do not generate or evaluate with the partitioned engine, or gather the model for "
+            fix="between training steps do not generate or evaluate with the partitioned engine, or gather the "
+            "model for "
             "it; newer trl, transformers and DeepSpeed mend most cases",
             steps=(step("python -m pip install -U trl transformers accelerate deepspeed"),),
             sample='  File "/venv/deepspeed/runtime/zero/partitioned_param_coordinator.py", line 311, in '
             "fetch_sub_module\n"
             "IndexError: pop from an empty deque",
+        ),
+        Signature(
+            words="assertionerror+status runtimeerror+status",
+            pattern=r"^(?:Assertion|Runtime)Error: \{'id': \d{1,9}, 'status': "
+            r"'?<?(?:ZeroParamStatus\.)?(?P<status>NOT_AVAILABLE|INFLIGHT"
+            r"|AVAILABLE)",
+            title="ZeRO-3 finds a parameter in another state than it should be in ({status}): its module was "
+            "used outside of its own "
+            "forward, or modules ran in another order",
+            sample="AssertionError: {'id': 291, 'status': 'INFLIGHT', 'numel': 65667072, 'ds_numel': 65667072}",
         ),
         Signature(
             words="tracing+error",
