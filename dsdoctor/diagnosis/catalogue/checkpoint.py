@@ -9,8 +9,7 @@ CHECKPOINT_WEIGHTS_ONLY = Rule(
     title="torch.load refuses this file: it holds other things than tensors{global_hint}, and weights_only is "
     "True since torch 2.6",
     fix="if you trust the file, load it with weights_only=False: upgrade the library that calls torch.load "
-    "(DeepSpeed, transformers, "
-    "lightning), or allow the type with torch.serialization.add_safe_globals",
+    "(DeepSpeed, transformers, lightning), or allow the type with torch.serialization.add_safe_globals",
     steps=(
         step("python -m pip install -U deepspeed transformers"),
         instead(
@@ -35,8 +34,7 @@ Why it matters: A checkpoint that could be read with an older torch cannot be re
             pattern=r"WeightsUnpickler error: Unsupported (?:global: GLOBAL (?P<global>[\w.]{1,100})|operand|class)",
             tier=Tier.GENERIC,
             sample="WeightsUnpickler error: Unsupported global: GLOBAL "
-            "deepspeed.runtime.zero.config.ZeroStageEnum was not an allowed "
-            "global by default.",
+            "deepspeed.runtime.zero.config.ZeroStageEnum was not an allowed global by default.",
         ),
     ),
 )
@@ -44,11 +42,10 @@ Why it matters: A checkpoint that could be read with an older torch cannot be re
 CHECKPOINT_WORLD_SIZE = Rule(
     id="checkpoint-world-size",
     stage=Stage.RUN,
-    title="the checkpoint was written with a data-parallel world size of {saved|another size}, and this run "
-    "has {here|another}",
+    title="the checkpoint was written with a data-parallel world size of {saved|another size}, and this run has "
+    "{here|another}",
     fix="resume with the same number of ranks; or convert it to a universal checkpoint and set "
-    "checkpoint.load_universal; or load "
-    "the weights alone (load_optimizer_states=False)",
+    "checkpoint.load_universal; or load the weights alone (load_optimizer_states=False)",
     steps=(
         step(
             "python -m deepspeed.checkpoint.ds_to_universal --input_folder CKPT/TAG --output_folder CKPT/TAG_universal"
@@ -67,10 +64,8 @@ Why it matters: The run cannot be resumed on another number of GPUs without a co
             r"world size is "
             r"(?P<here>\d{1,6})",
             sample="deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP "
-            "world size of 2 but the "
-            "current world size is 1. Automatic adjustment of ZeRO's optimizer state partitioning with a new "
-            "world size is not "
-            "currently supported.",
+            "world size of 2 but the current world size is 1. Automatic adjustment of ZeRO's optimizer state "
+            "partitioning with a new world size is not currently supported.",
         ),
         Signature(
             words="_optim_states+expected",
@@ -79,12 +74,11 @@ Why it matters: The run cannot be resumed on another number of GPUs without a co
             title="shards of the checkpoint are missing, or left over: {saved} optim_states files are wanted, "
             "{here} are there",
             fix="bring the shards of all nodes into one folder (each node saves its own, unless the folder is "
-            "shared), and remove those of "
-            "an older run",
+            "shared), and remove those of an older run",
             steps=(step("ls -l CKPT/TAG"),),
             sample="ValueError: Expected 8 of '*_optim_states.pt' under 'ckpt/global_step2' but found 4 files. "
-            "Possibly due to an "
-            "overwrite of an old checkpoint, or a checkpoint didn't get saved by one or more processes.",
+            "Possibly due to an overwrite of an old checkpoint, or a checkpoint didn't get saved by one or more "
+            "processes.",
         ),
     ),
 )
@@ -117,8 +111,7 @@ Why it matters: Nothing is loaded, and no rank starts to train.""",
             fix="convert with --inject_missing_state where the model has no tensor parallelism, or save that "
             "state in the client",
             sample="AssertionError: Required universal_checkpoint_info state is missing in checkpoint. Verify "
-            "that client creates "
-            "this state.",
+            "that client creates this state.",
         ),
     ),
 )
@@ -126,10 +119,10 @@ Why it matters: Nothing is loaded, and no rank starts to train.""",
 CHECKPOINT_OTHER_MODEL = Rule(
     id="checkpoint-other-model",
     stage=Stage.RUN,
-    title="the checkpoint does not fit the model{model_hint}: keys of its state_dict are missing, unexpected, "
-    "or of another shape",
-    fix="load it into the model that it was written from: same layers, same wrappers (LoRA, compile), same vocabulary. "
-    "load_module_strict=False leaves the rest as it is",
+    title="the checkpoint does not fit the model{model_hint}: keys of its state_dict are missing, unexpected, or "
+    "of another shape",
+    fix="load it into the model that it was written from: same layers, same wrappers (LoRA, compile), same "
+    "vocabulary. load_module_strict=False leaves the rest as it is",
     manual="""load_state_dict found other names or shapes in the checkpoint than the model has.
 
 A layer that was added since, a prefix of a wrapper (module., _orig_mod., base_model.model.), or other sizes. With LoRA
@@ -147,17 +140,15 @@ Why it matters: Nothing of the checkpoint is loaded.""",
             fix="make whole weights from the DeepSpeed checkpoint with its zero_to_fp32.py; next time save with "
             "stage3_gather_16bit_weights_on_model_save: true or engine.save_16bit_model",
             steps=(step("python zero_to_fp32.py CKPT OUTPUT"),),
-            sample="size mismatch for model.decoder.layers.0.self_attn.k_proj.weight: copying a param with "
-            "shape torch.Size([0]) "
-            "from checkpoint, the shape in current model is torch.Size([2560, 2560]).",
+            sample="size mismatch for model.decoder.layers.0.self_attn.k_proj.weight: copying a param with shape "
+            "torch.Size([0]) from checkpoint, the shape in current model is torch.Size([2560, 2560]).",
         ),
         Signature(
             words="loading+state_dict",
             pattern=r"^RuntimeError: Error\(s\) in loading state_dict for (?P<model>Peft\w{1,60})",
             title="a LoRA (peft) checkpoint lacks the frozen weights, and it is loaded strictly{model_hint}",
             fix="load it with load_module_strict=False (newer transformers and accelerate do so for peft "
-            "models), or load the adapter "
-            "with peft itself",
+            "models), or load the adapter with peft itself",
             steps=(step("python -m pip install -U transformers accelerate peft"),),
             sample="RuntimeError: Error(s) in loading state_dict for PeftModelForCausalLM:",
         ),

@@ -10,9 +10,9 @@ CHECKPOINT_SHARD_MISSING = Rule(
     id="checkpoint-shard-missing",
     stage=Stage.RUN,
     title="a file of the checkpoint is missing{file_hint}",
-    fix="see that the folder holds the shards of all ranks: on a disk of each node's own, each node has only "
-    "its part. Use a shared "
-    "folder, or copy all parts together; a save that was interrupted has to be left out (see the file `latest`)",
+    fix="see that the folder holds the shards of all ranks: on a disk of each node's own, each node has only its "
+    "part. Use a shared folder, or copy all parts together; a save that was interrupted has to be left out (see "
+    "the file `latest`)",
     steps=(step("ls -l CKPT/TAG"), step("cat CKPT/latest")),
     manual="""A rank looks for a shard of the checkpoint and does not find it.
 
@@ -34,13 +34,11 @@ Why it matters: The rank ends; the others report a broken connection.""",
             words="assertionerror",
             pattern=r"^AssertionError:?$",
             after=r"assert len\(self\.ckpt_list\) > 0",
-            title="the checkpoint has none of the files that this rank looks for: shards (zero_pp_rank_N...) "
-            "are missing here, or it was "
-            "written with another ZeRO stage",
+            title="the checkpoint has none of the files that this rank looks for: shards (zero_pp_rank_N...) are "
+            "missing here, or it was written with another ZeRO stage",
             fix="compare the files with the configuration: model_states named zero_pp_rank_* are of ZeRO stage "
-            "3, mp_rank_00 of stages 0 "
-            "to 2. Load with the stage it was written with; if only one node fails, the other nodes' shards "
-            "are missing on its disk",
+            "3, mp_rank_00 of stages 0 to 2. Load with the stage it was written with; if only one node fails, "
+            "the other nodes' shards are missing on its disk",
             sample="    assert len(self.ckpt_list) > 0\nAssertionError",
         ),
         Signature(
@@ -59,8 +57,8 @@ CHECKPOINT_DAMAGED = Rule(
     stage=Stage.RUN,
     title="a file of the checkpoint is incomplete or damaged (truncated, or still being written)",
     fix="resume from the checkpoint before it: write its tag into `latest`, or give the tag; compare the sizes "
-    "of the shards. "
-    "An interrupted save, a full disk, or a shared file system that was not done are the usual reasons",
+    "of the shards. An interrupted save, a full disk, or a shared file system that was not done are the usual "
+    "reasons",
     steps=(step("ls -l CKPT/TAG"), step("df -h CKPT")),
     manual="""A file was read that ends too early, or is no file of torch at all.
 
@@ -88,8 +86,8 @@ Why it matters: This checkpoint cannot be loaded, and the run would have to star
             words="errno+22",
             pattern=r"^OSError: \[Errno 22\] Invalid argument",
             after=READING,
-            sample="    super().__init__(torch._C.PyTorchFileReader(name_or_buffer))\nOSError: [Errno 22] "
-            "Invalid argument",
+            sample="    super().__init__(torch._C.PyTorchFileReader(name_or_buffer))\n"
+            "OSError: [Errno 22] Invalid argument",
         ),
         Signature(
             words="eof+corrupted magic+corrupt storage+size",
@@ -112,9 +110,8 @@ Why it matters: This checkpoint cannot be loaded, and the run would have to star
             title="a safetensors file is incomplete or no such file: {problem}",
             fix="fetch or save it again; a file of a few hundred bytes is a pointer of git-lfs (git lfs pull)",
             steps=(step("ls -l MODEL/*.safetensors"),),
-            sample="safetensors._safetensors_rust.SafetensorError: Error while deserializing header: "
-            "incomplete metadata, file not "
-            "fully covered",
+            sample="safetensors._safetensors_rust.SafetensorError: Error while deserializing header: incomplete "
+            "metadata, file not fully covered",
         ),
     ),
 )
@@ -137,9 +134,8 @@ Why it matters: The checkpoint is useless; the rank ends, and the others wait fo
         Signature(
             words="pytorchstreamwriter",
             pattern=r"PytorchStreamWriter failed writing file",
-            sample="RuntimeError: [enforce fail at inline_container.cc:471] . PytorchStreamWriter failed "
-            "writing file data/3: file "
-            "write failed",
+            sample="RuntimeError: [enforce fail at inline_container.cc:471] . PytorchStreamWriter failed writing "
+            "file data/3: file write failed",
         ),
         Signature(
             words="unexpected+pos",
@@ -154,8 +150,7 @@ CHECKPOINT_NOT_FOUND = Rule(
     stage=Stage.RUN,
     title="there is no DeepSpeed checkpoint in this folder{path_hint}",
     fix="give the folder that holds `latest` and global_step*, not one inside of it and not a single file; a "
-    "checkpoint of weights "
-    "only (save_only_model) has no optimizer state and cannot be resumed from",
+    "checkpoint of weights only (save_only_model) has no optimizer state and cannot be resumed from",
     steps=(step("ls -l {path|CKPT}"),),
     manual="""The folder that was named holds no checkpoint of DeepSpeed.
 
@@ -197,8 +192,8 @@ Why it matters: The run does not resume where it stopped.""",
             r"attribute '(?:get|items|keys)')",
             after=r"Unable to find latest file at",
             title="no checkpoint was found: load_checkpoint gave None for path and state, and the script uses them",
-            sample="[WARNING] [engine.py:4437:load_checkpoint] Unable to find latest file at "
-            "/data/ckpt/latest, if trying to load\n"
+            sample="[WARNING] [engine.py:4437:load_checkpoint] Unable to find latest file at /data/ckpt/latest, "
+            "if trying to load\n"
             "TypeError: 'NoneType' object is not subscriptable",
         ),
         Signature(
@@ -206,9 +201,8 @@ Why it matters: The run does not resume where it stopped.""",
             pattern=r"Unable to find latest file at (?P<path>\S{1,200}?),? (?:if|$)",
             tier=Tier.PROBE,
             title="there was no checkpoint to resume from{path_hint} (no file latest): the run began anew",
-            sample="[WARNING] [engine.py:4437:load_checkpoint] Unable to find latest file at "
-            "/data/ckpt/latest, if trying to load latest "
-            "checkpoint please ensure this file exists",
+            sample="[WARNING] [engine.py:4437:load_checkpoint] Unable to find latest file at /data/ckpt/latest, "
+            "if trying to load latest checkpoint please ensure this file exists",
         ),
     ),
 )
@@ -228,8 +222,8 @@ Why it matters: The checkpoint could not be loaded.""",
         Signature(
             words="tag+consistent",
             pattern=r"The checkpoint tag name '(?P<tag>[^']{1,120})' is not consistent across all ranks",
-            sample="AssertionError: [rank=0] The checkpoint tag name 'step-1795343865' is not consistent "
-            "across all ranks.",
+            sample="AssertionError: [rank=0] The checkpoint tag name 'step-1795343865' is not consistent across "
+            "all ranks.",
         ),
     ),
 )
@@ -251,8 +245,7 @@ Why it matters: The model is not saved.""",
             words="16bit+model+weights",
             pattern=r"Cannot get 16bit model weights because `stage3_gather_(?:16bit|fp16)_weights_on_model_save`",
             sample="ValueError: Cannot get 16bit model weights because "
-            "`stage3_gather_16bit_weights_on_model_save` in DeepSpeed config "
-            "is False.",
+            "`stage3_gather_16bit_weights_on_model_save` in DeepSpeed config is False.",
         ),
     ),
 )

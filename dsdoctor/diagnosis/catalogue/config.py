@@ -25,10 +25,9 @@ CONFIG_BATCH_SIZES = Rule(
     id="config-batch-sizes",
     stage=Stage.RUN,
     title="the batch sizes of the configuration contradict each other: {train|train_batch_size} is not "
-    "{micro|micro batch} x "
-    "{accumulation|gradient accumulation} x {world|world size}",
-    fix="remove train_batch_size from the configuration, and DeepSpeed computes it as train_micro_batch_size_per_gpu x "
-    "gradient_accumulation_steps x world size; or give three values that fit",
+    "{micro|micro batch} x {accumulation|gradient accumulation} x {world|world size}",
+    fix="remove train_batch_size from the configuration, and DeepSpeed computes it as "
+    "train_micro_batch_size_per_gpu x gradient_accumulation_steps x world size; or give three values that fit",
     manual="""The three batch sizes of the configuration do not fit the number of ranks.
 
 train_batch_size must be train_micro_batch_size_per_gpu x gradient_accumulation_steps x world size, where the world
@@ -45,11 +44,9 @@ Why it matters: No rank starts to train. A configuration with all three values f
             title="the batch sizes contradict each other: train_batch_size {train} is not micro batch {micro} x "
             "gradient_accumulation_steps {accumulation} x world size 1",
             fix="if you started more than one rank, this code ran before the ranks knew each other (zero.Init, "
-            "HfDeepSpeedConfig): start it with a launcher and call deepspeed.init_distributed() first. "
-            "Otherwise remove "
-            "train_batch_size, and DeepSpeed computes it from train_micro_batch_size_per_gpu x "
-            "gradient_accumulation_steps "
-            "x world size",
+            "HfDeepSpeedConfig): start it with a launcher and call deepspeed.init_distributed() first. Otherwise "
+            "remove train_batch_size, and DeepSpeed computes it from train_micro_batch_size_per_gpu x "
+            "gradient_accumulation_steps x world size",
             sample="AssertionError: Check batch related parameters. train_batch_size is not equal to "
             "micro_batch_per_gpu * gradient_acc_step * world_size 16 != 1 * 8 * 1",
         ),
@@ -58,8 +55,8 @@ Why it matters: No rank starts to train. A configuration with all three values f
             pattern=r"train_batch_size is not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size"
             r"(?: ?\\?n? ?(?P<train>-?\d+) != (?P<micro>-?\d+) \* (?P<accumulation>-?\d+) \* (?P<world>\d+))?",
             title="the batch sizes contradict each other: train_batch_size {train|of the configuration} is not "
-            "micro batch "
-            "{micro|x} x gradient_accumulation_steps {accumulation|x} x world size {world|of this run}",
+            "micro batch {micro|x} x gradient_accumulation_steps {accumulation|x} x world size {world|of this "
+            "run}",
             sample="AssertionError: Check batch related parameters. train_batch_size is not equal to "
             "micro_batch_per_gpu * gradient_acc_step * world_size 16 != 2 * 3 * 2",
         ),
@@ -69,8 +66,7 @@ Why it matters: No rank starts to train. A configuration with all three values f
             r"(?P<value>-?\d+) has to be "
             r"greater than 0",
             title="a batch size of the configuration comes out as {value}: train_batch_size is smaller than "
-            "micro batch x "
-            "world size",
+            "micro batch x world size",
             sample="AssertionError: Gradient accumulation steps: 0 has to be greater than 0",
         ),
         Signature(
@@ -111,11 +107,9 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             title="accelerator.prepare() got no dataloader with a batch size, and the configuration has no "
             "train_micro_batch_size_per_gpu either",
             fix="give the dataloader to accelerator.prepare() together with the model, or set "
-            "train_micro_batch_size_per_gpu "
-            "to a number in the DeepSpeed configuration",
+            "train_micro_batch_size_per_gpu to a number in the DeepSpeed configuration",
             sample="ValueError: When using DeepSpeed, `accelerate.prepare()` requires you to pass at least one "
-            "of training "
-            "or evaluation dataloaders with `batch_size` attribute returning an integer value",
+            "of training or evaluation dataloaders with `batch_size` attribute returning an integer value",
         ),
     ),
 )
@@ -124,9 +118,8 @@ CONFIG_KEY_UNKNOWN = Rule(
     id="config-key-unknown",
     stage=Stage.RUN,
     title="{key|a key of the configuration} is not known in this block of the configuration{model_hint}",
-    fix="correct or remove it: it is misspelt, belongs into another block, or this DeepSpeed{deepspeed_hint} "
-    "is older or newer "
-    "than the configuration",
+    fix="correct or remove it: it is misspelt, belongs into another block, or this DeepSpeed{deepspeed_hint} is "
+    "older or newer than the configuration",
     steps=(step("python -m pip show deepspeed"), step("python -m dsdoctor check")),
     manual="""The DeepSpeed configuration has a key that this DeepSpeed does not know in that block.
 
@@ -142,7 +135,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             + rf" (?P<key>{TOP_LEVEL}) (?:Extra inputs are not permitted|extra fields not permitted)",
             title="{key} stands inside another block{model_hint}, and it belongs on the top level of the configuration",
             fix="move {key} to the top level of the DeepSpeed configuration",
-            sample="pydantic.error_wrappers.ValidationError: 1 validation error for DeepSpeedZeroConfig\naio\n"
+            sample="pydantic.error_wrappers.ValidationError: 1 validation error for DeepSpeedZeroConfig\n"
+            "aio\n"
             "  extra fields not permitted (type=value_error.extra)",
         ),
         Signature(
@@ -154,7 +148,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             fix="upgrade DeepSpeed to a version that has ZeRO++ (0.10.0 or newer), or remove the key",
             steps=(step("python -m pip install -U deepspeed"),),
             sample="pydantic.error_wrappers.ValidationError: 3 validation errors for DeepSpeedZeroConfig\n"
-            "zero_hpz_partition_size\n  extra fields not permitted (type=value_error.extra)",
+            "zero_hpz_partition_size\n"
+            "  extra fields not permitted (type=value_error.extra)",
         ),
         Signature(
             words="validation+error validation+errors",
@@ -163,16 +158,16 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             r"|hysteresis|min_loss_scale|auto_cast) (?:Extra inputs are not permitted|extra fields not permitted)",
             title="{key} is a key of the fp16 block and stands in the bf16 block: bf16 has no loss scale",
             fix="remove the keys of loss scaling from the bf16 block",
-            sample="pydantic_core._pydantic_core.ValidationError: 5 validation errors for "
-            "DeepSpeedBF16Config\nloss_scale\n"
+            sample="pydantic_core._pydantic_core.ValidationError: 5 validation errors for DeepSpeedBF16Config\n"
+            "loss_scale\n"
             "  Extra inputs are not permitted [type=extra_forbidden, input_value=0, input_type=int]",
         ),
         Signature(
             words="validation+error validation+errors",
             pattern=OF_DEEPSPEED
             + r" (?P<key>[\w.]{1,80}) (?:Extra inputs are not permitted|extra fields not permitted)",
-            sample="pydantic_core._pydantic_core.ValidationError: 1 validation error for "
-            "DeepSpeedZeroConfig\noverlap_com\n"
+            sample="pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedZeroConfig\n"
+            "overlap_com\n"
             "  Extra inputs are not permitted [type=extra_forbidden, input_value=True, input_type=bool]",
         ),
         Signature(
@@ -191,8 +186,8 @@ CONFIG_VALUE_WRONG = Rule(
     id="config-value-wrong",
     stage=Stage.RUN,
     title="{key|a key of the configuration} has a value that DeepSpeed does not take{model_hint}: {wanted|see the log}",
-    fix="correct {key|the value} in the DeepSpeed configuration: numbers without quotes, true and false in "
-    "small letters",
+    fix="correct {key|the value} in the DeepSpeed configuration: numbers without quotes, true and false in small "
+    "letters",
     manual="""A value of the DeepSpeed configuration is of another type, or outside of what is allowed.
 
 The line below the key says what was wanted and what was found. A number in quotes, 5e8 from a YAML file (which is
@@ -207,8 +202,9 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             r"failed)(?:(?!input_value=.auto|int_from_float"
             r").){0,120}?)(?= ?\[type|\(type|$)(?!.{0,20}int_from_float)(?!.{0,60}input_value=.auto)",
             sample="pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedZeroConfig\n"
-            "reduce_bucket_size\n  Input should be a valid integer, unable to parse string as an integer "
-            "[type=int_parsing, input_value='many', input_type=str]",
+            "reduce_bucket_size\n"
+            "  Input should be a valid integer, unable to parse string as an integer [type=int_parsing, "
+            "input_value='many', input_type=str]",
         ),
         Signature(
             words="maximum+zero+stage",
@@ -220,8 +216,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             words="communication_data_type gradient_allreduce_op",
             pattern=r"Error: Invalid (?P<key>communication_data_type|gradient_allreduce_op)\. Supported "
             r"(?P<wanted>.{1,120})",
-            sample="ValueError: Invalid communication_data_type. Supported data types: ['fp16', 'bf16', "
-            "'fp32']. Got: fp8",
+            sample="ValueError: Invalid communication_data_type. Supported data types: ['fp16', 'bf16', 'fp32']. "
+            "Got: fp8",
         ),
         Signature(
             words="fp16+loss_scale",
@@ -268,8 +264,9 @@ Why it matters: The failure shows as a TypeError deep inside of DeepSpeed, and i
             pattern=OF_DEEPSPEED + r" (?P<key>[\w.]{1,80}) [A-Za-z].{0,160}input_value=.auto",
             title='{key} is "auto", and nobody filled it in before DeepSpeed read it',
             sample="pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedZeroConfig\n"
-            "reduce_bucket_size\n  Input should be a valid integer, unable to parse string as an integer "
-            "[type=int_parsing, input_value='auto', input_type=str]",
+            "reduce_bucket_size\n"
+            "  Input should be a valid integer, unable to parse string as an integer [type=int_parsing, "
+            "input_value='auto', input_type=str]",
         ),
         Signature(
             words="hidden_size+hidden_sizes",
@@ -277,8 +274,7 @@ Why it matters: The failure shows as a TypeError deep inside of DeepSpeed, and i
             title='"auto" in zero_optimization cannot be filled in: the model\'s config has no hidden_size',
             fix="set reduce_bucket_size, stage3_prefetch_bucket_size and stage3_param_persistence_threshold to numbers",
             sample="ValueError: The model's config file has neither `hidden_size` nor `hidden_sizes` entry, "
-            "therefore it's "
-            "not possible to automatically fill out the following `auto` entries",
+            "therefore it's not possible to automatically fill out the following `auto` entries",
         ),
     ),
 )
@@ -299,8 +295,8 @@ Why it matters: No rank starts to train.""",
         Signature(
             words="hjsondecodeerror",
             pattern=r"HjsonDecodeError: (?P<problem>.{1,160})",
-            sample="hjson.scanner.HjsonDecodeError: Found a punctuator character when expecting a quoteless string "
-            "(check your syntax): line 1 column 73 (char 72)",
+            sample="hjson.scanner.HjsonDecodeError: Found a punctuator character when expecting a quoteless "
+            "string (check your syntax): line 1 column 73 (char 72)",
         ),
         Signature(
             words="jsondecodeerror",
@@ -340,8 +336,7 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             r"(?P<file>\S{1,160})",
             title="the config file {file} does not exist (seen from the folder in which the ranks run)",
             sample="ValueError: Expected a string path to an existing deepspeed config, or a dictionary or a "
-            "valid base64. "
-            "Received: configs/ds_config.json",
+            "valid base64. Received: configs/ds_config.json",
         ),
         Signature(
             words="requires+deepspeed_config",
@@ -356,8 +351,7 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             title="the DeepSpeed configuration was given twice: on the command line and in the call",
             fix="give it in one place: config= in the call, or --deepspeed_config",
             sample="AssertionError: Not sure how to proceed, we were given deepspeed configs in the deepspeed "
-            "arguments and "
-            "deepspeed.initialize() function call",
+            "arguments and deepspeed.initialize() function call",
         ),
     ),
 )

@@ -34,17 +34,15 @@ Why it matters: With an older major torch cannot use the GPU. A newer toolkit do
             r"(?P<driver>\d{1,6})\))?",
             tier=Tier.PROBE,
             sample="/venv/torch/cuda/__init__.py:129: UserWarning: CUDA initialization: The NVIDIA driver on "
-            "your system is too "
-            "old (found version 11040).",
+            "your system is too old (found version 11040).",
         ),
         Signature(
             words="forward+compatibility",
             pattern=r"forward compatibility was attempted on non supported HW",
-            title="a CUDA compatibility library is loaded that this GPU or driver cannot use, or the driver "
-            "was just updated",
+            title="a CUDA compatibility library is loaded that this GPU or driver cannot use, or the driver was "
+            "just updated",
             fix="take the compat folder off LD_LIBRARY_PATH (forward compatibility is for data-center GPUs "
-            "only); after an update "
-            "of the driver, reboot",
+            "only); after an update of the driver, reboot",
             sample="RuntimeError: CUDA error: forward compatibility was attempted on non supported HW",
         ),
     ),
@@ -75,16 +73,15 @@ Why it matters: No program can use the GPUs until it answers.""",
             words="nvidia+failed+couldn",
             pattern=r"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
             tier=Tier.PROBE,
-            sample="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure "
-            "that the latest NVIDIA "
-            "driver is installed and running.",
+            sample="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that "
+            "the latest NVIDIA driver is installed and running.",
         ),
         Signature(
             words="nvml+unknown",
             pattern=r"Failed to initialize NVML: Unknown Error",
             title="the container lost its GPUs (NVML: Unknown Error), as after a daemon-reload of systemd on the host",
-            fix="restart the container; name the devices when it starts (--device /dev/nvidia0 ...), or use "
-            "the cgroupfs driver",
+            fix="restart the container; name the devices when it starts (--device /dev/nvidia0 ...), or use the "
+            "cgroupfs driver",
             steps=(step("nvidia-smi"),),
             sample="Failed to initialize NVML: Unknown Error",
         ),
@@ -95,8 +92,8 @@ DRIVER_MISSING = Rule(
     id="driver-missing",
     stage=Stage.RUN,
     title="no NVIDIA driver is seen here",
-    fix="run where a GPU is, not on a login node; a container needs --gpus all and NVIDIA's container toolkit, Slurm "
-    "--gres=gpu:N",
+    fix="run where a GPU is, not on a login node; a container needs --gpus all and NVIDIA's container toolkit, "
+    "Slurm --gres=gpu:N",
     steps=(step("nvidia-smi"), step("docker run --gpus all ..."), instead("srun --gres=gpu:1 nvidia-smi")),
     manual="""torch was built for CUDA, and there is no NVIDIA driver where it runs.
 
@@ -110,8 +107,7 @@ Why it matters: The GPU cannot be used; code that asks for it fails.""",
             pattern=r"Error: Found no NVIDIA driver on your system",
             not_after=r"compute_capability_args|op_builder|cpp_extension",
             sample="RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA "
-            "GPU and installed a "
-            "driver",
+            "GPU and installed a driver",
         ),
         Signature(
             words="cuda+gpus+available",
@@ -119,9 +115,8 @@ Why it matters: The GPU cannot be used; code that asks for it fails.""",
             not_after=r"compute_capability_args|op_builder|cpp_extension",
             tier=Tier.GENERIC,
             title="no CUDA GPU is available to this process",
-            fix="see whether CUDA_VISIBLE_DEVICES is empty or names GPUs that are not here, and whether the "
-            "job or container asked "
-            "for GPUs",
+            fix="see whether CUDA_VISIBLE_DEVICES is empty or names GPUs that are not here, and whether the job "
+            "or container asked for GPUs",
             steps=(step("nvidia-smi"), step("echo $CUDA_VISIBLE_DEVICES")),
             sample="RuntimeError: No CUDA GPUs are available",
         ),
@@ -163,8 +158,8 @@ GPU_ORDINAL_INVALID = Rule(
     id="gpu-ordinal-invalid",
     stage=Stage.RUN,
     title="a rank asks for a GPU that is not there: more ranks on this node than visible GPUs",
-    fix="start as many ranks as there are GPUs (--num_gpus, --nproc_per_node), and use LOCAL_RANK, not RANK, "
-    "to choose the GPU",
+    fix="start as many ranks as there are GPUs (--num_gpus, --nproc_per_node), and use LOCAL_RANK, not RANK, to "
+    "choose the GPU",
     steps=(step("nvidia-smi -L"), step("echo $CUDA_VISIBLE_DEVICES")),
     manual="""The number of the GPU that a rank chose is higher than the last visible one.
 
@@ -256,8 +251,7 @@ GPU_ILLEGAL_ACCESS = Rule(
     stage=Stage.RUN,
     title="a GPU kernel accessed memory that is not its own ({problem})",
     fix="find the kernel: CUDA_LAUNCH_BLOCKING=1 gives the right traceback, compute-sanitizer the kernel; "
-    "suspect ops that were "
-    "built for another torch or GPU, custom kernels, and versions that were just changed",
+    "suspect ops that were built for another torch or GPU, custom kernels, and versions that were just changed",
     steps=(
         step("CUDA_LAUNCH_BLOCKING=1 python SCRIPT.py"),
         step("compute-sanitizer python SCRIPT.py"),

@@ -6,11 +6,9 @@ LOSS_WITHOUT_GRADIENT = Rule(
     id="loss-without-gradient",
     stage=Stage.RUN,
     title="the loss has no gradient: nothing that it depends on has requires_grad",
-    fix="see that something is trainable (LoRA added, not everything frozen) and that the loss is computed "
-    "from it without "
-    "torch.no_grad(). With activation checkpointing over frozen layers call "
-    "model.enable_input_require_grads(), or checkpoint with "
-    "use_reentrant=False",
+    fix="see that something is trainable (LoRA added, not everything frozen) and that the loss is computed from "
+    "it without torch.no_grad(). With activation checkpointing over frozen layers call "
+    "model.enable_input_require_grads(), or checkpoint with use_reentrant=False",
     manual="""backward was called on a loss that depends on no trainable parameter.
 
 Everything is frozen; or the model ran under torch.no_grad() or inference_mode. With reentrant activation checkpointing a
@@ -27,11 +25,10 @@ Why it matters: There is nothing to train with.""",
         Signature(
             words="loss+scalar",
             pattern=r"AssertionError: loss must be a scalar tensor",
-            title="the loss given to the engine's backward has no gradient (nothing has requires_grad), or is "
-            "no single number",
+            title="the loss given to the engine's backward has no gradient (nothing has requires_grad), or is no "
+            "single number",
             fix="see that something is trainable (LoRA added, not everything frozen), that the model does not "
-            "run under torch.no_grad(), "
-            "and that the loss is one number (loss.mean())",
+            "run under torch.no_grad(), and that the loss is one number (loss.mean())",
             sample="AssertionError: loss must be a scalar tensor. If you need to pass output gradients, "
             "backward() of output tensors",
         ),
@@ -50,8 +47,7 @@ BACKWARD_TWICE = Rule(
     stage=Stage.RUN,
     title="backward runs a second time over the same graph",
     fix="compute the loss again for each backward; do not keep tensors of the last step (detach them), or add "
-    "both losses and call "
-    "backward once",
+    "both losses and call backward once",
     manual="""A backward pass frees what it needs, and this one comes to a part that was freed already.
 
 Two losses that share a forward, or a state (a memory, a moving average, hidden states) that was not detached, carry the
@@ -63,8 +59,7 @@ Why it matters: The step fails, on the rank that comes to it first.""",
             words="backward+graph+second",
             pattern=r"^RuntimeError: Trying to backward through the graph a second time",
             sample="RuntimeError: Trying to backward through the graph a second time (or directly access saved "
-            "tensors after they "
-            "have already been freed).",
+            "tensors after they have already been freed).",
         ),
     ),
 )
@@ -75,8 +70,8 @@ DTYPES_DIFFER = Rule(
     title="two tensors of different dtype meet{types_hint}: input or a layer is not in the precision of the "
     "engine's weights",
     fix="cast the inputs to the engine's dtype (half for fp16, bfloat16 for bf16): "
-    "x.to(next(engine.parameters()).dtype); keep "
-    "layers that were added or upcast later in the same precision, or train under torch.autocast",
+    "x.to(next(engine.parameters()).dtype); keep layers that were added or upcast later in the same precision, "
+    "or train under torch.autocast",
     manual="""The weights are in one precision, and what they are multiplied with is in another.
 
 DeepSpeed casts the module to fp16 or bf16 when the engine is made, and does not cast what the script feeds to it. A layer
@@ -96,9 +91,8 @@ Why it matters: The first forward fails.""",
             pattern=r"^RuntimeError: [Ee]xpected (?:object of )?scalar type (?P<types>\w{3,12} but "
             r"(?:got|found)(?: scalar type)? "
             r"\w{3,12})",
-            sample="RuntimeError: Expected object of scalar type Half but got scalar type Float for argument "
-            "#2 'mat2' in call to "
-            "_th_mm",
+            sample="RuntimeError: Expected object of scalar type Half but got scalar type Float for argument #2 "
+            "'mat2' in call to _th_mm",
         ),
         Signature(
             words="output+type+input",
@@ -123,8 +117,7 @@ GRADIENT_NONE = Rule(
     stage=Stage.RUN,
     title="the script reads the gradient of a parameter, and the gradient is None",
     fix="under ZeRO read it with deepspeed.utils.safe_get_full_grad(parameter), between backward and step; "
-    "without ZeRO test for "
-    "None: a parameter that was not used for the loss has no gradient",
+    "without ZeRO test for None: a parameter that was not used for the loss has no gradient",
     manual="""param.grad is None.
 
 ZeRO takes the gradients away in the backward pass and keeps its own parts, so param.grad stays None; and a parameter of
@@ -149,8 +142,8 @@ Why it matters: Code that reads or clips gradients by itself fails under DeepSpe
             r"for \w{1,12}\(\): 'NoneType')",
             after=r"\.grad\b(?!_)",
             tier=Tier.GENERIC,
-            sample="    total += p.grad ** 2\nTypeError: unsupported operand type(s) for ** or pow(): "
-            "'NoneType' and 'int'",
+            sample="    total += p.grad ** 2\n"
+            "TypeError: unsupported operand type(s) for ** or pow(): 'NoneType' and 'int'",
         ),
     ),
 )

@@ -6,8 +6,8 @@ from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 HF_CONFIG_MISMATCH = Rule(
     id="hf-config-mismatch",
     stage=Stage.RUN,
-    title="the DeepSpeed configuration and the TrainingArguments differ (a mismatch): {key|a key} is {here|one value} "
-    "there, {argument|the argument} is {there|another} here",
+    title="the DeepSpeed configuration and the TrainingArguments differ (a mismatch): {key|a key} is {here|one "
+    "value} there, {argument|the argument} is {there|another} here",
     fix='set these keys to "auto" in the DeepSpeed configuration, and the Trainer fills in the '
     "TrainingArguments' values; or "
     "make them equal",
@@ -53,8 +53,8 @@ HF_QUANTIZED_UNDER_ZERO3 = Rule(
     id="hf-quantized-under-zero3",
     stage=Stage.RUN,
     title="the weights are quantized (4-bit or 8-bit integers), and ZeRO-3 asks for gradients of them",
-    fix="use ZeRO-2 for QLoRA, or load the model without load_in_4bit and load_in_8bit; ZeRO-3 with 4-bit needs newer "
-    "transformers, accelerate and bitsandbytes, and bnb_4bit_quant_storage set to the training's dtype",
+    fix="use ZeRO-2 for QLoRA, or load the model without load_in_4bit and load_in_8bit; ZeRO-3 with 4-bit needs "
+    "newer transformers, accelerate and bitsandbytes, and bnb_4bit_quant_storage set to the training's dtype",
     steps=(step("python -m pip install -U transformers accelerate bitsandbytes peft"),),
     manual="""A model with quantized weights was made under ZeRO-3.
 
@@ -77,9 +77,8 @@ HF_HUB_UNREACHABLE = Rule(
     id="hf-hub-unreachable",
     stage=Stage.RUN,
     title="the model is not in the local cache, and the Hugging Face hub is switched off or out of reach",
-    fix="download it where there is a network, and set HF_HOME to that cache on every node; unset "
-    "HF_HUB_OFFLINE if the network "
-    "is there",
+    fix="download it where there is a network, and set HF_HOME to that cache on every node; unset HF_HUB_OFFLINE "
+    "if the network is there",
     steps=(step("unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE"), instead("export HF_HOME=/shared/cache/huggingface")),
     manual="""A file of the model or data set is wanted from the Hugging Face hub, and the hub does not answer.
 
@@ -92,16 +91,14 @@ Why it matters: The rank that needs the file ends, and the others wait for it.""
             words="connect+huggingface couldn+huggingface",
             pattern=r"OSError: We couldn't connect to '(?:https://)?\S{1,80}' to load (?:the|this) files?",
             sample="OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't "
-            "find them in the "
-            "cached files.",
+            "find them in the cached files.",
         ),
         Signature(
             words="localentrynotfounderror offlinemodeisenabled",
             pattern=r"^(?:[\w.]{1,80}\.)?(?:LocalEntryNotFoundError|OfflineModeIsEnabled): ",
             tier=Tier.GENERIC,
             sample="huggingface_hub.errors.LocalEntryNotFoundError: Cannot find an appropriate cached snapshot "
-            "folder for the "
-            "specified revision on the local disk and outgoing traffic has been disabled.",
+            "folder for the specified revision on the local disk and outgoing traffic has been disabled.",
         ),
     ),
 )
@@ -128,8 +125,8 @@ Why it matters: No rank can load the model.""",
         Signature(
             words="local+folder+valid+identifier",
             pattern=r"OSError: (?P<name>\S{1,120}) is not a local folder and is not a valid model identifier",
-            sample="OSError: ./outputs/merged is not a local folder and is not a valid model identifier listed on "
-            "'https://huggingface.co/models'",
+            sample="OSError: ./outputs/merged is not a local folder and is not a valid model identifier listed "
+            "on 'https://huggingface.co/models'",
         ),
     ),
 )
@@ -148,8 +145,7 @@ Why it matters: The model cannot be loaded.""",
             words="recognize+architecture",
             pattern=r"has model type `(?P<name>[\w.-]{1,60})` but Transformers does not recognize this architecture",
             sample="ValueError: The checkpoint you are trying to load has model type `qwen3_next` but "
-            "Transformers does not "
-            "recognize this architecture.",
+            "Transformers does not recognize this architecture.",
         ),
         Signature(
             words="keyerror",
@@ -166,9 +162,9 @@ GPU_INDEX_OUT_OF_RANGE = Rule(
     id="gpu-index-out-of-range",
     stage=Stage.RUN,
     title="an index is out of range on the GPU: a token id, a label or a position is outside of its table",
-    fix="compare the largest token id with the model's vocabulary (resize_token_embeddings after adding "
-    "tokens), the labels with "
-    "the number of classes (or -100), and the length with the number of positions; run it once on the CPU to see which",
+    fix="compare the largest token id with the model's vocabulary (resize_token_embeddings after adding tokens), "
+    "the labels with the number of classes (or -100), and the length with the number of positions; run it once "
+    "on the CPU to see which",
     steps=(step("CUDA_LAUNCH_BLOCKING=1 python SCRIPT.py", note="shows the right line"),),
     manual="""A kernel on the GPU was given an index that lies outside of its table.
 
@@ -183,8 +179,7 @@ Why it matters: After a device-side assert the process cannot use the GPU any mo
             pattern=r"\.cu:\d+: .{0,200}Assertion `.{0,80}(?:srcIndex < srcSelectDimSize|index out of bounds|n_classes"
             r"|idx_dim >= 0).{0,60}failed",
             sample="../aten/src/ATen/native/cuda/Indexing.cu:1141: indexSelectLargeIndex: block: [682,0,0], "
-            "thread: [56,0,0] "
-            "Assertion `srcIndex < srcSelectDimSize` failed.",
+            "thread: [56,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
         ),
         Signature(
             words="index+range+self",
@@ -201,8 +196,7 @@ GPU_ASSERT = Rule(
     title="a check inside a GPU kernel failed (device-side assert), most often of an index: token id, label or "
     "position",
     fix="look for the kernel's own line with \"Assertion\" further up in every rank's log; else run the same "
-    "batch on the CPU, or "
-    "with CUDA_LAUNCH_BLOCKING=1, and the traceback shows the right line",
+    "batch on the CPU, or with CUDA_LAUNCH_BLOCKING=1, and the traceback shows the right line",
     steps=(step("CUDA_LAUNCH_BLOCKING=1 python SCRIPT.py"),),
     explained_by=("gpu-index-out-of-range",),
     manual="""A GPU kernel found a value that it cannot work with, and stopped.

@@ -25,8 +25,8 @@ GPU_OOM = Rule(
     stage=Stage.RUN,
     title="the GPU's memory is full{wanted_hint}",
     fix="halve train_micro_batch_size_per_gpu and double gradient_accumulation_steps, and turn on activation "
-    "checkpointing; then "
-    "a higher ZeRO stage, then offload_optimizer and offload_param; see first that nothing else is on the GPU",
+    "checkpointing; then a higher ZeRO stage, then offload_optimizer and offload_param; see first that nothing "
+    "else is on the GPU",
     steps=(
         step("nvidia-smi"),
         step("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", note="against fragmentation"),
@@ -46,18 +46,15 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             r"(?P<loose>[\d.]{1,12} GiB) is reserved by PyTorch but unallocated",
             title="the GPU's memory is fragmented: {wanted} were not to be had in one piece, while {loose} are "
             "reserved and unused",
-            fix="let the allocator use segments that can grow; less variation in sequence lengths helps too. "
-            "If it stays, the "
-            "micro batch is too large",
+            fix="let the allocator use segments that can grow; less variation in sequence lengths helps too. If "
+            "it stays, the micro batch is too large",
             steps=(
                 step("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", note="torch 2.9: PYTORCH_ALLOC_CONF"),
             ),
-            sample="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a "
-            "total capacity of "
-            "79.15 GiB of which 111.25 MiB is free. Including non-PyTorch memory, this process has 79.03 GiB "
-            "memory in use. Of "
-            "the allocated memory 66.10 GiB is allocated by PyTorch, and 11.40 GiB is reserved by PyTorch but "
-            "unallocated.",
+            sample="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total "
+            "capacity of 79.15 GiB of which 111.25 MiB is free. Including non-PyTorch memory, this process has "
+            "79.03 GiB memory in use. Of the allocated memory 66.10 GiB is allocated by PyTorch, and 11.40 GiB "
+            "is reserved by PyTorch but unallocated.",
         ),
         Signature(
             words="memory+tried outofmemoryerror",
@@ -70,10 +67,8 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             "torch.cuda.set_device(LOCAL_RANK) before anything touches the GPU",
             steps=(step("nvidia-smi"),),
             sample="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
-            "capacity of "
-            "79.15 GiB of which 1.25 GiB is free. Process 4711 has 70.10 GiB memory in use. Including "
-            "non-PyTorch memory, this "
-            "process has 7.60 GiB memory in use.",
+            "capacity of 79.15 GiB of which 1.25 GiB is free. Process 4711 has 70.10 GiB memory in use. "
+            "Including non-PyTorch memory, this process has 7.60 GiB memory in use.",
         ),
         Signature(
             words="memory+tried outofmemoryerror",
@@ -82,8 +77,7 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             title="the GPU's memory is full while the model is saved{wanted_hint}: under ZeRO-3 saving gathers "
             "the whole weights",
             fix="save without gathering (stage3_gather_16bit_weights_on_model_save: false) and convert with "
-            "zero_to_fp32.py later; "
-            "or leave more room: a smaller micro batch, offload_param",
+            "zero_to_fp32.py later; or leave more room: a smaller micro batch, offload_param",
             steps=(step("python zero_to_fp32.py CHECKPOINT OUTPUT"),),
             sample='  File "/venv/transformers/trainer.py", line 3000, in _save_checkpoint\n'
             "RuntimeError: CUDA out of memory. Tried to allocate 1.20 GiB (GPU 0; 15.78 GiB total capacity)",
@@ -94,8 +88,7 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             after=GATHERING,
             title="the GPU's memory is full where ZeRO-3 gathers a module's parameters{wanted_hint}",
             fix="lower stage3_max_live_parameters, stage3_prefetch_bucket_size and stage3_max_reuse_distance; "
-            "then a smaller micro "
-            "batch, activation checkpointing, offload_param",
+            "then a smaller micro batch, activation checkpointing, offload_param",
             steps=(step("nvidia-smi"),),
             sample='  File "/venv/deepspeed/runtime/zero/partition_parameters.py", line 1300, in _allgather_params\n'
             "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 0; 31.75 GiB "
@@ -108,8 +101,7 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             not_after=BUCKET,
             title="the GPU's memory is full where the optimizer's states or ZeRO's buffers are made{wanted_hint}",
             fix="take a higher ZeRO stage or more ranks, or offload_optimizer to the CPU; smaller "
-            "reduce_bucket_size and "
-            "allgather_bucket_size; a smaller batch does not help here",
+            "reduce_bucket_size and allgather_bucket_size; a smaller batch does not help here",
             steps=(step("nvidia-smi"),),
             sample='  File "/venv/deepspeed/runtime/zero/stage_1_and_2.py", line 700, in initialize_optimizer_states\n'
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 26.00 GiB. GPU 0 has a total "
@@ -122,8 +114,7 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             not_after=IN_BACKWARD,
             title="the GPU's memory is full while the whole model is moved to it{wanted_hint}",
             fix="use ZeRO-3 and make the model under deepspeed.zero.Init (Hugging Face: make the "
-            "TrainingArguments before the "
-            "model), so that no rank holds all of it",
+            "TrainingArguments before the model), so that no rank holds all of it",
             steps=(step("nvidia-smi"),),
             sample='  File "/venv/deepspeed/runtime/engine.py", line 1100, in _configure_distributed_model\n'
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
@@ -134,8 +125,8 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             pattern=ANY_FULL,
             not_after=BUCKET,
             sample="torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 23.69 "
-            "GiB total "
-            "capacity; 21.56 GiB already allocated; 1.40 GiB free; 21.70 GiB reserved in total by PyTorch)",
+            "GiB total capacity; 21.56 GiB already allocated; 1.40 GiB free; 21.70 GiB reserved in total by "
+            "PyTorch)",
         ),
         Signature(
             words="error+memory",
@@ -217,9 +208,8 @@ CUBLAS_OUT_OF_MEMORY = Rule(
     id="cublas-out-of-memory",
     stage=Stage.RUN,
     title="{library|cuBLAS} could not start on the GPU: nearly always its memory is full",
-    fix="free GPU memory as for gpu-oom: a smaller micro batch, or what else is on the GPU. If memory is free, "
-    "a failed kernel "
-    "before it is the cause: CUDA_LAUNCH_BLOCKING=1 shows which",
+    fix="free GPU memory as for gpu-oom: a smaller micro batch, or what else is on the GPU. If memory is free, a "
+    "failed kernel before it is the cause: CUDA_LAUNCH_BLOCKING=1 shows which",
     steps=(step("nvidia-smi"), step("CUDA_LAUNCH_BLOCKING=1 python SCRIPT.py")),
     explained_by=("gpu-oom", "gpu-index-out-of-range", "gpu-assert"),
     manual="""cuBLAS or cuDNN got no memory for its handle or workspace.
@@ -263,16 +253,15 @@ Why it matters: The failure comes before the first step, whatever the batch is."
             after=BUCKET,
             sample="    bucket.buffer = torch.empty(self.reduce_bucket_size,\n"
             "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate "
-            "memory: you tried "
-            "to allocate 40000000000 bytes. Error code 12 (Cannot allocate memory)",
+            "memory: you tried to allocate 40000000000 bytes. Error code 12 (Cannot allocate memory)",
         ),
         Signature(
             words="memory+tried",
             pattern=r"Error: (?:CUDA|HIP) out of memory\. Tried to allocate (?P<bytes>[\d.]{1,12} [KMG]iB)",
             after=BUCKET,
             sample="    buf_0 = torch.empty(int(self.reduce_bucket_size),\n"
-            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.73 GiB (GPU 0; 15.78 GiB "
-            "total capacity)",
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.73 GiB (GPU 0; 15.78 GiB total "
+            "capacity)",
         ),
     ),
 )

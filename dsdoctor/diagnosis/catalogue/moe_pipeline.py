@@ -36,8 +36,8 @@ MOE_PARAMETER_GROUPS = Rule(
     id="moe-parameter-groups",
     stage=Stage.RUN,
     title="the optimizer's parameter groups do not mark the experts",
-    fix="split the parameters before the optimizer is made: deepspeed.moe.utils."
-    "split_params_into_different_moe_groups_for_optimizer({'params': [...], 'name': 'all'})",
+    fix="split the parameters before the optimizer is made: "
+    "deepspeed.moe.utils.split_params_into_different_moe_groups_for_optimizer({'params': [...], 'name': 'all'})",
     manual="""Experts are reduced among other ranks than the rest of the model, so they need a param group of their own.
 
 The group holds experts only and has the key 'moe': True. DeepSpeed splits the groups itself where it makes the optimizer
@@ -50,8 +50,7 @@ Why it matters: ZeRO stops, because it would reduce the experts among the wrong 
             pattern=r"The model has moe layers, but None of the param groups are marked as MoE|All params in "
             r"MoE group must be MoE params",
             sample="AssertionError: The model has moe layers, but None of the param groups are marked as MoE. "
-            "Create a param group with "
-            "'moe' key set to True before creating optimizer",
+            "Create a param group with 'moe' key set to True before creating optimizer",
         ),
     ),
 )
@@ -60,9 +59,8 @@ MOE_ZERO_STAGE = Rule(
     id="moe-zero-stage",
     stage=Stage.RUN,
     title="DeepSpeed's own mixture of experts does not work with this ZeRO configuration",
-    fix="use ZeRO stage 1 or 2 with contiguous_gradients and reduce_scatter true; for a Hugging Face model "
-    "under ZeRO-3 mark its "
-    "expert block as a leaf module instead",
+    fix="use ZeRO stage 1 or 2 with contiguous_gradients and reduce_scatter true; for a Hugging Face model under "
+    "ZeRO-3 mark its expert block as a leaf module instead",
     manual="""deepspeed.moe.layer.MoE distributes its experts itself, which does not go together with some ZeRO settings.
 
 Stage 3 is refused, and stage 2 needs contiguous_gradients and reduce_scatter.
@@ -94,8 +92,7 @@ Why it matters: The step fails on the ranks with the small batch, and the others
             words="min_capacity+tokens",
             pattern=r"No\. of tokens \(batch-size\) should be greater than min_capacity",
             sample="AssertionError: No. of tokens (batch-size) should be greater than min_capacity. Either set "
-            "min_capacity to 0 or "
-            "increase your batch size.",
+            "min_capacity to 0 or increase your batch size.",
         ),
     ),
 )

@@ -8,8 +8,7 @@ NCCL_DUPLICATE_GPU = Rule(
     stage=Stage.RUN,
     title="two ranks use the same GPU{ranks_hint}",
     fix="let each rank choose its own: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything "
-    "touches the GPU; start no "
-    "more ranks than there are GPUs",
+    "touches the GPU; start no more ranks than there are GPUs",
     steps=(step("nvidia-smi"), step("echo $CUDA_VISIBLE_DEVICES")),
     manual="""NCCL found the same GPU in two ranks of one group, and refuses.
 
@@ -32,8 +31,7 @@ NCCL_PEER_ACCESS = Rule(
     stage=Stage.RUN,
     title="two GPUs of this node cannot reach each other's memory",
     fix="try NCCL_P2P_DISABLE=1: if it works then, the node's IOMMU, ACS or virtualization stands between the "
-    "GPUs (dsdoctor comm "
-    "tells); NCCL_P2P_LEVEL limits it to NVLink",
+    "GPUs (dsdoctor comm tells); NCCL_P2P_LEVEL limits it to NVLink",
     steps=(step("python -m dsdoctor comm"), step("nvidia-smi topo -m"), step("export NCCL_P2P_DISABLE=1")),
     manual="""NCCL or CUDA wanted direct access from one GPU to another, and the driver or the node refuses.
 
@@ -57,9 +55,8 @@ MEMLOCK_LIMITED = Rule(
     id="memlock-limited",
     stage=Stage.RUN,
     title="InfiniBand cannot register memory: the locked memory of this process is limited",
-    fix="allow locked memory without limit, where the ranks start: ulimit -l unlimited, in a container "
-    "--ulimit memlock=-1, under "
-    "Slurm LimitMEMLOCK=infinity of slurmd",
+    fix="allow locked memory without limit, where the ranks start: ulimit -l unlimited, in a container --ulimit "
+    "memlock=-1, under Slurm LimitMEMLOCK=infinity of slurmd",
     steps=(step("ulimit -l"), step("docker run --ulimit memlock=-1 ...")),
     manual="""ibv_reg_mr or ibv_create_cq got no memory.
 
@@ -80,10 +77,10 @@ Why it matters: NCCL fails at its start on that node.""",
 NCCL_INVALID_USAGE = Rule(
     id="nccl-invalid-usage",
     stage=Stage.RUN,
-    title="NCCL was called in a way that it refuses (ncclInvalidUsage): most often two ranks on one GPU, or "
-    "two NCCLs in one process",
-    fix="see the line of NCCL WARN above with NCCL_DEBUG=WARN: it names the reason; check that each rank has "
-    "its own GPU",
+    title="NCCL was called in a way that it refuses (ncclInvalidUsage): most often two ranks on one GPU, or two "
+    "NCCLs in one process",
+    fix="see the line of NCCL WARN above with NCCL_DEBUG=WARN: it names the reason; check that each rank has its "
+    "own GPU",
     steps=(step("export NCCL_DEBUG=WARN"), step("nvidia-smi")),
     explained_by=("nccl-duplicate-gpu",),
     manual="""NCCL checks its arguments, and found something wrong.
@@ -106,8 +103,7 @@ NCCL_CALL_FAILED = Rule(
     stage=Stage.RUN,
     title="a call inside of NCCL failed, and this line does not say why",
     fix="run again with NCCL_DEBUG=INFO: the line of NCCL WARN names the reason (a CUDA error, a full GPU, the "
-    "network). Another NCCL "
-    "than torch's own on LD_LIBRARY_PATH does this, too",
+    "network). Another NCCL than torch's own on LD_LIBRARY_PATH does this, too",
     steps=(step("export NCCL_DEBUG=INFO"), step("python -m dsdoctor comm")),
     explained_by=(
         "gpu-oom",
@@ -140,8 +136,7 @@ COLLECTIVES_DIFFER = Rule(
     stage=Stage.RUN,
     title="the ranks call a different collective at the same time: {here|one} on rank {rank|one of them}",
     fix="find the branch that only some ranks take (if rank == 0, a condition on the data, an early end of the "
-    "data) and give all "
-    "ranks the same collectives in the same order and sizes",
+    "data) and give all ranks the same collectives in the same order and sizes",
     steps=(step("export TORCH_DISTRIBUTED_DEBUG=DETAIL"), step("export TORCH_FR_BUFFER_SIZE=2000")),
     manual="""TORCH_DISTRIBUTED_DEBUG=DETAIL compared what the ranks call, and they do not call the same.
 
@@ -161,8 +156,7 @@ Why it matters: Without the check the ranks hang, or exchange the wrong data."""
             words="preamble+nbytes",
             pattern=r"op\.preamble\.length <= op\.nbytes(?:\. (?P<here>\d{1,18}) vs (?P<there>\d{1,18}))?",
             title="the ranks call a collective with tensors of different size ({here|one} and {there|another} "
-            "bytes), or different "
-            "collectives",
+            "bytes), or different collectives",
             sample="terminate called: [enforce fail at gloo/transport/tcp/pair.cc:446] op.preamble.length <= "
             "op.nbytes. 512 vs 256",
         ),

@@ -58,6 +58,18 @@ Why it matters: deepspeed.initialize stops on the nodes where it is so.""",
             sample="    os.makedirs(self.swap_folder, exist_ok=True)\n"
             "FileNotFoundError: [Errno 2] No such file or directory: '/proc/nvme0'",
         ),
+        Signature(
+            words="deepspeed_aio+failed",
+            pattern=r"deepspeed_aio: {1,6}(?:open|fstat) for (?:read|write) {1,4}failed on (?P<path>\S{1,200}) "
+            r"error = (?P<code>\d{1,4})",
+            title="async_io cannot open its swap file {path} (error {code})",
+            fix="error 22: the file system does not take direct writes (tmpfs, overlay, many network file "
+            "systems), use ext4 or xfs on a "
+            "local disk; 28: the disk is full; 2 and 13: the folder is missing or belongs to another user; 24: "
+            "too many open files",
+            sample="deepspeed_aio:   open for write  failed on "
+            "/mnt/nvme/zero_stage_3/optimizer/rank0/0.tensor.swp error = 22",
+        ),
     ),
 )
 
@@ -65,9 +77,9 @@ NVME_SWAP_BUFFERS = Rule(
     id="nvme-swap-buffers",
     stage=Stage.RUN,
     title="the swap buffers for NVMe are too few or too small for this model",
-    fix="raise buffer_count in offload_param (5 by default) and in offload_optimizer (4: one for each state "
-    "and the gradient), and "
-    "buffer_size in offload_param to at least the elements of the largest parameter's part (1e8 by default)",
+    fix="raise buffer_count in offload_param (5 by default) and in offload_optimizer (4: one for each state and "
+    "the gradient), and buffer_size in offload_param to at least the elements of the largest parameter's part "
+    "(1e8 by default)",
     manual="""Parameters and states are read from the NVMe into a fixed number of buffers of a fixed size.
 
 A block that needs many parameters at once, or prefetching (stage3_prefetch_bucket_size, max_live_parameters), needs more
@@ -91,10 +103,10 @@ Why it matters: The forward or the step stops.""",
 NVME_SWAPPED_TWICE = Rule(
     id="nvme-swapped-twice",
     stage=Stage.RUN,
-    title="a parameter is read from the NVMe twice{param_hint}: the same layers run twice in a step "
-    "(activation checkpointing)",
-    fix="use DeepSpeed's activation checkpointing, or use_reentrant=False, or offload the parameters to the "
-    "CPU instead of nvme",
+    title="a parameter is read from the NVMe twice{param_hint}: the same layers run twice in a step (activation "
+    "checkpointing)",
+    fix="use DeepSpeed's activation checkpointing, or use_reentrant=False, or offload the parameters to the CPU "
+    "instead of nvme",
     manual="""The swapper for parameters found one that it has in memory already.
 
 Checkpointing of activations runs the layers once more in the backward pass. With offload_param on NVMe, Hugging Face's way
@@ -117,8 +129,7 @@ NVME_FILE_SHORT = Rule(
     stage=Stage.RUN,
     title="a swap file on the NVMe is not as long as its buffer{sizes_hint}: not everything was written",
     fix="see that the disk has space and the file system takes O_DIRECT (ext4, xfs; not tmpfs, overlay or many "
-    "network file systems); "
-    "set block_size in the aio block to a divisor of the buffer; remove old swap files",
+    "network file systems); set block_size in the aio block to a divisor of the buffer; remove old swap files",
     steps=(step("df -hT NVME_PATH"), step("ds_nvme_tune --nvme_dir NVME_PATH"), step("ls -l NVME_PATH")),
     manual="""async_io read back a file that is shorter than what it had written.
 

@@ -20,9 +20,9 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             words="offload+client",
             pattern=r"You are using ZeRO-Offload with a client provided optimizer(?! \(<class .deepspeed\.ops\.lion)"
             r"(?: \(<class '(?P<optimizer>[\w.]{1,100})'>\))?",
-            sample="deepspeed.runtime.zero.utils.ZeRORuntimeException: You are using ZeRO-Offload with a "
-            "client provided "
-            "optimizer (<class 'torch.optim.adamw.AdamW'>) which in most cases will yield poor performance.",
+            sample="deepspeed.runtime.zero.utils.ZeRORuntimeException: You are using ZeRO-Offload with a client "
+            "provided optimizer (<class 'torch.optim.adamw.AdamW'>) which in most cases will yield poor "
+            "performance.",
         ),
         Signature(
             words="cpuadam+param",
@@ -70,8 +70,8 @@ OPTIMIZER_UNKNOWN = Rule(
     stage=Stage.RUN,
     title="DeepSpeed knows no {kind|optimizer} of the name {name}",
     fix="correct its type in the configuration (Adam, AdamW, OneBitAdam, Lamb, Lion, Muon ...; WarmupLR, "
-    "WarmupDecayLR, "
-    "WarmupCosineLR, OneCycle, LRRangeTest), or make it in the script and give it to deepspeed.initialize",
+    "WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest), or make it in the script and give it to "
+    "deepspeed.initialize",
     manual="""The configuration names an optimizer or a scheduler that neither DeepSpeed nor torch.optim has.
 
 Why it matters: deepspeed.initialize stops, on every rank.""",
@@ -94,8 +94,8 @@ SCHEDULER_PARAMETERS = Rule(
     stage=Stage.RUN,
     title="{scheduler|the scheduler} of the configuration does not take these parameters{name_hint}",
     fix="correct scheduler.params: WarmupLR takes warmup_min_lr, warmup_max_lr, warmup_num_steps and "
-    "warmup_type; WarmupDecayLR "
-    "also total_num_steps; WarmupCosineLR total_num_steps, warmup_min_ratio, warmup_num_steps and cos_min_ratio",
+    "warmup_type; WarmupDecayLR also total_num_steps; WarmupCosineLR total_num_steps, warmup_min_ratio, "
+    "warmup_num_steps and cos_min_ratio",
     manual="""scheduler.params of the configuration does not fit the scheduler.
 
 The parameters are handed to the class as they stand. The names are not those of torch or of Hugging Face
@@ -131,8 +131,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             after=r"inverse_log_warm_up",
             title="warmup_num_steps of the scheduler is 0 or 1, and this DeepSpeed divides by its logarithm",
             fix="set warmup_num_steps to 2 or more in scheduler.params, or upgrade DeepSpeed",
-            sample="    self.inverse_log_warm_up = 1.0 / math.log(warmup_num_steps)\nZeroDivisionError: float "
-            "division by zero",
+            sample="    self.inverse_log_warm_up = 1.0 / math.log(warmup_num_steps)\n"
+            "ZeroDivisionError: float division by zero",
         ),
         Signature(
             words="warmup_num_steps+positive",
@@ -147,8 +147,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             "the top level",
             fix="remove max_grad_norm from optimizer.params and set gradient_clipping on the top level of the "
             "configuration",
-            sample="ValueError: 'max_grad_norm' is not supported as an optimizer parameter, please switch to using the "
-            "deepspeed parameter 'gradient_clipping'",
+            sample="ValueError: 'max_grad_norm' is not supported as an optimizer parameter, please switch to "
+            "using the deepspeed parameter 'gradient_clipping'",
         ),
     ),
 )
@@ -157,8 +157,8 @@ OPTIMIZER_TWICE = Rule(
     id="optimizer-twice",
     stage=Stage.RUN,
     title="the {kind|optimizer} is both in the DeepSpeed configuration and in the code given to accelerator.prepare()",
-    fix="keep one: remove the block from the configuration, or make accelerate.utils.DummyOptim "
-    "(DummyScheduler) in the code",
+    fix="keep one: remove the block from the configuration, or make accelerate.utils.DummyOptim (DummyScheduler) "
+    "in the code",
     manual="""accelerate was given an optimizer or a scheduler twice, or only a placeholder for one.
 
 Either the configuration describes it, and the code passes DummyOptim or DummyScheduler as a placeholder; or the code
@@ -171,16 +171,16 @@ Why it matters: accelerator.prepare() stops, on every rank.""",
             pattern=r"You cannot specify an? (?P<kind>optimizer|scheduler) in the config file and in the code "
             r"at the same time",
             sample="ValueError: You cannot specify an optimizer in the config file and in the code at the same "
-            "time. Please "
-            "remove the optimizer from the config file or create `accelerate.utils.DummyOptim` in the code.",
+            "time. Please remove the optimizer from the config file or create `accelerate.utils.DummyOptim` in "
+            "the code.",
         ),
         Signature(
             words="dummyoptim+specifying dummyscheduler+specify dummyscheduler+code",
             pattern=r"You cannot create a `DummyOptim` without specifying an optimizer in the config file"
             r"|Either specify a scheduler in the config file or pass in the `lr_scheduler_callable`"
             r"|You can only specify `accelerate\.utils\.DummyScheduler` in the code when using",
-            title="the code passes a placeholder (DummyOptim, DummyScheduler), and the configuration lacks "
-            "what it stands for",
+            title="the code passes a placeholder (DummyOptim, DummyScheduler), and the configuration lacks what "
+            "it stands for",
             fix="describe optimizer and scheduler in the DeepSpeed configuration, or make real ones in the code",
             sample="ValueError: You cannot create a `DummyOptim` without specifying an optimizer in the config file.",
         ),
@@ -226,8 +226,7 @@ OPTIMIZER_NOTHING_TO_TRAIN = Rule(
     stage=Stage.RUN,
     title="the optimizer got no parameters to train: nothing in it has requires_grad",
     fix="look at which parameters are trainable: everything is frozen, the adapter (LoRA) was not added or "
-    "matched no module, or "
-    "a parameter group is empty; leave empty groups out",
+    "matched no module, or a parameter group is empty; leave empty groups out",
     manual="""The optimizer, or one of its parameter groups, holds no trainable parameter.
 
 With LoRA most often the adapter's modules were not found in the model, or a second group (no weight decay) is empty.
@@ -239,9 +238,8 @@ Why it matters: There is nothing to optimize, and ZeRO cannot divide an empty gr
             pattern=r"Error: optimizer got an empty parameter list",
             after=r"pipe[/\\]engine\.py",
             title="this pipeline stage holds frozen layers only: its optimizer gets no trainable parameter",
-            fix="divide the layers so that each stage has a trainable one (partition_method), or leave "
-            "something in each stage "
-            "with requires_grad",
+            fix="divide the layers so that each stage has a trainable one (partition_method), or leave something "
+            "in each stage with requires_grad",
             sample='  File "/venv/deepspeed/runtime/pipe/engine.py", line 67, in __init__\n'
             "ValueError: optimizer got an empty parameter list",
         ),
@@ -290,8 +288,7 @@ PRECISION_UNSUPPORTED = Rule(
     stage=Stage.RUN,
     title="{type|this precision} is not supported by the device that DeepSpeed chose{accelerator_hint}",
     fix="bf16 needs an Ampere GPU (A100, RTX 30) or newer, and most CPUs have no fp16: switch to the other, or "
-    "to fp32. If there "
-    "is a GPU, see why it was not chosen",
+    "to fp32. If there is a GPU, see why it was not chosen",
     steps=(step("python -m dsdoctor check"), instead("nvidia-smi")),
     manual="""The configuration asks for a precision that the device does not have.
 
@@ -309,8 +306,7 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             words="setup+bf16",
             pattern=r"Your setup doesn't support (?P<type>bf16)(?:/gpu)?",
             sample="ValueError: Your setup doesn't support bf16/gpu. You need to assign use_cpu if you want to "
-            "train the model "
-            "on CPU.",
+            "train the model on CPU.",
         ),
         Signature(
             words="precision+requires",
@@ -342,9 +338,8 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
         Signature(
             words="apex+removed",
             pattern=r"NVIDIA Apex AMP integration has been removed",
-            sample="deepspeed.runtime.config.DeepSpeedConfigError: NVIDIA Apex AMP integration has been "
-            "removed. Use DeepSpeed "
-            "'fp16', 'bf16', or 'torch_autocast' instead.",
+            sample="deepspeed.runtime.config.DeepSpeedConfigError: NVIDIA Apex AMP integration has been removed. "
+            "Use DeepSpeed 'fp16', 'bf16', or 'torch_autocast' instead.",
         ),
     ),
 )

@@ -8,8 +8,7 @@ PIP_NO_MATCHING_VERSION = Rule(
     stage=Stage.INSTALL,
     title="pip finds no {requirement} for this Python and platform",
     fix="see which versions there are, and whether they are for this Python and platform; CUDA builds of torch "
-    "are on an index of "
-    "their own (--index-url https://download.pytorch.org/whl/cu128)",
+    "are on an index of their own (--index-url https://download.pytorch.org/whl/cu128)",
     steps=(
         step("python -m pip index versions {name|NAME}"),
         step("python --version"),
@@ -54,8 +53,8 @@ PIP_NETWORK = Rule(
     id="pip-network",
     stage=Stage.INSTALL,
     title="pip does not reach the package index{host_hint}",
-    fix="install where there is a network (not on a compute node), give pip the mirror of your site, or take "
-    "the wheels along",
+    fix="install where there is a network (not on a compute node), give pip the mirror of your site, or take the "
+    "wheels along",
     steps=(
         step("python -m pip config list"),
         step("python -m pip download -d wheels deepspeed"),
@@ -76,10 +75,9 @@ Why it matters: Nothing is installed, and the last message hides the reason.""",
             tier=Tier.PROBE,
             title="pip had to try the package index several times",
             sample="WARNING: Retrying (Retry(total=4, connect=None, read=None, redirect=None, status=None)) "
-            "after connection broken by "
-            "'NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f>: Failed to "
-            "establish a new "
-            "connection: [Errno 101] Network is unreachable')': /simple/deepspeed/",
+            "after connection broken by 'NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection "
+            "object at 0x7f>: Failed to establish a new connection: [Errno 101] Network is unreachable')': "
+            "/simple/deepspeed/",
         ),
         Signature(
             words="connection+broken",
@@ -88,10 +86,9 @@ Why it matters: Nothing is installed, and the last message hides the reason.""",
             r"|NameResolution|Protocol|ConnectionReset)\w{0,12}",
             tier=Tier.GENERIC,
             sample="WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) "
-            "after connection broken by "
-            "'NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f>: Failed to "
-            "establish a new "
-            "connection: [Errno 101] Network is unreachable')': /simple/deepspeed/",
+            "after connection broken by 'NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection "
+            "object at 0x7f>: Failed to establish a new connection: [Errno 101] Network is unreachable')': "
+            "/simple/deepspeed/",
         ),
         Signature(
             words="pypi+max pythonhosted+max pypi+timed pythonhosted+timed",
@@ -131,8 +128,8 @@ Why it matters: Nothing is installed; pip says at the end that no version was fo
             tier=Tier.GENERIC,
             unless=r"huggingface|hf\.co",
             sample="WARNING: Retrying (Retry(total=4, connect=None)) after connection broken by "
-            "'ProxyError('Cannot connect to proxy.', "
-            "OSError('Tunnel connection failed: 407 Proxy Authentication Required'))': /simple/deepspeed/",
+            "'ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed: 407 Proxy Authentication "
+            "Required'))': /simple/deepspeed/",
         ),
     ),
 )
@@ -160,9 +157,8 @@ Why it matters: Nothing is installed. --trusted-host switches the check off, and
             tier=Tier.GENERIC,
             unless=r"huggingface|hf\.co",
             sample="WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by "
-            "'SSLError(SSLCertVerificationError(1, "
-            "'[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate in "
-            "certificate chain'))'",
+            "'SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
+            "self-signed certificate in certificate chain'))'",
         ),
     ),
 )
@@ -187,8 +183,7 @@ Why it matters: Nothing is installed.""",
             r"conflicting dependencies",
             unless=r"triton",
             sample="ERROR: Cannot install -r requirements.txt (line 3) and transformers==4.30.0 because these "
-            "package versions have "
-            "conflicting dependencies.",
+            "package versions have conflicting dependencies.",
         ),
         Signature(
             words="resolutionimpossible",
@@ -243,8 +238,7 @@ Why it matters: pip installs nothing that it cannot vouch for.""",
             words="packages+match+hashes",
             pattern=r"THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE",
             sample="ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If you have "
-            "updated the package versions, "
-            "please update the hashes.",
+            "updated the package versions, please update the hashes.",
         ),
         Signature(
             words="hashes+mode",

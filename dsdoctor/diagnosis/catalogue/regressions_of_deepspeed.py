@@ -31,8 +31,8 @@ OF_DEEPSPEED = (
         pattern=r"validation errors? for DeepSpeedZeroConfig stage3_prefetch_bucket_size Input should be a "
         r"valid integer, got a number "
         r"with a fractional part",
-        sample="pydantic_core._pydantic_core.ValidationError: 1 validation error for "
-        "DeepSpeedZeroConfig\nstage3_prefetch_bucket_size\n"
+        sample="pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedZeroConfig\n"
+        "stage3_prefetch_bucket_size\n"
         "  Input should be a valid integer, got a number with a fractional part [type=int_from_float, "
         "input_value=15099494.4]",
         steps=(
@@ -69,8 +69,8 @@ OF_DEEPSPEED = (
         sources=("deepspeedai/DeepSpeed/issues/5692",),
         words="grad_norm+0",
         pattern=r"'grad_norm': 0\.0\b(?!\d)",
-        sample="[INFO] DeepSpeed info: version=0.14.3, git-hash=unknown\n{'loss': 2.0, 'grad_norm': 0.0, "
-        "'learning_rate': 1e-05, 'epoch': 0.1}",
+        sample="[INFO] DeepSpeed info: version=0.14.3, git-hash=unknown\n"
+        "{'loss': 2.0, 'grad_norm': 0.0, 'learning_rate': 1e-05, 'epoch': 0.1}",
         tier=Tier.GENERIC,
         needs_version=True,
         steps=(step("python -m pip install -U deepspeed"),),
@@ -85,8 +85,8 @@ OF_DEEPSPEED = (
         sources=("deepspeedai/DeepSpeed/issues/4661",),
         words="loss+0",
         pattern=r"'loss': 0\.0\b(?!\d)",
-        sample="[INFO] DeepSpeed info: version=0.12.2, git-hash=unknown\n{'loss': 0.0, 'learning_rate': "
-        "1.99e-05, 'epoch': 0.01}",
+        sample="[INFO] DeepSpeed info: version=0.12.2, git-hash=unknown\n"
+        "{'loss': 0.0, 'learning_rate': 1.99e-05, 'epoch': 0.01}",
         tier=Tier.GENERIC,
         needs_version=True,
         steps=(step("python -m pip install -U deepspeed"),),
@@ -101,8 +101,7 @@ OF_DEEPSPEED = (
         words="partially+processgroup",
         pattern=r"partially initialized module 'deepspeed\.comm' has no attribute 'ProcessGroup'",
         sample="AttributeError: partially initialized module 'deepspeed.comm' has no attribute 'ProcessGroup' "
-        "(most likely due to a "
-        "circular import)",
+        "(most likely due to a circular import)",
         steps=(
             step("python -m pip install -U onnxruntime-training"),
             instead("python -m pip install deepspeed==0.13.1"),
@@ -117,8 +116,9 @@ OF_DEEPSPEED = (
         sources=("deepspeedai/DeepSpeed/issues/7159", "OpenRLHF/OpenRLHF/issues/1001"),
         words="deepspeedtransformerinference",
         pattern=r"cannot import name 'DeepSpeedTransformerInference' from partially initialized module",
-        sample="ImportError: cannot import name 'DeepSpeedTransformerInference' from partially initialized module "
-        "'deepspeed.model_implementations.transformers.ds_transformer' (most likely due to a circular import)",
+        sample="ImportError: cannot import name 'DeepSpeedTransformerInference' from partially initialized "
+        "module 'deepspeed.model_implementations.transformers.ds_transformer' (most likely due to a circular "
+        "import)",
         steps=(step("python -m pip install -U deepspeed"),),
     ),
     Regression(
@@ -143,8 +143,8 @@ OF_DEEPSPEED = (
         words="offload+cpu_lion",
         pattern=r"You are using ZeRO-Offload with a client provided optimizer \(<class .deepspeed\.ops\.lion",
         sample="deepspeed.runtime.zero.utils.ZeRORuntimeException: You are using ZeRO-Offload with a client "
-        "provided optimizer "
-        "(<class 'deepspeed.ops.lion.cpu_lion.DeepSpeedCPULion'>) which in most cases will yield poor performance.",
+        "provided optimizer (<class 'deepspeed.ops.lion.cpu_lion.DeepSpeedCPULion'>) which in most cases will "
+        "yield poor performance.",
         steps=(step("python -m pip install -U deepspeed"),),
     ),
     Regression(
@@ -168,8 +168,8 @@ OF_DEEPSPEED = (
         words="zerodivisionerror",
         pattern=r"^ZeroDivisionError: (?:float )?division by zero",
         after=r"self\.total_num_steps - self\.warmup_num_steps",
-        sample="    ratio = real_last_step / (self.total_num_steps - "
-        "self.warmup_num_steps)\nZeroDivisionError: float division by zero",
+        sample="    ratio = real_last_step / (self.total_num_steps - self.warmup_num_steps)\n"
+        "ZeroDivisionError: float division by zero",
         steps=(step("python -m pip install -U deepspeed"),),
     ),
     Regression(

@@ -11,8 +11,7 @@ PACKAGE_NAME_MISSING = Rule(
     stage=Stage.RUN,
     title="{package} of this version has no {name}: what imports it was written for another version of {package}",
     fix="see in the traceback who imports it: upgrade the older of the two packages, or take the version of "
-    "{package} that the script "
-    "names in its requirements",
+    "{package} that the script names in its requirements",
     steps=(step("python -m pip show {package}"), step("python -m pip install -U {package}")),
     explained_by=("known-regression",),
     manual="""A name is imported that the installed version of a package does not have.
@@ -68,8 +67,7 @@ ENGINE_ATTRIBUTE = Rule(
     stage=Stage.RUN,
     title="the script asks DeepSpeed's {class} for {name}, which it does not have",
     fix="what belongs to the model is at engine.module.{name}; what belongs to the optimizer at "
-    "engine.optimizer. If another package asks, "
-    "it was written for another version of DeepSpeed",
+    "engine.optimizer. If another package asks, it was written for another version of DeepSpeed",
     steps=(step("python -m pip show deepspeed"),),
     explained_by=("known-regression", "optimizer-missing"),
     manual="""An attribute is looked for on an object of DeepSpeed.
@@ -99,9 +97,8 @@ ACCELERATE_SEVERAL_MODELS = Rule(
     id="accelerate-several-models",
     stage=Stage.RUN,
     title="one Accelerator cannot hold several models under DeepSpeed",
-    fix="make an Accelerator (with a DeepSpeedPlugin of its own) for each model, or prepare the second one "
-    "with deepspeed.initialize; wrap "
-    "models that are trained together in one nn.Module",
+    fix="make an Accelerator (with a DeepSpeedPlugin of its own) for each model, or prepare the second one with "
+    "deepspeed.initialize; wrap models that are trained together in one nn.Module",
     manual="""accelerator.prepare() was given more than one model while DeepSpeed is on.
 
 Each engine of DeepSpeed has its own configuration, optimizer and process groups.
@@ -111,8 +108,8 @@ Why it matters: prepare() stops, on every rank.""",
         Signature(
             words="accelerator+models+deepspeed",
             pattern=r"You can't use same `Accelerator\(\)` instance with multiple models when using DeepSpeed",
-            sample="AssertionError: You can't use same `Accelerator()` instance with multiple models when "
-            "using DeepSpeed",
+            sample="AssertionError: You can't use same `Accelerator()` instance with multiple models when using "
+            "DeepSpeed",
         ),
     ),
 )
@@ -121,8 +118,8 @@ TENSORS_NOT_CONTIGUOUS = Rule(
     id="tensors-not-contiguous",
     stage=Stage.RUN,
     title="a tensor that is to be sent among the ranks is not contiguous in memory",
-    fix="make the model's parameters contiguous before deepspeed.initialize: for p in model.parameters(): "
-    "p.data = p.data.contiguous()",
+    fix="make the model's parameters contiguous before deepspeed.initialize: for p in model.parameters(): p.data "
+    "= p.data.contiguous()",
     manual="""A collective was called with a tensor whose elements do not lie one behind the other.
 
 Transposed or sliced weights, and some models as they are loaded, have such parameters. DeepSpeed broadcasts all parameters
@@ -142,9 +139,8 @@ SAMPLES_DIFFER_IN_SIZE = Rule(
     id="samples-differ-in-size",
     stage=Stage.RUN,
     title="the samples of a batch are of different size and cannot be put together",
-    fix="pad or cut them to one length: a data collator that pads (DataCollatorWithPadding), truncation=True "
-    "and padding=True in the "
-    "tokenizer",
+    fix="pad or cut them to one length: a data collator that pads (DataCollatorWithPadding), truncation=True and "
+    "padding=True in the tokenizer",
     manual="""The collate function stacks the samples of a batch, and they do not have the same shape.
 
 Texts of different length, images of different size, or labels that were not padded along with the inputs.
@@ -154,15 +150,14 @@ Why it matters: The rank that gets such a batch first ends, and the others wait 
         Signature(
             words="stack+equal",
             pattern=r"^RuntimeError: stack expects each tensor to be equal size",
-            sample="RuntimeError: stack expects each tensor to be equal size, but got [512] at entry 0 and "
-            "[487] at entry 1",
+            sample="RuntimeError: stack expects each tensor to be equal size, but got [512] at entry 0 and [487] "
+            "at entry 1",
         ),
         Signature(
             words="unable+tensor+truncation",
             pattern=r"^ValueError: Unable to create tensor, you should probably activate truncation and/or padding",
-            sample="ValueError: Unable to create tensor, you should probably activate truncation and/or "
-            "padding with 'padding=True' "
-            "'truncation=True' to have batched tensors with the same length.",
+            sample="ValueError: Unable to create tensor, you should probably activate truncation and/or padding "
+            "with 'padding=True' 'truncation=True' to have batched tensors with the same length.",
         ),
     ),
 )
@@ -171,9 +166,8 @@ SAMPLING_FROM_NAN = Rule(
     id="sampling-from-nan",
     stage=Stage.RUN,
     title="the model gives inf or nan, and tokens cannot be drawn from it",
-    fix="use bf16 instead of fp16, and look at which step the loss became nan; under ZeRO-3 see that the "
-    "weights were loaded and are "
-    "gathered for generation",
+    fix="use bf16 instead of fp16, and look at which step the loss became nan; under ZeRO-3 see that the weights "
+    "were loaded and are gathered for generation",
     steps=(step("python -m dsdoctor.run SCRIPT.py"),),
     manual="""Generation draws from probabilities, and these hold inf, nan or negative numbers.
 

@@ -35,8 +35,8 @@ LAUNCH_SCRIPT_MISSING = Rule(
     id="launch-script-missing",
     stage=Stage.LAUNCH,
     title="the training script {script} is not there",
-    fix="give its path from the folder in which the ranks start, or an absolute one; on several nodes it must "
-    "be on each of them",
+    fix="give its path from the folder in which the ranks start, or an absolute one; on several nodes it must be "
+    "on each of them",
     steps=(step("ls -l {script}"),),
     manual="""Python was told to run a file that does not exist in that folder.
 
@@ -97,8 +97,8 @@ DATA_WORKER_FAILED = Rule(
     id="data-worker-failed",
     stage=Stage.RUN,
     title="the data set raised {error} in a DataLoader worker: {words}",
-    fix="look at the data set's own frame in the first traceback; num_workers=0 runs it in the rank itself, "
-    "with a debugger",
+    fix="look at the data set's own frame in the first traceback; num_workers=0 runs it in the rank itself, with "
+    "a debugger",
     manual="""A worker process of a DataLoader ended with an exception of the data set or of the collate function.
 
 torch passes it on: the traceback of the worker stands inside of the rank's own.

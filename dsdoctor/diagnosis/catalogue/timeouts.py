@@ -45,11 +45,12 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             tier=Tier.GENERIC,
             title="ranks waited for each other in a gather, with a mixture of experts: under ZeRO-3 they fetch "
             "different experts",
-            fix="under ZeRO-3 mark the block of experts as a leaf module: deepspeed.utils.set_z3_leaf_modules(model, "
-            "[MixtralSparseMoeBlock]) before deepspeed.initialize; else find the rank that died or hung, as "
-            "for every timeout",
+            fix="under ZeRO-3 mark the block of experts as a leaf module: "
+            "deepspeed.utils.set_z3_leaf_modules(model, [MixtralSparseMoeBlock]) before deepspeed.initialize; "
+            "else find the rank that died or hung, as for every timeout",
             sample="model.class is <class 'transformers.models.mixtral.modeling_mixtral.MixtralForCausalLM'>\n"
-            "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=211067, OpType=_ALLGATHER_BASE)",
+            "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=211067, "
+            "OpType=_ALLGATHER_BASE)",
         ),
         Signature(
             words="watchdog timed+out wait+timeout monitoredbarrier",
@@ -60,10 +61,9 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             tier=Tier.GENERIC,
             title="ranks waited for each other in save_checkpoint until the timeout: not all ranks call it, or "
             "saving takes longer",
-            fix="call save_checkpoint (save_state) on every rank, not on rank 0 only. If all ranks do and "
-            "saving is slow, raise the "
-            "timeout: deepspeed.init_distributed(timeout=datetime.timedelta(hours=2)), ddp_timeout in the "
-            "TrainingArguments",
+            fix="call save_checkpoint (save_state) on every rank, not on rank 0 only. If all ranks do and saving "
+            "is slow, raise the timeout: deepspeed.init_distributed(timeout=datetime.timedelta(hours=2)), "
+            "ddp_timeout in the TrainingArguments",
             sample='  File "/venv/deepspeed/runtime/engine.py", line 4900, in save_checkpoint\n'
             "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv "
             "operation to complete",
@@ -74,9 +74,9 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             r"(?P<milliseconds>\d{1,12}) ms",
             tier=Tier.GENERIC,
             title="rank {missing} did not reach the barrier (monitoredBarrier) within {milliseconds} ms",
-            fix="look at the log of rank {missing}: it died, hung, or works longer than the timeout. If it "
-            "only needs longer (preparing "
-            "data, saving), raise the timeout: deepspeed.init_distributed(timeout=datetime.timedelta(hours=2))",
+            fix="look at the log of rank {missing}: it died, hung, or works longer than the timeout. If it only "
+            "needs longer (preparing data, saving), raise the timeout: "
+            "deepspeed.init_distributed(timeout=datetime.timedelta(hours=2))",
             sample="RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 6000 ms",
         ),
         Signature(
@@ -87,22 +87,20 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             tier=Tier.GENERIC,
             title="the ranks waited in a barrier (monitoredBarrier) for rank {missing}, which ended or did not "
             "come in time",
-            fix="look at the log of rank {missing} first. Where it alone does long work (preparing data), "
-            "raise the timeout: "
-            "deepspeed.init_distributed(timeout=datetime.timedelta(hours=2)), ddp_timeout in the TrainingArguments",
+            fix="look at the log of rank {missing} first. Where it alone does long work (preparing data), raise "
+            "the timeout: deepspeed.init_distributed(timeout=datetime.timedelta(hours=2)), ddp_timeout in the "
+            "TrainingArguments",
             sample="RuntimeError: Rank 3 successfully reached monitoredBarrier, but received errors while "
-            "waiting for send/recv from "
-            "rank 0. Please check rank 0 logs for faulty rank.",
+            "waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.",
         ),
         Signature(
             words="clients+joined",
             pattern=r"Timed out after \d{1,9} seconds waiting for clients\. (?P<joined>\d{1,6}/\d{1,6}) clients joined",
             tier=Tier.GENERIC,
-            title="only {joined} ranks came to the rendezvous: the others were not started, ended before, or "
-            "do not reach rank 0",
+            title="only {joined} ranks came to the rendezvous: the others were not started, ended before, or do "
+            "not reach rank 0",
             fix="see that every node was started, with the same MASTER_ADDR, MASTER_PORT and world size, and "
-            "what the missing ranks' logs "
-            "say; dsdoctor comm says who reaches whom",
+            "what the missing ranks' logs say; dsdoctor comm says who reaches whom",
             steps=(step("python -m dsdoctor comm"),),
             sample="torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 2/3 "
             "clients joined.",
@@ -111,11 +109,10 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             words="wait+timeout+keys",
             pattern=r"wait timeout after (?P<milliseconds>\d{1,12}) ?ms, keys: (?P<key>\S{1,120})",
             tier=Tier.GENERIC,
-            title="a rank waited {milliseconds} ms for a key of the store ({key}) that another rank should "
-            "have set: that rank did not come",
+            title="a rank waited {milliseconds} ms for a key of the store ({key}) that another rank should have "
+            "set: that rank did not come",
             fix="find the rank that sets the key (its name often says which) and read its log: it died, hung, "
-            "took another path, or needs "
-            "longer than the timeout",
+            "took another path, or needs longer than the timeout",
             sample="torch.distributed.DistStoreError: wait timeout after 6000ms, keys: "
             "/default_pg/0//data-prepared-by-rank-1",
         ),
@@ -126,8 +123,8 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             r"|watchdog thread terminated with exception",
             tier=Tier.GENERIC,
             sample="[E ProcessGroupNCCL.cpp:475] [Rank 1] Watchdog caught collective operation timeout: "
-            "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, "
-            "NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800123 milliseconds before timing out.",
+            "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800123 "
+            "milliseconds before timing out.",
         ),
         Signature(
             words="nccl+operations",
@@ -141,8 +138,8 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             pattern=r"gloo/transport/.{0,120}Connection (?:closed by peer|reset by peer)",
             tier=Tier.GENERIC,
             title="another rank closed its connection: it died first, and its own log says why",
-            sample="RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by "
-            "peer [10.0.0.2]:58043",
+            sample="RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
+            "[10.0.0.2]:58043",
         ),
         Signature(
             words="timed+out wait+timeout socket+timeout store+timeout monitoredbarrier timeout+keys "

@@ -22,8 +22,8 @@ Why it matters: Nothing starts until the versions fit.""",
             pattern=r"Error: (?P<wanted>[\w.-]{1,60}[<>=!~]=?[\w.,<>=!~*-]{1,60}) is required for a normal "
             r"functioning of this module"
             r"(?:, but found (?P<found>[\w.-]{1,60}==[\w.+-]{1,40}\w))?",
-            sample="ImportError: deepspeed>=0.9.3 is required for a normal functioning of this module, but "
-            "found deepspeed==0.8.3.",
+            sample="ImportError: deepspeed>=0.9.3 is required for a normal functioning of this module, but found "
+            "deepspeed==0.8.3.",
         ),
         Signature(
             words="deepspeed+version+must",
@@ -37,8 +37,7 @@ Why it matters: Nothing starts until the versions fit.""",
             pattern=r"Using the `Trainer` with `PyTorch` requires `(?P<wanted>accelerate>=[\d.]{1,12}\d)`",
             title="the Trainer asks for {wanted}",
             sample="ImportError: Using the `Trainer` with `PyTorch` requires `accelerate>=1.1.0`: Please run "
-            "`pip install "
-            "transformers[torch]`",
+            "`pip install transformers[torch]`",
         ),
     ),
 )
@@ -48,8 +47,7 @@ NUMPY_CHANGED = Rule(
     stage=Stage.RUN,
     title="this code was written or built for an older numpy: {what}",
     fix="upgrade the package that fails, or take an older numpy: below 2 for what numpy 2 removed or changed, "
-    "below 1.24 for "
-    "np.float, np.int, np.bool and np.object",
+    "below 1.24 for np.float, np.int, np.bool and np.object",
     steps=(step("python -m pip install 'numpy<2'"), instead("python -m pip install 'numpy<1.24'")),
     manual="""numpy removed names, or changed the layout of what compiled packages were built with.
 
@@ -74,8 +72,8 @@ Why it matters: The import or the first use fails, in whatever package it is."""
             words="numpy+size+changed numpy+ufunc+size",
             pattern=r"ValueError: (?P<what>numpy\.(?:dtype|ufunc|ndarray) size changed)",
             title="a compiled package was built for another numpy ({what})",
-            sample="ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 "
-            "from C header, got 88",
+            sample="ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from "
+            "C header, got 88",
         ),
         Signature(
             words="compiled+numpy multiarray+import",
@@ -105,9 +103,8 @@ Why it matters: The model is not loaded. It has nothing to do with DeepSpeed's o
         Signature(
             words="toggled+error flashattention2 flashattention3",
             pattern=r"FlashAttention ?[234]? has been toggled on, but it cannot be used due to the following error",
-            sample="ImportError: FlashAttention2 has been toggled on, but it cannot be used due to the "
-            "following error: the package "
-            "flash_attn seems to be not installed.",
+            sample="ImportError: FlashAttention2 has been toggled on, but it cannot be used due to the following "
+            "error: the package flash_attn seems to be not installed.",
         ),
         Signature(
             words="flash_attn+named flash_attn_2_cuda+named",
@@ -121,9 +118,8 @@ FOREIGN_EXTENSION_MISMATCH = Rule(
     id="foreign-extension-mismatch",
     stage=Stage.LOAD,
     title="{module} was built for another torch than this one{torch_hint}; it is no op of DeepSpeed",
-    fix="build or install {module} again for this torch (its own wheels name the torch they are for); "
-    "DeepSpeed itself need not be "
-    "built",
+    fix="build or install {module} again for this torch (its own wheels name the torch they are for); DeepSpeed "
+    "itself need not be built",
     steps=(step("python -m pip list"), step("python -m pip show {module}")),
     manual="""A compiled package other than DeepSpeed could not be loaded: it was built against another torch.
 
@@ -139,7 +135,8 @@ Why it matters: Building DeepSpeed again does not help.""",
             "DeepSpeed",
             fix="install flash-attn again for this torch; DeepSpeed itself need not be built",
             steps=(step("python -m pip install --force-reinstall --no-deps --no-build-isolation flash-attn"),),
-            sample="ImportError: /venv/lib/python3.10/site-packages/flash_attn_2_cuda.cpython-310-x86_64-linux-gnu.so: undefined "
+            sample="ImportError: "
+            "/venv/lib/python3.10/site-packages/flash_attn_2_cuda.cpython-310-x86_64-linux-gnu.so: undefined "
             "symbol: _ZN3c104cuda9SetDeviceEa",
         ),
         Signature(
@@ -148,8 +145,7 @@ Why it matters: Building DeepSpeed again does not help.""",
             + r"(?!flash_attn)(?P<module>[A-Za-z]\w{0,60})[^\s:]{0,200}\.so[\w.]{0,20}: undefined symbol: "
             r"(?:_Z\w{0,300}?(?:3c10|c104|2at|5torch|6caffe2|4c10d)|THP|aoti_torch)",
             sample="ImportError: /venv/lib/python3.10/site-packages/amp_C.cpython-310-x86_64-linux-gnu.so: "
-            "undefined symbol: "
-            "_ZN3c104cuda9SetDeviceEi",
+            "undefined symbol: _ZN3c104cuda9SetDeviceEi",
         ),
         Signature(
             words="torchvision+nms",
@@ -166,8 +162,7 @@ FOREIGN_EXTENSION_MISSING = Rule(
     id="foreign-extension-missing",
     stage=Stage.RUN,
     title="{module} is not installed: it is built from the source of its own project, and the package of that "
-    "name on PyPI is "
-    "another",
+    "name on PyPI is another",
     fix="build it from its own source, for this torch; or switch off in the script what asks for it",
     steps=(
         step("git clone https://github.com/NVIDIA/apex"),

@@ -17,8 +17,8 @@ ZERO3_PARTITIONED_WEIGHT = Rule(
     stage=Stage.RUN,
     title="ZeRO-3 has partitioned a weight (its shape is [0] here), and it is used without being gathered",
     fix="use it inside of its own module's forward, or gather it: with "
-    "deepspeed.zero.GatheredParameters([weight]): ...; start the "
-    "script with a launcher; do not call the bare model past the engine",
+    "deepspeed.zero.GatheredParameters([weight]): ...; start the script with a launcher; do not call the bare "
+    "model past the engine",
     steps=(step("deepspeed --num_gpus 1 SCRIPT.py", note="not plain python"),),
     manual="""Under ZeRO-3 every rank holds a part of each weight only; the weight itself is empty until it is gathered.
 
@@ -41,13 +41,12 @@ Why it matters: The message speaks of shapes or dimensions, and the model is rig
             r"torch\.Size\(\[[1-9][\d, ]{0,40}\]\) from "
             r"checkpoint, the shape in current model is torch\.Size\(\[0\]\)",
             title="plain weights are loaded into a model that ZeRO-3 has partitioned: {name} has shape [0] here",
-            fix="load inside of deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0), "
-            "or load the weights "
-            "before deepspeed.initialize; a DeepSpeed checkpoint is loaded by engine.load_checkpoint",
+            fix="load inside of deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0), or "
+            "load the weights before deepspeed.initialize; a DeepSpeed checkpoint is loaded by "
+            "engine.load_checkpoint",
             steps=(step("python -m dsdoctor explain zero3-partitioned-weight"),),
             sample="size mismatch for first.weight: copying a param with shape torch.Size([32, 32]) from "
-            "checkpoint, the shape in "
-            "current model is torch.Size([0]).",
+            "checkpoint, the shape in current model is torch.Size([0]).",
         ),
         Signature(
             words="size+mismatch",
@@ -81,8 +80,7 @@ ZERO3_PARAMETER_UNKNOWN = Rule(
     stage=Stage.RUN,
     title="ZeRO-3 does not know a parameter or module{name_hint}: it was made or replaced after deepspeed.initialize",
     fix="change the model (resize, add heads or adapters, replace modules) before deepspeed.initialize; what a "
-    "module uses of "
-    "another module, register with deepspeed.zero.register_external_parameter",
+    "module uses of another module, register with deepspeed.zero.register_external_parameter",
     manual="""DeepSpeed marks every parameter when the engine is made, and this one has no mark.
 
 Parameters that were made later, modules that were replaced, or a copy of the model outside of the engine are not known
@@ -112,8 +110,7 @@ ZERO_REDUCED_TWICE = Rule(
     title="a gradient is reduced twice in one backward pass{name_hint}: a layer is used twice under reentrant "
     "activation checkpointing",
     fix="checkpoint with use_reentrant=False (Hugging Face: gradient_checkpointing_kwargs={'use_reentrant': "
-    "False}), or do not "
-    "checkpoint the layers that run twice",
+    "False}), or do not checkpoint the layers that run twice",
     manual="""A parameter's gradient was complete, was reduced among the ranks, and then came once more.
 
 A shared layer (tied weights, a Siamese model, two forwards before one backward) under reentrant activation
@@ -126,15 +123,15 @@ Why it matters: ZeRO 2 and 3 have already given the gradient away, and stop.""",
             words="already+reduced",
             pattern=r"Error: The parameter (?P<name>[\w.-]{1,120}) has already been reduced",
             sample="AssertionError: The parameter embed.bias has already been reduced.                         "
-            "Gradient computed "
-            "twice for this partition.",
+            "Gradient computed twice for this partition.",
         ),
         Signature(
             words="assertionerror",
             pattern=r"^AssertionError:?$",
             after=r"assert len\(set\(p\.ds_id for p in .{0,40}params_in_ipg_bucket",
             sample="    assert len(set(p.ds_id for p in self.params_in_ipg_bucket)) == "
-            "len(self.params_in_ipg_bucket)\nAssertionError",
+            "len(self.params_in_ipg_bucket)\n"
+            "AssertionError",
         ),
     ),
 )
@@ -143,9 +140,9 @@ ZERO3_OTHER_MODULES = Rule(
     id="zero3-other-modules",
     stage=Stage.RUN,
     title="the modules ran in another order than ZeRO-3 had recorded: which module runs depends on the data",
-    fix="let every rank run the same modules in each forward (add unused branches times 0), or mark the block "
-    "as a leaf module: "
-    "deepspeed.utils.set_z3_leaf_modules(model, [Block]); stage3_prefetch_bucket_size 0 switches prefetching off",
+    fix="let every rank run the same modules in each forward (add unused branches times 0), or mark the block as "
+    "a leaf module: deepspeed.utils.set_z3_leaf_modules(model, [Block]); stage3_prefetch_bucket_size 0 switches "
+    "prefetching off",
     manual="""ZeRO-3 records in which order modules run, and fetches the next ones ahead. This time others ran.
 
 A condition on the data, experts of a mixture that get no token, generation between two training steps, or evaluation
@@ -176,8 +173,7 @@ Why it matters: Parameters stay behind that nobody used, or the ranks hang until
             after=r"deepspeed[/\\]|partitioned_param_coordinator",
             title="ZeRO-3's record of modules ended before the forward did: other modules ran than it had recorded",
             fix="between training steps do not generate or evaluate with the partitioned engine, or gather the "
-            "model for "
-            "it; newer trl, transformers and DeepSpeed mend most cases",
+            "model for it; newer trl, transformers and DeepSpeed mend most cases",
             steps=(step("python -m pip install -U trl transformers accelerate deepspeed"),),
             sample='  File "/venv/deepspeed/runtime/zero/partitioned_param_coordinator.py", line 311, in '
             "fetch_sub_module\n"
@@ -189,8 +185,7 @@ Why it matters: Parameters stay behind that nobody used, or the ranks hang until
             r"'?<?(?:ZeroParamStatus\.)?(?P<status>NOT_AVAILABLE|INFLIGHT"
             r"|AVAILABLE)",
             title="ZeRO-3 finds a parameter in another state than it should be in ({status}): its module was "
-            "used outside of its own "
-            "forward, or modules ran in another order",
+            "used outside of its own forward, or modules ran in another order",
             sample="AssertionError: {'id': 291, 'status': 'INFLIGHT', 'numel': 65667072, 'ds_numel': 65667072}",
         ),
         Signature(
@@ -212,9 +207,8 @@ ZERO_NO_SYNC = Rule(
     stage=Stage.RUN,
     title="no_sync (gradient accumulation by the caller) does not work with ZeRO stage {stage|2 and 3}",
     fix="let the engine accumulate: gradient_accumulation_steps in the DeepSpeed configuration, no no_sync in "
-    "the script. "
-    "DeepSpeed refuses it since 0.16.0: newer transformers and accelerate no longer call it; DeepSpeed 0.15.4 "
-    "let it pass",
+    "the script. DeepSpeed refuses it since 0.16.0: newer transformers and accelerate no longer call it; "
+    "DeepSpeed 0.15.4 let it pass",
     steps=(step("python -m pip install -U transformers accelerate"),),
     manual="""no_sync was entered on an engine that divides the gradients among the ranks.
 
@@ -227,8 +221,8 @@ Why it matters: The first accumulation step fails.""",
             words="no_sync+gradient",
             pattern=r"no_sync context manager is incompatible with gradient partitioning logic of ZeRO stage "
             r"(?P<stage>\d)",
-            sample="AssertionError: no_sync context manager is incompatible with gradient partitioning logic "
-            "of ZeRO stage 3",
+            sample="AssertionError: no_sync context manager is incompatible with gradient partitioning logic of "
+            "ZeRO stage 3",
         ),
         Signature(
             words="illegal+no_sync no_sync+reentry",
@@ -281,8 +275,7 @@ Why it matters: With loss.backward() neither happens, so DeepSpeed stops.""",
             pattern=r"Loss scaling is required for this configuration, but backward\(\) was called|Direct calls to "
             r"tensor\.backward\(\) are not supported in this configuration",
             sample="RuntimeError: Loss scaling is required for this configuration, but backward() was called "
-            "directly without "
-            "scaling the loss.",
+            "directly without scaling the loss.",
         ),
     ),
 )
