@@ -7,7 +7,7 @@ from dsdoctor.diagnosis.catalogue.regressions import REGRESSIONS
 from dsdoctor.diagnosis.diagnose import diagnose
 
 HOOKS = "AttributeError: 'Linear' object has no attribute 'ds_grads_remaining'"
-NO_LOSS = "{'loss': 0.0, 'learning_rate': 1.99e-05, 'epoch': 0.01}"
+NO_LOSS = "{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1.99e-05, 'epoch': 0.01}"
 STAGE_OFFLOAD = [
     '  File "/venv/deepspeed/runtime/zero/stage3.py", line 2030, in unscale_and_clip_grads',
     "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",

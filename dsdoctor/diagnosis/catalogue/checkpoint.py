@@ -59,7 +59,7 @@ be loaded.
 Why it matters: The run cannot be resumed on another number of GPUs without a conversion.""",
     signatures=(
         Signature(
-            words="checkpoint+dp+world",
+            words="world+checkpoint+dp",
             pattern=r"The checkpoint being loaded used a DP world size of (?P<saved>\d{1,6}) but the current "
             r"world size is "
             r"(?P<here>\d{1,6})",
@@ -105,7 +105,7 @@ Why it matters: Nothing is loaded, and no rank starts to train.""",
             sample="ValueError: Invalid for universal checkpoint: ckpt/latest_universal does not exist",
         ),
         Signature(
-            words="universal_checkpoint_info+required required+missing+verify",
+            words="universal_checkpoint_info+required verify+required+missing",
             pattern=r"Required \S{1,60} state is missing in checkpoint\. Verify that client creates this state",
             title="the checkpoint lacks universal_checkpoint_info, which the client (Megatron-DeepSpeed) has to save",
             fix="convert with --inject_missing_state where the model has no tensor parallelism, or save that "
@@ -131,7 +131,7 @@ DeepSpeed may have saved the trainable parameters only (exclude_frozen_parameter
 Why it matters: Nothing of the checkpoint is loaded.""",
     signatures=(
         Signature(
-            words="size+mismatch+copying",
+            words="mismatch+size+copying",
             pattern=r"size mismatch for (?P<name>[\w.]{1,120}): copying a param with shape "
             r"torch\.Size\(\[0\]\)(?: from ?"
             r"(?:checkpoint, the shape in current model is torch\.Size\(\[[1-9])?|$)",
@@ -144,7 +144,7 @@ Why it matters: Nothing of the checkpoint is loaded.""",
             "torch.Size([0]) from checkpoint, the shape in current model is torch.Size([2560, 2560]).",
         ),
         Signature(
-            words="loading+state_dict",
+            words="state_dict+loading",
             pattern=r"^RuntimeError: Error\(s\) in loading state_dict for (?P<model>Peft\w{1,60})",
             title="a LoRA (peft) checkpoint lacks the frozen weights, and it is loaded strictly{model_hint}",
             fix="load it with load_module_strict=False (newer transformers and accelerate do so for peft "
@@ -153,7 +153,7 @@ Why it matters: Nothing of the checkpoint is loaded.""",
             sample="RuntimeError: Error(s) in loading state_dict for PeftModelForCausalLM:",
         ),
         Signature(
-            words="missing+keys+state_dict missing+key+state_dict unexpected+keys+state_dict unexpected+key+state_dict",
+            words="state_dict+missing+keys state_dict+missing+key unexpected+keys+state_dict unexpected+key+state_dict",
             pattern=r"^(?:Missing|Unexpected) key\(s\) in state_dict:",
             after=r"Error\(s\) in loading state_dict",
             tier=Tier.GENERIC,

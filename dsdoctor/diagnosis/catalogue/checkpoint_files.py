@@ -42,7 +42,7 @@ Why it matters: The rank ends; the others report a broken connection.""",
             sample="    assert len(self.ckpt_list) > 0\nAssertionError",
         ),
         Signature(
-            words="find+files+directory find+states+file expert+checkpoint+found",
+            words="directory+find+files find+states+file expert+checkpoint+found",
             pattern=r"FileNotFoundError: (?:can't find (?:ZeRO Stage 3 )?\S{1,60} (?:model )?(?:state )?files? "
             r"(?:in directory|at) "
             r"'(?P<file>[^']{1,200})'|Expert checkpoint file not found: (?P<file2>\S{1,200})"
@@ -181,13 +181,13 @@ Why it matters: The run does not resume where it stopped.""",
             sample="NotADirectoryError: [Errno 20] Not a directory: 'work_dirs/sa2va_4b/iter_5000.pth'",
         ),
         Signature(
-            words="unable+latest",
+            words="latest+unable",
             pattern=r"Unable to find 'latest' file at (?P<path>\S{1,200})|Error: Directory "
             r"'(?P<path2>[^']{1,200}global_step\d{1,12})' doesn't exist",
             sample="ValueError: Unable to find 'latest' file at out/latest",
         ),
         Signature(
-            words="nonetype+typeerror nonetype+attributeerror nonetype",
+            words="typeerror+nonetype attributeerror+nonetype nonetype",
             pattern=r"^(?:Type|Attribute)Error: 'NoneType' object (?:is not (?:subscriptable|iterable)|has no "
             r"attribute '(?:get|items|keys)')",
             after=r"Unable to find latest file at",
@@ -197,7 +197,7 @@ Why it matters: The run does not resume where it stopped.""",
             "TypeError: 'NoneType' object is not subscriptable",
         ),
         Signature(
-            words="unable+latest",
+            words="latest+unable",
             pattern=r"Unable to find latest file at (?P<path>\S{1,200}?),? (?:if|$)",
             tier=Tier.PROBE,
             title="there was no checkpoint to resume from{path_hint} (no file latest): the run began anew",
@@ -220,7 +220,7 @@ Each rank would write into a folder of its own, and no folder would hold a whole
 Why it matters: The checkpoint could not be loaded.""",
     signatures=(
         Signature(
-            words="tag+consistent",
+            words="consistent+tag",
             pattern=r"The checkpoint tag name '(?P<tag>[^']{1,120})' is not consistent across all ranks",
             sample="AssertionError: [rank=0] The checkpoint tag name 'step-1795343865' is not consistent across "
             "all ranks.",

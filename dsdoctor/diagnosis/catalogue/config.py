@@ -38,7 +38,7 @@ size.
 Why it matters: No rank starts to train. A configuration with all three values fits one number of GPUs only.""",
     signatures=(
         Signature(
-            words="train_batch_size+world_size",
+            words="world_size+train_batch_size",
             pattern=r"train_batch_size is not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size "
             r"(?P<train>-?\d+) != (?P<micro>-?\d+) \* (?P<accumulation>-?\d+) \* (?P<world>1)\b",
             title="the batch sizes contradict each other: train_batch_size {train} is not micro batch {micro} x "
@@ -51,7 +51,7 @@ Why it matters: No rank starts to train. A configuration with all three values f
             "micro_batch_per_gpu * gradient_acc_step * world_size 16 != 1 * 8 * 1",
         ),
         Signature(
-            words="train_batch_size+world_size",
+            words="world_size+train_batch_size",
             pattern=r"train_batch_size is not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size"
             r"(?: ?\\?n? ?(?P<train>-?\d+) != (?P<micro>-?\d+) \* (?P<accumulation>-?\d+) \* (?P<world>\d+))?",
             title="the batch sizes contradict each other: train_batch_size {train|of the configuration} is not "
@@ -130,7 +130,7 @@ DeepSpeedZeroOffloadParamConfig is offload_param. Keys come and go with releases
 Why it matters: deepspeed.initialize stops, on every rank.""",
     signatures=(
         Signature(
-            words="validation+error validation+errors",
+            words="validation+error errors+validation",
             pattern=OF_DEEPSPEED
             + rf" (?P<key>{TOP_LEVEL}) (?:Extra inputs are not permitted|extra fields not permitted)",
             title="{key} stands inside another block{model_hint}, and it belongs on the top level of the configuration",
@@ -140,7 +140,7 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             "  extra fields not permitted (type=value_error.extra)",
         ),
         Signature(
-            words="validation+error validation+errors",
+            words="validation+error errors+validation",
             pattern=OF_DEEPSPEED + r" (?P<key>zero_hpz_partition_size|zero_quantized_\w{1,40}|mics_\w{1,40}) "
             r"(?:Extra inputs are not permitted|extra fields not permitted)",
             title="this DeepSpeed{deepspeed_hint} does not know the ZeRO++ or MiCS key {key}: it is older than "
@@ -152,7 +152,7 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             "  extra fields not permitted (type=value_error.extra)",
         ),
         Signature(
-            words="validation+error validation+errors",
+            words="validation+error errors+validation",
             pattern=r"validation errors? for DeepSpeedBF16Config "
             r"(?P<key>loss_scale|initial_scale_power|loss_scale_window"
             r"|hysteresis|min_loss_scale|auto_cast) (?:Extra inputs are not permitted|extra fields not permitted)",
@@ -163,7 +163,7 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             "  Extra inputs are not permitted [type=extra_forbidden, input_value=0, input_type=int]",
         ),
         Signature(
-            words="validation+error validation+errors",
+            words="validation+error errors+validation",
             pattern=OF_DEEPSPEED
             + r" (?P<key>[\w.]{1,80}) (?:Extra inputs are not permitted|extra fields not permitted)",
             sample="pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedZeroConfig\n"
@@ -196,7 +196,7 @@ text there), and "auto" where nobody fills it in are the usual reasons.
 Why it matters: deepspeed.initialize stops, on every rank.""",
     signatures=(
         Signature(
-            words="validation+error validation+errors",
+            words="validation+error errors+validation",
             pattern=OF_DEEPSPEED + r" (?P<key>[\w.]{1,80}) (?!Extra |extra )(?P<wanted>(?:Input should|Value error"
             r"|Field required|value |field |ensure |unexpected value|Assertion "
             r"failed)(?:(?!input_value=.auto|int_from_float"
@@ -220,7 +220,7 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             "Got: fp8",
         ),
         Signature(
-            words="fp16+loss_scale",
+            words="loss_scale+fp16",
             pattern=r"Error: (?P<key>fp16\.(?:min_)?loss_scale(?:_window)?) must be (?P<wanted>.{1,80})",
             sample="ValueError: fp16.loss_scale must be a number",
         ),
@@ -260,7 +260,7 @@ Why it matters: The failure shows as a TypeError deep inside of DeepSpeed, and i
             sample="ValueError: could not convert string to float: 'auto'",
         ),
         Signature(
-            words="validation+error validation+errors",
+            words="validation+error errors+validation",
             pattern=OF_DEEPSPEED + r" (?P<key>[\w.]{1,80}) [A-Za-z].{0,160}input_value=.auto",
             title='{key} is "auto", and nobody filled it in before DeepSpeed read it',
             sample="pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedZeroConfig\n"
@@ -339,14 +339,14 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             "valid base64. Received: configs/ds_config.json",
         ),
         Signature(
-            words="requires+deepspeed_config",
+            words="deepspeed_config+requires",
             pattern=r"DeepSpeed requires --deepspeed_config to specify configuration file",
             title="deepspeed.initialize got no DeepSpeed configuration",
             fix="give it config=... in the call, or --deepspeed_config on the command line",
             sample="AssertionError: DeepSpeed requires --deepspeed_config to specify configuration file",
         ),
         Signature(
-            words="deepspeed+configs given+deepspeed_config",
+            words="configs+deepspeed given+deepspeed_config",
             pattern=r"we were given (?:deepspeed configs in the deepspeed arguments and|both a deepscale_config and)",
             title="the DeepSpeed configuration was given twice: on the command line and in the call",
             fix="give it in one place: config= in the call, or --deepspeed_config",

@@ -17,19 +17,19 @@ A driver runs its own release and older ones, and other minors of its own major 
 Why it matters: With an older major torch cannot use the GPU. A newer toolkit does not help an old driver.""",
     signatures=(
         Signature(
-            words="driver+old",
+            words="old+driver",
             pattern=r"The NVIDIA driver on your system is too old(?: \(found version (?P<driver>\d{1,6})\))?",
             unless=r"UserWarning",
             sample="RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please "
             "update your GPU driver",
         ),
         Signature(
-            words="driver+insufficient",
+            words="insufficient+driver",
             pattern=r"CUDA driver version is insufficient for CUDA runtime version",
             sample="RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version",
         ),
         Signature(
-            words="driver+old",
+            words="old+driver",
             pattern=r"UserWarning: CUDA initialization: The NVIDIA driver on your system is too old(?: \(found version "
             r"(?P<driver>\d{1,6})\))?",
             tier=Tier.PROBE,
@@ -37,7 +37,7 @@ Why it matters: With an older major torch cannot use the GPU. A newer toolkit do
             "your system is too old (found version 11040).",
         ),
         Signature(
-            words="forward+compatibility",
+            words="compatibility+forward",
             pattern=r"forward compatibility was attempted on non supported HW",
             title="a CUDA compatibility library is loaded that this GPU or driver cannot use, or the driver was "
             "just updated",
@@ -63,14 +63,14 @@ started before keeps the old library.
 Why it matters: No program can use the GPUs until it answers.""",
     signatures=(
         Signature(
-            words="nvml+mismatch driver+mismatch",
+            words="nvml+mismatch mismatch+driver",
             pattern=r"Failed to initialize NVML: Driver/library version mismatch",
             title="the NVIDIA driver was updated: its library and the loaded kernel module are of two versions",
             fix="reboot, or unload and load the nvidia modules; restart containers that ran before",
             sample="Failed to initialize NVML: Driver/library version mismatch",
         ),
         Signature(
-            words="nvidia+failed+couldn",
+            words="couldn+nvidia+failed",
             pattern=r"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
             tier=Tier.PROBE,
             sample="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that "
@@ -228,7 +228,7 @@ Why it matters: No change of the program helps, and the same node will fail agai
             sample="RuntimeError: CUDA error: uncorrectable ECC error encountered",
         ),
         Signature(
-            words="fallen+bus gpu+lost",
+            words="fallen+bus lost+gpu",
             pattern=r"GPU has fallen off the bus|Unable to determine the device handle for GPU.{0,80}(?:Unknown "
             r"Error|GPU is lost)"
             r"|GPU is lost\. +Reboot",
@@ -266,7 +266,7 @@ was built for another torch or GPU, an index that was not checked, and seldom th
 Why it matters: The process cannot use the GPU any more, and all other ranks wait for it.""",
     signatures=(
         Signature(
-            words="error+illegal error+launch error+misaligned error+instruction",
+            words="illegal+error launch+error misaligned+error instruction+error",
             pattern=r"(?:CUDA|HIP|Cuda) (?:error:|failure '?) ?(?P<problem>an illegal memory access was encountered"
             r"|unspecified launch failure|misaligned address|an illegal instruction was encountered|invalid "
             r"program counter)",

@@ -18,12 +18,12 @@ frozen embeddings below LoRA do.
 Why it matters: There is nothing to train with.""",
     signatures=(
         Signature(
-            words="element+require+grad",
+            words="require+element+grad",
             pattern=r"^RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
             sample="RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
         ),
         Signature(
-            words="loss+scalar",
+            words="scalar+loss",
             pattern=r"AssertionError: loss must be a scalar tensor",
             title="the loss given to the engine's backward has no gradient (nothing has requires_grad), or is no "
             "single number",
@@ -33,7 +33,7 @@ Why it matters: There is nothing to train with.""",
             "backward() of output tensors",
         ),
         Signature(
-            words="grad+implicitly",
+            words="implicitly+grad",
             pattern=r"^RuntimeError: grad can be implicitly created only for scalar outputs",
             title="backward was called on a tensor with several elements",
             fix="reduce the loss to one number: loss.mean()",
@@ -56,7 +56,7 @@ graph of the last step into this one. retain_graph=True is seldom what is wanted
 Why it matters: The step fails, on the rank that comes to it first.""",
     signatures=(
         Signature(
-            words="backward+graph+second",
+            words="second+backward+graph",
             pattern=r"^RuntimeError: Trying to backward through the graph a second time",
             sample="RuntimeError: Trying to backward through the graph a second time (or directly access saved "
             "tensors after they have already been freed).",
@@ -80,7 +80,7 @@ in float32 in between (norms upcast by peft's prepare_model_for_kbit_training, a
 Why it matters: The first forward fails.""",
     signatures=(
         Signature(
-            words="same+dtype",
+            words="dtype+same",
             pattern=r"^RuntimeError: (?:mat1 and mat2 must have the same dtype|expected m1 and m2 to have the "
             r"same dtype|expected mat1 and"
             r" mat2 to have the same dtype)(?:, but got:? (?P<types>[\w:. !=]{3,60}))?",
@@ -104,7 +104,7 @@ Why it matters: The first forward fails.""",
             sample="TypeError: output tensor must have the same type as input tensor",
         ),
         Signature(
-            words="input+weight+type input+bias+type",
+            words="input+weight+type bias+input+type",
             pattern=r"^RuntimeError: Input type \((?P<types>[\w.:]{3,40})\) and (?:weight|bias) type "
             r"\([\w.:]{3,40}\) should be the same",
             sample="RuntimeError: Input type (float) and bias type (c10::Half) should be the same",

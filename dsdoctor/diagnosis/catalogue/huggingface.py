@@ -40,7 +40,7 @@ devices; both at once is not possible. Quantized models are loaded with a device
 Why it matters: from_pretrained stops, on every rank.""",
     signatures=(
         Signature(
-            words="device_map+requires zero+device_map",
+            words="device_map+requires device_map+zero",
             pattern=r"Passing along a `device_map` requires `low_cpu_mem_usage=True`|DeepSpeed Zero-3 is not "
             r"compatible with "
             r"(?:`low_cpu_mem_usage=True` or with passing a `device_map`|passing a `device_map`)",
@@ -88,7 +88,7 @@ folder is taken for a name on the hub, too.
 Why it matters: The rank that needs the file ends, and the others wait for it.""",
     signatures=(
         Signature(
-            words="connect+huggingface couldn+huggingface",
+            words="huggingface+connect couldn+huggingface",
             pattern=r"OSError: We couldn't connect to '(?:https://)?\S{1,80}' to load (?:the|this) files?",
             sample="OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't "
             "find them in the cached files.",
@@ -123,7 +123,7 @@ Why it matters: No rank can load the model.""",
             sample="OSError: You are trying to access a gated repo.",
         ),
         Signature(
-            words="local+folder+valid+identifier",
+            words="identifier+local+folder+valid",
             pattern=r"OSError: (?P<name>\S{1,120}) is not a local folder and is not a valid model identifier",
             sample="OSError: ./outputs/merged is not a local folder and is not a valid model identifier listed "
             "on 'https://huggingface.co/models'",
@@ -175,14 +175,14 @@ same batch raises IndexError at the right one.
 Why it matters: After a device-side assert the process cannot use the GPU any more.""",
     signatures=(
         Signature(
-            words="srcindex index+bounds n_classes idx_dim nll_loss",
+            words="srcindex bounds+index n_classes idx_dim nll_loss",
             pattern=r"\.cu:\d+: .{0,200}Assertion `.{0,80}(?:srcIndex < srcSelectDimSize|index out of bounds|n_classes"
             r"|idx_dim >= 0).{0,60}failed",
             sample="../aten/src/ATen/native/cuda/Indexing.cu:1141: indexSelectLargeIndex: block: [682,0,0], "
             "thread: [56,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
         ),
         Signature(
-            words="index+range+self",
+            words="self+index+range",
             pattern=r"^IndexError: index out of range in self",
             title="an index is out of range in an embedding: a token id or a position is outside of its table",
             sample="IndexError: index out of range in self",
@@ -207,7 +207,7 @@ traceback shows a later line.
 Why it matters: The process cannot use the GPU any more; every call after it fails with the same message.""",
     signatures=(
         Signature(
-            words="device+side+assert",
+            words="assert+device+side",
             pattern=r"^(?:[\w.]{1,60}\.)?\w{1,40}Error: CUDA error: device-side assert triggered",
             tier=Tier.GENERIC,
             sample="RuntimeError: CUDA error: device-side assert triggered",

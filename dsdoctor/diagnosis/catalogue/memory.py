@@ -41,7 +41,7 @@ asked for. What helps first depends on where it happened.
 Why it matters: The rank ends; the others report a broken connection or a timeout.""",
     signatures=(
         Signature(
-            words="memory+tried outofmemoryerror",
+            words="tried+memory outofmemoryerror",
             pattern=FULL + r" Tried to allocate (?P<wanted>[\d.]{1,12} [KM]iB)\..{0,700}? and "
             r"(?P<loose>[\d.]{1,12} GiB) is reserved by PyTorch but unallocated",
             title="the GPU's memory is fragmented: {wanted} were not to be had in one piece, while {loose} are "
@@ -57,7 +57,7 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             "is reserved by PyTorch but unallocated.",
         ),
         Signature(
-            words="memory+tried outofmemoryerror",
+            words="tried+memory outofmemoryerror",
             pattern=FULL
             + r" Tried to allocate (?P<wanted>[\d.]{1,12} [KMG]iB)\..{0,200}? Process \d{1,9} has (?P<other>\d\d"
             r"[\d.]{0,9} GiB) memory in use\..{0,300}?this process has (?P<own>\d\.\d{1,4} GiB|[\d.]{1,12} "
@@ -71,7 +71,7 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             "Including non-PyTorch memory, this process has 7.60 GiB memory in use.",
         ),
         Signature(
-            words="memory+tried outofmemoryerror",
+            words="tried+memory outofmemoryerror",
             pattern=ANY_FULL,
             after=SAVING,
             title="the GPU's memory is full while the model is saved{wanted_hint}: under ZeRO-3 saving gathers "
@@ -83,7 +83,7 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             "RuntimeError: CUDA out of memory. Tried to allocate 1.20 GiB (GPU 0; 15.78 GiB total capacity)",
         ),
         Signature(
-            words="memory+tried outofmemoryerror",
+            words="tried+memory outofmemoryerror",
             pattern=ANY_FULL,
             after=GATHERING,
             title="the GPU's memory is full where ZeRO-3 gathers a module's parameters{wanted_hint}",
@@ -95,7 +95,7 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             "total capacity)",
         ),
         Signature(
-            words="memory+tried outofmemoryerror",
+            words="tried+memory outofmemoryerror",
             pattern=ANY_FULL,
             after=UPDATING,
             not_after=BUCKET,
@@ -108,7 +108,7 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             "capacity of 79.15 GiB",
         ),
         Signature(
-            words="memory+tried outofmemoryerror",
+            words="tried+memory outofmemoryerror",
             pattern=ANY_FULL,
             after=PLACING,
             not_after=IN_BACKWARD,
@@ -121,7 +121,7 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             "capacity of 23.60 GiB",
         ),
         Signature(
-            words="memory+tried outofmemoryerror",
+            words="tried+memory outofmemoryerror",
             pattern=ANY_FULL,
             not_after=BUCKET,
             sample="torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 23.69 "
@@ -159,7 +159,7 @@ containers and `ulimit -l` limit it. CUDA reports the failure as its own "out of
 Why it matters: It looks as if the GPU were full, and it is not.""",
     signatures=(
         Signature(
-            words="error+memory resource+allocated error+invalid",
+            words="error+memory resource+allocated invalid+error",
             pattern=r"Error: (?:CUDA|HIP) error: (?:out of memory|OS call failed|resource already "
             r"mapped|invalid argument)",
             after=r"pin_memory|cudaHostAlloc|pinned",
@@ -197,7 +197,7 @@ with it.
 Why it matters: It appears as an NCCL error, and is a lack of memory.""",
     signatures=(
         Signature(
-            words="cuda+failure calloc+async calloc+cuda",
+            words="failure+cuda calloc+async calloc+cuda",
             pattern=r"Cuda failure (?:2 )?'out of memory'|Failed to CUDA (?:calloc|malloc)(?: async)?",
             sample="node1:412:980 [0] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'",
         ),
@@ -256,7 +256,7 @@ Why it matters: The failure comes before the first step, whatever the batch is."
             "memory: you tried to allocate 40000000000 bytes. Error code 12 (Cannot allocate memory)",
         ),
         Signature(
-            words="memory+tried",
+            words="tried+memory",
             pattern=r"Error: (?:CUDA|HIP) out of memory\. Tried to allocate (?P<bytes>[\d.]{1,12} [KMG]iB)",
             after=BUCKET,
             sample="    buf_0 = torch.empty(int(self.reduce_bucket_size),\n"

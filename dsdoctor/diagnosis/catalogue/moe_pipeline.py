@@ -15,7 +15,7 @@ of data-parallel ranks.
 Why it matters: The model cannot be made, or the engine stops when it makes its groups.""",
     signatures=(
         Signature(
-            words="experts+divisible",
+            words="divisible+experts",
             pattern=r"Number of experts \((?P<number>\d{1,6})\) should be divisible by expert parallel size "
             r"\((?P<size>\d{1,6})\)",
             title="{number} experts cannot be spread over an expert-parallel size (ep_size) of {size}",
@@ -46,7 +46,7 @@ from its configuration.
 Why it matters: ZeRO stops, because it would reduce the experts among the wrong ranks.""",
     signatures=(
         Signature(
-            words="moe+groups moe+group",
+            words="groups+moe group+moe",
             pattern=r"The model has moe layers, but None of the param groups are marked as MoE|All params in "
             r"MoE group must be MoE params",
             sample="AssertionError: The model has moe layers, but None of the param groups are marked as MoE. "
@@ -114,7 +114,7 @@ Why it matters: The PipelineModule cannot be made.""",
             sample="RuntimeError: num_stages (3) must divide distributed world size (2)",
         ),
         Signature(
-            words="layers+partition",
+            words="partition+layers",
             pattern=r"Partitioning '(?P<stages>[^']{1,80})' found no valid layers to partition",
             title="partition_method names layers that the model does not have: {stages}",
             fix="correct partition_method: type:REGEX matches the class names of the layers",
@@ -135,7 +135,7 @@ ZeRO 2 and 3 give gradients or weights away after each backward, so they would d
 Why it matters: deepspeed.initialize stops, on every rank.""",
     signatures=(
         Signature(
-            words="zero+pipeline",
+            words="pipeline+zero",
             pattern=r"ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
             sample="AssertionError: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
         ),

@@ -88,8 +88,8 @@ buffers; a large embedding needs larger ones. All of them are pinned host memory
 Why it matters: The forward or the step stops.""",
     signatures=(
         Signature(
-            words="buffers+swapping buffer+swap buffers+allocate elements+buffer swapper+buffers "
-            "buffers+initializing num_elems+buffer",
+            words="swapping+buffers swap+buffer allocate+buffers elements+buffer swapper+buffers "
+            "initializing+buffers num_elems+buffer",
             pattern=r"Error: (?:Not enough buffers \d{1,6} for swapping \d{1,6}|No (?:swap )?buffers? "
             r"(?:available )?to (?:allocate|swap) "
             r"|More elements \d{1,15} than buffer size|num_elems \d{1,15} ?> ?buffer \d{1,15}|numel of fp16 "
@@ -115,7 +115,7 @@ of doing so has not always gone together with the swapper.
 Why it matters: The step stops, and training with it.""",
     signatures=(
         Signature(
-            words="assigned+swap already+inflight available+flight",
+            words="assigned+swap already+inflight flight+available",
             pattern=r"Error: (?:param (?P<param>\d{1,9}) (?:has already been assigned a swap buffer|already "
             r"assigned swap buffer id"
             r"|is already available or inflight)|Some params are already available or in flight)",
@@ -139,7 +139,7 @@ left from an older run with other sizes.
 Why it matters: The process ends in an assertion of C++ (SIGABRT), without a traceback.""",
     signatures=(
         Signature(
-            words="buffer+nbytes",
+            words="nbytes+buffer",
             pattern=r"buffer nbytes != file bytes (?P<sizes>\d{1,18} != \d{1,18})|Assertion "
             r"`.{0,60}buffer\.nbytes\(\)\)? == num_file_bytes'",
             sample="/nvme/zero_stage_3/fp16params/rank24/0_param.tensor.swp: buffer nbytes != file bytes "

@@ -17,7 +17,7 @@ optimizers are many times slower there, so DeepSpeed refuses them unless zero_fo
 Why it matters: deepspeed.initialize stops, on every rank.""",
     signatures=(
         Signature(
-            words="offload+client",
+            words="client+offload",
             pattern=r"You are using ZeRO-Offload with a client provided optimizer(?! \(<class .deepspeed\.ops\.lion)"
             r"(?: \(<class '(?P<optimizer>[\w.]{1,100})'>\))?",
             sample="deepspeed.runtime.zero.utils.ZeRORuntimeException: You are using ZeRO-Offload with a client "
@@ -120,7 +120,7 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             "TypeError: __init__() got an unexpected keyword argument 'warmup_steps'",
         ),
         Signature(
-            words="missing+total_num_steps",
+            words="total_num_steps+missing",
             pattern=r"__init__\(\) missing \d required positional arguments?: '(?P<name>total_num_steps)'",
             title="WarmupDecayLR and WarmupCosineLR need {name} in scheduler.params",
             sample="TypeError: WarmupDecayLR.__init__() missing 1 required positional argument: 'total_num_steps'",
@@ -249,7 +249,7 @@ Why it matters: There is nothing to optimize, and ZeRO cannot divide an empty gr
             sample="ValueError: optimizer got an empty parameter list",
         ),
         Signature(
-            words="arg+empty+sequence iterable+empty",
+            words="sequence+arg+empty iterable+empty",
             pattern=r"^ValueError: max\(\) (?:arg is an empty sequence|iterable argument is empty)",
             after=r"deepspeed[/\\]runtime[/\\](?:zero|bf16_optimizer|fp16)",
             title="a parameter group of the optimizer is empty: nothing in it is trainable",
@@ -276,7 +276,7 @@ Why it matters: No rank starts to train.""",
             sample="AssertionError: bfloat16 and fp16 modes cannot be simultaneously enabled",
         ),
         Signature(
-            words="fp16+bf16+most",
+            words="most+fp16+bf16",
             pattern=r"At most one of fp16 and bf16 can be True",
             sample="ValueError: At most one of fp16 and bf16 can be True, but not both",
         ),
@@ -298,7 +298,7 @@ CUDA_VISIBLE_DEVICES, a CPU build of torch, DS_ACCELERATOR.
 Why it matters: deepspeed.initialize stops, on every rank.""",
     signatures=(
         Signature(
-            words="type+fp16+supported type+bf16+supported",
+            words="supported+type+fp16 supported+type+bf16",
             pattern=r"Error: Type (?P<type>fp16|bf16) is not supported(?: on your device)?\.",
             sample="ValueError: Type fp16 is not supported on your device.",
         ),
@@ -314,7 +314,7 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             sample="ValueError: bf16 mixed precision requires PyTorch >= 1.10 and a supported device.",
         ),
         Signature(
-            words="accelerator+precision fp16+accelerator",
+            words="precision+accelerator fp16+accelerator",
             pattern=r"Error: (?:Cannot use (?P<type>fp16|torch\.\w{1,12}) without accelerator|Accelerator is "
             r"not detected, cannot "
             r"perform low precision training)",

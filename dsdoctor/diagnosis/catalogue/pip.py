@@ -30,7 +30,7 @@ Why it matters: Nothing is installed.""",
             sample="ERROR: No matching distribution found for torch==2.1.0+cu121",
         ),
         Signature(
-            words="version+satisfies",
+            words="satisfies+version",
             pattern=r"ERROR: Could not find a version that satisfies the requirement "
             r"(?P<requirement>(?!triton)(?P<name>[A-Za-z]"
             r"[\w.-]{0,60})\S{0,60})",
@@ -68,7 +68,7 @@ found, which only follows. With build isolation pip asks the index for setuptool
 Why it matters: Nothing is installed, and the last message hides the reason.""",
     signatures=(
         Signature(
-            words="connection+broken",
+            words="broken+connection",
             pattern=r"Retrying \(Retry\(total=[1-9]\d{0,2}, .{0,200}after connection broken by "
             r"'(?:NewConnection|ConnectTimeout|ReadTimeout"
             r"|NameResolution|Protocol|ConnectionReset)\w{0,12}",
@@ -80,7 +80,7 @@ Why it matters: Nothing is installed, and the last message hides the reason.""",
             "/simple/deepspeed/",
         ),
         Signature(
-            words="connection+broken",
+            words="broken+connection",
             pattern=r"Retrying \(Retry\(total=0, .{0,200}after connection broken by "
             r"'(?:NewConnection|ConnectTimeout|ReadTimeout"
             r"|NameResolution|Protocol|ConnectionReset)\w{0,12}",
@@ -99,7 +99,7 @@ Why it matters: Nothing is installed, and the last message hides the reason.""",
             sample="ERROR: HTTPSConnectionPool(host='files.pythonhosted.org', port=443): Read timed out.",
         ),
         Signature(
-            words="request+retries failed+fetch dns+error",
+            words="request+retries fetch+failed dns+error",
             pattern=r"error: (?:Failed to fetch|Request failed after \d{1,3} retries).{0,200}|Caused by: dns "
             r"error: failed to lookup address",
             tier=Tier.GENERIC,
@@ -235,7 +235,7 @@ A download that broke off, a mirror with another build, or a package that was ex
 Why it matters: pip installs nothing that it cannot vouch for.""",
     signatures=(
         Signature(
-            words="packages+match+hashes",
+            words="hashes+packages+match",
             pattern=r"THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE",
             sample="ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If you have "
             "updated the package versions, please update the hashes.",
@@ -261,7 +261,7 @@ PIP_WRONG_PYTHON = Rule(
 Why it matters: pip refuses it, or takes an old release without a word.""",
     signatures=(
         Signature(
-            words="requires+different+python",
+            words="python+requires+different",
             pattern=r"ERROR: Package '(?P<name>[^']{1,80})' requires a different Python: (?P<here>[\d.]{1,12}) "
             r"not in '(?P<wanted>[^']{1,60})'",
             sample="ERROR: Package 'torch' requires a different Python: 3.8.10 not in '>=3.9'",
@@ -289,7 +289,7 @@ PIP_PERMISSION = Rule(
 Why it matters: Nothing is installed, or half of it.""",
     signatures=(
         Signature(
-            words="install+packages+permission install+packages+oserror install+packages+environmenterror",
+            words="permission+install+packages oserror+install+packages environmenterror+install+packages",
             pattern=r"ERROR: Could not install packages due to an (?:OSError|EnvironmentError): \[Errno (?:13|30)\]",
             sample="ERROR: Could not install packages due to an OSError: [Errno 13] Permission denied: "
             "'/usr/lib/python3'",

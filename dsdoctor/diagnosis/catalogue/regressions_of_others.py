@@ -14,7 +14,7 @@ OF_OTHERS = (
             "huggingface/transformers/issues/33620",
             "hiyouga/LlamaFactory/issues/5402",
         ),
-        words="attribute+train",
+        words="train+attribute",
         pattern=r"AttributeError: '(?:\w{0,40}Adam\w{0,40}|DeepSpeedZeroOptimizer\w{0,20}"
         r"|DeepSpeedOptimizerWrapper|BF16_Optimizer"
         r"|FP16_\w{1,40}|\w{1,40}Optimizer)' object has no attribute 'train'",
@@ -27,7 +27,7 @@ OF_OTHERS = (
         what="transformers.deepspeed is gone: it is transformers.integrations.deepspeed now",
         cure="import from transformers.integrations, or take 4.45",
         sources=("huggingface/transformers/issues/34582", "eosphoros-ai/DB-GPT-Hub/issues/295"),
-        words="transformers+deepspeed+named",
+        words="named+transformers+deepspeed",
         pattern=r"No module named 'transformers\.deepspeed'",
         sample="ModuleNotFoundError: No module named 'transformers.deepspeed'",
         steps=(step("python -m pip install 'transformers<4.46'", note="or correct the import"),),
@@ -82,7 +82,7 @@ OF_OTHERS = (
         what="transformers has no AdamW any more: torch.optim.AdamW takes its place",
         cure="import AdamW from torch.optim",
         sources=("huggingface/transformers/issues/36954", "stanford-futuredata/ColBERT/pull/390"),
-        words="import+adamw",
+        words="adamw+import",
         pattern=r"cannot import name 'AdamW' from 'transformers",
         sample="ImportError: cannot import name 'AdamW' from 'transformers' "
         "(/venv/lib/python3.11/site-packages/transformers/__init__.py)",

@@ -128,7 +128,7 @@ when the engine is made.
 Why it matters: The engine cannot be made.""",
     signatures=(
         Signature(
-            words="tensors+contiguous",
+            words="contiguous+tensors",
             pattern=r"^(?:Value|Runtime)Error: Tensors must be contiguous",
             sample="ValueError: Tensors must be contiguous",
         ),
@@ -154,7 +154,7 @@ Why it matters: The rank that gets such a batch first ends, and the others wait 
             "at entry 1",
         ),
         Signature(
-            words="unable+tensor+truncation",
+            words="truncation+unable+tensor",
             pattern=r"^ValueError: Unable to create tensor, you should probably activate truncation and/or padding",
             sample="ValueError: Unable to create tensor, you should probably activate truncation and/or padding "
             "with 'padding=True' 'truncation=True' to have batched tensors with the same length.",

@@ -43,7 +43,7 @@ LAUNCH_SCRIPT_MISSING = Rule(
 Why it matters: Every rank ends with status 2 before it begins.""",
     signatures=(
         Signature(
-            words="open+file+directory",
+            words="directory+open+file",
             pattern=r"can't open file '(?P<script>[^']{1,200})': \[Errno 2\] No such file or directory",
             sample="/opt/conda/bin/python: can't open file '/workspace/pretrain.py': [Errno 2] No such file or "
             "directory",
@@ -132,7 +132,7 @@ Nothing in the run itself failed. What the ranks print after it (signals, broken
 Why it matters: Everything since the last checkpoint is lost.""",
     signatures=(
         Signature(
-            words="due+time+limit due+timelimit walltime+exceeded term_runlimit",
+            words="limit+due+time timelimit+due walltime+exceeded term_runlimit",
             pattern=r"CANCELLED AT \S{1,40} DUE TO TIME ?LIMIT|due to time limit|walltime \d{1,12} exceeded "
             r"limit|^TERM_RUNLIMIT",
             not_after=r"as PyTorch extensions root|Detected CUDA files, patching ldflags",
@@ -164,7 +164,7 @@ What the ranks print after it (signals, broken connections) only follows.
 Why it matters: Everything since the last checkpoint is lost.""",
     signatures=(
         Signature(
-            words="due+preemption due+node",
+            words="preemption+due due+node",
             pattern=r"CANCELLED AT \S{1,40} DUE TO (?:PREEMPTION|JOB REQUEUE|NODE FAILURE|SIGNAL Terminated)",
             sample="slurmstepd: error: *** JOB 4711 ON node1 CANCELLED AT 2025-03-01T12:00:00 DUE TO PREEMPTION ***",
         ),
@@ -178,7 +178,7 @@ Why it matters: Everything since the last checkpoint is lost.""",
             sample="slurmstepd: error: *** STEP 4711.0 ON node1 CANCELLED AT 2025-03-01T12:00:00 ***",
         ),
         Signature(
-            words="preempted evicted nodeshutdown node+shutdown",
+            words="preempted evicted nodeshutdown shutdown+node",
             pattern=r"\b[Rr]eason: {1,20}(?:Preempted|Evicted|NodeShutdown)\b|Pod was (?:preempted|rejected: "
             r"|evicted)|Preempted by \S{1,80}"
             r" on node|Pod was terminated in response to imminent node shutdown",

@@ -53,7 +53,7 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             "OpType=_ALLGATHER_BASE)",
         ),
         Signature(
-            words="watchdog timed+out wait+timeout monitoredbarrier",
+            words="watchdog out+timed wait+timeout monitoredbarrier",
             pattern=r"Watchdog caught collective operation timeout|Timed out waiting \d{1,12}ms for "
             r"(?:recv|send) operation"
             r"|wait timeout after \d{1,12}ms, keys",
@@ -94,7 +94,7 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             "waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.",
         ),
         Signature(
-            words="clients+joined",
+            words="joined+clients",
             pattern=r"Timed out after \d{1,9} seconds waiting for clients\. (?P<joined>\d{1,6}/\d{1,6}) clients joined",
             tier=Tier.GENERIC,
             title="only {joined} ranks came to the rendezvous: the others were not started, ended before, or do "
@@ -127,7 +127,7 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             "milliseconds before timing out.",
         ),
         Signature(
-            words="nccl+operations",
+            words="operations+nccl",
             pattern=r"Some NCCL operations have failed or timed out",
             tier=Tier.GENERIC,
             sample="[E ProcessGroupNCCL.cpp:455] Some NCCL operations have failed or timed out. Due to the "
@@ -142,7 +142,7 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             "[10.0.0.2]:58043",
         ),
         Signature(
-            words="timed+out wait+timeout socket+timeout store+timeout monitoredbarrier timeout+keys "
+            words="out+timed wait+timeout socket+timeout store+timeout monitoredbarrier timeout+keys "
             "collective+timeout rendezvoustimeouterror",
             pattern=r"Timed out waiting \d+ms for (?P<operation>recv|send) operation|wait timeout after \d+ms, "
             r"keys|Timed out after \d+ seconds waiting for clients"

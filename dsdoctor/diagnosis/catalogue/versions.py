@@ -18,7 +18,7 @@ with. The bound is often an upper one, too.
 Why it matters: Nothing starts until the versions fit.""",
     signatures=(
         Signature(
-            words="required+normal+functioning",
+            words="functioning+required+normal",
             pattern=r"Error: (?P<wanted>[\w.-]{1,60}[<>=!~]=?[\w.,<>=!~*-]{1,60}) is required for a normal "
             r"functioning of this module"
             r"(?:, but found (?P<found>[\w.-]{1,60}==[\w.+-]{1,40}\w))?",
@@ -26,7 +26,7 @@ Why it matters: Nothing starts until the versions fit.""",
             "deepspeed==0.8.3.",
         ),
         Signature(
-            words="deepspeed+version+must",
+            words="must+deepspeed+version",
             pattern=r"DeepSpeed (?:\w{1,8} )?version must be (?P<wanted>>= [\d.]{1,12}\d)",
             title="accelerate asks for a DeepSpeed version {wanted}",
             steps=(step("python -m pip install -U deepspeed"),),
@@ -69,7 +69,7 @@ Why it matters: The import or the first use fails, in whatever package it is."""
             sample="AttributeError: `np.float_` was removed in the NumPy 2.0 release. Use `np.float64` instead.",
         ),
         Signature(
-            words="numpy+size+changed numpy+ufunc+size",
+            words="changed+numpy+size ufunc+numpy+size",
             pattern=r"ValueError: (?P<what>numpy\.(?:dtype|ufunc|ndarray) size changed)",
             title="a compiled package was built for another numpy ({what})",
             sample="ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from "

@@ -30,7 +30,7 @@ started by plain python, or a reference model that was never given to an engine.
 Why it matters: The message speaks of shapes or dimensions, and the model is right.""",
     signatures=(
         Signature(
-            words="weight+must",
+            words="must+weight",
             pattern=r"^RuntimeError: 'weight' must be 2-D",
             not_after=r"[Ff][Ss][Dd][Pp]|fully_sharded|FullyShardedDataParallel",
             sample="RuntimeError: 'weight' must be 2-D",
@@ -49,12 +49,12 @@ Why it matters: The message speaks of shapes or dimensions, and the model is rig
             "checkpoint, the shape in current model is torch.Size([0]).",
         ),
         Signature(
-            words="size+mismatch",
+            words="mismatch+size",
             pattern=r"^RuntimeError: size mismatch, got input \(\d{1,12}\), mat \(\d{1,12}x\d{1,12}\), vec \(0\)",
             sample="RuntimeError: size mismatch, got input (2), mat (2x32), vec (0)",
         ),
         Signature(
-            words="size+tensor+singleton",
+            words="singleton+size+tensor",
             pattern=r"^RuntimeError: The size of tensor a \((?:\d{1,12}\) must match the size of tensor b "
             r"\(0|0\) must match the size of "
             r"tensor b \(\d{1,12})\)",
@@ -64,7 +64,7 @@ Why it matters: The message speaks of shapes or dimensions, and the model is rig
             "dimension 2",
         ),
         Signature(
-            words="shape+invalid+size mat2+matrix mat1+mat2",
+            words="invalid+shape+size mat2+matrix mat1+mat2",
             pattern=r"^RuntimeError: (?:shape '\[[\d, -]{1,60}\]' is invalid for input of size 0\b|mat2 must be "
             r"a matrix, got 1-D tensor"
             r"|mat1 and mat2 shapes cannot be multiplied \(\d{1,12}x\d{1,12} and (?:0x\d{1,12}|\d{1,12}x0|0x0)\))",
@@ -254,7 +254,7 @@ Why it matters: The step stops; or a rank that did use them waits for the others
             sample="This assert indicates that your module has parameters that",
         ),
         Signature(
-            words="param+gradient+invalid",
+            words="invalid+param+gradient",
             pattern=r"Invalid to reduce Param (?P<name>\S{1,120}) with None gradient",
             sample="AssertionError: rank 0 - Invalid to reduce Param 12 with None gradient",
         ),
