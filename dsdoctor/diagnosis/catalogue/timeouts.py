@@ -73,7 +73,6 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             pattern=r"\bRanks? (?P<missing>\d[\d, ]{0,60}?) failed to pass monitoredBarrier in "
             r"(?P<milliseconds>\d{1,12}) ms",
             tier=Tier.GENERIC,
-            title="rank {missing} did not reach the barrier (monitoredBarrier) within {milliseconds} ms",
             fix="look at the log of rank {missing}: it died, hung, or works longer than the timeout. If it only "
             "needs longer (preparing data, saving), raise the timeout: "
             "deepspeed.init_distributed(timeout=datetime.timedelta(hours=2))",
@@ -85,8 +84,6 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             r"for send/recv from rank "
             r"|timed out in monitoredBarrier after \d{1,12} ms waiting for rank )(?P<missing>\d{1,6})",
             tier=Tier.GENERIC,
-            title="the ranks waited in a barrier (monitoredBarrier) for rank {missing}, which ended or did not "
-            "come in time",
             fix="look at the log of rank {missing} first. Where it alone does long work (preparing data), raise "
             "the timeout: deepspeed.init_distributed(timeout=datetime.timedelta(hours=2)), ddp_timeout in the "
             "TrainingArguments",
@@ -97,8 +94,6 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             words="joined+clients",
             pattern=r"Timed out after \d{1,9} seconds waiting for clients\. (?P<joined>\d{1,6}/\d{1,6}) clients joined",
             tier=Tier.GENERIC,
-            title="only {joined} ranks came to the rendezvous: the others were not started, ended before, or do "
-            "not reach rank 0",
             fix="see that every node was started, with the same MASTER_ADDR, MASTER_PORT and world size, and "
             "what the missing ranks' logs say; dsdoctor comm says who reaches whom",
             steps=(step("python -m dsdoctor comm"),),
@@ -109,8 +104,6 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             words="wait+timeout+keys",
             pattern=r"wait timeout after (?P<milliseconds>\d{1,12}) ?ms, keys: (?P<key>\S{1,120})",
             tier=Tier.GENERIC,
-            title="a rank waited {milliseconds} ms for a key of the store ({key}) that another rank should have "
-            "set: that rank did not come",
             fix="find the rank that sets the key (its name often says which) and read its log: it died, hung, "
             "took another path, or needs longer than the timeout",
             sample="torch.distributed.DistStoreError: wait timeout after 6000ms, keys: "
