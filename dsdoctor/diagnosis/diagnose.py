@@ -6,6 +6,7 @@ from dataclasses import replace
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.harmless_flags import definitions
 from dsdoctor.core.redaction import urls
+from dsdoctor.diagnosis.catalogue.regressions import contradicted
 from dsdoctor.diagnosis.combined import combined_hits
 from dsdoctor.diagnosis.findings import partly_searched
 from dsdoctor.diagnosis.judgement import Verdict, judge
@@ -23,6 +24,7 @@ def diagnose(lines: Iterable[bytes | str], *, name: str = "") -> Diagnosis:
     """
     read = scan(lines)
     facts = read.fact_reader.facts()
+    read.hits = {number: hit for number, hit in read.hits.items() if not contradicted(hit, facts)}
     hits = sorted(
         _best_of_each_rule([*combined_hits([*read.hits.values()], facts, read), *read.hits.values()]), key=_rank
     )

@@ -313,8 +313,8 @@ def test_the_memory_of_a_gpu_is_no_ill_of_the_network() -> None:
 
     diagnosis = diagnose(log)
 
-    assert (diagnosis.outcome, rules(diagnosis)) == (LogOutcome.UNEXPLAINED, ["unexplained-failure"])
-    assert diagnosis.findings[0].title.startswith("the GPU's memory ran out")
+    assert (diagnosis.outcome, rules(diagnosis)) == (LogOutcome.CAUSE, ["gpu-oom"])
+    assert diagnosis.findings[0].title.startswith("the GPU's memory is full")
     assert [finding.rule for finding in diagnosis.findings[1:]] == ["nccl-collective-timeout"]
 
 

@@ -50,7 +50,8 @@ Why it matters: nvcc stops, and no CUDA op is compiled.""",
         ),
         Signature(
             words="target+compiled",
-            pattern=r"Program with \.target '(?P<known>sm_\w{1,6})' cannot be compiled to architecture '(?P<arch>sm_\w{1,6})'",
+            pattern=r"Program with \.target '(?P<known>sm_\w{1,6})' cannot be compiled to architecture "
+            r"'(?P<arch>sm_\w{1,6})'",
             tier=Tier.FILE,
             title="the code was written for {known}, and is to be compiled for {arch}",
             fix="name one generation of GPUs in TORCH_CUDA_ARCH_LIST; entries such as 9.0a fit that generation alone",
@@ -121,7 +122,8 @@ GPU_ARCH_UNKNOWN_TO_TORCH = Rule(
     id="gpu-arch-unknown-to-torch",
     stage=Stage.COMPILE,
     title="{arch} is not an architecture that this torch and DeepSpeed know",
-    fix='write TORCH_CUDA_ARCH_LIST as numbers with ";" between them; for a GPU newer than torch knows, take a newer torch',
+    fix='write TORCH_CUDA_ARCH_LIST as numbers with ";" between them; for a GPU newer than torch knows, take a '
+    "newer torch",
     steps=(step('export TORCH_CUDA_ARCH_LIST="8.0;9.0"'), step("python -m dsdoctor plan")),
     manual="""TORCH_CUDA_ARCH_LIST, or a GPU here, has an architecture that this torch or DeepSpeed does not know.
 

@@ -44,7 +44,8 @@ Why it matters: Neither the CPU ops nor the CUDA ops can be compiled.""",
         ),
         Signature(
             words="dialect+supported unrecognized+std std+invalid std+flag std+defined std+20 std+17 std+14",
-            pattern=r"(?:unrecognized command[- ]line option ['\"`]?|(?:c\+\+|g\+\+|cc1plus)\S{0,20} [^'\"-]{4,60}['\"])"
+            pattern=r"(?:unrecognized command[- ]line option ['\"`]?|(?:c\+\+|g\+\+|cc1plus)\S{0,20} "
+            r"[^'\"-]{4,60}['\"])"
             r"-std=(?P<std>(?:c|gnu)\+\+\w+)['\"`]?|invalid value "
             r"'(?P<std2>c\+\+\d\w)' in '-std"
             r"|[Tt]he (?P<std5>c\+\+\d\w) dialect is not supported with the configured host"
@@ -123,10 +124,12 @@ check.""",
             "Please make sure to use an adequate version of g++ (>=6.0.0, <12.0).",
         ),
         Signature(
-            words="identifier+undefined exception+specification type+allowed type+specifiers vector_size attribute+error",
+            words="identifier+undefined exception+specification type+allowed type+specifiers vector_size "
+            "attribute+error",
             pattern=r"(?:lib/gcc/\S{1,80}/include/\w+\.h|/usr/include/(?:[\w+.-]+/){0,4}bits/\w[\w-]*\.h"
             r"|/usr/include/std\w+\.h|/include/c\+\+/[\w.]+/\w+)"
-            r"\(\d+\): error: (?:identifier \"?[_\w]+\"? is undefined|type name is not allowed|invalid combination of type "
+            r"\(\d+\): error: (?:identifier \"?[_\w]+\"? is undefined|type name is not allowed|invalid "
+            r"combination of type "
             r"specifiers|vector_size attribute|attribute \"__\w+\" does not take"
             r"|exception specification is incompatible)|error: exception specification is incompatible with that "
             r"of previous function",
@@ -169,8 +172,10 @@ same settings ends the same way.""",
         ),
         Signature(
             words="died terminated+signal unable+killed",
-            pattern=r"'?(?P<program>cicc|cudafe\+\+|ptxas|nvcc|fatbinary|ninja|nvlink)(?!\w).{0,60}died (?:due to|with) "
-            r"(?:signal 9|status 137|<Signals\.SIGKILL)|\b(?P<program2>ld|collect2|as|cc1plus)\b.{0,12} terminated with signal 9"
+            pattern=r"'?(?P<program>cicc|cudafe\+\+|ptxas|nvcc|fatbinary|ninja|nvlink)(?!\w).{0,60}died (?:due "
+            r"to|with) "
+            r"(?:signal 9|status 137|<Signals\.SIGKILL)|\b(?P<program2>ld|collect2|as|cc1plus)\b.{0,12} "
+            r"terminated with signal 9"
             r"|(?P<program3>clang\S{0,4}): (?:fatal )?error: unable to execute command: Killed",
             tier=Tier.FILE,
             sample="nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
@@ -268,9 +273,11 @@ Why it matters: No op can be compiled.""",
         ),
         Signature(
             words="checking+compiler+version",
-            pattern=r"Error checking compiler version for (?P<compiler>[\w.+-]{1,60}): (?:\[WinError 2\]|\[Errno 2\]|Command)",
+            pattern=r"Error checking compiler version for (?P<compiler>[\w.+-]{1,60}): (?:\[WinError "
+            r"2\]|\[Errno 2\]|Command)",
             tier=Tier.GENERIC,
-            sample="UserWarning: Error checking compiler version for cl: [WinError 2] The system cannot find the file specified",
+            sample="UserWarning: Error checking compiler version for cl: [WinError 2] The system cannot find "
+            "the file specified",
         ),
         Signature(
             words="compiler+cl msvc visual+required where+cl preprocess",

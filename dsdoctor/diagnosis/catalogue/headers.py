@@ -55,8 +55,10 @@ C_STEMS = (
 CXX_STEMS = (
     "cstdlib cstddef cmath cstdint cstring cassert cstdio cerrno climits cwchar algorithm string vector iostream "
     "memory utility limits map "
-    "mutex type_traits functional cctype cfloat cstdarg ctime cinttypes csignal new exception stdexcept initializer_list "
-    "iterator numeric sstream fstream ostream istream iomanip tuple array deque list queue set unordered_map unordered_set "
+    "mutex type_traits functional cctype cfloat cstdarg ctime cinttypes csignal new exception stdexcept "
+    "initializer_list "
+    "iterator numeric sstream fstream ostream istream iomanip tuple array deque list queue set unordered_map "
+    "unordered_set "
     "atomic thread condition_variable future chrono random bitset complex typeinfo typeindex"
 )
 C_HEADERS = (

@@ -117,7 +117,8 @@ Why it matters: The job does not start on all nodes, and DeepSpeed hides what ss
             words="ssh+hostname",
             pattern=r"Command '(?:\[')?ssh .{0,100}?(?<![\w.:-])"
             r"(?P<host>[\w.:-]{1,80}) hostname(?: -I)?'(?:\]')? returned non-zero",
-            sample="subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no worker-1 hostname' returned "
+            sample="subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no worker-1 "
+            "hostname' returned "
             "non-zero exit status 255.",
         ),
         Signature(

@@ -129,7 +129,8 @@ fail with WinError 183.""",
         Signature(
             words="1314 privilege winerror+183 errno+17",
             pattern=r"WinError 1314\b|symbolic link privilege not held|required privilege is not held by the client"
-            r"|FileExistsError: \[(?:WinError 183|Errno 17)\].{0,200}(?:csrc|op_builder|accelerator|deepspeed.{1,4}ops)",
+            r"|FileExistsError: \[(?:WinError 183|Errno "
+            r"17)\].{0,200}(?:csrc|op_builder|accelerator|deepspeed.{1,4}ops)",
             sample="OSError: [WinError 1314] A required privilege is not held by the client: '..\\\\..\\\\csrc' -> "
             "'.\\\\deepspeed\\\\ops\\\\csrc'",
         ),
@@ -186,7 +187,8 @@ Why it matters: No change to torch, CUDA or the compiler helps, so looking there
             pattern=r"(?P<error>RecursionError: maximum recursion depth exceeded)",
             after=r"real_accelerator|op_builder|deepspeed[/\\]",
             tier=Tier.GENERIC,
-            sample='  File "/src/deepspeed-0.12.6/deepspeed/accelerator/real_accelerator.py", line 59, in get_accelerator\n'
+            sample='  File "/src/deepspeed-0.12.6/deepspeed/accelerator/real_accelerator.py", line 59, in '
+            "get_accelerator\n"
             "RecursionError: maximum recursion depth exceeded",
         ),
         Signature(

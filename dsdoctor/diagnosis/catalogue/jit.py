@@ -140,7 +140,8 @@ needs no ninja.""",
             words="ninja",
             pattern=r"Ninja is required to load C\+\+ extensions|due to ninja not being installed|No such file "
             r"or directory: '?\"?ninja"
-            r"|No module named '?ninja|ninja: (?:command )?not found|command not found: ninja|ninja is required to build"
+            r"|No module named '?ninja|ninja: (?:command )?not found|command not found: ninja|ninja is required "
+            r"to build"
             r"|Command '\['ninja', '--version'\]' returned",
             sample="RuntimeError: Ninja is required to load C++ extensions (pip install ninja to get it)",
         ),
@@ -189,7 +190,8 @@ Why it matters: No op can be compiled at run time.""",
             pattern=r"(?:PermissionError|OSError): \[Errno (?:13|30)\] .{1,60}: '(?P<path>[^']{1,200})'",
             after=r"_get_build_directory|file_baton|_jit_compile|_write_ninja_file|jit_load|torch/_appdirs",
             unless=r"torch_extensions|/\.cache|nvcc",
-            sample='  File "/venv/lib/python3.11/site-packages/torch/utils/cpp_extension.py", line 2827, in _get_build_directory\n'
+            sample='  File "/venv/lib/python3.11/site-packages/torch/utils/cpp_extension.py", line 2827, in '
+            "_get_build_directory\n"
             "PermissionError: [Errno 13] Permission denied: '/shared/ops/cpu_adam'",
         ),
         Signature(
@@ -198,7 +200,8 @@ Why it matters: No op can be compiled at run time.""",
             unless=r"\.so'|/lock'|\.pyd'|nvcc",
             tier=Tier.GENERIC,
             title="the folder of compiled ops, {path}, is not there and could not be made",
-            sample="FileNotFoundError: [Errno 2] No such file or directory: '/nonexistent/.cache/torch_extensions/py310_cu121'",
+            sample="FileNotFoundError: [Errno 2] No such file or directory: "
+            "'/nonexistent/.cache/torch_extensions/py310_cu121'",
         ),
         Signature(
             words="ninja+opening torch_extensions+denied",
@@ -246,7 +249,8 @@ of another Python, torch or machine are loaded and fail.""",
             pattern=r"Waited on lock file \"(?P<file>[^\"]{1,300})\" for (?P<seconds>\d+) seconds",
             tier=Tier.PROBE,
             title="a process waited {seconds} seconds for the lock {file}",
-            sample='UserWarning: Waited on lock file "/root/.cache/torch_extensions/py311_cu130/cpu_adam/lock" for 300 seconds.',
+            sample='UserWarning: Waited on lock file "/root/.cache/torch_extensions/py311_cu130/cpu_adam/lock" '
+            "for 300 seconds.",
         ),
         Signature(
             words="baton file_baton",

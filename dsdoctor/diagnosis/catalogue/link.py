@@ -138,7 +138,8 @@ Why it matters: gds is not built. The lines of the probe are harmless where nobo
         ),
         Signature(
             words="libcufile",
-            pattern=r"(?P<library>libcufile\S{0,12}): undefined reference to [`'‘](?:dl(?:open|sym|close|error|vsym)|.{1,160}@)",
+            pattern=r"(?P<library>libcufile\S{0,12}): undefined reference to "
+            r"[`'‘](?:dl(?:open|sym|close|error|vsym)|.{1,160}@)",
             tier=Tier.PROBE,
             op="gds",
             sample="/usr/bin/ld: /usr/local/cuda/lib64/libcufile.so: undefined reference to `dlopen'",

@@ -3,6 +3,9 @@
 from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
+FOREIGN = r"(?:site|dist)-packages[/\\](?!deepspeed[/\\]|torch[/\\]|nvidia[/\\]|torch_extensions)"
+"""A place where a package other than DeepSpeed and torch is installed."""
+
 TORCH_ABI_MISMATCH = Rule(
     id="torch-abi-mismatch",
     stage=Stage.LOAD,
@@ -28,6 +31,7 @@ with.""",
             r"|[Ss]ymbol not found.{0,24}[:'] ?_?)(?P<symbol>_Z\w*?(?:3c10|c104"
             r"|2at|5torch|6caffe2|4c10d)\w*|(?:c10|at|torch)::\S{0,160}"
             r"|THP\w+|aoti_torch\w+)",
+            unless=FOREIGN,
             sample="ImportError: /venv/lib/python3.10/site-packages/deepspeed/ops/adam/cpu_adam_op.so: undefined "
             "symbol: "
             "_ZN3c106detail14torchCheckFailEPKcS2_jRKSs",
@@ -45,7 +49,8 @@ with.""",
             fix="install torch afresh, and build the ops for it",
             steps=(
                 step(
-                    "python -m pip install --force-reinstall {torch_requirement|torch==VERSION} --index-url {torch_index|INDEX}"
+                    "python -m pip install --force-reinstall {torch_requirement|torch==VERSION} --index-url "
+                    "{torch_index|INDEX}"
                 ),
                 step("python -m dsdoctor prebuild"),
             ),
@@ -78,7 +83,8 @@ Why it matters: The op does not load, because the loader does not know in which 
     signatures=(
         Signature(
             words="undefined+symbol undefined+reference",
-            pattern=r"(?:(?<![\w.+-])(?P<file>[\w.+-]{1,120}\.so)[^\s/]{0,160}: )?undefined symbol: (?P<symbol>(?:cu(?:rand|blas"
+            pattern=r"(?:(?<![\w.+-])(?P<file>[\w.+-]{1,120}\.so)[^\s/]{0,160}: )?undefined symbol: "
+            r"(?P<symbol>(?:cu(?:rand|blas"
             r"|sparse|solver|fft|File|da)|nvrtc|io_|omp_|GOMP_|__kmpc"
             r"|__cuda|shm_|dnnl|ccl|numa_|ibv_)\w*|cu[A-Z]\w*)",
             unless=r"io_pgetevents|libtorch\w{0,60}\.so|libcu\w{1,60}\.so",
@@ -121,7 +127,8 @@ Why it matters: The op cannot be loaded.""",
             "libnvjitlink libcupti libnvshmem_host libcudnn_cnn_infer libcudnn_ops_infer libcudnn_cnn libcudnn_graph",
             pattern=r"(?P<library>lib(?:cudart|curand|cublas|cublasLt|cusparse|cusparseLt|cusolver|nvrtc|nccl"
             r"|cudnn\w{0,40}|cufft|nvToolsExt|nvJitLink|cupti"
-            r"|nvshmem_host)\.so[.\d]*): (?:cannot open shared object|kann |no se puede|objeto compartido|impossible d|não|nie "
+            r"|nvshmem_host)\.so[.\d]*): (?:cannot open shared object|kann |no se puede|objeto "
+            r"compartido|impossible d|não|nie "
             r"można|[^\s\x00-\x7f])",
             unless=r"Could not load dynamic library|dlerror:",
             sample="ImportError: libcudart.so.11.0: cannot open shared object file: No such file or directory",

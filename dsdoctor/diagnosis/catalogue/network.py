@@ -21,12 +21,13 @@ one, holds it.
 Why it matters: Rank 0 fails, and the other ranks may hang on the other program's listener.""",
     signatures=(
         Signature(
-            words="distributed+communication+port eaddrinuse errno+98 winerror+10048 errno+10048 address+use socket+listen",
+            words="distributed+communication+port eaddrinuse errno+98 winerror+10048 errno+10048 address+use "
+            "socket+listen",
             pattern=r"EADDRINUSE(?:.{0,120}port: (?P<port>\d{2,5}))?|\b[Ee]rrno:? ?98\b|Address already in use"
             r"|WinError 10048|errno: 10048"
             r"|launch distributed communication on port .?(?P<port3>\d{2,5}).?, but another process"
             r"|server socket has failed to listen on any local network address(?:.{0,40}port: (?P<port2>\d{2,5}))?",
-            unless=r"tensorboard|jupyter|vllm|uvicorn|gradio",
+            unless=r"tensorboard|jupyter|vllm|uvicorn|gradio|prometheus|exporter|metrics|streamlit|dashboard",
             sample="torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
             "network address. port: 29500, "
             "useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
@@ -36,7 +37,8 @@ Why it matters: Rank 0 fails, and the other ranks may hang on the other program'
             pattern=r"server socket has failed to bind to .{0,60}?:(?P<port>\d{2,5}) ",
             unless=r"errno: 9[79]",
             tier=Tier.GENERIC,
-            sample="[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:80 (errno: 13 - Permission denied).",
+            sample="[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:80 (errno: 13 - "
+            "Permission denied).",
         ),
     ),
 )
@@ -83,7 +85,8 @@ loader workers.""",
         ),
         Signature(
             words="bus+error sigbus exitcode+7 return+7 exit+135 code+135 signal+7",
-            pattern=r"Bus error(?: \(core dumped\)|$)|[Ss]ignal 7 \((?:SIGBUS|Bus)|exitcode\s*: -7\b|exits with return code = -7\b"
+            pattern=r"Bus error(?: \(core dumped\)|$)|[Ss]ignal 7 \((?:SIGBUS|Bus)|exitcode\s*: -7\b|exits with "
+            r"return code = -7\b"
             r"|exit(?:ed with)? (?:code|status):? 135\b|non-zero code: 135\b",
             tier=Tier.GENERIC,
             sample="exitcode  : -7 (pid: 412)",
@@ -111,7 +114,8 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
     signatures=(
         Signature(
             words="bootstrap+no interface+found interface+no",
-            pattern=r"[Nn]o (?:usable |socket |IP ){0,2}interface found|Bootstrap ?: no |no NCCL_SOCKET_IFNAME interface",
+            pattern=r"[Nn]o (?:usable |socket |IP ){0,2}interface found|Bootstrap ?: no |no NCCL_SOCKET_IFNAME "
+            r"interface",
             unless=r"NET/IB",
             title="NCCL found no network interface{ifname_hint}",
             sample="node1:12:12 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found",
@@ -153,7 +157,8 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             title="the name of the rendezvous, {peer}, does not resolve on this node",
             fix="give MASTER_ADDR a name or an address that every node resolves",
             steps=(step("getent hosts MASTER_ADDR"), step("python -m dsdoctor comm")),
-            sample="torch.distributed.DistNetworkError: The IPv6 network addresses of (worker-1, 29500) cannot be retrieved "
+            sample="torch.distributed.DistNetworkError: The IPv6 network addresses of (worker-1, 29500) cannot "
+            "be retrieved "
             "(gai error: -2 - Name or service not known).",
         ),
         Signature(
@@ -162,15 +167,28 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             r"|exceeded error retry))",
             tier=Tier.GENERIC,
             title="the other node never answered: NCCL gave up after its last try{peer_hint}",
-            sample="node1:118:118 [0] NCCL INFO socketPollConnect: connect returned No route to host, retrying (34/34) after "
+            sample="node1:118:118 [0] NCCL INFO socketPollConnect: connect returned No route to host, retrying "
+            "(34/34) after "
             "sleep for 3400 msec",
         ),
         Signature(
+            words="call+recv call+send",
+            pattern=r"Call to (?:recv|send) (?:from|to) (?P<peer>\S{1,60}) failed : (?:Connection reset by "
+            r"peer|Broken pipe|Connection timed "
+            r"out)",
+            tier=Tier.GENERIC,
+            title="the connection to {peer} broke: the rank there ended first, or the network did",
+            sample="node1:97:176 [0] misc/socket.cc:58 NCCL WARN Call to recv from 10.0.0.2<41743> failed : "
+            "Connection reset by peer",
+        ),
+        Signature(
             words="recv+bytes rendezvousconnectionerror",
-            pattern=r"Error: failed to recv, got 0 bytes|RendezvousConnectionError: The connection to the C10d store has failed",
+            pattern=r"Error: failed to recv, got 0 bytes|RendezvousConnectionError: The connection to the C10d "
+            r"store has failed",
             tier=Tier.GENERIC,
             title="the connection to the store of rank 0 broke: that rank ended first, or the network did",
-            sample="torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed. Did the remote "
+            sample="torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely "
+            "closed. Did the remote "
             "server shutdown or crash?",
         ),
         Signature(
@@ -181,8 +199,34 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             sample="RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error",
         ),
         Signature(
+            words="completion+ib",
+            pattern=r"NET/IB ?: .{0,60}[Gg]ot completion .{0,120}(?:error|status=) ?(?:12\b|IBV_WC_RETRY_EXC)",
+            title="InfiniBand or RoCE: the other side did not answer (error 12, retries used up)",
+            fix="see first whether the rank on the other node ended before. Else look at the link (ibstat, "
+            "cables, switch; for RoCE flow "
+            "control and NCCL_IB_GID_INDEX), and give it more time: NCCL_IB_TIMEOUT=22. NCCL_IB_DISABLE=1 "
+            "tells whether it is "
+            "InfiniBand",
+            steps=(step("ibstat"), step("python -m dsdoctor comm"), step("export NCCL_IB_TIMEOUT=22")),
+            sample="node1:12:90 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4791> with error 12, "
+            "opcode 0, len 0, vendor err 129",
+        ),
+        Signature(
+            words="ibv_modify_qp",
+            pattern=r"ibv_modify_qp failed with (?:error )?(?P<problem>[A-Za-z ]{3,40})",
+            title="InfiniBand or RoCE: the queue pair could not be connected ({problem}): the GIDs or the "
+            "chosen cards do not fit",
+            fix="name the cards that all nodes share (NCCL_IB_HCA), and for RoCE the index of the routable GID "
+            "(NCCL_IB_GID_INDEX, often 3; "
+            "show_gids lists them); NCCL_IB_DISABLE=1 tells whether it is InfiniBand",
+            steps=(step("ibv_devinfo -v"), step("python -m dsdoctor comm"), step("export NCCL_IB_GID_INDEX=3")),
+            sample="node1:12:90 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_modify_qp failed with error "
+            "Invalid argument",
+        ),
+        Signature(
             words="net+ib ibv_modify_qp ibv_reg_mr ibv_create_qp ibv_reg_mr_iova2 wrap",
             pattern=r"NET/IB ?: .{0,40}[Gg]ot completion .{0,80}(?:error|status=) ?(?:\d|IBV)|ibv_\w{1,60} failed",
+            unless=r"ibv_(?:reg_mr\w{0,12}|create_cq|create_qp) failed with error Cannot allocate memory",
             title="InfiniBand or RoCE failed between the nodes",
             fix="check the links (ibstat), NCCL_IB_HCA and NCCL_IB_GID_INDEX; NCCL_IB_DISABLE=1 tells whether it "
             "is InfiniBand",
@@ -203,75 +247,8 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
     explained_by=("nccl-shm-too-small", "host-ram-oom"),
 )
 
-NCCL_COLLECTIVE_TIMEOUT = Rule(
-    id="nccl-collective-timeout",
-    explained_by=(
-        "host-ram-oom",
-        "compiler-oom-killed",
-        "cpu-isa-illegal-instruction",
-        "nccl-shm-too-small",
-        "nccl-network-interface",
-        "master-port-in-use",
-        "no-kernel-image",
-    ),
-    stage=Stage.RUN,
-    title="ranks waited for each other in {operation|a collective} until the watchdog fired",
-    fix="find the rank that died, hung or took another path: read the first error of every rank's log, then test "
-    "the network",
-    steps=(
-        step("python -m dsdoctor diagnose rank*.log"),
-        step("python -m dsdoctor comm"),
-        step("export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1"),
-    ),
-    manual="""Ranks waited in a collective for another rank until the watchdog ended them.
-
-All ranks must call the same collectives in the same order. When one dies, hangs, or takes another path (a branch
-on the rank, a longer evaluation, an uneven data set), the others wait.
-
-Why it matters: This log is of a rank that waited. The cause is in the log of the rank that did not come.""",
-    signatures=(
-        Signature(
-            words="watchdog",
-            pattern=r"Watchdog caught collective operation timeout(?:.{0,80}OpType=(?P<operation>\w+))?|watchdog "
-            r"(?:hang|got stuck)"
-            r"|watchdog thread terminated with exception",
-            tier=Tier.GENERIC,
-            sample="[E ProcessGroupNCCL.cpp:475] [Rank 1] Watchdog caught collective operation timeout: "
-            "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, "
-            "NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800123 milliseconds before timing out.",
-        ),
-        Signature(
-            words="nccl+operations",
-            pattern=r"Some NCCL operations have failed or timed out",
-            tier=Tier.GENERIC,
-            sample="[E ProcessGroupNCCL.cpp:455] Some NCCL operations have failed or timed out. Due to the "
-            "asynchronous nature of CUDA kernels,",
-        ),
-        Signature(
-            words="gloo+closed gloo+reset",
-            pattern=r"gloo/transport/.{0,120}Connection (?:closed by peer|reset by peer)",
-            tier=Tier.GENERIC,
-            title="another rank closed its connection: it died first, and its own log says why",
-            sample="RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:58043",
-        ),
-        Signature(
-            words="timed+out wait+timeout socket+timeout store+timeout monitoredbarrier timeout+keys "
-            "collective+timeout rendezvoustimeouterror",
-            pattern=r"Timed out waiting \d+ms for (?P<operation>recv|send) operation|wait timeout after \d+ms, "
-            r"keys|Timed out after \d+ seconds waiting for clients"
-            r"|(?:DistBackend|DistStore|Runtime)Error: Socket Timeout|store->get\(.{0,80}(?:[Tt]imeout|timed out)"
-            r"|failed to pass monitoredBarrier|timed out in monitoredBarrier|reached monitoredBarrier, but received errors"
-            r"|dump signal due to a collective timeout|initializing process group in store based barrier|RendezvousTimeoutError",
-            tier=Tier.GENERIC,
-            sample="torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 2/3 "
-            "clients joined.",
-        ),
-    ),
-)
-
 RULES = (
     MASTER_PORT_IN_USE,
     NCCL_SHM_TOO_SMALL,
     NCCL_NETWORK_INTERFACE,
-    NCCL_COLLECTIVE_TIMEOUT,
 )

@@ -194,7 +194,9 @@ build requirements for you.""",
             pattern=r"(?:ModuleNotFound|Import)Error: No module named '?\"?(?P<module>[A-Za-z_][\w.]*)",
             unless=r"named '?\"?(?:mpi4py|wheel\b|torch\b|pydantic|triton\.|ninja\b|deepspeed\.ops\.|op_builder"
             r"|deepspeed_\w+)"
-            r"|named '?\"?\w+_op\b",
+            r"|named '?\"?\w+_op\b|named "
+            r"'?\"?(?:transformers\.deepspeed|apex|amp_C|apex_C|fused_layer_norm_cuda|flash_attn\w*|megatron"
+            r"|fused_weight_gradient_mlp_cuda|transformer_engine\w*)\b",
             tier=Tier.GENERIC,
             sample="ModuleNotFoundError: No module named 'dskernels'",
         ),
@@ -209,7 +211,8 @@ build requirements for you.""",
             title="this torch takes {module} from setuptools, and newer setuptools have none",
             fix="pin setuptools below 70 for this torch, or upgrade torch",
             steps=(step("python -m pip install 'setuptools<70'"),),
-            sample="ImportError: cannot import name 'packaging' from 'pkg_resources' (/venv/lib/python3.10/site-packages/"
+            sample="ImportError: cannot import name 'packaging' from 'pkg_resources' "
+            "(/venv/lib/python3.10/site-packages/"
             "pkg_resources/__init__.py)",
         ),
         Signature(

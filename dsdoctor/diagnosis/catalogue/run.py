@@ -67,9 +67,22 @@ Why it matters: The killed rank prints nothing, and the other ranks report a bro
 instead.""",
     signatures=(
         Signature(
-            words="return+9 signal+9 exitcode+9 code+9 exit+137 exited+137 status+137 code+137 sigkill",
-            pattern=r"exits with return code = -9\b|[Ss]ignal 9 \((?:SIGKILL|Killed)|exitcode\s*: -9\b|[Ee]xit(?:ed with)?(?: "
-            r"status| code|code)? ?[:=]? {0,8}(?:137|-9)\b|non-zero code: 137\b|died with <Signals\.SIGKILL",
+            words="dataloader+killed",
+            pattern=r"DataLoader worker \(pid\(?s?\)? ?[\d, ]{1,40}\) (?:is killed by signal: Killed|exited "
+            r"unexpectedly)",
+            title="a DataLoader worker was killed: the host's memory ran out",
+            fix="use less host memory in the DataLoader: fewer num_workers, a smaller prefetch_factor, data "
+            "that is read in pieces "
+            "instead of held by each worker; or a machine or container with more memory",
+            sample="RuntimeError: DataLoader worker (pid 412) is killed by signal: Killed.",
+        ),
+        Signature(
+            words="return+9 signal+9 exitcode+9 code+9 exit+137 exited+137 status+137 code+137 "
+            "exit_code+137 exit_code+247 code+247 sigkill",
+            pattern=r"exits with return code = -9\b|[Ss]ignal 9 \((?:SIGKILL|Killed)|exitcode\s*: "
+            r"-9\b|[Ee]xit(?:ed with)?(?: "
+            r"status| code|code)? ?[:=]? {0,8}(?:137|-9)\b|non-zero code: 137\b|died with <Signals\.SIGKILL"
+            r"|[Ee]xit[_ ][Cc]ode[:= ]{1,3}(?:137|247)\b",
             tier=Tier.GENERIC,
             unless=r"command '\S{0,160}(?:gcc|g\+\+|c\+\+|nvcc)|ninja|^dsdoctor: error: ",
             sample="[ERROR] [launch.py:434:sigkill_handler] ['/venv/bin/python', '-u', 'train.py'] exits with "
@@ -79,9 +92,11 @@ instead.""",
             words="oom oom_kill oomkilled killed+process oom_reaper memory+limit cgroup+killed task+memory "
             "task+killed tasks+killed "
             "tasks+memory term_memlimit resource+memory memory+pressure due+memory+limit dataloader+killed",
-            pattern=r"oom[-_]kill(?:er)? event|OOM ?Killed|[Oo]ut of memory: Killed process|oom_reaper: reaped|[Ee]xceeded "
+            pattern=r"oom[-_]kill(?:er)? event|OOM ?Killed|[Oo]ut of memory: Killed process|oom_reaper: "
+            r"reaped|[Ee]xceeded "
             r"(?:job )?memory limit|may have been killed by the cgroup|srun: error: .{1,80}: (?:Out Of Memory|Killed)$"
-            r"|node was low on resource: memory|killed due to memory pressure|DUE TO MEMORY LIMIT|is killed by signal: Killed"
+            r"|node was low on resource: memory|killed due to memory pressure|DUE TO MEMORY LIMIT|is killed by "
+            r"signal: Killed"
             r"|^TERM_MEMLIMIT|\btasks? [\d,-]{1,20}: Out Of Memory",
             unless=r"\((?:cc1plus|cicc|ptxas|cudafe\+\+|nvcc|ld|ninja)\)",
             sample="slurmstepd: error: Detected 1 oom_kill event in StepId=412.0. Some of the step tasks have "
@@ -98,13 +113,15 @@ instead.""",
             words="defaultcpuallocator",
             pattern=r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)(?:.{0,80}allocate "
             r"(?P<bytes>\d+) bytes)?",
+            not_after=r"self\.reduce_bucket_size",
             sample="RuntimeError: [enforce fail at alloc_cpu.cpp:83] err == 0. DefaultCPUAllocator: can't "
             "allocate memory: you tried to allocate "
             "51539607552 bytes. Error code 12 (Cannot allocate memory)",
         ),
         Signature(
             words="memoryerror _arraymemoryerror errno+12 bad_alloc",
-            pattern=r"^(?:numpy\S{0,160})?(?<!OutOf)MemoryError\b|OSError: \[Errno 12\] Cannot allocate memory|std::bad_alloc",
+            pattern=r"^(?:numpy\S{0,160})?(?<!OutOf)MemoryError\b|OSError: \[Errno 12\] Cannot allocate "
+            r"memory|std::bad_alloc",
             tier=Tier.GENERIC,
             sample="OSError: [Errno 12] Cannot allocate memory",
         ),
@@ -132,7 +149,8 @@ Why it matters: Every step was skipped, so the model learns nothing, and DeepSpe
         ),
         Signature(
             words="reducing+loss+scale",
-            pattern=r"Attempted loss scale: (?P<scale>[\d.e-]+), reducing to (?:(?P=scale)|0(?:\.\d+)?|\d(?:\.\d+)?e-\d+)\s*$",
+            pattern=r"Attempted loss scale: (?P<scale>[\d.e-]+), reducing to "
+            r"(?:(?P=scale)|0(?:\.\d+)?|\d(?:\.\d+)?e-\d+)\s*$",
             tier=Tier.GENERIC,
             sample="[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 1, reducing to 1",
         ),

@@ -111,9 +111,11 @@ across minor releases.""",
         ),
         Signature(
             words="compiled+version+match",
-            pattern=r"Cuda extensions are being compiled with a version of Cuda that does not match the version used to compile "
+            pattern=r"Cuda extensions are being compiled with a version of Cuda that does not match the version "
+            r"used to compile "
             r"Pytorch(?:.{0,80}compiled with Cuda (?P<cuda>[\d.]*\d))?",
-            sample="RuntimeError: Cuda extensions are being compiled with a version of Cuda that does not match the version used "
+            sample="RuntimeError: Cuda extensions are being compiled with a version of Cuda that does not "
+            "match the version used "
             "to compile Pytorch binaries.  Pytorch binaries were compiled with Cuda 11.7.",
         ),
         Signature(

@@ -1,0 +1,173 @@
+"""Rules of NCCL and of collectives: GPUs that are used twice or do not reach each other, InfiniBand, calls that do not fit."""
+
+from dsdoctor.core.fix import step
+from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
+
+NCCL_DUPLICATE_GPU = Rule(
+    id="nccl-duplicate-gpu",
+    stage=Stage.RUN,
+    title="two ranks use the same GPU{ranks_hint}",
+    fix="let each rank choose its own: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything "
+    "touches the GPU; start no more ranks than there are GPUs",
+    steps=(step("nvidia-smi"), step("echo $CUDA_VISIBLE_DEVICES")),
+    manual="""NCCL found the same GPU in two ranks of one group, and refuses.
+
+The script never chose a device (all take GPU 0), chose by RANK instead of LOCAL_RANK, or more ranks were started than GPUs
+are visible. A hostname that is the same on two machines looks the same to NCCL as well (NCCL_HOSTID).
+
+Why it matters: The first collective fails on all ranks.""",
+    signatures=(
+        Signature(
+            words="duplicate+gpu",
+            pattern=r"Duplicate GPU detected ?:? (?P<ranks>rank \d{1,5} and rank \d{1,5}) both on CUDA device",
+            sample="node1:97:97 [0] init.cc:872 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on "
+            "CUDA device 1a000",
+        ),
+    ),
+)
+
+NCCL_PEER_ACCESS = Rule(
+    id="nccl-peer-access",
+    stage=Stage.RUN,
+    title="two GPUs of this node cannot reach each other's memory",
+    fix="try NCCL_P2P_DISABLE=1: if it works then, the node's IOMMU, ACS or virtualization stands between the "
+    "GPUs (dsdoctor comm tells); NCCL_P2P_LEVEL limits it to NVLink",
+    steps=(step("python -m dsdoctor comm"), step("nvidia-smi topo -m"), step("export NCCL_P2P_DISABLE=1")),
+    manual="""NCCL or CUDA wanted direct access from one GPU to another, and the driver or the node refuses.
+
+Some boards and virtual machines have none; IOMMU and ACS break it while the driver still offers it. Too many peers (more
+than 8) give a message of their own.
+
+Why it matters: The first collective fails, or hangs.""",
+    signatures=(
+        Signature(
+            words="peer+access peer+mapping",
+            pattern=r"(?:failure|error:?) '?(?:\d{1,4} )?'?(?:peer access is not supported between these two "
+            r"devices|peer mapping resources "
+            r"exhausted|peer access has not been enabled)",
+            sample="node1:97:176 [0] transport/p2p.cc:431 NCCL WARN Cuda failure 'peer access is not supported "
+            "between these two devices'",
+        ),
+    ),
+)
+
+MEMLOCK_LIMITED = Rule(
+    id="memlock-limited",
+    stage=Stage.RUN,
+    title="InfiniBand cannot register memory: the locked memory of this process is limited",
+    fix="allow locked memory without limit, where the ranks start: ulimit -l unlimited, in a container --ulimit "
+    "memlock=-1, under Slurm LimitMEMLOCK=infinity of slurmd",
+    steps=(step("ulimit -l"), step("docker run --ulimit memlock=-1 ...")),
+    manual="""ibv_reg_mr or ibv_create_cq got no memory.
+
+RDMA pins what it sends. The limit of locked memory (`ulimit -l`) holds where the ranks start, not in your shell: a
+scheduler, ssh or a container may set another.
+
+Why it matters: NCCL fails at its start on that node.""",
+    signatures=(
+        Signature(
+            words="ibv_reg_mr+memory ibv_reg_mr_iova2+memory ibv_create_cq+memory ibv_create_qp+memory",
+            pattern=r"Call to ibv_(?:reg_mr\w{0,12}|create_cq|create_qp) failed with error Cannot allocate memory",
+            sample="node1:97:176 [0] misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr failed with error Cannot "
+            "allocate memory",
+        ),
+    ),
+)
+
+NCCL_INVALID_USAGE = Rule(
+    id="nccl-invalid-usage",
+    stage=Stage.RUN,
+    title="NCCL was called in a way that it refuses (ncclInvalidUsage): most often two ranks on one GPU, or two "
+    "NCCLs in one process",
+    fix="see the line of NCCL WARN above with NCCL_DEBUG=WARN: it names the reason; check that each rank has its "
+    "own GPU",
+    steps=(step("export NCCL_DEBUG=WARN"), step("nvidia-smi")),
+    explained_by=("nccl-duplicate-gpu",),
+    manual="""NCCL checks its arguments, and found something wrong.
+
+Without NCCL_DEBUG its own message is not in the log.
+
+Why it matters: The first collective fails on all ranks.""",
+    signatures=(
+        Signature(
+            words="ncclinvalidusage",
+            pattern=r"ncclInvalidUsage",
+            tier=Tier.GENERIC,
+            sample="ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+        ),
+    ),
+)
+
+NCCL_CALL_FAILED = Rule(
+    id="nccl-call-failed",
+    stage=Stage.RUN,
+    title="a call inside of NCCL failed, and this line does not say why",
+    fix="run again with NCCL_DEBUG=INFO: the line of NCCL WARN names the reason (a CUDA error, a full GPU, the "
+    "network). Another NCCL than torch's own on LD_LIBRARY_PATH does this, too",
+    steps=(step("export NCCL_DEBUG=INFO"), step("python -m dsdoctor comm")),
+    explained_by=(
+        "gpu-oom",
+        "gpu-illegal-access",
+        "gpu-hardware-error",
+        "nccl-out-of-memory",
+        "nccl-duplicate-gpu",
+        "nccl-peer-access",
+        "nccl-network-interface",
+        "nccl-collective-timeout",
+        "no-kernel-image",
+    ),
+    manual="""NCCL returned an internal error, or an error of CUDA that it could not handle.
+
+Its own warning with the reason is only in the log with NCCL_DEBUG=WARN or INFO.
+
+Why it matters: The message alone does not decide between the GPU, the driver and the network.""",
+    signatures=(
+        Signature(
+            words="ncclunhandledcudaerror ncclinternalerror",
+            pattern=r"^(?:ncclUnhandledCudaError|ncclInternalError): ",
+            tier=Tier.GENERIC,
+            sample="ncclUnhandledCudaError: Call to CUDA function failed.",
+        ),
+    ),
+)
+
+COLLECTIVES_DIFFER = Rule(
+    id="collectives-differ",
+    stage=Stage.RUN,
+    title="the ranks call a different collective at the same time: {here|one} on rank {rank|one of them}",
+    fix="find the branch that only some ranks take (if rank == 0, a condition on the data, an early end of the "
+    "data) and give all ranks the same collectives in the same order and sizes",
+    steps=(step("export TORCH_DISTRIBUTED_DEBUG=DETAIL"), step("export TORCH_FR_BUFFER_SIZE=2000")),
+    manual="""TORCH_DISTRIBUTED_DEBUG=DETAIL compared what the ranks call, and they do not call the same.
+
+All ranks must call the same collectives in the same order, with tensors of the same size and type.
+
+Why it matters: Without the check the ranks hang, or exchange the wrong data.""",
+    signatures=(
+        Signature(
+            words="mismatch+collectives",
+            pattern=r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d{1,6}) is running "
+            r"(?:collective|inconsistent "
+            r"collective): CollectiveFingerPrint\((?:SequenceNumber=\d{1,12}, )?OpType=(?P<here>\w{1,40})",
+            sample="RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running collective: "
+            "CollectiveFingerPrint(SequenceNumber=0, OpType=BROADCAST, TensorShape=[64])",
+        ),
+        Signature(
+            words="preamble+nbytes",
+            pattern=r"op\.preamble\.length <= op\.nbytes(?:\. (?P<here>\d{1,18}) vs (?P<there>\d{1,18}))?",
+            title="the ranks call a collective with tensors of different size ({here|one} and {there|another} "
+            "bytes), or different collectives",
+            sample="terminate called: [enforce fail at gloo/transport/tcp/pair.cc:446] op.preamble.length <= "
+            "op.nbytes. 512 vs 256",
+        ),
+    ),
+)
+
+RULES = (
+    NCCL_DUPLICATE_GPU,
+    NCCL_PEER_ACCESS,
+    MEMLOCK_LIMITED,
+    NCCL_INVALID_USAGE,
+    NCCL_CALL_FAILED,
+    COLLECTIVES_DIFFER,
+)
