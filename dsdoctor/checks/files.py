@@ -130,13 +130,14 @@ def wheel_altered(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_foreign_files(machine: Machine) -> Iterator[Finding]:
-    """The wheel, or the installed DeepSpeed's RECORD, holds files that no DeepSpeed has: other packages, .pth files, programs.
+    """The wheel, or the installed DeepSpeed, has what no DeepSpeed has: other packages, .pth files, programs, entry points.
 
     DeepSpeed's own are deepspeed/, op_builder/, its .dist-info and its commands (deepspeed, ds, dsr, and those that begin
-    with ds_).
+    with ds_). Of entry points it has one, in the group pytest_randomly.random_seeder. Its wheels hold no compiled Python.
 
     Why it matters: pip puts them beside DeepSpeed, in place of other packages' files. A .pth file is run by every Python that
-    starts there.
+    starts there, an entry point of the group torch.backends by every import of torch, one of pytest11 by every pytest; a .pyc
+    file is run in place of the source that one reads.
 
     How to fix it: Do not install it. Ask who made it, or build the wheel from DeepSpeed's source. One that is installed already
     has run by now: make a new environment, for what its files have done and replaced is not undone by uninstalling it.

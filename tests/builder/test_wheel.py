@@ -207,6 +207,24 @@ def test_an_installed_deepspeed_names_what_came_with_it_and_is_none_of_it(librar
     assert read_installed(record).foreign == ("sitecustomize.py",)
 
 
+def test_an_entry_point_that_torch_would_run_is_named_in_a_wheel_and_where_it_is_installed(
+    library: bytes, tmp_path: Path
+) -> None:
+    evil = b"[torch.backends]\nx = deepspeed.evil:run\n"
+    path = wheel(tmp_path, contents(library, **{f"{INFO}/entry_points.txt": evil}))
+    with zipfile.ZipFile(path) as file:
+        file.extractall(tmp_path / "site")
+    installed = DeepSpeed(version="0.19.8+cu13.0.torch2.14", location=str(tmp_path / "site" / "deepspeed"))
+    named = ("entry point [torch.backends] x = deepspeed.evil:run",)
+
+    assert (read_wheel(path).foreign, read_installed(installed).foreign) == (named, named)
+    # one that is not of the wheel whose name the package tells
+    (tmp_path / "site" / INFO / "entry_points.txt").unlink()
+    (tmp_path / "site" / "DeepSpeed-9.dist-info").mkdir()
+    (tmp_path / "site" / "DeepSpeed-9.dist-info" / "entry_points.txt").write_bytes(evil)
+    assert read_installed(installed).foreign == named
+
+
 def test_the_manifest_outweighs_the_record() -> None:
     manifest = {
         "schema": "dsdoctor-manifest/1",

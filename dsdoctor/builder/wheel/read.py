@@ -4,6 +4,7 @@ import base64
 import csv
 import hashlib
 import os
+import re
 import stat
 import tempfile
 import zipfile
@@ -77,9 +78,11 @@ def read_installed(facts: DeepSpeed) -> DeepSpeed:
     libraries = {
         path.relative_to(location.parent).as_posix(): read_elf(path) for path in sorted(location.rglob("*.so"))
     }
-    record = next(iter(location.parent.glob(f"deepspeed-{facts.version}.dist-info/RECORD")), None)
+    distributions = _distributions(location.parent)
+    entry_points = "\n".join(map(_entry_points, distributions))
+    record = _record_of(facts.version, distributions)
     altered: tuple[str, ...] = ()
-    foreign: tuple[str, ...] = ()
+    foreign = foreign_installed((), facts.version, entry_points)
     if record is not None:
         text = read_limited(record, LARGEST_TEXT).decode("utf-8", errors="replace")
         altered = tuple(
@@ -87,8 +90,31 @@ def read_installed(facts: DeepSpeed) -> DeepSpeed:
         )
         # a file that somebody has removed since does no harm
         there = [name for name in _names_in_record(text) if os.path.lexists(location.parent / name)]
-        foreign = foreign_installed(there, facts.version, editable=_is_editable(record))
+        foreign = foreign_installed(there, facts.version, entry_points, editable=_is_editable(record))
     return replace(_with_library_facts(facts, libraries), altered=altered, foreign=foreign)
+
+
+def _distributions(site: Path) -> tuple[Path, ...]:
+    """Every .dist-info of a DeepSpeed in a folder: Python heeds the entry points of all, one left over by an upgrade too."""
+    folders = sorted(site.iterdir()) if site.is_dir() else []
+    return tuple(path for path in folders if re.fullmatch(r"deepspeed-.+\.dist-info", path.name, re.IGNORECASE))
+
+
+def _record_of(version: str, distributions: tuple[Path, ...]) -> Path | None:
+    """The RECORD of the distribution of that version; of the only one, where the package tells another version than that does."""
+    named = [folder for folder in distributions if folder.name == f"deepspeed-{version}.dist-info"]
+    chosen = named or (distributions if len(distributions) == 1 else ())
+    return next((folder / "RECORD" for folder in chosen if (folder / "RECORD").is_file()), None)
+
+
+def _entry_points(distribution: Path) -> str:
+    """The entry points of an installed distribution. Raises UsageError where they are there and cannot be read."""
+    path = distribution / "entry_points.txt"
+    try:
+        return read_limited(path, LARGEST_TEXT).decode("utf-8", errors="replace") if os.path.lexists(path) else ""
+    except OSError as error:
+        hint = "look at it, and install DeepSpeed again"
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint=hint) from None
 
 
 def _is_editable(record: Path) -> bool:
