@@ -30,7 +30,7 @@ from dsdoctor.core.deepspeed_install import (
     with_tags,
 )
 from dsdoctor.core.errors import UsageError, is_full
-from dsdoctor.core.files import read_limited
+from dsdoctor.core.files import open_regular, read_limited
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.json_text import decode
 from dsdoctor.core.machine import DeepSpeed
@@ -61,14 +61,19 @@ def read_wheel(path: Path) -> DeepSpeed:
     if name != "deepspeed":
         raise UsageError(f"{path.name} is a wheel of {name}, not of deepspeed", hint="name a DeepSpeed wheel")
     try:
-        with zipfile.ZipFile(path) as file, tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder:
+        with (
+            open_regular(path) as opened,
+            zipfile.ZipFile(opened) as file,
+            tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder,
+        ):
             _refuse_malicious(file, path)
             facts = _read(file, path, str(version), Path(folder))
             return _with_name(facts, {tag.interpreter for tag in tags}, {tag.platform for tag in tags})
     except (*DAMAGE, MemoryError) as error:
         if is_full(error):
             raise
-        raise UsageError(f"{path} cannot be read as a wheel: {error}", hint=HINT) from None
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UsageError(f"{path} cannot be read as a wheel: {why}", hint=HINT) from None
 
 
 def read_installed(facts: DeepSpeed) -> DeepSpeed:
@@ -241,7 +246,7 @@ def _copied(file: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path | None) 
 def _digest_of(path: Path) -> str | None:
     total = hashlib.sha256()
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             _each(file.read, total.update)
     except OSError:
         return None
@@ -251,7 +256,7 @@ def _digest_of(path: Path) -> str | None:
 def hex_of(path: Path) -> str:
     """The sha256 of a file, in hexadecimal digits."""
     total = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         _each(file.read, total.update)
     return total.hexdigest()
 
