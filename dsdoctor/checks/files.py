@@ -165,6 +165,59 @@ def wheel_foreign_files(machine: Machine) -> Iterator[Finding]:
     )
 
 
+def wheel_identity(machine: Machine) -> Iterator[Finding]:
+    """What the wheel says of itself is not what its file name says: another package or version, or two .dist-info folders.
+
+    A file name that is not in its plain form (deepspeed//x.py, ./x.py) counts too: it is one name in the RECORD and another
+    where it is installed.
+
+    Why it matters: pip goes by the file name before it installs, and by METADATA after it: what is installed then counts as
+    another package or version, and is replaced, kept or listed as that. Which of two .dist-info folders counts is up to each
+    installer. No tool that makes wheels makes one like that.
+
+    How to fix it: Do not install it. Fetch it again from who made it, or build it from DeepSpeed's source.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
+    built = machine.deepspeed
+    if built and built.contradictions:
+        yield Finding.error(
+            "wheel-identity",
+            f"{built.location} is not what its file name says: {and_more(built.contradictions)}",
+            affects=(needs.INSTALLED, *built.installed_ops),
+            fix="do not install it; build the wheel from DeepSpeed's source",
+            steps=(BUILD_WHEEL,),
+        )
+
+
+def wheel_requires_address(machine: Machine) -> Iterator[Finding]:
+    """The wheel requires a package from an address that it names itself (``torch @ https://...``), not from the index in use.
+
+    No release of DeepSpeed does, and PyPI takes no package that does.
+
+    Why it matters: pip fetches and installs what is at that address, whatever it is today, past the index and the constraints
+    that were chosen.
+
+    How to fix it: Do not install it, or install it without its requirements and those by hand; or build it from DeepSpeed's
+    source.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
+    built = machine.deepspeed
+    if built and built.addresses:
+        yield Finding.error(
+            "wheel-requires-address",
+            f"{built.location} has pip install {and_more(built.addresses)}",
+            affects=(needs.INSTALLED, *built.installed_ops),
+            fix="do not install it with its requirements; build the wheel from DeepSpeed's source",
+            steps=(BUILD_WHEEL,),
+        )
+
+
 def op_unreadable(machine: Machine) -> Iterator[Finding]:
     """A shared object is damaged: it is no ELF file, or its tables are inconsistent.
 
@@ -210,5 +263,7 @@ CHECKS = (
     wheel_platform_mismatch,
     wheel_altered,
     wheel_foreign_files,
+    wheel_identity,
+    wheel_requires_address,
     op_unreadable,
 )

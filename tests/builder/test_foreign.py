@@ -42,6 +42,7 @@ OF_OTHERS = (
     "x.data/scripts/ds",
     "deepspeed-0.19.8.data/scripts",
     "tests/unit/test_x.py",
+    "deepspeed/__pycache__/__init__.cpython-311.pyc",
 )
 
 

@@ -29,6 +29,9 @@ RECORD = (
     "raise SystemExit('executed')\n"
 )
 INFO = "deepspeed-0.19.8+cu13.0.torch2.14.dist-info"
+METADATA = (
+    b"Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.19.8+cu13.0.torch2.14\nRequires-Dist: torch\n\nIt trains.\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,7 @@ def contents(library: bytes, **more: bytes) -> dict[str, bytes]:
         "deepspeed/ops/adam/cpu_adam_op.cpython-311-x86_64-linux-gnu.so": library,
         "deepspeed/ops/adam/fused_adam_op.cpython-311-x86_64-linux-gnu.so": library,
         "deepspeed/git_version_info_installed.py": RECORD.encode(),
+        f"{INFO}/METADATA": METADATA,
         f"{INFO}/WHEEL": b"Wheel-Version: 1.0\nTag: cp311-cp311-linux_x86_64\n",
     }
     files |= more
@@ -223,6 +227,66 @@ def test_an_entry_point_that_torch_would_run_is_named_in_a_wheel_and_where_it_is
     (tmp_path / "site" / "DeepSpeed-9.dist-info").mkdir()
     (tmp_path / "site" / "DeepSpeed-9.dist-info" / "entry_points.txt").write_bytes(evil)
     assert read_installed(installed).foreign == named
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        (b"", ("METADATA names no package", "METADATA names no version")),
+        (b"Name: torch\nVersion: 99\n", ("METADATA names the package 'torch'", "METADATA names the version '99'")),
+        (METADATA.replace(b"\n\n", b"\nName: torch\n\n"), ("METADATA names the package 'torch'",)),
+        (METADATA.replace(b"\n", b"\r\n") + b"\0", ("METADATA holds NUL, as no text does",)),
+        (METADATA.replace(b"deepspeed", b"DeepSpeed").replace(b"0.19.8+", b"v0.19.8+") + b"Name: torch\n", ()),
+    ],
+)
+def test_what_metadata_says_must_be_what_the_file_name_says(
+    metadata: bytes, told: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = wheel(tmp_path, contents(b"no library", **{f"{INFO}/METADATA": metadata}))
+
+    assert read_wheel(path).contradictions == told
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("DEEPSPEED-0.19.8.dist-info/METADATA", "it has 2 .dist-info folders"),
+        ("torch-2.14.DIST-INFO/METADATA", "it has 2 .dist-info folders"),
+        ("deepspeed//evil.py", "'deepspeed//evil.py' is not in its plain form"),
+        ("deepspeed/./evil.py", "'deepspeed/./evil.py' is not in its plain form"),
+    ],
+)
+def test_a_name_that_installers_read_in_two_ways_is_named(name: str, told: str, tmp_path: Path) -> None:
+    found = read_wheel(wheel(tmp_path, contents(b"no library", **{name: b"x"}))).contradictions
+
+    assert any(told in each for each in found), found
+
+
+def test_a_wheel_without_metadata_and_one_of_another_version_say_so(tmp_path: Path) -> None:
+    files = contents(b"no library")
+    moved = {name.replace("0.19.8", "0.19.7"): data for name, data in files.items()}
+    del files[f"{INFO}/METADATA"]
+
+    assert read_wheel(wheel(tmp_path, files)).contradictions == ("METADATA is missing",)
+    assert read_wheel(wheel(tmp_path, moved)).contradictions == (
+        f"the folder {INFO.replace('0.19.8', '0.19.7')!r} is of another version",
+    )
+
+
+def test_a_requirement_from_an_address_is_named_without_its_secrets(tmp_path: Path) -> None:
+    lines = (
+        b"\nRequires-Dist: torch @ https://me:secret@evil.example/x.whl?token=secret#sha256=1",
+        b"\nrequires-dist: hjson[a, b]@\n  git+https://evil.example/r.git ; python_version > '3'",
+        b"\nRequires-Dist: evil @ file:x.whl\nRequires-Dist: tensorboardX (==1.8) ; extra == 'a @ b'\n\n",
+    )
+    path = wheel(tmp_path, contents(b"no library", **{f"{INFO}/METADATA": METADATA.replace(b"\n\n", b"".join(lines))}))
+
+    assert read_wheel(path).addresses == (
+        "torch from https://evil.example/x.whl",
+        "hjson from git+https://evil.example/r.git",
+        "evil from ...",
+    )
+    assert read_wheel(wheel(tmp_path, contents(b"no library"))).addresses == ()
 
 
 def test_the_manifest_outweighs_the_record() -> None:

@@ -79,7 +79,7 @@ def a_device_without_end(path: Path) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a wheel, a trace and a source."""
     made = tmp_path_factory.mktemp("ends")
-    wheel(made, contents(os.urandom(1 << 16), **{f"{INFO}/METADATA": b"Name: deepspeed\n"}))
+    wheel(made, contents(os.urandom(1 << 16)))
     trace(made / "traced", *chain(0, 1.0, 2.0))
     (made / "DeepSpeed" / "op_builder").mkdir(parents=True)
     for name, text in {"setup.py": SETUP, "version.txt": "1.0\n", "op_builder/all_ops.py": ""}.items():
@@ -163,9 +163,7 @@ def test_a_name_that_is_no_utf8_is_shown_in_a_document_and_on_a_terminal_alike(t
 
 
 def test_a_manifest_in_a_wheel_that_is_nested_without_end_says_nothing_of_the_wheel(tmp_path: Path) -> None:
-    parts = contents(
-        b"no library", **{f"{INFO}/METADATA": b"Name: deepspeed\n", f"{INFO}/dsdoctor.json": b"[" * 200_000}
-    )
+    parts = contents(b"no library", **{f"{INFO}/dsdoctor.json": b"[" * 200_000})
     made = wheel(tmp_path, parts)
     made.with_name(f"{made.name}.json").write_bytes(b"[" * 200_000)
 

@@ -42,7 +42,9 @@ def foreign_files(names: Iterable[str], version: str, entry_points: str | None =
     ('deepspeed-1.data/scripts/python', 'evil.pth')
     """
     early = _is_early(version)
-    files = {name for name in names if not name.endswith("/") and not _is_own(PurePosixPath(name).parts, early=early)}
+    named = {name for name in names if not name.endswith("/")}
+    # installers compile it themselves; one that is brought along is run in place of its source
+    files = {name for name in named if name.endswith(".pyc") or not _is_own(PurePosixPath(name).parts, early=early)}
     return tuple(sorted(files | set(_foreign_entry_points(entry_points))))
 
 

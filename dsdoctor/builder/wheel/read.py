@@ -18,6 +18,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from dsdoctor.builder.wheel.elf import ElfInfo, newest, read_elf
 from dsdoctor.builder.wheel.foreign import foreign_files, foreign_installed
+from dsdoctor.builder.wheel.identity import addresses, contradictions
 from dsdoctor.core.deepspeed_install import (
     MANIFEST,
     RECORD,
@@ -183,8 +184,14 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
     recorded = recorded_wheel_digest(_beside(path))
     if recorded is not None and recorded != hex_of(path):
         altered.append(path.name)
-    foreign = foreign_files(file.namelist(), version, text("entry_points.txt"))
-    return replace(_with_library_facts(facts, libraries), altered=tuple(sorted(altered)), foreign=foreign)
+    metadata = text("METADATA")
+    return replace(
+        _with_library_facts(facts, libraries),
+        altered=tuple(sorted(altered)),
+        foreign=foreign_files(file.namelist(), version, text("entry_points.txt")),
+        contradictions=contradictions(file.namelist(), version, metadata),
+        addresses=addresses(metadata),
+    )
 
 
 def _at_top(name: str, ending: str) -> bool:
