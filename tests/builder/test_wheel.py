@@ -22,7 +22,8 @@ from dsdoctor.core.deepspeed_install import deepspeed_of_record, with_manifest, 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.machine import DeepSpeed
 
-NAME = "deepspeed-0.19.8+cu13.0.torch2.14-cp311-cp311-linux_x86_64.whl"
+VERSION = "0.19.8+cu13.0.torch2.14"
+NAME = f"deepspeed-{VERSION}-cp311-cp311-linux_x86_64.whl"
 RECORD = (
     "version='0.19.8+cu13.0.torch2.14'\ninstalled_ops={'cpu_adam': True, 'fused_adam': True, 'utils': False}\n"
     "accelerator_name='cuda'\ntorch_info={'version': '2.14', 'cuda_version': '13.0', 'bf16_support': True}\n"
@@ -44,20 +45,22 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "x.so").read_bytes()
 
 
-def contents(library: bytes, **more: bytes) -> dict[str, bytes]:
+def contents(library: bytes, *, version: str = VERSION, **more: bytes) -> dict[str, bytes]:
+    """The files of a wheel of that version."""
+    info = INFO.replace(VERSION, version)
     files = {
         "deepspeed/ops/adam/cpu_adam_op.cpython-311-x86_64-linux-gnu.so": library,
         "deepspeed/ops/adam/fused_adam_op.cpython-311-x86_64-linux-gnu.so": library,
         "deepspeed/git_version_info_installed.py": RECORD.encode(),
-        f"{INFO}/METADATA": METADATA,
-        f"{INFO}/WHEEL": b"Wheel-Version: 1.0\nTag: cp311-cp311-linux_x86_64\n",
+        f"{info}/METADATA": METADATA.replace(VERSION.encode(), version.encode()),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nTag: cp311-cp311-linux_x86_64\n",
     }
     files |= more
     lines = [
         f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}"
         for name, data in files.items()
     ]
-    return files | {f"{INFO}/RECORD": "\n".join([*lines, f"{INFO}/RECORD,,"]).encode()}
+    return files | {f"{info}/RECORD": "\n".join([*lines, f"{info}/RECORD,,"]).encode()}
 
 
 def wheel(folder: Path, files: dict[str, bytes], name: str = NAME) -> Path:
