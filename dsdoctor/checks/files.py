@@ -130,13 +130,14 @@ def wheel_altered(machine: Machine) -> Iterator[Finding]:
 
 
 def wheel_foreign_files(machine: Machine) -> Iterator[Finding]:
-    """The wheel, or the installed DeepSpeed's RECORD, holds files that no DeepSpeed has: other packages, .pth files, programs.
+    """The wheel, or the installed DeepSpeed, has what no DeepSpeed has: other packages, .pth files, programs, entry points.
 
     DeepSpeed's own are deepspeed/, op_builder/, its .dist-info and its commands (deepspeed, ds, dsr, and those that begin
-    with ds_).
+    with ds_). Of entry points it has one, in the group pytest_randomly.random_seeder. Its wheels hold no compiled Python.
 
     Why it matters: pip puts them beside DeepSpeed, in place of other packages' files. A .pth file is run by every Python that
-    starts there.
+    starts there, an entry point of the group torch.backends by every import of torch, one of pytest11 by every pytest; a .pyc
+    file is run in place of the source that one reads.
 
     How to fix it: Do not install it. Ask who made it, or build the wheel from DeepSpeed's source. One that is installed already
     has run by now: make a new environment, for what its files have done and replaced is not undone by uninstalling it.
@@ -162,6 +163,59 @@ def wheel_foreign_files(machine: Machine) -> Iterator[Finding]:
         fix=f"{remedy}; build the wheel from DeepSpeed's source",
         steps=(BUILD_WHEEL,),
     )
+
+
+def wheel_identity(machine: Machine) -> Iterator[Finding]:
+    """What the wheel says of itself is not what its file name says: another package or version, or two .dist-info folders.
+
+    A file name that is not in its plain form (deepspeed//x.py, ./x.py) counts too: it is one name in the RECORD and another
+    where it is installed.
+
+    Why it matters: pip goes by the file name before it installs, and by METADATA after it: what is installed then counts as
+    another package or version, and is replaced, kept or listed as that. Which of two .dist-info folders counts is up to each
+    installer. No tool that makes wheels makes one like that.
+
+    How to fix it: Do not install it. Fetch it again from who made it, or build it from DeepSpeed's source.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
+    built = machine.deepspeed
+    if built and built.contradictions:
+        yield Finding.error(
+            "wheel-identity",
+            f"{built.location} is not what its file name says: {and_more(built.contradictions)}",
+            affects=(needs.INSTALLED, *built.installed_ops),
+            fix="do not install it; build the wheel from DeepSpeed's source",
+            steps=(BUILD_WHEEL,),
+        )
+
+
+def wheel_requires_address(machine: Machine) -> Iterator[Finding]:
+    """The wheel requires a package from an address that it names itself (``torch @ https://...``), not from the index in use.
+
+    No release of DeepSpeed does, and PyPI takes no package that does.
+
+    Why it matters: pip fetches and installs what is at that address, whatever it is today, past the index and the constraints
+    that were chosen.
+
+    How to fix it: Do not install it, or install it without its requirements and those by hand; or build it from DeepSpeed's
+    source.
+
+        $ python -m dsdoctor build-wheel
+
+    Since: 0.1
+    """
+    built = machine.deepspeed
+    if built and built.addresses:
+        yield Finding.error(
+            "wheel-requires-address",
+            f"{built.location} has pip install {and_more(built.addresses)}",
+            affects=(needs.INSTALLED, *built.installed_ops),
+            fix="do not install it with its requirements; build the wheel from DeepSpeed's source",
+            steps=(BUILD_WHEEL,),
+        )
 
 
 def op_unreadable(machine: Machine) -> Iterator[Finding]:
@@ -209,5 +263,7 @@ CHECKS = (
     wheel_platform_mismatch,
     wheel_altered,
     wheel_foreign_files,
+    wheel_identity,
+    wheel_requires_address,
     op_unreadable,
 )

@@ -119,6 +119,11 @@ def files_of(wheel: Path) -> tuple[Sent, ...]:
     if built.foreign:
         title = f"{wheel} would put into place what is no part of DeepSpeed: {and_more(built.foreign)}"
         raise UsageError(title, hint="do not install it; build the wheel from DeepSpeed's source")
+    if wrong := built.contradictions or built.addresses:
+        told = "is not what its file name says" if built.contradictions else "would have pip fetch"
+        raise UsageError(
+            f"{wheel} {told}: {and_more(wrong)}", hint="do not install it; build the wheel from DeepSpeed's source"
+        )
     beside = wheel.with_name(f"{wheel.name}.json")
     paths = (wheel, beside) if beside.is_file() else (wheel,)
     return tuple(Sent(path=path, size=path.stat().st_size, sha256=hex_of(path)) for path in paths)

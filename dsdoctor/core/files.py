@@ -24,13 +24,29 @@ NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 EXISTING = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_CLOEXEC
 PASSED_ON = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 """A folder that may be written to and not be read is enough."""
+OWN_STREAM = re.compile(r"/dev/stdin|(/dev/fd|/proc/self/fd)/\d{1,9}", re.ASCII)
 LARGEST = 64 << 20
 """Bytes. A snapshot has a hundredth of it."""
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to be read. Raises OSError at once for what is none: a folder, a device, a pipe, which nobody may ever write to.
+
+    A stream of this process, as a shell names it (/dev/stdin, and /dev/fd/63 for what stands in ``<(...)``), is waited for.
+    """
+    own = OWN_STREAM.fullmatch(str(path)) is not None
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | (0 if own else os.O_NONBLOCK))
+    mode = os.fstat(number).st_mode
+    if stat.S_ISREG(mode) or (own and stat.S_ISFIFO(mode)):
+        return os.fdopen(number, "rb")
+    os.close(number)
+    kind = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+    raise OSError(kind, "it is a folder" if stat.S_ISDIR(mode) else "it is no regular file", str(path))
+
+
 def read_limited(path: Path, most: int = LARGEST) -> bytes:
-    """A whole file that a user names. Raises OSError for one that is larger, without reading it."""
-    with path.open("rb") as file:
+    """A whole file that a user names. Raises OSError for one that is larger, without reading it, and for what is no file."""
+    with open_regular(path) as file:
         content = None if os.fstat(file.fileno()).st_size > most else file.read(most + 1)
         if content is None or len(content) > most:
             raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", str(path))

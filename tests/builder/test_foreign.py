@@ -38,9 +38,11 @@ OF_OTHERS = (
     "deepspeed-0.19.8.data/platlib/torch/__init__.py",
     "deepspeed-0.19.8.data/data/bin/python",
     "deepspeed-0.19.8.data/headers/Python.h",
+    "deepspeed-0.19.8.data/purelib/deepspeed-1.dist-info/entry_points.txt",
     "x.data/scripts/ds",
     "deepspeed-0.19.8.data/scripts",
     "tests/unit/test_x.py",
+    "deepspeed/__pycache__/__init__.cpython-311.pyc",
 )
 
 
@@ -68,6 +70,30 @@ def test_commands_that_entry_points_would_make_count_too() -> None:
     )
 
     assert foreign_files(HEALTHY, "0.19.8", text) == ("the command pip", "the command python3")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[torch.backends]\nx = deepspeed.evil:run", "[torch.backends] x = deepspeed.evil:run"),
+        ("[torch.backends] x\nds=deepspeed.evil:run", "[torch.backends] x] ds = deepspeed.evil:run"),
+        ("[pytest11]\r\nx=deepspeed.evil", "[pytest11] x = deepspeed.evil"),
+        ("[distutils.commands]\nbuild=deepspeed.evil:run", "[distutils.commands] build = deepspeed.evil:run"),
+        ("[setuptools.finalize_distribution_options]\nx=d:y", "[setuptools.finalize_distribution_options] x = d:y"),
+        ("[babel.checkers]\nx=deepspeed.evil:run", "[babel.checkers] x = deepspeed.evil:run"),
+        (
+            "[pytest_randomly.random_seeder]\ndeepspeed = os:system",
+            "[pytest_randomly.random_seeder] deepspeed = os:system",
+        ),
+        ("x=os:system", "[] x = os:system"),
+    ],
+)
+def test_an_entry_point_that_no_release_has_is_named(text: str, named: str) -> None:
+    own = "[pytest_randomly.random_seeder]\ndeepspeed = deepspeed.runtime.utils:set_random_seed\n"
+
+    assert foreign_files(HEALTHY, "0.19.8", f"{text}\n{own}") == (f"entry point {named}",)
+    assert foreign_installed(INSTALLED, "0.19.8", f"{text}\n{own}") == (f"entry point {named}",)
+    assert foreign_installed(INSTALLED, "0.19.8", own) == ()
 
 
 INSTALLED = (

@@ -22,13 +22,17 @@ from dsdoctor.core.deepspeed_install import deepspeed_of_record, with_manifest, 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.machine import DeepSpeed
 
-NAME = "deepspeed-0.19.8+cu13.0.torch2.14-cp311-cp311-linux_x86_64.whl"
+VERSION = "0.19.8+cu13.0.torch2.14"
+NAME = f"deepspeed-{VERSION}-cp311-cp311-linux_x86_64.whl"
 RECORD = (
     "version='0.19.8+cu13.0.torch2.14'\ninstalled_ops={'cpu_adam': True, 'fused_adam': True, 'utils': False}\n"
     "accelerator_name='cuda'\ntorch_info={'version': '2.14', 'cuda_version': '13.0', 'bf16_support': True}\n"
     "raise SystemExit('executed')\n"
 )
 INFO = "deepspeed-0.19.8+cu13.0.torch2.14.dist-info"
+METADATA = (
+    b"Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.19.8+cu13.0.torch2.14\nRequires-Dist: torch\n\nIt trains.\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +45,22 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "x.so").read_bytes()
 
 
-def contents(library: bytes, **more: bytes) -> dict[str, bytes]:
+def contents(library: bytes, *, version: str = VERSION, **more: bytes) -> dict[str, bytes]:
+    """The files of a wheel of that version."""
+    info = INFO.replace(VERSION, version)
     files = {
         "deepspeed/ops/adam/cpu_adam_op.cpython-311-x86_64-linux-gnu.so": library,
         "deepspeed/ops/adam/fused_adam_op.cpython-311-x86_64-linux-gnu.so": library,
         "deepspeed/git_version_info_installed.py": RECORD.encode(),
-        f"{INFO}/WHEEL": b"Wheel-Version: 1.0\nTag: cp311-cp311-linux_x86_64\n",
+        f"{info}/METADATA": METADATA.replace(VERSION.encode(), version.encode()),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nTag: cp311-cp311-linux_x86_64\n",
     }
     files |= more
     lines = [
         f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}"
         for name, data in files.items()
     ]
-    return files | {f"{INFO}/RECORD": "\n".join([*lines, f"{INFO}/RECORD,,"]).encode()}
+    return files | {f"{info}/RECORD": "\n".join([*lines, f"{info}/RECORD,,"]).encode()}
 
 
 def wheel(folder: Path, files: dict[str, bytes], name: str = NAME) -> Path:
@@ -205,6 +212,84 @@ def test_an_installed_deepspeed_names_what_came_with_it_and_is_none_of_it(librar
     assert read_installed(record).foreign == ("evil.pth", "sitecustomize.py")
     (tmp_path / "site" / "evil.pth").unlink()
     assert read_installed(record).foreign == ("sitecustomize.py",)
+
+
+def test_an_entry_point_that_torch_would_run_is_named_in_a_wheel_and_where_it_is_installed(
+    library: bytes, tmp_path: Path
+) -> None:
+    evil = b"[torch.backends]\nx = deepspeed.evil:run\n"
+    path = wheel(tmp_path, contents(library, **{f"{INFO}/entry_points.txt": evil}))
+    with zipfile.ZipFile(path) as file:
+        file.extractall(tmp_path / "site")
+    installed = DeepSpeed(version="0.19.8+cu13.0.torch2.14", location=str(tmp_path / "site" / "deepspeed"))
+    named = ("entry point [torch.backends] x = deepspeed.evil:run",)
+
+    assert (read_wheel(path).foreign, read_installed(installed).foreign) == (named, named)
+    # one that is not of the wheel whose name the package tells
+    (tmp_path / "site" / INFO / "entry_points.txt").unlink()
+    (tmp_path / "site" / "DeepSpeed-9.dist-info").mkdir()
+    (tmp_path / "site" / "DeepSpeed-9.dist-info" / "entry_points.txt").write_bytes(evil)
+    assert read_installed(installed).foreign == named
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        (b"", ("METADATA names no package", "METADATA names no version")),
+        (b"Name: torch\nVersion: 99\n", ("METADATA names the package 'torch'", "METADATA names the version '99'")),
+        (METADATA.replace(b"\n\n", b"\nName: torch\n\n"), ("METADATA names the package 'torch'",)),
+        (METADATA.replace(b"\n", b"\r\n") + b"\0", ("METADATA holds NUL, as no text does",)),
+        (METADATA.replace(b"deepspeed", b"DeepSpeed").replace(b"0.19.8+", b"v0.19.8+") + b"Name: torch\n", ()),
+    ],
+)
+def test_what_metadata_says_must_be_what_the_file_name_says(
+    metadata: bytes, told: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = wheel(tmp_path, contents(b"no library", **{f"{INFO}/METADATA": metadata}))
+
+    assert read_wheel(path).contradictions == told
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("DEEPSPEED-0.19.8.dist-info/METADATA", "it has 2 .dist-info folders"),
+        ("torch-2.14.DIST-INFO/METADATA", "it has 2 .dist-info folders"),
+        ("deepspeed//evil.py", "'deepspeed//evil.py' is not in its plain form"),
+        ("deepspeed/./evil.py", "'deepspeed/./evil.py' is not in its plain form"),
+    ],
+)
+def test_a_name_that_installers_read_in_two_ways_is_named(name: str, told: str, tmp_path: Path) -> None:
+    found = read_wheel(wheel(tmp_path, contents(b"no library", **{name: b"x"}))).contradictions
+
+    assert any(told in each for each in found), found
+
+
+def test_a_wheel_without_metadata_and_one_of_another_version_say_so(tmp_path: Path) -> None:
+    files = contents(b"no library")
+    moved = {name.replace("0.19.8", "0.19.7"): data for name, data in files.items()}
+    del files[f"{INFO}/METADATA"]
+
+    assert read_wheel(wheel(tmp_path, files)).contradictions == ("METADATA is missing",)
+    assert read_wheel(wheel(tmp_path, moved)).contradictions == (
+        f"the folder {INFO.replace('0.19.8', '0.19.7')!r} is of another version",
+    )
+
+
+def test_a_requirement_from_an_address_is_named_without_its_secrets(tmp_path: Path) -> None:
+    lines = (
+        b"\nRequires-Dist: torch @ https://me:secret@evil.example/x.whl?token=secret#sha256=1",
+        b"\nrequires-dist: hjson[a, b]@\n  git+https://evil.example/r.git ; python_version > '3'",
+        b"\nRequires-Dist: evil @ file:x.whl\nRequires-Dist: tensorboardX (==1.8) ; extra == 'a @ b'\n\n",
+    )
+    path = wheel(tmp_path, contents(b"no library", **{f"{INFO}/METADATA": METADATA.replace(b"\n\n", b"".join(lines))}))
+
+    assert read_wheel(path).addresses == (
+        "torch from https://evil.example/x.whl",
+        "hjson from git+https://evil.example/r.git",
+        "evil from ...",
+    )
+    assert read_wheel(wheel(tmp_path, contents(b"no library"))).addresses == ()
 
 
 def test_the_manifest_outweighs_the_record() -> None:

@@ -140,6 +140,8 @@ SICK: dict[str, Machine] = {
     "wheel-platform-mismatch": healthy(deepspeed=replace(BUILT, platform=("win_amd64",))),
     "wheel-altered": healthy(deepspeed=replace(BUILT, altered=("deepspeed/ops/adam/cpu_adam_op.so",))),
     "wheel-foreign-files": healthy(deepspeed=replace(BUILT, foreign=("torch/__init__.py",))),
+    "wheel-identity": healthy(deepspeed=replace(BUILT, contradictions=("METADATA names the package 'torch'",))),
+    "wheel-requires-address": healthy(deepspeed=replace(BUILT, addresses=("torch from https://evil.example/x.whl",))),
     "path-entry-missing": healthy(paths=SearchPaths(missing_path=("/gone",))),
     "library-path-entry-missing": healthy(paths=SearchPaths(missing_library_path=("/gone", "/too"))),
     "library-path-other-cuda": healthy(

@@ -67,11 +67,20 @@ def three_gigabytes(path: Path) -> None:
         file.truncate(3 << 30)
 
 
+def a_pipe(path: Path) -> None:
+    """One that nobody writes to: whoever opens it as a file waits for ever."""
+    os.mkfifo(path)
+
+
+def a_device_without_end(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a wheel, a trace and a source."""
     made = tmp_path_factory.mktemp("ends")
-    wheel(made, contents(os.urandom(1 << 16), **{f"{INFO}/METADATA": b"Name: deepspeed\n"}))
+    wheel(made, contents(os.urandom(1 << 16)))
     trace(made / "traced", *chain(0, 1.0, 2.0))
     (made / "DeepSpeed" / "op_builder").mkdir(parents=True)
     for name, text in {"setup.py": SETUP, "version.txt": "1.0\n", "op_builder/all_ops.py": ""}.items():
@@ -90,6 +99,8 @@ def filled(arguments: tuple[str, ...], folder: Path, **places: Path | str) -> li
     [
         nested,
         three_gigabytes,
+        a_pipe,
+        pytest.param(a_device_without_end, marks=pytest.mark.slow),
         pytest.param(not_there, marks=pytest.mark.slow),
         pytest.param(nested_objects, marks=pytest.mark.slow),
         pytest.param(bytes_of_no_text, marks=pytest.mark.slow),
@@ -112,6 +123,31 @@ def test_a_file_that_is_none_is_a_usage_error_in_every_command(
         assert "wei\\udcdf.json" in finding["title"], name
 
 
+@pytest.mark.parametrize("fault", [a_pipe, a_device_without_end])
+def test_a_wheel_that_is_no_file_is_refused_at_once(fault: Callable[[Path], None], tmp_path: Path) -> None:
+    made = tmp_path / "deepspeed-0.19.8-cp311-cp311-linux_x86_64.whl"
+    fault(made)
+
+    verified = run("verify", str(made), "--machine", MACHINE, "--json")
+    picked = run("pick", str(tmp_path), "--machine", MACHINE, "--json", DSDOCTOR_CACHE=str(tmp_path / "cache"))
+
+    assert (verified.returncode, "it is no regular file" in verified.stdout) == (2, True)
+    assert (picked.returncode, "it is no regular file" in picked.stdout) == (1, True)
+
+
+def test_what_stands_in_a_stream_of_this_process_is_read_as_a_file_is() -> None:
+    out, into = os.pipe()
+    os.write(into, b"[")
+    os.close(into)
+
+    read = run("look", "--machine", f"/dev/fd/{out}", "--json")
+
+    os.close(out)
+    (finding,) = json.loads(read.stdout)["findings"]
+    assert "is no machine snapshot" in finding["title"]
+    assert "it is no regular file" not in finding["title"]
+
+
 def test_a_name_that_is_no_utf8_is_shown_in_a_document_and_on_a_terminal_alike(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -128,9 +164,7 @@ def test_a_name_that_is_no_utf8_is_shown_in_a_document_and_on_a_terminal_alike(t
 
 
 def test_a_manifest_in_a_wheel_that_is_nested_without_end_says_nothing_of_the_wheel(tmp_path: Path) -> None:
-    parts = contents(
-        b"no library", **{f"{INFO}/METADATA": b"Name: deepspeed\n", f"{INFO}/dsdoctor.json": b"[" * 200_000}
-    )
+    parts = contents(b"no library", **{f"{INFO}/dsdoctor.json": b"[" * 200_000})
     made = wheel(tmp_path, parts)
     made.with_name(f"{made.name}.json").write_bytes(b"[" * 200_000)
 

@@ -10,13 +10,14 @@ import pytest
 
 from dsdoctor.builder.wheel.index import list_wheels, publish, wheels_of
 from tests.builder.test_attestation import bundle, digest_of, statement
-from tests.builder.test_wheel import INFO, NAME, RECORD, contents, wheel
+from tests.builder.test_wheel import INFO, NAME, RECORD, VERSION, contents, wheel
 from tests.cli.runner import run
 from tests.commands.test_verify import with_gpu_code
 from tests.machines.make import HERE
 
 MACHINE = ("--machine", str(HERE / "several-toolkits.json"))
 """An H100 with torch 2.14 and CUDA 13.0."""
+OLDER, NEWER = VERSION.replace("0.19.8", "0.18.1"), VERSION.replace("0.19.8", "0.19.9")
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +39,12 @@ def folder(library: bytes, tmp_path: Path) -> Path:
         "deepspeed/git_version_info_installed.py": more,
         "deepspeed/ops/utils_op.cpython-311-x86_64-linux-gnu.so": library,
     }
-    wheel(place, contents(library, **with_utils), NAME.replace("0.19.8", "0.18.1"))
+    wheel(place, contents(library, version=OLDER, **with_utils), NAME.replace("0.19.8", "0.18.1"))
     other = RECORD.replace("'version': '2.14'", "'version': '2.13'").replace("0.19.8", "0.19.9").encode()
     wheel(
-        place, contents(library, **{"deepspeed/git_version_info_installed.py": other}), NAME.replace("0.19.8", "0.19.9")
+        place,
+        contents(library, version=NEWER, **{"deepspeed/git_version_info_installed.py": other}),
+        NAME.replace("0.19.8", "0.19.9"),
     )
     (place / NAME.replace("0.19.8", "0.20.0")).write_bytes(b"no zip")
     return place

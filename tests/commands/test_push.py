@@ -20,7 +20,7 @@ import pytest
 from dsdoctor.core.fix import Step
 from dsdoctor.push.models import NodeMessage
 from dsdoctor.report.terminal import finding_lines
-from tests.builder.test_wheel import INFO, NAME, contents, wheel
+from tests.builder.test_wheel import INFO, METADATA, NAME, contents, wheel
 from tests.cli.runner import run
 
 # the last argument is the command, the one before it the host
@@ -414,13 +414,30 @@ def test_what_makes_no_sense_is_refused_before_a_node_is_asked(
     assert not (nodes / "asked").exists()
 
 
-def test_a_wheel_with_files_of_others_goes_nowhere(nodes: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("evil.pth", b"import evil", "no part of DeepSpeed: evil.pth"),
+        (
+            f"{INFO}/entry_points.txt",
+            b"[torch.backends]\nx=deepspeed.x:y",
+            "entry point [torch.backends] x = deepspeed.x:y",
+        ),
+        (f"{INFO}/METADATA", b"Name: torch\nVersion: 99\n", "METADATA names the package 'torch'"),
+        (
+            f"{INFO}/METADATA",
+            METADATA.replace(b"torch\n\n", b"x@https://u:p@evil/x\n\n"),
+            "fetch: x from https://evil/x",
+        ),
+    ],
+)
+def test_a_wheel_with_what_is_not_deepspeeds_goes_nowhere(name: str, content: bytes, said: str, nodes: Path) -> None:
     files = {name: data for name, data in FILES.items() if name != f"{INFO}/RECORD"}
-    wheel(nodes.parent, contents(b"no library", **files, **{"evil.pth": b"import evil"}))
+    wheel(nodes.parent, contents(b"no library", **{**files, name: content}))
     done = run(*arguments(nodes, "n1"), **around(nodes))
 
     assert done.returncode == 2
-    assert "no part of DeepSpeed: evil.pth" in done.stderr
+    assert said in done.stderr
     assert not (nodes / "asked").exists()
 
 

@@ -72,6 +72,15 @@ def test_files_that_pip_would_put_beside_deepspeed_are_an_error(libraries: dict[
     assert rules(path, H100_TORCH_2_14) == (1, {"wheel-foreign-files"})
 
 
+def test_a_wheel_that_says_it_is_another_and_takes_from_an_address_is_an_error(tmp_path: Path) -> None:
+    metadata = b"Name: torch\nVersion: 99\nRequires-Dist: torch @ https://evil.example/x.whl\n"
+    path = wheel(tmp_path, contents(b"no library", **{f"{INFO}/METADATA": metadata}))
+
+    status, found = rules(path, H100_TORCH_2_14)
+
+    assert (status, {"wheel-identity", "wheel-requires-address"} <= found) == (1, True)
+
+
 def test_an_attestation_beside_the_wheel_is_held_against_it(libraries: dict[Built, bytes], tmp_path: Path) -> None:
     path = wheel(tmp_path, contents(libraries[Built()]))
     beside = path.with_name(f"{NAME}.sigstore.json")

@@ -14,6 +14,8 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import Section
 
+from dsdoctor.core.files import open_regular
+
 # The ``.nv_fatbin`` section, as nvcc's fatbinary writes it: containers that begin with a magic number, each with entries that
 # state their kind (PTX or machine code), their size and their architecture. ``cuobjdump --list-elf`` lists the same.
 MAGIC = 0xBA55ED50
@@ -76,7 +78,7 @@ class ElfInfo:
 def read_elf(path: Path) -> ElfInfo:
     """Read one shared object. For a file that is not one, or is damaged, ``sm_arch`` is None and nothing else is known."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             elf = ELFFile(file)
             versions, linked = _needed_versions(elf), _linked(elf)
             debug, device = elf.get_section_by_name(".debug_str"), elf.get_section_by_name(".nv_fatbin")

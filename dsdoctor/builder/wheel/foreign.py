@@ -27,24 +27,31 @@ LANDS_BESIDE = frozenset({"purelib", "platlib", "data"})
 """The folders of a .data folder whose own folders are judged like those of the wheel."""
 
 MAKES_COMMANDS = frozenset({"console_scripts", "gui_scripts"})
+ENTRY_POINTS = frozenset(
+    {("pytest_randomly.random_seeder", "deepspeed", "deepspeed.runtime.utils:set_random_seed")},
+)
+"""All that a release has: group, name, object. Other packages load what an entry point names, torch at each import of it."""
 
 Parts = tuple[str, ...]
 
 
 def foreign_files(names: Iterable[str], version: str, entry_points: str | None = None) -> tuple[str, ...]:
-    """The files among ``names`` that are no part of a DeepSpeed of this version, sorted; and the commands of others that its
-    entry points would make.
+    """The files among ``names`` that are no part of a DeepSpeed of this version, and the entry points that are none of its; sorted.
 
     >>> foreign_files(["deepspeed/__init__.py", "evil.pth", "deepspeed-1.data/scripts/ds", "deepspeed-1.data/scripts/python"], "1")
     ('deepspeed-1.data/scripts/python', 'evil.pth')
     """
     early = _is_early(version)
-    files = {name for name in names if not name.endswith("/") and not _is_own(PurePosixPath(name).parts, early=early)}
-    return tuple(sorted(files | {f"the command {name}" for name in _commands(entry_points or "")}))
+    named = {name for name in names if not name.endswith("/")}
+    # installers compile it themselves; one that is brought along is run in place of its source
+    files = {name for name in named if name.endswith(".pyc") or not _is_own(PurePosixPath(name).parts, early=early)}
+    return tuple(sorted(files | set(_foreign_entry_points(entry_points))))
 
 
-def foreign_installed(names: Iterable[str], version: str, *, editable: bool = False) -> tuple[str, ...]:
-    """The files that the RECORD of an installed DeepSpeed lists and that are no part of it, sorted.
+def foreign_installed(
+    names: Iterable[str], version: str, entry_points: str | None = None, *, editable: bool = False
+) -> tuple[str, ...]:
+    """The files that the RECORD of an installed DeepSpeed lists and that are no part of it, and the entry points; sorted.
 
     ``editable``: setuptools has put what leads to the source tree beside it.
 
@@ -53,7 +60,8 @@ def foreign_installed(names: Iterable[str], version: str, *, editable: bool = Fa
     """
     early = _is_early(version)
     places = {posixpath.normpath(name) for name in names}
-    return tuple(sorted(name for name in places if not _is_own_place(name, early=early, editable=editable)))
+    files = {name for name in places if not _is_own_place(name, early=early, editable=editable)}
+    return tuple(sorted(files | set(_foreign_entry_points(entry_points))))
 
 
 def _is_own_place(name: str, *, early: bool, editable: bool) -> bool:
@@ -70,13 +78,18 @@ def _is_own(parts: Parts, *, early: bool) -> bool:
         return True
     if re.fullmatch(r"deepspeed-[^/]+\.data", parts[0], re.IGNORECASE):
         return _is_own_data(parts[1:], early=early)
-    return parts[0] in OWN or (early and any(parts[: len(place)] == place for place in EARLY))
+    return _is_own_package(parts, early=early)
+
+
+def _is_own_package(parts: Parts, *, early: bool) -> bool:
+    return len(parts) > 1 and (parts[0] in OWN or (early and any(parts[: len(place)] == place for place in EARLY)))
 
 
 def _is_own_data(parts: Parts, *, early: bool) -> bool:
     if parts[0] == "scripts":
         return len(parts) == 2 and SCRIPT.fullmatch(parts[1]) is not None
-    return parts[0] in LANDS_BESIDE and _is_own(parts[1:], early=early)
+    # a second .dist-info beside the first would bring entry points of its own
+    return parts[0] in LANDS_BESIDE and _is_own_package(parts[1:], early=early)
 
 
 def _is_early(version: str) -> bool:
@@ -86,17 +99,24 @@ def _is_early(version: str) -> bool:
         return False
 
 
-def _commands(entry_points: str) -> Iterator[str]:
-    """The commands of an ``entry_points.txt`` that are not DeepSpeed's.
+def _foreign_entry_points(text: str | None) -> Iterator[str]:
+    """The entry points of an ``entry_points.txt`` that no DeepSpeed has: commands of others, and objects for other packages.
 
-    >>> list(_commands("[console_scripts]\\nds_top = deepspeed.top:main\\npython = deepspeed.x:main"))
-    ['python']
+    >>> list(_foreign_entry_points("[console_scripts]\\nds_top = deepspeed.top:main\\npython = deepspeed.x:main"))
+    ['the command python']
+    >>> list(_foreign_entry_points("[torch.backends]\\nx = deepspeed.evil:run"))
+    ['entry point [torch.backends] x = deepspeed.evil:run']
     """
     group = ""
     # line by line, as pip reads it: a stricter reader would be blinded by a malformed line
-    for line in map(str.strip, entry_points.splitlines()):
-        name, equals, _ = line.partition("=")
-        if line.startswith("[") and line.endswith("]"):
-            group = line.strip("[]").strip()
-        elif equals and group in MAKES_COMMANDS and not line.startswith("#") and not SCRIPT.fullmatch(name.strip()):
-            yield name.strip()
+    for line in map(str.strip, (text or "").splitlines()):
+        name, equals, target = map(str.strip, line.partition("="))
+        if line.startswith("["):
+            # older Pythons open a group also where something follows the bracket
+            group = line[1:].removesuffix("]").strip()
+        elif not equals or line.startswith("#") or (group, name, target) in ENTRY_POINTS:
+            continue
+        elif group not in MAKES_COMMANDS:
+            yield f"entry point [{group}] {name} = {target}"
+        elif not SCRIPT.fullmatch(name):
+            yield f"the command {name}"

@@ -4,6 +4,7 @@ import base64
 import csv
 import hashlib
 import os
+import re
 import stat
 import tempfile
 import zipfile
@@ -17,6 +18,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from dsdoctor.builder.wheel.elf import ElfInfo, newest, read_elf
 from dsdoctor.builder.wheel.foreign import foreign_files, foreign_installed
+from dsdoctor.builder.wheel.identity import addresses, contradictions
 from dsdoctor.core.deepspeed_install import (
     MANIFEST,
     RECORD,
@@ -29,7 +31,7 @@ from dsdoctor.core.deepspeed_install import (
     with_tags,
 )
 from dsdoctor.core.errors import UsageError, is_full
-from dsdoctor.core.files import read_limited
+from dsdoctor.core.files import open_regular, read_limited
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.json_text import decode
 from dsdoctor.core.machine import DeepSpeed
@@ -60,14 +62,19 @@ def read_wheel(path: Path) -> DeepSpeed:
     if name != "deepspeed":
         raise UsageError(f"{path.name} is a wheel of {name}, not of deepspeed", hint="name a DeepSpeed wheel")
     try:
-        with zipfile.ZipFile(path) as file, tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder:
+        with (
+            open_regular(path) as opened,
+            zipfile.ZipFile(opened) as file,
+            tempfile.TemporaryDirectory(prefix="dsdoctor-") as folder,
+        ):
             _refuse_malicious(file, path)
             facts = _read(file, path, str(version), Path(folder))
             return _with_name(facts, {tag.interpreter for tag in tags}, {tag.platform for tag in tags})
     except (*DAMAGE, MemoryError) as error:
         if is_full(error):
             raise
-        raise UsageError(f"{path} cannot be read as a wheel: {error}", hint=HINT) from None
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UsageError(f"{path} cannot be read as a wheel: {why}", hint=HINT) from None
 
 
 def read_installed(facts: DeepSpeed) -> DeepSpeed:
@@ -77,9 +84,11 @@ def read_installed(facts: DeepSpeed) -> DeepSpeed:
     libraries = {
         path.relative_to(location.parent).as_posix(): read_elf(path) for path in sorted(location.rglob("*.so"))
     }
-    record = next(iter(location.parent.glob(f"deepspeed-{facts.version}.dist-info/RECORD")), None)
+    distributions = _distributions(location.parent)
+    entry_points = "\n".join(map(_entry_points, distributions))
+    record = _record_of(facts.version, distributions)
     altered: tuple[str, ...] = ()
-    foreign: tuple[str, ...] = ()
+    foreign = foreign_installed((), facts.version, entry_points)
     if record is not None:
         text = read_limited(record, LARGEST_TEXT).decode("utf-8", errors="replace")
         altered = tuple(
@@ -87,8 +96,31 @@ def read_installed(facts: DeepSpeed) -> DeepSpeed:
         )
         # a file that somebody has removed since does no harm
         there = [name for name in _names_in_record(text) if os.path.lexists(location.parent / name)]
-        foreign = foreign_installed(there, facts.version, editable=_is_editable(record))
+        foreign = foreign_installed(there, facts.version, entry_points, editable=_is_editable(record))
     return replace(_with_library_facts(facts, libraries), altered=altered, foreign=foreign)
+
+
+def _distributions(site: Path) -> tuple[Path, ...]:
+    """Every .dist-info of a DeepSpeed in a folder: Python heeds the entry points of all, one left over by an upgrade too."""
+    folders = sorted(site.iterdir()) if site.is_dir() else []
+    return tuple(path for path in folders if re.fullmatch(r"deepspeed-.+\.dist-info", path.name, re.IGNORECASE))
+
+
+def _record_of(version: str, distributions: tuple[Path, ...]) -> Path | None:
+    """The RECORD of the distribution of that version; of the only one, where the package tells another version than that does."""
+    named = [folder for folder in distributions if folder.name == f"deepspeed-{version}.dist-info"]
+    chosen = named or (distributions if len(distributions) == 1 else ())
+    return next((folder / "RECORD" for folder in chosen if (folder / "RECORD").is_file()), None)
+
+
+def _entry_points(distribution: Path) -> str:
+    """The entry points of an installed distribution. Raises UsageError where they are there and cannot be read."""
+    path = distribution / "entry_points.txt"
+    try:
+        return read_limited(path, LARGEST_TEXT).decode("utf-8", errors="replace") if os.path.lexists(path) else ""
+    except OSError as error:
+        hint = "look at it, and install DeepSpeed again"
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint=hint) from None
 
 
 def _is_editable(record: Path) -> bool:
@@ -152,8 +184,14 @@ def _read(file: zipfile.ZipFile, path: Path, version: str, folder: Path) -> Deep
     recorded = recorded_wheel_digest(_beside(path))
     if recorded is not None and recorded != hex_of(path):
         altered.append(path.name)
-    foreign = foreign_files(file.namelist(), version, text("entry_points.txt"))
-    return replace(_with_library_facts(facts, libraries), altered=tuple(sorted(altered)), foreign=foreign)
+    metadata = text("METADATA")
+    return replace(
+        _with_library_facts(facts, libraries),
+        altered=tuple(sorted(altered)),
+        foreign=foreign_files(file.namelist(), version, text("entry_points.txt")),
+        contradictions=contradictions(file.namelist(), version, metadata),
+        addresses=addresses(metadata),
+    )
 
 
 def _at_top(name: str, ending: str) -> bool:
@@ -215,7 +253,7 @@ def _copied(file: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path | None) 
 def _digest_of(path: Path) -> str | None:
     total = hashlib.sha256()
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             _each(file.read, total.update)
     except OSError:
         return None
@@ -225,7 +263,7 @@ def _digest_of(path: Path) -> str | None:
 def hex_of(path: Path) -> str:
     """The sha256 of a file, in hexadecimal digits."""
     total = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         _each(file.read, total.update)
     return total.hexdigest()
 

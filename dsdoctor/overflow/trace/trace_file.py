@@ -12,7 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from dsdoctor.core.errors import UsageError
-from dsdoctor.core.files import make_folder, open_new
+from dsdoctor.core.files import make_folder, open_new, open_regular
 from dsdoctor.core.json_text import decode
 from dsdoctor.overflow.frames.frame import Frame, Header, Line
 
@@ -94,7 +94,7 @@ def is_torn(path: Path) -> bool:
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """A trace as bytes. Raises UsageError where there is none to read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             yield file
     except OSError as error:
         many = "all ranks are read at once: ulimit -n 65536, or fewer of them: --rank 0-99"
