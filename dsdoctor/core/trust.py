@@ -53,10 +53,11 @@ def distrust(folder: Path, inside: str = "", *, shareable: bool = False) -> str 
             continue
         except OSError as error:
             return f"{path} cannot be looked at: {error.strerror}"
-        if why := _why_not(path, found, is_parent=path not in {place, real}, sharing=sharing):
+        emptied = _how_to_empty(real) if inside and path == real else None
+        if why := _why_not(path, found, is_parent=path not in {place, real}, sharing=sharing, emptied=emptied):
             if shareable and path == real and not found.st_mode & stat.S_IWOTH:
                 return f"{why}; {_how_to_share(path)}"
-            return f"{why}; {_clear(real)}" if inside and path == real and _foreign(real) else why
+            return why
     return _distrust_inside(real, inside) if inside else None
 
 
@@ -136,22 +137,18 @@ def _way(path: Path) -> Iterator[Path]:
     yield from passed
 
 
-def _foreign(folder: Path) -> list[Path]:
-    """What lies in a folder and belongs to neither this user nor root."""
+def _how_to_empty(folder: Path) -> str | None:
+    """How to be rid of what others put into a folder: all of it goes, a new one is made. None where all is this user's."""
     try:
-        return sorted(path for path in folder.iterdir() if path.lstat().st_uid not in {os.geteuid(), 0})
+        owners = {path: path.lstat().st_uid for path in sorted(folder.iterdir())}
     except OSError:
-        return []
-
-
-def _clear(folder: Path) -> str:
-    """How to be rid of what others put into a folder that they could write to: all of it goes, a new one is made."""
-    found = _foreign(folder)
-    named = ", ".join(f"{path.name} of {user_name(path.lstat().st_uid)}" for path in found[:SHOWN])
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return (
-        f"others put {named}{more} there: mv {quote(str(folder))} {quote(f'{folder}.{ASIDE}')}, and a new one is made"
-    )
+        return None
+    foreign = [f"{path.name} of {user_name(uid)}" for path, uid in owners.items() if uid not in {os.geteuid(), 0}]
+    if not foreign:
+        return None
+    more = f" and {len(foreign) - SHOWN} more" if len(foreign) > SHOWN else ""
+    aside = f"mv {quote(str(folder))} {quote(f'{folder}.{ASIDE}')}"
+    return f"others put {', '.join(foreign[:SHOWN])}{more} there: {aside}, and a new one is made"
 
 
 def _put_aside(folder: Path, entry: Path) -> str:
@@ -176,7 +173,9 @@ def _how_to_share(folder: Path) -> str:
     return f"its owner shares it on purpose with a group by chmod 2770 {quote(str(folder))}"
 
 
-def _why_not(path: Path, found: os.stat_result, *, is_parent: bool, sharing: _Sharing | None) -> str | None:
+def _why_not(
+    path: Path, found: os.stat_result, *, is_parent: bool, sharing: _Sharing | None, emptied: str | None
+) -> str | None:
     owners = {os.geteuid(), 0, *([sharing.user] if sharing else [])}
     if found.st_uid not in owners and not (is_parent and _is_of_the_host(found)):
         whose = f"{path} belongs to {user_name(found.st_uid)}, this is {user_name(os.geteuid())}"
@@ -189,7 +188,7 @@ def _why_not(path: Path, found: os.stat_result, *, is_parent: bool, sharing: _Sh
         return None
     if writers := who_may_write(path, found, known_group=sharing.group if sharing else None):
         who, command = writers
-        return f"{who} may write to {path}; {command} {quote(str(path))} ends that"
+        return f"{who} may write to {path}; {emptied or f'{command} {quote(str(path))} ends that'}"
     return None
 
 

@@ -7,6 +7,7 @@ there a group counts as one user's own only where its name and its number are th
 import grp
 import os
 import pwd
+import shutil
 import stat
 import struct
 from collections.abc import Iterator
@@ -54,13 +55,18 @@ def who_may_write(path: Path, found: os.stat_result, *, known_group: int | None 
     listed = _access_list(path)
     for kind, number in listed:
         if kind == NAMED_USER and number not in {os.geteuid(), 0, found.st_uid}:
-            return f"by an access control list {user_name(number)}", "setfacl -b"
+            return f"by an access control list {user_name(number)}", _to_end_the_list()
         if kind == NAMED_GROUP and number != known_group and (why := _others_in(number)):
-            return f"by an access control list group {number} ({why})", "setfacl -b"
+            return f"by an access control list group {number} ({why})", _to_end_the_list()
     by_group = not listed or any(kind == OWNING_GROUP for kind, _ in listed)
     if by_group and found.st_gid != known_group and (why := _others_in(found.st_gid)):
         return f"its group ({why})", "chmod g-w"
     return None
+
+
+def _to_end_the_list() -> str:
+    # without setfacl: chmod takes the permission from the list's mask, so from all who are named in it
+    return "setfacl -b" if shutil.which("setfacl") else "chmod g-w"
 
 
 def _access_list(path: Path) -> tuple[tuple[int, int], ...]:
@@ -91,7 +97,7 @@ def _others_in(number: int) -> str | None:
         group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid())
     except KeyError:
         # in a container, a user given as a number may have a group that nobody knows
-        return None if number == os.getegid() and not unlisted else "not this user's own"
+        return None if number == os.getegid() and not unlisted else f"{number}, not this user's own"
     if user.pw_gid != number or group.gr_name != user.pw_name:
         return f"{group.gr_name}, not this user's own"
     if unlisted and number != user.pw_uid:
