@@ -41,12 +41,13 @@ def distrust(folder: Path, inside: str = "", *, shareable: bool = False) -> str 
     the sticky bit (/tmp) others may: there they can neither rename nor remove what is this user's. A ``shareable`` folder may be
     one of mode 2770 and a group of this user: its owner and that group are then trusted with it and with its parents.
 
-    ``inside`` is a pattern of what is judged as well, with every folder and link on the way from the folder to it.
+    ``inside`` is a pattern of what is judged as well, with every folder and link on the way from the folder to it; nothing of
+    a folder that is shared, where others' entries are meant to be.
     """
     place = Path(os.path.abspath(folder))  # noqa: PTH100 - the links on the way are judged too
     real = Path(os.path.realpath(place))
     sharing = _sharing(real) if shareable else None
-    for path in _way(place):
+    for path in (Path("/"), *_way(place)):
         try:
             found = path.lstat()
         except FileNotFoundError:
@@ -58,7 +59,7 @@ def distrust(folder: Path, inside: str = "", *, shareable: bool = False) -> str 
             if shareable and path == real and not found.st_mode & stat.S_IWOTH:
                 return f"{why}; {_how_to_share(path)}"
             return why
-    return _distrust_inside(real, inside) if inside else None
+    return _distrust_inside(real, inside) if inside and sharing is None else None
 
 
 def _distrust_inside(folder: Path, pattern: str) -> str | None:
@@ -90,9 +91,7 @@ def _plain_start(pattern: str) -> Path:
 
 def _wrong_on_the_way(folder: Path, name: Path, *, entered: bool) -> str | None:
     entry = folder / name.parts[0]
-    for path in _way(folder / name):
-        if path == folder or path in folder.parents:
-            continue
+    for path in _way(folder / name, start=folder):
         try:
             found = path.lstat()
         except OSError:
@@ -115,13 +114,13 @@ def _written_by_others(path: Path, found: os.stat_result, *, within: bool, enter
     if not strict and not found.st_mode & stat.S_IWOTH:
         return None
     writers = who_may_write(path, found)
-    return f"{writers[0]} may write to {path}, so what it holds may be anybody's" if writers else None
+    return f"{writers[0]}, so what it holds may be anybody's" if writers else None
 
 
-def _way(path: Path) -> Iterator[Path]:
-    """Every folder, link and file that is passed on the way to a path, each link followed; the path comes last."""
-    passed: dict[Path, None] = {Path("/"): None}
-    here, ahead, links = Path("/"), [*reversed(path.parts[1:])], 0
+def _way(path: Path, start: Path = Path("/")) -> Iterator[Path]:
+    """Every folder, link and file that is passed on the way from a real folder to a path below it, each link followed."""
+    passed: dict[Path, None] = {}
+    here, ahead, links = start, [*reversed(path.relative_to(start).parts)], 0
     while ahead:
         name = ahead.pop()
         if name == "..":
@@ -187,8 +186,8 @@ def _why_not(
     if is_parent and found.st_mode & stat.S_ISVTX:
         return None
     if writers := who_may_write(path, found, known_group=sharing.group if sharing else None):
-        who, command = writers
-        return f"{who} may write to {path}; {emptied or f'{command} {quote(str(path))} ends that'}"
+        sentence, command = writers
+        return f"{sentence}; {emptied or f'{command} {quote(str(path))} ends that'}"
     return None
 
 

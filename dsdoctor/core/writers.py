@@ -43,24 +43,24 @@ def user_name(number: int) -> str:
 
 
 def who_may_write(path: Path, found: os.stat_result, *, known_group: int | None = None) -> tuple[str, str] | None:
-    """Who besides its owner and root may write there, and the command that ends it without its last word, the path.
+    """A sentence on who besides its owner and root may write there, and the command that ends it without the path.
 
     None where nobody may. ``known_group`` is a group that it is shared with on purpose.
     """
     if found.st_mode & stat.S_IWOTH:
-        return "everybody", "chmod o-w"
+        return f"everybody may write to {path}", "chmod o-w"
     if not found.st_mode & stat.S_IWGRP:
         # with an access control list, these bits are its mask: what nobody named in it can exceed
         return None
     listed = _access_list(path)
     for kind, number in listed:
         if kind == NAMED_USER and number not in {os.geteuid(), 0, found.st_uid}:
-            return f"by an access control list {user_name(number)}", _to_end_the_list()
+            return f"by an access control list {user_name(number)} may write to {path}", _to_end_the_list()
         if kind == NAMED_GROUP and number != known_group and (why := _others_in(number)):
-            return f"by an access control list group {number} ({why})", _to_end_the_list()
+            return f"by an access control list group {number} may write to {path} ({why})", _to_end_the_list()
     by_group = not listed or any(kind == OWNING_GROUP for kind, _ in listed)
     if by_group and found.st_gid != known_group and (why := _others_in(found.st_gid)):
-        return f"its group ({why})", "chmod g-w"
+        return f"its group may write to {path} ({why})", "chmod g-w"
     return None
 
 
