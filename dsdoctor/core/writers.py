@@ -30,6 +30,11 @@ SOCKETS = {"sss": "/var/lib/sss/pipes/nss", "winbind": "/run/samba/winbindd/pipe
 """Services that many systems name without having them: where each listens, if it is there."""
 
 
+NOBODYS = {"sync", "shutdown", "halt", "operator"}
+NO_SHELLS = {"nologin", "false", "sync", "shutdown", "halt"}
+"""What RHEL's and Fedora's own accounts in root's group have for a shell: nobody can be one of them."""
+
+
 def user_name(number: int) -> str:
     """What messages call a user.
 
@@ -127,13 +132,20 @@ def _number_of(name: str) -> int | None:
 def _users() -> Iterator[tuple[str, int, int]]:
     """Name, number and primary group of the users of this system. A directory service is not asked: it may have a million."""
     if not _unlisted():
-        yield from ((user.pw_name, user.pw_uid, user.pw_gid) for user in pwd.getpwall())
+        for user in pwd.getpwall():
+            if not _is_nobodys(user.pw_name, user.pw_shell):
+                yield user.pw_name, user.pw_uid, user.pw_gid
         return
     with suppress(OSError):
         for line in LOCAL_USERS.read_text(encoding="utf-8", errors="replace").splitlines():
             fields = line.split(":")
-            if len(fields) > 3 and fields[2].isdecimal() and fields[3].isdecimal():
+            numbers = len(fields) > 3 and fields[2].isdecimal() and fields[3].isdecimal()
+            if numbers and not _is_nobodys(fields[0], fields[-1]):
                 yield fields[0], int(fields[2]), int(fields[3])
+
+
+def _is_nobodys(name: str, shell: str) -> bool:
+    return name in NOBODYS and shell.rpartition("/")[2] in NO_SHELLS
 
 
 def _unlisted() -> set[str]:

@@ -376,6 +376,18 @@ def test_whoever_has_root_s_group_may_write_where_root_s_group_may(cache: Path) 
 
 @root
 @pytest.mark.slow
+def test_accounts_of_the_system_that_nobody_can_be_have_root_s_group_on_fedora(cache: Path) -> None:
+    cache.chmod(0o775)
+    with contextlib.suppress(KeyError):
+        pytest.skip(f"there is {pwd.getpwnam('halt').pw_name} already")
+    with added_user("halt", "-g", "0", "-s", "/sbin/halt"):
+        assert distrust(cache) is None
+    with added_user("halt", "-g", "0", "-s", "/bin/sh"):
+        assert distrust(cache)
+
+
+@root
+@pytest.mark.slow
 def test_a_group_of_one_s_own_is_not_when_it_is_another_s_first_group() -> None:
     with tempfile.TemporaryDirectory() as place, added_user("dsd-owner", "-U") as owner:
         Path(place).chmod(0o755)
