@@ -54,7 +54,9 @@ def cache_not_trusted(machine: Machine) -> Iterator[Finding]:
     Why it matters: Toolkits and sources in the cache are executed and become part of wheels, so nothing there is used: no
     assembled toolkit is found, and nothing can be built until that is changed.
 
-    How to fix it: Take the permission away from others, or name another folder.
+    How to fix it: The finding names who may write, or whose it is, and the command that ends it: it takes the permission away,
+    or moves aside what others could have changed, since taking the permission away leaves what they put there. Or name
+    another folder.
 
         $ export DSDOCTOR_CACHE=/a/folder/you/own
 
@@ -65,7 +67,7 @@ def cache_not_trusted(machine: Machine) -> Iterator[Finding]:
             yield Finding.warning(
                 "cache-not-trusted",
                 f"dsdoctor's cache is not used: {gap.reason}",
-                fix="take the permission away from others, or name a folder of your own",
+                fix="type the command above, or name a folder of your own",
                 steps=(step("export DSDOCTOR_CACHE=/a/folder/you/own"),),
             )
 

@@ -56,8 +56,8 @@ class DiscreetHost:
     def free(self, path: str) -> int | None:
         return self._host.free(path)
 
-    def distrust(self, path: str) -> str | None:
-        return self._host.distrust(path)
+    def distrust(self, path: str, inside: str = "") -> str | None:
+        return self._host.distrust(path, inside)
 
     def cpus(self) -> int:
         return self._host.cpus()

@@ -98,8 +98,8 @@ class Host(Protocol):
     def free(self, path: str) -> int | None:
         """Free bytes for this user on the file system of ``path`` (or of its nearest existing parent)."""
 
-    def distrust(self, path: str) -> str | None:
-        """Why nothing in a folder is to be run: others may write there (``core.trust``)."""
+    def distrust(self, path: str, inside: str = "") -> str | None:
+        """Why nothing in a folder, or what a pattern names inside of it, is to be run: others may write there (``core.trust``)."""
 
     def cpus(self) -> int:
         """Processors that this process may use."""
@@ -192,8 +192,8 @@ class LocalHost:
         except OSError:
             return None
 
-    def distrust(self, path: str) -> str | None:
-        return distrust(Path(self._inside(path)))
+    def distrust(self, path: str, inside: str = "") -> str | None:
+        return distrust(Path(self._inside(path)), inside)
 
     def cpus(self) -> int:
         return len(os.sched_getaffinity(0))

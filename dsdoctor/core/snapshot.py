@@ -82,8 +82,9 @@ class Recorder:
     def free(self, path: str) -> int | None:
         return self._keep(self._host.free(path), "free", path)
 
-    def distrust(self, path: str) -> str | None:
-        return self._keep(self._host.distrust(path), "distrust", path)
+    def distrust(self, path: str, inside: str = "") -> str | None:
+        question = (path, inside) if inside else (path,)
+        return self._keep(self._host.distrust(path, inside), "distrust", *question)
 
     def cpus(self) -> int:
         return self._keep(self._host.cpus(), "cpus")
@@ -161,8 +162,9 @@ class RecordedHost:
     def free(self, path: str) -> int | None:
         return self._answer(int | None, None, "free", path)
 
-    def distrust(self, path: str) -> str | None:
-        return self._answer(str | None, None, "distrust", path)
+    def distrust(self, path: str, inside: str = "") -> str | None:
+        question = (path, inside) if inside else (path,)
+        return self._answer(str | None, None, "distrust", *question)
 
     def cpus(self) -> int:
         return self._answer(int, 1, "cpus")

@@ -1,22 +1,29 @@
-"""A folder -> why what lies in it is not run, built from or written to, or None. Looks at owners and modes only.
+"""A folder -> why what lies in it is not run, built from or written to, or None. Looks at owners, modes and access lists only.
 
 What lies in dsdoctor's cache is executed (toolkits, op_builder of an sdist) or packed into wheels: who may write there, or may put
 another folder in its place, can run code as whoever uses it.
 """
 
-import contextlib
-import grp
 import os
-import pwd
+import re
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from shlex import quote
 
+from dsdoctor.core.writers import user_name, who_may_write
+
 SHARED = stat.S_IWGRP | stat.S_ISGID
 """The mode bits of a folder that is shared with its group on purpose (mode 2770): no umask sets them by accident."""
+ENTERED = stat.S_IXGRP | stat.S_IXOTH
 OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 """The user that stands for all who have no number in this user namespace: in a rootless container, root of the host."""
+MOST_LINKS = 40
+ASIDE = "not-trusted"
+SHOWN = 3
+WILDCARD, ESCAPED = re.compile(r"[*?[]"), re.compile(r"\[([*?[])\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,30 +34,128 @@ class _Sharing:
     group: int
 
 
-def distrust(folder: Path, *, shareable: bool = False) -> str | None:
+def distrust(folder: Path, inside: str = "", *, shareable: bool = False) -> str | None:
     """Why a folder is not used, with the command that changes that; None where it can be, or does not exist yet.
 
     It and its parents up to the root must belong to this user or to root, and nobody else may write to them. In a parent with
     the sticky bit (/tmp) others may: there they can neither rename nor remove what is this user's. A ``shareable`` folder may be
     one of mode 2770 and a group of this user: its owner and that group are then trusted with it and with its parents.
+
+    ``inside`` is a pattern of what is judged as well, with every folder and link on the way from the folder to it; nothing of
+    a folder that is shared, where others' entries are meant to be.
     """
     place = Path(os.path.abspath(folder))  # noqa: PTH100 - the links on the way are judged too
     real = Path(os.path.realpath(place))
     sharing = _sharing(real) if shareable else None
-    for path in dict.fromkeys((*reversed(place.parents), *reversed(real.parents), place, real)):
+    for path in (Path("/"), *_way(place)):
         try:
             found = path.lstat()
         except FileNotFoundError:
             continue
         except OSError as error:
             return f"{path} cannot be looked at: {error.strerror}"
-        if why := _why_not(path, found, is_parent=path not in {place, real}, sharing=sharing):
-            return (
-                f"{why}; {_how_to_share(path)}"
-                if shareable and path == real and not found.st_mode & stat.S_IWOTH
-                else why
-            )
+        emptied = _how_to_empty(real) if inside and path == real else None
+        if why := _why_not(path, found, is_parent=path not in {place, real}, sharing=sharing, emptied=emptied):
+            if shareable and path == real and not found.st_mode & stat.S_IWOTH:
+                return f"{why}; {_how_to_share(path)}"
+            return why
+    return _distrust_inside(real, inside) if inside and sharing is None else None
+
+
+def _distrust_inside(folder: Path, pattern: str) -> str | None:
+    """The same for what lies in a folder that is trusted itself. Where nobody else can enter that, only owners matter."""
+    try:
+        entered = bool(folder.stat().st_mode & ENTERED)
+        names = {path.relative_to(folder) for path in folder.glob(pattern)}
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{folder} cannot be looked at: {error.strerror}"
+    # a folder that may be entered and not listed hides nothing
+    for name in sorted({_plain_start(pattern), *names} - {Path()}):
+        if why := _wrong_on_the_way(folder, name, entered=entered):
+            return f"{why}; {_put_aside(folder, folder / name.parts[0])}"
     return None
+
+
+def _plain_start(pattern: str) -> Path:
+    """The parts of a pattern before the first with a wildcard.
+
+    >>> _plain_start("cuda-[[]13/home/bin/*").as_posix()
+    'cuda-[13/home/bin'
+    """
+    parts = pattern.split("/")
+    plain = takewhile(lambda part: not WILDCARD.search(ESCAPED.sub("", part)), parts)
+    return Path(*(ESCAPED.sub(r"\1", part) for part in plain))
+
+
+def _wrong_on_the_way(folder: Path, name: Path, *, entered: bool) -> str | None:
+    entry = folder / name.parts[0]
+    for path in _way(folder / name, start=folder):
+        try:
+            found = path.lstat()
+        except OSError:
+            continue
+        within = folder in path.parents
+        # a link further in, which is this user's own, leads to the part of this machine that a toolkit was planned with
+        whose_matters = within or entry.is_symlink()
+        if whose_matters and found.st_uid not in {os.geteuid(), 0} and not (not within and _is_of_the_host(found)):
+            return f"{path} belongs to {user_name(found.st_uid)}, this is {user_name(os.geteuid())}"
+        if why := _written_by_others(path, found, within=within, entered=entered, strict=whose_matters):
+            return why
+    return None
+
+
+def _written_by_others(path: Path, found: os.stat_result, *, within: bool, entered: bool, strict: bool) -> str | None:
+    if stat.S_ISLNK(found.st_mode) or (within and not entered):
+        return None
+    if not within and stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX:
+        return None
+    if not strict and not found.st_mode & stat.S_IWOTH:
+        return None
+    writers = who_may_write(path, found)
+    return f"{writers[0]}, so what it holds may be anybody's" if writers else None
+
+
+def _way(path: Path, start: Path = Path("/")) -> Iterator[Path]:
+    """Every folder, link and file that is passed on the way from a real folder to a path below it, each link followed."""
+    passed: dict[Path, None] = {}
+    here, ahead, links = start, [*reversed(path.relative_to(start).parts)], 0
+    while ahead:
+        name = ahead.pop()
+        if name == "..":
+            here = here.parent
+            continue
+        here = here / name
+        passed[here] = None
+        if here.is_symlink() and links < MOST_LINKS:
+            links += 1
+            target = Path(os.readlink(here))  # noqa: PTH115 - an absolute path keeps its "/"
+            here = Path("/") if target.is_absolute() else here.parent
+            ahead.extend(reversed(target.parts[1:] if target.is_absolute() else target.parts))
+    yield from passed
+
+
+def _how_to_empty(folder: Path) -> str | None:
+    """How to be rid of what others put into a folder: all of it goes, a new one is made. None where all is this user's."""
+    try:
+        owners = {path: path.lstat().st_uid for path in sorted(folder.iterdir())}
+    except OSError:
+        return None
+    foreign = [f"{path.name} of {user_name(uid)}" for path, uid in owners.items() if uid not in {os.geteuid(), 0}]
+    if not foreign:
+        return None
+    more = f" and {len(foreign) - SHOWN} more" if len(foreign) > SHOWN else ""
+    aside = f"mv {quote(str(folder))} {quote(f'{folder}.{ASIDE}')}"
+    return f"others put {', '.join(foreign[:SHOWN])}{more} there: {aside}, and a new one is made"
+
+
+def _put_aside(folder: Path, entry: Path) -> str:
+    """The command that takes an entry out of a folder. Only root can move a folder of somebody else to another place."""
+    about = entry.lstat()
+    if stat.S_ISDIR(about.st_mode) and about.st_uid != os.geteuid() != 0:
+        return f"mv {quote(str(folder))} {quote(f'{folder}.{ASIDE}')}, and a new one is made"
+    return f"mv {quote(str(entry))} {quote(f'{folder}.{ASIDE}-{entry.name}')}, and it is made anew"
 
 
 def _sharing(folder: Path) -> _Sharing | None:
@@ -67,21 +172,22 @@ def _how_to_share(folder: Path) -> str:
     return f"its owner shares it on purpose with a group by chmod 2770 {quote(str(folder))}"
 
 
-def _why_not(path: Path, found: os.stat_result, *, is_parent: bool, sharing: _Sharing | None) -> str | None:
+def _why_not(
+    path: Path, found: os.stat_result, *, is_parent: bool, sharing: _Sharing | None, emptied: str | None
+) -> str | None:
     owners = {os.geteuid(), 0, *([sharing.user] if sharing else [])}
     if found.st_uid not in owners and not (is_parent and _is_of_the_host(found)):
-        return f"{path} belongs to user {found.st_uid}, this is user {os.geteuid()}; export DSDOCTOR_CACHE=/a/folder/you/own"
+        whose = f"{path} belongs to {user_name(found.st_uid)}, this is {user_name(os.geteuid())}"
+        return f"{whose}; export DSDOCTOR_CACHE=/a/folder/you/own"
     if stat.S_ISLNK(found.st_mode):
         return None
     if not stat.S_ISDIR(found.st_mode):
         return f"{path} is not a folder"
     if is_parent and found.st_mode & stat.S_ISVTX:
         return None
-    if found.st_mode & stat.S_IWOTH:
-        return f"everybody may write to {path}; chmod o-w {quote(str(path))} ends that"
-    known = sharing is not None and found.st_gid == sharing.group
-    if found.st_mode & stat.S_IWGRP and not known and not _is_private_group(found.st_gid):
-        return f"its group may write to {path}; chmod g-w {quote(str(path))} ends that"
+    if writers := who_may_write(path, found, known_group=sharing.group if sharing else None):
+        sentence, command = writers
+        return f"{sentence}; {emptied or f'{command} {quote(str(path))} ends that'}"
     return None
 
 
@@ -95,22 +201,3 @@ def _is_of_the_host(found: os.stat_result) -> bool:
         )
     except (OSError, ValueError, IndexError):
         return False
-
-
-def _is_private_group(number: int) -> bool:
-    """Whether nobody but this user and root is in a group: many systems give each user one, and a umask of 002."""
-    if number == 0:
-        return True
-    try:
-        group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid())
-    except KeyError:
-        return number == os.getegid() and not _has_members(number)
-    return user.pw_gid == number and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
-
-
-def _has_members(number: int) -> bool:
-    """Whether this system knows anybody in a group: in a container, a user given as a number has one that nobody knows."""
-    with contextlib.suppress(KeyError):
-        if grp.getgrgid(number).gr_mem:
-            return True
-    return any(user.pw_gid == number for user in pwd.getpwall())

@@ -41,7 +41,7 @@ FIXED = Path("/tmp")
 @contextmanager
 def workspace(cache: Path) -> Iterator[Path]:
     """A fresh folder for one build, removed whatever happens. Raises ImpossiblePlan when the cache is not writable."""
-    builds = private_folder(cache / "builds")
+    builds = private_folder(cache / "builds", "*")
     folder = builds / uuid.uuid4().hex
     held = FileLock(folder / LOCK, mode=0o600)
     with FileLock(builds / LOCK, mode=0o600):
@@ -108,8 +108,11 @@ def log_folder(cache: Path) -> Path:
     return private_folder(cache / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}")
 
 
-def private_folder(folder: Path) -> Path:
-    """Make a folder that only this user may enter. Raises ImpossiblePlan when that cannot be done."""
+def private_folder(folder: Path, inside: str = "") -> Path:
+    """Make a folder that only this user may enter. Raises ImpossiblePlan when that cannot be done.
+
+    ``inside`` is a pattern of what lies in it and is used: that must be this user's own as well.
+    """
     try:
         make_folder(folder, mode=0o700)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -118,7 +121,7 @@ def private_folder(folder: Path) -> Path:
         raise ImpossiblePlan(
             f"the cache folder cannot be written: {error}", hint="export DSDOCTOR_CACHE=/a/folder/you/own"
         ) from None
-    if why := distrust(folder):
+    if why := distrust(folder, inside):
         raise untrusted(why)
     return folder
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import Toolkit
+from dsdoctor.probe.cache import MARKS, distrust_toolkit
 from dsdoctor.probe.nvcc import ANSWER_LIMIT, DEBIAN_HOME, parse_top, read_toolkit
 from dsdoctor.probe.paths import folders_on
 from dsdoctor.probe.torch import guessed_cuda_home
@@ -97,10 +98,10 @@ def pypi_wheels(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  
 
 
 def assembled(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001
-    """Toolkits that dsdoctor assembled before; an unfinished one lacks the file. None of a folder that others may write to."""
-    marks = host.glob(f"{glob.escape(cache)}/toolkits/[!.]*/home/dsdoctor-toolkit.txt")
-    for mark in marks if marks and host.distrust(f"{cache}/toolkits") is None else ():
-        yield mark.rsplit("/", 1)[0]
+    """Toolkits that dsdoctor assembled before; an unfinished one lacks the file. None that others may write to."""
+    for mark in host.glob(f"{glob.escape(cache)}/{MARKS}"):
+        if distrust_toolkit(host, cache, mark.split("/")[-3]) is None:
+            yield mark.rsplit("/", 1)[0]
 
 
 def taken_by_torch(host: Host, site: Sequence[str], cache: str) -> Iterator[str]:  # noqa: ARG001

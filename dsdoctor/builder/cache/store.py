@@ -47,7 +47,7 @@ class CacheStore:
     def find(self, kind: str, key: str) -> tuple[Entry, ...]:
         """All entries under a key, the last used first."""
         key_folder = self._layout.key_folder(kind, key)
-        if self._distrusted():
+        if self._distrusted(key_folder):
             return ()
         found = [entry for folder in named_by_digest(key_folder, 64) if (entry := self._read(folder))]
         return tuple(sorted(found, key=lambda entry: entry.used, reverse=True))
@@ -116,10 +116,11 @@ class CacheStore:
 
     def distrust(self) -> str | None:
         """Why this folder is not used at all; None where it is used."""
-        return distrust(self.folder, shareable=True)
+        return distrust(self.folder, "*", shareable=True)
 
-    def _distrusted(self) -> bool:
-        why = self.distrust()
+    def _distrusted(self, entries: Path | None = None) -> bool:
+        inside = f"{entries.relative_to(self.folder)}/*" if entries else "*"
+        why = distrust(self.folder, inside, shareable=True)
         if why:
             self._complain(f"the cache is not used: {why}")
         return why is not None

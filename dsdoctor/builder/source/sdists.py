@@ -37,7 +37,7 @@ def fetch_sdist(host: LocalHost, version: str, *, cache: Path, python: str, offl
 
     Raises ImpossiblePlan for one that has changed since, BuildFailed for one that is not what the index says.
     """
-    folder = private_folder(cache / "sdists")
+    folder = private_folder(cache / "sdists", "*")
     kept = sorted(folder.glob(f"deepspeed-{version}.tar.gz" if version != NEWEST else "deepspeed-*.tar.gz"))
     if kept and (offline or version != NEWEST):
         sdist = newest_sdist(kept)

@@ -3,6 +3,7 @@
 An environment cannot be moved, so it is made in its final place; a file that is written last marks it as complete.
 """
 
+import glob
 import re
 import shutil
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ INDEX = "https://download.pytorch.org/whl"
 
 FOLDER = "targets"
 WHOLE = "dsdoctor.json"
+USED = (WHOLE, "pyvenv.cfg", "bin/python", "bin/*", "lib/python*/site-packages", "lib/python*/site-packages/*")
+"""What of a kept environment decides what its interpreter runs: nobody else may write to it, or on the way to it."""
 CPU = "cpu"
 
 
@@ -126,6 +129,8 @@ def environment(host: LocalHost, target: Target, cache: Path, *, offline: bool, 
     Raises BuildFailed when pip fails; ImpossiblePlan when torch is for another CUDA than asked, or ``offline`` forbids to make it.
     """
     folder = private_folder(cache / FOLDER) / key(target)
+    for part in USED:
+        private_folder(folder.parent, f"{glob.escape(folder.name)}/{part}")
     python = str(folder / "bin" / "python")
     with FileLock(folder.parent / f".{folder.name}.lock", mode=0o600):
         if _is_whole(host, folder, python):

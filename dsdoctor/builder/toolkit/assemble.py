@@ -6,6 +6,7 @@ mark is made again; a finished one is compared with what was fetched, tried agai
 
 import contextlib
 import errno
+import glob
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,9 @@ from dsdoctor.core.errors import BuildFailed
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.workspace import private_folder
 
+USED = ("home/bin/*", "home/nvvm/bin/*", "home/include", "home/lib64", "parts")
+"""What of a kept toolkit runs, or is compiled and linked into ops: nobody else may write to it, or on the way to it."""
+
 
 def assemble(
     host: LocalHost, plan: ToolkitPlan, *, python: str, architectures: Sequence[str], compiler: str, say: Say
@@ -34,6 +38,8 @@ def assemble(
     """
     home = Path(plan.root)
     private_folder(home.parent.parent)
+    for part in USED:
+        private_folder(home.parent.parent, f"{glob.escape(home.parent.name)}/{part}")
     with FileLock(home.parent.with_suffix(".lock")), _full_disk_named(home.parent.parent):
         whole = _is_whole(home) and _is_unaltered(home, say)
         if whole:
