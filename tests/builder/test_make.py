@@ -204,6 +204,7 @@ def test_an_error_that_quotes_a_flag_of_the_shell_names_no_token(workdir: Workdi
     assert planted.found_in(str(result) + (workdir.logs / "build.log").read_text()) == []
 
 
+@pytest.mark.slow
 def test_one_op_that_fails_loses_neither_the_others_nor_their_logs(workdir: Workdir) -> None:
     result = run(plan("one", "bad", "two"), workdir)
 
@@ -267,6 +268,7 @@ def test_what_a_probe_printed_is_not_the_error(workdir: Workdir) -> None:
     assert "no_such_header.h" in (result.ops[0].because or "")
 
 
+@pytest.mark.slow
 def test_a_builder_that_refuses_or_dies_fails_its_op_alone(workdir: Workdir) -> None:
     result = run(plan("refused", "deadly", "one"), workdir)
 

@@ -182,6 +182,7 @@ def test_the_compiler_knows_better() -> None:
     assert verdict(no_gpu, "fused_adam").verdict == "cannot"
 
 
+@pytest.mark.slow
 def test_any_sick_machine_gets_a_table() -> None:
     names = {fact.op for fact in SOURCE.ops}
     for rule, sick in SICK.items():

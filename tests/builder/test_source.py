@@ -74,6 +74,7 @@ def test_an_sdist_is_unpacked(tree: Path, tmp_path: Path) -> None:
     assert (laid_out(str(archive), tmp_path) / "setup.py").read_text() == "print('hello')"
 
 
+@pytest.mark.slow
 def test_a_git_url_is_fetched_at_its_branch(tree: Path, tmp_path: Path) -> None:
     shutil.rmtree(tree / ".git")
     git = ["git", "-C", str(tree), "-c", "user.name=t", "-c", "user.email=t@t.invalid"]

@@ -86,6 +86,7 @@ def test_one_that_fails_and_one_that_is_impossible_do_not_stop_the_others(lab: L
     assert list((lab.cache / "builds").glob("[!.]*")) == []
 
 
+@pytest.mark.slow
 def test_two_whose_wheels_would_have_one_name_are_refused_before_anything_is_made(lab: Lab) -> None:
     pythons = [lab.environment("2.13.0", "one"), lab.environment("2.13.1", "one")]
 

@@ -75,6 +75,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=list(HOSTILE))
+@pytest.mark.slow
 def test_hostile_logs_are_read_in_time(data: bytes) -> None:
     distinct = b"\n".join(line + b" %d" % number for number, line in enumerate(data.split(b"\n")))
     began = time.process_time()
@@ -85,6 +86,7 @@ def test_hostile_logs_are_read_in_time(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
+@pytest.mark.slow
 def test_no_pattern_explodes_on_its_own_near_matches(share: float) -> None:
     samples = [sample.split(b"\n")[-1] for sample in SAMPLES]
     lines = [(sample[: int(len(sample) * share)] * 60)[:4000] + sample + b"!" for sample in samples]

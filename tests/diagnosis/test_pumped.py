@@ -69,12 +69,14 @@ def test_a_pattern_that_is_held_is_fine(pattern: str) -> None:
     assert not is_quadratic(pattern)
 
 
+@pytest.mark.slow
 def test_no_pattern_runs_from_everywhere() -> None:
     found = [pattern for entry in INDEX.entries for pattern in patterns(entry) if is_quadratic(pattern)]
 
     assert not found
 
 
+@pytest.mark.slow
 def test_every_pattern_with_quantifiers_is_pumped() -> None:
     made = sum(1 for entry in INDEX.entries for pattern in patterns(entry) for pump in pumps(pattern) if pump.units)
 

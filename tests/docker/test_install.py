@@ -125,6 +125,7 @@ def test_what_nobody_recorded_is_installed_and_named(place: Place, digest: str |
     assert {"local==2.0", "top==1.0"} == set(told.splitlines()[-1].partition("recorded of ")[2].split(", "))
 
 
+@pytest.mark.slow
 def test_a_pip_that_cannot_plan_installs_as_always_and_that_is_said(place: Place) -> None:
     old = place.folder / "old" / "pip"
     old.mkdir(parents=True)
