@@ -142,9 +142,11 @@ def test_stream_hands_over_lines_and_the_status(tmp_path: Path) -> None:
     assert (status, lines) == (7, ["one", "two"])
 
 
-def test_kill_9_leaves_no_compiler(tmp_path: Path) -> None:
-    """The work has a child in a process group of its own, as a compiler under ninja; dsdoctor is killed, and cannot clean up."""
-    work = "import os, time; print(os.getpid(), os.fork() or os.setpgid(0, 0), flush=True); time.sleep(60)"
+@pytest.mark.parametrize("apart", ["os.setpgid(0, 0)", "os.setsid() and None"])
+def test_kill_9_leaves_no_compiler(apart: str, tmp_path: Path) -> None:
+    """The work has a child in a process group or a session of its own, as a compiler under ninja or behind a launcher has;
+    dsdoctor is killed, and cannot clean up."""
+    work = f"import os, time; print(os.getpid(), os.fork() or {apart}, flush=True); time.sleep(60)"
     code = (
         "import os, pathlib, sys; from dsdoctor.core.host import LocalHost;"
         f"LocalHost().stream([sys.executable, '-S', '-c', {work!r}],"
