@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.models import Facts, Hit, Signature, Tier
-from dsdoctor.diagnosis.scan import Line, Scan
+from dsdoctor.diagnosis.models import Facts, Hit, Line, Signature, Tier
+from dsdoctor.diagnosis.scan import Scan
 
 AUTODETECTED = "accelerator-autodetect-cpu"
 GUESSED_HOMES = {"/usr", "/usr/local"}

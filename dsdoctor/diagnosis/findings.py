@@ -7,9 +7,9 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Fix, Step, step
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.failures import Failure
-from dsdoctor.diagnosis.models import Facts, Hit, Stage
+from dsdoctor.diagnosis.models import Facts, Hit, Line, Stage
 from dsdoctor.diagnosis.origin import Origin
-from dsdoctor.diagnosis.scan import Line, Scan
+from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.templates import fill, values_of
 
 LONGEST, WORDS = 300, 200

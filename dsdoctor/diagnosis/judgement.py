@@ -12,9 +12,9 @@ from dsdoctor.diagnosis.exits import Exit
 from dsdoctor.diagnosis.failures import FOLLOWS
 from dsdoctor.diagnosis.findings import echoes_only, empty, finding_of, note_of, unexplained
 from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.models import Facts, Hit, LogOutcome, Stage, Tier
+from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
 from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, alike, belongs, where_hit
-from dsdoctor.diagnosis.scan import Line, Scan
+from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan
 from dsdoctor.diagnosis.waiting import with_who_waited
 

@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import Step
@@ -103,6 +104,13 @@ class Facts:
     asked: tuple[str, ...] = ()
     built: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+
+
+class Line(NamedTuple):
+    """A clean line and its number in the log."""
+
+    number: int
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,13 @@ A line is split into words in C; only a line that has a word of the catalogue is
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from dsdoctor.diagnosis.above import CONTEXT, Above
 from dsdoctor.diagnosis.clean import COLOUR, LONGEST, segments, shorten
 from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader
 from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.marks import Event, Mark
-from dsdoctor.diagnosis.models import Hit, Signature
+from dsdoctor.diagnosis.models import Hit, Line, Signature
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
 from dsdoctor.diagnosis.timeline import Timeline
@@ -59,13 +58,6 @@ SOURCE = re.compile(
     r"if |elif |except |f?[\"'].{0,4000}[\"'][)\\,]{0,3}$|# |\^)"
 )
 """Lines of source code that a traceback or a compiler repeats: they hold messages that were not (yet) printed."""
-
-
-class Line(NamedTuple):
-    """A clean line and its number in the log."""
-
-    number: int
-    text: str
 
 
 @dataclass
