@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypedDict
 
 from dsdoctor.builder.plan.choices import (
     Architectures,
@@ -65,6 +66,12 @@ class _Means:
     findings: tuple[Finding, ...]
 
 
+class _Surroundings(TypedDict):
+    env: dict[str, str]
+    prepend: dict[str, tuple[str, ...]]
+    unset: tuple[str, ...]
+
+
 def plan_build(
     machine: Machine, source: Source, request: BuildRequest, *, cache: str, offers: Offers = NOT_ASKED
 ) -> BuildPlan:
@@ -84,9 +91,10 @@ def plan_build(
     local, local_choice = choose_local_version(torch, accelerator, request)
     processor, processor_choice, cpu_findings = choose_processor(machine, request, means.compiler)
     first = (_explain_source(source), explain_accelerator(machine, request, accelerator), _explain_ops(ops, wanted))
-    of_ops = (*possible.findings, *means.findings, *arch_findings, *fitting.findings, *cpu_findings)
     last = (processor_choice, *means.choices, jobs_choice, local_choice)
-    disk, skip = disk_needed(ops, means.toolkit), _skip(machine, means.toolkit)
+    of_ops = (*possible.findings, *means.findings, *arch_findings, *fitting.findings, *cpu_findings)
+    of_request = (*_unused(machine, request, accelerator), *many_architectures(listed, ops))
+    disk = disk_needed(ops, means.toolkit)
     return BuildPlan(
         python=machine.python.executable if machine.python else "",
         source=source.asked,
@@ -100,21 +108,24 @@ def plan_build(
         jobs=jobs,
         memory=memory,
         local_version=local,
-        env=environment(accelerator=accelerator, toolkit=means.toolkit, compiler=means.compiler, skip_check=skip),
-        prepend=prepended(machine, means.toolkit, means.headers),
-        unset=taken_away(machine),
+        **_surroundings(machine, accelerator, means),
         disk=disk,
         processor=processor,
         debug_info=request.debug_info,
         tagged=request.tagged,
         choices=(*first, explain_standard(torch), *arch_choices, *last),
-        findings=(
-            *of_ops,
-            *_unused(machine, request, accelerator),
-            *many_architectures(listed, ops),
-            *_about_the_machine(machine, source, means, disk),
-        ),
+        findings=(*of_ops, *of_request, *_about_the_machine(machine, source, means, disk)),
     )
+
+
+def _surroundings(machine: Machine, accelerator: str, means: _Means) -> _Surroundings:
+    """The variables that the build sets, puts folders in front of, and takes away."""
+    skip = _skip(machine, means.toolkit)
+    return {
+        "env": environment(accelerator=accelerator, toolkit=means.toolkit, compiler=means.compiler, skip_check=skip),
+        "prepend": prepended(machine, means.toolkit, means.headers),
+        "unset": taken_away(machine),
+    }
 
 
 def _unused(machine: Machine, request: BuildRequest, accelerator: str) -> tuple[Finding, ...]:

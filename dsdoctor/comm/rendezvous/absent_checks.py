@@ -77,13 +77,10 @@ def master_unreachable(absent: Absent) -> Iterator[Finding]:
     causes = {
         ConnectOutcome.REFUSED: ("refuses", "rank 0 does not run there, or not yet: see its output"),
         ConnectOutcome.TIMED_OUT: ("does not answer", "open the port in the firewall, or see whether that host is up"),
-        ConnectOutcome.NO_ROUTE: (
-            "cannot be routed to",
-            "set MASTER_ADDR to an address in a network that all hosts share",
-        ),
+        ConnectOutcome.NO_ROUTE: ("cannot be routed to", "set MASTER_ADDR to an address in a network that all share"),
         ConnectOutcome.NO_NAME: (
             "is a name that is not found",
-            "set MASTER_ADDR to an address, or put the name into /etc/hosts",
+            "set MASTER_ADDR to an address, or name it in /etc/hosts",
         ),
     }
     if why.taken or why.outcome not in causes:

@@ -165,11 +165,14 @@ def pair_is_slow(measured: Measured) -> Iterator[Finding]:
         fix=f"look at the network adapter, cable and switch port of {centre}: speed, duplex, errors"
         if centre
         else "look at what lies between the two: switch, route, MTU, a lossy cable",
-        steps=(
-            step("ip -s link"),
-            step("ethtool $(ip -o route get 8.8.8.8 | sed 's/.* dev \\([^ ]*\\).*/\\1/')"),
-        ),
+        steps=LINK_FIGURES,
     )
+
+
+LINK_FIGURES = (
+    step("ip -s link"),
+    step("ethtool $(ip -o route get 8.8.8.8 | sed 's/.* dev \\([^ ]*\\).*/\\1/')"),
+)
 
 
 def rank_straggles(measured: Measured) -> Iterator[Finding]:
