@@ -66,6 +66,13 @@ class _Means:
     findings: tuple[Finding, ...]
 
 
+class _OfSource(TypedDict):
+    python: str
+    source: str
+    source_version: str
+    accelerator: str
+
+
 class _Surroundings(TypedDict):
     env: dict[str, str]
     prepend: dict[str, tuple[str, ...]]
@@ -96,10 +103,7 @@ def plan_build(
     of_request = (*_unused(machine, request, accelerator), *many_architectures(listed, ops))
     disk = disk_needed(ops, means.toolkit)
     return BuildPlan(
-        python=machine.python.executable if machine.python else "",
-        source=source.asked,
-        source_version=source.version,
-        accelerator=accelerator,
+        **_of_source(machine, source),
         ops=ops,
         left_out=(*wanted.missing, *possible.left_out, *means.served.left_out, *fitting.left_out),
         architectures=architectures,
@@ -116,6 +120,16 @@ def plan_build(
         choices=(*first, explain_standard(torch), *arch_choices, *last),
         findings=(*of_ops, *of_request, *_about_the_machine(machine, source, means, disk)),
     )
+
+
+def _of_source(machine: Machine, source: Source) -> _OfSource:
+    """What is built, and by which interpreter."""
+    return {
+        "python": machine.python.executable if machine.python else "",
+        "source": source.asked,
+        "source_version": source.version,
+        "accelerator": source.accelerator,
+    }
 
 
 def _surroundings(machine: Machine, accelerator: str, means: _Means) -> _Surroundings:
