@@ -13,6 +13,7 @@ from dsdoctor.builder.source.unpack import untar
 from dsdoctor.builder.toolkit.debian import fetch_package
 from dsdoctor.builder.toolkit.download import Say, download, shown
 from dsdoctor.builder.toolkit.kept import NVIDIA, PYPI, KeptPart, sha256_of
+from dsdoctor.builder.toolkit.pip_download import QUIET, download_wheels
 from dsdoctor.builder.toolkit.redist import LICENCE, address
 from dsdoctor.core.build_models import Archive, DebianPackage, Layer, ToolkitPlan
 from dsdoctor.core.errors import BuildFailed, DoctorError
@@ -40,7 +41,7 @@ def fetch_parts(
         parts.append(_package(host, package, folder, cache / APT, say))
     if plan.fetch:
         say(f"fetching {', '.join(plan.fetch)} from PyPI")
-        parts += _wheels(host, plan.fetch, folder, python=python)
+        parts += _wheels(host, plan.fetch, folder, python=python, say=say)
     return tuple(parts)
 
 
@@ -74,17 +75,14 @@ def _part_folders(parts: Path) -> Iterator[Path]:
             yield folder
 
 
-def _wheels(host: LocalHost, requirements: Sequence[str], target: Path, *, python: str) -> list[KeptPart]:
+def _wheels(host: LocalHost, requirements: Sequence[str], target: Path, *, python: str, say: Say) -> list[KeptPart]:
     """Let pip fetch wheels and put them into a folder of their own; the environment itself stays as it is."""
     wheels = target.with_name("wheels")
-    options = ("--quiet", "--disable-pip-version-check")
     what = ", ".join(requirements)
     hint = "check the network; --offline shows what would be needed; --toolkit DIR takes one that you have"
-    arguments = ["download", *options, "--only-binary=:all:", "--dest", str(wheels), *requirements]
-    run_pip(host, python, arguments, what=what, hint=hint)
-    files = sorted(wheels.glob("*.whl"))
+    files = download_wheels(host, requirements, wheels, python=python, hint=hint, say=say)
     # pip has compared each with the index's digest; it is taken from there, and nothing else is looked for
-    inward = ["install", *options, "--no-warn-script-location", "--no-index", "--no-deps", "--target", str(target)]
+    inward = ["install", *QUIET, "--no-warn-script-location", "--no-index", "--no-deps", "--target", str(target)]
     run_pip(host, python, [*inward, *map(str, files)], what=what, hint=hint)
     found = [_kept_wheel(file) for file in files]
     shutil.rmtree(wheels)
