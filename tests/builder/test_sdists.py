@@ -119,6 +119,7 @@ def test_a_real_pip_with_an_index_that_tells_digests(tmp_path: Path) -> None:
     digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
     around = {
         "PIP_INDEX_URL": simple.parent.as_uri(),
+        "PIP_CONSTRAINT": os.devnull,
         "PIP_EXTRA_INDEX_URL": "",
         "PIP_FIND_LINKS": "",
         "PIP_NO_BUILD_ISOLATION": "false",

@@ -307,6 +307,7 @@ def test_a_full_disk_is_named_where_pip_and_tempfile_say_so(folder: Path, full: 
     )
     local = {
         "PIP_NO_INDEX": "1",
+        "PIP_CONSTRAINT": os.devnull,
         "PIP_FIND_LINKS": str(sdist.parent),
         "PIP_NO_CACHE_DIR": "1",
         "PIP_NO_BUILD_ISOLATION": "false",

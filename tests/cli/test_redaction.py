@@ -47,6 +47,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
         (folder / name).chmod(0o755)
     everywhere = plant(EVERY, WORDINGS) | plant(ADDRESSES, IN_ADDRESSES, first=len(EVERY) * len(WORDINGS))
     own = {"PATH": f"{folder}:{os.environ['PATH']}", "DSDOCTOR_CACHE": str(folder / "cache"), "PIP_RETRIES": "0"}
+    own["PIP_CONSTRAINT"] = os.devnull
     return everywhere | Planted(env=own, tokens={SECRET: "an argument"})
 
 
