@@ -18,8 +18,8 @@ Why it matters: Nothing runs until the command line is right.""",
     signatures=(
         Signature(
             words="deepspeed+unrecognized torchrun+unrecognized accelerate+unrecognized runner+unrecognized",
-            pattern=r"^(?P<launcher>deepspeed|torchrun|accelerate|Accelerate CLI tool|runner\.py): error: "
-            r"unrecognized arguments: (?P<option>.{1,120})",
+            pattern=r"^(?P<launcher>deepspeed|torchrun|accelerate|runner\.py)(?: <command> \[<args>\](?: launch)?)?: "
+            r"error: unrecognized arguments: (?P<option>.{1,120})",
             title="{launcher} does not know {option}: what is meant for the script stands after the script's name",
             sample="deepspeed: error: unrecognized arguments: --num_gpu 2",
         ),
@@ -34,11 +34,12 @@ Why it matters: Nothing runs until the command line is right.""",
         ),
         Signature(
             words="deepspeed+argument torchrun+argument runner+argument accelerate+argument",
-            pattern=r"^(?P<launcher>deepspeed|torchrun|accelerate|Accelerate CLI tool|runner\.py): error: argument "
-            r"(?P<option>--?[\w/-]{1,60}(?:, --[\w-]{1,40})?): (?P<why>.{1,120})",
+            pattern=r"^(?P<launcher>deepspeed|torchrun|accelerate|runner\.py)(?: <command> \[<args>\](?: launch)?)?: "
+            r"error: argument (?P<option>--?[\w/-]{1,80}(?:, --[\w-]{1,40})?): (?P<why>.{1,120})",
             title="{launcher} does not take this value of {option}: {why}",
             fix="correct the value; --help says what the option takes",
-            sample="deepspeed: error: argument --num_gpus: invalid int value: 'two'",
+            sample="accelerate <command> [<args>] launch: error: argument --machine_rank/--machine-rank: invalid int "
+            "value: 'x'",
         ),
         Signature(
             words="nproc_per_node+value",

@@ -36,6 +36,7 @@ from dsdoctor.diagnosis.catalogue import (
     toolkit,
     versions,
     zero,
+    zero_settings,
 )
 from dsdoctor.diagnosis.models import Rule
 
@@ -62,6 +63,7 @@ TOPICS = (
     memory,
     gpu,
     zero,
+    zero_settings,
     gradients,
     checkpoint,
     checkpoint_files,
