@@ -249,11 +249,10 @@ Why it matters: There is nothing to optimize, and ZeRO cannot divide an empty gr
             sample="ValueError: optimizer got an empty parameter list",
         ),
         Signature(
-            words="cat+list+empty cat+arguments+empty",
+            words="cat+list+empty _cat+arguments",
             pattern=r"^(?:RuntimeError: torch\.cat\(\): expected a non-empty list of Tensors|NotImplementedError: There "
             r"were no tensor arguments to this function .{0,200}aten::_cat)",
-            after=r"deepspeed[/\\]runtime[/\\]zero[/\\](?:stage_?[123](?:_and_2)?|stage3)\.py.{0,30}in "
-            r"(?:__init__|flatten|flatten_dense_tensors_aligned|_create_fp16_partitions)",
+            after=r"DeepSpeedZeroOptimizer\(|zero[/\\]stage(?:2|_1_and_2|1)\.py.{0,30}in __init__",
             not_after=r"in (?:forward|backward|fetch_sub_module)\b",
             title="a parameter group of the optimizer is empty: nothing in it is trainable",
             sample='  File "/venv/deepspeed/runtime/zero/stage_1_and_2.py", line 313, in __init__\n'
