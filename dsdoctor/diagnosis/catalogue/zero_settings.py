@@ -64,6 +64,13 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             sample="ValueError: zero_optimization.compute_grad_norm=false requires gradient_clipping=0",
         ),
         Signature(
+            words="muon+reduce muon+all2all all_to_all_reduce",
+            pattern=r"(?:ValueError: |AssertionError: )(?P<what>Muon and (?:reduce scatter|all2all process group) cannot be "
+            r"used together|when enable all_to_all_reduce, reduce_scatter should also be enabled)",
+            title="settings of ZeRO do not go together: {what}",
+            sample="ValueError: Muon and reduce scatter cannot be used together",
+        ),
+        Signature(
             words="managed_gradient_accumulation",
             pattern=r"AssertionError: (?:\w{1,60}(?:\(\))? is not supported with )?managed_gradient_accumulation=False"
             r"(?P<what> (?:supports|is not supported) .{1,100})?",
@@ -239,4 +246,36 @@ Why it matters: The engine cannot be made, or a checkpoint cannot be saved.""",
     ),
 )
 
-RULES = (ZERO_SETTINGS, ZERO_PLUS_PLUS, ZERO3_GATHERED_PARAMETERS, OPTIMIZER_OTHER_PARAMETERS)
+ZERO3_MIXED_TENSORS = Rule(
+    id="zero3-mixed-tensors",
+    stage=Stage.RUN,
+    title="the trainable parameters are not all of one {kind|dtype and device}, and ZeRO-3 puts them into one buffer",
+    fix="let the model, its adapters and new heads be made in one dtype (dtype or torch_dtype=torch.bfloat16 for each of "
+    "them), or cast them before ZeRO-3 divides them",
+    manual="""ZeRO-3 copies the parts of all trainable parameters of a group into one buffer when the engine is made.
+
+An adapter that was cast to float32, a head that was added, or a model of which some modules were moved to another device
+beforehand, do not fit into it.
+
+Why it matters: deepspeed.initialize stops, by an assertion without words.""",
+    signatures=(
+        Signature(
+            words="assertionerror",
+            pattern=r"^AssertionError:?$",
+            after=r"assert len\(set\(t\.dtype for t in tensors\)\) == 1",
+            title="the trainable parameters are of several dtypes, and ZeRO-3 puts them into one buffer",
+            sample="    assert len(set(t.dtype for t in tensors)) == 1\nAssertionError",
+        ),
+        Signature(
+            words="assertionerror",
+            pattern=r"^AssertionError:?$",
+            after=r"assert len\(set\(t\.device for t in tensors\)\) == 1",
+            title="the trainable parameters are on several devices, and ZeRO-3 puts them into one buffer",
+            fix="do not move modules yourself before deepspeed.initialize (no device_map, no .cuda() of a part): make the "
+            "whole model on the CPU or under zero.Init",
+            sample="    assert len(set(t.device for t in tensors)) == 1\nAssertionError",
+        ),
+    ),
+)
+
+RULES = (ZERO_SETTINGS, ZERO_PLUS_PLUS, ZERO3_MIXED_TENSORS, ZERO3_GATHERED_PARAMETERS, OPTIMIZER_OTHER_PARAMETERS)
