@@ -142,7 +142,7 @@ Why it matters: Ranks would use each other's GPUs, so DeepSpeed stops.""",
             sample="AssertionError: MPI rank 1 does not match torch rank 0",
         ),
         Signature(
-            words="rank+number+env rank+number+match",
+            words="rank+number+env rank+number+match local_rank+number+match",
             pattern=r"(?:OSError|EnvironmentError): (?P<what>(?:local_)?rank number (?:is not in current env|doesn't "
             r"match))!",
             title="the MPI launcher's variables of the rank are missing or contradict each other: {what}",

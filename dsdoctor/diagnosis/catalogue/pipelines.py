@@ -175,6 +175,13 @@ Why it matters: The model, or its engine, cannot be made on any rank.""",
             sample="NotImplementedError: Partitioning method balanced not implemented.",
         ),
         Signature(
+            words="dualpipev",
+            pattern=r"^(?:Assertion|Value)Error: DualPipeV (?P<what>(?:needs|does not support|cannot|exchanges) .{1,120})",
+            title="DualPipeV {what}",
+            fix="change that setting, or use the ordinary PipelineModule",
+            sample="AssertionError: DualPipeV needs gradient_accumulation_steps >= 2 * 4, got 4",
+        ),
+        Signature(
             words="layerspec",
             pattern=r"RuntimeError: LayerSpec only supports torch\.nn\.Module types",
             title="a LayerSpec was given something else than a class of torch.nn.Module (a module that exists already?)",

@@ -137,7 +137,7 @@ Why it matters: The model or its engine cannot be made, or the first gradient fa
         ),
         Signature(
             words="initialize+all+num_gpus initialize+all+num_nodes",
-            pattern=r"AssertionError: num_(?P<what>gpus|nodes)(?: not equal to device per node|<2| must >=1), cannot "
+            pattern=r"AssertionError: num_(?P<what>gpus|nodes)(?: not equal to device per node|<2| must >=1),? cannot "
             r"initialize All-To-All",
             title="zero_quantized_gradients needs all GPUs of a node: the number of ranks is another than the GPUs that "
             "this node shows",
