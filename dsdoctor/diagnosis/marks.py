@@ -127,9 +127,11 @@ MARKS = (
     Mark(event=Event.NO_NUMBER, words="nan", pattern=r"(?i)nan"),
     Mark(
         event=Event.MISSING,
-        words="clients+joined workers+joined wait+timeout monitoredbarrier worker_count faulty no_other_failures",
+        words="clients+joined workers+joined wait+timeout monitoredbarrier worker_count num_workers_joined faulty "
+        "no_other_failures",
         pattern=r"\b\d{1,6}/\d{1,6} (?:clients|workers) joined|wait timeout after \d{1,12}ms, keys: "
-        r"|failed to pass monitoredBarrier|worker_count=\d|for faulty rank|<NO_OTHER_FAILURES>",
+        r"|failed to pass monitoredBarrier|worker_count=\d|barrier on rank.{0,160}num_workers_joined=\d"
+        r"|for faulty rank|<NO_OTHER_FAILURES>",
     ),
     Mark(
         event=Event.STOPPED,

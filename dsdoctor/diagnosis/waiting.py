@@ -9,7 +9,7 @@ from dsdoctor.diagnosis.stages import activity
 from dsdoctor.diagnosis.timeline import Timeline
 
 CLIENTS = re.compile(r"(\d{1,6})/(\d{1,6}) (?:clients|workers) joined")
-STORE = re.compile(r"world_size=(\d{1,6}), worker_count=(\d{1,6})")
+STORE = re.compile(r"world_size=(\d{1,6}), (?:worker_count|num_workers_joined)=(\d{1,6})")
 BARRIER = re.compile(
     r"[Rr]anks? (\d{1,6}(?:, ?\d{1,6}){0,40}) failed to pass monitoredBarrier|check rank (\d{1,6}) logs for faulty rank"
 )

@@ -105,6 +105,22 @@ Why it matters: Nothing is loaded, and no rank starts to train.""",
             sample="ValueError: Invalid for universal checkpoint: ckpt/latest_universal does not exist",
         ),
         Signature(
+            words="optimizer+global+missing",
+            pattern=r"AssertionError: (?P<path>\S{1,200}) containing optimizer global state is missing! Cannot proceed",
+            title="load_universal is on, and the checkpoint has no {path}: it is not universal, or was converted in part",
+            sample="AssertionError: ckpt/global_step10/zero/optimizer_state.pt containing optimizer global state is "
+            "missing! Cannot proceed.",
+        ),
+        Signature(
+            words="elastic+checkpointing+universal",
+            pattern=r"NotImplementedError: ZeRO-3 elastic checkpointing is deprecated and unsupported",
+            title="zero_optimization.elastic_checkpoint is on, and ZeRO-3 has no elastic checkpoints any more",
+            fix="remove elastic_checkpoint from the configuration; to go on with another number of ranks convert "
+            "the checkpoint into a universal one and set checkpoint.load_universal",
+            sample="NotImplementedError: ZeRO-3 elastic checkpointing is deprecated and unsupported. Use Universal "
+            "Checkpointing instead.",
+        ),
+        Signature(
             words="universal_checkpoint_info+required verify+required+missing",
             pattern=r"Required \S{1,60} state is missing in checkpoint\. Verify that client creates this state",
             title="the checkpoint lacks universal_checkpoint_info, which the client (Megatron-DeepSpeed) has to save",

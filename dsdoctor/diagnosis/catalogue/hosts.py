@@ -189,6 +189,13 @@ Why it matters: The launcher stops before any process is started.""",
             "ValueError: too many values to unpack (expected 2)",
         ),
         Signature(
+            words="slurm+remapping",
+            pattern=r"slurm backend does not support remapping visible devices",
+            title="--detect_nvlink_pairs does not go together with the slurm launcher",
+            fix="leave --detect_nvlink_pairs out, or use another launcher",
+            sample="AssertionError: slurm backend does not support remapping visible devices",
+        ),
+        Signature(
             words="slot+count exceeds+available",
             pattern=r"backend needs the same slot count on every host, got (?P<what>\{.{1,80}?\})"
             r"|(?P<what2>local_rank \d+) exceeds available GPUs in CUDA_VISIBLE_DEVICES",
@@ -204,4 +211,29 @@ Why it matters: The launcher stops before any process is started.""",
     ),
 )
 
-RULES = (HOSTFILE_MALFORMED, SSH_UNREACHABLE, RESOURCE_FILTER_INVALID)
+HOST_FILES_DIFFER = Rule(
+    id="host-files-differ",
+    stage=Stage.LAUNCH,
+    title="{host|a host} does not have {path}: the launcher uses the same paths on every host",
+    fix="let the folder of the job and the Python environment have the same path on every host: a shared file system, "
+    "the same container image, or copies",
+    steps=(step("ssh {host|HOST} ls -ld {path}"),),
+    manual="""deepspeed changes into the same folder on each host, and starts the same Python there.
+
+It takes both from the node where you launch: the current folder, and the path of the Python that runs deepspeed.
+
+Why it matters: No rank starts on that host, and the ranks of the others wait for it.""",
+    signatures=(
+        Signature(
+            words="bash+file+directory sh+cd+file",
+            pattern=r"^(?:(?P<host>[\w.-]{1,80}): )?(?:/bin/)?(?:ba|z)?sh: (?:line \d{1,4}: |\d{1,4}: )?(?:cd: )?"
+            r"(?P<path>/[^\s:]{1,200}): No such file or directory",
+            after=r"\bpdsh\b|multinode_runner\.py",
+            sample="[INFO] [runner.py:570:main] cmd = pdsh -S -f 1024 -w 172.16.220.18 export PYTHONPATH=/data; cd /data; "
+            "/home/lxw/bin/python -u -m deepspeed.launcher.launch\n"
+            "172.16.220.18: bash: /home/lxw/bin/python: No such file or directory",
+        ),
+    ),
+)
+
+RULES = (HOSTFILE_MALFORMED, SSH_UNREACHABLE, RESOURCE_FILTER_INVALID, HOST_FILES_DIFFER)

@@ -108,6 +108,12 @@ Why it matters: DeepSpeed then fails on mpi4py. Installing mpi4py is seldom what
             sample="ModuleNotFoundError: No module named 'mpi4py'",
         ),
         Signature(
+            words="local_rank+environment+requires",
+            pattern=r"AssertionError: DeepSpeed requires the (?P<variable>LOCAL_RANK) environment variable",
+            sample="AssertionError: DeepSpeed requires the LOCAL_RANK environment variable, it is set by the deepspeed "
+            "launcher, deepspeed.init_distributed, or the torch's launcher.",
+        ),
+        Signature(
             words="environment+variable+expected",
             pattern=r"environment variable (?P<variable>RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT) "
             r"expected, but not set",

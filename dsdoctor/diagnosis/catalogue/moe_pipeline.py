@@ -25,6 +25,7 @@ Why it matters: The model cannot be made, or the engine stops when it makes its 
             words="assertionerror+divisible",
             pattern=r"^AssertionError: (?P<number>\d{1,6}) is not divisible by (?P<size>\d{1,6})$",
             after=r"groups\.py|_ensure_divisibility|[\\/]moe[\\/]|ep_size|expert_parallel",
+            not_after=r"zero_param_parallel|world_size, (?:tensor_)?(?:model_)?parallel_size",
             title="the world size {number} is not divisible by the expert-parallel size (ep_size) {size}",
             sample='  File "/venv/deepspeed/utils/groups.py", line 60, in '
             "_ensure_divisibility\nAssertionError: 4 is not divisible by 8",
@@ -158,6 +159,13 @@ Why it matters: The first call fails. train_batch also needs gradients to be ena
             words="train_batch+pipeline",
             pattern=r"Only train_batch\(\) is accessible in pipeline mode",
             sample="deepspeed.runtime.pipe.module.PipelineError: Only train_batch() is accessible in pipeline mode.",
+        ),
+        Signature(
+            words="pipelineengine+module_state_dict",
+            pattern=r"AssertionError: PipelineEngine expects module_state_dict\(\) to be called from save_checkpoint",
+            title="the state_dict of a pipeline engine was asked for: its layers are saved by save_checkpoint only",
+            fix="call engine.save_checkpoint(folder, tag) on every rank",
+            sample="AssertionError: PipelineEngine expects module_state_dict() to be called from save_checkpoint()",
         ),
         Signature(
             words="train_batch+gradients",

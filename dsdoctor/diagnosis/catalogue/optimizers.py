@@ -249,6 +249,16 @@ Why it matters: There is nothing to optimize, and ZeRO cannot divide an empty gr
             sample="ValueError: optimizer got an empty parameter list",
         ),
         Signature(
+            words="cat+list+empty _cat+arguments",
+            pattern=r"^(?:RuntimeError: torch\.cat\(\): expected a non-empty list of Tensors|NotImplementedError: There "
+            r"were no tensor arguments to this function .{0,200}aten::_cat)",
+            after=r"DeepSpeedZeroOptimizer\(|zero[/\\]stage(?:2|_1_and_2|1)\.py.{0,30}in __init__",
+            not_after=r"in (?:forward|backward|fetch_sub_module)\b",
+            title="a parameter group of the optimizer is empty: nothing in it is trainable",
+            sample='  File "/venv/deepspeed/runtime/zero/stage_1_and_2.py", line 313, in __init__\n'
+            "RuntimeError: torch.cat(): expected a non-empty list of Tensors",
+        ),
+        Signature(
             words="sequence+arg+empty iterable+empty",
             pattern=r"^ValueError: max\(\) (?:arg is an empty sequence|iterable argument is empty)",
             after=r"deepspeed[/\\]runtime[/\\](?:zero|bf16_optimizer|fp16)",

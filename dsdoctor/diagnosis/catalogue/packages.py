@@ -206,6 +206,11 @@ build requirements for you.""",
             sample="ValueError: NPU_Accelerator requires torch_npu, which is not installed on this system.",
         ),
         Signature(
+            words="deepspeed+installed+pip3",
+            pattern=r"ImportError: DeepSpeed is not installed => run `pip3 install (?P<module>deepspeed)`",
+            sample="ImportError: DeepSpeed is not installed => run `pip3 install deepspeed` or build it from source.",
+        ),
+        Signature(
             words="pkg_resources",
             pattern=r"cannot import name '(?P<module>packaging)' from 'pkg_resources'",
             title="this torch takes {module} from setuptools, and newer setuptools have none",

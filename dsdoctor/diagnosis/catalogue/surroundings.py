@@ -205,6 +205,26 @@ Why it matters: The call fails in every process that makes it.""",
             tier=Tier.GENERIC,
             sample="AssertionError: DeepSpeed backend not set, please initialize it using init_process_group()",
         ),
+        Signature(
+            words="dist+initialized+assertionerror backend+initialized+dist_init_required scattered+initializing",
+            pattern=r"^AssertionError: (?:dist is not initialized$|Distributed backend is not initialized\. Please set "
+            r"dist_init_required|Parameters cannot be scattered without initializing deepspeed\.comm)",
+            tier=Tier.GENERIC,
+            sample="AssertionError: Distributed backend is not initialized. Please set dist_init_required to True or "
+            "initialize before calling deepspeed.initialize()",
+        ),
+        Signature(
+            words="group+initialized+parallel",
+            pattern=r"^AssertionError: (?P<group>(?:intra_layer_model|model|data|expert|expert data|tensor) parallel) "
+            r"group is not initialized$",
+            after=r"deepspeed[/\\]utils[/\\]groups\.py",
+            tier=Tier.GENERIC,
+            title="the process group for {group} work is asked for before it was made",
+            fix="call deepspeed.initialize first: it makes the groups of experts and of tensor parallelism; with a "
+            "Megatron-like mpu make that one's groups before",
+            sample='  File "/venv/deepspeed/utils/groups.py", line 687, in _get_expert_parallel_group\n'
+            "AssertionError: expert parallel group is not initialized",
+        ),
     ),
 )
 

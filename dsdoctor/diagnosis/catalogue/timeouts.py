@@ -29,6 +29,7 @@ NCCL_COLLECTIVE_TIMEOUT = Rule(
     steps=(
         step("python -m dsdoctor diagnose rank*.log"),
         step("python -m dsdoctor comm"),
+        step("py-spy dump --pid PID", note="of the rank that does not come, while the others wait"),
         step("export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1"),
     ),
     manual="""Ranks waited in a collective for another rank until the watchdog ended them.
@@ -108,6 +109,77 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             "took another path, or needs longer than the timeout",
             sample="torch.distributed.DistStoreError: wait timeout after 6000ms, keys: "
             "/default_pg/0//data-prepared-by-rank-1",
+        ),
+        Signature(
+            words="timeout+waiting+key",
+            pattern=r"(?:DistStore|DistBackend|Runtime)Error: Timeout waiting for key: (?P<key>\S{1,160}) after "
+            r"(?P<milliseconds>\d{1,12}) ?ms",
+            tier=Tier.GENERIC,
+            title="a rank waited for the key {key} of the store until its timeout: the rank that sets it did not come",
+            fix="find the rank that does not come: read the last lines of every rank's log, and ask each process where "
+            "it stands",
+            steps=(
+                step("py-spy dump --pid PID"),
+                step("python -m dsdoctor comm"),
+            ),
+            sample="torch.distributed.DistStoreError: Timeout waiting for key: default_pg/0//cuda//0 after 600000 ms",
+        ),
+        Signature(
+            words="store+barrier+timed",
+            pattern=r"Timed out initializing process group in store based barrier on rank:? (?P<rank>\d{1,6}),? for key: "
+            r"\S{1,80} \(world_size=(?P<world>\d{1,6}), (?:worker_count|num_workers_joined)=(?P<joined>\d{1,6})",
+            tier=Tier.GENERIC,
+            fix="only {joined} of {world} ranks made this process group: every rank must call init_process_group and "
+            "new_group, in the same order. See in every rank's log which of them did not come that far",
+            sample="RuntimeError: Timed out initializing process group in store based barrier on rank: 3, for key: "
+            "store_based_barrier_key:2 (world_size=8, worker_count=7, timeout=0:30:00)",
+        ),
+        Signature(
+            words="dump+signal+timeout",
+            pattern=r"Received a dump signal due to a collective timeout from {1,3}(?:this local rank|rank "
+            r"(?P<first>\d{1,6}))(?:.{0,200}?Last enqueued NCCL work: (?P<enqueued>-?\d{1,12}), last completed NCCL "
+            r"work: (?P<completed>-?\d{1,12}))?",
+            tier=Tier.GENERIC,
+            title="rank {first|this one} was the first to wait in a collective until the timeout (here work "
+            "{enqueued|?} was the last one begun, {completed|?} the last one done)",
+            fix='compare "last enqueued NCCL work" in every rank\'s log: the rank with the smallest number did not come '
+            "to the collective; its log and py-spy say where it stood",
+            steps=(
+                step("grep -h -o -E 'Rank [0-9]+\\].*[Ll]ast enqueued NCCL work: [0-9]+' rank*.log"),
+                step("py-spy dump --pid PID"),
+                step("export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1"),
+            ),
+            sample="[rank4]:[E205 18:11:06.3 ProcessGroupNCCL.cpp:1682] [PG ID 0 PG GUID 0(default_pg) Rank 4] Received a "
+            "dump signal due to a collective timeout from  rank 2 and we will try our best to dump the debug info. Last "
+            "enqueued NCCL work: 17, last completed NCCL work: 16.",
+        ),
+        Signature(
+            words="watchdog+stuck heartbeat+monitor+timed",
+            pattern=r"ProcessGroupNCCL's watchdog got stuck for (?P<seconds>\d{1,6}) ?seconds|Heartbeat monitor timed out!",
+            tier=Tier.GENERIC,
+            title="NCCL's own watchdog stood still for {seconds|many} seconds: a call of CUDA or NCCL "
+            "did not return in this process",
+            fix="ask the processes where they stand while they hang; a GPU error before it (Xid in dmesg), or another "
+            "thread that holds Python's lock inside of a CUDA call, does it. Only where the work is merely slow, raise "
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+            steps=(
+                step("py-spy dump --native --pid PID"),
+                step("dmesg -T | grep -i xid"),
+                step("python -m dsdoctor diagnose rank*.log"),
+            ),
+            sample="[rank0]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 0] [PG 0 Rank 0] ProcessGroupNCCL's watchdog got "
+            "stuck for 600 seconds without making progress in monitoring enqueued collectives.",
+        ),
+        Signature(
+            words="rendezvoustimeouterror",
+            pattern=r"^(?:[\w.]{1,80}\.)?RendezvousTimeoutError\b",
+            tier=Tier.GENERIC,
+            title="not all nodes came to torchrun's rendezvous in time",
+            fix="start torchrun on every node with the same --nnodes, --rdzv-id, --rdzv-backend and --rdzv-endpoint; "
+            "see which node's log has no rendezvous, and whether it reaches the endpoint. Where nodes start late, "
+            "raise --rdzv-conf timeout=SECONDS or join_timeout=SECONDS",
+            steps=(step("python -m dsdoctor comm"),),
+            sample="torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
         ),
         Signature(
             words="watchdog",

@@ -128,7 +128,7 @@ Why it matters: ZeRO 2 and 3 have already given the gradient away, and stop.""",
         Signature(
             words="assertionerror",
             pattern=r"^AssertionError:?$",
-            after=r"assert len\(set\(p\.ds_id for p in .{0,40}params_in_ipg_bucket",
+            after=r"assert len\(set\(p\.ds_id for p in (?:.{0,40}params_in_ipg_bucket|params_in_bucket)",
             sample="    assert len(set(p.ds_id for p in self.params_in_ipg_bucket)) == "
             "len(self.params_in_ipg_bucket)\n"
             "AssertionError",
@@ -178,6 +178,34 @@ Why it matters: Parameters stay behind that nobody used, or the ranks hang until
             sample='  File "/venv/deepspeed/runtime/zero/partitioned_param_coordinator.py", line 311, in '
             "fetch_sub_module\n"
             "IndexError: pop from an empty deque",
+        ),
+        Signature(
+            words="assertionerror+status",
+            pattern=r"^AssertionError: \{'id': \d{1,9}, 'status': ",
+            after=r"assert not param\.ds_active_sub_modules",
+            title="ZeRO-3 is to give a parameter back while a module still uses it: gathered parameters were changed "
+            "or used across the end of GatheredParameters, or a forward had not ended",
+            fix="inside of deepspeed.zero.GatheredParameters change parameters only with modifier_rank=RANK, and run "
+            "no part of the model's forward across its end; newer trl and DeepSpeed mend cases of generation",
+            steps=(step("python -m pip install -U trl deepspeed"),),
+            sample="    assert not param.ds_active_sub_modules, param.ds_summary()\n"
+            "AssertionError: {'id': 0, 'status': 'AVAILABLE', 'numel': 524288, 'ds_numel': 524288}",
+        ),
+        Signature(
+            words="partition+flight",
+            pattern=r"^AssertionError: .{0,400}Cannot partition a param in flight",
+            title="ZeRO-3 is to give a parameter back while it is still being fetched: other modules ran than it had "
+            "recorded, or parameters are gathered in the middle of a step",
+            sample="AssertionError:  Parameter containing: Cannot partition a param in flight",
+        ),
+        Signature(
+            words="expected+inflight expect+ds_status non+inflight+registry",
+            pattern=r"^(?:Assertion|Runtime)Error: (?:expected param \{'id': \d{1,9}.{0,400} to be inflight|expect "
+            r"param\.ds_status == ZeroParamStatus\.NOT_AVAILABLE, got|attempted to add non-inflight parameter to "
+            r"registry)",
+            title="ZeRO-3 finds a parameter in another state than it should be in: its module was used outside of "
+            "its own forward, or modules ran in another order",
+            sample="AssertionError: expected param {'id': 12, 'status': 'AVAILABLE', 'numel': 4096} to be inflight",
         ),
         Signature(
             words="assertionerror+status runtimeerror+status",
