@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import unquote
 
 from rich.console import Console
 
@@ -44,6 +45,7 @@ def install_command(
     An installed DeepSpeed that fits this machine and has the ops of --ops or --for stays. Else the newest wheel of the
     indexes that passes `dsdoctor verify` is installed, and where none does a wheel is built as build-wheel builds it. Then
     each op is loaded. torch is never changed, and an installed DeepSpeed keeps its version unless --source names another.
+    Options that say how to build (--arch, --cpu, --accelerator, --node, --toolkit, ...) lead to a build at once.
     """
     order = replace(order or BuildOrder(), python=python, cache=not no_cache)
     with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
@@ -73,7 +75,7 @@ def installed_lines(done: Installed) -> Iterator[str]:
     """Wheels that were not taken with the reason, the build, the findings, and how it ended."""
     for candidate in done.candidates:
         if not candidate.fits:
-            yield f"· {candidate.wheel.rpartition('/')[2]}"
+            yield f"· {unquote(candidate.wheel.rpartition('/')[2])}"
             yield from (f"    {finding.title}" for finding in candidate.findings if finding.severity is Severity.ERROR)
     if done.built is not None and done.built.result is not None:
         yield from result_lines(done.built.result)
@@ -92,5 +94,5 @@ def installed_lines(done: Installed) -> Iterator[str]:
 def status_of(done: Installed) -> int:
     """The exit status: nothing could be planned, a build failed, an op does not load, or all is well."""
     if done.did is Did.NOTHING:
-        return IMPOSSIBLE if done.built is None or done.built.result is None else FAILED
+        return IMPOSSIBLE if done.built is not None and done.built.result is None else FAILED
     return FOUND if has_error(done.findings) else OK

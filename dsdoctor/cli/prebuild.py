@@ -19,7 +19,7 @@ def prebuild_command(
     no_cache: NoCache = False,
     as_json: Json = False,
 ) -> int:
-    """Build the wheel as build-wheel does, then install it into the environment, whatever is there: as install --build."""
+    """Build the wheel as build-wheel does, then install it, whatever is there. `install --build` loads each op, too."""
     order = replace(order or BuildOrder(), python=python, cache=not no_cache)
 
     def installed(_: BuildPlan, wheel: str) -> list[str]:

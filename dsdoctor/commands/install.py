@@ -61,9 +61,9 @@ def install(order: BuildOrder, places: Sequence[str], out: Path, *, screen: Buil
     if not build_anew:
         if (kept := _kept(order, observation, wanted)) is not None:
             return kept
-        if places:
+        if places and not asks_for_a_build(order):
             chosen = _from_indexes(order, places, observation, wanted, screen)
-            if chosen.did is Did.INSTALLED:
+            if chosen.did is Did.INSTALLED or chosen.findings:
                 return chosen
             return replace(_build(order, out, screen), candidates=chosen.candidates)
     return _build(order, out, screen)
@@ -89,18 +89,26 @@ def _kept(order: BuildOrder, observation: Observation, wanted: tuple[str, ...]) 
     there = observation.machine.deepspeed
     if there is None or not _is_version(there.version, order.source) or not there.installed_ops:
         return None
-    if not set(wanted) <= set(there.installed_ops) or order.request.ops == ("all",):
+    if not set(wanted) <= set(there.installed_ops) or order.request.ops == ("all",) or asks_for_a_build(order):
         return None
-    judged = verify(order.python, None, None, load=True)
-    if has_error(judged.findings):
-        return None
-    return _outcome(Did.KEPT, order.python)
+    outcome = _outcome(Did.KEPT, order.python)
+    return None if has_error(outcome.findings) else outcome
+
+
+def asks_for_a_build(order: BuildOrder) -> bool:
+    """Whether the order says how to build (``--arch``, ``--cpu``, ...): no wheel that is there already was built by that."""
+    request = order.request
+    asked = (request.arch, request.cpu, request.accelerator, request.local_version, order.nodes)
+    return any(asked) or request.toolkit != "auto" or request.debug_info or request.no_local_version
 
 
 def _from_indexes(
     order: BuildOrder, places: Sequence[str], observation: Observation, wanted: tuple[str, ...], screen: BuildScreen
 ) -> Installed:
-    """The first wheel that fits, the newest first; of another version than asked for none is taken."""
+    """The first wheel that fits, the newest first; of another version than asked for none is taken.
+
+    With findings and NOTHING done: one fits, and could not be installed.
+    """
     version = _asked_version(order, observation)
     seen: list[Candidate] = []
     with Shelf(places, observation, order.python, say=screen.say) as shelf:
@@ -119,7 +127,7 @@ def _from_indexes(
                 screen.say(f"installing {wheel.name}")
                 failed = _put_in(order.python, str(path), observation.machine)
                 if has_error(failed):
-                    return Installed(did=Did.INSTALLED, wheel=candidate.wheel, candidates=tuple(seen), findings=failed)
+                    return Installed(did=Did.NOTHING, wheel=candidate.wheel, candidates=tuple(seen), findings=failed)
                 done = _outcome(Did.INSTALLED, order.python)
                 findings = (*failed, *done.findings)
                 return replace(done, wheel=candidate.wheel, candidates=tuple(seen), findings=findings)

@@ -52,7 +52,7 @@ class Shelf:
         self._observation, self._python, self._say = observation, python, say
         self._session = open_session(LocalHost())
         found = {wheel.name: wheel for place in reversed(places) for wheel in self._of(place)}
-        self.wheels: tuple[Shelved, ...] = tuple(sorted(found.values(), key=_by_name, reverse=True))
+        self.wheels: tuple[Shelved, ...] = tuple(sorted(found.values(), key=_age, reverse=True))
         self._folder = TemporaryDirectory(prefix="dsdoctor-")
 
     def __enter__(self) -> "Shelf":
@@ -72,7 +72,7 @@ class Shelf:
         """A wheel against the machine and the ops that it must hold, and its file; None where it was not fetched."""
         if isinstance(wheel, Path):
             return self._judged(wheel, str(wheel), ops), wheel
-        by_name = self._by_name(wheel)
+        by_name = self._judged_by_name(wheel)
         if not by_name.fits:
             return by_name, None
         try:
@@ -99,7 +99,7 @@ class Shelf:
             )
         return wheels
 
-    def _by_name(self, wheel: RemoteWheel) -> Candidate:
+    def _judged_by_name(self, wheel: RemoteWheel) -> Candidate:
         """What a name says is held against the machine as what is in a wheel would be."""
         named = facts_of_name(wheel.name)
         if named is None:
@@ -136,8 +136,8 @@ def version_of(wheel: Shelved) -> Version:
         return Version("0")
 
 
-def _by_name(wheel: Shelved) -> tuple[Version, bool, str]:
-    """The newest first; among those the ones whose names say for which torch they are."""
+def _age(wheel: Shelved) -> tuple[Version, bool, str]:
+    """Greater for a newer one; among those of a version, for one whose name says for which torch it is."""
     named = facts_of_name(wheel.name)
     return version_of(wheel), named is not None and named.torch is not None, wheel.name
 

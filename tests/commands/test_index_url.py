@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ class Served:
     folder: Path
     address: str = ""
     asked: list[str] = field(default_factory=list)
-    instead: tuple[bytes, str, str | None] | None = None
+    instead: Any = None
     """A page in place of the project's own: content, type, encoding."""
 
     def fetched(self) -> set[str]:
@@ -156,24 +157,30 @@ def test_names_say_torch_and_cuda_in_several_ways(name: str, cuda: str | None, t
 
 
 HOSTILE_PAGES = {
-    "endless": b"0" * (5 << 20),
-    "nested": b"[" * 200_000,
-    "no parser takes it": b"<![" * 10_000,
-    "unclosed": b"<a " * 60_000,
-    "many tags": b"<a>" * 60_000,
-    "a compressed bomb": gzip.compress(b"0" * (64 << 20)),
+    "endless": (b"0" * (5 << 20), "text/html", None, "its page has more than 4 MiB"),
+    "nested": (b"[" * 200_000, "application/vnd.pypi.simple.v1+json", None, "is no package index: its page is"),
+    "no parser takes it": (b"<![" * 10_000, "text/html", None, "its page is malformed"),
+    "unclosed": (b"<a " * 60_000, "text/html", None, "its page has more than 50000 tags"),
+    "many tags": (b"<a>" * 60_000, "text/html", None, "its page has more than 50000 tags"),
+    "a compressed bomb": (
+        gzip.compress(b"0" * (64 << 20)),
+        "text/html",
+        "gzip",
+        "it is compressed, which was not asked for",
+    ),
+    "a picture": (b"GIF89a", "image/gif", None, "it answers 'image/gif', and an index answers HTML or JSON"),
 }
 
 
 @pytest.mark.parametrize("page", HOSTILE_PAGES)
-def test_a_hostile_page_is_one_line_at_once(page: str, index: Served, tmp_path: Path) -> None:
-    kind = "application/vnd.pypi.simple.v1+json" if page == "nested" else "text/html"
-    index.instead = (HOSTILE_PAGES[page], kind, "gzip" if "bomb" in page else None)
+def test_a_hostile_page_is_one_line_that_says_why(page: str, index: Served) -> None:
+    *answer, why = HOSTILE_PAGES[page]
+    index.instead = tuple(answer)
 
     done = run("pick", index.address, *MACHINE)
 
     assert (done.returncode, done.stderr.count("✗")) == (2, 1), done.stderr[-500:]
-    assert "Traceback" not in done.stderr
+    assert why in done.stderr
 
 
 @pytest.mark.parametrize("digest", [f"md5={'0' * 32}", f"sha512={'0' * 128}", f"SHA256={'0' * 64}"])
@@ -195,7 +202,7 @@ def test_pip_is_bound_to_what_was_judged(index: Served) -> None:
     assert f"#sha256={sha256(content).hexdigest()}" in done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("place", ["s3://u:{}@h/x?k={}", "git+https://u:{}@h/x", "https:/u:{}@h/x"])
+@pytest.mark.parametrize("place", ["s3://u:{}@h/x?k={}", "git+https://u:{}@h/x", "https:/u:{}@h/x", "http://u:{}@["])
 def test_an_address_of_another_kind_is_refused_without_its_secrets(place: str) -> None:
     done = run("pick", place.replace("{}", TOKEN), *MACHINE)
 

@@ -83,9 +83,7 @@ def plan_build(
     machine: Machine, source: Source, request: BuildRequest, *, cache: str, offers: Offers = NOT_ASKED
 ) -> BuildPlan:
     """Decide everything. What is wrong with the machine becomes ERROR findings of the plan; a bad request raises UsageError.
-
-    ``offers`` are what can be fetched of a CUDA that PyPI has no compiler of.
-    """
+    ``offers`` are what can be fetched of a CUDA that PyPI has no compiler of."""
     torch, accelerator = working_torch(machine), source.accelerator
     wanted = wanted_ops(source, request)
     listed = choose_architectures(machine, request) if accelerator == "cuda" else NO_ARCHITECTURES

@@ -39,6 +39,10 @@ TORCH_IN_NAME = re.compile(r"(?:torch|pt)\.?(\d)\.?(\d{1,2})(?!\d)")
 CERTIFICATES = ("REQUESTS_CA_BUNDLE", "PIP_CERT", "SSL_CERT_FILE")
 
 
+class NoIndex(ValueError):
+    """Why an answer is no page of a package index, in words of ours."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RemoteWheel:
     """A wheel that an index lists. ``digests`` (algorithm, hexadecimal digits) and ``size`` (bytes) are what the index says."""
@@ -76,13 +80,13 @@ def open_session(host: LocalHost) -> requests.Session:
 
 def list_index(url: str, session: requests.Session) -> tuple[RemoteWheel, ...]:
     """The DeepSpeed wheels of an index, or the one that the address names itself. Raises UsageError, BuildFailed."""
-    if urlsplit(url).path.endswith(".whl"):
-        return (_named(url),)
     try:
+        if urlsplit(url).path.endswith(".whl"):
+            return (_named(url),)
         answer = _page(url, session)
         packages = ProjectPage.from_response(answer, PROJECT).packages if answer is not None else []
     except (*NO_INDEX, RecursionError, MemoryError) as error:
-        title = f"{redaction.url(url)} is no package index: {_said(error)}"
+        title = f"{redaction.url(url)} is no package index: {_why_none(error)}"
         raise UsageError(title, hint="name the address that pip takes as --index-url") from None
     except requests.RequestException as error:
         raise _unreached(url, error) from None
@@ -157,7 +161,7 @@ def fetch(
 
 
 def _page(url: str, session: requests.Session) -> requests.Response | None:
-    """The project's page, whole; None where the index has none. Raises ValueError for what is too large to be one."""
+    """The project's page, whole; None where the index has none. Raises NoIndex for what is too large to be one."""
     address = f"{url.partition('#')[0].partition('?')[0].rstrip('/')}/{PROJECT}/"
     asked = {"Accept": ACCEPT_ANY, "Accept-Encoding": "identity"}
     started = time.monotonic()
@@ -166,16 +170,16 @@ def _page(url: str, session: requests.Session) -> requests.Response | None:
             return None
         answer.raise_for_status()
         if answer.headers.get("Content-Encoding", "identity") != "identity":
-            raise ValueError("it is compressed, which was not asked for")
+            raise NoIndex("it is compressed, which was not asked for")
         data = bytearray()
         for chunk in answer.iter_content(1 << 14):
             data += chunk
             if len(data) > LARGEST_PAGE:
-                raise ValueError(f"its page has more than {LARGEST_PAGE >> 20} MiB")
+                raise NoIndex(f"its page has more than {LARGEST_PAGE >> 20} MiB")
             if time.monotonic() - started > PAGE_LIMIT:
-                raise ValueError(f"its page did not come whole in {PAGE_LIMIT:.0f} s")
+                raise NoIndex(f"its page did not come whole in {PAGE_LIMIT:.0f} s")
         if data.count(b"<") > MOST_TAGS:
-            raise ValueError(f"its page has more than {MOST_TAGS} tags")
+            raise NoIndex(f"its page has more than {MOST_TAGS} tags")
         answer._content = bytes(data)
         return answer
 
@@ -204,6 +208,17 @@ def _unreached(url: str, error: requests.RequestException) -> BuildFailed:
     )
 
 
+def _why_none(error: Exception) -> str:
+    """Why an answer could not be read as an index's. What a parser says of it may hold anything, and is not repeated."""
+    if isinstance(error, NoIndex):
+        return str(error)
+    if isinstance(error, UnsupportedContentTypeError):
+        return f"it answers {error.content_type[:60]!r}, and an index answers HTML or JSON"
+    if isinstance(error, requests.RequestException):
+        return "the address is malformed"
+    return "its page is nested too deep" if isinstance(error, RecursionError) else "its page is malformed"
+
+
 def _said(error: Exception) -> str:
     """What an error says, without the address, in which there may be a password.
 
@@ -213,4 +228,4 @@ def _said(error: Exception) -> str:
     plain = re.search(
         r"\[Errno -?\d+\] [\w ]+|certificate verify failed: [\w ]+|timed out|Name or service not known", str(error)
     )
-    return plain[0] if plain else f"{type(error).__name__}: it was not understood"
+    return plain[0] if plain else f"the connection failed ({type(error).__name__})"
