@@ -66,8 +66,8 @@ def _flushed(status: int) -> int:
     return status
 
 
-def _interrupt(*_: object) -> NoReturn:
-    """Once is enough: a second Ctrl-C would break off the cleaning up."""
-    for number in ENDING:
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+def _interrupt(number: int, _: object) -> NoReturn:
+    """Once is enough: a second Ctrl-C would break off the cleaning up. Raises KeyboardInterrupt with the signal's number."""
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt(number)

@@ -124,8 +124,8 @@ def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:
         ours = error if isinstance(error, DoctorError) else refused_by_system(error)
         name = ours.command or name
         return end_by_error(name, ours, nothing=_nothing(name), as_json=as_json)
-    except KeyboardInterrupt:
-        return end_by_interrupt(name, nothing=_nothing(name), as_json=as_json)
+    except KeyboardInterrupt as error:
+        return end_by_interrupt(name, error, nothing=_nothing(name), as_json=as_json)
 
 
 def end_by_defect(arguments: Sequence[str], error: Exception) -> int:

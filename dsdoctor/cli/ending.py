@@ -1,6 +1,7 @@
 """How every command ends: one result on stdout, or one error with the next step, and a number."""
 
 import contextlib
+import signal
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from dsdoctor.core.redaction import Hidden
 from dsdoctor.report.document import document
 from dsdoctor.report.terminal import show
 
-OK, FOUND, USAGE, INTERRUPTED = 0, 1, UsageError.exit_code, 130
+OK, FOUND, USAGE = 0, 1, UsageError.exit_code
 IMPOSSIBLE, FAILED = ImpossiblePlan.exit_code, BuildFailed.exit_code
 
 
@@ -42,14 +43,23 @@ def end_by_error(command: str, error: DoctorError, *, nothing: Mapping[str, Any]
     return error.exit_code
 
 
-def end_by_interrupt(command: str, *, nothing: Mapping[str, Any], as_json: bool) -> int:
+def interrupted_by(number: int) -> int:
+    """The exit status after a signal, as a shell tells it.
+
+    >>> interrupted_by(signal.SIGINT), interrupted_by(signal.SIGTERM)
+    (130, 143)
+    """
+    return 128 + number
+
+
+def end_by_interrupt(command: str, error: KeyboardInterrupt, *, nothing: Mapping[str, Any], as_json: bool) -> int:
     """Ctrl-C, or a signal that means the same; the exit status."""
-    error = DoctorError("interrupted; what was half-made is removed", hint="run the same command again")
+    said = DoctorError("interrupted; what was half-made is removed", hint="run the same command again")
     if as_json:
-        end_by_error(command, error, nothing=nothing, as_json=True)
+        end_by_error(command, said, nothing=nothing, as_json=True)
     else:
-        show(Console(stderr=True), [f"✗ {error.message}, {error.hint}"])
-    return INTERRUPTED
+        show(Console(stderr=True), [f"✗ {said.message}, {said.hint}"])
+    return interrupted_by(error.args[0] if error.args else signal.SIGINT)
 
 
 def finding_of(error: DoctorError) -> Finding:

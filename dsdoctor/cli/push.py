@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts.validators import Number
 from rich.console import Console
 
-from dsdoctor.cli.ending import FAILED, FOUND, INTERRUPTED, print_result
+from dsdoctor.cli.ending import FAILED, FOUND, interrupted_by, print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.push import Push, Pushed, push
 from dsdoctor.core.errors import UsageError
@@ -88,7 +88,7 @@ def push_command(
 
 def _status(done: Pushed) -> int:
     """What failed weighs more than what was refused: such a node may be without a DeepSpeed."""
-    return INTERRUPTED if done.interrupted else FAILED if done.failed else FOUND if done.refused else 0
+    return interrupted_by(done.signal) if done.signal else FAILED if done.failed else FOUND if done.refused else 0
 
 
 def _ssh_options(port: int | None, options: Sequence[str]) -> tuple[str, ...]:

@@ -69,6 +69,11 @@ def run_all(request: CommRequest, *, on_phase: OnPhase) -> Report:
                 folder=os.getcwd(),  # noqa: PTH109
                 accelerator="cuda" if read_gpus(host)[0] else "cpu",
             )
+            if facts.hosts is None:
+                raise UsageError(
+                    f"--hostfile is {request.hostfile}, and that file cannot be read",
+                    hint="name the hostfile: a line for each host, such as: node1 slots=8",
+                )
             before = (_preflight(facts, time.monotonic() - began),)
             on_phase(before[0])
             if request.only_static or before[0].state is PhaseState.BROKEN:

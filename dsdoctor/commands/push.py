@@ -43,11 +43,11 @@ class Push:
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """The outcome, the nodes in the hostfile's order. ``interrupted``: a signal ended it."""
+    """The outcome, the nodes in the hostfile's order. ``signal``: the number of the one that ended it, or 0."""
 
     sha256: str
     nodes: tuple[Delivered, ...]
-    interrupted: bool
+    signal: int
 
     @property
     def refused(self) -> bool:
@@ -83,7 +83,7 @@ def push(order: Push, *, say: Callable[[str], None]) -> Pushed:
     )
     whole = AllNodes(order, [Delivery(name, files, way, say) for name in hosts])
     nodes = asyncio.run(whole.run())
-    return Pushed(sha256=files[0].sha256, nodes=nodes, interrupted=whole.interrupted)
+    return Pushed(sha256=files[0].sha256, nodes=nodes, signal=whole.signal)
 
 
 def unreached(host: str, status: int | None, said: str) -> Finding:
@@ -136,7 +136,7 @@ class AllNodes:
     """
 
     def __init__(self, order: Push, nodes: list[Delivery]) -> None:
-        self.interrupted = False
+        self.signal = 0
         self._order, self._nodes = order, nodes
         self._places = asyncio.Semaphore(order.parallel)
         self._environments: Mapping[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -149,13 +149,13 @@ class AllNodes:
         loop = asyncio.get_running_loop()
 
         def leave(*, also_installs: bool) -> None:
-            self.interrupted = True
             for task, node in zip(tasks, self._nodes, strict=True):
                 if not node.closed and (also_installs or not node.installing):
                     task.cancel()
 
-        def interrupt() -> None:
-            if not self.interrupted:
+        def interrupt(number: int) -> None:
+            if not self.signal:
+                self.signal = number
                 leave(also_installs=False)
                 loop.call_later(INSTALLS_END, lambda: leave(also_installs=True))
 
@@ -200,11 +200,11 @@ class AllNodes:
 
 
 @contextmanager
-def _on_signals(loop: asyncio.AbstractEventLoop, interrupt: Callable[[], None]) -> Iterator[None]:
-    """Signals call ``interrupt`` instead of what they did before."""
+def _on_signals(loop: asyncio.AbstractEventLoop, interrupt: Callable[[int], None]) -> Iterator[None]:
+    """Signals call ``interrupt`` with their number, instead of what they did before."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
-        loop.add_signal_handler(number, interrupt)
+        loop.add_signal_handler(number, interrupt, number)
     try:
         yield
     finally:

@@ -24,7 +24,8 @@ LETTERS = {
 
 def fork(main: Callable[[], None]) -> int:
     """Run ``main`` in a child that is killed when this process dies; returns its pid. Nothing of the parent's stack runs in
-    the child: it leaves by ``os._exit`` with 0, or 1 after an exception that is printed to its stderr."""
+    the child: it leaves by ``os._exit`` with 0, with the status of a SystemExit, or 1 after an exception that is printed to
+    its stderr."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -36,6 +37,8 @@ def fork(main: Callable[[], None]) -> int:
         die_with(parent)
         main()
         status = 0
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
         import traceback
 
@@ -43,7 +46,7 @@ def fork(main: Callable[[], None]) -> int:
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os._exit(status)
+        os._exit(status & 0xFF)
 
 
 def die_with(parent: int) -> None:

@@ -391,7 +391,7 @@ def test_a_signal_under_json_is_one_document(kind: int, tmp_path: Path) -> None:
         out, err = process.communicate(timeout=30)
 
     document = json.loads(out)
-    assert (process.returncode, err, document["command"], document["machine"]) == (130, "", "check", None)
+    assert (process.returncode, err, document["command"], document["machine"]) == (128 + kind, "", "check", None)
     assert document["findings"][0]["title"].startswith("interrupted")
 
 

@@ -38,6 +38,8 @@ def run(*arguments: str, env: dict[str, str]) -> "subprocess.CompletedProcess[st
         (["--against", "nowhere.json"], {}, "nowhere.json"),
         (["--static"], {}, "--static looks at the hosts of a hostfile"),
         (["--recipe", "lsf"], {}, "there is no recipe 'lsf'"),
+        (["--hostfile", "/no/hosts"], {}, "--hostfile is /no/hosts, and that file cannot be read"),
+        (["--quick"], {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": ""}, "unset RANK WORLD_SIZE LOCAL_RANK"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_status_2(arguments: list[str], env: dict[str, str], said: str) -> None:
@@ -100,19 +102,19 @@ def test_this_machine_is_tested_with_a_document_files_and_a_page(tmp_path: Path)
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("after", [1.5, 4.0])
-def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path, after: float) -> None:
-    marker = f"DSDOCTOR_TEST_MARK={os.getpid()}-{after}"
+@pytest.mark.parametrize(("after", "number"), [(1.5, signal.SIGINT), (4.0, signal.SIGINT), (4.0, signal.SIGTERM)])
+def test_a_signal_leaves_no_process_and_no_folder(tmp_path: Path, after: float, number: signal.Signals) -> None:
+    marker = f"DSDOCTOR_TEST_MARK={os.getpid()}-{after}-{number}"
     name, _, value = marker.partition("=")
     env = {**AROUND, name: value, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(
         [*COMM, "--full", "--nproc", "2"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     time.sleep(after)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=20)
 
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "interrupted" in said.decode()
     deadline = time.monotonic() + 3
     while left_over(marker) and time.monotonic() < deadline:

@@ -17,6 +17,10 @@ from dsdoctor.comm.models import Rank
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.rank_variables import DEEPSPEED, MVAPICH, OPEN_MPI, PMI, PMIX, SLURM, TORCHRUN, RankVariables
 
+ALONE_OR_ONE = (
+    "to test this machine alone: unset RANK WORLD_SIZE LOCAL_RANK; "
+    "as one rank of several: export MASTER_ADDR=HOST_OF_RANK_0"
+)
 USUAL_PORT = 29500
 """What torchrun and DeepSpeed use by default."""
 
@@ -46,7 +50,11 @@ def _by_rank(variables: Variables) -> Rank | None:
     rank, world = _place(variables, TORCHRUN)
     launcher = _launcher(variables)
     guess = LOOPBACK if world == 1 else slurm_master(variables)
-    master = _master(variables, guess, "export MASTER_ADDR=HOST_OF_RANK_0 on every rank")
+    master = _master(
+        variables,
+        guess,
+        ALONE_OR_ONE,
+    )
     names = DEEPSPEED if launcher == "deepspeed" else TORCHRUN
     return Rank(
         rank=rank,

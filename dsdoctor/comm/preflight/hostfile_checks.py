@@ -19,32 +19,6 @@ NO_HOST = "is no host name"
 """The complaint that ssh can do nothing with: nobody is asked at such a name."""
 
 
-def hostfile_missing(facts: PreflightFacts) -> Iterator[Finding]:
-    """The hostfile does not exist, or cannot be read.
-
-    A typing error in --hostfile, or a path that exists on the login node only. Without --hostfile DeepSpeed looks for
-    /job/hostfile.
-
-    Why it matters: DeepSpeed prints one line of warning and trains on this one node, so a job of many nodes becomes a
-    job of one.
-
-    How to fix it: write the hostfile, one line for each host.
-
-        $ echo 'node1 slots=8' >> HOSTFILE
-
-    Since: 0.1
-    """
-    if facts.hostfile and facts.hosts is None:
-        title = f"{facts.hostfile} cannot be read, and DeepSpeed would go on with this one node"
-        fix = "write the hostfile, a line for each host"
-        yield Finding.error(
-            "hostfile-missing",
-            title,
-            fix=fix,
-            steps=(step("echo 'node1 slots=8' >> {hostfile}", hostfile=facts.hostfile),),
-        )
-
-
 def hostfile_line_refused(facts: PreflightFacts) -> Iterator[Finding]:
     """DeepSpeed stops at a line of the hostfile.
 
@@ -169,6 +143,6 @@ def deepspeed_env_malformed(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 CHECKS = (
-    *(hostfile_missing, hostfile_line_refused, hostfile_line_swallowed, host_named_twice),
+    *(hostfile_line_refused, hostfile_line_swallowed, host_named_twice),
     *(variable_not_forwarded, deepspeed_env_malformed),
 )
