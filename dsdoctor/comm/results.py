@@ -125,9 +125,19 @@ class MemoryTry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SkippedStep:
+    """A step that a rank left out because something raised there: its number, what it was, and the reason."""
+
+    step: int
+    at: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stuck:
     """Where a rank was when a phase ended it or it died. ``at`` is the exchange it was in and ``step`` its number (0 before
-    the first); ``process`` its state in the kernel's letters ("S", "T" stopped, "D"); ``ended`` how it died, if it did."""
+    the first); ``process`` its state in the kernel's letters ("S", "T" stopped, "D"); ``ended`` how it died, if it did.
+    ``error`` is what it raised, ``stack`` where it stands or raised that, innermost first."""
 
     rank: int
     at: str

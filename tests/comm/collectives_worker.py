@@ -27,6 +27,16 @@ def tell(number: int, what: str) -> None:
     print(f"{time.monotonic():.3f} {number} {what}", flush=True)
 
 
+class Printed:
+    """Prints how far the rank is."""
+
+    def tell(self, step: int, at: str) -> None:
+        tell(step, at)
+
+    def skip(self, step: int, reason: str) -> None:
+        tell(step, f"left out: {reason}")
+
+
 def speed(group: RankGroup, mode: Mode) -> list[Speeds]:
     own = pace(group, tell)
     pairs = time_pairs(group, tell, 5.0)
@@ -45,7 +55,9 @@ def main(what: str, mode: Mode, answer: Path) -> None:
     if what == "speed":
         answer.write_bytes(msgspec.json.encode(speed(group, mode)))
     else:
-        found = run_layer(group, tell) if what == "deepspeed" else run_steps(group, steps(mode, group), tell, budget=60)
+        progress = Printed()
+        layer = what == "deepspeed"
+        found = run_layer(group, progress) if layer else run_steps(group, steps(mode, group), progress, budget=60)
         answer.write_bytes(msgspec.json.encode(found))
     tell(0, f"took {time.monotonic() - begun:.3f} s")
     dist.barrier()

@@ -276,6 +276,18 @@ CHANGES.setdefault("torch.distributed.distributed_c10d", []).append(lambda modul
 """
 
 
+ACTS = """
+acted = [0]
+
+def act(tensor):
+    acted[0] += 1
+    if acted[0] == {call}:
+        {statement}
+
+CHANGES.setdefault("torch.distributed.distributed_c10d", []).append(lambda module: wrap(module, act))
+"""
+
+
 def customized(folder: Path, *changes: str) -> dict[str, str]:
     """Variables that make a Python bear the changes."""
     folder.mkdir(parents=True)
@@ -296,3 +308,8 @@ def flipped_bit(elements: int = 16, byte: int = 1, bit: int = 1) -> str:
 def held(folder: Path, call: int) -> str:
     """The rank stops before its so many-th collective until ``folder/go`` is there; ``folder/held-RANK`` says that it did."""
     return HELD.format(folder=str(folder), call=call)
+
+
+def acts(call: int, statement: str) -> str:
+    """The rank does a Python statement before its so many-th collective."""
+    return ACTS.format(call=call, statement=statement)

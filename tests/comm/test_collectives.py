@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsdoctor.comm.collectives.catalogue import COLLECTIVES, steps
-from dsdoctor.comm.collectives.deepspeed import compiles_first
 from dsdoctor.comm.collectives.exchange import lacking
 from dsdoctor.comm.collectives.values import EXACT, Reduction, largest
 from dsdoctor.comm.models import Mode, RankGroup
@@ -112,9 +111,12 @@ def test_every_record_is_right_on_healthy_ranks(tmp_path: Path, world: int) -> N
 
 @pytest.mark.launch
 @pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="needs DeepSpeed")
-@pytest.mark.skipif(compiles_first() is not None, reason="DeepSpeed would compile its layer first")
-def test_deepspeeds_layer_is_right_on_a_group_that_is_there_already(tmp_path: Path) -> None:
+def test_deepspeeds_layer_is_right_and_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extensions = tmp_path / "extensions"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(extensions))
     seen = exchanges(tmp_path, 2, what="deepspeed")
+
+    assert not extensions.exists() or not list(extensions.iterdir())
 
     assert [
         (exchange.op, exchange.wrong, exchange.skipped)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.comm.conftest import need
 from tests.comm.fault_table import FAULTS, Fault, played
+from tests.comm.generated_faults import SAMPLE
 from tests.comm.jobs import Job
 from tests.comm.rig import missing
 
@@ -50,6 +51,19 @@ def test_a_fault_is_named_in_time(fault: Fault, tmp_path: Path) -> None:
     assert max(running.ends[key][1] for key in (fault.teller, *listened)) <= deadline + MARGIN
     for key, words in fault.whispers.items():
         assert words in running.out(key) + running.err(key)
+
+
+@pytest.mark.parametrize("fault", SAMPLE, ids=lambda fault: fault.name)
+def test_the_first_error_is_what_the_rank_did(fault: Fault, tmp_path: Path) -> None:
+    need(missing())
+    with played(fault, tmp_path, ours(25.0), "dsdoctor.comm", hold_at=0) as running:
+        ended = running.wait(35)
+
+    assert ended, running.told()
+    first = next(finding for finding in findings(running, "0") if finding["severity"] == "error")
+    assert first["rule"] in fault.rules and all(word in first["title"] for word in fault.says), first
+    assert running.ends["0"][0] == 1
+    assert max(seconds for _, seconds in running.ends.values()) <= 25.0 + MARGIN
 
 
 @pytest.mark.parametrize(("world", "deadline"), [(2, 10.0), (4, 15.0), (16, 60.0)])

@@ -6,11 +6,9 @@ from itertools import combinations
 import pytest
 
 from dsdoctor.comm.collectives import result_checks
-from dsdoctor.comm.collectives.deepspeed import compiles_first, own_lock
 from dsdoctor.comm.results import Exchange, Limit, Pace, PairTime, Speed, Wrong
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.core.finding import Finding, Severity
-from tests.conftest import Disk
 
 TWO = ("nodea", "nodea", "nodeb", "nodeb")
 FOUR = ("nodea", "nodeb", "nodec", "noded")
@@ -148,35 +146,3 @@ def test_what_a_backend_lacks_is_a_note_and_never_right_or_wrong() -> None:
 
     assert (found.rule, found.severity) == ("collective-not-available", Severity.NOTE)
     assert found.title == "all_reduce avg of float32 and 1 more was not tested: Cannot use ReduceOp.AVG with Gloo"
-
-
-SITE = "/venv/site-packages"
-HERE = {"deepspeed": f"{SITE}/deepspeed", "torch": f"{SITE}/torch"}
-PACKAGES = {
-    f"{SITE}/torch/version.py": "cuda: Optional[str] = None\nhip: Optional[str] = None\n",
-    f"{SITE}/deepspeed/comm/torch.py": "def build_shm_op():\n",
-    f"{SITE}/deepspeed/git_version_info_installed.py": "installed_ops={'deepspeed_shm_comm': False}\naccelerator_name='cpu'\n",
-}
-BUILT = {
-    "/cache/deepspeed_shm_comm/deepspeed_shm_comm.so": "",
-    "/cache/deepspeed_shm_comm/build.ninja": f"cflags = -I{SITE}/deepspeed/ops -isystem {SITE}/torch/include\n",
-}
-
-
-def test_whether_deepspeed_compiles_first_is_told_from_files(disk: Disk) -> None:
-    empty = disk(PACKAGES, TORCH_EXTENSIONS_DIR="/cache")
-    assert "would compile deepspeed_shm_comm first" in (compiles_first(empty, **HERE) or "")
-
-    built = disk(BUILT, TORCH_EXTENSIONS_DIR="/cache")
-    assert compiles_first(built, **HERE) is None
-
-    locked = disk({"/cache/deepspeed_shm_comm/lock": ""}, TORCH_EXTENSIONS_DIR="/cache")
-    assert own_lock(locked, torch=HERE["torch"]) == "/cache/deepspeed_shm_comm/lock"
-    assert "lock is there" in (compiles_first(locked, **HERE) or "")
-
-
-def test_deepspeed_compiles_nothing_for_its_layer_on_a_gpu(disk: Disk) -> None:
-    gpu = {f"{SITE}/torch/version.py": "cuda: Optional[str] = '12.8'\n", "/dev/nvidia0": ""}
-
-    assert compiles_first(disk(PACKAGES | gpu, HOME="/home/me"), **HERE) is None
-    assert (own_lock(disk({}, HOME="/home/me"), torch=HERE["torch"]) or "").endswith("_cu128/deepspeed_shm_comm/lock")

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 from dsdoctor.comm.collectives import isolate, stuck_checks
 from dsdoctor.comm.collectives.isolate import SWITCHES, Switch, Trial
-from dsdoctor.comm.collectives.stuck_checks import Trouble
+from dsdoctor.comm.collectives.trouble import Trouble
 from dsdoctor.comm.control.messages import OrderKind, RankAnswer, RankOrder
 from dsdoctor.comm.control.orders import Gathered
 from dsdoctor.comm.control.test_run import time_used_up
-from dsdoctor.comm.results import ConnectOutcome, Stuck
+from dsdoctor.comm.results import ConnectOutcome, SkippedStep, Stuck
 from tests.comm.made_claims import claims, reaches
+
+INSIDE = ('File "/site/torch/distributed/distributed_c10d.py", line 3 in all_reduce',)
 
 
 def stuck(rank: int, step: int = 5, **more: object) -> Stuck:
@@ -85,7 +87,7 @@ def test_a_cut_link_is_told_by_the_second_mesh() -> None:
 
 
 def test_all_alive_all_waiting_and_tcp_well_is_the_librarys_own_transport() -> None:
-    found = told(tuple(stuck(rank) for rank in range(4)), reaches=reaches(claims()), backend="nccl")
+    found = told(tuple(stuck(rank, stack=INSIDE) for rank in range(4)), reaches=reaches(claims()), backend="nccl")
 
     assert found == [
         (
@@ -93,6 +95,61 @@ def test_all_alive_all_waiting_and_tcp_well_is_the_librarys_own_transport() -> N
             "ranks 0-1 (nodea), 2-3 (nodeb) hang in exchange 5 (nccl), and plain TCP between them works",
         )
     ]
+
+
+def test_what_was_not_seen_is_not_claimed_of_a_hang() -> None:
+    found = told(tuple(stuck(rank) for rank in range(4)))
+
+    assert found == [
+        (
+            "exchange-hangs",
+            "ranks 0-1 (nodea), 2-3 (nodeb) hang in exchange 5 (gloo); where each of them stands could not be seen",
+        )
+    ]
+
+
+def test_a_rank_that_stands_in_python_in_the_step_of_the_others_is_behind() -> None:
+    ranks = (
+        *(stuck(rank, stack=INSIDE) for rank in (0, 1, 3)),
+        stuck(2, stack=('File "/job/data.py", line 7 in read',)),
+    )
+
+    assert told(ranks) == [
+        (
+            "rank-behind",
+            "rank 2 (nodeb, pid 102) stands in read (/job/data.py, line 7) (alive), while rank 0 waits in exchange 5",
+        )
+    ]
+
+
+def test_a_rank_that_raised_is_told_and_not_the_one_that_has_not_come_as_far() -> None:
+    ranks = (stuck(0, step=6), stuck(1, error="ValueError: batch 7 is empty"), stuck(2), stuck(3, step=6))
+
+    assert told(ranks) == [
+        ("rank-raised", "rank 1 (nodea, pid 101) raised an error in exchange 5: ValueError: batch 7 is empty")
+    ]
+
+
+def test_a_rank_that_left_out_what_the_others_wait_in_is_told_though_it_ran_ahead() -> None:
+    left = {1: (SkippedStep(step=5, at="exchange 5", reason="no kernel for it"),)}
+
+    assert told((stuck(0), stuck(1, step=6), stuck(2), stuck(3)), left_out=left) == [
+        ("rank-raised", "rank 1 (nodea, pid 101) raised an error in exchange 5: no kernel for it")
+    ]
+    all_left = dict.fromkeys(range(4), left[1])
+    assert [rule for rule, _ in told(tuple(stuck(rank, step=9) for rank in range(4)), left_out=all_left)] == [
+        "exchange-hangs"
+    ]
+
+
+def test_what_a_rank_raised_before_another_died_of_it_is_told_first_and_alone() -> None:
+    left = {1: (SkippedStep(step=5, at="exchange 5", reason="not supported"),)}
+
+    assert [
+        rule for rule, _ in told((stuck(0, step=7, ended="killed by SIGABRT"), stuck(2, step=7)), left_out=left)
+    ] == ["rank-raised"]
+    later = (stuck(0, step=4, ended="killed by SIGKILL"), stuck(1, error="RuntimeError: what the death did"))
+    assert [rule for rule, _ in told(later)] == ["rank-died"]
 
 
 def test_a_first_error_is_told_before_its_echoes() -> None:
@@ -103,7 +160,15 @@ def test_a_first_error_is_told_before_its_echoes() -> None:
         stuck(3),
     )
 
-    assert ("exchange-fails", "rank 1 (nodea, pid 101): exchange 5: RuntimeError: no such op") in told(ranks)
+    assert told(ranks) == [
+        ("rank-raised", "rank 1 (nodea, pid 101) raised an error in exchange 5: RuntimeError: no such op")
+    ]
+
+
+def test_errors_of_lost_connections_alone_are_told_as_what_they_are() -> None:
+    ranks = tuple(stuck(rank, error="DistNetworkError: the socket timed out") for rank in range(4))
+
+    assert told(ranks)[0][0] == "exchange-fails"
 
 
 def test_what_is_in_every_failing_group_and_in_no_other_is_left() -> None:

@@ -6,10 +6,10 @@ Every rank does the same steps. Whose data is wrong: see ``blame``.
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,7 +20,17 @@ from dsdoctor.comm.models import RankGroup
 from dsdoctor.comm.results import Exchange, Wrong
 from dsdoctor.comm.torch_ops import wait_for_device
 
-Tell = Callable[[int, str], None]
+
+class Progress(Protocol):
+    """Hears how far a rank is."""
+
+    def tell(self, step: int, at: str) -> None:
+        """The step with this number (from 1) begins."""
+
+    def skip(self, step: int, reason: str) -> None:
+        """This rank leaves the step out. The others may wait for it there."""
+
+
 FOLLOWED = 6
 """Wrong steps that are examined further."""
 LONG = timedelta(hours=1)

@@ -4,79 +4,17 @@ When a single rank fails, all others fail too, at once or later, and their error
 in the order in which they explain each other; the errors of the others are only evidence.
 """
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from dsdoctor.comm.collectives.trouble import STOPPED, TRANSPORT, Trouble
 from dsdoctor.comm.mesh.checks import CHECKS as MESH_CHECKS
 from dsdoctor.comm.mesh.matrix import Mesh
-from dsdoctor.comm.models import Claim
 from dsdoctor.comm.rank_names import named
-from dsdoctor.comm.results import ConnectOutcome, Reach, Stuck
+from dsdoctor.comm.results import Stuck
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.core.processes import LETTERS
-
-STOPPED = frozenset("Tt")
-"""The kernel's letters for a process that a signal or a debugger has stopped."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trouble:
-    """An exchange that did not end well. ``stuck`` are the ranks that reported where they were, ``silent`` those that did
-    not and how a connection to them ended; ``reaches`` are the connections that were tried again after it; ``waited`` is
-    how long nothing moved."""
-
-    what: str
-    claims: tuple[Claim, ...]
-    stuck: tuple[Stuck, ...]
-    silent: dict[int, ConnectOutcome]
-    reaches: tuple[Reach, ...] = ()
-    waited: float = 0.0
-    backend: str = "gloo"
-
-    def who(self, rank: int) -> str:
-        """A rank with host and pid."""
-        claim = next((claim for claim in self.claims if claim.rank == rank), None)
-        return f"rank {rank} ({claim.host}, pid {claim.pid})" if claim else f"rank {rank}"
-
-    def host(self, rank: int) -> str:
-        """The host of a rank."""
-        return next((claim.host for claim in self.claims if claim.rank == rank), "that host")
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The host of each rank."""
-        return tuple(self.host(rank) for rank in range(max((claim.rank for claim in self.claims), default=-1) + 1))
-
-    @property
-    def dead(self) -> tuple[int, ...]:
-        """Ranks whose process is gone: their own supervisor reports it, or their host refuses the port they listened on."""
-        told = {stuck.rank for stuck in self.stuck if stuck.ended}
-        return tuple(
-            sorted(told | {rank for rank, outcome in self.silent.items() if outcome is ConnectOutcome.REFUSED})
-        )
-
-    @property
-    def stopped(self) -> tuple[int, ...]:
-        """Ranks whose process is stopped, or accepts a connection and does not answer."""
-        told = {stuck.rank for stuck in self.stuck if stuck.process in STOPPED}
-        quiet = {
-            rank for rank, outcome in self.silent.items() if outcome in {ConnectOutcome.SILENT, ConnectOutcome.REACHED}
-        }
-        return tuple(sorted(told | quiet))
-
-    @property
-    def cut(self) -> tuple[int, ...]:
-        """Ranks whose host does not answer any more."""
-        gone = {ConnectOutcome.TIMED_OUT, ConnectOutcome.NO_ROUTE, ConnectOutcome.NO_NAME}
-        return tuple(sorted(rank for rank, outcome in self.silent.items() if outcome in gone))
-
-    @property
-    def behind(self) -> tuple[Stuck, ...]:
-        """Ranks that have not begun the exchange in which the others wait."""
-        living = [stuck for stuck in self.stuck if not stuck.ended and stuck.process not in STOPPED]
-        most = max((stuck.step for stuck in living), default=0)
-        return tuple(stuck for stuck in living if stuck.step < most and not stuck.error)
 
 
 def rank_died(trouble: Trouble) -> Iterator[Finding]:
@@ -91,7 +29,7 @@ def rank_died(trouble: Trouble) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    for rank in trouble.dead:
+    for rank in () if trouble.raised else trouble.dead:
         told = next((stuck for stuck in trouble.stuck if stuck.rank == rank and stuck.ended), None)
         how = told.ended if told else "its host answers, and nothing listens on its port any more"
         where = f" in {told.at}" if told else ""
@@ -114,7 +52,7 @@ def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
 
     How to fix it: let it continue, or find out what stopped it.
 
-        $ ssh HOST 'ps -o pid,stat,wchan:32,args -C python; pkill -CONT -f dsdoctor.comm'
+        $ ssh HOST 'ps -eo pid,stat,wchan:32,args | grep dsdoctor.comm'
 
     Since: 0.1
     """
@@ -128,7 +66,7 @@ def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
             fix="let it continue, or find out what stopped it",
             steps=(
                 step(
-                    "ssh {host} 'ps -o pid,stat,wchan:32,args -C python; pkill -CONT -f dsdoctor.comm'",
+                    "ssh {host} 'ps -eo pid,stat,wchan:32,args | grep dsdoctor.comm'",
                     host=trouble.host(rank),
                 ),
             ),
@@ -144,7 +82,8 @@ def supervisor_stopped(who: dict[int, str], states: dict[int, str]) -> Iterator[
 
     How to fix it: let it continue, or find out what stopped it.
 
-        $ pkill -CONT -f dsdoctor.comm
+        $ ps -eo pid,stat,wchan:32,args | grep dsdoctor.comm
+        $ kill -CONT PID
 
     Since: 0.1
     """
@@ -154,7 +93,7 @@ def supervisor_stopped(who: dict[int, str], states: dict[int, str]) -> Iterator[
                 "supervisor-stopped",
                 f"{who[rank]}: the process that the launcher started is {LETTERS[letter]}; the launcher will wait for it",
                 fix="let it continue, or find out what stopped it",
-                steps=(step("pkill -CONT -f dsdoctor.comm"),),
+                steps=(step("ps -eo pid,stat,wchan:32,args | grep dsdoctor.comm"),),
             )
 
 
@@ -205,15 +144,48 @@ def link_cut(trouble: Trouble) -> Iterator[Finding]:
     """An exchange hangs because two hosts do not reach each other any more.
 
     All ranks are alive; those of two hosts cannot connect. The findings of the repeated mesh say in which direction."""
-    if trouble.dead or trouble.stopped or trouble.cut or not trouble.reaches:
+    if trouble.explained or not trouble.reaches:
         return
     mesh = Mesh(trouble.claims, trouble.reaches)
     for check in MESH_CHECKS:
         yield from check(mesh)
 
 
+def rank_raised(trouble: Trouble) -> Iterator[Finding]:
+    """A rank raised an error of its own in an exchange. The others wait for it there, or lost their connection to it.
+
+    An error that says that a connection was closed or that time was up is a consequence, and is not reported as this.
+
+    Why it matters: training would fail on that rank in the same place, and all other ranks would hang.
+
+    How to fix it: read the error; the whole of it is in that rank's log, and `diagnose` knows the common ones.
+
+        $ python -m dsdoctor comm --quick --out comm-out
+        $ python -m dsdoctor diagnose comm-out/rank-00000.log
+
+    Since: 0.1
+    """
+    told: set[int] = set()
+    for raised in trouble.raised:
+        if raised.rank in told:
+            continue
+        told.add(raised.rank)
+        yield Finding.error(
+            "rank-raised",
+            f"{trouble.who(raised.rank)} raised an error in {raised.at}: {_line(raised.error)}",
+            evidence=(*raised.stack[:4], *_others(trouble, {raised.rank})),
+            fix="read the error; that rank's log holds the whole of it",
+            steps=(
+                step("python -m dsdoctor comm --quick --out comm-out"),
+                step("python -m dsdoctor diagnose {log}", log=f"comm-out/rank-{raised.rank:05d}.log"),
+            ),
+        )
+
+
 def rank_behind(trouble: Trouble) -> Iterator[Finding]:
-    """A rank has not begun the exchange in which all the others wait for it.
+    """A rank has not begun the exchange in which the others wait for it.
+
+    It is still in an earlier exchange, or stands in Python before this one: the ranks' stacks are compared.
 
     Why it matters: it computes, loads, or waits for a device, and no other rank can continue without it.
 
@@ -222,24 +194,28 @@ def rank_behind(trouble: Trouble) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    if trouble.dead or trouble.stopped or trouble.cut:
+    if trouble.explained:
         return
-    for behind in trouble.behind:
-        ahead = next(other for other in trouble.stuck if other.step > behind.step)
+    for behind in trouble.behind or trouble.before_it:
+        inside = [other for other in trouble.waiting if other is not behind and other not in trouble.before_it]
+        ahead = max(inside, key=lambda other: other.step)
+        earlier = behind.step < ahead.step
+        state = LETTERS.get(behind.process, "alive")
+        where = f"is still in {behind.at} ({state})" if earlier else f"stands in {_frame(behind)} ({state})"
         yield Finding.error(
             "rank-behind",
-            f"{trouble.who(behind.rank)} is still in {behind.at} ({LETTERS.get(behind.process, 'alive')}), while rank {ahead.rank} "
-            f"waits in {ahead.at}",
+            f"{trouble.who(behind.rank)} {where}, while rank {ahead.rank} waits in {ahead.at}",
             evidence=behind.stack[:6],
             fix="its stack says what it waits for; a device that does not answer shows as state D",
         )
 
 
 def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
-    """All ranks are alive and in the same exchange, plain TCP between them works, and nothing moves.
+    """All ranks are alive and in the same exchange, and nothing moves.
 
-    Why it matters: the library's own transport is at fault: the interface it chose, InfiniBand, peer-to-peer copies
-    through PCIe (IOMMU, ACS) or shared memory. The phase "where it breaks" switches them off one after the other.
+    Why it matters: where plain TCP between them works (the title says so), the library's own transport is at fault: the
+    interface it chose, InfiniBand, peer-to-peer copies through PCIe (IOMMU, ACS) or shared memory. The phase "where it
+    breaks" switches them off one after the other.
 
     How to fix it: look at the interface that the library chose.
 
@@ -248,24 +224,27 @@ def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    if trouble.dead or trouble.stopped or trouble.cut or trouble.behind or any(link_cut(trouble)):
+    waiting = trouble.waiting
+    if trouble.explained or trouble.behind or trouble.before_it or any(link_cut(trouble)):
         return
-    waiting = trouble.stuck
-    if not waiting or any(stuck.error for stuck in waiting):
-        # the others then wait for a rank whose exchange was refused
+    if not waiting or any(stuck.error for stuck in trouble.stuck):
+        # the others then wait for a rank whose exchange was broken off
         return
+    inside = all(stuck.stack and TRANSPORT.match(stuck.stack[0]) for stuck in waiting)
+    tcp = ", and plain TCP between them works" if trouble.reaches else ""
+    unseen = "" if inside else "; where each of them stands could not be seen"
     yield Finding.error(
         "exchange-hangs",
         f"{named(tuple(sorted(stuck.rank for stuck in waiting)), trouble.hosts)} hang in {waiting[0].at} "
-        f"({trouble.backend}), and plain TCP between them works",
+        f"({trouble.backend}){tcp}{unseen}",
         evidence=(f"nothing moved for {trouble.waited:.0f} s",) + waiting[0].stack[:4],
-        fix="look at the interface the library chose",
+        fix="look at the interface the library chose" if inside else "see what the ranks' stacks say",
         steps=(step("python -m dsdoctor comm --full"), step("export NCCL_DEBUG=INFO")),
     )
 
 
 def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
-    """A library refused or broke off an exchange, and no rank died or vanished.
+    """A library broke off an exchange, and no rank died, vanished or raised an error of its own.
 
     Why it matters: training would fail in the same place. The first error tells most.
 
@@ -276,24 +255,32 @@ def exchange_fails(trouble: Trouble) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    if trouble.dead or trouble.stopped or trouble.cut or trouble.behind:
+    if trouble.explained or trouble.behind:
         return
-    failed = [stuck for stuck in trouble.stuck if stuck.error]
+    failed = sorted((stuck for stuck in trouble.stuck if stuck.error), key=lambda stuck: (stuck.step, stuck.rank))
     if not failed:
         return
-    first = min(failed, key=lambda stuck: (stuck.step, "Connection closed" in (stuck.error or ""), stuck.rank))
+    first = failed[0]
     yield Finding.error(
         "exchange-fails",
         f"{trouble.who(first.rank)}: {first.at}: {_line(first.error)}",
-        evidence=tuple(
-            f"rank {stuck.rank} in {stuck.at}: {_line(stuck.error)}" for stuck in failed if stuck is not first
-        )[:4],
+        evidence=tuple(f"rank {stuck.rank} in {stuck.at}: {_line(stuck.error)}" for stuck in failed[1:5]),
         fix="the log of that rank holds the whole message",
         steps=(
             step("python -m dsdoctor comm --quick --out comm-out"),
             step("python -m dsdoctor diagnose {log}", log=f"comm-out/rank-{first.rank:05d}.log"),
         ),
     )
+
+
+def _frame(stuck: Stuck) -> str:
+    """The innermost frame of a stack, as a sentence holds it.
+
+    >>> _frame(Stuck(rank=0, at="", step=1, seconds=0.0, stack=('File "/site/loader.py", line 3 in read',)))
+    'read (/site/loader.py, line 3)'
+    """
+    found = re.match(r'File "([^"]*)", line (\d+) in (.+)', stuck.stack[0])
+    return f"{found[3]} ({found[1]}, line {found[2]})" if found else stuck.stack[0]
 
 
 def _others(trouble: Trouble, named_already: set[int]) -> tuple[str, ...]:
@@ -310,4 +297,4 @@ def _line(error: str | None) -> str:
     return " ".join((error or "").split("\n")[0].split())[:160]
 
 
-CHECKS = (rank_died, rank_stopped, host_vanished, link_cut, rank_behind, exchange_hangs, exchange_fails)
+CHECKS = (rank_raised, rank_died, rank_stopped, host_vanished, link_cut, rank_behind, exchange_hangs, exchange_fails)

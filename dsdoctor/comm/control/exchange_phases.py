@@ -1,10 +1,8 @@
 """The phases in which all ranks act: the mesh, the collectives, their speed, DeepSpeed's layer, and smaller groups."""
 
-import math
 from collections.abc import Iterator
 
 from dsdoctor.comm.collectives import isolate, nccl_checks, result_checks
-from dsdoctor.comm.collectives.deepspeed import compiles_first
 from dsdoctor.comm.collectives.nccl_log import parse_nccl_log
 from dsdoctor.comm.collectives.stuck_checks import supervisor_stopped
 from dsdoctor.comm.control.messages import OrderKind, Task
@@ -27,6 +25,8 @@ from dsdoctor.core.fix import step
 MESH_SECONDS = 20.0
 SPEED_SECONDS = {Mode.DEFAULT: 20.0, Mode.FULL: 240.0}
 TRIAL_SECONDS = 6.0
+IMPORTING = 120.0
+"""Seconds in which DeepSpeed's layer must make progress: its import may take long from a network file system."""
 
 
 def mesh(test_run: TestRun, phase: Phase) -> None:
@@ -109,16 +109,14 @@ def speed(test_run: TestRun, phase: Phase) -> None:
 
 
 def deepspeed(test_run: TestRun, phase: Phase) -> None:
-    """The same through deepspeed.comm, which may compile at its first use."""
+    """The same through deepspeed.comm."""
     if test_run.settings.mode is Mode.QUICK:
         phase.skipped = "--quick"
     elif without := tuple(claim.rank for claim in test_run.claims if "deepspeed" not in claim.fingerprint):
         phase.skipped = f"DeepSpeed is not installed on {named(without, test_run.hosts)}"
-    else:
-        phase.skipped = compiles_first() if test_run.settings.mode is not Mode.FULL else None
     if phase.skipped or _no_time(test_run, phase):
         return
-    gathered = test_run.ask(OrderKind.RUN, task=Task.DEEPSPEED, seconds=test_run.left * 0.9, patience=math.inf)
+    gathered = test_run.ask(OrderKind.RUN, task=Task.DEEPSPEED, seconds=test_run.left * 0.9, patience=IMPORTING)
     by_rank = results(gathered)
     notable = {rank: result.exchanges for rank, result in by_rank.items()}
     phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(

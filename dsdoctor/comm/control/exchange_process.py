@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -33,8 +34,6 @@ PRESET = {
 }
 """Variables of the data process only. torch renamed the buffer's variable in 2.8; NCCL writes to a file for each process."""
 
-Tell = Callable[[int, str], None]
-
 
 def stack_file(folder: str, pid: int) -> Path:
     """Where a data process writes its stacks."""
@@ -53,10 +52,10 @@ def exchange(join: Join, channel: socket.socket) -> None:
             sender.tell(0, "joining the group")
             group = join_group(join)
             while (do := work.get()) is not None:
-                sender.say(ExchangeMessage(result=TASKS[do.task or Task.RIGHT](group, do, sender.tell)))
+                sender.say(ExchangeMessage(result=TASKS[do.task or Task.RIGHT](group, do, sender)))
         except Exception as error:
             # a library may raise anything; its message is sent to rank 0
-            sender.say(ExchangeMessage(error=f"{type(error).__name__}: {error}"))
+            sender.say(ExchangeMessage(error=f"{type(error).__name__}: {error}", stack=frames(error)))
             time.sleep(3600)
 
 
@@ -84,6 +83,12 @@ def join_group(join: Join) -> RankGroup:
     return RankGroup(rank=join.rank, world=join.world, device=join.device, backend=join.backend, hosts=join.hosts)
 
 
+def frames(error: BaseException) -> tuple[str, ...]:
+    """Where an exception was raised, innermost first, in faulthandler's form."""
+    entries = reversed(traceback.extract_tb(error.__traceback__))
+    return tuple(f'File "{entry.filename}", line {entry.lineno} in {entry.name}' for entry in entries)
+
+
 class _MessageSender:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -93,6 +98,9 @@ class _MessageSender:
 
     def tell(self, step: int, at: str) -> None:
         self.say(ExchangeMessage(step=step, at=at))
+
+    def skip(self, step: int, reason: str) -> None:
+        self.say(ExchangeMessage(step=step, skipped=reason))
 
 
 def _listen(channel: socket.socket, work: "queue.Queue[Do | None]", folder: str) -> None:
@@ -118,40 +126,40 @@ def _dump_flight_recorder(folder: str) -> None:
         write_bytes(Path(folder) / f"flight-{os.getpid()}.json", content, mode=PRIVATE)
 
 
-def _right(group: RankGroup, do: Do, tell: Tell) -> ExchangeResult:
+def _right(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.collectives.catalogue import steps
     from dsdoctor.comm.collectives.run import run_steps
     from dsdoctor.comm.local.memory import try_memory
 
-    tell(0, "writing to memory and reading it back")
+    sender.tell(0, "writing to memory and reading it back")
     memory = try_memory(group.device)
-    exchanges = run_steps(group, steps(Mode(do.mode), group), tell, do.seconds * 0.8)
+    exchanges = run_steps(group, steps(Mode(do.mode), group), sender, do.seconds * 0.8)
     notable = tuple(exchanged for exchanged in exchanges if exchanged.wrong or exchanged.skipped)
     return ExchangeResult(done=len(exchanges), exchanges=notable, memory=memory)
 
 
-def _speed(group: RankGroup, do: Do, tell: Tell) -> ExchangeResult:
+def _speed(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.speed.pace import pace
     from dsdoctor.comm.speed.pairs import time_pairs
     from dsdoctor.comm.speed.speed import time_collectives
 
-    own = pace(group, tell)
-    pairs = time_pairs(group, tell, do.seconds * 0.3)
-    timings = time_collectives(group, Mode(do.mode), tell, do.seconds * 0.5)
+    own = pace(group, sender.tell)
+    pairs = time_pairs(group, sender.tell, do.seconds * 0.3)
+    timings = time_collectives(group, Mode(do.mode), sender.tell, do.seconds * 0.5)
     return ExchangeResult(done=len(timings), speeds=Speeds(rank=group.rank, timings=timings, pairs=pairs, pace=own))
 
 
-def _deepspeed(group: RankGroup, _: Do, tell: Tell) -> ExchangeResult:
+def _deepspeed(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.collectives.deepspeed import run_layer
 
-    exchanges = run_layer(group, tell)
+    exchanges = run_layer(group, sender)
     return ExchangeResult(
         done=len(exchanges),
         exchanges=tuple(exchanged for exchanged in exchanges if exchanged.wrong or exchanged.skipped),
     )
 
 
-TASKS: dict[Task, Callable[[RankGroup, Do, Tell], ExchangeResult]] = {
+TASKS: dict[Task, Callable[[RankGroup, Do, _MessageSender], ExchangeResult]] = {
     Task.RIGHT: _right,
     Task.SPEED: _speed,
     Task.DEEPSPEED: _deepspeed,

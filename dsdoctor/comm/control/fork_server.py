@@ -14,6 +14,7 @@ import msgspec
 
 from dsdoctor.comm.control.exchange_process import exchange, stack_file
 from dsdoctor.comm.control.messages import Do, ExchangeMessage, Join
+from dsdoctor.comm.results import SkippedStep
 from dsdoctor.core.processes import ending_of, fork, state_of
 
 LARGEST = 1 << 20
@@ -27,9 +28,12 @@ class Data:
         self.pid, self.folder, self._channel, self._fork_server = pid, folder, channel, fork_server
         self._rest = b""
         self.step, self.at = 0, "starting"
+        self.left_out: tuple[SkippedStep, ...] = ()
 
     def do(self, work: Do) -> None:
         """Give it its next work. A process that is dead already is noticed by ``ended``."""
+        if work.task is not None:
+            self.left_out = ()
         try:
             self._channel.sendall(msgspec.json.encode(work) + b"\n")
         except OSError:
@@ -49,6 +53,8 @@ class Data:
                 message = msgspec.json.decode(line, type=ExchangeMessage)
                 if message.at:
                     self.step, self.at = message.step, message.at
+                if message.skipped:
+                    self.left_out += (SkippedStep(step=message.step, at=self.at, reason=message.skipped),)
                 yield message
 
     def ended(self) -> str | None:
@@ -112,7 +118,7 @@ class ForkServer:
             self._receive()
         if pid not in self._endings:
             return None
-        return ending_of(self._endings[pid]) or "ended"
+        return ending_of(self._endings[pid]) or "it ended with exit status 0"
 
     def _receive(self) -> tuple[int, int | None]:
         message = self._mine.recv(256)

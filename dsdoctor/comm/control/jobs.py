@@ -78,6 +78,7 @@ class RunJob:
         self._rank, self._data, self._seconds = rank, data, order.seconds
         self._began = time.monotonic()
         self._error: str | None = None
+        self._raised_in: tuple[str, ...] = ()
         self._result: ExchangeResult | None = None
         data.do(Do(task=order.task, mode=settings.mode.value, seconds=order.seconds))
 
@@ -89,11 +90,13 @@ class RunJob:
     def poll(self) -> RankAnswer | None:
         """The result, or how it ended without one."""
         for message in self._data.messages():
-            self._result, self._error = message.result or self._result, message.error or self._error
+            self._result = message.result or self._result
+            if message.error:
+                self._error, self._raised_in = message.error, message.stack
         if self._result:
             return self._answer(result=self._result)
         if self._error or self._data.ended():
-            return self._answer(stuck=self._stuck(()))
+            return self._answer(stuck=self._stuck(self._raised_in))
         return self.stop() if self._age() > self._seconds + TAIL else None
 
     def stop(self) -> RankAnswer:
@@ -110,7 +113,14 @@ class RunJob:
 
     def _answer(self, *, result: ExchangeResult | None = None, stuck: Stuck | None = None) -> RankAnswer:
         nccl = relevant_lines(self._data.folder, self._data.pid)
-        return RankAnswer(rank=self._rank, result=result, stuck=stuck, nccl=nccl, seconds=self._age())
+        return RankAnswer(
+            rank=self._rank,
+            result=result,
+            stuck=stuck,
+            left_out=self._data.left_out,
+            nccl=nccl,
+            seconds=self._age(),
+        )
 
     def _stuck(self, stack: tuple[str, ...], state: str = "") -> Stuck:
         return Stuck(

@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass, field
 
 from dsdoctor.comm.models import CommSettings, Local, Rank
-from dsdoctor.comm.results import Exchange, MemoryTry, PhaseResult, Reach, Report, Speeds, Stuck
+from dsdoctor.comm.results import Exchange, MemoryTry, PhaseResult, Reach, Report, SkippedStep, Speeds, Stuck
 from dsdoctor.core.finding import Finding
 
 
@@ -50,13 +50,15 @@ class ExchangeResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RankAnswer:
-    """One rank's answer to an order: what it found, or where it was stuck; ``nccl`` are the relevant lines of NCCL's log.
+    """One rank's answer to an order: what it found, or where it was stuck; ``left_out`` are the steps that it did not take part
+    in because something raised there; ``nccl`` are the relevant lines of NCCL's log.
     ``supervisor`` is the kernel's letter for the process that the launcher started."""
 
     rank: int
     reaches: tuple[Reach, ...] = ()
     result: ExchangeResult | None = None
     stuck: Stuck | None = None
+    left_out: tuple[SkippedStep, ...] = ()
     nccl: str = ""
     supervisor: str = ""
     seconds: float = 0.0
@@ -91,12 +93,15 @@ class Do:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeMessage:
-    """A message of a data process: which exchange it begins, or its result, or how it failed."""
+    """A message of a data process: which exchange it begins, or why this rank left that one out (``skipped``), or its
+    result, or how it failed and where (``stack``: frames, innermost first)."""
 
     step: int = 0
     at: str = ""
+    skipped: str | None = None
     result: ExchangeResult | None = None
     error: str | None = None
+    stack: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from dsdoctor.comm.collectives.deepspeed import own_lock
 from dsdoctor.comm.control import lost_checks
 from dsdoctor.comm.control.agent import control
 from dsdoctor.comm.control.messages import Briefing, News
 from dsdoctor.comm.local.facts import look_local
 from dsdoctor.comm.mesh.connect import ConnectResult, ask_listener
-from dsdoctor.comm.models import CommSettings, Mode, PhaseState, Rank
+from dsdoctor.comm.models import CommSettings, PhaseState, Rank
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Report
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.files import make_folder
@@ -62,7 +61,7 @@ class Screen:
 
 def supervise(rank: Rank, settings: CommSettings, screen: Screen, *, began: float) -> Outcomes:
     """Run this rank's part to its end. Raises KeyboardInterrupt, and what ``screen`` raises, after everything was ended."""
-    local, lock = look_local(LocalHost(), rank, settings.backend), _own_lock(settings)
+    local = look_local(LocalHost(), rank, settings.backend)
     with _folder(settings) as (folder, keep):
         briefing = Briefing(
             rank=rank, settings=settings, local=local, backend=settings.backend, folder=folder, began=began
@@ -73,8 +72,6 @@ def supervise(rank: Rank, settings: CommSettings, screen: Screen, *, began: floa
         finally:
             end_session(reader.pid)
             reader.ending()
-            if lock is not None:
-                lock.unlink(missing_ok=True)
         if outcome.alone or (outcome.report and outcome.report.state is PhaseState.BROKEN):
             keep()
         return outcome
@@ -196,13 +193,6 @@ def _call(rank: Rank) -> ConnectResult:
         time.sleep(DYING)
         heard = ask_listener(rank.master, rank.port, timeout=0.3, listen=0.1)
     return heard
-
-
-def _own_lock(settings: CommSettings) -> Path | None:
-    """The lock of a compilation that this test may begin: DeepSpeed's layer compiles at its first use, and torch waits for ever on
-    the lock of one that was killed. None where there is a lock already: then it is another process's."""
-    lock = own_lock() if settings.mode is Mode.FULL else None
-    return Path(lock) if lock and not Path(lock).exists() else None
 
 
 @contextmanager

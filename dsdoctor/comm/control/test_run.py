@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from dsdoctor.comm.collectives import stuck_checks
 from dsdoctor.comm.collectives.nccl_log import NcclFacts
-from dsdoctor.comm.collectives.stuck_checks import Trouble
+from dsdoctor.comm.collectives.trouble import Trouble
 from dsdoctor.comm.control.member import Member
 from dsdoctor.comm.control.messages import ExchangeResult, OrderKind, RankOrder, Task
 from dsdoctor.comm.control.orders import Conductor, Gathered
@@ -100,6 +100,7 @@ class TestRun:
             claims=self.claims,
             stuck=stuck,
             silent=gathered.silent,
+            left_out={answer.rank: answer.left_out for answer in gathered.answers if answer.left_out},
             waited=gathered.still,
             backend=self.member.backend,
         )
