@@ -217,6 +217,15 @@ FAULTS = (
         says=("rank 1 (nodeb)", "2.7.0+cpu"),
     ),
     Fault(
+        name="torch of one rank cannot be imported",
+        world=3,
+        nodes=3,
+        changes={2: (faults.broken_torch(),)},
+        rules=("rank-unable",),
+        says=("rank 2 (nodec)", "libcudart.so.13"),
+        whispers={"2": "torch cannot be imported"},
+    ),
+    Fault(
         name="64 MB /dev/shm",
         before=lambda rig, _: faults.small_shm(rig[1]),
         rules=("comm-shm-too-small",),

@@ -276,6 +276,14 @@ CHANGES.setdefault("torch.distributed.distributed_c10d", []).append(lambda modul
 """
 
 
+BROKEN_TORCH = """
+class NoTorch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            raise ImportError({said!r})
+
+sys.meta_path.insert(0, NoTorch())
+"""
 ACTS = """
 acted = [0]
 
@@ -308,6 +316,11 @@ def flipped_bit(elements: int = 16, byte: int = 1, bit: int = 1) -> str:
 def held(folder: Path, call: int) -> str:
     """The rank stops before its so many-th collective until ``folder/go`` is there; ``folder/held-RANK`` says that it did."""
     return HELD.format(folder=str(folder), call=call)
+
+
+def broken_torch(said: str = "libcudart.so.13: cannot open shared object file: No such file or directory") -> str:
+    """torch cannot be imported."""
+    return BROKEN_TORCH.format(said=said)
 
 
 def acts(call: int, statement: str) -> str:

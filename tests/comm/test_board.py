@@ -50,6 +50,17 @@ def test_a_log_gives_each_message_once_in_the_order_of_writing() -> None:
     assert (list(log.news(str)), log.count()) == (["c"], 3)
 
 
+def test_what_is_no_message_in_the_store_is_passed_over() -> None:
+    board = Board(Memory(), "t")
+    log = board.log("claims")
+    log.write(7)
+    board.store.set(board.key(f"claims/{board.store.add(board.key('claims/n'), 1)}"), b"\xff{")
+    log.write("not a number")
+    log.write(8)
+
+    assert list(log.news(int)) == [7, 8]
+
+
 def test_reading_a_log_costs_a_request_for_many_messages_not_one_for_each() -> None:
     store = Memory()
     board = Board(store, "t")

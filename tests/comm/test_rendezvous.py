@@ -9,6 +9,7 @@ from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.checks import Arrivals
+from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, ports, send_notice
 from dsdoctor.comm.rendezvous.store import Unreached
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding
@@ -31,6 +32,34 @@ def test_the_missing_ranks_are_named_with_the_hosts_that_the_launcher_gave_them(
     assert finding.rule == "rank-missing"
     assert finding.title == "ranks 2-3 (nodeb) never came; waited 30 s at 10.0.0.1:29500"
     assert "rank 3 wrote: exit status 1: ImportError: libcudart.so.12" in finding.evidence
+
+
+def test_a_rank_that_said_why_it_cannot_come_is_not_called_missing() -> None:
+    notice = Notice(run="0", rank=3, host="nodeb", why="torch cannot be imported:\n libcudart.so.13")
+
+    assert [(finding.rule, finding.title) for finding in judged(claims()[:2], notices={3: notice, 0: notice})] == [
+        ("rank-unable", "rank 3 (nodeb) cannot take part: torch cannot be imported: libcudart.so.13"),
+        ("rank-missing", "rank 2 (nodeb) never came; waited 30 s at 10.0.0.1:29500"),
+    ]
+
+
+def test_a_notice_is_heard_of_this_run_only_and_nothing_else_ends_the_listener() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        here = rank(master="127.0.0.1", port=free.getsockname()[1], run="7", world=4)
+    listener = NoticeListener(here)
+    for junk in (
+        b"",
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"{" * 9000,
+        b'{"run":"7","rank":-1,"host":"x","why":"y"}\n',
+        b"\xff\n",
+    ):
+        with socket.create_connection(("127.0.0.1", ports(here)[0])) as stranger:
+            stranger.sendall(junk)
+
+    assert not send_notice(replace(here, rank=2, run="8"), "nodec", "another run", seconds=0.1)
+    assert send_notice(replace(here, rank=2), "nodec", "no torch", seconds=1.0)
+    assert {number: notice.why for number, notice in listener.heard.items()} == {2: "no torch"}
 
 
 def test_a_rank_claimed_twice_is_told_with_both_processes_and_not_as_a_missing_one() -> None:

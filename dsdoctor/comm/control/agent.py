@@ -17,6 +17,7 @@ from dsdoctor.comm.control.phases import PhaseLog
 from dsdoctor.comm.control.test_run import TestRun
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
+from dsdoctor.comm.rendezvous.notices import NoticeListener, send_notice
 from dsdoctor.comm.rendezvous.store import Unreached, open_board
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
@@ -27,6 +28,8 @@ MARGIN = 0.6
 """Seconds by which the other ranks wait longer than rank 0: else they would leave just before its order comes."""
 RESERVE = 1.0
 """Seconds of the deadline that are kept for the end: final answers and the report."""
+AFTER_NOTICE = 1.5
+"""Seconds for rank 0 to report that another rank cannot come."""
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_SHOW_CPP_STACKTRACES": "0"}
 
 
@@ -41,18 +44,19 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
         pipe.write(msgspec.json.encode(news) + b"\n")
         pipe.flush()
 
+    notices = NoticeListener(briefing.rank) if briefing.rank.rank == 0 else None
     say(News(at="importing torch"))
     try:
         import torch.distributed as dist
     except Exception as error:
         # a broken torch may raise anything; the reason becomes this rank's finding
-        say(News(alone=tuple(torch_unusable(briefing, error))))
+        _cannot_come(briefing, torch_unusable(briefing, error), say)
         return
     backend, has_nccl = briefing.backend, dist.is_nccl_available()
     if backend == "auto":
         backend = "nccl" if briefing.local.gpus and has_nccl else "gloo"
     if backend == "nccl" and not has_nccl:
-        say(News(alone=nccl_unavailable(briefing)))
+        _cannot_come(briefing, nccl_unavailable(briefing), say)
         return
     fork_server = ForkServer(folder)
     say(News(at="reaching the store of rank 0"))
@@ -64,9 +68,18 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
     member = Member(briefing, board, fork_server, backend, say)
     member.arrive()
     if board.ours:
-        _lead(member, briefing, shown)
+        _lead(member, briefing, notices or NoticeListener(briefing.rank), shown)
     else:
         _follow(member, briefing)
+
+
+def _cannot_come(briefing: Briefing, found: tuple[Finding, ...], say: Callable[[News], None]) -> None:
+    """Say why this rank cannot come: to rank 0 first, for a launcher ends all ranks when one has ended."""
+    # the title begins with who it is, which rank 0 says by itself
+    why = found[0].title.partition(": ")[2]
+    if briefing.rank.rank and send_notice(briefing.rank, briefing.local.hostname, why, seconds=_arrival(briefing)):
+        time.sleep(AFTER_NOTICE)
+    say(News(alone=found))
 
 
 def torch_unusable(briefing: Briefing, error: Exception) -> tuple[Finding, ...]:
@@ -126,9 +139,10 @@ def _follow(member: Member, briefing: Briefing) -> None:
     member.say(News(end=status, lost=status is None))
 
 
-def _lead(member: Member, briefing: Briefing, shown: Callable[[], None]) -> None:
+def _lead(member: Member, briefing: Briefing, notices: NoticeListener, shown: Callable[[], None]) -> None:
     test_run = TestRun(
         member=member,
+        notices=notices,
         phase_log=PhaseLog(member.say),
         began=briefing.began,
         end=briefing.began + briefing.settings.deadline - RESERVE,

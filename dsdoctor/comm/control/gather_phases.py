@@ -21,6 +21,8 @@ ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
 """The part of the deadline in which ranks must come, and the most seconds for that."""
 DUPLICATES = 0.15
 """Seconds to wait for a second claim of a rank that came already: duplicates are started at the same time."""
+MOST_RANKS = 1_000_000
+"""A claim of a larger world is no claim of a rank."""
 SHOWN = ("torch", "cuda", "nccl", "deepspeed", "python")
 
 
@@ -30,7 +32,8 @@ def rendezvous(test_run: TestRun, phase: Phase) -> None:
     log, claims = test_run.member.board.log("claims"), list[Claim]()
     until = min(test_run.end, test_run.began + min(test_run.settings.deadline * ARRIVAL, LONGEST_ARRIVAL))
     while not _settled(claims, test_run.me.world) and time.monotonic() < until:
-        if len(claims) + len(_last_lines(test_run, claims)) >= test_run.me.world:
+        absent = {claim.rank for claim in claims} | _last_lines(test_run, claims).keys() | test_run.notices.heard.keys()
+        if len(absent) >= test_run.me.world:
             break
         came = len(claims)
         claims += _seen(log)
@@ -45,6 +48,7 @@ def rendezvous(test_run: TestRun, phase: Phase) -> None:
         claims=test_run.claims,
         waited=time.monotonic() - test_run.began,
         last_lines=_last_lines(test_run, test_run.claims),
+        notices=test_run.notices.heard,
     )
     phase.findings = tuple(finding for check in rendezvous_checks.CHECKS for finding in check(arrivals))
     times = [claim.seen for claim in test_run.claims]
@@ -75,7 +79,9 @@ def all_there(test_run: TestRun) -> bool:
 
 def _seen(log: Log) -> list[Claim]:
     """New claims, with the time at which rank 0 saw them: the clocks of other hosts may be wrong."""
-    return [replace(claim, seen=time.time()) for claim in log.news(Claim)]
+    return [
+        replace(claim, seen=time.time()) for claim in log.news(Claim) if 0 <= claim.rank < claim.world <= MOST_RANKS
+    ]
 
 
 def _settled(claims: Sequence[Claim], world: int) -> bool:

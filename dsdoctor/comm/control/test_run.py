@@ -13,6 +13,7 @@ from dsdoctor.comm.control.messages import ExchangeResult, OrderKind, RankOrder,
 from dsdoctor.comm.control.orders import Conductor, Gathered
 from dsdoctor.comm.control.phases import PhaseLog
 from dsdoctor.comm.models import Claim, CommSettings, Mode, Rank
+from dsdoctor.comm.rendezvous.notices import NoticeListener
 from dsdoctor.comm.results import ConnectOutcome, PairTime, Reach, Speed, Speeds, Stuck
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
@@ -29,6 +30,7 @@ class TestRun:
     """One test. ``end`` (time.monotonic) is the moment at which the report must be made."""
 
     member: Member
+    notices: NoticeListener
     phase_log: PhaseLog
     began: float
     end: float

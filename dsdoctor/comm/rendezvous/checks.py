@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from dsdoctor.comm.models import Claim, Rank
 from dsdoctor.comm.rank_names import MOST_NAMED, named
+from dsdoctor.comm.rendezvous.notices import Notice
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.core.sentences import and_more
@@ -18,18 +19,50 @@ LATE = 15.0
 @dataclass(frozen=True, kw_only=True)
 class Arrivals:
     """The ranks that came: ``me`` is rank 0 (or, where rank 0 was not reached, the rank that looks), ``claims`` in the
-    order in which they came. ``last_lines`` are what a rank wrote to the common folder before it reached the store."""
+    order in which they came. ``last_lines`` are what a rank wrote to the common folder before it reached the store,
+    ``notices`` what ranks that cannot come told rank 0."""
 
     me: Rank
     claims: tuple[Claim, ...]
     waited: float
     last_lines: dict[int, str] = field(default_factory=dict)
+    notices: dict[int, Notice] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[int, ...]:
         """The ranks that did not come."""
         there = {claim.rank for claim in self.claims}
         return tuple(rank for rank in range(self.me.world) if rank not in there)
+
+    @property
+    def silent(self) -> tuple[int, ...]:
+        """The ranks that did not come and did not say why."""
+        return tuple(rank for rank in self.missing if rank not in self.notices)
+
+
+def rank_unable(arrivals: Arrivals) -> Iterator[Finding]:
+    """A rank was started and cannot take part; it told rank 0 why over plain TCP.
+
+    Most often its Python's torch cannot be imported there: another environment is active on that host, or a library that
+    torch needs is not found.
+
+    Why it matters: all other ranks would wait for it until their timeout.
+
+    How to fix it: mend what the finding says on that host, and try it there.
+
+        $ ssh HOST python -c 'import torch'
+
+    Since: 0.1
+    """
+    for rank in arrivals.missing:
+        if notice := arrivals.notices.get(rank):
+            yield Finding.error(
+                "rank-unable",
+                f"rank {rank} ({notice.host}) cannot take part: {' '.join(notice.why.split())[:300]}",
+                evidence=("it said so over TCP, and did not come",),
+                fix="mend it on that host, with the Python that the rank is started with",
+                steps=(step("ssh {host} python -c 'import torch'", host=notice.host),),
+            )
 
 
 def rank_missing(arrivals: Arrivals) -> Iterator[Finding]:
@@ -48,7 +81,7 @@ def rank_missing(arrivals: Arrivals) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    missing, me = arrivals.missing, arrivals.me
+    missing, me = arrivals.silent, arrivals.me
     if not missing or any(rank_duplicated(arrivals)) or any(world_size_differs(arrivals)):
         # those findings explain it, and the wait for the others was given up
         return
@@ -187,4 +220,4 @@ def _places(claims: tuple[Claim, ...] | list[Claim]) -> str:
     return named(tuple(sorted(hosts)), by_rank)
 
 
-CHECKS = (rank_duplicated, world_size_differs, gpu_shared, rank_missing, rank_arrives_late)
+CHECKS = (rank_unable, rank_duplicated, world_size_differs, gpu_shared, rank_missing, rank_arrives_late)

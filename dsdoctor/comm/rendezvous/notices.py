@@ -1,0 +1,102 @@
+"""A rank that cannot come says why over plain TCP, and rank 0 hears it: neither needs torch or its store.
+
+Rank 0 listens on one of the three ports above the master's. A notice is one line of JSON and is answered by one line; it counts
+only for a rank of this run that does not come by itself. Where a firewall leaves only the master's port open nothing is heard.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from dsdoctor.comm.mesh.connect import connect
+from dsdoctor.comm.models import Rank
+from dsdoctor.comm.results import ConnectOutcome
+
+PORTS = 3
+LARGEST = 4096
+PATIENCE = 2.0
+"""Seconds for a connection, and for a line."""
+RETRY = 0.3
+HEARD = b"dsdoctor: heard\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Why a rank of a run cannot come."""
+
+    run: str
+    rank: int
+    host: str
+    why: str
+
+
+def ports(rank: Rank) -> tuple[int, ...]:
+    """Where rank 0 may listen for notices.
+
+    >>> ports(Rank(rank=0, world=2, local_rank=0, local_world=2, launcher="srun", master="n1", port=29500))
+    (29501, 29502, 29503)
+    """
+    return tuple(port for port in range(rank.port + 1, rank.port + 1 + PORTS) if port < 1 << 16)
+
+
+class NoticeListener:
+    """Hears notices in a thread that ends with the process. Without a free port it hears none."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._heard: dict[int, Notice] = {}
+        for port in ports(rank):
+            with contextlib.suppress(OSError):
+                listening = socket.create_server(("", port), backlog=1024)
+                threading.Thread(target=self._serve, args=(listening,), daemon=True).start()
+                return
+
+    @property
+    def heard(self) -> dict[int, Notice]:
+        """The notices by rank, the first of each."""
+        return dict(self._heard)
+
+    def _serve(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                caller, _ = listening.accept()
+            except OSError:
+                return
+            # who breaks off, sends something else or belongs to another run is not heard
+            with contextlib.suppress(OSError, msgspec.MsgspecError), caller:
+                self._attend(caller)
+
+    def _attend(self, caller: socket.socket) -> None:
+        caller.settimeout(PATIENCE)
+        with caller.makefile("rb") as lines:
+            notice = msgspec.json.decode(lines.readline(LARGEST), type=Notice)
+        if notice.run == self._rank.run and 0 <= notice.rank < self._rank.world:
+            self._heard.setdefault(notice.rank, notice)
+            caller.sendall(HEARD)
+
+
+def send_notice(rank: Rank, host: str, why: str, *, seconds: float) -> bool:
+    """Tell rank 0 why this rank cannot come, again until it hears or the time is over; whether it heard."""
+    line = msgspec.json.encode(Notice(run=rank.run, rank=rank.rank, host=host, why=why[: LARGEST // 2])) + b"\n"
+    until = time.monotonic() + seconds
+    while True:
+        if any(_sent(rank.master, port, line) for port in ports(rank)):
+            return True
+        if time.monotonic() + RETRY > until:
+            return False
+        time.sleep(RETRY)
+
+
+def _sent(master: str, port: int, line: bytes) -> bool:
+    opened = connect(master, port, timeout=PATIENCE)
+    if isinstance(opened, ConnectOutcome):
+        return False
+    with contextlib.suppress(OSError), opened:
+        opened.settimeout(PATIENCE)
+        opened.sendall(line)
+        return opened.recv(len(HEARD)) == HEARD
+    return False
