@@ -10,7 +10,7 @@ from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.preflight import checks as preflight_checks
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
-from dsdoctor.comm.speed import baseline, speed_checks
+from dsdoctor.comm.speed import baseline, latency_checks, speed_checks
 
 WITHOUT_PAGE = {"link-cut"}
 """Generators that pass on the findings of others and have no rule of their own."""
@@ -35,6 +35,7 @@ CHECKS = (
     *memory.CHECKS,
     *nccl_checks.CHECKS,
     *speed_checks.CHECKS,
+    latency_checks.messages_late,
     *isolate.CHECKS,
     *baseline.CHECKS,
     *lost_checks.CHECKS,

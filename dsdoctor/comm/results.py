@@ -27,7 +27,8 @@ class ConnectOutcome(enum.Enum):
 @dataclass(frozen=True, kw_only=True)
 class Reach:
     """One direction between two ranks over plain TCP. ``bandwidth`` is that of the large message; ``retransmits`` of
-    ``segments`` sent, ``mss`` and ``pmtu`` are the kernel's (TCP_INFO). ``via_other``: only its other address answered."""
+    ``segments`` sent, ``mss``, ``pmtu`` and ``rtt`` (seconds) are the kernel's (TCP_INFO). ``via_other``: only its other address
+    answered."""
 
     source: int
     target: int
@@ -39,6 +40,7 @@ class Reach:
     pmtu: int | None = None
     retransmits: int = 0
     segments: int = 0
+    rtt: float | None = None
     via_other: bool = False
 
 
@@ -83,12 +85,19 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class PairTime:
-    """The best time of one message of ``size`` bytes from rank ``source`` to ``target`` and back, halved."""
+    """The best time of one message of ``size`` bytes from rank ``source`` to ``target`` and back, halved; ``latency`` is that of
+    one byte."""
 
     source: int
     target: int
     size: int
     seconds: float
+    latency: float = 0.0
+
+    @property
+    def transfer(self) -> float:
+        """Seconds for the bytes themselves, at least a tenth of the whole."""
+        return max(self.seconds - self.latency, self.seconds / 10)
 
 
 @dataclass(frozen=True, kw_only=True)

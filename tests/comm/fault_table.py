@@ -201,6 +201,16 @@ FAULTS = (
         says=("nodec",),
     ),
     Fault(
+        name="a rank is 30 ms late at every call",
+        world=3,
+        nodes=3,
+        mode="--default",
+        status=6,
+        changes={1: (faults.late_always(0.03),)},
+        rules=("messages-late",),
+        says=("rank 1 (nodeb)", "whatever its size"),
+    ),
+    Fault(
         name="bit flip in one rank's data",
         world=3,
         nodes=3,

@@ -284,6 +284,11 @@ class NoTorch(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, NoTorch())
 """
+LATE = """
+CHANGES.setdefault("torch.distributed.distributed_c10d", []).append(
+    lambda module: wrap(module, lambda tensor: time.sleep({seconds}))
+)
+"""
 ACTS = """
 acted = [0]
 
@@ -321,6 +326,11 @@ def held(folder: Path, call: int) -> str:
 def broken_torch(said: str = "libcudart.so.13: cannot open shared object file: No such file or directory") -> str:
     """torch cannot be imported."""
     return BROKEN_TORCH.format(said=said)
+
+
+def late_always(seconds: float) -> str:
+    """The rank is late at every collective and with every message that it sends."""
+    return LATE.format(seconds=seconds)
 
 
 def acts(call: int, statement: str) -> str:

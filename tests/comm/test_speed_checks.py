@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from dsdoctor.comm.collectives import result_checks
-from dsdoctor.comm.results import Exchange, Limit, Pace, PairTime, Speed, Wrong
+from dsdoctor.comm.results import ConnectOutcome, Exchange, Limit, Pace, PairTime, Reach, Speed, Wrong
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.core.finding import Finding, Severity
 
@@ -66,6 +66,43 @@ def test_pairs_across_hosts_are_not_compared_with_those_inside_and_noise_is_no_f
 
     assert speed_checks.examine(pairs=pairs(3000, across), hosts=TWO) == ()
     assert speed_checks.examine(pairs=pairs(3000, {(0, 1): 1200.0}), hosts=FOUR) == ()
+
+
+def late(seconds: float, *bad: int, rtt: float | None = 0.0002) -> tuple[tuple[PairTime, ...], tuple[Reach, ...]]:
+    """All pairs of four ranks: messages of these ranks take so long whatever their size; the network's round trip of all."""
+    both = list(combinations(range(4), 2))
+    late_ones = {pair: seconds if set(pair) & set(bad) else 1e-4 for pair in both}
+    return (
+        tuple(
+            PairTime(source=a, target=b, size=1 << 20, seconds=took + 0.002, latency=took)
+            for (a, b), took in late_ones.items()
+        ),
+        tuple(Reach(source=a, target=b, outcome=ConnectOutcome.REACHED, rtt=rtt) for a, b in both),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rtt", "said"),
+    [
+        (
+            0.0002,
+            "rank 1 (nodeb) is late with every message: 30 ms there and back whatever its size, while the network's own",
+        ),
+        (0.03, "the network between rank 0 (nodea) and rank 1 (nodeb) takes 30 ms there and back, whatever the size"),
+        (None, "a message between rank 1 (nodeb) and back takes 30 ms, whatever its size; rank or network: not known"),
+    ],
+)
+def test_a_late_rank_is_no_slow_cable_and_a_long_way_is_no_late_rank(rtt: float | None, said: str) -> None:
+    made, reaches = late(0.015, 1, rtt=rtt)
+
+    (found,) = speed_checks.examine(pairs=made, reaches=reaches, hosts=FOUR, limit=NIC)
+
+    assert (found.rule, found.title[: len(said)]) == ("messages-late", said)
+
+
+def test_all_slow_alike_or_a_little_late_is_no_finding() -> None:
+    assert speed_checks.examine(pairs=late(0.015, 0, 1, 2, 3)[0], hosts=FOUR) == ()
+    assert speed_checks.examine(pairs=late(0.008, 1)[0], hosts=FOUR) == ()
 
 
 def test_the_only_pair_across_hosts_is_compared_with_the_limit_of_the_link() -> None:

@@ -98,6 +98,7 @@ def speed(test_run: TestRun, phase: Phase) -> None:
         speeds=test_run.speeds,
         pairs=test_run.pairs,
         paces=tuple(speeds.pace for speeds in test_run.timed if speeds.pace),
+        reaches=test_run.reaches,
         limit=limit(test_run.claims, test_run.member.backend),
         hosts=test_run.hosts,
         backend=test_run.member.backend,

@@ -15,7 +15,7 @@ from dsdoctor.comm.results import ConnectOutcome
 NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EADDRNOTAVAIL})
 TCP_INFO = "BBBBBBBB24I"
 """The head of Linux's ``struct tcp_info`` (linux/tcp.h): eight bytes, then 24 counters of 32 bits."""
-SND_MSS, PMTU, TOTAL_RETRANS = 2, 13, 23
+SND_MSS, PMTU, RTT, TOTAL_RETRANS = 2, 13, 15, 23
 DATA_SEGMENTS_OUT = 156
 """Where tcpi_data_segs_out lies, in bytes; kernels before 4.6 end before it."""
 
@@ -31,12 +31,14 @@ class ConnectResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """What the kernel knows about a connection: largest segment, path MTU, segments sent again, segments sent."""
+    """What the kernel knows about a connection: largest segment, path MTU, segments sent again, segments sent, and the
+    smoothed round trip in seconds."""
 
     mss: int
     pmtu: int
     retransmits: int
     segments: int
+    rtt: float | None
 
 
 def connect(address: str, port: int, *, timeout: float) -> "socket.socket | ConnectOutcome":
@@ -90,4 +92,10 @@ def wire_of(connection: socket.socket) -> Wire | None:
     fields = struct.unpack(TCP_INFO, raw[:size])[8:]
     there = len(raw) >= DATA_SEGMENTS_OUT + 4
     segments = struct.unpack_from("I", raw, DATA_SEGMENTS_OUT)[0] if there else 0
-    return Wire(mss=fields[SND_MSS], pmtu=fields[PMTU], retransmits=fields[TOTAL_RETRANS], segments=segments)
+    return Wire(
+        mss=fields[SND_MSS],
+        pmtu=fields[PMTU],
+        retransmits=fields[TOTAL_RETRANS],
+        segments=segments,
+        rtt=fields[RTT] / 1e6,
+    )

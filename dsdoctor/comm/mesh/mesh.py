@@ -132,7 +132,7 @@ def _attempt(me: Claim, other: Claim, where: tuple[str, int], token: str, size: 
         greeted = time.monotonic()
         passed, broke = _push(opened, size) if outcome is ConnectOutcome.REACHED else (0, False)
         took = time.monotonic() - greeted
-        wire = wire_of(opened) or Wire(mss=0, pmtu=0, retransmits=0, segments=0)
+        wire = wire_of(opened) or Wire(mss=0, pmtu=0, retransmits=0, segments=0, rtt=None)
     return Reach(
         source=me.rank,
         target=other.rank,
@@ -144,6 +144,7 @@ def _attempt(me: Claim, other: Claim, where: tuple[str, int], token: str, size: 
         pmtu=wire.pmtu or None,
         retransmits=wire.retransmits,
         segments=wire.segments,
+        rtt=wire.rtt,
     )
 
 

@@ -29,10 +29,10 @@ def slower(times: Sequence[PairTime], hosts: Sequence[str], factor: float) -> tu
     """
     found: list[PairTime] = []
     for inside in (True, False):
-        like = sorted((pair for pair in times if within(pair, hosts) is inside), key=lambda pair: pair.seconds)
+        like = sorted((pair for pair in times if within(pair, hosts) is inside), key=lambda pair: pair.transfer)
         if like:
-            usual = like[(len(like) - 1) // 3].seconds
-            found += [pair for pair in like if pair.seconds > factor * usual]
+            usual = like[(len(like) - 1) // 3].transfer
+            found += [pair for pair in like if pair.transfer > factor * usual]
     return tuple(found)
 
 
@@ -53,7 +53,7 @@ def apart(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
 
 
 def time_pairs(group: RankGroup, tell: Tell, budget: float) -> tuple[PairTime, ...]:
-    """The best of a few messages of 1 MiB there and back in each pair, halved; the lower rank of a pair reports it.
+    """The best of a few messages of 1 MiB and of one byte there and back in each pair, halved; the lower rank reports it.
 
     At most about ``budget`` seconds: rank 0 decides by its clock whether another round is run. Slow
     pairs are tried again when little else is running.
@@ -63,11 +63,14 @@ def time_pairs(group: RankGroup, tell: Tell, budget: float) -> tuple[PairTime, .
     until = time.monotonic() + budget
     buffer = _buffer(group)
     best: dict[Pair, float] = {}
+    latency: dict[Pair, float] = {}
+    _play(group, spread_rounds(group.world), buffer[:1], latency, tell, until, "pairs, one byte")
     _play(group, spread_rounds(group.world), buffer, best, tell, until, "pairs")
     doubtful = _doubtful(group, best)
     _play(group, apart(doubtful), buffer, best, tell, until, "slow pairs again")
     return tuple(
-        PairTime(source=low, target=high, size=SIZE, seconds=seconds) for (low, high), seconds in sorted(best.items())
+        PairTime(source=low, target=high, size=SIZE, seconds=seconds, latency=latency.get((low, high), 0.0))
+        for (low, high), seconds in sorted(best.items())
     )
 
 

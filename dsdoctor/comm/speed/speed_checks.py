@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dsdoctor.comm.results import Limit, Pace, PairTime, Speed
+from dsdoctor.comm.results import Limit, Pace, PairTime, Reach, Speed
 from dsdoctor.comm.speed.bandwidth import formula
+from dsdoctor.comm.speed.latency_checks import late_pairs, messages_late, round_trips
 from dsdoctor.comm.speed.pairs import slower, within
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
@@ -62,19 +63,21 @@ class Measured:
     def slow_pairs(self) -> tuple[PairTime, ...]:
         """Pairs slower than their kind, or, across hosts, than an eighth of what the link between them can do.
 
-        Not gloo within a host: that is memory and processors, and no network path.
+        Not gloo within a host: that is memory and processors, and no network path. Not those whose messages are late whatever
+        their size: of their bandwidth nothing is known.
         """
         least = self.limit.bandwidth / 8 if self.limit else 0.0
         bad = {*slower(self.pairs, self.hosts, SLOW_PAIR)}
         bad |= {pair for pair in self.pairs if not within(pair, self.hosts) and bandwidth(pair) < least}
         if self.backend == "gloo":
             bad = {pair for pair in bad if not within(pair, self.hosts) and bandwidth(pair) < BUSY}
-        return tuple(pair for pair in self.pairs if pair in bad)
+        late = late_pairs(self.pairs)
+        return tuple(pair for pair in self.pairs if pair in bad and pair not in late)
 
 
 def bandwidth(pair: PairTime) -> float:
     """Bytes a second of one message."""
-    return pair.size / pair.seconds if pair.seconds > 0 else float("inf")
+    return pair.size / pair.transfer if pair.seconds > 0 else float("inf")
 
 
 def examine(
@@ -82,13 +85,16 @@ def examine(
     speeds: Sequence[Speed] = (),
     pairs: Sequence[PairTime] = (),
     paces: Sequence[Pace] = (),
+    reaches: Sequence[Reach] = (),
     limit: Limit | None = None,
     hosts: Sequence[str] = (),
     backend: str = "gloo",
 ) -> tuple[Finding, ...]:
     """All findings on what was timed."""
+    trips = round_trips(reaches)
     measured = Measured(speeds=speeds, pairs=pairs, paces=paces, limit=limit, hosts=hosts, backend=backend)
-    return tuple(finding for check in CHECKS for finding in check(measured))
+    found = tuple(finding for check in CHECKS for finding in check(measured))
+    return (*messages_late(pairs, trips, hosts), *found)
 
 
 def collective_below_limit(measured: Measured) -> Iterator[Finding]:
