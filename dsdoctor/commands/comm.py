@@ -15,8 +15,9 @@ from filelock import FileLock, Timeout
 
 from dsdoctor.comm.control.phases import state_of
 from dsdoctor.comm.control.supervisor import Outcomes, Screen, supervise
-from dsdoctor.comm.launch.commands import Started, local_ranks, ssh_ranks
-from dsdoctor.comm.launch.start import PARENT, RankEnded, free_port, start_all
+from dsdoctor.comm.launch.commands import here, host_orders
+from dsdoctor.comm.launch.start import PARENT, RankEnded, RankTold, free_port, start_here
+from dsdoctor.comm.launch.start_on_hosts import start_on_hosts
 from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.models import CommPhase, CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.preflight import checks as preflight_checks
@@ -78,11 +79,9 @@ def run_all(request: CommRequest, *, on_phase: OnPhase) -> Report:
             on_phase(before[0])
             if request.only_static or before[0].state is PhaseState.BROKEN:
                 return _without_ranks(before, request, facts, time.monotonic() - began)
-            ranks = _on_hosts(host, facts, request, folder)
+            told, read = _on_hosts(host, facts, request, folder), read_remote_report
         else:
-            ranks = _here(host, request, folder)
-        told = start_all(ranks, host.environment(), folder, seconds=request.settings.deadline + MARGIN)
-        read = read_remote_report if ranks[0].host else read_own_report
+            told, read = _here(host, request, folder), read_own_report
         report = read(told.document)
         if report is None:
             raise DoctorError(*_no_report(told.ended, request.settings.deadline), hint=NOTHING_TOLD)
@@ -111,29 +110,39 @@ def kept_when_broken(settings: CommSettings) -> Iterator[tuple[Path, list[bool]]
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _here(host: LocalHost, request: CommRequest, folder: Path) -> tuple[Started, ...]:
+def _here(host: LocalHost, request: CommRequest, folder: Path) -> RankTold:
     """A rank for each GPU of this machine, or as many as were asked for."""
-    count = request.nproc or len(read_gpus(host)[0]) or RANKS_ON_CPU
-    arguments = _arguments(request.settings, folder)
-    return local_ranks(count, port=free_port(), token=secrets.token_hex(16), python=sys.executable, arguments=arguments)
+    order = here(
+        request.nproc or len(read_gpus(host)[0]) or RANKS_ON_CPU,
+        port=free_port(),
+        token=secrets.token_hex(16),
+        seconds=request.settings.deadline + MARGIN,
+        arguments=_arguments(request.settings, folder),
+    )
+    return start_here(order, host.environment(), folder)
 
 
-def _on_hosts(host: LocalHost, facts: PreflightFacts, request: CommRequest, folder: Path) -> tuple[Started, ...]:
+def _on_hosts(host: LocalHost, facts: PreflightFacts, request: CommRequest, folder: Path) -> RankTold:
     assert facts.hosts is not None
     hosts = facts.hosts.hosts
     if request.nproc:
         hosts = tuple(replace(entry, slots=request.nproc) for entry in hosts)
     first = next((visit for visit in facts.visits if visit.host == hosts[0].name), None)
-    address = next(iter(first.addresses), hosts[0].name) if first else hosts[0].name
-    return ssh_ranks(
+    seconds = request.settings.deadline + MARGIN
+    orders = host_orders(
         hosts,
-        master=address,
+        master=next(iter(first.addresses), hosts[0].name) if first else hosts[0].name,
         port=free_port(),
         token=secrets.token_hex(16),
+        seconds=seconds,
+        arguments=_arguments(request.settings, folder if request.settings.out else None),
+    )
+    return start_on_hosts(
+        orders,
         python=sys.executable,
         folder=facts.folder,
-        arguments=_arguments(request.settings, folder if request.settings.out else None),
         variables=look_forwarded(host, facts.folder),
+        seconds=seconds,
     )
 
 

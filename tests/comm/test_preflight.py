@@ -1,8 +1,6 @@
 """What is seen before a rank is started: a machine with a real script for ssh, real sockets, and facts written out."""
 
 import os
-import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.comm.launch.commands import remote_command, ssh_ranks
+from dsdoctor.comm.launch.commands import host_orders, local_ranks, remote_command
 from dsdoctor.comm.preflight.checks import CHECKS
 from dsdoctor.comm.preflight.facts import PreflightFacts, look_forwarded, look_listener, look_preflight
 from dsdoctor.comm.preflight.visit import MODULES, Network, PortListener, Visit
@@ -213,27 +211,14 @@ def test_ranks_over_ssh_carry_who_they_are_and_no_secret(disk: Disk) -> None:
     host = disk({"/job/.deepspeed_env": "A=it's\nHF_TOKEN=s3cret\n"}, HOME="/home", **env)
     hosts = (Slots(name="n1", slots=1, line=1), Slots(name="n2", slots=2, line=2))
 
-    started = ssh_ranks(
-        hosts,
-        master="10.0.0.1",
-        port=4711,
-        token="t",
-        python="/p",
-        folder="/job",
-        variables=look_forwarded(host, "/job"),
-    )
+    orders = host_orders(hosts, master="10.0.0.1", port=4711, token="t", seconds=60.0)
+    variables = look_forwarded(host, "/job")
+    ranks = [started for order in orders.values() for started in local_ranks(order, python="/p")]
 
-    assert [(rank.rank, rank.host, rank.open_stdin) for rank in started] == [
-        (0, "n1", True),
-        (1, "n2", True),
-        (2, "n2", True),
-    ]
-    script = shlex.split(started[2].argv[-1])[3]
-    assert {"export A='it'\"'\"'s'", "export PYTHONPATH=/mine", "export RANK=2", "export LOCAL_RANK=1"} <= set(
-        script.split("\n")
-    )
-    assert "export DSDOCTOR_COMM_HOSTS=n1,n2,n2" in script
-    assert "s3cret" not in str(started)
+    assert [(name, order.first, order.count) for name, order in orders.items()] == [("n1", 0, 1), ("n2", 1, 2)]
+    assert ranks[2].environment.items() >= {"RANK": "2", "LOCAL_RANK": "1", "DSDOCTOR_COMM_HOSTS": "n1*1,n2*2"}.items()
+    assert variables == {"A": "it's", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/mine"}
+    assert "s3cret" not in remote_command(("/p",), "/job", variables)
 
 
 def remote(tmp_path: Path, line: str) -> "subprocess.Popen[bytes]":
@@ -248,16 +233,6 @@ def test_a_remote_rank_has_its_folder_variables_and_status(tmp_path: Path) -> No
     assert process.stdout.read().decode() == f"it's {tmp_path}\n"
     assert process.wait(5) == 7
     process.communicate()
-
-
-def test_a_remote_rank_ends_when_its_stdin_closes(tmp_path: Path) -> None:
-    process = remote(tmp_path, "echo up; exec sleep 60")
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"up\n"
-
-    process.communicate(timeout=5)
-
-    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_a_wrong_line_in_a_hostfile_does_not_reach_ssh(disk: Disk) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsdoctor.comm.launch.commands import local_ranks
+from dsdoctor.comm.launch.commands import here, local_ranks
 from dsdoctor.comm.launch.rank import rank_of
 from dsdoctor.comm.models import Rank
 from dsdoctor.core.errors import UsageError
@@ -130,11 +130,13 @@ def test_pmi_speaks_for_itself_unless_srun_set_it() -> None:
     assert of({**DAEMON, **hydra}).launcher == "mpirun"
 
 
-def test_a_rank_that_dsdoctor_starts_knows_itself() -> None:
-    started = local_ranks(2, port=4711, token="t0k", python="/p", arguments=("--quick",))[1]
+@pytest.mark.parametrize("hosts", ["a,b", "a*1,b*1"])
+def test_a_rank_that_dsdoctor_starts_knows_itself(hosts: str) -> None:
+    order = here(2, port=4711, token="t0k", seconds=9.0, arguments=("--quick",))
+    started = local_ranks(order, python="/p")[1]
 
     assert started.argv == ("/p", "-m", "dsdoctor.comm", "--quick")
-    assert of({**SRUN, **started.environment, "DSDOCTOR_COMM_HOSTS": "a,b"}) == Rank(
+    assert of({**SRUN, **started.environment, "DSDOCTOR_COMM_HOSTS": hosts}) == Rank(
         rank=1,
         world=2,
         local_rank=1,
@@ -159,6 +161,10 @@ def test_a_rank_that_dsdoctor_starts_knows_itself() -> None:
         ({**SRUN, "SLURM_STEP_NODELIST": "node[a"}, "the node list 'node[a' cannot be read"),
         ({"PMIX_RANK": "1"}, "PMIX_RANK=1 says that this is a rank, and PMI_SIZE is not set"),
         ({**BY_HAND, "DSDOCTOR_COMM_RUN": "t", "DSDOCTOR_COMM_HOSTS": "a"}, "names 1 hosts, and WORLD_SIZE is 4"),
+        (
+            {**BY_HAND, "DSDOCTOR_COMM_RUN": "t", "DSDOCTOR_COMM_HOSTS": "a*9999999999"},
+            "names more ranks, and WORLD_SIZE",
+        ),
     ],
 )
 def test_what_clashes_is_named_with_both_facts_and_a_next_step(variables: dict[str, str], said: str) -> None:

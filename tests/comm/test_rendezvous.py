@@ -27,11 +27,10 @@ def test_all_there_is_nothing_to_say() -> None:
 
 
 def test_the_missing_ranks_are_named_with_the_hosts_that_the_launcher_gave_them() -> None:
-    (finding,) = judged(claims()[:2], last_lines={3: "exit status 1: ImportError: libcudart.so.12"})
+    (finding,) = judged(claims()[:2])
 
     assert finding.rule == "rank-missing"
     assert finding.title == "ranks 2-3 (nodeb) never came; waited 30 s at 10.0.0.1:29500"
-    assert "rank 3 wrote: exit status 1: ImportError: libcudart.so.12" in finding.evidence
 
 
 def test_a_rank_that_said_why_it_cannot_come_is_not_called_missing() -> None:

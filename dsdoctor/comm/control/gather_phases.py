@@ -3,12 +3,10 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from dsdoctor.comm.control.messages import News
 from dsdoctor.comm.control.phases import Phase
 from dsdoctor.comm.control.test_run import TestRun
-from dsdoctor.comm.launch.start import gone_file
 from dsdoctor.comm.local import fingerprint
 from dsdoctor.comm.local.checks import examine_all
 from dsdoctor.comm.models import Claim
@@ -32,7 +30,7 @@ def rendezvous(test_run: TestRun, phase: Phase) -> None:
     log, claims = test_run.member.board.log("claims"), list[Claim]()
     until = min(test_run.end, test_run.began + min(test_run.settings.deadline * ARRIVAL, LONGEST_ARRIVAL))
     while not _settled(claims, test_run.me.world) and time.monotonic() < until:
-        absent = {claim.rank for claim in claims} | _last_lines(test_run, claims).keys() | test_run.notices.heard.keys()
+        absent = {claim.rank for claim in claims} | test_run.notices.heard.keys()
         if len(absent) >= test_run.me.world:
             break
         came = len(claims)
@@ -47,7 +45,6 @@ def rendezvous(test_run: TestRun, phase: Phase) -> None:
         me=test_run.me,
         claims=test_run.claims,
         waited=time.monotonic() - test_run.began,
-        last_lines=_last_lines(test_run, test_run.claims),
         notices=test_run.notices.heard,
     )
     phase.findings = tuple(finding for check in rendezvous_checks.CHECKS for finding in check(arrivals))
@@ -96,14 +93,3 @@ def _said(claims: Sequence[Claim], world: int, hosts: tuple[str, ...]) -> str:
     missing = tuple(rank for rank in range(world) if rank not in here)
     absent = f", {named(missing, hosts)} not" if missing else ""
     return f"{world - len(missing)} of {world} ranks are here, on {places} host{'s' * (places != 1)}{absent}"
-
-
-def _last_lines(test_run: TestRun, claims: Sequence[Claim]) -> dict[int, str]:
-    """The last lines of ranks that ended before they came, from files in a folder that rank 0 can read."""
-    here = {claim.rank for claim in claims}
-    found: dict[int, str] = {}
-    for rank in range(test_run.me.world) if test_run.settings.out and test_run.me.launcher == "dsdoctor" else ():
-        path = gone_file(Path(test_run.settings.out or "."), test_run.me.run, rank)
-        if rank not in here and path.is_file():
-            found[rank] = path.read_text(errors="replace").strip()
-    return found

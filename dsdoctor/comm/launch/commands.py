@@ -23,79 +23,80 @@ SSH = (
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """One rank that is to be started: ``argv``, and the variables to be added to this process's. ``host`` "" is this one.
-
-    ``open_stdin``: its stdin must be a pipe that stays open as long as the rank may live. The rank ends when the pipe closes, so it
-    ends with the process that holds the other end, however that one ends.
-    """
+    """One rank that is to be started here: ``argv``, and the variables to be added to this process's."""
 
     rank: int
-    host: str
     argv: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
-    open_stdin: bool = False
 
 
-def local_ranks(
-    count: int,
-    *,
-    port: int,
-    token: str,
-    python: str,
-    arguments: Sequence[str] = (),
-    variables: Mapping[str, str] | None = None,
-) -> tuple[Started, ...]:
-    """``count`` ranks on this machine. ``token`` is random and tells this run from others; ``variables`` are added to all."""
-    argv = (python, "-m", MODULE, *arguments)
+@dataclass(frozen=True, kw_only=True)
+class HostOrder:
+    """The ranks of a host: ``first`` and how many of the whole world, who is the master, and the arguments of each.
+
+    ``token`` is the run's, ``seconds`` the most that they may take, ``hosts`` what ``rank_of`` reads in DSDOCTOR_COMM_HOSTS.
+    """
+
+    first: int
+    count: int
+    world: int
+    master: str
+    port: int
+    token: str
+    hosts: str
+    seconds: float
+    arguments: tuple[str, ...] = ()
+
+
+def local_ranks(order: HostOrder, *, python: str) -> tuple[Started, ...]:
+    """The ranks of an order, on this machine."""
     return tuple(
-        Started(
-            rank=rank,
-            host="",
-            argv=argv,
-            environment={**(variables or {}), **_who(rank, count, rank, count, "127.0.0.1", port, token)},
-        )
-        for rank in range(count)
+        Started(rank=order.first + local, argv=(python, "-m", MODULE, *order.arguments), environment=_who(order, local))
+        for local in range(order.count)
     )
 
 
-def ssh_ranks(
-    hosts: Sequence[Slots],
-    *,
-    master: str,
-    port: int,
-    token: str,
-    python: str,
-    folder: str,
-    arguments: Sequence[str] = (),
-    variables: Mapping[str, str] | None = None,
-    ssh: str = "ssh",
-) -> tuple[Started, ...]:
-    """One ssh for each rank of a hostfile, ranks in its order; every rank starts in ``folder`` with ``variables``.
+def here(count: int, *, port: int, token: str, seconds: float, arguments: Sequence[str] = ()) -> HostOrder:
+    """``count`` ranks on this machine alone. ``token`` is random and tells this run from others."""
+    return HostOrder(
+        first=0,
+        count=count,
+        world=count,
+        master="127.0.0.1",
+        port=port,
+        token=token,
+        hosts="",
+        seconds=seconds,
+        arguments=tuple(arguments),
+    )
 
-    sshd drops connections above its MaxStartups (10 at once that have not logged in, by default): start a host's in small groups.
-    """
-    places = [(host, local) for host in hosts for local in range(host.slots)]
-    names = ",".join(host.name for host, _ in places)
-    started = []
-    for rank, (host, local) in enumerate(places):
-        who = _who(rank, len(places), local, host.slots, master, port, token)
-        every = {**(variables or {}), **who, "DSDOCTOR_COMM_HOSTS": names}
-        command = remote_command((python, "-m", MODULE, *arguments), folder, every)
-        started.append(Started(rank=rank, host=host.name, argv=(ssh, *SSH, host.name, command), open_stdin=True))
-    return tuple(started)
+
+def host_orders(
+    hosts: Sequence[Slots], *, master: str, port: int, token: str, seconds: float, arguments: Sequence[str] = ()
+) -> dict[str, HostOrder]:
+    """The order of each host of a hostfile, ranks in its order."""
+    world, first, orders = sum(host.slots for host in hosts), 0, dict[str, HostOrder]()
+    names = ",".join(f"{host.name}*{host.slots}" for host in hosts)
+    for host in hosts:
+        orders[host.name] = HostOrder(
+            first=first,
+            count=host.slots,
+            world=world,
+            master=master,
+            port=port,
+            token=token,
+            hosts=names,
+            seconds=seconds,
+            arguments=tuple(arguments),
+        )
+        first += host.slots
+    return orders
 
 
 def remote_command(argv: Sequence[str], folder: str, variables: Mapping[str, str]) -> str:
-    """One command for any login shell: ``argv`` in ``folder`` with ``variables``, ended when its stdin closes.
-
-    sshd closes the stdin when the connection goes, and does nothing else: without a terminal a remote process would live on.
-    """
-    script = REMOTE.format(
-        folder=shlex.quote(folder),
-        exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()),
-        command=shlex.join(argv),
-    )
-    return "exec sh -c " + shlex.quote(script)
+    """One command for any login shell: ``argv`` in ``folder`` with ``variables``."""
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    return "exec sh -c " + shlex.quote(f"cd {shlex.quote(folder)} || exit\n{exports}exec {shlex.join(argv)}\n")
 
 
 def torchrun(
@@ -138,26 +139,15 @@ def _master(address: str | None, port: int | None) -> tuple[str, ...]:
     return (*(("--master_addr", address) if address else ()), *(("--master_port", str(port)) if port else ()))
 
 
-def _who(rank: int, world: int, local: int, local_world: int, master: str, port: int, token: str) -> dict[str, str]:
+def _who(order: HostOrder, local: int) -> dict[str, str]:
     """What ``rank_of`` reads."""
     return {
-        TORCHRUN.rank: str(rank),
-        TORCHRUN.world: str(world),
+        TORCHRUN.rank: str(order.first + local),
+        TORCHRUN.world: str(order.world),
         TORCHRUN.local_rank: str(local),
-        TORCHRUN.local_world: str(local_world),
-        "MASTER_ADDR": master,
-        "MASTER_PORT": str(port),
-        "DSDOCTOR_COMM_RUN": token,
+        TORCHRUN.local_world: str(order.count),
+        "MASTER_ADDR": order.master,
+        "MASTER_PORT": str(order.port),
+        "DSDOCTOR_COMM_RUN": order.token,
+        **({"DSDOCTOR_COMM_HOSTS": order.hosts} if order.hosts else {}),
     }
-
-
-REMOTE = """\
-cd {folder} || exit
-{exports}exec 3<&0
-{command} </dev/null 3<&- & rank=$!
-(while read -r _ <&3; do :; done; kill -TERM $rank; sleep 5; kill -KILL $rank) >/dev/null 2>&1 & watch=$!
-exec 3<&-
-wait $rank; status=$?
-kill $watch 2>/dev/null
-exit $status
-"""

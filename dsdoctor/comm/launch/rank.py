@@ -163,7 +163,10 @@ def _run(variables: Variables, launcher: str) -> str:
 
 def _told_hosts(variables: Variables, world: int) -> tuple[str, ...]:
     text = variables.get("DSDOCTOR_COMM_HOSTS", "")
-    hosts = tuple(text.split(",")) if text else ()
+    parts = [part.partition("*") for part in text.split(",")] if text else []
+    if sum(int(count) for _, _, count in parts if count.isdecimal()) > world:
+        raise _clash("DSDOCTOR_COMM_HOSTS names more ranks", f"WORLD_SIZE is {world}", "name one for each rank")
+    hosts = tuple(name for name, _, count in parts for _ in range(int(count) if count.isdecimal() else 1))
     if hosts and len(hosts) != world:
         raise _clash(
             f"DSDOCTOR_COMM_HOSTS names {len(hosts)} hosts", f"WORLD_SIZE is {world}", "name one for each rank"

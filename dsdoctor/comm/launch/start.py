@@ -1,20 +1,22 @@
-"""Starts ranks, and waits until rank 0 has written its report or the time is up. Acts; judges nothing."""
+"""Starts ranks of this machine, and waits until rank 0 has written its report or the time is up. Acts; judges nothing."""
 
 import contextlib
 import os
 import random
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsdoctor.comm.launch.commands import Started
-from dsdoctor.core.files import PRIVATE, open_new, write_text
+from dsdoctor.comm.launch.commands import HostOrder, Started, local_ranks
+from dsdoctor.comm.models import Rank
+from dsdoctor.comm.rendezvous.notices import send_notice
+from dsdoctor.core.files import PRIVATE, open_new
 from dsdoctor.core.processes import end_session, ending_of
 
-RUN = "DSDOCTOR_COMM_RUN"
 PARENT = "DSDOCTOR_COMM_PARENT"
 """The process at whose end a local rank ends too."""
 PORTS = range(20_000, 29_000)
@@ -22,8 +24,8 @@ PORTS = range(20_000, 29_000)
 AFTER = 3.0
 """Seconds in which the other ranks must follow rank 0."""
 LOOK = 0.05
-LOGINS, LOGIN = 8, 1.0
-"""So many connections to one sshd at once, then a pause: it drops those above its MaxStartups that have not logged in."""
+AGAIN = 0.5
+"""Seconds between two attempts to tell rank 0 of a rank that has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,76 +57,121 @@ def free_port() -> int:
     return PORTS[0]
 
 
-def start_all(ranks: Sequence[Started], environment: Mapping[str, str], folder: Path, *, seconds: float) -> RankTold:
-    """Run all ranks, for at most ``seconds``. Whatever happens, no rank is left running."""
-    until = time.monotonic() + seconds
-    processes: list[subprocess.Popen[bytes]] = []
-    ended: dict[int, RankEnded] = {}
+def start_here(order: HostOrder, environment: Mapping[str, str], folder: Path) -> RankTold:
+    """Run all ranks here. Whatever happens, no rank is left running."""
+    until, ended = time.monotonic() + order.seconds, list[RankEnded]()
+    absences = Absences(order)
+    started = LocalRanks(local_ranks(order, python=sys.executable), environment, folder)
     try:
-        for started in ranks:
-            if (
-                started.open_stdin
-                and [other.host for other in ranks[: started.rank]].count(started.host) % LOGINS == LOGINS - 1
-            ):
-                time.sleep(LOGIN)
-            processes.append(_start(started, environment, folder))
-        while processes[0].poll() is None and time.monotonic() < until:
-            _reap(ranks, processes, ended, folder)
+        while started.running(0) and time.monotonic() < until:
+            for each in started.newly_ended():
+                ended.append(each)
+                absences.add(each, socket.gethostname())
+            absences.send()
             time.sleep(LOOK)
         after = min(time.monotonic() + AFTER, until)
-        while any(process.poll() is None for process in processes) and time.monotonic() < after:
+        while started.running() and time.monotonic() < after:
             time.sleep(LOOK)
-        _reap(ranks, processes, ended, folder)
+        ended += started.newly_ended()
     finally:
-        for process in processes:
-            _end(process)
-    return RankTold(document=_output(folder, 0, "out").read_text(errors="replace"), ended=tuple(ended.values()))
+        started.end()
+    return RankTold(document=started.document(), ended=tuple(ended))
 
 
-def _start(started: Started, environment: Mapping[str, str], folder: Path) -> "subprocess.Popen[bytes]":
-    """Rank 0 writes to our own stderr; the output of every other rank goes to its own files."""
-    out_path, err_path = (_output(folder, started.rank, kind) for kind in ("out", "err"))
-    with open_new(out_path, mode=PRIVATE) as out, open_new(err_path, mode=PRIVATE) as err:
-        return subprocess.Popen(
-            list(started.argv),
-            env={**environment, **started.environment, PARENT: str(os.getpid())},
-            stdin=subprocess.PIPE if started.open_stdin else subprocess.DEVNULL,
-            stdout=out,
-            stderr=err if started.rank else None,
-            start_new_session=True,
-        )
+class LocalRanks:
+    """Ranks as processes of this machine, each in a session of its own. Rank 0 writes to our own stderr; the output of every other
+    rank goes to its own files in ``folder``."""
 
+    def __init__(self, ranks: Sequence[Started], environment: Mapping[str, str], folder: Path) -> None:
+        self._ranks, self._environment, self._folder = tuple(ranks), environment, folder
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._ended: set[int] = set()
+        try:
+            for started in self._ranks:
+                self._processes[started.rank] = self._start(started)
+        except BaseException:
+            self.end()
+            raise
 
-def _reap(
-    ranks: Sequence[Started], processes: Sequence["subprocess.Popen[bytes]"], ended: dict[int, RankEnded], folder: Path
-) -> None:
-    """Note which ranks ended, also in a file that rank 0 can read while it waits."""
-    for started, process in zip(ranks, processes, strict=False):
-        code = process.poll()
-        if code is None or started.rank in ended:
-            continue
-        how = ending_of(-code if code < 0 else code << 8)
-        lines = _output(folder, started.rank, "err").read_text(errors="replace").split("\n") if started.rank else []
+    def running(self, rank: int | None = None) -> bool:
+        """Whether that rank runs, or any."""
+        wanted = self._processes.values() if rank is None else [self._processes[rank]]
+        return any(process.poll() is None for process in wanted)
+
+    def newly_ended(self) -> tuple[RankEnded, ...]:
+        """The ranks that ended since the last call."""
+        found = [
+            started
+            for started in self._ranks
+            if started.rank not in self._ended and self._processes[started.rank].poll() is not None
+        ]
+        self._ended |= {started.rank for started in found}
+        return tuple(self._ending(started) for started in found)
+
+    def document(self) -> str:
+        """What rank 0 has written to stdout."""
+        return self._output(0, "out").read_text(errors="replace")
+
+    def end(self) -> None:
+        """Kill what still runs."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                end_session(process.pid)
+            process.wait()
+
+    def _start(self, started: Started) -> "subprocess.Popen[bytes]":
+        out_path, err_path = (self._output(started.rank, kind) for kind in ("out", "err"))
+        with open_new(out_path, mode=PRIVATE) as out, open_new(err_path, mode=PRIVATE) as err:
+            return subprocess.Popen(
+                list(started.argv),
+                env={**self._environment, **started.environment, PARENT: str(os.getpid())},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err if started.rank else None,
+                start_new_session=True,
+            )
+
+    def _ending(self, started: Started) -> RankEnded:
+        code = self._processes[started.rank].returncode
+        lines = self._output(started.rank, "err").read_text(errors="replace").split("\n") if started.rank else []
         verdicts = [line.removeprefix("✗ ") for line in lines if line.startswith("✗ ")]
         last = next((line.strip() for line in (*verdicts, *reversed(lines)) if line.strip()), "")
-        ended[started.rank] = RankEnded(rank=started.rank, host=started.host, how=how, last_line=last[:300])
-        if how and started.rank:
-            made = gone_file(folder, started.environment.get(RUN, ""), started.rank)
-            write_text(made, f"{how}{': ' if last else ''}{last[:300]}", errors="replace")
+        how = ending_of(-code if code < 0 else code << 8)
+        return RankEnded(rank=started.rank, host=socket.gethostname(), how=how, last_line=last[:300])
+
+    def _output(self, rank: int, kind: str) -> Path:
+        return self._folder / f"started-{rank:05d}.{kind}"
 
 
-def gone_file(folder: Path, run: str, rank: int) -> Path:
-    """The file that says that a rank of this run has ended."""
-    return folder / f"gone-{run[:8]}-{rank:05d}.txt"
+class Absences:
+    """Tells rank 0 which ranks ended, and how: of one that never came to it this is the reason. Tried again until it is heard."""
 
+    def __init__(self, order: HostOrder) -> None:
+        self._me = Rank(
+            rank=0,
+            world=order.world,
+            local_rank=0,
+            local_world=None,
+            launcher="dsdoctor",
+            master=order.master,
+            port=order.port,
+            run=order.token,
+        )
+        self._waiting: list[tuple[RankEnded, str]] = []
+        self._next = 0.0
 
-def _output(folder: Path, rank: int, kind: str) -> Path:
-    return folder / f"started-{rank:05d}.{kind}"
+    def add(self, ended: RankEnded, host: str) -> None:
+        """A rank that ended; one that ended well is none."""
+        if ended.how and ended.rank:
+            self._waiting.append((ended, host))
 
+    def send(self) -> None:
+        """Tell what was not heard yet."""
+        if not self._waiting or time.monotonic() < self._next:
+            return
+        self._waiting = [(ended, host) for ended, host in self._waiting if not self._heard(ended, host)]
+        self._next = time.monotonic() + AGAIN
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
-        end_session(process.pid)
-    if process.stdin:
-        process.stdin.close()
-    process.wait()
+    def _heard(self, ended: RankEnded, host: str) -> bool:
+        why = f"its process ended ({ended.how})" + (f": {ended.last_line}" if ended.last_line else "")
+        return send_notice(replace(self._me, rank=ended.rank), host, why, seconds=0.0)

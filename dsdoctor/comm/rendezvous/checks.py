@@ -19,13 +19,11 @@ LATE = 15.0
 @dataclass(frozen=True, kw_only=True)
 class Arrivals:
     """The ranks that came: ``me`` is rank 0 (or, where rank 0 was not reached, the rank that looks), ``claims`` in the
-    order in which they came. ``last_lines`` are what a rank wrote to the common folder before it reached the store,
-    ``notices`` what ranks that cannot come told rank 0."""
+    order in which they came. ``notices`` are what ranks that cannot come told rank 0."""
 
     me: Rank
     claims: tuple[Claim, ...]
     waited: float
-    last_lines: dict[int, str] = field(default_factory=dict)
     notices: dict[int, Notice] = field(default_factory=dict)
 
     @property
@@ -87,7 +85,6 @@ def rank_missing(arrivals: Arrivals) -> Iterator[Finding]:
         return
     here = len({claim.rank for claim in arrivals.claims if claim.rank < me.world})
     evidence = [f"{here} of {me.world} ranks came in {arrivals.waited:.1f} s: {_places(arrivals.claims)}"]
-    evidence += [f"rank {rank} wrote: {words}" for rank, words in sorted(arrivals.last_lines.items())]
     hosts = {me.hosts[rank] for rank in missing if rank < len(me.hosts)}
     there = [step("ssh {host} python -m dsdoctor comm --quick", host=host) for host in sorted(hosts)[:3]]
     connect = step("timeout 5 bash -c '</dev/tcp/$0/$1' {host} {port} && echo reachable", host=me.master, port=me.port)

@@ -1,0 +1,81 @@
+"""The ranks of one host of a hostfile: `python -m dsdoctor.comm.launch.on_host ORDER`, started by one ssh.
+
+ORDER is JSON. What becomes of the ranks goes to stdout, a line of JSON each; rank 0's own words go to stderr. They end when stdin
+closes, so with the process that holds its other end, however that one ends. Imports no torch.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from dsdoctor.comm.launch.commands import HostOrder, local_ranks
+from dsdoctor.comm.launch.start import LOOK, Absences, LocalRanks, RankEnded
+
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostTold:
+    """A line from a host: a rank that ended, or rank 0's document."""
+
+    ended: RankEnded | None = None
+    document: str | None = None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start the ranks and wait for them; 0."""
+    for number in ENDING:
+        signal.signal(number, _leave)
+    order = msgspec.json.decode(arguments[0], type=HostOrder)
+    with tempfile.TemporaryDirectory(prefix="dsdoctor-comm-") as folder:
+        started = LocalRanks(local_ranks(order, python=sys.executable), os.environ, Path(folder))
+        try:
+            _follow(order, started)
+        finally:
+            started.end()
+    return 0
+
+
+def _follow(order: HostOrder, started: LocalRanks) -> None:
+    """Tell what becomes of the ranks, until all have ended, the time is up, or nobody listens any more."""
+    absences = Absences(order)
+    until = time.monotonic() + order.seconds
+    while started.running() and time.monotonic() < until and not _closed():
+        for ended in started.newly_ended():
+            _tell(started, ended)
+            absences.add(ended, socket.gethostname())
+        absences.send()
+    for ended in started.newly_ended():
+        _tell(started, ended)
+
+
+def _tell(started: LocalRanks, ended: RankEnded) -> None:
+    told = [HostTold(ended=ended)]
+    if ended.rank == 0:
+        told.insert(0, HostTold(document=started.document()))
+    for each in told:
+        sys.stdout.buffer.write(msgspec.json.encode(each) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _closed() -> bool:
+    """Whether stdin has closed; waits a moment for that."""
+    return bool(select.select([0], [], [], LOOK)[0]) and os.read(0, 4096) == b""
+
+
+def _leave(*_: object) -> NoReturn:
+    raise SystemExit(143)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
