@@ -80,41 +80,6 @@ def parameters_of(path):
         return sum(parameter.numel() for parameter in AutoModel.from_config(config).parameters())
 
 
-def facts_of(made):
-    """What DeepSpeed will train with."""
-    zero = made.zero_config
-    offload = {"optimizer": zero.offload_optimizer, "param": zero.offload_param}
-    return {
-        "stage": int(made.zero_optimization_stage),
-        "train_batch_size": made.train_batch_size,
-        "micro_batch_size": made.train_micro_batch_size_per_gpu,
-        "accumulation": made.gradient_accumulation_steps,
-        **{
-            f"offload_{what}": str(getattr(section, "device", "none") or "none").split(".")[-1]
-            for what, section in offload.items()
-        },
-        "fp16": bool(enabled(made, "float16_config", "fp16_enabled")),
-        "bf16": bool(enabled(made, "bfloat16_config", "bfloat16_enabled")),
-        "reduce_bucket_size": int(zero.reduce_bucket_size),
-        "allgather_bucket_size": int(zero.allgather_bucket_size),
-    }
-
-
-def enabled(made, section, older):
-    holder = getattr(made, section, None)
-    return getattr(holder, "enabled", False) if holder is not None else getattr(made, older, False)
-
-
-def removed(section):
-    """Keys at the top whose presence alone is refused."""
-    found = {}
-    for key in [each["name"] for each in section["keys"]]:
-        told = [str(keys.attempt({**keys.BASE, key: value}, keys.Notes())[1]) for value in (None, {}, False)]
-        if told[0] != "None" and len(set(told)) == 1 and "removed" in told[0]:
-            found[key] = told[0]
-    return found
-
-
 def main():
     asked = request()
     if asked["source"]:
@@ -133,7 +98,7 @@ def main():
         pretend(1)
         sections, by_model = keys.sections()
         answer["sections"] = sections
-        answer["removed"] = removed(next(section for section in sections if not section["path"]))
+        answer["removed"] = keys.removed(sections)
         import config_optimizer as optimizer
         import config_stages as stages
 
@@ -173,7 +138,7 @@ def judge(asked, answer, by_model, optimizer):
     made, answer["refusals"] = keys.judge(sized, by_model)
     if made is None:
         return
-    answer["facts"] = facts_of(made)
+    answer["facts"] = keys.facts_of(made)
     optimizer.leave_ops_out()
     try:
         answer.update(optimizer.ask(made, config))

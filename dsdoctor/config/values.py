@@ -1,6 +1,7 @@
 """Values that DeepSpeed refuses, or takes as they are where it wants something else. Generators of verdicts."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -95,7 +96,12 @@ def _clash(kind: str, value: Any) -> str | None:
     if kind in {"int", "float"}:
         if isinstance(value, bool) or isinstance(value, float | int) is False:
             return ""
-        return "" if kind == "int" and isinstance(value, float) and not value.is_integer() else None
+        # accelerate writes infinity into steps_per_print
+        return (
+            ""
+            if kind == "int" and isinstance(value, float) and math.isfinite(value) and not value.is_integer()
+            else None
+        )
     return None if isinstance(value, {"str": str, "dict": dict, "list": list}[kind]) else ""
 
 

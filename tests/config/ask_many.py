@@ -23,12 +23,11 @@ def main():
 
         ask_config.pretend(1)
         sections, by_model = config_keys.sections()
-        top = next(section for section in sections if not section["path"])
         folder = str(Path(deepspeed.__file__).parent)
         first = {
             "version": deepspeed.__version__,
             "sections": sections,
-            "removed": ask_config.removed(top),
+            "removed": config_keys.removed(sections),
             "names": config_optimizer.names(),
             "stages": config_stages.of_fields(folder, by_model),
         }

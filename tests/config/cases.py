@@ -127,7 +127,12 @@ BAD: dict[str, dict[str, dict[str, Any]]] = {
     "config-two-precisions": {"fp16 and bf16": base(fp16={"enabled": True}, bf16={"enabled": True})},
     "config-refused": {"sum at stage 3": zero(3) | {"gradient_allreduce_op": "sum"}},
     "config-batch-sizes-clash": {
-        "8 is not 3 x 2": {**base(), "train_batch_size": 8, "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2},
+        "8 is not 3 x 2": {
+            **base(),
+            "train_batch_size": 8,
+            "train_micro_batch_size_per_gpu": 3,
+            "gradient_accumulation_steps": 2,
+        },
         "7 by 2": {**base(), "train_batch_size": 7, "train_micro_batch_size_per_gpu": 2},
         "smaller than a micro batch": {**base(), "train_batch_size": 2, "train_micro_batch_size_per_gpu": 4},
         "minus": {**base(), "train_batch_size": -4},
@@ -187,30 +192,47 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "the least": {"train_micro_batch_size_per_gpu": 2},
     "optimizer only": {"train_batch_size": 4, "optimizer": ADAM},
     "batch sizes of one rank": base(train_micro_batch_size_per_gpu=2, gradient_accumulation_steps=2),
-    "micro batch with accumulation": {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3, "optimizer": SGD},
+    "micro batch with accumulation": {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 3,
+        "optimizer": SGD,
+    },
     "bf16": base(bf16={"enabled": True}),
     "fp16 off with a scale": base(fp16={"enabled": False, "loss_scale": 0, "initial_scale_power": 16, "hysteresis": 2}),
     "clipping off": base(gradient_clipping=0.0),
     "clipping": base(gradient_clipping=1, prescale_gradients=False, gradient_predivide_factor=1.0),
     "WarmupLR": base(scheduler=WARMUP),
-    "WarmupDecayLR": with_scheduler("WarmupDecayLR", {"total_num_steps": 100, "warmup_num_steps": 10, "warmup_type": "linear"}),
+    "WarmupDecayLR": with_scheduler(
+        "WarmupDecayLR", {"total_num_steps": 100, "warmup_num_steps": 10, "warmup_type": "linear"}
+    ),
     "WarmupCosineLR": with_scheduler("WarmupCosineLR", {"total_num_steps": 100, "warmup_num_steps": 10}),
     "OneCycle": with_scheduler("OneCycle", {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-3, "cycle_momentum": False}),
     "a scheduler of torch": with_scheduler("StepLR", {"step_size": 10, "gamma": 0.5}),
     "an optimizer of torch": with_optimizer("RMSprop", {"lr": 1e-3, "alpha": 0.9}),
     "stage 1": zero(1),
     "stage 1 in bf16": zero(1) | {"bf16": {"enabled": True}},
-    "stage 2": zero(2, contiguous_gradients=True, overlap_comm=True, reduce_scatter=True, allgather_bucket_size=200000000),
-    "stage 2 with 5e5": zero(2) | {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e5, "round_robin_gradients": True}},
-    "stage 3": zero(3, stage3_max_live_parameters=1e6, stage3_prefetch_bucket_size=5000, stage3_param_persistence_threshold=100),
+    "stage 2": zero(
+        2, contiguous_gradients=True, overlap_comm=True, reduce_scatter=True, allgather_bucket_size=200000000
+    ),
+    "stage 2 with 5e5": zero(2)
+    | {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e5, "round_robin_gradients": True}},
+    "stage 3": zero(
+        3, stage3_max_live_parameters=1e6, stage3_prefetch_bucket_size=5000, stage3_param_persistence_threshold=100
+    ),
     "stage 3 saved whole": zero(3, stage3_gather_16bit_weights_on_model_save=True) | {"bf16": {"enabled": True}},
     "stage 3 by their other names": zero(3, prefetch_bucket_size=5000, max_live_parameters=1000000, sub_group_size=1e6),
     "offload switched off": zero(3, offload_optimizer={"device": "none"}, offload_param={"device": "none"}),
     "parameters on the host": zero(3, offload_param={"device": "cpu", "pin_memory": False}),
     "activation checkpointing": base(
-        activation_checkpointing={"partition_activations": False, "cpu_checkpointing": False, "number_checkpoints": None}
+        activation_checkpointing={
+            "partition_activations": False,
+            "cpu_checkpointing": False,
+            "number_checkpoints": None,
+        }
     ),
-    "monitors": base(tensorboard={"enabled": False, "output_path": "runs", "job_name": "a"}, csv_monitor={"enabled": False}),
+    "monitors": base(
+        tensorboard={"enabled": False, "output_path": "runs", "job_name": "a"}, csv_monitor={"enabled": False}
+    ),
     "flops profiler": base(flops_profiler={"enabled": False, "profile_step": 1, "module_depth": -1, "detailed": True}),
     "comms logger": base(comms_logger={"enabled": False, "verbose": False, "prof_all": True, "debug": False}),
     "aio": base(aio={"block_size": 1048576, "queue_depth": 8, "single_submit": False, "overlap_events": True}),
@@ -228,24 +250,39 @@ HEALTHY: dict[str, dict[str, Any]] = {
         "gradient_clipping": 1.0,
         "bf16": {"enabled": True},
         "wall_clock_breakdown": False,
-        "zero_optimization": {"stage": 2, "allgather_partitions": True, "reduce_bucket_size": 50000, "overlap_comm": False},
+        "zero_optimization": {
+            "stage": 2,
+            "allgather_partitions": True,
+            "reduce_bucket_size": 50000,
+            "overlap_comm": False,
+        },
     },
 }
 
 ARGUMENTS = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 20, "learning_rate": 1e-3}
-AUTO_SIZES = {name: "auto" for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")}
+AUTO_SIZES = dict.fromkeys(
+    ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto"
+)
 AUTO_ADAM = {
     "type": "AdamW",
     "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto", "torch_adam": True},
 }
-AUTO_WARMUP = {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}}
+AUTO_WARMUP = {
+    "type": "WarmupLR",
+    "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
+}
 AUTO_DECAY = {"type": "WarmupDecayLR", "params": {**AUTO_WARMUP["params"], "total_num_steps": "auto"}}  # type: ignore[dict-item]
 AUTO_PRECISION = {"fp16": {"enabled": "auto", "loss_scale_window": 1000}, "bf16": {"enabled": "auto"}}
 
 FOR_TRAINER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Trainer, stage 0": ({**AUTO_SIZES, "zero_optimization": {"stage": 0}, "gradient_clipping": "auto"}, ARGUMENTS),
     "Trainer, stage 2": (
-        {**AUTO_SIZES, **AUTO_PRECISION, "zero_optimization": {"stage": 2, "reduce_bucket_size": 2e5}, "optimizer": AUTO_ADAM},
+        {
+            **AUTO_SIZES,
+            **AUTO_PRECISION,
+            "zero_optimization": {"stage": 2, "reduce_bucket_size": 2e5},
+            "optimizer": AUTO_ADAM,
+        },
         {**ARGUMENTS, "bf16": True},
     ),
     "Trainer, stage 2, WarmupLR": (

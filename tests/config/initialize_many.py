@@ -35,7 +35,9 @@ def tried(config, torch, deepspeed):
     outcome = {"failed": "initialize", "error": "", "facts": None}
     more = {} if "optimizer" in config else {"optimizer": torch.optim.AdamW(model.parameters(), lr=1e-3)}
     try:
-        engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=copy.deepcopy(config), **more)
+        engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=model.parameters(), config=copy.deepcopy(config), **more
+        )
         outcome["facts"] = facts_of(engine)
         outcome["failed"] = "step"
         dtype = next(engine.module.parameters()).dtype
