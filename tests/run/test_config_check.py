@@ -1,4 +1,4 @@
-"""``--config-check``: the configuration of each engine is judged before `deepspeed.initialize`, by the DeepSpeed of that process."""
+"""``--config-check``: the configuration of each engine is judged before `deepspeed.initialize`, by the DeepSpeed of the process."""
 
 import base64
 import json
@@ -16,7 +16,8 @@ from dsdoctor.run.__main__ import parse_command_line
 from dsdoctor.run.config_check import config_of
 
 BAD = {"train_batch_size": 4, "zero_optimisation": {"stage": 2}, "gradient_clipping": "auto"}
-GOOD = {"train_batch_size": 4, "zero_optimization": {"stage": 1}, "steps_per_print": float("inf")}
+GOOD = {"train_batch_size": 4, "zero_optimization": {"stage": 1}}
+OF_ACCELERATE = {**GOOD, "steps_per_print": float("inf")}
 TRAIN = """
 import deepspeed, json, sys, torch
 deepspeed.init_distributed("gloo")
@@ -64,13 +65,11 @@ def test_the_option_is_understood(tmp_path: Path) -> None:
         parse_command_line(["--config-check=loud", str(script)], {})
 
 
-def trained(
-    folder: Path, mode: str, port: int, *configs: dict[str, Any], rank: int = 0
-) -> "subprocess.CompletedProcess[str]":
+def trained(folder: Path, mode: str, port: int, *configs: dict[str, Any]) -> "subprocess.CompletedProcess[str]":
     (folder / "train.py").write_text(TRAIN)
     (folder / "configs.json").write_text(json.dumps(configs))
     variables = {
-        "RANK": str(rank),
+        "RANK": "0",
         "WORLD_SIZE": "1",
         "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
@@ -93,7 +92,7 @@ def trained(
 
 @pytest.mark.slow
 def test_a_bad_configuration_is_told_once_and_a_good_one_is_not(tmp_path: Path) -> None:
-    done = trained(tmp_path, "warn", 29791, GOOD, BAD, BAD)
+    done = trained(tmp_path, "warn", 29791, OF_ACCELERATE, BAD, BAD)
     said = [line for line in done.stderr.splitlines() if line.startswith("dsdoctor [rank 0]: ")]
 
     assert done.returncode == 0, done.stderr[-2000:]
