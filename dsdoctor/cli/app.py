@@ -62,6 +62,10 @@ COMMANDS = {
     "cache verify": CommandEntry(nothing={"folder": None, "limit": None, "whole": None}),
     "record": CommandEntry(place="dsdoctor.cli.record:record_command", nothing={"file": None}),
     "compare": CommandEntry(place="dsdoctor.cli.compare:compare_command", filters=True, nothing={"differences": ()}),
+    "config": CommandEntry(
+        place="dsdoctor.cli.config:config_command",
+        nothing={"deepspeed": None, "effective": None, "filled": (), "corrections": ()},
+    ),
     "comm": CommandEntry(place="dsdoctor.cli.comm:comm_command", nothing={"report": None}),
     "trace": CommandEntry(place="dsdoctor.cli.trace:app", filters=True),
     "trace show": CommandEntry(nothing={"traces": (), "lines": ()}),

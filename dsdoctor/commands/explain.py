@@ -7,6 +7,7 @@ from dataclasses import replace
 from dsdoctor import checks
 from dsdoctor.builder import manual as building
 from dsdoctor.comm import manual as comm
+from dsdoctor.config import manual as configurations
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.manual import ManualPage, page_lines, parse_page
 from dsdoctor.diagnosis import manual as logs
@@ -39,6 +40,8 @@ def pages(rule: str) -> Iterator[tuple[str, ManualPage]]:
         yield "Between ranks", parse_page(page)
     if page := building.PAGES.get(rule):
         yield "", parse_page(page)
+    if page := configurations.PAGES.get(rule):
+        yield "", parse_page(page)
     if page := logs.PAGES.get(rule):
         yield "In a log", parse_page(page)
     if page := problems.MANUAL.get(rule):
@@ -55,6 +58,7 @@ def every_rule() -> tuple[str, ...]:
                 *verdict.manual_pages(),
                 *comm.manual_pages(),
                 *building.PAGES,
+                *configurations.PAGES,
                 *logs.PAGES,
                 *problems.MANUAL,
             }

@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -29,13 +29,14 @@ class RunOrder:
 
     ``python``: the prefix and ``sys.hexversion`` of the one that is meant. ``main``: the pid of the script's own process.
     ``watch``: the function to call with each engine, ``module:name``. ``options``: its keyword arguments; None watches
-    nothing.
+    nothing. ``config_check``: "warn", "strict" or "off", what becomes of a doubtful DeepSpeed configuration.
     """
 
     python: str
     main: int
     watch: str
     options: dict[str, Any] | None
+    config_check: str = "off"
 
     def text(self) -> str:
         """As the value of an environment variable."""
@@ -47,7 +48,7 @@ def ready(fields: dict[str, Any]) -> None:
     order = RunOrder(**fields)
     process = WatchedProcess(order)
     atexit.register(process.end)
-    if order.options is None:
+    if order.options is None and order.config_check == "off":
         return
     sys.meta_path.insert(0, AfterImport("deepspeed", process.wrap))
     if "deepspeed" in sys.modules:
@@ -62,16 +63,33 @@ class WatchedProcess:
         self.pid = os.getpid()
         self.imported = False
         self.engines = 0
+        self.config_check: Any = None
 
     def wrap(self, deepspeed: ModuleType) -> None:
         """Put a watched ``initialize`` in the place of DeepSpeed's."""
         self.imported = True
         original = getattr(deepspeed, "initialize", None)
         if callable(original):
-            deepspeed.initialize = watched(original, self.watch)  # type: ignore[attr-defined]
+            deepspeed.initialize = watched(original, self.watch, self.check_config)  # type: ignore[attr-defined]
+
+    def check_config(self, initialize: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Judge the configuration that a call of ``initialize`` is given."""
+        if self.order.config_check == "off":
+            return
+        try:
+            if self.config_check is None:
+                check = importlib.import_module("dsdoctor.run.config_check").ConfigCheck
+                self.config_check = check(self.order.config_check, speaks=rank() in {None, "0"}, say=say)
+            self.config_check.before(initialize, args, kwargs)
+        except UsageError as error:
+            stop(error)
+        except Exception as error:  # an error of dsdoctor's own must not end a training
+            say(f"! the configuration was not judged: {type(error).__name__}: {error}")
 
     def watch(self, made: Sequence[Any]) -> None:
         """Watch the engine that ``initialize`` returned first. A watch that fails is a warning, and the training goes on."""
+        if self.order.options is None:
+            return
         self.engines += 1
         module, _, function = self.order.watch.partition(":")
         try:
@@ -107,11 +125,15 @@ class WatchedProcess:
             )
 
 
-def watched(initialize: Callable[..., Any], follow: Callable[[Any], None]) -> Callable[..., Any]:
-    """``initialize``, which also hands what it made to ``follow``."""
+def watched(
+    initialize: Callable[..., Any], follow: Callable[[Any], None], before: Callable[..., None] | None = None
+) -> Callable[..., Any]:
+    """``initialize``, which also hands what it is given to ``before``, and what it made to ``follow``."""
 
     @functools.wraps(initialize)
     def initialize_watched(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(initialize, args, kwargs)
         try:
             made = initialize(*args, **kwargs)
         except BaseException as error:

@@ -1,0 +1,150 @@
+"""Print what the DeepSpeed of this interpreter makes of a configuration. The request is JSON in DSDOCTOR_CONFIG_0, _1, ...
+
+The request: config (None asks for what DeepSpeed knows only), world (ranks, None for unknown), source (a folder to import DeepSpeed
+from), arguments (a file of TrainingArguments), accelerate (a file), model (a folder or file that transformers reads).
+Trains nothing, compiles nothing, writes nothing. The answer is one line of JSON.
+"""
+
+import contextlib
+import itertools
+import json
+import logging
+import math
+import os
+import sys
+import warnings
+
+sys.dont_write_bytecode = True
+import config_keys as keys  # noqa: E402
+
+
+def request():
+    pieces = itertools.takewhile(
+        lambda piece: piece is not None, (os.environ.pop(f"DSDOCTOR_CONFIG_{n}", None) for n in itertools.count())
+    )
+    return json.loads("".join(pieces))
+
+
+def pretend(world):
+    """So many ranks, none of which is started. This process ends with the answer."""
+    from deepspeed import comm
+
+    comm.get_rank = lambda *_, **__: 0
+    comm.get_world_size = lambda *_, **__: world
+
+
+def smallest_world(config):
+    """The number of ranks that the three batch sizes imply; 1 where they leave it open."""
+    sizes = [config.get(name) for name in keys.BATCH]
+    if all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
+        train, micro, accumulation = sizes
+        return max(1, train // (micro * accumulation))
+    return 1
+
+
+def failure(error):
+    return f"{type(error).__name__}: {error}"
+
+
+def filled_by(asked, answer):
+    """The configuration with its "auto" filled in, where somebody is named who does that."""
+    config, world = asked["config"], asked["world"]
+    if not (asked["arguments"] or asked["accelerate"]):
+        return config
+    try:
+        import config_fill as fill
+
+        model = fill.model_of(asked["model"])
+        if asked["accelerate"]:
+            filled, facts = fill.fill_by_accelerate(config, asked["accelerate"], model)
+            answer["accelerate"] = facts
+            world = world or facts["processes"]
+        if asked["arguments"]:
+            given = fill.read_arguments(asked["arguments"])
+            filled = fill.fill_by_trainer(config, given, world, model)
+        answer["filled"] = filled.answer()
+        answer["world"] = world
+        return filled.config
+    except Exception as error:
+        answer["not_filled"] = failure(error)
+        return config
+
+
+def parameters_of(path):
+    """How many parameters a model of that configuration has; it is made without memory for them."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in AutoModel.from_config(config).parameters())
+
+
+def main():
+    asked = request()
+    if asked["source"]:
+        sys.path.insert(0, asked["source"])
+    # transformers, accelerate and DeepSpeed talk while they are imported
+    with contextlib.redirect_stdout(sys.stderr):
+        import deepspeed
+
+        logging.disable(logging.CRITICAL)
+        warnings.simplefilter("ignore")
+        answer = {
+            "version": deepspeed.__version__,
+            "location": os.path.dirname(deepspeed.__file__),
+            "world": asked["world"],
+        }
+        pretend(1)
+        sections, by_model = keys.sections()
+        answer["sections"] = sections
+        answer["removed"] = keys.removed(sections)
+        import config_optimizer as optimizer
+        import config_stages as stages
+
+        answer["names"] = optimizer.names()
+        answer["stages"] = stages.of_fields(os.path.dirname(deepspeed.__file__), by_model)
+        if asked["config"] is not None:
+            judge(asked, answer, by_model, optimizer)
+        if asked["model"]:
+            try:
+                answer["parameters"] = parameters_of(asked["model"])
+            except Exception as error:
+                answer["not_asked"] = failure(error)
+    print("DSDOCTOR " + json.dumps(finite(answer)))
+
+
+def finite(value):
+    """JSON has no infinity, which accelerate writes into steps_per_print."""
+    if isinstance(value, dict):
+        return {str(key): finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def without_auto_sizes(config):
+    """A batch size that is "auto" is left to whoever fills it in: text could only be refused."""
+    return {key: value for key, value in config.items() if key not in keys.BATCH or value != "auto"}
+
+
+def judge(asked, answer, by_model, optimizer):
+    config = filled_by(asked, answer)
+    answer["config"] = config
+    sized = without_auto_sizes(config)
+    if "filled" in answer or len(sized) < len(config):
+        keys.keep_a_batch_size(sized)
+    pretend(answer["world"] or smallest_world(config))
+    made, answer["refusals"] = keys.judge(sized, by_model)
+    if made is None:
+        return
+    answer["facts"] = keys.facts_of(made)
+    optimizer.leave_ops_out()
+    try:
+        answer.update(optimizer.ask(made, config))
+    except Exception as error:
+        answer["not_asked"] = failure(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The command that judges a DeepSpeed configuration: config."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Group
+from cyclopts.validators import Number
+
+from dsdoctor.cli.ending import FOUND, OK, print_result
+from dsdoctor.cli.options import Json
+from dsdoctor.commands.config import ConfigOrder, fix_config, judge_config, parse_gpus
+from dsdoctor.config.judge import corrections_of
+from dsdoctor.core.finding import has_error
+from dsdoctor.core.options import OUTPUT, TARGET, argument, option
+from dsdoctor.core.requests import MachineFile, PythonPath
+from dsdoctor.report.config import config_lines, fixed_lines
+
+BESIDE = Group("What the training is beside it", sort_key=1)
+
+File = Annotated[
+    str, argument(help="ds_config.json (JSON or Hjson), or its text in base64, as --deepspeed_config takes it.")
+]
+Arguments = Annotated[
+    Path | None,
+    option(
+        name="--hf", metavar="ARGS.json|train.yaml", group=BESIDE,
+        help='TrainingArguments of transformers: each "auto" is filled in as the Trainer does, the rest compared.',
+    ),
+]  # fmt: skip
+AccelerateFile = Annotated[
+    Path | None,
+    option(name="--accelerate", metavar="CONFIG.yaml", group=BESIDE, help="accelerate's configuration, judged alike."),
+]
+Model = Annotated[
+    Path | None,
+    option(
+        name="--model",
+        metavar="CONFIG.json|DIR",
+        group=BESIDE,
+        help="The model's config.json: sizes that depend on it.",
+    ),
+]
+World = Annotated[
+    int | None,
+    option(
+        name="--world", metavar="N", validator=Number(gte=1), group=BESIDE,
+        help="Data-parallel ranks, for the batch sizes. Default: what fits them.",
+    ),
+]  # fmt: skip
+Gpus = Annotated[
+    str | None, option(name="--gpus", metavar="8x80G", group=BESIDE, help="The GPUs; --world, if that is not given.")
+]
+Source = Annotated[
+    str | None,
+    option(
+        name="--source", metavar="DIR|SDIST|VERSION", group=TARGET,
+        help="Ask this DeepSpeed instead of the installed one. It needs the environment's torch.",
+    ),
+]  # fmt: skip
+FixOut = Annotated[
+    Path | None,
+    option(
+        name="--fix", metavar="OUT", group=OUTPUT,
+        help="Write the corrected configuration there, comments kept. The file itself is never touched.",
+    ),
+]  # fmt: skip
+
+
+def config_command(
+    file: File,
+    /,
+    *,
+    hf: Arguments = None,
+    accelerate: AccelerateFile = None,
+    model: Model = None,
+    world: World = None,
+    gpus: Gpus = None,
+    machine: MachineFile = None,
+    fix: FixOut = None,
+    source: Source = None,
+    python: PythonPath = sys.executable,
+    as_json: Json = False,
+) -> int:
+    """Say what DeepSpeed will make of a configuration, before a GPU is touched: what it ignores, refuses or misreads.
+
+    The installed DeepSpeed is asked itself, in a process of its own: which keys it reads, what it refuses, which optimizer and
+    scheduler it makes of them. Trains nothing, compiles nothing.
+
+    Example: dsdoctor config ds_config.json --hf training_args.json --world 8
+    """
+    order = ConfigOrder(file=file, python=python, arguments=hf, accelerate=accelerate, model=model, machine=machine)
+    counted = parse_gpus(gpus) if gpus is not None else None
+    order = replace(order, world=world or counted, source=source)
+    fixed = fix_config(order, fix) if fix is not None else None
+    judged = fixed.after if fixed else judge_config(order)
+    print_result(
+        "config",
+        as_json,
+        fixed_lines(fixed, str(fix)) if fixed else config_lines(judged),
+        judged.findings,
+        deepspeed=judged.asked.version,
+        effective=judged.asked.facts,
+        filled=judged.asked.filled.filled if judged.asked.filled else (),
+        corrections=fixed.corrections if fixed else tuple(corrections_of(judged.verdicts)),
+    )
+    return FOUND if has_error(judged.findings) else OK

@@ -1,0 +1,185 @@
+"""config: a DeepSpeed configuration -> what the installed DeepSpeed will make of it, as findings; and a corrected text."""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dsdoctor.builder.plan.choices import accelerator_of
+from dsdoctor.builder.source.fetch import lay_out
+from dsdoctor.builder.source.op_config import ops_of_config
+from dsdoctor.builder.source.training_config import training_configs
+from dsdoctor.commands.observe import Observation, observe
+from dsdoctor.config.answer import Asked, walk
+from dsdoctor.config.ask import Request, ask
+from dsdoctor.config.correct import correct
+from dsdoctor.config.huggingface import filled_lines
+from dsdoctor.config.judge import ConfigJudged, Fixed, corrections_of, judge
+from dsdoctor.config.question import Correction, Question
+from dsdoctor.config.read import ReadConfig, parse, read
+from dsdoctor.core.errors import ImpossiblePlan, UsageError
+from dsdoctor.core.files import check_target, write_text
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.machine import Gap
+from dsdoctor.core.requests import BuildRequest
+from dsdoctor.core.workspace import cache_folder, private_folder, workspace
+
+NEEDED_BY_EVERY_CPU_TRAINING = "deepspeed_shm_comm"
+
+
+MOST_PASSES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigOrder:
+    """What the user asks. ``arguments``: a file of TrainingArguments; ``accelerate``: accelerate's file; ``model``: what
+    transformers reads; ``world``: ranks; ``source``: another DeepSpeed than the one that is installed."""
+
+    file: str
+    python: str
+    arguments: Path | None = None
+    accelerate: Path | None = None
+    model: Path | None = None
+    world: int | None = None
+    machine: Path | None = None
+    source: str | None = None
+
+
+def judge_config(order: ConfigOrder) -> ConfigJudged:
+    """Judge a configuration. Raises UsageError for what is none, ImpossiblePlan where no DeepSpeed answers."""
+    found = read(order.file)
+    _look_for(order)
+    return _judge(order, found, observe(order.python, order.machine, whole=False))
+
+
+def fix_config(order: ConfigOrder, out: Path) -> Fixed:
+    """Judge a configuration, write a corrected one to ``out``, and judge that. Raises UsageError where it cannot be written."""
+    found = read(order.file)
+    _look_for(order)
+    check_target(out)
+    if out.exists() and Path(order.file).exists() and out.samefile(order.file):
+        raise UsageError(f"--fix {out} is the file itself, which is never touched", hint="--fix corrected.json")
+    observation = observe(order.python, order.machine, whole=False)
+    before = after = _judge(order, found, observation)
+    made: list[Correction] = []
+    in_place, plain = True, bool(order.arguments or order.accelerate)
+    # a section that had another name is judged only once it has the right one
+    for _ in range(MOST_PASSES):
+        corrections = tuple(corrections_of(after.verdicts))
+        if not corrections and (after.read.plain_json or not plain):
+            break
+        corrected = correct(after.read.text, after.read.config, corrections, plain_json=plain)
+        if not corrected.made and corrected.text == after.read.text:
+            break
+        made += corrected.made
+        in_place = in_place and corrected.in_place
+        after = _judge(order, parse(corrected.text, found.name), observation)
+    write_text(out, after.read.text)
+    return Fixed(before=before, after=after, corrections=tuple(made), in_place=in_place)
+
+
+def _judge(order: ConfigOrder, found: ReadConfig, observation: Observation) -> ConfigJudged:
+    asked = _ask(order, found, observation)
+    question = Question(
+        config=found.config,
+        asked=asked,
+        file=order.file if found.name == order.file else "ds_config.json",
+        plain_json=found.plain_json,
+        filled_by="transformers" if order.arguments else "accelerate" if order.accelerate else "",
+        capabilities=_capabilities(observation),
+        missing_ops={},
+        folders={
+            str(value): Path(str(value)).is_dir() for path, value in walk(found.config) if path[-1] == "nvme_path"
+        },
+    )
+    question = replace(question, missing_ops=_missing_ops(question, observation))
+    return ConfigJudged(read=found, asked=asked, verdicts=judge(question), filled=tuple(filled_lines(question)))
+
+
+def parse_gpus(text: str) -> int:
+    """How many GPUs ``8x80G`` are. Raises UsageError for what says no such thing.
+
+    >>> parse_gpus("8x80G"), parse_gpus("4")
+    (8, 4)
+    """
+    found = re.fullmatch(r"([1-9]\d{0,5})(?:x\d+(?:\.\d+)?G(?:i?B)?)?", text)
+    if not found:
+        raise UsageError(f"--gpus {text!r} says no number of GPUs", hint="--gpus 8x80G: eight of 80 GB")
+    return int(found[1])
+
+
+def _look_for(order: ConfigOrder) -> None:
+    """The files beside it are looked for before anything is asked."""
+    for option, path in (("--hf", order.arguments), ("--accelerate", order.accelerate)):
+        if path is not None and not path.is_file():
+            raise UsageError(f"{option} {path} is not there", hint=f"{option} FILE, a JSON or YAML file")
+    if order.model is not None and not order.model.exists():
+        raise UsageError(f"--model {order.model} is not there", hint="--model config.json, or the folder that holds it")
+
+
+def _ask(order: ConfigOrder, found: ReadConfig, observation: Observation) -> Asked:
+    host = LocalHost()
+    python = (
+        observation.machine.python.executable if observation.is_here and observation.machine.python else order.python
+    )
+    request = Request(
+        config=found.config,
+        world=order.world,
+        arguments=_name(order.arguments),
+        accelerate=_name(order.accelerate),
+        model=_name(order.model),
+    )
+    accelerator = accelerator_of(observation.machine, BuildRequest())
+    if order.source is None:
+        return _answered(ask(host, python, request, accelerator=accelerator), order)
+    with workspace(private_folder(cache_folder(host))) as place:
+        laid = lay_out(host, order.source, place / "source", cache=cache_folder(host), python=python, offline=False)
+        request = replace(request, source=str(laid.folder))
+        return _answered(ask(host, python, request, accelerator=accelerator), order)
+
+
+def _answered(answer: Asked | Gap, order: ConfigOrder) -> Asked:
+    if not isinstance(answer, Gap):
+        return answer
+    missing = re.search(r"No module named '(\w+)", answer.reason)
+    name = missing[1] if missing else ""
+    if name == "deepspeed":
+        message, hint = (
+            f"no DeepSpeed is installed for {order.python}",
+            "dsdoctor install, or --source 0.19.8 asks another one",
+        )
+    elif name == "torch":
+        message, hint = (
+            f"no torch is installed for {order.python}, and DeepSpeed needs it",
+            "name the training's Python: --python PATH",
+        )
+    else:
+        message, hint = (
+            f"DeepSpeed could not be asked: {answer.reason}",
+            "dsdoctor check says what is the matter with it",
+        )
+    raise ImpossiblePlan(message, hint=hint)
+
+
+def _name(path: Path | None) -> str:
+    return str(path.absolute()) if path else ""
+
+
+def _capabilities(observation: Observation) -> tuple[str, ...]:
+    machine = observation.machine
+    by_torch = machine.torch.capabilities if machine.torch else ()
+    return tuple(sorted({*by_torch, *(gpu.capability for gpu in machine.gpus if gpu.capability)}))
+
+
+def _missing_ops(question: Question, observation: Observation) -> dict[str, str]:
+    """Ops that the configuration loads and the installed DeepSpeed does not hold, with the reason."""
+    installed = observation.machine.deepspeed
+    if installed is None:
+        return {}
+    try:
+        decided = training_configs(question.judged, name=question.file)
+    except UsageError:
+        # what is wrong in it is told by the other checks
+        return {}
+    wanted = ops_of_config(decided, accelerator=accelerator_of(observation.machine, BuildRequest()))
+    ours = {op: why for op, why in wanted.items() if op not in installed.installed_ops}
+    return {} if set(ours) == {NEEDED_BY_EVERY_CPU_TRAINING} else ours

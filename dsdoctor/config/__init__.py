@@ -1,0 +1,1 @@
+"""A DeepSpeed configuration, and what an installed DeepSpeed answers about it -> findings, and a corrected file."""

@@ -1,0 +1,60 @@
+"""The three batch sizes against each other and against the number of ranks."""
+
+from collections.abc import Iterator
+
+from dsdoctor.config.answer import dotted
+from dsdoctor.config.question import Correction, Question, Verdict
+from dsdoctor.config.values import BATCH, _is_batch
+from dsdoctor.core.finding import Finding
+
+TRAIN, MICRO, ACCUMULATION = BATCH
+
+
+def batch_sizes(question: Question) -> Iterator[Verdict]:
+    """What DeepSpeed's own arithmetic says, for the number of ranks that is named, else for one that could be."""
+    for refusal in question.asked.refusals:
+        if refusal.kind == "no batch size":
+            title = f"neither {TRAIN} nor {MICRO} is given, and DeepSpeed refuses to start"
+            fix = f"set {MICRO}: what one GPU takes at once"
+            yield Verdict(finding=Finding.error("config-batch-missing", title, evidence=(refusal.message,), fix=fix))
+        elif _is_batch(refusal):
+            yield _clash(question, refusal.message)
+
+
+def batch_size_for_one_world(question: Question) -> Iterator[Verdict]:
+    """All three are given: they fit one number of ranks, which nobody named."""
+    sizes = [question.judged.get(name) for name in BATCH]
+    if (
+        question.asked.world is not None
+        or question.in_training
+        or not all(type(size) is int and size > 0 for size in sizes)
+    ):
+        return
+    train, micro, accumulation = (int(size or 0) for size in sizes)
+    if train % (micro * accumulation) == 0 and train > micro * accumulation:
+        ranks = train // (micro * accumulation)
+        title = f"the batch sizes fit {ranks} data-parallel ranks, and no other number"
+        fix = f"take {TRAIN} out to train on any number, or judge it with --world {ranks}"
+        yield Verdict(finding=Finding.note("config-batch-one-world", title, fix=fix), path=(TRAIN,))
+
+
+def _clash(question: Question, message: str) -> Verdict:
+    sizes = {name: question.judged.get(name) for name in BATCH if name in question.judged}
+    said = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    world = question.asked.world
+    title = f"{said} do not fit {f'{world} ranks' if world else 'any number of ranks'}"
+    numbers = [size for size in sizes.values() if type(size) is int]
+    if any(size <= 0 for size in numbers):
+        title = f"{said}: a batch size is greater than 0"
+    elif len(sizes) == 1:
+        title = f"{TRAIN} {sizes.get(TRAIN)} is smaller than the {world} ranks that share it"
+    fix = f"take {TRAIN} out: DeepSpeed computes it as {MICRO} x {ACCUMULATION} x ranks"
+    whole = len(sizes) == len(BATCH) and all(type(size) is int and size > 0 for size in sizes.values())
+    correction = Correction(path=(TRAIN,)) if whole else None
+    if not whole:
+        fix = f"set {MICRO} and {ACCUMULATION}, and leave {dotted((TRAIN,))} to DeepSpeed"
+    return Verdict(
+        finding=Finding.error("config-batch-sizes-clash", title, evidence=(message,), fix=fix),
+        path=(TRAIN,),
+        correction=correction,
+    )

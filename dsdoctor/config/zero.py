@@ -1,0 +1,117 @@
+"""What the ZeRO stage makes of the rest: keys that it does not look at, offload, NVMe, buckets. Generators of verdicts."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from dsdoctor.config.answer import Path, lookup
+from dsdoctor.config.question import Question, Verdict, shown
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.sentences import and_more
+
+ZERO = "zero_optimization"
+OFFLOADS = ("offload_optimizer", "offload_param")
+AT_STAGE = {0: set[str](), 1: {"1 and 2", "any"}, 2: {"1 and 2", "any"}, 3: {"3", "any"}}
+
+
+def keys_ignored_by_stage(question: Question) -> Iterator[Verdict]:
+    """Keys of zero_optimization that are set to something else than their default, and that this stage does not read."""
+    facts, zero = question.asked.facts, question.judged.get(ZERO)
+    if facts is None or not isinstance(zero, dict) or not question.asked.stages:
+        return
+    stage = facts.stage
+    ignored = [
+        name for name, value in zero.items() if name not in OFFLOADS and _is_ignored(question, name, value, stage)
+    ]
+    if ignored:
+        wanted = sorted(
+            {other for name in ignored for other in question.asked.stages.get(_name(question, name), ())} - {"any"}
+        )
+        read_at = f", which stage {' and '.join(wanted)} read{'s' if len(wanted) == 1 else ''}" if wanted else ""
+        title = f"stage {stage} takes no notice of {and_more(ignored, 4)}{read_at}"
+        said = tuple(f"{ZERO}.{name}: {shown((name,), zero[name])}" for name in ignored[:6])
+        fix = (
+            "set the stage that is meant, or take them out"
+            if stage
+            else f"set {ZERO}.stage: without it nothing is partitioned"
+        )
+        yield Verdict(
+            finding=Finding.warning("config-stage-ignores", title, evidence=said, fix=fix), path=(ZERO, ignored[0])
+        )
+
+
+def offload_at_the_wrong_stage(question: Question) -> Iterator[Verdict]:
+    """Offload that the stage does not do."""
+    facts = question.asked.facts
+    if facts is None:
+        return
+    if facts.offload_param != "none" and facts.stage < 3:
+        title = f"offload_param is for stage 3 only: at stage {facts.stage} the parameters stay where they are, without a word"
+        fix = f"set {ZERO}.stage to 3, or take offload_param out"
+        yield Verdict(finding=Finding.error("config-offload-ignored", title, fix=fix), path=(ZERO, "offload_param"))
+    if facts.offload_optimizer != "none" and facts.stage == 0:
+        title = "offload_optimizer at stage 0 moves nothing: DeepSpeed takes its CPU optimizer, and leaves parameters on the GPU"
+        said = ("that optimizer's first step refuses them: CPUAdam param is on cuda:0 and must be 'cpu'",)
+        fix = f"set {ZERO}.stage to 1, 2 or 3, or take offload_optimizer out"
+        found = Finding.error("config-offload-ignored", title, evidence=said, fix=fix)
+        yield Verdict(finding=found, path=(ZERO, "offload_optimizer"))
+    if facts.offload_optimizer == "nvme" and facts.stage in {1, 2}:
+        title = f"stage {facts.stage} knows no NVMe: the optimizer's states go to the host's memory, without a word"
+        fix = f'set {ZERO}.stage to 3, or the device to "cpu", which is what happens'
+        yield Verdict(
+            finding=Finding.error("config-offload-ignored", title, fix=fix), path=(ZERO, "offload_optimizer", "device")
+        )
+
+
+def nvme_path(question: Question) -> Iterator[Verdict]:
+    """NVMe without a folder, or with one that is not there."""
+    facts = question.asked.facts
+    for name, device in (("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_param")):
+        if facts is None or facts.stage < 3 or getattr(facts, device) != "nvme":
+            continue
+        path: Path = (ZERO, name, "nvme_path")
+        folder = lookup(question.judged, path)
+        if folder in (None, "", "none"):
+            title = f'{ZERO}.{name}.device is "nvme" and has no nvme_path, which DeepSpeed fails on'
+            fix = "name a folder on a local NVMe disk"
+            yield Verdict(finding=Finding.error("config-nvme-without-path", title, fix=fix), path=path)
+        elif question.folders.get(str(folder)) is False:
+            title = f"{shown(path, folder)} is not there on this machine: DeepSpeed makes it, on whatever disk that is"
+            fix = "see to it that it is a folder of the NVMe disk on every node"
+            yield Verdict(finding=Finding.note("config-nvme-folder-absent", title, fix=fix), path=path)
+
+
+def large_buckets(question: Question) -> Iterator[Verdict]:
+    """Buckets that are larger than the whole model: they are allocated in full."""
+    facts = question.asked.facts
+    if facts is None or not question.asked.parameters or facts.stage == 0:
+        return
+    size = facts.reduce_bucket_size
+    if size <= question.asked.parameters:
+        return
+    gigabytes = size * (2 if facts.fp16 or facts.bf16 else 4) / 1e9
+    whose = "is" if "reduce_bucket_size" in (lookup(question.judged, (ZERO,)) or {}) else "is, by default,"
+    model = f"the model has {question.asked.parameters:,} parameters"
+    title = f"reduce_bucket_size {whose} {size:,} elements ({gigabytes:.1f} GB), and {model}"
+    said = ("stage 3 allocates it whole when it starts, for each dtype; stages 1 and 2 with the first gradients",)
+    fix = f"set {ZERO}.reduce_bucket_size to a tenth of the model, such as {max(65536, question.asked.parameters // 10):,}".replace(
+        ",", ""
+    )
+    found = Finding.warning("config-bucket-larger-than-model", title, evidence=said, fix=fix)
+    yield Verdict(finding=found, path=(ZERO, "reduce_bucket_size"))
+
+
+def _is_ignored(question: Question, name: str, value: Any, stage: int) -> bool:
+    known = _name(question, name)
+    stages = question.asked.stages.get(known)
+    if not stages or name == "stage" or value == "auto":
+        return False
+    key = question.asked.key((ZERO, name))
+    if key is not None and key.default == json.dumps(value):
+        return False
+    return "any" not in stages and not AT_STAGE[stage] & set(stages)
+
+
+def _name(question: Question, name: str) -> str:
+    key = question.asked.key((ZERO, name))
+    return key.name if key else name

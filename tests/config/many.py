@@ -1,0 +1,38 @@
+"""Many configurations judged by one child with DeepSpeed in it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dsdoctor.config.answer import Asked
+from dsdoctor.config.judge import judge
+from dsdoctor.config.question import Question, Verdict
+from dsdoctor.core.host import CHILD_SCRIPTS
+
+SCRIPT = Path(__file__).with_name("ask_many.py")
+
+
+def ask_many(configs: Sequence[Mapping[str, Any]], *, worlds: Sequence[int | None] | None = None) -> list[Asked]:
+    """What DeepSpeed answers about each."""
+    each = worlds or [None] * len(configs)
+    requests = [
+        {"config": config, "world": world, "arguments": "", "accelerate": "", "model": ""}
+        for config, world in zip(configs, each, strict=True)
+    ]
+    command = [sys.executable, str(SCRIPT), str(CHILD_SCRIPTS)]
+    done = subprocess.run(command, input=json.dumps(requests), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, *rest = [msgspec.json.decode(line, type=Asked) for line in done.stdout.splitlines()]
+    shared = {"sections": first.sections, "removed": first.removed, "names": first.names, "stages": first.stages}
+    return [replace(answer, **shared) for answer in rest]
+
+
+def judge_many(configs: Sequence[dict[str, Any]], **facts: Any) -> list[tuple[Verdict, ...]]:
+    """The verdicts on each, for a training that nobody says more about."""
+    return [judge(Question(config=c, asked=a, **facts)) for c, a in zip(configs, ask_many(configs), strict=True)]

@@ -1,0 +1,218 @@
+"""What is said of a configuration, given what DeepSpeed answered (recorded)."""
+
+from typing import Any
+
+import pytest
+
+from dsdoctor.config.answer import Accelerate, Construction, Effective, Filled, Mismatch, Refusal
+from dsdoctor.config.judge import CHECKS
+from dsdoctor.config.manual import PAGES
+from dsdoctor.config.question import Correction
+from dsdoctor.core.finding import Severity
+from tests.config.mistakes import closed, typing_mistakes
+from tests.config.recorded import recorded, rules, verdicts
+
+BASE = {"train_micro_batch_size_per_gpu": 4}
+
+
+def by_hand() -> list[Any]:
+    """Every 25th typing mistake in the sections that DeepSpeed does not check itself."""
+    unchecked = {section.path for section, _ in closed(recorded()) if not section.model}
+    return [each for each in typing_mistakes(recorded()) if each.wrong[:-1] in unchecked][::25]
+
+
+@pytest.mark.parametrize("mistake", by_hand(), ids=lambda mistake: ".".join(mistake.wrong))
+def test_a_misspelt_key_is_named_with_the_right_one(mistake: Any) -> None:
+    found = [verdict for verdict in verdicts(mistake.config) if verdict.path == mistake.wrong]
+
+    assert rules(found) == ["config-key-misspelt"]
+    assert ".".join(mistake.right) in found[0].finding.title
+
+
+def test_a_key_that_nobody_knows_is_a_warning_and_a_remark_is_nothing() -> None:
+    found = verdicts({**BASE, "entirely_else": 1, "_comment": "ours", "//": "ours"})
+
+    assert [(verdict.finding.rule, verdict.finding.severity) for verdict in found] == [
+        ("config-key-ignored", Severity.WARNING)
+    ]
+
+
+def test_two_names_equally_near_are_both_told_and_none_is_taken() -> None:
+    (found,) = verdicts({**BASE, "f16": {"enabled": True}})
+
+    assert "bf16 or fp16" in found.finding.title
+    assert found.correction is None
+
+
+def test_a_secret_in_a_refused_key_is_not_shown() -> None:
+    refusal = Refusal(paths=(("wandb", "api_key"),), kind="extra_forbidden", message="Extra", model="WandbConfig")
+    (found,) = verdicts({**BASE, "wandb": {"api_key": "sk-123"}}, answer={"refusals": (refusal,)})
+
+    assert "sk-123" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "correction"),
+    [
+        (("steps_per_print",), "10", "10"),
+        (("wall_clock_breakdown",), "false", "false"),
+        (("gradient_clipping",), "1.0", "1.0"),
+        (("flops_profiler", "enabled"), "True", "true"),
+        (("gradient_clipping",), "much", None),
+        (("gradient_clipping",), None, None),
+        (("aio", "block_size"), [1], None),
+    ],
+)
+def test_text_for_a_number_is_an_error_where_deepspeed_does_not_look(
+    path: tuple[str, ...], value: Any, correction: str | None
+) -> None:
+    config: dict[str, Any] = {path[0]: value} if len(path) == 1 else {path[0]: {path[1]: value}}
+    (found,) = verdicts({**BASE, **config})
+
+    assert (found.finding.rule, found.finding.severity) == ("config-value-type", Severity.ERROR)
+    assert found.correction == (Correction(path=path, value=correction) if correction else None)
+
+
+@pytest.mark.parametrize("value", [1, 1.5, 0])
+def test_a_number_for_a_number_is_well(value: float) -> None:
+    assert verdicts({**BASE, "gradient_clipping": value, "prescale_gradients": 0}) == ()
+
+
+def test_auto_is_told_once_where_somebody_could_fill_it_in() -> None:
+    config = {**BASE, "gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": "auto"}}
+
+    assert rules(verdicts(config)) == ["config-auto-for-trainer"]
+
+
+@pytest.mark.parametrize(
+    ("config", "rule", "severity"),
+    [
+        ({"steps_per_print": "auto"}, "config-auto-stays", Severity.ERROR),
+        ({"zero_optimization": {"sub_group_size": "auto"}}, "config-auto-dropped", Severity.WARNING),
+        ({"optimizer": {"params": {"momentum": "auto"}}}, "config-auto-stays", Severity.ERROR),
+    ],
+)
+def test_auto_that_nobody_fills_in(config: dict[str, Any], rule: str, severity: Severity) -> None:
+    (found,) = verdicts({**BASE, **config})
+
+    assert (found.finding.rule, found.finding.severity) == (rule, severity)
+
+
+def test_in_a_training_every_auto_that_is_left_is_told() -> None:
+    config = {**BASE, "gradient_clipping": "auto", "zero_optimization": {"stage": "auto"}}
+
+    assert rules(verdicts(config, in_training=True)) == ["config-auto-stays", "config-auto-dropped"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "zero", "expected"),
+    [
+        (Effective(stage=0, offload_optimizer="cpu"), {}, ["config-offload-ignored", "config-own-optimizer-offload"]),
+        (Effective(stage=2, offload_param="cpu"), {}, ["config-offload-ignored"]),
+        (Effective(stage=2, offload_optimizer="nvme"), {}, ["config-offload-ignored", "config-own-optimizer-offload"]),
+        (
+            Effective(stage=3, offload_optimizer="nvme"),
+            {},
+            ["config-nvme-without-path", "config-own-optimizer-offload"],
+        ),
+        (Effective(stage=2), {"stage3_max_live_parameters": 7}, ["config-stage-ignores"]),
+        (Effective(stage=2), {"stage3_max_live_parameters": 1000000000}, []),
+        (Effective(stage=3), {"round_robin_gradients": True}, ["config-stage-ignores"]),
+        (Effective(stage=3), {"stage3_max_live_parameters": 7, "overlap_comm": False}, []),
+    ],
+)
+def test_what_a_stage_does_not_do_is_told(facts: Effective, zero: dict[str, Any], expected: list[str]) -> None:
+    config = {**BASE, "zero_optimization": {"stage": facts.stage, **zero}}
+
+    assert rules(verdicts(config, answer={"facts": facts})) == expected
+
+
+def test_a_bucket_larger_than_the_model_is_told() -> None:
+    facts = Effective(stage=3, reduce_bucket_size=500_000_000, bf16=True)
+    (found,) = verdicts(BASE, answer={"facts": facts, "parameters": 6_850_000})
+
+    assert "1.0 GB" in found.finding.title and "6,850,000" in found.finding.title
+
+
+@pytest.mark.parametrize(
+    ("capability", "facts", "severity"),
+    [
+        ("6.1", Effective(stage=0, fp16=True), Severity.ERROR),
+        ("7.5", Effective(stage=0, bf16=True), Severity.WARNING),
+        ("10.0", Effective(stage=0, bf16=True), None),
+        ("7.0", Effective(stage=0, fp16=True), None),
+    ],
+)
+def test_a_precision_against_the_gpus(capability: str, facts: Effective, severity: Severity | None) -> None:
+    found = verdicts(BASE, answer={"facts": facts}, capabilities=("12.0", capability))
+
+    assert [verdict.finding.severity for verdict in found] == ([severity] if severity else [])
+
+
+def test_an_optimizer_that_is_none_is_corrected_where_one_is_near() -> None:
+    made = Construction(name="AdamWW", refused="not supported")
+    (found,) = verdicts({**BASE, "optimizer": {"type": "AdamWW"}}, answer={"optimizer": made})
+
+    assert found.correction == Correction(path=("optimizer", "type"), value='"AdamW"')
+
+
+def test_parameters_of_an_optimizer() -> None:
+    made = Construction(
+        name="adamw", made="FusedAdam", known={"lr": "float", "betas": "list"}, unknown=("learning_rate", "momentum")
+    )
+    params = {"learning_rate": 1, "momentum": 1, "lr": "1e-3"}
+    found = verdicts({**BASE, "optimizer": {"type": "AdamW", "params": params}}, answer={"optimizer": made})
+
+    assert rules(found) == ["config-optimizer-parameter", "config-optimizer-parameter", "config-value-type"]
+    assert found[0].correction is None  # lr is there already
+    assert found[2].correction == Correction(path=("optimizer", "params", "lr"), value="0.001")
+
+
+def test_all_batch_sizes_fit_one_world() -> None:
+    sizes = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+    (found,) = verdicts(sizes)
+
+    assert "fit 8 data-parallel ranks" in found.finding.title
+    assert verdicts(sizes, answer={"world": 8}) == ()
+
+
+def test_a_mismatch_with_training_arguments_is_corrected_to_auto() -> None:
+    filled = Filled(
+        config=BASE, mismatches=(Mismatch(path="fp16.enabled", value="true", argument="fp16", wanted="false"),)
+    )
+    (found,) = verdicts(BASE, answer={"filled": filled}, filled_by="transformers")
+
+    assert found.correction == Correction(path=("fp16", "enabled"), value='"auto"')
+
+
+def test_hjson_is_told_only_to_those_who_cannot_read_it() -> None:
+    assert rules(verdicts(BASE, plain_json=False)) == []
+    assert rules(verdicts(BASE, plain_json=False, filled_by="accelerate")) == ["config-not-plain-json"]
+
+
+def test_accelerate_that_does_not_use_the_file() -> None:
+    def told(said: Accelerate) -> list[str]:
+        return rules(verdicts(BASE, answer={"accelerate": said}, filled_by="accelerate"))
+
+    assert told(Accelerate(uses_deepspeed=False)) == ["config-accelerate-without-file"]
+    assert told(Accelerate(uses_deepspeed=True)) == ["config-accelerate-without-file"]
+    assert told(Accelerate(uses_deepspeed=True, file="other.json")) == ["config-accelerate-other-file"]
+    assert told(Accelerate(uses_deepspeed=True, file="/a/ds_config.json")) == []
+
+
+def test_what_could_not_be_judged_is_told() -> None:
+    assert rules(verdicts(BASE, answer={"facts": None})) == ["config-not-judged"]
+
+
+def test_every_rule_has_a_page_and_every_page_a_rule() -> None:
+    from pathlib import Path
+
+    import dsdoctor.config.judge as room
+
+    text = "".join(path.read_text() for path in Path(room.__file__).parent.glob("*.py") if path.name != "manual.py")
+    text = text.replace('f"config-{what}-', '"config-optimizer-') + text.replace(
+        'f"config-{what}-', '"config-scheduler-'
+    )
+
+    assert {rule for rule in PAGES if f'"{rule}"' not in text} == set()
+    assert len(CHECKS) == len(set(CHECKS))
