@@ -63,6 +63,11 @@ COMMANDS = {
     "record": CommandEntry(place="dsdoctor.cli.record:record_command", nothing={"file": None}),
     "compare": CommandEntry(place="dsdoctor.cli.compare:compare_command", filters=True, nothing={"differences": ()}),
     "comm": CommandEntry(place="dsdoctor.cli.comm:comm_command", nothing={"report": None}),
+    "memory": CommandEntry(
+        place="dsdoctor.cli.memory:memory_command",
+        filters=True,
+        nothing={"prediction": None, "ledger": (), "unmeasured": (), "changes": (), "enough": None, "search": None},
+    ),
     "trace": CommandEntry(place="dsdoctor.cli.trace:app", filters=True),
     "trace show": CommandEntry(nothing={"traces": (), "lines": ()}),
     "trace compare": CommandEntry(nothing={"comparison": None, "a": (), "b": ()}),
