@@ -290,10 +290,15 @@ def rows(cases: list[Case], folder: Path, measured: list[list[dict[str, Any]]]) 
         effective = settings_of.answer(str(file), {"world": WORLD, "batch": None, "given": {}})
         settings = ZeroSettings(**{**effective, "automatic": tuple(effective["automatic"])})
         shape = shapes[case.architecture, case.dtype]
+        if shape.runs[0].error:
+            print(f"{case.name}: {shape.runs[0].error}", file=sys.stderr)
         for rank in range(WORLD):
             ledger = predict(settings, shape, shape.runs[0], Layout(world=WORLD, rank=rank, together=True))
             points = {}
+            told = {moment.point.value for moment in ledger.moments}
             for point, size in measured[rank][number]["measured"].items():
+                if point not in told:
+                    continue
                 said = ledger.at(Point(point)).device
                 points[point] = {"measured": size, "predicted": said, "error": said / size - 1}
             yield {

@@ -273,12 +273,52 @@ def build(wish):
             # experts that a loop visits depend on numbers, and there are none here
             config._experts_implementation = wish.get("experts") or "grouped_mm"
         model, inputs = class_of(config)(config), None
+    if wish["dtype"] != "bfloat16":
+        grouped_without_kernel()
     dtype = getattr(torch, wish["dtype"])
     for parameter in model.parameters():
         # as DeepSpeedEngine._cast_module_mixed_precision: parameters are cast, buffers stay
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
     return model.train(), config, inputs
+
+
+def grouped_without_kernel():
+    """torch's grouped product has no shapes-only form but for bf16: transformers' own stands in, which has one."""
+    with contextlib.suppress(ImportError):
+        from transformers.integrations import moe
+
+        if hasattr(moe, "_can_use_grouped_mm"):
+            moe._can_use_grouped_mm = lambda *_: False
+
+
+def faked(mode, wish):
+    """The model with fake tensors. What asks a tensor for its number while it is made (a schedule of drop paths) is made on
+    the meta device first, where tensors that name the CPU as their device are real."""
+    import torch
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
+    try:
+        with mode:
+            return build(wish)
+    except DataDependentOutputException:
+        with torch.device("meta"):
+            made = build(wish)
+    copies = {}
+    with mode:
+        for module in made[0].modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        tensors[name] = copies.setdefault(id(tensor), fake_like(tensor))
+    return made
+
+
+def fake_like(tensor):
+    import torch
+
+    fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    return torch.nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else fake
 
 
 def described(model, owners):
@@ -300,8 +340,9 @@ def answer(wish):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     started = time.monotonic()
-    with FakeTensorMode():
-        model, config, given = build(wish)
+    mode = FakeTensorMode()
+    model, config, given = faked(mode, wish)
+    with mode:
         owners = [(n, m) for n, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))]
         result = {
             **described(model, owners),

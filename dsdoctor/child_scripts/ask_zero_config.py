@@ -12,7 +12,7 @@ import os
 import sys
 
 AUTO = "auto"
-NEUTRAL = {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}
+NEUTRAL = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 def answer(path, wish):
@@ -68,10 +68,15 @@ def batches(config, wish):
 
 
 def effective(config):
-    import deepspeed
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    read = DeepSpeedConfig(config)
+    return values_of(DeepSpeedConfig(config))
+
+
+def values_of(read):
+    """The values of a DeepSpeedConfig. dsdoctor.memory.engine takes them of a running engine's, too."""
+    import deepspeed
+
     zero = read.zero_config
     bf16, fp16 = read.bfloat16_config, read.float16_config
     dtype = "float16" if fp16.enabled else "bfloat16" if bf16.enabled else "float32"

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
+from dsdoctor.run import memory
 from dsdoctor.run.script import VARIABLE, RunOrder
 
 WATCH = "dsdoctor.overflow.watch.engine:watch"
@@ -52,10 +53,11 @@ where the command makes no sense."""
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
     """A command line understood. ``options``: None for --overflow off. ``script``: what Python is to run, ``-m`` and a
-    module's name or a path, then its arguments."""
+    module's name or a path, then its arguments. ``memory``: off, oom or trace."""
 
     options: Options | None
     script: tuple[str, ...]
+    memory: str = memory.OOM
 
 
 class Parser(argparse.ArgumentParser):
@@ -98,6 +100,7 @@ def make_parser(default_level: str | None) -> Parser:
         help="report (default) and train on, or raise on all ranks",
     )
     add("--report", metavar="FILE", help="append the findings there, as JSON lines")
+    memory.add_option(parser)
     return parser
 
 
@@ -109,7 +112,8 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
     """
     launchers, rest = split_local_rank(argv)
     ours, words = split_script(rest)
-    options = options_of(make_parser(environment.get(LEVEL_VARIABLE)).parse_args(ours))
+    given = make_parser(environment.get(LEVEL_VARIABLE)).parse_args(ours)
+    options = options_of(given)
     if not words:
         raise UsageError("no script was given", hint=HELP)
     named = 2 if words[0] == "-m" else 1
@@ -117,7 +121,8 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
         raise UsageError("-m names no module", hint=HELP)
     if named == 1 and not Path(words[0]).exists():
         raise UsageError(f"there is no script {words[0]}", hint=f"it is looked for from {Path.cwd()}; {HELP}")
-    return CommandLine(options=options, script=(*words[:named], *launchers, *words[named:]))
+    script = (*words[:named], *launchers, *words[named:])
+    return CommandLine(options=options, script=script, memory=memory.chosen(given.memory))
 
 
 def options_of(given: argparse.Namespace) -> Options | None:
@@ -215,7 +220,8 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
     if os.pathsep in str(STARTUP):
         raise UsageError(f"dsdoctor is in {STARTUP}, and PYTHONPATH cannot hold that", hint="install it elsewhere")
     options = None if call.options is None else asdict(call.options)
-    order = RunOrder(python=f"{sys.prefix} {sys.hexversion}", main=os.getpid(), watch=watch, options=options)
+    python = f"{sys.prefix} {sys.hexversion}"
+    order = RunOrder(python=python, main=os.getpid(), watch=watch, options=options, memory=call.memory)
     folders = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
     return {**environment, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join(folders)}
 

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.fix import Follows, Step
 from dsdoctor.core.rank_variables import RANKS
+from dsdoctor.run import memory
 
 VARIABLE = "DSDOCTOR_RUN"
 
@@ -29,13 +30,14 @@ class RunOrder:
 
     ``python``: the prefix and ``sys.hexversion`` of the one that is meant. ``main``: the pid of the script's own process.
     ``watch``: the function to call with each engine, ``module:name``. ``options``: its keyword arguments; None watches
-    nothing.
+    nothing. ``memory``: that of ``dsdoctor.run.memory``.
     """
 
     python: str
     main: int
     watch: str
     options: dict[str, Any] | None
+    memory: str = memory.OOM
 
     def text(self) -> str:
         """As the value of an environment variable."""
@@ -47,7 +49,7 @@ def ready(fields: dict[str, Any]) -> None:
     order = RunOrder(**fields)
     process = WatchedProcess(order)
     atexit.register(process.end)
-    if order.options is None:
+    if order.options is None and order.memory == memory.OFF:
         return
     sys.meta_path.insert(0, AfterImport("deepspeed", process.wrap))
     if "deepspeed" in sys.modules:
@@ -62,6 +64,7 @@ class WatchedProcess:
         self.pid = os.getpid()
         self.imported = False
         self.engines = 0
+        self.memory = memory.MemoryWatch(order.memory, say)
 
     def wrap(self, deepspeed: ModuleType) -> None:
         """Put a watched ``initialize`` in the place of DeepSpeed's."""
@@ -73,9 +76,12 @@ class WatchedProcess:
     def watch(self, made: Sequence[Any]) -> None:
         """Watch the engine that ``initialize`` returned first. A watch that fails is a warning, and the training goes on."""
         self.engines += 1
+        self.memory.engine(made[0])
+        if self.order.options is None:
+            return
         module, _, function = self.order.watch.partition(":")
         try:
-            watch = getattr(importlib.import_module(module), function)(made[0], **(self.order.options or {}))
+            watch = getattr(importlib.import_module(module), function)(made[0], **self.order.options)
             at_exit(self.close, watch)
         except UsageError as error:
             stop(error)
@@ -97,6 +103,7 @@ class WatchedProcess:
         failure = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if isinstance(failure, Exception):
             try:
+                self.memory.ended(failure)
                 explain(failure, watching=self.engines > 0)
             except Exception as error:  # the failure's own traceback is out, and matters more
                 say(f"! no diagnosis of this failure: {type(error).__name__}: {error}")
