@@ -67,6 +67,11 @@ COMMANDS = {
         nothing={"deepspeed": None, "effective": None, "filled": (), "corrections": ()},
     ),
     "comm": CommandEntry(place="dsdoctor.cli.comm:comm_command", nothing={"report": None}),
+    "memory": CommandEntry(
+        place="dsdoctor.cli.memory:memory_command",
+        filters=True,
+        nothing={"prediction": None, "ledger": (), "unmeasured": (), "changes": (), "enough": None, "search": None},
+    ),
     "trace": CommandEntry(place="dsdoctor.cli.trace:app", filters=True),
     "trace show": CommandEntry(nothing={"traces": (), "lines": ()}),
     "trace compare": CommandEntry(nothing={"comparison": None, "a": (), "b": ()}),

@@ -14,6 +14,7 @@ from dsdoctor.diagnosis import manual as logs
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.models import Rule
 from dsdoctor.diagnosis.templates import fill, placeholders
+from dsdoctor.memory import manual as memory
 from dsdoctor.overflow.verdict import verdict
 from dsdoctor.push import errors as problems
 
@@ -44,6 +45,8 @@ def pages(rule: str) -> Iterator[tuple[str, ManualPage]]:
         yield "", parse_page(page)
     if page := logs.PAGES.get(rule):
         yield "In a log", parse_page(page)
+    if page := memory.PAGES.get(rule):
+        yield "", parse_page(page)
     if page := problems.MANUAL.get(rule):
         yield "In a push", parse_page(page)
 
@@ -60,6 +63,7 @@ def every_rule() -> tuple[str, ...]:
                 *building.PAGES,
                 *configurations.PAGES,
                 *logs.PAGES,
+                *memory.PAGES,
                 *problems.MANUAL,
             }
         )

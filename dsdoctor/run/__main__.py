@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
+from dsdoctor.run import memory
 from dsdoctor.run.config_option import add_option, mode_of
 from dsdoctor.run.script import VARIABLE, RunOrder
 
@@ -53,11 +54,12 @@ where the command makes no sense."""
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
     """A command line understood. ``options``: None for --overflow off. ``script``: what Python is to run, ``-m`` and a
-    module's name or a path, then its arguments."""
+    module's name or a path, then its arguments. ``memory``: off, oom or trace."""
 
     options: Options | None
     script: tuple[str, ...]
     config_check: str = "off"
+    memory: str = memory.OOM
 
 
 class Parser(argparse.ArgumentParser):
@@ -101,6 +103,7 @@ def make_parser(default_level: str | None) -> Parser:
     )
     add("--report", metavar="FILE", help="append the findings there, as JSON lines")
     add_option(parser)
+    memory.add_option(parser)
     return parser
 
 
@@ -122,7 +125,9 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
     if named == 1 and not Path(words[0]).exists():
         raise UsageError(f"there is no script {words[0]}", hint=f"it is looked for from {Path.cwd()}; {HELP}")
     script = (*words[:named], *launchers, *words[named:])
-    return CommandLine(options=options, script=script, config_check=mode_of(given))
+    return CommandLine(
+        options=options, script=script, config_check=mode_of(given), memory=memory.chosen(given.memory)
+    )
 
 
 def options_of(given: argparse.Namespace) -> Options | None:
@@ -221,7 +226,14 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
         raise UsageError(f"dsdoctor is in {STARTUP}, and PYTHONPATH cannot hold that", hint="install it elsewhere")
     options = None if call.options is None else asdict(call.options)
     python = f"{sys.prefix} {sys.hexversion}"
-    order = RunOrder(python=python, main=os.getpid(), watch=watch, options=options, config_check=call.config_check)
+    order = RunOrder(
+        python=python,
+        main=os.getpid(),
+        watch=watch,
+        options=options,
+        config_check=call.config_check,
+        memory=call.memory,
+    )
     folders = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
     return {**environment, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join(folders)}
 

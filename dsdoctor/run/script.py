@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.fix import Follows, Step
 from dsdoctor.core.rank_variables import RANKS
+from dsdoctor.run import memory
 
 VARIABLE = "DSDOCTOR_RUN"
 
@@ -29,7 +30,8 @@ class RunOrder:
 
     ``python``: the prefix and ``sys.hexversion`` of the one that is meant. ``main``: the pid of the script's own process.
     ``watch``: the function to call with each engine, ``module:name``. ``options``: its keyword arguments; None watches
-    nothing. ``config_check``: "warn", "strict" or "off", what becomes of a doubtful DeepSpeed configuration.
+    nothing. ``config_check``: "warn", "strict" or "off", what becomes of a doubtful DeepSpeed configuration. ``memory``: that
+    of ``dsdoctor.run.memory``.
     """
 
     python: str
@@ -37,6 +39,7 @@ class RunOrder:
     watch: str
     options: dict[str, Any] | None
     config_check: str = "off"
+    memory: str = memory.OOM
 
     def text(self) -> str:
         """As the value of an environment variable."""
@@ -48,7 +51,7 @@ def ready(fields: dict[str, Any]) -> None:
     order = RunOrder(**fields)
     process = WatchedProcess(order)
     atexit.register(process.end)
-    if order.options is None and order.config_check == "off":
+    if order.options is None and order.config_check == "off" and order.memory == memory.OFF:
         return
     sys.meta_path.insert(0, AfterImport("deepspeed", process.wrap))
     if "deepspeed" in sys.modules:
@@ -64,6 +67,7 @@ class WatchedProcess:
         self.imported = False
         self.engines = 0
         self.config_check: Any = None
+        self.memory = memory.MemoryWatch(order.memory, say)
 
     def wrap(self, deepspeed: ModuleType) -> None:
         """Put a watched ``initialize`` in the place of DeepSpeed's."""
@@ -88,12 +92,13 @@ class WatchedProcess:
 
     def watch(self, made: Sequence[Any]) -> None:
         """Watch the engine that ``initialize`` returned first. A watch that fails is a warning, and the training goes on."""
+        self.memory.engine(made[0])
         if self.order.options is None:
             return
         self.engines += 1
         module, _, function = self.order.watch.partition(":")
         try:
-            watch = getattr(importlib.import_module(module), function)(made[0], **(self.order.options or {}))
+            watch = getattr(importlib.import_module(module), function)(made[0], **self.order.options)
             at_exit(self.close, watch)
         except UsageError as error:
             stop(error)
@@ -115,6 +120,7 @@ class WatchedProcess:
         failure = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if isinstance(failure, Exception):
             try:
+                self.memory.ended(failure)
                 explain(failure, watching=self.engines > 0)
             except Exception as error:  # the failure's own traceback is out, and matters more
                 say(f"! no diagnosis of this failure: {type(error).__name__}: {error}")

@@ -1,0 +1,160 @@
+"""The command that says how much memory a training takes: memory."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from dsdoctor.cli.ending import FOUND, OK, print_result
+from dsdoctor.cli.options import Json
+from dsdoctor.commands.memory import Examined, Order, examine, parse_gpus, with_world
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import has_error
+from dsdoctor.core.host import LocalHost
+from dsdoctor.core.options import HOW, WHAT, flag, option
+from dsdoctor.core.requests import PythonPath
+from dsdoctor.report.memory import memory_lines
+from dsdoctor.report.terminal import finding_lines
+
+MOST_RANKS = 1 << 16
+Config = Annotated[
+    Path, option(name="--config", metavar="FILE", group=WHAT, help="DeepSpeed's configuration: --config ds_config.json")
+]
+Model = Annotated[
+    str,
+    option(
+        name="--model",
+        metavar="CONFIG.json|DIR|FILE.py:FUNCTION",
+        group=WHAT,
+        help="A Hugging Face configuration, its folder, or a function that returns the model, or the model and what it is "
+        "called with: --model train.py:make_model runs that file, the others run nothing of theirs.",
+    ),
+]
+World = Annotated[
+    int | None,
+    option(name="--world", metavar="N", group=WHAT, help="Ranks in all: --world 8. Default: those of --gpus."),
+]
+Batch = Annotated[
+    int | None,
+    option(
+        name="--batch", metavar="B", group=WHAT, help="Micro batch of a rank: --batch 4. Default: the configuration's."
+    ),
+]
+Sequence = Annotated[
+    int, option(name="--sequence", metavar="S", group=WHAT, help="Tokens of a sample: --sequence 4096. Default: 2048.")
+]
+Dtype = Annotated[
+    Literal["bf16", "fp16", "fp32"] | None,
+    option(
+        name="--dtype",
+        group=WHAT,
+        help='In place of what the configuration says, or where it says "auto": --dtype bf16',
+    ),
+]
+Checkpointing = Annotated[
+    bool, flag(name="--checkpointing", group=WHAT, help="The model's layers are computed again in the backward pass.")
+]
+Gpus = Annotated[
+    str | None,
+    option(name="--gpus", metavar="8x80G", group=HOW, help="GPUs and the memory of each in GiB; says whether it fits."),
+]
+HostMemory = Annotated[
+    str | None,
+    option(
+        name="--host-memory", metavar="512G", group=HOW, help="Memory of a node of eight GPUs, for what is offloaded."
+    ),
+]
+Search = Annotated[
+    bool,
+    flag(name="--search", group=HOW, help="Find the largest micro batch that fits, and the fewest GPUs. Needs --gpus."),
+]
+
+
+def memory_command(
+    *,
+    config: Config,
+    model: Model,
+    world: World = None,
+    batch: Batch = None,
+    sequence: Sequence = 2048,
+    dtype: Dtype = None,
+    checkpointing: Checkpointing = False,
+    gpus: Gpus = None,
+    host_memory: HostMemory = None,
+    search: Search = False,
+    python: PythonPath = sys.executable,
+    as_json: Json = False,
+) -> int:
+    """Say how much memory each rank of a training takes, before it is started, and what to change.
+
+    Parameters, gradients, the optimizer and buckets by the formulas of the installed DeepSpeed; activations by following the
+    model's shapes through forward and backward: no GPU is asked, and a model of 70 B parameters takes half a GB here.
+    Needs torch, transformers and DeepSpeed in the environment that --python names. Exit status 1 where it does not fit.
+    """
+    fitted = parse_gpus(gpus, host_memory) if gpus else None
+    ranks = world or (fitted.count if fitted else 0)
+    _check(ranks, batch, sequence, search=search, has_gpus=fitted is not None)
+    order = Order(
+        config=config,
+        model=model,
+        world=ranks,
+        batch=batch,
+        sequence=sequence,
+        dtype=dtype,
+        checkpointing=checkpointing,
+        gpus=with_world(fitted, ranks) if fitted else None,
+        search=search,
+        python=python,
+    )
+    done = examine(order, LocalHost())
+    lines = [*memory_lines(done), "", *finding_lines(done.findings), *_fits(done, gpus)]
+    print_result("memory", as_json, lines, done.findings, **parts(done))
+    return FOUND if has_error(done.findings) else OK
+
+
+def parts(done: Examined) -> dict[str, object]:
+    """What the document has."""
+    told = done.told
+    moments = {moment.point.value: moment.device for moment in told.moments}
+    return {
+        "model": {
+            "class": done.now.model.name,
+            "parameters": done.now.model.elements,
+            "attention": done.now.model.attention,
+        },
+        "settings": done.now.settings,
+        "run": {name: getattr(done.now.run, name) for name in ("batch", "sequence", "checkpointing", "error")}
+        if done.now.run
+        else None,
+        "prediction": {
+            **moments,
+            "peak": told.peak.device,
+            "peak_at": told.peak.point,
+            "host_peak": max(moment.host for moment in told.moments),
+            "host_loading": done.host_loading,
+        },
+        "ledger": told.moments,
+        "unmeasured": done.beside,
+        "changes": done.changes,
+        "enough": done.enough,
+        "search": done.searched,
+    }
+
+
+def _check(ranks: int, batch: int | None, sequence: int, *, search: bool, has_gpus: bool) -> None:
+    if not 0 < ranks <= MOST_RANKS:
+        raise UsageError("the number of ranks is not known", hint="--world 8, or --gpus 8x80G")
+    if sequence < 1 or (batch is not None and batch < 1):
+        raise UsageError(
+            f"a batch of {batch} and a sequence of {sequence} hold nothing", hint="--batch 1 --sequence 2048"
+        )
+    if search and not has_gpus:
+        raise UsageError("--search looks for what fits, and no GPU is named", hint="--gpus 8x80G")
+
+
+def _fits(done: Examined, gpus: str | None) -> list[str]:
+    """The line that says that it fits: only where everything was followed."""
+    rules = {finding.rule for finding in done.findings}
+    unsure = {"memory-does-not-fit", "memory-fits-barely", "activations-not-told", "host-memory-does-not-fit"}
+    if gpus is None or rules & unsure:
+        return []
+    return [f"✓ it fits {gpus}, with the most that is beside tensors"]

@@ -1,0 +1,183 @@
+"""What a prediction is made of, and what it is: data only. Sizes are bytes, counts of elements say so."""
+
+import enum
+from dataclasses import dataclass, field
+from typing import Literal
+
+Place = Literal["device", "host"]
+
+SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+
+
+class Kind(enum.IntEnum):
+    """What happened at an event of a step; the numbers are those of ``child_scripts/ask_model.py``."""
+
+    PRE_FORWARD = 0
+    POST_FORWARD = 1
+    LOSS = 2
+    PRE_BACKWARD = 3
+    POST_BACKWARD = 4
+    GRADIENT = 5
+    END = 6
+
+
+class Point(enum.Enum):
+    """A moment of training at which memory is told: a state between calls, or the peak inside one."""
+
+    AFTER_INITIALIZE = "after_initialize"
+    FIRST_FORWARD = "first_forward"
+    FIRST_BACKWARD = "first_backward"
+    FIRST_STEP = "first_step"
+    AFTER_STEP = "after_step"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    STEP = "step"
+    SAVE = "save"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroSettings:
+    """The values of a DeepSpeed configuration that memory depends on, as the installed DeepSpeed reads them.
+
+    ``automatic``: keys that were left to "auto", for which DeepSpeed's default stands here.
+    """
+
+    version: str
+    stage: int
+    dtype: str
+    accumulation_dtype: str
+    communication_dtype: str
+    micro_batch: int
+    accumulation_steps: int = 1
+    clipping: float = 0.0
+    optimizer: str | None = None
+    torch_adam: bool = False
+    autocast: bool = False
+    checkpoint_activations_in_cpu: bool = False
+    offload_optimizer: str = "none"
+    offload_param: str = "none"
+    optimizer_pinned: bool = False
+    param_pinned: bool = False
+    offload_ratio: float = 1.0
+    max_in_cpu: int = 0
+    buffer_count: int = 0
+    buffer_size: int = 0
+    hpz_partition_size: int = 1
+    quantized_weights: bool = False
+    gather_on_save: bool = False
+    gradients_in_master_dtype: bool = False
+    zenflow: bool = False
+    reduce_bucket_size: int = 500_000_000
+    allgather_bucket_size: int = 500_000_000
+    prefetch_bucket_size: int = 50_000_000
+    param_persistence_threshold: int = 100_000
+    model_persistence_threshold: int = 1 << 62
+    max_live_parameters: int = 1_000_000_000
+    max_reuse_distance: int = 1_000_000_000
+    sub_group_size: int = 1_000_000_000
+    overlap_comm: bool = False
+    contiguous_gradients: bool = True
+    reduce_scatter: bool = True
+    round_robin_gradients: bool = False
+    automatic: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """A module that has parameters of its own: their numbers."""
+
+    name: str
+    parameters: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One forward and backward pass: (kind, index, most, now) for each event, bytes beside the parameters.
+
+    ``error`` says why there is none.
+    """
+
+    batch: int
+    sequence: int
+    checkpointing: bool
+    events: tuple[tuple[int, int, int, int], ...] = ()
+    logits: int = 0
+    inputs: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A model's parameters (name, elements, whether it is trained), who owns them, and its runs.
+
+    ``kept``: parameters of which a view is saved for the backward pass, so that ZeRO-3 cannot free them before it.
+    """
+
+    parameters: tuple[tuple[str, int, int], ...]
+    modules: tuple[Owner, ...]
+    buffers: int
+    kept: tuple[int, ...] = ()
+    runs: tuple[Run, ...] = ()
+    name: str = field(default="")
+    attention: str = ""
+    hidden_size: int | None = None
+    seconds: float = 0.0
+    own_memory: int = 0
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """The numbers of the parameters that are trained."""
+        return tuple(number for number, (_, _, trained) in enumerate(self.parameters) if trained)
+
+    @property
+    def elements(self) -> int:
+        """Elements of all parameters."""
+        return sum(count for _, count, _ in self.parameters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """On what it runs. ``rank``: whose ledger it is. ``together``: the accelerator is the CPU, so there is one memory."""
+
+    world: int
+    rank: int = 0
+    together: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of a ledger: bytes of one thing at one moment."""
+
+    what: str
+    place: Place
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """A rank's memory at a point: ``device`` and ``host`` in all, and of what when the device had most."""
+
+    point: Point
+    device: int
+    host: int
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A rank's ledger: a moment for each point."""
+
+    layout: Layout
+    moments: tuple[Moment, ...]
+
+    def at(self, point: Point) -> Moment:
+        """The moment of a point. Raises KeyError where it was not computed."""
+        found = next((moment for moment in self.moments if moment.point is point), None)
+        if found is None:
+            raise KeyError(point)
+        return found
+
+    @property
+    def peak(self) -> Moment:
+        """The moment with most on the device."""
+        return max(self.moments, key=lambda moment: moment.device)

@@ -1,0 +1,35 @@
+"""What the two child scripts answer -> settings and shapes, or an error with the next step."""
+
+from typing import Any
+
+import msgspec
+
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.machine import Gap
+from dsdoctor.memory.models import ModelShape, ZeroSettings
+
+NEEDS = {"ask_model.py": "torch and transformers", "ask_zero_config.py": "DeepSpeed"}
+
+
+def parse_model(answer: dict[str, Any] | Gap) -> ModelShape:
+    """A model's shape, of the answer of ``ask_model.py``. Raises UsageError."""
+    fields = _checked(answer, "the model", "torch and transformers")
+    return msgspec.convert({**fields, "name": fields.get("class", "")}, ModelShape)
+
+
+def parse_settings(answer: dict[str, Any] | Gap) -> ZeroSettings:
+    """A configuration's values, of the answer of ``ask_zero_config.py``. Raises UsageError."""
+    return msgspec.convert(_checked(answer, "the configuration", "DeepSpeed"), ZeroSettings)
+
+
+def _checked(answer: dict[str, Any] | Gap, what: str, package: str) -> dict[str, Any]:
+    if isinstance(answer, Gap):
+        raise UsageError(f"{what} could not be read: {answer.reason}", hint="--python names another environment")
+    if missing := answer.get("missing"):
+        raise UsageError(
+            f"{what} is read with {package}, and that Python has no {missing}",
+            hint="name an environment that has it: --python PATH",
+        )
+    if error := answer.get("error"):
+        raise UsageError(f"{what} could not be read: {error}", hint="dsdoctor memory --help")
+    return answer

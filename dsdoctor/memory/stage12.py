@@ -1,0 +1,210 @@
+"""ZeRO-1 and -2: what a rank holds at each call. Formulas of DeepSpeed 0.19's ``runtime/zero/stage_1_and_2.py``
+(DeepSpeedZeroOptimizer), and of ``runtime/bf16_optimizer.py`` for stage 1 in bf16 with gradients in fp32."""
+
+from dsdoctor.memory import names, optimizer
+from dsdoctor.memory.account import Account
+from dsdoctor.memory.models import SIZES, Layout, ModelShape, Place, ZeroSettings
+from dsdoctor.memory.partition import divide
+
+
+class Stage12:
+    """All parameters on every rank; the fp32 copy, the optimizer's states and (stage 2) gradients are divided."""
+
+    def __init__(self, account: Account, settings: ZeroSettings, model: ModelShape, layout: Layout) -> None:
+        self.account, self.settings, self.model, self.layout = account, settings, model, layout
+        self.size = SIZES[settings.dtype]
+        self.places = {number: place for place, number in enumerate(model.trained)}
+        self.counts = [model.parameters[number][1] for number in model.trained]
+        self.partition = divide(self.counts, layout.world, layout.rank)
+        self.offload = settings.offload_optimizer != "none"
+        self.where: Place = "host" if self.offload else "device"
+        self.in_part = sum(self.counts[place] for place in self.partition.pieces)
+        self.at_once = settings.stage == 2 or settings.overlap_comm
+        self.compact = settings.accumulation_dtype == "float32" != settings.dtype
+        self.bucket: list[int] = []
+        self.elements = 0
+        self.alone: set[int] = set()
+        self.has_buckets = False
+
+    def initialize(self) -> None:
+        """DeepSpeedZeroOptimizer.__init__: ``bit16_groups_flat`` takes the parameters' place,
+        ``single_partition_of_fp32_groups`` is a copy in fp32 also of what is fp32. With offload, on the host: the fp32
+        gradients (initialize_optimizer_states), ``param_buffer_of_bit16_for_cpu_offload_groups`` and a
+        ``temp_grad_buffer_for_cpu_offload`` of the largest parameter; one such buffer on the device too."""
+        account, part = self.account, self.partition.part
+        frozen = self.model.elements - sum(self.counts)
+        account.hold(names.PARAMETERS, self.partition.flat * self.size)
+        account.hold(names.FROZEN, frozen * self.size)
+        account.hold(names.BUFFERS, self.model.buffers)
+        account.hold(names.MASTER, part * 4, self.where)
+        if self.offload:
+            largest = max(self.counts, default=0) * self.size
+            account.add(names.GRADIENTS_HOST, part * 4, "host")
+            account.add(names.COPY, part * self.size, "host")
+            account.add(names.STAGING, largest, "host")
+            account.add(names.STAGING, largest, "device")
+
+    def before_forward(self, module: int) -> None:
+        """Nothing: all parameters are here."""
+
+    after_forward = before_backward = after_backward = before_forward
+
+    def forward_begins(self) -> None:
+        """Nothing."""
+
+    def gradient(self, number: int) -> None:
+        """process_gradients: with the first one come the buckets (setup_buckets). Stage 2 moves each into a bucket at
+        once; stage 1 keeps them all until the backward pass is over."""
+        if number not in self.places:
+            return
+        self._set_up_buckets()
+        place = self.places[number]
+        accumulated = SIZES[self.settings.accumulation_dtype] if self._keeps_accumulated() else self.size
+        self.account.add(names.GRADIENTS, self.counts[place] * accumulated)
+        if self.at_once:
+            self._into_bucket(place)
+
+    def _keeps_accumulated(self) -> bool:
+        """use_grad_accum_attribute: stage 1 with gradients in another type than the parameters'."""
+        return self.settings.stage == 1 and self.settings.accumulation_dtype != self.settings.dtype
+
+    def _gradient_size(self) -> int:
+        return SIZES[self.settings.accumulation_dtype] if self._keeps_accumulated() else self.size
+
+    def _set_up_buckets(self) -> None:
+        """torch.empty(reduce_bucket_size) for the type of communication, twice where communication overlaps."""
+        if self.has_buckets or not self.settings.contiguous_gradients:
+            return
+        self.has_buckets = True
+        many = 2 if self.settings.overlap_comm else 1
+        self.account.add(names.BUCKET, many * self.settings.reduce_bucket_size * self._gradient_size())
+
+    def _into_bucket(self, place: int) -> None:
+        """reduce_independent_p_g_buckets_and_remove_grads: a gradient larger than the bucket stays by itself."""
+        count = self.counts[place]
+        if self.elements + count > self.settings.reduce_bucket_size:
+            self._reduce()
+        if self.settings.contiguous_gradients and count <= self.settings.reduce_bucket_size:
+            self.account.add(names.GRADIENTS, -count * self._gradient_size())
+        else:
+            self.alone.add(place)
+        self.bucket.append(place)
+        self.elements += count
+
+    def _reduce(self) -> None:
+        """reduce_ipg_grads: average_tensor makes its slices flat once more (allreduce_bucket), then what is another
+        rank's is dropped, and what is ours moves out of the bucket (copy_grads_in_partition)."""
+        if not self.bucket:
+            return
+        other = self.settings.communication_dtype != self.settings.dtype or self._keeps_accumulated()
+        flat = self._gradient_size() if self._slices() > 1 else 0
+        cast = SIZES[self.settings.communication_dtype] if other else 0
+        self.account.passing(names.REDUCING, self.elements * (flat + cast))
+        for place in self.bucket:
+            self._reduced(place)
+        self.bucket, self.elements = [], 0
+
+    def _slices(self) -> int:
+        """Slices for different ranks in the bucket: those that follow each other for one rank are one slice."""
+        begins = [0]
+        for count in self.counts:
+            begins.append(begins[-1] + count)
+        found: list[int] = []
+        for place in self.bucket:
+            first = begins[place] // self.partition.part
+            last = (begins[place + 1] - 1) // self.partition.part
+            for rank in range(first, last + 1):
+                if not found or found[-1] != rank:
+                    found.append(rank)
+        return len(found)
+
+    def _reduced(self, place: int) -> None:
+        ours = place in self.partition.pieces
+        held = self.counts[place] * self._gradient_size() if place in self.alone else 0
+        if ours and self.compact and self.settings.stage == 2:
+            self.account.hold(names.FLAT_GRADIENTS, self.partition.part * 4)
+        elif ours and self.offload:
+            if self.settings.dtype != "float32":
+                self.account.passing(names.REDUCING, self.partition.pieces[place] * 4)
+        elif ours and self.settings.contiguous_gradients and not (self.compact and self.settings.stage == 1):
+            self._take_partition()
+        if self.settings.contiguous_gradients and (ours or self.settings.stage == 2) and held:
+            self.account.add(names.GRADIENTS, -held)
+            self.alone.discard(place)
+
+    def _take_partition(self) -> None:
+        """``grads_in_partition``: whole gradients of every parameter that reaches into the part, not the part alone."""
+        self.account.hold(names.FLAT_GRADIENTS, self.in_part * self.size)
+
+    def backward_ends(self) -> None:
+        """independent_gradient_partition_epilogue: the rest is reduced, the buckets go, other ranks' gradients too."""
+        if not self.at_once:
+            # reduce_gradients goes through the parameters in their order
+            for place in range(len(self.counts)):
+                self._into_bucket(place)
+        self._reduce()
+        self.account.hold(names.BUCKET, 0)
+        self.has_buckets = False
+        self.alone.clear()
+        self.account.hold(names.GRADIENTS, 0)
+
+    def step(self) -> None:
+        """DeepSpeedZeroOptimizer.step: the part's gradients made flat, then fp32, then the optimizer."""
+        account, part = self.account, self.partition.part
+        if not self.offload:
+            kept = account.held.get((names.FLAT_GRADIENTS, "device"), 0)
+            account.add(names.FLAT_GRADIENTS, part * self.size)
+            if self.size != 4:
+                account.add(names.FLAT_GRADIENTS, part * 4)
+                account.add(names.FLAT_GRADIENTS, -part * self.size)
+            account.add(names.FLAT_GRADIENTS, -kept)
+        optimizer.step(account, self.settings, part, part, self.where)
+        account.hold(names.FLAT_GRADIENTS, 0)
+
+    def save(self) -> None:
+        """Each rank saves what it holds."""
+
+
+class Bf16Stage1:
+    """ZeRO-1 in bf16 with gradients in fp32 (BF16_Optimizer): whole fp32 gradients on every rank, all the time."""
+
+    def __init__(self, account: Account, settings: ZeroSettings, model: ModelShape, layout: Layout) -> None:
+        self.account, self.settings, self.model, self.layout = account, settings, model, layout
+        self.counts = [model.parameters[number][1] for number in model.trained]
+        self.partition = divide(self.counts, layout.world, layout.rank)
+
+    def initialize(self) -> None:
+        """BF16_Optimizer._setup_for_real_optimizer: ``bf16_groups_flat``, ``fp32_groups_flat_partition``,
+        ``fp32_groups_gradients_flat``."""
+        frozen = self.model.elements - sum(self.counts)
+        self.account.hold(names.PARAMETERS, self.partition.flat * 2)
+        self.account.hold(names.FROZEN, frozen * 2)
+        self.account.hold(names.BUFFERS, self.model.buffers)
+        self.account.hold(names.MASTER, self.partition.part * 4)
+        self.account.hold(names.GRADIENTS, self.partition.flat * SIZES[self.settings.accumulation_dtype])
+
+    def before_forward(self, module: int) -> None:
+        """Nothing: all parameters are here."""
+
+    after_forward = before_backward = after_backward = before_forward
+
+    def forward_begins(self) -> None:
+        """Nothing."""
+
+    def gradient(self, number: int) -> None:
+        """bf16 gradients stay until they are added to the fp32 ones, at the end of the backward pass (update_hp_grads)."""
+        if self.model.parameters[number][2]:
+            self.account.add("bf16 gradients", self.model.parameters[number][1] * 2)
+
+    def backward_ends(self) -> None:
+        """The sums are reduced in place of the fp32 buffer's views, as in stage 0."""
+        self.account.hold("bf16 gradients", 0)
+        if self.layout.world > 1:
+            self.account.passing(names.REDUCING, sum(self.counts) * 4)
+
+    def step(self) -> None:
+        """In place, on the part's views."""
+        optimizer.step(self.account, self.settings, self.partition.part, self.partition.part, "device")
+
+    def save(self) -> None:
+        """Each rank saves what it holds."""

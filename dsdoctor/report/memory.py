@@ -1,0 +1,117 @@
+"""A ledger of memory -> lines."""
+
+from collections.abc import Iterator
+
+from dsdoctor.commands.memory import Examined
+from dsdoctor.memory.changes import Change
+from dsdoctor.memory.models import Moment, Place, Point, Prediction
+from dsdoctor.report.units import table
+
+GIB, MIB = 1 << 30, 1 << 20
+COLUMNS = {
+    "initialized": (Point.AFTER_INITIALIZE,),
+    "forward": (Point.FIRST_FORWARD, Point.FORWARD),
+    "backward": (Point.FIRST_BACKWARD, Point.BACKWARD),
+    "step": (Point.FIRST_STEP, Point.STEP),
+    "after step": (Point.AFTER_STEP,),
+    "saving": (Point.SAVE,),
+}
+MOST_CHANGES = 9
+
+
+def memory_lines(done: Examined) -> Iterator[str]:
+    """The ledger, what is beside it, and what to change."""
+    settings, model, world = done.now.settings, done.now.model, done.now.layout.world
+    run = done.now.run
+    batch = f", micro batch {run.batch} x {run.sequence}" if run else ""
+    how = f"ZeRO stage {settings.stage}, {settings.dtype}, {world} rank{'s' if world > 1 else ''}"
+    yield f"{model.name}, {model.elements:,} parameters; {how}{batch}; DeepSpeed {settings.version}"
+    yield ""
+    unit, name = (GIB, "GiB") if done.told.peak.device >= GIB else (MIB, "MiB")
+    yield f"{name} on a rank's device, at the peak of each part:"
+    yield from ledger_lines(done.told, "device", unit)
+    if any(moment.host for moment in done.told.moments):
+        yield ""
+        yield f"{name} of the host for a rank, at the same moments:"
+        yield from ledger_lines(done.told, "host", unit)
+    yield f"  loading a checkpoint takes {amount(done.host_loading)} of the host on each rank that loads all of it"
+    yield ""
+    peak = done.told.peak
+    yield f"peak: {amount(peak.device)} of tensors, in {peak.point.value.replace('_', ' ')}"
+    low, high = (sum(each) for each in zip(*((b.low, b.high) for b in done.beside), strict=True))
+    names = "; ".join(f"{b.what} {amount(b.low)} to {amount(b.high)}" for b in done.beside)
+    yield f"beside it, not measured here: {amount(low)} to {amount(high)} ({names})"
+    yield from change_lines(done.changes)
+    yield from search_lines(done)
+
+
+def ledger_lines(told: Prediction, place: Place, unit: int) -> Iterator[str]:
+    """A row for each thing, a column for each part of a step."""
+    moments = {name: _most(told, points) for name, points in COLUMNS.items()}
+    shown = {name: moment for name, moment in moments.items() if moment is not None}
+    things: dict[str, dict[str, int]] = {}
+    for name, moment in shown.items():
+        for row in moment.rows:
+            if row.place == place:
+                things.setdefault(row.what, {})[name] = row.size
+    ordered = sorted(things, key=lambda what: -max(things[what].values()))
+    rows = [("", *shown)]
+    rows += [(what, *(_cell(things[what].get(name, 0), unit) for name in shown)) for what in ordered]
+    totals = [
+        moment.device if place == "device" else sum(r.size for r in moment.rows if r.place == "host")
+        for moment in shown.values()
+    ]
+    rows.append(("in all", *(_cell(total, unit) for total in totals)))
+    yield from (f"  {line}" for line in table(rows, "<" + ">" * len(shown)))
+
+
+def _most(told: Prediction, points: tuple[Point, ...]) -> Moment | None:
+    found = [moment for moment in told.moments if moment.point in points]
+    return max(found, key=lambda moment: moment.device, default=None)
+
+
+def _cell(size: int, unit: int) -> str:
+    return f"{size / unit:,.2f}" if size else "-"
+
+
+def change_lines(changes: tuple[Change, ...]) -> Iterator[str]:
+    """Each change with what it wins and costs."""
+    if not changes:
+        return
+    yield ""
+    yield "what to change, cheapest first (each by itself):"
+    for number, change in enumerate(changes[:MOST_CHANGES], 1):
+        host = f", {amount(change.host)} more on the host" if change.host > 0 else ""
+        yield f"{number}. {change.what}: {amount(change.won)} less, peak {amount(change.peak)}{host}"
+        if change.set:
+            yield f"     {', '.join(f'{key} = {value}' for key, value in change.set)}"
+        yield f"     costs: {change.cost}"
+
+
+def search_lines(done: Examined) -> Iterator[str]:
+    """What --search found."""
+    found = done.searched
+    if found is None:
+        return
+    yield ""
+    world = done.now.layout.world
+    if found.batch:
+        yield f"the largest micro batch that fits {world} GPUs: {found.batch} (tensors {amount(found.batch_peak)})"
+    else:
+        yield f"no micro batch fits {world} GPUs"
+    batch = done.now.run.batch if done.now.run else 1
+    if found.ranks and found.ranks_peak:
+        yield f"the fewest GPUs for a micro batch of {batch}: {found.ranks} (tensors {amount(found.ranks_peak)})"
+    else:
+        yield f"no number of GPUs fits a micro batch of {batch} with this configuration"
+
+
+def amount(size: int) -> str:
+    """Bytes with the unit that suits them.
+
+    >>> amount(3 << 30), amount(5 << 20), amount(700)
+    ('3.0 GiB', '5.0 MiB', '700 bytes')
+    """
+    if size >= GIB:
+        return f"{size / GIB:,.1f} GiB"
+    return f"{size / MIB:.1f} MiB" if size >= MIB // 10 else f"{size} bytes"

@@ -1,0 +1,99 @@
+"""--memory of `python -m dsdoctor.run`: what counts as running out, where the user's line is, and that off is off."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.core.errors import UsageError
+from dsdoctor.run.__main__ import environment_for, parse_command_line
+from dsdoctor.run.memory import CHOICES, MemoryWatch, chosen, out_of_memory, users_line
+from dsdoctor.run.script import VARIABLE
+
+SAYS = [
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 GiB",
+    "HIP out of memory. Tried to allocate 2.00 GiB",
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
+    "[enforce fail] . DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes",
+]
+OTHER = ["size mismatch", "CUDA error: device-side assert triggered", "the dataset memory map is gone"]
+
+
+def raised(error: BaseException, *, inside: bool) -> BaseException:
+    """The error as it was raised, or as the cause of another."""
+    try:
+        try:
+            raise error
+        except type(error) as first:
+            if not inside:
+                raise
+            raise RuntimeError("the step failed") from first
+    except Exception as caught:
+        return caught
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(("text", "is_one"), [*((text, True) for text in SAYS), *((text, False) for text in OTHER)])
+def test_what_says_that_memory_ran_out(text: str, is_one: bool, inside: bool) -> None:
+    assert out_of_memory(raised(RuntimeError(text), inside=inside)) is is_one
+
+
+def test_the_line_is_the_users_and_not_a_packages(tmp_path: Path) -> None:
+    package = tmp_path / "site-packages" / "deep.py"
+    package.parent.mkdir()
+    package.write_text("def step(): raise RuntimeError('out of memory')\n")
+    script = tmp_path / "train.py"
+    script.write_text("import deep\n\n\ndef train():\n    deep.step()\n")
+    failure = pytest.raises(RuntimeError, _run, script, package.parent).value
+
+    assert users_line(failure).endswith("train.py:5 deep.step()")
+
+
+def _run(script: Path, folder: Path) -> None:
+    space: dict[str, object] = {}
+    sys.path.insert(0, str(folder))
+    try:
+        exec(compile(script.read_text() + "\ntrain()\n", str(script), "exec"), space)
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop("deep", None)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_each_choice_reaches_the_script(choice: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    call = parse_command_line(["--memory", choice, str(script)], {})
+
+    assert call.memory == choice
+    assert f'"memory": "{choice}"' in environment_for(call, {}, "m:f")[VARIABLE]
+
+
+def test_another_choice_is_refused() -> None:
+    with pytest.raises(UsageError, match="off, oom, trace"):
+        chosen("yes")
+
+
+@pytest.mark.parametrize("choice", ["off", "oom"])
+def test_an_engine_is_left_as_it_is_and_other_failures_are_not_ours(choice: str) -> None:
+    class Engine:
+        pass
+
+    said: list[str] = []
+    engine = Engine()
+    watch = MemoryWatch(choice, lambda *lines: said.extend(lines))
+    watch.engine(engine)
+    watch.ended(RuntimeError("size mismatch"))
+    watch.ended(None)
+
+    assert vars(engine) == {}
+    assert said == []
+    assert len(watch.engines) == (choice == "oom")
+
+
+@pytest.mark.slow
+def test_the_catch_imports_nothing_before_it_is_needed() -> None:
+    code = "import sys, dsdoctor.run.memory; print(sorted({'torch', 'msgspec', 'dsdoctor.memory.live'} & set(sys.modules)))"
+
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
