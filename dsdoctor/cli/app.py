@@ -63,6 +63,9 @@ COMMANDS = {
     "record": CommandEntry(place="dsdoctor.cli.record:record_command", nothing={"file": None}),
     "compare": CommandEntry(place="dsdoctor.cli.compare:compare_command", filters=True, nothing={"differences": ()}),
     "comm": CommandEntry(place="dsdoctor.cli.comm:comm_command", nothing={"report": None}),
+    "hang": CommandEntry(
+        place="dsdoctor.cli.hang:hang_command", filters=True, nothing={"incident": None, "stacks": ()}
+    ),
     "trace": CommandEntry(place="dsdoctor.cli.trace:app", filters=True),
     "trace show": CommandEntry(nothing={"traces": (), "lines": ()}),
     "trace compare": CommandEntry(nothing={"comparison": None, "a": (), "b": ()}),

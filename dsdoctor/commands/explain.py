@@ -13,6 +13,7 @@ from dsdoctor.diagnosis import manual as logs
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.models import Rule
 from dsdoctor.diagnosis.templates import fill, placeholders
+from dsdoctor.hang import verdict as hang
 from dsdoctor.overflow.verdict import verdict
 from dsdoctor.push import errors as problems
 
@@ -37,6 +38,8 @@ def pages(rule: str) -> Iterator[tuple[str, ManualPage]]:
         yield "In a watched training", parse_page(page)
     if page := comm.manual_pages().get(rule):
         yield "Between ranks", parse_page(page)
+    if page := hang.manual_pages().get(rule):
+        yield "In a training that hangs", parse_page(page)
     if page := building.PAGES.get(rule):
         yield "", parse_page(page)
     if page := logs.PAGES.get(rule):
@@ -54,6 +57,7 @@ def every_rule() -> tuple[str, ...]:
                 *RULES,
                 *verdict.manual_pages(),
                 *comm.manual_pages(),
+                *hang.manual_pages(),
                 *building.PAGES,
                 *logs.PAGES,
                 *problems.MANUAL,

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
+from dsdoctor.run import hang
 from dsdoctor.run.script import VARIABLE, RunOrder
 
 WATCH = "dsdoctor.overflow.watch.engine:watch"
@@ -45,17 +46,20 @@ the same under every launcher: dsdoctor.run stands before the script, the option
   python -m dsdoctor.run -m package.train --epochs 3
 with a debugger or a profiler: python -m dsdoctor.run -m cProfile -o profile.out train.py
 
-DSDOCTOR_OVERFLOW=LEVEL in the environment is --overflow LEVEL where that is not given. Exit status: the script's own; 2
+DSDOCTOR_OVERFLOW=LEVEL in the environment is --overflow LEVEL where that is not given, DSDOCTOR_HANG=off is --hang off.
+When no rank moves any more, dsdoctor says which one does not come, where it stands and why; kill -USR2 PID of a rank asks at
+any time, dsdoctor hang DIR afterwards. Exit status: the script's own; 2
 where the command makes no sense."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
     """A command line understood. ``options``: None for --overflow off. ``script``: what Python is to run, ``-m`` and a
-    module's name or a path, then its arguments."""
+    module's name or a path, then its arguments. ``hang``: the fields of its options, None for --hang off."""
 
     options: Options | None
     script: tuple[str, ...]
+    hang: dict[str, Any] | None = None
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=HELP)
 
 
-def make_parser(default_level: str | None) -> Parser:
+def make_parser(environment: Mapping[str, str]) -> Parser:
     """Our options. All but --help take a value, which ``split_script`` counts on."""
     parser = Parser(
         prog="python -m dsdoctor.run",
@@ -77,7 +81,12 @@ def make_parser(default_level: str | None) -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--overflow", metavar="LEVEL", default=default_level, help="guard (default), frames, trace or off")
+    add(
+        "--overflow",
+        metavar="LEVEL",
+        default=environment.get(LEVEL_VARIABLE),
+        help="guard (default), frames, trace or off",
+    )
     add(
         "--frames", metavar="N", type=int, default=Options.max_frames_to_save, help="frames shown (default %(default)s)"
     )
@@ -98,6 +107,7 @@ def make_parser(default_level: str | None) -> Parser:
         help="report (default) and train on, or raise on all ranks",
     )
     add("--report", metavar="FILE", help="append the findings there, as JSON lines")
+    hang.add_options(parser, environment)
     return parser
 
 
@@ -109,7 +119,8 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
     """
     launchers, rest = split_local_rank(argv)
     ours, words = split_script(rest)
-    options = options_of(make_parser(environment.get(LEVEL_VARIABLE)).parse_args(ours))
+    given = make_parser(environment).parse_args(ours)
+    options = options_of(given)
     if not words:
         raise UsageError("no script was given", hint=HELP)
     named = 2 if words[0] == "-m" else 1
@@ -117,7 +128,8 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
         raise UsageError("-m names no module", hint=HELP)
     if named == 1 and not Path(words[0]).exists():
         raise UsageError(f"there is no script {words[0]}", hint=f"it is looked for from {Path.cwd()}; {HELP}")
-    return CommandLine(options=options, script=(*words[:named], *launchers, *words[named:]))
+    script = (*words[:named], *launchers, *words[named:])
+    return CommandLine(options=options, script=script, hang=hang.options_of(given))
 
 
 def options_of(given: argparse.Namespace) -> Options | None:
@@ -215,7 +227,8 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
     if os.pathsep in str(STARTUP):
         raise UsageError(f"dsdoctor is in {STARTUP}, and PYTHONPATH cannot hold that", hint="install it elsewhere")
     options = None if call.options is None else asdict(call.options)
-    order = RunOrder(python=f"{sys.prefix} {sys.hexversion}", main=os.getpid(), watch=watch, options=options)
+    python = f"{sys.prefix} {sys.hexversion}"
+    order = RunOrder(python=python, main=os.getpid(), watch=watch, options=options, hang=call.hang)
     folders = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
     return {**environment, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join(folders)}
 

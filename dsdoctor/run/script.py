@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.fix import Follows, Step
 from dsdoctor.core.rank_variables import RANKS
+from dsdoctor.run import hang
 
 VARIABLE = "DSDOCTOR_RUN"
 
@@ -29,13 +30,14 @@ class RunOrder:
 
     ``python``: the prefix and ``sys.hexversion`` of the one that is meant. ``main``: the pid of the script's own process.
     ``watch``: the function to call with each engine, ``module:name``. ``options``: its keyword arguments; None watches
-    nothing.
+    nothing. ``hang``: the fields of the hang watch's options, None for none.
     """
 
     python: str
     main: int
     watch: str
     options: dict[str, Any] | None
+    hang: dict[str, Any] | None = None
 
     def text(self) -> str:
         """As the value of an environment variable."""
@@ -47,11 +49,17 @@ def ready(fields: dict[str, Any]) -> None:
     order = RunOrder(**fields)
     process = WatchedProcess(order)
     atexit.register(process.end)
-    if order.options is None:
-        return
-    sys.meta_path.insert(0, AfterImport("deepspeed", process.wrap))
-    if "deepspeed" in sys.modules:
-        process.wrap(sys.modules["deepspeed"])
+    if process.hang is not None:
+        after_import(hang.MODULE, process.hang.wrap)
+    if order.options is not None or process.hang is not None:
+        after_import("deepspeed", process.wrap)
+
+
+def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
+    """Call ``then`` with a module once it is imported, at once where it is."""
+    sys.meta_path.insert(0, AfterImport(name, then))
+    if name in sys.modules:
+        then(sys.modules[name])
 
 
 class WatchedProcess:
@@ -62,6 +70,7 @@ class WatchedProcess:
         self.pid = os.getpid()
         self.imported = False
         self.engines = 0
+        self.hang = None if order.hang is None else hang.HangWatch(order.hang, main=order.main, at_exit=at_exit)
 
     def wrap(self, deepspeed: ModuleType) -> None:
         """Put a watched ``initialize`` in the place of DeepSpeed's."""
@@ -72,6 +81,10 @@ class WatchedProcess:
 
     def watch(self, made: Sequence[Any]) -> None:
         """Watch the engine that ``initialize`` returned first. A watch that fails is a warning, and the training goes on."""
+        if self.hang is not None:
+            self.hang.note_engine(made[0])
+        if self.order.options is None:
+            return
         self.engines += 1
         module, _, function = self.order.watch.partition(":")
         try:
