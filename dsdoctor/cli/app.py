@@ -72,6 +72,9 @@ COMMANDS = {
         filters=True,
         nothing={"prediction": None, "ledger": (), "unmeasured": (), "changes": (), "enough": None, "search": None},
     ),
+    "hang": CommandEntry(
+        place="dsdoctor.cli.hang:hang_command", filters=True, nothing={"incident": None, "stacks": ()}
+    ),
     "trace": CommandEntry(place="dsdoctor.cli.trace:app", filters=True),
     "trace show": CommandEntry(nothing={"traces": (), "lines": ()}),
     "trace compare": CommandEntry(nothing={"comparison": None, "a": (), "b": ()}),

@@ -15,6 +15,7 @@ from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.models import Rule
 from dsdoctor.diagnosis.templates import fill, placeholders
 from dsdoctor.memory import manual as memory
+from dsdoctor.hang import verdict as hang
 from dsdoctor.overflow.verdict import verdict
 from dsdoctor.push import errors as problems
 
@@ -39,6 +40,8 @@ def pages(rule: str) -> Iterator[tuple[str, ManualPage]]:
         yield "In a watched training", parse_page(page)
     if page := comm.manual_pages().get(rule):
         yield "Between ranks", parse_page(page)
+    if page := hang.manual_pages().get(rule):
+        yield "In a training that hangs", parse_page(page)
     if page := building.PAGES.get(rule):
         yield "", parse_page(page)
     if page := configurations.PAGES.get(rule):
@@ -60,6 +63,7 @@ def every_rule() -> tuple[str, ...]:
                 *RULES,
                 *verdict.manual_pages(),
                 *comm.manual_pages(),
+                *hang.manual_pages(),
                 *building.PAGES,
                 *configurations.PAGES,
                 *logs.PAGES,

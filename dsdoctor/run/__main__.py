@@ -12,11 +12,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
-from dsdoctor.run import memory
+from dsdoctor.run import hang, memory
 from dsdoctor.run.config_option import add_option, mode_of
 from dsdoctor.run.script import VARIABLE, RunOrder
 
@@ -47,19 +47,23 @@ the same under every launcher: dsdoctor.run stands before the script, the option
   python -m dsdoctor.run -m package.train --epochs 3
 with a debugger or a profiler: python -m dsdoctor.run -m cProfile -o profile.out train.py
 
-DSDOCTOR_OVERFLOW=LEVEL in the environment is --overflow LEVEL where that is not given. Exit status: the script's own; 2
+DSDOCTOR_OVERFLOW=LEVEL in the environment is --overflow LEVEL where that is not given, DSDOCTOR_HANG=off is --hang off.
+When no rank moves any more, dsdoctor says which one does not come, where it stands and why; kill -USR2 PID of a rank asks at
+any time, dsdoctor hang DIR afterwards. Exit status: the script's own; 2
 where the command makes no sense."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
     """A command line understood. ``options``: None for --overflow off. ``script``: what Python is to run, ``-m`` and a
-    module's name or a path, then its arguments. ``memory``: off, oom or trace."""
+    module's name or a path, then its arguments. ``memory``: off, oom or trace. ``hang``: the fields of its options, None
+    for --hang off."""
 
     options: Options | None
     script: tuple[str, ...]
     config_check: str = "off"
     memory: str = memory.OOM
+    hang: dict[str, Any] | None = None
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,7 +74,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=HELP)
 
 
-def make_parser(default_level: str | None) -> Parser:
+def make_parser(environment: Mapping[str, str]) -> Parser:
     """Our options. All but --help take a value, which ``split_script`` counts on."""
     parser = Parser(
         prog="python -m dsdoctor.run",
@@ -81,7 +85,12 @@ def make_parser(default_level: str | None) -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--overflow", metavar="LEVEL", default=default_level, help="guard (default), frames, trace or off")
+    add(
+        "--overflow",
+        metavar="LEVEL",
+        default=environment.get(LEVEL_VARIABLE),
+        help="guard (default), frames, trace or off",
+    )
     add(
         "--frames", metavar="N", type=int, default=Options.max_frames_to_save, help="frames shown (default %(default)s)"
     )
@@ -104,6 +113,7 @@ def make_parser(default_level: str | None) -> Parser:
     add("--report", metavar="FILE", help="append the findings there, as JSON lines")
     add_option(parser)
     memory.add_option(parser)
+    hang.add_options(parser, environment)
     return parser
 
 
@@ -115,7 +125,7 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
     """
     launchers, rest = split_local_rank(argv)
     ours, words = split_script(rest)
-    given = make_parser(environment.get(LEVEL_VARIABLE)).parse_args(ours)
+    given = make_parser(environment).parse_args(ours)
     options = options_of(given)
     if not words:
         raise UsageError("no script was given", hint=HELP)
@@ -126,7 +136,11 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
         raise UsageError(f"there is no script {words[0]}", hint=f"it is looked for from {Path.cwd()}; {HELP}")
     script = (*words[:named], *launchers, *words[named:])
     return CommandLine(
-        options=options, script=script, config_check=mode_of(given), memory=memory.chosen(given.memory)
+        options=options,
+        script=script,
+        config_check=mode_of(given),
+        memory=memory.chosen(given.memory),
+        hang=hang.options_of(given),
     )
 
 
@@ -233,6 +247,7 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
         options=options,
         config_check=call.config_check,
         memory=call.memory,
+        hang=call.hang,
     )
     folders = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
     return {**environment, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join(folders)}

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.fix import Follows, Step
 from dsdoctor.core.rank_variables import RANKS
-from dsdoctor.run import memory
+from dsdoctor.run import hang, memory
 
 VARIABLE = "DSDOCTOR_RUN"
 
@@ -31,7 +31,7 @@ class RunOrder:
     ``python``: the prefix and ``sys.hexversion`` of the one that is meant. ``main``: the pid of the script's own process.
     ``watch``: the function to call with each engine, ``module:name``. ``options``: its keyword arguments; None watches
     nothing. ``config_check``: "warn", "strict" or "off", what becomes of a doubtful DeepSpeed configuration. ``memory``: that
-    of ``dsdoctor.run.memory``.
+    of ``dsdoctor.run.memory``. ``hang``: the fields of the hang watch's options, None for none.
     """
 
     python: str
@@ -40,6 +40,7 @@ class RunOrder:
     options: dict[str, Any] | None
     config_check: str = "off"
     memory: str = memory.OOM
+    hang: dict[str, Any] | None = None
 
     def text(self) -> str:
         """As the value of an environment variable."""
@@ -51,11 +52,18 @@ def ready(fields: dict[str, Any]) -> None:
     order = RunOrder(**fields)
     process = WatchedProcess(order)
     atexit.register(process.end)
-    if order.options is None and order.config_check == "off" and order.memory == memory.OFF:
-        return
-    sys.meta_path.insert(0, AfterImport("deepspeed", process.wrap))
-    if "deepspeed" in sys.modules:
-        process.wrap(sys.modules["deepspeed"])
+    if process.hang is not None:
+        after_import(hang.MODULE, process.hang.wrap)
+    wanted = (order.options, process.hang)
+    if any(part is not None for part in wanted) or order.config_check != "off" or order.memory != memory.OFF:
+        after_import("deepspeed", process.wrap)
+
+
+def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
+    """Call ``then`` with a module once it is imported, at once where it is."""
+    sys.meta_path.insert(0, AfterImport(name, then))
+    if name in sys.modules:
+        then(sys.modules[name])
 
 
 class WatchedProcess:
@@ -68,6 +76,7 @@ class WatchedProcess:
         self.engines = 0
         self.config_check: Any = None
         self.memory = memory.MemoryWatch(order.memory, say)
+        self.hang = None if order.hang is None else hang.HangWatch(order.hang, main=order.main, at_exit=at_exit)
 
     def wrap(self, deepspeed: ModuleType) -> None:
         """Put a watched ``initialize`` in the place of DeepSpeed's."""
@@ -93,6 +102,8 @@ class WatchedProcess:
     def watch(self, made: Sequence[Any]) -> None:
         """Watch the engine that ``initialize`` returned first. A watch that fails is a warning, and the training goes on."""
         self.memory.engine(made[0])
+        if self.hang is not None:
+            self.hang.note_engine(made[0])
         if self.order.options is None:
             return
         self.engines += 1

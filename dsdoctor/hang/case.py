@@ -1,0 +1,127 @@
+"""An incident with what follows from it alone: who is told of how, who waits where. Shared by all that judge it."""
+
+from collections.abc import Iterable
+from functools import cached_property
+
+from dsdoctor.core.processes import LETTERS
+from dsdoctor.hang.models import Incident, RankView
+from dsdoctor.hang.stacks import acting_stack, doing, is_starting, own_frame, place, ranks_words
+from dsdoctor.hang.waiting import Waiting
+
+SILENT = 5.0
+"""Seconds without a sample of a process that runs: its interpreter lets no other thread of it run."""
+DEAD = {"", "Z", "X"}
+STOPPED = {"T", "t"}
+
+
+class Case:
+    """An incident as the judges see it."""
+
+    def __init__(self, incident: Incident) -> None:
+        self.incident = incident
+        self.views = {view.rank: view for view in incident.ranks}
+        self.waiting = Waiting(incident.ranks)
+
+    @cached_property
+    def dead(self) -> tuple[RankView, ...]:
+        """Ranks whose process has ended."""
+        return tuple(view for view in self.incident.ranks if view.state in DEAD)
+
+    @cached_property
+    def stopped(self) -> tuple[RankView, ...]:
+        """Ranks whose process a signal or a debugger has stopped."""
+        return tuple(view for view in self.incident.ranks if view.state in STOPPED)
+
+    @cached_property
+    def sleeping(self) -> tuple[RankView, ...]:
+        """Ranks that wait for a device in the kernel, and write no sample meanwhile."""
+        return tuple(view for view in self.incident.ranks if view.state == "D")
+
+    @cached_property
+    def deaf(self) -> tuple[RankView, ...]:
+        """Ranks that run and have written no sample for a while: C code holds the interpreter's lock."""
+        ill = {view.rank for view in (*self.dead, *self.stopped, *self.sleeping)}
+        return tuple(
+            view
+            for view in self.incident.ranks
+            if view.rank not in ill and view.silent >= SILENT and not (view.sample and view.sample.leaving)
+        )
+
+    @cached_property
+    def unwell(self) -> frozenset[int]:
+        """All ranks whose process itself is the matter."""
+        return frozenset(view.rank for view in (*self.dead, *self.stopped, *self.sleeping, *self.deaf))
+
+    @cached_property
+    def starting(self) -> tuple[RankView, ...]:
+        """Ranks that stand in the making of a process group."""
+        return tuple(view for view in self.incident.ranks if view.state not in DEAD and is_starting(acting_stack(view)))
+
+    @cached_property
+    def waiting_ranks(self) -> tuple[int, ...]:
+        """Living ranks that stand in a collective."""
+        return tuple(rank for rank in self.waiting.in_collective() if rank not in self.unwell)
+
+    @cached_property
+    def unknown(self) -> tuple[int, ...]:
+        """Ranks of the world that nothing is known of."""
+        lost = {rank for ranks in self.incident.silent_hosts.values() for rank in ranks}
+        return tuple(rank for rank in range(self.incident.world) if rank not in self.views and rank not in lost)
+
+    @cached_property
+    def joined(self) -> bool:
+        """Whether the ranks have become one run: what never called init_process_group waits for nobody."""
+        return bool(self.starting) or any(view.sample and view.sample.joined for view in self.incident.ranks)
+
+    def who(self, rank: int) -> str:
+        """A rank with host and process."""
+        view = self.views.get(rank)
+        return f"rank {rank} ({view.host}, pid {view.pid})" if view else f"rank {rank}"
+
+    def where(self, view: RankView) -> str:
+        """What a rank does and at which line, as the middle of a sentence."""
+        frames = acting_stack(view)
+        frame = own_frame(frames)
+        name = self.waiting.operation_of(view) if view.rank in self.waiting_ranks else None
+        words = f"waits in {name}" if name else doing(frames, view.waits)
+        if frame is None:
+            return words or "nothing is known of where it stands"
+        return f"{words or 'it stands'} at {place(frame)}"
+
+    def waits_words(self, besides: Iterable[int] = ()) -> str:
+        """Who waits in which collective, as the end of a sentence; "" where nobody does."""
+        hidden = set(besides)
+        by_name: dict[str, list[int]] = {}
+        for rank in self.waiting_ranks:
+            if rank not in hidden:
+                by_name.setdefault(self.waiting.operation_of(self.views[rank]) or "", []).append(rank)
+        parts = [
+            f"{ranks_words(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {name}"
+            for name, ranks in by_name.items()
+        ]
+        return " and ".join(parts)
+
+    def evidence(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        """What was seen of some ranks, and how long nothing has moved."""
+        lines = [line for rank in ranks if rank in self.views for line in self._seen_of(self.views[rank])]
+        others = self.waits_words(ranks)
+        lines += [others] if others else []
+        return (*lines, *self._since())
+
+    def _since(self) -> tuple[str, ...]:
+        still = f"no rank has called a collective or made a step for {self.incident.still:.0f} s"
+        timeout = self.waiting.timeout()
+        ends = f"; torch's own timeout would end it after {timeout:.0f} s, without a name" if timeout else ""
+        return (f"{still}{ends}",)
+
+    def _seen_of(self, view: RankView) -> Iterable[str]:
+        step = view.sample.step if view.sample else None
+        parts = [f"step {step}"] if step is not None else []
+        parts += [f"in the kernel: {view.waits}"] if view.waits else []
+        parts += [LETTERS[view.state]] if view.state in STOPPED | {"D"} else []
+        parts += [view.activity] if view.activity else []
+        if parts:
+            yield f"rank {view.rank}: {', '.join(parts)}"
+        chain = [place(frame) for frame in acting_stack(view)[-3:]]
+        if chain:
+            yield f"rank {view.rank} stands in {' > '.join(chain)}"

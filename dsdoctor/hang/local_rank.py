@@ -1,0 +1,184 @@
+"""One rank of this node, as its supervisor follows it from outside: its ring, its process, what it did lately. Looks,
+judges nothing."""
+
+import linecache
+import os
+import re
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from dsdoctor.core.json_text import decode
+from dsdoctor.hang import processes
+from dsdoctor.hang.models import Lock, RankView, Sample
+from dsdoctor.hang.ring import LEAVING, Beat, RingReader
+from dsdoctor.hang.stacks import own_frame, with_texts
+
+NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
+LEAST_WINDOW, WINDOW = 4, 30
+"""Seconds before now, and since a rank last moved, that tell whether it works."""
+CPU, BYTES = 0.10, 1 << 20
+"""A rank works that took that share of a processor, or waited to be given one, or moved so many bytes in that time."""
+FEW_LOOKS, FEW_PLACES, PLACES = 8, 3, 5
+"""Or that stood at so many places, in few looks or in more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What was seen of a rank at one time. ``main``: seconds that its main thread ran or waited for a processor."""
+
+    clock: float
+    stack: int
+    cpu: float
+    main: float
+    bytes: int
+
+
+class LocalRank:
+    """A rank by its ring file, whose name holds its number and its process. Raises OSError or ValueError for what is none."""
+
+    def __init__(self, path: Path, host: str) -> None:
+        found = NAME.fullmatch(path.name)
+        if found is None:
+            raise ValueError(path.name)
+        self.rank, self.pid, self.host, self.path = int(found[1]), int(found[2]), host, path
+        self.moved = self.first = time.monotonic()
+        self.window = float(WINDOW)
+        self.beat: Beat | None = None
+        self.facts = processes.facts_of(self.pid)
+        self.ended = "" if self.facts else "it was gone when it was first looked at"
+        self._started = self.facts.started if self.facts else 0
+        self._reader = RingReader(path)
+        self._moments: deque[Moment] = deque(maxlen=WINDOW)
+        self._children: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs, or could."""
+        return not self.ended
+
+    def look(self) -> None:
+        """Look again, once a second."""
+        now = time.monotonic()
+        if self.alive:
+            self._look_at_process()
+        beat = self._reader.beat()
+        if beat is None:
+            return
+        if self.beat is None or beat.progress != self.beat.progress or (beat.flags ^ self.beat.flags) & LEAVING:
+            self.moved = now
+        self.beat = beat
+        if self.facts is not None:
+            moved = processes.moved_bytes(self.pid)
+            main = processes.wanted_cpu(self.pid)
+            self._moments.append(Moment(clock=now, stack=beat.stack, cpu=self.facts.cpu, main=main, bytes=moved))
+
+    def look_at_children(self, parents: dict[int, int]) -> None:
+        """Note what the processes below this one have taken: asked for only when nothing moves."""
+        self._children.append((time.monotonic(), processes.cpu_of_children(self.pid, parents)))
+
+    def view(self) -> RankView:
+        """The rank as it is now, with the source lines of its stacks."""
+        payload = self._reader.payload()
+        sample = _sample(payload) if payload else None
+        state = self.facts.state if self.facts and self.alive else ""
+        silent = max(0.0, time.monotonic() - self.beat.clock) if self.beat and self.alive else 0.0
+        view = RankView(
+            rank=self.rank,
+            host=self.host,
+            pid=self.pid,
+            sample=sample,
+            state=state,
+            ended=self.ended,
+            silent=silent,
+            waits=processes.waits_in(self.pid) if self.alive else "",
+        )
+        return replace(view, activity=self.activity(view), lock=lock_of(view))
+
+    def activity(self, view: RankView) -> str:
+        """Why a rank is not still, in words; "" where it is."""
+        since = max(self.moved, time.monotonic() - min(max(self.window, LEAST_WINDOW), WINDOW))
+        moments = [moment for moment in self._moments if moment.clock > since]
+        if len(moments) < 2 or not self.alive:
+            return ""
+        first, last = moments[0], moments[-1]
+        seconds = max(last.clock - first.clock, 1.0)
+        places = len({moment.stack for moment in moments})
+        enough = FEW_PLACES if len(moments) < FEW_LOOKS else PLACES
+        words = [f"it stood at {places} places in {seconds:.0f} s"] if places >= enough else []
+        share = max(last.cpu - first.cpu, last.main - first.main) / seconds
+        # a thread that waits for a GPU may burn its processor
+        if share >= CPU and not (view.sample and view.sample.cuda and not words):
+            words.append(f"it took or waited for {share:.0%} of a processor")
+        # its own ring is a few kilobytes a second
+        if (moved := last.bytes - first.bytes) >= BYTES + seconds * 16_384:
+            words.append(f"it read or wrote {moved >> 20} MiB")
+        children = [look for look in self._children if look[0] > since]
+        if len(children) > 1:
+            (begin, before), (end, after) = children[0], children[-1]
+            if end > begin and (after - before) / (end - begin) >= CPU:
+                words.append(f"its child processes took {(after - before) / (end - begin):.0%} of a processor")
+        return ", ".join(words)
+
+    @property
+    def stacks(self) -> Path:
+        """The file into which Python's fault handler writes all stacks at SIGUSR2."""
+        return self.path.with_suffix(".stacks")
+
+    @property
+    def words(self) -> Path:
+        """The file whose text this rank prints into its own stderr."""
+        return self.path.with_suffix(".words")
+
+    def with_texts(self, view: RankView) -> RankView:
+        """The view with the source lines of its stacks."""
+        return replace(view, sample=_with_source(view.sample)) if view.sample else view
+
+    def close(self) -> None:
+        """Give the ring back."""
+        self._reader.close()
+
+    def _look_at_process(self) -> None:
+        facts = processes.facts_of(self.pid)
+        if facts is None or (self._started and facts.started != self._started):
+            left = self.beat is not None and self.beat.flags & LEAVING
+            self.ended = "it came to its end" if left else "nobody saw how it ended"
+        elif facts.state in {"Z", "X"}:
+            self.ended, self.facts = processes.ending_words(facts), facts
+        else:
+            self.facts = facts
+
+
+def lock_of(view: RankView) -> Lock | None:
+    """The lock of a torch extension that a rank waits for, and who on this host holds it."""
+    path = Path(view.sample.lock) if view.sample and view.sample.lock else None
+    try:
+        state = path.stat() if path else None
+    except OSError:
+        return None
+    if path is None or state is None:
+        return None
+    # the open files of another user's processes are not shown
+    seen = state.st_uid == os.geteuid()
+    age = max(0.0, time.time() - state.st_mtime)
+    return Lock(path=str(path), holder=processes.holder_of(str(path)), seen=seen, age=age)
+
+
+def _sample(payload: bytes) -> Sample | None:
+    """A rank's own words; None for what cannot be read."""
+    try:
+        return _with_source(decode(payload, Sample))
+    except msgspec.DecodeError:
+        return None
+
+
+def _with_source(sample: Sample) -> Sample:
+    """The sample with the source lines of the frames that are told of."""
+    wanted = {(frame.file, frame.line) for thread in sample.threads for frame in thread.frames[-8:]}
+    wanted |= {(own.file, own.line) for thread in sample.threads if (own := own_frame(thread.frames))}
+    linecache.checkcache()
+    texts = {(file, line): linecache.getline(file, line).strip()[:160] for file, line in wanted}
+    return replace(sample, threads=with_texts(sample.threads, texts))

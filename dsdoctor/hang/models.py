@@ -1,0 +1,131 @@
+"""What is known of a rank and of a whole run at one moment. Data only."""
+
+from dataclasses import dataclass, field
+
+from dsdoctor.core.finding import Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangOptions:
+    """How a run is watched. ``after``: seconds without progress; None learns it. ``on_hang``: "report" or "stop". ``folder``: where
+    the files go when there is something to tell."""
+
+    after: float | None = None
+    on_hang: str = "report"
+    folder: str = "dsdoctor-hang"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One line of a Python stack. ``text``: the source line, where it could be read."""
+
+    file: str
+    line: int
+    function: str
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadStack:
+    """The stack of one thread, outermost frame first. ``main``: the thread that trains."""
+
+    name: str
+    frames: tuple[Frame, ...]
+    main: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One collective that a rank has called: its number in its group, name, sizes in elements, and torch's word for its state."""
+
+    sequence: int
+    name: str
+    sizes: tuple[tuple[int, ...], ...] = ()
+    state: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupState:
+    """A process group on one rank: how many collectives it has called in it, and the last ones. ``timeout``: torch's own,
+    seconds."""
+
+    name: str
+    ranks: tuple[int, ...]
+    sequence: int
+    operations: tuple[Operation, ...] = ()
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What a rank writes about itself once a second. ``joined``: its process group exists. ``leaving``: the interpreter ends.
+    ``signal_is_ours``: SIGUSR2 makes Python write all stacks, also while C code holds the GIL. ``failure``: an exception that ended
+    the main thread. ``lock``: a file whose removal it waits for."""
+
+    rank: int
+    world: int
+    pid: int
+    time: float
+    joined: bool = False
+    leaving: bool = False
+    failure: str = ""
+    groups: tuple[GroupState, ...] = ()
+    threads: tuple[ThreadStack, ...] = ()
+    step: int | None = None
+    micro_step: int | None = None
+    cuda: bool = False
+    lock: str = ""
+    signal_is_ours: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """A file that a rank waits for to vanish. ``holder``: a process on this host that has it open, None for none. ``seen``: whether
+    all processes that might have it could be looked at. ``age``: seconds since it was made."""
+
+    path: str
+    holder: int | None
+    seen: bool = True
+    age: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankView:
+    """A rank as its node's supervisor sees it. ``state``: the kernel's letter, "" for gone. ``ended``: how it ended, in
+    words. ``silent``: seconds since its last sample. ``waits``: what the kernel says that its main thread sleeps in.
+    ``activity``: why it is not still, "" for still."""
+
+    rank: int
+    host: str
+    pid: int
+    sample: Sample | None
+    state: str = "S"
+    ended: str = ""
+    silent: float = 0.0
+    waits: str = ""
+    activity: str = ""
+    lock: Lock | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident:
+    """A whole run in which nothing moves, or that somebody asked about. ``still``: seconds without progress.
+    ``silent_hosts``: nodes whose supervisor does not answer any more, with the ranks there. ``complete``: all ranks of the
+    world were heard of."""
+
+    world: int
+    still: float
+    after: float
+    ranks: tuple[RankView, ...]
+    asked: bool = False
+    silent_hosts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    when: float = 0.0
+    run: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What was found, and the stacks of all ranks folded by equality."""
+
+    findings: tuple[Finding, ...]
+    stacks: tuple[str, ...] = ()

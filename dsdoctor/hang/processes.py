@@ -1,0 +1,134 @@
+"""What the kernel tells of a process that is not ours: state, processor time, bytes, what it sleeps in, who has a file
+open. Looks."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsdoctor.core.processes import ending_of
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessFacts:
+    """A process at one moment. ``started``: tells it from a later process of that number. ``cpu``: seconds. ``bytes``: read
+    and written, 0 where the kernel does not tell. ``exit_status``: of one that is dead, as wait gives it."""
+
+    state: str
+    started: int
+    parent: int
+    cpu: float
+    exit_status: int = 0
+
+
+def facts_of(pid: int) -> ProcessFacts | None:
+    """None where there is no such process (any more)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - once a second for each rank
+            fields = file.read().rpartition(b")")[2].split()
+        status = int(fields[49]) if len(fields) > 49 else 0
+        return ProcessFacts(
+            state=fields[0].decode(),
+            started=int(fields[19]),
+            parent=int(fields[1]),
+            cpu=(int(fields[11]) + int(fields[12])) / TICKS,
+            exit_status=status,
+        )
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def ending_words(facts: ProcessFacts) -> str:
+    """How a dead process ended, as far as its status is shown."""
+    return ending_of(facts.exit_status) or "exit status 0"
+
+
+def moved_bytes(pid: int) -> int:
+    """Bytes that a process has read and written so far, by any system call; 0 where that is not shown."""
+    try:
+        with open(f"/proc/{pid}/io", encoding="ascii") as file:  # noqa: PTH123
+            return sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "wchar")))
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def wanted_cpu(pid: int) -> float:
+    """Seconds that a process's main thread has run, or could have run and was given no processor; 0 where that is not shown."""
+    try:
+        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:  # noqa: PTH123
+            ran, waited, _ = file.read().split()
+        return (int(ran) + int(waited)) / 1e9
+    except (OSError, ValueError):
+        return 0.0
+
+
+def waits_in(pid: int) -> str:
+    """The kernel's function in which the main thread sleeps, "" where that is not shown."""
+    try:
+        with open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+            name = file.read(64).strip()
+    except OSError:
+        return ""
+    return "" if name == "0" else name
+
+
+def all_parents() -> dict[int, int]:
+    """Each process with its parent."""
+    found = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names alone
+        facts = facts_of(int(name)) if name.isdigit() else None
+        if facts is not None:
+            found[int(name)] = facts.parent
+    return found
+
+
+def cpu_of_children(pid: int, parents: dict[int, int]) -> float:
+    """Seconds of processor time of all processes below one."""
+    return sum(facts.cpu for child in below(pid, parents) if (facts := facts_of(child)) is not None)
+
+
+def below(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    """The processes that a process started, and those that they started."""
+    for child, parent in parents.items():
+        if parent == pid:
+            yield child
+            yield from below(child, parents)
+
+
+def holder_of(path: str) -> int | None:
+    """A process of this user that has a file open; None where none is seen."""
+    try:
+        wanted = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit() and _has_open(int(name), (wanted.st_dev, wanted.st_ino)):
+            return int(name)
+    return None
+
+
+def _has_open(pid: int, wanted: tuple[int, int]) -> bool:
+    try:
+        numbers = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
+    except OSError:
+        return False
+    for number in numbers:
+        try:
+            state = os.stat(f"/proc/{pid}/fd/{number}")  # noqa: PTH116
+        except OSError:
+            continue
+        if (state.st_dev, state.st_ino) == wanted:
+            return True
+    return False
+
+
+def wait_until_gone(pid: int, seconds: float) -> bool:
+    """Whether a process is gone, or becomes so in this time."""
+    last = time.monotonic() + seconds
+    while (facts := facts_of(pid)) is not None and facts.state not in {"Z", "X"}:
+        if time.monotonic() >= last:
+            return False
+        time.sleep(0.05)
+    return True

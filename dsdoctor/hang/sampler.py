@@ -1,0 +1,242 @@
+"""In a rank: a thread that looks once a second and writes what it saw into the rank's ring. Wraps no call, and never raises.
+
+It reads sequence numbers of process groups, Python stacks, and the engine's counters; torch's flight recorder only when nothing has
+moved for a while, because that takes milliseconds. Standard library alone; torch is taken from sys.modules.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from dsdoctor.hang.ring import JOINED, LEAVING, SLOT, STALLED, RingWriter
+
+EVERY = 1.0
+OUTER, INNER, INNER_OF_OTHERS = 10, 30, 12
+MOST_THREADS, MOST_GROUPS, MOST_OPERATIONS = 10, 64, 48
+MOST_FAILURES = 20
+"""After so many looks that failed one after the other the thread ends: this torch is not one that it can read."""
+
+
+class Sampler:
+    """The thread. ``engine`` may be set later. ``words``: a file whose text is printed when it is there. ``tend`` is called
+    now and then: it sees to it that a supervisor is there."""
+
+    def __init__(
+        self, ring: RingWriter, words: str, *, rank: int, world: int, patience: float, tend: Callable[[], None]
+    ) -> None:
+        self._ring, self._words, self._patience, self._tend = ring, words, patience, tend
+        self.rank, self.world, self.pid = rank, world, 0
+        self.engine: Any = None
+        self._trains = threading.get_ident()
+        self._ended = threading.Event()
+        self._leaving = False
+        self._moved, self._progress = time.monotonic(), -1
+        self._recorded: dict[str, Any] | None = None
+        self._thread = threading.Thread(target=self._run, name="dsdoctor-hang", daemon=True)
+
+    def start(self, pid: int) -> None:
+        """Begin to look at this process, whose calling thread is the one that trains."""
+        self.pid = pid
+        self._trains = threading.get_ident()
+        self._thread.start()
+
+    def close(self) -> None:
+        """The interpreter ends: say so, and let no thread of ours be alive when it is taken down."""
+        self._leaving = True
+        self._ended.set()
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        failures = 0
+        while failures < MOST_FAILURES:
+            try:
+                if not self._leaving:
+                    self._tend()
+                self.look()
+                self._say()
+                failures = 0
+            except Exception:  # whatever a torch of another release raises: the training goes on
+                failures += 1
+            if self._ended.wait(0 if self._leaving else EVERY) and self._leaving:
+                self._last_look()
+                return
+
+    def _say(self) -> None:
+        """Print what the supervisor has to say, into this rank's own stderr: nobody else can append to it where it is a file."""
+        try:
+            with open(self._words, "rb") as file:  # noqa: PTH123 - once a second
+                text = file.read()
+        except FileNotFoundError:
+            return
+        os.unlink(self._words)  # noqa: PTH108
+        while text:
+            text = text[os.write(2, text) :]
+
+    def _last_look(self) -> None:
+        try:
+            self.look()
+        except Exception:  # as above
+            return
+
+    def look(self) -> None:
+        """Look once, and write it."""
+        clock = time.monotonic()
+        groups = list(group_states())
+        engine = self.engine
+        steps = (_number(engine, "global_steps"), _number(engine, "micro_steps"))
+        progress = zlib.crc32(repr(([(group["name"], group["sequence"]) for group in groups], steps)).encode())
+        if progress != self._progress:
+            self._progress, self._moved, self._recorded = progress, clock, None
+        stalled = clock - self._moved >= self._patience
+        frames = sys._current_frames()
+        trains = frames.get(self._trains)
+        flags = (LEAVING if self._leaving else 0) | (STALLED if stalled else 0) | (JOINED if groups else 0)
+        sample = {
+            "rank": self.rank,
+            "world": self.world,
+            "pid": self.pid,
+            "time": time.time(),
+            "joined": bool(groups),
+            "leaving": self._leaving,
+            "failure": _failure(),
+            "groups": groups,
+            "threads": [_thread("MainThread", trains, OUTER, INNER, main=True)],
+            "step": steps[0],
+            "micro_step": steps[1],
+            "cuda": _cuda(),
+            "lock": "",
+            "signal_is_ours": signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL,
+        }
+        if stalled:
+            sample["lock"] = waited_lock(trains)
+            self._add_details(sample, frames)
+        self._ring.write(_fitting(sample), clock=clock, progress=progress, stack=_checksum(trains), flags=flags)
+
+    def _add_details(self, sample: dict[str, Any], frames: dict[int, FrameType]) -> None:
+        """What is worth its cost only when nothing moves: the flight recorder, once, and the other threads' stacks."""
+        if self._recorded is None:
+            self._recorded = recorded_operations()
+        for group in sample["groups"]:
+            entries = self._recorded.get(group["name"], {})
+            group["operations"] = entries.get("operations", [])[-MOST_OPERATIONS:]
+            group["timeout"] = entries.get("timeout")
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        own = {self._trains, threading.get_ident()}
+        others = [(names.get(ident, str(ident)), frame) for ident, frame in frames.items() if ident not in own]
+        sample["threads"] += [_thread(name, frame, 2, INNER_OF_OTHERS) for name, frame in others[:MOST_THREADS]]
+
+
+def group_states() -> Iterator[dict[str, Any]]:
+    """The process groups of this process with their sequence numbers; those that do not count are left out."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    world = getattr(c10d, "_world", None)
+    if world is None:
+        return
+    for group, name in list(world.pg_names.items())[:MOST_GROUPS]:
+        try:
+            sequence = int(group._get_sequence_number_for_group())
+        except RuntimeError:  # a backend that counts nothing
+            continue
+        ranks = sorted(world.pg_group_ranks.get(group, ()))
+        yield {"name": str(name), "ranks": ranks, "sequence": sequence}
+
+
+def recorded_operations() -> dict[str, Any]:
+    """What torch's flight recorder holds: for each group's name its last operations, and the timeout of the last one."""
+    dump = getattr(getattr(sys.modules.get("torch._C"), "_distributed_c10d", None), "_dump_fr_trace_json", None)
+    groups: dict[str, Any] = {}
+    for entry in json.loads(dump()).get("entries", ()) if dump else ():
+        # point to point: not all of the group take part
+        if entry.get("is_p2p"):
+            continue
+        group = groups.setdefault(str(entry["process_group"][0]), {"operations": [], "timeout": None})
+        operation = {
+            "sequence": int(entry["collective_seq_id"]),
+            "name": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
+            "sizes": [list(map(int, sizes)) for sizes in entry.get("input_sizes", ())][:8],
+            "state": "done" if entry.get("retired") else str(entry.get("state", "")),
+        }
+        group["operations"].append(operation)
+        group["timeout"] = entry.get("timeout_ms", 0) / 1000 or None
+    return groups
+
+
+def frames_of(frame: FrameType | None, outer: int, inner: int) -> list[dict[str, Any]]:
+    """A stack, outermost first, of a very deep one the two ends."""
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        found.append({"file": code.co_filename, "line": frame.f_lineno or 0, "function": code.co_name})
+        frame = frame.f_back
+    found.reverse()
+    return found if len(found) <= outer + inner else found[:outer] + found[-inner:]
+
+
+def waited_lock(frame: FrameType | None) -> str:
+    """The file whose removal torch's FileBaton waits for in a stack; "" where it does not."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("/torch/utils/file_baton.py") and frame.f_code.co_name == "wait":
+            return str(getattr(frame.f_locals.get("self"), "lock_file_path", ""))
+        frame = frame.f_back
+    return ""
+
+
+def _thread(name: str, frame: FrameType | None, outer: int, inner: int, *, main: bool = False) -> dict[str, Any]:
+    return {"name": name, "frames": frames_of(frame, outer, inner), "main": main}
+
+
+def _checksum(frame: FrameType | None) -> int:
+    """Where a thread stands, as a number."""
+    number = 0
+    while frame is not None:
+        number = zlib.crc32(b"%d %d" % (id(frame.f_code), frame.f_lasti), number)
+        frame = frame.f_back
+    return number
+
+
+def _fitting(sample: dict[str, Any]) -> bytes:
+    """The sample as JSON that fits into a slot: what tells least goes first."""
+    text = json.dumps(sample).encode()
+    for reduce in (_without_other_threads, _with_few_operations, _with_few_groups):
+        if len(text) <= SLOT:
+            break
+        reduce(sample)
+        text = json.dumps(sample).encode()
+    return text
+
+
+def _without_other_threads(sample: dict[str, Any]) -> None:
+    sample["threads"] = sample["threads"][:3]
+
+
+def _with_few_operations(sample: dict[str, Any]) -> None:
+    for group in sample["groups"]:
+        group["operations"] = group.get("operations", [])[-3:]
+
+
+def _with_few_groups(sample: dict[str, Any]) -> None:
+    sample["groups"] = [{**group, "ranks": group["ranks"][:512]} for group in sample["groups"][:8]]
+
+
+def _failure() -> str:
+    """The exception that ended the main thread, in a line."""
+    error = getattr(sys, "last_value", None)
+    return f"{type(error).__name__}: {error}"[:300] if error is not None else ""
+
+
+def _number(engine: Any, name: str) -> int | None:
+    value = getattr(engine, name, None)
+    return value if isinstance(value, int) else None
+
+
+def _cuda() -> bool:
+    """Whether this process uses a GPU: then a thread that only waits may burn its processor."""
+    cuda = sys.modules.get("torch.cuda")
+    return bool(getattr(cuda, "_initialized", False))

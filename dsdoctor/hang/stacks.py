@@ -1,0 +1,175 @@
+"""Python stacks -> the user's own line, what is done there, which collective is waited in; and many ranks' stacks as few lines."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from dsdoctor.hang.models import Frame, RankView, ThreadStack
+
+LIBRARY = re.compile(
+    r"/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/|^<|/dsdoctor/(hang|run|overflow|core)/"
+    r"|/deepspeed/(runtime|comm|ops|utils|pipe|moe|sequence|accelerator|checkpoint|__init__)|/torch/(distributed|utils|nn|_)"
+)
+COLLECTIVES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py$")
+WRAPPERS = {"wrapper", "wait_tensor", "_barrier", "_wait", "wait"}
+STARTING = {"init_process_group", "_new_process_group_helper", "rendezvous", "new_group", "_new_group_with_tag"}
+LOADING = r"/torch/utils/data/"
+DOING = (
+    (r"/torch/utils/file_baton\.py$", "waits for the lock of a torch extension"),
+    (r"/torch/utils/cpp_extension\.py$", "compiles a torch extension"),
+    (r"/(torch/_(inductor|dynamo|functorch)|triton)/", "compiles (torch.compile or Triton)"),
+    (LOADING, "waits for its data loader"),
+    (r"/(pdb|bdb|ipdb|code)\.py$", "stands in a debugger"),
+    (r"/torch/serialization\.py$|/safetensors/|/checkpoint_engine/", "reads or writes a checkpoint"),
+    (r"/(threading|queue)\.py$|/concurrent/futures/", "waits for a lock or another thread"),
+    (r"/multiprocessing/|/subprocess\.py$", "waits for another process"),
+    (r"/(socket|ssl)\.py$|/http/|/urllib3?/|/requests/|/httpx/|/huggingface_hub/", "waits for the network"),
+)
+SAYING = (
+    (r"\bsleep\(", "sleeps"),
+    (r"\binput\(|\bbreakpoint\(", "waits for somebody at a terminal"),
+    (r"\.acquire\(|\bwith \w*lock", "waits for a lock"),
+    (r"\.(join|result|get)\(", "waits for another thread or process"),
+    (r"\.(item|cpu|tolist|numpy)\(|synchronize\(", "waits for its device"),
+    (r"\bnext\(|\bin \w*(loader|dataset)", "waits for its data"),
+    (r"\bsave\w*\(", "saves"),
+)
+KERNEL = (
+    (r"nanosleep", "sleeps"),
+    (r"futex", "waits for a lock or another thread"),
+    (r"pipe_(read|write)", "waits for a pipe"),
+    (r"do_wait|wait4", "waits for a child process"),
+    (r"nfs|rpc_|lustre|ll_|gpfs|fuse|ceph", "waits for a network file system"),
+    (r"folio|io_schedule|blk|ext4|xfs", "waits for a disk"),
+    (r"inet_|sk_|tcp_|unix_stream|skb", "waits for the network"),
+    (r"n_tty_read|tty", "waits for somebody at a terminal"),
+)
+
+
+def is_own(frame: Frame) -> bool:
+    """Whether a line is the user's own, and not a library's.
+
+    >>> files = "/home/a/train.py", "/usr/lib/python3.11/queue.py", "<frozen x>"
+    >>> [is_own(Frame(file=file, line=1, function="f")) for file in files]
+    [True, False, False]
+    """
+    return LIBRARY.search(frame.file) is None
+
+
+def own_frame(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost line of the user's own code; of a program that is all library the innermost line."""
+    return next((frame for frame in reversed(frames) if is_own(frame)), frames[-1] if frames else None)
+
+
+def collective_in(frames: Sequence[Frame]) -> str | None:
+    """The name of the collective that a stack stands in, as Python calls it; None where it stands in none.
+
+    >>> collective_in([Frame(file="/x/torch/distributed/distributed_c10d.py", line=9, function="barrier")])
+    'barrier'
+    """
+    names = [frame.function for frame in frames if COLLECTIVES.search(frame.file)]
+    return next((name for name in names if name not in WRAPPERS), names[0] if names else None)
+
+
+def is_starting(frames: Sequence[Frame]) -> bool:
+    """Whether a stack stands in the making of a process group."""
+    return collective_in(frames) in STARTING
+
+
+def doing(frames: Sequence[Frame], kernel: str = "") -> str:
+    """What a stack is about, in words; "" where that is not known. ``kernel``: what the kernel says that the thread sleeps in.
+
+    >>> get = Frame(file="/usr/lib/python3.11/queue.py", line=1, function="get")
+    >>> doing([Frame(file="/a/t.py", line=3, function="f", text="x = next(it)"), get])
+    'waits for a lock or another thread'
+    >>> doing([Frame(file="/a/t.py", line=3, function="f", text="time.sleep(9)")])
+    'sleeps'
+    """
+    last = max((number for number, frame in enumerate(frames) if is_own(frame)), default=-1)
+    below = frames[last + 1 :]
+    known = [(file, words) for file, words in DOING if any(re.search(file, frame.file) for frame in below)]
+    if known:
+        return known[0][1]
+    text = frames[last].text if last >= 0 else ""
+    words = next((words for pattern, words in SAYING if re.search(pattern, text)), "")
+    words = words or next((words for pattern, words in KERNEL if re.search(pattern, kernel)), "")
+    loading = any(re.search(LOADING, frame.file) for frame in frames)
+    return f"{words or 'it stands'} in its data loader" if loading else words
+
+
+def place(frame: Frame) -> str:
+    """A line as it is told.
+
+    >>> place(Frame(file="/home/a/train.py", line=41, function="main", text="batch = next(it)"))
+    'train.py:41 in main: batch = next(it)'
+    """
+    said = f": {frame.text}" if frame.text else ""
+    return f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function}{said}"
+
+
+def main_stack(view: RankView) -> tuple[Frame, ...]:
+    """The stack of the thread that trains; empty where nothing is known."""
+    threads = view.sample.threads if view.sample else ()
+    return next((thread.frames for thread in threads if thread.main), ())
+
+
+def acting_stack(view: RankView) -> tuple[Frame, ...]:
+    """The stack that tells what a rank does: the training thread's, or that of a thread that runs backward for it."""
+    main = main_stack(view)
+    if collective_in(main) or view.sample is None:
+        return main
+    backward = [thread.frames for thread in view.sample.threads if not thread.main and collective_in(thread.frames)]
+    return backward[0] if backward and any("autograd" in frame.file for frame in main[-4:]) else main
+
+
+def ranks_words(ranks: Iterable[int]) -> str:
+    """Ranks as people write them.
+
+    >>> ranks_words([3]), ranks_words([0, 2, 3, 4])
+    ('rank 3', 'ranks 0, 2-4')
+    """
+    found = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for rank in found:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"{'rank' if len(found) == 1 else 'ranks'} {', '.join(parts)}"
+
+
+def folded(views: Iterable[RankView], *, most: int = 12) -> list[str]:
+    """The stacks of all ranks, those that are equal together: a heading with the ranks, then lines from the outermost to
+    the innermost."""
+    groups: dict[tuple[tuple[str, int, str], ...], list[RankView]] = {}
+    for view in views:
+        stack = tuple((frame.file, frame.line, frame.function) for frame in acting_stack(view))
+        groups.setdefault(stack, []).append(view)
+    lines: list[str] = []
+    for stack, members in sorted(groups.items(), key=lambda item: (len(item[1]), item[1][0].rank)):
+        lines.append(f"{ranks_words(view.rank for view in members)}:")
+        frames = acting_stack(members[0])
+        lines += [f"    {frame.file}:{frame.line} in {frame.function}" for frame in frames[-most:]]
+        if not stack:
+            lines.append("    no stack is known")
+    return lines
+
+
+def with_texts(threads: Iterable[ThreadStack], text_of: dict[tuple[str, int], str]) -> tuple[ThreadStack, ...]:
+    """The same stacks with source lines."""
+    return tuple(
+        ThreadStack(
+            name=thread.name,
+            main=thread.main,
+            frames=tuple(
+                Frame(
+                    file=frame.file,
+                    line=frame.line,
+                    function=frame.function,
+                    text=text_of.get((frame.file, frame.line), ""),
+                )
+                for frame in thread.frames
+            ),
+        )
+        for thread in threads
+    )

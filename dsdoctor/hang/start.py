@@ -1,0 +1,81 @@
+"""In a rank: begin the watch on this process, and see to it that this node has a supervisor. Raises OSError where there is
+no room."""
+
+import contextlib
+import faulthandler
+import fcntl
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from dsdoctor.core.files import PRIVATE, append_text, open_new
+from dsdoctor.core.host import LocalHost
+from dsdoctor.hang.models import HangOptions
+from dsdoctor.hang.ring import RingWriter
+from dsdoctor.hang.run_identity import identity, node_folder
+from dsdoctor.hang.sampler import Sampler
+
+LOCK = "lock"
+EACH = 5
+"""Looks of the sampler between two looks for the supervisor."""
+MOST_STARTS = 3
+PATIENCE = 20.0
+
+
+class Beginning:
+    """The watch of one process: its ring, its thread, and how a supervisor is started."""
+
+    def __init__(self, options: HangOptions, entry: Path, *, rank: int, world: int, place: str = "") -> None:
+        user = os.geteuid()
+        run = identity(os.environ, user=user, place=place)
+        if run is None:
+            raise FileNotFoundError("no launcher said where rank 0 is")
+        self.folder = node_folder(run.key, user=user)
+        self._options, self._entry, self._place = options, entry, place
+        self._looks = self._starts = 0
+        stem = f"rank-{rank:05d}-{os.getpid()}"
+        patience = PATIENCE if options.after is None else options.after / 3
+        append_text(self.folder / LOCK, "", mode=PRIVATE)
+        self._answer_signals(self.folder / f"{stem}.stacks")
+        ring = RingWriter(self.folder / f"{stem}.ring")
+        self.sampler = Sampler(
+            ring, str(self.folder / f"{stem}.words"), rank=rank, world=world, patience=patience, tend=self._tend
+        )
+        self.sampler.start(os.getpid())
+
+    def _answer_signals(self, path: Path) -> None:
+        """Let SIGUSR2 write all stacks, unless the script has a use for that signal."""
+        self._dumps = open_new(path, mode=PRIVATE)
+        if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
+            faulthandler.register(signal.SIGUSR2, file=self._dumps, all_threads=True)
+
+    def _tend(self) -> None:
+        self._looks += 1
+        if self._looks % EACH != 1 or self._starts >= MOST_STARTS or has_supervisor(self.folder):
+            return
+        self._starts += 1
+        start_supervisor(self.folder, self._options, self._entry, place=self._place)
+
+
+def has_supervisor(folder: Path) -> bool:
+    """Whether some process holds the lock of the run's supervisor on this node."""
+    lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def start_supervisor(folder: Path, options: HangOptions, entry: Path, *, place: str) -> None:
+    """Start this node's supervisor, as nobody's child: the script may wait for all of its children."""
+    order: Mapping[str, object] = {"folder": str(folder), "options": asdict(options), "place": place}
+    paths = [path for path in sys.path if path and os.path.isdir(path)]  # noqa: PTH112
+    with contextlib.suppress(OSError):
+        LocalHost().leave_running([sys.executable, "-I", "-S", str(entry), json.dumps(order), *paths])

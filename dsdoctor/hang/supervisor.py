@@ -1,0 +1,158 @@
+"""The supervisor of a node: a small process beside the ranks, without torch. Looks once a second, and tells when nothing moves.
+
+There is one a node: the process that has the lock of the run's folder there. It ends when the last rank of the node has ended.
+"""
+
+import fcntl
+import os
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dsdoctor.hang.fault_dump import asked_for
+from dsdoctor.hang.local_rank import LocalRank
+from dsdoctor.hang.models import HangOptions, Incident, RankView
+from dsdoctor.hang.node import Node
+from dsdoctor.hang.progress import Pace
+from dsdoctor.hang.run_identity import RunIdentity
+
+EVERY = 1.0
+FIRST_RANK = 30.0
+"""Seconds after which a supervisor without a rank ends."""
+AGAIN = 5.0
+"""Seconds between two looks at a run whose late rank is seen to work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a supervisor is started with. ``tell`` prints and writes what was found; ``works`` says of an incident whether what the
+    others wait for is seen to work."""
+
+    folder: Path
+    options: HangOptions
+    run: RunIdentity
+    host: str
+    tell: Callable[[Incident, Node], None]
+    works: Callable[[Incident], bool]
+
+
+def supervise(task: Task) -> None:
+    """Watch this node's ranks to their end; returns at once where another process does."""
+    lock = os.open(task.folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    Supervisor(task).run()
+
+
+class Supervisor:
+    """One node's watch."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.node = Node(task.folder, task.host)
+        self.pace = Pace(after=task.options.after)
+        self._still = 0.0
+        self._told = False
+        self._look_again = 0.0
+        self._timeout: float | None = None
+        self._dumps: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Look until the last rank has ended."""
+        began = time.monotonic()
+        while True:
+            self.node.look()
+            if not self.node.living() and (self.node.ranks or time.monotonic() - began > FIRST_RANK):
+                break
+            self.decide()
+            wait_for_an_end(self.node.living(), EVERY)
+        self.node.remove()
+
+    def decide(self) -> None:
+        """Tell what is to be told now."""
+        still = self.node.still()
+        if still < self._still:
+            self.pace.note(self._still, was_told=self._told)
+            self._told, self._look_again = False, 0.0
+        self._still = still
+        if self.was_asked():
+            self.task.tell(self.incident(asked=True), self.node)
+            return
+        limit = self.pace.limit(self._timeout)
+        if still >= limit / 3:
+            self.node.look_at_children()
+        if self._told or still < limit or time.monotonic() < self._look_again:
+            return
+        incident = self.incident()
+        if self._slow(incident, still):
+            self._look_again = time.monotonic() + min(AGAIN, limit / 3)
+            return
+        self._told = True
+        self.task.tell(incident, self.node)
+
+    def _slow(self, incident: Incident, still: float) -> bool:
+        """Whether what others wait for works, and torch's own timeout is far."""
+        timeouts = [group.timeout for view in incident.ranks if view.sample for group in view.sample.groups]
+        self._timeout = min((seconds for seconds in timeouts if seconds), default=None)
+        return still < self.pace.limit_of_work(self._timeout) and self.task.works(incident)
+
+    def incident(self, *, asked: bool = False) -> Incident:
+        """The run as it is now; a rank that writes nothing about itself is made to write its stacks."""
+        for rank in self.node.ranks.values():
+            rank.window = self.pace.limit(self._timeout) / 2
+        views = tuple(self._with_dump(view) for view in self.node.views())
+        return Incident(
+            world=self.node.world(),
+            still=self.node.still(),
+            after=self.pace.limit(self._timeout),
+            ranks=views,
+            asked=asked,
+            when=time.time(),
+            run=self.task.run.key,
+        )
+
+    def was_asked(self) -> bool:
+        """Whether a rank was sent SIGUSR2 since the last look."""
+        asked = False
+        for rank in self.node.living():
+            size = _size(rank.stacks)
+            asked |= size > self._dumps.get(rank.pid, 0)
+            self._dumps[rank.pid] = size
+        return asked
+
+    def _with_dump(self, view: RankView) -> RankView:
+        rank, sample = self.node.ranks[view.rank], view.sample
+        if sample is None or not sample.signal_is_ours or view.silent < 3 * EVERY or view.state in {"", "Z", "T", "t"}:
+            return view
+        stacks = asked_for(view.pid, rank.stacks)
+        self._dumps[view.pid] = _size(rank.stacks)
+        return rank.with_texts(replace(view, sample=replace(sample, threads=stacks))) if stacks else view
+
+
+def wait_for_an_end(ranks: list[LocalRank], seconds: float) -> None:
+    """Wait, but wake when a rank ends: its exit status is shown only until its launcher has asked for it."""
+    poll = select.poll()
+    numbers = [number for rank in ranks if (number := _process_handle(rank.pid)) is not None]
+    for number in numbers:
+        poll.register(number, select.POLLIN)
+    poll.poll(seconds * 1000)
+    for number in numbers:
+        os.close(number)
+
+
+def _process_handle(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,57 @@
+"""An incident -> the verdict: the first cause that explains it, and all stacks. Judges, never looks."""
+
+import inspect
+
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.hang.case import Case
+from dsdoctor.hang.checks import CHECKS
+from dsdoctor.hang.models import Incident, Verdict
+from dsdoctor.hang.stacks import folded
+
+TOGETHER = {"hang-rank-gone", "hang-rank-stopped", "hang-host-gone", "hang-disk-sleep", "hang-interpreter-held"}
+"""Causes that do not explain each other: two processes may be stopped for two reasons."""
+
+
+def judge(incident: Incident) -> Verdict:
+    """What keeps the ranks from moving. Without a cause the finding says what is known and what would decide it."""
+    case = Case(incident)
+    found: list[Finding] = []
+    for check in CHECKS:
+        rule = check.__name__.replace("_", "-")
+        if found and not (rule in TOGETHER and found[0].rule in TOGETHER):
+            break
+        found += check(case)
+    return Verdict(findings=tuple(found or hang_unclear(case)), stacks=tuple(folded(incident.ranks)))
+
+
+def is_working(verdict: Verdict) -> bool:
+    """Whether all that the others wait for is seen to work: slow, not hung."""
+    return all(finding.severity is not Severity.ERROR for finding in verdict.findings)
+
+
+def hang_unclear(case: Case) -> tuple[Finding, ...]:
+    """Nothing moves, and what was seen of the ranks does not say why.
+
+    Why it matters: the ranks wait for something that left no trace in their stacks and sequence numbers.
+
+    How to fix it: the stacks of all ranks stand below the finding. Where the kernel allows it, native stacks tell more.
+
+        $ py-spy dump --native --pid PID
+
+    Since: 0.1
+    """
+    heard = f"{len(case.views)} of {case.incident.world} ranks were heard of"
+    if not case.joined:
+        return ()
+    finding = Finding.warning(
+        "hang-unclear",
+        f"nothing has moved for {case.incident.still:.0f} s, and the ranks' stacks do not say why; {heard}",
+        evidence=case.evidence(case.views),
+        fix="the native stacks of the ranks would tell more, where py-spy is allowed",
+    )
+    return (finding,)
+
+
+def manual_pages() -> dict[str, str]:
+    """The manual page of each rule by its id."""
+    return {check.__name__.replace("_", "-"): inspect.getdoc(check) or "" for check in (*CHECKS, hang_unclear)}

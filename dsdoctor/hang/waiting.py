@@ -1,0 +1,140 @@
+"""The sequence numbers of all ranks -> who waits for whom, and in which group. Judges, never looks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsdoctor.hang.models import GroupState, Operation, RankView
+from dsdoctor.hang.stacks import acting_stack, collective_in
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behind:
+    """Ranks that have not called a collective which other members of their group have called and wait in."""
+
+    group: str
+    ranks: tuple[int, ...]
+    sequence: int
+    waiting: tuple[int, ...]
+    ahead: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The first collective of a group that its members did not call alike. ``calls``: each kind of call with its ranks."""
+
+    group: str
+    sequence: int
+    calls: tuple[tuple[Operation, tuple[int, ...]], ...]
+
+    @property
+    def same_name(self) -> bool:
+        """Whether all called the same operation, of other sizes."""
+        return len({operation.name for operation, _ in self.calls}) == 1
+
+
+class Waiting:
+    """What the sequence numbers of some ranks say. Ranks that are dead count with what they had called."""
+
+    def __init__(self, views: tuple[RankView, ...]) -> None:
+        self.views = {view.rank: view for view in views}
+        self._groups: dict[str, dict[int, GroupState]] = {}
+        for view in views:
+            for group in view.sample.groups if view.sample else ():
+                self._groups.setdefault(group.name, {})[view.rank] = group
+
+    def behind(self) -> tuple[Behind, ...]:
+        """Where some members of a group are behind others, those first that nobody else holds up."""
+        found = list(self._all_behind())
+        late = {rank: [each for each in found if rank in each.waiting] for each in found for rank in each.ranks}
+        # whoever is late in one group and waits in another is held up there
+        roots = [each for each in found if any(not late[rank] for rank in each.ranks)]
+        chosen = roots or found
+        return tuple(
+            Behind(
+                group=each.group,
+                ranks=tuple(rank for rank in each.ranks if not late[rank]) or each.ranks,
+                sequence=each.sequence,
+                waiting=each.waiting,
+                ahead=each.ahead,
+            )
+            for each in chosen
+        )
+
+    def differences(self) -> Iterator[Difference]:
+        """For each group the first recorded call that was not the same on all of its members that recorded it."""
+        for name, members in sorted(self._groups.items()):
+            calls: dict[int, dict[int, Operation]] = {}
+            for rank, group in members.items():
+                for operation in group.operations:
+                    calls.setdefault(operation.sequence, {})[rank] = operation
+            for sequence in sorted(calls):
+                kinds: dict[tuple[str, tuple[tuple[int, ...], ...]], list[int]] = {}
+                for rank, operation in calls[sequence].items():
+                    kinds.setdefault((operation.name, _compared(operation)), []).append(rank)
+                if len(kinds) > 1:
+                    alike = sorted(kinds.values(), key=len)
+                    calls_of = tuple((calls[sequence][ranks[0]], tuple(sorted(ranks))) for ranks in alike)
+                    yield Difference(group=name, sequence=sequence, calls=calls_of)
+                    break
+
+    def in_collective(self) -> tuple[int, ...]:
+        """The ranks that stand in a collective, by their stacks or by torch's own record."""
+        return tuple(sorted(rank for rank, view in self.views.items() if self.operation_of(view) is not None))
+
+    def operation_of(self, view: RankView) -> str | None:
+        """The collective in which a rank waits, as Python calls it; None where it waits in none as far as seen."""
+        named = collective_in(acting_stack(view))
+        if named is not None:
+            return named
+        last = [group.operations[-1] for group in (view.sample.groups if view.sample else ()) if group.operations]
+        open_calls = [operation for operation in last if operation.state != "done"]
+        return open_calls[-1].name if open_calls and view.state else None
+
+    def call_of(self, view: RankView) -> tuple[str, str, int]:
+        """The collective in which a rank waits: its name, and its group and number where torch's record tells them."""
+        name = self.operation_of(view) or ""
+        open_calls = [
+            (group.name, group.operations[-1].sequence)
+            for group in (view.sample.groups if view.sample else ())
+            if group.operations and group.operations[-1].state != "done"
+        ]
+        return (name, *open_calls[0]) if len(open_calls) == 1 else (name, "", 0)
+
+    def group(self, name: str, rank: int) -> GroupState | None:
+        """A group as a rank has it."""
+        return self._groups.get(name, {}).get(rank)
+
+    def members(self, name: str) -> tuple[int, ...]:
+        """The ranks of a group as its members say, also those that nothing is known of."""
+        return tuple(sorted({rank for group in self._groups.get(name, {}).values() for rank in group.ranks}))
+
+    def timeout(self) -> float | None:
+        """The shortest timeout of torch's own among what is recorded, in seconds."""
+        known = [
+            group.timeout
+            for members in self._groups.values()
+            for group in members.values()
+            if group.timeout is not None
+        ]
+        return min(known, default=None)
+
+    def _all_behind(self) -> Iterator[Behind]:
+        for name, members in sorted(self._groups.items()):
+            numbers = {rank: group.sequence for rank, group in members.items()}
+            most = max(numbers.values())
+            least = min(numbers.values())
+            if least < most:
+                yield Behind(
+                    group=name,
+                    ranks=tuple(sorted(rank for rank, number in numbers.items() if number == least)),
+                    sequence=least,
+                    waiting=tuple(sorted(rank for rank, number in numbers.items() if number > least)),
+                    ahead=most,
+                )
+
+
+def _compared(operation: Operation) -> tuple[tuple[int, ...], ...]:
+    """The sizes that must be equal on all ranks: those of a scatter or a gather to one rank are not."""
+    unequal = ("scatter", "gather", "alltoall", "all_to_all")
+    exact = operation.name in {"all_gather", "allgather", "reduce_scatter", "_all_gather_base", "_reduce_scatter_base"}
+    return () if any(word in operation.name for word in unequal) and not exact else operation.sizes

@@ -1,0 +1,127 @@
+"""The hang watch under `dsdoctor.run`: its options, and how it begins in a process that becomes a rank.
+
+A process is a rank when it calls torch.distributed.init_process_group, or when it is the script that a launcher started as one of
+several. Nothing here ends a training, and nothing is imported before the script imports torch.
+"""
+
+import argparse
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dsdoctor.core.errors import UsageError
+from dsdoctor.hang.models import HangOptions
+
+MODULE = "torch.distributed.distributed_c10d"
+VARIABLE = "DSDOCTOR_HANG"
+ENTRY = Path(__file__).with_name("hang_supervisor.py")
+SWITCH, ANSWERS = ("on", "off"), ("report", "stop")
+LEAST_SECONDS = 3.0
+TOLD_BY_LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def add_options(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    """Our options, for the parser of ``dsdoctor.run``. All take a value."""
+    add = parser.add_argument_group("a training that hangs").add_argument
+    add("--hang", metavar="on|off", default=environment.get(VARIABLE) or "on", help="say which rank does not come (on)")
+    add(
+        "--hang-after",
+        metavar="SECONDS",
+        type=float,
+        help="without progress on any rank; default: 60, or ten times what this run's pauses are like",
+    )
+    add("--on-hang", metavar="ANSWER", default="report", help="report (default) and wait on, or stop all ranks")
+    add("--hang-dir", metavar="DIR", default=HangOptions.folder, help="where the files of a hang go (%(default)s)")
+
+
+def options_of(given: argparse.Namespace) -> dict[str, Any] | None:
+    """The fields of ``HangOptions``; None for --hang off. Raises UsageError for what makes no sense."""
+    if given.hang not in SWITCH:
+        raise UsageError(f"--hang is {given.hang!r}", hint="on or off")
+    if given.on_hang not in ANSWERS:
+        raise UsageError(f"--on-hang is {given.on_hang!r}", hint="report or stop")
+    if given.hang_after is not None and not LEAST_SECONDS <= given.hang_after < 1e6:
+        raise UsageError(f"--hang-after is {given.hang_after:g}", hint=f"seconds, {LEAST_SECONDS:g} or more")
+    if given.hang == "off":
+        return None
+    folder = os.path.abspath(given.hang_dir)  # noqa: PTH100 - scripts change folders
+    return asdict(HangOptions(after=given.hang_after, on_hang=given.on_hang, folder=folder))
+
+
+class HangWatch:
+    """The watch of this process and of those that it forks. ``at_exit``: has a function called at the end of this process."""
+
+    def __init__(
+        self, options: dict[str, Any], *, main: int, at_exit: Callable[[Callable[[Any], None], Any], None]
+    ) -> None:
+        self._options, self._main, self._at_exit = HangOptions(**options), main, at_exit
+        self._begun: tuple[int, Any] | None = None
+
+    def wrap(self, c10d: ModuleType) -> None:
+        """torch.distributed is there: put a watched init_process_group in the place of torch's."""
+        original = getattr(c10d, "init_process_group", None)
+        if callable(original):
+            c10d.init_process_group = self._watched(original)  # type: ignore[attr-defined]
+        launched = os.getpid() == self._main and all(os.environ.get(name) for name in TOLD_BY_LAUNCHERS)
+        if launched and not _is_worker():
+            self.begin(_whole(os.environ["RANK"]), _whole(os.environ["WORLD_SIZE"]))
+
+    def note_engine(self, engine: Any) -> None:
+        """An engine was made: its counters of steps are of interest."""
+        if self._begun is not None and self._begun[0] == os.getpid():
+            self._begun[1].sampler.engine = engine
+
+    def begin(self, rank: int | None, world: int | None, place: str = "") -> None:
+        """Begin to watch this process, once. A watch that cannot begin is a line, and the training goes on."""
+        if rank is None or rank < 0 or world is None or world < 2:
+            return
+        if self._begun is not None and self._begun[0] == os.getpid():
+            self._begun[1].sampler.rank, self._begun[1].sampler.world = rank, world
+            return
+        try:
+            from dsdoctor.hang.start import Beginning
+
+            begun = Beginning(self._options, ENTRY, rank=rank, world=world, place=place)
+            self._begun = (os.getpid(), begun)
+            self._at_exit(_close, begun.sampler)
+        except Exception as error:  # an error of dsdoctor's own must not end a training
+            print(f"dsdoctor: a hang of rank {rank} would not be seen: {error}", file=sys.stderr)
+
+    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def init_process_group_watched(*args: Any, **kwargs: Any) -> Any:
+            place = str(kwargs.get("init_method") or (args[1] if len(args) > 1 else "") or "")
+            rank, world = kwargs.get("rank", -1), kwargs.get("world_size", -1)
+            if rank is None or rank < 0:
+                rank = _whole(os.environ.get("RANK", ""))
+            if world is None or world < 0:
+                world = _whole(os.environ.get("WORLD_SIZE", ""))
+            self.begin(rank, world, place)
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                # the traceback is torch's alone: a bare raise adds no entry for this frame (from Python 3.11 on)
+                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+                raise
+
+        return init_process_group_watched
+
+
+def _close(sampler: Any) -> None:
+    sampler.close()
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
+
+
+def _is_worker() -> bool:
+    """Whether this process is a child of multiprocessing: a data loader's worker inherits a rank's variables."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    parent = getattr(multiprocessing, "parent_process", None)
+    return parent is not None and parent() is not None

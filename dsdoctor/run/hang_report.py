@@ -1,0 +1,124 @@
+"""What a node's supervisor does with what it sees: judge it, print it where a rank prints, write it into the run's folder."""
+
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dsdoctor.core.files import PRIVATE, write_bytes
+from dsdoctor.hang.local_rank import LocalRank
+from dsdoctor.hang.models import HangOptions, Incident
+from dsdoctor.hang.node import Node
+from dsdoctor.hang.run_identity import identity, node_name
+from dsdoctor.hang.supervisor import Task, supervise
+
+DEAF = 3.0
+"""Seconds: a rank that has looked around this lately will print what it is given, within this time."""
+
+
+def watch_node(order: dict[str, Any]) -> None:
+    """Watch the ranks of this node, as a rank has ordered."""
+    options = HangOptions(**order["options"])
+    run = identity(os.environ, user=os.geteuid(), place=order["place"])
+    if run is None:
+        return
+    supervise(
+        Task(
+            folder=Path(order["folder"]),
+            options=options,
+            run=run,
+            host=node_name().partition("/")[0],
+            tell=lambda incident, node: tell(incident, node, options),
+            works=works,
+        )
+    )
+
+
+def works(incident: Incident) -> bool:
+    """Whether what the others wait for is seen to work."""
+    from dsdoctor.hang.verdict import is_working, judge
+
+    return is_working(judge(incident))
+
+
+def tell(incident: Incident, node: Node, options: HangOptions) -> None:
+    """Print the verdict on an incident, and write the files."""
+    from dsdoctor.core.redaction import Hidden
+    from dsdoctor.hang.incident_files import write_ranks
+    from dsdoctor.hang.verdict import judge
+
+    hidden = Hidden(dict(os.environ))
+    verdict = judge(incident)
+    place, failure = _written(incident, options, write_ranks)
+    lines = [hidden.out_of(line) for line in lines_of(incident, verdict)]
+    lines += [f"the files of all ranks: {place}; again: dsdoctor hang {place}"] if place else [f"no files: {failure}"]
+    say(lines, node)
+
+
+def lines_of(incident: Incident, verdict: Any) -> Iterable[str]:
+    """The verdict as it is printed."""
+    from dsdoctor.report.hang import hang_lines
+
+    return hang_lines(incident, verdict)
+
+
+def _written(incident: Incident, options: HangOptions, write: Any) -> tuple[str, str]:
+    """Where the files are, or why there are none: the folder that was asked for, else a temporary one."""
+    failure = ""
+    fallback = Path(tempfile.gettempdir()) / f"dsdoctor-hang-{os.geteuid()}-{incident.run}"
+    for folder in (Path(options.folder), fallback):
+        try:
+            write(folder, incident)
+            return str(folder), ""
+        except OSError as error:
+            failure = failure or f"{folder}: {error.strerror or error}"
+    return "", failure
+
+
+def say(lines: Iterable[str], node: Node) -> None:
+    """Have the first rank of this node print that is able to, each line with our name; else print into its stderr from here."""
+    from dsdoctor.report.terminal import printable
+
+    text = "".join(f"dsdoctor: {printable(line)}\n" for line in lines).encode(errors="replace")
+    ranks = sorted(node.living(), key=lambda each: each.rank)
+    for rank in ranks:
+        if _says(rank, text):
+            return
+    for rank in ranks:
+        if _printed(rank.pid, text):
+            return
+
+
+def _says(rank: LocalRank, text: bytes) -> bool:
+    """Whether a rank has taken the text that it is to print."""
+    if rank.beat is None or time.monotonic() - rank.beat.clock > DEAF:
+        return False
+    try:
+        write_bytes(rank.words, text, mode=PRIVATE)
+        last = time.monotonic() + DEAF
+        while rank.words.exists() and time.monotonic() < last:
+            time.sleep(0.05)
+        taken = not rank.words.exists()
+        rank.words.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return taken
+
+
+def _printed(pid: int, text: bytes) -> bool:
+    """Whether the text went into a process's stderr. Not where that is a file: its owner would write over it."""
+    path = f"/proc/{pid}/fd/2"
+    try:
+        if stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
+            return False
+        # what is full must not hold the supervisor up
+        number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK)
+        try:
+            return os.write(number, text) == len(text)
+        finally:
+            os.close(number)
+    except OSError:
+        return False

@@ -1,0 +1,186 @@
+"""Planted hangs under the real watch: forks of one process that has imported torch and DeepSpeed become the ranks of case
+after case.
+
+Every case is a few gloo ranks of ``train.py``, a script that knows nothing of dsdoctor, under ``python -m dsdoctor.run
+--hang-after 6``."""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).resolve().parent
+AFTER = 6.0
+LONGEST = AFTER + 14
+CAUSES = {
+    "loader": (("hang-rank-behind",), "data"),
+    "worker": (("hang-rank-behind",), "data loader"),
+    "skipped_step": (("hang-other-operation", "hang-rank-behind", "hang-other-sizes"), ""),
+    "save_alone": (("hang-other-operation", "hang-other-sizes"), "save_checkpoint"),
+    "other_collective": (("hang-other-operation",), ""),
+    "other_shape": (("hang-other-sizes", "hang-rank-gone"), ""),
+    "swallowed": (("hang-other-operation", "hang-rank-behind", "hang-other-sizes"), ""),
+    "exit_0": (("hang-rank-gone",), "exit status 0"),
+    "exit_early": (("hang-rank-gone",), "exit status 0"),
+    "stopped": (("hang-rank-stopped",), "stopped by a signal"),
+    "killed": (("hang-rank-gone",), "SIGKILL"),
+    "interpreter": (("hang-interpreter-held",), "sleep(3600)"),
+    "lock": (("hang-rank-behind",), "lock"),
+    "sleeps": (("hang-rank-behind",), "sleeps"),
+    "pipe": (("hang-rank-behind",), "pipe"),
+    "full_disk_swallowed": (("hang-other-operation", "hang-rank-behind", "hang-other-sizes"), ""),
+}
+QUIET = ("none", "evaluate_on_one", "slow_step", "slow_save", "long_compilation")
+
+
+def child(cases: list[dict[str, Any]]) -> None:
+    """In the process under dsdoctor.run: fork the ranks of each case, wait for its verdict or its end."""
+    sys.path.insert(0, str(SCRIPTS))
+    import deepspeed  # noqa: F401
+    import train
+
+    for case in cases:
+        result = run_case(train, case)
+        print("CASE " + json.dumps({**case, **result}), flush=True)
+
+
+def run_case(train: Any, case: dict[str, Any]) -> dict[str, Any]:
+    words = case["words"]
+    pids = []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        out = Path(folder) / "out.txt"
+        for rank in range(case["ranks"]):
+            pid = os.fork()
+            if not pid:
+                fork_main(train, rank, case, port, out, [*words, "--folder", case.get("folder") or folder])
+            pids.append(pid)
+        return followed(pids, out, case)
+
+
+def fork_main(train: Any, rank: int, case: dict[str, Any], port: int, out: Path, words: list[str]) -> None:
+    status = 1
+    try:
+        number = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(number, 1)
+        os.dup2(number, 2)
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case["ranks"])}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        train.train(train.arguments(words))
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def followed(pids: list[int], out: Path, case: dict[str, Any]) -> dict[str, Any]:
+    """Wait for a verdict (a hang) or for all ranks (none), then end what is left."""
+    began, told, ends = time.monotonic(), None, {}
+    limit = LONGEST + 10 if case["hangs"] else 120
+    while time.monotonic() - began < limit and len(ends) < len(pids):
+        for pid in pids:
+            if pid not in ends:
+                done, status = os.waitpid(pid, os.WNOHANG)
+                ends |= {pid: os.waitstatus_to_exitcode(status)} if done else {}
+        text = out.read_text(errors="replace") if out.exists() else ""
+        if told is None and "dsdoctor: the files of all ranks" in text:
+            planted = re.search(r"^AT ([\d.]+)", text, re.MULTILINE)
+            told = time.monotonic() - (float(planted[1]) if planted else began)
+            if case["hangs"]:
+                break
+        time.sleep(0.1)
+    for pid in set(pids) - set(ends):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    text = out.read_text(errors="replace")
+    return {"told": told, "ends": sorted(ends.values()), "verdict": verdict(text), "text": text[-6000:]}
+
+
+def verdict(text: str) -> str:
+    found = re.search(r"dsdoctor: ([✗!] .*)", text)
+    return found[1] if found else ""
+
+
+def judged(case: dict[str, Any]) -> str:
+    """Whether a case came out as it should: "ok", or what is wrong."""
+    rule = (re.findall(r"\[(hang-[a-z-]+)\]", case["verdict"]) or [""])[0]
+    if not case["hangs"]:
+        whole = case["ends"] == [0] * case["ranks"]
+        return "ok" if not rule and whole else f"alarm {rule}" if rule else f"ends {case['ends']}"
+    rules, word = CAUSES[case["kind"]]
+    if not case["verdict"]:
+        return "nothing told"
+    wrong = [f"rule {rule}"] if rule not in rules else []
+    wrong += [] if re.search(rf"\brank {case['on']}\b", case["verdict"]) else ["rank not named"]
+    wrong += [] if word in case["text"] else [f"{word!r} not said"]
+    return ", ".join(wrong) or "ok"
+
+
+def all_cases(
+    kinds: list[str], stages: list[int], ranks: list[int], steps: list[int], on: list[int]
+) -> Iterator[dict[str, Any]]:
+    for kind, stage, world, step, rank in itertools.product(kinds, stages, ranks, steps, on):
+        words = ["--kind", kind, "--on", str(rank), "--at", str(step), "--stage", str(stage)]
+        hangs = kind in CAUSES
+        yield {
+            "kind": kind, "stage": stage, "ranks": world, "step": step, "on": rank, "hangs": hangs, "words": words
+        }  # fmt: skip
+
+
+@contextlib.contextmanager
+def full_folder() -> Iterator[str]:
+    """A tmpfs that is full after 1 MiB, where this user may mount one."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False)
+        try:
+            yield folder if done.returncode == 0 else ""
+        finally:
+            if done.returncode == 0:
+                subprocess.run(["umount", "-l", folder], check=False)
+
+
+def run_all(cases: list[dict[str, Any]], *, show: bool) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        listed = Path(folder) / "cases.json"
+        listed.write_text(json.dumps(cases))
+        command = [sys.executable, "-m", "dsdoctor.run", "--overflow", "off", "--hang-after", str(AFTER), "--hang-dir"]
+        command += [f"{folder}/hang", __file__, "--cases", str(listed)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
+        ) as process:
+            for line in process.stdout or ():
+                if line.startswith("CASE "):
+                    result = json.loads(line[5:])
+                    result["judged"] = judged(result)
+                    told = f"{result['told']:5.1f} s" if result["told"] else "      -"
+                    print(
+                        f"{result['judged']:24} {result['kind']:20} stage {result['stage']} step {result['step']} "
+                        f"rank {result['on']} of {result['ranks']} {told}  {result['verdict'][:230]}",
+                        flush=True,
+                    )
+                    if show and result["judged"] != "ok":
+                        print(result["text"], flush=True)
+                    yield result
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--cases"]:
+        child(json.loads(Path(sys.argv[2]).read_text()))

@@ -1,0 +1,196 @@
+"""Who does not come: each cause on each rank of a made run, and that what is not known is not said."""
+
+from itertools import product
+
+import pytest
+
+from dsdoctor.core.finding import Severity
+from dsdoctor.hang.models import Incident, RankView
+from dsdoctor.hang.stacks import folded
+from dsdoctor.hang.verdict import is_working, judge
+from tests.hang.made import calling, elsewhere, frame, incident, lock, operation, view
+
+LOADER = frame("/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 5, "__next__")
+SAVING = (*calling("barrier", 77),)
+
+
+def run(odd: RankView, world: int = 4) -> Incident:
+    """All ranks but one wait in collective 56."""
+    others = [view(rank, calling("all_reduce"), 56, world=world) for rank in range(world) if rank != odd.rank]
+    return incident(*sorted([odd, *others], key=lambda each: each.rank), world=world)
+
+
+def one(made: Incident) -> tuple[str, Severity, str]:
+    """The rule, severity and title of the one finding."""
+    findings = judge(made).findings
+    assert len(findings) == 1, [finding.title for finding in findings]
+    return findings[0].rule, findings[0].severity, findings[0].title
+
+
+def lying(rank: int, kind: str) -> RankView:
+    """One rank with which something is the matter."""
+    behind = elsewhere(), 55
+    made = {
+        "behind": lambda: view(rank, *behind),
+        "loader": lambda: view(rank, (*elsewhere("for batch in loader:"), LOADER), 55),
+        "gone": lambda: view(rank, *behind, state="", ended="killed by SIGKILL"),
+        "zombie": lambda: view(rank, *behind, state="Z", ended="exit status 0"),
+        "stopped": lambda: view(rank, *behind, state="T"),
+        "disk": lambda: view(rank, *behind, state="D"),
+        "interpreter": lambda: view(rank, *behind, silent=30.0),
+        "outside": lambda: view(rank, elsewhere(), 56),
+        "lock": lambda: view(rank, elsewhere(), 55, lock=lock()),
+    }
+    return made[kind]()
+
+
+EXPECTED = {
+    "behind": ("hang-rank-behind", "sleeps at train.py:33 in main"),
+    "loader": ("hang-rank-behind", "waits for its data loader at train.py:33"),
+    "gone": ("hang-rank-gone", "killed by SIGKILL"),
+    "zombie": ("hang-rank-gone", "exit status 0"),
+    "stopped": ("hang-rank-stopped", "stopped by a signal"),
+    "disk": ("hang-disk-sleep", "waiting for a device"),
+    "interpreter": ("hang-interpreter-held", "runs no Python any more since 30 s"),
+    "outside": ("hang-rank-outside", "sleeps at train.py:33 in main"),
+    "lock": ("hang-stale-lock", "/c/torch_extensions/x/lock"),
+}
+
+
+@pytest.mark.parametrize(("kind", "rank"), list(product(EXPECTED, (0, 1, 3))))
+def test_each_cause_is_named_with_its_rank(kind: str, rank: int) -> None:
+    rule, severity, title = one(run(lying(rank, kind)))
+
+    assert (rule, severity) == (EXPECTED[kind][0], Severity.ERROR)
+    assert EXPECTED[kind][1] in title
+    assert f"rank {rank}" in title
+
+
+def test_a_rank_that_works_is_no_error() -> None:
+    verdict = judge(run(view(2, elsewhere(), 55, activity="it took 99% of a processor")))
+
+    assert is_working(verdict)
+    assert "works on" in verdict.findings[0].title
+
+
+@pytest.mark.parametrize("held", [lock(holder=4711), lock(seen=False)], ids=["somebody has it", "of another user"])
+def test_a_lock_that_somebody_may_hold_is_not_called_stale(held: object) -> None:
+    rule, _, _ = one(run(view(2, elsewhere(), 55, lock=held)))
+
+    assert rule == "hang-rank-behind"
+
+
+def test_a_lock_is_not_stale_while_another_rank_compiles() -> None:
+    compiles = frame("/v/lib/python3.11/site-packages/torch/utils/cpp_extension.py", 5, "_jit_compile")
+    made = incident(
+        view(0, (*elsewhere(), compiles), 0, joined=False), view(1, elsewhere(), 0, joined=False, lock=lock()), world=2
+    )
+
+    assert [finding.rule for finding in judge(made).findings if finding.rule == "hang-stale-lock"] == []
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_the_first_call_that_differs_is_told_with_the_ranks_of_each_kind(odd: int) -> None:
+    same = operation(40, "all_reduce", 8, state="done")
+    views = [
+        view(rank, SAVING if rank == odd else calling("all_reduce"), 41, operations=(same, last))
+        for rank in range(4)
+        for last in [operation(41, "barrier") if rank == odd else operation(41, "all_gather", 99)]
+    ]
+    rule, _, title = one(incident(*views))
+
+    assert rule == "hang-other-operation"
+    assert f"as number 41: rank {odd}: barrier; ranks" in title
+    assert "all_gather of 99" in title
+    assert "train.py:77" in title
+
+
+def test_the_same_call_with_other_sizes_is_told_with_the_sizes() -> None:
+    views = [
+        view(rank, calling("all_reduce"), 41, operations=(operation(41, "all_reduce", 10 if rank else 1000),))
+        for rank in range(4)
+    ]
+    rule, _, title = one(incident(*views))
+
+    assert (rule, "rank 0: all_reduce of 1000; ranks 1-3: all_reduce of 10" in title) == ("hang-other-sizes", True)
+
+
+def test_sizes_that_may_differ_are_no_difference() -> None:
+    views = [
+        view(rank, calling("all_to_all"), 41, operations=(operation(41, "alltoall", rank + 1),)) for rank in range(4)
+    ]
+
+    assert one(incident(*views))[0] == "hang-transport"
+
+
+def test_who_waits_in_another_group_for_a_late_rank_is_not_the_cause() -> None:
+    made = incident(
+        view(0, calling("all_reduce"), {"0": 9, "tp0": 4}),
+        view(1, calling("all_gather"), {"0": 8, "tp0": 4, "tp1": 6}),
+        view(2, elsewhere(), {"0": 8, "tp1": 5}),
+        world=3,
+    )
+    rule, _, title = one(made)
+
+    assert (rule, title.startswith("rank 2 ")) == ("hang-rank-behind", True)
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups_are_told_so() -> None:
+    made = incident(
+        view(0, calling("all_reduce"), {"0": 0, "1": 11}),
+        view(1, SAVING, {"0": 1, "1": 10}),
+        view(2, calling("all_reduce"), {"0": 0, "1": 11}),
+        world=3,
+    )
+    rule, _, title = one(made)
+
+    assert rule == "hang-other-operation"
+    assert "rank 1 in barrier; ranks 0, 2 in all_reduce" in title
+
+
+def test_when_all_have_come_the_transport_is_named() -> None:
+    assert one(incident(*(view(rank, calling("all_reduce"), 56) for rank in range(4))))[0] == "hang-transport"
+
+
+def test_a_world_that_is_not_seen_whole_is_not_called_complete() -> None:
+    rule, severity, title = one(incident(*(view(rank, calling("all_reduce"), 56) for rank in range(3))))
+
+    assert (rule, severity) == ("hang-unclear", Severity.WARNING)
+    assert "3 of 4 ranks were heard of" in title
+
+
+def test_a_host_that_is_silent_is_named_with_its_ranks() -> None:
+    made = incident(*(view(rank, calling("all_reduce"), 56) for rank in range(2)), silent_hosts={"node2": (2, 3)})
+    rule, _, title = one(made)
+
+    assert (rule, title.startswith("node2 with ranks 2-3 does not answer")) == ("hang-host-gone", True)
+
+
+def test_a_rank_that_has_not_joined_is_told_with_its_line() -> None:
+    start = (*elsewhere("dist.init_process_group()", 8), frame(TORCH_START, 3, "init_process_group"))
+    made = incident(view(0, start, 0, joined=False), view(1, elsewhere("download()", 5), 0, joined=False), world=2)
+    rule, _, title = one(made)
+
+    assert (rule, "rank 1 " in title and "train.py:5" in title) == ("hang-not-started", True)
+
+
+TORCH_START = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+
+
+def test_ranks_that_were_never_one_run_are_left_alone() -> None:
+    made = incident(view(0, elsewhere(), 0, joined=False), view(1, elsewhere(), 0, joined=False), world=2)
+
+    assert judge(made).findings == ()
+
+
+def test_a_rank_that_has_ended_while_nobody_waits_is_no_finding() -> None:
+    made = incident(view(0, elsewhere(), 56), view(1, elsewhere(), 56, state="", ended="exit status 0"), world=2)
+
+    assert [finding.rule for finding in judge(made).findings] == ["hang-all-outside"]
+
+
+def test_equal_stacks_are_folded() -> None:
+    views = [view(rank, elsewhere() if rank == 2 else calling("all_reduce"), 56) for rank in range(4)]
+    heads = [line for line in folded(views) if not line.startswith(" ")]
+
+    assert heads == ["rank 2:", "ranks 0-1, 3:"]
