@@ -88,7 +88,10 @@ MARKS = (
         "lookuperror unicodedecodeerror jsondecodeerror hjsondecodeerror acceleratorerror httperror memoryerror "
         "isadirectoryerror notadirectoryerror fileexistserror brokenpipeerror connectionreseterror overflowerror "
         "recursionerror syntaxerror systemerror childprocesserror blockingioerror hfvalidationerror "
-        "gatedrepoerror localentrynotfounderror repositorynotfounderror",
+        "gatedrepoerror localentrynotfounderror repositorynotfounderror misconfigurationexception checkpointerror pipelineerror "
+        "deepspeedconfigerror actordiederror actorunavailableerror distributedoperationexception ptxaserror runtimeexception "
+        "internaltorchdynamoerror torchruntimeerror datasetgenerationerror arrowinvalid processgrouperror "
+        "rendezvousconnectionerror elasticityconfigerror elasticityincompatibleworldsize assertionerror",
         pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{2,60}(?:Error|Exception): ",
     ),
     Mark(
