@@ -71,6 +71,7 @@ SIZES_NOT_DIVISIBLE = Rule(
     id="sizes-not-divisible",
     stage=Stage.RUN,
     title="{what} is not divisible by {by}",
+    family=True,
     fix="change one of the two sizes, so that the second divides the first: layers by pipeline stages, heads and hidden "
     "sizes by the tensor-parallel size, the global batch by micro batch times data-parallel ranks, ranks by the "
     "product of all parallel sizes",

@@ -31,6 +31,7 @@ from dsdoctor.diagnosis.catalogue import (
     packages,
     pip,
     pipelines,
+    refused,
     regressions,
     run,
     scripts,
@@ -89,6 +90,7 @@ TOPICS = (
     nccl,
     timeouts,
     scripts,
+    refused,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}
