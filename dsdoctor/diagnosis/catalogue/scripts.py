@@ -82,11 +82,12 @@ Why it matters: The script fails where it uses the wrapped object like the bare 
             words="deepspeedengine+attribute pipelineengine+attribute deepspeedzerooptimizer+attribute "
             "deepspeedzerooptimizer_stage3+attribute bf16_optimizer+attribute fp16_optimizer+attribute "
             "deepspeedzerooffload+attribute deepspeedhybridengine+attribute deepspeeddataloader+attribute "
-            "pipelinemodule+attribute inferenceengine+attribute",
+            "pipelinemodule+attribute inferenceengine+attribute "
+            "pipelineparallelgrid+attribute deepspeedconfig+attribute deepspeedcpuadam+attribute fusedadam+attribute",
             pattern=r"^AttributeError: "
             r"'(?P<class>DeepSpeedEngine|PipelineEngine|DeepSpeedZeroOptimizer(?:_Stage3)?|DeepSpeedZeRoOffload"
             r"|DeepSpeedHybridEngine|DeepSpeedDataLoader|BF16_Optimizer|FP16_Optimizer|PipelineModule"
-            r"|InferenceEngine)' object has no attribute '(?P<name>\w{1,80})'",
+            r"|PipelineParallelGrid|DeepSpeedConfig|InferenceEngine)' object has no attribute '(?P<name>\w{1,80})'",
             unless=r"'(?:train|_register_hooks_recursively|backward|step|param_groups|zero_grad|state_dict"
             r"|loss_scale|cur_scale)'"
             r"|ds_grads_remaining|optim_bits|'ipg_(?:index|buffer)'",
