@@ -90,7 +90,7 @@ Why it matters: The script fails where it uses the wrapped object like the bare 
             r"|PipelineParallelGrid|DeepSpeedConfig|InferenceEngine)' object has no attribute '(?P<name>\w{1,80})'",
             unless=r"'(?:train|_register_hooks_recursively|backward|step|param_groups|zero_grad|state_dict"
             r"|loss_scale|cur_scale)'"
-            r"|ds_grads_remaining|optim_bits|'fp16_groups'|'loss_scaler'|'overflow'|'ipg_(?:index|buffer)'",
+            r"|ds_grads_remaining|optim_bits|'mp_group'|'fp16_groups'|'loss_scaler'|'overflow'|'ipg_(?:index|buffer)'",
             tier=Tier.GENERIC,
             sample="AttributeError: 'DeepSpeedEngine' object has no attribute 'generate'",
         ),
