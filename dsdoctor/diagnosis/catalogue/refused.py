@@ -37,7 +37,7 @@ Why it matters: The run stops before the first step, on every rank.""",
             pattern=RAISED
             + r"(?P<what>.{2,140}?(?:(?:is|are) (?:currently |yet |still )?(?:not|un|only|in)(?: yet| currently)? "
             r"?(?:supported|compatible) "
-            r"(?:with|when|for|under|together|by|in|on|if|yet)\b|does(?: not|n't) (?:currently |yet )?support "
+            r"(?:with|when|for|under|together|by|in|on|if|yet)\b|do(?:es)?(?: not|n't) (?:currently |yet )?support "
             r"|[Oo]nly supports? ).{0,160})",
             unless=A_FAULT,
             tier=Tier.GENERIC,

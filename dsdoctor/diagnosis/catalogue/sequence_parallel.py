@@ -18,7 +18,7 @@ Why it matters: The model cannot be made, or its first forward stops.""",
     signatures=(
         Signature(
             words="heads+sequence+parallel head+sp heads+ulysses_sp_size num_attention_heads+ulysses "
-            "num_key_value_heads+ulysses_sp_size",
+            "num_attention_heads+ulysses_sp_size num_key_value_heads+ulysses_sp_size",
             pattern=r"Error: (?P<what>(?:Number of (?:key-value )?heads|(?:KV )?[Aa]ttention head "
             r"count|num_attention_heads|num_key_value_heads|num_heads|Num(?:ber)? of attention heads)[^:]{0,40}?) "
             r"(?:must be|should be|is not) (?:evenly )?(?:divisible by|at least) (?:the )?(?:SP size|sequence[ "
