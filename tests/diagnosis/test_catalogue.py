@@ -178,6 +178,7 @@ IDS = [
     "pipeline-batch",
     "pipeline-called-directly",
     "pipeline-module",
+    "pipeline-shapes",
     "pipeline-stages",
     "pipeline-tensor-without-gradient",
     "pipeline-tensors",
