@@ -64,6 +64,21 @@ Why it matters: The message speaks of shapes or dimensions, and the model is rig
             "dimension 2",
         ),
         Signature(
+            words="index+bounds+size trying+shape+tensor",
+            pattern=r"^(?:IndexError: index \d{1,9} is out of bounds for dimension 0 with size 0|ValueError: Trying "
+            r"to set a tensor of shape torch\.Size\(\[[1-9][\d, ]{0,40}\]\) in \"[\w.]{1,80}\" \(which has "
+            r"shape torch\.Size\(\[0\]\)\))",
+            title="ZeRO-3 has partitioned a weight (it is empty here), and code writes into it or loads it without "
+            "gathering it",
+            fix="gather it: with deepspeed.zero.GatheredParameters([weight], modifier_rank=0); a newer transformers "
+            "does so where it initializes and loads models (and quantized weights need zero.Init switched off: "
+            "zero3_init_flag false, or ZeRO-2)",
+            steps=(step("python -m pip install -U transformers accelerate"),),
+            after=r"deepspeed|[Zz]e[Rr][Oo].{0,3}3|zero3|_init_weights|padding_idx|_load_state_dict_into",
+            sample="    module.weight.data[module.padding_idx].zero_()\n"
+            "IndexError: index 0 is out of bounds for dimension 0 with size 0",
+        ),
+        Signature(
             words="invalid+shape+size mat2+matrix mat1+mat2",
             pattern=r"^RuntimeError: (?:shape '\[[\d, -]{1,60}\]' is invalid for input of size 0\b|mat2 must be "
             r"a matrix, got 1-D tensor"
