@@ -1,60 +1,111 @@
-"""The operation that made the first nan or inf, and its line."""
+"""A bad value is followed back to the operation that made it, and to its line."""
 
 import torch
+from torch import Tensor
 
 from dsdoctor.overflow.frames.first_bad import Origin
-from dsdoctor.overflow.measure.readings import Meters, Readings
-from dsdoctor.overflow.replay.operations import Operations
+from dsdoctor.overflow.measure.readings import Meters
+from dsdoctor.overflow.replay.operations import Operations, PlacedReadings
+from dsdoctor.overflow.replay.provenance import History, Provenance
 
 
-def watched() -> tuple[Operations, Readings]:
-    readings = Readings(Meters())
-    return Operations(readings, lambda: 0), readings
+class Watched:
+    """Operations that are noted, and a walk back from a tensor that was looked at."""
+
+    def __init__(self) -> None:
+        self.readings = PlacedReadings(Meters())
+        self.operations = self.readings.operations = Operations(self.readings)
+
+    def __enter__(self) -> "Watched":
+        self.operations.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.operations.__exit__(None, None, None)
+
+    def back_from(self, tensor: Tensor) -> Provenance:
+        place = self.readings.places[int(self.readings.look(tensor))]
+        self.readings.settle()
+        return History(self.operations.done, self.readings.stats).provenance(*place)
 
 
 def test_the_line_that_divided_by_zero_is_named() -> None:
-    operations, readings = watched()
-    with operations:
+    with Watched() as watched:
         x = torch.ones(4)
         y = x * 2
-        y / 0
-        y * 3
-    readings.settle()
+        z = y / 0
+        end = z * 3
+    found = watched.back_from(end)
 
-    assert operations.first_bad(0, backward=False) == Origin(
-        op="aten.div", line="test_operations.py:20 in test_the_line_that_divided_by_zero_is_named: y / 0"
+    assert found.made == Origin(
+        op="aten.div", line="test_operations.py:36 in test_the_line_that_divided_by_zero_is_named: z = y / 0"
     )
 
 
-def test_memory_that_nobody_wrote_is_no_result() -> None:
-    operations, readings = watched()
-    with operations:
+def test_memory_that_nobody_wrote_and_inputs_have_no_origin() -> None:
+    given = torch.tensor([float("nan")])
+    with Watched() as watched:
         torch.empty(4).fill_(1.0)
-    readings.settle()
+        end = given + 1
+    found = watched.back_from(end)
 
-    assert operations.first_bad(0, backward=False) is None
+    assert found == Provenance()
 
 
-def test_a_mask_is_no_first_bad_value_and_its_line_is_known() -> None:
-    operations, readings = watched()
-    with operations:
+def test_a_mask_is_no_cause_of_what_comes_after_it() -> None:
+    with Watched() as watched:
         scores = torch.zeros(2, 2).masked_fill(torch.tensor([[False, True], [False, False]]), float("-inf"))
-        scores.softmax(-1)
-    readings.settle()
+        chance = scores.softmax(-1)
+        end = chance.log() * 0
+    found = watched.back_from(end)
 
-    assert operations.first_bad(0, backward=False) is None
-    assert operations.first_minus_inf() is not None
+    assert found.made is not None
+    assert found.made.op == "aten.log"
+
+
+def test_a_masked_row_is_made_bad_by_the_softmax_and_the_mask_is_named_beside_it() -> None:
+    lowest = torch.finfo(torch.float16).min
+    with Watched() as watched:
+        mask = torch.full((2, 2), float("-inf"))
+        scores = torch.ones(2, 2) + mask
+        end = scores.softmax(-1)
+        torch.full((2, 2), lowest, dtype=torch.float16)
+    found = watched.back_from(end)
+
+    assert found.made is not None
+    assert found.minus_inf is not None
+    assert found.made.op == "aten._softmax"
+    assert found.minus_inf.line.endswith("scores = torch.ones(2, 2) + mask")
+
+
+def test_a_logarithm_of_zero_is_no_mask() -> None:
+    with Watched() as watched:
+        logarithm = torch.zeros(3).log()
+        end = logarithm * 0
+    found = watched.back_from(end)
+
+    assert found.made is not None
+    assert found.made.line.endswith("logarithm = torch.zeros(3).log()")
+
+
+def test_what_is_written_into_a_part_is_found_from_the_whole() -> None:
+    with Watched() as watched:
+        x = torch.ones(4, 4)
+        x[1] /= 0
+        end = x.view(16).sum()
+    found = watched.back_from(end)
+
+    assert found.made is not None
+    assert found.made.line.endswith("x[1] /= 0")
 
 
 def test_the_line_of_the_forward_whose_backward_failed_is_named() -> None:
-    operations, readings = watched()
     x = torch.zeros(3, requires_grad=True)
-    with operations, torch.autograd.set_detect_anomaly(True, check_nan=False):
+    with torch.autograd.set_detect_anomaly(True, check_nan=False), Watched() as watched:
         y = (x * 0).sqrt()
-        y.sum().backward()
-    readings.settle()
-    found = operations.first_bad(0, backward=True)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+    found = watched.back_from(gradient)
 
-    assert found is not None
-    assert found.op == "SqrtBackward0"
-    assert found.line.endswith("y = (x * 0).sqrt()")
+    assert found.made is not None
+    assert found.made.op == "SqrtBackward0"
+    assert found.made.line.endswith("y = (x * 0).sqrt()")

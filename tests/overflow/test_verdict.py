@@ -37,7 +37,7 @@ def test_an_operation_that_overflowed_is_named_with_its_figures_and_its_remedy()
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ((0, 1, 2, 3), "on all 4 ranks: the model"),
+        ((0, 1, 2, 3), "on all 4 ranks: the model or the data"),
         ((3,), "on rank 3 of 4 only: its data or its hardware"),
         ((1, 2), "on ranks 1, 2 of 4"),
     ],
@@ -51,7 +51,7 @@ def test_who_shares_it_tells_the_model_from_data_and_hardware(bad: tuple[int, ..
 def test_two_ranks_that_overflow_in_different_modules_are_the_model_and_no_hardware() -> None:
     other = rank_report(1, good(0, "a"), good(1, "b"), frame(2, "c", tensor("input[0]"), tensor("output", posinf=1)))
 
-    assert cause(rank_report(0, good(0, "a"), OVERFLOW), other).title.endswith("on all 2 ranks: the model")
+    assert cause(rank_report(0, good(0, "a"), OVERFLOW), other).title.endswith("on all 2 ranks: the model or the data")
 
 
 def test_ranks_in_any_order_give_the_same_verdict() -> None:

@@ -21,6 +21,8 @@ class BadKind(enum.Enum):
     """The batch itself: an input of the whole model."""
     WEIGHT = "weight"
     """A parameter holds it."""
+    LOSS = "loss"
+    """The number that the whole model gives, and nothing else that it gives."""
     GRADIENT = "gradient"
     """The forward was finite, a gradient is not."""
 
@@ -44,27 +46,32 @@ def first_bad(frames: Iterable[Frame]) -> FirstBad | None:
 
 def _in_forward(frames: tuple[Frame, ...]) -> FirstBad | None:
     before: Frame | None = None
-    given = any(_bad_inputs(frame) for frame in frames if frame.module == "")
+    given = [(frame, tensor) for frame in frames if frame.module == "" for tensor in _bad_inputs(frame)]
     for frame in frames:
-        found = _judge(frame, before, given=given)
+        found = _judge(frame, before)
         if found is not None:
+            if given and found.kind is BadKind.BETWEEN:
+                # the batch itself: its place in the call of the whole model says more than where it was met first
+                return FirstBad(kind=BadKind.DATA, frame=given[0][0], tensor=given[0][1])
             return found
         before = frame
     return None
 
 
-def _judge(frame: Frame, before: Frame | None, *, given: bool) -> FirstBad | None:
-    """What is wrong with one call, given that all calls before it were right; None: nothing. ``given``: the batch itself is bad."""
+def _judge(frame: Frame, before: Frame | None) -> FirstBad | None:
+    """What is wrong with one call, given that all calls before it were right; None: nothing."""
     for tensor in frame.weights:
         if tensor.is_bad:
             return FirstBad(kind=BadKind.WEIGHT, frame=frame, tensor=tensor, before=before)
     for tensor in _bad_inputs(frame):
-        kind = BadKind.DATA if given else BadKind.BETWEEN
-        return FirstBad(kind=kind, frame=frame, tensor=tensor, before=before)
-    for tensor in frame.outputs:
-        if tensor.is_bad and not (is_minus_inf_mask(tensor) and not frame.weights):
-            return FirstBad(kind=BadKind.MODULE, frame=frame, tensor=tensor, before=before)
-    return None
+        return FirstBad(kind=BadKind.BETWEEN, frame=frame, tensor=tensor, before=before)
+    bad = [
+        tensor for tensor in frame.outputs if tensor.is_bad and not (is_minus_inf_mask(tensor) and not frame.weights)
+    ]
+    if not bad:
+        return None
+    is_loss = frame.module == "" and all(tensor.shape == () for tensor in bad)
+    return FirstBad(kind=BadKind.LOSS if is_loss else BadKind.MODULE, frame=frame, tensor=bad[0], before=before)
 
 
 def _bad_inputs(frame: Frame) -> tuple[TensorStats, ...]:
@@ -107,7 +114,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
 
     ``named``: bad gradients after reduction, those parts that this rank holds. ``local``: this rank's own gradients in
     the replay, bad ones first. ``at_scale_one``: the same replayed with scale 1; None: not done. ``frames``: the last ones
-    up to the first bad call. ``minus_inf``: what made the -inf among that call's inputs. ``replayed``: how far the replay
+    up to the first bad call. ``origin``: what made the first bad value. ``received``: it came from another rank, by this
+    operation: a consequence. ``loss_line``: where a loss outside of the model was computed. ``minus_inf``: what made the -inf among that call's inputs. ``replayed``: how far the replay
     went, in words. ``applied``: DeepSpeed applies the step all the same. ``weight_bad_since``: the first step that is known
     to have a bad weight; None: bad from the start. ``loss_gradient``: the gradient that arrived at the loss.
     ``loss_gradient_due``: what should have arrived there, the loss scale over the accumulation steps.
@@ -131,6 +139,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     at_scale_one: tuple[TensorStats, ...] | None = None
     first_bad: FirstBad | None = None
     origin: Origin | None = None
+    received: Origin | None = None
+    loss_line: str = ""
     minus_inf: Origin | None = None
     frames: tuple[Frame, ...] = ()
     replayed: str = ""

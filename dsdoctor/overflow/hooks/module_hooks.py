@@ -3,6 +3,7 @@
 Never changes a tensor, never returns anything to torch, and never waits for a GPU while the model runs.
 """
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable
@@ -54,7 +55,8 @@ class Hooks:
     ``gradients``: also gradients of activations and parameters, which are added to the record after ``on_record``. ``integers``:
     also the extremes of whole numbers, as the guide prints them. ``compiled_on``: the device of a model that may be
     compiled later, whose outputs ``compiled_frames`` gives. ``position`` says which step and micro-batch it is, ``wanted``
-    whether a batch is to be recorded, ``paused`` whether a call of the model is a replay and no batch.
+    whether a batch is to be recorded, ``paused`` whether a call of the model is a replay and no batch. ``readings`` makes
+    the readings of a batch.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Hooks:
         integers: bool = False,
         rank: int = 0,
         compiled_on: torch.device | None = None,
+        readings: Callable[[Meters], Readings] | None = None,
     ) -> None:
         self.model = model
         self.batch = 0
@@ -78,8 +81,9 @@ class Hooks:
         self._on_record, self._position, self._wanted, self._paused = on_record, position, wanted, paused
         self._rank = rank
         self._include, self._exclude = include, exclude
-        self._gradients, self._integers = gradients, integers
+        self._gradients = gradients
         self._meters = Meters()
+        self._make_readings = readings or functools.partial(Readings, integers=integers)
         self._places: list[ModulePlace] = []
         self._counts: list[int] = []
         self._before: dict[int, Items] = {}
@@ -181,7 +185,7 @@ class Hooks:
             training=self.model.training,
             rank=self._rank,
             places=tuple(self._places),
-            readings=Readings(self._meters, integers=self._integers),
+            readings=self._make_readings(self._meters),
         )
 
     def _root_ends(self, *_: Any) -> None:

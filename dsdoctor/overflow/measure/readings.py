@@ -102,6 +102,14 @@ class Readings:
         self.taken.append((device, row, tensor.dtype, tensor.shape))
         return len(self.taken) - 1
 
+    def read(self, tensor: Tensor) -> int:
+        """The number of a reading taken now, whatever was read before; -1 for what has no figures."""
+        try:
+            number = self._read(tensor)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):  # as in ``look``
+            return -1
+        return -1 if number is None else number
+
     def peek(self) -> None:
         """Bring the figures here, one copy per device, and read on."""
         self._figures = {device: meter.read() for device, meter in self._mine.items()}

@@ -16,13 +16,13 @@ import torch
 
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Origin, RankReport, Scale, first_bad
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
-from dsdoctor.overflow.frames.masks import is_minus_inf_mask
 from dsdoctor.overflow.hooks import engine_adapter, engine_facts, engine_gradients, ranks
 from dsdoctor.overflow.hooks.batch_record import BatchRecord, Position
 from dsdoctor.overflow.hooks.module_hooks import Hooks
-from dsdoctor.overflow.measure.measure import Meter
+from dsdoctor.overflow.measure.measure import Meter, flag
 from dsdoctor.overflow.measure.readings import BAD_COLUMNS, Meters, Readings
-from dsdoctor.overflow.replay.operations import Operations
+from dsdoctor.overflow.replay.operations import Operations, PlacedReadings
+from dsdoctor.overflow.replay.provenance import History, Provenance
 from dsdoctor.overflow.replay.recorder import BatchRecorder
 from dsdoctor.overflow.replay.replay import Replayed, replay
 
@@ -37,6 +37,7 @@ class ReplayObservations:
     first_bad: FirstBad | None = None
     frames: tuple[Frame, ...] = ()
     origin: Origin | None = None
+    received: Origin | None = None
     minus_inf: Origin | None = None
     local: list[TensorStats] = field(default_factory=list)
 
@@ -92,18 +93,19 @@ def replayed(
     """
     seen = ReplayObservations()
     done = _replay(engine, recorder, seen, rank_report, batch=batch, most_frames=most_frames, factor=1.0)
-    # what the frames level saw live counts where the replay shows nothing, or only what follows from it
-    live = rank_report.first_bad is not None and (seen.first_bad is None or seen.first_bad.kind is BadKind.GRADIENT)
-    found = rank_report.first_bad if live else seen.first_bad
+    apart = _counts_more(rank_report.first_bad, seen.first_bad)
+    if apart:
+        seen = ReplayObservations(first_bad=rank_report.first_bad, frames=rank_report.frames, local=seen.local)
     rank_report = msgspec.structs.replace(
         rank_report,
-        first_bad=found,
-        frames=rank_report.frames if live else seen.frames,
+        first_bad=seen.first_bad,
+        frames=seen.frames,
         origin=seen.origin,
+        received=seen.received,
         minus_inf=seen.minus_inf,
         local=_worst(seen.local),
-        batch=found.frame.batch if found is not None else batch,
-        replayed=_how_far(done),
+        batch=seen.first_bad.frame.batch if seen.first_bad is not None else batch,
+        replayed="; ".join(part for part in (_how_far(done), apart) if part),
     )
     rank_reports = ranks.gather(rank_report)
     if not _forward_is_clean(rank_reports) or not any(report.scale.value > 1 for report in rank_reports):
@@ -121,6 +123,18 @@ def replayed(
     return ranks.gather(msgspec.structs.replace(rank_report, at_scale_one=_worst(plain.local) if plain.local else None))
 
 
+def _counts_more(live: FirstBad | None, again: FirstBad | None) -> str:
+    """Why what the frames level saw live counts and not what the replay shows; empty where both saw the same, or nothing was
+    seen live. A compiled engine's frames have no inputs, so that they are no better than a replay."""
+    if live is None or (again is not None and again.kind is not BadKind.GRADIENT and not live.frame.inputs):
+        return ""
+    where = (live.kind, live.frame.module, live.frame.micro)
+    if again is not None and where == (again.kind, again.frame.module, again.frame.micro):
+        return ""
+    shown = "nothing bad" if again is None else f"first {again.frame.module or 'the model'}, {again.tensor.name}"
+    return f"not as live: the replay shows {shown}"
+
+
 def _replay(
     engine: Any,
     recorder: BatchRecorder,
@@ -135,14 +149,17 @@ def _replay(
     def around(number: int) -> Iterator[None]:
         records: list[BatchRecord] = []
         place = Position(step=rank_report.step, micro=number, stage=rank_report.stage)
+        readings = PlacedReadings(Meters())
+        operations = readings.operations = Operations(readings)
         hooks = Hooks(
-            engine.module, on_record=records.append, position=lambda: place, gradients=True, rank=rank_report.rank
+            engine.module,
+            on_record=records.append,
+            position=lambda: place,
+            gradients=True,
+            rank=rank_report.rank,
+            readings=lambda _: readings,
         )
         hooks.batch = batch + number
-        readings = Readings(Meters())
-        operations = Operations(
-            readings, lambda: len((hooks.record or records[-1]).calls) if hooks.record or records else 0
-        )
         try:
             with _remembering_lines(), operations:
                 yield
@@ -151,7 +168,7 @@ def _replay(
             readings.settle()
             for record in records:
                 record.settle()
-                _look_at(record, seen, operations, most_frames)
+                _look_at(engine, record, seen, History(operations.done, readings.stats), readings, most_frames)
 
     return replay(recorder, around=around, factor=factor)
 
@@ -167,7 +184,14 @@ def _remembering_lines() -> Iterator[None]:
         torch.autograd.set_detect_anomaly(*before)
 
 
-def _look_at(record: BatchRecord, seen: ReplayObservations, operations: Operations, most_frames: int) -> None:
+def _look_at(
+    engine: Any,
+    record: BatchRecord,
+    seen: ReplayObservations,
+    history: History,
+    readings: PlacedReadings,
+    most_frames: int,
+) -> None:
     """Take over what a micro-batch adds: a bad forward replaces a bad backward, and else the earlier one is kept."""
     frames = tuple(record.frames())
     seen.local += local_gradients(frames)
@@ -177,15 +201,29 @@ def _look_at(record: BatchRecord, seen: ReplayObservations, operations: Operatio
         return
     seen.first_bad = found
     seen.frames = last_frames(frames, found, most_frames)
-    if found.kind not in (BadKind.DATA, BadKind.WEIGHT):
-        seen.origin = operations.first_bad(found.frame.order, backward=found.kind is BadKind.GRADIENT)
-    seen.minus_inf = (
-        operations.first_minus_inf() if any(is_minus_inf_mask(tensor) for tensor in found.frame.inputs) else None
-    )
+    came = Provenance()
+    if found.kind is BadKind.WEIGHT:
+        came = Provenance(received=_gathered_from_others(engine, found))
+    elif found.kind is not BadKind.DATA:
+        reading = dict(record.calls[found.frame.order].items).get(found.tensor.name)
+        place = readings.places.get(reading) if isinstance(reading, int) else None
+        came = Provenance() if place is None else history.provenance(*place)
+    seen.origin, seen.received, seen.minus_inf = came.made, came.received, came.minus_inf
+
+
+def _gathered_from_others(engine: Any, found: FirstBad) -> Origin | None:
+    """ZeRO-3: a bad weight whose part on this rank is finite was gathered from the rank that holds the bad one."""
+    module = engine.module.get_submodule(found.frame.module)
+    part = getattr(getattr(module, found.tensor.name, None), "ds_tensor", None)
+    if part is None or not part.numel() or bool(flag(part)):
+        return None
+    return Origin(op="ZeRO-3", line="")
 
 
 def last_frames(frames: Iterable[Frame], found: FirstBad, most: int) -> tuple[Frame, ...]:
-    """The last ``most`` frames up to the first bad call."""
+    """The last ``most`` frames up to the first bad call; of a bad batch the call of the whole model alone."""
+    if found.kind is BadKind.DATA:
+        return (found.frame,)
     kept: deque[Frame] = deque(maxlen=most)
     for frame in frames:
         if frame.order > found.frame.order and frame.batch == found.frame.batch:

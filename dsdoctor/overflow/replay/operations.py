@@ -1,153 +1,190 @@
-"""Which operation made the first nan or inf, and in which line: every operation of a replayed batch is measured.
+"""Every operation of a replayed batch, with what went in and what came out of it, measured; provenance.py follows bad values.
 
-Expensive, so only for a replay: each result is read once more, and the caller's line is noted.
+Expensive, so only for a replay: what each operation reads and writes is read once more, and the caller's line is noted.
 """
 
-import linecache
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsdoctor.overflow.frames.first_bad import Origin
-from dsdoctor.overflow.frames.frame import TensorStats
-from dsdoctor.overflow.frames.masks import is_minus_inf_mask
-from dsdoctor.overflow.measure.readings import Readings
-from dsdoctor.overflow.measure.tensor_paths import tensors_of
+from dsdoctor.overflow.measure.readings import Meters, Readings, version_of
+from dsdoctor.overflow.replay.lines import CodeLine, caller
 
-FOREIGN = ("c10d", "_c10d_functional", "prim", "profiler", "dsdoctor")
-"""Namespaces of operations that compute nothing of the model: communication above all."""
+COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+"""Namespaces of the operations in which other ranks' values arrive."""
+FOREIGN = ("prim", "profiler", "dsdoctor")
+"""Namespaces of operations that compute nothing of the model."""
 UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"})
 """Operations whose result holds whatever the memory held."""
-PACKAGES = tuple(f"{Path(module.__file__).parent}/" for module in (torch,) if module.__file__)
-MACHINERY = ("/deepspeed/runtime/", "/deepspeed/utils/", "/deepspeed/comm/")
-"""Files whose operations move the model about and compute nothing of it."""
-OURS = f"{Path(__file__).parents[1]}/"
+NO_FIGURES = -1
 
 
-@dataclass(slots=True)
-class OperationResult:
-    """One result: its reading, how many calls had ended before it, the operation's name, the line that called
-    it, the autograd node and where that was made."""
+@dataclass(slots=True, frozen=True)
+class Value:
+    """A tensor as an operation met it: the number of its memory, and its reading (``NO_FIGURES``: whole numbers, or what
+    other ranks send, which arrives later)."""
 
+    memory: int
     reading: int
-    calls: int
-    op: str
-    line: tuple[str, int, str] | None
+
+
+@dataclass(slots=True, frozen=True)
+class Operation:
+    """One call. ``line``: the model's line that called it; ``node`` and ``made``: the autograd node whose backward it is part
+    of, and where that was made. ``communicates``: other ranks' values arrive in its outputs."""
+
+    name: str
+    line: CodeLine | None
     node: str
     made: list[str] | None
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    communicates: bool
 
 
 class Operations(TorchDispatchMode):
-    """Measures the results of all operations while it is entered. ``calls`` returns how many module calls have ended."""
+    """Notes all operations while it is entered. ``readings``: for the hooks on the modules, so that the place of each tensor
+    that they look at is known."""
 
-    def __init__(self, readings: Readings, calls: Callable[[], int]) -> None:
+    supports_higher_order_operators = True
+
+    def __init__(self, readings: Readings) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._readings, self._calls = readings, calls
-        self._results: list[OperationResult] = []
+        self.readings = readings
+        self.done: list[Operation] = []
+        self._memories: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._count = 0
+        self._changes: dict[int, int] = {}
+        self._known: dict[tuple[Any, ...], int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, and note its results."""
-        result = func(*args, **(kwargs or {}))
-        if self._computes(func):
-            self._note(func, result)
+        """Run the operation, and note what it read and wrote."""
+        kwargs = kwargs or {}
+        namespace, name = _name_of(func)
+        if namespace in FOREIGN or name in UNWRITTEN:
+            return func(*args, **kwargs)
+        communicates = namespace in COMMUNICATION
+        if not communicates and _is_view(func):
+            return func(*args, **kwargs)
+        given = list(_tensors((args, tuple(kwargs.values()))))
+        inputs = tuple(value for tensor in given if (value := self.value_of(tensor)) is not None)
+        result = func(*args, **kwargs)
+        changed = given if communicates else list(_tensors(_written(func, args, kwargs)))
+        for tensor in changed:
+            self._is_changed(tensor)
+        results = {id(tensor): tensor for tensor in (*changed, *_tensors(result))}
+        self._note(f"{namespace}.{name}", inputs, [*results.values()], communicates=communicates)
         return result
 
-    def first_bad(self, order: int, *, backward: bool) -> Origin | None:
-        """The first operation that made a nan or an inf for the call of that order: since the call before it ended.
+    def value_of(self, tensor: Tensor) -> Value | None:
+        """A tensor's memory and its reading now. None for one without memory."""
+        memory = self._memory_of(tensor)
+        if memory is None:
+            return None
+        version = version_of(tensor)
+        place = (tensor.storage_offset(), *_span(tensor), tensor.dtype)
+        key = (memory, self._changes.get(memory, 0), version, *place)
+        known = self._known.get(key)
+        if known is None or version < 0:
+            known = self._known[key] = self.readings.read(tensor)
+        return Value(memory, known)
 
-        Only after the readings settled.
-        """
-        found = [
-            result for result, stats in self._bad() if bool(result.node) is backward and not is_minus_inf_mask(stats)
-        ]
-        # a bad result of an earlier call counts only if this call has none: it may have had another use (a -inf to fill a mask
-        # with), or, in the backward, have reached this call by another path
-        near = [result for result in found if result.calls == order]
-        return next(map(_origin, near or [result for result in found if result.calls < order]), None)
-
-    def first_minus_inf(self) -> Origin | None:
-        """The first operation of the forward that made a -inf beside finite values: a mask, or the logarithm of a zero."""
-        found = (result for result, stats in self._bad() if not result.node and is_minus_inf_mask(stats))
-        return next(map(_origin, found), None)
-
-    def _bad(self) -> Iterator[tuple[OperationResult, TensorStats]]:
-        for result in self._results:
-            stats = self._readings.stats(result.reading, "output")
-            if stats.is_bad:
-                yield result, stats
-
-    def _computes(self, func: Any) -> bool:
-        """Whether the operation writes values of its own: no view, no bare memory, no communication."""
-        if func.namespace in FOREIGN or func._schema.name.split("::")[-1] in UNWRITTEN:
-            return False
-        return not any(
-            returned.alias_info is not None and not returned.alias_info.is_write for returned in func._schema.returns
-        )
-
-    def _note(self, func: Any, result: Any) -> None:
+    def _note(self, name: str, inputs: tuple[Value, ...], results: list[Tensor], *, communicates: bool) -> None:
         node = torch._C._current_autograd_node() if torch._C._current_graph_task_id() != -1 else None
-        line = _caller() if node is None else None
-        if node is None and line is not None and any(part in line[0] for part in MACHINERY):
-            return
-        for _, tensor in tensors_of("", result):
-            self._add(tensor, func, line, node)
-
-    def _add(self, tensor: Tensor, func: Any, line: tuple[str, int, str] | None, node: Any) -> None:
-        reading = self._readings.look(tensor)
-        if isinstance(reading, int):
+        look = self._arriving if communicates else self.value_of
+        outputs = tuple(value for tensor in results if (value := look(tensor)) is not None)
+        if outputs:
             made = None if node is None else node.metadata.get("traceback_")
-            name = "" if node is None else node.name()
-            self._results.append(
-                OperationResult(reading, self._calls(), str(func._schema.name).replace("::", "."), line, name, made)
-            )
+            title = "" if node is None else str(node.name())
+            self.done.append(Operation(name, caller(), title, made, inputs, outputs, communicates))
+
+    def _arriving(self, tensor: Tensor) -> Value | None:
+        """What other ranks write into: it is not there yet."""
+        memory = self._memory_of(tensor)
+        return None if memory is None else Value(memory, NO_FIGURES)
+
+    def _is_changed(self, tensor: Tensor) -> None:
+        """Count a change of a memory: the tensors' versions count it later, or, where other ranks write, not at all."""
+        memory = self._memory_of(tensor)
+        if memory is not None:
+            self._changes[memory] = self._changes.get(memory, 0) + 1
+
+    def _memory_of(self, tensor: Tensor) -> int | None:
+        try:
+            storage = tensor.untyped_storage()
+            address = storage._cdata
+        except (RuntimeError, NotImplementedError, AttributeError):
+            return None
+        known = self._memories.get(address)
+        if known is None or known[0].expired():
+            self._count += 1
+            known = self._memories[address] = StorageWeakRef(storage), self._count
+        return known[1]
 
 
-def _caller() -> tuple[str, int, str] | None:
-    """File, line and function of the innermost frame that is neither torch's nor ours."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((OURS, *PACKAGES, "<")):
-            return file, frame.f_lineno, frame.f_code.co_name
-        frame = frame.f_back
-    return None
+class PlacedReadings(Readings):
+    """Readings that also remember where each tensor was, and after how many operations: where a walk back may begin."""
+
+    def __init__(self, meters: Meters) -> None:
+        super().__init__(meters)
+        self.operations: Operations | None = None
+        self.places: dict[int, tuple[int, int]] = {}
+
+    def look(self, tensor: Tensor) -> int | str:
+        """As ``Readings.look``; the operations that measure are not noted."""
+        with torch.utils._python_dispatch._disable_current_modes():
+            number = super().look(tensor)
+            if isinstance(number, int) and number not in self.places and self.operations is not None:
+                memory = self.operations._memory_of(tensor)
+                if memory is not None:
+                    self.places[number] = memory, len(self.operations.done)
+        return number
 
 
-def _origin(result: OperationResult) -> Origin:
-    return Origin(op=result.node or result.op, line=_calling_line(result))
+def _name_of(func: Any) -> tuple[str, str]:
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # a higher-order operator, such as flex attention
+        return "higher_order", str(getattr(func, "_name", func))
+    namespace, _, name = str(schema.name).partition("::")
+    return namespace, name
 
 
-def _calling_line(result: OperationResult) -> str:
-    """The line that called the operation: ``model.py:12 in forward: h = torch.log(x)``."""
-    if result.line is not None:
-        file, number, function = result.line
-        return f"{Path(file).name}:{number} in {function}: {linecache.getline(file, number).strip()}"
-    return _made(result.made or [])
+def _is_view(func: Any) -> bool:
+    """Whether the results are other views of the arguments: nothing is written."""
+    schema = getattr(func, "_schema", None)
+    return schema is not None and any(
+        returned.alias_info is not None and not returned.alias_info.is_write for returned in schema.returns
+    )
 
 
-def _made(traceback: list[str]) -> str:
-    """The innermost line of a traceback that is neither torch's nor ours, as autograd kept it.
+def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an operation writes into."""
+    arguments = getattr(getattr(func, "_schema", None), "arguments", ())
+    written = [argument.alias_info is not None and argument.alias_info.is_write for argument in arguments]
+    given = [
+        args[place] if place < len(args) else kwargs.get(argument.name) for place, argument in enumerate(arguments)
+    ]
+    return [value for value, writes in zip(given, written, strict=True) if writes]
 
-    >>> _made(['  File "/m/model.py", line 12, in forward\\n    h = x.sqrt()\\n'])
-    'model.py:12 in forward: h = x.sqrt()'
-    >>> _made([])
-    'a line that is not known'
-    """
-    for entry in reversed(traceback):
-        head, _, code = entry.strip().partition("\n")
-        parts = head.split('"')
-        if (
-            len(parts) == 3
-            and not parts[1].startswith((OURS, *PACKAGES, "<"))
-            and "/deepspeed/runtime/" not in parts[1]
-        ):
-            number, _, function = parts[2].removeprefix(", line ").partition(", in ")
-            return f"{Path(parts[1]).name}:{number} in {function}: {code.strip().splitlines()[0] if code else ''}"
-    return "a line that is not known"
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _span(tensor: Tensor) -> tuple[Any, ...]:
+    """Which part of its memory a tensor covers, the same for all views of the whole of it."""
+    pairs = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+    dense, expected = True, 1
+    for stride, size in pairs:
+        dense = dense and stride == expected
+        expected *= size
+    return (tensor.numel(),) if dense else tuple(pairs)

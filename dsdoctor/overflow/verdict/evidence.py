@@ -52,14 +52,14 @@ def ranks_say(ranks: tuple[int, ...], world: int) -> str:
     """Which ranks have it, and what that means.
 
     >>> ranks_say((1,), 4), ranks_say((0, 1), 2), ranks_say((0,), 1)
-    (', on rank 1 of 4 only: its data or its hardware', ', on all 2 ranks: the model', '')
+    (', on rank 1 of 4 only: its data or its hardware', ', on all 2 ranks: the model or the data', '')
     """
     if world < 2 or not ranks:
         return ""
     if len(ranks) == 1:
         return f", on rank {ranks[0]} of {world} only: its data or its hardware"
     if len(ranks) == world:
-        return f", on all {world} ranks: the model"
+        return f", on all {world} ranks: the model or the data"
     return f", on ranks {', '.join(map(str, ranks))} of {world}"
 
 
@@ -91,7 +91,7 @@ def earliest_bad(rank_reports: RankReports, *kinds: BadKind) -> tuple[RankReport
 
     In the forward the lowest pipeline stage is first, in the backward the highest; then micro-batch, order and rank count.
     """
-    found = [(rank_report, rank_report.first_bad) for rank_report in rank_reports if rank_report.first_bad is not None]
+    found = [(report, report.first_bad) for report in where_it_began(rank_reports) if report.first_bad is not None]
     forward = [pair for pair in found if pair[1].kind is not BadKind.GRADIENT]
     sign = 1 if forward else -1
 
@@ -103,9 +103,16 @@ def earliest_bad(rank_reports: RankReports, *kinds: BadKind) -> tuple[RankReport
 
 
 def sharers(rank_reports: RankReports, rank_report: RankReport) -> tuple[tuple[int, ...], int]:
-    """The ranks of its stage that have a first bad value, be it another one, and how many ranks there are in the stage."""
+    """The ranks of its stage in which a bad value began, be it another one, and how many ranks there are in the stage."""
     peers = [peer for peer in rank_reports if peer.stage == rank_report.stage]
-    return tuple(peer.rank for peer in peers if peer.first_bad is not None), len(peers)
+    began = where_it_began(tuple(peers))
+    return tuple(peer.rank for peer in began if peer.first_bad is not None), len(peers)
+
+
+def where_it_began(rank_reports: RankReports) -> RankReports:
+    """Without the ranks that got their bad value from another one; all of them where no rank knows of its own."""
+    own = tuple(report for report in rank_reports if report.received is None)
+    return own if any(report.first_bad is not None for report in own) else rank_reports
 
 
 def bad_gradient(rank_report: RankReport, rank_reports: RankReports) -> str:
@@ -149,7 +156,7 @@ def finding(
 ) -> Finding:
     """A verdict on the first bad value as an error: which ranks have it is said in the title, and what it affects is its module."""
     rank_report, first_bad = found
-    shared = "" if first_bad is None else ranks_say(*sharers(rank_reports, rank_report))
+    shared = "" if first_bad is None else _who(rank_reports, rank_report, first_bad)
     return Finding.error(
         rule_of(verdict),
         f"{title}{shared}",
@@ -157,6 +164,15 @@ def finding(
         affects=() if first_bad is None else (first_bad.frame.module or "the model",),
         fix=fix,
     )
+
+
+def _who(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad) -> str:
+    """Which ranks have it. A weight that others gathered is bad in the parts that some ranks hold."""
+    ranks, world = sharers(rank_reports, rank_report)
+    gathered = rank_report.received is None and any(peer.received is not None for peer in rank_reports)
+    if first_bad.kind is BadKind.WEIGHT and gathered:
+        return f", in the part of it that rank {', '.join(map(str, ranks))} of {world} holds"
+    return ranks_say(ranks, world)
 
 
 def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, ...]:
@@ -175,6 +191,12 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
         lines += [f"its inputs had {min(tight):.1f} bits of headroom left"] if tight and min(tight) < 8 else []
     if rank_report.origin is not None:
         lines.append(f"first made by {rank_report.origin.op} in {rank_report.origin.line}")
+    lines += [
+        f"it reached rank {peer.rank} by {peer.received.op}"
+        + (f" in {peer.received.line}" if peer.received.line else "")
+        for peer in rank_reports
+        if peer.received is not None and rank_report.received is None
+    ]
     if rank_report.minus_inf is not None:
         lines.append(f"its -inf came from {rank_report.minus_inf.op} in {rank_report.minus_inf.line}")
     if names := gradient_names(rank_reports):

@@ -1,6 +1,7 @@
 """Verdicts on a step whose forward went wrong, up to the loss: reports of all ranks -> a Finding. Pure; knows no torch."""
 
 from collections.abc import Iterator
+from math import isfinite
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.overflow.frames.dtypes import limit_of
@@ -17,6 +18,7 @@ from dsdoctor.overflow.verdict.evidence import (
     remedy,
     rule_of,
     where,
+    where_it_began,
 )
 
 
@@ -124,16 +126,12 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    bad = [
-        rank_report
-        for rank_report in rank_reports
-        if any(loss != loss or abs(loss) == float("inf") for loss in rank_report.losses)
-    ]
-    if not bad or any(_is_bad_in_forward(rank_report) for rank_report in rank_reports):
+    bad = [rank_report for rank_report in where_it_began(rank_reports) if _has_bad_loss(rank_report)]
+    if not bad or any(_is_bad_before_the_loss(rank_report) for rank_report in rank_reports):
         return
     ranks = ranks_say(tuple(rank_report.rank for rank_report in bad), len(rank_reports))
     losses = ", ".join(f"{loss:g}" for loss in bad[0].losses)
-    origin = f", by {bad[0].origin.op} in {bad[0].origin.line}" if bad[0].origin else ""
+    origin = _made_the_loss(bad[0])
     finite = "every module's output is finite" if bad[0].replayed else "the gradients are finite"
     if not bad[0].replayed and any(rank_report.named for rank_report in rank_reports):
         finite = "so are gradients (not replayed this time)"
@@ -145,5 +143,19 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
     )
 
 
-def _is_bad_in_forward(rank_report: RankReport) -> bool:
-    return rank_report.first_bad is not None and rank_report.first_bad.kind is not BadKind.GRADIENT
+def _has_bad_loss(rank_report: RankReport) -> bool:
+    found = rank_report.first_bad
+    return (found is not None and found.kind is BadKind.LOSS) or any(not isfinite(loss) for loss in rank_report.losses)
+
+
+def _is_bad_before_the_loss(rank_report: RankReport) -> bool:
+    found = rank_report.first_bad
+    return found is not None and found.kind not in (BadKind.LOSS, BadKind.GRADIENT)
+
+
+def _made_the_loss(rank_report: RankReport) -> str:
+    """The operation of the model that made the loss, or the line of the script where it became bad."""
+    found, made = rank_report.first_bad, rank_report.origin
+    if found is not None and found.kind is BadKind.LOSS and made is not None:
+        return f", by {made.op} in {made.line}"
+    return f", computed in {rank_report.loss_line}" if rank_report.loss_line else ""

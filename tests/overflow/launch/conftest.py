@@ -13,7 +13,9 @@ HERE = Path(__file__).parent
 SECONDS = 300
 
 
-def launch(script: str, cases: Mapping[str, Mapping[str, Any]], folder: Path, ranks: int = 2) -> list[dict[str, Any]]:
+def launch(
+    script: str, cases: Mapping[str, Mapping[str, Any]], folder: Path, ranks: int = 2, seconds: int = SECONDS
+) -> list[dict[str, Any]]:
     """Each rank's results by case name. A rank that fails or hangs fails the test with the end of its output."""
     (folder / "cases.json").write_text(json.dumps(cases))
     with socket.socket() as free:
@@ -21,7 +23,7 @@ def launch(script: str, cases: Mapping[str, Mapping[str, Any]], folder: Path, ra
         port = free.getsockname()[1]
     processes = [_start(script, folder, rank, ranks, port) for rank in range(ranks)]
     try:
-        codes = [process.wait(timeout=SECONDS) for process in processes]
+        codes = [process.wait(timeout=seconds) for process in processes]
     except subprocess.TimeoutExpired:
         codes = [None]
     finally:

@@ -11,7 +11,7 @@ SAID = {
     "weight": ("weight-not-finite", "the weight head.weight holds 1 nan of 64"),
     "loss": ("loss-not-finite", "the loss is nan"),
     "gradient": ("gradient-stays-at-scale-one", "in the gradient of blocks.1.gain (Gain) output"),
-    "data": ("nan-in-the-batch", "in input[0] of first (Linear)"),
+    "data": ("nan-in-the-batch", "in input[0] of the model (Net)"),
     "scale": ("gradient-above-scale", "overflows at a loss scale of 2^22"),
 }
 

@@ -1,0 +1,104 @@
+"""Planted overflows, generated: what does the watch say of each?
+
+    python -m benchmarks.overflow_faults [--count 100] [--seed 1] [--json FILE] [--show]
+
+From the repository's root. One pair of processes goes through all cases. A case is right when rank 0's first finding has the
+right kind, module, line of code and rank; a line may be left out, but not be another one.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.overflow.launch import conftest
+from tests.overflow.launch.fault_cases import judged, sample
+
+ASKED = ("kind", "module", "line", "rank")
+
+
+def played(cases: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every case with what was said of it and how that was judged."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = conftest.launch("fault_worker.py", cases, Path(folder), seconds=3600)
+    rows = []
+    for name, case in cases.items():
+        seen = ranks[0][name]
+        problem = "\n".join(rank[name]["problem"] for rank in ranks).strip()
+        verdict = judged(case, seen["findings"])
+        rows.append(
+            {
+                **case,
+                "name": name,
+                **verdict,
+                "healthy": seen["healthy"],
+                "problem": problem,
+                "seconds": seen["seconds"],
+            }
+        )
+    return rows
+
+
+def is_right(row: dict[str, Any]) -> bool:
+    return all(row[asked] == "right" or (asked == "line" and row[asked] == "silent") for asked in ASKED)
+
+
+def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts of right, silent and wrong; cases that could not be run are counted beside."""
+    ran = [row for row in rows if not row["problem"]]
+    counts = {asked: dict(Counter(row[asked] for row in ran)) for asked in ASKED}
+    kinds = {
+        kind: f"{sum(is_right(row) for row in ran if row['kind_planted'] == kind)} of "
+        f"{sum(row['kind_planted'] == kind for row in ran)}"
+        for kind in sorted({row["kind_planted"] for row in ran})
+    }
+    return {
+        "cases": len(rows),
+        "not_run": len(rows) - len(ran),
+        "right": sum(map(is_right, ran)),
+        "wrong_line": sum(row["line"] == "wrong" for row in ran),
+        "findings_in_healthy_steps": sum(len(row["healthy"]) for row in ran),
+        **counts,
+        "by_kind": kinds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--show", action="store_true", help="print each case that is not right")
+    asked = parser.parse_args()
+    started = time.monotonic()
+    cases = sample(asked.count, asked.seed)
+    rows = []
+    for row in played(cases):
+        rows.append({**row, "kind_planted": cases[row["name"]]["kind"]})
+    told = figures(rows)
+    for row in rows if asked.show else ():
+        if row["problem"]:
+            print(f"NOT RUN {row['name']}: {row['problem'].splitlines()[-1]}")
+        elif not is_right(row) or row["line"] != "right" or row["healthy"]:
+            marks = ", ".join(f"{asked} {row[asked]}" for asked in ASKED)
+            print(f"{row['name']}\n    {marks}\n    {row['said']}\n    {row['healthy'] or ''}")
+    print(json.dumps(told, indent=1))
+    if asked.json:
+        document = {
+            "date": time.strftime("%Y-%m-%d"),
+            "python": platform.python_version(),
+            "seed": asked.seed,
+            "seconds": round(time.monotonic() - started),
+            **told,
+        }
+        asked.json.write_text(json.dumps(document, indent=1) + "\n")
+    sys.exit(0 if told["right"] >= 0.95 * (told["cases"] - told["not_run"]) and not told["wrong_line"] else 1)
+
+
+if __name__ == "__main__":
+    main()
