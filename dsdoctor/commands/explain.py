@@ -14,8 +14,8 @@ from dsdoctor.diagnosis import manual as logs
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.models import Rule
 from dsdoctor.diagnosis.templates import fill, placeholders
-from dsdoctor.memory import manual as memory
 from dsdoctor.hang import verdict as hang
+from dsdoctor.memory import manual as memory
 from dsdoctor.overflow.verdict import verdict
 from dsdoctor.push import errors as problems
 
