@@ -5,6 +5,7 @@ There is one a node: the process that has the lock of the run's folder there. It
 
 import fcntl
 import os
+import re
 import select
 import time
 from collections.abc import Callable
@@ -21,6 +22,10 @@ from dsdoctor.hang.run_identity import RunIdentity
 EVERY = 1.0
 FIRST_RANK = 30.0
 """Seconds after which a supervisor without a rank ends."""
+KILLED, ASKED_TO_END = "killed by", ("SIGTERM", "SIGINT", "SIGHUP")
+"""Launchers end the ranks that are left by these signals."""
+PEER = re.compile(r"(closed|reset) by peer|Broken pipe|remote (process|worker)", re.IGNORECASE)
+"""What libraries say when another rank is gone."""
 AGAIN = 5.0
 """Seconds between two looks at a run whose late rank is seen to work."""
 
@@ -60,12 +65,14 @@ class Supervisor:
         self._look_again = 0.0
         self._timeout: float | None = None
         self._dumps: dict[int, int] = {}
+        self._dead = False
 
     def run(self) -> None:
         """Look until the last rank has ended."""
         began = time.monotonic()
         while True:
             self.node.look()
+            self._tell_of_an_end()
             if not self.node.living() and (self.node.ranks or time.monotonic() - began > FIRST_RANK):
                 break
             self.decide()
@@ -93,6 +100,18 @@ class Supervisor:
             return
         self._told = True
         self.task.tell(incident, self.node)
+
+    def _tell_of_an_end(self) -> None:
+        """Tell of a rank that ended first and drew the others along: their errors come later, and name another cause."""
+        ended = [rank for rank in self.node.ranks.values() if not rank.alive]
+        if not ended or self._dead or self._told:
+            return
+        first = [rank for rank in ended if not missed_another(rank)]
+        killed = [rank for rank in first if rank.ended.startswith(KILLED) and not rank.ended.endswith(ASKED_TO_END)]
+        drew_along = len(first) == 1 < len(ended) and not own_failure(first[0])
+        if (killed and killed == first) or drew_along:
+            self._dead = self._told = True
+            self.task.tell(replace(self.incident(), first_ended=tuple(rank.rank for rank in first)), self.node)
 
     def _slow(self, incident: Incident, still: float) -> bool:
         """Whether what others wait for works, and torch's own timeout is far."""
@@ -133,15 +152,26 @@ class Supervisor:
         return rank.with_texts(replace(view, sample=replace(sample, threads=stacks))) if stacks else view
 
 
+def own_failure(rank: LocalRank) -> str:
+    """The exception that ended a rank, "" for none."""
+    sample = rank.view().sample
+    return sample.failure if sample else ""
+
+
+def missed_another(rank: LocalRank) -> bool:
+    """Whether a rank failed because another one was not there any more."""
+    return PEER.search(own_failure(rank)) is not None
+
+
 def wait_for_an_end(ranks: list[LocalRank], seconds: float) -> None:
     """Wait, but wake when a rank ends: its exit status is shown only until its launcher has asked for it."""
     poll = select.poll()
-    numbers = [number for rank in ranks if (number := _process_handle(rank.pid)) is not None]
-    for number in numbers:
-        poll.register(number, select.POLLIN)
+    handles = [handle for rank in ranks if (handle := _process_handle(rank.pid)) is not None]
+    for handle in handles:
+        poll.register(handle, select.POLLIN)
     poll.poll(seconds * 1000)
-    for number in numbers:
-        os.close(number)
+    for handle in handles:
+        os.close(handle)
 
 
 def _process_handle(pid: int) -> int | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from dsdoctor.hang.models import Incident, Verdict
+from dsdoctor.hang.stacks import ranks_words
 from dsdoctor.report.terminal import finding_lines
 
 
@@ -21,4 +22,6 @@ def headline(incident: Incident) -> str:
     of = f"{heard} of {incident.world} ranks were heard of" if heard < incident.world else f"{incident.world} ranks"
     if incident.asked:
         return f"somebody asked where the ranks are ({of}): the last movement was {incident.still:.0f} s ago"
+    if incident.first_ended:
+        return f"{ranks_words(incident.first_ended)} ended before the others ({of})"
     return f"nothing has moved for {incident.still:.0f} s ({of})"

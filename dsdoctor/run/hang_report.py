@@ -1,5 +1,6 @@
 """What a node's supervisor does with what it sees: judge it, print it where a rank prints, write it into the run's folder."""
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -90,6 +91,9 @@ def say(lines: Iterable[str], node: Node) -> None:
     for rank in ranks:
         if _printed(rank.pid, text):
             return
+    # the stderr of the rank that started this process, which may be gone
+    with contextlib.suppress(OSError):
+        os.write(2, text)
 
 
 def _says(rank: LocalRank, text: bytes) -> bool:
