@@ -33,6 +33,7 @@ def watch_node(order: dict[str, Any]) -> None:
             run=run,
             host=node_name().partition("/")[0],
             tell=lambda incident, node: tell(incident, node, options),
+            write=lambda incident: _written(incident, options),
             works=works,
         )
     )
@@ -48,12 +49,11 @@ def works(incident: Incident) -> bool:
 def tell(incident: Incident, node: Node, options: HangOptions) -> None:
     """Print the verdict on an incident, and write the files."""
     from dsdoctor.core.redaction import Hidden
-    from dsdoctor.hang.incident_files import write_ranks
     from dsdoctor.hang.verdict import judge
 
     hidden = Hidden(dict(os.environ))
     verdict = judge(incident)
-    place, failure = _written(incident, options, write_ranks)
+    place, failure = _written(incident, options)
     lines = [hidden.out_of(line) for line in lines_of(incident, verdict)]
     lines += [f"the files of all ranks: {place}; again: dsdoctor hang {place}"] if place else [f"no files: {failure}"]
     say(lines, node)
@@ -66,13 +66,15 @@ def lines_of(incident: Incident, verdict: Any) -> Iterable[str]:
     return hang_lines(incident, verdict)
 
 
-def _written(incident: Incident, options: HangOptions, write: Any) -> tuple[str, str]:
+def _written(incident: Incident, options: HangOptions) -> tuple[str, str]:
     """Where the files are, or why there are none: the folder that was asked for, else a temporary one."""
+    from dsdoctor.hang.incident_files import write_ranks
+
     failure = ""
     fallback = Path(tempfile.gettempdir()) / f"dsdoctor-hang-{os.geteuid()}-{incident.run}"
     for folder in (Path(options.folder), fallback):
         try:
-            write(folder, incident)
+            write_ranks(folder, incident)
             return str(folder), ""
         except OSError as error:
             failure = failure or f"{folder}: {error.strerror or error}"
