@@ -8,6 +8,7 @@ import fcntl
 import os
 import re
 import select
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -17,9 +18,10 @@ from pathlib import Path
 from dsdoctor.core.files import PRIVATE, write_bytes
 from dsdoctor.hang.channel import Listener, NodeReport, send_report
 from dsdoctor.hang.fault_dump import asked_for
-from dsdoctor.hang.local_rank import LocalRank
+from dsdoctor.hang.local_rank import NAME, LocalRank
 from dsdoctor.hang.models import HangOptions, Incident, RankView
 from dsdoctor.hang.node import Node
+from dsdoctor.hang.processes import facts_of
 from dsdoctor.hang.progress import Pace
 from dsdoctor.hang.run_identity import RunIdentity
 
@@ -34,6 +36,8 @@ TOGETHER, OLD = 4.0, 30.0
 """Seconds to wait for the other nodes' reports, and after which one is of the past."""
 LAST_WORDS = 6.0
 """Seconds that ranks have to end by themselves when all are to stop."""
+OLD_FOLDER = 120.0
+"""Seconds after which a folder without a living rank is left over: a younger one may have its first rank in a moment."""
 AGAIN = 5.0
 """Seconds between two looks at a run whose late rank is seen to work."""
 
@@ -59,7 +63,23 @@ def supervise(task: Task) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return
+    sweep(task.folder.parent)
     Supervisor(task).run()
+
+
+def sweep(outer: Path) -> None:
+    """Remove what runs have left behind whose supervisors were killed: nobody holds the lock, and no rank lives."""
+    for folder in filter(Path.is_dir, outer.iterdir()):
+        with contextlib.suppress(OSError):
+            lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found = [NAME.fullmatch(path.name) for path in folder.iterdir()]
+                old = time.time() - folder.stat().st_mtime > OLD_FOLDER
+                if old and not any(name and facts_of(int(name[2])) for name in found):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 class Supervisor:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -26,17 +27,19 @@ def watch_node(order: dict[str, Any]) -> None:
     run = identity(os.environ, user=os.geteuid(), place=order["place"])
     if run is None:
         return
-    supervise(
-        Task(
-            folder=Path(order["folder"]),
-            options=options,
-            run=run,
-            host=node_name().partition("/")[0],
-            tell=lambda incident, node: tell(incident, node, options),
-            write=lambda incident: _written(incident, options),
-            works=works,
-        )
+    task = Task(
+        folder=Path(order["folder"]),
+        options=options,
+        run=run,
+        host=node_name().partition("/")[0],
+        tell=lambda incident, node: tell(incident, node, options),
+        write=lambda incident: _written(incident, options),
+        works=works,
     )
+    try:
+        supervise(task)
+    except Exception as error:  # a rank starts another one, and after a few says so
+        print(f"dsdoctor: a supervisor failed, {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def works(incident: Incident) -> bool:
