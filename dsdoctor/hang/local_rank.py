@@ -131,6 +131,11 @@ class LocalRank:
         return ", ".join(words)
 
     @property
+    def leaving(self) -> bool:
+        """Whether its interpreter has begun to end: nothing of ours runs in it any more."""
+        return self.beat is not None and bool(self.beat.flags & LEAVING)
+
+    @property
     def stacks(self) -> Path:
         """The file into which Python's fault handler writes all stacks at SIGUSR2."""
         return self.path.with_suffix(".stacks")
@@ -151,8 +156,7 @@ class LocalRank:
     def _look_at_process(self) -> None:
         facts = processes.facts_of(self.pid)
         if facts is None or (self._started and facts.started != self._started):
-            left = self.beat is not None and self.beat.flags & LEAVING
-            self.ended = "it came to its end" if left else "nobody saw how it ended"
+            self.ended = "it came to its end" if self.leaving else "nobody saw how it ended"
         elif facts.state in {"Z", "X"}:
             self.ended, self.facts = processes.ending_words(facts), facts
         else:

@@ -238,7 +238,10 @@ class Supervisor:
 
     def _with_dump(self, view: RankView) -> RankView:
         rank, sample = self.node.ranks[view.rank], view.sample
-        if sample is None or not sample.signal_is_ours or view.silent < 3 * EVERY or view.state in {"", "Z", "T", "t"}:
+        if sample is None or view.silent < 3 * EVERY or view.state in {"", "Z", "T", "t"}:
+            return view
+        # at its end an interpreter takes the handler away, and the signal would end it with another status
+        if rank.leaving or not sample.signal_is_ours:
             return view
         stacks = asked_for(view.pid, rank.stacks)
         self._dumps[view.pid] = _size(rank.stacks)

@@ -103,7 +103,7 @@ def say(lines: Iterable[str], node: Node) -> None:
 
 def _says(rank: LocalRank, text: bytes) -> bool:
     """Whether a rank has taken the text that it is to print."""
-    if rank.beat is None or time.monotonic() - rank.beat.clock > DEAF:
+    if rank.beat is None or rank.leaving or time.monotonic() - rank.beat.clock > DEAF:
         return False
     try:
         write_bytes(rank.words, text, mode=PRIVATE)

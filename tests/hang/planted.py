@@ -113,7 +113,7 @@ def followed(pids: list[int], out: Path, case: dict[str, Any]) -> dict[str, Any]
             told = time.monotonic() - (planted or 0.0)
         elif len(ends) == len(pids):
             # the supervisor outlives the last rank by a moment
-            limit = min(limit, time.monotonic() + 2)
+            limit = min(limit, time.monotonic() + 5)
         time.sleep(0.1)
     for pid in set(pids) - set(ends):
         os.kill(pid, signal.SIGKILL)
@@ -148,6 +148,7 @@ def all_cases(
 ) -> Iterator[dict[str, Any]]:
     for kind, stage, world, step, rank in itertools.product(kinds, stages, ranks, steps, on):
         words = ["--kind", kind, "--on", str(rank), "--at", str(step), "--stage", str(stage)]
+        words += ["--seconds", "4"] if kind == "slow_step" else []
         hangs = kind in CAUSES
         yield {
             "kind": kind, "stage": stage, "ranks": world, "step": step, "on": rank, "hangs": hangs, "words": words
