@@ -150,6 +150,7 @@ def hang_stale_lock(case: Case) -> Iterator[Finding]:
 
     How to fix it: remove the file. Nothing compiles there now.
 
+        $ fuser -v ~/.cache/torch_extensions/py311_cu130/fused_adam/lock
         $ rm ~/.cache/torch_extensions/py311_cu130/fused_adam/lock
 
     Since: 0.1
@@ -171,7 +172,7 @@ def hang_stale_lock(case: Case) -> Iterator[Finding]:
             if first.lock
             else (),
             fix=f"remove it on {first.host}: a launch that was killed while it compiled has left it",
-            steps=(step("rm {path}", path=path),),
+            steps=(step("fuser -v {path}", path=path, note="shows nobody"), step("rm {path}", path=path)),
         )
 
 

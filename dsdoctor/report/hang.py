@@ -11,7 +11,8 @@ def hang_lines(incident: Incident, verdict: Verdict) -> Iterator[str]:
     """What is the matter, each cause with its evidence, then the stacks of all ranks, equal ones together."""
     yield headline(incident)
     yield from finding_lines(verdict.findings)
-    if verdict.stacks:
+    # of ranks that have ended there are only old ones
+    if verdict.stacks and not incident.first_ended:
         yield "the stacks, equal ones together:"
         yield from (f"    {line}" for line in verdict.stacks)
 

@@ -75,6 +75,8 @@ def fork_main(train: Any, rank: int, case: dict[str, Any], port: int, out: Path,
     status = 1
     # what the parent does at its end is not this process's to do
     atexit._clear()
+    # with its data loader's workers it is ended as one
+    os.setpgid(0, 0)
     try:
         number = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(number, 1)
@@ -100,7 +102,7 @@ def followed(pids: list[int], out: Path, case: dict[str, Any]) -> dict[str, Any]
     """Wait for a verdict (a hang) or for all ranks (none), then end what is left."""
     ends: dict[int, int] = {}
     planted, told = None, None
-    limit = time.monotonic() + 120
+    limit = time.monotonic() + 300
     while time.monotonic() < limit and told is None:
         for pid in set(pids) - set(ends):
             done, status = os.waitpid(pid, os.WNOHANG)
@@ -108,7 +110,7 @@ def followed(pids: list[int], out: Path, case: dict[str, Any]) -> dict[str, Any]
         text = out.read_text(errors="replace") if out.exists() else ""
         if planted is None and (found := re.search(r"^AT ([\d.]+)", text, re.MULTILINE)):
             planted = float(found[1])
-            limit = planted + LONGEST if case["hangs"] else limit
+            limit = planted + (LONGEST if case["hangs"] else 60)
         if "dsdoctor: the files of all ranks" in text:
             told = time.monotonic() - (planted or 0.0)
         elif len(ends) == len(pids):
@@ -116,7 +118,7 @@ def followed(pids: list[int], out: Path, case: dict[str, Any]) -> dict[str, Any]
             limit = min(limit, time.monotonic() + 5)
         time.sleep(0.1)
     for pid in set(pids) - set(ends):
-        os.kill(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     text = out.read_text(errors="replace")
     said = "".join(line for line in text.splitlines(keepends=True) if line.startswith(("dsdoctor", "SUM")))
