@@ -172,7 +172,10 @@ def hang_stale_lock(case: Case) -> Iterator[Finding]:
             if first.lock
             else (),
             fix=f"remove it on {first.host}: a launch that was killed while it compiled has left it",
-            steps=(step("fuser -v {path}", path=path, note="shows nobody"), step("rm {path}", path=path)),
+            steps=(
+                step("fuser -v {path}", path=path, note="shows nobody"),
+                step("rm {path}", path=path),
+            ),
         )
 
 
