@@ -40,7 +40,9 @@ def main() -> None:
             "python": platform.python_version(),
             "processors": os.cpu_count(),
             "hang_after": AFTER,
-            "cases": [{k: v for k, v in result.items() if k not in {"text", "words", "folder"}} for result in results],
+            "cases": [
+                {k: v for k, v in result.items() if k not in {"text", "tail", "words", "folder"}} for result in results
+            ],
         }
         Path(given.json).write_text(json.dumps(document, indent=1) + "\n")
     sys.exit(good < len(results))

@@ -268,15 +268,14 @@ class LocalHost:
             _close(process)
 
     def leave_running(self, argv: Sequence[str]) -> None:
-        """Start a process that outlives this one: a session of its own and no streams of ours. It has to make itself nobody's child
-        by a fork, and to leave its first process at once: for that one is waited. Raises OSError."""
+        """Start a process that outlives this one: a session of its own, of our streams only stderr. It has to make itself
+        nobody's child by a fork, and to leave its first process at once: for that one is waited. Raises OSError."""
         process = subprocess.Popen(
             list(argv),
             env=self._env,
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         process.wait()

@@ -124,4 +124,4 @@ class Case:
             yield f"rank {view.rank}: {', '.join(parts)}"
         chain = [place(frame) for frame in acting_stack(view)[-3:]]
         if chain:
-            yield f"rank {view.rank} stands in {' > '.join(chain)}"
+            yield f"rank {view.rank} {'was last seen' if view.state in DEAD else 'stands'} in {' > '.join(chain)}"

@@ -31,16 +31,18 @@ def hang_rank_gone(case: Case) -> Iterator[Finding]:
 
     Since: 0.1
     """
+    first = case.incident.first_ended
     for view in case.dead:
-        if not case.waiting_ranks:
+        if view.rank not in first and (first or not case.waiting_ranks):
             continue
         sample = view.sample
         how = view.ended or "nobody could see how"
         why = f" after {sample.failure}" if sample and sample.failure else ""
         quiet = how == "exit status 0"
+        others = case.waits_words() or "what the other ranks report after that only follows"
         yield Finding.error(
             "hang-rank-gone",
-            f"{case.who(view.rank)} is gone ({how}){why}, and {case.waits_words()}",
+            f"{case.who(view.rank)} is gone ({how}){why}, and {others}",
             evidence=case.evidence([view.rank]),
             fix="look for the branch on which this rank leaves earlier than the others"
             if quiet
@@ -148,6 +150,7 @@ def hang_stale_lock(case: Case) -> Iterator[Finding]:
 
     How to fix it: remove the file. Nothing compiles there now.
 
+        $ fuser -v ~/.cache/torch_extensions/py311_cu130/fused_adam/lock
         $ rm ~/.cache/torch_extensions/py311_cu130/fused_adam/lock
 
     Since: 0.1
@@ -169,7 +172,10 @@ def hang_stale_lock(case: Case) -> Iterator[Finding]:
             if first.lock
             else (),
             fix=f"remove it on {first.host}: a launch that was killed while it compiled has left it",
-            steps=(step("rm {path}", path=path),),
+            steps=(
+                step("fuser -v {path}", path=path, note="shows nobody"),
+                step("rm {path}", path=path),
+            ),
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsdoctor.hang.models import Frame, ThreadStack
+from dsdoctor.hang.processes import catches
 
 LINE = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
 HEAD = re.compile(r"(?P<current>Current thread|Thread) (?P<id>0x[0-9a-f]+)")
@@ -38,6 +39,8 @@ def asked_for(pid: int, path: Path, *, seconds: float = 1.0) -> tuple[ThreadStac
     """The stacks of a process that has promised to write them to a file at SIGUSR2; none where it does not in this time."""
     try:
         before = path.stat().st_size
+        if not catches(pid, signal.SIGUSR2):
+            return ()
         os.kill(pid, signal.SIGUSR2)
         last = time.monotonic() + seconds
         while (size := path.stat().st_size) == before and time.monotonic() < last:

@@ -83,7 +83,8 @@ class LocalRank:
     def view(self) -> RankView:
         """The rank as it is now, with the source lines of its stacks."""
         payload = self._reader.payload()
-        sample = _sample(payload) if payload else None
+        read = decode_sample(payload) if payload else None
+        sample = _with_source(read) if read else None
         state = self.facts.state if self.facts and self.alive else ""
         silent = max(0.0, time.monotonic() - self.beat.clock) if self.beat and self.alive else 0.0
         view = RankView(
@@ -97,6 +98,12 @@ class LocalRank:
             waits=processes.waits_in(self.pid) if self.alive else "",
         )
         return replace(view, activity=self.activity(view), lock=lock_of(view))
+
+    def world(self) -> int:
+        """How many ranks the run has, as this one says; 0 before its first sample."""
+        payload = self._reader.payload()
+        sample = decode_sample(payload) if payload else None
+        return sample.world if sample else 0
 
     def activity(self, view: RankView) -> str:
         """Why a rank is not still, in words; "" where it is."""
@@ -124,6 +131,11 @@ class LocalRank:
         return ", ".join(words)
 
     @property
+    def leaving(self) -> bool:
+        """Whether its interpreter has begun to end: nothing of ours runs in it any more."""
+        return self.beat is not None and bool(self.beat.flags & LEAVING)
+
+    @property
     def stacks(self) -> Path:
         """The file into which Python's fault handler writes all stacks at SIGUSR2."""
         return self.path.with_suffix(".stacks")
@@ -144,8 +156,7 @@ class LocalRank:
     def _look_at_process(self) -> None:
         facts = processes.facts_of(self.pid)
         if facts is None or (self._started and facts.started != self._started):
-            left = self.beat is not None and self.beat.flags & LEAVING
-            self.ended = "it came to its end" if left else "nobody saw how it ended"
+            self.ended = "it came to its end" if self.leaving else "nobody saw how it ended"
         elif facts.state in {"Z", "X"}:
             self.ended, self.facts = processes.ending_words(facts), facts
         else:
@@ -167,10 +178,10 @@ def lock_of(view: RankView) -> Lock | None:
     return Lock(path=str(path), holder=processes.holder_of(str(path)), seen=seen, age=age)
 
 
-def _sample(payload: bytes) -> Sample | None:
+def decode_sample(payload: bytes) -> Sample | None:
     """A rank's own words; None for what cannot be read."""
     try:
-        return _with_source(decode(payload, Sample))
+        return decode(payload, Sample)
     except msgspec.DecodeError:
         return None
 

@@ -119,6 +119,7 @@ class Incident:
     ranks: tuple[RankView, ...]
     asked: bool = False
     silent_hosts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    first_ended: tuple[int, ...] = ()
     when: float = 0.0
     run: str = ""
 

@@ -50,9 +50,8 @@ class Node:
         return tuple(self.ranks[number].view() for number in sorted(self.ranks))
 
     def world(self) -> int:
-        """How many ranks the run has, as its ranks say."""
-        samples = [view.sample for view in self.views() if view.sample]
-        return max((sample.world for sample in samples), default=len(self.ranks))
+        """How many ranks the run has, as its ranks say; 0 while none has said anything."""
+        return max((rank.world() for rank in self.ranks.values()), default=0)
 
     def remove(self) -> None:
         """Take the rings away: the run is over on this node."""

@@ -41,4 +41,5 @@ class Pace:
     def limit_of_work(self, timeout: float | None) -> float:
         """Seconds after which even a rank that is seen to work is told of, because torch's own timeout comes near."""
         limit = self.limit(timeout)
-        return max(limit, min(TIMES * limit, SHARE_OF_TIMEOUT * (timeout or TIMES * limit)))
+        longest = TIMES * limit
+        return max(limit, longest if timeout is None else min(longest, SHARE_OF_TIMEOUT * timeout))

@@ -50,6 +50,10 @@ class RingWriter:
         # the head comes last: a reader never follows it to a sample that is not there yet
         os.pwrite(self._file.fileno(), HEAD.pack(*fields), 0)
 
+    def close(self) -> None:
+        """Write no more."""
+        self._file.close()
+
 
 class RingReader:
     """The reading end. Raises OSError where there is no such file."""

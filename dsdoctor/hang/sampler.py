@@ -4,12 +4,14 @@ It reads sequence numbers of process groups, Python stacks, and the engine's cou
 moved for a while, because that takes milliseconds. Standard library alone; torch is taken from sys.modules.
 """
 
+import ctypes
 import json
 import os
 import signal
 import sys
 import threading
 import time
+import traceback
 import zlib
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -20,8 +22,14 @@ from dsdoctor.hang.ring import JOINED, LEAVING, SLOT, STALLED, RingWriter
 EVERY = 1.0
 OUTER, INNER, INNER_OF_OTHERS = 10, 30, 12
 MOST_THREADS, MOST_GROUPS, MOST_OPERATIONS = 10, 64, 48
+LAST_WORD = 2.0
+"""Seconds that a script has to end by itself when it is told to stop."""
 MOST_FAILURES = 20
 """After so many looks that failed one after the other the thread ends: this torch is not one that it can read."""
+
+
+class HangDetected(RuntimeError):
+    """no rank moved any more, and --on-hang stop ends them all"""
 
 
 class Sampler:
@@ -32,6 +40,7 @@ class Sampler:
         self, ring: RingWriter, words: str, *, rank: int, world: int, patience: float, tend: Callable[[], None]
     ) -> None:
         self._ring, self._words, self._patience, self._tend = ring, words, patience, tend
+        self._stop = f"{words}.stop"
         self.rank, self.world, self.pid = rank, world, 0
         self.engine: Any = None
         self._trains = threading.get_ident()
@@ -61,6 +70,8 @@ class Sampler:
                     self._tend()
                 self.look()
                 self._say()
+                if os.path.exists(self._stop):  # noqa: PTH110 - once a second
+                    self._end_process()
                 failures = 0
             except Exception:  # whatever a torch of another release raises: the training goes on
                 failures += 1
@@ -78,6 +89,18 @@ class Sampler:
         os.unlink(self._words)  # noqa: PTH108
         while text:
             text = text[os.write(2, text) :]
+
+    def _end_process(self) -> None:
+        """Somebody asked for all ranks to end when the run hangs. Python code is ended by an exception; what does not come
+        back from C within a moment is ended here, with the stack that such an exception would have."""
+        os.unlink(self._stop)  # noqa: PTH108
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._trains), ctypes.py_object(HangDetected))
+        if self._ended.wait(LAST_WORD):
+            return
+        stack = "".join(traceback.format_stack(sys._current_frames().get(self._trains)))
+        text = f"Traceback (most recent call last):\n{stack}{HangDetected.__module__}.HangDetected: {HangDetected.__doc__}\n"
+        os.write(2, text.encode(errors="replace"))
+        os._exit(1)
 
     def _last_look(self) -> None:
         try:

@@ -55,9 +55,12 @@ class Beginning:
 
     def _tend(self) -> None:
         self._looks += 1
-        if self._looks % EACH != 1 or self._starts >= MOST_STARTS or has_supervisor(self.folder):
+        if self._looks % EACH != 1 or self._starts > MOST_STARTS or has_supervisor(self.folder):
             return
         self._starts += 1
+        if self._starts > MOST_STARTS:
+            os.write(2, b"dsdoctor: a hang would not be seen: the supervisor beside the ranks does not stay\n")
+            return
         start_supervisor(self.folder, self._options, self._entry, place=self._place)
 
 
@@ -76,6 +79,8 @@ def has_supervisor(folder: Path) -> bool:
 def start_supervisor(folder: Path, options: HangOptions, entry: Path, *, place: str) -> None:
     """Start this node's supervisor, as nobody's child: the script may wait for all of its children."""
     order: Mapping[str, object] = {"folder": str(folder), "options": asdict(options), "place": place}
-    paths = [path for path in sys.path if path and os.path.isdir(path)]  # noqa: PTH112
+    # an editable install is in no folder of sys.path
+    paths = [str(Path(__file__).parents[2])]
+    paths += [path for path in sys.path if path and os.path.isdir(path)]  # noqa: PTH112
     with contextlib.suppress(OSError):
         LocalHost().leave_running([sys.executable, "-I", "-S", str(entry), json.dumps(order), *paths])

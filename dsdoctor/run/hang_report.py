@@ -1,7 +1,9 @@
 """What a node's supervisor does with what it sees: judge it, print it where a rank prints, write it into the run's folder."""
 
+import contextlib
 import os
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -25,16 +27,19 @@ def watch_node(order: dict[str, Any]) -> None:
     run = identity(os.environ, user=os.geteuid(), place=order["place"])
     if run is None:
         return
-    supervise(
-        Task(
-            folder=Path(order["folder"]),
-            options=options,
-            run=run,
-            host=node_name().partition("/")[0],
-            tell=lambda incident, node: tell(incident, node, options),
-            works=works,
-        )
+    task = Task(
+        folder=Path(order["folder"]),
+        options=options,
+        run=run,
+        host=node_name().partition("/")[0],
+        tell=lambda incident, node: tell(incident, node, options),
+        write=lambda incident: _written(incident, options),
+        works=works,
     )
+    try:
+        supervise(task)
+    except Exception as error:  # a rank starts another one, and after a few says so
+        print(f"dsdoctor: a supervisor failed, {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def works(incident: Incident) -> bool:
@@ -47,12 +52,11 @@ def works(incident: Incident) -> bool:
 def tell(incident: Incident, node: Node, options: HangOptions) -> None:
     """Print the verdict on an incident, and write the files."""
     from dsdoctor.core.redaction import Hidden
-    from dsdoctor.hang.incident_files import write_ranks
     from dsdoctor.hang.verdict import judge
 
     hidden = Hidden(dict(os.environ))
     verdict = judge(incident)
-    place, failure = _written(incident, options, write_ranks)
+    place, failure = _written(incident, options)
     lines = [hidden.out_of(line) for line in lines_of(incident, verdict)]
     lines += [f"the files of all ranks: {place}; again: dsdoctor hang {place}"] if place else [f"no files: {failure}"]
     say(lines, node)
@@ -65,13 +69,15 @@ def lines_of(incident: Incident, verdict: Any) -> Iterable[str]:
     return hang_lines(incident, verdict)
 
 
-def _written(incident: Incident, options: HangOptions, write: Any) -> tuple[str, str]:
+def _written(incident: Incident, options: HangOptions) -> tuple[str, str]:
     """Where the files are, or why there are none: the folder that was asked for, else a temporary one."""
+    from dsdoctor.hang.incident_files import write_ranks
+
     failure = ""
     fallback = Path(tempfile.gettempdir()) / f"dsdoctor-hang-{os.geteuid()}-{incident.run}"
     for folder in (Path(options.folder), fallback):
         try:
-            write(folder, incident)
+            write_ranks(folder, incident)
             return str(folder), ""
         except OSError as error:
             failure = failure or f"{folder}: {error.strerror or error}"
@@ -90,11 +96,14 @@ def say(lines: Iterable[str], node: Node) -> None:
     for rank in ranks:
         if _printed(rank.pid, text):
             return
+    # the stderr of the rank that started this process, which may be gone
+    with contextlib.suppress(OSError):
+        os.write(2, text)
 
 
 def _says(rank: LocalRank, text: bytes) -> bool:
     """Whether a rank has taken the text that it is to print."""
-    if rank.beat is None or time.monotonic() - rank.beat.clock > DEAF:
+    if rank.beat is None or rank.leaving or time.monotonic() - rank.beat.clock > DEAF:
         return False
     try:
         write_bytes(rank.words, text, mode=PRIVATE)

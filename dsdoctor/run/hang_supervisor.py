@@ -1,6 +1,6 @@
 """The supervisor's process: started by a rank with an order, in Python's isolated mode, without site-packages' start files.
 
-It makes itself nobody's child, holds none of the launcher's streams, and prints into those of a rank when there is
+It makes itself nobody's child, keeps of the launcher's streams only stderr, and prints into those of a rank when there is
 something to say."""
 
 import json

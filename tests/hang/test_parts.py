@@ -1,0 +1,268 @@
+"""The parts of the watch: the ring, the messages between nodes, the pace, the files, torch's dumps, the options."""
+
+import json
+import os
+import pickle
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dsdoctor.commands.hang import judge_folder
+from dsdoctor.core.errors import UsageError
+from dsdoctor.hang.channel import Listener, NodeReport, send_report
+from dsdoctor.hang.fault_dump import parse_dump
+from dsdoctor.hang.incident_files import read_ranks, write_ranks
+from dsdoctor.hang.local_rank import decode_sample
+from dsdoctor.hang.progress import Pace
+from dsdoctor.hang.recorder_dumps import plain_pickle
+from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
+from dsdoctor.hang.run_identity import RunIdentity, identity, node_folder
+from dsdoctor.hang.sampler import Sampler
+from dsdoctor.run.__main__ import parse_command_line
+from tests.hang.made import calling, elsewhere, incident, view
+
+
+@contextmanager
+def ring(folder: Path) -> Iterator[tuple[RingWriter, RingReader]]:
+    """Both ends of a ring."""
+    writer = RingWriter(folder / "ring")
+    reader = RingReader(folder / "ring")
+    yield writer, reader
+    writer.close()
+    reader.close()
+
+
+def written(writer: RingWriter, text: bytes, number: int = 0) -> None:
+    writer.write(text, clock=float(number), progress=number, stack=number, flags=0)
+
+
+def test_the_newest_sample_is_read_however_many_there_were(tmp_path: Path) -> None:
+    with ring(tmp_path) as (writer, reader):
+        seen = [reader.payload()]
+        for number in range(20):
+            written(writer, b"x" * number * 100, number)
+            seen.append(reader.payload())
+
+    assert [len(text) for text in seen if text is not None] == [number * 100 for number in range(1, 20)]
+    assert seen[:2] == [None, None]
+
+
+def test_a_sample_that_does_not_fit_leaves_only_its_head(tmp_path: Path) -> None:
+    with ring(tmp_path) as (writer, reader):
+        written(writer, b"x" * (SLOT + 1), 7)
+
+        beat = reader.beat()
+        assert (reader.payload(), beat and beat.progress) == (None, 7)
+
+
+def test_a_sample_that_was_half_overwritten_is_not_taken(tmp_path: Path) -> None:
+    with ring(tmp_path) as (writer, reader):
+        written(writer, b"good")
+        content = bytearray((tmp_path / "ring").read_bytes())
+        content[content.index(b"good")] ^= 1
+        (tmp_path / "ring").write_bytes(content)
+
+        assert reader.payload() is None
+
+
+def test_a_rank_writes_where_it_stands(tmp_path: Path) -> None:
+    with ring(tmp_path) as (writer, reader):
+        sampler = Sampler(writer, str(tmp_path / "words"), rank=3, world=4, patience=0.0, tend=lambda: None)
+        sampler.engine = SimpleNamespace(global_steps=5, micro_steps=9)
+        sampler.look()
+        sample = decode_sample(reader.payload() or b"")
+
+    assert sample is not None
+    assert (sample.rank, sample.world, sample.step, sample.micro_step, sample.joined) == (3, 4, 5, 9, False)
+    assert "test_a_rank_writes_where_it_stands" in [frame.function for frame in sample.threads[0].frames]
+
+
+def run_on(port: int, secret: bytes = b"s" * 32) -> RunIdentity:
+    return RunIdentity(key="k", master="127.0.0.1", ports=(port,), secret=secret)
+
+
+@pytest.mark.parametrize("secret", [b"s" * 32, b"t" * 32], ids=["of the run", "of another run"])
+def test_a_report_is_taken_from_this_run_alone(secret: bytes) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    listener, sent = Listener(run_on(port)), list[bool]()
+    report = NodeReport(host="node2", still=7.0, views=(view(2, elsewhere(), 55),))
+    sender = threading.Thread(target=lambda: sent.append(send_report(run_on(port, secret), report)))
+    sender.start()
+    found = listener.reports(0.4, enough=1)
+    listener.close()
+    sender.join()
+
+    ours = secret == b"s" * 32
+    assert (found, sent) == ([report] if ours else [], [ours])
+
+
+def test_where_nobody_listens_a_report_is_not_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        assert not send_report(run_on(taken.getsockname()[1]), NodeReport(host="a", still=1.0))
+
+
+def test_ranks_of_one_run_have_one_key_and_those_of_another_have_not() -> None:
+    env = {"MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+    keys = [
+        identity({**env, **more}, user=user)
+        for more, user in [
+            ({}, 1),
+            ({"RANK": "3"}, 1),
+            ({"MASTER_PORT": "1"}, 1),
+            ({}, 2),
+            ({"DSDOCTOR_HANG_TOKEN": "x"}, 1),
+        ]
+    ]
+
+    assert len({run.key for run in keys if run}) == 4
+    assert keys[0] == keys[1]
+    assert identity({}, user=1) is None
+
+
+def test_a_folder_that_is_a_link_or_open_to_others_is_not_used(tmp_path: Path) -> None:
+    user = os.geteuid()
+    for name, prepare in {
+        "link": lambda place: place.symlink_to(tmp_path),
+        "open": lambda place: (place.mkdir(), place.chmod(0o777)),
+    }.items():
+        base = tmp_path / name
+        base.mkdir()
+        prepare(base / f"dsdoctor-hang-{user}")
+
+        with pytest.raises(OSError, match="not this user's alone"):
+            node_folder("k", user=user, bases=(str(base),))
+
+
+def test_a_pause_that_was_survived_makes_the_next_one_no_hang() -> None:
+    pace = Pace(after=6.0)
+    pace.note(9.0, was_told=False)
+    before = pace.limit()
+    pace.note(20.0, was_told=True)
+
+    assert (before, pace.limit(), Pace().limit()) == (6.0, 40.0, 60.0)
+
+
+def test_work_is_told_of_before_torch_ends_it() -> None:
+    assert Pace().limit_of_work(600.0) == 360.0
+    assert Pace(after=6.0).limit_of_work(None) == 60.0
+
+
+def test_the_fault_handlers_own_words_become_stacks() -> None:
+    import faulthandler
+    import tempfile
+
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        threads = tuple(parse_dump(file.read()))
+
+    main = next(thread for thread in threads if thread.main)
+    assert main.frames[-1].function == "test_the_fault_handlers_own_words_become_stacks"
+
+
+def test_files_of_all_ranks_give_the_verdict_again(tmp_path: Path) -> None:
+    made = incident(
+        *(
+            view(rank, elsewhere() if rank == 2 else calling("all_reduce"), 55 if rank == 2 else 56)
+            for rank in range(4)
+        ),
+        run="k",
+        when=5.0,
+    )
+    write_ranks(tmp_path, made)
+    write_ranks(tmp_path, incident(view(9, elsewhere(), 1), run="of yesterday", when=1.0))
+
+    assert read_ranks(tmp_path) == made
+    assert [finding.rule for finding in judge_folder(tmp_path)[1].findings] == ["hang-rank-behind"]
+
+
+def dump(rank: int, sequence: int, *, world: int = 3, size: int = 4) -> dict[str, object]:
+    """A dump of torch's flight recorder."""
+    entries = [
+        {
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": number,
+            "profiling_name": "nccl:all_reduce",
+            "input_sizes": [[size if number == sequence else 4]],
+            "state": "completed" if number < 56 else "scheduled",
+            "timeout_ms": 600_000,
+            "is_p2p": False,
+            "frames": [{"filename": "/home/a/train.py", "line": 40 + rank, "name": "main"}],
+        }
+        for number in range(1, sequence + 1)
+    ]
+    return {"version": "2.10", "pg_config": {"0": {"ranks": str(list(range(world)))}}, "entries": entries}
+
+
+@pytest.mark.parametrize("kind", ["json", "pickle"])
+def test_a_job_that_never_knew_us_is_judged_by_torchs_own_dumps(tmp_path: Path, kind: str) -> None:
+    for rank, sequence in enumerate([56, 55, 56]):
+        content = dump(rank, sequence)
+        text = json.dumps(content).encode() if kind == "json" else pickle.dumps(content, protocol=2 + rank)
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(text)
+    made, verdict = judge_folder(tmp_path)
+
+    assert made.world == 3
+    assert verdict.findings[0].rule == "hang-rank-behind"
+    assert verdict.findings[0].title.startswith("rank 1 ")
+    assert "train.py:41" in verdict.findings[0].title
+
+
+def test_nothing_in_a_dump_is_executed(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.mkdir, (str(tmp_path / "made"),)
+
+    for protocol in range(2, 6):
+        with pytest.raises(ValueError, match="more than plain values"):
+            plain_pickle(pickle.dumps({"entries": [Evil()]}, protocol=protocol))
+    (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(UsageError, match="no dump of a flight recorder"):
+        judge_folder(tmp_path)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80", b"\x80\x04", b"abc", b"{}", b"[1]", b"\x80\x04]."])
+def test_a_dump_that_is_none_is_said_so(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "nccl_trace_rank_0").write_bytes(content)
+
+    with pytest.raises(UsageError):
+        judge_folder(tmp_path)
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: None], ids=["empty", "nowhere"])
+def test_a_folder_without_files_is_a_usage_error(tmp_path: Path, make: object) -> None:
+    make(tmp_path / "x")  # type: ignore[operator]
+
+    with pytest.raises(UsageError, match=r"no folder|holds no files"):
+        judge_folder(tmp_path / "x")
+
+
+def test_the_watch_is_on_and_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def options(*argv: str, **env: str) -> dict[str, object] | None:
+        return parse_command_line([*argv, "-m", "train"], env).hang
+
+    assert options() == {"after": None, "on_hang": "report", "folder": str(tmp_path / "dsdoctor-hang")}
+    assert options("--hang", "off") is None
+    assert options(DSDOCTOR_HANG="off") is None
+    given = options("--hang-after", "30", "--on-hang", "stop", "--hang-dir", "/x")
+    assert given == {"after": 30.0, "on_hang": "stop", "folder": "/x"}
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("--hang", "maybe"), ("--on-hang", "cry"), ("--hang-after", "0"), ("--hang-after", "nan"), ("--hang-after", "x")],
+)
+def test_options_that_make_no_sense_are_said(argv: tuple[str, str]) -> None:
+    with pytest.raises(UsageError):
+        parse_command_line([*argv, "-m", "train"], {})
