@@ -39,11 +39,11 @@ PACKAGE_SHADOWED = Rule(
     id="package-shadowed",
     stage=Stage.RUN,
     title="import {package} found something else than the installed package: it has no {name}",
-    fix="see what was imported, by the command below; rename a file {package}.py or a folder {package} beside the "
-    "script (and delete its __pycache__), or run it from another folder; if it is the package itself, install it "
+    fix="print {package}.__path__ in the script to see what was imported; rename a file {package}.py or a folder "
+    "{package} beside the script (and delete its __pycache__), or run it from another folder; if it is the package itself, install it "
     "anew",
     steps=(
-        step("python -c 'import {package}; print({package}.__file__, {package}.__path__)'"),
+        step("python -m pip show -f {package}", note="and in the script: print({package}.__path__)"),
         step("python -m pip install --force-reinstall --no-deps {package}"),
     ),
     manual="""Python takes a module of that name from the script's own folder before the installed one.
