@@ -40,8 +40,8 @@ PACKAGE_SHADOWED = Rule(
     stage=Stage.RUN,
     title="import {package} found something else than the installed package: it has no {name}",
     fix="print {package}.__path__ in the script to see what was imported; rename a file {package}.py or a folder "
-    "{package} beside the script (and delete its __pycache__), or run it from another folder; if it is the package itself, install it "
-    "anew",
+    "{package} beside the script (and delete its __pycache__), or run it from another folder; if it is "
+    "the package itself, install it anew",
     steps=(
         step("python -m pip show -f {package}", note="and in the script: print({package}.__path__)"),
         step("python -m pip install --force-reinstall --no-deps {package}"),
