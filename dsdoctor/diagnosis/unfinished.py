@@ -37,7 +37,8 @@ def losses_are_nan(timeline: Timeline, last_line: int) -> Finding | None:
             f"line {series.first}: {series.text}",
             f"{series.count} such lines, the last one is line {series.last}",
         ),
-        fix="find the module and the batch where the first inf or nan arises; in fp16 try bf16, else a lower learning rate",
+        fix="find the module and the batch where the first inf or nan arises; in fp16 try bf16, else a lower learning rate; in "
+        "bf16 with ZeRO try overlap_comm false and a newer DeepSpeed (gradients that are reduced while they are still written)",
         steps=(step("python -m dsdoctor.run SCRIPT.py"),),
     )
 

@@ -104,6 +104,7 @@ def test_faults_in_the_same_words_are_not_taken_for_settings(words: str) -> None
     assert not {"settings-exclude-each-other", "library-asks-for"} & rules
 
 
+@pytest.mark.slow
 def test_a_family_is_silent_on_a_line_that_a_rule_knows() -> None:
     families = {rule.id for rule in RULES.values() if rule.family}
     for rule in RULES.values():

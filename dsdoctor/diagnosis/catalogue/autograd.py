@@ -202,6 +202,17 @@ Why it matters: The backward pass or the step stops, on every rank.""",
             "attribute 'view'",
         ),
         Signature(
+            words="list+range",
+            pattern=r"^IndexError: list index out of range",
+            after=r"bucket\.buffer\[bucket\.index\]",
+            title="ZeRO's bucket for gradients was not made for this backward: loss.backward() ran past the engine "
+            "(Lightning's older DeepSpeed plugin, an own loop), or another dtype of gradients came than was prepared",
+            fix="call engine.backward(loss) (Lightning: a release that knows this DeepSpeed; manual_backward), keep all "
+            "trainable parameters in one dtype, or set contiguous_gradients false",
+            sample="    self.average_tensor(bucket.buffer[bucket.index].narrow(0, 0, bucket.elements), comm_dtype)\n"
+            "IndexError: list index out of range",
+        ),
+        Signature(
             words="nonetype+object nonetype+len keyerror list+range",
             pattern=r"^(?:TypeError: (?:object of type 'NoneType' has no len\(\)|'NoneType' object is not "
             r"(?:iterable|subscriptable))|KeyError: \d{1,4}|IndexError: list index out of range)",
@@ -228,6 +239,19 @@ Why it matters: The backward pass or the step stops, on every rank.""",
             sample="RuntimeError: !grad_accumulator_.expired() INTERNAL ASSERT FAILED at "
             '"../torch/csrc/autograd/saved_variable.cpp":226, please report a bug to PyTorch. No grad '
             "accumulator for a saved leaf",
+        ),
+        Signature(
+            words="next_functions",
+            pattern=r"AttributeError: 'NoneType' object has no attribute 'next_functions'",
+            after=r"deepspeed[/\\]|count_used_parameters_in_backward",
+            title="DeepSpeed follows a parameter's graph to its gradient, and there is none: the parameter is "
+            "frozen, or is seen without gradients recorded (torch.no_grad), as in reentrant checkpointing",
+            fix="use use_reentrant=False, leave frozen parameters out of the optimizer, and take a torch that this "
+            "DeepSpeed was tested with (DeepSpeed 0.18 counts parameters in the backward; with torch 2.4 take a newer "
+            "torch or DeepSpeed 0.17)",
+            steps=(step("python -m pip install -U torch deepspeed"),),
+            sample='  File "/venv/deepspeed/runtime/utils.py", line 1350, in count_used_parameters_in_backward\n'
+            "AttributeError: 'NoneType' object has no attribute 'next_functions'",
         ),
         Signature(
             words="backward+evaluation",

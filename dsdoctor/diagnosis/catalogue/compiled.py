@@ -88,6 +88,17 @@ Why it matters: deepspeed.initialize, generate or the first step of RLHF fails."
             title="the hybrid engine refuses a setting: {what}",
             sample="RuntimeError: Shared prefill does not support ZeRO stage 3",
         ),
+        Signature(
+            words="operand+nonetype",
+            pattern=r"^TypeError: unsupported operand type\(s\) for \*: 'float' and 'NoneType'",
+            after=r"_total_batch_size|hybrid_engine\.py",
+            title="the hybrid engine prints its speed after eval(), and has no batch size yet: it generated nothing "
+            "before",
+            fix="call actor.eval() only after a generation through the engine, or upgrade DeepSpeed; else leave "
+            "hybrid_engine out",
+            sample="    f'|CurSamplesPerSec={(1 / latency * self._total_batch_size):.2f} ' + \\\n"
+            "TypeError: unsupported operand type(s) for *: 'float' and 'NoneType'",
+        ),
     ),
 )
 

@@ -38,6 +38,18 @@ Why it matters: The traceback names the package whose build has to be mended; th
             'first):\n  File "/venv/deepspeed/ops/adam/cpu_adam.py", line 171 in step',
         ),
         Signature(
+            words="libtcmalloc libjemalloc tcmalloc jemalloc",
+            pattern=r"\[ ?\d{1,3}\] \S{0,200}lib(?P<where>tcmalloc|jemalloc)\w{0,30}\.so",
+            after=r"Signal: (?:Segmentation fault|Aborted|Bus error)|Process received signal",
+            title="the process died in {where}, an allocator that is preloaded into it",
+            fix="start without it: unset LD_PRELOAD (Colab and some images set it to libtcmalloc), or install a newer "
+            "gperftools or jemalloc",
+            steps=(step("unset LD_PRELOAD"),),
+            sample="[b8c4d204706d:21593] *** Process received signal ***\n"
+            "[b8c4d204706d:21593] [ 2] /usr/lib/x86_64-linux-gnu/libtcmalloc.so.4(_ZN13TCMallocGuardD1Ev+0x34)"
+            "[0x7f91822a2e44]",
+        ),
+        Signature(
             words="distributed_c10d",
             pattern=FRAME + r"distributed_c10d\.py\", line \d{1,6} in (?P<where>\w{1,40})",
             after=CURRENT,

@@ -179,7 +179,7 @@ Why it matters: All ranks of this node fail in their first collective.""",
         ),
         Signature(
             words="cuda+failure",
-            pattern=r"(?P<place>(?:[\w./]{0,60}/)?\w{1,40}\.(?:cc|cu|h)):\d{1,5} NCCL WARN Cuda failure (?:\d{1,4} "
+            pattern=r"(?<![\w./])(?P<place>[\w./]{1,100}\.(?:cc|cu|h)):\d{1,5} NCCL WARN Cuda failure (?:\d{1,4} "
             r")?'?(?P<problem>(?!out of memory|peer access|peer mapping|an illegal|CUDA driver "
             r"version|uncorrectable)[\w ,()-]{3,80})'?",
             unless=r"nvls\.cc|no kernel image",

@@ -35,6 +35,49 @@ Why it matters: Nothing starts until the versions fit.""",
     ),
 )
 
+PACKAGE_SHADOWED = Rule(
+    id="package-shadowed",
+    stage=Stage.RUN,
+    title="import {package} found something else than the installed package: it has no {name}",
+    fix="print {package}.__path__ in the script to see what was imported; rename a file {package}.py or a folder "
+    "{package} beside the script (and delete its __pycache__), or run it from another folder; if it is "
+    "the package itself, install it anew",
+    steps=(
+        step("python -m pip show -f {package}", note="and in the script: print({package}.__path__)"),
+        step("python -m pip install --force-reinstall --no-deps {package}"),
+    ),
+    manual="""Python takes a module of that name from the script's own folder before the installed one.
+
+A script or folder named like the package, or a checkout of its repository beside the script, hides it; a package that
+was removed halfway leaves an empty folder that is imported without an error.
+
+Why it matters: Every function of the package seems to be missing.""",
+    signatures=(
+        Signature(
+            words="module+attribute",
+            pattern=r"^AttributeError: (?:partially initialized )?module "
+            r"'(?P<package>deepspeed|accelerate|transformers)' has no attribute "
+            r"'(?P<name>init_inference|initialize|init_distributed|add_config_arguments|zero|comm|ops|pipe"
+            r"|runtime|moe|checkpointing|utils|Accelerator|Trainer|AutoTokenizer|__version__)'",
+            sample="AttributeError: module 'deepspeed' has no attribute 'initialize'",
+        ),
+        Signature(
+            words="unencryptedcookiesessionfactoryconfig",
+            pattern=r"ImportError: cannot import name '(?P<name>UnencryptedCookieSessionFactoryConfig)' from "
+            r"'pyramid\.session'",
+            title="the installed package apex is not NVIDIA's: `pip install apex` gives another one of that name",
+            fix="remove it: newer transformers and DeepSpeed do not need apex; who does, builds NVIDIA's from its "
+            "repository",
+            steps=(
+                step("python -m pip uninstall -y apex"),
+                step("git clone https://github.com/NVIDIA/apex", note="only if the script needs it"),
+            ),
+            sample="ImportError: cannot import name 'UnencryptedCookieSessionFactoryConfig' from 'pyramid.session' "
+            "(unknown location)",
+        ),
+    ),
+)
+
 PACKAGE_ARGUMENT_MISSING = Rule(
     id="package-argument-missing",
     stage=Stage.RUN,
@@ -211,6 +254,7 @@ Why it matters: The first forward fails.""",
 
 RULES = (
     PACKAGE_NAME_MISSING,
+    PACKAGE_SHADOWED,
     PACKAGE_ARGUMENT_MISSING,
     ENGINE_ATTRIBUTE,
     ACCELERATE_SEVERAL_MODELS,

@@ -1,5 +1,6 @@
 """Rules of tensor parallelism and of DeepSpeed's inference engine: AutoTP, injection policies, heads, meta tensors, lengths."""
 
+from dsdoctor.core.fix import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 INJECTED = r"module_inject[/\\]|deepspeed[/\\]inference[/\\]|model_implementations[/\\]"
@@ -24,6 +25,15 @@ Why it matters: The engine cannot be made, or the first forward fails.""",
             pattern=r"(?:Assertion|Value)Error: (?:Not able to determine model policy automatically|AutoTP not "
             r"supported for model|No default policy found)",
             sample="AssertionError: Not able to determine model policy automatically. Please provide policy.",
+        ),
+        Signature(
+            words="pipeline+children stablediffusionpipeline+children diffusionpipeline+children "
+            "textgenerationpipeline+children stablediffusionxlpipeline+children fluxpipeline+children",
+            pattern=r"AttributeError: '(?P<what>\w{0,60}Pipeline)' object has no attribute 'children'",
+            title="deepspeed.init_inference was given a {what}, which is no torch module",
+            fix="give init_inference the module inside: pipe.model (transformers), pipe.unet or pipe.transformer "
+            "(diffusers), and put the result back into the pipeline",
+            sample="AttributeError: 'StableDiffusionPipeline' object has no attribute 'children'",
         ),
         Signature(
             words="injection+policy",
@@ -139,7 +149,7 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
         ),
         Signature(
             words="inconsistency+tp",
-            pattern=r"AssertionError: Data inconsistency within the TP group",
+            pattern=r"(?:Assertion|Runtime|Value)Error: Data inconsistency within the TP group",
             title="the ranks of one tensor-parallel group were given different batches",
             fix="let the data loader's sampler divide by the data-parallel size, so that all ranks of a "
             "tensor-parallel group get the same batch (DistributedSampler with the data-parallel rank; Hugging "
@@ -221,6 +231,27 @@ Why it matters: The engine cannot be made, or generation stops.""",
             words="data+type+accelerator",
             pattern=r"ValueError: (?P<what>Data type \S{1,40} is not supported by \w{1,20} accelerator)",
             sample="ValueError: Data type torch.float16 is not supported by cpu accelerator",
+        ),
+        Signature(
+            words="attribute+scale",
+            pattern=r"^AttributeError: '(?:Parameter|Tensor)' object has no attribute 'scale'",
+            after=INJECTED + r"|ops[/\\]transformer[/\\]inference|weight\.scale",
+            title="kernel injection reads an int8 scale from a weight that was not quantized: this DeepSpeed release "
+            "has the bug for this model",
+            fix="upgrade DeepSpeed, or leave replace_with_kernel_inject out (AutoTP), or give dtype=torch.half and "
+            "replace_with_kernel_inject=True on a model made on the CPU",
+            steps=(step("python -m pip install -U deepspeed"),),
+            sample='  File "/venv/deepspeed/ops/transformer/inference/op_binding/qkv_gemm.py", line 90, in forward\n'
+            "AttributeError: 'Parameter' object has no attribute 'scale'",
+        ),
+        Signature(
+            words="clear+kv+cache",
+            pattern=r"AssertionError: Function to clear the KV cache is invoked, but no request consumes KV cache",
+            title="the inference server (MII, FastGen) ran out of KV cache: the prompts and answers of all requests "
+            "do not fit into the blocks that were left on the GPU",
+            fix="send fewer requests at a time, shorten max_length and max_new_tokens, or give the cache more room: "
+            "more GPUs (tensor_parallel), a smaller model, no other process on the GPU",
+            sample="AssertionError: Function to clear the KV cache is invoked, but no request consumes KV cache",
         ),
     ),
 )

@@ -192,6 +192,22 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             sample="torch.distributed.DistStoreError: Timeout waiting for key: default_pg/0//cuda//0 after 600000 ms",
         ),
         Signature(
+            words="setting+communicator",
+            pattern=r"\[(?P<rank>\d{1,6})\] is setting up NCCL communicator and retr(?:ei|ie)ving ncclUniqueId from "
+            r"\[(?P<first>\d{1,6})\] via c10d key-value store",
+            title="rank {rank} waited for rank {first} to begin the NCCL communicator (ncclUniqueId in the store): rank "
+            "{first} had died, or never came to this collective",
+            fix="read the log of rank {first}: its own error comes first, or it was still busy (tokenizing, loading, "
+            "compiling); check that all ranks use the same MASTER_ADDR and reach it, and see where rank {first} stands",
+            steps=(
+                step("py-spy dump --pid PID"),
+                step("python -m dsdoctor comm"),
+            ),
+            sample="RuntimeError: [1] is setting up NCCL communicator and retreiving ncclUniqueId from [0] via c10d "
+            "key-value store by key '0', but store->get('0') got error: Timeout waiting for key: default_pg/0/0 after "
+            "1800000 ms",
+        ),
+        Signature(
             words="store+barrier+timed",
             pattern=r"Timed out initializing process group in store based barrier on rank:? (?P<rank>\d{1,6}),? for "
             r"key: \S{1,80} \(world_size=(?P<world>\d{1,6}), "

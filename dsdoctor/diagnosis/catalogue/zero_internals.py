@@ -136,10 +136,20 @@ A configuration that reaches the engine and not zero.Init, or the other way roun
 Why it matters: The model cannot be divided.""",
     signatures=(
         Signature(
-            words="reserve_partitioned_swap_space get_buffer swap_in+nonetype",
+            words="reserve_partitioned_swap_space get_buffer swap_in+nonetype available_swap_in_buffers",
             pattern=r"AttributeError: 'NoneType' object has no attribute "
-            r"'(?:reserve_partitioned_swap_space|swap_in|swap_out_and_release|swappable_tensor)'",
+            r"'(?:reserve_partitioned_swap_space|available_swap_in_buffers|swap_in|swap_out_and_release"
+            r"|swappable_tensor)'",
             sample="AttributeError: 'NoneType' object has no attribute 'reserve_partitioned_swap_space'",
+        ),
+        Signature(
+            words="narrow+tensor",
+            pattern=r"^RuntimeError: narrow\(\) cannot be applied to a 0-dim tensor",
+            after=r"zenflow",
+            title="ZenFlow's ZeRO-3 does not work with the optimizer's states on NVMe in this release",
+            fix="set offload_optimizer.device cpu with zenflow, or leave the block zenflow out for NVMe",
+            sample='  File "/venv/deepspeed/runtime/zenflow/zenflow_stage_1_and_2.py", line 200, in step\n'
+            "RuntimeError: narrow() cannot be applied to a 0-dim tensor.",
         ),
     ),
 )
