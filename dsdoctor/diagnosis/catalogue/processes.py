@@ -7,87 +7,51 @@ START_METHOD_WRONG = Rule(
     id="process-start-method",
     stage=Stage.RUN,
     title="a process was started in a way that does not go together with what its parent has done already",
-    fix="do not touch CUDA (no .cuda(), no torch.cuda calls) before the processes are forked; or set the start method "
-    "to "
-    "spawn: torch.multiprocessing.set_start_method('spawn', force=True), multiprocessing_context='spawn' in the "
-    "DataLoader",
+    fix="keep what is sent to worker processes small and plain (functions at the top of a module), put the script's own "
+    "start under if __name__ == '__main__':, or start workers by fork",
     manual="""Python starts worker processes by fork (a copy of the parent) or by spawn (a new Python that imports
 the script).
 
-A forked process cannot use CUDA if its parent has. A spawned one imports the main script, which needs `if __name__ ==
-"__main__":`, and is sent its work by pickle, which refuses lambdas, local functions, open files and process groups.
+A spawned process imports the main script, which needs `if __name__ == "__main__":`, and is sent its work by pickle,
+which refuses lambdas, local functions, open files and process groups.
 
 Why it matters: The workers do not start, or end at once.""",
     signatures=(
-        Signature(
-            words="initialize+cuda+forked",
-            pattern=r"Cannot re-initialize CUDA in forked subprocess",
-            title="a forked process uses CUDA, which its parent has used before",
-            sample="RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
-            "you must "
-            "use the 'spawn' start method",
-        ),
         Signature(
             words="finished+bootstrapping",
             pattern=r"process has finished its bootstrapping phase",
             title="the main script starts processes when it is imported: on Windows and with spawn each of them "
             "imports it again",
             fix="put what the script does under if __name__ == '__main__': (a DataLoader's workers need it as well), "
-            "or set "
-            "num_workers to 0",
+            "or set num_workers to 0",
             sample="current process has finished its bootstrapping phase.",
         ),
         Signature(
-            words="pickle+cannot pickle+can pickle+object picklingerror",
-            pattern=r"(?:TypeError: (?:cannot|can't) pickle|AttributeError: Can't (?:pickle|get) local "
-            r"object|PicklingError: Can't "
-            r"pickle) (?P<what>.{1,120})",
+            words="pickle+local get+local",
+            pattern=r"(?:AttributeError|PicklingError): Can't (?:pickle|get) local object "
+            r"'(?P<what>(?!\w{0,40}(?:DeepSpeed|Zero))[\w.<>]{1,120})'",
+            tier=Tier.GENERIC,
+            title="{what}, a function within a function, is to be pickled for another process, and cannot be",
+            fix="set num_workers=0 (dataloader_num_workers, preprocessing_num_workers), or start workers by fork; on "
+            "Windows and macOS, where they are spawned, define the function (no lambda) at the top of its module (a newer "
+            "release of its package often does)",
+            steps=(
+                step("python -m pip install -U trl transformers"),
+                instead("python -m dsdoctor explain process-start-method"),
+            ),
+            sample="AttributeError: Can't get local object "
+            "'AutoModelForCausalLMWithValueHead.post_init.<locals>.set_device_hook'",
+        ),
+        Signature(
+            words="pickle+cannot pickle+can picklingerror",
+            pattern=r"(?:TypeError: (?:cannot|can't) pickle|PicklingError: Can't pickle) (?P<what>.{1,120})",
+            unless=r"local object|torch\._C\._distributed|torch\.\w{1,20}\.Stream|'Stream'|Event'",
+            tier=Tier.GENERIC,
             title="{what} cannot be pickled, so it can be neither sent to another process nor saved",
             fix="keep it out of what is sent or saved: of the data set, the collate function (no lambda, no local "
-            "function), the "
-            "arguments of a spawned process, the client_state of save_checkpoint and the hyperparameters of "
-            "Lightning; a model "
-            "that holds a process group cannot be copied by deepcopy",
-            sample="TypeError: cannot pickle 'torch._C._distributed_c10d.ProcessGroup' object",
-        ),
-    ),
-)
-
-RAY_WORKER_DIED = Rule(
-    id="ray-worker-died",
-    stage=Stage.RUN,
-    title="a worker process of Ray died without a word of its own: most often the host's memory ran out, else it "
-    "crashed",
-    fix="read the worker's own log under /tmp/ray/session_latest/logs (the .err file with the pid of the actor), and "
-    "the kernel's "
-    "log for `Killed process`; give Ray less: fewer workers, a smaller batch, less gpu_memory_utilization of vLLM",
-    steps=(
-        step("grep -l -i -E 'error|killed|signal' /tmp/ray/session_latest/logs/*.err"),
-        step("dmesg -T | grep -i -E 'killed process|out of memory'"),
-        step("df -h /dev/shm"),
-    ),
-    manual="""Ray lost the connection to a process of its own (an actor), and says only what the reasons may be.
-
-SIGKILL by the kernel or by Ray's own memory monitor, `ray stop`, or a crash (SIGSEGV) in NCCL, vLLM or a compiled op.
-OpenRLHF, verl and others run each rank as such an actor.
-
-Why it matters: What the driver prints only follows; the cause is in the worker's own log.""",
-    signatures=(
-        Signature(
-            words="actor+died actor+dead worker+died",
-            pattern=r"(?:ActorDiedError|RayActorError): The actor died (?:unexpectedly )?before finishing this "
-            r"task|The actor is "
-            r"dead because its worker process has died|WorkerCrashedError: The worker died unexpectedly",
-            tier=Tier.GENERIC,
-            sample="ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
-        ),
-        Signature(
-            words="task+killed+memory ray+outofmemoryerror",
-            pattern=r"ray\.exceptions\.OutOfMemoryError: |Task was killed due to the node running low on memory",
-            title="Ray's memory monitor killed a worker: the host's memory ran low",
-            fix="use less host memory (fewer workers, no CPU offload, smaller data), or a node with more; "
-            "RAY_memory_usage_threshold moves the limit",
-            sample="ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+            "function), the arguments of a spawned process, the client_state of save_checkpoint and the "
+            "hyperparameters of Lightning",
+            sample="TypeError: cannot pickle '_io.TextIOWrapper' object",
         ),
     ),
 )
@@ -160,4 +124,4 @@ Why it matters: Importing or compiling stops, although nothing is wrong with it.
     ),
 )
 
-RULES = (START_METHOD_WRONG, RAY_WORKER_DIED, LOGGER_REFUSED, USER_WITHOUT_NAME)
+RULES = (START_METHOD_WRONG, LOGGER_REFUSED, USER_WITHOUT_NAME)
