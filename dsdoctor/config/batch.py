@@ -12,6 +12,10 @@ TRAIN, MICRO, ACCUMULATION = BATCH
 
 def batch_sizes(question: Question) -> Iterator[Verdict]:
     """What DeepSpeed's own arithmetic says, for the number of ranks that is named, else for one that could be."""
+    mismatched = {each.path for each in question.asked.filled.mismatches} if question.asked.filled else set()
+    if mismatched & set(BATCH):
+        # the values of the Trainer and of the file are mixed: what fits is told once they agree
+        return
     for refusal in question.asked.refusals:
         if refusal.kind == "no batch size":
             title = f"neither {TRAIN} nor {MICRO} is given, and DeepSpeed refuses to start"

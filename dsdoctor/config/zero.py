@@ -50,8 +50,10 @@ def offload_at_the_wrong_stage(question: Question) -> Iterator[Verdict]:
         fix = f"set {ZERO}.stage to 3, or take offload_param out"
         yield Verdict(finding=Finding.error("config-offload-ignored", title, fix=fix), path=(ZERO, "offload_param"))
     if facts.offload_optimizer != "none" and facts.stage == 0:
-        title = "offload_optimizer at stage 0 moves nothing: DeepSpeed takes its CPU optimizer, and leaves parameters on the GPU"
-        said = ("that optimizer's first step refuses them: CPUAdam param is on cuda:0 and must be 'cpu'",)
+        title = "offload_optimizer does nothing at stage 0: neither states nor parameters leave the GPU"
+        made = question.asked.optimizer.made if question.asked.optimizer else ""
+        said = (f"{made} is made all the same, and refuses parameters on a GPU at its first step",)
+        said = said if made.startswith("DeepSpeedCPU") else ()
         fix = f"set {ZERO}.stage to 1, 2 or 3, or take offload_optimizer out"
         found = Finding.error("config-offload-ignored", title, evidence=said, fix=fix)
         yield Verdict(finding=found, path=(ZERO, "offload_optimizer"))
