@@ -45,9 +45,10 @@ def test_the_line_is_the_users_and_not_a_packages(tmp_path: Path) -> None:
     package.write_text("def step(): raise RuntimeError('out of memory')\n")
     script = tmp_path / "train.py"
     script.write_text("import deep\n\n\ndef train():\n    deep.step()\n")
-    failure = pytest.raises(RuntimeError, _run, script, package.parent).value
+    with pytest.raises(RuntimeError) as failure:
+        _run(script, package.parent)
 
-    assert users_line(failure).endswith("train.py:5 deep.step()")
+    assert users_line(failure.value).endswith("train.py:5 deep.step()")
 
 
 def _run(script: Path, folder: Path) -> None:
