@@ -374,11 +374,13 @@ def rows(cases: list[Case], folder: Path, measured: list[list[dict[str, Any]]]) 
 def beside_allocator(folder: Path, table: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One case of each architecture, counted by the allocator in processes of its own, beside the live storages."""
     found = []
+    alone = folder / "allocator"
+    alone.mkdir(exist_ok=True)
     for number, architecture in enumerate(ARCHITECTURES):
         dtype = ("bfloat16", "float32")[number % 2]
         case = Case(architecture=architecture, stage=number % 4, offload="none", dtype=dtype, bucket=BUCKETS[0])
         os.environ["COUNT"] = "allocator"
-        counted = launch([case], folder)[0][0]["measured"]
+        counted = launch([case], alone)[0][0]["measured"]
         del os.environ["COUNT"]
         row = next(
             row for row in table if row["rank"] == 0 and all(row[name] == of for name, of in asdict(case).items())

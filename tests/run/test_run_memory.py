@@ -86,7 +86,7 @@ def test_an_engine_is_left_as_it_is_and_other_failures_are_not_ours(choice: str)
     watch = MemoryWatch(choice, lambda *lines: said.extend(lines))
     watch.engine(engine)
     watch.ended(RuntimeError("size mismatch"))
-    watch.ended(None)
+    watch.ended(RuntimeError("CUDA out of memory") if choice == "off" else ValueError("size"))
 
     assert vars(engine) == {}
     assert said == []
