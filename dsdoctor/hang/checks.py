@@ -23,7 +23,7 @@ from dsdoctor.hang.waiting import Difference
 
 
 def hang_not_started(case: Case) -> Iterator[Finding]:
-    """Some ranks wait for others at the start, and those have not called init_process_group, or were never seen.
+    """Some ranks wait for others at the start, and those have not called init_process_group, or were not heard of.
 
     Why it matters: the start needs every rank; it ends by a timeout that names an address.
 
@@ -49,8 +49,8 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
     if case.unknown:
         yield Finding.error(
             "hang-not-started",
-            f"{ranks_words(case.unknown)} of {case.incident.world} {'was' if len(case.unknown) == 1 else 'were'} never "
-            f"seen, while {ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'} at the start",
+            f"{ranks_words(case.unknown)} of {case.incident.world} {'was' if len(case.unknown) == 1 else 'were'} not "
+            f"heard of, while {ranks_words(waiting)} {'waits' if len(waiting) == 1 else 'wait'} at the start",
             evidence=case.evidence(waiting[:1]),
             fix="see whether the launcher started them, on all hosts, with the same address and port",
             steps=(step("python -m dsdoctor comm"),),
@@ -180,7 +180,8 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
     Since: 0.1
     """
     living = [view for view in case.incident.ranks if view.rank not in case.unwell]
-    if case.waiting_ranks or not living or not case.joined:
+    # where some have come to their end the training is over, and the rest may take its time
+    if case.waiting_ranks or not living or not case.joined or case.dead:
         return
     first = living[0]
     yield severity_of(*living)(
