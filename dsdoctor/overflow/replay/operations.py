@@ -99,7 +99,7 @@ class Operations(TorchDispatchMode):
         look = self._arriving if communicates else self.value_of
         outputs = tuple(value for tensor in results if (value := look(tensor)) is not None)
         if outputs:
-            made = None if node is None else node.metadata.get("traceback_")
+            made = None if node is None else node.metadata.get("traceback_")  # type: ignore[attr-defined]
             title = "" if node is None else str(node.name())
             self.done.append(Operation(name, caller(), title, made, inputs, outputs, communicates))
 

@@ -207,6 +207,7 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
             train_step(engine, case, step, rank)
     except Exception:
         problem = traceback.format_exc()[-1500:]
+    torch.distributed.barrier()  # what the other rank found by itself is written by now
     findings = [
         {
             "rule": finding.rule,
