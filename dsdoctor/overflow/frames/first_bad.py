@@ -109,6 +109,16 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     floor: float | None = None
 
 
+class Flushed(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a rank's gradients is zero or denormal at a loss scale and would not be at a larger one: the share of all elements,
+    the parameters where it is largest, and the largest scale (a power of 2) that leaves some room."""
+
+    share: float
+    worst: tuple[tuple[str, float], ...]
+    scale: float
+    fits: float
+
+
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank knows of the batch that overflowed.
 
@@ -120,7 +130,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     the step all the same. ``weight_bad_since``: the first step that is known to have a bad weight; None: bad from the start.
     ``loss_line``: where a loss outside of the model became bad. ``loss_gradient``: the gradient that arrived at the loss.
     ``loss_gradient_due``: what should have arrived there, the loss scale over the accumulation steps. ``not_loaded``: the
-    folder from which no checkpoint was loaded.
+    folder from which no checkpoint was loaded. ``unchanged``: weights that a step left as they were, in two checks.
     """
 
     rank: int
@@ -145,6 +155,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     loss_line: str = ""
     not_loaded: str = ""
     unmeasured: tuple[str, ...] = ()
+    flushed: Flushed | None = None
+    unchanged: tuple[tuple[str, float], ...] = ()
     minus_inf: Origin | None = None
     frames: tuple[Frame, ...] = ()
     replayed: str = ""

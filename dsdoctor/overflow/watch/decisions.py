@@ -22,11 +22,13 @@ from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.investigate import any_bad_gradient, first_report, last_frames, replayed
 from dsdoctor.overflow.replay.recorder import BatchRecorder
+from dsdoctor.overflow.replay.underflow import flushed, is_suspect
 from dsdoctor.overflow.verdict.verdict import judge
+from dsdoctor.overflow.watch import small
 from dsdoctor.overflow.watch.announce import Announcer
 from dsdoctor.overflow.watch.found import Found, Seen
 from dsdoctor.overflow.watch.loss_line import BackwardCall, backward_call, loss_line
-from dsdoctor.overflow.watch.steps import OverflowCount, StepLosses
+from dsdoctor.overflow.watch.steps import OverflowCount, StepLosses, is_power_of_two
 
 MOST_RECORDS = 64
 """Forwards whose records are kept for the step that judges them."""
@@ -48,6 +50,9 @@ class Decisions:
         self._backward_call: BackwardCall | None = None
         self._overflows = OverflowCount()
         self._first_batch = 0
+        self._suspects = 0
+        self._updates: small.Updates | None = None
+        self._was_unchanged = False
         self._last_clean_step: int | None = None
         self._loss_gradient: Tensor | None = None
         self._asks_scale = engine_facts.zero_stage(engine) == 0 and engine_facts.dtype(engine) is torch.float16
@@ -111,6 +116,7 @@ class Decisions:
             self._hit(decision, live)
             return
         self._last_clean_step = decision.step
+        self._look_for_small(decision)
         bad_loss = self.losses.any_bad()
         if self.options.on_overflow == "raise" and ranks.any_rank(bad_loss, self.engine.device):
             self._conclude(ranks.gather(live or self._rank_report(decision)))
@@ -122,6 +128,7 @@ class Decisions:
         """The step is over, whatever became of it."""
         if self.overflowed is False:
             self._overflows.clean_step()
+            self._look_at_updates()
         self.overflowed = None
         self.forget()
 
@@ -133,6 +140,35 @@ class Decisions:
         """``load_checkpoint`` found nothing in a folder, on all ranks."""
         step = int(self.engine.global_steps)
         self._conclude([RankReport(rank=ranks.rank(), world=ranks.world(), step=step, not_loaded=folder)])
+
+    def _look_for_small(self, decision: engine_adapter.Decision) -> None:
+        """In some steps, the same on all ranks: whether gradients or updates are too small to count."""
+        self._updates = None
+        if not small.is_due(decision.step):
+            return
+        self._updates = small.Updates(self.engine)
+        if not small.may_underflow(self.engine) or engine_facts.is_pipeline(self.engine):
+            return
+        suspect = ranks.any_rank(is_suspect(self.engine, self._meters), self.engine.device)
+        self._suspects += suspect
+        if suspect and is_power_of_two(self._suspects):
+            scale = decision.loss_scale or engine_facts.loss_scale(self.engine) or 1.0
+            seen = flushed(self.engine, self._recorder, scale)
+            mine = RankReport(rank=ranks.rank(), world=ranks.world(), step=decision.step, flushed=seen, dtype="float16")
+            self._conclude(ranks.gather(mine))
+
+    def _look_at_updates(self) -> None:
+        """After a step that was looked at: the same weights again. Two checks, because a learning rate may begin at nothing."""
+        updates, self._updates = self._updates, None
+        if updates is None or ranks.rank() != 0:
+            return
+        unchanged = updates.unchanged()
+        if unchanged and self._was_unchanged:
+            step, dtype = int(self.engine.global_steps) - 1, str(next(self.engine.module.parameters()).dtype)
+            kept = dtype.removeprefix("torch.")
+            report = RankReport(rank=0, world=ranks.world(), step=step, dtype=kept, unchanged=unchanged)
+            self._conclude_alone(report, harmless=True)
+        self._was_unchanged = bool(unchanged)
 
     def _check_loss_scale(self, decision: engine_adapter.Decision) -> None:
         """Once, in fp16 without ZeRO: whether the loss was multiplied by the loss scale that the step divides by."""

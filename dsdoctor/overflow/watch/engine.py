@@ -84,8 +84,8 @@ class Watch:
             engine,
             on_decision=self._guarded(self._on_decision),
             on_step=self._on_step,
-            on_backward=self._decisions.on_loss,
-            on_load=self._on_load,
+            on_backward=self._guarded(self._decisions.on_loss),
+            on_load=self._guarded(self._on_load),
         )
         self._undo += [self._adapter.detach, self._recorder.detach]
         self._undo.append(engine.module.register_forward_hook(Hook(self._count)).remove)
@@ -181,7 +181,7 @@ class Watch:
             self._tracer.step_ends(decided.overflowed, decided.losses.known(), self._batches, decided.scale)
             self._warn_if_nothing_is_traced()
         self._recorder.forget()
-        decided.step_ends()
+        self._guarded(decided.step_ends)()
         decided.next_batch(self._batches)
         self._stop_after_batch()
 
@@ -196,13 +196,13 @@ class Watch:
 
     # -- what must not disturb the training
 
-    def _guarded(self, look: Callable[[engine_adapter.Decision], None]) -> Callable[[engine_adapter.Decision], None]:
+    def _guarded(self, look: Callable[..., None]) -> Callable[..., None]:
         """An error of dsdoctor's own must not end a training: it is printed once, and the watch ends."""
 
         @functools.wraps(look)
-        def guarded(decision: engine_adapter.Decision) -> None:
+        def guarded(*args: Any) -> None:
             try:
-                look(decision)
+                look(*args)
             except (ranks.OverflowDetected, UsageError):
                 raise
             except Exception:

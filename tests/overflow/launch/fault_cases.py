@@ -40,6 +40,8 @@ KINDS: dict[str, tuple[tuple[str, ...], str]] = {
     "loss inside": (("loss-not-finite",), "cross_entropy"),
     "loss outside": (("loss-not-finite",), "planted"),
     "log outside": (("loss-not-finite",), "planted"),
+    "underflow": (("gradients-underflow",), ""),
+    "small updates": (("updates-too-small",), ""),
 }
 """The rules that are right for a kind, and which line is: of the target, the planted one, or one with these words."""
 
@@ -48,6 +50,10 @@ def is_possible(case: dict[str, Any]) -> bool:
     """Whether such a run exists."""
     if case["architecture"] == "vit" and (case["padding"] != "none" or case["kind"] == "loss inside"):
         return False
+    if case["kind"] in ("underflow", "small updates"):
+        # of all ranks and micro-batches; weights in bfloat16 alone are for DeepSpeed those of a run without ZeRO
+        dtype, stages = ("fp16", (1, 2, 3)) if case["kind"] == "underflow" else ("bf16", (0,))
+        return case["only"] is None and case["micro"] == 0 and case["dtype"] == dtype and case["stage"] in stages
     if case["architecture"] == "t5" and case["kind"] == "data":
         return False
     return not (case["kind"] == "weight" and (case["micro"] == 1 or (case["stage"] == 3 and case["only"] is None)))
@@ -122,6 +128,8 @@ def _module(case: dict[str, Any], finding: dict[str, Any]) -> str:
     affected = finding["affects"]
     if case["kind"] in ("loss inside", "loss outside", "log outside"):
         return "right" if not affected or affected[0] in ("the loss", "the model") else "wrong"
+    if case["kind"] in ("underflow", "small updates"):
+        return "right" if affected and affected[0] in " ".join(finding["evidence"]) else "wrong"
     if case["kind"] == "data":
         return "right" if affected and affected[0] == "the model" else "wrong"
     if case["kind"] == "backward":

@@ -187,8 +187,24 @@ def train_step(engine: Any, case: dict[str, Any], step: int, rank: int) -> None:
             outside_log(engine, case, batch, bad)
         else:
             loss = engine(**batch).loss
-            engine.backward(loss)
+            engine.backward(loss * 1e-7 if case["kind"] == "underflow" and step == STEP else loss)
             engine.step()
+
+
+def engine_of(case: dict[str, Any]) -> Any:
+    """The engine of a case, with what some kinds need."""
+    more: dict[str, Any] = {"gas": GAS, "optimizer": "sgd", **case}
+    model = model_of(case)
+    if case["kind"] == "underflow":
+        more["config"] = {"fp16": {"enabled": True, "loss_scale": 1}}
+    if case["kind"] == "small updates":
+        more |= {"dtype": "fp32"}
+        model = model.bfloat16()
+    engine = engines.build(more, model)
+    if case["kind"] == "small updates":
+        for group in engine.optimizer.param_groups:
+            group["lr"] = 1e-7
+    return engine
 
 
 def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -196,7 +212,7 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
     started = time.monotonic()
     problem, watching, engine, before = "", None, None, 0
     try:
-        engine = engines.build({"gas": GAS, "optimizer": "sgd", **case}, model_of(case))
+        engine = engine_of(case)
         Plant(engine, case)
         watching = watch(engine, level=case.get("level", "guard"))
         for step in range(STEP + 1):
