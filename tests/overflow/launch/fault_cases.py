@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-ARCHITECTURES = ("gpt2", "llama", "t5", "mixtral", "vit")
+ARCHITECTURES = ("gpt2", "llama", "t5", "mixtral", "vit", "all_to_all", "all_reduce")
+"""The last two hand activations to the other rank, as experts and tensor parallel layers do."""
 ATTENTIONS = ("sdpa", "eager")
 """Flex attention has no backward on a CPU (torch 2.13), so there it does not train."""
 PADDINGS = ("none", "left", "right")
@@ -24,11 +25,11 @@ TARGETS = {
     "t5": ("encoder.block.1.layer.0.SelfAttention.o", "self.o("),
     "mixtral": ("model.layers.1.self_attn.o_proj", "self.o_proj("),
     "vit": ("vit.layers.1.attention.o_proj", "self.o_proj("),
+    "all_to_all": ("inner.first", "self.first("),
+    "all_reduce": ("inner.first", "self.first("),
 }
 """The module that is planted in, and the words of the line that calls its operation."""
-ROOTS = {"gpt2": "GPT2", "llama": "Llama", "t5": "T5", "mixtral": "Mixtral", "vit": "ViT"}
 
-WITHIN = ("overflow-in-module", "overflow-between-modules")
 KINDS: dict[str, tuple[tuple[str, ...], str]] = {
     "weight": (("weight-not-finite",), ""),
     "range": (("overflow-in-module",), "target"),
@@ -49,6 +50,10 @@ KINDS: dict[str, tuple[tuple[str, ...], str]] = {
 def is_possible(case: dict[str, Any]) -> bool:
     """Whether such a run exists."""
     if case["architecture"] == "vit" and (case["padding"] != "none" or case["kind"] == "loss inside"):
+        return False
+    if case["architecture"].startswith("all_") and (
+        case["padding"] != "none" or case["attention"] != "sdpa" or case["kind"] == "data"
+    ):
         return False
     if case["kind"] in ("underflow", "small updates"):
         # of all ranks and micro-batches; weights in bfloat16 alone are for DeepSpeed those of a run without ZeRO
@@ -102,7 +107,8 @@ def sample(count: int, seed: int) -> dict[str, dict[str, Any]]:
 
 def said_lines(finding: dict[str, Any]) -> list[str]:
     """The lines of code that a finding names."""
-    texts = [finding["title"], *finding["evidence"]]
+    # by which line it reached another rank is no cause
+    texts = [finding["title"], *(line for line in finding["evidence"] if not line.startswith("it reached rank"))]
     found = [match for text in texts for match in re.findall(r"[\w.]+\.py:\d+ in [^:]+: .*", text)]
     return [line for line in found if line]
 
@@ -128,6 +134,10 @@ def _module(case: dict[str, Any], finding: dict[str, Any]) -> str:
     affected = finding["affects"]
     if case["kind"] in ("loss inside", "loss outside", "log outside"):
         return "right" if not affected or affected[0] in ("the loss", "the model") else "wrong"
+    if case["architecture"].startswith("all_") and (
+        case["padding"] != "none" or case["attention"] != "sdpa" or case["kind"] == "data"
+    ):
+        return False
     if case["kind"] in ("underflow", "small updates"):
         return "right" if affected and affected[0] in " ".join(finding["evidence"]) else "wrong"
     if case["kind"] == "data":

@@ -33,6 +33,57 @@ DECODER = {
 }
 
 
+class AcrossRanks(torch.autograd.Function):
+    """What one rank computed goes to the others: as a sum, or in equal parts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kind: str) -> Tensor:
+        ctx.kind = kind
+        return exchanged(x, kind)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return exchanged(gradient, ctx.kind), None
+
+
+def exchanged(x: Tensor, kind: str) -> Tensor:
+    mine = x.contiguous().clone()
+    if kind == "all_reduce":
+        torch.distributed.all_reduce(mine)
+        return mine
+    theirs = torch.empty_like(mine)
+    torch.distributed.all_to_all_single(theirs, mine)
+    return theirs
+
+
+class Inner(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        made = self.first(hidden_states)
+        return hidden_states + self.second(AcrossRanks.apply(made, self.kind))
+
+
+class Exchanging(nn.Module):
+    """Hands activations to the other rank in the middle."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 32)
+        self.inner = Inner(kind)
+        self.head = nn.Linear(32, VOCABULARY)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        logits = self.head(self.inner(self.embedding(input_ids)))
+        loss = None
+        if labels is not None:
+            loss = functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        return transformers.modeling_outputs.CausalLMOutput(loss=loss, logits=logits)
+
+
 def model_of(case: dict[str, Any]) -> nn.Module:
     """A tiny model of the architecture, with the attention of the case."""
     kind = case["architecture"]
@@ -49,6 +100,8 @@ def model_of(case: dict[str, Any]) -> nn.Module:
         sizes = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
         config = transformers.T5Config(**sizes, decoder_start_token_id=0, use_cache=False)
         make = transformers.T5ForConditionalGeneration
+    elif kind.startswith("all_"):
+        return Exchanging(kind)
     else:
         sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
         config = transformers.ViTConfig(**sizes, image_size=16, patch_size=4, num_labels=4)
