@@ -102,6 +102,28 @@ def sample(count: int, seed: int) -> dict[str, dict[str, Any]]:
     return {name_of(case): case for case in chosen}
 
 
+def healthy(steps: int) -> dict[str, dict[str, Any]]:
+    """Twelve configurations in which nothing is wrong: each architecture, stage, dtype and level among them."""
+    names = [*ARCHITECTURES, *ARCHITECTURES[:5]]
+    cases = [
+        {
+            "kind": "healthy",
+            "architecture": architecture,
+            "attention": ATTENTIONS[number % 2],
+            "padding": "none" if architecture in ("vit", "all_to_all", "all_reduce") else PADDINGS[number % 3],
+            "stage": (1, 2, 3, 0)[number % 4],
+            "dtype": DTYPES[(number + number // 4) % 3],
+            "level": ("guard", "frames")[number // 6],
+            "optimizer": ("adamw", "sgd")[number % 2],
+            "steps": steps,
+            "only": None,
+            "micro": 0,
+        }
+        for number, architecture in enumerate(names)
+    ]
+    return {", ".join(str(value) for value in case.values()): case for case in cases}
+
+
 # -- judging
 
 

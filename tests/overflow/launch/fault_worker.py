@@ -177,7 +177,7 @@ def plant_in_weight(engine: Any, case: dict[str, Any], rank: int) -> None:
 def batch_of(case: dict[str, Any], step: int, micro: int, rank: int, dtype: torch.dtype) -> dict[str, Any]:
     """A batch: padded as the case says, marked where the fault is."""
     generator = torch.Generator().manual_seed(1000 * step + 10 * micro + rank)
-    bad = step == STEP and micro == case["micro"] and case["only"] in (None, rank)
+    bad = case["kind"] != "healthy" and step == STEP and micro == case["micro"] and case["only"] in (None, rank)
     if case["architecture"] == "vit":
         pixels = torch.randn(2, 3, 16, 16, generator=generator).to(dtype)
         if bad:
@@ -260,8 +260,28 @@ def engine_of(case: dict[str, Any]) -> Any:
     return engine
 
 
+def train_healthy(case: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train without and with a watch: what it found, and whether the weights are the same bit for bit."""
+    ends, findings = [], []
+    for level in (None, case.get("level", "guard")):
+        engine = engines.build({"gas": GAS, **case}, model_of(case))
+        watching = None if level is None else watch(engine, level=level)
+        engines.seed(rank)
+        for step in range(case["steps"]):
+            train_step(engine, case, step, rank)
+        ends.append(engines.states(engine))
+        if watching is not None:
+            torch.distributed.barrier()
+            findings = [f"{finding.rule}: {finding.title}" for finding in watching.findings()]
+            watching.detach()
+        engines.close(engine)
+    return {"findings": findings, "same": engines.same(*ends)}
+
+
 def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train, and give the findings of the planted step."""
+    if case["kind"] == "healthy":
+        return train_healthy(case, rank)
     started = time.monotonic()
     problem, watching, engine, before = "", None, None, 0
     try:
