@@ -3,6 +3,8 @@
 It lies in the key-value store through which torch's ranks found each other.
 """
 
+from typing import Any
+
 import torch.distributed as dist
 
 from dsdoctor.overflow.hooks import ranks
@@ -11,11 +13,19 @@ MOST = 64
 """Reports that a rank writes for one watch: the store keeps them to the end of the job."""
 
 
+def _store() -> Any:
+    """None: there is one rank, or its backend (MPI) has no store. Then each rank knows what it found itself."""
+    try:
+        return dist.distributed_c10d._get_default_store() if ranks.is_together() else None
+    except ValueError:
+        return None
+
+
 class Bulletin:
     """The reports of all ranks about one engine. Engines are told apart by how many a rank had watched before."""
 
     def __init__(self) -> None:
-        self._store = dist.distributed_c10d._get_default_store() if ranks.is_together() else None
+        self._store = _store()
         self._written = 0
         self._read: dict[int, int] = {}
         number = 0 if self._store is None else self._store.add(f"dsdoctor/watches/{ranks.rank()}", 1)
@@ -27,7 +37,7 @@ class Bulletin:
             return
         mine = f"{self._place}/{ranks.rank()}"
         try:
-            self._store.set(f"{mine}/{self._written}", report)  # type: ignore[arg-type]
+            self._store.set(f"{mine}/{self._written}", report)
             self._store.add(mine, 1)
         except RuntimeError:  # the store's host, rank 0, is gone
             return

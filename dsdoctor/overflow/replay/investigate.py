@@ -169,6 +169,9 @@ def _replay(
                 yield
         finally:
             hooks.detach()
+            if engine.device.type == "cuda":
+                # ZeRO-3 gathers in a stream of its own, where the readings of that were queued too
+                torch.cuda.synchronize(engine.device)
             readings.settle()
             for record in records:
                 record.settle()

@@ -95,7 +95,12 @@ class Decisions:
         if found is not None:
             last = last_frames(record.frames(), found, self.options.max_frames_to_save)
             rank_report = RankReport(
-                rank=ranks.rank(), step=record.position.step, batch=record.batch, first_bad=found, frames=last
+                rank=ranks.rank(),
+                world=ranks.world(),
+                step=record.position.step,
+                batch=record.batch,
+                first_bad=found,
+                frames=last,
             )
             self._conclude_alone(rank_report)
 
