@@ -79,7 +79,7 @@ MARKS = (
         "indexerror oserror connectionerror floatingpointerror filenotfounderror permissionerror nameerror "
         "outofmemoryerror exception distbackenderror "
         "diststoreerror distnetworkerror calledprocesserror validationerror",
-        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{2,60}(?:Error|Exception): ",
+        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{1,60}(?:Error|Exception): ",
     ),
     Mark(
         event=Event.EXCEPTION,
@@ -89,7 +89,7 @@ MARKS = (
         "isadirectoryerror notadirectoryerror fileexistserror brokenpipeerror connectionreseterror overflowerror "
         "recursionerror syntaxerror systemerror childprocesserror blockingioerror hfvalidationerror "
         "gatedrepoerror localentrynotfounderror repositorynotfounderror",
-        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{2,60}(?:Error|Exception): ",
+        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{1,60}(?:Error|Exception): ",
     ),
     Mark(
         event=Event.EXCEPTION,

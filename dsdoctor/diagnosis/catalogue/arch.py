@@ -24,7 +24,7 @@ GPU_ARCH_UNSUPPORTED_BY_NVCC = Rule(
 everything below 7.5. `python -m dsdoctor plan` shows the architectures that torch and nvcc share.
 
 Why it matters: nvcc stops, and no CUDA op is compiled.""",
-    explained_by=("arch-list-empty", "arch-parse-bug"),
+    explained_by=("arch-list-empty", "arch-parse-bug", "triton-cannot-compile"),
     signatures=(
         Signature(
             words="unsupported+gpu",
