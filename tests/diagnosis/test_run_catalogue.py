@@ -103,12 +103,13 @@ def test_a_pip_that_got_through_after_a_second_try_has_no_fault() -> None:
     assert [finding.severity for finding in findings if finding.severity is Severity.ERROR] == []
 
 
-def test_a_resume_that_finds_nothing_is_only_a_note() -> None:
+def test_a_resume_that_finds_nothing_is_a_warning_though_the_run_goes_on() -> None:
     warning = "[WARNING] [engine.py:4437:load_checkpoint] Unable to find latest file at /data/ckpt/latest, if trying to load latest"
 
     findings = diagnose([warning, "step 1 loss 2.0", "step 2 loss 1.9"]).findings
 
-    assert [(finding.rule, finding.severity) for finding in findings] == [("checkpoint-not-found", Severity.NOTE)]
+    assert [(finding.rule, finding.severity) for finding in findings] == [("checkpoint-not-found", Severity.WARNING)]
+    assert "/data/ckpt/latest" in findings[0].title
 
 
 def test_the_key_that_pydantic_refused_is_named() -> None:

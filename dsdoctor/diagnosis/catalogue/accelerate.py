@@ -118,7 +118,113 @@ Why it matters: The model cannot be wrapped, so the training does not start.""",
     ),
 )
 
+ACCELERATE_STATE_MISSING = Rule(
+    id="accelerate-state-missing",
+    stage=Stage.RUN,
+    title="accelerate is used before it knows how the ranks run: no Accelerator (or PartialState) was made yet, or "
+    "its state was reset",
+    fix="make the Accelerator, or the TrainingArguments, first: before accelerate's logger, before the model is "
+    "loaded, and only once; do "
+    "not reset its state in between; else upgrade accelerate and transformers together",
+    steps=(step("python -m pip install -U accelerate transformers"),),
+    manual="""accelerate keeps one state for the whole process, and the first Accelerator (or the
+TrainingArguments) fills it.
+
+What asks for it earlier, or after it was reset, finds it empty.
+
+Why it matters: The script stops before it trains.""",
+    signatures=(
+        Signature(
+            words="properly+initialize+accelerator partialstate+initialized",
+            pattern=r"Please make sure to properly initialize your accelerator via `accelerator = "
+            r"Accelerator\(\)`|The `PartialState` or "
+            r"`Accelerator` must be initialized before calling",
+            sample="ValueError: Please make sure to properly initialize your accelerator via `accelerator = "
+            "Accelerator()` before using any "
+            "functionality from the `accelerate` library.",
+        ),
+        Signature(
+            words="acceleratorstate+attribute partialstate+attribute",
+            pattern=r"AttributeError: [`']?(?:AcceleratorState|PartialState)[`']? object has no attribute "
+            r"[`'](?P<name>\w{1,60})[`']",
+            title="accelerate's state has no {name}: it was reset, or never filled, when this code asked for it",
+            sample="AttributeError: 'AcceleratorState' object has no attribute 'distributed_type'",
+        ),
+        Signature(
+            words="deepspeed_plugin+creating+second deepspeed_plugin+object",
+            pattern=r"NotImplementedError: You cannot pass in a `deepspeed_plugin` when creating a second "
+            r"`Accelerator`",
+            title="a second Accelerator was given a deepspeed_plugin: only the first one takes plugins",
+            fix="make one Accelerator with deepspeed_plugins={'train': ..., 'reference': ...} and switch between them "
+            "with "
+            "accelerator.state.select_deepspeed_plugin",
+            sample="NotImplementedError: You cannot pass in a `deepspeed_plugin` when creating a second `Accelerator`.",
+        ),
+    ),
+)
+
+GPU_WITHOUT_PEER_ACCESS = Rule(
+    id="accelerate-rtx-4000",
+    stage=Stage.LAUNCH,
+    title="RTX 4000-series GPUs cannot talk to each other directly (P2P), and accelerate stops because the script was "
+    "not started by it",
+    fix="set NCCL_P2P_DISABLE=1 and NCCL_IB_DISABLE=1 for all ranks, or start with accelerate launch, which sets them",
+    steps=(step("export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1"), instead("accelerate launch SCRIPT.py")),
+    manual="""GPUs of the RTX 4000 series have no peer-to-peer access, and NCCL hangs where it tries it.
+
+accelerate knows that and refuses to begin unless the two variables are set.
+
+Why it matters: The ranks do not start.""",
+    signatures=(
+        Signature(
+            words="rtx+4000+broadband rtx+4000+p2p",
+            pattern=r"Using RTX [34]0{3} series doesn't support faster communication broadband",
+            sample="NotImplementedError: Using RTX 4000 series doesn't support faster communication broadband via P2P "
+            "or IB.",
+        ),
+    ),
+)
+
+BATCHES_DIFFER_IN_DISPATCH = Rule(
+    id="dispatch-batches-differ",
+    stage=Stage.RUN,
+    title="accelerate reads the data on rank 0 and sends each rank its part (dispatch_batches), and the batches are "
+    "of different size",
+    fix="set dispatch_batches=False (accelerator_config or DataLoaderConfiguration), with split_dataset_by_node for a "
+    "data set that is "
+    "iterated; or pad all samples to one length (padding='max_length') and set drop_last",
+    manual="""With dispatch_batches, the default for iterable data sets, rank 0 reads a batch for every rank and
+puts them together.
+
+That works with batches of one shape only.
+
+Why it matters: Rank 0 ends, and the others wait for it.""",
+    signatures=(
+        Signature(
+            words="batches+size+dispatch_batches",
+            pattern=r"You can't use batches of different size with `dispatch_batches=True`",
+            sample="RuntimeError: You can't use batches of different size with `dispatch_batches=True` or when using "
+            "an `IterableDataset`.",
+        ),
+        Signature(
+            words="round+multiple+processes",
+            pattern=r"ValueError: To use (?:a )?`(?P<loader>\w{1,40})` in `split_batches` mode, the batch size "
+            r"\((?P<size>\d{1,9})\) needs to be a "
+            r"round multiple of the number of processes \((?P<world>\d{1,9})\)",
+            title="split_batches divides a batch of {size} among {world} ranks, which does not come out even",
+            fix="make the batch size a multiple of the number of ranks, or set split_batches=False (the batch size is "
+            "then that of each rank)",
+            sample="ValueError: To use a `DataLoader` in `split_batches` mode, the batch size (10) needs to be a "
+            "round multiple of the number "
+            "of processes (4).",
+        ),
+    ),
+)
+
 RULES = (
+    ACCELERATE_STATE_MISSING,
+    GPU_WITHOUT_PEER_ACCESS,
+    BATCHES_DIFFER_IN_DISPATCH,
     ACCELERATE_CONFIG_TWICE,
     AUTOCAST_OUTSIDE,
     REFERENCE_MODEL_UNDER_ZERO3,

@@ -1,18 +1,7 @@
 """Rules of arguments that are refused before a model is made: by parsers, Hydra, and checks of the frameworks themselves."""
 
 from dsdoctor.core.fix import instead, step
-from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
-
-CHECKS_OF_ARGUMENTS = (
-    r"transformers[/\\](?:training_args\w{0,20}|hf_argparser)\.py\", line \d{1,6}, in "
-    r"(?:__post_init__|parse_|_validate)"
-    r"|accelerate[/\\](?:utils[/\\](?:dataclasses|deepspeed|launch)|commands[/\\](?:launch|config)\w{0,20})\.py\", "
-    r"|(?:llamafactory|llmtuner)[/\\]hparams[/\\]|swift[/\\]\w{0,20}[/\\]?(?:argument|arguments)[/\\]"
-    r"|axolotl[/\\]utils[/\\](?:config|schemas)|trl[/\\]trainer[/\\]\w{1,40}_config\.py"
-    r"|deepspeed[/\\](?:runtime[/\\]config\w{0,20}|elasticity[/\\]\w{1,30}|inference[/\\]config)\.py\", "
-    r"|openrlhf[/\\]cli[/\\]|xtuner[/\\]\w{0,40}[/\\]?(?:train|arguments)\.py|torch[/\\]distributed[/\\]run\.py"
-)
-"""Frames in which a framework checks its arguments; what it raises there is about them and says what clashes."""
+from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 ARGUMENTS_REFUSED = Rule(
     id="arguments-refused",
@@ -68,6 +57,23 @@ Why it matters: No rank starts to train, and nothing else in the log is the caus
             sample="finetune.py: error: the following arguments are required: --output_dir",
         ),
         Signature(
+            words="valid+please+select+one",
+            pattern=r"ValueError: (?P<value>\S{1,60}) is not a valid (?P<kind>\w{1,60}), please select one of "
+            r"(?P<values>.{1,160})",
+            title="{value} is no value of {kind}: it takes one of {values}",
+            fix="correct the argument; the names are those of the transformers that is installed",
+            steps=(step("python -m pip show transformers"),),
+            sample="ValueError: adamw_bnb is not a valid OptimizerNames, please select one of ['adamw_torch', "
+            "'adafactor']",
+        ),
+        Signature(
+            words="tf32+ampere",
+            pattern=r"ValueError: --tf32 requires Ampere",
+            title="tf32 is asked for, and this GPU (older than Ampere), CUDA or torch has none",
+            fix="set --tf32 False (tf32: false); V100, T4 and 20-series GPUs have neither tf32 nor bf16: use fp16",
+            sample="ValueError: --tf32 requires Ampere or a newer GPU arch, cuda>=11 and torch>=1.7",
+        ),
+        Signature(
             words="hydra+errors hydra+_internal",
             pattern=r"^hydra\.(?:_internal\.)?(?:[\w.]{1,40}\.)?(?:\w{1,40})(?:Exception|Error): (?P<message>.{1,160})",
             title="Hydra does not take the configuration: {message}",
@@ -82,15 +88,6 @@ Why it matters: No rank starts to train, and nothing else in the log is the caus
             title="the configuration (OmegaConf) does not have what is asked of it: {message}",
             fix="correct the key's name, or set it: the script is newer or older than the YAML file",
             sample="omegaconf.errors.ConfigAttributeError: Key 'foo' is not in struct",
-        ),
-        Signature(
-            words="valueerror assertionerror notimplementederror",
-            pattern=r"^(?:Value|Assertion|NotImplemented)Error: (?P<message>\S.{9,239})",
-            after=CHECKS_OF_ARGUMENTS,
-            unless=r"\w{0,80}Config: |pydantic|NCCL|CUDA error",
-            tier=Tier.GENERIC,
-            sample='  File "/venv/transformers/training_args.py", line 1412, in __post_init__\n'
-            "ValueError: --load_best_model_at_end requires the save and eval strategy to match, but found",
         ),
     ),
 )

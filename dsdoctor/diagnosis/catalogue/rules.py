@@ -46,6 +46,7 @@ from dsdoctor.diagnosis.catalogue import (
     timeouts,
     toolkit,
     torch_libraries,
+    trainer,
     versions,
     zero,
     zero_settings,
@@ -99,6 +100,7 @@ TOPICS = (
     files,
     converting,
     torch_libraries,
+    trainer,
     names,
     pip_builds,
 )
