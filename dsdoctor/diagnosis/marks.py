@@ -32,6 +32,8 @@ class Event(enum.Enum):
     STOPPED = "stopped"
     WATCHDOG = "watchdog"
 
+    __hash__ = object.__hash__  # why: an event is looked up for each mark of each line, and this one is in C
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
