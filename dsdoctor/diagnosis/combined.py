@@ -14,7 +14,7 @@ GUESSED_HOMES = {"/usr", "/usr/local"}
 DEFAULT_LIST = {"60", "61", "70"}
 ARGUMENT_CHECKS = re.compile(
     r"transformers[/\\](?:training_args\w{0,20}|hf_argparser)\.py:|transformers[/\\]trainer\.py:(?:__init__|_validate_\w{1,40})$"
-    r"|accelerate[/\\](?:utils[/\\](?:dataclasses|deepspeed|launch)|commands[/\\](?:launch|config)\w{0,20})\.py:"
+    r"|accelerate[/\\](?:utils[/\\](?:dataclasses|deepspeed|launch)|commands[/\\](?:launch|config)(?:[/\\]\w{1,20}|\w{0,20}))\.py:"
     r"|accelerate[/\\]accelerator\.py:__init__$|(?:llamafactory|llmtuner)[/\\]hparams[/\\]"
     r"|swift[/\\](?:\w{1,20}[/\\])?arguments?[/\\]|axolotl[/\\]utils[/\\](?:config|schemas)|trl[/\\]trainer[/\\]\w{1,40}_config\.py:"
     r"|deepspeed[/\\](?:runtime[/\\]config\w{0,20}|elasticity[/\\]\w{1,30}|inference[/\\]config)\.py:"

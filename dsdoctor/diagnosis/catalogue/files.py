@@ -78,4 +78,38 @@ Why it matters: The rank ends; the others report a broken connection or wait."""
     ),
 )
 
-RULES = (FILE_MISSING, PERMISSION_MISSING)
+FILE_SYSTEM_FAILS = Rule(
+    id="file-system-fails",
+    stage=Stage.RUN,
+    title="the file system failed, not the program: {why}{path_hint}",
+    fix="see what the kernel says of that disk or mount; mount the network disk (NFS, FUSE) again, write to a local "
+    "disk and copy afterwards, and "
+    "let only one process write a file",
+    steps=(step("dmesg -T | tail -50"), step("df -h"), step("mount")),
+    manual="""The system could not read or write a file.
+
+A network disk that is gone or was exchanged, a broken disk, or a mount that does not have what was asked of it.
+
+Why it matters: What was being written is lost, and the rank ends.""",
+    signatures=(
+        Signature(
+            words="errno+5 errno+116 errno+121 errno+107 errno+117 errno+19",
+            pattern=r"^(?:OS|IO|FileNotFound)Error: \[Errno (?:5|116|121|107|117|19)\] (?P<why>[\w/ ]{4,60}?)(?:: "
+            r"b?'(?P<path>[^']{1,200})'|$)",
+            unless=r"torch_extensions",
+            sample="OSError: [Errno 116] Stale file handle: '/mnt/nfs/ckpt/global_step10'",
+        ),
+        Signature(
+            words="safetensorerror+serializing",
+            pattern=r"SafetensorError: Error while serializing: (?:I/O error: |IoError\(Os \{ code: \d{1,3}, kind: "
+            r")(?P<why>(?!StorageFull)[\w ]{3,60})",
+            unless=r"No space left",
+            title="a safetensors file could not be written: {why}; most often the network disk does not take such "
+            "writes, or is full",
+            sample="safetensors._safetensors_rust.SafetensorError: Error while serializing: I/O error: Invalid "
+            "argument (os error 22)",
+        ),
+    ),
+)
+
+RULES = (FILE_MISSING, PERMISSION_MISSING, FILE_SYSTEM_FAILS)

@@ -4,7 +4,7 @@ from dsdoctor.core.fix import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 OTHERS = (
-    r"(?!torch\b|pydantic|triton|numpy\b|pkg_resources|dsdoctor|deepspeed\.ops|op_builder|setuptools|partially)"
+    r"(?!torch\b|pydantic|triton|numpy\b|apex\b|pkg_resources|dsdoctor|deepspeed\.ops|op_builder|setuptools|partially)"
     r"(?P<package>[A-Za-z_]\w{1,40})"
 )
 """The first part of a module's name; those of which other rules know more are left out."""

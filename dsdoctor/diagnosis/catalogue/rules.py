@@ -2,6 +2,7 @@
 
 from dsdoctor.diagnosis.catalogue import (
     accelerate,
+    accelerate_launch,
     arch,
     arguments,
     checkpoint,
@@ -40,6 +41,7 @@ from dsdoctor.diagnosis.catalogue import (
     processes,
     quantized,
     regressions,
+    rlhf,
     run,
     scripts,
     surroundings,
@@ -92,6 +94,7 @@ TOPICS = (
     scripts,
     arguments,
     accelerate,
+    accelerate_launch,
     model_files,
     processes,
     platforms,
@@ -101,6 +104,7 @@ TOPICS = (
     converting,
     torch_libraries,
     trainer,
+    rlhf,
     names,
     pip_builds,
 )

@@ -85,7 +85,7 @@ Why it matters: The script fails where it uses the wrapped object like the bare 
             r"|DeepSpeedZeroOptimizer(?:_Stage3)?|DeepSpeedZeRoOffload"
             r"|DeepSpeedHybridEngine)' object has no attribute '(?P<name>\w{1,80})'",
             unless=r"'(?:train|_register_hooks_recursively|backward|step|param_groups|zero_grad|state_dict"
-            r"|loss_scale|cur_scale)'"
+            r"|loss_scale|cur_scale|step_was_skipped)'"
             r"|ds_grads_remaining|optim_bits",
             tier=Tier.GENERIC,
             sample="AttributeError: 'DeepSpeedEngine' object has no attribute 'generate'",
