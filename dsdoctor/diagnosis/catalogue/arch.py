@@ -184,11 +184,6 @@ Why it matters: Where the filter leaves nothing, there is nothing to build: the 
             "after filtering",
         ),
         Signature(
-            words="ampere",
-            pattern=r"FlashAttention only supports Ampere GPUs or newer",
-            sample="RuntimeError: FlashAttention only supports Ampere GPUs or newer.",
-        ),
-        Signature(
             words="bfloat16",
             pattern=r"Bfloat16 is only supported on GPUs with compute capability of at least (?P<least>[\d.]+)",
             sample="ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0.",

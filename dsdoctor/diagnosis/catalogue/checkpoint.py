@@ -52,7 +52,8 @@ CHECKPOINT_WORLD_SIZE = Rule(
             "python -m deepspeed.checkpoint.ds_to_universal --input_folder CKPT/TAG --output_folder CKPT/TAG_universal"
         ),
     ),
-    manual="""Each rank of ZeRO saves its own part of the optimizer's states, so the number of ranks is part of the checkpoint.
+    manual="""Each rank of ZeRO saves its own part of the optimizer's states, so the number of ranks is part of
+the checkpoint.
 
 A universal checkpoint holds the states by parameter and can be loaded with any number of ranks. Weights alone can
 always be loaded.
@@ -187,6 +188,20 @@ Why it matters: Nothing of the checkpoint is loaded.""",
             sample="size mismatch for classifier.weight: copying a param with shape torch.Size([2, 768]) from "
             "checkpoint, the shape in current model is "
             "torch.Size([3, 768]).",
+        ),
+        Signature(
+            words="mismatch+size+copying",
+            pattern=r"size mismatch for (?P<name>[\w.]{1,120}): copying a param with shape torch\.Size\((?:\[\d{1,9}, "
+            r"[\d, ]{1,60}\]\) from checkpoint, the shape in current model is torch\.Size\(\[1\]\)|\[1\]\) from "
+            r"checkpoint, the shape in current model is torch\.Size\(\[\d{1,9}, [\d, ]{1,60}\]\))",
+            title="{name} is a placeholder of shape [1]: ZeRO-3 of an old DeepSpeed partitioned it, and plain weights "
+            "meet the partition here",
+            fix="load before deepspeed.initialize, or inside of deepspeed.zero.GatheredParameters; make whole weights "
+            "of a ZeRO-3 checkpoint with its zero_to_fp32.py, and let Lightning load the whole folder of the "
+            "checkpoint",
+            steps=(step("python zero_to_fp32.py CKPT OUTPUT"),),
+            sample="size mismatch for layer.weight: copying a param with shape torch.Size([2, 32]) from checkpoint, "
+            "the shape in current model is torch.Size([1]).",
         ),
         Signature(
             words="state_dict+loading",

@@ -40,6 +40,15 @@ Why it matters: The weights stay in parts that no other program reads.""",
             sample="  File \"zero_to_fp32.py\", line 152, in parse_optim_states\nKeyError: 'optimizer_state_dict'",
         ),
         Signature(
+            words="zero+files+found",
+            pattern=r"AssertionError: (?P<why>No ZeRO files found in \S{1,200})",
+            title="there are no ZeRO files (optim_states.pt) in the checkpoint: {why}",
+            fix="give the folder of the tag (global_step10) that holds *_optim_states.pt; a run of ZeRO stage 0, or a "
+            "checkpoint that was copied without its optimizer states, has none, and the conversion needs them",
+            steps=(step("ls -l CKPT/TAG"),),
+            sample="AssertionError: No ZeRO files found in checkpoints/main/global_step1/",
+        ),
+        Signature(
             words="unknown+zero+stage",
             pattern=r"ValueError: (?P<why>unknown zero stage \d)",
             sample="ValueError: unknown zero stage 1",
@@ -120,6 +129,20 @@ Why it matters: The run cannot be resumed from this checkpoint as it is.""",
             "files, of another DeepSpeed version",
             sample="    self.optimizer.load_state_dict(checkpoint['optimizer'])\nTypeError: 'NoneType' object is not "
             "subscriptable",
+        ),
+        Signature(
+            words="runtimeerror+size+mismatch",
+            pattern=r"^RuntimeError: [Ss]ize mismatch(?: among tensors| in)?\s*$",
+            after=r"multi_tensor_apply|fused_adam",
+            tier=Tier.GENERIC,
+            title="the optimizer's states (exp_avg) have another size than the parameters: they were resumed from a "
+            "checkpoint of another model or other trainable parameters",
+            fix="resume with the same trainable parameters in the same order (LoRA, frozen layers, added tokens) and "
+            "the same packages; or load the weights only: load_optimizer_states=False in load_checkpoint, or give the "
+            "Trainer the model's path instead of resume_from_checkpoint",
+            steps=(step("ls -l CKPT/TAG"),),
+            sample='  File "/venv/lib/python3.11/site-packages/deepspeed/ops/adam/multi_tensor_apply.py", line 17, in '
+            "__call__\nRuntimeError: Size mismatch",
         ),
     ),
 )

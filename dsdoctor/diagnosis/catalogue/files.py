@@ -93,8 +93,8 @@ A network disk that is gone or was exchanged, a broken disk, or a mount that doe
 Why it matters: What was being written is lost, and the rank ends.""",
     signatures=(
         Signature(
-            words="errno+5 errno+116 errno+121 errno+107 errno+117 errno+19",
-            pattern=r"^(?:OS|IO|FileNotFound)Error: \[Errno (?:5|116|121|107|117|19)\] (?P<why>[\w/ ]{4,60}?)(?:: "
+            words="errno+5 errno+116 errno+121 errno+107 errno+117 errno+19 errno+37",
+            pattern=r"^(?:OS|IO|FileNotFound)Error: \[Errno (?:5|116|121|107|117|19|37)\] (?P<why>[\w/ ]{4,60}?)(?:: "
             r"b?'(?P<path>[^']{1,200})'|$)",
             unless=r"torch_extensions",
             sample="OSError: [Errno 116] Stale file handle: '/mnt/nfs/ckpt/global_step10'",

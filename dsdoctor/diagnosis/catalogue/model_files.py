@@ -47,6 +47,26 @@ Why it matters: The model or the tokenizer cannot be loaded.""",
             "'https://huggingface.co/models', make sure you don't have a local directory with the same name.",
         ),
         Signature(
+            words="valid+json+looks",
+            pattern=r"OSError: It looks like the config file at '(?P<path>[^']{1,200})' is not a valid JSON file",
+            title="{path} is no valid JSON: it is empty, cut off, a git-lfs pointer or a page of HTML",
+            fix="look at the file's first lines and fetch it again",
+            steps=(step("head -c 300 {path}"),),
+            sample="OSError: It looks like the config file at 'data/hunyuan/config.json' is not a valid JSON file.",
+        ),
+        Signature(
+            words="processor+found+check",
+            pattern=r"ValueError: (?P<file>Processor|Image ?[pP]rocessor|Video ?[pP]rocessor|Feature extractor) was "
+            r"not "
+            r"found, please check",
+            title="the model's {file} cannot be loaded: preprocessor_config.json is missing beside the weights, or "
+            "this transformers is too old or too new for it",
+            fix="copy preprocessor_config.json, chat_template.json and the tokenizer's files from the original model "
+            "beside the weights; install pillow, torchvision, qwen-vl-utils and the transformers that the model names",
+            steps=(step("ls -l MODEL"), step("python -m pip show transformers torchvision pillow")),
+            sample="ValueError: Processor was not found, please check and update your processor config.",
+        ),
+        Signature(
             words="cloned+git+lfs",
             pattern=r"You seem to have cloned a repository without having git-lfs installed",
             title="the weights are pointers of git-lfs: the repository was cloned without git-lfs",

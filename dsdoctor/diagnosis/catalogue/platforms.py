@@ -99,6 +99,47 @@ Why it matters: Importing the package fails.""",
     ),
 )
 
+WINDOWS_PROGRAM_MISSING = Rule(
+    id="windows-program-missing",
+    stage=Stage.RUN,
+    title="Windows does not find a program that Python was to start (WinError 2)",
+    fix="see in the traceback which program: nvcc (CUDA toolkit), cl (Visual Studio Build Tools), git, ninja; start "
+    "from the x64 Native Tools prompt, with that program on PATH. DeepSpeed's own df and ls exist on Linux only: a "
+    "newer DeepSpeed, or WSL2",
+    steps=(
+        step("where nvcc cl git ninja", note="Windows"),
+        instead("wsl --install", note="Windows"),
+    ),
+    manual="""CreateProcess was given the name of a program that is not on PATH.
+
+The message does not name it; the frame above does (subprocess, check_output, cpp_extension).
+
+Why it matters: The build or the import stops.""",
+    signatures=(
+        Signature(
+            words="filenotfounderror+winerror+2",
+            pattern=r"^FileNotFoundError: \[WinError 2\] [^:]{5,80}$",
+            not_after=r"bin[/\\]nvcc",
+            tier=Tier.GENERIC,
+            sample="FileNotFoundError: [WinError 2] The system cannot find the file specified",
+        ),
+        Signature(
+            words="c1083",
+            pattern=r"C1083\b.{0,80}?: '(?P<file>windows\.h|winsdkver\.h|corecrt\.h|stddef\.h|crtdefs\.h|math\.h|strin"
+            r"g\.h"
+            r"|io\.h|basetsd\.h|assert\.h|limits\.h|float\.h)'",
+            title="MSVC finds no {file}: the Windows SDK is not installed, or the prompt does not set INCLUDE",
+            fix="install the workload 'Desktop development with C++' of the Visual Studio Build Tools with a Windows "
+            "SDK, "
+            "and build in its x64 Native Tools prompt",
+            steps=(step("winget install Microsoft.VisualStudio.2022.BuildTools", note="Windows"),),
+            sample="csrc\\includes\\StopWatch.h(3): fatal error C1083: Cannot open include file: 'windows.h': No such "
+            "file "
+            "or directory",
+        ),
+    ),
+)
+
 
 def not_found(programs: str) -> str:
     """What shells print of a program that is not on PATH.
@@ -278,6 +319,7 @@ RULES = (
     HOST_NAME_UNRESOLVED,
     TORCH_WITHOUT_NCCL,
     WINDOWS_LIBRARY_UNLOADABLE,
+    WINDOWS_PROGRAM_MISSING,
     COMMAND_NOT_FOUND,
     CONTAINER_WITHOUT_DRIVER,
     POD_NOT_PLACED,

@@ -114,6 +114,14 @@ Why it matters: One rank ends for the sake of a plot, and the others wait for it
             sample="wandb.errors.UsageError: api_key not configured (no-tty). call wandb.login(key=[your_api_key])",
         ),
         Signature(
+            words="api+key+characters api+wandb+error",
+            pattern=r"ValueError: API key must (?:be|have) (?:at least )?40\+? characters|(?:HTTPError|ConnectionError"
+            r"|Con"
+            r"nectTimeout|SSLError): .{0,160}api\.wandb\.ai",
+            title="wandb does not take the key that it was given, or its service (api.wandb.ai) cannot be reached",
+            sample="ValueError: API key must be 40 characters long, yours was 2",
+        ),
+        Signature(
             words="requires+installed+tensorboardcallback requires+installed+wandbcallback requires+callback "
             "requires+tensorboard",
             pattern=r"RuntimeError: (?P<name>(?:TensorBoard|Wandb|CometML?|MLflow|ClearML|SwanLab|Neptune|DVCLive|Azur"

@@ -1,6 +1,6 @@
 """Rules of quantized models: bitsandbytes' own library, 4-bit weights under DeepSpeed, training without an adapter."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 BITSANDBYTES_UNLOADABLE = Rule(
@@ -50,6 +50,32 @@ Why it matters: 4-bit and 8-bit models and optimizers (paged_adamw_8bit) cannot 
             sample="ImportError: Using `bitsandbytes` 4-bit quantization requires the latest version of bitsandbytes: "
             "`pip install -U "
             "bitsandbytes`",
+        ),
+    ),
+)
+
+BITSANDBYTES_KERNEL_FAILED = Rule(
+    id="bitsandbytes-kernel-failed",
+    stage=Stage.RUN,
+    title="bitsandbytes' own kernel failed ({why} in {file}), and it ends the process without a traceback",
+    fix="an 8-bit optimizer (adamw_bnb_8bit, paged_adamw_8bit) does not go with ZeRO-3 or CPU offload: give "
+    "optim: adamw_torch, or let the DeepSpeed config make the optimizer; for models upgrade bitsandbytes, and see that "
+    "each rank uses its own GPU (torch.cuda.set_device, CUDA_VISIBLE_DEVICES)",
+    steps=(step("python -m pip install -U bitsandbytes"), instead("python -m bitsandbytes")),
+    manual="""bitsandbytes checks each kernel by itself, prints one line, and calls exit(1).
+
+ZeRO-3 leaves parameters of 0 elements on a rank, and a kernel over nothing is an invalid configuration; tensors on the
+CPU, or on another rank's GPU, are an illegal address.
+
+Why it matters: The rank ends with no traceback; the launcher only says exit code 1.""",
+    signatures=(
+        Signature(
+            words="error+line+file",
+            pattern=r"^Error (?P<why>invalid configuration argument|an illegal memory access was encountered|invalid "
+            r"argument|no kernel image is available for execution on the device|invalid device function|out of memory"
+            r"|invalid resource handle|named symbol not found) at line \d{1,6} in file "
+            r"(?P<file>\S{0,200}(?:ops|pythonInterface)\.(?:cu|c|cpp))",
+            sample="Error invalid configuration argument at line 216 in file /mmfs1/gscratch/bitsandbytes/csrc/ops.cu",
         ),
     ),
 )
@@ -166,6 +192,7 @@ Why it matters: The first gather fails.""",
 
 RULES = (
     BITSANDBYTES_UNLOADABLE,
+    BITSANDBYTES_KERNEL_FAILED,
     QUANTIZED_MODEL_MOVED,
     QUANTIZED_WITHOUT_ADAPTER,
     MODEL_SPREAD_BY_DEVICE_MAP,

@@ -159,6 +159,11 @@ Why it matters: The rank that gets such a batch first ends, and the others wait 
             sample="ValueError: Unable to create tensor, you should probably activate truncation and/or padding "
             "with 'padding=True' 'truncation=True' to have batched tensors with the same length.",
         ),
+        Signature(
+            words="expected+sequence+length",
+            pattern=r"^ValueError: expected sequence of length \d{1,9} at dim \d \(got \d{1,9}\)",
+            sample="ValueError: expected sequence of length 75 at dim 1 (got 81)",
+        ),
     ),
 )
 

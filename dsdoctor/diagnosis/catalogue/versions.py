@@ -196,6 +196,16 @@ Why it matters: The import fails, and building DeepSpeed does not bring it.""",
             sample="ImportError: cannot import name 'amp' from 'apex' (unknown location)",
         ),
         Signature(
+            words="shared+transformer+engine",
+            pattern=r"FileNotFoundError: Could not find shared object file for (?P<module>Transformer Engine) "
+            r"\w{2,10} lib",
+            title="{module} was installed without its part for torch",
+            fix="install transformer_engine[pytorch] for this torch and CUDA: without the extra, or when its build was "
+            "skipped, only the common part is there",
+            steps=(step("python -m pip install --no-build-isolation 'transformer_engine[pytorch]'"),),
+            sample="FileNotFoundError: Could not find shared object file for Transformer Engine torch lib.",
+        ),
+        Signature(
             words="megatron+named",
             pattern=r"(?:ModuleNotFound|Import)Error: No module named '?(?P<module>megatron(?:\.[\w.]{1,60})?)\b",
             title="Megatron ({module}) is not on the path",
