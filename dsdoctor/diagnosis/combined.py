@@ -17,6 +17,8 @@ ARGUMENT_CHECKS = re.compile(
     r"|accelerate[/\\](?:utils[/\\](?:dataclasses|deepspeed|launch)|commands[/\\](?:launch|config)(?:[/\\]\w{1,20}|\w{0,20}))\.py:"
     r"|accelerate[/\\]accelerator\.py:__init__$|(?:llamafactory|llmtuner)[/\\]hparams[/\\]"
     r"|swift[/\\](?:\w{1,20}[/\\])?arguments?[/\\]|axolotl[/\\]utils[/\\](?:config|schemas)|trl[/\\]trainer[/\\]\w{1,40}_config\.py:"
+    r"|trl[/\\](?:experimental[/\\]\w{1,30}|trainer)[/\\]\w{1,40}_trainer\.py:__init__$|peft[/\\](?:tuners[/\\]\w{1,30}[/\\])?config\.py:"
+    r"|verl[/\\](?:utils|workers)[/\\]config[/\\.]|(?:accelerator_connector|strategies[/\\]deepspeed)\.py:"
     r"|deepspeed[/\\](?:runtime[/\\]config\w{0,20}|elasticity[/\\]\w{1,30}|inference[/\\]config)\.py:"
     r"|openrlhf[/\\]cli[/\\]|torch[/\\]distributed[/\\]run\.py:"
 )

@@ -39,6 +39,7 @@ Why it matters: An older DeepSpeed on a newer torch fails at import.""",
             words="attribute+torch",
             pattern=r"AttributeError: module 'torch(?:\.[\w.]+)?' has no attribute '(?P<name>\w+)'",
             after=r"deepspeed|op_builder",
+            not_after=r"_configure_(?:basic_)?optimizer|_configure_lr_scheduler|_scheduler_from_config|_initialize_params",
             tier=Tier.GENERIC,
             sample='  File "/venv/lib/python3.11/site-packages/deepspeed/runtime/engine.py", line 20, in <module>\n'
             "AttributeError: module 'torch.distributed' has no attribute '_all_gather_base'",
