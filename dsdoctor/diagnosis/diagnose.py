@@ -25,6 +25,8 @@ def diagnose(lines: Iterable[bytes | str], *, name: str = "") -> Diagnosis:
     read = scan(lines)
     facts = read.fact_reader.facts()
     read.hits = {number: hit for number, hit in read.hits.items() if not contradicted(hit, facts)}
+    known = {hit.line for hit in read.hits.values() if not hit.rule.family}
+    read.hits = {number: hit for number, hit in read.hits.items() if not (hit.rule.family and hit.line in known)}
     hits = sorted(
         _best_of_each_rule([*combined_hits([*read.hits.values()], facts, read), *read.hits.values()]), key=_rank
     )

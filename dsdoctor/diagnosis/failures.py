@@ -55,7 +55,11 @@ class Frame:
     @property
     def own(self) -> bool:
         """Whether it is the user's: of no installed package."""
-        return not re.search(r"site-packages|dist-packages|^<|[/\\]lib[/\\]python3", self.path)
+        return not re.search(
+            r"site-packages|dist-packages|^<|[/\\]lib[/\\]python3"
+            r"|[/\\]deepspeed[/\\](?:runtime|ops|comm|moe|sequence|inference|module_inject|launcher|utils|checkpoint)[/\\]",
+            self.path,
+        )
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} {self.function}"

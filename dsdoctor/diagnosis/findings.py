@@ -9,6 +9,7 @@ from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.failures import Failure
 from dsdoctor.diagnosis.models import Facts, Hit, Line, Stage
 from dsdoctor.diagnosis.origin import Origin
+from dsdoctor.diagnosis.refusals import refusal_of, refused_evidence, refused_question, refused_title
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.templates import fill, values_of
 
@@ -115,7 +116,11 @@ def unexplained(line: Line, facts: Facts, origin: Origin) -> Finding:
         title = f"no rule of dsdoctor knows this failure: {line.text[:WORDS]}{at}{doing}"
         text = _question(failure)
         steps = (step("python -m dsdoctor check"), step("python -m dsdoctor look"))
-    evidence = (f"line {line.number}: {line.text[:LONGEST]}", *_places(failure), *_read(facts))
+    refused: tuple[str, ...] = ()
+    if failure and (refusal := refusal_of(failure)) and not GPU_MEMORY.search(line.text):
+        title = refused_title(refusal, line.text[:WORDS], origin.activity)
+        text, refused = refused_question(refusal), refused_evidence(refusal)
+    evidence = (f"line {line.number}: {line.text[:LONGEST]}", *refused, *_places(failure), *_read(facts))
     if failure and failure.raised_by_the_script:
         title = f"the script itself raised {line.text[:WORDS]}, at {failure.frame}" + (
             f", {origin.activity}" if origin.activity else ""

@@ -15,7 +15,7 @@ from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
 from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, alike, belongs, where_hit
 from dsdoctor.diagnosis.scan import Scan
-from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan
+from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan, steps_are_skipped
 from dsdoctor.diagnosis.waiting import with_who_waited
 
 SIGABRT = 6
@@ -61,7 +61,7 @@ def judge(hits: list[Hit], facts: Facts, read: Scan, origin: Origin) -> Verdict:
         return _of_causes(causes, notes, facts, read, origin)
     if failed:
         return _of_a_failure(causes, echoes, notes, facts, read, origin)
-    quiet = losses_are_nan(read.timeline, read.last_line) or cut_off(read)
+    quiet = losses_are_nan(read.timeline, read.last_line) or steps_are_skipped(read) or cut_off(read)
     if quiet:
         outcome = LogOutcome.UNFINISHED if quiet.severity is Severity.WARNING else LogOutcome.CAUSE
         outcome = LogOutcome.UNEXPLAINED if quiet.rule == "log-cut-off" and outcome is LogOutcome.CAUSE else outcome

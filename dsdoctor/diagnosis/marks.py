@@ -31,6 +31,7 @@ class Event(enum.Enum):
     BUILDING = "building"
     STOPPED = "stopped"
     WATCHDOG = "watchdog"
+    WORK = "work"
 
     __hash__ = object.__hash__  # why: an event is looked up for each mark of each line, and this one is in C
 
@@ -90,7 +91,11 @@ MARKS = (
         "lookuperror unicodedecodeerror jsondecodeerror hjsondecodeerror acceleratorerror httperror memoryerror "
         "isadirectoryerror notadirectoryerror fileexistserror brokenpipeerror connectionreseterror overflowerror "
         "recursionerror syntaxerror systemerror childprocesserror blockingioerror hfvalidationerror "
-        "gatedrepoerror localentrynotfounderror repositorynotfounderror",
+        "gatedrepoerror localentrynotfounderror repositorynotfounderror "
+        "gatedrepoerror localentrynotfounderror repositorynotfounderror misconfigurationexception checkpointerror pipelineerror "
+        "deepspeedconfigerror actordiederror actorunavailableerror distributedoperationexception ptxaserror runtimeexception "
+        "internaltorchdynamoerror torchruntimeerror datasetgenerationerror arrowinvalid processgrouperror "
+        "rendezvousconnectionerror elasticityconfigerror elasticityincompatibleworldsize assertionerror",
         pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{1,60}(?:Error|Exception): ",
     ),
     Mark(
@@ -144,6 +149,13 @@ MARKS = (
         event=Event.WATCHDOG,
         words="watchdog nccl+operations",
         pattern=r"[Ww]atchdog (?:caught|hang|got stuck|thread)|Some NCCL operations have failed",
+    ),
+    Mark(
+        event=Event.WORK,
+        words="enqueued+work watchdog+collective lagging+ranks join+collective missing+ranks",
+        pattern=r"[Ll]ast enqueued (?:NCCL )?work: -?\d|Watchdog caught collective operation timeout: WorkNCCL\(SeqNum="
+        r"|ranks \[\d[\d, ]{0,200}\] are the lagging ranks|finished collective #\d{1,12}, but didn't join"
+        r"|[Mm]issing [Rr]anks?:? ?[\[{]\d",
     ),
     Mark(event=Event.WORLD, words="dist_world_size", pattern=r"dist_world_size=\d{1,6}"),
     Mark(

@@ -68,6 +68,7 @@ class Signature:
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """One problem with all its wordings and its manual page. ``explained_by``: rules of which this one is a consequence.
+    ``family``: it knows a whole class of messages, and counts only on lines that no other rule knows.
 
     ``manual``: what it means, and ``Why it matters: ...``, as ``core.manual`` reads them; the fix is ``fix`` and ``steps``.
     """
@@ -80,6 +81,7 @@ class Rule:
     signatures: tuple[Signature, ...]
     steps: tuple[Step, ...] = ()
     explained_by: tuple[str, ...] = ()
+    family: bool = False
     since: str = "0.1"
 
 

@@ -332,6 +332,8 @@ class Scan:
             timeline.watchdogs[timeline.speaker(self.raw)] = self.lines
         elif event is Event.MISSING:
             timeline.wait(text)
+        elif event is Event.WORK:
+            timeline.note_collective(text)
         elif event is Event.WORLD:
             timeline.world = int(text.partition("dist_world_size=")[2].split()[0].strip("',"))
 

@@ -81,6 +81,12 @@ class Timeline:
     watchdogs: dict[Speaker, int] = field(default_factory=dict)
     """Who gave up waiting, and on which line."""
 
+    collectives: list[str] = field(default_factory=list)
+    """What watchdogs say of the collectives in which ranks waited."""
+
+    before_waiting: list[bytes] = field(default_factory=list)
+    """The lines before the first of them."""
+
     tasks: bool = False
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     survived: list[Failure] = field(default_factory=list)
@@ -221,6 +227,13 @@ class Timeline:
         """A line that says who did not come."""
         if len(self.waited) < MOST_WATCHED:
             self.waited.append(text[:400])
+
+    def note_collective(self, text: str) -> None:
+        """A line of a watchdog about a collective."""
+        if not self.collectives:
+            self.before_waiting = list(self.recent)
+        if len(self.collectives) < MOST:
+            self.collectives.append(text[:600])
 
     def no_number(self, raw: bytes, line: int) -> None:
         """A line with nan, perhaps that of a loss."""

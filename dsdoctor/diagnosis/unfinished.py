@@ -10,6 +10,14 @@ from dsdoctor.diagnosis.timeline import Timeline
 SERIES = 3
 """So many losses in a row that are no numbers are no accident."""
 
+SKIPPED = re.compile(rb"\bstep=(\d{1,9}), skipped=(\d{1,9})\b")
+SCALE = re.compile(
+    rb"(?:OVERFLOW!|[Oo]verflow detected\.).{0,80}Attempted loss scale: (\d{1,12}(?:\.\d{1,9})?), reducing to"
+)
+FEW_STEPS, MOSTLY_SKIPPED = 20, 0.8
+HALVED, LOW_SCALE, AT_THE_END = 10, 16, 12
+"""A search for the loss scale at the start ends far above this; one that goes on so low, up to the last lines, does not end."""
+
 LAST_LINES = 6
 BAR = re.compile(rb"\d{1,3}%\|[^|]{0,200}\|\s{0,9}(\d{1,9})/(\d{1,9}) \[")
 ENDED = re.compile(rb"\b(?:100%|done|finished|completed?|saved|train_runtime|[Ss]uccess)")
@@ -29,7 +37,35 @@ def losses_are_nan(timeline: Timeline, last_line: int) -> Finding | None:
             f"line {series.first}: {series.text}",
             f"{series.count} such lines, the last one is line {series.last}",
         ),
-        fix="find the module and the batch where the first inf or nan arises; in fp16 try bf16, else a lower learning rate",
+        fix="find the module and the batch where the first inf or nan arises; in fp16 try bf16, else a lower learning rate; in "
+        "bf16 with ZeRO try overlap_comm false and a newer DeepSpeed (gradients that are reduced while they are still written)",
+        steps=(step("python -m dsdoctor.run SCRIPT.py"),),
+    )
+
+
+def steps_are_skipped(read: Scan) -> Finding | None:
+    """fp16 overflows on nearly every step up to the end of the log: the counter of skipped steps, or a loss scale that sinks."""
+    recent = list(read.timeline.recent)
+    counted = [found for raw in recent for found in SKIPPED.finditer(raw)]
+    if counted:
+        steps, skipped = int(counted[-1][1]), int(counted[-1][2])
+        if steps >= FEW_STEPS and skipped >= MOSTLY_SKIPPED * steps:
+            return _skipped(f"{skipped} of {steps} steps were skipped for overflow", counted[-1][0])
+    scales = [(age, float(found[1]), found[0]) for age, raw in enumerate(recent) if (found := SCALE.search(raw))]
+    values = list(dict.fromkeys(value for _, value, _ in scales))
+    sinks = len(values) >= HALVED and values == sorted(values, reverse=True) and values[-1] <= LOW_SCALE
+    if sinks and len(recent) - scales[-1][0] <= AT_THE_END:
+        return _skipped(f"the loss scale sank from {values[0]:g} to {values[-1]:g} without a stop", scales[-1][2])
+    return None
+
+
+def _skipped(what: str, text: bytes) -> Finding:
+    return Finding.error(
+        "fp16-loss-scale-floor",
+        f"{what}: fp16 overflows in this model, and nothing is learned",
+        evidence=(f"near the end of the log: {text.decode('utf-8', 'replace')}",),
+        fix="train in bf16 where the GPU has it, or find the module where the first inf arises; a lower learning rate and "
+        "gradient clipping help where it began in the middle of training",
         steps=(step("python -m dsdoctor.run SCRIPT.py"),),
     )
 

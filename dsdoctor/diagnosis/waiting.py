@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 from dsdoctor.core.finding import Finding
+from dsdoctor.diagnosis.collectives import rank_behind, rank_that_fell_silent
 from dsdoctor.diagnosis.models import Hit
 from dsdoctor.diagnosis.stages import activity
 from dsdoctor.diagnosis.timeline import Timeline
@@ -20,7 +21,8 @@ KEYS = re.compile(r"wait timeout after \d{1,12}ms, keys: (\S{1,200})")
 def with_who_waited(finding: Finding, hit: Hit, timeline: Timeline) -> Finding:
     """A finding of ranks that waited, with the rank that did not come in its title."""
     said = waited_for(timeline)
-    waited = said or _ended_well(timeline) or _different_places(timeline) or _absent(timeline)
+    waited = said or rank_behind(timeline.collectives) or _ended_well(timeline) or _different_places(timeline)
+    waited = waited or rank_that_fell_silent(timeline.before_waiting) or _absent(timeline)
     if said and hit.signature.title:
         waited = ""  # why: a rule that has a title of its own for this line says it already
     numbers = sorted(_waiting(timeline) | {speaker.number for speaker in hit.speakers if speaker.number is not None})

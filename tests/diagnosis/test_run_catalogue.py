@@ -118,12 +118,10 @@ def test_an_argument_that_a_framework_refuses_is_told_in_its_own_words() -> None
         '  File "/v/site-packages/trl/trainer/some_trainer.py", line 40, in __init__',
         "    raise ValueError(",
     )
-    words = "ValueError: num_widgets must be a multiple of the number of processes, got 7."
+    words = "ValueError: num_widgets of this trainer is 7 on 2 processes."
 
-    assert (first(*frames, words).rule, "num_widgets must be a multiple" in first(*frames, words).title) == (
-        "arguments-refused",
-        True,
-    )
+    assert first(*frames, words).rule == "arguments-refused"
+    assert "num_widgets of this trainer" in first(*frames, words).title
     assert first(*frames[:2], "    return int(value)", words).rule == "unexplained-failure"
 
 

@@ -329,3 +329,38 @@ def test_the_traceback_in_torchruns_summary_is_read() -> None:
 )
 def test_words_of_a_failure_after_which_the_training_goes_on_are_none(line: str) -> None:
     assert diagnose([*STEPS[:9], line, *STEPS[9:20]]).outcome is LogOutcome.HEALTHY
+
+
+def overflow(first: int, last: int) -> list[str]:
+    """Steps that are skipped while the loss scale is halved from 2**first to 2**last."""
+    line = "[INFO] [loss_scaler.py:183] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {}, reducing to {}"
+    return [line.format(2**power, 2 ** (power - 1)) for power in range(first, last, -1)]
+
+
+@pytest.mark.parametrize("first", [16, 24, 32])
+def test_a_loss_scale_that_sinks_up_to_the_end_is_told(first: int) -> None:
+    diagnosis = diagnose([*STEPS[:4], *overflow(first, 2)])
+
+    assert (diagnosis.outcome, rule(diagnosis)) == (LogOutcome.CAUSE, "fp16-loss-scale-floor")
+    assert f"{2**first:g} to 8" in title(diagnosis)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        overflow(32, 12),
+        [*overflow(16, 2), *["{'loss': 2.1, 'step': 9}"] * 20],
+        ["[INFO] [logging.py:96:log_dist] [Rank 0] step=100, skipped=14, lr=[1e-05]"],
+        ["[INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=10, lr=[1e-05]"],
+    ],
+)
+def test_a_search_for_the_loss_scale_is_no_failure(log: list[str]) -> None:
+    assert [finding.rule for finding in diagnose(log).findings if finding.rule == "fp16-loss-scale-floor"] == []
+
+
+def test_a_counter_of_skipped_steps_is_read() -> None:
+    log = [
+        f"[INFO] [logging.py:96:log_dist] [Rank 0] step={step}, skipped={step - 1}, lr=[1e-05]" for step in (10, 20, 30)
+    ]
+
+    assert "29 of 30 steps were skipped" in title(diagnose(log))

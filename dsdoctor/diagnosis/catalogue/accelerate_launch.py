@@ -79,19 +79,6 @@ Why it matters: The first backward, or the first save, fails.""",
             sample="AttributeError: 'HfDeepSpeedConfig' object has no attribute 'trainer_config_finalize'",
         ),
         Signature(
-            words="dummyoptim+attribute dummyscheduler+attribute",
-            pattern=r"AttributeError: '(?P<class>Dummy(?:Optim|Scheduler))' object has no attribute "
-            r"'(?P<name>\w{1,40})'",
-            title="the optimizer is in the DeepSpeed configuration, so the script has accelerate's {class}, which no "
-            "real scheduler can use "
-            "({name})",
-            fix="use accelerate.utils.DummyScheduler beside DummyOptim and put the scheduler into the DeepSpeed "
-            "config; or remove the optimizer from "
-            "the DeepSpeed config and use real ones of torch",
-            steps=(step("accelerate env"),),
-            sample="AttributeError: 'DummyOptim' object has no attribute 'param_groups'",
-        ),
-        Signature(
             words="optimizer+configured+scheduler",
             pattern=r"ValueError: Found `optimizer` configured in the DeepSpeed config, but no `scheduler`",
             title="the DeepSpeed config has an optimizer and no scheduler, which transformers 4.30 refuses",

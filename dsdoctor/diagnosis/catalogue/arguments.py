@@ -116,7 +116,7 @@ Why it matters: Nothing is trained until they fit.""",
         ),
         Signature(
             words="misconfigurationexception",
-            pattern=r"MisconfigurationException: (?!Do not set `gradient_accumulation_steps`)(?P<message>.{1,200})",
+            pattern=r"MisconfigurationException: (?P<message>DeepSpeed (?:currently|does not|only|strategy is) .{1,200})",
             sample="lightning.fabric.utilities.exceptions.MisconfigurationException: DeepSpeed currently only supports "
             "single optimizer, single optional scheduler.",
         ),

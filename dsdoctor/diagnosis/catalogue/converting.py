@@ -173,37 +173,8 @@ Why it matters: The checkpoint is not saved.""",
     ),
 )
 
-ACTIVATIONS_RECOMPUTED_DIFFER = Rule(
-    id="activations-recomputed-differ",
-    stage=Stage.RUN,
-    title="gradient checkpointing computed other activations the second time (recomputed values have other "
-    "{what|metadata})",
-    fix="use the reentrant kind: gradient_checkpointing_kwargs={'use_reentrant': True} "
-    "(model.gradient_checkpointing_enable), which ZeRO-3 needs; "
-    "else look for what changes between the two passes: a cache, dropout by hand, autocast, a frozen part that was "
-    "cast",
-    manual="""With gradient checkpointing the forward is computed again in the backward, and torch compares the two.
-
-Under ZeRO-3 weights are gathered and released in between, so tensors of shape [0] may be saved by the first pass
-(use_reentrant=False).
-
-Why it matters: The first backward fails.""",
-    signatures=(
-        Signature(
-            words="recomputed+tensors recomputation+tensors",
-            pattern=r"torch\.utils\.checkpoint: (?:Recomputed values for the following tensors have different "
-            r"(?P<what>metadata)"
-            r"|A different (?P<what2>number of tensors) was saved|Unpack is being triggered for a tensor)",
-            sample="torch.utils.checkpoint.CheckpointError: torch.utils.checkpoint: Recomputed values for the "
-            "following tensors have different "
-            "metadata than during the forward pass.",
-        ),
-    ),
-)
-
 RULES = (
     ZERO_TO_FP32_FAILED,
     OPTIMIZER_STATES_DO_NOT_FIT,
     WEIGHTS_SHARED_ON_SAVE,
-    ACTIVATIONS_RECOMPUTED_DIFFER,
 )

@@ -133,6 +133,7 @@ Why it matters: Code that reads or clips gradients by itself fails under DeepSpe
             after=r"\.grad\.(?:norm|data|abs|detach|float|mean|sum|clone|mul_|div_|item|add_|zero_|isnan"
             r"|isfinite|dtype|numel|pow"
             r"|to|copy_|view|flatten|cpu)\b",
+            not_after=r"new_grad_tensor\.copy_|reduce_independent_p_g",
             sample='    print("norm of the gradient", model.other.weight.grad.norm())\n'
             "AttributeError: 'NoneType' object has no attribute 'norm'",
         ),

@@ -40,6 +40,16 @@ devices; both at once is not possible. Quantized models are loaded with a device
 Why it matters: from_pretrained stops, on every rank.""",
     signatures=(
         Signature(
+            words="initialized+zero+configured",
+            pattern=r"ValueError: Model was not initialized with `Zero-3` despite being configured for DeepSpeed Zero-3",
+            title="the model was made before the TrainingArguments, so it was not made under ZeRO-3 "
+            "(deepspeed.zero.Init)",
+            fix="create the TrainingArguments (with --deepspeed) first, then the model by from_pretrained or "
+            "from_config; start the script with a launcher",
+            sample="ValueError: Model was not initialized with `Zero-3` despite being configured for DeepSpeed "
+            "Zero-3. Please re-initialize your model via `Model.from_pretrained(...)`",
+        ),
+        Signature(
             words="device_map+requires device_map+zero",
             pattern=r"Passing along a `device_map` requires `low_cpu_mem_usage=True`|DeepSpeed Zero-3 is not "
             r"compatible with "

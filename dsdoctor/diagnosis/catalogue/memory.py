@@ -129,6 +129,13 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             "PyTorch)",
         ),
         Signature(
+            words="nvml_success",
+            pattern=r"RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at .{1,120}CUDACachingAllocator",
+            title="the GPU's memory is full, and torch's allocator could not even ask for the figures (NVML)",
+            sample="RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "
+            '"../c10/cuda/CUDACachingAllocator.cpp":830, please report a bug to PyTorch.',
+        ),
+        Signature(
             words="error+memory",
             pattern=r"Error: (?:CUDA|HIP) error: out of memory",
             not_after=r"pin_memory|cudaHostAlloc|pinned",

@@ -1,7 +1,7 @@
 """Rules of loading a model or a tokenizer: files that are not there, packages that it needs, code of its own, LoRA's targets."""
 
 from dsdoctor.core.fix import instead, step
-from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
+from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 MODEL_FILES_MISSING = Rule(
     id="model-files-missing",
@@ -261,14 +261,6 @@ under ZeRO-3.
 
 Why it matters: Such a tensor can be neither moved nor trained.""",
     signatures=(
-        Signature(
-            words="meta+tensor+data meta+tensors meta+device",
-            pattern=r"(?:NotImplemented|Runtime|Value)Error: (?:Cannot copy out of meta tensor; no data|Tensor on "
-            r"device meta is not on the expected device|Tensor on device \S{1,10} is not on the "
-            r"expected device meta)",
-            tier=Tier.GENERIC,
-            sample="NotImplementedError: Cannot copy out of meta tensor; no data!",
-        ),
         Signature(
             words="item+meta+tensors",
             pattern=r"RuntimeError: Tensor\.item\(\) cannot be called on meta tensors",

@@ -95,6 +95,37 @@ Why it matters: The step fails on the ranks with the small batch, and the others
             sample="AssertionError: No. of tokens (batch-size) should be greater than min_capacity. Either set "
             "min_capacity to 0 or increase your batch size.",
         ),
+        Signature(
+            words="selected+index+range class+num_classes",
+            pattern=r"^RuntimeError: (?:selected index k out of range|Class values must be smaller than num_classes)",
+            after=r"sharded_moe\.py|top[1k2]gating|_top_idx",
+            title="the capacity of the experts does not fit the number of tokens of this batch: ranks hold batches "
+            "of different size",
+            fix="give all ranks the same number of tokens (pad to one length, drop_last=True), leave use_rts on, and "
+            "take a newer DeepSpeed (0.14.1 limits the capacity to the number of tokens)",
+            sample='  File "/venv/deepspeed/moe/sharded_moe.py", line 172, in _top_idx\n'
+            "RuntimeError: selected index k out of range",
+        ),
+        Signature(
+            words="split+sizes+dim",
+            pattern=r"^RuntimeError: Split sizes doesn't match total dim 0 size",
+            title="the number of tokens that is sent to the experts of other ranks is not the number that there is "
+            "(all_to_all_single)",
+            fix="see that the router's counts and the tokens come from the same forward: the same padding and "
+            "dropping on all ranks, no replayed or cached routing of another batch; split sizes must add up to "
+            "the first dimension",
+            sample="RuntimeError: Split sizes doesn't match total dim 0 size",
+        ),
+        Signature(
+            words="shape+invalid",
+            pattern=r"^RuntimeError: shape '\[[\d, ]{1,40}\]' is invalid for input of size 0",
+            after=r"token_dispatcher|sharded_moe|experts?\.py|self\.hidden_shape",
+            title="an expert's rank got no token at all in this batch, and the dispatcher does not expect that",
+            fix="take a newer release of the framework's MoE layer, another token dispatcher (allgather), or a "
+            "larger batch; tensor and expert parallelism together often need one special combination",
+            sample="    output = output.view(self.hidden_shape)\n"
+            "RuntimeError: shape '[2048, 1, 4096]' is invalid for input of size 0",
+        ),
     ),
 )
 

@@ -39,7 +39,8 @@ Why it matters: Nothing starts until the versions fit.""",
             pattern=r"ImportError: cannot import name '(?P<name>\w{1,80})' from '"
             + OTHERS
             + r"(?:\.[\w.]{1,100})?' \(",
-            unless=r"partially initialized|from '(?:transformers|accelerate|peft|trl|datasets|huggingface_hub|bitsandb"
+            unless=r"partially initialized|\(unknown location\)"
+            r"|from '(?:transformers|accelerate|peft|trl|datasets|huggingface_hub|bitsandb"
             r"ytes|diffusers|tokenizers"
             r"|deepspeed|lightning)\b",
             tier=Tier.GENERIC,
@@ -50,7 +51,7 @@ Why it matters: Nothing starts until the versions fit.""",
             pattern=r"AttributeError: module '?"
             + OTHERS
             + r"(?:\.[\w.]{1,100})?'? has no attribute '?(?P<name>\w{1,80})",
-            unless=r"'numpy'|pydantic|'triton|Version'|module '(?:signal|os|resource)'",
+            unless=r"'numpy'|pydantic|'triton|Version'|module '(?:signal|os|resource)'|module '?deepspeed\b",
             tier=Tier.GENERIC,
             sample="AttributeError: module transformers has no attribute Qwen2ForCausalLM",
         ),

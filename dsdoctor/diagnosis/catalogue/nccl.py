@@ -12,8 +12,8 @@ NCCL_DUPLICATE_GPU = Rule(
     steps=(step("nvidia-smi"), step("echo $CUDA_VISIBLE_DEVICES")),
     manual="""NCCL found the same GPU in two ranks of one group, and refuses.
 
-The script never chose a device (all take GPU 0), chose by RANK instead of LOCAL_RANK, or more ranks were started than GPUs
-are visible. A hostname that is the same on two machines looks the same to NCCL as well (NCCL_HOSTID).
+The script never chose a device (all take GPU 0), chose by RANK instead of LOCAL_RANK, or more ranks were started than
+GPUs are visible. A hostname that is the same on two machines looks the same to NCCL as well (NCCL_HOSTID).
 
 Why it matters: The first collective fails on all ranks.""",
     signatures=(
@@ -114,6 +114,7 @@ NCCL_CALL_FAILED = Rule(
         "nccl-peer-access",
         "nccl-network-interface",
         "nccl-collective-timeout",
+        "nccl-cuda-failure",
         "no-kernel-image",
     ),
     manual="""NCCL returned an internal error, or an error of CUDA that it could not handle.
@@ -127,6 +128,74 @@ Why it matters: The message alone does not decide between the GPU, the driver an
             pattern=r"^(?:ncclUnhandledCudaError|ncclInternalError): ",
             tier=Tier.GENERIC,
             sample="ncclUnhandledCudaError: Call to CUDA function failed.",
+        ),
+    ),
+)
+
+NCCL_CUDA_FAILURE = Rule(
+    id="nccl-cuda-failure",
+    stage=Stage.RUN,
+    title="CUDA refused a call of NCCL ({problem}, in {place})",
+    fix="see nvidia-smi and dmesg for an error of the driver; then try the feature off that the file name tells, and "
+    "a newer NCCL: NCCL_CUMEM_ENABLE=0, NCCL_P2P_DISABLE=1, NCCL_NVLS_ENABLE=0",
+    steps=(
+        step("export NCCL_DEBUG=INFO"),
+        step("nvidia-smi"),
+        step("sudo dmesg -T | grep -i xid"),
+        step("python -m dsdoctor comm"),
+    ),
+    explained_by=(
+        "gpu-oom",
+        "gpu-illegal-access",
+        "gpu-hardware-error",
+        "nccl-out-of-memory",
+        "nccl-peer-access",
+        "nccl-shm-too-small",
+        "no-kernel-image",
+        "driver-too-old",
+    ),
+    manual="""NCCL's own warning names the file in which a call of CUDA failed, and CUDA's error.
+
+nvls is the multicast of NVSwitch: it needs a fabric manager in the driver's version. p2p and cumem are memory shared
+between processes: containers without --ipc=host, vGPUs and old drivers refuse it. An error of an earlier kernel shows
+here, too.
+
+Why it matters: All ranks of this node fail in their first collective.""",
+    signatures=(
+        Signature(
+            words="cuda+failure",
+            pattern=r"(?P<place>transport/nvls\.cc):\d{1,5} NCCL WARN Cuda failure (?:\d{1,4} "
+            r")?'?(?P<problem>[^']{3,80})'?",
+            title="NCCL could not set up the multicast of NVSwitch (NVLS): {problem}",
+            fix="set NCCL_NVLS_ENABLE=0; for the cure let nvidia-fabricmanager run in exactly the driver's version "
+            "and reset the GPUs; a container needs all GPUs of the node for NVLS, and newer NCCL falls back by "
+            "itself",
+            steps=(
+                step("export NCCL_NVLS_ENABLE=0"),
+                step("sudo systemctl status nvidia-fabricmanager"),
+                step("nvidia-smi -q"),
+            ),
+            sample="node1:3569864:3571330 [0] transport/nvls.cc:598 NCCL WARN Cuda failure 1 'invalid argument'",
+        ),
+        Signature(
+            words="cuda+failure",
+            pattern=r"(?<![\w./])(?P<place>[\w./]{1,100}\.(?:cc|cu|h)):\d{1,5} NCCL WARN Cuda failure (?:\d{1,4} "
+            r")?'?(?P<problem>(?!out of memory|peer access|peer mapping|an illegal|CUDA driver "
+            r"version|uncorrectable)[\w ,()-]{3,80})'?",
+            unless=r"nvls\.cc|no kernel image",
+            tier=Tier.GENERIC,
+            sample="node1:4167:5269 [0] transport/p2p.cc:275 NCCL WARN Cuda failure 'invalid argument'",
+        ),
+        Signature(
+            words="mismatched+nccl+version",
+            pattern=r"Mismatched NCCL version detected ?: local version (?P<problem>\d{3,6}) remote version "
+            r"(?P<place>\d{3,6})",
+            title="the ranks use different releases of NCCL ({problem} here, {place} there)",
+            fix="install the same torch (and so the same NCCL) on all nodes, and see that LD_LIBRARY_PATH and "
+            "LD_PRELOAD bring no other one",
+            steps=(step("python -m pip list"), step("echo $LD_LIBRARY_PATH $LD_PRELOAD")),
+            sample="node1:12:12 [0] NCCL WARN Mismatched NCCL version detected : local version 22707 remote version "
+            "22604",
         ),
     ),
 )
@@ -169,5 +238,6 @@ RULES = (
     MEMLOCK_LIMITED,
     NCCL_INVALID_USAGE,
     NCCL_CALL_FAILED,
+    NCCL_CUDA_FAILURE,
     COLLECTIVES_DIFFER,
 )

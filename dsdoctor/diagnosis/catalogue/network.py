@@ -225,6 +225,18 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             "Invalid argument",
         ),
         Signature(
+            words="async+event",
+            pattern=r"NET/IB ?: .{0,60}Got (?:non-)?(?:fatal )?async(?:hronous)? (?:fatal )?event ?(?:on \S{1,40})?: "
+            r"?(?P<problem>local catastrophic error|port error|device fatal|link down|GID table "
+            r"change|client reregistration)",
+            tier=Tier.GENERIC,
+            title="InfiniBand or RoCE: the card itself reports a fault on this node ({problem})",
+            fix="look at the card, its cable and its switch port: ibstat, ibqueryerrors, dmesg; a link that goes "
+            "down and up ends NCCL's connections. Take the node out, or run with the other cards (NCCL_IB_HCA)",
+            steps=(step("ibstat"), step("sudo dmesg -T | grep -i mlx5"), step("python -m dsdoctor comm")),
+            sample="node1:815:864 [0] transport/net_ib.cc:80 NCCL WARN NET/IB : Got async event : port error",
+        ),
+        Signature(
             words="net+ib ibv_modify_qp ibv_reg_mr ibv_create_qp ibv_reg_mr_iova2 wrap",
             pattern=r"NET/IB ?: .{0,40}[Gg]ot completion .{0,80}(?:error|status=) ?(?:\d|IBV)|ibv_\w{1,60} failed",
             unless=r"ibv_(?:reg_mr\w{0,12}|create_cq|create_qp) failed with error Cannot allocate memory",

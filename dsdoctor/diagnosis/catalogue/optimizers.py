@@ -260,6 +260,24 @@ Why it matters: There is nothing to optimize, and ZeRO cannot divide an empty gr
             "RuntimeError: torch.cat(): expected a non-empty list of Tensors",
         ),
         Signature(
+            words="zip+longer zip+shorter",
+            pattern=r"^ValueError: zip\(\) argument \d is (?:longer|shorter) than argument",
+            after=r"lr_schedule(?:r|s)\.py|param_groups",
+            title="the scheduler has other parameter groups than the optimizer: DeepSpeed dropped a group that is "
+            "empty (with LoRA nothing without weight decay is trainable)",
+            fix="leave empty groups out before the scheduler is made, let the configuration make both, or take a "
+            "newer DeepSpeed; torch 2.13 compares what older ones cut off in silence",
+            sample='  File "/venv/deepspeed/runtime/lr_schedules.py", line 296, in step\n'
+            "ValueError: zip() argument 2 is longer than argument 1",
+        ),
+        Signature(
+            words="fragment_end+start",
+            pattern=r"^AssertionError: fragment start \d{1,15} should be < fragment_end \d{1,15}",
+            title="a trainable parameter has no elements (its shape holds a 0), and ZeRO 1 and 2 cannot place it",
+            fix="freeze or remove parameters of size 0 before deepspeed.initialize, or take a newer DeepSpeed",
+            sample="AssertionError: fragment start 8 should be < fragment_end 8",
+        ),
+        Signature(
             words="sequence+arg+empty iterable+empty",
             pattern=r"^ValueError: max\(\) (?:arg is an empty sequence|iterable argument is empty)",
             after=r"deepspeed[/\\]runtime[/\\](?:zero|bf16_optimizer|fp16)",

@@ -1,6 +1,6 @@
 """Rules of what goes through a pipeline: the batches that it is given, and the tensors between its stages."""
 
-from dsdoctor.diagnosis.models import Rule, Signature, Stage
+from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 IN_THE_ENGINE = r"pipe[/\\]engine\.py"
 
@@ -48,6 +48,48 @@ Why it matters: train_batch fails on the stages that load data, and the other st
             fix="give train_batch an iterator that begins again (deepspeed.utils.RepeatingLoader(loader)), or stop "
             "while a whole batch is left",
             sample='  File "/venv/deepspeed/runtime/pipe/engine.py", line 691, in _next_batch\nStopIteration',
+        ),
+    ),
+)
+
+PIPELINE_SHAPES = Rule(
+    id="pipeline-shapes",
+    stage=Stage.RUN,
+    title="the tensors between two pipeline stages have another shape than in the batches before ({what|a smaller "
+    "last batch})",
+    fix="give every micro batch the same shape: drop_last=True in the data loader and padding to one length; where "
+    "shapes must differ, PipelineModule(..., dynamic_shape=True) in DeepSpeed 0.16 and newer",
+    manual="""The stages of a pipeline exchange the shapes of their tensors once, and then send tensors of these shapes only.
+
+The last batch of an epoch is smaller, or sequences differ in length, and a stage reads old rows in its buffer.
+
+Why it matters: The loss or a backward fails on one stage, and the other stages wait for it.""",
+    signatures=(
+        Signature(
+            words="expected+batch_size+target",
+            pattern=r"^ValueError: Expected input batch_size \((?P<what>\d{1,9}\) to match target batch_size "
+            r"\(\d{1,9})\)",
+            after=IN_THE_ENGINE,
+            sample='  File "/venv/deepspeed/runtime/pipe/engine.py", line 800, in _exec_forward_pass\n'
+            "ValueError: Expected input batch_size (8) to match target batch_size (4).",
+        ),
+        Signature(
+            words="mismatch+shape+grad_output",
+            pattern=r"^RuntimeError: Mismatch in shape: grad_output\[\d\] has a shape of "
+            r"torch\.Size\((?P<what>\[[\d, ]{1,40}\])\)",
+            sample="RuntimeError: Mismatch in shape: grad_output[0] has a shape of torch.Size([8, 4096]) and "
+            "output[0] has a shape of torch.Size([4, 4096]).",
+        ),
+        Signature(
+            words="singleton+size+tensor",
+            pattern=r"^RuntimeError: The size of tensor a \((?P<what>[1-9]\d{0,9}\) must match the size of tensor b "
+            r"\([1-9]\d{0,9})\)",
+            after=r"pipe[/\\](?:engine|module)\.py",
+            tier=Tier.GENERIC,
+            title="tensors of different size meet in a layer of the pipeline ({what}): micro batches differ in "
+            "shape, or a layer gets another input than it was written for",
+            sample='  File "/venv/deepspeed/runtime/pipe/module.py", line 389, in exec_func\n'
+            "RuntimeError: The size of tensor a (64) must match the size of tensor b (32) at non-singleton dimension 2",
         ),
     ),
 )
@@ -114,6 +156,28 @@ Why it matters: The stage that sends fails, and the others wait for it.""",
             "NotImplementedError: Could not send output of type <class 'dict'>",
         ),
         Signature(
+            words="tuple+attribute tensor+tuple+argument dict+attribute",
+            pattern=r"^(?:AttributeError: '(?P<kind>tuple|list|dict)' object has no attribute '\w{1,40}'|TypeError: "
+            r"\w{1,40}\(\): argument '\w{1,30}' (?:\(position \d\) )?must be Tensor, not "
+            r"(?P<kind2>tuple|list|dict))",
+            after=r"pipe[/\\](?:module|engine)\.py",
+            title="a layer of the pipeline was given a {kind} where it expects a tensor: what a layer returns, or a "
+            "batch holds, is the one argument of the next layer",
+            sample='  File "/venv/deepspeed/runtime/pipe/module.py", line 389, in exec_func\n'
+            "AttributeError: 'tuple' object has no attribute 'size'",
+        ),
+        Signature(
+            words="nonetype+attribute",
+            pattern=r"^(?:AttributeError: 'NoneType' object has no attribute "
+            r"'(?:clone|detach|backward|item|float)'|AssertionError: 'NoneType')",
+            after=r"in (?:_aggregate_total_loss|_scale_loss_by_gas|_exec_backward_pass)",
+            title="the last pipeline stage has no loss: loss_fn is missing in the PipelineModule, or the last layer "
+            "returns None",
+            fix="give PipelineModule loss_fn=..., or let the last layer return the loss",
+            sample='  File "/venv/deepspeed/runtime/pipe/engine.py", line 600, in _aggregate_total_loss\n'
+            "AttributeError: 'NoneType' object has no attribute 'clone'",
+        ),
+        Signature(
             words="expecting+tensor+tuple",
             pattern=r"^ValueError: expecting a tensor or a tuple of tensors",
             after=IN_THE_ENGINE,
@@ -163,6 +227,14 @@ the number of stages times the data-parallel (and tensor-parallel) size.
 Why it matters: The model, or its engine, cannot be made on any rank.""",
     signatures=(
         Signature(
+            words="mpu+pipeline",
+            pattern=r"AssertionError: mpu must be None with pipeline parallelism",
+            title="deepspeed.initialize was given an mpu together with a PipelineModule, which has its own topology",
+            fix="leave mpu out, and give the PipelineModule a topology with its model-parallel size "
+            "(PipeModelDataParallelTopology)",
+            sample="AssertionError: mpu must be None with pipeline parallelism",
+        ),
+        Signature(
             words="num_stages+topology",
             pattern=r"RuntimeError: must provide (?P<what>num_stages or topology)",
             title="PipelineModule was given neither num_stages nor a topology",
@@ -176,7 +248,8 @@ Why it matters: The model, or its engine, cannot be made on any rank.""",
         ),
         Signature(
             words="dualpipev",
-            pattern=r"^(?:Assertion|Value)Error: DualPipeV (?P<what>(?:needs|does not support|cannot|exchanges) .{1,120})",
+            pattern=r"^(?:Assertion|Value)Error: DualPipeV (?P<what>(?:needs|does not support|cannot|exchanges) "
+            r".{1,120})",
             title="DualPipeV {what}",
             fix="change that setting, or use the ordinary PipelineModule",
             sample="AssertionError: DualPipeV needs gradient_accumulation_steps >= 2 * 4, got 4",
@@ -224,6 +297,7 @@ Why it matters: The model, or its engine, cannot be made on any rank.""",
 )
 
 RULES = (
+    PIPELINE_SHAPES,
     PIPELINE_BATCH,
     PIPELINE_TENSOR_WITHOUT_GRADIENT,
     PIPELINE_TENSORS,

@@ -1,7 +1,7 @@
 """Rules of processes beside the ranks: workers that are forked or spawned, actors of Ray, loggers such as wandb."""
 
 from dsdoctor.core.fix import instead, step
-from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
+from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 START_METHOD_WRONG = Rule(
     id="process-start-method",
@@ -19,14 +19,6 @@ A forked process cannot use CUDA if its parent has. A spawned one imports the ma
 
 Why it matters: The workers do not start, or end at once.""",
     signatures=(
-        Signature(
-            words="initialize+cuda+forked",
-            pattern=r"Cannot re-initialize CUDA in forked subprocess",
-            title="a forked process uses CUDA, which its parent has used before",
-            sample="RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
-            "you must "
-            "use the 'spawn' start method",
-        ),
         Signature(
             words="finished+bootstrapping",
             pattern=r"process has finished its bootstrapping phase",
@@ -48,49 +40,12 @@ Why it matters: The workers do not start, or end at once.""",
             "arguments of a spawned process, the client_state of save_checkpoint and the hyperparameters of "
             "Lightning; a model "
             "that holds a process group cannot be copied by deepcopy",
-            sample="TypeError: cannot pickle 'torch._C._distributed_c10d.ProcessGroup' object",
+            unless=r"ProcessGroup|DeepSpeedEngine|Stream|Event|'Process'|local object",
+            sample="TypeError: cannot pickle '_io.TextIOWrapper' object",
         ),
     ),
 )
 
-RAY_WORKER_DIED = Rule(
-    id="ray-worker-died",
-    stage=Stage.RUN,
-    title="a worker process of Ray died without a word of its own: most often the host's memory ran out, else it "
-    "crashed",
-    fix="read the worker's own log under /tmp/ray/session_latest/logs (the .err file with the pid of the actor), and "
-    "the kernel's "
-    "log for `Killed process`; give Ray less: fewer workers, a smaller batch, less gpu_memory_utilization of vLLM",
-    steps=(
-        step("grep -l -i -E 'error|killed|signal' /tmp/ray/session_latest/logs/*.err"),
-        step("dmesg -T | grep -i -E 'killed process|out of memory'"),
-        step("df -h /dev/shm"),
-    ),
-    manual="""Ray lost the connection to a process of its own (an actor), and says only what the reasons may be.
-
-SIGKILL by the kernel or by Ray's own memory monitor, `ray stop`, or a crash (SIGSEGV) in NCCL, vLLM or a compiled op.
-OpenRLHF, verl and others run each rank as such an actor.
-
-Why it matters: What the driver prints only follows; the cause is in the worker's own log.""",
-    signatures=(
-        Signature(
-            words="actor+died actor+dead worker+died",
-            pattern=r"(?:ActorDiedError|RayActorError): The actor died (?:unexpectedly )?before finishing this "
-            r"task|The actor is "
-            r"dead because its worker process has died|WorkerCrashedError: The worker died unexpectedly",
-            tier=Tier.GENERIC,
-            sample="ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
-        ),
-        Signature(
-            words="task+killed+memory ray+outofmemoryerror",
-            pattern=r"ray\.exceptions\.OutOfMemoryError: |Task was killed due to the node running low on memory",
-            title="Ray's memory monitor killed a worker: the host's memory ran low",
-            fix="use less host memory (fewer workers, no CPU offload, smaller data), or a node with more; "
-            "RAY_memory_usage_threshold moves the limit",
-            sample="ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
-        ),
-    ),
-)
 
 LOGGER_REFUSED = Rule(
     id="logger-refused",
@@ -160,4 +115,4 @@ Why it matters: Importing or compiling stops, although nothing is wrong with it.
     ),
 )
 
-RULES = (START_METHOD_WRONG, RAY_WORKER_DIED, LOGGER_REFUSED, USER_WITHOUT_NAME)
+RULES = (START_METHOD_WRONG, LOGGER_REFUSED, USER_WITHOUT_NAME)

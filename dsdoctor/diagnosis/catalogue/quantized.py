@@ -171,13 +171,6 @@ QUANTIZED_TYPES_DIFFER = Rule(
 Why it matters: The first gather fails.""",
     signatures=(
         Signature(
-            words="expected+unique+element",
-            pattern=r"RuntimeError: expected there to be only one unique element in <generator object "
-            r".{0,80}all_gather_coalesced",
-            sample="RuntimeError: expected there to be only one unique element in <generator object "
-            "Init._convert_to_deepspeed_param.<locals>.all_gather_coalesced.<locals>.<genexpr> at 0x7f7019a30890>",
-        ),
-        Signature(
             words="mat1+mat2+shapes",
             pattern=r"^RuntimeError: mat1 and mat2 shapes cannot be multiplied \((?P<one>\d{1,9}x\d{1,9}) and "
             r"(?P<two>\d{5,12}x1|1x\d{5,12})\)",

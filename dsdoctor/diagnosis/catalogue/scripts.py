@@ -16,8 +16,8 @@ PACKAGE_NAME_MISSING = Rule(
     explained_by=("known-regression",),
     manual="""A name is imported that the installed version of a package does not have.
 
-It was removed since, or came later than what is installed. The frame above the message tells who asks: the script itself,
-or another package that is too old or too new for this one.
+It was removed since, or came later than what is installed. The frame above the message tells who asks: the script
+itself, or another package that is too old or too new for this one.
 
 Why it matters: Nothing starts until the versions fit.""",
     signatures=(
@@ -35,6 +35,49 @@ Why it matters: Nothing starts until the versions fit.""",
     ),
 )
 
+PACKAGE_SHADOWED = Rule(
+    id="package-shadowed",
+    stage=Stage.RUN,
+    title="import {package} found something else than the installed package: it has no {name}",
+    fix="print {package}.__path__ in the script to see what was imported; rename a file {package}.py or a folder "
+    "{package} beside the script (and delete its __pycache__), or run it from another folder; if it is "
+    "the package itself, install it anew",
+    steps=(
+        step("python -m pip show -f {package}", note="and in the script: print({package}.__path__)"),
+        step("python -m pip install --force-reinstall --no-deps {package}"),
+    ),
+    manual="""Python takes a module of that name from the script's own folder before the installed one.
+
+A script or folder named like the package, or a checkout of its repository beside the script, hides it; a package that
+was removed halfway leaves an empty folder that is imported without an error.
+
+Why it matters: Every function of the package seems to be missing.""",
+    signatures=(
+        Signature(
+            words="module+attribute",
+            pattern=r"^AttributeError: (?:partially initialized )?module "
+            r"'(?P<package>deepspeed|accelerate|transformers)' has no attribute "
+            r"'(?P<name>init_inference|initialize|init_distributed|add_config_arguments|zero|comm|ops|pipe"
+            r"|runtime|moe|checkpointing|utils|Accelerator|Trainer|AutoTokenizer|__version__)'",
+            sample="AttributeError: module 'deepspeed' has no attribute 'initialize'",
+        ),
+        Signature(
+            words="unencryptedcookiesessionfactoryconfig",
+            pattern=r"ImportError: cannot import name '(?P<name>UnencryptedCookieSessionFactoryConfig)' from "
+            r"'pyramid\.session'",
+            title="the installed package apex is not NVIDIA's: `pip install apex` gives another one of that name",
+            fix="remove it: newer transformers and DeepSpeed do not need apex; who does, builds NVIDIA's from its "
+            "repository",
+            steps=(
+                step("python -m pip uninstall -y apex"),
+                step("git clone https://github.com/NVIDIA/apex", note="only if the script needs it"),
+            ),
+            sample="ImportError: cannot import name 'UnencryptedCookieSessionFactoryConfig' from 'pyramid.session' "
+            "(unknown location)",
+        ),
+    ),
+)
+
 PACKAGE_ARGUMENT_MISSING = Rule(
     id="package-argument-missing",
     stage=Stage.RUN,
@@ -45,7 +88,8 @@ PACKAGE_ARGUMENT_MISSING = Rule(
     explained_by=("known-regression",),
     manual="""A class of transformers, accelerate, trl or peft is called with an argument that this version does not know.
 
-Arguments are renamed (evaluation_strategy, tokenizer), move to another class (SFTConfig), or come with a later version.
+Arguments are renamed (evaluation_strategy, tokenizer), move to another class (SFTConfig), or come with a later
+version.
 
 Why it matters: The script stops before it trains.""",
     signatures=(
@@ -72,21 +116,24 @@ ENGINE_ATTRIBUTE = Rule(
     explained_by=("known-regression", "optimizer-missing"),
     manual="""An attribute is looked for on an object of DeepSpeed.
 
-deepspeed.initialize wraps the model in an engine and the optimizer in one of its own. Their attributes are not all passed
-on, and private ones change with releases.
+deepspeed.initialize wraps the model in an engine and the optimizer in one of its own. Their attributes are not all
+passed on, and private ones change with releases.
 
 Why it matters: The script fails where it uses the wrapped object like the bare one.""",
     signatures=(
         Signature(
             words="deepspeedengine+attribute pipelineengine+attribute deepspeedzerooptimizer+attribute "
-            "deepspeedzerooptimizer_stage3+attribute "
-            "deepspeedzerooffload+attribute deepspeedhybridengine+attribute",
-            pattern=r"^AttributeError: '(?P<class>DeepSpeedEngine|PipelineEngine"
-            r"|DeepSpeedZeroOptimizer(?:_Stage3)?|DeepSpeedZeRoOffload"
-            r"|DeepSpeedHybridEngine)' object has no attribute '(?P<name>\w{1,80})'",
+            "deepspeedzerooptimizer_stage3+attribute bf16_optimizer+attribute fp16_optimizer+attribute "
+            "deepspeedzerooffload+attribute deepspeedhybridengine+attribute deepspeeddataloader+attribute "
+            "pipelinemodule+attribute inferenceengine+attribute "
+            "pipelineparallelgrid+attribute deepspeedconfig+attribute deepspeedcpuadam+attribute fusedadam+attribute",
+            pattern=r"^AttributeError: "
+            r"'(?P<class>DeepSpeedEngine|PipelineEngine|DeepSpeedZeroOptimizer(?:_Stage3)?|DeepSpeedZeRoOffload"
+            r"|DeepSpeedHybridEngine|DeepSpeedDataLoader|BF16_Optimizer|FP16_Optimizer|PipelineModule"
+            r"|PipelineParallelGrid|DeepSpeedConfig|InferenceEngine)' object has no attribute '(?P<name>\w{1,80})'",
             unless=r"'(?:train|_register_hooks_recursively|backward|step|param_groups|zero_grad|state_dict"
             r"|loss_scale|cur_scale|step_was_skipped)'"
-            r"|ds_grads_remaining|optim_bits",
+            r"|ds_grads_remaining|optim_bits|'mp_group'|'fp16_groups'|'loss_scaler'|'overflow'|'ipg_(?:index|buffer)'",
             tier=Tier.GENERIC,
             sample="AttributeError: 'DeepSpeedEngine' object has no attribute 'generate'",
         ),
@@ -122,8 +169,8 @@ TENSORS_NOT_CONTIGUOUS = Rule(
     "= p.data.contiguous()",
     manual="""A collective was called with a tensor whose elements do not lie one behind the other.
 
-Transposed or sliced weights, and some models as they are loaded, have such parameters. DeepSpeed broadcasts all parameters
-when the engine is made.
+Transposed or sliced weights, and some models as they are loaded, have such parameters. DeepSpeed broadcasts all
+parameters when the engine is made.
 
 Why it matters: The engine cannot be made.""",
     signatures=(
@@ -212,6 +259,7 @@ Why it matters: The first forward fails.""",
 
 RULES = (
     PACKAGE_NAME_MISSING,
+    PACKAGE_SHADOWED,
     PACKAGE_ARGUMENT_MISSING,
     ENGINE_ATTRIBUTE,
     ACCELERATE_SEVERAL_MODELS,

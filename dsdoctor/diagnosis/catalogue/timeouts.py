@@ -3,6 +3,25 @@
 from dsdoctor.core.fix import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
+WAITED = (
+    r"Watchdog caught collective operation timeout|wait timeout after \d{1,12}ms, keys|Timed out initializing "
+    r"process group in store"
+    r"|Timed out waiting \d{1,12}ms for (?:recv|send) operation"
+)
+"""What a rank prints that waited in vain."""
+
+PREPARING = (
+    r"(?:Map|Filter|Flatten\w{0,10}|Grouping texts|Group texts|Running tokenizer|Tokeniz\w{1,12}|Converting format"
+    r"|Packing|Preprocess\w{0,8}|"
+    r"Generating \w{1,12} split|Saving the dataset|Adding EOS|Truncating)[^|]{0,60}?: {1,4}\d{1,2}%\|"
+)
+EVALUATING = (
+    r"\bin (?:evaluate|evaluation_loop|prediction_loop|prediction_step|compute_metrics|generate)\b|Running "
+    r"(?:Evaluation|Prediction)"
+)
+LOADING = r"Loading (?:checkpoint shards|safetensors|pipeline components)[^|]{0,40}: {1,4}\d{1,2}%\|"
+TRAINING = r"'loss'|\bloss[=:]|Running training|\biteration \d|\bglobal_step"
+
 NCCL_COLLECTIVE_TIMEOUT = Rule(
     id="nccl-collective-timeout",
     explained_by=(
@@ -24,8 +43,10 @@ NCCL_COLLECTIVE_TIMEOUT = Rule(
     ),
     stage=Stage.RUN,
     title="ranks waited for each other in {operation|a collective} until the watchdog fired",
-    fix="find the rank that died, hung or took another path: read the first error of every rank's log, then test "
-    "the network",
+    fix="find the rank that died, hung or took another path: read the first error of every rank's log, then test the "
+    "network. If one rank is only slow (it saves, evaluates or prepares data alone), raise the timeout: "
+    "ddp_timeout, deepspeed.init_distributed(timeout=...). If it hangs at the first collective of one node, "
+    "NCCL_P2P_DISABLE=1 tells whether the GPUs reach each other, NCCL_IB_DISABLE=1 the same of InfiniBand",
     steps=(
         step("python -m dsdoctor diagnose rank*.log"),
         step("python -m dsdoctor comm"),
@@ -52,6 +73,52 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             sample="model.class is <class 'transformers.models.mixtral.modeling_mixtral.MixtralForCausalLM'>\n"
             "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=211067, "
             "OpType=_ALLGATHER_BASE)",
+        ),
+        Signature(
+            words="watchdog wait+timeout timed+store barrier+timed",
+            pattern=WAITED,
+            after=PREPARING,
+            not_after=TRAINING,
+            tier=Tier.GENERIC,
+            title="ranks waited for each other until the timeout while the data was prepared: rank 0 maps or "
+            "tokenizes it alone and takes longer",
+            fix="prepare the data once before the training (preprocess it, save_to_disk, or start on one process and "
+            "let the cache be found), use more num_proc, or raise the timeout: ddp_timeout in the "
+            "TrainingArguments, deepspeed.init_distributed(timeout=datetime.timedelta(hours=5))",
+            steps=(step("py-spy dump --pid PID"),),
+            sample="Running tokenizer on dataset:  43%|####      | 860000/2000000 [29:58<39:44, 478.11 examples/s]\n"
+            "[rank1]:[E ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation timeout: "
+            "WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1800000)",
+        ),
+        Signature(
+            words="watchdog wait+timeout out+timed",
+            pattern=WAITED,
+            after=EVALUATING,
+            tier=Tier.GENERIC,
+            title="ranks waited for each other until the timeout in evaluation or generation: they do not all run "
+            "the same number of forwards",
+            fix="under ZeRO-3 every forward is a collective: generate(..., synced_gpus=True), the same number of "
+            "batches on each rank (drop_last, an evaluation set that divides), no metric or sample on rank 0 "
+            "alone; where it is only slow, raise ddp_timeout",
+            steps=(step("py-spy dump --pid PID"),),
+            sample="***** Running Evaluation *****\n[rank1]:[E ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught "
+            "collective operation timeout: WorkNCCL(SeqNum=98947, OpType=_ALLGATHER_BASE, NumelIn=16384000)",
+        ),
+        Signature(
+            words="watchdog wait+timeout timed+store barrier+timed",
+            pattern=WAITED,
+            after=LOADING,
+            not_after=TRAINING,
+            tier=Tier.GENERIC,
+            title="ranks waited for each other until the timeout while the model was loaded: one rank loads longer "
+            "than the others wait",
+            fix="put the model on a local disk, load it on all ranks alike, and raise the timeout: ddp_timeout in "
+            "the TrainingArguments, deepspeed.init_distributed(timeout=datetime.timedelta(hours=2)); see that "
+            "the host's memory holds a copy for each rank",
+            steps=(step("free -g"), step("py-spy dump --pid PID")),
+            sample="Loading checkpoint shards:  40%|####      | 12/30 [29:10<43:45, 145.8s/it]\n[rank1]:[E "
+            "ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation timeout: "
+            "WorkNCCL(SeqNum=2, OpType=BROADCAST, NumelIn=1)",
         ),
         Signature(
             words="watchdog out+timed wait+timeout monitoredbarrier",
@@ -125,9 +192,26 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             sample="torch.distributed.DistStoreError: Timeout waiting for key: default_pg/0//cuda//0 after 600000 ms",
         ),
         Signature(
+            words="setting+communicator",
+            pattern=r"\[(?P<rank>\d{1,6})\] is setting up NCCL communicator and retr(?:ei|ie)ving ncclUniqueId from "
+            r"\[(?P<first>\d{1,6})\] via c10d key-value store",
+            title="rank {rank} waited for rank {first} to begin the NCCL communicator (ncclUniqueId in the store): rank "
+            "{first} had died, or never came to this collective",
+            fix="read the log of rank {first}: its own error comes first, or it was still busy (tokenizing, loading, "
+            "compiling); check that all ranks use the same MASTER_ADDR and reach it, and see where rank {first} stands",
+            steps=(
+                step("py-spy dump --pid PID"),
+                step("python -m dsdoctor comm"),
+            ),
+            sample="RuntimeError: [1] is setting up NCCL communicator and retreiving ncclUniqueId from [0] via c10d "
+            "key-value store by key '0', but store->get('0') got error: Timeout waiting for key: default_pg/0/0 after "
+            "1800000 ms",
+        ),
+        Signature(
             words="store+barrier+timed",
-            pattern=r"Timed out initializing process group in store based barrier on rank:? (?P<rank>\d{1,6}),? for key: "
-            r"\S{1,80} \(world_size=(?P<world>\d{1,6}), (?:worker_count|num_workers_joined)=(?P<joined>\d{1,6})",
+            pattern=r"Timed out initializing process group in store based barrier on rank:? (?P<rank>\d{1,6}),? for "
+            r"key: \S{1,80} \(world_size=(?P<world>\d{1,6}), "
+            r"(?:worker_count|num_workers_joined)=(?P<joined>\d{1,6})",
             tier=Tier.GENERIC,
             fix="only {joined} of {world} ranks made this process group: every rank must call init_process_group and "
             "new_group, in the same order. See in every rank's log which of them did not come that far",
@@ -149,13 +233,14 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
                 step("py-spy dump --pid PID"),
                 step("export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1"),
             ),
-            sample="[rank4]:[E205 18:11:06.3 ProcessGroupNCCL.cpp:1682] [PG ID 0 PG GUID 0(default_pg) Rank 4] Received a "
-            "dump signal due to a collective timeout from  rank 2 and we will try our best to dump the debug info. Last "
-            "enqueued NCCL work: 17, last completed NCCL work: 16.",
+            sample="[rank4]:[E205 18:11:06.3 ProcessGroupNCCL.cpp:1682] [PG ID 0 PG GUID 0(default_pg) Rank 4] "
+            "Received a dump signal due to a collective timeout from  rank 2 and we will try our best to dump "
+            "the debug info. Last enqueued NCCL work: 17, last completed NCCL work: 16.",
         ),
         Signature(
             words="watchdog+stuck heartbeat+monitor+timed",
-            pattern=r"ProcessGroupNCCL's watchdog got stuck for (?P<seconds>\d{1,6}) ?seconds|Heartbeat monitor timed out!",
+            pattern=r"ProcessGroupNCCL's watchdog got stuck for (?P<seconds>\d{1,6}) ?seconds|Heartbeat monitor "
+            r"timed out!",
             tier=Tier.GENERIC,
             title="NCCL's own watchdog stood still for {seconds|many} seconds: a call of CUDA or NCCL "
             "did not return in this process",

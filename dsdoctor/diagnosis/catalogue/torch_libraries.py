@@ -116,17 +116,6 @@ Why it matters: The first step fails, although the installation looked complete.
             steps=(step("ldconfig -p | grep libcuda"), step("export TRITON_LIBCUDA_PATH=/usr/lib/x86_64-linux-gnu")),
             sample="AssertionError: libcuda.so cannot found!",
         ),
-        Signature(
-            words="ptxaserror",
-            pattern=r"PTXASError: (?P<why>PTXAS error: .{1,120})",
-            title="Triton's ptxas does not take the code for this GPU: it is too old for it",
-            fix="upgrade torch and triton together; or point TRITON_PTXAS_PATH to the ptxas of a newer CUDA toolkit",
-            steps=(
-                step("export TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas"),
-                instead("python -m pip install -U torch"),
-            ),
-            sample="triton.runtime.errors.PTXASError: PTXAS error: Internal Triton PTX codegen error",
-        ),
     ),
 )
 

@@ -76,37 +76,6 @@ Why it matters: The training ends at its first evaluation.""",
     ),
 )
 
-DEVICES_MIXED = Rule(
-    id="devices-mixed",
-    stage=Stage.RUN,
-    title="tensors of one computation are on different devices ({one} and {two})",
-    fix="move the inputs and what the script makes itself to the model's device (.to(model.device), engine.device), "
-    "call torch.cuda.set_device(local_rank) "
-    "first, and do not use device_map or .cuda(0) in a run of several ranks; with CPU offload a part of the model "
-    "stays on the CPU: make no tensor "
-    "of it by hand",
-    manual="""An operation got tensors of two devices.
-
-Inputs that stayed on the CPU, masks or tables that the script makes itself, a module that was not moved, or a model
-that device_map spread over GPUs.
-
-Why it matters: The step fails, on every rank that does the same.""",
-    explained_by=("known-regression", "zero-to-fp32-failed", "optimizer-offload-client"),
-    signatures=(
-        Signature(
-            words="tensors+device+two",
-            pattern=r"RuntimeError: Expected all tensors to be on the same device, but (?:found at least two devices, "
-            r"(?P<one>[\w:]{1,12}) and "
-            r"(?P<two>[\w:]{1,12}?)!|got \w{1,20} is on (?P<one2>[\w:]{1,12}), different from other tensors on "
-            r"(?P<two2>[\w:]{1,12}))",
-            not_after=r"zero_to_fp32|in unscale_and_clip_grads|deepspeed[/\\]runtime[/\\]zero|deepspeed[/\\]ops",
-            tier=Tier.GENERIC,
-            sample="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, "
-            "cuda:0 and cpu!",
-        ),
-    ),
-)
-
 CHECKPOINT_OF_OTHER_DEVICE = Rule(
     id="checkpoint-of-other-device",
     stage=Stage.RUN,
@@ -204,7 +173,6 @@ Why it matters: The step fails, on every rank that gets such a batch.""",
 RULES = (
     TRAINER_DATA_MISSING,
     TRAINER_METRIC_MISSING,
-    DEVICES_MIXED,
     CHECKPOINT_OF_OTHER_DEVICE,
     DATALOADER_OPTIONS,
     SHAPES_DIFFER,

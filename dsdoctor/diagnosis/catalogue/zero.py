@@ -64,6 +64,43 @@ Why it matters: The message speaks of shapes or dimensions, and the model is rig
             "dimension 2",
         ),
         Signature(
+            words="index+bounds+size trying+shape+tensor",
+            pattern=r"^(?:IndexError: index \d{1,9} is out of bounds for dimension 0 with size 0|ValueError: Trying "
+            r"to set a tensor of shape torch\.Size\(\[[1-9][\d, ]{0,40}\]\) in \"[\w.]{1,80}\" \(which has "
+            r"shape torch\.Size\(\[0\]\)\))",
+            title="ZeRO-3 has partitioned a weight (it is empty here), and code writes into it or loads it without "
+            "gathering it",
+            fix="gather it: with deepspeed.zero.GatheredParameters([weight], modifier_rank=0); a newer transformers "
+            "does so where it initializes and loads models (and quantized weights need zero.Init switched off: "
+            "zero3_init_flag false, or ZeRO-2)",
+            steps=(step("python -m pip install -U transformers accelerate"),),
+            after=r"deepspeed|[Zz]e[Rr][Oo].{0,3}3|zero3|_init_weights|padding_idx|_load_state_dict_into",
+            sample="    module.weight.data[module.padding_idx].zero_()\n"
+            "IndexError: index 0 is out of bounds for dimension 0 with size 0",
+        ),
+        Signature(
+            words="gradient+shape+expected",
+            pattern=r"^RuntimeError: Function \w{1,60} returned an invalid gradient at index \d{1,3} - got "
+            r"(?:\[[\d, ]{1,60}\] but expected shape compatible with \[0\]"
+            r"|\[0\] but expected shape compatible with \[)",
+            title="a weight was used in the forward without being gathered or after it was released again: ZeRO-3 has "
+            "partitioned it (its shape is [0]) when its gradient comes",
+            fix="use each weight in its own module's forward only: take out sums over parameters (p.sum() * 0 in the "
+            "loss), which ZeRO-3 does not need; under reentrant checkpointing use use_reentrant=False; or ZeRO-2",
+            sample="RuntimeError: Function SumBackward0 returned an invalid gradient at index 0 - got [0] but expected "
+            "shape compatible with [256]",
+        ),
+        Signature(
+            words="invalid+shape+input",
+            pattern=r"^RuntimeError: shape '\[-1, 0\]' is invalid for input of size [1-9]\d{0,12}",
+            title="the model's vocabulary size reads as 0 (view(-1, 0)): config.vocab_size was taken from an embedding "
+            "that ZeRO-3 has partitioned",
+            fix="set config.vocab_size from the tokenizer, or resize embeddings inside of "
+            "deepspeed.zero.GatheredParameters([weight]); newer transformers and peft do so themselves",
+            steps=(step("python -m pip install -U transformers peft"),),
+            sample="RuntimeError: shape '[-1, 0]' is invalid for input of size 4644864",
+        ),
+        Signature(
             words="invalid+shape+size mat2+matrix mat1+mat2",
             pattern=r"^RuntimeError: (?:shape '\[[\d, -]{1,60}\]' is invalid for input of size 0\b|mat2 must be "
             r"a matrix, got 1-D tensor"
@@ -223,7 +260,8 @@ Why it matters: Parameters stay behind that nobody used, or the ranks hang until
         ),
         Signature(
             words="disagreement+rank0",
-            pattern=r"Detected a disagreement on list (?:length|contents) between rank0 and rank(?P<other>\d{1,5})",
+            pattern=r"(?:Detected a disagreement on list (?:length|contents)|RuntimeError: disagreement) between rank0 "
+            r"and rank(?P<other>\d{1,5})",
             title="rank 0 and rank {other} gather different parameters: the ranks run different modules",
             sample="RuntimeError: Detected a disagreement on list length between rank0 and rank3: ",
         ),

@@ -1,5 +1,6 @@
 """Rules of ZeRO's settings: what does not go together, ZeRO++, gathered parameters, groups of the optimizer."""
 
+from dsdoctor.core.fix import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 ZERO_SETTINGS = Rule(
@@ -57,16 +58,16 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
         ),
         Signature(
             words="compute_grad_norm",
-            pattern=r"ValueError: (?:zero_optimization\.)?compute_grad_norm=false (?P<what>(?:is supported|requires|does "
-            r"not support) .{1,100})",
+            pattern=r"ValueError: (?:zero_optimization\.)?compute_grad_norm=false (?P<what>(?:is "
+            r"supported|requires|does not support) .{1,100})",
             title="compute_grad_norm=false {what}",
             fix="remove compute_grad_norm, or the setting that does not go with it",
             sample="ValueError: zero_optimization.compute_grad_norm=false requires gradient_clipping=0",
         ),
         Signature(
             words="muon+reduce muon+all2all all_to_all_reduce",
-            pattern=r"(?:ValueError: |AssertionError: )(?P<what>Muon and (?:reduce scatter|all2all process group) cannot be "
-            r"used together|when enable all_to_all_reduce, reduce_scatter should also be enabled)",
+            pattern=r"(?:ValueError: |AssertionError: )(?P<what>Muon and (?:reduce scatter|all2all process group) "
+            r"cannot be used together|when enable all_to_all_reduce, reduce_scatter should also be enabled)",
             title="settings of ZeRO do not go together: {what}",
             sample="ValueError: Muon and reduce scatter cannot be used together",
         ),
@@ -82,14 +83,15 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             words="remote+device+deepspeed",
             pattern=r"AssertionError: 'device' in DeepSpeed Config cannot be (?P<what>\S{1,60}) if remote device is",
             title="remote_device of zero.Init and offload_param of the configuration contradict each other",
-            fix="name the device in one place: zero_optimization.offload_param in the configuration that zero.Init gets, "
-            "without remote_device",
+            fix="name the device in one place: zero_optimization.offload_param in the configuration that zero.Init "
+            "gets, without remote_device",
             sample="AssertionError: 'device' in DeepSpeed Config cannot be nvme if remote device is cpu.",
         ),
         Signature(
             words="autoep+support autoep+supports autoep_non_moe",
-            pattern=r"^(?:Assertion|Value|Runtime|NotImplemented)Error: (?P<what>(?:AutoEP (?:with ZeRO Stage 3 )?|compile\."
-            r"autoep_non_moe=True )(?:does not (?:currently )?support|only supports|supports only|cannot be combined).{1,120})",
+            pattern=r"^(?:Assertion|Value|Runtime|NotImplemented)Error: (?P<what>(?:AutoEP (?:with ZeRO Stage 3 "
+            r")?|compile\.autoep_non_moe=True )(?:does not (?:currently )?support|only supports|supports "
+            r"only|cannot be combined).{1,120})",
             title="AutoEP does not go together with another setting: {what}",
             sample="AssertionError: AutoEP with ZeRO Stage 3 does not support zero_quantized_gradients yet.",
         ),
@@ -145,6 +147,19 @@ Why it matters: The model or its engine cannot be made, or the first gradient fa
             "zero_quantized_gradients off",
             sample="AssertionError: num_gpus not equal to device per node, cannot initialize All-To-All",
         ),
+        Signature(
+            words="start+length+exceeds start+length+negative",
+            pattern=r"^RuntimeError: start \(-?\d{1,15}\) \+ length \(-?\d{1,15}\) exceeds dimension size \(\d{1,15}\)"
+            r"|^RuntimeError: narrow\(\): length must be non-negative",
+            after=r"_partition_param_sec|secondary_start",
+            title="zero_hpz_partition_size: a parameter is smaller than the number of ranks, and its second copy has "
+            "empty parts, which this DeepSpeed cannot cut",
+            fix="upgrade DeepSpeed (0.14.4 mends empty parts), or set zero_hpz_partition_size 1, or fewer ranks for "
+            "such a small parameter",
+            steps=(step("python -m pip install -U deepspeed"),),
+            sample='  File "/venv/deepspeed/runtime/zero/partition_parameters.py", line 1618, in '
+            "_partition_param_sec\nRuntimeError: start (32) + length (1) exceeds dimension size (32).",
+        ),
     ),
 )
 
@@ -174,8 +189,8 @@ Why it matters: The block fails when it ends, often after the work was done.""",
             pattern=r"RuntimeError: Nested GatheredParameters contexts cannot overlap parameters",
             title="a parameter is gathered inside of another GatheredParameters that has gathered it already",
             fix="gather each parameter once: leave those of the outer block out of the inner one",
-            sample="RuntimeError: Nested GatheredParameters contexts cannot overlap parameters; parameter ds_ids already "
-            "gathered by an outer context: [12]",
+            sample="RuntimeError: Nested GatheredParameters contexts cannot overlap parameters; parameter ds_ids "
+            "already gathered by an outer context: [12]",
         ),
         Signature(
             words="broadcast+requires+modifier_rank broadcast+requires+parameter",
@@ -192,8 +207,8 @@ Why it matters: The block fails when it ends, often after the work was done.""",
             title="ZeRO-3 is to give a parameter back while a module still uses it",
             fix="change gathered parameters only with modifier_rank=RANK, and run no part of the model's forward across "
             "the end of GatheredParameters",
-            sample="RuntimeError: Cannot free a ZeRO-3 parameter while it is still active in submodules. This can happen "
-            "if: (1) submodules have not released the parameter, or (2) you modified parameters",
+            sample="RuntimeError: Cannot free a ZeRO-3 parameter while it is still active in submodules. This can "
+            "happen if: (1) submodules have not released the parameter, or (2) you modified parameters",
         ),
     ),
 )
@@ -217,8 +232,8 @@ Why it matters: The engine cannot be made, or a checkpoint cannot be saved.""",
             r"optimizer\.param_groups",
             title="the parameter {name} stands in the optimizer's groups more than once",
             fix="put each parameter into one group, once; tied weights are one parameter with two names",
-            sample="AssertionError: Parameter with name: lm_head.weight occurs multiple times in optimizer.param_groups. "
-            "Make sure it only appears once to prevent undefined behavior.",
+            sample="AssertionError: Parameter with name: lm_head.weight occurs multiple times in "
+            "optimizer.param_groups. Make sure it only appears once to prevent undefined behavior.",
         ),
         Signature(
             words="find+param+named find+frozen+named params+named",
@@ -239,7 +254,8 @@ Why it matters: The engine cannot be made, or a checkpoint cannot be saved.""",
             words="client+scheduler+instantiated",
             pattern=r"AssertionError: Client Optimizer \(type = .{1,120} is not instantiated but Client LR Scheduler is",
             title="deepspeed.initialize was given a learning-rate scheduler, but not the optimizer that it drives",
-            fix="give both, or give the scheduler as a function: lr_scheduler=lambda optimizer: Scheduler(optimizer, ...)",
+            fix="give both, or give the scheduler as a function: lr_scheduler=lambda optimizer: Scheduler(optimizer, "
+            "...)",
             sample="AssertionError: Client Optimizer (type = <class 'NoneType'> is not instantiated but Client LR "
             "Scheduler is instantiated",
         ),
@@ -250,8 +266,8 @@ ZERO3_MIXED_TENSORS = Rule(
     id="zero3-mixed-tensors",
     stage=Stage.RUN,
     title="the trainable parameters are not all of one {kind|dtype and device}, and ZeRO-3 puts them into one buffer",
-    fix="let the model, its adapters and new heads be made in one dtype (dtype or torch_dtype=torch.bfloat16 for each of "
-    "them), or cast them before ZeRO-3 divides them",
+    fix="let the model, its adapters and new heads be made in one dtype (dtype or torch_dtype=torch.bfloat16 for "
+    "each of them), or cast them before ZeRO-3 divides them",
     manual="""ZeRO-3 copies the parts of all trainable parameters of a group into one buffer when the engine is made.
 
 An adapter that was cast to float32, a head that was added, or a model of which some modules were moved to another device
@@ -271,9 +287,21 @@ Why it matters: deepspeed.initialize stops, by an assertion without words.""",
             pattern=r"^AssertionError:?$",
             after=r"assert len\(set\(t\.device for t in tensors\)\) == 1",
             title="the trainable parameters are on several devices, and ZeRO-3 puts them into one buffer",
-            fix="do not move modules yourself before deepspeed.initialize (no device_map, no .cuda() of a part): make the "
-            "whole model on the CPU or under zero.Init",
+            fix="do not move modules yourself before deepspeed.initialize (no device_map, no .cuda() of a part): "
+            "make the whole model on the CPU or under zero.Init",
             sample="    assert len(set(t.device for t in tensors)) == 1\nAssertionError",
+        ),
+        Signature(
+            words="unique+element",
+            pattern=r"RuntimeError: expected there to be only one unique element in <generator object "
+            r"(?:\w{1,40}\.){0,4}(?:<locals>\.)?\w{0,60}(?:all_gather|gather)",
+            title="ZeRO-3 gathers parameters of several dtypes at once: quantized (4-bit or 8-bit) weights, or a "
+            "mixture of half and float32",
+            fix="do not load quantized weights under ZeRO-3 (use ZeRO-2 for QLoRA, or bnb_4bit_quant_storage equal "
+            "to the model's dtype with newer transformers and bitsandbytes); else cast all parameters to one "
+            "dtype",
+            sample="RuntimeError: expected there to be only one unique element in <generator object "
+            "Init._convert_to_deepspeed_param.<locals>.all_gather_coalesced.<locals>.<genexpr> at 0x7f0f04211eb0>",
         ),
     ),
 )
