@@ -12,6 +12,22 @@ from dsdoctor.diagnosis.scan import Scan
 AUTODETECTED = "accelerator-autodetect-cpu"
 GUESSED_HOMES = {"/usr", "/usr/local"}
 DEFAULT_LIST = {"60", "61", "70"}
+ARGUMENT_CHECKS = re.compile(
+    r"transformers[/\\](?:training_args\w{0,20}|hf_argparser)\.py:|transformers[/\\]trainer\.py:(?:__init__|_validate_\w{1,40})$"
+    r"|accelerate[/\\](?:utils[/\\](?:dataclasses|deepspeed|launch)|commands[/\\](?:launch|config)(?:[/\\]\w{1,20}|\w{0,20}))\.py:"
+    r"|accelerate[/\\]accelerator\.py:__init__$|(?:llamafactory|llmtuner)[/\\]hparams[/\\]"
+    r"|swift[/\\](?:\w{1,20}[/\\])?arguments?[/\\]|axolotl[/\\]utils[/\\](?:config|schemas)|trl[/\\]trainer[/\\]\w{1,40}_config\.py:"
+    r"|trl[/\\](?:experimental[/\\]\w{1,30}|trainer)[/\\]\w{1,40}_trainer\.py:__init__$|peft[/\\](?:tuners[/\\]\w{1,30}[/\\])?config\.py:"
+    r"|verl[/\\](?:utils|workers)[/\\]config[/\\.]|(?:accelerator_connector|strategies[/\\]deepspeed)\.py:"
+    r"|deepspeed[/\\](?:runtime[/\\]config\w{0,20}|elasticity[/\\]\w{1,30}|inference[/\\]config)\.py:"
+    r"|openrlhf[/\\]cli[/\\]|torch[/\\]distributed[/\\]run\.py:"
+)
+"""Places in which a framework looks at its arguments, before it does anything with them."""
+
+REFUSALS = re.compile(
+    r"(?:\w{1,40}\.)*(?:Value|Assertion|NotImplemented|DeepSpeedConfig|ElasticityConfig|Elasticity)Error: "
+)
+SHORT_MESSAGE = 12
 BUILD_COMMAND = re.compile(r"pip3? (?:install|wheel)|setup\.py|bdist_wheel|build_ext|DS_BUILD_\w+=1")
 
 
@@ -136,7 +152,20 @@ def pre_compiled_on_windows(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[H
         yield combined_hit("windows-unsupported-op", line, title, Tier.GENERIC, refused[0].groups)
 
 
+def refused_arguments(_: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
+    """A framework's own check of its arguments raised on purpose: the last frame is that check, and its words say what clashes."""
+    for failure in scan.timeline.failures:
+        last = failure.frames[-1] if failure.own and failure.frames else None
+        if last and last.source.startswith("raise ") and ARGUMENT_CHECKS.search(f"{last.path}:{last.function}"):
+            message = failure.text.partition(": ")[2].strip()
+            if REFUSALS.match(failure.text) and len(message) > SHORT_MESSAGE:
+                line = Line(number=failure.line, text=failure.text)
+                yield combined_hit("arguments-refused", line, "", Tier.GENERIC, {"message": message[:160]})
+                return
+
+
 COMBINATIONS = (
+    refused_arguments,
     pre_compiled_on_windows,
     wrong_home_behind_a_missing_part,
     default_list_refused,

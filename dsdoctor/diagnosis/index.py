@@ -1,5 +1,6 @@
 """The catalogue by its words: which entries can match a line, found without searching the line."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from dsdoctor.diagnosis.catalogue.rules import RULES
@@ -46,14 +47,21 @@ def index() -> Index:
     entries += [Wording(rule=rule, signature=signature) for rule in RULES.values() for signature in rule.signatures]
     words: dict[bytes, list[tuple[int, frozenset[bytes]]]] = {}
     phrases: dict[str, list[int]] = {}
-    for number, entry in enumerate(entries):
-        for word in (entry.signature.words if isinstance(entry, Wording) else entry.words).split():
-            if word.isascii():
-                first, *others = word.encode().split(b"+")
-                words.setdefault(first, []).append((number, frozenset(others)))
-            else:
-                phrases.setdefault(word, []).append(number)
+    wanted = [(number, word) for number, entry in enumerate(entries) for word in _words_wanted(entry).split()]
+    uses = Counter(part for _, word in wanted for part in word.encode().split(b"+"))
+    for number, word in wanted:
+        if word.isascii():
+            parts = word.encode().split(b"+")
+            # why: the rarer word leads to fewer entries whose other words are then looked for
+            rarest = min(parts, key=lambda part: (uses[part], -len(part)))
+            words.setdefault(rarest, []).append((number, frozenset(parts) - {rarest}))
+        else:
+            phrases.setdefault(word, []).append(number)
     return Index(tuple(entries), words, phrases)
+
+
+def _words_wanted(entry: Entry) -> str:
+    return entry.signature.words if isinstance(entry, Wording) else entry.words
 
 
 INDEX = index()

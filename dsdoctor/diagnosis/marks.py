@@ -33,6 +33,8 @@ class Event(enum.Enum):
     WATCHDOG = "watchdog"
     WORK = "work"
 
+    __hash__ = object.__hash__  # why: an event is looked up for each mark of each line, and this one is in C
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
@@ -80,7 +82,7 @@ MARKS = (
         "indexerror oserror connectionerror floatingpointerror filenotfounderror permissionerror nameerror "
         "outofmemoryerror exception distbackenderror "
         "diststoreerror distnetworkerror calledprocesserror validationerror",
-        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{2,60}(?:Error|Exception): ",
+        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{1,60}(?:Error|Exception): ",
     ),
     Mark(
         event=Event.EXCEPTION,
@@ -89,11 +91,12 @@ MARKS = (
         "lookuperror unicodedecodeerror jsondecodeerror hjsondecodeerror acceleratorerror httperror memoryerror "
         "isadirectoryerror notadirectoryerror fileexistserror brokenpipeerror connectionreseterror overflowerror "
         "recursionerror syntaxerror systemerror childprocesserror blockingioerror hfvalidationerror "
+        "gatedrepoerror localentrynotfounderror repositorynotfounderror "
         "gatedrepoerror localentrynotfounderror repositorynotfounderror misconfigurationexception checkpointerror pipelineerror "
         "deepspeedconfigerror actordiederror actorunavailableerror distributedoperationexception ptxaserror runtimeexception "
         "internaltorchdynamoerror torchruntimeerror datasetgenerationerror arrowinvalid processgrouperror "
         "rendezvousconnectionerror elasticityconfigerror elasticityincompatibleworldsize assertionerror",
-        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{2,60}(?:Error|Exception): ",
+        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{1,60}(?:Error|Exception): ",
     ),
     Mark(
         event=Event.EXCEPTION,

@@ -13,6 +13,7 @@ from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader
 from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.marks import Event, Mark
 from dsdoctor.diagnosis.models import Hit, Line, Signature
+from dsdoctor.diagnosis.possible import Possible
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
 from dsdoctor.diagnosis.timeline import Timeline
@@ -96,6 +97,7 @@ class Scan:
     seen: dict[bytes, Effect] = field(default_factory=dict)
     effect: Effect = field(default_factory=Effect)
     patterns: dict[int, re.Pattern[str]] = field(default_factory=dict)
+    possible: Possible = field(default_factory=lambda: Possible(INDEX))
     known: set[int] = field(default_factory=set)
     asked: dict[int, int] = field(default_factory=dict)
     partly: int = 0
@@ -226,7 +228,7 @@ class Scan:
                 self._follow_traceback(text)
             if numbers and not SOURCE.match(text):
                 text = self._searched(text, len(numbers))
-                for number in sorted(numbers):
+                for number in self.possible.among(numbers, text):
                     self._try(number, text)
         if self.effect.hits and self.unfinished_since == self.lines:
             self.unfinished = ""
@@ -250,7 +252,7 @@ class Scan:
         words = set(words_of(whole.encode("utf-8", "replace")))
         numbers = self.index.numbers(words) - self.known
         whole = self._searched(whole, len(numbers))
-        for number in sorted(numbers):
+        for number in self.possible.among(numbers, whole):
             entry = self.index.entries[number]
             if isinstance(entry, Wording) and number not in self.hits:
                 self._match(number, entry, whole)

@@ -103,12 +103,54 @@ def test_a_pip_that_got_through_after_a_second_try_has_no_fault() -> None:
     assert [finding.severity for finding in findings if finding.severity is Severity.ERROR] == []
 
 
-def test_a_resume_that_finds_nothing_is_only_a_note() -> None:
+def test_a_resume_that_finds_nothing_is_a_warning_though_the_run_goes_on() -> None:
     warning = "[WARNING] [engine.py:4437:load_checkpoint] Unable to find latest file at /data/ckpt/latest, if trying to load latest"
 
     findings = diagnose([warning, "step 1 loss 2.0", "step 2 loss 1.9"]).findings
 
-    assert [(finding.rule, finding.severity) for finding in findings] == [("checkpoint-not-found", Severity.NOTE)]
+    assert [(finding.rule, finding.severity) for finding in findings] == [("checkpoint-not-found", Severity.WARNING)]
+    assert "/data/ckpt/latest" in findings[0].title
+
+
+def test_an_argument_that_a_framework_refuses_is_told_in_its_own_words() -> None:
+    frames = (
+        "Traceback (most recent call last):",
+        '  File "/v/site-packages/trl/trainer/some_trainer.py", line 40, in __init__',
+        "    raise ValueError(",
+    )
+    words = "ValueError: num_widgets of this trainer is 7 on 2 processes."
+
+    assert first(*frames, words).rule == "arguments-refused"
+    assert "num_widgets of this trainer" in first(*frames, words).title
+    assert first(*frames[:2], "    return int(value)", words).rule == "unexplained-failure"
+
+
+def test_a_name_that_torch_has_not_is_the_fault_of_who_asks_for_it() -> None:
+    message = "AttributeError: module 'torch.optim' has no attribute 'adamx'"
+    frame = '  File "/v/site-packages/deepspeed/runtime/engine.py", line 20, in {}'
+
+    assert (
+        first("Traceback (most recent call last):", frame.format("<module>"), message).rule
+        == "deepspeed-too-old-for-torch"
+    )
+    assert (
+        first("Traceback (most recent call last):", frame.format("_configure_basic_optimizer"), message).rule
+        == "config-block-wrong"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cp: cannot open 'x': Permission denied",
+        "warning: dos2unix: skipping binary file a.sh",
+        "wandb: pip install wandb --upgrade",
+        "Successfully pulled image, node has 3 GB of ephemeral-storage",
+        "KeyError handled: SLURM_PROCID is not set, using 0",
+    ],
+)
+def test_a_line_that_only_resembles_a_failure_is_none(line: str) -> None:
+    assert diagnose(["step 1 loss 2.0", line, "step 2 loss 1.9"]).findings == ()
 
 
 def test_the_key_that_pydantic_refused_is_named() -> None:

@@ -24,7 +24,7 @@ GPU_ARCH_UNSUPPORTED_BY_NVCC = Rule(
 everything below 7.5. `python -m dsdoctor plan` shows the architectures that torch and nvcc share.
 
 Why it matters: nvcc stops, and no CUDA op is compiled.""",
-    explained_by=("arch-list-empty", "arch-parse-bug"),
+    explained_by=("arch-list-empty", "arch-parse-bug", "triton-cannot-compile"),
     signatures=(
         Signature(
             words="unsupported+gpu",
@@ -182,11 +182,6 @@ Why it matters: Where the filter leaves nothing, there is nothing to build: the 
             pattern=r"Unable to load (?P<op>\w+) op due to no compute capabilities remaining",
             sample="RuntimeError: Unable to load ragged_device_ops op due to no compute capabilities remaining "
             "after filtering",
-        ),
-        Signature(
-            words="ampere",
-            pattern=r"FlashAttention only supports Ampere GPUs or newer",
-            sample="RuntimeError: FlashAttention only supports Ampere GPUs or newer.",
         ),
         Signature(
             words="bfloat16",

@@ -18,8 +18,9 @@ CHECKPOINT_WEIGHTS_ONLY = Rule(
     ),
     manual="""Since torch 2.6 torch.load reads tensors and plain types only, unless its caller says weights_only=False.
 
-DeepSpeed's checkpoints hold objects of its own (ZeroStageEnum, LossScaler), rng states hold numpy's. Newer releases of the
-libraries say weights_only=False where they read their own files. A file with such objects can run code when it is read.
+DeepSpeed's checkpoints hold objects of its own (ZeroStageEnum, LossScaler), rng states hold numpy's. Newer releases
+of the libraries say weights_only=False where they read their own files. A file with such objects can run code when it
+is read.
 
 Why it matters: A checkpoint that could be read with an older torch cannot be resumed from.""",
     signatures=(
@@ -51,10 +52,11 @@ CHECKPOINT_WORLD_SIZE = Rule(
             "python -m deepspeed.checkpoint.ds_to_universal --input_folder CKPT/TAG --output_folder CKPT/TAG_universal"
         ),
     ),
-    manual="""Each rank of ZeRO saves its own part of the optimizer's states, so the number of ranks is part of the checkpoint.
+    manual="""Each rank of ZeRO saves its own part of the optimizer's states, so the number of ranks is part of
+the checkpoint.
 
-A universal checkpoint holds the states by parameter and can be loaded with any number of ranks. Weights alone can always
-be loaded.
+A universal checkpoint holds the states by parameter and can be loaded with any number of ranks. Weights alone can
+always be loaded.
 
 Why it matters: The run cannot be resumed on another number of GPUs without a conversion.""",
     signatures=(
@@ -95,7 +97,8 @@ CHECKPOINT_UNIVERSAL = Rule(
     ),
     manual="""A universal checkpoint is wanted, and the folder has none, or the converter finds something missing.
 
-ds_to_universal reads the shards of all ranks, and some information that Megatron-DeepSpeed saves (universal_checkpoint_info).
+ds_to_universal reads the shards of all ranks, and some information that Megatron-DeepSpeed saves
+(universal_checkpoint_info).
 
 Why it matters: Nothing is loaded, and no rank starts to train.""",
     signatures=(
@@ -107,7 +110,8 @@ Why it matters: Nothing is loaded, and no rank starts to train.""",
         Signature(
             words="optimizer+global+missing",
             pattern=r"AssertionError: (?P<path>\S{1,200}) containing optimizer global state is missing! Cannot proceed",
-            title="load_universal is on, and the checkpoint has no {path}: it is not universal, or was converted in part",
+            title="load_universal is on, and the checkpoint has no {path}: it is not universal, or was converted in "
+            "part",
             sample="AssertionError: ckpt/global_step10/zero/optimizer_state.pt containing optimizer global state is "
             "missing! Cannot proceed.",
         ),
@@ -160,8 +164,49 @@ Why it matters: Nothing of the checkpoint is loaded.""",
             "torch.Size([0]) from checkpoint, the shape in current model is torch.Size([2560, 2560]).",
         ),
         Signature(
+            words="mismatch+size+copying",
+            pattern=r"size mismatch for (?P<name>[\w.]{0,100}(?:embed_tokens|embed_in|embed_out|lm_head|wte|word_embed"
+            r"dings|embeddings)[\w.]{0,60}): "
+            r"copying a param with shape torch\.Size\(\[(?P<here>[1-9]\d{0,9}), .{0,60}the shape in current model is "
+            r"torch\.Size\(\[(?P<there>[1-9]\d{0,9}),",
+            title="the vocabulary differs: {name} has {here} rows in the checkpoint, and {there} in this model",
+            fix="call model.resize_token_embeddings(len(tokenizer)) with the tokenizer of that training before the "
+            "checkpoint or adapter is loaded",
+            sample="size mismatch for base_model.model.lm_head.modules_to_save.default.weight: copying a param with "
+            "shape torch.Size([32001, 4096]) "
+            "from checkpoint, the shape in current model is torch.Size([32000, 4096]).",
+        ),
+        Signature(
+            words="mismatch+size+copying",
+            pattern=r"size mismatch for (?P<name>[\w.]{1,120}): copying a param with shape "
+            r"torch\.Size\(\[(?P<here>[1-9][\d, ]{0,60}|)\]\) from "
+            r"checkpoint, the shape in current model is torch\.Size\(\[(?P<there>[1-9][\d, ]{0,60}|)\]\)",
+            tier=Tier.GENERIC,
+            title="the checkpoint does not fit the model: {name} has the shape [{here|}] there, and [{there|}] here",
+            fix="load it into a model of the same sizes and wrappers (rank r of LoRA, number of labels, heads, "
+            "layers).",
+            sample="size mismatch for classifier.weight: copying a param with shape torch.Size([2, 768]) from "
+            "checkpoint, the shape in current model is "
+            "torch.Size([3, 768]).",
+        ),
+        Signature(
+            words="mismatch+size+copying",
+            pattern=r"size mismatch for (?P<name>[\w.]{1,120}): copying a param with shape torch\.Size\((?:\[\d{1,9}, "
+            r"[\d, ]{1,60}\]\) from checkpoint, the shape in current model is torch\.Size\(\[1\]\)|\[1\]\) from "
+            r"checkpoint, the shape in current model is torch\.Size\(\[\d{1,9}, [\d, ]{1,60}\]\))",
+            title="{name} is a placeholder of shape [1]: ZeRO-3 of an old DeepSpeed partitioned it, and plain weights "
+            "meet the partition here",
+            fix="load before deepspeed.initialize, or inside of deepspeed.zero.GatheredParameters; make whole weights "
+            "of a ZeRO-3 checkpoint with its zero_to_fp32.py, and let Lightning load the whole folder of the "
+            "checkpoint",
+            steps=(step("python zero_to_fp32.py CKPT OUTPUT"),),
+            sample="size mismatch for layer.weight: copying a param with shape torch.Size([2, 32]) from checkpoint, "
+            "the shape in current model is torch.Size([1]).",
+        ),
+        Signature(
             words="state_dict+loading",
             pattern=r"^RuntimeError: Error\(s\) in loading state_dict for (?P<model>Peft\w{1,60})",
+            tier=Tier.GENERIC,
             title="a LoRA (peft) checkpoint lacks the frozen weights, and it is loaded strictly{model_hint}",
             fix="load it with load_module_strict=False (newer transformers and accelerate do so for peft "
             "models), or load the adapter with peft itself",

@@ -16,9 +16,9 @@ CHECKPOINT_SHARD_MISSING = Rule(
     steps=(step("ls -l CKPT/TAG"), step("cat CKPT/latest")),
     manual="""A rank looks for a shard of the checkpoint and does not find it.
 
-Every rank writes a file of its own: zero_pp_rank_N_mp_rank_00_optim_states.pt, under ZeRO-3 also model_states. The names
-depend on the ZeRO stage, on bf16 (bf16_zero_pp_...) and on the number of ranks, so another configuration looks for other
-names. `latest` names the folder that is loaded.
+Every rank writes a file of its own: zero_pp_rank_N_mp_rank_00_optim_states.pt, under ZeRO-3 also model_states. The
+names depend on the ZeRO stage, on bf16 (bf16_zero_pp_...) and on the number of ranks, so another configuration looks
+for other names. `latest` names the folder that is loaded.
 
 Why it matters: The rank ends; the others report a broken connection.""",
     signatures=(
@@ -62,8 +62,8 @@ CHECKPOINT_DAMAGED = Rule(
     steps=(step("ls -l CKPT/TAG"), step("df -h CKPT")),
     manual="""A file was read that ends too early, or is no file of torch at all.
 
-torch's files are ZIP archives whose directory stands at the end: what was cut off has none. A save that was killed, a full
-disk or quota, a copy that broke off, or another node's write that the shared file system does not show yet.
+torch's files are ZIP archives whose directory stands at the end: what was cut off has none. A save that was killed, a
+full disk or quota, a copy that broke off, or another node's write that the shared file system does not show yet.
 
 Why it matters: This checkpoint cannot be loaded, and the run would have to start from an older one.""",
     signatures=(
@@ -126,8 +126,8 @@ CHECKPOINT_NOT_WRITTEN = Rule(
     explained_by=("disk-full",),
     manual="""torch could not write the whole of a file.
 
-Its message speaks of a position in the file: fewer bytes arrived than were written. A full disk, a quota, or a network file
-system that broke off.
+Its message speaks of a position in the file: fewer bytes arrived than were written. A full disk, a quota, or a
+network file system that broke off.
 
 Why it matters: The checkpoint is useless; the rank ends, and the others wait for it.""",
     signatures=(
@@ -154,9 +154,9 @@ CHECKPOINT_NOT_FOUND = Rule(
     steps=(step("ls -l {path|CKPT}"),),
     manual="""The folder that was named holds no checkpoint of DeepSpeed.
 
-DeepSpeed looks for the file `latest`, which names a folder such as global_step500; Hugging Face looks for global_step* in
-checkpoint-N. With save_only_model, or where only rank 0 kept its disk, there is none. load_checkpoint itself only warns and
-returns (None, None), so a run may begin anew without a word.
+DeepSpeed looks for the file `latest`, which names a folder such as global_step500; Hugging Face looks for
+global_step* in checkpoint-N. With save_only_model, or where only rank 0 kept its disk, there is none. load_checkpoint
+itself only warns and returns (None, None), so a run may begin anew without a word.
 
 Why it matters: The run does not resume where it stopped.""",
     signatures=(
@@ -200,7 +200,14 @@ Why it matters: The run does not resume where it stopped.""",
             words="latest+unable",
             pattern=r"Unable to find latest file at (?P<path>\S{1,200}?),? (?:if|$)",
             tier=Tier.PROBE,
-            title="there was no checkpoint to resume from{path_hint} (no file latest): the run began anew",
+            stands=True,
+            persists=True,
+            title="load_checkpoint found no checkpoint{path_hint} (no file latest) and loaded nothing: the run began "
+            "anew, which is right at "
+            "a first start only",
+            fix="if the run was to resume, give the folder that holds `latest` and global_step*, the same on every "
+            "node; let the script stop "
+            "where load_checkpoint returns (None, None)",
             sample="[WARNING] [engine.py:4437:load_checkpoint] Unable to find latest file at /data/ckpt/latest, "
             "if trying to load latest checkpoint please ensure this file exists",
         ),

@@ -17,7 +17,7 @@ TOP_LEVEL = (
 
 IN_THE_CONFIG = (
     r"deepspeed[/\\]runtime[/\\](?:config|lr_schedules|zero[/\\]config)\.py|_configure_basic_optimizer"
-    r"|_scheduler_from_config"
+    r"|_scheduler_from_config|gradient_clipping\(\) >"
 )
 """Frames in which DeepSpeed computes with what the configuration says."""
 

@@ -113,10 +113,12 @@ and the kernel's log decide.
 Why it matters: What the driver prints after it (ActorDiedError, RayTaskError) only follows.""",
     signatures=(
         Signature(
-            words="worker+system_error worker+died+killed actor+died+unexpectedly actordiederror actorunavailableerror",
+            words="worker+system_error worker+died+killed actor+died+unexpectedly actordiederror actorunavailableerror "
+            "rayactorerror workercrashederror",
             pattern=r"A worker died or was killed while executing a task by an unexpected system error|Worker exit "
             r"type: SYSTEM_ERROR|ActorDiedError: The actor died unexpectedly before finishing this "
-            r"task|ActorDiedError: The actor is dead because its worker",
+            r"task|ActorDiedError: The actor is dead because its worker"
+            r"|RayActorError: The actor died|WorkerCrashedError: The worker died unexpectedly",
             tier=Tier.GENERIC,
             sample="(raylet) A worker died or was killed while executing a task by an unexpected system error. To "
             "troubleshoot the problem, check the logs for the dead worker.",

@@ -28,7 +28,7 @@ Why it matters: The operation fails, on this rank first.""",
             r"devices, |got \w{1,40} is on "
             r")(?P<one>cuda:\d{1,3}|cpu|npu:\d{1,3}|xpu:\d{1,3}).{1,40}?(?P<other>cuda:\d{1,3}|cpu"
             r"|npu:\d{1,3}|xpu:\d{1,3})",
-            not_after=r"in unscale_and_clip_grads",
+            not_after=r"in unscale_and_clip_grads|zero_to_fp32",
             tier=Tier.GENERIC,
             sample="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, "
             "cuda:0 and cpu! (when checking argument for argument index in method wrapper_CUDA__index_select)",

@@ -92,8 +92,8 @@ HF_HUB_UNREACHABLE = Rule(
     steps=(step("unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE"), instead("export HF_HOME=/shared/cache/huggingface")),
     manual="""A file of the model or data set is wanted from the Hugging Face hub, and the hub does not answer.
 
-HF_HUB_OFFLINE=1 (or TRANSFORMERS_OFFLINE=1) forbids asking; compute nodes often have no way out. A wrong name of a local
-folder is taken for a name on the hub, too.
+HF_HUB_OFFLINE=1 (or TRANSFORMERS_OFFLINE=1) forbids asking; compute nodes often have no way out. A wrong name of a
+local folder is taken for a name on the hub, too.
 
 Why it matters: The rank that needs the file ends, and the others wait for it.""",
     signatures=(
@@ -102,6 +102,51 @@ Why it matters: The rank that needs the file ends, and the others wait for it.""
             pattern=r"OSError: We couldn't connect to '(?:https://)?\S{1,80}' to load (?:the|this) files?",
             sample="OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't "
             "find them in the cached files.",
+        ),
+        Signature(
+            words="huggingface+max huggingface+timed hf+max",
+            pattern=r"host='(?P<name>(?:cdn-lfs\S{0,30}\.|\w{1,20}\.)?(?:huggingface\.co|hf\.co))', port=443\): "
+            r"(?:Max retries exceeded(?!.{0,400}(?:SSLError|ProxyError))"
+            r"|Read timed out)",
+            tier=Tier.GENERIC,
+            title="the Hugging Face hub ({name}) cannot be reached from here",
+            sample="requests.exceptions.ConnectionError: (MaxRetryError(\"HTTPSConnectionPool(host='huggingface.co', "
+            "port=443): Max retries exceeded with url: "
+            "/gpt2/resolve/main/config.json",
+        ),
+        Signature(
+            words="huggingface+sslerror huggingface+certificate_verify_failed hf+sslerror",
+            pattern=r"host='(?P<name>[\w.-]{0,40}(?:huggingface\.co|hf\.co))', port=443\): Max retries "
+            r"exceeded.{0,300}SSLError",
+            title="the certificate of the Hugging Face hub ({name}) is not accepted: often a firewall's own stands in "
+            "between",
+            fix="name your site's certificate for Python (REQUESTS_CA_BUNDLE, SSL_CERT_FILE), or download the model "
+            "elsewhere and set HF_HOME to that cache",
+            steps=(step("export REQUESTS_CA_BUNDLE=/path/to/site-ca.pem SSL_CERT_FILE=/path/to/site-ca.pem"),),
+            sample="requests.exceptions.SSLError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
+            "exceeded with url: /api/models/gpt2 (Caused by "
+            "SSLError(SSLCertVerificationError(1, 'certificate verify failed')))",
+        ),
+        Signature(
+            words="huggingface+proxyerror hf+proxyerror",
+            pattern=r"host='(?P<name>[\w.-]{0,40}(?:huggingface\.co|hf\.co))', port=443\): Max retries "
+            r"exceeded.{0,300}ProxyError",
+            title="the proxy does not let this machine through to the Hugging Face hub ({name})",
+            fix="correct https_proxy, or download the model elsewhere and set HF_HOME to that cache",
+            steps=(step("env | grep -i proxy"),),
+            sample="requests.exceptions.ProxyError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
+            "exceeded with url: /gpt2 (Caused by "
+            "ProxyError('Cannot connect to proxy.'))",
+        ),
+        Signature(
+            words="huggingface+429",
+            pattern=r"(?:429 Client Error|HTTP (?:status )?429).{0,120}huggingface\.co",
+            title="the Hugging Face hub answers 429, too many requests: all ranks ask it at once",
+            fix="download the model or data set once (hf download), log in, and let the ranks read the cache: "
+            "HF_HUB_OFFLINE=1",
+            steps=(step("hf download NAME"), step("export HF_HUB_OFFLINE=1")),
+            sample="huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: "
+            "https://huggingface.co/api/datasets/x",
         ),
         Signature(
             words="localentrynotfounderror offlinemodeisenabled",
@@ -131,6 +176,15 @@ Why it matters: No rank can load the model.""",
             pattern=r"^(?:[\w.]{1,80}\.)?GatedRepoError: |You are trying to access a gated repo",
             title="the model is gated: this user has not been given access",
             sample="OSError: You are trying to access a gated repo.",
+        ),
+        Signature(
+            words="repositorynotfounderror revisionnotfounderror entrynotfounderror",
+            pattern=r"^(?:[\w.]{1,80}\.)?(?:Repository|Revision|RemoteEntry|Entry)NotFoundError: (?P<status>40[134] "
+            r"Client Error)?",
+            title="the Hugging Face hub has no such repository, revision or file, or does not show it to this user "
+            "(not logged in)",
+            tier=Tier.GENERIC,
+            sample="huggingface_hub.utils._errors.RepositoryNotFoundError: 401 Client Error. (Request ID: Root=1-65)",
         ),
         Signature(
             words="identifier+local+folder+valid",
@@ -208,7 +262,7 @@ GPU_ASSERT = Rule(
     fix="look for the kernel's own line with \"Assertion\" further up in every rank's log; else run the same "
     "batch on the CPU, or with CUDA_LAUNCH_BLOCKING=1, and the traceback shows the right line",
     steps=(step("CUDA_LAUNCH_BLOCKING=1 python SCRIPT.py"),),
-    explained_by=("gpu-index-out-of-range",),
+    explained_by=("gpu-index-out-of-range", "image-tokens-differ"),
     manual="""A GPU kernel found a value that it cannot work with, and stopped.
 
 The kernel prints a line with "Assertion ... failed" that says what it checked. The GPU works behind the program, so the

@@ -266,17 +266,28 @@ Why it matters: It appears as an assembler or linker error with thousands of lin
 for a compiler problem.""",
     signatures=(
         Signature(
-            words="space+left space+enough quota enospc errno+28 errno+122 espace espacio 磁盘空间不足 设备上没有空间 "
+            words="space+left space+enough enospc errno+28 espace espacio 磁盘空间不足 设备上没有空间 "
             "デバイスに空き領域がありません "
             "устройстве speicherplatz",
-            pattern=r"No space left on device|\[?\bErrno 28\]?|\bENOSPC\b|[Nn]ot enough (?:disk )?space|Disk "
-            r"quota exceeded|Errno 122"
+            pattern=r"No space left on device|\[?\bErrno 28\]?|\bENOSPC\b|[Nn]ot enough (?:disk )?space"
             r"|磁盘空间不足|设备上没有空间|デバイスに空き領域がありません|не осталось свободного места|[Kk]ein Speicherplatz mehr"
             r"|Aucun espace disponible sur|No queda espacio en",
             unless=r"/dev/shm|posix_fallocate|shm\.|NCCL|shared memory|Setup|nccl|unable to mmap|torch_\d+_",
             tier=Tier.FILE,
             sample="/tmp/ccx1.s: Fatal error: can't write 12 bytes to section .text of /tmp/x.o: No space left "
             "on device",
+        ),
+        Signature(
+            words="quota errno+122",
+            pattern=r"Disk quota exceeded|\[Errno 122\]",
+            unless=r"/dev/shm|posix_fallocate|shm\.|NCCL|shared memory",
+            tier=Tier.FILE,
+            title="the disk quota of this user or project is used up",
+            fix="delete what is no longer needed (caches, old checkpoints), ask for a larger quota, or move caches and "
+            "output to another disk (HF_HOME, TORCH_EXTENSIONS_DIR, TRITON_CACHE_DIR, TMPDIR, PIP_CACHE_DIR): df -h shows "
+            "room though the quota is full",
+            steps=(step("quota -s"), step("du -sh ~/.cache/* | sort -h | tail")),
+            sample="OSError: [Errno 122] Disk quota exceeded: '/home/u/.cache/huggingface/hub'",
         ),
     ),
 )

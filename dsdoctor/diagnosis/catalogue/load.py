@@ -122,6 +122,25 @@ release is right, the folder with the library is not on LD_LIBRARY_PATH.
 Why it matters: The op cannot be loaded.""",
     signatures=(
         Signature(
+            words="importerror+libcudart importerror+libcublas importerror+libcublaslt importerror+libcusparse "
+            "importerror+libcusolver "
+            "importerror+libnvrtc importerror+libcudnn importerror+libcufft",
+            pattern=r"^ImportError: (?P<library>lib(?:cudart|cublas|cublasLt|cusparse|cusolver|nvrtc|cudnn|cufft)\.so["
+            r".\d]*): cannot open shared",
+            after=r"[/\\](?:flash_attn|apex|transformer_engine|xformers|vllm|mamba_ssm|causal_conv1d)[/\\]\S{1,100}\.p"
+            r"y\", line",
+            title="a compiled package beside DeepSpeed (flash-attn, apex or the like, see the last frame) was built "
+            "for another CUDA than that of torch: "
+            "{library} is not here",
+            fix="install that package again for this torch and its CUDA; DeepSpeed itself need not be built",
+            steps=(
+                step("python -c 'import torch; print(torch.__version__, torch.version.cuda)'"),
+                step("python -m pip install --force-reinstall --no-deps --no-build-isolation flash-attn"),
+            ),
+            sample='  File "/venv/site-packages/flash_attn/flash_attn_interface.py", line 8, in <module>\n'
+            "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+        ),
+        Signature(
             words="libcudart libcurand libcublas libcublaslt libcusparse libcusparselt libcusolver libnvrtc "
             "libnccl libcudnn libcufft libnvtoolsext "
             "libnvjitlink libcupti libnvshmem_host libcudnn_cnn_infer libcudnn_ops_infer libcudnn_cnn libcudnn_graph",
@@ -135,11 +154,11 @@ Why it matters: The op cannot be loaded.""",
         ),
         Signature(
             words="version+libcudart version+libcudnn version+libnvjitlink version+libcusparse version+libcublas "
-            "undefined+libtorch_cuda",
+            "undefined+version",
             pattern=r"[Vv]ersion [`'‘]?(?P<library>lib(?:cudart|cublas|cudnn|nvJitLink|cusparse)\S{0,160}?)['’]? "
             r"not (?:found|defined)"
             r"|undefined symbol: \S{1,80}, version (?P<library2>lib(?:cudart|nvJitLink|cublas|cusparse)\S{0,160})"
-            r"|(?P<library3>libtorch_cuda\.so): undefined symbol: nccl\w+",
+            r"",
             title="another {library} than torch needs is loaded first",
             fix="take the other CUDA folders off LD_LIBRARY_PATH, so that torch finds its own libraries",
             steps=(step("unset LD_LIBRARY_PATH"), step("python -m dsdoctor look")),
@@ -182,7 +201,8 @@ Why it matters: The op, or torch itself, cannot be loaded.""",
             words="glibcxx_3 cxxabi_1 glibc_2",
             pattern=r"[`'‘\"«„]?(?P<version>GLIBCXX_[\d.]+\d|CXXABI_[\d.]+\d|GLIBC_2\.\d+)['’\"»“]? (?:not found"
             r"|.{2,40}\()",
-            unless=r"dlopen@|undefined reference",
+            unless=r"dlopen@|undefined reference|required by \S{0,300}?(?:flash_attn|vllm|xformers|bitsandbytes|transf"
+            r"ormer_engine)",
             sample="ImportError: /opt/conda/lib/libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by "
             "/root/.cache/torch_extensions/py310_cu121/cpu_adam/cpu_adam.so)",
         ),

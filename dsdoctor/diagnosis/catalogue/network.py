@@ -182,8 +182,9 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             "Connection reset by peer",
         ),
         Signature(
-            words="recv+bytes rendezvousconnectionerror",
-            pattern=r"Error: failed to recv, got 0 bytes|RendezvousConnectionError: The connection to the C10d "
+            words="recv+bytes rendezvousconnectionerror distnetworkerror+reset",
+            pattern=r"Error: failed to recv, got 0 bytes|DistNetworkError: Connection reset by "
+            r"peer|RendezvousConnectionError: The connection to the C10d "
             r"store has failed",
             tier=Tier.GENERIC,
             title="the connection to the store of rank 0 broke: that rank ended first, or the network did",

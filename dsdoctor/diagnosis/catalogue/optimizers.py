@@ -175,9 +175,10 @@ Why it matters: accelerator.prepare() stops, on every rank.""",
             "the code.",
         ),
         Signature(
-            words="dummyoptim+specifying dummyscheduler+specify dummyscheduler+code",
+            words="dummyoptim+specifying dummyscheduler+specifying dummyscheduler+specify dummyscheduler+code",
             pattern=r"You cannot create a `DummyOptim` without specifying an optimizer in the config file"
             r"|Either specify a scheduler in the config file or pass in the `lr_scheduler_callable`"
+            r"|You cannot create a `DummyScheduler` without specifying a scheduler"
             r"|You can only specify `accelerate\.utils\.DummyScheduler` in the code when using",
             title="the code passes a placeholder (DummyOptim, DummyScheduler), and the configuration lacks what "
             "it stands for",

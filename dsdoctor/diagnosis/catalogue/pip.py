@@ -25,14 +25,24 @@ Why it matters: Nothing is installed.""",
         Signature(
             words="matching+distribution",
             pattern=r"No matching distribution found for "
-            r"(?P<requirement>(?!triton)(?P<name>[A-Za-z][\w.-]{0,60})(?:\[[\w,-]{1,40}\])?"
+            r"(?P<requirement>(?!triton|dskernels\b)(?P<name>[A-Za-z][\w.-]{0,60})(?:\[[\w,-]{1,40}\])?"
             r"(?:[ (<>=!~]{1,4}[\w.*+!<>=~, ]{1,60}\)?)?)",
             sample="ERROR: No matching distribution found for torch==2.1.0+cu121",
         ),
         Signature(
+            words="matching+dskernels",
+            pattern=r"No matching distribution found for (?P<requirement>dskernels)\b",
+            title="pip finds no {requirement}: the module's package is named deepspeed-kernels, and its wheels are for "
+            "Linux only",
+            fix="on Linux install deepspeed-kernels; on Windows there is none: leave out the ops that need it "
+            "(DS_BUILD_CUTLASS_OPS=0, DS_BUILD_RAGGED_DEVICE_OPS=0)",
+            steps=(step("python -m pip install deepspeed-kernels", note="Linux"),),
+            sample="ERROR: No matching distribution found for dskernels",
+        ),
+        Signature(
             words="satisfies+version",
             pattern=r"ERROR: Could not find a version that satisfies the requirement "
-            r"(?P<requirement>(?!triton)(?P<name>[A-Za-z]"
+            r"(?P<requirement>(?!triton|dskernels\b)(?P<name>[A-Za-z]"
             r"[\w.-]{0,60})\S{0,60})",
             tier=Tier.GENERIC,
             sample="ERROR: Could not find a version that satisfies the requirement flash-attn==9.9 (from "
@@ -62,8 +72,8 @@ PIP_NETWORK = Rule(
     ),
     manual="""pip tried the index several times and got no answer.
 
-Compute nodes and build containers often have no way out, or no name service. pip then goes on and says that no version was
-found, which only follows. With build isolation pip asks the index for setuptools, too.
+Compute nodes and build containers often have no way out, or no name service. pip then goes on and says that no
+version was found, which only follows. With build isolation pip asks the index for setuptools, too.
 
 Why it matters: Nothing is installed, and the last message hides the reason.""",
     signatures=(
@@ -118,7 +128,8 @@ PIP_PROXY = Rule(
     steps=(step("env | grep -i proxy"), step("export https_proxy=http://HOST:PORT")),
     manual="""A proxy is set, and it refuses the connection, cannot be reached, or wants to know who asks (407).
 
-https_proxy, HTTPS_PROXY and pip's own configuration name it. A proxy that is left over in the environment does the same.
+https_proxy, HTTPS_PROXY and pip's own configuration name it. A proxy that is left over in the environment does the
+same.
 
 Why it matters: Nothing is installed; pip says at the end that no version was found.""",
     signatures=(
@@ -145,10 +156,11 @@ PIP_CERTIFICATE = Rule(
     ),
     manual="""pip cannot verify who answers.
 
-A firewall that opens encrypted connections signs with a certificate of its own, which pip does not know; old certificates
-(certifi), and a wrong clock, do the same.
+A firewall that opens encrypted connections signs with a certificate of its own, which pip does not know; old
+certificates (certifi), and a wrong clock, do the same.
 
-Why it matters: Nothing is installed. --trusted-host switches the check off, and then anybody can put in another package.""",
+Why it matters: Nothing is installed. --trusted-host switches the check off, and then anybody can put in another
+package.""",
     signatures=(
         Signature(
             words="sslerror+certificate sslcertverificationerror certificate_verify_failed",

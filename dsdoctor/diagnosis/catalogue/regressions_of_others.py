@@ -193,4 +193,18 @@ OF_OTHERS = (
         sample="ImportError: cannot import name 'HybridCache' from 'transformers'",
         steps=(step("python -m pip install -U peft"), instead("python -m pip install 'transformers<5'")),
     ),
+    Regression(
+        package="transformers",
+        broken="4.36 and 4.37 with several ranks or nodes",
+        what="the Trainer renames tmp-checkpoint-N to checkpoint-N on every node or rank, and all but the first find "
+        "it gone",
+        cure="upgrade transformers (mended by pull requests 28009 and 28364); or save to a shared folder from one rank",
+        sources=("huggingface/transformers/issues/27925", "huggingface/transformers/issues/28119"),
+        words="tmp+checkpoint",
+        pattern=r"(?:FileNotFoundError|FileExistsError|OSError): \[Errno (?:2|17|39)\] .{1,60}: "
+        r"'[^']{0,200}tmp-checkpoint-\w{1,20}'",
+        sample="FileNotFoundError: [Errno 2] No such file or directory: 'out/tmp-checkpoint-500' -> "
+        "'out/checkpoint-500'",
+        steps=(step("python -m pip install -U transformers"),),
+    ),
 )

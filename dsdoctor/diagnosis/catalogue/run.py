@@ -3,6 +3,10 @@
 from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
+NO_MODULE_OF_TORCH = r"No module named '(?P<name>torch\.[\w.]+)'"
+NO_NAME_OF_TORCH = r"cannot import name '(?P<name2>\w+)' from '(?:partially initialized module )?torch(?:\.[\w.]+)?'"
+"""What Python says of a part of torch that the installed one does not have."""
+
 DEEPSPEED_TOO_OLD_FOR_TORCH = Rule(
     id="deepspeed-too-old-for-torch",
     stage=Stage.LOAD,
@@ -17,13 +21,16 @@ Releases of DeepSpeed import internals of torch: torch._six went with torch 2.0,
 Why it matters: An older DeepSpeed on a newer torch fails at import.""",
     signatures=(
         Signature(
-            words="modulenotfounderror importerror+named",
-            pattern=r"No module named '(?P<name>torch\.[\w.]+)'",
-            sample="ModuleNotFoundError: No module named 'torch._six'",
+            words="modulenotfounderror importerror+named import+torch",
+            pattern=f"{NO_MODULE_OF_TORCH}|{NO_NAME_OF_TORCH}",
+            after=r"[/\\]deepspeed[/\\]|op_builder",
+            sample='  File "/v/deepspeed/runtime/zero/stage3.py", line 12\n'
+            "ModuleNotFoundError: No module named 'torch._six'",
         ),
         Signature(
-            words="import+torch",
-            pattern=r"cannot import name '(?P<name>\w+)' from '(?:partially initialized module )?torch(?:\.[\w.]+)?'",
+            words="modulenotfounderror importerror+named import+torch",
+            pattern=f"{NO_MODULE_OF_TORCH}|{NO_NAME_OF_TORCH}",
+            not_after=r"(?:site|dist)-packages[/\\](?!torch[/\\])|[/\\]deepspeed[/\\]|op_builder",
             sample="ImportError: cannot import name 'log' from 'torch.distributed.elastic.agent.server.api' "
             "(/venv/lib/python3.11/site-packages/"
             "torch/distributed/elastic/agent/server/api.py)",
@@ -32,6 +39,7 @@ Why it matters: An older DeepSpeed on a newer torch fails at import.""",
             words="attribute+torch",
             pattern=r"AttributeError: module 'torch(?:\.[\w.]+)?' has no attribute '(?P<name>\w+)'",
             after=r"deepspeed|op_builder",
+            not_after=r"_configure_(?:basic_)?optimizer|_configure_lr_scheduler|_scheduler_from_config|_initialize_params",
             tier=Tier.GENERIC,
             sample='  File "/venv/lib/python3.11/site-packages/deepspeed/runtime/engine.py", line 20, in <module>\n'
             "AttributeError: module 'torch.distributed' has no attribute '_all_gather_base'",
@@ -68,8 +76,7 @@ instead.""",
     signatures=(
         Signature(
             words="dataloader+killed",
-            pattern=r"DataLoader worker \(pid\(?s?\)? ?[\d, ]{1,40}\) (?:is killed by signal: Killed|exited "
-            r"unexpectedly)",
+            pattern=r"DataLoader worker \(pid\(?s?\)? ?[\d, ]{1,40}\) is killed by signal: Killed",
             title="a DataLoader worker was killed: the host's memory ran out",
             fix="use less host memory in the DataLoader: fewer num_workers, a smaller prefetch_factor, data "
             "that is read in pieces "

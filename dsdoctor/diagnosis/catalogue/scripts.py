@@ -132,7 +132,7 @@ Why it matters: The script fails where it uses the wrapped object like the bare 
             r"|DeepSpeedHybridEngine|DeepSpeedDataLoader|BF16_Optimizer|FP16_Optimizer|PipelineModule"
             r"|PipelineParallelGrid|DeepSpeedConfig|InferenceEngine)' object has no attribute '(?P<name>\w{1,80})'",
             unless=r"'(?:train|_register_hooks_recursively|backward|step|param_groups|zero_grad|state_dict"
-            r"|loss_scale|cur_scale)'"
+            r"|loss_scale|cur_scale|step_was_skipped)'"
             r"|ds_grads_remaining|optim_bits|'mp_group'|'fp16_groups'|'loss_scaler'|'overflow'|'ipg_(?:index|buffer)'",
             tier=Tier.GENERIC,
             sample="AttributeError: 'DeepSpeedEngine' object has no attribute 'generate'",
@@ -205,6 +205,11 @@ Why it matters: The rank that gets such a batch first ends, and the others wait 
             pattern=r"^ValueError: Unable to create tensor, you should probably activate truncation and/or padding",
             sample="ValueError: Unable to create tensor, you should probably activate truncation and/or padding "
             "with 'padding=True' 'truncation=True' to have batched tensors with the same length.",
+        ),
+        Signature(
+            words="expected+sequence+length",
+            pattern=r"^ValueError: expected sequence of length \d{1,9} at dim \d \(got \d{1,9}\)",
+            sample="ValueError: expected sequence of length 75 at dim 1 (got 81)",
         ),
     ),
 )

@@ -12,8 +12,8 @@ LAUNCH_LOCAL_RANK_ARGUMENT = Rule(
     steps=(step("torchrun --nproc_per_node 2 SCRIPT.py"), instead("deepspeed --no_local_rank SCRIPT.py")),
     manual="""The launcher hands each rank its local rank as an argument, and the script refuses it.
 
-deepspeed passes --local_rank=N; torch.distributed.launch of torch 2 passes --local-rank=N, with a hyphen. torchrun passes
-none and sets LOCAL_RANK only. A script can read os.environ["LOCAL_RANK"] with all of them.
+deepspeed passes --local_rank=N; torch.distributed.launch of torch 2 passes --local-rank=N, with a hyphen. torchrun
+passes none and sets LOCAL_RANK only. A script can read os.environ["LOCAL_RANK"] with all of them.
 
 Why it matters: Every rank ends with status 2 before it begins.""",
     signatures=(
@@ -59,7 +59,8 @@ FOLDER_READ_ONLY = Rule(
     steps=(step("findmnt -T {path|.}"),),
     manual="""A file was to be written where nothing can be written.
 
-A volume that was mounted read-only, a container's root, or a disk that the kernel made read-only after an error (dmesg).
+A volume that was mounted read-only, a container's root, or a disk that the kernel made read-only after an error
+(dmesg).
 
 Why it matters: The checkpoint is not saved; the rank ends, and the others wait for it.""",
     signatures=(
@@ -114,6 +115,39 @@ Why it matters: The rank ends, and the others wait for it.""",
             r"|ModuleNotFound)Error): (?P<words>(?!Caught )(?!.{0,200}(?:gloo|NCCL|CUDA)).{1,160})",
             after=r"Error: Caught \w{1,40} in DataLoader worker process",
             sample="KeyError: Caught KeyError in DataLoader worker process 0.\nKeyError: 'labels'",
+        ),
+    ),
+)
+
+DATA_WORKER_GONE = Rule(
+    id="data-worker-gone",
+    stage=Stage.RUN,
+    title="a worker of the DataLoader ended without a word (exited unexpectedly): most often the host's memory or "
+    "/dev/shm ran out, else native "
+    "code in the data set crashed",
+    fix="look into the kernel's log; use fewer workers (num_workers), or none to see the data set's own error; give a "
+    "container more shared memory "
+    "(--shm-size)",
+    steps=(
+        step("dmesg -T | grep -i -E 'killed process|out of memory|segfault'"),
+        step("df -h /dev/shm"),
+        step("free -g"),
+    ),
+    explained_by=("host-ram-oom", "nccl-shm-too-small", "data-worker-failed"),
+    manual="""A process of the DataLoader is gone, and torch does not know why.
+
+A worker that raises an exception passes it on; one that is killed, or crashes in native code (a decoder, a
+tokenizer), cannot.
+
+Why it matters: The rank ends, and the others wait for it.""",
+    signatures=(
+        Signature(
+            words="dataloader+exited dataloader+killed+segmentation dataloader+killed+aborted",
+            pattern=r"DataLoader worker \(pid\(?s?\)? ?[\d, ]{1,80}\) (?:exited unexpectedly(?: with exit code "
+            r"(?P<code>\d{1,3}))?|is killed by "
+            r"signal: (?:Segmentation fault|Aborted|Terminated))",
+            tier=Tier.GENERIC,
+            sample="RuntimeError: DataLoader worker (pid(s) 25) exited unexpectedly",
         ),
     ),
 )
@@ -235,6 +269,7 @@ RULES = (
     FOLDER_READ_ONLY,
     TOO_MANY_OPEN_FILES,
     DATA_WORKER_FAILED,
+    DATA_WORKER_GONE,
     JOB_TIME_LIMIT,
     JOB_PREEMPTED,
 )

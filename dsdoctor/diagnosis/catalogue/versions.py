@@ -170,9 +170,9 @@ FOREIGN_EXTENSION_MISSING = Rule(
     ),
     manual="""A script imports compiled code of NVIDIA apex, Megatron or Transformer Engine, and it is not there.
 
-apex, with amp_C, apex_C and fused_layer_norm_cuda, is built from https://github.com/NVIDIA/apex; `pip install apex` gives
-another project. transformer_engine is installed as transformer_engine[pytorch]. Megatron is megatron-core, or the source on
-PYTHONPATH. torch has fused optimizers and amp of its own.
+apex, with amp_C, apex_C and fused_layer_norm_cuda, is built from https://github.com/NVIDIA/apex; `pip install apex`
+gives another project. transformer_engine is installed as transformer_engine[pytorch]. Megatron is megatron-core, or
+the source on PYTHONPATH. torch has fused optimizers and amp of its own.
 
 Why it matters: The import fails, and building DeepSpeed does not bring it.""",
     signatures=(
@@ -183,6 +183,27 @@ Why it matters: The import fails, and building DeepSpeed does not bring it.""",
             r"|fused_layer_norm_cuda|fused_weight_gradient_mlp_cuda)\b",
             title="NVIDIA apex ({module}) is not installed; `pip install apex` would give another project",
             sample="ModuleNotFoundError: No module named 'apex'",
+        ),
+        Signature(
+            words="amp+apex+import",
+            pattern=r"cannot import name '(?P<name>amp|optimizers|parallel)' from '(?P<module>apex)'",
+            title="{module} has no {name}: another project of that name is installed (pip install apex), or a newer "
+            "NVIDIA apex that has dropped it",
+            fix="uninstall apex if nothing needs it: transformers and DeepSpeed work without; else build NVIDIA apex "
+            "from its own source, of a release "
+            "that has {name}",
+            steps=(step("python -m pip uninstall -y apex"), step("python -m pip show apex")),
+            sample="ImportError: cannot import name 'amp' from 'apex' (unknown location)",
+        ),
+        Signature(
+            words="shared+transformer+engine",
+            pattern=r"FileNotFoundError: Could not find shared object file for (?P<module>Transformer Engine) "
+            r"\w{2,10} lib",
+            title="{module} was installed without its part for torch",
+            fix="install transformer_engine[pytorch] for this torch and CUDA: without the extra, or when its build was "
+            "skipped, only the common part is there",
+            steps=(step("python -m pip install --no-build-isolation 'transformer_engine[pytorch]'"),),
+            sample="FileNotFoundError: Could not find shared object file for Transformer Engine torch lib.",
         ),
         Signature(
             words="megatron+named",
