@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -25,8 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.core.child_answers import parse_answer
-from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
+from dsdoctor.core.host import CHILD_SCRIPTS
 from dsdoctor.memory.models import Layout, ModelShape, Point, ZeroSettings
 from dsdoctor.memory.predict import predict
 from dsdoctor.memory.read import parse_model
@@ -87,6 +87,21 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "image_size": 32,
         "patch_size": 8,
     },
+}
+PARTS = (
+    (Point.FIRST_FORWARD, Point.FIRST_BACKWARD, Point.FIRST_STEP),
+    (Point.FORWARD, Point.BACKWARD, Point.STEP),
+)
+LARGE = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
 }
 OFFLOADS = {0: ("none",), 1: ("none", "optimizer"), 2: ("none", "optimizer"), 3: ("none", "optimizer", "both")}
 
@@ -157,11 +172,7 @@ def measure(case: Case, folder: Path) -> dict[str, int]:
         engine, *_ = deepspeed.initialize(model=model, config=case.configuration())
         del model
         measured = {Point.AFTER_INITIALIZE: now(live)}
-        names = (
-            (Point.FIRST_FORWARD, Point.FIRST_BACKWARD, Point.FIRST_STEP),
-            (Point.FORWARD, Point.BACKWARD, Point.STEP),
-        )
-        for forward, backward, step in names:
+        for forward, backward, step in PARTS:
             inputs = child.inputs_of(engine.module, config, BATCH, SEQUENCE)
             now(live)
             loss = engine(**inputs)["loss"]
@@ -178,6 +189,56 @@ def measure(case: Case, folder: Path) -> dict[str, int]:
         live.stop()
     engine.destroy()
     return {point.value: size for point, size in measured.items()}
+
+
+def allocated(case: Case, folder: Path) -> dict[str, int]:
+    """The same by torch's own allocator, whose every allocation the profiler sees, also those within an operation. Only in a
+    fresh process: what an earlier case left is freed at some time, and would count."""
+    import deepspeed
+    import torch
+    from torch.autograd.profiler import profile
+
+    child = script("ask_model")
+    found: dict[str, int] = {}
+    held = extra = 0
+
+    def part(point: Point, work: Any) -> Any:
+        nonlocal held
+        with profile(profile_memory=True) as seen:
+            result = work()
+            gc.collect()
+        totals = list(allocations(seen.kineto_results.experimental_event_tree()))
+        found[point.value] = extra + max(totals)
+        held = totals[-1]
+        return result
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        model, config, _ = child.build({"model": str(folder / f"{case.architecture}.json"), "dtype": "float32"})
+        return deepspeed.initialize(model=model, config=case.configuration())[0], config
+
+    engine, config = part(Point.AFTER_INITIALIZE, make)
+    found[Point.AFTER_INITIALIZE.value] = held
+    inputs = child.inputs_of(engine.module, config, BATCH, SEQUENCE)
+    extra = sum(tensor.numel() * tensor.element_size() for tensor in inputs.values())
+    for forward, backward, step in PARTS:
+        loss = part(forward, lambda: engine(**inputs)["loss"])
+        part(backward, lambda loss=loss: engine.backward(loss))
+        del loss
+        part(step, engine.step)
+        found.setdefault(Point.AFTER_STEP.value, held + extra)
+    return found
+
+
+def allocations(events: list[Any]) -> Iterator[int]:
+    """What torch's allocator of the CPU holds in all after each allocation or release, in the order of time."""
+    flat, left = [], list(events)
+    while left:
+        event = left.pop()
+        left += event.children
+        if hasattr(event.extra_fields, "total_allocated"):
+            flat.append((event.start_time_ns, event.extra_fields.total_allocated))
+    yield from (total for _, total in sorted(flat))
 
 
 def now(live: Any) -> int:
@@ -205,7 +266,7 @@ def run_rank(plan: Path) -> None:
         case = Case(**fields)
         started = time.monotonic()
         with contextlib.redirect_stdout(io.StringIO()):
-            measured = measure(case, plan.parent)
+            measured = (allocated if os.environ.get("COUNT") == "allocator" else measure)(case, plan.parent)
         results.append({"measured": measured, "seconds": time.monotonic() - started})
         if os.environ["RANK"] == "0":
             print(f"{number} {case.name} {results[-1]['seconds']:.1f} s", file=sys.stderr, flush=True)
@@ -255,12 +316,12 @@ def launch(cases: list[Case], folder: Path) -> list[list[dict[str, Any]]]:
 
 
 def shapes_of(folder: Path, cases: list[Case]) -> dict[tuple[str, str], ModelShape]:
-    """What the child says of each model."""
+    """What the script of ``dsdoctor memory`` says of each model; run in this process, for torch is imported once."""
+    child = script("ask_model")
     shapes = {}
     for architecture, dtype in sorted({(case.architecture, case.dtype) for case in cases}):
         wish = {"model": str(folder / f"{architecture}.json"), "dtype": dtype, "runs": [[BATCH, SEQUENCE, False]]}
-        answer = LocalHost().ask(sys.executable, "ask_model.py", json.dumps(wish), timeout=300)
-        shapes[architecture, dtype] = parse_model(parse_answer(answer, dict, "the model"))
+        shapes[architecture, dtype] = parse_model(child.answer(wish))
     return shapes
 
 
@@ -310,6 +371,55 @@ def rows(cases: list[Case], folder: Path, measured: list[list[dict[str, Any]]]) 
             }
 
 
+def beside_allocator(folder: Path, table: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One case of each architecture, counted by the allocator in processes of its own, beside the live storages."""
+    found = []
+    alone = folder / "allocator"
+    alone.mkdir(exist_ok=True)
+    for number, architecture in enumerate(ARCHITECTURES):
+        dtype = ("bfloat16", "float32")[number % 2]
+        case = Case(architecture=architecture, stage=number % 4, offload="none", dtype=dtype, bucket=BUCKETS[0])
+        os.environ["COUNT"] = "allocator"
+        counted = launch([case], alone)[0][0]["measured"]
+        del os.environ["COUNT"]
+        row = next(
+            row for row in table if row["rank"] == 0 and all(row[name] == of for name, of in asdict(case).items())
+        )
+        errors = {point: row["points"][point]["measured"] / size - 1 for point, size in counted.items()}
+        found.append({**asdict(case), "allocator": counted, "live storages against it": errors})
+    return found
+
+
+def large_model(folder: Path) -> dict[str, Any]:
+    """What a ledger of Llama-3-70B's shape takes on this machine."""
+    (folder / "large.json").write_text(json.dumps(LARGE))
+    zero = {"stage": 3, "reduce_bucket_size": 50_000_000}
+    config = {"zero_optimization": zero, "bf16": {"enabled": True}, "optimizer": {"type": "AdamW"}}
+    (folder / "large_ds.json").write_text(json.dumps(config))
+    argv = [sys.executable, "-m", "dsdoctor", "memory", "--config", str(folder / "large_ds.json"), "--json"]
+    argv += [
+        "--model",
+        str(folder / "large.json"),
+        "--gpus",
+        "64x80G",
+        "--batch",
+        "1",
+        "--sequence",
+        "4096",
+        "--checkpointing",
+    ]
+    started = time.monotonic()
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    seconds = time.monotonic() - started
+    told = json.loads(done.stdout)
+    return {
+        "seconds": seconds,
+        "largest process": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        "parameters": told["model"]["parameters"],
+        "prediction": told["prediction"],
+    }
+
+
 def summary(table: list[dict[str, Any]]) -> dict[str, Any]:
     errors = {}
     for point in Point:
@@ -330,6 +440,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", action="append", default=[], help="cases whose name holds all of these")
     parser.add_argument("--every", type=int, default=1, help="each N-th case")
+    parser.add_argument(
+        "--more", action="store_true", help="also a large model, and torch's allocator beside the count"
+    )
     parser.add_argument("--keep", type=Path, help="a folder for the measurements; those that are there are used")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -350,6 +463,10 @@ def main() -> None:
         else:
             measured = launch(cases, folder)
         table = list(rows(cases, folder, measured))
+        more: dict[str, Any] = {}
+        if given.more:
+            # the largest of all children is asked for, so the large model comes first
+            more = {"large": large_model(folder), "allocator": beside_allocator(folder, table)}
     for row in table:
         print(
             f"{row['worst']:7.1%}",
@@ -378,6 +495,7 @@ def main() -> None:
             **versions,
             "cases": len(cases),
             "summary": summary(table),
+            **more,
             "rows": table,
         }
         given.json.write_text(json.dumps(whole, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """Planted overflows, generated: what does the watch say of each?
 
-    python -m benchmarks.overflow_faults [--count 100] [--seed 1] [--json FILE] [--show]
+    python -m benchmarks.overflow_faults [--count 100] [--seed 1] [--healthy STEPS] [--json FILE] [--show]
 
 From the repository's root. One pair of processes goes through all cases. A case is right when rank 0's first finding has the
 right kind, module, line of code and rank; a line may be left out, but not be another one.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.overflow.launch import conftest
-from tests.overflow.launch.fault_cases import judged, sample
+from tests.overflow.launch.fault_cases import healthy, judged, sample
 
 ASKED = ("kind", "module", "line", "rank")
 
@@ -68,10 +68,21 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def healthy_figures(steps: int) -> dict[str, Any]:
+    """What is said of engines with nothing wrong, and whether they train the same bit for bit with a watch as without."""
+    cases = healthy(steps)
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = conftest.launch("fault_worker.py", cases, Path(folder), seconds=3600)
+    said = [f"{name}: {finding}" for name in cases for finding in ranks[0][name]["findings"]]
+    same = sum(all(rank[name]["same"] for rank in ranks) for name in cases)
+    return {"healthy": {"engines": len(cases), "steps": steps, "findings": said, "same_bit_for_bit": same}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--healthy", type=int, default=0, metavar="STEPS", help="also train twelve healthy engines")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--show", action="store_true", help="print each case that is not right")
     asked = parser.parse_args()
@@ -80,7 +91,7 @@ def main() -> None:
     rows = []
     for row in played(cases):
         rows.append({**row, "kind_planted": cases[row["name"]]["kind"]})
-    told = figures(rows)
+    told = {**figures(rows), **(healthy_figures(asked.healthy) if asked.healthy else {})}
     for row in rows if asked.show else ():
         if row["problem"]:
             print(f"NOT RUN {row['name']}: {row['problem'].splitlines()[-1]}")

@@ -42,6 +42,12 @@ def smallest_world(config):
     return 1
 
 
+def sequence_ranks(config):
+    """Ranks that share one sample: DeepSpeed divides all ranks by them."""
+    size = config.get("sequence_parallel_size", 1)
+    return size if isinstance(size, int) and size > 0 else 1
+
+
 def failure(error):
     return f"{type(error).__name__}: {error}"
 
@@ -91,7 +97,7 @@ def main():
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
         answer = {
-            "version": deepspeed.__version__,
+            "version": deepspeed.__version__.strip(),
             "location": os.path.dirname(deepspeed.__file__),
             "world": asked["world"],
         }
@@ -134,7 +140,7 @@ def judge(asked, answer, by_model, optimizer):
     sized = without_auto_sizes(config)
     if "filled" in answer or len(sized) < len(config):
         keys.keep_a_batch_size(sized)
-    pretend(answer["world"] or smallest_world(config))
+    pretend((answer["world"] or smallest_world(config)) * sequence_ranks(config))
     made, answer["refusals"] = keys.judge(sized, by_model)
     if made is None:
         return

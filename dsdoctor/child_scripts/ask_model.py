@@ -349,13 +349,11 @@ def answer(wish):
             "class": type(model).__name__,
             "attention": str(getattr(config, "_attn_implementation", "")),
             "hidden_size": getattr(config, "hidden_size", None) or getattr(config, "d_model", None),
-            "runs": [],
         }
         with contextlib.suppress(Exception):  # what cannot run is told with its run
             batch, sequence, _ = wish["runs"][0]
             result["kept"] = kept_views(model, [m for _, m in owners], of(model, config, given, batch, sequence))
-        for batch, sequence, checkpointing in wish["runs"]:
-            result["runs"].append(told(model, config, given, owners, batch, sequence, checkpointing))
+        result["runs"] = [told(model, config, given, owners, wanted) for wanted in wish["runs"]]
     result["seconds"] = time.monotonic() - started
     result["own_memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return result
@@ -367,29 +365,16 @@ def of(model, config, given, batch, sequence):
     return given(batch, sequence) if callable(given) else given
 
 
-def told(model, config, given, owners, batch, sequence, checkpointing):
-    run_of = {
-        "batch": batch,
-        "sequence": sequence,
-        "checkpointing": checkpointing,
-        "events": [],
-        "logits": 0,
-        "inputs": 0,
-    }
+def told(model, config, given, owners, wanted):
+    result = dict(zip(("batch", "sequence", "checkpointing"), wanted, strict=True))
     try:
-        if given is not None:
-            inputs = given(batch, sequence) if callable(given) else given
-        else:
-            inputs = inputs_of(model, config, batch, sequence)
-        timeline = run(model, [module for _, module in owners], inputs, checkpointing)
+        inputs = of(model, config, given, *wanted[:2])
+        timeline = run(model, [module for _, module in owners], inputs, wanted[2])
     except Exception as error:
-        return {
-            **run_of,
-            "error": "%s: %s"
-            % (type(error).__name__, str(error).strip().splitlines()[0][:300] if str(error).strip() else ""),
-        }
+        first = (str(error).strip() or "no reason given").splitlines()[0][:300]
+        return {**result, "error": "%s: %s" % (type(error).__name__, first)}
     size = sum(each.numel() * each.element_size() for each in inputs.values())
-    return {**run_of, "events": timeline.events, "logits": timeline.logits, "inputs": size}
+    return {**result, "events": timeline.events, "logits": timeline.logits, "inputs": size}
 
 
 def main():

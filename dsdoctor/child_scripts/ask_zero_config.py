@@ -25,6 +25,8 @@ def answer(path, wish):
         return {"error": "it holds no object"}
     for name, value in wish["given"].items():
         put(config, name.split("."), value)
+    if wish["batch"]:
+        config["train_micro_batch_size_per_gpu"] = wish["batch"]
     automatic = sorted(without_auto(config, ""))
     micro, steps = batches(config, wish)
     for name in NEUTRAL:
@@ -59,7 +61,6 @@ def batches(config, wish):
         )
     )
     world = wish["world"]
-    micro = wish["batch"] or micro
     if micro is None and train is not None:
         micro = max(1, train // world // (steps or 1))
     if steps is None:

@@ -214,10 +214,12 @@ def leftovers(plugin, filled):
             filled.note(path, given[path], "accelerate")
         elif path in WHEN_PREPARED:
             filled.unknown.append(path)
-            take(config, path)
+            if ".params." not in path:
+                take(config, path)
+    later = dict.fromkeys(filled.unknown, 1)
     for _ in range(100):
         try:
-            plugin.deepspeed_config_process(config=copy.deepcopy(config), must_match=False)
+            plugin.deepspeed_config_process(config=copy.deepcopy(config), must_match=False, **later)
             return
         except ValueError as error:
             found = NOT_FOUND.search(str(error))

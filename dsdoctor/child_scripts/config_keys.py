@@ -170,6 +170,9 @@ def explore():
                 continue
             for content in ({}, {"enabled": True}, {"type": "", "params": {}, "enabled": True}):
                 attempt(nested(path, content), notes)
+            # what is read only where something else is there too
+            named = {key: {} for key, default in notes.defaults.get(path, {}).items() if default is MISSING}
+            attempt(nested(path, {**named, "enabled": True}), notes)
     for path in [path for path in notes.defaults if path in by_model]:
         del notes.defaults[path]
     return notes, by_model

@@ -143,20 +143,11 @@ def _answered(answer: Asked | Gap, order: ConfigOrder) -> Asked:
     missing = re.search(r"No module named '(\w+)", answer.reason)
     name = missing[1] if missing else ""
     if name == "deepspeed":
-        message, hint = (
-            f"no DeepSpeed is installed for {order.python}",
-            "dsdoctor install, or --source 0.19.8 asks another one",
-        )
-    elif name == "torch":
-        message, hint = (
-            f"no torch is installed for {order.python}, and DeepSpeed needs it",
-            "name the training's Python: --python PATH",
-        )
+        message = f"no DeepSpeed is installed for {order.python}"
+        hint = "dsdoctor install, or --source 0.19.8 asks another one"
     else:
-        message, hint = (
-            f"DeepSpeed could not be asked: {answer.reason}",
-            "dsdoctor check says what is the matter with it",
-        )
+        message = f"DeepSpeed could not be asked: {answer.reason}"
+        hint = "dsdoctor check says what is the matter with it"
     raise ImpossiblePlan(message, hint=hint)
 
 

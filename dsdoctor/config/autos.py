@@ -66,8 +66,9 @@ def autos_for_nobody(question: Question) -> Iterator[Verdict]:
 
 def left_autos(question: Question) -> Iterator[tuple[Path, bool]]:
     """Each key that DeepSpeed gets as "auto", and whether its section drops it (else it stays text)."""
+    later = question.asked.filled.unknown if question.asked.filled else ()
     for path, value in walk(question.judged):
-        if value != "auto":
+        if value != "auto" or dotted(path) in later:
             continue
         section, key = question.asked.section(path[:-1]), question.asked.key(path)
         if path[:-1] in CHOSEN_BY_NAME:

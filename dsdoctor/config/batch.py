@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.config.answer import dotted
 from dsdoctor.config.question import Correction, Question, Verdict
 from dsdoctor.config.values import BATCH, _is_batch
 from dsdoctor.core.finding import Finding
@@ -12,6 +11,10 @@ TRAIN, MICRO, ACCUMULATION = BATCH
 
 def batch_sizes(question: Question) -> Iterator[Verdict]:
     """What DeepSpeed's own arithmetic says, for the number of ranks that is named, else for one that could be."""
+    mismatched = {each.path for each in question.asked.filled.mismatches} if question.asked.filled else set()
+    if mismatched & set(BATCH):
+        # the values of the Trainer and of the file are mixed: what fits is told once they agree
+        return
     for refusal in question.asked.refusals:
         if refusal.kind == "no batch size":
             title = f"neither {TRAIN} nor {MICRO} is given, and DeepSpeed refuses to start"
@@ -41,20 +44,27 @@ def batch_size_for_one_world(question: Question) -> Iterator[Verdict]:
 def _clash(question: Question, message: str) -> Verdict:
     sizes = {name: question.judged.get(name) for name in BATCH if name in question.judged}
     said = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    if question.filled_by and ACCUMULATION not in question.config and ACCUMULATION in sizes:
+        return _accumulation_of_accelerate(said, sizes[ACCUMULATION], message)
     world = question.asked.world
     title = f"{said} do not fit {f'{world} ranks' if world else 'any number of ranks'}"
-    numbers = [size for size in sizes.values() if type(size) is int]
-    if any(size <= 0 for size in numbers):
+    if any(size <= 0 for size in sizes.values() if type(size) is int):
         title = f"{said}: a batch size is greater than 0"
-    elif len(sizes) == 1:
-        title = f"{TRAIN} {sizes.get(TRAIN)} is smaller than the {world} ranks that share it"
-    fix = f"take {TRAIN} out: DeepSpeed computes it as {MICRO} x {ACCUMULATION} x ranks"
+    elif len(sizes) == 1 and world:
+        title = (
+            f"{TRAIN} {sizes.get(TRAIN)} is smaller than the {world} ranks that share it, or does not divide by them"
+        )
     whole = len(sizes) == len(BATCH) and all(type(size) is int and size > 0 for size in sizes.values())
-    correction = Correction(path=(TRAIN,)) if whole else None
-    if not whole:
-        fix = f"set {MICRO} and {ACCUMULATION}, and leave {dotted((TRAIN,))} to DeepSpeed"
-    return Verdict(
-        finding=Finding.error("config-batch-sizes-clash", title, evidence=(message,), fix=fix),
-        path=(TRAIN,),
-        correction=correction,
-    )
+    fix = f"set {MICRO} and {ACCUMULATION}, and leave {TRAIN} to DeepSpeed"
+    if whole:
+        fix = f"take {TRAIN} out: DeepSpeed computes it as {MICRO} x {ACCUMULATION} x ranks"
+    found = Finding.error("config-batch-sizes-clash", title, evidence=(message,), fix=fix)
+    return Verdict(finding=found, path=(TRAIN,), correction=Correction(path=(TRAIN,)) if whole else None)
+
+
+def _accumulation_of_accelerate(said: str, steps: object, message: str) -> Verdict:
+    """The file leaves the accumulation out: then accelerate's plugin does not take it from TrainingArguments."""
+    title = f"{said} do not fit: the file has no {ACCUMULATION}, and accelerate puts {steps} there"
+    fix = f'add "{ACCUMULATION}": "auto"'
+    found = Finding.error("config-batch-sizes-clash", title, evidence=(message,), fix=fix)
+    return Verdict(finding=found, path=(ACCUMULATION,), correction=Correction(path=(ACCUMULATION,), value='"auto"'))

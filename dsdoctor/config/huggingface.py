@@ -13,9 +13,11 @@ def mismatches(question: Question) -> Iterator[Verdict]:
     """Values that are not those of TrainingArguments: the Trainer refuses to train."""
     for each in question.asked.filled.mismatches if question.asked.filled else ():
         path = tuple(each.path.split("."))
-        argument = each.argument or "the Trainer"
-        title = f"{each.path} is {each.value}, and {argument} is {each.wanted}: the Trainer refuses to train"
-        fix = f'write "auto" for {each.path}, and TrainingArguments decides; or change {argument}'
+        argument = each.argument or each.path
+        title = (
+            f"{each.path} is {each.value} here, and {each.wanted} in TrainingArguments ({argument}): no training begins"
+        )
+        fix = f'write "auto" for {each.path}, and TrainingArguments decides; or change {argument} there'
         found = Finding.error("config-trainer-mismatch", title, fix=fix)
         yield Verdict(finding=found, path=path, correction=Correction(path=path, value='"auto"'))
 

@@ -13,7 +13,7 @@ CHOSEN_BY_NAME = {("optimizer", "params"), ("scheduler", "params")}
 REMARKS = ("_", "#", "//", "$")
 """How names begin that people give to remarks in JSON."""
 OTHERS_READ = {
-    "msamp": ("accelerate", "accelerator.py", 'ds_config["msamp"]'),
+    "msamp": ("accelerate", "utils/dataclasses.py", 'ds_config["msamp"]'),
     "inference": ("transformers", "integrations/deepspeed.py", 'ds_config.get("inference"'),
     "data_parallel_size": ("deepspeed", "__init__.py", 'config["data_parallel_size"]'),
     "sequence_parallel_size": ("deepspeed", "__init__.py", 'config["sequence_parallel_size"]'),

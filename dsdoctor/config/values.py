@@ -53,6 +53,9 @@ def values_of_another_kind(question: Question) -> Iterator[Verdict]:
     refused = {path for refusal in told for path in refusal.paths}
     for path, value in walk(question.judged):
         kind = _kind(question, path)
+        if value is None and path in NUMBERS:
+            # what DeepSpeed takes where they are not there at all
+            continue
         if path in refused or not kind or value == "auto" or (problem := _clash(kind, value)) is None:
             continue
         yield _of_another_kind(path, value, kind, problem)

@@ -50,8 +50,10 @@ def offload_at_the_wrong_stage(question: Question) -> Iterator[Verdict]:
         fix = f"set {ZERO}.stage to 3, or take offload_param out"
         yield Verdict(finding=Finding.error("config-offload-ignored", title, fix=fix), path=(ZERO, "offload_param"))
     if facts.offload_optimizer != "none" and facts.stage == 0:
-        title = "offload_optimizer at stage 0 moves nothing: DeepSpeed takes its CPU optimizer, and leaves parameters on the GPU"
-        said = ("that optimizer's first step refuses them: CPUAdam param is on cuda:0 and must be 'cpu'",)
+        title = "offload_optimizer does nothing at stage 0: neither states nor parameters leave the GPU"
+        made = question.asked.optimizer.made if question.asked.optimizer else ""
+        refuses = f"{made} is made all the same, and refuses parameters on a GPU at its first step"
+        said = [refuses] if made.startswith("DeepSpeedCPU") else []
         fix = f"set {ZERO}.stage to 1, 2 or 3, or take offload_optimizer out"
         found = Finding.error("config-offload-ignored", title, evidence=said, fix=fix)
         yield Verdict(finding=found, path=(ZERO, "offload_optimizer"))
@@ -94,9 +96,8 @@ def large_buckets(question: Question) -> Iterator[Verdict]:
     model = f"the model has {question.asked.parameters:,} parameters"
     title = f"reduce_bucket_size {whose} {size:,} elements ({gigabytes:.1f} GB), and {model}"
     said = ("stage 3 allocates it whole when it starts, for each dtype; stages 1 and 2 with the first gradients",)
-    fix = f"set {ZERO}.reduce_bucket_size to a tenth of the model, such as {max(65536, question.asked.parameters // 10):,}".replace(
-        ",", ""
-    )
+    tenth = max(65536, question.asked.parameters // 10)
+    fix = f"set {ZERO}.reduce_bucket_size to a tenth of the model, such as {tenth}"
     found = Finding.warning("config-bucket-larger-than-model", title, evidence=said, fix=fix)
     yield Verdict(finding=found, path=(ZERO, "reduce_bucket_size"))
 

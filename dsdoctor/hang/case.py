@@ -1,8 +1,9 @@
 """An incident with what follows from it alone: who is told of how, who waits where. Shared by all that judge it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.models import Incident, RankView
 from dsdoctor.hang.stacks import acting_stack, doing, is_starting, own_frame, place, ranks_words
@@ -125,3 +126,8 @@ class Case:
         chain = [place(frame) for frame in acting_stack(view)[-3:]]
         if chain:
             yield f"rank {view.rank} {'was last seen' if view.state in DEAD else 'stands'} in {' > '.join(chain)}"
+
+
+def severity_of(*views: RankView) -> Callable[..., Finding]:
+    """An error of ranks that are still, a warning where one of them is seen to work: slow is not hung."""
+    return Finding.warning if any(view.activity for view in views) else Finding.error

@@ -25,6 +25,7 @@ from dsdoctor.hang.processes import facts_of
 from dsdoctor.hang.progress import Pace
 from dsdoctor.hang.run_identity import RunIdentity
 
+WORKS, HANGS = "works", "hangs"
 EVERY = 1.0
 FIRST_RANK = 30.0
 """Seconds after which a supervisor without a rank ends."""
@@ -44,8 +45,8 @@ AGAIN = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a supervisor is started with. ``tell`` prints and writes what was found, ``write`` only writes; ``works`` says
-    of an incident whether what the others wait for is seen to work."""
+    """What a supervisor is started with. ``tell`` prints and writes what was found, ``write`` only writes; ``judge``
+    says of an incident HANGS, WORKS where what the others wait for is seen to work, "" where there is nothing to say."""
 
     folder: Path
     options: HangOptions
@@ -53,7 +54,7 @@ class Task:
     host: str
     tell: Callable[[Incident, Node], None]
     write: Callable[[Incident], object]
-    works: Callable[[Incident], bool]
+    judge: Callable[[Incident], str]
 
 
 def supervise(task: Task) -> None:
@@ -206,10 +207,11 @@ class Supervisor:
             self.task.tell(replace(self.incident(), first_ended=tuple(rank.rank for rank in first)), self.node)
 
     def _slow(self, incident: Incident, still: float) -> bool:
-        """Whether what others wait for works, and torch's own timeout is far."""
+        """Whether there is nothing to tell, or what others wait for works, and torch's own timeout is far."""
         timeouts = [group.timeout for view in incident.ranks if view.sample for group in view.sample.groups]
         self._timeout = min((seconds for seconds in timeouts if seconds), default=None)
-        return still < self.pace.limit_of_work(self._timeout) and self.task.works(incident)
+        state = self.task.judge(incident)
+        return not state or (state == WORKS and still < self.pace.limit_of_work(self._timeout))
 
     def incident(self, *, asked: bool = False) -> Incident:
         """The run as it is now; a rank that writes nothing about itself is made to write its stacks."""

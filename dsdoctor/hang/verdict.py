@@ -41,7 +41,8 @@ def hang_unclear(case: Case) -> tuple[Finding, ...]:
     Since: 0.1
     """
     heard = f"{len(case.views)} of {case.incident.world} ranks were heard of"
-    if not case.joined:
+    over = case.dead and not case.waiting_ranks
+    if not case.joined or over:
         return ()
     finding = Finding.warning(
         "hang-unclear",

@@ -100,14 +100,6 @@ class Waiting:
         ]
         return (name, *open_calls[0]) if len(open_calls) == 1 else (name, "", 0)
 
-    def group(self, name: str, rank: int) -> GroupState | None:
-        """A group as a rank has it."""
-        return self._groups.get(name, {}).get(rank)
-
-    def members(self, name: str) -> tuple[int, ...]:
-        """The ranks of a group as its members say, also those that nothing is known of."""
-        return tuple(sorted({rank for group in self._groups.get(name, {}).values() for rank in group.ranks}))
-
     def timeout(self) -> float | None:
         """The shortest timeout of torch's own among what is recorded, in seconds."""
         known = [

@@ -11,7 +11,8 @@ from dsdoctor.memory.unmeasured import Unmeasured
 
 GIB = 1 << 30
 FIX = "take the first of the listed changes that wins enough"
-EXPLAINED = ("zero_optimization", "bf16", "fp16", "gradient_clipping")
+DECIDES = ("zero_optimization", "bf16", "fp16", "train_micro_batch_size_per_gpu")
+"""Keys, or what they begin with, on which a ledger depends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,7 @@ def _left_out(now: Situation) -> Iterator[Finding]:
         "ZenFlow": settings.zenflow,
         "torch_autocast": settings.autocast,
         f"offload_optimizer.ratio {settings.offload_ratio:g}": settings.offload_ratio < 1,
+        "an optimizer of the script's own, and takes Adam's states": settings.optimizer is None,
         "16-bit master weights": settings.gradients_in_master_dtype,
         "gradient accumulation at stages 1 and 2 with offload": settings.accumulation_steps > 1
         and settings.stage in {1, 2}
@@ -132,7 +134,7 @@ def _left_out(now: Situation) -> Iterator[Finding]:
 
 
 def _automatic(now: Situation) -> Iterator[Finding]:
-    keys = [key for key in now.settings.automatic if key.startswith(EXPLAINED)]
+    keys = [key for key in now.settings.automatic if key.startswith(DECIDES)]
     if keys:
         yield Finding.note(
             "configuration-left-auto",

@@ -8,8 +8,6 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.machine import Gap
 from dsdoctor.memory.models import ModelShape, ZeroSettings
 
-NEEDS = {"ask_model.py": "torch and transformers", "ask_zero_config.py": "DeepSpeed"}
-
 
 def parse_model(answer: dict[str, Any] | Gap) -> ModelShape:
     """A model's shape, of the answer of ``ask_model.py``. Raises UsageError."""

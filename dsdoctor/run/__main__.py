@@ -45,6 +45,7 @@ the same under every launcher: dsdoctor.run stands before the script, the option
   srun python -m dsdoctor.run train.py
   mpirun -n 2 python -m dsdoctor.run --trace-batches 1,3,10-12 train.py
   python -m dsdoctor.run -m package.train --epochs 3
+  python -m dsdoctor.run - --epochs 3 < train.py
 with a debugger or a profiler: python -m dsdoctor.run -m cProfile -o profile.out train.py
 
 DSDOCTOR_OVERFLOW=LEVEL in the environment is --overflow LEVEL where that is not given, DSDOCTOR_HANG=off is --hang off.
@@ -132,7 +133,7 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
     named = 2 if words[0] == "-m" else 1
     if len(words) < named:
         raise UsageError("-m names no module", hint=HELP)
-    if named == 1 and not Path(words[0]).exists():
+    if named == 1 and words[0] != "-" and not Path(words[0]).exists():
         raise UsageError(f"there is no script {words[0]}", hint=f"it is looked for from {Path.cwd()}; {HELP}")
     script = (*words[:named], *launchers, *words[named:])
     return CommandLine(
@@ -183,7 +184,8 @@ def split_local_rank(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def split_script(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Our options, and what Python is to run: from the first word on that is neither an option nor its value, or from -m.
+    """Our options, and what Python is to run: from the first word on that is neither an option nor its value, from -m, or from
+    - (the script comes by stdin).
 
     Not argparse's task: it would take a ``--`` out of the script's arguments, or stop there.
 
@@ -191,7 +193,7 @@ def split_script(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
     (('--frames', '5', '--report=x'), ('train.py', '--frames', '--'))
     """
     start = 0
-    while start < len(argv) and argv[start].startswith("-") and argv[start] != "-m":
+    while start < len(argv) and argv[start].startswith("-") and argv[start] not in {"-m", "-"}:
         start += 1 if "=" in argv[start] or argv[start] in {"-h", "--help"} else 2
     return tuple(argv[:start]), tuple(argv[start:])
 

@@ -15,7 +15,7 @@ from dsdoctor.hang.local_rank import LocalRank
 from dsdoctor.hang.models import HangOptions, Incident
 from dsdoctor.hang.node import Node
 from dsdoctor.hang.run_identity import identity, node_name
-from dsdoctor.hang.supervisor import Task, supervise
+from dsdoctor.hang.supervisor import HANGS, WORKS, Task, supervise
 
 DEAF = 3.0
 """Seconds: a rank that has looked around this lately will print what it is given, within this time."""
@@ -34,7 +34,7 @@ def watch_node(order: dict[str, Any]) -> None:
         host=node_name().partition("/")[0],
         tell=lambda incident, node: tell(incident, node, options),
         write=lambda incident: _written(incident, options),
-        works=works,
+        judge=state_of,
     )
     try:
         supervise(task)
@@ -42,11 +42,14 @@ def watch_node(order: dict[str, Any]) -> None:
         print(f"dsdoctor: a supervisor failed, {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def works(incident: Incident) -> bool:
-    """Whether what the others wait for is seen to work."""
+def state_of(incident: Incident) -> str:
+    """Whether an incident is a hang, or what the others wait for is seen to work; "" where there is nothing to say."""
     from dsdoctor.hang.verdict import is_working, judge
 
-    return is_working(judge(incident))
+    verdict = judge(incident)
+    if not verdict.findings:
+        return ""
+    return WORKS if is_working(verdict) else HANGS
 
 
 def tell(incident: Incident, node: Node, options: HangOptions) -> None:

@@ -56,13 +56,17 @@ class MemoryWatch:
         except Exception as error:
             self.say(f"! memory is not watched, and training goes on: {type(error).__name__}: {error}")
 
-    def ended(self, failure: BaseException | None) -> None:
-        """The process ends: by this exception, or well."""
-        if self.choice == OFF or failure is None or not out_of_memory(failure):
+    def ended(self, failure: BaseException) -> None:
+        """The process ends by this exception, whose traceback is out already and matters more than what we add."""
+        if self.choice == OFF or not out_of_memory(failure):
             return
         engine = next((engine for each in self.engines if (engine := each()) is not None), None)
-        if engine is not None:
+        if engine is None:
+            return
+        try:
             self.say(*oom_lines(engine, failure))
+        except Exception as error:
+            self.say(f"! what this rank held is not known: {type(error).__name__}: {error}")
 
 
 def out_of_memory(failure: BaseException) -> bool:

@@ -18,12 +18,12 @@ from dsdoctor.core.host import CHILD_SCRIPTS
 SCRIPT = Path(__file__).with_name("ask_many.py")
 
 
-def ask_many(configs: Sequence[Mapping[str, Any]], *, worlds: Sequence[int | None] | None = None) -> list[Asked]:
-    """What DeepSpeed answers about each."""
-    each = worlds or [None] * len(configs)
+def ask_many(configs: Sequence[Mapping[str, Any]], *, arguments: Sequence[str] = ()) -> list[Asked]:
+    """What DeepSpeed answers about each. ``arguments``: for each a file of TrainingArguments, "" for none."""
+    files = arguments or [""] * len(configs)
     requests = [
-        {"config": config, "world": world, "arguments": "", "accelerate": "", "model": ""}
-        for config, world in zip(configs, each, strict=True)
+        {"config": config, "world": 1 if file else None, "arguments": file, "accelerate": "", "model": ""}
+        for config, file in zip(configs, files, strict=True)
     ]
     command = [sys.executable, str(SCRIPT), str(CHILD_SCRIPTS)]
     done = subprocess.run(command, input=json.dumps(requests), capture_output=True, text=True, timeout=300)

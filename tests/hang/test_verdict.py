@@ -186,7 +186,14 @@ def test_ranks_that_were_never_one_run_are_left_alone() -> None:
 def test_a_rank_that_has_ended_while_nobody_waits_is_no_finding() -> None:
     made = incident(view(0, elsewhere(), 56), view(1, elsewhere(), 56, state="", ended="exit status 0"), world=2)
 
-    assert [finding.rule for finding in judge(made).findings] == ["hang-all-outside"]
+    assert judge(made).findings == ()
+
+
+def test_ranks_that_all_stand_elsewhere_are_told_with_a_line() -> None:
+    rule, severity, title = one(incident(*(view(rank, elsewhere(), 56) for rank in range(4))))
+
+    assert (rule, severity) == ("hang-all-outside", Severity.ERROR)
+    assert "sleeps at train.py:33" in title
 
 
 def test_equal_stacks_are_folded() -> None:

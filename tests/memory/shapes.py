@@ -13,6 +13,7 @@ def settings(stage: int, **changes: object) -> ZeroSettings:
         "accumulation_dtype": "bfloat16",
         "communication_dtype": "bfloat16",
         "micro_batch": 1,
+        "optimizer": "adamw",
         "overlap_comm": stage == 3,
     }
     return ZeroSettings(**{**facts, **changes})  # type: ignore[arg-type]

@@ -130,6 +130,7 @@ JUDGED = [
     ({"reduce_bucket_size": 500_000_000}, "reduce-bucket-exceeds-model"),
     ({"offload_optimizer": "nvme"}, "memory-part-not-followed"),
     ({"quantized_weights": True}, "memory-part-not-followed"),
+    ({"optimizer": None}, "memory-part-not-followed"),
     ({"hpz_partition_size": 8}, "memory-part-not-followed"),
     ({"automatic": ("zero_optimization.reduce_bucket_size",)}, "configuration-left-auto"),
 ]

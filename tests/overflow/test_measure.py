@@ -1,6 +1,8 @@
 """Rows against the plainest truth: every element as a Python float, counted one by one."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -289,3 +291,32 @@ def test_scan_into_is_part_of_a_compiled_graph(compiler: str) -> None:
     row = settled(ring)[0].tolist()
     assert sum(row[:3]) == 8
     assert row[5] > 0
+
+
+def broken_triton(folder: Path) -> Path:
+    """An installation of Triton that fails when it is imported, as one without its compiler does."""
+    (folder / "triton").mkdir()
+    (folder / "triton" / "__init__.py").write_text("raise OSError('cannot find a C compiler')\n")
+    return folder
+
+
+BROKEN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from dsdoctor.overflow.measure.measure import Meter, why_no_kernel
+cpu = torch.device("cpu")
+meter = Meter(cpu, backend="torch")
+meter.backend = "triton"
+meter.scan(torch.tensor([1.0, float("nan")]))
+meter.scan(torch.tensor([float("inf"), 3.0]))
+print(why_no_kernel(cpu), meter.backend, meter.read()[:, :2].tolist(), sep="|")
+"""
+
+
+@pytest.mark.slow  # a process that imports torch
+def test_a_kernel_that_does_not_run_is_replaced_and_the_reason_is_known(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", BROKEN, str(broken_triton(tmp_path))]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True, cwd=Path(__file__).parents[2])
+
+    assert done.stdout.strip() == "OSError: cannot find a C compiler|torch|[[1, 0], [0, 1]]"

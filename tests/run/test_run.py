@@ -221,6 +221,7 @@ def test_another_python_is_left_alone(folder: Path) -> None:
         (["train.py", "--overflow", "x", "--", "-m"], ("train.py", "--overflow", "x", "--", "-m")),
         (["--local_rank=1", "--frames=3", "train.py"], ("train.py", "--local_rank=1")),
         (["--local-rank", "1", "-m", "a.b", "--frames", "x"], ("-m", "a.b", "--local-rank", "1", "--frames", "x")),
+        (["--frames", "3", "-", "-x"], ("-", "-x")),
     ],
 )
 def test_what_belongs_to_the_script_is_the_scripts(argv: list[str], script: tuple[str, ...]) -> None:

@@ -45,9 +45,10 @@ def test_the_line_is_the_users_and_not_a_packages(tmp_path: Path) -> None:
     package.write_text("def step(): raise RuntimeError('out of memory')\n")
     script = tmp_path / "train.py"
     script.write_text("import deep\n\n\ndef train():\n    deep.step()\n")
-    failure = pytest.raises(RuntimeError, _run, script, package.parent).value
+    with pytest.raises(RuntimeError) as failure:
+        _run(script, package.parent)
 
-    assert users_line(failure).endswith("train.py:5 deep.step()")
+    assert users_line(failure.value).endswith("train.py:5 deep.step()")
 
 
 def _run(script: Path, folder: Path) -> None:
@@ -85,7 +86,7 @@ def test_an_engine_is_left_as_it_is_and_other_failures_are_not_ours(choice: str)
     watch = MemoryWatch(choice, lambda *lines: said.extend(lines))
     watch.engine(engine)
     watch.ended(RuntimeError("size mismatch"))
-    watch.ended(None)
+    watch.ended(RuntimeError("CUDA out of memory") if choice == "off" else ValueError("size"))
 
     assert vars(engine) == {}
     assert said == []

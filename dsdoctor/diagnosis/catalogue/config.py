@@ -120,7 +120,7 @@ CONFIG_KEY_UNKNOWN = Rule(
     title="{key|a key of the configuration} is not known in this block of the configuration{model_hint}",
     fix="correct or remove it: it is misspelt, belongs into another block, or this DeepSpeed{deepspeed_hint} is "
     "older or newer than the configuration",
-    steps=(step("python -m pip show deepspeed"), step("python -m dsdoctor check")),
+    steps=(step("python -m dsdoctor config ds_config.json"), step("python -m pip show deepspeed")),
     manual="""The DeepSpeed configuration has a key that this DeepSpeed does not know in that block.
 
 Inside its blocks (zero_optimization, fp16, bf16, ...) DeepSpeed refuses every key that it does not know; at the top
@@ -188,6 +188,7 @@ CONFIG_VALUE_WRONG = Rule(
     title="{key|a key of the configuration} has a value that DeepSpeed does not take{model_hint}: {wanted|see the log}",
     fix="correct {key|the value} in the DeepSpeed configuration: numbers without quotes, true and false in small "
     "letters",
+    steps=(step("python -m dsdoctor config ds_config.json"),),
     manual="""A value of the DeepSpeed configuration is of another type, or outside of what is allowed.
 
 The line below the key says what was wanted and what was found. A number in quotes, 5e8 from a YAML file (which is
@@ -234,6 +235,7 @@ CONFIG_AUTO_LEFT = Rule(
     fix='replace "auto" by a number: only Hugging Face\'s Trainer and accelerate fill it in, for the engine '
     "that they make "
     "themselves",
+    steps=(step("python -m dsdoctor config ds_config.json"),),
     manual="""DeepSpeed was given "auto", or another text, where it needs a number.
 
 "auto" is no value of DeepSpeed. Hugging Face's Trainer and accelerate replace it before they call

@@ -122,7 +122,6 @@ TOPICS = (
     nccl,
     timeouts,
     scripts,
-    refused,
     arguments,
     accelerate,
     accelerate_launch,
@@ -141,6 +140,7 @@ TOPICS = (
     script_parts,
     names,
     pip_builds,
+    refused,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}

@@ -109,16 +109,28 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     floor: float | None = None
 
 
+class Flushed(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a rank's gradients is zero or denormal at a loss scale and would not be at a larger one: the share of all elements,
+    the parameters where it is largest, and the largest scale (a power of 2) that leaves some room."""
+
+    share: float
+    worst: tuple[tuple[str, float], ...]
+    scale: float
+    fits: float
+
+
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank knows of the batch that overflowed.
 
     ``named``: bad gradients after reduction, those parts that this rank holds. ``local``: this rank's own gradients in
-    the replay, bad ones first. ``at_scale_one``: the same replayed with scale 1; None: not done. ``frames``: the last ones
-    up to the first bad call. ``origin``: what made the first bad value. ``received``: it came from another rank, by this
-    operation: a consequence. ``loss_line``: where a loss outside of the model was computed. ``minus_inf``: what made the -inf among that call's inputs. ``replayed``: how far the replay
-    went, in words. ``applied``: DeepSpeed applies the step all the same. ``weight_bad_since``: the first step that is known
-    to have a bad weight; None: bad from the start. ``loss_gradient``: the gradient that arrived at the loss.
-    ``loss_gradient_due``: what should have arrived there, the loss scale over the accumulation steps.
+    the replay, bad ones first. ``at_scale_one``: the same replayed with scale 1; None: not done. ``origin``: what made the
+    first bad value. ``received``: it came from another rank, by this operation: a consequence. ``minus_inf``: what made the
+    -inf that the operation was given. ``frames``: the last ones up to the first bad call. ``unmeasured``: calls of the replay
+    with a tensor that could not be measured. ``replayed``: how far the replay went, in words. ``applied``: DeepSpeed applies
+    the step all the same. ``weight_bad_since``: the first step that is known to have a bad weight; None: bad from the start.
+    ``loss_line``: where a loss outside of the model became bad. ``loss_gradient``: the gradient that arrived at the loss.
+    ``loss_gradient_due``: what should have arrived there, the loss scale over the accumulation steps. ``not_loaded``: the
+    folder from which no checkpoint was loaded. ``unchanged``: weights that a step left as they were, in two checks.
     """
 
     rank: int
@@ -141,6 +153,10 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin | None = None
     received: Origin | None = None
     loss_line: str = ""
+    not_loaded: str = ""
+    unmeasured: tuple[str, ...] = ()
+    flushed: Flushed | None = None
+    unchanged: tuple[tuple[str, float], ...] = ()
     minus_inf: Origin | None = None
     frames: tuple[Frame, ...] = ()
     replayed: str = ""

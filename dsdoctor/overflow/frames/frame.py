@@ -66,6 +66,8 @@ class Other(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 Item = TensorStats | Other
+NOT_MEASURED = "not measured"
+"""What ``Other.what`` says of a tensor that has figures which could not be read."""
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="frame", tag_field="t"):
@@ -99,6 +101,11 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     def measured(self) -> tuple[TensorStats, ...]:
         """The tensors among the items."""
         return tuple(item for item in self.tensors if isinstance(item, TensorStats))
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """The places whose figures could not be read: nothing is known of them."""
+        return tuple(item.name for item in self.tensors if isinstance(item, Other) and item.what == NOT_MEASURED)
 
     @property
     def inputs(self) -> tuple[TensorStats, ...]:

@@ -43,6 +43,7 @@ class EngineAdapter:
     ``on_step`` is called when the optimizer step has ended, also by an exception.
     ``on_backward`` gets the loss of each ``engine.backward(loss)``, before it is scaled; a pipeline's last stage and a
     script that calls ``loss.backward()`` itself do not call that.
+    ``on_load`` gets the folder from which ``engine.load_checkpoint`` loaded nothing.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class EngineAdapter:
         on_decision: Callable[[Decision], None],
         on_step: Callable[[], None] | None = None,
         on_backward: Callable[[Tensor], None] | None = None,
+        on_load: Callable[[str], None] | None = None,
     ) -> None:
         self.engine = engine
         self._on_decision = on_decision
         self._on_step = on_step
         self._on_backward = on_backward
+        self._on_load = on_load
         self._armed = False
         self._looks = engine_facts.looks(engine)
         self._undo: list[Callable[[], None]] = []
@@ -72,6 +75,8 @@ class EngineAdapter:
         self._wrap(self.engine, "_take_model_step", self._around_step)
         if self._on_backward is not None:
             self._wrap(self.engine, "backward", self._around_backward)
+        if self._on_load is not None:
+            self._wrap(self.engine, "load_checkpoint", self._around_load)
         if engine_facts.is_plain(self.engine):
             return
         self._wrap(optimizer, "_update_scale", self._around_update_scale)
@@ -146,6 +151,12 @@ class EngineAdapter:
         if self._on_backward is not None and isinstance(loss, Tensor):
             self._on_backward(loss)
         return original(*args, **kwargs)
+
+    def _around_load(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        loaded = original(*args, **kwargs)
+        if self._on_load is not None and isinstance(loaded, tuple) and loaded and loaded[0] is None:
+            self._on_load(str(args[0] if args else kwargs.get("load_dir", "")))
+        return loaded
 
     def _around_update_scale(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]

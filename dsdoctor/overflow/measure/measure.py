@@ -5,6 +5,7 @@ CPU the pass is C (``_scan``, built when the package is installed), on CUDA and 
 missing, and on other devices, it is a handful of torch operations with the same result. ``Meter.backend`` says which.
 """
 
+import functools
 import sys
 from importlib.util import find_spec
 
@@ -34,6 +35,7 @@ __all__ = [
     "measured_view",
     "scan_into",
     "settled",
+    "why_no_kernel",
 ]
 
 ROW_BYTES = 8 * COLUMNS
@@ -46,8 +48,28 @@ def backend_of(device: torch.device) -> str:
     """What measures on a device: "c", "triton" or "torch"."""
     if device.type == "cpu":
         return "c" if HAS_C else "torch"
-    there = device.type == "cuda" and ("triton" in sys.modules or find_spec("triton"))
-    return "triton" if there else "torch"
+    return "torch" if device.type != "cuda" or why_no_kernel(device) else "triton"
+
+
+@functools.cache
+def why_no_kernel(device: torch.device) -> str:
+    """Why the Triton kernel does not measure on a device, by one trial in a process; empty: it does, and measures right.
+
+    Triton compiles when it first runs, for which it needs a C compiler and Python's headers.
+    """
+    if "triton" not in sys.modules and find_spec("triton") is None:
+        return "Triton is not installed"
+    tried = torch.tensor([1.0, -2.0, float("nan"), 0.0], device=device)
+    form = FORMAT_OF[tried.dtype]
+    ring = blank(1, device)
+    try:
+        from dsdoctor.overflow.measure.triton_kernel import launch
+
+        launch(tried, Span(tried.numel()), form, ring, 0)
+        right = torch.equal(settled(ring)[0], settled(reduced(tried, form)[None])[0])
+    except Exception as error:  # whatever a compiler, a driver or a broken installation raises
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+    return "" if right else "its figures of four numbers are wrong"
 
 
 def blank(rows: int, device: torch.device) -> Tensor:
@@ -146,7 +168,15 @@ class Meter:
         if view.device != ring.device:
             return -1
         self.used = row + 1
-        _write(view, ring, row % CHUNK, self.backend, merge=False)
+        try:
+            _write(view, ring, row % CHUNK, self.backend, merge=False)
+        except Exception:
+            if self.backend != "triton":
+                raise
+            # the kernel is compiled anew for each format and layout, and any of that may fail
+            blank_(ring[row % CHUNK : row % CHUNK + 1])
+            self.backend = "torch"
+            _write(view, ring, row % CHUNK, self.backend, merge=False)
         return row
 
     def _signs(self, tensor: Tensor, row: int) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsdoctor.overflow.frames.dtypes import decode
-from dsdoctor.overflow.frames.frame import TensorStats
+from dsdoctor.overflow.frames.frame import NOT_MEASURED, TensorStats
 from dsdoctor.overflow.measure.measure import Meter
 
 BY_STORAGE = 65536
@@ -75,7 +75,7 @@ class Readings:
                     self._storages[key] = (StorageWeakRef(tensor.untyped_storage()), number)
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
             # wrapped by torch.func, traced, nested, quantised: what cannot be measured is left out, and never raises
-            return "not measured"
+            return NOT_MEASURED
         self._seen[id(tensor)] = (weakref.ref(tensor), version, number)
         return number
 

@@ -40,6 +40,7 @@ class ReplayObservations:
     received: Origin | None = None
     minus_inf: Origin | None = None
     local: list[TensorStats] = field(default_factory=list)
+    unmeasured: list[str] = field(default_factory=list)
 
 
 @torch.no_grad()
@@ -95,7 +96,9 @@ def replayed(
     done = _replay(engine, recorder, seen, rank_report, batch=batch, most_frames=most_frames, factor=1.0)
     apart = _counts_more(rank_report.first_bad, seen.first_bad)
     if apart:
-        seen = ReplayObservations(first_bad=rank_report.first_bad, frames=rank_report.frames, local=seen.local)
+        seen = ReplayObservations(
+            first_bad=rank_report.first_bad, frames=rank_report.frames, local=seen.local, unmeasured=seen.unmeasured
+        )
     rank_report = msgspec.structs.replace(
         rank_report,
         first_bad=seen.first_bad,
@@ -104,6 +107,7 @@ def replayed(
         received=seen.received,
         minus_inf=seen.minus_inf,
         local=_worst(seen.local),
+        unmeasured=tuple(dict.fromkeys(seen.unmeasured)),
         batch=seen.first_bad.frame.batch if seen.first_bad is not None else batch,
         replayed="; ".join(part for part in (_how_far(done), apart) if part),
     )
@@ -165,6 +169,9 @@ def _replay(
                 yield
         finally:
             hooks.detach()
+            if engine.device.type == "cuda":
+                # ZeRO-3 gathers in a stream of its own, where the readings of that were queued too
+                torch.cuda.synchronize(engine.device)
             readings.settle()
             for record in records:
                 record.settle()
@@ -195,6 +202,7 @@ def _look_at(
     """Take over what a micro-batch adds: a bad forward replaces a bad backward, and else the earlier one is kept."""
     frames = tuple(record.frames())
     seen.local += local_gradients(frames)
+    seen.unmeasured += [f"{frame.module}.{name}".lstrip(".") for frame in frames for name in frame.unmeasured]
     found = first_bad(frames) if record.readings.any_bad else None
     known = seen.first_bad
     if found is None or (known is not None and (known.kind is not BadKind.GRADIENT or found.kind is BadKind.GRADIENT)):

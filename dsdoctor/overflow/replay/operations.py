@@ -72,7 +72,8 @@ class Operations(TorchDispatchMode):
         if not communicates and _is_view(func):
             return func(*args, **kwargs)
         given = list(_tensors((args, tuple(kwargs.values()))))
-        inputs = tuple(value for tensor in given if (value := self.value_of(tensor)) is not None)
+        read = list(_tensors(_sent(func, name, args, kwargs))) if communicates else given
+        inputs = tuple(value for tensor in read if (value := self.value_of(tensor)) is not None)
         result = func(*args, **kwargs)
         changed = given if communicates else list(_tensors(_written(func, args, kwargs)))
         for tensor in changed:
@@ -99,7 +100,7 @@ class Operations(TorchDispatchMode):
         look = self._arriving if communicates else self.value_of
         outputs = tuple(value for tensor in results if (value := look(tensor)) is not None)
         if outputs:
-            made = None if node is None else node.metadata.get("traceback_")
+            made = None if node is None else node.metadata.get("traceback_")  # type: ignore[attr-defined]
             title = "" if node is None else str(node.name())
             self.done.append(Operation(name, caller(), title, made, inputs, outputs, communicates))
 
@@ -165,11 +166,31 @@ def _is_view(func: Any) -> bool:
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
     """The arguments that an operation writes into."""
     arguments = getattr(getattr(func, "_schema", None), "arguments", ())
-    written = [argument.alias_info is not None and argument.alias_info.is_write for argument in arguments]
-    given = [
-        args[place] if place < len(args) else kwargs.get(argument.name) for place, argument in enumerate(arguments)
-    ]
-    return [value for value, writes in zip(given, written, strict=True) if writes]
+    written = {each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write}
+    return [value for key, value in _by_name(func, args, kwargs).items() if key in written]
+
+
+def _sent(func: Any, name: str, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that a rank gives to the others: not the memory into which theirs comes, which may hold anything."""
+    if name.startswith("recv"):
+        return []
+    given = _by_name(func, args, kwargs)
+    if name == "broadcast_" and not _is_root(given):
+        return []
+    return [value for key, value in given.items() if not key.startswith("output")]
+
+
+def _is_root(given: dict[str, Any]) -> bool:
+    try:
+        group = torch.distributed.ProcessGroup.unbox(given["process_group"])
+        return bool(group.rank() == given["root_rank"])
+    except (AttributeError, KeyError, RuntimeError):  # other releases of torch name these otherwise
+        return True
+
+
+def _by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    names = [argument.name for argument in getattr(getattr(func, "_schema", None), "arguments", ())]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -171,13 +171,22 @@ def _backward(engine: Any, starts: list[tuple[Tensor, Tensor]], factor: float) -
     # these hooks run after the caller's and replace each gradient by an empty one, so that never all of them are in memory
     handles = [parameter.register_hook(_hollow) for parameter in parameters]
     outputs = [output for output, _ in starts]
-    gradients = [gradient * factor if factor != 1.0 else gradient for _, gradient in starts]
+    gradients = [_scaled(gradient, factor) for _, gradient in starts]
     try:
         with torch.enable_grad():
             torch.autograd.grad(outputs, parameters, gradients, allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _scaled(gradient: Tensor, factor: float) -> Tensor:
+    """A gradient to begin with, times a factor. Where the loss scale was beyond the format of the loss, what is left is 1."""
+    if factor == 1.0:
+        return gradient
+    if factor < 1.0 and gradient.numel() == 1 and bool(torch.isinf(gradient)):
+        return torch.ones_like(gradient)
+    return gradient * factor
 
 
 def _starts(batch: MicroBatch, outputs: list[Tensor]) -> tuple[list[tuple[Tensor, Tensor]], str | None]:

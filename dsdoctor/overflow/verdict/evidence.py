@@ -204,6 +204,8 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
     local = tuple(report.rank for report in rank_reports if any(stats.is_bad for stats in report.local))
     if local and len(rank_reports) > 1:
         lines.append("bad before reduction" + ranks_say(local, len(rank_reports)))
+    if rank_report.unmeasured:
+        lines.append(f"not measured, so nothing is known of it: {and_more(rank_report.unmeasured, MOST_NAMES)}")
     if rank_report.replayed:
         lines.append(f"replayed: {rank_report.replayed}")
     return tuple(lines)

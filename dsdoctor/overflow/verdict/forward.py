@@ -88,6 +88,8 @@ def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
         title = f"{where(first_bad.frame)} made {amount(first_bad.tensor)} in {first_bad.tensor.name}"
         if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
             title += " of inputs that hold -inf"
+        elif first_bad.frame.unmeasured:
+            title += f" ({', '.join(first_bad.frame.unmeasured)} could not be measured)"
         else:
             dtype = first_bad.tensor.dtype
             title += f" of finite inputs (largest {biggest:.3g}, {dtype} ends at {limit_of(dtype):.3g})"
@@ -132,7 +134,8 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
     ranks = ranks_say(tuple(rank_report.rank for rank_report in bad), len(rank_reports))
     losses = ", ".join(f"{loss:g}" for loss in bad[0].losses)
     origin = _made_the_loss(bad[0])
-    finite = "every module's output is finite" if bad[0].replayed else "the gradients are finite"
+    outputs = "every module's output" + (" that could be measured" if bad[0].unmeasured else "")
+    finite = f"{outputs} is finite" if bad[0].replayed else "the gradients are finite"
     if not bad[0].replayed and any(rank_report.named for rank_report in rank_reports):
         finite = "so are gradients (not replayed this time)"
     yield Finding.error(

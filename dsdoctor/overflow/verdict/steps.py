@@ -58,6 +58,28 @@ def loss_not_scaled(rank_reports: RankReports) -> Iterator[Finding]:
             return
 
 
+def checkpoint_not_loaded(rank_reports: RankReports) -> Iterator[Finding]:
+    """engine.load_checkpoint found no checkpoint in its folder, returned (None, None), and raised nothing.
+
+    The folder is not there, is empty, has no file called latest, or holds another tag than the one asked for.
+
+    Why it matters: the training begins anew from the weights of the script, and looks like one that goes on.
+
+    How to fix it: look at the folder that the finding names; give the tag of a checkpoint in it, or write that tag into its
+    file called latest. If the run is meant to begin anew, nothing is to be done.
+
+    Since: 0.1
+    """
+    folder = next((rank_report.not_loaded for rank_report in rank_reports if rank_report.not_loaded), "")
+    if folder:
+        yield Finding.warning(
+            rule_of(checkpoint_not_loaded),
+            f"load_checkpoint loaded nothing from {folder}: the training begins anew",
+            evidence=(f"step {rank_reports[0].step}: it returned (None, None)",),
+            fix="Give the tag of a checkpoint in that folder, or write it into the file called latest there.",
+        )
+
+
 def steps_skipped_in_a_row(rank_reports: RankReports) -> Iterator[Finding]:
     """Step after step is skipped, so no weight changes any more.
 

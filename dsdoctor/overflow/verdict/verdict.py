@@ -23,7 +23,13 @@ from dsdoctor.overflow.verdict.gradients import (
     gradient_stays_at_scale_one,
     overflow_not_reproduced,
 )
-from dsdoctor.overflow.verdict.steps import bad_step_applied, loss_not_scaled, steps_skipped_in_a_row
+from dsdoctor.overflow.verdict.steps import (
+    bad_step_applied,
+    checkpoint_not_loaded,
+    loss_not_scaled,
+    steps_skipped_in_a_row,
+)
+from dsdoctor.overflow.verdict.underflow import gradients_underflow, updates_too_small
 
 
 def judge(rank_reports: Iterable[RankReport]) -> tuple[Finding, ...]:
@@ -53,4 +59,11 @@ CAUSES: tuple[Verdict, ...] = (
     gradient_not_finite,
 )
 # all of these are reported, whatever the cause is
-BESIDE: tuple[Verdict, ...] = (bad_step_applied, loss_not_scaled, steps_skipped_in_a_row)
+BESIDE: tuple[Verdict, ...] = (
+    bad_step_applied,
+    loss_not_scaled,
+    steps_skipped_in_a_row,
+    checkpoint_not_loaded,
+    gradients_underflow,
+    updates_too_small,
+)

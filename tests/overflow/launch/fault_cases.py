@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-ARCHITECTURES = ("gpt2", "llama", "t5", "mixtral", "vit")
+ARCHITECTURES = ("gpt2", "llama", "t5", "mixtral", "vit", "all_to_all", "all_reduce")
+"""The last two hand activations to the other rank, as experts and tensor parallel layers do."""
 ATTENTIONS = ("sdpa", "eager")
 """Flex attention has no backward on a CPU (torch 2.13), so there it does not train."""
 PADDINGS = ("none", "left", "right")
@@ -24,11 +25,11 @@ TARGETS = {
     "t5": ("encoder.block.1.layer.0.SelfAttention.o", "self.o("),
     "mixtral": ("model.layers.1.self_attn.o_proj", "self.o_proj("),
     "vit": ("vit.layers.1.attention.o_proj", "self.o_proj("),
+    "all_to_all": ("inner.first", "self.first("),
+    "all_reduce": ("inner.first", "self.first("),
 }
 """The module that is planted in, and the words of the line that calls its operation."""
-ROOTS = {"gpt2": "GPT2", "llama": "Llama", "t5": "T5", "mixtral": "Mixtral", "vit": "ViT"}
 
-WITHIN = ("overflow-in-module", "overflow-between-modules")
 KINDS: dict[str, tuple[tuple[str, ...], str]] = {
     "weight": (("weight-not-finite",), ""),
     "range": (("overflow-in-module",), "target"),
@@ -40,6 +41,8 @@ KINDS: dict[str, tuple[tuple[str, ...], str]] = {
     "loss inside": (("loss-not-finite",), "cross_entropy"),
     "loss outside": (("loss-not-finite",), "planted"),
     "log outside": (("loss-not-finite",), "planted"),
+    "underflow": (("gradients-underflow",), ""),
+    "small updates": (("updates-too-small",), ""),
 }
 """The rules that are right for a kind, and which line is: of the target, the planted one, or one with these words."""
 
@@ -48,6 +51,14 @@ def is_possible(case: dict[str, Any]) -> bool:
     """Whether such a run exists."""
     if case["architecture"] == "vit" and (case["padding"] != "none" or case["kind"] == "loss inside"):
         return False
+    if case["architecture"].startswith("all_") and (
+        case["padding"] != "none" or case["attention"] != "sdpa" or case["kind"] == "data"
+    ):
+        return False
+    if case["kind"] in ("underflow", "small updates"):
+        # of all ranks and micro-batches; weights in bfloat16 alone are for DeepSpeed those of a run without ZeRO
+        dtype, stages = ("fp16", (1, 2, 3)) if case["kind"] == "underflow" else ("bf16", (0,))
+        return case["only"] is None and case["micro"] == 0 and case["dtype"] == dtype and case["stage"] in stages
     if case["architecture"] == "t5" and case["kind"] == "data":
         return False
     return not (case["kind"] == "weight" and (case["micro"] == 1 or (case["stage"] == 3 and case["only"] is None)))
@@ -84,11 +95,33 @@ def sample(count: int, seed: int) -> dict[str, dict[str, Any]]:
     by_cell: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for case in everything():
         by_cell.setdefault((case["kind"], case["architecture"], case["stage"]), []).append(case)
-    chance = random.Random(seed)  # noqa: S311 - which cases are tried
+    chance = random.Random(seed)
     cells = list(by_cell.values())
     chance.shuffle(cells)
     chosen = [chance.choice(cells[number % len(cells)]) for number in range(count)]
     return {name_of(case): case for case in chosen}
+
+
+def healthy(steps: int) -> dict[str, dict[str, Any]]:
+    """Twelve configurations in which nothing is wrong: each architecture, stage, dtype and level among them."""
+    names = [*ARCHITECTURES, *ARCHITECTURES[:5]]
+    cases = [
+        {
+            "kind": "healthy",
+            "architecture": architecture,
+            "attention": ATTENTIONS[number % 2],
+            "padding": "none" if architecture in ("vit", "all_to_all", "all_reduce") else PADDINGS[number % 3],
+            "stage": (1, 2, 3, 0)[number % 4],
+            "dtype": DTYPES[(number + number // 4) % 3],
+            "level": ("guard", "frames")[number // 6],
+            "optimizer": ("adamw", "sgd")[number % 2],
+            "steps": steps,
+            "only": None,
+            "micro": 0,
+        }
+        for number, architecture in enumerate(names)
+    ]
+    return {", ".join(str(value) for value in case.values()): case for case in cases}
 
 
 # -- judging
@@ -96,7 +129,8 @@ def sample(count: int, seed: int) -> dict[str, dict[str, Any]]:
 
 def said_lines(finding: dict[str, Any]) -> list[str]:
     """The lines of code that a finding names."""
-    texts = [finding["title"], *finding["evidence"]]
+    # by which line it reached another rank is no cause
+    texts = [finding["title"], *(line for line in finding["evidence"] if not line.startswith("it reached rank"))]
     found = [match for text in texts for match in re.findall(r"[\w.]+\.py:\d+ in [^:]+: .*", text)]
     return [line for line in found if line]
 
@@ -122,6 +156,12 @@ def _module(case: dict[str, Any], finding: dict[str, Any]) -> str:
     affected = finding["affects"]
     if case["kind"] in ("loss inside", "loss outside", "log outside"):
         return "right" if not affected or affected[0] in ("the loss", "the model") else "wrong"
+    if case["architecture"].startswith("all_") and (
+        case["padding"] != "none" or case["attention"] != "sdpa" or case["kind"] == "data"
+    ):
+        return False
+    if case["kind"] in ("underflow", "small updates"):
+        return "right" if affected and affected[0] in " ".join(finding["evidence"]) else "wrong"
     if case["kind"] == "data":
         return "right" if affected and affected[0] == "the model" else "wrong"
     if case["kind"] == "backward":

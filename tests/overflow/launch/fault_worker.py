@@ -33,6 +33,57 @@ DECODER = {
 }
 
 
+class AcrossRanks(torch.autograd.Function):
+    """What one rank computed goes to the others: as a sum, or in equal parts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kind: str) -> Tensor:
+        ctx.kind = kind
+        return exchanged(x, kind)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return exchanged(gradient, ctx.kind), None
+
+
+def exchanged(x: Tensor, kind: str) -> Tensor:
+    mine = x.contiguous().clone()
+    if kind == "all_reduce":
+        torch.distributed.all_reduce(mine)
+        return mine
+    theirs = torch.empty_like(mine)
+    torch.distributed.all_to_all_single(theirs, mine)
+    return theirs
+
+
+class Inner(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        made = self.first(hidden_states)
+        return hidden_states + self.second(AcrossRanks.apply(made, self.kind))
+
+
+class Exchanging(nn.Module):
+    """Hands activations to the other rank in the middle."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 32)
+        self.inner = Inner(kind)
+        self.head = nn.Linear(32, VOCABULARY)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        logits = self.head(self.inner(self.embedding(input_ids)))
+        loss = None
+        if labels is not None:
+            loss = functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        return transformers.modeling_outputs.CausalLMOutput(loss=loss, logits=logits)
+
+
 def model_of(case: dict[str, Any]) -> nn.Module:
     """A tiny model of the architecture, with the attention of the case."""
     kind = case["architecture"]
@@ -49,6 +100,8 @@ def model_of(case: dict[str, Any]) -> nn.Module:
         sizes = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
         config = transformers.T5Config(**sizes, decoder_start_token_id=0, use_cache=False)
         make = transformers.T5ForConditionalGeneration
+    elif kind.startswith("all_"):
+        return Exchanging(kind)
     else:
         sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
         config = transformers.ViTConfig(**sizes, image_size=16, patch_size=4, num_labels=4)
@@ -124,7 +177,7 @@ def plant_in_weight(engine: Any, case: dict[str, Any], rank: int) -> None:
 def batch_of(case: dict[str, Any], step: int, micro: int, rank: int, dtype: torch.dtype) -> dict[str, Any]:
     """A batch: padded as the case says, marked where the fault is."""
     generator = torch.Generator().manual_seed(1000 * step + 10 * micro + rank)
-    bad = step == STEP and micro == case["micro"] and case["only"] in (None, rank)
+    bad = case["kind"] != "healthy" and step == STEP and micro == case["micro"] and case["only"] in (None, rank)
     if case["architecture"] == "vit":
         pixels = torch.randn(2, 3, 16, 16, generator=generator).to(dtype)
         if bad:
@@ -187,16 +240,52 @@ def train_step(engine: Any, case: dict[str, Any], step: int, rank: int) -> None:
             outside_log(engine, case, batch, bad)
         else:
             loss = engine(**batch).loss
-            engine.backward(loss)
+            engine.backward(loss * 1e-7 if case["kind"] == "underflow" and step == STEP else loss)
             engine.step()
+
+
+def engine_of(case: dict[str, Any]) -> Any:
+    """The engine of a case, with what some kinds need."""
+    more: dict[str, Any] = {"gas": GAS, "optimizer": "sgd", **case}
+    model = model_of(case)
+    if case["kind"] == "underflow":
+        more["config"] = {"fp16": {"enabled": True, "loss_scale": 1}}
+    if case["kind"] == "small updates":
+        more |= {"dtype": "fp32"}
+        model = model.bfloat16()
+    engine = engines.build(more, model)
+    if case["kind"] == "small updates":
+        for group in engine.optimizer.param_groups:
+            group["lr"] = 1e-7
+    return engine
+
+
+def train_healthy(case: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train without and with a watch: what it found, and whether the weights are the same bit for bit."""
+    ends, findings = [], []
+    for level in (None, case.get("level", "guard")):
+        engine = engines.build({"gas": GAS, **case}, model_of(case))
+        watching = None if level is None else watch(engine, level=level)
+        engines.seed(rank)
+        for step in range(case["steps"]):
+            train_step(engine, case, step, rank)
+        ends.append(engines.states(engine))
+        if watching is not None:
+            torch.distributed.barrier()
+            findings = [f"{finding.rule}: {finding.title}" for finding in watching.findings()]
+            watching.detach()
+        engines.close(engine)
+    return {"findings": findings, "same": engines.same(*ends)}
 
 
 def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train, and give the findings of the planted step."""
+    if case["kind"] == "healthy":
+        return train_healthy(case, rank)
     started = time.monotonic()
     problem, watching, engine, before = "", None, None, 0
     try:
-        engine = engines.build({"gas": GAS, "optimizer": "sgd", **case}, model_of(case))
+        engine = engine_of(case)
         Plant(engine, case)
         watching = watch(engine, level=case.get("level", "guard"))
         for step in range(STEP + 1):
@@ -207,6 +296,7 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
             train_step(engine, case, step, rank)
     except Exception:
         problem = traceback.format_exc()[-1500:]
+    torch.distributed.barrier()  # what the other rank found by itself is written by now
     findings = [
         {
             "rule": finding.rule,

@@ -1,0 +1,80 @@
+"""Configurations: what `dsdoctor config` says, beside what a real deepspeed.initialize and two steps on the CPU make of them.
+
+    python benchmarks/config.py [--out benchmarks/results/config-DATE.json]
+
+And every mistake that can be made mechanically (each key that DeepSpeed reads, misspelt in eight ways, in another section, with
+text for a number), each to be named with the right key. One process goes through all of it; two to three minutes on one core.
+"""
+
+import argparse
+import datetime
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.config.cases import bad, healthy
+from tests.config.many import ask_many
+from tests.config.mistakes import keys_moved_in, keys_moved_out, mistakes_of_kind, typing_mistakes
+from tests.config.table import Row, table
+from tests.config.test_mistakes import unnamed
+
+RESULTS = Path(__file__).with_name("results")
+
+
+def mechanical() -> dict[str, Any]:
+    """How many mistakes of each kind there are, and how many were not named with the right key."""
+    asked = ask_many([{"train_batch_size": 8}])[0]
+    every = [*typing_mistakes(asked), *mistakes_of_kind(asked), *keys_moved_out(asked), *keys_moved_in(asked)]
+    missed = unnamed(every)
+    return {"made": dict(Counter(each.kind for each in every)), "all": len(every), "not_named": missed}
+
+
+def summary(rows: list[Row]) -> dict[str, Any]:
+    """The figures of the table."""
+    wrong, well = [row for row in rows if row.expected], [row for row in rows if not row.expected]
+    return {
+        "bad": len(wrong),
+        "bad_named": sum(row.expected in row.said for row in wrong),
+        "bad_taken_in_silence_by_deepspeed": sum(not row.failed for row in wrong),
+        "bad_that_fail_at_the_first_step": sum(row.failed == "step" for row in wrong),
+        "healthy": len(well),
+        "healthy_alarmed": sum(bool(row.said) for row in well),
+        "disagree": [row.name for row in rows if not row.agrees],
+    }
+
+
+def main() -> int:
+    """Try all, print the table, write the figures down."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS / f"config-{datetime.date.today():%Y-%m-%d}.json")
+    given = parser.parse_args()
+    begun = time.monotonic()
+    rows = table([*bad(), *healthy()])
+    for row in rows:
+        happens = row.failed or "silent"
+        print(
+            f"{'✓' if row.agrees else '✗'} {row.name:<52} {happens:<11} {', '.join(dict.fromkeys(row.said)) or 'nothing said'}"
+        )
+    figures = {
+        "deepspeed": version("deepspeed"),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "table": summary(rows),
+        "mechanical": mechanical(),
+        "seconds": round(time.monotonic() - begun),
+        "rows": [asdict(row) for row in rows],
+    }
+    given.out.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(json.dumps({key: value for key, value in figures.items() if key != "rows"}, indent=1))
+    return bool(figures["table"]["disagree"] or figures["mechanical"]["not_named"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""An mkdocs hook: one page for each rule, at rules/ID/, and the list of all, made from the manual pages that `explain` prints."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+from dsdoctor.commands.explain import every_rule, pages
+from dsdoctor.core.manual import ManualPage
+from dsdoctor.diagnosis.catalogue.rules import RULES
+
+MOST_SAMPLES = 6
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    """Add the pages."""
+    files.append(File.generated(config, "rules/index.md", content="\n".join(_index())))
+    for rule in every_rule():
+        files.append(File.generated(config, f"rules/{rule}.md", content="\n".join(_page(rule))))
+    return files
+
+
+def _index() -> Iterator[str]:
+    yield from ("# Rules", "", "Every problem that dsdoctor names, by the id in brackets behind a finding.", "")
+    for rule in every_rule():
+        _, page = next(pages(rule))
+        first = page.means.partition("\n\n")[0].replace("\n", " ")
+        yield f"- [`{rule}`]({rule}.md): {_inline(first)}"
+
+
+def _page(rule: str) -> Iterator[str]:
+    yield from (f"# {rule}", "")
+    for where, page in pages(rule):
+        if where:
+            yield from (f"*{where}*", "")
+        yield from _parts(page)
+    yield from _said(rule)
+    yield from ("", f"In a terminal: `dsdoctor explain {rule}`. All of them: [rules](index.md).", "")
+
+
+def _parts(page: ManualPage) -> Iterator[str]:
+    for heading, text in (("What it means", page.means), ("Why it matters", page.why), ("How to fix it", page.fix)):
+        if text:
+            yield from (f"## {heading}", "", *_blocks(text), "")
+    yield from (f"Since dsdoctor {page.since}.", "")
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Paragraphs, with what is indented as code."""
+    for paragraph in text.split("\n\n"):
+        code = all(line.startswith("    ") for line in paragraph.splitlines() if line.strip())
+        if code:
+            yield from ("", "```console", *(line[4:] for line in paragraph.splitlines()), "```", "")
+        else:
+            yield from (_inline(paragraph[:1].upper() + paragraph[1:]), "")
+
+
+def _said(rule: str) -> Iterator[str]:
+    """What tools print of it, so that a search for the error's own words leads here."""
+    log_rule = RULES.get(rule)
+    if log_rule is None:
+        return
+    yield from ("## What tools print", "")
+    for signature in log_rule.signatures[:MOST_SAMPLES]:
+        yield from ("```text", *(line.replace("```", "'''") for line in signature.sample.splitlines()), "```", "")
+
+
+def _inline(text: str) -> str:
+    """Text that Markdown and HTML leave as it is."""
+    for sign in ("\\", "`", "*", "_", "<", ">", "[", "]", "|", "#"):
+        text = text.replace(sign, f"\\{sign}" if sign not in "<>" else {"<": "&lt;", ">": "&gt;"}[sign])
+    return text

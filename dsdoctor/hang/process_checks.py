@@ -1,0 +1,187 @@
+"""A case -> findings about a rank's process: gone, stopped, without an interpreter, waiting for a lock that nobody has. Judges,
+never looks."""
+
+from collections.abc import Iterator
+
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import step
+from dsdoctor.core.processes import LETTERS
+from dsdoctor.hang.case import Case, severity_of
+from dsdoctor.hang.models import Frame
+from dsdoctor.hang.stacks import acting_stack, ranks_words
+
+
+def hang_rank_gone(case: Case) -> Iterator[Finding]:
+    """The process of a rank has ended, and the other ranks wait for it.
+
+    It was killed, it ended with an exception, or the script came to its end on that rank alone: an early return, a shorter
+    loop, sys.exit() on one branch.
+
+    Why it matters: a collective needs every rank of its group, so the others wait until torch's timeout ends them, and
+    that names a collective and not the rank that is missing.
+
+    How to fix it: read what that rank printed last. After SIGKILL ask the kernel whether memory ran out; after exit status
+    0 look for a branch on which that rank leaves the loop earlier than the others.
+
+        $ dmesg -T | grep -iE 'killed process|oom' | tail
+
+    Since: 0.1
+    """
+    first = case.incident.first_ended
+    for view in case.dead:
+        if view.rank not in first and (first or not case.waiting_ranks):
+            continue
+        sample = view.sample
+        how = view.ended or "nobody could see how"
+        why = f" after {sample.failure}" if sample and sample.failure else ""
+        quiet = how == "exit status 0"
+        others = case.waits_words() or "what the other ranks report after that only follows"
+        yield Finding.error(
+            "hang-rank-gone",
+            f"{case.who(view.rank)} is gone ({how}){why}, and {others}",
+            evidence=case.evidence([view.rank]),
+            fix="look for the branch on which this rank leaves earlier than the others"
+            if quiet
+            else "read what that rank printed last, and ask the kernel",
+            steps=() if quiet else (step("dmesg -T | grep -iE 'killed process|oom' | tail"),),
+        )
+
+
+def hang_rank_stopped(case: Case) -> Iterator[Finding]:
+    """The process of a rank is stopped: by a signal (Ctrl-Z, a scheduler that suspends) or by a debugger.
+
+    Why it matters: all other ranks wait for it, and it will not move by itself.
+
+    How to fix it: let it continue, or find out who stopped it.
+
+        $ kill -CONT PID
+
+    Since: 0.1
+    """
+    for view in case.stopped:
+        yield Finding.error(
+            "hang-rank-stopped",
+            f"{case.who(view.rank)} does not run: it is {LETTERS[view.state]}{_others_wait(case)}",
+            evidence=case.evidence([view.rank]),
+            fix=f"on {view.host} let it continue, or find out who stopped it",
+            steps=(step("kill -CONT {pid}", pid=view.pid),),
+        )
+
+
+def hang_disk_sleep(case: Case) -> Iterator[Finding]:
+    """The process of a rank waits in the kernel for a disk, a network file system or a driver, and cannot be interrupted.
+
+    Why it matters: such a wait ends only when the device answers; the other ranks wait as long, and kill -9 does not help.
+
+    How to fix it: see what it waits for. A network file system whose server is away, a full or failing disk and a GPU's driver
+    are the usual ones.
+
+        $ cat /proc/PID/wchan
+        $ dmesg -T | tail
+        $ df -h
+
+    Since: 0.1
+    """
+    for view in case.sleeping:
+        yield severity_of(view)(
+            "hang-disk-sleep",
+            f"{case.who(view.rank)} is {LETTERS['D']}: {case.where(view)}{_others_wait(case)}",
+            evidence=case.evidence([view.rank]),
+            fix=f"on {view.host} see which device or file system does not answer",
+            steps=(step("cat /proc/{pid}/wchan", pid=view.pid), step("dmesg -T | tail"), step("df -h")),
+        )
+
+
+def hang_host_gone(case: Case) -> Iterator[Finding]:
+    """A node does not answer any more: its supervisor is not heard of, and nothing moves.
+
+    Why it matters: its ranks are lost to the job, and all others wait for them.
+
+    How to fix it: see whether it is up, and look at its link and at the switch.
+
+        $ ping -c 3 HOST
+
+    Since: 0.1
+    """
+    for host, ranks in sorted(case.incident.silent_hosts.items()):
+        yield Finding.error(
+            "hang-host-gone",
+            f"{host} with {ranks_words(ranks)} does not answer any more{_others_wait(case)}",
+            evidence=case.evidence(()),
+            fix="see whether it is up, and look at its link and at the switch",
+            steps=(step("ping -c 3 {host}", host=host.partition("/")[0]),),
+        )
+
+
+def hang_interpreter_held(case: Case) -> Iterator[Finding]:
+    """On a rank no Python code has run for a while: C code holds the interpreter's lock (the GIL).
+
+    A C extension waits, or computes, without releasing the lock; a deadlock between that lock and one of its own is usual.
+
+    Why it matters: no other thread of that process can run, watchdogs written in Python included. All other ranks wait for it.
+
+    How to fix it: the stack in the finding, where Python's fault handler could write it, names the call. Else ask from outside.
+
+        $ py-spy dump --native --pid PID
+
+    Since: 0.1
+    """
+    for view in case.deaf:
+        yield severity_of(view)(
+            "hang-interpreter-held",
+            f"{case.who(view.rank)} runs no Python any more since {view.silent:.0f} s, C code holds the GIL: "
+            f"{case.where(view)}{_others_wait(case)}",
+            evidence=case.evidence([view.rank]),
+            fix="the last line of its stack called into C code that neither returns nor lets go of the GIL",
+            steps=(step("py-spy dump --native --pid {pid}", pid=view.pid),),
+        )
+
+
+def hang_stale_lock(case: Case) -> Iterator[Finding]:
+    """A rank waits for the lock of a torch extension that no living process holds.
+
+    torch makes a file named lock while it compiles an extension. A launch that was killed meanwhile leaves it behind.
+
+    Why it matters: torch waits for ever, in this start and in every later one, and says nothing.
+
+    How to fix it: remove the file. Nothing compiles there now.
+
+        $ fuser -v ~/.cache/torch_extensions/py311_cu130/fused_adam/lock
+        $ rm ~/.cache/torch_extensions/py311_cu130/fused_adam/lock
+
+    Since: 0.1
+    """
+    locks = {
+        view.lock.path: view
+        for view in case.incident.ranks
+        if view.lock and view.lock.holder is None and view.lock.seen
+    }
+    if any("/torch/utils/cpp_extension.py" in frame.file for frame in _innermost_library(case)):
+        return
+    for path, first in locks.items():
+        ranks = [view.rank for view in case.incident.ranks if view.lock and view.lock.path == path]
+        yield Finding.error(
+            "hang-stale-lock",
+            f"{ranks_words(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {path}, which no "
+            f"living process on {first.host} holds",
+            evidence=(f"it is {first.lock.age / 60:.0f} minutes old", *case.evidence([first.rank]))
+            if first.lock
+            else (),
+            fix=f"remove it on {first.host}: a launch that was killed while it compiled has left it",
+            steps=(
+                step("fuser -v {path}", path=path, note="shows nobody"),
+                step("rm {path}", path=path),
+            ),
+        )
+
+
+def _innermost_library(case: Case) -> Iterator[Frame]:
+    """The innermost frames of the ranks that wait for no lock: one of them, on any node, may be compiling."""
+    for view in case.incident.ranks:
+        if view.lock is None and view.rank not in case.unwell:
+            yield from acting_stack(view)[-6:]
+
+
+def _others_wait(case: Case) -> str:
+    words = case.waits_words()
+    return f", and {words}" if words else ""

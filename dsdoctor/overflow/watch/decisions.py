@@ -1,0 +1,270 @@
+"""One optimizer step of a watched engine, decided by DeepSpeed -> reports of the ranks, findings, and the answer to them.
+
+What all ranks do together here is the same on every rank, because it follows from what DeepSpeed decided for all of them.
+"""
+
+import math
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from dsdoctor.core.finding import Severity
+from dsdoctor.overflow.frames.first_bad import RankReport, first_bad
+from dsdoctor.overflow.frames.frame import Frame
+from dsdoctor.overflow.hooks import engine_adapter, engine_facts, ranks
+from dsdoctor.overflow.hooks.batch_record import BatchRecord
+from dsdoctor.overflow.hooks.module_hooks import Hooks
+from dsdoctor.overflow.hooks.options import Options
+from dsdoctor.overflow.measure.readings import Meters
+from dsdoctor.overflow.replay.investigate import any_bad_gradient, first_report, last_frames, replayed
+from dsdoctor.overflow.replay.recorder import BatchRecorder
+from dsdoctor.overflow.replay.underflow import flushed, is_suspect
+from dsdoctor.overflow.verdict.verdict import judge
+from dsdoctor.overflow.watch import small
+from dsdoctor.overflow.watch.announce import Announcer
+from dsdoctor.overflow.watch.found import Found, Seen
+from dsdoctor.overflow.watch.loss_line import BackwardCall, backward_call, loss_line
+from dsdoctor.overflow.watch.steps import OverflowCount, StepLosses, is_power_of_two
+
+MOST_RECORDS = 64
+"""Forwards whose records are kept for the step that judges them."""
+
+
+class Decisions:
+    """What this rank knows of the step that runs, and what it makes of DeepSpeed's decision on it."""
+
+    def __init__(self, engine: Any, options: Options, announcer: Announcer, recorder: BatchRecorder) -> None:
+        self.engine, self.options = engine, options
+        self.found = Found()
+        self.losses = StepLosses()
+        self.overflowed: bool | None = None
+        self.scale: float | None = None
+        self.hooks: Hooks | None = None
+        self._announcer, self._recorder = announcer, recorder
+        self._meters = Meters()
+        self._records: list[BatchRecord] = []
+        self._backward_call: BackwardCall | None = None
+        self._overflows = OverflowCount()
+        self._first_batch = 0
+        self._suspects = 0
+        self._updates: small.Updates | None = None
+        self._was_unchanged = False
+        self._last_clean_step: int | None = None
+        self._loss_gradient: Tensor | None = None
+        self._asks_scale = engine_facts.zero_stage(engine) == 0 and engine_facts.dtype(engine) is torch.float16
+
+    @property
+    def forwards(self) -> int:
+        """How many forwards were recorded in this step."""
+        return len(self._records)
+
+    def forget(self) -> None:
+        """Drop what is kept of the step."""
+        self._records = []
+        self.losses.clear()
+
+    # -- what the hooks report
+
+    def on_loss(self, loss: Tensor) -> None:
+        """``engine.backward`` was called, before anything in it."""
+        self.losses.add(loss)
+        self._backward_call = backward_call()
+        if self._asks_scale and self._loss_gradient is None and loss.requires_grad:
+            loss.register_hook(self._keep_loss_gradient)
+
+    def _keep_loss_gradient(self, gradient: Tensor) -> None:
+        self._loss_gradient = gradient.detach()
+
+    def on_record(self, record: BatchRecord) -> None:
+        """A forward of the level frames is over."""
+        if torch.is_grad_enabled():
+            self._records.append(record)
+            if len(self._records) > MOST_RECORDS:  # forwards that no step follows
+                self._records.pop(0).settle()
+        else:
+            self._look_at_evaluation(record)
+
+    def _look_at_evaluation(self, record: BatchRecord) -> None:
+        """A forward without gradients belongs to no step, so it is judged alone, and on this rank only."""
+        record.settle()
+        found = first_bad(record.frames()) if record.readings.any_bad else None
+        if found is not None:
+            last = last_frames(record.frames(), found, self.options.max_frames_to_save)
+            rank_report = RankReport(
+                rank=ranks.rank(),
+                world=ranks.world(),
+                step=record.position.step,
+                batch=record.batch,
+                first_bad=found,
+                frames=last,
+            )
+            self._conclude_alone(rank_report)
+
+    # -- a step is decided
+
+    def on_decision(self, decision: engine_adapter.Decision) -> None:
+        """DeepSpeed has decided on the gradients, and nothing is written yet."""
+        overflow = decision.overflow
+        self.scale = decision.loss_scale
+        if overflow is None:
+            overflow = any_bad_gradient(self.engine, self._meters)
+            if not decision.replicated:
+                overflow = ranks.any_rank(overflow, self.engine.device)
+        self.overflowed = overflow
+        self._check_loss_scale(decision)
+        live = self._live_first_bad(decision)
+        if overflow:
+            self._hit(decision, live)
+            return
+        self._last_clean_step = decision.step
+        self._look_for_small(decision)
+        bad_loss = self.losses.any_bad()
+        if self.options.on_overflow == "raise" and ranks.any_rank(bad_loss, self.engine.device):
+            self._conclude(ranks.gather(live or self._rank_report(decision)))
+        elif live is not None or bad_loss:
+            # what is bad inside and reaches neither loss nor gradients does no harm
+            self._conclude_alone(live or self._rank_report(decision), harmless=not bad_loss)
+
+    def step_ends(self) -> None:
+        """The step is over, whatever became of it."""
+        if self.overflowed is False:
+            self._overflows.clean_step()
+            self._look_at_updates()
+        self.overflowed = None
+        self.forget()
+
+    def next_batch(self, number: int) -> None:
+        """The guide's number of the next step's first micro-batch."""
+        self._first_batch = number
+
+    def not_loaded(self, folder: str) -> None:
+        """``load_checkpoint`` found nothing in a folder, on all ranks."""
+        step = int(self.engine.global_steps)
+        self._conclude([RankReport(rank=ranks.rank(), world=ranks.world(), step=step, not_loaded=folder)])
+
+    def _look_for_small(self, decision: engine_adapter.Decision) -> None:
+        """In some steps, the same on all ranks: whether gradients or updates are too small to count."""
+        self._updates = None
+        if not small.is_due(decision.step):
+            return
+        self._updates = small.Updates(self.engine)
+        if not small.may_underflow(self.engine) or engine_facts.is_pipeline(self.engine):
+            return
+        suspect = ranks.any_rank(is_suspect(self.engine, self._meters), self.engine.device)
+        self._suspects += suspect
+        if suspect and is_power_of_two(self._suspects):
+            scale = decision.loss_scale or engine_facts.loss_scale(self.engine) or 1.0
+            seen = flushed(self.engine, self._recorder, scale)
+            mine = RankReport(rank=ranks.rank(), world=ranks.world(), step=decision.step, flushed=seen, dtype="float16")
+            self._conclude(ranks.gather(mine))
+
+    def _look_at_updates(self) -> None:
+        """After a step that was looked at: the same weights again. Two checks, because a learning rate may begin at nothing."""
+        updates, self._updates = self._updates, None
+        if updates is None or ranks.rank() != 0:
+            return
+        unchanged = updates.unchanged()
+        if unchanged and self._was_unchanged:
+            step, dtype = int(self.engine.global_steps) - 1, str(next(self.engine.module.parameters()).dtype)
+            kept = dtype.removeprefix("torch.")
+            report = RankReport(rank=0, world=ranks.world(), step=step, dtype=kept, unchanged=unchanged)
+            self._conclude_alone(report, harmless=True)
+        self._was_unchanged = bool(unchanged)
+
+    def _check_loss_scale(self, decision: engine_adapter.Decision) -> None:
+        """Once, in fp16 without ZeRO: whether the loss was multiplied by the loss scale that the step divides by."""
+        if not self._asks_scale or self._loss_gradient is None:
+            return
+        self._asks_scale = False
+        due = (decision.loss_scale or 1.0) / engine_facts.gradient_accumulation(self.engine)
+        rank_report = self._rank_report(decision)
+        with_gradient = msgspec.structs.replace(
+            rank_report, losses=(), named=(), loss_gradient=float(self._loss_gradient), loss_gradient_due=due
+        )
+        if ranks.rank() == 0:
+            self._conclude_alone(with_gradient)
+
+    def _rank_report(self, decision: engine_adapter.Decision) -> RankReport:
+        """What this rank knows. After an error of dsdoctor's own the least there is, because the other ranks wait for a report."""
+        try:
+            return self._whole_report(decision)
+        except Exception:
+            self._announcer.say(
+                f"rank {ranks.rank()} could not report what it saw. Please report this: {traceback.format_exc()}"
+            )
+            return RankReport(rank=ranks.rank(), world=ranks.world(), step=decision.step, batch=self._first_batch)
+
+    def _whole_report(self, decision: engine_adapter.Decision) -> RankReport:
+        losses = tuple(float(loss) for loss in self.losses.known() if loss.numel() == 1)
+        rank_report = first_report(self.engine, decision, losses=losses)
+        bad = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
+        line = ""
+        # the script's variables are those of the last micro-batch
+        if bad and bad[0] == len(losses) - 1 and self._backward_call is not None:
+            line = loss_line(self._backward_call, self.engine)
+        return msgspec.structs.replace(
+            rank_report,
+            batch=self._first_batch,
+            micro=bad[0] if bad else 0,
+            skipped=self._overflows.skipped,
+            loss_line=line,
+        )
+
+    def _live_first_bad(self, decision: engine_adapter.Decision) -> RankReport | None:
+        """This rank's report with the first bad value that the frames level saw live in this step; None: it saw none."""
+        for record in self._records:
+            record.settle()
+        for frames in self._live_frames():
+            found = first_bad(frames)
+            if found is not None:
+                last = last_frames(frames, found, self.options.max_frames_to_save)
+                return msgspec.structs.replace(self._rank_report(decision), first_bad=found, frames=last)
+        return None
+
+    def _live_frames(self) -> Iterator[tuple[Frame, ...]]:
+        """The frames of each micro-batch that has anything bad; of a compiled engine, those of the step."""
+        for record in self._records:
+            if record.readings.any_bad:
+                yield tuple(record.frames())
+        if self.hooks is not None and self._is_compiled():
+            yield tuple(self.hooks.compiled_frames())
+
+    def _is_compiled(self) -> bool:
+        return getattr(self.engine.module, "_compiled_call_impl", None) is not None
+
+    def _hit(self, decision: engine_adapter.Decision, live: RankReport | None) -> None:
+        """All ranks come here together: what DeepSpeed decided is the same on all of them."""
+        applied = decision.overflow is None and not decision.dynamic
+        self._overflows.add(skipped=not applied)
+        since = None if self._last_clean_step is None else self._last_clean_step + 1
+        rank_report = msgspec.structs.replace(
+            live or self._rank_report(decision),
+            skipped=self._overflows.skipped,
+            applied=applied,
+            weight_bad_since=since,
+        )
+        if self._overflows.is_replayed(dynamic=decision.dynamic):
+            most = self.options.max_frames_to_save
+            rank_reports = replayed(self.engine, self._recorder, rank_report, batch=self._first_batch, most_frames=most)
+        else:
+            rank_reports = ranks.gather(rank_report)
+        self._conclude(rank_reports)
+
+    def _conclude(self, rank_reports: list[RankReport]) -> None:
+        """All ranks together: judge, announce on one rank, and stop all ranks alike if the user asked for it."""
+        findings = judge(rank_reports)
+        self.found.add_together(rank_reports[0].step, findings)
+        if ranks.rank() == 0:
+            self._announcer.announce(findings, rank_reports)
+        errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+        if errors and self.options.on_overflow == "raise":
+            raise ranks.OverflowDetected(f"dsdoctor: {errors[0].title}  [{errors[0].rule}]")
+
+    def _conclude_alone(self, rank_report: RankReport, *, harmless: bool = False) -> None:
+        """This rank by itself: announce, and let rank 0 know. ``harmless``: loss and gradients are finite."""
+        findings = self.found.add_alone(Seen(rank_report, harmless))
+        self._announcer.announce(findings, [rank_report])

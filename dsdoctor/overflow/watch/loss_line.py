@@ -1,0 +1,186 @@
+"""A loss that the script computed, and that is nan or inf -> the statement in which it became so, by the script's own values.
+
+Follows names from the call of ``backward`` back through the assignments that surely ran, as long as their values, which are
+still in the calling function, are bad. Reads source and variables, and says nothing where that does not decide.
+"""
+
+import ast
+import linecache
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dsdoctor.overflow.measure.tensor_paths import leaves
+from dsdoctor.overflow.replay.lines import is_a_models
+
+Block = tuple[ast.stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardCall:
+    """Where a script called ``engine.backward(loss)``. Keeps no variable alive."""
+
+    code: CodeType
+    line: int
+
+
+def backward_call() -> BackwardCall | None:
+    """The script's line that is now calling ``backward``."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and (
+        not is_a_models(frame.f_code.co_filename) or "/deepspeed/" in frame.f_code.co_filename
+    ):
+        frame = frame.f_back
+    return None if frame is None else BackwardCall(frame.f_code, frame.f_lineno)
+
+
+def loss_line(call: BackwardCall, engine: Any) -> str:
+    """The statement in which the loss became bad; empty: it cannot be told. Asked below the function that called ``backward``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not call.code:
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    try:
+        tree = ast.parse("".join(linecache.getlines(call.code.co_filename)))
+    except (SyntaxError, ValueError):
+        return ""
+    function = _function(tree, call)
+    given = None if function is None else _given(function, call.line)
+    if function is None or given is None:
+        return ""
+    found = _Walk(function, frame.f_locals, (engine, engine.module)).back_from(given)
+    if found is None:
+        return ""
+    source = linecache.getline(call.code.co_filename, found.lineno).strip()
+    return f"{Path(call.code.co_filename).name}:{found.lineno} in {call.code.co_name}: {source}"
+
+
+def _function(tree: ast.Module, call: BackwardCall) -> ast.AST | None:
+    if call.code.co_name == "<module>":
+        return tree
+    functions = (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    around = [each for each in functions if each.name == call.code.co_name and each.lineno <= call.line]
+    around = [each for each in around if call.line <= (each.end_lineno or 0)]
+    return max(around, key=lambda each: each.lineno, default=None)
+
+
+def _given(function: ast.AST, line: int) -> ast.expr | None:
+    """What the call of ``backward`` in that line is given."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
+            values = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "loss")]
+            if node.lineno <= line <= (node.end_lineno or 0) and values:
+                return values[0]
+    return None
+
+
+class _Walk:
+    """From an expression back to the statement whose value is bad although what it uses is finite."""
+
+    def __init__(self, function: ast.AST, values: Mapping[str, Any], engines: tuple[Any, ...]) -> None:
+        self._values = values
+        self._engines = engines
+        self._blocks = list(_blocks(function))
+        self._always = [tuple(node.body) for node in ast.walk(function) if isinstance(node, (ast.With, ast.AsyncWith))]
+
+    def back_from(self, expression: ast.expr) -> ast.expr | ast.stmt | None:
+        """None: it cannot be told."""
+        here: ast.expr | ast.stmt = expression
+        for _ in range(32):  # a chain of assignments; a loop in it has no end
+            used = expression if here is expression else _value_of(here)
+            names = sorted({node.id for node in ast.walk(used) if isinstance(node, ast.Name)})
+            bad = [name for name in names if is_bad(self._values.get(name))]
+            if not bad:
+                return None if self._runs_the_model(used) or here is expression else here
+            if len(bad) > 1 or (here is not expression and _target(here) in bad and not _only_scales(used, bad[0])):
+                return None
+            following = self._surely_before(bad[0], here)
+            if following is None:
+                return None
+            here = following
+        return None
+
+    def _runs_the_model(self, used: ast.AST) -> bool:
+        names = (node.id for node in ast.walk(used) if isinstance(node, ast.Name))
+        return any(self._values.get(name) is engine for name in names for engine in self._engines)
+
+    def _surely_before(self, name: str, here: ast.AST) -> ast.stmt | None:
+        """The last assignment of a name before a line, if it runs whenever that line does."""
+        found = [
+            (statement, blocks)
+            for blocks in self._blocks
+            for statement in blocks[-1]
+            if statement.lineno < here.lineno and name in _targets(statement)  # type: ignore[attr-defined]
+        ]
+        if not found:
+            return None
+        statement, blocks = max(found, key=lambda pair: pair[0].lineno)
+        around = max((each for each in self._blocks if any(_holds(one, here) for one in each[-1])), key=len, default=())
+        return statement if all(block in around or block in self._always for block in blocks) else None
+
+
+def _blocks(node: ast.AST, above: tuple[Block, ...] = ()) -> Iterator[tuple[Block, ...]]:
+    """Each list of statements, with the lists around it, outermost first; functions within functions are left out."""
+    for _, value in ast.iter_fields(node):
+        if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+            here = (*above, tuple(value))
+            yield here
+            for statement in value:
+                if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                    yield from _blocks(statement, here)
+        elif isinstance(value, list):
+            for part in value:  # the handlers of a try
+                if isinstance(part, (ast.ExceptHandler, ast.match_case)):
+                    yield from _blocks(part, above)
+
+
+def _holds(statement: ast.stmt, other: ast.AST) -> bool:
+    line: int = getattr(other, "lineno", 0)
+    return statement.lineno <= line <= (statement.end_lineno or 0)
+
+
+def _targets(statement: ast.stmt) -> set[str]:
+    """The names that a statement gives a value, itself and not in a block of its own."""
+    if isinstance(statement, ast.Assign):
+        targets: Iterable[ast.AST] = statement.targets
+    elif isinstance(statement, (ast.AnnAssign, ast.AugAssign, ast.For, ast.AsyncFor)):
+        targets = [statement.target]
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        targets = [item.optional_vars for item in statement.items if item.optional_vars is not None]
+    else:
+        targets = []
+    return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def _target(statement: ast.AST) -> str | None:
+    return next(iter(_targets(statement)), None) if isinstance(statement, ast.stmt) else None
+
+
+def _value_of(statement: ast.AST) -> ast.AST:
+    value = getattr(statement, "value", None)
+    if isinstance(statement, ast.AugAssign):
+        return statement  # the name itself is used too
+    return value if isinstance(value, ast.AST) else statement
+
+
+def _only_scales(used: ast.AST, name: str) -> bool:
+    """``loss = loss / 4``: what is not finite was so before."""
+    names = {node.id for node in ast.walk(used) if isinstance(node, ast.Name)}
+    scales = isinstance(used, (ast.BinOp, ast.AugAssign)) and isinstance(used.op, (ast.Div, ast.Mult))
+    return scales and name in names and not any(isinstance(node, ast.Call) for node in ast.walk(used))
+
+
+@torch.no_grad()
+def is_bad(value: Any) -> bool:
+    """Whether a variable is, or holds, a tensor with a nan or an inf."""
+    if isinstance(value, nn.Module) or not isinstance(value, (Tensor, Mapping, list, tuple)):
+        return False
+    floating = (tensor for tensor in leaves(value) if tensor.is_floating_point() and tensor.numel())
+    return any(not bool(torch.isfinite(tensor).all()) for tensor in floating)

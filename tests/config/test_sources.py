@@ -1,0 +1,61 @@
+"""What we know by name of DeepSpeed, transformers and accelerate stands in their installed sources."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.config.autos import FILLED_BY_ACCELERATE, FILLED_BY_TRAINER
+from dsdoctor.config.keys import OTHERS_READ
+from dsdoctor.config.values import BATCH, NUMBERS
+from tests.config.recorded import recorded
+
+
+def source(package: str, file: str) -> str:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"{package} is not installed")
+    return Path(spec.origin).parent.joinpath(file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("key", OTHERS_READ)
+def test_keys_that_others_read_are_read_there(key: str) -> None:
+    package, file, words = OTHERS_READ[key]
+
+    assert words in source(package, file)
+
+
+def test_the_keys_that_the_trainer_fills_are_those_of_transformers() -> None:
+    text = source("transformers", "integrations/deepspeed.py")
+    filled = set(re.findall(r"fill_(?:match|only)\(\s*\"([\w.]+)\"", text))
+
+    assert filled == set(FILLED_BY_TRAINER)
+
+
+def test_the_keys_that_accelerate_fills_are_those_of_its_plugin() -> None:
+    text = source("accelerate", "utils/dataclasses.py")
+    mapping = text.partition("plugin_to_config_mapping = {")[2].partition("}")[0]
+    filled = set(re.findall(r": \"([\w.]+)\"", mapping))
+
+    assert filled - set(FILLED_BY_TRAINER) == set(FILLED_BY_ACCELERATE)
+
+
+def test_what_accelerate_fills_when_it_prepares_stands_there() -> None:
+    child = (Path(importlib.util.find_spec("dsdoctor").origin).parent / "child_scripts" / "config_fill.py").read_text()  # type: ignore[union-attr, arg-type]
+    listed = child.partition("WHEN_PREPARED = (")[2].partition("\n)")[0]
+    text = source("accelerate", "accelerator.py")
+
+    assert len(re.findall(r'"([\w.]+)"', listed)) == 8
+    assert all(f'"{key}"' in text for key in re.findall(r'"([\w.]+)"', listed))
+
+
+def test_numbers_without_a_default_are_keys_of_deepspeed() -> None:
+    top = recorded().section(())
+
+    assert top is not None
+    assert {path[0] for path in NUMBERS} <= top.names
+    assert set(BATCH) <= top.names
+    assert all(key.kind == "" for key in top.keys if (key.name,) in NUMBERS), (
+        "DeepSpeed gives a default now: the list can go"
+    )

@@ -1,0 +1,161 @@
+"""`dsdoctor memory` as a user calls it: real children ask DeepSpeed and follow real models by their shapes."""
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.commands.memory import parse_gpus, parse_size
+from dsdoctor.core.errors import UsageError
+from tests.cli.runner import run
+
+TINY = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_layer": 2,
+    "n_embd": 64,
+    "n_head": 2,
+    "vocab_size": 503,
+    "n_positions": 64,
+}
+CONFIG = """{
+  // a comment, and no quotes: DeepSpeed reads hjson
+  train_micro_batch_size_per_gpu: 2
+  zero_optimization: {"stage": 2}
+  bf16: {"enabled": true}
+  optimizer: {"type": "AdamW", "params": {"lr": "auto"}}
+}"""
+needs_children = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("deepspeed", "transformers")),
+    reason="DeepSpeed or transformers is not installed",
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "ds.json").write_text(CONFIG)
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return tmp_path
+
+
+def memory(files: Path, *more: str, model: str | None = None, config: str = "ds.json") -> tuple[int, dict[str, object]]:
+    words = ["--config", str(files / config), "--model", model or str(files), "--sequence", "32", "--json", *more]
+    done = run("memory", *words)
+    return done.returncode, json.loads(done.stdout)
+
+
+@needs_children
+@pytest.mark.slow
+def test_a_document_has_the_prediction_the_ledger_and_what_to_change(files: Path) -> None:
+    status, said = memory(files, "--gpus", "2x4G", "--search")
+    prediction = said["prediction"]
+
+    assert status == 0
+    assert isinstance(prediction, dict)
+    assert prediction["after_initialize"] < prediction["after_step"] < prediction["peak"]
+    assert {moment["point"] for moment in said["ledger"]} >= {"after_initialize", "backward", "save"}  # type: ignore[attr-defined]
+    # a bucket of 1 GB for a model of 135,000 parameters
+    assert prediction["peak"] > 1_000_000_000
+    assert said["changes"][0]["set"] == [["zero_optimization.reduce_bucket_size", "136384"]]  # type: ignore[index]
+    assert said["changes"][0]["won"] > 990_000_000  # type: ignore[index]
+    assert said["search"]["batch"] > 1000  # type: ignore[index]
+    assert said["search"]["ranks"] == 1  # type: ignore[index]
+    assert "reduce-bucket-exceeds-model" in {finding["rule"] for finding in said["findings"]}  # type: ignore[attr-defined]
+
+
+@needs_children
+@pytest.mark.slow
+def test_what_does_not_fit_is_an_error_and_says_what_would_be_enough(files: Path) -> None:
+    status, said = memory(files, "--gpus", "2x1G", "--host-memory", "1M", "--batch", "4")
+
+    rules = {finding["rule"] for finding in said["findings"]}  # type: ignore[attr-defined]
+    assert status == 1
+    assert "memory-does-not-fit" in rules
+    assert said["enough"] == {**said["enough"], "fits": True, "what": ["a smaller bucket for gradients"]}  # type: ignore[dict-item]
+
+
+@needs_children
+@pytest.mark.slow
+def test_a_model_that_depends_on_numbers_is_told_as_one_that_cannot_be_followed(files: Path) -> None:
+    (files / "models.py").write_text(
+        "import torch\n"
+        "class Chooses(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(8, 8)\n"
+        "    def forward(self, x):\n"
+        "        return self.layer(x[x.sum(-1).nonzero()[:, 0]]).sum()\n"
+        "def make():\n"
+        "    return Chooses(), lambda batch, sequence: {'x': torch.zeros(batch, 8)}\n"
+    )
+    status, said = memory(files, "--gpus", "2x80G", model=f"{files}/models.py:make")
+
+    assert status == 0
+    assert "activations-not-told" in {finding["rule"] for finding in said["findings"]}  # type: ignore[attr-defined]
+    assert "forward" not in said["prediction"]  # type: ignore[operator]
+    assert said["model"]["parameters"] == 72  # type: ignore[index]
+
+
+@pytest.mark.slow
+def test_a_python_without_deepspeed_is_named(files: Path) -> None:
+    bare = files / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    bare.chmod(0o755)
+    done = run(
+        "memory", "--config", str(files / "ds.json"), "--model", str(files), "--world", "2", "--python", str(bare)
+    )
+
+    assert done.returncode == 2
+    assert "that Python has no hjson" in done.stderr or "that Python has no deepspeed" in done.stderr
+
+
+@needs_children
+@pytest.mark.slow
+def test_auto_in_the_type_of_all_numbers_is_asked_back(files: Path) -> None:
+    (files / "auto.json").write_text('{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}}')
+    status, said = memory(files, "--world", "2", config="auto.json")
+
+    assert status == 2
+    assert "--dtype" in json.dumps(said["findings"])
+
+
+REFUSED = [
+    ((), "the number of ranks is not known"),
+    (("--gpus", "8x"), "no size"),
+    (("--gpus", "0x80G"), "no number of GPUs"),
+    (("--gpus", "8x80"), "no size"),
+    (("--gpus", "8x80G", "--host-memory", "many"), "no size"),
+    (("--world", "-2"), "not known"),
+    (("--world", "2", "--batch", "0"), "hold nothing"),
+    (("--world", "2", "--search"), "no GPU is named"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED)
+def test_what_makes_no_sense_is_refused_before_anything_is_asked(words: tuple[str, ...], said: str) -> None:
+    done = run("memory", "--config", os.devnull, "--model", "x", *words)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("place", ["config", "model"])
+def test_what_is_not_there_is_named(place: str, files: Path) -> None:
+    here = {"config": str(files / "ds.json"), "model": str(files)}
+    if place == "model":
+        # the model is looked for after DeepSpeed has been asked
+        here["config"] = str(files / "none.json")
+    here[place] = str(files / "none.json")
+    done = run("memory", "--world", "2", *(word for name, path in here.items() for word in (f"--{name}", path)))
+
+    assert done.returncode == 2
+    assert "none.json" in done.stderr
+
+
+def test_sizes_are_gibibytes() -> None:
+    assert parse_gpus("4x24G", None).memory == 24 << 30
+    with pytest.raises(UsageError):
+        parse_size("80GB", "--gpus")

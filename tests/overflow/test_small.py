@@ -1,0 +1,116 @@
+"""What became too small to count: verdicts from written figures, and updates of real weights."""
+
+import msgspec
+import torch
+from torch import nn
+
+from dsdoctor.core.finding import Severity
+from dsdoctor.overflow.frames.first_bad import Flushed, Origin, RankReport
+from dsdoctor.overflow.verdict.verdict import judge
+from dsdoctor.overflow.watch.found import Seen, among_all, judged
+from dsdoctor.overflow.watch.small import Updates
+from tests.overflow.written import frame, good, rank_report, tensor
+
+OVERFLOW = frame(1, "b", tensor("input[0]", absmax=62000.0), tensor("output", posinf=3))
+BETWEEN = frame(1, "c", tensor("input[0]", nan=1), tensor("output", nan=8))
+
+
+def flushed(share: float, fits: float = 2.0**14) -> RankReport:
+    worst = (("a.weight", 0.97), ("b.weight", 0.4))
+    return RankReport(rank=0, step=7, flushed=Flushed(share=share, worst=worst, scale=1.0, fits=fits))
+
+
+def test_gradients_that_a_larger_scale_would_save_are_told_with_that_scale() -> None:
+    (found,) = judge([flushed(0.6)])
+
+    assert (found.rule, found.severity, found.affects) == ("gradients-underflow", Severity.WARNING, ("a.weight",))
+    assert (
+        found.title
+        == "step 7: 60% of the gradient elements underflow in float16 at a loss scale of 2^0; a scale up to 2^14 fits"
+    )
+    assert found.fix is not None
+    assert "loss_scale in the fp16 section to 16384," in found.fix.text
+
+
+def test_a_few_elements_that_are_flushed_are_no_finding() -> None:
+    assert judge([flushed(0.1)]) == ()
+
+
+def test_where_no_scale_helps_another_format_is_advised() -> None:
+    (found,) = judge([flushed(0.6, fits=1.0)])
+
+    assert found.fix is not None
+    assert found.fix.text.startswith("Train in bfloat16")
+
+
+def test_a_value_that_came_from_another_rank_is_a_consequence() -> None:
+    came = Origin(op="c10d.alltoall_base_", line="moe.py:3 in forward: dispatch(x)")
+    reports = [rank_report(0, good(0, "a"), BETWEEN, received=came), rank_report(1, good(0, "a"), OVERFLOW)]
+
+    found = judge(reports)[0]
+
+    assert found.title.endswith("on rank 1 of 2 only: its data or its hardware")
+    assert "it reached rank 0 by c10d.alltoall_base_ in moe.py:3 in forward: dispatch(x)" in found.evidence
+
+
+def test_a_weight_that_was_gathered_is_bad_where_it_is_kept() -> None:
+    bad = frame(0, "a", tensor("weight", posinf=1), tensor("input[0]"), tensor("output", nan=8))
+    reports = [rank_report(0, bad), rank_report(1, bad, received=Origin(op="ZeRO-3", line=""))]
+
+    assert judge(reports)[0].title.endswith(", in the part of it that rank 0 of 2 holds")
+
+
+def test_what_a_rank_saw_alone_is_of_that_rank_and_survives_the_way_to_rank_0() -> None:
+    alone = Seen(
+        RankReport(rank=1, world=2, step=4, losses=(float("nan"),), loss_line="train.py:9 in main: loss = f(x)"), False
+    )
+    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(alone), type=Seen)
+
+    (found,) = judged(among_all([arrived]))
+
+    assert found.rule == "loss-not-finite"
+    assert "computed in train.py:9 in main: loss = f(x), on rank 1 of 2 only" in found.title
+
+
+def test_a_folder_without_a_checkpoint_is_a_warning() -> None:
+    (found,) = judge([RankReport(rank=0, not_loaded="/runs/7")])
+
+    assert (found.rule, found.severity) == ("checkpoint-not-loaded", Severity.WARNING)
+    assert "/runs/7" in found.title
+
+
+def test_figures_that_could_not_be_read_are_no_finite_inputs() -> None:
+    from dsdoctor.overflow.frames.frame import NOT_MEASURED, Other
+
+    unread = frame(0, "a", Other(name="input[0]", what=NOT_MEASURED), tensor("output", posinf=1))  # type: ignore[arg-type]
+
+    title = judge([rank_report(0, unread, unmeasured=("a.input[0]",))])[0].title
+
+    assert "finite inputs" not in title
+    assert "input[0] could not be measured" in title
+
+
+class Engine:
+    """As much of an engine as ``Updates`` reads."""
+
+    def __init__(self, rate: float) -> None:
+        torch.manual_seed(0)
+        self.module = nn.Linear(32, 32).bfloat16()
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=rate)
+        self.module(torch.randn(4, 32).bfloat16()).float().square().sum().backward()
+
+
+def unchanged(rate: float) -> tuple[tuple[str, float], ...]:
+    engine = Engine(rate)
+    updates = Updates(engine)
+    engine.optimizer.step()
+    return updates.unchanged()
+
+
+def test_updates_below_half_a_step_of_the_format_are_counted() -> None:
+    assert [share > 0.9 for _, share in unchanged(1e-6)] == [True, True]
+    assert unchanged(0.1) == ()
+
+
+def test_a_learning_rate_of_nothing_is_no_lost_update() -> None:
+    assert unchanged(0.0) == ()
