@@ -185,9 +185,9 @@ Why it matters: Saving, an EMA or the first batch fails; the training itself is 
             words="pickle+processgroup pickle+stream pickle+deepspeedengine pickle+event pickle+process pickle+local "
             "get+local",
             pattern=r"(?:TypeError: (?:cannot|can't) pickle "
-            r"'(?P<what>torch\._C\._distributed_c10d\.\w{1,40}|torch\.\w{1,20}\.Stream|Stream"
-            r"|\w{0,20}Event)' object|(?:AttributeError|PicklingError): Can't (?:pickle|get) local "
-            r"object '(?P<what2>\w{0,40}(?:DeepSpeed|Zero)[\w.<>]{1,120})')",
+            r"'(?P<what>torch\._C\._distributed_c10d\.\w{1,40}|(?:torch\.(?:\w{1,20}\.)?)?(?:Stream|\w{0,20}Event))' "
+            r"object|(?:AttributeError|PicklingError): Can't (?:pickle|get) local "
+            r"object (?:'|<function )(?P<what2>\w{0,40}(?:DeepSpeed|Zero)[\w.<>]{1,120}))",
             sample="TypeError: cannot pickle 'torch._C._distributed_c10d.ProcessGroup' object",
         ),
     ),

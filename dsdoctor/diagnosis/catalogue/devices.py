@@ -9,8 +9,10 @@ TO_ENGINE = (
     ".cuda(0); with CPU offload a part of the model stays on the CPU: make no tensor of it by hand"
 )
 
-NOT_OF_THE_SCRIPT = r"zero_to_fp32|in unscale_and_clip_grads|deepspeed[/\\]runtime[/\\]zero|deepspeed[/\\]ops"
-"""Where DeepSpeed itself brings the tensors together: nothing that the script moves would help."""
+NOT_OF_THE_SCRIPT = (
+    r"zero_to_fp32|in unscale_and_clip_grads|deepspeed[/\\]runtime[/\\]zero[/\\](?!linear)|deepspeed[/\\]ops"
+)
+"""Where DeepSpeed itself brings the tensors together: nothing that the script moves would help. In linear.py it is a layer's input."""
 
 TENSORS_ON_SEVERAL_DEVICES = Rule(
     id="tensors-on-several-devices",

@@ -29,7 +29,7 @@ Why it matters: The workers do not start, or end at once.""",
         Signature(
             words="pickle+local get+local",
             pattern=r"(?:AttributeError|PicklingError): Can't (?:pickle|get) local object "
-            r"'(?P<what>(?!\w{0,40}(?:DeepSpeed|Zero))[\w.<>]{1,120})'",
+            r"(?:'|<function )(?P<what>(?!\w{0,40}(?:DeepSpeed|Zero))[\w.<>]{1,120})",
             tier=Tier.GENERIC,
             title="{what}, a function within a function, is to be pickled for another process, and cannot be",
             fix="set num_workers=0 (dataloader_num_workers, preprocessing_num_workers), or start workers by fork; on "
@@ -44,8 +44,8 @@ Why it matters: The workers do not start, or end at once.""",
         ),
         Signature(
             words="pickle+cannot pickle+can picklingerror",
-            pattern=r"(?:TypeError: (?:cannot|can't) pickle|PicklingError: Can't pickle) (?P<what>.{1,120})",
-            unless=r"local object|torch\._C\._distributed|torch\.\w{1,20}\.Stream|'Stream'|Event'",
+            pattern=r"(?:TypeError: (?:cannot|can't) pickle|PicklingError: Can't pickle) (?P<what>[^:]{1,120})",
+            unless=r"local object|'torch\._C\._distributed|'(?:torch\.(?:\w{1,20}\.)?)?(?:Stream|\w{0,20}Event)'",
             tier=Tier.GENERIC,
             title="{what} cannot be pickled, so it can be neither sent to another process nor saved",
             fix="keep it out of what is sent or saved: of the data set, the collate function (no lambda, no local "
