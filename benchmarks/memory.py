@@ -191,56 +191,6 @@ def measure(case: Case, folder: Path) -> dict[str, int]:
     return {point.value: size for point, size in measured.items()}
 
 
-def allocated(case: Case, folder: Path) -> dict[str, int]:
-    """The same by torch's own allocator, whose every allocation the profiler sees, also those within an operation. Only in a
-    fresh process: what an earlier case left is freed at some time, and would count."""
-    import deepspeed
-    import torch
-    from torch.autograd.profiler import profile
-
-    child = script("ask_model")
-    found: dict[str, int] = {}
-    held = extra = 0
-
-    def part(point: Point, work: Any) -> Any:
-        nonlocal held
-        with profile(profile_memory=True) as seen:
-            result = work()
-            gc.collect()
-        totals = list(allocations(seen.kineto_results.experimental_event_tree()))
-        found[point.value] = extra + max(totals)
-        held = totals[-1]
-        return result
-
-    def make() -> Any:
-        torch.manual_seed(0)
-        model, config, _ = child.build({"model": str(folder / f"{case.architecture}.json"), "dtype": "float32"})
-        return deepspeed.initialize(model=model, config=case.configuration())[0], config
-
-    engine, config = part(Point.AFTER_INITIALIZE, make)
-    found[Point.AFTER_INITIALIZE.value] = held
-    inputs = child.inputs_of(engine.module, config, BATCH, SEQUENCE)
-    extra = sum(tensor.numel() * tensor.element_size() for tensor in inputs.values())
-    for forward, backward, step in PARTS:
-        loss = part(forward, lambda: engine(**inputs)["loss"])
-        part(backward, lambda loss=loss: engine.backward(loss))
-        del loss
-        part(step, engine.step)
-        found.setdefault(Point.AFTER_STEP.value, held + extra)
-    return found
-
-
-def allocations(events: list[Any]) -> Iterator[int]:
-    """What torch's allocator of the CPU holds in all after each allocation or release, in the order of time."""
-    flat, left = [], list(events)
-    while left:
-        event = left.pop()
-        left += event.children
-        if hasattr(event.extra_fields, "total_allocated"):
-            flat.append((event.start_time_ns, event.extra_fields.total_allocated))
-    yield from (total for _, total in sorted(flat))
-
-
 def now(live: Any) -> int:
     gc.collect()
     live.mark()
@@ -266,7 +216,7 @@ def run_rank(plan: Path) -> None:
         case = Case(**fields)
         started = time.monotonic()
         with contextlib.redirect_stdout(io.StringIO()):
-            measured = (allocated if os.environ.get("COUNT") == "allocator" else measure)(case, plan.parent)
+            measured = measure(case, plan.parent)
         results.append({"measured": measured, "seconds": time.monotonic() - started})
         if os.environ["RANK"] == "0":
             print(f"{number} {case.name} {results[-1]['seconds']:.1f} s", file=sys.stderr, flush=True)
@@ -371,25 +321,6 @@ def rows(cases: list[Case], folder: Path, measured: list[list[dict[str, Any]]]) 
             }
 
 
-def beside_allocator(folder: Path, table: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One case of each architecture, counted by the allocator in processes of its own, beside the live storages."""
-    found = []
-    alone = folder / "allocator"
-    alone.mkdir(exist_ok=True)
-    for number, architecture in enumerate(ARCHITECTURES):
-        dtype = ("bfloat16", "float32")[number % 2]
-        case = Case(architecture=architecture, stage=number % 4, offload="none", dtype=dtype, bucket=BUCKETS[0])
-        os.environ["COUNT"] = "allocator"
-        counted = launch([case], alone)[0][0]["measured"]
-        del os.environ["COUNT"]
-        row = next(
-            row for row in table if row["rank"] == 0 and all(row[name] == of for name, of in asdict(case).items())
-        )
-        errors = {point: row["points"][point]["measured"] / size - 1 for point, size in counted.items()}
-        found.append({**asdict(case), "allocator": counted, "live storages against it": errors})
-    return found
-
-
 def large_model(folder: Path) -> dict[str, Any]:
     """What a ledger of Llama-3-70B's shape takes on this machine."""
     (folder / "large.json").write_text(json.dumps(LARGE))
@@ -440,9 +371,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", action="append", default=[], help="cases whose name holds all of these")
     parser.add_argument("--every", type=int, default=1, help="each N-th case")
-    parser.add_argument(
-        "--more", action="store_true", help="also a large model, and torch's allocator beside the count"
-    )
+    parser.add_argument("--more", action="store_true", help="also a model of 70 B parameters")
     parser.add_argument("--keep", type=Path, help="a folder for the measurements; those that are there are used")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -465,8 +394,7 @@ def main() -> None:
         table = list(rows(cases, folder, measured))
         more: dict[str, Any] = {}
         if given.more:
-            # the largest of all children is asked for, so the large model comes first
-            more = {"large": large_model(folder), "allocator": beside_allocator(folder, table)}
+            more = {"large": large_model(folder)}
     for row in table:
         print(
             f"{row['worst']:7.1%}",

@@ -280,7 +280,7 @@ How to fix it: write "auto" into the file, and TrainingArguments alone decides.
 Since: 0.1""",
     "config-trainer-refuses": """transformers or accelerate refuses the configuration before DeepSpeed sees it.
 
-Why it matters: no training begins.
+Why it matters: no training begins, on any rank.
 
 How to fix it: correct what the message names; it is theirs, word for word.
 

@@ -26,8 +26,14 @@ CONTROL = re.compile(
 COLOUR = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\[\d{1,3}(?:;\d{1,3}){0,4}m")
 BARE_COLOUR = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,4}m")
 CLOCK = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+HOSTED = (  # a host's name behind the clock: one with a number or hyphen, any before what no other word stands before
+    r"(?:(?=[a-z][\w.]{0,60}[-\d])[a-z][\w.-]{1,60} (?![=:])"
+    r"|[a-z][\w.-]{1,60} (?=\[|Traceback \(|File \"|\s|\w{1,60}(?:Error|Exception)\b))"
+)
 PREFIX = re.compile(
     r"(?:"
+    rf"\[?(?:{CLOCK}|\d\d:\d\d:\d\d(?:[.,]\d{{1,9}})?)\]? {HOSTED}"
+    "|"
     r"\[(?:rank|default|Rank )\d{1,5}\]\s?:\s?|(?:rank|default)\d{1,5}: "  # torchrun, elastic, torch's own
     r"|\[\d{1,5}\]\s?:\s?|\[\d+,\d+\]<std(?:out|err)>\s?:?"  # mpirun --tag-output
     r"|\d{1,5}: (?=\D)"  # srun --label
@@ -101,6 +107,10 @@ def clean(text: str) -> str:
 
     >>> clean("#12 3.456   2026-11-21T08:50:53.123Z node1: Traceback (most recent call last):")
     'Traceback (most recent call last):'
+    >>> clean("15:47:04 gpu-node-07 AssertionError"), clean("15:47:04 workstation   import torch")
+    ('AssertionError', 'import torch')
+    >>> clean("15:47:04 loss 2.5"), clean("2026-11-21 08:50:53,123 trainer loss=2")
+    ('loss 2.5', 'trainer loss=2')
     >>> clean(" [93m [WARNING] [0m async_io requires libaio")
     '[WARNING]  async_io requires libaio'
     """

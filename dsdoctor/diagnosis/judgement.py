@@ -106,7 +106,9 @@ def _of_a_failure(
         return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(echoes_only(echoes, facts), *notes))
     if failure and failure.text.startswith("KeyboardInterrupt"):
         told = interrupted(origin, failure.line, failure.text)
-        return Verdict(outcome=LogOutcome.CAUSE, findings=(told, *notes), activity=origin.activity)
+        nan = losses_are_nan(read.timeline, read.last_line)
+        first = (nan, told) if nan else (told,)
+        return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
     if failure and (failure.native or not _better_known(read)):
         outcome = LogOutcome.RAISED if failure.raised_by_the_script else LogOutcome.UNEXPLAINED
         told = unexplained(Line(failure.line, failure.text), facts, origin)
@@ -122,8 +124,10 @@ def _of_a_failure(
         )
     if stopped or Event.STOPPED in read.first:
         line = Line(stopped.line, stopped.text) if stopped else read.first[Event.STOPPED]
-        told = interrupted(origin, *line)
-        return Verdict(outcome=LogOutcome.CAUSE, findings=(told, *notes), activity=origin.activity)
+        # somebody ends a run that learns nothing any more
+        nan = losses_are_nan(read.timeline, read.last_line)
+        first = (nan, interrupted(origin, *line)) if nan else (interrupted(origin, *line),)
+        return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
     if ended and not _better_known(read):
         told = ended_without_words(ended, origin)
         return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(told, *notes), where=where, activity=doing)

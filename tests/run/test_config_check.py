@@ -20,6 +20,7 @@ GOOD = {"train_batch_size": 4, "zero_optimization": {"stage": 1}}
 OF_ACCELERATE = {**GOOD, "steps_per_print": float("inf")}
 TRAIN = """
 import deepspeed, json, sys, torch
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # gloo does without an op that would be compiled
 deepspeed.init_distributed("gloo")
 for config in json.load(open(sys.argv[1])):
     model = torch.nn.Linear(4, 4)

@@ -154,10 +154,13 @@ class Decisions:
         self._updates = small.Updates(self.engine)
         if not small.may_underflow(self.engine) or engine_facts.is_pipeline(self.engine):
             return
+        scale = decision.loss_scale or engine_facts.loss_scale(self.engine) or 1.0
+        if engine_facts.zero_stage(self.engine) == 0 and scale > 1:
+            # DeepSpeed 0.19.8 does not multiply the loss by it there, which has a finding of its own
+            return
         suspect = ranks.any_rank(is_suspect(self.engine, self._meters), self.engine.device)
         self._suspects += suspect
         if suspect and is_power_of_two(self._suspects):
-            scale = decision.loss_scale or engine_facts.loss_scale(self.engine) or 1.0
             seen = flushed(self.engine, self._recorder, scale)
             mine = RankReport(rank=ranks.rank(), world=ranks.world(), step=decision.step, flushed=seen, dtype="float16")
             self._conclude(ranks.gather(mine))

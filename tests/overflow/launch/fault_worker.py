@@ -264,6 +264,7 @@ def train_healthy(case: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train without and with a watch: what it found, and whether the weights are the same bit for bit."""
     ends, findings = [], []
     for level in (None, case.get("level", "guard")):
+        engines.seed(0)
         engine = engines.build({"gas": GAS, **case}, model_of(case))
         watching = None if level is None else watch(engine, level=level)
         engines.seed(rank)
