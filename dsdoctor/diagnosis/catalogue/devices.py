@@ -12,7 +12,7 @@ TO_ENGINE = (
 NOT_OF_THE_SCRIPT = (
     r"zero_to_fp32|in unscale_and_clip_grads|deepspeed[/\\]runtime[/\\]zero[/\\](?!linear)|deepspeed[/\\]ops"
 )
-"""Where DeepSpeed itself brings the tensors together: nothing that the script moves would help. In linear.py it is a layer's input."""
+"""Where DeepSpeed itself brings the tensors together: nothing that the script moves would help. linear.py runs its layers."""
 
 TENSORS_ON_SEVERAL_DEVICES = Rule(
     id="tensors-on-several-devices",
