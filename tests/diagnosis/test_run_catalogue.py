@@ -183,7 +183,7 @@ def test_a_validation_error_of_another_program_is_not_the_configuration_of_deeps
 def healthy_logs() -> list[Path]:
     answers = [
         (corpus, json.loads((HERE / corpus / "answers.json").read_text(encoding="utf-8")))
-        for corpus in ("real", "blind")
+        for corpus in ("real", "blind", "fresh")
     ]
     return [
         HERE / corpus / answer["file"]
