@@ -91,7 +91,6 @@ MARKS = (
         "lookuperror unicodedecodeerror jsondecodeerror hjsondecodeerror acceleratorerror httperror memoryerror "
         "isadirectoryerror notadirectoryerror fileexistserror brokenpipeerror connectionreseterror overflowerror "
         "recursionerror syntaxerror systemerror childprocesserror blockingioerror hfvalidationerror "
-        "gatedrepoerror localentrynotfounderror repositorynotfounderror "
         "gatedrepoerror localentrynotfounderror repositorynotfounderror misconfigurationexception checkpointerror pipelineerror "
         "deepspeedconfigerror actordiederror actorunavailableerror distributedoperationexception ptxaserror runtimeexception "
         "internaltorchdynamoerror torchruntimeerror datasetgenerationerror arrowinvalid processgrouperror "

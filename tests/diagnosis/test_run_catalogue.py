@@ -118,11 +118,17 @@ def test_an_argument_that_a_framework_refuses_is_told_in_its_own_words() -> None
         '  File "/v/site-packages/trl/trainer/some_trainer.py", line 40, in __init__',
         "    raise ValueError(",
     )
-    words = "ValueError: num_widgets of this trainer is 7 on 2 processes."
+    words = "ValueError: num_widgets was made for another number of processes, got 7."
+    divided = "ValueError: num_widgets must be a multiple of the number of processes, got 7."
+    elsewhere = (*frames[:2], "    return int(value)")
 
-    assert first(*frames, words).rule == "arguments-refused"
-    assert "num_widgets of this trainer" in first(*frames, words).title
-    assert first(*frames[:2], "    return int(value)", words).rule == "unexplained-failure"
+    assert (first(*frames, words).rule, "num_widgets was made for" in first(*frames, words).title) == (
+        "arguments-refused",
+        True,
+    )
+    assert first(*frames, divided).rule == "arguments-refused"
+    assert first(*elsewhere, words).rule == "unexplained-failure"
+    assert first(*elsewhere, divided).rule == "sizes-not-divisible"
 
 
 def test_a_name_that_torch_has_not_is_the_fault_of_who_asks_for_it() -> None:

@@ -115,16 +115,18 @@ Why it matters: Nothing is trained until they fit.""",
             "`accumulate_grad_batches` argument passed via the Lightning Trainer.",
         ),
         Signature(
-            words="misconfigurationexception",
-            pattern=r"MisconfigurationException: (?P<message>DeepSpeed (?:currently|does not|only|strategy is) .{1,200})",
+            words="misconfigurationexception+optimizer",
+            pattern=r"MisconfigurationException: (?P<message>DeepSpeed currently only supports single optimizer.{0,120})",
+            title="Lightning's DeepSpeed strategy takes one optimizer and one scheduler: {message}",
+            fix="return one optimizer (with parameter groups, if there are several) and one scheduler from "
+            "configure_optimizers, or take another strategy",
             sample="lightning.fabric.utilities.exceptions.MisconfigurationException: DeepSpeed currently only supports "
             "single optimizer, single optional scheduler.",
         ),
         Signature(
             words="strategy+only+supported",
-            pattern=r"(?:Value|Runtime)Error: (?P<message>(?:The )?(?:DeepSpeed|`?deepspeed\w{0,20}`?) strategy is "
-            r"only "
-            r"supported (?:on|with) .{1,120})",
+            pattern=r"(?:ValueError|RuntimeError|MisconfigurationException): (?P<message>(?:The )?(?:DeepSpeed"
+            r"|`?deepspeed\w{0,20}`?) strategy is only supported (?:on|with) .{1,120})",
             title="Lightning's DeepSpeed strategy runs on GPUs only: {message}",
             fix="set accelerator='gpu' (cuda) in the Trainer where a GPU is visible; on a CPU take another strategy",
             sample="RuntimeError: The DeepSpeed strategy is only supported on CUDA GPUs but `CPUAccelerator` is used.",

@@ -51,10 +51,12 @@ Why it matters: The backward pass stops.""",
 RECOMPUTED_OTHERWISE = Rule(
     id="recomputed-otherwise",
     stage=Stage.RUN,
-    title="activation checkpointing recomputed something else than the forward pass had computed",
-    fix="under ZeRO-3 checkpoint with use_reentrant=True (Hugging Face: "
-    "gradient_checkpointing_kwargs={'use_reentrant': True}) or take a newer DeepSpeed and torch; else find what "
-    "differs between the two passes: a cache (use_cache=False), random choices, autocast, a router of experts",
+    title="activation (gradient) checkpointing computed something else the second time than in the forward pass "
+    "(recomputed: {what|other tensors})",
+    fix="under ZeRO-3 checkpoint with the reentrant kind, use_reentrant=True (Hugging Face: "
+    "gradient_checkpointing_kwargs={'use_reentrant': True}), or take a newer DeepSpeed and torch; else find what differs "
+    "between the two passes: a cache (use_cache=False), random choices, dropout by hand, autocast, a frozen part that was "
+    "cast, a router of experts",
     steps=(step("python -m pip install -U deepspeed transformers"),),
     manual="""In the backward pass a checkpointed block runs again, and its tensors must be those of the forward pass.
 
@@ -65,16 +67,16 @@ otherwise do so too.
 Why it matters: The backward pass stops; with the check switched off gradients would be wrong.""",
     signatures=(
         Signature(
-            words="recomputed+metadata checkpointerror+recomputed",
-            pattern=r"CheckpointError: torch\.utils\.checkpoint: Recomputed values for the following tensors have "
-            r"different metadata",
+            words="recomputed+tensors checkpointerror+recomputed",
+            pattern=r"torch\.utils\.checkpoint: Recomputed values for the following tensors have "
+            r"(?P<what>different metadata)",
             sample="torch.utils.checkpoint.CheckpointError: torch.utils.checkpoint: Recomputed values for the "
             "following tensors have different metadata than during the forward pass.",
         ),
         Signature(
-            words="number+tensors+recomputation checkpointerror+number",
-            pattern=r"CheckpointError: torch\.utils\.checkpoint: (?:A different number of tensors was saved|trying "
-            r"to save more tensors during recomputation|Unpack is being triggered)",
+            words="number+tensors+recomputation checkpointerror+number recomputation+tensors unpack+triggered+tensor",
+            pattern=r"torch\.utils\.checkpoint: (?:A (?P<what>different number of tensors) was saved|trying "
+            r"to save (?P<what2>more tensors) during recomputation|Unpack is being triggered)",
             sample="torch.utils.checkpoint.CheckpointError: torch.utils.checkpoint: A different number of tensors "
             "was saved during the original forward and recomputation.",
         ),

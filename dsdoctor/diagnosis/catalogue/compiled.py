@@ -11,7 +11,13 @@ TORCH_COMPILE_FAILED = Rule(
     "false in the DeepSpeed configuration. Then call engine.compile() instead of torch.compile(model) (under "
     "ZeRO-3 its hooks must be known), with a newer torch and DeepSpeed",
     steps=(step("TORCH_COMPILE_DISABLE=1 python SCRIPT.py"), step("export TORCH_LOGS=+dynamo TORCHDYNAMO_VERBOSE=1")),
-    explained_by=("gpu-oom", "host-compiler-missing", "python-headers-missing", "triton-kernel-failed"),
+    explained_by=(
+        "gpu-oom",
+        "host-compiler-missing",
+        "python-headers-missing",
+        "triton-cannot-compile",
+        "triton-kernel-failed",
+    ),
     manual="""torch.compile reads the Python of the forward pass (Dynamo), and compiles it by a back end (Inductor, Triton).
 
 ZeRO-3 gathers weights in hooks around each module, which Dynamo has to break the graph for; activation checkpointing

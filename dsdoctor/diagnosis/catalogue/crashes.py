@@ -1,6 +1,6 @@
 """Rules of processes that break off: where Python stood at a segmentation fault, Ray's workers, threads, pickled engines."""
 
-from dsdoctor.core.fix import instead, step
+from dsdoctor.core.fix import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 FRAME = r"^File \"\S{1,200}[/\\]"
@@ -95,41 +95,40 @@ RAY_WORKER_DIED = Rule(
     id="ray-worker-died",
     stage=Stage.RUN,
     title="a worker process of Ray died without an exception: most often the host's memory ran out and the kernel "
-    "killed it",
-    fix="read that worker's own log under /tmp/ray/session_latest/logs and the kernel's log: a killed process means "
-    "that host memory ran out (fewer workers, less offloading, a smaller object store); a segmentation fault "
-    "means native code",
+    "killed it, else it crashed",
+    fix="read that worker's own log under /tmp/ray/session_latest/logs (the .err file with the pid of the actor) and the "
+    "kernel's log: a killed process means that host memory ran out (fewer workers, less offloading, a smaller object "
+    "store, a smaller batch, less gpu_memory_utilization of vLLM); a segmentation fault means native code",
     steps=(
         step("dmesg -T | grep -i -E 'killed process|out of memory|segfault'"),
-        step("grep -l -i -E 'error|signal|fault' /tmp/ray/session_latest/logs/worker-*"),
+        step("grep -l -i -E 'error|signal|fault|killed' /tmp/ray/session_latest/logs/worker-*"),
         step("free -g"),
+        step("df -h /dev/shm"),
     ),
     explained_by=("host-ram-oom", "gpu-oom", "nccl-shm-too-small", "crashed-in-native-code"),
     manual="""Ray lost the connection to a process of an actor, and only knows that it is gone.
 
-It names three reasons: killed for memory, stopped by `ray stop --force`, or crashed (SIGSEGV). The worker's own log
-and the kernel's log decide.
+It names three reasons: killed for memory (by the kernel or by Ray's own monitor), stopped by `ray stop --force`, or
+crashed (SIGSEGV) in NCCL, vLLM or a compiled op. OpenRLHF, verl and others run each rank as such an actor. The
+worker's own log and the kernel's log decide.
 
 Why it matters: What the driver prints after it (ActorDiedError, RayTaskError) only follows.""",
     signatures=(
         Signature(
-            words="worker+system_error worker+died+killed actor+died+unexpectedly actordiederror actorunavailableerror "
-            "rayactorerror workercrashederror",
+            words="worker+system_error worker+died+killed worker+died+unexpectedly actor+died actor+dead actordiederror",
             pattern=r"A worker died or was killed while executing a task by an unexpected system error|Worker exit "
-            r"type: SYSTEM_ERROR|ActorDiedError: The actor died unexpectedly before finishing this "
-            r"task|ActorDiedError: The actor is dead because its worker"
-            r"|RayActorError: The actor died|WorkerCrashedError: The worker died unexpectedly",
+            r"type: SYSTEM_ERROR|(?:ActorDiedError|RayActorError): The actor died (?:unexpectedly )?before finishing "
+            r"this task|The actor is dead because its worker|WorkerCrashedError: The worker died unexpectedly",
             tier=Tier.GENERIC,
             sample="(raylet) A worker died or was killed while executing a task by an unexpected system error. To "
             "troubleshoot the problem, check the logs for the dead worker.",
         ),
         Signature(
-            words="killed+node+memory task+killed+memory",
-            pattern=r"ray\.exceptions\.OutOfMemoryError: Task was killed due to the node running low on "
-            r"memory|\d{1,6} Workers? \(tasks / actors\) killed due to memory pressure",
+            words="killed+node+memory task+killed+memory ray+outofmemoryerror",
+            pattern=r"ray\.exceptions\.OutOfMemoryError: |Task was killed due to the node running low on memory",
             title="Ray killed a worker because the host's memory ran low",
-            fix="use fewer workers on a node, less CPU offload and a smaller object store; "
-            "RAY_memory_usage_threshold moves the limit, and RAY_memory_monitor_refresh_ms=0 switches the "
+            fix="use fewer workers on a node (or a node with more memory), less CPU offload, smaller data and a smaller "
+            "object store; RAY_memory_usage_threshold moves the limit, and RAY_memory_monitor_refresh_ms=0 switches the "
             "monitor off (then the kernel kills instead)",
             steps=(step("free -g"), step("ray status")),
             sample="ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
@@ -170,10 +169,11 @@ Why it matters: A rank, or one of its loader workers, ends.""",
 ENGINE_NOT_COPYABLE = Rule(
     id="engine-not-copyable",
     stage=Stage.RUN,
-    title="an object that holds DeepSpeed's engine is copied or pickled, and {what|its process groups} cannot be",
+    title="an object that holds DeepSpeed's engine or a process group is copied or pickled, and {what|its process groups} "
+    "cannot be",
     fix="save with engine.save_checkpoint(folder), or the model's state_dict (engine.module.state_dict()), not the "
-    "object itself; make a copy for an EMA before deepspeed.initialize; give loader workers started by spawn no "
-    "model, trainer or engine",
+    "object itself; keep model, trainer and engine out of its client_state and out of Lightning's hyperparameters; make "
+    "a copy (deepcopy) for an EMA before deepspeed.initialize; give loader workers started by spawn none of them",
     manual="""copy.deepcopy, torch.save(model) and workers that are started by spawn pickle an object with all it refers to.
 
 A DeepSpeed engine, its optimizer and its hooks hold process groups, CUDA streams and local functions, which cannot be
@@ -182,28 +182,13 @@ pickled.
 Why it matters: Saving, an EMA or the first batch fails; the training itself is right.""",
     signatures=(
         Signature(
-            words="pickle+processgroup pickle+stream pickle+deepspeedengine pickle+event pickle+process",
-            pattern=r"^(?:TypeError: cannot pickle "
-            r"'(?P<what>torch\._C\._distributed_c10d\.\w{1,40}|torch\.\w{1,20}\.Stream|Stream"
-            r"|\w{0,20}Event)' object|(?:AttributeError|_pickle\.PicklingError): Can't (?:pickle|get) local "
-            r"object '(?P<what2>\w{0,40}(?:DeepSpeed|Zero)[\w.<>]{1,120})')",
+            words="pickle+processgroup pickle+stream pickle+deepspeedengine pickle+event pickle+process pickle+local "
+            "get+local",
+            pattern=r"(?:TypeError: (?:cannot|can't) pickle "
+            r"'(?P<what>torch\._C\._distributed_c10d\.\w{1,40}|(?:torch\.(?:\w{1,20}\.)?)?(?:Stream|\w{0,20}Event))' "
+            r"object|(?:AttributeError|PicklingError): Can't (?:pickle|get) local "
+            r"object (?:'|<function )(?P<what2>\w{0,40}(?:DeepSpeed|Zero)[\w.<>]{1,120}))",
             sample="TypeError: cannot pickle 'torch._C._distributed_c10d.ProcessGroup' object",
-        ),
-        Signature(
-            words="pickle+local get+local",
-            pattern=r"^(?:AttributeError|_pickle\.PicklingError): Can't (?:pickle|get) local object "
-            r"'(?P<what>(?!\w{0,40}(?:DeepSpeed|Zero))[\w.<>]{1,120})'",
-            tier=Tier.GENERIC,
-            title="{what}, a function within a function, is to be pickled for another process, and cannot be",
-            fix="set num_workers=0 (dataloader_num_workers, preprocessing_num_workers), or start workers by fork; on "
-            "Windows and macOS, where they are spawned, define the function at the top of its module (a newer "
-            "release of its package often does)",
-            steps=(
-                step("python -m pip install -U trl transformers"),
-                instead("python -m dsdoctor explain engine-not-copyable"),
-            ),
-            sample="AttributeError: Can't get local object "
-            "'AutoModelForCausalLMWithValueHead.post_init.<locals>.set_device_hook'",
         ),
     ),
 )

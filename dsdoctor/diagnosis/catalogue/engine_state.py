@@ -212,8 +212,19 @@ Why it matters: The first step fails, or nothing is trained.""",
     signatures=(
         Signature(
             words="dummyoptim+attribute dummyscheduler+attribute",
-            pattern=r"AttributeError: '(?P<class>DummyOptim|DummyScheduler)' object has no attribute '\w{1,40}'",
+            pattern=r"AttributeError: '(?P<class>DummyOptim|DummyScheduler)' object has no attribute "
+            r"'(?!param_groups|defaults)\w{1,40}'",
             sample="AttributeError: 'DummyOptim' object has no attribute 'step'",
+        ),
+        Signature(
+            words="dummyoptim+attribute",
+            pattern=r"AttributeError: '(?P<class>DummyOptim)' object has no attribute '(?P<name>param_groups|defaults)'",
+            title="the optimizer is in the DeepSpeed configuration, so the script has accelerate's {class}, which no real "
+            "scheduler can use ({name})",
+            fix="use accelerate.utils.DummyScheduler beside DummyOptim and put the scheduler into the DeepSpeed config; or "
+            "remove the optimizer from the DeepSpeed config and use real ones of torch; give both to accelerator.prepare()",
+            steps=(step("accelerate env"),),
+            sample="AttributeError: 'DummyOptim' object has no attribute 'param_groups'",
         ),
     ),
 )

@@ -80,6 +80,15 @@ Why it matters: The model cannot be made.""",
             sample='  File "/venv/deepspeed/runtime/zero/partition_parameters.py", line 1037, in _zero_init_param\n'
             "RuntimeError: Only Tensors of floating point and complex dtype can require gradients",
         ),
+        Signature(
+            words="mat1+mat2+shapes",
+            pattern=r"^RuntimeError: mat1 and mat2 shapes cannot be multiplied \((?P<one>\d{1,9}x\d{1,9}) and "
+            r"(?P<two>\d{5,12}x1|1x\d{5,12})\)",
+            title="a weight that is still packed in 4 bit (shape {two}) is multiplied as if it were a plain one",
+            fix="the layer was not replaced by bitsandbytes' Linear4bit, or its weight was cast or gathered by ZeRO-3: "
+            "use ZeRO-2 for QLoRA, or bnb_4bit_quant_storage, and do not cast the model",
+            sample="RuntimeError: mat1 and mat2 shapes cannot be multiplied (2048x4096 and 1x8388608)",
+        ),
     ),
 )
 

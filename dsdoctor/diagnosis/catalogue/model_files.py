@@ -245,36 +245,6 @@ Why it matters: The adapter cannot be made.""",
     ),
 )
 
-META_TENSORS_LEFT = Rule(
-    id="meta-tensors-left",
-    stage=Stage.RUN,
-    title="a part of the model has no data: it was made on the meta device, and its weights were not loaded",
-    fix="load without low_cpu_mem_usage and device_map (under ZeRO-3 zero.Init fills the model); under ZeRO-3 with "
-    "4-bit weights use ZeRO-2; see in the log which "
-    "weights were 'newly initialized' or missing in the checkpoint, and upgrade transformers, accelerate and peft",
-    steps=(step("python -m pip install -U transformers accelerate peft"),),
-    manual="""Models are made empty (on the device meta) and filled from the checkpoint. What the checkpoint lacks
-stays empty.
-
-That happens with layers of a script's own, tied weights, models made inside of init_empty_weights, and 4-bit models
-under ZeRO-3.
-
-Why it matters: Such a tensor can be neither moved nor trained.""",
-    signatures=(
-        Signature(
-            words="item+meta+tensors",
-            pattern=r"RuntimeError: Tensor\.item\(\) cannot be called on meta tensors",
-            title="the model's own code reads a number out of a tensor (.item()) while the model is made on the meta "
-            "device, as ZeRO-3 and "
-            "low_cpu_mem_usage do",
-            fix="make such tensors with device='cpu' in the model's __init__ (torch.linspace(..., device='cpu')), or "
-            "take newer code of the model; or "
-            "make the model without zero.Init: zero3_init_flag: false, low_cpu_mem_usage=False",
-            sample="RuntimeError: Tensor.item() cannot be called on meta tensors",
-        ),
-    ),
-)
-
 RULES = (
     MODEL_FILES_MISSING,
     MODEL_PATH_WRONG,
@@ -283,5 +253,4 @@ RULES = (
     PROTOBUF_TOO_NEW,
     PAD_TOKEN_MISSING,
     LORA_TARGETS_MISSING,
-    META_TENSORS_LEFT,
 )

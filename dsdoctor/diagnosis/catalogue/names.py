@@ -1,6 +1,7 @@
 """Rules of names that do not fit: imports, attributes and arguments that the installed version of a package does not have."""
 
 from dsdoctor.core.fix import step
+from dsdoctor.diagnosis.catalogue.scripts import NEVER_MISSING
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 OTHERS = (
@@ -39,10 +40,9 @@ Why it matters: Nothing starts until the versions fit.""",
             pattern=r"ImportError: cannot import name '(?P<name>\w{1,80})' from '"
             + OTHERS
             + r"(?:\.[\w.]{1,100})?' \(",
-            unless=r"partially initialized|\(unknown location\)"
-            r"|from '(?:transformers|accelerate|peft|trl|datasets|huggingface_hub|bitsandb"
+            unless=r"partially initialized|from '(?:transformers|accelerate|peft|trl|datasets|huggingface_hub|bitsandb"
             r"ytes|diffusers|tokenizers"
-            r"|deepspeed|lightning)\b",
+            r"|deepspeed|lightning|pyramid\.session)\b",
             tier=Tier.GENERIC,
             sample="ImportError: cannot import name 'LLM' from 'vllm' (/venv/vllm/__init__.py)",
         ),
@@ -51,7 +51,8 @@ Why it matters: Nothing starts until the versions fit.""",
             pattern=r"AttributeError: module '?"
             + OTHERS
             + r"(?:\.[\w.]{1,100})?'? has no attribute '?(?P<name>\w{1,80})",
-            unless=r"'numpy'|pydantic|'triton|Version'|module '(?:signal|os|resource)'|module '?deepspeed\b",
+            unless=r"'numpy'|pydantic|'triton|Version'|module '(?:signal|os|resource)'|parallel_state_sp'|module "
+            r"'(?:deepspeed|accelerate|transformers)' has no attribute '(?:" + NEVER_MISSING + r")'",
             tier=Tier.GENERIC,
             sample="AttributeError: module transformers has no attribute Qwen2ForCausalLM",
         ),

@@ -1,21 +1,19 @@
 """Rules of processes beside the ranks: workers that are forked or spawned, actors of Ray, loggers such as wandb."""
 
 from dsdoctor.core.fix import instead, step
-from dsdoctor.diagnosis.models import Rule, Signature, Stage
+from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 START_METHOD_WRONG = Rule(
     id="process-start-method",
     stage=Stage.RUN,
     title="a process was started in a way that does not go together with what its parent has done already",
-    fix="do not touch CUDA (no .cuda(), no torch.cuda calls) before the processes are forked; or set the start method "
-    "to "
-    "spawn: torch.multiprocessing.set_start_method('spawn', force=True), multiprocessing_context='spawn' in the "
-    "DataLoader",
+    fix="keep what is sent to worker processes small and plain (functions at the top of a module), put the script's own "
+    "start under if __name__ == '__main__':, or start workers by fork",
     manual="""Python starts worker processes by fork (a copy of the parent) or by spawn (a new Python that imports
 the script).
 
-A forked process cannot use CUDA if its parent has. A spawned one imports the main script, which needs `if __name__ ==
-"__main__":`, and is sent its work by pickle, which refuses lambdas, local functions, open files and process groups.
+A spawned process imports the main script, which needs `if __name__ == "__main__":`, and is sent its work by pickle,
+which refuses lambdas, local functions, open files and process groups.
 
 Why it matters: The workers do not start, or end at once.""",
     signatures=(
@@ -25,27 +23,38 @@ Why it matters: The workers do not start, or end at once.""",
             title="the main script starts processes when it is imported: on Windows and with spawn each of them "
             "imports it again",
             fix="put what the script does under if __name__ == '__main__': (a DataLoader's workers need it as well), "
-            "or set "
-            "num_workers to 0",
+            "or set num_workers to 0",
             sample="current process has finished its bootstrapping phase.",
         ),
         Signature(
-            words="pickle+cannot pickle+can pickle+object picklingerror",
-            pattern=r"(?:TypeError: (?:cannot|can't) pickle|AttributeError: Can't (?:pickle|get) local "
-            r"object|PicklingError: Can't "
-            r"pickle) (?P<what>.{1,120})",
+            words="pickle+local get+local",
+            pattern=r"(?:AttributeError|PicklingError): Can't (?:pickle|get) local object "
+            r"(?:'|<function )(?P<what>(?!\w{0,40}(?:DeepSpeed|Zero))[\w.<>]{1,120})",
+            tier=Tier.GENERIC,
+            title="{what}, a function within a function, is to be pickled for another process, and cannot be",
+            fix="set num_workers=0 (dataloader_num_workers, preprocessing_num_workers), or start workers by fork; on "
+            "Windows and macOS, where they are spawned, define the function (no lambda) at the top of its module (a newer "
+            "release of its package often does)",
+            steps=(
+                step("python -m pip install -U trl transformers"),
+                instead("python -m dsdoctor explain process-start-method"),
+            ),
+            sample="AttributeError: Can't get local object "
+            "'AutoModelForCausalLMWithValueHead.post_init.<locals>.set_device_hook'",
+        ),
+        Signature(
+            words="pickle+cannot pickle+can picklingerror",
+            pattern=r"(?:TypeError: (?:cannot|can't) pickle|PicklingError: Can't pickle) (?P<what>[^:]{1,120})",
+            unless=r"local object|'torch\._C\._distributed|'(?:torch\.(?:\w{1,20}\.)?)?(?:Stream|\w{0,20}Event)'",
+            tier=Tier.GENERIC,
             title="{what} cannot be pickled, so it can be neither sent to another process nor saved",
             fix="keep it out of what is sent or saved: of the data set, the collate function (no lambda, no local "
-            "function), the "
-            "arguments of a spawned process, the client_state of save_checkpoint and the hyperparameters of "
-            "Lightning; a model "
-            "that holds a process group cannot be copied by deepcopy",
-            unless=r"ProcessGroup|DeepSpeedEngine|Stream|Event|'Process'|local object",
+            "function), the arguments of a spawned process, the client_state of save_checkpoint and the "
+            "hyperparameters of Lightning",
             sample="TypeError: cannot pickle '_io.TextIOWrapper' object",
         ),
     ),
 )
-
 
 LOGGER_REFUSED = Rule(
     id="logger-refused",

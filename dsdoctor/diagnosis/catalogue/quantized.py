@@ -152,42 +152,10 @@ Why it matters: accelerate refuses to prepare the model; without the check each 
     ),
 )
 
-QUANTIZED_TYPES_DIFFER = Rule(
-    id="quantized-types-differ",
-    stage=Stage.RUN,
-    title="the parameters of a module are of different dtype (a mix of fp32 and 16 bit, or of 4-bit integers and "
-    "floats), and ZeRO-3 gathers "
-    "them in one tensor",
-    fix="make all weights one dtype before ZeRO-3 divides them: the same torch_dtype for the model, its LoRA adapter "
-    "and new heads, and no cast of "
-    "norms to float32 (prepare_model_for_kbit_training does that); for QLoRA use ZeRO-2, or set "
-    "bnb_4bit_quant_storage to the dtype of the "
-    "training (bfloat16)",
-    steps=(step("python -m pip install -U transformers accelerate peft bitsandbytes"),),
-    manual="""ZeRO-3 gathers the parameters of a module in one tensor, which has one dtype.
-
-4-bit weights of bitsandbytes are stored as uint8 unless bnb_4bit_quant_storage says otherwise; LoRA's are floats.
-
-Why it matters: The first gather fails.""",
-    signatures=(
-        Signature(
-            words="mat1+mat2+shapes",
-            pattern=r"^RuntimeError: mat1 and mat2 shapes cannot be multiplied \((?P<one>\d{1,9}x\d{1,9}) and "
-            r"(?P<two>\d{5,12}x1|1x\d{5,12})\)",
-            title="a weight that is still packed in 4 bit (shape {two}) is multiplied as if it were a plain one",
-            fix="the layer was not replaced by bitsandbytes' Linear4bit, or its weight was cast or gathered by "
-            "ZeRO-3: use ZeRO-2 for "
-            "QLoRA, or bnb_4bit_quant_storage, and do not cast the model",
-            sample="RuntimeError: mat1 and mat2 shapes cannot be multiplied (2048x4096 and 1x8388608)",
-        ),
-    ),
-)
-
 RULES = (
     BITSANDBYTES_UNLOADABLE,
     BITSANDBYTES_KERNEL_FAILED,
     QUANTIZED_MODEL_MOVED,
     QUANTIZED_WITHOUT_ADAPTER,
     MODEL_SPREAD_BY_DEVICE_MAP,
-    QUANTIZED_TYPES_DIFFER,
 )

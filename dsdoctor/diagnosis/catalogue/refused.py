@@ -87,7 +87,8 @@ Why it matters: The run stops before the first step, on every rank.""",
         Signature(
             words="misconfigurationexception",
             pattern=r"^(?:[\w.]{0,120}\.)?MisconfigurationException: (?P<what>.{8,200})",
-            unless=r"[Pp]lease|Do not set|support|You (?:must|should)|cannot be|can't be",
+            unless=r"[Pp]lease|Do not set|(?:not|n't|un|[Oo]nly)(?: currently| yet)? ?support|You (?:must|should)|cannot be"
+            r"|can't be",
             tier=Tier.GENERIC,
             title="Lightning refuses the Trainer's settings: {what}",
             sample="lightning.fabric.utilities.exceptions.MisconfigurationException: No GPU backend of this name was "

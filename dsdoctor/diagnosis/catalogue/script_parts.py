@@ -3,37 +3,6 @@
 from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
-FILE_HIDES_PACKAGE = Rule(
-    id="file-hides-package",
-    stage=Stage.RUN,
-    title="the package {package} is hidden or imports itself in a circle: {name} is asked for before it is there",
-    fix="see whether a file or folder of your own is named {package} ({package}.py beside the script) and rename it; "
-    "else reinstall {package} in a fresh environment, as files of two releases are mixed",
-    steps=(
-        step("ls -d {package}*"),
-        step("python -m pip install --force-reinstall --no-deps {package}"),
-    ),
-    manual="""A module is asked for a name while it is still being imported.
-
-Python looks in the script's own folder first: a file peft.py or deepspeed.py there is imported instead of the package.
-Half an upgrade, with files of two releases, leads to the same message.
-
-Why it matters: Nothing of the script has run.""",
-    signatures=(
-        Signature(
-            words="partially+initialized+module",
-            pattern=r"(?:ImportError: cannot import name '(?P<name>\w{1,80})' from partially initialized module "
-            r"'(?P<package>(?!triton|torch\b|numpy\b|deepspeed\.)\w{1,40})(?:\.[\w.]{1,100})?'"
-            r"|AttributeError: partially initialized module '(?P<package2>(?!triton|torch\b|numpy\b|deepspeed\.)\w{1,4"
-            r"0})"
-            r"(?:\.[\w.]{1,100})?' has no attribute '(?P<name2>\w{1,80})')",
-            tier=Tier.GENERIC,
-            sample="ImportError: cannot import name 'LoraConfig' from partially initialized module 'peft' (most likely "
-            "due to a circular import)",
-        ),
-    ),
-)
-
 PACKAGE_ASKED_FOR = Rule(
     id="package-asked-for",
     stage=Stage.RUN,
@@ -191,4 +160,4 @@ Why it matters: Nothing of the file is loaded.""",
     ),
 )
 
-RULES = (FILE_HIDES_PACKAGE, PACKAGE_ASKED_FOR, TRAINER_OF_OTHER_RELEASE, FILE_WITHOUT_KEY)
+RULES = (PACKAGE_ASKED_FOR, TRAINER_OF_OTHER_RELEASE, FILE_WITHOUT_KEY)

@@ -35,6 +35,12 @@ Why it matters: Nothing starts until the versions fit.""",
     ),
 )
 
+NEVER_MISSING = (
+    r"init_inference|initialize|init_distributed|add_config_arguments|zero|comm|ops|pipe|runtime|moe|checkpointing|utils"
+    r"|Accelerator|Trainer|AutoTokenizer|__version__"
+)
+"""Names that deepspeed, accelerate or transformers have in every release."""
+
 PACKAGE_SHADOWED = Rule(
     id="package-shadowed",
     stage=Stage.RUN,
@@ -49,7 +55,8 @@ PACKAGE_SHADOWED = Rule(
     manual="""Python takes a module of that name from the script's own folder before the installed one.
 
 A script or folder named like the package, or a checkout of its repository beside the script, hides it; a package that
-was removed halfway leaves an empty folder that is imported without an error.
+was removed halfway leaves an empty folder that is imported without an error. Half an upgrade, with files of two
+releases, imports itself in a circle ("partially initialized").
 
 Why it matters: Every function of the package seems to be missing.""",
     signatures=(
@@ -57,9 +64,26 @@ Why it matters: Every function of the package seems to be missing.""",
             words="module+attribute",
             pattern=r"^AttributeError: (?:partially initialized )?module "
             r"'(?P<package>deepspeed|accelerate|transformers)' has no attribute "
-            r"'(?P<name>init_inference|initialize|init_distributed|add_config_arguments|zero|comm|ops|pipe"
-            r"|runtime|moe|checkpointing|utils|Accelerator|Trainer|AutoTokenizer|__version__)'",
+            r"'(?P<name>" + NEVER_MISSING + r")'",
             sample="AttributeError: module 'deepspeed' has no attribute 'initialize'",
+        ),
+        Signature(
+            words="partially+initialized+module",
+            pattern=r"(?:ImportError: cannot import name '(?P<name>\w{1,80})' from partially initialized module "
+            r"'(?P<package>(?!triton|torch\b|numpy\b|deepspeed\.)\w{1,40})(?:\.[\w.]{1,100})?'"
+            r"|AttributeError: partially initialized module "
+            r"'(?P<package2>(?!triton|torch\b|numpy\b|deepspeed\.)\w{1,40})"
+            r"(?:\.[\w.]{1,100})?' has no attribute '(?P<name2>\w{1,80})')",
+            tier=Tier.GENERIC,
+            title="the package {package} is hidden or imports itself in a circle: {name} is asked for before it is there",
+            fix="see whether a file or folder of your own is named {package} ({package}.py beside the script) and rename "
+            "it; else reinstall {package} in a fresh environment, as files of two releases are mixed",
+            steps=(
+                step("ls -d {package}*"),
+                step("python -m pip install --force-reinstall --no-deps {package}"),
+            ),
+            sample="ImportError: cannot import name 'LoraConfig' from partially initialized module 'peft' (most likely "
+            "due to a circular import)",
         ),
         Signature(
             words="unencryptedcookiesessionfactoryconfig",

@@ -1,7 +1,7 @@
 """Rules of tensor parallelism and of DeepSpeed's inference engine: AutoTP, injection policies, heads, meta tensors, lengths."""
 
 from dsdoctor.core.fix import step
-from dsdoctor.diagnosis.models import Rule, Signature, Stage
+from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 INJECTED = r"module_inject[/\\]|deepspeed[/\\]inference[/\\]|model_implementations[/\\]"
 """Frames of DeepSpeed's replaced layers."""
@@ -163,23 +163,44 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
 META_TENSORS = Rule(
     id="meta-tensors",
     stage=Stage.RUN,
-    title="parameters are on the meta device: they have a shape and no values yet{name_hint}",
+    title="parameters are on the meta device: they have a shape and no data, as their weights were not loaded{name_hint}",
     fix="load the values before the model is moved: give init_inference checkpoint=, or load without "
     "deepspeed.OnDevice('meta'), init_empty_weights, device_map and low_cpu_mem_usage; these do not go together with "
-    "ZeRO-3",
+    "ZeRO-3 (zero.Init fills the model), and 4-bit weights under it need ZeRO-2. The log names the weights that were 'newly "
+    "initialized' or missing in the checkpoint",
+    steps=(step("python -m pip install -U transformers accelerate peft"),),
     manual="""A model was made without memory for its weights, and something wants to move or use them.
 
 deepspeed.OnDevice(device="meta"), accelerate's init_empty_weights, device_map="auto" and low_cpu_mem_usage=True make
-such parameters. Weights that the checkpoint does not have (a new head, other names) stay so after loading.
+such parameters. Weights that the checkpoint does not have (a new head, other names, layers of a script's own, tied
+weights) stay so after loading, and so do 4-bit models under ZeRO-3.
 
-Why it matters: The engine cannot be made.""",
+Why it matters: Such a tensor can be neither moved nor trained, and the engine cannot be made.""",
     signatures=(
         Signature(
-            words="meta+tensor+copy",
-            pattern=r"^NotImplementedError: Cannot copy out of meta tensor; no data!",
+            words="meta+tensor+copy meta+tensor+data",
+            pattern=r"(?:NotImplemented|Runtime)Error: Cannot copy out of meta tensor; no data",
             sample="NotImplementedError: Cannot copy out of meta tensor; no data! Please use "
             "torch.nn.Module.to_empty() instead of torch.nn.Module.to() when moving module from meta to a "
             "different device.",
+        ),
+        Signature(
+            words="meta+expected+device",
+            pattern=r"(?:NotImplemented|Runtime|Value)Error: (?:Tensor on device meta is not on the expected device"
+            r"|Tensor on device \S{1,10} is not on the expected device meta"
+            r"|Expected all tensors to be on the same device, but .{1,80}\bmeta\b)",
+            tier=Tier.GENERIC,
+            sample="RuntimeError: Tensor on device cuda:0 is not on the expected device meta!",
+        ),
+        Signature(
+            words="item+meta+tensors",
+            pattern=r"RuntimeError: Tensor\.item\(\) cannot be called on meta tensors",
+            title="the model's own code reads a number out of a tensor (.item()) while the model is made on the meta "
+            "device, as ZeRO-3 and low_cpu_mem_usage do",
+            fix="make such tensors with device='cpu' in the model's __init__ (torch.linspace(..., device='cpu')), or "
+            "take newer code of the model; or make the model without zero.Init: zero3_init_flag: false, "
+            "low_cpu_mem_usage=False",
+            sample="RuntimeError: Tensor.item() cannot be called on meta tensors",
         ),
         Signature(
             words="meta+value+device",

@@ -94,7 +94,7 @@ Why it matters: The package cannot be imported. It is no op of DeepSpeed.""",
 TRITON_CANNOT_COMPILE = Rule(
     id="triton-cannot-compile",
     stage=Stage.JIT,
-    title="Triton compiles at run time, and it cannot here: {why}",
+    title="Triton compiles at run time, and it cannot here: {why|see the message}",
     fix="install a C compiler (gcc) with the headers of Python in the image that runs the ranks, and name it in CC; "
     "the driver's libcuda.so must be "
     "there as well",
@@ -115,6 +115,28 @@ Why it matters: The first step fails, although the installation looked complete.
             "--gpus all, which brings the driver",
             steps=(step("ldconfig -p | grep libcuda"), step("export TRITON_LIBCUDA_PATH=/usr/lib/x86_64-linux-gnu")),
             sample="AssertionError: libcuda.so cannot found!",
+        ),
+        Signature(
+            words="triton+working+installation",
+            pattern=r"(?P<why>Cannot find a working triton installation)",
+            title="torch.compile finds no Triton that works: it is missing, of another version than torch names, or has no "
+            "GPU that it knows",
+            fix="take the triton that this torch names (pip install of the same torch again); where there is none for the "
+            "platform, switch torch.compile off",
+            steps=(step("python -m pip list"), step("gcc --version")),
+            sample="RuntimeError: Cannot find a working triton installation. Either the package is not installed or it is "
+            "too old.",
+        ),
+        Signature(
+            words="ptxaserror ptxas+error ptxas+codegen",
+            pattern=r"PTXASError(?:: (?P<why>PTXAS error: .{1,120}))?|PTXAS error|ptxas codegen",
+            title="Triton's ptxas does not take the code for this GPU: it is too old for it",
+            fix="upgrade torch and triton together; or point TRITON_PTXAS_PATH to the ptxas of a newer CUDA toolkit",
+            steps=(
+                step("export TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas"),
+                instead("python -m pip install -U torch"),
+            ),
+            sample="triton.runtime.errors.PTXASError: PTXAS error: Internal Triton PTX codegen error",
         ),
     ),
 )

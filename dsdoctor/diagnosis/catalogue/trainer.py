@@ -154,7 +154,7 @@ Batches that were padded to different lengths, a configuration that does not fit
 another version.
 
 Why it matters: The step fails, on every rank that gets such a batch.""",
-    explained_by=("zero3-partitioned-weight", "quantized-types-differ", "checkpoint-other-model"),
+    explained_by=("zero3-partitioned-weight", "hf-quantized-under-zero3", "checkpoint-other-model"),
     signatures=(
         Signature(
             words="size+tensor+match sizes+tensors+match",

@@ -298,8 +298,10 @@ Why it matters: deepspeed.initialize stops, by an assertion without words.""",
             title="ZeRO-3 gathers parameters of several dtypes at once: quantized (4-bit or 8-bit) weights, or a "
             "mixture of half and float32",
             fix="do not load quantized weights under ZeRO-3 (use ZeRO-2 for QLoRA, or bnb_4bit_quant_storage equal "
-            "to the model's dtype with newer transformers and bitsandbytes); else cast all parameters to one "
-            "dtype",
+            "to the training's dtype with newer transformers, peft and bitsandbytes); else make all weights one dtype before "
+            "ZeRO-3 divides them: the same torch_dtype for the model, its LoRA adapter and new heads, and no cast of "
+            "norms to float32 (prepare_model_for_kbit_training does that)",
+            steps=(step("python -m pip install -U transformers accelerate peft bitsandbytes"),),
             sample="RuntimeError: expected there to be only one unique element in <generator object "
             "Init._convert_to_deepspeed_param.<locals>.all_gather_coalesced.<locals>.<genexpr> at 0x7f0f04211eb0>",
         ),
