@@ -85,7 +85,7 @@ def table(counts: dict[str, Counter[str]]) -> list[str]:
 
 
 def main() -> None:
-    """Print the score of one half of ``blind/`` or ``fresh/``, or ``real/`` (whose answers are a hint for people, no score)."""
+    """Print the score of one half of ``blind/`` or ``fresh/``, or of ``real/``, whose answers are a hint and no score."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--half", choices=["open", "closed"], default="open")
     parser.add_argument("--corpus", choices=["blind", "fresh", "real"], default="blind")
