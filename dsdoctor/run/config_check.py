@@ -50,6 +50,8 @@ class ConfigCheck:
             return
         try:
             findings = self.judged(config_of(initialize, args, kwargs))
+        except UsageError:  # it cannot be read: DeepSpeed says so itself in the next moment
+            return
         except Exception as error:  # an error of dsdoctor's own must not end a training
             if self.speaks:
                 self.say(f"! the configuration was not judged: {type(error).__name__}: {error}")

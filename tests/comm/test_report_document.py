@@ -20,7 +20,7 @@ HOSTILE = msgspec.to_builtins(
 """As a dsdoctor writes it whose own steps were changed."""
 SSH = """#!/bin/sh
 for last; do :; done
-case "$last" in *"-m dsdoctor.comm"*) cat {document} ;; *) exec sh -c "$last" ;; esac
+case "$last" in *"-m dsdoctor.comm.launch.on_host"*) cat {document} ;; *) exec sh -c "$last" ;; esac
 """
 
 
@@ -59,7 +59,10 @@ def test_what_is_no_report_is_none() -> None:
 
 @pytest.mark.slow
 def test_a_first_host_that_writes_what_it_likes_gets_no_command_printed(tmp_path: Path) -> None:
-    (tmp_path / "said.json").write_text(document())
+    ended = {"rank": 0, "host": "n1", "how": None}
+    (tmp_path / "said.json").write_text(
+        "".join(json.dumps(told) + "\n" for told in ({"document": document()}, {"ended": ended}))
+    )
     (tmp_path / "ssh").write_text(SSH.format(document=tmp_path / "said.json"))
     (tmp_path / "ssh").chmod(0o755)
     (tmp_path / "hosts").write_text("n1 slots=1\n")

@@ -58,7 +58,7 @@ def test_a_python_without_deepspeed_gets_the_next_command(file: Path) -> None:
     assert "there is no torch in the environment of /usr/bin/python3" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.launch
 def test_a_file_is_judged_and_corrected_to_the_end(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     before = run("config", str(file), "--json")

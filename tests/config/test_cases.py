@@ -5,7 +5,7 @@ import pytest
 from tests.config.cases import bad, healthy
 from tests.config.table import table
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.launch  # needs DeepSpeed
 EVERY = 12
 """Each twelfth one is initialized for real here; ``benchmarks/config.py`` tries them all."""
 

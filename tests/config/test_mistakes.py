@@ -7,7 +7,7 @@ from tests.config.many import ask_many, judge_many
 from tests.config.mistakes import Mistake, keys_moved_in, keys_moved_out, mistakes_of_kind, typing_mistakes
 from tests.config.recorded import recorded
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.launch  # needs DeepSpeed
 EVERY = 2
 """Each second one in CI; ``benchmarks/config.py`` tries them all."""
 

@@ -20,7 +20,7 @@ for config, arguments in json.load(sys.stdin):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.launch
 def test_a_real_training_arguments_fills_the_same_values_in(tmp_path: Path) -> None:
     cases = list(FOR_TRAINER.values())
     files = []

@@ -48,7 +48,7 @@ def memory(files: Path, *more: str, model: str | None = None, config: str = "ds.
 
 
 @needs_children
-@pytest.mark.slow
+@pytest.mark.launch
 def test_a_document_has_the_prediction_the_ledger_and_what_to_change(files: Path) -> None:
     status, said = memory(files, "--gpus", "2x4G", "--search")
     prediction = said["prediction"]
@@ -67,7 +67,7 @@ def test_a_document_has_the_prediction_the_ledger_and_what_to_change(files: Path
 
 
 @needs_children
-@pytest.mark.slow
+@pytest.mark.launch
 def test_what_does_not_fit_is_an_error_and_says_what_would_be_enough(files: Path) -> None:
     status, said = memory(files, "--gpus", "2x1G", "--host-memory", "1M", "--batch", "4")
 
@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_an_error_and_says_what_would_be_enough(files: Path
 
 
 @needs_children
-@pytest.mark.slow
+@pytest.mark.launch
 def test_a_model_that_depends_on_numbers_is_told_as_one_that_cannot_be_followed(files: Path) -> None:
     (files / "models.py").write_text(
         "import torch\n"
@@ -99,7 +99,7 @@ def test_a_model_that_depends_on_numbers_is_told_as_one_that_cannot_be_followed(
     assert said["model"]["parameters"] == 72  # type: ignore[index]
 
 
-@pytest.mark.slow
+@pytest.mark.launch
 def test_a_python_without_deepspeed_is_named(files: Path) -> None:
     bare = files / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
@@ -113,7 +113,7 @@ def test_a_python_without_deepspeed_is_named(files: Path) -> None:
 
 
 @needs_children
-@pytest.mark.slow
+@pytest.mark.launch
 def test_auto_in_the_type_of_all_numbers_is_asked_back(files: Path) -> None:
     (files / "auto.json").write_text('{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}}')
     status, said = memory(files, "--world", "2", config="auto.json")

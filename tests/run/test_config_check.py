@@ -91,7 +91,7 @@ def trained(folder: Path, mode: str, port: int, *configs: dict[str, Any]) -> "su
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=120)
 
 
-@pytest.mark.slow
+@pytest.mark.launch
 def test_a_bad_configuration_is_told_once_and_a_good_one_is_not(tmp_path: Path) -> None:
     done = trained(tmp_path, "warn", 29791, OF_ACCELERATE, BAD, BAD)
     said = [line for line in done.stderr.splitlines() if line.startswith("dsdoctor [rank 0]: ")]
@@ -103,7 +103,7 @@ def test_a_bad_configuration_is_told_once_and_a_good_one_is_not(tmp_path: Path) 
     assert sum("✗" in line for line in said) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.launch
 def test_strict_refuses_to_start_with_an_error(tmp_path: Path) -> None:
     done = trained(tmp_path, "strict", 29793, GOOD, BAD)
 
