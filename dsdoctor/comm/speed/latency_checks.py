@@ -54,28 +54,31 @@ def messages_late(pairs: Sequence[PairTime], trips: Mapping[Pair, float], hosts:
     if not late:
         return
     near = [pair for pair in late if 2 * pair.latency > TIMES * trips.get((pair.source, pair.target), float("inf"))]
-    worst = max(near or late, key=lambda pair: pair.latency)
-    took, trip = f"{2e3 * worst.latency:.3g} ms", trips.get((worst.source, worst.target))
-    who, several = _shared(near or late, hosts), f"{_rank(worst.source, hosts)} and {_rank(worst.target, hosts)}"
-    if trip is None:
-        title = (
-            f"a message between {who or several} and back takes {took}, whatever its size; rank or network: not known"
-        )
-    elif near:
-        network = f"the network's own round trip is {1e3 * trip:.3g} ms"
-        late_one = (
-            f"{who} is late with every message" if who else f"{several}: one of the two is late with every message"
-        )
-        title = f"{late_one}: {took} there and back whatever its size, while {network}"
-    else:
-        title = f"the network between {several} takes {1e3 * trip:.3g} ms there and back, whatever the size"
     yield Finding.warning(
         "messages-late",
-        title,
+        _title(near, late, trips, hosts),
         evidence=tuple(_evidence(pair, trips, hosts) for pair in sorted(late, key=lambda pair: -pair.latency)[:SHOWN]),
         fix="see what else runs on that host, and its limit of processors" if near else "see the route between the two",
         steps=(step("cat /sys/fs/cgroup/cpu.stat"), step("top -b -n 1 | head -20")) if near else (step("ip route"),),
     )
+
+
+def _title(
+    near: Sequence[PairTime], late: Sequence[PairTime], trips: Mapping[Pair, float], hosts: Sequence[str]
+) -> str:
+    """Who is late, as far as the figures decide. ``near``: the late pairs between which the network is quick."""
+    worst = max(near or late, key=lambda pair: pair.latency)
+    took, trip = f"{2e3 * worst.latency:.3g} ms", trips.get((worst.source, worst.target))
+    who, several = _shared(near or late, hosts), f"{_rank(worst.source, hosts)} and {_rank(worst.target, hosts)}"
+    if trip is None:
+        return (
+            f"a message between {who or several} and back takes {took}, whatever its size; rank or network: not known"
+        )
+    if not near:
+        return f"the network between {several} takes {1e3 * trip:.3g} ms there and back, whatever the size"
+    network = f"the network's own round trip is {1e3 * trip:.3g} ms"
+    late_one = f"{who} is late with every message" if who else f"{several}: one of the two is late with every message"
+    return f"{late_one}: {took} there and back whatever its size, while {network}"
 
 
 def _shared(pairs: Sequence[PairTime], hosts: Sequence[str]) -> str | None:
