@@ -134,6 +134,11 @@ class Hit:
         """The tier of the wording that was found."""
         return self.signature.tier
 
+    @property
+    def precise(self) -> bool:
+        """Whether it names one problem, and not a whole class of them."""
+        return not self.rule.family and self.tier < Tier.GENERIC
+
 
 class LogOutcome(enum.Enum):
     """The result of reading a log."""

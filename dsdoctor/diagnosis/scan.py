@@ -17,6 +17,7 @@ from dsdoctor.diagnosis.possible import Possible
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
 from dsdoctor.diagnosis.timeline import Timeline
+from dsdoctor.diagnosis.wrapped import WrappedLine
 
 BATCH = 32
 """How many lines are first looked at together."""
@@ -44,12 +45,6 @@ ROUTINE = 200
 
 A_COMMAND, A_WARNING = b"-DTORCH_EXTENSION_NAME=", b": warning: "
 """Parts of torch's compile commands, and of the warnings of gcc and clang; errors name the file, then ``error:``."""
-
-WRAPPED = 3
-"""Over how many more lines a narrow terminal may have wrapped the line of an exception."""
-
-WRAPPED_WHOLE, WRAPPED_LINE = 1000, 400
-"""How long such an exception may be, and each of its lines."""
 
 A_COMPILE = b"dtorch_extension_name"
 """A part of every command that compiles for torch; such a line shows flags, never an error."""
@@ -92,8 +87,7 @@ class Scan:
     lines: int = 0
     above: Above = field(default_factory=Above)
     traceback_since: int = 0
-    unfinished: str = ""
-    unfinished_since: int = 0
+    wrapped: WrappedLine = field(default_factory=WrappedLine)
     seen: dict[bytes, Effect] = field(default_factory=dict)
     effect: Effect = field(default_factory=Effect)
     patterns: dict[int, re.Pattern[str]] = field(default_factory=dict)
@@ -124,7 +118,7 @@ class Scan:
         if not tokens and not raw.strip(BLANK):
             return
         words = self.index.words
-        if self.traceback_since or self.unfinished or not words.keys().isdisjoint(tokens) or not raw.isascii():
+        if self.traceback_since or self.wrapped.text or not words.keys().isdisjoint(tokens) or not raw.isascii():
             self._look(raw, tokens)
         self._remember(raw)
 
@@ -164,7 +158,7 @@ class Scan:
         times = self.routine.get(kind, 0)
         if len(self.routine) < SEEN or times:
             self.routine[kind] = times + 1
-        return times >= ROUTINE and not self.traceback_since and not self.unfinished
+        return times >= ROUTINE and not self.traceback_since and not self.wrapped.text
 
     def read_batch(self, batch: list[bytes]) -> None:
         """Take the next lines."""
@@ -175,7 +169,7 @@ class Scan:
         tokens = words_of(whole)
         cut = len(whole) >= CUT and any(len(raw) == CUT for raw in batch)
         whole_words = whole.isascii() and not _coloured(whole)
-        plain = tokens and whole_words and not cut and not self.traceback_since and not self.unfinished
+        plain = tokens and whole_words and not cut and not self.traceback_since and not self.wrapped.text
         if not plain or not self.index.words.keys().isdisjoint(tokens):
             for raw in batch:
                 self.read(raw)
@@ -189,7 +183,7 @@ class Scan:
 
     def _look(self, raw: bytes, tokens: list[bytes]) -> None:
         self.raw = raw
-        if not self.traceback_since and not self.unfinished and (effect := self.seen.get(raw)):
+        if not self.traceback_since and not self.wrapped.text and (effect := self.seen.get(raw)):
             self._repeat(effect)
             return
         self.effect = Effect()
@@ -208,12 +202,12 @@ class Scan:
         for number in effect.hits:
             self.counts[number] += 1
         if effect.hits:
-            self.unfinished = ""
+            self.wrapped.text = ""
 
     def _examine(self, raw: bytes, tokens: list[bytes]) -> None:
         words = set(tokens)
         numbers = self.index.numbers(words) - self.known
-        if not numbers and not self.traceback_since and not self.unfinished and raw.isascii():
+        if not numbers and not self.traceback_since and not self.wrapped.text and raw.isascii():
             return
         if A_COMPILE in words and b"killed" not in words:
             numbers = {number for number in numbers if not isinstance(self.index.entries[number], Wording)}
@@ -222,7 +216,7 @@ class Scan:
             whole = " ".join(texts).lower()
             numbers |= {number for phrase, found in self.index.phrases.items() if phrase in whole for number in found}
         for text in texts:
-            if self.unfinished:
+            if self.wrapped.text:
                 self._join(text)
             if self.traceback_since:
                 self._follow_traceback(text)
@@ -230,8 +224,13 @@ class Scan:
                 text = self._searched(text, len(numbers))
                 for number in self.possible.among(numbers, text):
                     self._try(number, text)
-        if self.effect.hits and self.unfinished_since == self.lines:
-            self.unfinished = ""
+        if self.wrapped.since == self.lines and self._is_known():
+            self.wrapped.text = ""
+
+    def _is_known(self) -> bool:
+        """Whether this line is named, and if it may be half of one, so precisely that nothing below can add to it."""
+        found = [self.hits[number] for number in self.effect.hits if number in self.hits]
+        return any(hit.precise or not self.wrapped.cut for hit in found)
 
     def _searched(self, text: str, entries: int) -> str:
         """What of a text is searched for so many entries: head and tail of a long one with words of very many."""
@@ -244,10 +243,9 @@ class Scan:
 
     def _join(self, text: str) -> None:
         """Read the line of an exception together with the next one: a box or a terminal may have wrapped it."""
-        whole, self.effect.repeats = f"{self.unfinished} {text}", False
-        ended = self.lines - self.unfinished_since >= WRAPPED or len(text) > WRAPPED_LINE or len(whole) > WRAPPED_WHOLE
-        self.unfinished = "" if ended else whole
-        if len(text) > WRAPPED_LINE:
+        self.effect.repeats = False
+        whole = self.wrapped.joined(text, self.raw, self.lines)
+        if not whole:
             return
         words = set(words_of(whole.encode("utf-8", "replace")))
         numbers = self.index.numbers(words) - self.known
@@ -255,9 +253,9 @@ class Scan:
         for number in self.possible.among(numbers, whole):
             entry = self.index.entries[number]
             if isinstance(entry, Wording) and number not in self.hits:
-                self._match(number, entry, whole)
-        if self.effect.hits:
-            self.unfinished = ""
+                self._match(number, entry, whole, since=self.wrapped.since if self.wrapped.cut else 0)
+        if self._is_known():
+            self.wrapped.text = ""
 
     def _follow_traceback(self, text: str) -> None:
         """The line that ends a traceback names the exception."""
@@ -304,7 +302,7 @@ class Scan:
         if event is Event.EXCEPTION:
             self.exception = self.exception or line
             self.last_exception = self.lines
-            self.unfinished, self.unfinished_since = text if len(text) <= WRAPPED_WHOLE else "", self.lines
+            self.wrapped.begin(text, self.raw, self.lines)
         elif event is Event.TRACEBACK:
             self.traceback_since = self.lines
         elif event is Event.WAITING:
@@ -337,7 +335,7 @@ class Scan:
         elif event is Event.WORLD:
             timeline.world = int(text.partition("dist_world_size=")[2].split()[0].strip("',"))
 
-    def _match(self, number: int, wording: Wording, text: str) -> None:
+    def _match(self, number: int, wording: Wording, text: str, since: int = 0) -> None:
         signature = wording.signature
         found = self._search(number, signature.pattern, text)
         if not found or (signature.unless and re.search(signature.unless, text)):
@@ -352,7 +350,7 @@ class Scan:
             self.hits[number] = Hit(
                 rule=wording.rule,
                 signature=signature,
-                line=self.lines,
+                line=since or self.lines,
                 text=text,
                 groups=groups,
                 op=op,
