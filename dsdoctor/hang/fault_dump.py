@@ -11,7 +11,7 @@ from dsdoctor.hang.models import Frame, ThreadStack
 from dsdoctor.hang.processes import catches
 
 LINE = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
-HEAD = re.compile(r"(?P<current>Current thread|Thread) (?P<id>0x[0-9a-f]+)")
+HEAD = re.compile(r"(?:Current thread|Thread) (?P<id>0x[0-9a-f]+)|Stack \(most recent call first\)")
 OWN_THREAD = "dsdoctor/hang/sampler.py"
 
 
@@ -26,7 +26,7 @@ def parse_dump(text: str) -> Iterator[ThreadStack]:
     stacks: list[list[Frame]] = []
     for line in text.splitlines():
         if head := HEAD.match(line):
-            names.append(head["id"])
+            names.append(head["id"] or "main")
             stacks.append([])
         elif stacks and (found := LINE.fullmatch(line)):
             number = int(found["line"]) if found["line"].isdigit() else 0

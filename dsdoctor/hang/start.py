@@ -48,10 +48,13 @@ class Beginning:
         self.sampler.start(os.getpid())
 
     def _answer_signals(self, path: Path) -> None:
-        """Let SIGUSR2 write all stacks, unless the script has a use for that signal."""
+        """Let SIGUSR2 write the main thread's stack, unless the script has a use for that signal.
+
+        Not those of the other threads: they may run meanwhile, and reading their frames then can end the process.
+        """
         self._dumps = open_new(path, mode=PRIVATE)
         if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
-            faulthandler.register(signal.SIGUSR2, file=self._dumps, all_threads=True)
+            faulthandler.register(signal.SIGUSR2, file=self._dumps, all_threads=False)
 
     def _tend(self) -> None:
         self._looks += 1

@@ -259,6 +259,9 @@ def explain(failure: Exception, *, watching: bool) -> None:
     """Say what dsdoctor knows of an exception that ended the script, where a rule knows it."""
     import traceback
 
+    if isinstance(failure, SyntaxError):
+        # Python has shown the line, and there is nothing to add
+        return
     from dsdoctor.core.finding import Finding, Severity
     from dsdoctor.diagnosis.diagnose import diagnose
     from dsdoctor.diagnosis.models import LogOutcome

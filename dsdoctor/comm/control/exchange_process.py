@@ -44,7 +44,8 @@ def exchange(join: Join, channel: socket.socket) -> None:
     """Run a data process: join the group, then work until the channel closes."""
     os.environ.update({**PRESET, "NCCL_DEBUG_FILE": f"{join.folder}/nccl.%h.%p.log", **join.variables})
     with open_new(stack_file(join.folder, os.getpid()), mode=PRIVATE) as stacks:
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        # the main thread alone: others may run meanwhile, and reading their frames then can end the process
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False)
         sender = _MessageSender(channel)
         work: queue.Queue[Do | None] = queue.Queue()
         threading.Thread(target=_listen, args=(channel, work, join.folder), daemon=True).start()

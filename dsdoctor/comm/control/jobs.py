@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from typing import Protocol
 
 from dsdoctor.comm.collectives.nccl_log import relevant_lines
@@ -104,10 +105,11 @@ class RunJob:
         answer = None if self._age() > self._seconds + TAIL else self.poll()
         if answer:
             return answer
-        state = self._data.process_state()
+        state, ended = self._data.process_state(), self._data.ended()
         self._data.ask_stack()
         time.sleep(STACK_TIME)
-        stuck = self._stuck(self._data.stack(), state)
+        # what asking did to the process is not what it died of
+        stuck = replace(self._stuck(self._data.stack(), state), ended=ended)
         self._data.kill()
         return self._answer(stuck=stuck)
 

@@ -132,10 +132,11 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
     if not bad or any(_is_bad_before_the_loss(rank_report) for rank_report in rank_reports):
         return
     ranks = ranks_say(tuple(rank_report.rank for rank_report in bad), len(rank_reports))
-    losses = ", ".join(f"{loss:g}" for loss in bad[0].losses)
+    losses = ", ".join(f"{loss:g}" for loss in bad[0].losses) or _measured(bad[0])
     origin = _made_the_loss(bad[0])
     outputs = "every module's output" + (" that could be measured" if bad[0].unmeasured else "")
-    finite = f"{outputs} is finite" if bad[0].replayed else "the gradients are finite"
+    # without an engine the modules' outputs are measured, and gradients are not
+    finite = f"{outputs} is finite" if bad[0].replayed or not bad[0].losses else "the gradients are finite"
     if not bad[0].replayed and any(rank_report.named for rank_report in rank_reports):
         finite = "so are gradients (not replayed this time)"
     yield Finding.error(
@@ -144,6 +145,12 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
         evidence=evidence(rank_reports, bad[0]),
         fix="Look at the labels of this batch: a loss over no valid target is nan.",
     )
+
+
+def _measured(rank_report: RankReport) -> str:
+    """What was measured of a loss that only the model's output shows."""
+    found = rank_report.first_bad
+    return f"not finite, {amount(found.tensor)} in {found.tensor.name}," if found is not None else "not finite"
 
 
 def _has_bad_loss(rank_report: RankReport) -> bool:
