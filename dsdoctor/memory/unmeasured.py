@@ -1,4 +1,4 @@
-"""What is on a GPU beside live tensors, as ranges. None of it was measured here: the figures are what others report."""
+"""What is on a GPU beside live tensors, as ranges. None of it was measured here: the figures are assumptions."""
 
 from dataclasses import dataclass
 
