@@ -21,6 +21,10 @@ OTHERS_READ = {
 """Keys at the top that others than DeepSpeedConfig read: the package, its file, and the words there."""
 
 
+WITH_PARAMS = {("optimizer",), ("scheduler",)}
+"""Sections whose ``params`` go to what ``type`` names (engine.py, _configure_basic_optimizer); beside it nothing is read."""
+
+
 def unread_keys(question: Question) -> Iterator[Verdict]:
     """Keys in sections that DeepSpeed looks through by hand, which takes no notice of what it does not know."""
     for path, value in walk(question.config):
@@ -28,6 +32,8 @@ def unread_keys(question: Question) -> Iterator[Verdict]:
         if section is None or section.model or path[:-1] in CHOSEN_BY_NAME or _is_known(question.asked, section, path):
             continue
         meant = meanings(question, path, value)
+        if not meant and path[:-1] in WITH_PARAMS:
+            meant = [(*path[:-1], "params", path[-1])]
         if section.open:
             # who reads which key of it is not known: only a mistake in typing can be told
             if len(meant) == 1 and meant[0][:-1] == path[:-1]:

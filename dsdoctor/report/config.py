@@ -55,4 +55,7 @@ def verdict_line(judged: ConfigJudged) -> str:
         for what, device in (("optimizer", facts.offload_optimizer), ("parameters", facts.offload_param))
         if device != "none"
     )
-    return f"✓ {by} reads {judged.read.name} as it is written: ZeRO stage {facts.stage}, {precision}{offload}"
+    trains = f"ZeRO stage {facts.stage}, {precision}{offload}"
+    if warnings := sum(finding.severity is Severity.WARNING for finding in judged.findings):
+        return f"! {by} reads {judged.read.name}, with {warnings} warning{'s' * (warnings > 1)}: {trains}"
+    return f"✓ {by} reads {judged.read.name} as it is written: {trains}"

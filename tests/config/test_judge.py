@@ -37,6 +37,18 @@ def test_a_key_that_nobody_knows_is_a_warning_and_a_remark_is_nothing() -> None:
     ]
 
 
+@pytest.mark.parametrize("section", ["optimizer", "scheduler"])
+def test_a_value_beside_params_is_moved_into_them(section: str) -> None:
+    config = {
+        **BASE,
+        section: {"type": "AdamW" if section == "optimizer" else "WarmupLR", "warmup": 1e-5, "params": {}},
+    }
+    (found,) = [verdict for verdict in verdicts(config) if verdict.path == (section, "warmup")]
+
+    assert (found.finding.rule, found.finding.severity) == ("config-key-misplaced", Severity.ERROR)
+    assert found.correction == Correction(path=(section, "warmup"), to=(section, "params", "warmup"))
+
+
 def test_two_names_equally_near_are_both_told_and_none_is_taken() -> None:
     (found,) = verdicts({**BASE, "f16": {"enabled": True}})
 
