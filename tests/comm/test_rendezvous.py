@@ -2,6 +2,7 @@
 
 import socket
 import subprocess
+import time
 from dataclasses import replace
 
 from dsdoctor.comm.models import Claim
@@ -56,9 +57,14 @@ def test_a_notice_is_heard_of_this_run_only_and_nothing_else_ends_the_listener()
         with socket.create_connection(("127.0.0.1", ports(here)[0])) as stranger:
             stranger.sendall(junk)
 
+    with socket.create_connection(("127.0.0.1", ports(here)[0])) as slow:
+        slow.sendall(b'{"run":')
+        began = time.monotonic()
+        assert send_notice(replace(here, rank=1), "nodeb", "no room", seconds=4.0)
+        assert time.monotonic() - began < 4
     assert not send_notice(replace(here, rank=2, run="8"), "nodec", "another run", seconds=0.1)
     assert send_notice(replace(here, rank=2), "nodec", "no torch", seconds=1.0)
-    assert {number: notice.why for number, notice in listener.heard.items()} == {2: "no torch"}
+    assert {number: notice.why for number, notice in listener.heard.items()} == {1: "no room", 2: "no torch"}
 
 
 def test_a_rank_claimed_twice_is_told_with_both_processes_and_not_as_a_missing_one() -> None:

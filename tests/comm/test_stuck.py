@@ -122,6 +122,13 @@ def test_a_rank_that_stands_in_python_in_the_step_of_the_others_is_behind() -> N
     ]
 
 
+def test_a_rank_in_torchs_own_data_loader_is_not_inside_of_the_transport() -> None:
+    loader = ('File "/site/torch/utils/data/dataloader.py", line 9 in _try_get_data',)
+    ranks = (*(stuck(rank, stack=INSIDE) for rank in (0, 1, 3)), stuck(2, stack=loader))
+
+    assert [rule for rule, _ in told(ranks)] == ["rank-behind"]
+
+
 def test_a_rank_that_raised_is_told_and_not_the_one_that_has_not_come_as_far() -> None:
     ranks = (stuck(0, step=6), stuck(1, error="ValueError: batch 7 is empty"), stuck(2), stuck(3, step=6))
 

@@ -18,8 +18,10 @@ CONSEQUENCE = re.compile(
     re.IGNORECASE,
 )
 """What a library raises when another rank is gone, late, or in another exchange: such an error is no cause."""
-TRANSPORT = re.compile(r'File "[^"]*(/torch/|/deepspeed/comm/|/dsdoctor/comm/(torch_ops|collectives/calls)\.py")')
-"""A frame in which a rank waits for the others: torch's own, or the line of ours that waits for what torch returned."""
+TRANSPORT = re.compile(
+    r'File "[^"]*(/torch/(distributed|cuda)/|/deepspeed/comm/|/dsdoctor/comm/(torch_ops|collectives/calls)\.py")'
+)
+"""A frame in which a rank waits for the others: torch's that communicate or synchronise, or ours that waits for what torch returned."""
 
 
 @dataclass(frozen=True, kw_only=True)

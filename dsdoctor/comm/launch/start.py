@@ -166,11 +166,13 @@ class Absences:
             self._waiting.append((ended, host))
 
     def send(self) -> None:
-        """Tell what was not heard yet."""
+        """Tell one of what was not heard yet: a port that does not answer takes time, and the ranks are looked after meanwhile."""
         if not self._waiting or time.monotonic() < self._next:
             return
-        self._waiting = [(ended, host) for ended, host in self._waiting if not self._heard(ended, host)]
-        self._next = time.monotonic() + AGAIN
+        first, *rest = self._waiting
+        heard = self._heard(*first)
+        self._waiting = rest if heard else [*rest, first]
+        self._next = time.monotonic() + (0.0 if heard else AGAIN)
 
     def _heard(self, ended: RankEnded, host: str) -> bool:
         why = f"its process ended ({ended.how})" + (f": {ended.last_line}" if ended.last_line else "")

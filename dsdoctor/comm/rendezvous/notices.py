@@ -18,8 +18,8 @@ from dsdoctor.comm.results import ConnectOutcome
 
 PORTS = 3
 LARGEST = 4096
-PATIENCE = 2.0
-"""Seconds for a connection, and for a line."""
+PATIENCE, CONNECT = 2.0, 0.5
+"""Seconds in all for a line, and for a connection: who waits for one looks after ranks meanwhile."""
 RETRY = 0.3
 HEARD = b"dsdoctor: heard\n"
 
@@ -49,11 +49,8 @@ class NoticeListener:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._heard: dict[int, Notice] = {}
-        for port in ports(rank):
-            with contextlib.suppress(OSError):
-                listening = socket.create_server(("", port), backlog=1024)
-                threading.Thread(target=self._serve, args=(listening,), daemon=True).start()
-                return
+        if (listening := _listening(rank)) is not None:
+            threading.Thread(target=self._serve, args=(listening,), daemon=True).start()
 
     @property
     def heard(self) -> dict[int, Notice]:
@@ -71,12 +68,32 @@ class NoticeListener:
                 self._attend(caller)
 
     def _attend(self, caller: socket.socket) -> None:
-        caller.settimeout(PATIENCE)
-        with caller.makefile("rb") as lines:
-            notice = msgspec.json.decode(lines.readline(LARGEST), type=Notice)
+        notice = msgspec.json.decode(_line(caller), type=Notice)
         if notice.run == self._rank.run and 0 <= notice.rank < self._rank.world:
             self._heard.setdefault(notice.rank, notice)
             caller.sendall(HEARD)
+
+
+def _listening(rank: Rank) -> socket.socket | None:
+    """A port on the master's address where that is one of this host's, else on all, as for the store."""
+    family = socket.AF_INET6 if ":" in rank.master else socket.AF_INET
+    for address in (rank.master, ""):
+        for port in ports(rank):
+            with contextlib.suppress(OSError):
+                return socket.create_server((address, port), family=family, backlog=1024)
+    return None
+
+
+def _line(caller: socket.socket) -> bytes:
+    """What a caller sends up to the end of its line, or as far as it comes in the time that it has in all."""
+    until, text = time.monotonic() + PATIENCE, b""
+    while b"\n" not in text and len(text) < LARGEST and (left := until - time.monotonic()) > 0:
+        caller.settimeout(left)
+        part = caller.recv(LARGEST)
+        if not part:
+            break
+        text += part
+    return text
 
 
 def send_notice(rank: Rank, host: str, why: str, *, seconds: float) -> bool:
@@ -92,7 +109,7 @@ def send_notice(rank: Rank, host: str, why: str, *, seconds: float) -> bool:
 
 
 def _sent(master: str, port: int, line: bytes) -> bool:
-    opened = connect(master, port, timeout=PATIENCE)
+    opened = connect(master, port, timeout=CONNECT)
     if isinstance(opened, ConnectOutcome):
         return False
     with contextlib.suppress(OSError), opened:
