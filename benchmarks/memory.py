@@ -382,51 +382,43 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.keep or Path(temporary)
         folder.mkdir(exist_ok=True, parents=True)
-        plan = folder / "plan.json"
-        if (
-            plan.exists()
-            and json.loads(plan.read_text()) == [asdict(case) for case in cases]
-            and (folder / "rank1.json").exists()
-        ):
-            measured = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
-        else:
-            measured = launch(cases, folder)
-        table = list(rows(cases, folder, measured))
-        more: dict[str, Any] = {}
-        if given.more:
-            more = {"large": large_model(folder)}
+        table = list(rows(cases, folder, measured_in(folder, cases)))
+        more = {"large": large_model(folder)} if given.more else {}
+    show(table)
+    if given.json:
+        whole = {**versions(), "cases": len(cases), "summary": summary(table), **more, "rows": table}
+        given.json.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def measured_in(folder: Path, cases: list[Case]) -> list[Any]:
+    """What each rank measured: of an earlier call with the same cases, where that is in the folder."""
+    plan = folder / "plan.json"
+    same = plan.exists() and json.loads(plan.read_text()) == [asdict(case) for case in cases]
+    if same and (folder / f"rank{WORLD - 1}.json").exists():
+        return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
+    return launch(cases, folder)
+
+
+def show(table: list[dict[str, Any]]) -> None:
+    """A line for each case and rank, one for each point that is off, and the summary."""
     for row in table:
-        print(
-            f"{row['worst']:7.1%}",
-            Case(**{name: row[name] for name in Case.__dataclass_fields__}).name,
-            "rank",
-            row["rank"],
-        )
+        name = Case(**{name: row[name] for name in Case.__dataclass_fields__}).name
+        print(f"{row['worst']:7.1%}", name, "rank", row["rank"])
         for point, each in row["points"].items():
             if abs(each["error"]) > CLOSE:
-                print(
-                    f"{'':8}{point:18} measured {each['measured']:>9} predicted {each['predicted']:>9} {each['error']:+.1%}"
-                )
+                figures = f"measured {each['measured']:>9} predicted {each['predicted']:>9} {each['error']:+.1%}"
+                print(f"{'':8}{point:18} {figures}")
     print(json.dumps(summary(table), indent=1))
-    if given.json:
-        import deepspeed
-        import torch
-        import transformers
 
-        versions = {
-            "torch": torch.__version__,
-            "deepspeed": deepspeed.__version__,
-            "transformers": transformers.__version__,
-        }
-        whole = {
-            "python": platform.python_version(),
-            **versions,
-            "cases": len(cases),
-            "summary": summary(table),
-            **more,
-            "rows": table,
-        }
-        given.json.write_text(json.dumps(whole, indent=1) + "\n")
+
+def versions() -> dict[str, str]:
+    """What the figures hold for."""
+    import deepspeed
+    import torch
+    import transformers
+
+    modules = {"torch": torch, "deepspeed": deepspeed, "transformers": transformers}
+    return {"python": platform.python_version(), **{name: module.__version__ for name, module in modules.items()}}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import sys
 import warnings
 
 sys.dont_write_bytecode = True
+import config_facts as facts  # noqa: E402
 import config_keys as keys  # noqa: E402
 
 
@@ -144,7 +145,7 @@ def judge(asked, answer, by_model, optimizer):
     made, answer["refusals"] = keys.judge(sized, by_model)
     if made is None:
         return
-    answer["facts"] = keys.facts_of(made)
+    answer["facts"] = facts.of(made)
     optimizer.leave_ops_out()
     try:
         answer.update(optimizer.ask(made, config))

@@ -150,8 +150,20 @@ def kept_views(model, owners, inputs):
     return sorted(found - without)
 
 
-def run(model, owners, inputs, checkpointing):
+def loss_and_logits(output):
+    """The loss of a model's output, one number, and its logits where it names them."""
     import torch
+
+    if isinstance(output, torch.Tensor):
+        loss, logits = output, None
+    elif isinstance(output, dict):
+        loss, logits = output["loss"], output.get("logits")
+    else:
+        loss, logits = output[0], None
+    return loss if loss.numel() == 1 else loss.sum(), logits
+
+
+def run(model, owners, inputs, checkpointing):
 
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -173,17 +185,8 @@ def run(model, owners, inputs, checkpointing):
     try:
         with watching(storages):
             output = model(**inputs)
-            loss = (
-                output
-                if isinstance(output, torch.Tensor)
-                else output["loss"]
-                if isinstance(output, dict)
-                else output[0]
-            )
-            logits = output.get("logits") if isinstance(output, dict) else None
+            loss, logits = loss_and_logits(output)
             timeline.logits = logits.untyped_storage().nbytes() if logits is not None else 0
-            if loss.numel() != 1:
-                loss = loss.sum()
             del output, logits
             timeline.add(LOSS, 0)
             loss.backward()

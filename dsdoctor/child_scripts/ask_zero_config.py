@@ -74,20 +74,30 @@ def effective(config):
     return values_of(DeepSpeedConfig(config))
 
 
+COUNTS = (
+    "reduce_bucket_size",
+    "allgather_bucket_size",
+    "prefetch_bucket_size",
+    "param_persistence_threshold",
+    "model_persistence_threshold",
+    "max_live_parameters",
+    "max_reuse_distance",
+    "sub_group_size",
+)
+SWITCHES = ("overlap_comm", "contiguous_gradients", "reduce_scatter", "round_robin_gradients")
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
 def values_of(read):
     """The values of a DeepSpeedConfig. dsdoctor.memory.engine takes them of a running engine's, too."""
     import deepspeed
 
-    zero = read.zero_config
     bf16, fp16 = read.bfloat16_config, read.float16_config
     dtype = "float16" if fp16.enabled else "bfloat16" if bf16.enabled else "float32"
-    values = {
+    return {
         "version": deepspeed.__version__,
-        "stage": int(zero.stage),
         "dtype": dtype,
-        "accumulation_dtype": {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}.get(
-            read.grad_accum_dtype, dtype
-        ),
+        "accumulation_dtype": DTYPES.get(read.grad_accum_dtype, dtype),
         "communication_dtype": str(read.communication_data_type or dtype).replace("torch.", ""),
         "micro_batch": int(read.train_micro_batch_size_per_gpu),
         "accumulation_steps": int(read.gradient_accumulation_steps),
@@ -96,6 +106,18 @@ def values_of(read):
         "torch_adam": bool((read.optimizer_params or {}).get("torch_adam", False)),
         "autocast": bool(read.torch_autocast_enabled),
         "checkpoint_activations_in_cpu": bool(read.activation_checkpointing_config.cpu_checkpointing),
+        "gradients_in_master_dtype": bool(
+            getattr(bf16, "bf16_master_weights_and_grads", False)
+            or getattr(fp16, "fp16_master_weights_and_grads", False)
+        ),
+        **of_zero(read.zero_config),
+    }
+
+
+def of_zero(zero):
+    """The values of its section zero_optimization."""
+    return {
+        "stage": int(zero.stage),
         "offload_optimizer": device(zero.offload_optimizer),
         "offload_param": device(zero.offload_param),
         "optimizer_pinned": bool(zero.offload_optimizer and zero.offload_optimizer.pin_memory),
@@ -107,26 +129,10 @@ def values_of(read):
         "hpz_partition_size": int(zero.zero_hpz_partition_size),
         "quantized_weights": bool(zero.zero_quantized_weights),
         "gather_on_save": bool(zero.gather_16bit_weights_on_model_save),
-        "gradients_in_master_dtype": bool(
-            getattr(bf16, "bf16_master_weights_and_grads", False)
-            or getattr(fp16, "fp16_master_weights_and_grads", False)
-        ),
         "zenflow": zero.zenflow is not None,
+        **{name: int(getattr(zero, name)) for name in COUNTS},
+        **{name: bool(getattr(zero, name)) for name in SWITCHES},
     }
-    for name in (
-        "reduce_bucket_size",
-        "allgather_bucket_size",
-        "prefetch_bucket_size",
-        "param_persistence_threshold",
-        "model_persistence_threshold",
-        "max_live_parameters",
-        "max_reuse_distance",
-        "sub_group_size",
-    ):
-        values[name] = int(getattr(zero, name))
-    for name in ("overlap_comm", "contiguous_gradients", "reduce_scatter", "round_robin_gradients"):
-        values[name] = bool(getattr(zero, name))
-    return values
 
 
 def device(offload):

@@ -152,9 +152,8 @@ def fill_by_trainer(config, given, world, model):
     filled.config = made.config
     if plugin is not None:
         leftovers(plugin, filled)
-    for path in filled.unknown:
-        if path == "train_batch_size":
-            take(filled.config, path)
+    if "train_batch_size" in filled.unknown:
+        take(filled.config, "train_batch_size")
     return filled
 
 

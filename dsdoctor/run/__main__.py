@@ -86,12 +86,8 @@ def make_parser(environment: Mapping[str, str]) -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add(
-        "--overflow",
-        metavar="LEVEL",
-        default=environment.get(LEVEL_VARIABLE),
-        help="guard (default), frames, trace or off",
-    )
+    level = environment.get(LEVEL_VARIABLE)
+    add("--overflow", metavar="LEVEL", default=level, help="guard (default), frames, trace or off")
     add(
         "--frames", metavar="N", type=int, default=Options.max_frames_to_save, help="frames shown (default %(default)s)"
     )

@@ -99,6 +99,7 @@ class DeepSpeedHere:
     def __init__(self) -> None:
         # the scripts are made for other interpreters, and this is one that DeepSpeed is loaded in
         self.keys = runpy.run_path(str(CHILD_SCRIPTS / "config_keys.py"))
+        self.facts = runpy.run_path(str(CHILD_SCRIPTS / "config_facts.py"))
         stages = runpy.run_path(str(CHILD_SCRIPTS / "config_stages.py"))
         with quiet_deepspeed() as deepspeed:
             sections, self.by_model = self.keys["sections"]()
@@ -114,7 +115,7 @@ class DeepSpeedHere:
         """What it answers about a configuration."""
         with quiet_deepspeed():
             made, refusals = self.keys["judge"](config, self.by_model)
-            facts = self.keys["facts_of"](made) if made is not None else None
+            facts = self.facts["of"](made) if made is not None else None
         told = msgspec.convert(refusals, tuple[Refusal, ...])
         return replace(self.known, config=config, refusals=told, facts=msgspec.convert(facts, Effective | None))
 

@@ -21,7 +21,7 @@ CONSEQUENCE = re.compile(
 TRANSPORT = re.compile(
     r'File "[^"]*(/torch/(distributed|cuda)/|/deepspeed/comm/|/dsdoctor/comm/(torch_ops|collectives/calls)\.py")'
 )
-"""A frame in which a rank waits for the others: torch's that communicate or synchronise, or ours that waits for what torch returned."""
+"""A frame in which a rank waits for others: torch's that communicate or synchronise, or ours that waits for what torch returned."""
 
 
 @dataclass(frozen=True, kw_only=True)

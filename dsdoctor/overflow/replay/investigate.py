@@ -114,16 +114,8 @@ def replayed(
     rank_reports = ranks.gather(rank_report)
     if not _forward_is_clean(rank_reports) or not any(report.scale.value > 1 for report in rank_reports):
         return rank_reports
-    plain = ReplayObservations()
-    _replay(
-        engine,
-        recorder,
-        plain,
-        rank_report,
-        batch=batch,
-        most_frames=most_frames,
-        factor=1.0 / rank_report.scale.value,
-    )
+    plain, factor = ReplayObservations(), 1.0 / rank_report.scale.value
+    _replay(engine, recorder, plain, rank_report, batch=batch, most_frames=most_frames, factor=factor)
     return ranks.gather(msgspec.structs.replace(rank_report, at_scale_one=_worst(plain.local) if plain.local else None))
 
 
