@@ -372,6 +372,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="cases whose name holds all of these")
     parser.add_argument("--every", type=int, default=1, help="each N-th case")
     parser.add_argument("--more", action="store_true", help="also a model of 70 B parameters")
+    parser.add_argument("--again", action="store_true", help="measure cases that are off once more; the lesser counts")
     parser.add_argument("--keep", type=Path, help="a folder for the measurements; those that are there are used")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -382,7 +383,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.keep or Path(temporary)
         folder.mkdir(exist_ok=True, parents=True)
-        table = list(rows(cases, folder, measured_in(folder, cases)))
+        measured = measured_in(folder, cases)
+        table = list(rows(cases, folder, measured))
+        far = sorted({cases.index(case_of(row)) for row in table if row["worst"] > CLOSE})
+        if far and given.again:
+            measure_again(folder, cases, far, measured)
+            table = list(rows(cases, folder, measured))
         more = {"large": large_model(folder)} if given.more else {}
     show(table)
     if given.json:
@@ -399,11 +405,29 @@ def measured_in(folder: Path, cases: list[Case]) -> list[Any]:
     return launch(cases, folder)
 
 
+def measure_again(folder: Path, cases: list[Case], far: list[int], measured: list[list[dict[str, Any]]]) -> None:
+    """The lesser of two measurements for the cases at ``far``; changes ``measured``.
+
+    A thread of gloo's lets go of a collective's tensors a moment after ``wait()`` returned. On a busy machine that moment
+    reaches into the next point, which then measures more than the training needs: seen as 50 to 280 kB. It never measures less.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        for rank, second in enumerate(launch([cases[number] for number in far], Path(temporary))):
+            for number, result in zip(far, second, strict=True):
+                first = measured[rank][number]["measured"]
+                measured[rank][number]["measured"] = {
+                    point: min(first[point], result["measured"][point]) for point in first
+                }
+
+
+def case_of(row: dict[str, Any]) -> Case:
+    return Case(**{name: row[name] for name in Case.__dataclass_fields__})
+
+
 def show(table: list[dict[str, Any]]) -> None:
     """A line for each case and rank, one for each point that is off, and the summary."""
     for row in table:
-        name = Case(**{name: row[name] for name in Case.__dataclass_fields__}).name
-        print(f"{row['worst']:7.1%}", name, "rank", row["rank"])
+        print(f"{row['worst']:7.1%}", case_of(row).name, "rank", row["rank"])
         for point, each in row["points"].items():
             if abs(each["error"]) > CLOSE:
                 figures = f"measured {each['measured']:>9} predicted {each['predicted']:>9} {each['error']:+.1%}"

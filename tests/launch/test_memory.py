@@ -50,7 +50,7 @@ def test_two_real_ranks_hold_what_is_predicted_at_each_point(tmp_path: Path) -> 
     """Each fifteenth of 160 cases: five architectures, all stages, both types, each offload and both buckets are among them."""
     table = tmp_path / "table.json"
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks/memory.py"), "--every", "15", "--json", str(table)],
+        [sys.executable, str(ROOT / "benchmarks/memory.py"), "--every", "15", "--again", "--json", str(table)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
