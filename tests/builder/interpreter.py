@@ -22,7 +22,8 @@ def ask_commands(ops):
         if op == "deadly":
             sys.exit("its builder ends the process")
         place = pathlib.Path("build/dsdoctor") / op
-        target = place / "lib" / "deepspeed" / "ops" / f"{op}_op.cpython-311-x86_64-linux-gnu.so"
+        named = "misnamed" if os.environ.get("LIES") == "missing" else f"{op}_op"
+        target = place / "lib" / "deepspeed" / "ops" / f"{named}.cpython-311-x86_64-linux-gnu.so"
         object_file, source = place / "temp" / f"{op}.o", f"csrc/{op}.c"
         flags = shlex.split(os.environ.get("CFLAGS", ""))  # as setuptools reads them
         compiling = [os.environ["CC"], "-fPIC", "-g", f"-I{pathlib.Path.cwd()}/csrc", *flags]
@@ -35,7 +36,6 @@ def ask_commands(ops):
 
 
 def bdist_wheel():
-    library = pathlib.Path(pathlib.Path("setup.cfg").read_text().split("build_lib = ")[1].strip())
     local = pathlib.Path("build.txt").read_text()
     packed = pathlib.Path(arguments[arguments.index("--dist-dir") + 1])
     packed.mkdir()
@@ -43,13 +43,11 @@ def bdist_wheel():
     print(f"packing, with CFLAGS={os.environ.get('CFLAGS')!r} by the index {os.environ.get('PIP_INDEX_URL')}")
     ops = {name[9:].lower(): 1 for name in os.environ if name.startswith("DS_BUILD_") and name[9:] != "OPS"}
     with zipfile.ZipFile(packed / f"deepspeed-1.0{local}-cp311-cp311-linux_x86_64.whl", "w") as wheel:
-        for path in library.rglob("*.so"):
-            if lies != "missing":
-                wheel.write(path, path.relative_to(library))
         claims = {} if lies == "unclaimed" else ops
-        wheel.writestr("deepspeed/git_version_info_installed.py", f"installed_ops={claims}\n")
-        wheel.writestr("deepspeed-1.0.dist-info/METADATA", "Name: deepspeed\n")
-        wheel.writestr("deepspeed-1.0.dist-info/RECORD", "deepspeed-1.0.dist-info/RECORD,,\n")
+        wheel.writestr("deepspeed/git_version_info_installed.py", f"version='1.0{local}'\ninstalled_ops={claims}\n")
+        inside = f"deepspeed-1.0{local}.dist-info"
+        wheel.writestr(f"{inside}/METADATA", f"Name: deepspeed\nVersion: 1.0{local}\n")
+        wheel.writestr(f"{inside}/RECORD", f"{inside}/RECORD,,\n")
 
 
 def load_ops(pairs):

@@ -22,6 +22,7 @@ import pytest
 from dsdoctor.builder.make.make_wheel import make
 from dsdoctor.builder.make.manifest import Manifest, decode
 from dsdoctor.builder.make.op_job import OpProgress
+from dsdoctor.builder.make.pack import STAND_IN
 from dsdoctor.builder.make.workdir import Workdir
 from dsdoctor.core.build_models import BuildPlan, BuildResult, LeftOut, OpPlan, Source
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
@@ -30,6 +31,7 @@ from dsdoctor.core.workspace import cache_folder, log_folder, workspace
 from tests.conftest import CPU_TORCH, machine
 from tests.planted import COMPILED, IN_ADDRESSES, WORDINGS, plant
 
+INSIDE = "deepspeed-1.0+cpu.torch2.13.dist-info"
 PLAYER = Path(__file__).with_name("interpreter.py")
 INTERPRETER = Path(tempfile.mkdtemp(prefix="dsdoctor-tests-")) / "python"
 """PLAYER behind a first line that names this very interpreter: a version manager's shim would take most of the time."""
@@ -153,19 +155,19 @@ def test_the_manifest_distinguishes_what_was_asked_from_what_came_along(built: B
 
 
 def test_the_record_of_the_wheel_is_true(built: Built) -> None:
-    record = built.read("deepspeed-1.0.dist-info/RECORD").decode()
-    content = built.read("deepspeed-1.0.dist-info/dsdoctor.json")
+    record = built.read(f"{INSIDE}/RECORD").decode()
+    content = built.read(f"{INSIDE}/dsdoctor.json")
 
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-    assert f"deepspeed-1.0.dist-info/dsdoctor.json,sha256={digest},{len(content)}\n" in record
+    assert f"{INSIDE}/dsdoctor.json,sha256={digest},{len(content)}\n" in record
     assert decode(content).wheel is None  # a file cannot hold its own digest
 
 
 def test_the_bill_of_materials_lists_the_ops_by_their_digests(built: Built) -> None:
-    path = "deepspeed-1.0.dist-info/sboms/dsdoctor.cdx.json"
+    path = f"{INSIDE}/sboms/dsdoctor.cdx.json"
     wheel = json.loads(built.read(path))["metadata"]["component"]
 
-    assert f"\n{path},sha256=" in "\n" + built.read("deepspeed-1.0.dist-info/RECORD").decode()
+    assert f"\n{path},sha256=" in "\n" + built.read(f"{INSIDE}/RECORD").decode()
     assert wheel["version"] == "1.0+cpu.torch2.13"
     assert {part["name"]: part["hashes"][0]["content"] for part in wheel["components"]} == {
         entry.file: hashlib.sha256(built.read(entry.file)).hexdigest() for entry in built.manifest.ops
@@ -175,7 +177,7 @@ def test_the_bill_of_materials_lists_the_ops_by_their_digests(built: Built) -> N
 def test_the_environment_is_the_callers_with_ours_on_top(built: Built) -> None:
     claimed = built.read("deepspeed/git_version_info_installed.py").decode()
 
-    assert claimed == "installed_ops={'one': 1, 'two': 1}\n"
+    assert claimed.splitlines() == ["version='1.0+cpu.torch2.13'", "installed_ops={'one': 1, 'two': 1}"]
 
 
 def test_the_manifest_does_not_name_the_users_home(built: Built) -> None:
@@ -190,7 +192,7 @@ def test_no_log_and_no_file_of_the_wheel_holds_a_planted_token(built: Built) -> 
         files = {name: wheel.read(name) for name in wheel.namelist()}
     files |= {path.name: path.read_bytes() for folder in (built.logs, built.out) for path in folder.iterdir()}
 
-    assert {"one.log", "wheel.log", "build.log", "deepspeed-1.0.dist-info/sboms/dsdoctor.cdx.json"} <= set(files)
+    assert {"one.log", "wheel.log", "build.log", f"{INSIDE}/sboms/dsdoctor.cdx.json"} <= set(files)
     assert {name: found for name, data in files.items() if (found := PLANTED.found_in(data.decode("latin-1")))} == {}
     assert " -O2 -I/opt/x ... ... ... ... ... ... ... -c csrc/one.c" in files["one.log"].decode()
     assert PLANTED.found_in(str(built.result)) == []
@@ -419,3 +421,10 @@ def test_two_wheels_of_other_content_never_bear_one_name(tmp_path: Path) -> None
     )
     same = [(tmp_path / name / "dist" / names[name]).read_bytes() for name in ("same", "again")]
     assert same[0] == same[1]
+    # the version inside is that of the name, and nothing tells of what stood there while the tag was not known
+    version = names["same"].split("-")[1]
+    with zipfile.ZipFile(tmp_path / "same" / "dist" / names["same"]) as wheel:
+        texts = {name: wheel.read(name).decode("latin-1") for name in wheel.namelist()}
+    assert texts[f"deepspeed-{version}.dist-info/METADATA"] == f"Name: deepspeed\nVersion: {version}\n"
+    assert f"version='{version}'" in texts["deepspeed/git_version_info_installed.py"]
+    assert not [name for name, text in texts.items() if STAND_IN in name + text]

@@ -1,4 +1,4 @@
-"""BuildPlan -> wheel: assembles the toolkit, compiles the ops, packs one wheel, checks that its ops load, and puts it in place.
+"""BuildPlan -> wheel: assembles the toolkit, compiles the ops while the rest is packed, and checks that they load.
 
 Works in a temporary folder; the wheel appears in the out folder by rename, or not at all.
 """
@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-from dsdoctor.builder.make.compile import child_environment, compile_ops, shared_object
-from dsdoctor.builder.make.first_error import first_error
+from dsdoctor.builder.make.compile import child_environment, compile_ops
 from dsdoctor.builder.make.manifest import EARLIEST, Manifest, describe_wheel, encode_inside, write_into
 from dsdoctor.builder.make.op_cache import OpCache
 from dsdoctor.builder.make.op_job import Compiled, Watch
+from dsdoctor.builder.make.pack import packing, put_in
 from dsdoctor.builder.make.prove import OpProof, prove
 from dsdoctor.builder.make.sbom import SBOM, bill_of_materials
 from dsdoctor.builder.make.scheduler import Pool
@@ -25,12 +25,11 @@ from dsdoctor.builder.toolkit.kept import refuse_altered
 from dsdoctor.builder.toolkit.parts import toolkit_parts
 from dsdoctor.builder.toolkit.python_headers import unpack_headers
 from dsdoctor.core.build_models import BuildPlan, BuildResult, OpResult, Source
-from dsdoctor.core.errors import BuildFailed, ImpossiblePlan
-from dsdoctor.core.files import PRIVATE, make_folder, replacing, write_bytes, write_text
+from dsdoctor.core.errors import ImpossiblePlan
+from dsdoctor.core.files import PRIVATE, make_folder, replacing
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
-from dsdoctor.core.redaction import Hidden
 
 LONGEST_EPOCH = 11
 TAG, TAG_LENGTH = "b", 8
@@ -63,7 +62,10 @@ def make(
     started, cpu = time.monotonic(), _cpu_seconds()
     prepare_out(workdir.out)
     _prepare(host, plan, say)
-    with tree_to_compile_in(plan, source, machine, say) as tree:
+    with (
+        tree_to_compile_in(plan, source, machine, say) as tree,
+        packing(host, plan, source, workdir, compiled_in=tree) as bare,
+    ):
         pool = workdir.pool or Pool(plan.jobs, plan.memory)
         env, logs = child_environment(host, plan), workdir.logs
         cache = OpCache(plan, machine, tree, workdir.store, env) if workdir.store else None
@@ -71,7 +73,7 @@ def make(
         gather(plan, compiled, workdir.folder / LIBRARY)
     packed = _Packed()
     if all(op.library for op in compiled):
-        packed = _packed(host, plan, source, machine, workdir, say)
+        packed = _packed(host, plan, source, machine, workdir, say, bare())
     if cache is not None:
         cache.drop(proof.op for proof in packed.proofs if proof.wrong)
     join_logs(workdir.logs)
@@ -89,13 +91,18 @@ def make(
 
 
 def _packed(
-    host: LocalHost, plan: BuildPlan, source: Source, machine: Machine, workdir: Workdir, say: Callable[[str], None]
+    host: LocalHost,
+    plan: BuildPlan,
+    source: Source,
+    machine: Machine,
+    workdir: Workdir,
+    say: Callable[[str], None],
+    bare: Path,
 ) -> _Packed:
-    """Pack the compiled ops into a wheel, check each of them, and put the wheel into the out folder."""
-    say("packing the wheel")
+    """Put the compiled ops into the wheel, check each of them, and put the wheel into the out folder."""
+    say("packing and checking the wheel")
     plan = _with_tag(host, plan, source, machine, workdir)
-    packed = _pack(host, plan, source, workdir)
-    say("checking the wheel")
+    packed = put_in(bare, workdir.folder / LIBRARY, plan, workdir.folder / "complete")
     env = child_environment(host, plan)
     proofs, notes = prove(packed, plan, machine, folder=workdir.folder / "proof", env=env)
     if any(proof.wrong for proof in proofs):
@@ -137,45 +144,6 @@ def prepare_out(out: Path, option: str = "--out") -> None:
         raise ImpossiblePlan(
             f"the folder {out} of {option} cannot be written: {error.strerror}", hint=f"name another: {option} DIR"
         ) from None
-
-
-def _pack(host: LocalHost, plan: BuildPlan, source: Source, workdir: Workdir) -> Path:
-    """One wheel out of the compiled ops, made by DeepSpeed's own setup.py, which also records which ops it holds."""
-    tree, library, packed = Path(source.folder), workdir.folder / LIBRARY, workdir.folder / "packed"
-    # a tree may have links at these names, which would lead out of it
-    settings = tree / "setup.cfg"
-    before = settings.read_bytes() if settings.is_file() else b""
-    write_bytes(settings, before + f"\n[build]\nbuild_lib = {library}\n".encode())
-    write_text(tree / "build.txt", f"+{plan.local_version}" if plan.local_version else "")
-    # setup.py lists its extras in the order of a set, which would differ from run to run
-    env = child_environment(host, plan) | {op.variable: "1" for op in plan.ops} | {"PYTHONHASHSEED": "0"}
-    # setup.py asks git for a commit: it must not find a repository that the cache folder happens to lie in
-    env |= {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
-    env = {name: value for name, value in env.items() if name not in {"GIT_DIR", "GIT_WORK_TREE"}}
-    if plan.accelerator == "cuda":
-        env["TORCH_CUDA_ARCH_LIST"] = ";".join(plan.architectures)
-    lines: list[str] = []
-    # build_ext is not run again (--skip-build): the shared objects are in build_lib already
-    argv = [
-        plan.python,
-        "setup.py",
-        "build_py",
-        "build_scripts",
-        "bdist_wheel",
-        "--skip-build",
-        "--dist-dir",
-        str(packed),
-    ]
-    hidden = Hidden(host.environment())
-    status = host.stream(argv, cwd=tree, env=env, on_line=lambda line: lines.append(hidden.out_of(line)))
-    write_text(workdir.logs / "wheel.log", "\n".join(lines) + "\n", mode=PRIVATE, errors="backslashreplace")
-    wheels = sorted(packed.glob("*.whl")) if status == 0 else []
-    if len(wheels) != 1 or any(shared_object(library, op.module) is None for op in plan.ops):
-        raise BuildFailed(
-            f"DeepSpeed's setup.py made no wheel: {first_error(lines) or f'it ended with status {status}'}",
-            hint=f"the whole log is {workdir.logs / 'wheel.log'}",
-        )
-    return wheels[0]
 
 
 def _with_tag(host: LocalHost, plan: BuildPlan, source: Source, machine: Machine, workdir: Workdir) -> BuildPlan:
