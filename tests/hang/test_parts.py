@@ -4,6 +4,8 @@ import json
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -266,3 +268,20 @@ def test_the_watch_is_on_and_can_be_left_out(tmp_path: Path, monkeypatch: pytest
 def test_options_that_make_no_sense_are_said(argv: tuple[str, str]) -> None:
     with pytest.raises(UsageError):
         parse_command_line([*argv, "-m", "train"], {})
+
+
+def test_what_switches_the_watch_on_for_later_commands_is_lines_of_a_shell(tmp_path: Path) -> None:
+    ours = [sys.executable, "-m", "dsdoctor.run", "--hang-after", "7", "--hang-dir", str(tmp_path / "a folder")]
+    done = subprocess.run([*ours, "--export", "sh"], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        ["sh", "-c", done.stdout + 'printf %s "$DSDOCTOR_RUN"'], capture_output=True, text=True, check=True
+    )
+
+    order = json.loads(shown.stdout)
+    assert (order["main"], order["hang"]["after"], order["hang"]["folder"]) == (0, 7.0, str(tmp_path / "a folder"))
+
+
+@pytest.mark.parametrize("argv", [["--export", "fish"], ["--export", "sh", "train.py"]])
+def test_an_export_that_makes_no_sense_is_said(argv: list[str]) -> None:
+    with pytest.raises(UsageError):
+        parse_command_line(argv, {})

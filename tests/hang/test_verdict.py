@@ -201,3 +201,10 @@ def test_equal_stacks_are_folded() -> None:
     heads = [line for line in folded(views) if not line.startswith(" ")]
 
     assert heads == ["rank 2:", "ranks 0-1, 3:"]
+
+
+def test_of_ranks_that_were_not_heard_of_nobody_says_that_they_wait_for_nothing() -> None:
+    rule, severity, title = one(incident(*(view(rank, elsewhere(), 56) for rank in range(3))))
+
+    assert (rule, severity) == ("hang-unclear", Severity.WARNING)
+    assert "3 of 4 ranks were heard of" in title
