@@ -10,30 +10,36 @@ if TYPE_CHECKING:
     from dsdoctor.overflow.watch.debug import DebugUnderflowOverflow, detect_overflow
     from dsdoctor.overflow.watch.engine import initialize, watch
     from dsdoctor.overflow.watch.remedy import fp32_forward, keep_in_fp32
+    from dsdoctor.run.hang_in_code import watch_hangs
+    from dsdoctor.run.trainer_callback import HangCallback
 
 __all__ = [
     "DebugUnderflowOverflow",
+    "HangCallback",
     "OverflowDetected",
     "detect_overflow",
     "fp32_forward",
     "initialize",
     "keep_in_fp32",
     "watch",
+    "watch_hangs",
 ]
 
 _PLACES = {
-    "DebugUnderflowOverflow": "watch.debug",
-    "OverflowDetected": "hooks.ranks",
-    "detect_overflow": "watch.debug",
-    "fp32_forward": "watch.remedy",
-    "initialize": "watch.engine",
-    "keep_in_fp32": "watch.remedy",
-    "watch": "watch.engine",
+    "DebugUnderflowOverflow": "overflow.watch.debug",
+    "HangCallback": "run.trainer_callback",
+    "OverflowDetected": "overflow.hooks.ranks",
+    "detect_overflow": "overflow.watch.debug",
+    "fp32_forward": "overflow.watch.remedy",
+    "initialize": "overflow.watch.engine",
+    "keep_in_fp32": "overflow.watch.remedy",
+    "watch": "overflow.watch.engine",
+    "watch_hangs": "run.hang_in_code",
 }
-"""Where each name of ``__all__`` is in ``dsdoctor.overflow``: looked up when it is asked for, because torch is there."""
+"""Where each name of ``__all__`` is: looked up when it is asked for, because torch is there."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _PLACES:
-        return getattr(importlib.import_module(f"dsdoctor.overflow.{_PLACES[name]}"), name)
+        return getattr(importlib.import_module(f"dsdoctor.{_PLACES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

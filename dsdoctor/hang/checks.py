@@ -183,11 +183,14 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
     # where some have come to their end the training is over, and the rest may take its time
     if case.waiting_ranks or not living or not case.joined or case.dead:
         return
+    # one that was not heard of may wait in a collective
+    if len(case.views) < case.incident.world:
+        return
     first = living[0]
+    stand = "does not move, and waits" if len(living) == 1 else "do not move, and wait"
     yield severity_of(*living)(
         "hang-all-outside",
-        f"{ranks_words(view.rank for view in living)} {'does' if len(living) == 1 else 'do'} not move, and wait for no "
-        f"other rank; rank {first.rank}: {case.where(first)}",
+        f"{ranks_words(view.rank for view in living)} {stand} for no other rank; rank {first.rank}: {case.where(first)}",
         evidence=case.evidence([view.rank for view in living[:4]]),
         fix="look at what that line waits for",
     )

@@ -37,6 +37,15 @@ class Moment:
     bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChildrenMoment:
+    """What the processes below a rank had taken, and read and written, at one time."""
+
+    clock: float
+    cpu: float
+    bytes: int
+
+
 class LocalRank:
     """A rank by its ring file, whose name holds its number and its process. Raises OSError or ValueError for what is none."""
 
@@ -53,7 +62,7 @@ class LocalRank:
         self._started = self.facts.started if self.facts else 0
         self._reader = RingReader(path)
         self._moments: deque[Moment] = deque(maxlen=WINDOW)
-        self._children: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._children: deque[ChildrenMoment] = deque(maxlen=WINDOW)
 
     @property
     def alive(self) -> bool:
@@ -78,7 +87,8 @@ class LocalRank:
 
     def look_at_children(self, parents: dict[int, int]) -> None:
         """Note what the processes below this one have taken: asked for only when nothing moves."""
-        self._children.append((time.monotonic(), processes.cpu_of_children(self.pid, parents)))
+        cpu, moved = processes.work_of_children(self.pid, parents)
+        self._children.append(ChildrenMoment(clock=time.monotonic(), cpu=cpu, bytes=moved))
 
     def view(self) -> RankView:
         """The rank as it is now, with the source lines of its stacks."""
@@ -123,11 +133,7 @@ class LocalRank:
         # its own ring is a few kilobytes a second
         if (moved := last.bytes - first.bytes) >= BYTES + seconds * 16_384:
             words.append(f"it read or wrote {moved >> 20} MiB")
-        children = [look for look in self._children if look[0] > since]
-        if len(children) > 1:
-            (begin, before), (end, after) = children[0], children[-1]
-            if end > begin and (after - before) / (end - begin) >= CPU:
-                words.append(f"its child processes took {(after - before) / (end - begin):.0%} of a processor")
+        words += children_words([look for look in self._children if look.clock > since])
         return ", ".join(words)
 
     @property
@@ -161,6 +167,24 @@ class LocalRank:
             self.ended, self.facts = processes.ending_words(facts), facts
         else:
             self.facts = facts
+
+
+def children_words(moments: list[ChildrenMoment]) -> list[str]:
+    """How the processes below a rank are seen to work; none where they are not.
+
+    >>> at = lambda clock, cpu, bytes: ChildrenMoment(clock=clock, cpu=cpu, bytes=bytes)
+    >>> children_words([at(0.0, 1.0, 0), at(10.0, 6.0, 9 << 20)])
+    ['its child processes took 50% of a processor', 'its child processes read or wrote 9 MiB']
+    >>> children_words([at(0.0, 1.0, 0), at(10.0, 1.0, 9000)])
+    []
+    """
+    if len(moments) < 2:
+        return []
+    first, last = moments[0], moments[-1]
+    seconds = max(last.clock - first.clock, 1.0)
+    share, moved = (last.cpu - first.cpu) / seconds, last.bytes - first.bytes
+    words = [f"its child processes took {share:.0%} of a processor"] if share >= CPU else []
+    return words + ([f"its child processes read or wrote {moved >> 20} MiB"] if moved >= BYTES else [])
 
 
 def lock_of(view: RankView) -> Lock | None:

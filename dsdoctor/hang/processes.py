@@ -45,11 +45,18 @@ def ending_words(facts: ProcessFacts) -> str:
     return ending_of(facts.exit_status) or "exit status 0"
 
 
+COUNTED = ("rchar", "wchar", "read_bytes", "write_bytes")
+
+
 def moved_bytes(pid: int) -> int:
-    """Bytes that a process has read and written so far, by any system call; 0 where that is not shown."""
+    """Bytes that a process has read and written so far, 0 where that is not shown.
+
+    Of a system call the kernel counts them at its end, and one that writes a checkpoint may take minutes; what reaches a disk's
+    pages it counts at once. Both together count some bytes twice, which harms nothing: asked is whether they grow.
+    """
     try:
         with open(f"/proc/{pid}/io", encoding="ascii") as file:  # noqa: PTH123
-            return sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "wchar")))
+            return sum(int(line.split()[1]) for line in file if line.startswith(COUNTED))
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -94,9 +101,11 @@ def all_parents() -> dict[int, int]:
     return found
 
 
-def cpu_of_children(pid: int, parents: dict[int, int]) -> float:
-    """Seconds of processor time of all processes below one."""
-    return sum(facts.cpu for child in below(pid, parents) if (facts := facts_of(child)) is not None)
+def work_of_children(pid: int, parents: dict[int, int]) -> tuple[float, int]:
+    """Seconds of processor time, and bytes read and written, of all processes below one."""
+    children = tuple(below(pid, parents))
+    seconds = sum(facts.cpu for child in children if (facts := facts_of(child)) is not None)
+    return seconds, sum(map(moved_bytes, children))
 
 
 def below(pid: int, parents: dict[int, int]) -> Iterator[int]:

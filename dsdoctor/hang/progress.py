@@ -8,6 +8,8 @@ LEAST, TIMES = 60.0, 10.0
 SURVIVED = 2.0
 SHARE_OF_TIMEOUT = 0.6
 """Of torch's own timeout: an answer that comes after it helps nobody."""
+USUAL_TIMEOUT = 600.0
+"""Seconds of torch's timeout for NCCL where nothing is recorded."""
 
 
 @dataclass
@@ -41,5 +43,4 @@ class Pace:
     def limit_of_work(self, timeout: float | None) -> float:
         """Seconds after which even a rank that is seen to work is told of, because torch's own timeout comes near."""
         limit = self.limit(timeout)
-        longest = TIMES * limit
-        return max(limit, longest if timeout is None else min(longest, SHARE_OF_TIMEOUT * timeout))
+        return max(limit, min(TIMES * limit, SHARE_OF_TIMEOUT * (timeout or USUAL_TIMEOUT)))

@@ -6,7 +6,7 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.hang.case import Case
 from dsdoctor.hang.checks import CHECKS
 from dsdoctor.hang.models import Incident, Verdict
-from dsdoctor.hang.stacks import folded
+from dsdoctor.hang.stacks import acting_stack, doing, folded
 
 TOGETHER = {"hang-rank-gone", "hang-rank-stopped", "hang-host-gone", "hang-disk-sleep", "hang-interpreter-held"}
 """Causes that do not explain each other: two processes may be stopped for two reasons."""
@@ -27,6 +27,29 @@ def judge(incident: Incident) -> Verdict:
 def is_working(verdict: Verdict) -> bool:
     """Whether all that the others wait for is seen to work: slow, not hung."""
     return all(finding.severity is not Severity.ERROR for finding in verdict.findings)
+
+
+OUTSIDE = {
+    "waits for the network",
+    "waits for another process",
+    "waits for a child process",
+    "waits for a network file system",
+}
+
+
+LATE = {"hang-not-started", "hang-rank-behind", "hang-rank-outside", "hang-all-outside"}
+
+
+def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
+    """Whether a rank that others wait for waits itself for something that is not seen from here, and may well work: a server
+    that answers slowly, a node that is still being started."""
+    case = Case(incident)
+    if verdict.findings[0].rule not in LATE:
+        return False
+    if case.starting and case.unknown:
+        return True
+    late = [view for view in incident.ranks if view.rank not in case.unwell and view.rank not in case.waiting_ranks]
+    return any(doing(acting_stack(view), view.waits) in OUTSIDE for view in late)
 
 
 def hang_unclear(case: Case) -> tuple[Finding, ...]:

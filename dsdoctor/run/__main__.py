@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
-from dsdoctor.run import hang, memory
+from dsdoctor.run import export, hang, memory
 from dsdoctor.run.config_option import add_option, mode_of
 from dsdoctor.run.script import VARIABLE, RunOrder
 
@@ -47,6 +47,7 @@ the same under every launcher: dsdoctor.run stands before the script, the option
   python -m dsdoctor.run -m package.train --epochs 3
   python -m dsdoctor.run - --epochs 3 < train.py
 with a debugger or a profiler: python -m dsdoctor.run -m cProfile -o profile.out train.py
+where that line cannot be changed, before it in the same shell or job script: eval "$(python -m dsdoctor.run --export sh)"
 
 DSDOCTOR_OVERFLOW=LEVEL in the environment is --overflow LEVEL where that is not given, DSDOCTOR_HANG=off is --hang off.
 When no rank moves any more, dsdoctor says which one does not come, where it stands and why; kill -USR2 PID of a rank asks at
@@ -58,13 +59,14 @@ where the command makes no sense."""
 class CommandLine:
     """A command line understood. ``options``: None for --overflow off. ``script``: what Python is to run, ``-m`` and a
     module's name or a path, then its arguments. ``memory``: off, oom or trace. ``hang``: the fields of its options, None
-    for --hang off."""
+    for --hang off. ``exports``: no script is run, and the environment that would be is printed."""
 
     options: Options | None
     script: tuple[str, ...]
     config_check: str = "off"
     memory: str = memory.OOM
     hang: dict[str, Any] | None = None
+    exports: bool = False
 
 
 class Parser(argparse.ArgumentParser):
@@ -111,6 +113,7 @@ def make_parser(environment: Mapping[str, str]) -> Parser:
     add_option(parser)
     memory.add_option(parser)
     hang.add_options(parser, environment)
+    export.add_option(parser)
     return parser
 
 
@@ -124,6 +127,20 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
     ours, words = split_script(rest)
     given = make_parser(environment).parse_args(ours)
     options = options_of(given)
+    exports = export.is_wanted(given, words)
+    script = () if exports else script_of(words, launchers)
+    return CommandLine(
+        options=options,
+        script=script,
+        config_check=mode_of(given),
+        memory=memory.chosen(given.memory),
+        hang=hang.options_of(given),
+        exports=exports,
+    )
+
+
+def script_of(words: tuple[str, ...], launchers: tuple[str, ...]) -> tuple[str, ...]:
+    """What Python is to run: -m and a module or a path, then its arguments, the launcher's own before the user's."""
     if not words:
         raise UsageError("no script was given", hint=HELP)
     named = 2 if words[0] == "-m" else 1
@@ -131,14 +148,7 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
         raise UsageError("-m names no module", hint=HELP)
     if named == 1 and words[0] != "-" and not Path(words[0]).exists():
         raise UsageError(f"there is no script {words[0]}", hint=f"it is looked for from {Path.cwd()}; {HELP}")
-    script = (*words[:named], *launchers, *words[named:])
-    return CommandLine(
-        options=options,
-        script=script,
-        config_check=mode_of(given),
-        memory=memory.chosen(given.memory),
-        hang=hang.options_of(given),
-    )
+    return (*words[:named], *launchers, *words[named:])
 
 
 def options_of(given: argparse.Namespace) -> Options | None:
@@ -240,7 +250,7 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
     python = f"{sys.prefix} {sys.hexversion}"
     order = RunOrder(
         python=python,
-        main=os.getpid(),
+        main=export.NO_MAIN if call.exports else os.getpid(),
         watch=watch,
         options=options,
         config_check=call.config_check,
@@ -252,12 +262,15 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
 
 
 def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> NoReturn:
-    """Become the script that a command line names. Raises UsageError, and returns only so.
+    """Become the script that a command line names, or print the environment. Raises UsageError, and returns only so.
 
     ``python``: the interpreter and its options. ``watch``: ``module:function``, called with each engine and the options.
     """
     call = parse_command_line(argv, os.environ)
     environment = environment_for(call, os.environ, watch)
+    if call.exports:
+        print(*export.shell_lines(environment, (VARIABLE, "PYTHONPATH")), sep="\n")
+        raise SystemExit(0)
     os.execve(sys.executable, [*python, *call.script], environment)  # noqa: S606 - no process is started: it becomes this
 
 

@@ -43,14 +43,18 @@ def options_of(given: argparse.Namespace) -> dict[str, Any] | None:
     """The fields of ``HangOptions``; None for --hang off. Raises UsageError for what makes no sense."""
     if given.hang not in SWITCH:
         raise UsageError(f"--hang is {given.hang!r}", hint="on or off")
-    if given.on_hang not in ANSWERS:
-        raise UsageError(f"--on-hang is {given.on_hang!r}", hint="report or stop")
-    if given.hang_after is not None and not LEAST_SECONDS <= given.hang_after < 1e6:
-        raise UsageError(f"--hang-after is {given.hang_after:g}", hint=f"seconds, {LEAST_SECONDS:g} or more")
-    if given.hang == "off":
-        return None
-    folder = os.path.abspath(given.hang_dir)  # noqa: PTH100 - scripts change folders
-    return asdict(HangOptions(after=given.hang_after, on_hang=given.on_hang, folder=folder))
+    options = checked(given.hang_after, given.on_hang, given.hang_dir)
+    return None if given.hang == "off" else asdict(options)
+
+
+def checked(after: float | None, on_hang: str, folder: str) -> HangOptions:
+    """The options of a watch. Raises UsageError for what makes no sense."""
+    if on_hang not in ANSWERS:
+        raise UsageError(f"--on-hang is {on_hang!r}", hint="report or stop")
+    if after is not None and not LEAST_SECONDS <= after < 1e6:
+        raise UsageError(f"--hang-after is {after:g}", hint=f"seconds, {LEAST_SECONDS:g} or more")
+    # scripts change folders
+    return HangOptions(after=after, on_hang=on_hang, folder=os.path.abspath(folder))  # noqa: PTH100
 
 
 class HangWatch:

@@ -34,7 +34,7 @@ def watch_node(order: dict[str, Any]) -> None:
         host=node_name().partition("/")[0],
         tell=lambda incident, node: tell(incident, node, options),
         write=lambda incident: _written(incident, options),
-        judge=state_of,
+        judge=lambda incident: state_of(incident, patient=options.after is None),
     )
     try:
         supervise(task)
@@ -42,14 +42,15 @@ def watch_node(order: dict[str, Any]) -> None:
         print(f"dsdoctor: a supervisor failed, {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def state_of(incident: Incident) -> str:
-    """Whether an incident is a hang, or what the others wait for is seen to work; "" where there is nothing to say."""
-    from dsdoctor.hang.verdict import is_working, judge
+def state_of(incident: Incident, *, patient: bool) -> str:
+    """Whether an incident is a hang, or what the others wait for works; "" where there is nothing to say. ``patient``: nobody
+    said after how many seconds, so what may work where it is not seen is given its time, too."""
+    from dsdoctor.hang.verdict import is_working, judge, may_wait_outside
 
     verdict = judge(incident)
     if not verdict.findings:
         return ""
-    return WORKS if is_working(verdict) else HANGS
+    return WORKS if is_working(verdict) or (patient and may_wait_outside(incident, verdict)) else HANGS
 
 
 def tell(incident: Incident, node: Node, options: HangOptions) -> None:

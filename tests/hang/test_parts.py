@@ -1,9 +1,12 @@
 """The parts of the watch: the ring, the messages between nodes, the pace, the files, torch's dumps, the options."""
 
 import json
+import mmap
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +21,7 @@ from dsdoctor.hang.channel import Listener, NodeReport, send_report
 from dsdoctor.hang.fault_dump import parse_dump
 from dsdoctor.hang.incident_files import read_ranks, write_ranks
 from dsdoctor.hang.local_rank import decode_sample
+from dsdoctor.hang.processes import moved_bytes
 from dsdoctor.hang.progress import Pace
 from dsdoctor.hang.recorder_dumps import plain_pickle
 from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
@@ -266,3 +270,35 @@ def test_the_watch_is_on_and_can_be_left_out(tmp_path: Path, monkeypatch: pytest
 def test_options_that_make_no_sense_are_said(argv: tuple[str, str]) -> None:
     with pytest.raises(UsageError):
         parse_command_line([*argv, "-m", "train"], {})
+
+
+def test_what_switches_the_watch_on_for_later_commands_is_lines_of_a_shell(tmp_path: Path) -> None:
+    ours = [sys.executable, "-m", "dsdoctor.run", "--hang-after", "7", "--hang-dir", str(tmp_path / "a folder")]
+    done = subprocess.run([*ours, "--export", "sh"], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        ["sh", "-c", done.stdout + 'printf %s "$DSDOCTOR_RUN"'], capture_output=True, text=True, check=True
+    )
+
+    order = json.loads(shown.stdout)
+    assert (order["main"], order["hang"]["after"], order["hang"]["folder"]) == (0, 7.0, str(tmp_path / "a folder"))
+
+
+@pytest.mark.parametrize("argv", [["--export", "fish"], ["--export", "sh", "train.py"]])
+def test_an_export_that_makes_no_sense_is_said(argv: list[str]) -> None:
+    with pytest.raises(UsageError):
+        parse_command_line(argv, {})
+
+
+def test_what_goes_to_a_disk_without_an_ended_system_call_is_seen(tmp_path: Path) -> None:
+    size = 8 << 20
+    with (tmp_path / "mapped").open("w+b") as file:
+        file.truncate(size)
+        before = moved_bytes(os.getpid())
+        with mmap.mmap(file.fileno(), size) as mapped:
+            mapped[:] = bytes(size)
+            mapped.flush()
+        seen = moved_bytes(os.getpid()) - before
+
+    if seen < size and os.environ.get("CI") is None:
+        pytest.skip("this folder is on no disk")
+    assert seen >= size

@@ -8,6 +8,7 @@ from dsdoctor.core.finding import Severity
 from dsdoctor.hang.models import Incident, RankView
 from dsdoctor.hang.stacks import folded
 from dsdoctor.hang.verdict import is_working, judge
+from dsdoctor.run.hang_report import state_of
 from tests.hang.made import calling, elsewhere, frame, incident, lock, operation, view
 
 LOADER = frame("/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 5, "__next__")
@@ -201,3 +202,34 @@ def test_equal_stacks_are_folded() -> None:
     heads = [line for line in folded(views) if not line.startswith(" ")]
 
     assert heads == ["rank 2:", "ranks 0-1, 3:"]
+
+
+def test_of_ranks_that_were_not_heard_of_nobody_says_that_they_wait_for_nothing() -> None:
+    rule, severity, title = one(incident(*(view(rank, elsewhere(), 56) for rank in range(3))))
+
+    assert (rule, severity) == ("hang-unclear", Severity.WARNING)
+    assert "3 of 4 ranks were heard of" in title
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize(
+    ("file", "patient"),
+    [
+        ("/v/lib/python3.11/site-packages/requests/adapters.py", "works"),
+        ("/usr/lib/python3.11/subprocess.py", "works"),
+        ("/usr/lib/python3.11/threading.py", "hangs"),
+    ],
+)
+def test_what_may_work_where_nobody_sees_it_is_given_time_unless_somebody_said_how_long(
+    rank: int, file: str, patient: str
+) -> None:
+    made = run(view(rank, (*elsewhere("answer = ask(server)"), frame(file, 5, "wait")), 55))
+
+    assert (state_of(made, patient=True), state_of(made, patient=False)) == (patient, "hangs")
+
+
+def test_nodes_that_are_still_being_started_are_given_time() -> None:
+    start = (*elsewhere("dist.init_process_group()", 8), frame(TORCH_START, 3, "init_process_group"))
+    made = incident(view(0, start, 0, joined=False), world=2)
+
+    assert (state_of(made, patient=True), state_of(made, patient=False)) == ("works", "hangs")

@@ -7,6 +7,7 @@ import argparse
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -21,10 +22,10 @@ WIDTH = 16
 
 
 class Numbers(torch.utils.data.Dataset):
-    """Batches; the one at ``stuck`` never comes."""
+    """Batches; the one at ``stuck`` never comes, that at ``slow`` takes so many seconds of reading."""
 
-    def __init__(self, stuck: int | None) -> None:
-        self.stuck = stuck
+    def __init__(self, stuck: int | None, slow: int | None = None, seconds: float = 0.0) -> None:
+        self.stuck, self.slow, self.seconds = stuck, slow, seconds
 
     def __len__(self) -> int:
         return STEPS
@@ -33,7 +34,19 @@ class Numbers(torch.utils.data.Dataset):
         if index == self.stuck:
             says_when()
             time.sleep(3600)
+        if index == self.slow:
+            says_when()
+            read_slowly(self.seconds)
         return torch.ones(WIDTH) * (index + 1)
+
+
+def read_slowly(seconds: float) -> None:
+    """As from a file system far away: a part of a megabyte now and then, and no work to speak of."""
+    until = time.monotonic() + seconds
+    with Path("/dev/zero").open("rb", buffering=0) as file:
+        while time.monotonic() < until:
+            file.read(1 << 19)
+            time.sleep(0.25)
 
 
 def says_when() -> None:
@@ -62,8 +75,9 @@ def train(given: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config(given))
     stuck = given.at if here and given.kind in {"loader", "worker"} else None
-    workers = 1 if given.kind == "worker" else 0
-    loader = torch.utils.data.DataLoader(Numbers(stuck), batch_size=1, num_workers=workers)
+    slow = given.at if here and given.kind == "slow_worker" else None
+    workers = 1 if "worker" in given.kind else 0
+    loader = torch.utils.data.DataLoader(Numbers(stuck, slow, given.seconds), batch_size=1, num_workers=workers)
     for step, batch in enumerate(loader):
         mistake = MISTAKES.get(given.kind)
         planted = step == given.at and mistake is not None and (here or given.kind in EVERYWHERE)
@@ -72,6 +86,8 @@ def train(given: argparse.Namespace) -> None:
         if planted and mistake(engine, here, given) == "skip":
             continue
         for _ in range(given.accumulate):
+            if step == given.at and given.kind == "long_accumulation":
+                time.sleep(given.seconds)
             loss = engine(batch).sum()
             engine.backward(loss)
             engine.step()
@@ -187,6 +203,20 @@ def slow_save(engine, here, given):
     dist.barrier()
 
 
+def long_first_step(engine, here, given):
+    """As torch.compile at first: each rank for itself, one for longer."""
+    until = time.monotonic() + given.seconds / (1 if here else 2)
+    while time.monotonic() < until:
+        compile("\n".join(f"a{number} = {number}" for number in range(3000)), "x", "exec")
+
+
+def compiler(engine, here, given):
+    """One rank builds an extension, and only its compiler works."""
+    if here:
+        subprocess.run(["timeout", str(given.seconds), "sh", "-c", "while :; do :; done"], check=False)
+    dist.barrier()
+
+
 def long_compilation(engine, here, given):
     until = time.monotonic() + given.seconds
     while time.monotonic() < until:
@@ -213,6 +243,8 @@ MISTAKES = {
     "slow_step": slow_step,
     "slow_save": slow_save,
     "long_compilation": long_compilation,
+    "long_first_step": long_first_step,
+    "compiler": compiler,
 }
 EVERYWHERE = {
     "other_collective",
@@ -223,6 +255,8 @@ EVERYWHERE = {
     "slow_step",
     "slow_save",
     "long_compilation",
+    "long_first_step",
+    "compiler",
 }
 """What every rank calls; the planted rank does another thing in it."""
 

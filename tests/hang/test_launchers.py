@@ -1,0 +1,129 @@
+"""The watch under real launchers, two ranks of gloo without DeepSpeed: rank 1 never comes to its fourth step, and is named.
+
+The launchers of this machine run at the same time: most of that is waiting. Slurm runs in a rig of two nodes.
+"""
+
+import contextlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.comm import services
+from tests.comm.conftest import need
+from tests.comm.rig import Rig, missing
+
+pytestmark = pytest.mark.launch
+
+HERE = Path(__file__).parent
+PLAIN, TRAINER = str(HERE / "plain.py"), str(HERE / "trainer.py")
+OPTIONS = ("--hang-after", "4", "--on-hang", "stop")
+OURS = ("-m", "dsdoctor.run", *OPTIONS)
+VERDICT = re.compile(r"dsdoctor: ✗ (.*)  \[(hang-[a-z-]+)\]")
+HAS_TRAINER = bool(importlib.util.find_spec("transformers") and importlib.util.find_spec("accelerate"))
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return str(taken.getsockname()[1])
+
+
+def torchrun(*rest: str) -> list[str]:
+    return ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port(), *rest]
+
+
+def accelerate(*rest: str) -> list[str]:
+    one = ["--multi_gpu", "--num_machines", "1", "--num_processes", "2", "--mixed_precision", "no"]
+    words = ["--dynamo_backend", "no", "--main_process_port", free_port(), *rest]
+    return [sys.executable, "-m", "accelerate.commands.launch", *one, *words]
+
+
+def mpirun(*rest: str) -> list[str]:
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return ["mpirun", *root, "--oversubscribe", "-n", "2", sys.executable, *rest]
+
+
+def exported(*rest: str) -> list[str]:
+    """The launching line is as it was, and the environment says it."""
+    python = shlex.quote(sys.executable)
+    return ["sh", "-c", f'eval "$({python} {shlex.join(OURS)} --export sh)" && exec {python} "$@"', "-", *rest]
+
+
+def launches() -> dict[str, list[str]]:
+    """The command of each launcher that is here."""
+    found = {
+        "torchrun": [sys.executable, *torchrun(*OURS, PLAIN, "--on", "1")],
+        "before torchrun": [sys.executable, *OURS, *torchrun(PLAIN, "--on", "1")],
+        "exported": exported(*torchrun(PLAIN, "--on", "1")),
+    }
+    if shutil.which("mpirun"):
+        found["mpirun"] = mpirun(*OURS, PLAIN, "--on", "1")
+    if importlib.util.find_spec("accelerate"):
+        found["accelerate"] = accelerate(*OURS, PLAIN, "--on", "1")
+    if HAS_TRAINER:
+        found["Trainer"] = [sys.executable, *torchrun(*OURS, TRAINER, "--on", "1")]
+        found["Trainer's callback"] = [sys.executable, *torchrun(TRAINER, "--on", "1", "--callback")]
+    return found
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A launcher in a session of its own, ended with all that it started."""
+    folder.mkdir()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("DSDOCTOR")}
+    env |= {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "HF_HUB_OFFLINE": "1"}
+    paths = os.pathsep.join([str(HERE.parents[1]), *filter(None, [env.get("PYTHONPATH")])])
+    channels = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
+    process = subprocess.Popen(
+        command, cwd=folder, env={**env, "PYTHONPATH": paths}, start_new_session=True, **channels
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_the_rank_that_does_not_come_is_named_under_every_launcher(tmp_path: Path) -> None:
+    seen = {}
+    with contextlib.ExitStack() as stack:
+        running = {
+            name: stack.enter_context(started(command, tmp_path / str(number)))
+            for number, (name, command) in enumerate(launches().items())
+        }
+        for name, process in running.items():
+            _, said = process.communicate(timeout=150)
+            seen[name] = (VERDICT.findall(said), process.returncode, said)
+
+    for name, (verdicts, status, said) in seen.items():
+        assert [rule for _, rule in verdicts] == ["hang-rank-behind"], f"{name}\n{said}"
+        title = verdicts[0][0]
+        assert title.startswith("rank 1 "), f"{name}: {title}"
+        assert ("trainer.py" if "Trainer" in name else "plain.py") in title, f"{name}: {title}"
+        assert status not in {0, None}, name
+        assert "HangDetected" in said, name
+
+
+@pytest.mark.slurm
+def test_srun_on_two_nodes(tmp_path: Path) -> None:
+    need(missing())
+    need(services.lacks("srun", "slurmctld", "slurmd", "munged", "munge"))
+    with Rig(tmp_path / "rig") as rig, services.slurm(rig):
+        each = ["srun", "--nodes", "2", "--ntasks-per-node", "1", sys.executable]
+        where = {"MASTER_ADDR": rig[0].address, "MASTER_PORT": "29511"}
+        done = rig[0].run([*each, *OURS, PLAIN, "--on", "1"], timeout=100, env=where, cwd=rig.folder)
+
+    found = VERDICT.findall(done.stderr)
+    assert [rule for _, rule in found] == ["hang-rank-behind"], done.stderr
+    assert found[0][0].startswith("rank 1 (nodeb, ")
+    assert done.returncode == 1

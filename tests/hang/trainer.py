@@ -1,0 +1,61 @@
+"""A script of Hugging Face's Trainer on gloo without DeepSpeed, four steps. `--on RANK`: the data of that rank never come in the
+third. `--callback`: the script itself asks for the hang watch."""
+
+import argparse
+import tempfile
+import time
+
+import torch
+from transformers import Trainer, TrainingArguments
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+
+    def forward(self, x, labels=None):
+        return {"loss": ((self.linear(x) - labels) ** 2).mean()}
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __init__(self, stuck: bool) -> None:
+        self.stuck, self.given = stuck, 0
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.given += 1
+        if self.stuck and self.given > 4:
+            time.sleep(3600)
+        return {"x": torch.ones(4), "labels": torch.zeros(1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--on", type=int, default=-1)
+    parser.add_argument("--callback", action="store_true")
+    given = parser.parse_args()
+    callbacks = []
+    if given.callback:
+        import dsdoctor
+
+        callbacks = [dsdoctor.HangCallback(after=4.0, on_hang="stop")]
+    with tempfile.TemporaryDirectory() as folder:
+        args = TrainingArguments(
+            output_dir=folder,
+            max_steps=4,
+            per_device_train_batch_size=2,
+            use_cpu=True,
+            ddp_backend="gloo",
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        data = Numbers(args.process_index == given.on)
+        Trainer(model=Model(), args=args, train_dataset=data, callbacks=callbacks).train()
+
+
+if __name__ == "__main__":
+    main()
