@@ -13,7 +13,7 @@ MOST_HOSTS = 1 << 17
 PIECES = re.compile(r"[^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*")
 RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
-LAST_NUMBER = re.compile(r"([^.]*?|[0-9.]*?)([0-9]{1,18})([^0-9.]*(?:\..*)?)", re.DOTALL)
+LAST_NUMBER = re.compile(r"([0-9.]*\.|[^.]*?)([0-9]{1,18})([^0-9.]*(?:\..*)?)", re.DOTALL)
 """A name around the last number of its first label, or of an address; what stands behind the first dot is the domain."""
 GROUP = re.compile(r"([^\[\],]*)\[([0-9]+):([0-9,-]+)\](.*)")
 
@@ -49,7 +49,7 @@ def in_words(hosts: Iterable[str], longest: int = 80) -> str:
     """Hosts for a sentence: in short, and cut where even that is long.
 
     >>> in_words(["n1", "n2"]), in_words((f"n{2 * number}" for number in range(1000)), 12)
-    ('n[1-2]', 'n[0,2,4,6... (1,000 hosts)')
+    ('n[1-2]', 'n[0,2,4,6,8... (1,000 hosts)')
     """
     names = tuple(hosts)
     text = fold(names)
