@@ -18,7 +18,8 @@ from dsdoctor.comm.launch.rank import rank_of
 from dsdoctor.comm.models import CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed import baseline
-from dsdoctor.commands.comm import CommRequest, compared, run_all, run_rank, unmet
+from dsdoctor.commands.comm import compared, run_all, run_rank, unmet
+from dsdoctor.commands.comm_on_hosts import CommRequest
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.files import check_folder, check_target
 from dsdoctor.core.host import LocalHost
@@ -44,6 +45,18 @@ Hostfile = Annotated[
     option(metavar="FILE", help="DeepSpeed's hostfile: look at every host, then start ranks there by ssh."),
 ]
 Static = Annotated[bool, flag(name="--static", help="With --hostfile: look at the hosts, start no rank.")]
+Include = Annotated[
+    str | None,
+    option(metavar="HOSTS", help="With --hostfile: only these, as in gpu[01-08],login or n1@n2."),
+]
+Exclude = Annotated[str | None, option(metavar="HOSTS", help="With --hostfile: all hosts but these.")]
+SkipBad = Annotated[
+    bool,
+    flag(
+        name="--skip-bad",
+        help="With --hostfile: test the rest without the hosts that cannot take part; both lists are written.",
+    ),
+]
 Backend = Annotated[str, option(metavar="|".join(BACKENDS), help="auto is nccl where GPUs are, else gloo.")]
 Deadline = Annotated[
     float | None,
@@ -68,6 +81,9 @@ def comm_command(
     nproc: Nproc = None,
     hostfile: Hostfile = None,
     static: Static = False,
+    include: Include = None,
+    exclude: Exclude = None,
+    skip_bad: SkipBad = False,
     backend: Backend = "auto",
     deadline: Deadline = None,
     out: OutFolder = None,
@@ -91,7 +107,15 @@ def comm_command(
     if explain is not None:
         return _explain(explain, as_json=as_json, verbose=verbose)
     settings = _settings(quick, full, backend, deadline, out)
-    wanted = CommRequest(settings=settings, nproc=nproc, hostfile=hostfile, only_static=static)
+    wanted = CommRequest(
+        settings=settings,
+        nproc=nproc,
+        hostfile=hostfile,
+        only_static=static,
+        include=include,
+        exclude=exclude,
+        skip_bad=skip_bad,
+    )
     if recipe is not None:
         _print_recipe(recipe, nproc, hostfile, as_json)
         return OK
@@ -110,13 +134,12 @@ def _explain(log: str, *, as_json: bool, verbose: bool) -> int:
 
 def _test(wanted: CommRequest, window: "Window", began: float) -> int:
     """Play a rank's part under a launcher, or start all ranks; the exit status."""
+    _refuse_without_hostfile(wanted)
     rank = rank_of(LocalHost().variables(""))
     if rank is not None:
         window.shown = rank.rank == 0
         _refuse_under_launcher(rank, wanted)
         return _as_rank(rank, wanted.settings, window, began)
-    if wanted.only_static and wanted.hostfile is None:
-        raise UsageError("--static looks at the hosts of a hostfile, and none was named", hint="add --hostfile FILE")
     window.report(run_all(wanted, on_phase=window.phase))
     return window.status
 
@@ -187,6 +210,18 @@ def _settings(quick: bool, full: bool, backend: str, deadline: float | None, out
             f"a deadline of {deadline:g} s is too short", hint=f"torch alone needs some: {LEAST_DEADLINE:g} or more"
         )
     return CommSettings(mode=mode, backend=backend, deadline=deadline, out=os.fspath(out.absolute()) if out else None)
+
+
+def _refuse_without_hostfile(wanted: CommRequest) -> None:
+    """What speaks of the hosts of a hostfile needs one."""
+    given = {
+        "--static looks at": wanted.only_static,
+        "--include chooses among": wanted.include is not None,
+        "--exclude leaves out some of": wanted.exclude is not None,
+        "--skip-bad leaves out some of": wanted.skip_bad,
+    }
+    for what in (what for what, is_given in given.items() if is_given and wanted.hostfile is None):
+        raise UsageError(f"{what} the hosts of a hostfile, and none was named", hint="add --hostfile FILE")
 
 
 def _refuse_under_launcher(rank: Rank, wanted: CommRequest) -> None:

@@ -8,6 +8,7 @@ from dsdoctor.comm.local import checks as local_checks
 from dsdoctor.comm.local import fingerprint, memory
 from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.preflight import checks as preflight_checks
+from dsdoctor.comm.preflight import left_out
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.speed import baseline, latency_checks, speed_checks
@@ -24,6 +25,7 @@ def manual_pages() -> dict[str, str]:
 
 CHECKS = (
     *preflight_checks.CHECKS,
+    *left_out.CHECKS,
     *local_checks.CHECKS,
     *absent_checks.CHECKS,
     *rendezvous_checks.CHECKS,
@@ -42,5 +44,6 @@ CHECKS = (
     agent.torch_unusable,
     agent.nccl_unavailable,
     exchange_phases.deadline_too_short,
+    exchange_phases.exchanges_unfinished,
     test_run.time_used_up,
 )

@@ -198,7 +198,7 @@ class Speed:
 class Report:
     """The whole test, as rank 0 reports it. ``verdict`` is one line; ``ranks`` are those that came; ``limit`` what the slowest link
     between them can do, if that is known. ``hosts`` is the host of every expected rank, "" where it is not known. ``wrong``
-    are the ranks whose contribution to a result was wrong."""
+    are the ranks whose contribution to a result was wrong; ``left_out`` the bad hosts of a hostfile, with the reason."""
 
     world: int
     backend: str
@@ -220,6 +220,7 @@ class Report:
     transports: dict[str, str] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
     out: str | None = None
 
     @property

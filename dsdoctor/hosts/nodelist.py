@@ -1,8 +1,9 @@
-"""Short lists of hosts, as Slurm and Open MPI write them -> the names of all hosts. Text in, tuples out."""
+"""Short lists of hosts, as Slurm and Open MPI write them -> the names of all hosts, and back. Text in, tuples out."""
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 from dsdoctor.core.errors import UsageError
 
@@ -12,6 +13,8 @@ MOST_HOSTS = 1 << 17
 PIECES = re.compile(r"[^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*")
 RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+LAST_NUMBER = re.compile(r"([0-9.]*\.|[^.]*?)([0-9]{1,18})([^0-9.]*(?:\..*)?)", re.DOTALL)
+"""A name around the last number of its first label, or of an address; what stands behind the first dot is the domain."""
 GROUP = re.compile(r"([^\[\],]*)\[([0-9]+):([0-9,-]+)\](.*)")
 
 
@@ -27,6 +30,60 @@ def expand(nodelist: str) -> tuple[str, ...]:
     if len(hosts) > MOST_HOSTS:
         raise _malformed(nodelist, f"more than {MOST_HOSTS} hosts")
     return hosts
+
+
+def fold(hosts: Iterable[str]) -> str:
+    """Names in short, as Slurm writes them; those that differ in one number share a bracket. ``expand`` gives them back.
+
+    >>> fold(["gpu0100", "gpu0007", "gpu0101", "login", "n9.a", "n10.a", "n11.a", "10.0.0.1", "10.0.0.2"])
+    'gpu[0007,0100-0101],login,n[9-11].a,10.0.0.[1-2]'
+    """
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for host in dict.fromkeys(hosts):
+        match = LAST_NUMBER.fullmatch(host)
+        groups[(match[1], match[3]) if match else (host, "")].append(match[2] if match else "")
+    return ",".join(name for (before, after), numbers in groups.items() for name in _short(before, numbers, after))
+
+
+def in_words(hosts: Iterable[str], longest: int = 80) -> str:
+    """Hosts for a sentence: in short, and cut where even that is long.
+
+    >>> in_words(["n1", "n2"]), in_words((f"n{2 * number}" for number in range(1000)), 12)
+    ('n[1-2]', 'n[0,2,4,6,8... (1,000 hosts)')
+    """
+    names = tuple(hosts)
+    text = fold(names)
+    return text if len(text) <= longest else f"{text[: text.rfind(',', 0, longest)]}... ({len(names):,} hosts)"
+
+
+def _short(before: str, numbers: Sequence[str], after: str) -> Iterator[str]:
+    """The names of a group in one part, or in one for each width to which numbers are filled up with zeros."""
+    filled = {len(number) for number in numbers if number.startswith("0") and len(number) > 1}
+    by_width: dict[int, list[str]] = defaultdict(list)
+    for number in numbers:
+        by_width[len(number) if len(number) in filled else 0].append(number)
+    for width, those in sorted(by_width.items()):
+        if len(those) == 1:
+            yield before + those[0] + after
+            continue
+        spans = ranges_of(map(int, those))
+        parts = (f"{a:0{width}d}" + (f"-{b:0{width}d}" if b > a else "") for a, b in spans)
+        yield f"{before}[{','.join(parts)}]{after}"
+
+
+def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """The first and the last of numbers that follow each other.
+
+    >>> ranges_of([3, 1, 2, 7])
+    ((1, 3), (7, 7))
+    """
+    runs: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return tuple(runs)
 
 
 def tasks_per_node(text: str) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from dsdoctor.hosts.nodelist import ranges_of
+
 UNITS = ("B", "KiB", "MiB", "GiB")
 LONGEST_CELL = 30
 
@@ -55,13 +57,7 @@ def ranges(numbers: Iterable[int]) -> str:
     >>> ranges([5, 0, 1, 2, 7, 8])
     '0-2, 5, 7-8'
     """
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges_of(numbers))
 
 
 def short_hosts(hosts: Iterable[str]) -> dict[str, str]:

@@ -5,7 +5,8 @@ in the order in which they explain each other; the errors of the others are only
 """
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from dsdoctor.comm.collectives.trouble import STOPPED, TRANSPORT, Trouble
 from dsdoctor.comm.mesh.checks import CHECKS as MESH_CHECKS
@@ -15,6 +16,7 @@ from dsdoctor.comm.results import Stuck
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.core.processes import LETTERS
+from dsdoctor.hosts.nodelist import in_words
 
 
 def rank_died(trouble: Trouble) -> Iterator[Finding]:
@@ -29,15 +31,17 @@ def rank_died(trouble: Trouble) -> Iterator[Finding]:
 
     Since: 0.1
     """
+    by_cause: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank in () if trouble.raised else trouble.dead:
         told = next((stuck for stuck in trouble.stuck if stuck.rank == rank and stuck.ended), None)
         how = told.ended if told else "its host answers, and nothing listens on its port any more"
-        where = f" in {told.at}" if told else ""
+        by_cause[f" in {told.at}" if told else "", how or ""].append(rank)
+    for (where, how), ranks in by_cause.items():
         yield Finding.error(
             "rank-died",
-            f"{trouble.who(rank)} died{where} during {trouble.what}: {how}",
-            evidence=_others(trouble, {rank}),
-            fix=f"see on {trouble.host(rank)} what ended it",
+            f"{_who(trouble, ranks)} died{where} during {trouble.what}: {how}",
+            evidence=_others(trouble, set(ranks)),
+            fix=f"see on {in_words(trouble.host(rank) for rank in ranks)} what ended it",
             steps=(step("dmesg -T | grep -iE 'killed process|oom|xid' | tail"),),
         )
 
@@ -56,18 +60,23 @@ def rank_stopped(trouble: Trouble) -> Iterator[Finding]:
 
     Since: 0.1
     """
+    by_cause: dict[str, list[int]] = defaultdict(list)
     for rank in trouble.stopped:
         told = next((stuck for stuck in trouble.stuck if stuck.rank == rank), None)
-        how = LETTERS.get(told.process, "") if told else "its port accepts connections, and nothing answers"
+        by_cause[LETTERS.get(told.process, "") if told else "its port accepts connections, and nothing answers"].append(
+            rank
+        )
+    for how, ranks in by_cause.items():
+        verb = "does" if len(ranks) == 1 else "do"
         yield Finding.error(
             "rank-stopped",
-            f"{trouble.who(rank)} does not run during {trouble.what}: {how}",
-            evidence=_others(trouble, {rank}),
+            f"{_who(trouble, ranks)} {verb} not run during {trouble.what}: {how}",
+            evidence=_others(trouble, set(ranks)),
             fix="let it continue, or find out what stopped it",
             steps=(
                 step(
                     "ssh {host} 'ps -eo pid,stat,wchan:32,args | grep dsdoctor.comm'",
-                    host=trouble.host(rank),
+                    host=trouble.host(ranks[0]),
                 ),
             ),
         )
@@ -122,17 +131,26 @@ def host_vanished(trouble: Trouble) -> Iterator[Finding]:
             steps=(step("ip -br link"),),
         )
         return
+    by_outcome: dict[str, list[str]] = defaultdict(list)
     for host in lost:
-        ranks = tuple(rank for rank in trouble.cut if trouble.host(rank) == host)
-        outcome = trouble.silent[ranks[0]]
+        first = next(rank for rank in trouble.cut if trouble.host(rank) == host)
+        by_outcome[trouble.silent[first].value].append(host)
+    for outcome, hosts in by_outcome.items():
+        ranks = tuple(rank for rank in trouble.cut if trouble.host(rank) in hosts)
+        verbs = ("was", "is") if len(hosts) == 1 else ("were", "are")
         yield Finding.error(
             "host-vanished",
-            f"{host} with {named(ranks, ())} was there and is not reached any more, during {trouble.what}: "
-            f"{outcome.value}",
+            f"{in_words(hosts)} with {named(ranks, ())} {verbs[0]} there and {verbs[1]} not reached any more, during "
+            f"{trouble.what}: {outcome}",
             evidence=_others(trouble, set(ranks)),
             fix="see whether it is up, and look at its link and at the switch",
-            steps=(step("ping -c 3 {host}", host=host),),
+            steps=(step("ping -c 3 {host}", host=hosts[0]),),
         )
+
+
+def _who(trouble: Trouble, ranks: Sequence[int]) -> str:
+    """One rank with its process, several with their hosts."""
+    return trouble.who(ranks[0]) if len(ranks) == 1 else named(tuple(ranks), trouble.hosts)
 
 
 def _one_each(trouble: Trouble) -> list[tuple[int, str]]:

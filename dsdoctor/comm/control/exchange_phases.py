@@ -19,7 +19,7 @@ from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.comm.speed import speed_checks
 from dsdoctor.comm.speed.bandwidth import merge
-from dsdoctor.core.finding import Finding
+from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.fix import step
 
 MESH_SECONDS = 20.0
@@ -48,7 +48,10 @@ def mesh(test_run: TestRun, phase: Phase) -> None:
     phase.findings = test_run.trouble(gathered, "the mesh") if gathered.silent else ()
     phase.findings += tuple(finding for check in mesh_checks.CHECKS for finding in check(seen))
     reached = sum(reach.outcome is ConnectOutcome.REACHED for reach in test_run.reaches)
-    phase.said = f"{reached} of {test_run.me.world * len(peers(0, test_run.me.world))} connections between ranks"
+    wanted = test_run.me.world * len(peers(0, test_run.me.world))
+    phase.said = f"{reached} of {wanted} connections between ranks"
+    if reached < wanted and not phase.findings:
+        phase.skipped = f"not tried to the end, {phase.said}"
 
 
 def right(test_run: TestRun, phase: Phase) -> None:
@@ -67,7 +70,28 @@ def right(test_run: TestRun, phase: Phase) -> None:
     done = max((result.done for result in by_rank.values()), default=0)
     test_run.wrong = result_checks.RankExchanges(exchanges=notable, hosts=test_run.hosts).senders
     wrong = sum(exchange.wrong is not None for exchanges in notable.values() for exchange in exchanges)
+    phase.findings += tuple(exchanges_unfinished(done, phase.findings))
     phase.said = f"{done} exchanges on each rank, {wrong or 'none'} wrong" if done else "no rank came to the end"
+
+
+def exchanges_unfinished(done: int, findings: tuple[Finding, ...]) -> Iterator[Finding]:
+    """No rank came to the end of the collectives, and no other finding says why.
+
+    Why it matters: that is no test that went well. What was exchanged before is not known.
+
+    How to fix it: keep each rank's log and stacks, and look at them.
+
+        $ python -m dsdoctor comm --quick --out comm-out
+
+    Since: 0.1
+    """
+    if not done and not has_error(findings):
+        yield Finding.error(
+            "exchanges-unfinished",
+            "no rank came to the end of the collectives, and nothing that was seen says why",
+            fix="keep each rank's log and stacks, and look at them",
+            steps=(step("python -m dsdoctor comm --quick --out comm-out"),),
+        )
 
 
 def _nccl(test_run: TestRun, gathered: Gathered) -> tuple[Finding, ...]:
@@ -107,6 +131,7 @@ def speed(test_run: TestRun, phase: Phase) -> None:
     phase.said = f"all_reduce at most {best / 1e9:.2f} GB/s (busbw); {len(test_run.speeds)} sizes and collectives timed"
     if not test_run.speeds:
         phase.said = "nothing was timed to its end"
+        phase.skipped = None if phase.findings else phase.said
 
 
 def deepspeed(test_run: TestRun, phase: Phase) -> None:
@@ -125,6 +150,8 @@ def deepspeed(test_run: TestRun, phase: Phase) -> None:
     )
     done = max((result.done for result in by_rank.values()), default=0)
     phase.said = f"{done} exchanges on each rank through deepspeed.comm"
+    if not done and not phase.findings:
+        phase.skipped = "no exchange through deepspeed.comm came to its end"
 
 
 def search(test_run: TestRun, phase: Phase) -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from dsdoctor.comm.launch.commands import SSH, HostOrder, remote_command
 from dsdoctor.comm.launch.on_host import HostTold
-from dsdoctor.comm.launch.start import AFTER, RankEnded, RankTold
+from dsdoctor.comm.launch.start import AFTER, Absences, RankEnded, RankTold
 from dsdoctor.hosts.fan_out import HostCommand, on_hosts
 
 ON_HOST = "dsdoctor.comm.launch.on_host"
@@ -43,6 +43,7 @@ class _Heard:
     def __init__(self, orders: Mapping[str, HostOrder]) -> None:
         self._orders = orders
         self._last_words: dict[str, str] = {}
+        self._absences = Absences(next(iter(orders.values())))
         self._since: float | None = None
         self.document = ""
         self.told: dict[int, RankEnded] = {}
@@ -60,17 +61,20 @@ class _Heard:
             self.document = told.document or ""
 
     def ended(self, host: str, status: int) -> None:
-        """All ranks of a host that said nothing of their end ended with its command."""
+        """All ranks of a host that said nothing of their end ended with its command; rank 0 is told, for they cannot."""
         order = self._orders[host]
+        how = f"the command on {host} ended with status {status}"
+        last = self._last_words.get(host, "")[:300]
         for rank in range(order.first, order.first + order.count):
-            how = f"the command on {host} ended with status {status}"
-            self.told.setdefault(
-                rank, RankEnded(rank=rank, host=host, how=how, last_line=self._last_words.get(host, "")[:300])
-            )
+            if rank not in self.told:
+                self.told[rank] = RankEnded(rank=rank, host=host, how=how, last_line=last)
+                self._absences.add(self.told[rank], host)
         self._rank_0_ended()
 
     def over(self) -> bool:
-        """Whether rank 0 has ended, and the others had their time to follow."""
+        """Whether rank 0 has ended, and the others had their time to follow. Called again and again."""
+        if self._since is None:
+            self._absences.send()
         return self._since is not None and time.monotonic() > self._since + AFTER
 
     def _note(self, host: str, ended: RankEnded) -> None:

@@ -1,15 +1,20 @@
 """PreflightFacts -> findings: what would stop or mislead DeepSpeed's launcher, before a rank is started. Looks at nothing."""
 
 import ipaddress
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from dsdoctor.comm.preflight import hostfile_checks
 from dsdoctor.comm.preflight.facts import PreflightFacts
 from dsdoctor.comm.preflight.visit import Visit
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import instead, step
+from dsdoctor.hosts.nodelist import in_words
 from dsdoctor.hosts.remote_step import on_host
 from dsdoctor.hosts.ssh_errors import ssh_problem
+
+Cause = TypeVar("Cause", bound=Hashable)
 
 
 def ssh_missing(facts: PreflightFacts) -> Iterator[Finding]:
@@ -44,17 +49,19 @@ def ssh_fails(facts: PreflightFacts) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    for visit in facts.visits:
-        if not visit.answered:
-            problem = ssh_problem(visit.host, visit.status, visit.stderr)
-            evidence = tuple(visit.stderr.splitlines()[-4:])
-            yield Finding.error(
-                "ssh-fails",
-                f"{visit.host} does not answer over ssh: {problem.what}",
-                evidence=evidence,
-                fix=problem.fix,
-                steps=problem.steps,
-            )
+    silent = [visit for visit in facts.visits if not visit.answered]
+    by_what = _grouped(silent, lambda visit: ssh_problem("", visit.status, visit.stderr).what)
+    for what, visits in by_what.items():
+        first = visits[0]
+        problem = ssh_problem(first.host, first.status, first.stderr)
+        verb = "does" if len(visits) == 1 else "do"
+        yield Finding.error(
+            "ssh-fails",
+            f"{_names(visits)} {verb} not answer over ssh: {what}",
+            evidence=first.stderr.splitlines()[-4:],
+            fix=problem.fix,
+            steps=problem.steps,
+        )
 
 
 def login_scripts_print(facts: PreflightFacts) -> Iterator[Finding]:
@@ -71,19 +78,19 @@ def login_scripts_print(facts: PreflightFacts) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    for visit in facts.visits:
-        if visit.noise:
-            first = visit.host == _first_name(facts)
-            title = f"{visit.host} prints {visit.noise.split()[0]!r} before the answer of any command over ssh"
-            title += ", and DeepSpeed takes that word as the master address" if first else ""
-            fix = "let its ~/.bashrc print in interactive shells only, or name the master"
-            steps = (
-                step("case $- in *i*) ;; *) return ;; esac", note="first line of ~/.bashrc"),
-                instead("deepspeed --master_addr {address} ..."),
-            )
-            yield (Finding.error if first else Finding.warning)(
-                "login-scripts-print", title, evidence=(visit.noise,), fix=fix, steps=steps
-            )
+    master = _first_name(facts)
+    noisy = [visit for visit in facts.visits if visit.noise]
+    for (word, first), visits in _grouped(noisy, lambda visit: (_word(visit), visit.host == master)).items():
+        title = f"{_names(visits)} {_verb(visits, 'print')} {word!r} before the answer of any command over ssh"
+        title += ", and DeepSpeed takes that word as the master address" if first else ""
+        fix = "let its ~/.bashrc print in interactive shells only, or name the master"
+        steps = (
+            step("case $- in *i*) ;; *) return ;; esac", note="first line of ~/.bashrc"),
+            instead("deepspeed --master_addr {address} ..."),
+        )
+        yield (Finding.error if first else Finding.warning)(
+            "login-scripts-print", title, evidence=(visits[0].noise,), fix=fix, steps=steps
+        )
 
 
 def host_lacks_python(facts: PreflightFacts) -> Iterator[Finding]:
@@ -97,12 +104,13 @@ def host_lacks_python(facts: PreflightFacts) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    for visit in _answered(facts):
-        if not visit.python:
-            title = f"{visit.host} has no {facts.python}, and the launcher starts that path on every host"
-            fix = "make the same environment at the same path there, or put it on a shared file system"
-            look = step("ls -l {python}", python=facts.python)
-            yield Finding.error("host-lacks-python", title, fix=fix, steps=(on_host(visit.host, look),))
+    without = [visit for visit in _answered(facts) if not visit.python]
+    if without:
+        have = "has" if len(without) == 1 else "have"
+        title = f"{_names(without)} {have} no {facts.python}, and the launcher starts that path on every host"
+        fix = "make the same environment at the same path there, or put it on a shared file system"
+        look = step("ls -l {python}", python=facts.python)
+        yield Finding.error("host-lacks-python", title, fix=fix, steps=(on_host(without[0].host, look),))
 
 
 def host_lacks_modules(facts: PreflightFacts) -> Iterator[Finding]:
@@ -119,15 +127,13 @@ def host_lacks_modules(facts: PreflightFacts) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    for visit in _answered(facts):
-        absent = [name for name in ("torch", "deepspeed", "dsdoctor") if name not in visit.modules]
-        if visit.python and absent:
-            title = f"{visit.host}: {facts.python} finds no {' and no '.join(absent)}"
-            install = step("{python} -m pip install {modules}", python=facts.python, modules=absent)
-            only = absent == ["deepspeed"]
-            yield (Finding.warning if only else Finding.error)(
-                "host-lacks-modules", title, fix="install it there as it is here", steps=(on_host(visit.host, install),)
-            )
+    lacking = [visit for visit in _answered(facts) if visit.python and _absent(visit)]
+    for absent, visits in _grouped(lacking, _absent).items():
+        title = f"{_names(visits)}: {facts.python} finds no {' and no '.join(absent)}"
+        install = step("{python} -m pip install {modules}", python=facts.python, modules=absent)
+        yield (Finding.warning if absent == ("deepspeed",) else Finding.error)(
+            "host-lacks-modules", title, fix="install it there as it is here", steps=(on_host(visits[0].host, install),)
+        )
 
 
 def host_lacks_folder(facts: PreflightFacts) -> Iterator[Finding]:
@@ -142,12 +148,13 @@ def host_lacks_folder(facts: PreflightFacts) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    for visit in _answered(facts):
-        if not visit.folder:
-            title = f"{visit.host} has no folder {facts.folder}, and DeepSpeed's launcher changes into it"
-            fix = "start from a folder that every host has, or make it there"
-            make = step("mkdir -p {folder}", folder=facts.folder)
-            yield Finding.warning("host-lacks-folder", title, fix=fix, steps=(on_host(visit.host, make),))
+    without = [visit for visit in _answered(facts) if not visit.folder]
+    if without:
+        have = "has" if len(without) == 1 else "have"
+        title = f"{_names(without)} {have} no folder {facts.folder}, and DeepSpeed's launcher changes into it"
+        fix = "start from a folder that every host has, or make it there"
+        make = step("mkdir -p {folder}", folder=facts.folder)
+        yield Finding.warning("host-lacks-folder", title, fix=fix, steps=(on_host(without[0].host, make),))
 
 
 def pdsh_missing(facts: PreflightFacts) -> Iterator[Finding]:
@@ -243,6 +250,31 @@ def master_address_elsewhere(facts: PreflightFacts) -> Iterator[Finding]:
         )
 
 
+def _grouped(visits: Iterable[Visit], cause: Callable[[Visit], Cause]) -> dict[Cause, list[Visit]]:
+    """The hosts of each cause: a thousand hosts with one cause are one finding."""
+    groups: dict[Cause, list[Visit]] = defaultdict(list)
+    for visit in visits:
+        groups[cause(visit)].append(visit)
+    return groups
+
+
+def _names(visits: Iterable[Visit]) -> str:
+    return in_words(visit.host for visit in visits)
+
+
+def _verb(visits: Sequence[Visit], verb: str) -> str:
+    return f"{verb}s" if len(visits) == 1 else verb
+
+
+def _word(visit: Visit) -> str:
+    """What DeepSpeed would take for an address."""
+    return visit.noise.split()[0]
+
+
+def _absent(visit: Visit) -> tuple[str, ...]:
+    return tuple(name for name in ("torch", "deepspeed", "dsdoctor") if name not in visit.modules)
+
+
 def _first(facts: PreflightFacts) -> Visit | None:
     return next((visit for visit in _answered(facts) if visit.host == _first_name(facts)), None)
 
@@ -264,6 +296,9 @@ def _near(first: Visit, address: str, other: Visit) -> bool:
     network = ipaddress.ip_network(f"{address}/{prefix}", strict=False)
     return any(ipaddress.ip_address(theirs) in network for theirs in other.addresses)
 
+
+OF_ONE_HOST = (ssh_fails, host_lacks_python, host_lacks_modules)
+"""Checks whose error is the matter of the host that it names, and would be gone without it."""
 
 CHECKS = (
     *hostfile_checks.CHECKS,

@@ -7,11 +7,12 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsdoctor.comm.local.variables import is_secret
 from dsdoctor.comm.preflight.visit import PortListener, Visit, parse_visit, question
 from dsdoctor.core.host import Answer, Host
+from dsdoctor.hosts.choose import chosen
 from dsdoctor.hosts.hostfile import HOST, Complaint, Hostfile, Slots, parse_deepspeed_env, parse_hostfile
 
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
@@ -70,11 +71,18 @@ def look_preflight(
     port: int = 29500,
     accelerator: str = "cuda",
     limit: float = LONGEST,
+    include: str | None = None,
+    exclude: str | None = None,
 ) -> PreflightFacts:
-    """Look at everything, all hosts at the same time, ``limit`` seconds for each. ``folder`` is the working directory."""
+    """Look at everything, all hosts at the same time, ``limit`` seconds for each. ``folder`` is the working directory.
+
+    ``include`` and ``exclude`` name hosts of the hostfile; the others are neither asked nor told of.
+    """
     path = None if hostfile is None else hostfile if hostfile.startswith("/") else f"{folder}/{hostfile}"
     text = None if path is None else host.read(path)
     hosts = None if text is None else parse_hostfile(text)
+    if hosts is not None:
+        hosts = replace(hosts, hosts=chosen(hosts.hosts, include=include, exclude=exclude))
     reachable = [entry for entry in hosts.hosts if HOST.fullmatch(entry.name)] if hosts else []
     asked = question(python, folder, port, host.variable("PYTHONPATH"))
     ssh, pdsh = host.which("ssh"), host.which("pdsh") if hosts else None

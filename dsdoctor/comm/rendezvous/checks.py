@@ -52,15 +52,20 @@ def rank_unable(arrivals: Arrivals) -> Iterator[Finding]:
 
     Since: 0.1
     """
+    by_why: dict[str, list[int]] = defaultdict(list)
+    hosts = [""] * arrivals.me.world
     for rank in arrivals.missing:
         if notice := arrivals.notices.get(rank):
-            yield Finding.error(
-                "rank-unable",
-                f"rank {rank} ({notice.host}) cannot take part: {' '.join(notice.why.split())[:300]}",
-                evidence=("it said so over TCP, and did not come",),
-                fix="mend it on that host, with the Python that the rank is started with",
-                steps=(step("ssh {host} python -c 'import torch'", host=notice.host),),
-            )
+            by_why[" ".join(notice.why.split())[:300]].append(rank)
+            hosts[rank] = notice.host
+    for why, ranks in by_why.items():
+        yield Finding.error(
+            "rank-unable",
+            f"{named(tuple(ranks), tuple(hosts))} cannot take part: {why}",
+            evidence=("rank 0 was told so over TCP, and it did not come",),
+            fix="mend it on that host, with the Python that the rank is started with",
+            steps=(step("ssh {host} python -c 'import torch'", host=hosts[ranks[0]]),),
+        )
 
 
 def rank_missing(arrivals: Arrivals) -> Iterator[Finding]:

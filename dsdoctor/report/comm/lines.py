@@ -1,20 +1,31 @@
 """A communication test -> lines for a terminal: one for each phase while it runs, the verdict with its tables at the end."""
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from dsdoctor.comm.models import Claim, PhaseState
+from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import PhaseResult, Report, Stuck
 from dsdoctor.core.finding import Finding
-from dsdoctor.report.comm.pairs import cells, host_of
+from dsdoctor.core.sentences import and_more_lines
+from dsdoctor.hosts.nodelist import in_words
+from dsdoctor.report.comm.pairs import host_of
+from dsdoctor.report.comm.states import OK, rank_states
 from dsdoctor.report.comm.tables import matrix_lines, speed_lines, transport_lines
 from dsdoctor.report.terminal import finding_lines
-from dsdoctor.report.units import clipped, duration, ranges, table
+from dsdoctor.report.units import clipped, ranges, table
 
 MARKS = {PhaseState.OK: "✓", PhaseState.SLOW: "!", PhaseState.BROKEN: "✗", PhaseState.SKIPPED: "·"}
 NAME, SAID = 19, 66
 MOST_RANKS = 64
 """Ranks that have a line each."""
-OK = "ok"
+MOST_HOSTS = 16
+"""Hosts that have a line each where there are more ranks than that."""
+MOST_ROWS, MOST_ALIKE = 12, 3
+"""Rows for ranks that are not ok where there are many, and findings of one rule."""
+MOST_LINES = 60
+"""Lines of a report about many ranks without --verbose."""
 
 
 def phase_line(result: PhaseResult) -> str:
@@ -33,12 +44,23 @@ def phase_line(result: PhaseResult) -> str:
 def report_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     """The report at the end. When all is well: a line for each rank, the measurements, the verdict. Else the verdict, the
     findings, the ranks with problems, the measurements. ``verbose``: every rank, every size, every edge, stacks."""
+    lines = list(_all_lines(report, verbose=verbose))
+    last = list(_after_blank(_last_lines(report, well=report.state is PhaseState.OK)))
+    room = len(lines) if verbose or report.world <= MOST_RANKS else MOST_LINES - len(last) - 1
+    yield from lines[:room]
+    if len(lines) > room:
+        yield f"  and {len(lines) - room} more lines (--verbose shows all)"
+    yield from last
+
+
+def _all_lines(report: Report, *, verbose: bool) -> Iterator[str]:
+    """All but the last lines, what matters most first."""
     well = report.state is PhaseState.OK
     if well:
         yield from _ok_lines(report)
-        yield from _after_blank(finding_lines(report.findings))
+        yield from _after_blank(_finding_lines(report.findings, verbose=verbose))
     else:
-        yield from _problem_lines(report)
+        yield from _problem_lines(report, verbose=verbose)
     if verbose or not well:
         yield from _after_blank(rank_lines(report, verbose=verbose))
     measured = (
@@ -50,7 +72,6 @@ def report_lines(report: Report, *, verbose: bool) -> Iterator[str]:
         yield from _after_blank(part)
     if verbose:
         yield from _after_blank(_stack_lines(report.stuck))
-    yield from _after_blank(_last_lines(report, well=well))
 
 
 def _after_blank(lines: Iterable[str]) -> Iterator[str]:
@@ -69,17 +90,33 @@ def _ok_lines(report: Report) -> Iterator[str]:
     ranks: dict[str, list[int]] = {}
     for rank in range(report.world):
         ranks.setdefault(host_of(report, rank) or "unknown host", []).append(rank)
+    if len(ranks) > MOST_HOSTS:
+        yield f"[{in_words(ranks)}] ranks {ranges(range(report.world))} are OK"
+        return
     yield from (f"[{host}] ranks {ranges(those)} are OK" for host, those in ranks.items())
 
 
-def _problem_lines(report: Report) -> Iterator[str]:
+def _finding_lines(findings: Iterable[Finding], *, verbose: bool) -> Iterator[str]:
+    """Findings; of many with one rule the first, and how many more there are."""
+    found = tuple(findings)
+    count, told = Counter(finding.rule for finding in found), Counter[str]()
+    for finding in found:
+        told[finding.rule] += 1
+        if verbose or told[finding.rule] <= MOST_ALIKE:
+            yield from finding_lines((finding,))
+        elif told[finding.rule] == count[finding.rule]:
+            yield f"  and {count[finding.rule] - MOST_ALIKE:,} more of [{finding.rule}] (--verbose shows all)"
+
+
+def _problem_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     """The verdict and, right below it, the evidence and the fix of its finding; then the other findings."""
     findings = report.findings
     first = findings[0] if findings and findings[0].title in report.verdict else None
     yield report.verdict + (f"  [{first.rule}]" if first else "")
     if first:
         yield from _below(first)
-    yield from _after_blank(finding_lines(finding for finding in findings if finding is not first))
+    rest = (finding for finding in findings if finding is not first)
+    yield from _after_blank(_finding_lines(rest, verbose=verbose))
 
 
 def _below(finding: Finding) -> Iterator[str]:
@@ -105,6 +142,9 @@ def rank_lines(report: Report, *, verbose: bool) -> Iterator[str]:
         return
     states = rank_states(report)
     not_ok = [rank for rank, state in states.items() if state != OK]
+    if report.world > MOST_RANKS and len(not_ok) > MOST_ROWS and not verbose:
+        yield from _grouped_lines(report, {rank: states[rank] for rank in not_ok})
+        return
     shown = not_ok if report.world > MOST_RANKS and not verbose else list(states)
     claims = {claim.rank: claim for claim in report.ranks}
     rows = [_row(report, rank, claims.get(rank), states[rank]) for rank in shown[: None if verbose else MOST_RANKS]]
@@ -119,13 +159,29 @@ def rank_lines(report: Report, *, verbose: bool) -> Iterator[str]:
         yield f"  {len(states) - len(not_ok)} of {len(states)} ranks are ok"
 
 
+def _grouped_lines(report: Report, states: dict[int, str]) -> Iterator[str]:
+    """Many ranks that are not ok: a line for each state, with its ranks and hosts."""
+    by_state: dict[str, list[int]] = {}
+    for rank, state in states.items():
+        by_state.setdefault(re.sub(r" for [\d.]+ \S+", "", state), []).append(rank)
+    lines = [
+        f"{_mark(state)} {named(tuple(ranks), report.hosts)}: {state}"
+        for state, ranks in sorted(by_state.items(), key=lambda item: -len(item[1]))
+    ]
+    yield from and_more_lines(lines, MOST_ROWS, of="states (--verbose shows all)")
+    yield f"  {report.world - len(states):,} of {report.world:,} ranks are ok"
+
+
+def _mark(state: str) -> str:
+    return " " if state == OK else "!" if state.startswith(("slow", "late", "came late")) else "✗"
+
+
 def _row(report: Report, rank: int, claim: Claim | None, state: str) -> tuple[str, ...]:
     host = clipped(host_of(report, rank) or "?")
-    mark = " " if state == OK else "!" if state.startswith("slow") else "✗"
     if claim is None:
-        return (mark, str(rank), host, "-", "-", "", state)
+        return (_mark(state), str(rank), host, "-", "-", "", state)
     interface = f"{claim.interface} {claim.address}".strip()
-    return (mark, str(rank), host, str(claim.pid), interface, clipped(_gpu(claim), 26), state)
+    return (_mark(state), str(rank), host, str(claim.pid), interface, clipped(_gpu(claim), 26), state)
 
 
 def _gpu(claim: Claim) -> str:
@@ -133,60 +189,6 @@ def _gpu(claim: Claim) -> str:
     here = claim.local.gpus if claim.local else ()
     mine = next((gpu for gpu in here if claim.gpu and gpu.uuid == claim.gpu), None)
     return f"{mine.index} {mine.name.removeprefix('NVIDIA ')}" if mine else claim.gpu or ""
-
-
-def rank_states(report: Report) -> dict[int, str]:
-    """Every expected rank's state in words: missing, stuck in what, wrong data, cut off, slow, or ok. The most serious counts."""
-    came = {claim.rank for claim in report.ranks}
-    stuck = {stuck_rank.rank: stuck_rank for stuck_rank in report.stuck}
-    unreached, slow = _bad_peers(report)
-    states = {}
-    for rank in range(report.world):
-        if rank not in came and rank not in stuck:
-            states[rank] = "missing"
-        elif rank in stuck:
-            states[rank] = _stuck(stuck[rank])
-        elif rank in report.wrong:
-            states[rank] = "wrong data"
-        elif rank in unreached:
-            states[rank] = f"cut off from {_peers(unreached[rank], report.world)}"
-        else:
-            states[rank] = f"slow with {_peers(slow[rank], report.world)}" if rank in slow else OK
-    return states
-
-
-def _peers(peers: set[int], world: int) -> str:
-    if len(peers) > 1 and len(peers) == world - 1:
-        return "all others"
-    return f"rank{'s' if len(peers) > 1 else ''} {clipped(ranges(peers))}"
-
-
-def _bad_peers(report: Report) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
-    """By rank: the ranks with which it has a direction that was not reached, and one that is slow."""
-    unreached: dict[int, set[int]] = {}
-    slow: dict[int, set[int]] = {}
-    for cell in cells(report).values():
-        if cell.bad:
-            into = unreached if cell.unreached else slow
-            into.setdefault(cell.source, set()).add(cell.target)
-            into.setdefault(cell.target, set()).add(cell.source)
-    return _only_causes(unreached, report.world), _only_causes(slow, report.world)
-
-
-def _only_causes(peers: dict[int, set[int]], world: int) -> dict[int, set[int]]:
-    """Without the problems that another rank causes: a rank with problems with most others is taken as the cause."""
-    centres = {rank for rank, those in peers.items() if len(those) > 1 and 2 * len(those) > world - 1}
-    left = {rank: those if rank in centres else those - centres for rank, those in peers.items()}
-    return {rank: those for rank, those in left.items() if those}
-
-
-def _stuck(stuck: Stuck) -> str:
-    stopped = ", stopped" if stuck.process == "T" else ""
-    if stuck.ended:
-        return f"died in {stuck.at}: {stuck.ended}" if stuck.at else f"died: {stuck.ended}"
-    if stuck.error:
-        return f"failed in {stuck.at or 'its start'}"
-    return f"stuck in {stuck.at or 'its start'} for {duration(stuck.seconds)}{stopped}"
 
 
 def _stack_lines(stuck: Iterable[Stuck]) -> Iterator[str]:

@@ -1,0 +1,107 @@
+"""Hosts that cannot take part -> which, why, what the test goes on with, and the lists for the next command. Starts nothing."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from dsdoctor.comm.preflight import checks
+from dsdoctor.comm.preflight.facts import PreflightFacts
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.fix import Step, instead, step
+from dsdoctor.core.sentences import and_more_lines
+from dsdoctor.hosts.hostfile import Slots
+from dsdoctor.hosts.nodelist import fold, in_words
+
+MOST_CAUSES = 12
+MOST_IN_A_FLAG = 32
+"""Hosts that DeepSpeed's --exclude, which knows no brackets, can still be given on a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """Hosts that were left out of a test, each with its reason, and the hosts that are left; the files that list them."""
+
+    hostfile: str
+    bad: Mapping[str, str]
+    good: tuple[Slots, ...]
+    good_file: str
+    bad_file: str
+    tested: bool
+
+
+def bad_hosts(facts: PreflightFacts) -> dict[str, str]:
+    """The hosts that cannot take part, by what they answered over ssh, and why."""
+    found = {}
+    for visit in facts.visits:
+        alone = replace(facts, visits=(visit,))
+        errors = (finding for check in checks.OF_ONE_HOST for finding in check(alone))
+        why = next((finding.title for finding in errors if finding.severity is Severity.ERROR), None)
+        if why is not None:
+            found[visit.host] = why.removeprefix(visit.host).lstrip(": ")
+    return found
+
+
+def without(facts: PreflightFacts, bad: Mapping[str, str]) -> PreflightFacts:
+    """The facts as if these hosts were not in the hostfile."""
+    assert facts.hosts is not None
+    left = tuple(entry for entry in facts.hosts.hosts if entry.name not in bad)
+    visits = tuple(visit for visit in facts.visits if visit.host not in bad)
+    return replace(facts, hosts=replace(facts.hosts, hosts=left), visits=visits)
+
+
+def files_of(left: LeftOut) -> tuple[tuple[str, str], ...]:
+    """The path and the text of each list: a hostfile of the good ones, and the names of the bad ones."""
+    good = "".join(f"{host.name} slots={host.slots}\n" for host in left.good)
+    return (left.good_file, good), (left.bad_file, "".join(f"{name}\n" for name in left.bad))
+
+
+def hosts_left_out(left: LeftOut) -> Iterator[Finding]:
+    """Hosts of the hostfile cannot take part, and the others were tested without them (--skip-bad), or can be.
+
+    Why it matters: a job on the whole hostfile would wait for these hosts, or end with them. The others are written to a
+    hostfile of their own, the bad ones to a list of names; both are kept with the files of the test.
+
+    How to fix it: start the job without the hosts that are named, and have them repaired.
+
+        $ deepspeed --hostfile GOOD_HOSTS ...
+        $ deepspeed --hostfile HOSTFILE --exclude HOST@HOST ...
+        $ sbatch --exclude HOST,HOST ...
+
+    Since: 0.1
+    """
+    if not left.bad or not left.good:
+        return
+    whole, verb = len(left.bad) + len(left.good), "was" if len(left.bad) == 1 else "were"
+    how = f"{verb} left out" if left.tested else "cannot take part; the others can be tested with --skip-bad"
+    yield (Finding.warning if left.tested else Finding.note)(
+        "hosts-left-out",
+        f"{len(left.bad)} of {whole} hosts {how}: {in_words(left.bad)}",
+        evidence=_reasons(left),
+        fix="start the job without them, and have them repaired",
+        steps=_steps(left),
+    )
+
+
+def _reasons(left: LeftOut) -> tuple[str, ...]:
+    by_why: dict[str, list[str]] = defaultdict(list)
+    for host, why in left.bad.items():
+        by_why[why].append(host)
+    lines = [f"{in_words(hosts)}: {why}" for why, hosts in by_why.items()] if left.tested else []
+    return (
+        *and_more_lines(lines, MOST_CAUSES, of="causes"),
+        f"good: {left.good_file}",
+        f"bad: {left.bad_file}",
+    )
+
+
+def _steps(left: LeftOut) -> Iterator[Step]:
+    if not left.tested:
+        yield step("python -m dsdoctor comm --hostfile {file} --skip-bad", file=left.hostfile)
+    yield step("deepspeed --hostfile {file} ...", file=left.good_file)
+    if len(left.bad) <= MOST_IN_A_FLAG:
+        names = "@".join(left.bad)
+        yield instead("deepspeed --hostfile {file} --exclude {hosts} ...", file=left.hostfile, hosts=names)
+    yield instead("sbatch --exclude {hosts} ...", hosts=fold(left.bad))
+
+
+CHECKS = (hosts_left_out,)
