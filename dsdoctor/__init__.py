@@ -7,9 +7,9 @@ from dsdoctor.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dsdoctor.overflow.hooks.ranks import OverflowDetected
+    from dsdoctor.overflow.replay.remedy import fp32_forward, keep_in_fp32
     from dsdoctor.overflow.watch.debug import DebugUnderflowOverflow, detect_overflow
     from dsdoctor.overflow.watch.engine import initialize, watch
-    from dsdoctor.overflow.watch.remedy import fp32_forward, keep_in_fp32
 
 __all__ = [
     "DebugUnderflowOverflow",
@@ -25,9 +25,9 @@ _PLACES = {
     "DebugUnderflowOverflow": "watch.debug",
     "OverflowDetected": "hooks.ranks",
     "detect_overflow": "watch.debug",
-    "fp32_forward": "watch.remedy",
+    "fp32_forward": "replay.remedy",
     "initialize": "watch.engine",
-    "keep_in_fp32": "watch.remedy",
+    "keep_in_fp32": "replay.remedy",
     "watch": "watch.engine",
 }
 """Where each name of ``__all__`` is in ``dsdoctor.overflow``: looked up when it is asked for, because torch is there."""
