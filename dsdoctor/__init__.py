@@ -7,9 +7,9 @@ from dsdoctor.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dsdoctor.overflow.hooks.ranks import OverflowDetected
+    from dsdoctor.overflow.replay.remedy import fp32_forward, keep_in_fp32
     from dsdoctor.overflow.watch.debug import DebugUnderflowOverflow, detect_overflow
     from dsdoctor.overflow.watch.engine import initialize, watch
-    from dsdoctor.overflow.watch.remedy import fp32_forward, keep_in_fp32
     from dsdoctor.run.hang_in_code import watch_hangs
     from dsdoctor.run.trainer_callback import HangCallback
 
@@ -30,9 +30,9 @@ _PLACES = {
     "HangCallback": "run.trainer_callback",
     "OverflowDetected": "overflow.hooks.ranks",
     "detect_overflow": "overflow.watch.debug",
-    "fp32_forward": "overflow.watch.remedy",
+    "fp32_forward": "overflow.replay.remedy",
     "initialize": "overflow.watch.engine",
-    "keep_in_fp32": "overflow.watch.remedy",
+    "keep_in_fp32": "overflow.replay.remedy",
     "watch": "overflow.watch.engine",
     "watch_hangs": "run.hang_in_code",
 }

@@ -16,7 +16,7 @@ class Engine:
     def __init__(self) -> None:
         self.module = nn.Identity()
         self.call: BackwardCall | None = None
-        self.said = ""
+        self.said, self.used = "", {}
 
     def __call__(self) -> Tensor:
         return torch.zeros(4)
@@ -26,7 +26,7 @@ class Engine:
 
     def step(self) -> None:
         assert self.call is not None
-        self.said = loss_line(self.call, self)
+        self.said, self.used = loss_line(self.call, self)
 
 
 def in_one_statement(engine: Engine) -> None:

@@ -38,7 +38,10 @@ def test_the_line_that_divided_by_zero_is_named() -> None:
     found = watched.back_from(end)
 
     assert found.made == Origin(
-        op="aten.div", line="test_operations.py:36 in test_the_line_that_divided_by_zero_is_named: z = y / 0"
+        op="aten.div",
+        line="test_operations.py:36 in test_the_line_that_divided_by_zero_is_named: z = y / 0",
+        how="a division by 0: its divisor is 0",
+        cure="Keep the divisor away from zero: add an epsilon, or clamp it.",
     )
 
 

@@ -96,10 +96,30 @@ def _in_backward(frames: Iterable[Frame]) -> FirstBad | None:
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """The first operation whose result was not finite. ``line``: the file, line and text that called it."""
+    """The first operation whose result was not finite. ``line``: the file, line and text that called it. ``how``: why it was
+    not, such as ``0 / 0``; ``cure``: what to do about that; both empty where its figures do not decide."""
 
     op: str
     line: str
+    how: str = ""
+    cure: str = ""
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """The bad micro-batch, replayed with a module in float32. ``module``: its name, empty for the whole model. ``forward``,
+    ``backward``: whether that was finite on this rank; None: not known. ``why_not``: why it could not be replayed."""
+
+    module: str
+    forward: bool
+    backward: bool | None = None
+    why_not: str = ""
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest absolute value of a weight, as far as this rank holds it, in some steps: (step, value), the last of them now."""
+
+    name: str
+    points: tuple[tuple[int, float], ...]
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,3 +183,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     weight_bad_since: int | None = None
     loss_gradient: float | None = None
     loss_gradient_due: float | None = None
+    tried: tuple[Tried, ...] = ()
+    growth: tuple[Growth, ...] = ()
+    rates: tuple[tuple[int, float, float], ...] = ()
+    rows: str = ""
+    ignored: str = ""

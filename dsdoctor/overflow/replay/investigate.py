@@ -21,9 +21,11 @@ from dsdoctor.overflow.hooks.batch_record import BatchRecord, Position
 from dsdoctor.overflow.hooks.module_hooks import Hooks
 from dsdoctor.overflow.measure.measure import Meter, flag
 from dsdoctor.overflow.measure.readings import BAD_COLUMNS, Meters, Readings
+from dsdoctor.overflow.measure.tensor_paths import leaves
+from dsdoctor.overflow.replay.batch_rows import ignored_labels, rows_of, rows_text
 from dsdoctor.overflow.replay.operations import Operations, PlacedReadings
 from dsdoctor.overflow.replay.provenance import History, Provenance
-from dsdoctor.overflow.replay.recorder import BatchRecorder
+from dsdoctor.overflow.replay.recorder import BatchRecorder, MicroBatch
 from dsdoctor.overflow.replay.replay import Replayed, replay
 
 MOST_GRADIENTS = 24
@@ -39,6 +41,8 @@ class ReplayObservations:
     origin: Origin | None = None
     received: Origin | None = None
     minus_inf: Origin | None = None
+    rows: str = ""
+    ignored: str = ""
     local: list[TensorStats] = field(default_factory=list)
     unmeasured: list[str] = field(default_factory=list)
 
@@ -106,6 +110,8 @@ def replayed(
         origin=seen.origin,
         received=seen.received,
         minus_inf=seen.minus_inf,
+        rows=seen.rows,
+        ignored=rank_report.ignored or seen.ignored,
         local=_worst(seen.local),
         unmeasured=tuple(dict.fromkeys(seen.unmeasured)),
         batch=seen.first_bad.frame.batch if seen.first_bad is not None else batch,
@@ -156,10 +162,14 @@ def _replay(
             readings=lambda _: readings,
         )
         hooks.batch = batch + number
+        rows = OutputRows(recorder.batches[number])
+        handle = engine.module.register_forward_hook(rows.look)
+        known = seen.first_bad
         try:
             with _remembering_lines(), operations:
                 yield
         finally:
+            handle.remove()
             hooks.detach()
             if engine.device.type == "cuda":
                 # ZeRO-3 gathers in a stream of its own, where the readings of that were queued too
@@ -168,8 +178,32 @@ def _replay(
             for record in records:
                 record.settle()
                 _look_at(engine, record, seen, History(operations.done, readings.stats), readings, most_frames)
+            if seen.first_bad is not None and seen.first_bad is not known:
+                seen.rows, seen.ignored = rows.told(seen.first_bad)
 
     return replay(recorder, around=around, factor=factor)
+
+
+class OutputRows:
+    """Where in one micro-batch the bad values are: in its inputs, or in what the model made of it."""
+
+    def __init__(self, batch: MicroBatch) -> None:
+        self._batch = batch
+        self._rows = rows_of((batch.args, batch.kwargs))
+        self._text = ""
+
+    def look(self, _module: Any, _args: Any, output: Any) -> None:
+        """The model's output is there."""
+        if self._rows is not None and torch._C._current_graph_task_id() == -1:
+            self._text = rows_text("in the model's output", leaves(output), self._rows)
+
+    def told(self, found: FirstBad) -> tuple[str, str]:
+        """Which rows are bad, and whether the labels count, where the one or the other says something."""
+        if found.kind is BadKind.DATA and self._rows is not None:
+            return rows_text("in the batch", leaves((self._batch.args, self._batch.kwargs)), self._rows), ""
+        if found.kind is BadKind.LOSS:
+            return "", ignored_labels(self._batch.kwargs)
+        return (self._text if found.kind in (BadKind.MODULE, BadKind.BETWEEN) else ""), ""
 
 
 @contextmanager

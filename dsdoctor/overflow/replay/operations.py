@@ -36,7 +36,8 @@ class Value:
 @dataclass(slots=True, frozen=True)
 class Operation:
     """One call. ``line``: the model's line that called it; ``node`` and ``made``: the autograd node whose backward it is part
-    of, and where that was made. ``communicates``: other ranks' values arrive in its outputs."""
+    of, and where that was made. ``communicates``: other ranks' values arrive in its outputs. ``operands``: its positional
+    arguments, tensors and numbers; None for anything else."""
 
     name: str
     line: CodeLine | None
@@ -45,6 +46,7 @@ class Operation:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     communicates: bool
+    operands: tuple[Value | float | None, ...] = ()
 
 
 class Operations(TorchDispatchMode):
@@ -74,13 +76,19 @@ class Operations(TorchDispatchMode):
         given = list(_tensors((args, tuple(kwargs.values()))))
         read = list(_tensors(_sent(func, name, args, kwargs))) if communicates else given
         inputs = tuple(value for tensor in read if (value := self.value_of(tensor)) is not None)
+        operands = () if communicates else tuple(map(self._operand, args))
         result = func(*args, **kwargs)
         changed = given if communicates else list(_tensors(_written(func, args, kwargs)))
         for tensor in changed:
             self._is_changed(tensor)
         results = {id(tensor): tensor for tensor in (*changed, *_tensors(result))}
-        self._note(f"{namespace}.{name}", inputs, [*results.values()], communicates=communicates)
+        self._note(f"{namespace}.{name}", inputs, operands, [*results.values()], communicates=communicates)
         return result
+
+    def _operand(self, argument: Any) -> Value | float | None:
+        if isinstance(argument, Tensor):
+            return self.value_of(argument)
+        return float(argument) if isinstance(argument, int | float) and not isinstance(argument, bool) else None
 
     def value_of(self, tensor: Tensor) -> Value | None:
         """A tensor's memory and its reading now. None for one without memory."""
@@ -95,14 +103,22 @@ class Operations(TorchDispatchMode):
             known = self._known[key] = self.readings.read(tensor)
         return Value(memory, known)
 
-    def _note(self, name: str, inputs: tuple[Value, ...], results: list[Tensor], *, communicates: bool) -> None:
+    def _note(
+        self,
+        name: str,
+        inputs: tuple[Value, ...],
+        operands: tuple[Value | float | None, ...],
+        results: list[Tensor],
+        *,
+        communicates: bool,
+    ) -> None:
         node = torch._C._current_autograd_node() if torch._C._current_graph_task_id() != -1 else None
         look = self._arriving if communicates else self.value_of
         outputs = tuple(value for tensor in results if (value := look(tensor)) is not None)
         if outputs:
             made = None if node is None else node.metadata.get("traceback_")  # type: ignore[attr-defined]
             title = "" if node is None else str(node.name())
-            self.done.append(Operation(name, caller(), title, made, inputs, outputs, communicates))
+            self.done.append(Operation(name, caller(), title, made, inputs, outputs, communicates, operands))
 
     def _arriving(self, tensor: Tensor) -> Value | None:
         """What other ranks write into: it is not there yet."""

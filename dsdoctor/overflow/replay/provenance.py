@@ -6,9 +6,12 @@ Pure: operations and figures go in. A mask's -inf or lowest number is no bad val
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from dsdoctor.overflow.frames.first_bad import Origin
 from dsdoctor.overflow.frames.frame import TensorStats
 from dsdoctor.overflow.frames.masks import is_mask, is_minus_inf_mask
+from dsdoctor.overflow.replay.arithmetic import Operand, Why, why
 from dsdoctor.overflow.replay.lines import origin
 from dsdoctor.overflow.replay.operations import NO_FIGURES, Operation, Value
 
@@ -73,7 +76,20 @@ class History:
         if operation.communicates:
             return Provenance(received=place or Origin(op=operation.name, line=""))
         masks = [value for value in operation.inputs if self._state(value, number) == "mask"]
+        if place is not None:
+            reason = self._why(operation)
+            place = msgspec.structs.replace(place, how=reason.how, cure=reason.cure)
         return Provenance(made=place, minus_inf=self._maker(masks[0], number) if masks else None)
+
+    def _why(self, operation: Operation) -> Why:
+        operands: list[Operand] = [self._of_operand(each) for each in operation.operands]
+        outputs = [self._of(value.reading) for value in operation.outputs if value.reading != NO_FIGURES]
+        return why(operation.name, operation.node, operands, outputs)
+
+    def _of_operand(self, operand: Value | float | None) -> Operand:
+        if isinstance(operand, Value):
+            return None if operand.reading == NO_FIGURES else self._of(operand.reading)
+        return operand
 
     def _maker(self, mask: Value, before: int) -> Origin | None:
         """What made the -inf of a mask."""

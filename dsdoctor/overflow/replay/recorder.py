@@ -31,7 +31,8 @@ WAITING_LIMIT = 64
 @dataclass(slots=True, kw_only=True, eq=False)
 class MicroBatch:
     """One live forward of the engine's module under grad mode. ``args`` and ``kwargs`` are the caller's own objects;
-    ``None`` when they exceeded the limit. ``gradients`` and ``dropped`` are keyed by the output tensor's number."""
+    ``None`` when they exceeded the limit. ``gradients`` and ``dropped`` are keyed by the output tensor's
+    number; ``starts``: those of them with which the backward begins, known from the first replay on."""
 
     args: tuple[Any, ...] | None
     kwargs: dict[str, Any]
@@ -44,6 +45,7 @@ class MicroBatch:
     gathers: int | None = None
     gradients: dict[int, Tensor] = field(default_factory=dict)
     dropped: dict[int, int] = field(default_factory=dict)
+    starts: tuple[int, ...] | None = None
 
 
 class BatchRecorder:

@@ -194,15 +194,23 @@ def _starts(batch: MicroBatch, outputs: list[Tensor]) -> tuple[list[tuple[Tensor
 
     An output that another one was computed from (logits beside a loss) got its gradient from there, and gets it again.
     """
-    reached = {number for number in (*batch.gradients, *batch.dropped) if number < len(outputs)}
-    nodes = {number: outputs[number].grad_fn for number in sorted(reached)}
-    below = [_below(node) for node in nodes.values()] if len(nodes) > 1 else []
-    first = [number for number, node in nodes.items() if not any(node in each for each in below)]
+    if batch.starts is None:
+        batch.starts = _begins(batch, outputs)
+    # once known they are kept: a module that is tried in float32 gives casts of its outputs, which nothing is computed from
+    first = [number for number in batch.starts if number < len(outputs)]
     for number in first:
         if number in batch.dropped:
             return [], f"the gradient of output {number} ({batch.dropped[number] >> 20} MiB) was not kept (limit)"
     starts = [(outputs[number], batch.gradients[number]) for number in first if outputs[number].requires_grad]
     return starts, None if starts else "no gradient reached its outputs"
+
+
+def _begins(batch: MicroBatch, outputs: list[Tensor]) -> tuple[int, ...]:
+    """The outputs that a gradient reached and that no other such output was computed from."""
+    reached = {number for number in (*batch.gradients, *batch.dropped) if number < len(outputs)}
+    nodes = {number: outputs[number].grad_fn for number in sorted(reached)}
+    below = [_below(node) for node in nodes.values()] if len(nodes) > 1 else []
+    return tuple(number for number, node in nodes.items() if not any(node in each for each in below))
 
 
 def _below(node: Any) -> set[Any]:

@@ -1,4 +1,4 @@
-"""What the verdicts are made of: the first bad value, the ranks that have it, the evidence, the remedy. Pure; knows no torch."""
+"""What the verdicts are made of: the first bad value, the ranks that have it, the evidence. Pure; knows no torch."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +9,7 @@ from dsdoctor.overflow.frames.dtypes import headroom_bits
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, RankReport
 from dsdoctor.overflow.frames.frame import Frame, TensorStats
 from dsdoctor.overflow.frames.guide_format import item_line
-from dsdoctor.overflow.frames.masks import is_minus_inf_mask
+from dsdoctor.overflow.verdict.advice import RankReports, what_is_known
 
 MOST_NAMES = 3
 
@@ -82,7 +82,6 @@ def near(value: float) -> str:
     return f"2^{math.floor(math.log2(value))}"
 
 
-RankReports = tuple[RankReport, ...]
 Verdict = Callable[[RankReports], Iterator[Finding]]
 
 
@@ -137,20 +136,6 @@ def stays_bad(rank_report: RankReport) -> bool:
     )
 
 
-def remedy(first_bad: FirstBad) -> str:
-    """What to do about values that do not fit their dtype, or that are nan."""
-    if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
-        return "A row that is masked entirely gives nan: leave one place open, or use the dtype's minimum for -inf."
-    if first_bad.tensor.dtype != "float16":
-        return "Lower the learning rate or clip gradients; look for a division by zero or a logarithm in this module."
-    # the module around it: what does not fit where it was made does not fit when it is cast back there
-    name = first_bad.frame.module.rpartition(".")[0]
-    module = f'dsdoctor.fp32_forward(model.get_submodule("{name}"))' if name else "dsdoctor.fp32_forward(model)"
-    is_inner = first_bad.kind is BadKind.MODULE and first_bad.frame.module
-    around = f", with what is around {first_bad.frame.module}" if is_inner else ""
-    return f"Run it in float32{around}: {module}; or train in bfloat16."
-
-
 def finding(
     verdict: Verdict, title: str, rank_reports: RankReports, found: tuple[RankReport, FirstBad | None], fix: str
 ) -> Finding:
@@ -197,6 +182,7 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
         for peer in rank_reports
         if peer.received is not None and rank_report.received is None
     ]
+    lines += what_is_known(rank_reports, rank_report)
     if rank_report.minus_inf is not None:
         lines.append(f"its -inf came from {rank_report.minus_inf.op} in {rank_report.minus_inf.line}")
     if names := gradient_names(rank_reports):

@@ -7,15 +7,14 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.overflow.frames.dtypes import limit_of
 from dsdoctor.overflow.frames.first_bad import BadKind, RankReport
 from dsdoctor.overflow.frames.masks import is_minus_inf_mask
+from dsdoctor.overflow.verdict.advice import RankReports, remedy, what_was_tried
 from dsdoctor.overflow.verdict.evidence import (
-    RankReports,
     amount,
     earliest_bad,
     evidence,
     finding,
     moment,
     ranks_say,
-    remedy,
     rule_of,
     where,
     where_it_began,
@@ -83,7 +82,7 @@ def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
     Since: 0.1
     """
     if found := earliest_bad(rank_reports, BadKind.MODULE):
-        _, first_bad = found
+        rank_report, first_bad = found
         biggest = max((tensor.absmax or 0.0 for tensor in first_bad.frame.inputs), default=0.0)
         title = f"{where(first_bad.frame)} made {amount(first_bad.tensor)} in {first_bad.tensor.name}"
         if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
@@ -93,7 +92,7 @@ def overflow_in_module(rank_reports: RankReports) -> Iterator[Finding]:
         else:
             dtype = first_bad.tensor.dtype
             title += f" of finite inputs (largest {biggest:.3g}, {dtype} ends at {limit_of(dtype):.3g})"
-        yield finding(overflow_in_module, title, rank_reports, found, remedy(first_bad))
+        yield finding(overflow_in_module, title, rank_reports, found, remedy(rank_reports, rank_report, first_bad))
 
 
 def overflow_between_modules(rank_reports: RankReports) -> Iterator[Finding]:
@@ -114,7 +113,9 @@ def overflow_between_modules(rank_reports: RankReports) -> Iterator[Finding]:
         after = f"after {where(first_bad.before)}" if first_bad.before is not None else "before the first module"
         made = f"{amount(first_bad.tensor)} made {after} and before {where(first_bad.frame)}"
         line = "" if rank_report.origin is None else f", by {rank_report.origin.op} in {rank_report.origin.line}"
-        yield finding(overflow_between_modules, made + line, rank_reports, found, remedy(first_bad))
+        yield finding(
+            overflow_between_modules, made + line, rank_reports, found, remedy(rank_reports, rank_report, first_bad)
+        )
 
 
 def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
@@ -143,8 +144,20 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
         rule_of(loss_not_finite),
         f"the loss is {losses} and {finite}{origin}{ranks}",
         evidence=evidence(rank_reports, bad[0]),
-        fix="Look at the labels of this batch: a loss over no valid target is nan.",
+        fix=_what_to_do(rank_reports, bad[0]),
     )
+
+
+NO_TARGET = "Leave out micro-batches without a target, or take the sum and divide it by max(1, targets)."
+
+
+def _what_to_do(rank_reports: RankReports, rank_report: RankReport) -> str:
+    found, made = rank_report.first_bad, rank_report.origin
+    cure = made.cure if made is not None and found is not None and found.kind is BadKind.LOSS else ""
+    if rank_report.ignored:
+        cure = NO_TARGET
+    known = " ".join(part for part in (cure, what_was_tried(rank_reports)) if part)
+    return known or "Look at the labels of this batch: a loss over no valid target is nan."
 
 
 def _measured(rank_report: RankReport) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dsdoctor.core.finding import Finding
 from dsdoctor.overflow.frames.dtypes import LIMITS
 from dsdoctor.overflow.frames.first_bad import BadKind, RankReport
+from dsdoctor.overflow.verdict.advice import RankReports, what_was_tried
 from dsdoctor.overflow.verdict.evidence import (
-    RankReports,
     bad_gradient,
     earliest_bad,
     evidence,
@@ -52,9 +52,16 @@ def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:
             f"{bad_gradient(first, rank_reports)}, {scale}, and the forward is finite",
             rank_reports,
             (first, first.first_bad),
-            "Keep the operation that is named away from zero (an epsilon), run it in float32 "
-            "(dsdoctor.fp32_forward), or clip what comes into it.",
+            _what_to_do(rank_reports, first),
         )
+
+
+def _what_to_do(rank_reports: RankReports, rank_report: RankReport) -> str:
+    cure = rank_report.origin.cure if rank_report.origin is not None else ""
+    return " ".join(part for part in (cure, what_was_tried(rank_reports)) if part) or (
+        "Keep the operation that is named away from zero (an epsilon), run it in float32 "
+        "(dsdoctor.fp32_forward), or clip what comes into it."
+    )
 
 
 def gradient_above_scale(rank_reports: RankReports) -> Iterator[Finding]:

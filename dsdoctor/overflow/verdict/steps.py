@@ -6,7 +6,8 @@ Pure; knows no torch.
 from collections.abc import Iterator
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.overflow.verdict.evidence import RankReports, rule_of
+from dsdoctor.overflow.verdict.advice import RankReports
+from dsdoctor.overflow.verdict.evidence import rule_of
 from dsdoctor.overflow.verdict.gradients import NORMAL_SKIPS
 
 

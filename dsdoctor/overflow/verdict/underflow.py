@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.overflow.verdict.evidence import RankReports, near, ranks_say, rule_of
+from dsdoctor.overflow.verdict.advice import RankReports
+from dsdoctor.overflow.verdict.evidence import near, ranks_say, rule_of
 
 ALARM = 0.3
 """The share of gradient elements that must be flushed, and would not be at a larger scale: healthy fp16 runs have under a tenth."""

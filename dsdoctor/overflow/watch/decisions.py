@@ -20,12 +20,14 @@ from dsdoctor.overflow.hooks.batch_record import BatchRecord
 from dsdoctor.overflow.hooks.module_hooks import Hooks
 from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.readings import Meters
+from dsdoctor.overflow.replay.batch_rows import ignored_labels
 from dsdoctor.overflow.replay.investigate import any_bad_gradient, first_report, last_frames, replayed
 from dsdoctor.overflow.replay.recorder import BatchRecorder
 from dsdoctor.overflow.replay.underflow import flushed, is_suspect
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch import small
 from dsdoctor.overflow.watch.announce import Announcer
+from dsdoctor.overflow.watch.examine import Examination
 from dsdoctor.overflow.watch.found import Found, Seen
 from dsdoctor.overflow.watch.loss_line import BackwardCall, backward_call, loss_line
 from dsdoctor.overflow.watch.steps import OverflowCount, StepLosses, is_power_of_two
@@ -49,6 +51,7 @@ class Decisions:
         self._records: list[BatchRecord] = []
         self._backward_call: BackwardCall | None = None
         self._overflows = OverflowCount()
+        self._examination = Examination(engine)
         self._first_batch = 0
         self._suspects = 0
         self._updates: small.Updates | None = None
@@ -115,6 +118,7 @@ class Decisions:
             if not decision.replicated:
                 overflow = ranks.any_rank(overflow, self.engine.device)
         self.overflowed = overflow
+        self._examination.note_rates(decision.step)
         self._check_loss_scale(decision)
         live = self._live_first_bad(decision)
         if overflow:
@@ -151,6 +155,7 @@ class Decisions:
         self._updates = None
         if not small.is_due(decision.step):
             return
+        self._examination.note_weights(decision.step)
         self._updates = small.Updates(self.engine)
         if not small.may_underflow(self.engine) or engine_facts.is_pipeline(self.engine):
             return
@@ -205,17 +210,24 @@ class Decisions:
         losses = tuple(float(loss) for loss in self.losses.known() if loss.numel() == 1)
         rank_report = first_report(self.engine, decision, losses=losses)
         bad = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
-        line = ""
+        line, ignored = "", self._ignored_labels(bad[0], len(losses)) if bad else ""
         # the script's variables are those of the last micro-batch
         if bad and bad[0] == len(losses) - 1 and self._backward_call is not None:
-            line = loss_line(self._backward_call, self.engine)
+            line, labels = loss_line(self._backward_call, self.engine)
+            ignored = ignored or ignored_labels(labels)
         return msgspec.structs.replace(
             rank_report,
             batch=self._first_batch,
             micro=bad[0] if bad else 0,
             skipped=self._overflows.skipped,
             loss_line=line,
+            ignored=ignored,
         )
+
+    def _ignored_labels(self, micro: int, losses: int) -> str:
+        """Whether no label of a micro-batch counts, where the model was given the labels and its losses are those of the step."""
+        batches = self._recorder.batches
+        return ignored_labels(batches[micro].kwargs) if len(batches) == losses else ""
 
     def _live_first_bad(self, decision: engine_adapter.Decision) -> RankReport | None:
         """This rank's report with the first bad value that the frames level saw live in this step; None: it saw none."""
@@ -253,6 +265,7 @@ class Decisions:
         if self._overflows.is_replayed(dynamic=decision.dynamic):
             most = self.options.max_frames_to_save
             rank_reports = replayed(self.engine, self._recorder, rank_report, batch=self._first_batch, most_frames=most)
+            rank_reports = self._examination.examined(self._recorder, rank_reports)
         else:
             rank_reports = ranks.gather(rank_report)
         self._conclude(rank_reports)

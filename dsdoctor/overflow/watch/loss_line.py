@@ -20,6 +20,7 @@ from dsdoctor.overflow.measure.tensor_paths import leaves
 from dsdoctor.overflow.replay.lines import is_a_models
 
 Block = tuple[ast.stmt, ...]
+NOT_KNOWN: tuple[str, dict[str, Any]] = "", {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +41,29 @@ def backward_call() -> BackwardCall | None:
     return None if frame is None else BackwardCall(frame.f_code, frame.f_lineno)
 
 
-def loss_line(call: BackwardCall, engine: Any) -> str:
-    """The statement in which the loss became bad; empty: it cannot be told. Asked below the function that called ``backward``."""
+def loss_line(call: BackwardCall, engine: Any) -> tuple[str, dict[str, Any]]:
+    """The statement in which the loss became bad, and the tensors that it names; empty: it cannot be told. Asked below the function
+    that called ``backward``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not call.code:
         frame = frame.f_back
     if frame is None:
-        return ""
+        return NOT_KNOWN
     try:
         tree = ast.parse("".join(linecache.getlines(call.code.co_filename)))
     except (SyntaxError, ValueError):
-        return ""
+        return NOT_KNOWN
     function = _function(tree, call)
     given = None if function is None else _given(function, call.line)
     if function is None or given is None:
-        return ""
+        return NOT_KNOWN
     found = _Walk(function, frame.f_locals, (engine, engine.module)).back_from(given)
     if found is None:
-        return ""
+        return NOT_KNOWN
     source = linecache.getline(call.code.co_filename, found.lineno).strip()
-    return f"{Path(call.code.co_filename).name}:{found.lineno} in {call.code.co_name}: {source}"
+    names = {node.id for node in ast.walk(found) if isinstance(node, ast.Name)}
+    used = {name: value for name in sorted(names) if isinstance(value := frame.f_locals.get(name), Tensor)}
+    return f"{Path(call.code.co_filename).name}:{found.lineno} in {call.code.co_name}: {source}", used
 
 
 def _function(tree: ast.Module, call: BackwardCall) -> ast.AST | None:

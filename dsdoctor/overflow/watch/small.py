@@ -40,7 +40,7 @@ class Updates:
     def __init__(self, engine: Any) -> None:
         self._names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
         self._before = [(parameter, *sample) for parameter in _stepped(engine) if (sample := _sampled(parameter))]
-        self._rates = any(group.get("lr", 0) for group in _groups(engine))
+        self._rates = any(group.get("lr", 0) for group in groups(engine))
 
     @torch.no_grad()
     def unchanged(self) -> tuple[tuple[str, float], ...]:
@@ -60,7 +60,8 @@ def _is_most(found: list[tuple[str, float]]) -> bool:
     return sum(share > 0.5 for _, share in found) > len(found) / 2
 
 
-def _groups(engine: Any) -> list[dict[str, Any]]:
+def groups(engine: Any) -> list[dict[str, Any]]:
+    """The parameter groups of the innermost optimizer."""
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     return getattr(inner, "param_groups", None) or []
 
@@ -68,7 +69,7 @@ def _groups(engine: Any) -> list[dict[str, Any]]:
 def _stepped(engine: Any) -> Iterator[Tensor]:
     """The weights that the innermost optimizer writes, if they are halves: with float32 copies it writes those."""
     number = 0
-    for group in _groups(engine):
+    for group in groups(engine):
         for parameter in group["params"]:
             if isinstance(parameter, Tensor) and parameter.dtype in HALVES and number < MOST_WEIGHTS:
                 number += 1

@@ -87,7 +87,7 @@ def fp32_forward(target: Any) -> Any:
     Raises UsageError for anything else.
     """
     if isinstance(target, nn.Module):
-        return Fp32Forward([target])
+        return Fp32Forward(_called(target))
     if isinstance(target, type) and issubclass(target, nn.Module):
         target.forward = _function_in_float32(target.forward)
         return target
@@ -107,7 +107,17 @@ def keep_in_fp32(model: nn.Module, names: list[str]) -> Fp32Forward:
                 f"{type(model).__name__} has no module {name!r}", hint="names as model.named_modules() gives them"
             )
     inner = [name for name in names if not any(name != other and _is_below(name, other) for other in names)]
-    return Fp32Forward([known[name] for name in inner])
+    return Fp32Forward([part for name in inner for part in _called(known[name])])
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Whether a module is one that is called: a ``ModuleList`` is not."""
+    return "forward" in vars(module) or type(module).forward is not nn.Module.forward
+
+
+def _called(module: nn.Module) -> list[nn.Module]:
+    """The module, or what it holds if it is a list of modules."""
+    return [module] if has_forward(module) else [part for child in module.children() for part in _called(child)]
 
 
 def _is_below(name: str, other: str) -> bool:
@@ -191,12 +201,16 @@ def _half_of(module: nn.Module | None, args: Any, kwargs: Any) -> torch.dtype | 
 
 
 def _cast_back(output: Any, half: torch.dtype | None) -> Any:
-    """The output in the half precision that the caller computes in, if it does."""
+    """The output in the half precision that the caller computes in, if it does. A number stays: a loss that is multiplied by a
+    loss scale does not fit float16."""
     if half is None:
         return output
-    return tree_map(
-        lambda leaf: leaf.to(half) if isinstance(leaf, Tensor) and leaf.dtype is torch.float32 else leaf, output
-    )
+
+    def back(leaf: Any) -> Any:
+        is_wide = isinstance(leaf, Tensor) and leaf.dtype is torch.float32 and leaf.dim() > 0
+        return leaf.to(half) if is_wide else leaf
+
+    return tree_map(back, output)
 
 
 def _tensors(*values: Any) -> Iterator[Tensor]:

@@ -1,0 +1,66 @@
+"""What became bad first is known on all ranks: what else there is to know of it, and which remedy helps. All ranks together."""
+
+from typing import Any
+
+import msgspec
+import torch
+
+from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Growth, RankReport, Tried
+from dsdoctor.overflow.hooks import engine_facts, ranks
+from dsdoctor.overflow.measure.readings import Meters
+from dsdoctor.overflow.replay.recorder import BatchRecorder
+from dsdoctor.overflow.replay.remedies import places, tried
+from dsdoctor.overflow.verdict.evidence import earliest_bad, stays_bad
+from dsdoctor.overflow.watch.growth import Rates, WeightSizes
+
+HALVES = ("float16", "bfloat16")
+MADE_HERE = (BadKind.MODULE, BadKind.BETWEEN, BadKind.LOSS, BadKind.GRADIENT)
+"""Kinds for which another precision may help: not where the batch or a weight is bad already."""
+
+
+class Examination:
+    """What is kept between the steps for the day on which one goes wrong."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._sizes = WeightSizes()
+        self._rates = Rates()
+        self._meters = Meters()
+
+    def note_rates(self, step: int) -> None:
+        """A step is decided; costs nothing."""
+        self._rates.note(self._engine, step)
+
+    def note_weights(self, step: int) -> None:
+        """A step in which the weights are read."""
+        self._sizes.note(self._engine, step, self._meters)
+
+    def examined(self, recorder: BatchRecorder, rank_reports: list[RankReport]) -> list[RankReport]:
+        """The reports with what is known of the first bad module's weights and of what helps; as they were where nothing is."""
+        chosen = earliest_bad(tuple(rank_reports), *MADE_HERE)
+        if chosen is None or not all(report.replayed for report in rank_reports):
+            return rank_reports
+        report, found = chosen
+        if found.kind is BadKind.GRADIENT and not any(map(stays_bad, rank_reports)):
+            return rank_reports
+        mine = next(each for each in rank_reports if each.rank == ranks.rank())
+        attempts: tuple[Tried, ...] = ()
+        if self._may_help(report, found, rank_reports) and _has_it(recorder, found, self._engine.device):
+            factor = 1.0 / max(1.0, mine.scale.value)
+            number, modules = found.frame.micro, places(self._engine.module, found)
+            attempts = tried(self._engine, recorder, number=number, modules=modules, factor=factor)
+        growth: tuple[Growth, ...] = ()
+        if found.kind is BadKind.MODULE:
+            growth = self._sizes.of(self._engine, found, report.step, self._meters)
+        more = msgspec.structs.replace(mine, tried=attempts, growth=growth, rates=self._rates.jumps())
+        return ranks.gather(more)
+
+    def _may_help(self, report: RankReport, found: FirstBad, rank_reports: list[RankReport]) -> bool:
+        """Whether something is computed in a half precision, and the replay showed what was live."""
+        if engine_facts.is_pipeline(self._engine) or any("not as live" in each.replayed for each in rank_reports):
+            return False
+        return report.dtype in HALVES or any(tensor.dtype in HALVES for tensor in found.frame.measured)
+
+
+def _has_it(recorder: BatchRecorder, found: FirstBad, device: torch.device) -> bool:
+    return not ranks.any_rank(found.frame.micro >= len(recorder.batches), device)

@@ -1,0 +1,79 @@
+"""How large the weights and the learning rate were in the steps before: a few numbers of each, to say whether one grew.
+
+Weights are read in the steps that ``small.is_due`` names, learning rates in each; both change nothing.
+"""
+
+from collections import deque
+from typing import Any
+
+import torch
+
+from dsdoctor.overflow.frames.first_bad import FirstBad, Growth
+from dsdoctor.overflow.measure.readings import Meters, Readings
+from dsdoctor.overflow.watch.small import groups
+
+MOST_POINTS = 16
+"""Readings of each weight that are kept: where there are more, every second one goes, but for the first."""
+RATES = 64
+"""Steps whose learning rate is kept."""
+JUMP = 5.0
+"""A learning rate that becomes so many times larger from one step to the next is worth a word."""
+
+
+class WeightSizes:
+    """The largest absolute value of each weight, as far as this rank holds it, in some steps."""
+
+    def __init__(self) -> None:
+        self._points: dict[str, list[tuple[int, float]]] = {}
+
+    def note(self, engine: Any, step: int, meters: Meters) -> None:
+        """Read all weights: one pass, one wait for the device."""
+        for name, value in _largest(dict(engine.module.named_parameters()), meters).items():
+            points = self._points.setdefault(name, [])
+            points.append((step, value))
+            if len(points) > MOST_POINTS:
+                points[:] = points[:1] + points[2::2]
+
+    def of(self, engine: Any, found: FirstBad, step: int, meters: Meters) -> tuple[Growth, ...]:
+        """How the weights of the first bad module grew up to now."""
+        module = found.frame.module
+        mine = {
+            f"{module}.{name}".lstrip("."): parameter
+            for place, part in engine.module.named_modules()
+            if place == module
+            for name, parameter in part.named_parameters(recurse=False)
+        }
+        now = _largest(mine, meters)
+        return tuple(
+            Growth(
+                name=name, points=(*(point for point in self._points.get(name, ()) if point[0] < step), (step, value))
+            )
+            for name, value in now.items()
+        )
+
+
+@torch.no_grad()
+def _largest(parameters: dict[str, Any], meters: Meters) -> dict[str, float]:
+    readings = Readings(meters)
+    held = {name: readings.look(getattr(each, "ds_tensor", each)) for name, each in parameters.items()}
+    readings.settle()
+    stats = {name: readings.stats(number, name) for name, number in held.items() if isinstance(number, int)}
+    return {name: each.absmax for name, each in stats.items() if each.absmax is not None}
+
+
+class Rates:
+    """The learning rates of the last steps."""
+
+    def __init__(self) -> None:
+        self._known: deque[tuple[int, float]] = deque(maxlen=RATES)
+
+    def note(self, engine: Any, step: int) -> None:
+        """The largest of the groups' rates; one that lies on a device is left out, since reading it waits."""
+        found = [rate for group in groups(engine) if isinstance(rate := group.get("lr"), int | float)]
+        if found:
+            self._known.append((step, float(max(found))))
+
+    def jumps(self) -> tuple[tuple[int, float, float], ...]:
+        """The steps in which the rate became many times larger, with what it was before and since."""
+        pairs = zip(self._known, list(self._known)[1:], strict=False)
+        return tuple((step, before, since) for (_, before), (step, since) in pairs if 0 < before * JUMP < since)

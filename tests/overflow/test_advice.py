@@ -1,0 +1,136 @@
+"""Advice: only what was tried is called checked, a weight that grew is told with its pace, rows and labels by their places."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dsdoctor.overflow.frames.first_bad import Growth, Origin, RankReport, Tried
+from dsdoctor.overflow.measure.readings import Meters
+from dsdoctor.overflow.replay.batch_rows import ignored_labels, rows_of, rows_text
+from dsdoctor.overflow.replay.remedies import places
+from dsdoctor.overflow.verdict.advice import joined, what_was_tried
+from dsdoctor.overflow.verdict.verdict import judge
+from dsdoctor.overflow.watch.growth import MOST_POINTS, Rates, WeightSizes
+from tests.overflow.written import frame, good, rank_report, tensor
+
+OVERFLOW = frame(1, "b.c", tensor("input[0]", absmax=62000.0), tensor("output", posinf=3))
+
+
+def reports(*by_rank: tuple[Tried, ...], **more: Any) -> list[RankReport]:
+    return [rank_report(rank, good(0, "a"), OVERFLOW, tried=tried, **more) for rank, tried in enumerate(by_rank)]
+
+
+def attempt(module: str, *, forward: bool = True, backward: bool | None = True, why_not: str = "") -> Tried:
+    return Tried(module=module, forward=forward, backward=backward, why_not=why_not)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "said"),
+    [
+        (
+            (attempt("b.c", forward=False), attempt("b")),
+            (attempt("b.c"), attempt("b")),
+            "Run it in float32: dsdoctor.fp32_forward(model.get_submodule(\"b\")) (checked: with float32 in b this batch is "
+            "finite).",
+        ),
+        ((attempt(""),), (attempt("", backward=None),), "Run it in float32: dsdoctor.fp32_forward(model) (checked: with "
+         "float32 in the whole model this batch has a finite forward)."),
+        (
+            (attempt("b.c", backward=False), attempt("")),
+            (attempt("b.c"), attempt("", forward=False)),
+            "Float32 does not help (checked in b.c and in the whole model): this batch is not finite there either.",
+        ),
+        ((attempt("b", forward=False), attempt("", forward=False, why_not="ValueError")), (attempt("b"), attempt("")), ""),
+        ((), (), ""),
+    ],
+)  # fmt: skip
+def test_a_remedy_counts_only_where_every_rank_was_finite_with_it(
+    mine: tuple[Tried, ...], theirs: tuple[Tried, ...], said: str
+) -> None:
+    assert what_was_tried(tuple(reports(mine, theirs))) == said
+
+
+def test_what_was_tried_stands_in_the_fix_after_the_cure_of_the_operation() -> None:
+    line = Origin(op="aten.div", line="m.py:3 in forward: x / y", how="0 / 0: its divisor is 0", cure="Add an epsilon.")
+    (found, *_) = judge(reports((attempt("b.c"),), origin=line))
+
+    assert "why: 0 / 0: its divisor is 0" in found.evidence
+    assert found.fix is not None
+    assert found.fix.text.startswith("Add an epsilon. Run it in float32: ")
+
+
+def test_a_weight_whose_parts_lie_on_two_ranks_grew_as_the_larger_part_did() -> None:
+    parts = [((0, 1.0), (7, 2.0)), ((0, 0.5), (7, 40.0))]
+    told = [
+        rank_report(rank, good(0, "a"), OVERFLOW, growth=(Growth(name="b.c.weight", points=points),))
+        for rank, points in enumerate(parts)
+    ]
+    (found, *_) = judge(told)
+
+    assert joined(tuple(told)) == (Growth(name="b.c.weight", points=((0, 1.0), (7, 40.0))),)
+    assert "b.c.weight grew 40 times from step 0 (largest 1) to step 7 (40), 1.7 times a step" in found.evidence
+    assert found.fix is not None
+    assert found.fix.text == "b.c.weight has grown since step 0: lower the learning rate, or clip gradients."
+
+
+def test_the_sizes_of_weights_are_kept_in_bounds_and_the_first_stays() -> None:
+    engine = SimpleNamespace(module=nn.Sequential(nn.Linear(2, 2)))
+    sizes = WeightSizes()
+    for step in range(100):
+        with torch.no_grad():
+            engine.module[0].weight.fill_(1.0 + step)
+        sizes.note(engine, step, Meters())
+    found = SimpleNamespace(frame=SimpleNamespace(module="0"))
+    growth = {each.name: each.points for each in sizes.of(engine, found, 100, Meters())}  # type: ignore[arg-type]
+
+    assert growth["0.weight"][0] == (0, 1.0)
+    assert growth["0.weight"][-1] == (100, 100.0)
+    assert len(growth["0.weight"]) <= MOST_POINTS + 1
+
+
+def test_a_learning_rate_that_jumps_is_noted_and_a_warmup_from_nothing_is_not() -> None:
+    engine = SimpleNamespace(optimizer=torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1))
+    rates = Rates()
+    for step, rate in enumerate((0.0, 1e-5, 2e-5, 3e-5, 3e-3, 3e-3)):
+        engine.optimizer.param_groups[0]["lr"] = rate
+        rates.note(engine, step)
+
+    assert rates.jumps() == ((4, 3e-5, 3e-3),)
+
+
+def test_only_rows_that_are_bad_are_named() -> None:
+    x = torch.zeros(3, 4, 5)
+    x[1, 2, 3] = float("nan")
+    mask = torch.full((3, 4), float("-inf"))
+
+    assert rows_of(({"x": x}, torch.zeros(3, 7))) == 3
+    assert rows_of((x, torch.zeros(4, 7))) is None
+    assert (
+        rows_text("in the batch", [x, mask], 3) == "in the batch: only row 1 of 3 (first dimension, from 0) not finite"
+    )
+    assert rows_text("in the batch", [x.fill_(float("nan"))], 3) == ""
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([[-100, -100]], "all 2 elements of labels are -100"),
+        ([[5, -100]], "all elements of labels but the first of each row are -100"),
+        ([[-100, 5]], ""),
+    ],
+)
+def test_labels_that_do_not_count_are_told(labels: list[list[int]], said: str) -> None:
+    assert ignored_labels({"labels": torch.tensor(labels), "input_ids": torch.tensor([[-100]])}).startswith(said)
+    assert said or not ignored_labels({"labels": torch.tensor(labels)})
+
+
+def test_float32_is_tried_from_the_inside_out_and_never_in_a_list_of_modules() -> None:
+    model = nn.Sequential(nn.ModuleDict({"x": nn.ModuleList([nn.Sequential(nn.Linear(1, 1))])}))
+    inner = frame(0, "0.x.0.0", tensor("input[0]"), tensor("output", posinf=1))
+    found = rank_report(0, inner).first_bad
+
+    assert found is not None
+    assert places(model, found) == ("0.x.0.0", "0.x.0", "")
