@@ -4,13 +4,18 @@ A DeepSpeedEngine that was never started is asked for them: the same lines of De
 ops are replaced in this process by something that accepts every call, so that nothing is compiled.
 """
 
-import inspect
 import itertools
 import re
 
+import config_parameters as parameters_of_class
+
 UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
+LACKING = re.compile(r"missing \d+ required positional arguments?: (.*)")
 NO_GPU = re.compile(r"not compiled with CUDA|No CUDA GPUs|no NVIDIA driver|CUDA driver", re.IGNORECASE)
 MOST_ROUNDS = 40
+STEPS = 2
+ON_A_GPU_ONLY = ("capturable", "fused")
+"""Parameters that torch refuses where there is no GPU."""
 OF_THE_ENGINE = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "foreach")
 """Parameters that the engine takes out before it makes an Adam or a Muon."""
 
@@ -100,13 +105,89 @@ def params_of(config, section, kind=None):
     holder = config.get(section)
     params = holder.get("params") if isinstance(holder, dict) else None
     params = params if isinstance(params, dict) else {}
-    needed = inspect.signature(kind.__init__).parameters if kind else {}
-    stand_ins = {name: 1 for name, each in needed.items() if each.default is each.empty}
+    needed = parameters_of_class.parameters_of(kind.__init__) if kind else []
+    stand_ins = {each.name: 1 for each in needed if each.default is each.empty}
     return {
         name: value if value != "auto" else stand_ins[name]
         for name, value in params.items()
         if value != "auto" or name in stand_ins
     }
+
+
+def nothing_known(name):
+    return {
+        "name": str(name),
+        "made": "",
+        "unknown": [],
+        "known": {},
+        "choices": {},
+        "refused": "",
+        "refused_by": [],
+        "at_step": False,
+        "warned": [],
+        "step_wants": [],
+        "dropped": [],
+        "not_asked": "",
+    }
+
+
+class AtStep(Exception):
+    """It was made, and its first steps fail."""
+
+
+def stepped(made, step):
+    """What was made, once it has made a few steps."""
+    try:
+        for _ in range(STEPS):
+            step()
+    except Exception as error:
+        raise AtStep(str(error) or type(error).__name__) from error
+    return made
+
+
+def make_optimizer(engine, name, params):
+    """An optimizer of these parameters; a class of torch's own makes its first steps, too."""
+    engine._config.optimizer_params = dict(params)
+    made = engine._configure_basic_optimizer(parameters(name))
+    if not type(made).__module__.startswith("torch."):
+        return made
+    # what only a GPU can do is not tried
+    less = {key: value for key, value in params.items() if key not in ON_A_GPU_ONLY}
+    engine._config.optimizer_params = dict(less)
+    tried = engine._configure_basic_optimizer(parameters(name))
+    for group in tried.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = parameter.detach() + 0.5
+    stepped(tried, tried.step)
+    return made
+
+
+def step_as_the_engine(scheduler, engine):
+    """runtime/engine.py, _take_model_step: where step() fails by a TypeError, it is called once more with the batch size."""
+    try:
+        scheduler.step()
+    except TypeError:
+        scheduler.step(engine._config.train_batch_size)
+
+
+def wanted_by_step(scheduler):
+    """The arguments without which a scheduler makes no step."""
+    error = refusal(lambda _: scheduler.step(), {})
+    found = LACKING.search(str(error)) if isinstance(error, TypeError) else None
+    return re.findall(r"'(\w+)'", found[1]) if found else []
+
+
+def make_scheduler(engine, optimizer, params):
+    """A scheduler of these parameters, after its first steps; the optimizer is then as it was."""
+    engine._config.scheduler_params = dict(params)
+    before = [dict(group) for group in optimizer.param_groups]
+    try:
+        made = engine._scheduler_from_config(optimizer)
+        return stepped(made, lambda: step_as_the_engine(made, engine))
+    finally:
+        for group, old in zip(optimizer.param_groups, before, strict=True):
+            group.clear()
+            group.update(old)
 
 
 def asked_optimizer(engine, config):
@@ -115,25 +196,13 @@ def asked_optimizer(engine, config):
     name = engine.optimizer_name()
     if name is None:
         return None, torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2, 2))])
-    answer = {
-        "name": str(name),
-        "made": "",
-        "unknown": [],
-        "known": {},
-        "refused": "",
-        "refused_by": [],
-        "dropped": [],
-        "not_asked": "",
-    }
+    answer = nothing_known(name)
     if not isinstance(name, str) or not engine._is_supported_optimizer(name):
         return {**answer, "refused": "not supported"}, None
     params = params_of(config, "optimizer")
-    made = construct(
-        engine, params, answer, lambda: engine._configure_basic_optimizer(parameters(name)), "optimizer_params"
-    )
+    made = construct(params, answer, lambda given: make_optimizer(engine, name, given))
     if made is not None:
-        answer["made"] = type(made).__name__
-        answer["known"] = defaults_of(type(made).__init__)
+        know(answer, type(made))
         with_muon(engine, params, answer)
         # a learning rate that is text would be laid to the scheduler's charge
         for group in made.param_groups:
@@ -142,7 +211,16 @@ def asked_optimizer(engine, config):
             engine._do_optimizer_sanity_check(made)
         except Exception as error:
             answer["refused"] = answer["refused"] or str(error)
+    elif isinstance(getattr(torch.optim, name, None), type):
+        know(answer, getattr(torch.optim, name))
+        answer["made"] = ""
     return answer, made
+
+
+def know(answer, kind):
+    answer["made"] = kind.__name__
+    answer["known"] = parameters_of_class.kinds_of(kind)
+    answer["choices"] = parameters_of_class.choices_of(kind)
 
 
 def with_muon(engine, params, answer):
@@ -164,27 +242,30 @@ def parameters(name):
     return [parameter]
 
 
-def construct(engine, params, answer, make, field):
-    """Make it; a parameter that is refused by name, or without which it works, is noted and taken out."""
+def construct(params, answer, make):
+    """Make it; a parameter that is refused by name, or without which it works, is noted and taken out of ``params``."""
     for _ in range(MOST_ROUNDS):
-        setattr(engine._config, field, dict(params))
         try:
-            return make()
+            made = make(params)
+            answer["warned"] = parameters_of_class.warned(params, make)
+            return made
         except Exception as error:
             found = UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
             if found and found[1] in params:
                 answer["unknown"].append(found[1])
                 del params[found[1]]
                 continue
-            if is_about_this_machine(error) and not caused_by_value(engine, params, make, field, error):
+            guilty = caused_by_value(params, make, error)
+            if is_about_this_machine(error) and not guilty:
                 answer["not_asked"] = f"{type(error).__name__}: {error}"
                 return None
             answer["refused"] = str(error) or type(error).__name__
-            guilty = caused_by_value(engine, params, make, field, error)
+            answer["at_step"] = isinstance(error, AtStep)
             answer["refused_by"] += guilty
             if not guilty:
                 return None
-            for name in guilty:
+            params.update(guilty)
+            for name in [name for name, other in guilty.items() if other is None]:
                 del params[name]
     return None
 
@@ -194,18 +275,38 @@ def is_about_this_machine(error):
     return isinstance(error, (AttributeError, NameError, ImportError)) or bool(NO_GPU.search(str(error)))
 
 
-def caused_by_value(engine, params, make, field, error):
-    """The parameters without each of which this error does not come."""
-    found = []
+def caused_by_value(params, make, error):
+    """The parameters without each of which this error does not come -> what stands in for one that is needed, else None.
+
+    Where one of them is text, the others are not to blame: nothing computes with text.
+    """
+    found = {}
     for name in params:
-        setattr(engine._config, field, {key: value for key, value in params.items() if key != name})
-        try:
-            make()
-        except Exception as other:
-            if (type(other), str(other)) == (type(error), str(error)) or isinstance(other, TypeError):
+        less = {key: value for key, value in params.items() if key != name}
+        for stand_in in (None, 1):
+            other = refusal(make, less if stand_in is None else {**less, name: stand_in})
+            if isinstance(other, TypeError) and LACKING.search(str(other)):
                 continue
-        found.append(name)
-    return found
+            if other is None or ((type(other), str(other)) != (type(error), str(error)) and not is_type_error(other)):
+                found[name] = stand_in
+            break
+    texts = [name for name, value in params.items() if isinstance(value, str)]
+    if not found and texts and refusal(make, {key: params[key] for key in params if key not in texts}) is None:
+        return dict.fromkeys(texts)
+    return {name: stand_in for name, stand_in in found.items() if name in texts} or found
+
+
+def refusal(make, params):
+    try:
+        make(params)
+    except Exception as error:
+        return error
+    return None
+
+
+def is_type_error(error):
+    """Of another parameter, most likely, which is looked at after this one."""
+    return isinstance(error, TypeError) or isinstance(error.__cause__, TypeError)
 
 
 def asked_scheduler(engine, config, optimizer):
@@ -214,16 +315,7 @@ def asked_scheduler(engine, config, optimizer):
     name = engine.scheduler_name()
     if name is None:
         return None
-    answer = {
-        "name": str(name),
-        "made": "",
-        "unknown": [],
-        "known": {},
-        "refused": "",
-        "refused_by": [],
-        "dropped": [],
-        "not_asked": "",
-    }
+    answer = nothing_known(name)
     from deepspeed.runtime import lr_schedules
 
     kind = getattr(lr_schedules, str(name), None) or getattr(torch.optim.lr_scheduler, str(name), None)
@@ -232,26 +324,12 @@ def asked_scheduler(engine, config, optimizer):
     if optimizer is None:
         optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2, 2))])
     params = params_of(config, "scheduler", kind)
-    answer["known"] = defaults_of(kind.__init__)
+    know(answer, kind)
+    answer["made"] = ""
     if not isinstance(config["scheduler"].get("params"), dict):
         answer["refused"] = "no params"
         return answer
-    made = construct(engine, params, answer, lambda: engine._scheduler_from_config(optimizer), "scheduler_params")
-    answer["made"] = type(made).__name__ if made is not None else ""
+    made = construct(params, answer, lambda given: make_scheduler(engine, optimizer, given))
+    if made is not None:
+        answer["made"], answer["step_wants"] = type(made).__name__, wanted_by_step(made)
     return answer
-
-
-def defaults_of(function):
-    """The parameters that can be named, with their defaults as text: "" for none, what a number is for a number."""
-    found = {}
-    for parameter in list(inspect.signature(function).parameters.values())[2:]:
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            found[parameter.name] = kind_of(parameter.default)
-    return found
-
-
-def kind_of(default):
-    for kind, name in ((bool, "bool"), (int, "int"), (float, "float"), (str, "str"), ((list, tuple), "list")):
-        if isinstance(default, kind):
-            return name
-    return ""

@@ -78,6 +78,8 @@ def fix_config(order: ConfigOrder, out: Path) -> Fixed:
 
 
 def _judge(order: ConfigOrder, found: ReadConfig, observation: Observation) -> ConfigJudged:
+    if order.arguments or order.accelerate:
+        found = replace(found, config=found.by_json())
     asked = _ask(order, found, observation)
     question = Question(
         config=found.config,

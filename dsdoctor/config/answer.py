@@ -59,10 +59,20 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Warned:
+    """What DeepSpeed logs for the value of a parameter, and goes on. ``choices``: the words for which it logs nothing."""
+
+    parameter: str
+    message: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Construction:
     """What became of the optimizer or the scheduler that a configuration names. ``made``: the class, "" where it was not made.
 
-    ``known``: parameters and of what kind their defaults are. ``unknown`` are refused, ``dropped`` are taken no notice of.
+    ``known``: parameters and of what kind they are; ``choices``: the words that some take. ``unknown`` are refused, ``dropped``
+    are taken no notice of. ``at_step``: it is not refused before its first step. ``step_wants``: arguments of a scheduler's step().
     """
 
     name: str
@@ -72,6 +82,10 @@ class Construction:
     dropped: tuple[str, ...] = ()
     refused: str = ""
     refused_by: tuple[str, ...] = ()
+    at_step: bool = False
+    choices: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    warned: tuple[Warned, ...] = ()
+    step_wants: tuple[str, ...] = ()
     not_asked: str = ""
 
 

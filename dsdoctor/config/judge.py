@@ -26,6 +26,7 @@ CHECKS: tuple[Check, ...] = (
     autos.autos_for_others,
     optimizers.optimizer,
     optimizers.scheduler,
+    optimizers.scheduler_by_metric,
     zero.offload_at_the_wrong_stage,
     zero.nvme_path,
     machine.precision_of_gpus,

@@ -5,6 +5,7 @@ from typing import Any
 
 from dsdoctor.config.answer import Asked, Path, Refusal, Section, dotted, lookup, walk
 from dsdoctor.config.names import nearest, plain
+from dsdoctor.config.other_names import OTHER_NAMES
 from dsdoctor.config.question import Correction, Question, Verdict, shown
 from dsdoctor.core.finding import Finding
 
@@ -67,7 +68,9 @@ def deprecated_keys(question: Question) -> Iterator[Verdict]:
         key = question.asked.key(path)
         if key is None or not key.deprecated:
             continue
-        instead = f"{dotted(path[:-1])}.{key.instead}" if key.instead else ""
+        # DeepSpeed names the field there, and its documents the field's other name
+        newer = question.asked.key((*path[:-1], key.instead)) if key.instead else None
+        instead = f"{dotted(path[:-1])}.{newer.name if newer else key.instead}" if key.instead else ""
         title = f"{dotted(path)} is deprecated{f': {instead} replaces it' if instead else ''}"
         fix = f"use {instead}" if instead else "take it out"
         found = Finding.warning(
@@ -79,6 +82,8 @@ def deprecated_keys(question: Question) -> Iterator[Verdict]:
 def meanings(question: Question, path: Path, value: Any) -> list[Path]:
     """Where a key that is none may have been meant to stand, the nearest first; several where that is open."""
     asked, name, here = question.asked, path[-1], path[:-1]
+    if path in OTHER_NAMES:
+        return list(OTHER_NAMES[path])
     section = asked.section(here)
     near = nearest(name, _names(asked, section)) if section else ()
     same = [(*here, key) for key in near if _fits(asked, (*here, key), value)]
@@ -177,5 +182,8 @@ def _refused(question: Question, refusal: Refusal, path: Path) -> Verdict:
 def _rename(question: Question, path: Path, meant: list[Path]) -> Correction | None:
     """The correction, where one name only is meant and nothing stands there yet."""
     if len(meant) != 1 or lookup(question.config, meant[0]) is not None:
+        return None
+    if meant[0][:-1] in CHOSEN_BY_NAME and lookup(question.config, (meant[0][0], "type")) is None:
+        # parameters alone are no optimizer
         return None
     return Correction(path=path, to=meant[0])

@@ -195,6 +195,14 @@ Why it matters: deepspeed.initialize stops, on every rank, after the optimizer w
 How to fix it: add what the message names. WarmupDecayLR and WarmupCosineLR need total_num_steps.
 
 Since: 0.1""",
+    "config-scheduler-metric": """The scheduler goes by a measured value, such as the loss, which DeepSpeed does not hand on.
+
+Why it matters: DeepSpeed calls the scheduler's step() without arguments, and where that fails with the size of the train batch.
+ReduceLROnPlateau takes that number for its metric: it never gets better, and the learning rate falls again and again.
+
+How to fix it: call engine.step(lr_kwargs={"metrics": loss}) in the program, or name another scheduler.
+
+Since: 0.1""",
     "config-own-optimizer-offload": """The optimizer's states are to go to the host, and the file names no optimizer.
 
 The program then brings its own. DeepSpeed takes DeepSpeedCPUAdam and DeepSpeedCPULion, and refuses others, unless

@@ -1,18 +1,22 @@
 """The optimizer and the scheduler that a configuration names, as DeepSpeed itself made them of it. Generators of verdicts."""
 
-import contextlib
 import json
+import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from dsdoctor.config.answer import Construction, Names, Path, lookup
+from dsdoctor.config.answer import Construction, Names, Path, Warned, lookup
 from dsdoctor.config.names import nearest
 from dsdoctor.config.question import Correction, Question, Verdict, shown
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.sentences import and_more
 
 OF_THE_ENGINE = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
-"""Parameters that DeepSpeed's engine takes itself, and no optimizer's signature shows."""
+"""Parameters that DeepSpeed's engine takes itself, and no optimizer's signature shows. Each is a flag."""
+LACKING = re.compile(r"(\w+)\.(\w+)\(\) missing \d+ required positional arguments?: (.*)")
+NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:e[+-]?\d+)?")
+WANTED = {"float": "a number", "int": "a whole number", "bool": "true or false", "list": "a list"}
 FORMER = {
     "learning_rate": "lr",
     "adam_beta1": "betas",
@@ -41,6 +45,21 @@ def scheduler(question: Question) -> Iterator[Verdict]:
     yield from _judge(
         question, "scheduler", question.asked.scheduler, (*names.schedulers, *names.torch_schedulers), "not known"
     )
+
+
+def scheduler_by_metric(question: Question) -> Iterator[Verdict]:
+    """A scheduler whose step() wants a measured value, which only the program can hand on."""
+    made = question.asked.scheduler
+    if made is None or not made.step_wants:
+        return
+    names = " and ".join(made.step_wants)
+    title = f"{made.name} goes by {names}, and DeepSpeed hands it the train batch size in its place, without a word"
+    said = ("engine.py, _take_model_step: where step() fails by a TypeError, it is called with train_batch_size()",)
+    fix = (
+        f'hand it on in the program, engine.step(lr_kwargs={{"{made.step_wants[0]}": loss}}); or name another scheduler'
+    )
+    found = Finding.warning("config-scheduler-metric", title, evidence=said, fix=fix)
+    yield Verdict(finding=found, path=("scheduler", "type"))
 
 
 def own_optimizer_with_offload(question: Question) -> Iterator[Verdict]:
@@ -78,14 +97,27 @@ def _judge(
         )
     for name in made.dropped:
         yield _unknown_parameter(question, what, made, name, "DeepSpeed leaves it out without a word")
-    refused = {*made.refused_by}
+    told = {verdict.path[-1]: verdict for verdict in _words(what, made, params)}
+    yield from told.values()
+    for warned in made.warned:
+        yield _warned(what, warned, params.get(warned.parameter))
     for name in made.refused_by:
-        yield _refused(what, name, params.get(name), made.refused)
-    if made.refused and not refused:
-        yield _refused_whole(what, made)
+        if name not in told:
+            yield _refused(what, made, name, params.get(name))
+    if made.refused and not made.refused_by and not told:
+        yield _refused_whole(question, what, made)
+
+
+def _words(what: str, made: Construction, params: dict[str, Any]) -> Iterator[Verdict]:
+    """Text where the class wants something else, or other words."""
     for name, value in params.items():
-        if name not in refused and isinstance(value, str) and value != "auto" and _wants_number(made, name):
-            yield _text(what, name, value)
+        kind = "bool" if what == "optimizer" and name in OF_THE_ENGINE else made.known.get(name, "")
+        if not isinstance(value, str) or value == "auto":
+            continue
+        if kind in WANTED or (name == "lr" and name in made.known):
+            yield _text(what, name, value, kind or "float")
+        elif name in made.choices and value not in made.choices[name]:
+            yield _no_such_word(what, name, value, made.choices[name], f"{made.name} does not know it")
 
 
 def _no_such(what: str, name: str, known: tuple[str, ...], names: Names) -> Verdict:
@@ -119,9 +151,10 @@ def _unknown_parameter(question: Question, what: str, made: Construction, name: 
     return Verdict(finding=finding, path=path, correction=correction)
 
 
-def _refused(what: str, name: str, value: Any, message: str) -> Verdict:
-    path = (what, "params", name)
-    title = f"{'.'.join(path)} {shown(path, value)} is refused: {message}"
+def _refused(what: str, made: Construction, name: str, value: Any) -> Verdict:
+    path, message = (what, "params", name), made.refused
+    when = "fails at the first step" if made.at_step else "is refused"
+    title = f"{'.'.join(path)} {shown(path, value)} {when}: {message}"
     if name == "max_grad_norm":
         title = f"{'.'.join(path)} is refused: gradient_clipping, at the top, is what clips gradients"
         correction = Correction(path=path, to=("gradient_clipping",)) if value is not None else None
@@ -130,13 +163,26 @@ def _refused(what: str, name: str, value: Any, message: str) -> Verdict:
     return Verdict(finding=Finding.error(f"config-{what}-parameter", title, fix="correct or remove it"), path=path)
 
 
-def _refused_whole(what: str, made: Construction) -> Verdict:
+def _refused_whole(question: Question, what: str, made: Construction) -> Verdict:
     path: Path = (what, "params")
-    message = made.refused.replace("__init__() ", "")
-    title, fix, correction = f"{what} {made.name} is refused: {message}", "correct its params", None
-    if made.refused == "no params":
+    correction: Correction | None = None
+    title, fix = f"{what} {made.name} is refused: {made.refused}", "correct its params"
+    lacking = LACKING.search(made.refused)
+    if made.at_step:
+        title = f"{what} {made.name} is made, and fails at its first step: {made.refused}"
+        path = (what, "type")
+        fix = f"name another {what}"
+        if lacking and lacking[2] == "step":
+            fix = f"DeepSpeed calls step() without {lacking[3]}: name another {what}"
+    elif lacking:
+        names = " and ".join(re.findall(r"'(\w+)'", lacking[3]))
+        title = f"{what} {made.name} needs {names}, and {what}.params does not have it"
+        fix = f"add {names} to {what}.params"
+    elif made.refused == "no params":
         title = f'scheduler {made.name} has no "params", and DeepSpeed fails on that'
-        fix = 'add "params", an empty object for the defaults'
+        beside = [name for name in lookup(question.judged, (what,)) or () if name not in {"type", "params"}]
+        fix = f'put {and_more(beside, 6)} into "params"' if beside else 'add "params", an empty object for the defaults'
+        correction = None if beside else Correction(path=path, value="{}")
     elif "zero_allow_untested_optimizer" in made.refused:
         title = f"{made.name} is an optimizer that DeepSpeed has not tried with ZeRO, and it refuses to start"
         fix = 'set "zero_allow_untested_optimizer": true, or take AdamW'
@@ -146,17 +192,48 @@ def _refused_whole(what: str, made: Construction) -> Verdict:
     return Verdict(finding=found, path=path, correction=correction)
 
 
-def _wants_number(made: Construction, name: str) -> bool:
-    return made.known.get(name, "") in {"float", "int"} or (name == "lr" and name in made.known)
-
-
-def _text(what: str, name: str, value: str) -> Verdict:
+def _no_such_word(what: str, name: str, value: str, words: tuple[str, ...], why: str) -> Verdict:
     path = (what, "params", name)
-    correction = None
-    with contextlib.suppress(ValueError):
-        correction = Correction(path=path, value=json.dumps(float(value)))
-    title = (
-        f"{'.'.join(path)} is {shown(path, value)}, which is text: DeepSpeed keeps it, and the first step fails with it"
-    )
-    fix = f"write {correction.value}" if correction else "give it a number"
+    near = nearest(value, words)
+    fix = f"write {' or '.join(near or words)}" if words else "correct it"
+    correction = Correction(path=path, value=json.dumps(near[0])) if len(near) == 1 else None
+    title = f"{'.'.join(path)} is {shown(path, value)}: {why}"
+    return Verdict(finding=Finding.error(f"config-{what}-parameter", title, fix=fix), path=path, correction=correction)
+
+
+def _warned(what: str, warned: Warned, value: Any) -> Verdict:
+    """A word is replaced by the default, so the training is another one; a number may be meant so."""
+    if isinstance(value, str):
+        why = f"DeepSpeed warns in its log, and goes on: {warned.message}"
+        return _no_such_word(what, warned.parameter, value, warned.choices, why)
+    path = (what, "params", warned.parameter)
+    title = f"{'.'.join(path)} is {shown(path, value)}: DeepSpeed warns in its log, and goes on: {warned.message}"
+    return Verdict(finding=Finding.warning(f"config-{what}-parameter", title, fix="correct it"), path=path)
+
+
+def _text(what: str, name: str, value: str, kind: str) -> Verdict:
+    path = (what, "params", name)
+    right = _unquoted(value, kind)
+    happens = "any text counts as true" if kind == "bool" else f"{WANTED[kind]} is wanted"
+    title = f"{'.'.join(path)} is {shown(path, value)}, which is text: {happens}"
+    fix = f"write {right} without quotes" if right else f"give it {WANTED[kind]}"
+    correction = Correction(path=path, value=right) if right else None
     return Verdict(finding=Finding.error("config-value-type", title, fix=fix), path=path, correction=correction)
+
+
+def _unquoted(value: str, kind: str) -> str:
+    """What a text says as JSON; "" where that is nothing of the kind.
+
+    >>> _unquoted("1e-5", "float"), _unquoted(".5", "float"), _unquoted("False", "bool"), _unquoted("much", "int")
+    ('1e-5', '0.5', 'false', '')
+    """
+    text = value.strip().lower()
+    if kind == "bool":
+        return text if text in {"true", "false"} else ""
+    try:
+        number = float(text)
+    except ValueError:
+        return ""
+    if kind == "list" or not math.isfinite(number):
+        return ""
+    return text if NUMBER.fullmatch(text) else json.dumps(int(number) if kind == "int" else number)

@@ -57,12 +57,12 @@ class Question:
 
 
 def shown(path: Path, value: Any) -> str:
-    """A value as it may be printed: what is named like a secret is not.
+    """A value as it may be printed: text that is named like a secret is not.
 
-    >>> shown(("comet", "api_key"), "abc"), shown(("a",), "auto"), shown(("a",), True)
-    ('"..."', '"auto"', 'true')
+    >>> shown(("comet", "api_key"), "abc"), shown(("a",), "auto"), shown(("a",), True), shown(("max_out_token",), 512)
+    ('"..."', '"auto"', 'true', '512')
     """
-    if path and SECRET.search(path[-1]):
+    if path and _is_secret(path[-1], value):
         return '"..."'
     try:
         text = json.dumps(without_secrets(value), ensure_ascii=False)
@@ -74,5 +74,12 @@ def shown(path: Path, value: Any) -> str:
 def without_secrets(value: Any) -> Any:
     """The same with every value that is named like a secret cut."""
     if isinstance(value, dict):
-        return {name: "..." if SECRET.search(str(name)) else without_secrets(inner) for name, inner in value.items()}
+        return {
+            name: "..." if _is_secret(str(name), inner) else without_secrets(inner) for name, inner in value.items()
+        }
     return [without_secrets(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    """A number is none: max_out_token is a count."""
+    return bool(SECRET.search(name)) and not isinstance(value, int | float | None)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from dsdoctor.config.answer import Key, Path, Refusal, dotted, lookup, walk
+from dsdoctor.config.answer import Key, Path, Refusal, Section, dotted, lookup, walk
 from dsdoctor.config.keys import CHOSEN_BY_NAME
 from dsdoctor.config.names import nearest
 from dsdoctor.config.question import Correction, Question, Verdict, shown
@@ -31,6 +31,7 @@ NUMBERS: dict[Path, str] = {
     **{(name,): "int" for name in BATCH},
 }
 """Keys without a default in DeepSpeed that can only be numbers: it divides, multiplies or compares them."""
+INFINITE = re.compile(r"-?(?:Infinity|NaN) *,?")
 CHOICES = re.compile(r"'([^']*)'")
 
 
@@ -81,6 +82,12 @@ def _of_another_kind(path: Path, value: Any, kind: str, problem: str) -> Verdict
     title = (
         f"{dotted(path)} is {shown(path, value)}, and DeepSpeed, which does not check it, wants {WANTED[kind]}{problem}"
     )
+    if isinstance(value, str) and INFINITE.fullmatch(value):
+        # without quotes hjson reads on to the end of the line
+        number = value.strip(" ,")
+        title = f"{dotted(path)} is {number}, which hjson, by which DeepSpeed reads its file, takes for text"
+        found = Finding.error("config-value-type", title, fix="give it a number, or take it out")
+        return Verdict(finding=found, path=path)
     correction = _as_kind(path, value, kind)
     fix = f"write {correction.value}" if correction else f"give it {WANTED[kind]}"
     # a float that is whole, a flag as 0 or 1: Python computes with them all the same
@@ -130,8 +137,7 @@ def _refused(question: Question, refusal: Refusal, path: Path) -> Verdict:
     section = question.asked.section(path)
     if section is not None and not isinstance(value, dict) and value is not None:
         title = f"{dotted(path)} is {shown(path, value)}, and is to be an object: DeepSpeed refuses to start"
-        names = and_more([f'"{key.name}": ...' for key in section.keys], 2)
-        found = Finding.error("config-value-type", title, evidence=(refusal.message,), fix=f"write {{{names}}}")
+        found = Finding.error("config-value-type", title, evidence=(refusal.message,), fix=_as_object(section, value))
         return Verdict(finding=found, path=path)
     message = refusal.message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
     key = question.asked.key(path)
@@ -141,6 +147,20 @@ def _refused(question: Question, refusal: Refusal, path: Path) -> Verdict:
     fix = f"write {correction.value}" if correction else _what_it_takes(key)
     rule = "config-value-type" if refusal.kind.endswith(("_parsing", "_type", "from_float")) else "config-value-refused"
     return Verdict(finding=Finding.error(rule, title, fix=fix), path=path, correction=correction)
+
+
+def _as_object(section: Section, value: Any) -> str:
+    """How a section is written that was given as a flag or a word."""
+    names = section.names
+    if "device" in names:
+        device = value if isinstance(value, str) else "cpu"
+        return f'write {{"device": "{device}"}}' if value is not False else 'take it out, or write {"device": "none"}'
+    if "enabled" in names and isinstance(value, bool):
+        return f'write {{"enabled": {json.dumps(value)}}}'
+    if "stage" in names and isinstance(value, int):
+        return f'write {{"stage": {int(value)}}}' if not isinstance(value, bool) else 'write {"stage": 1}, or 2 or 3'
+    first = [f'"{key.name}": ...' for key in section.keys]
+    return f"write {{{and_more(first, 2)}}}"
 
 
 def _what_it_takes(key: Key | None) -> str:

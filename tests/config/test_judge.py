@@ -56,6 +56,82 @@ def test_two_names_equally_near_are_both_told_and_none_is_taken() -> None:
     assert found.correction is None
 
 
+def test_names_that_others_give_are_told_with_deepspeeds() -> None:
+    aio, logging, clipping = (
+        verdicts({**BASE, **each}) for each in ({"aio": {"thread_count": 2}}, {"log_interval": 5}, {"max_grad_norm": 1})
+    )
+
+    assert [found[0].correction for found in (aio, logging, clipping)] == [
+        Correction(path=("aio", "thread_count"), to=("aio", "intra_op_parallelism")),
+        Correction(path=("log_interval",), to=("steps_per_print",)),
+        Correction(path=("max_grad_norm",), to=("gradient_clipping",)),
+    ]
+
+
+def test_a_learning_rate_at_the_top_makes_no_optimizer_out_of_itself() -> None:
+    (found,) = verdicts({**BASE, "lr": 0.1})
+
+    assert "optimizer.params.lr" in found.finding.title
+    assert found.correction is None
+
+
+def test_a_count_of_tokens_is_no_secret() -> None:
+    path = ("hybrid_engine", "max_out_token")
+    refusal = Refusal(paths=(path,), kind="extra_forbidden", message="Extra", model="HybridEngineConfig")
+    (found,) = verdicts({**BASE, "hybrid_engine": {"max_out_token": 512}}, answer={"refusals": (refusal,)})
+
+    assert "512" in str(found.finding.evidence)
+
+
+def test_infinity_of_a_file_is_text_for_hjson() -> None:
+    (found,) = verdicts({**BASE, "steps_per_print": "Infinity,"})
+
+    assert found.finding.title.startswith("steps_per_print is Infinity, which hjson")
+    assert '"Infinity' not in found.finding.title
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "fix"),
+    [
+        (("zero_optimization", "offload_optimizer"), True, 'write {"device": "cpu"}'),
+        (("zero_optimization", "offload_param"), "nvme", 'write {"device": "nvme"}'),
+        (("bf16",), True, 'write {"enabled": true}'),
+        (("zero_optimization",), 2, 'write {"stage": 2}'),
+    ],
+)
+def test_how_a_section_is_written_that_was_given_as_a_flag(path: tuple[str, ...], value: Any, fix: str) -> None:
+    config = {path[0]: value} if len(path) == 1 else {path[0]: {path[1]: value}}
+    refusal = Refusal(paths=(path,), kind="model_type", message="Input should be a valid dictionary")
+    found = [each for each in verdicts({**BASE, **config}, answer={"refusals": (refusal,)}) if each.path == path]
+
+    assert [each.finding.fix.text for each in found if each.finding.fix] == [fix]
+
+
+def test_a_deprecated_key_is_replaced_by_the_documented_one() -> None:
+    (found,) = verdicts(
+        {**BASE, "zero_optimization": {"stage": 3, "stage3_gather_fp16_weights_on_model_save": True}},
+        answer={"facts": Effective(stage=3)},
+    )
+
+    assert found.finding.title.endswith("zero_optimization.stage3_gather_16bit_weights_on_model_save replaces it")
+
+
+@pytest.mark.parametrize(
+    ("beside", "fix"),
+    [
+        ({}, 'add "params", an empty object for the defaults'),
+        ({"warmup_num_steps": 5}, 'put warmup_num_steps into "params"'),
+    ],
+)
+def test_a_scheduler_without_params(beside: dict[str, Any], fix: str) -> None:
+    made = Construction(name="WarmupLR", refused="no params")
+    config = {**BASE, "scheduler": {"type": "WarmupLR", **beside}}
+    (found,) = [each for each in verdicts(config, answer={"scheduler": made}) if each.path == ("scheduler", "params")]
+
+    assert found.finding.fix is not None
+    assert found.finding.fix.text == fix
+
+
 def test_a_secret_in_a_refused_key_is_not_shown() -> None:
     refusal = Refusal(paths=(("wandb", "api_key"),), kind="extra_forbidden", message="Extra", model="WandbConfig")
     (found,) = verdicts({**BASE, "wandb": {"api_key": "sk-123"}}, answer={"refusals": (refusal,)})
@@ -177,7 +253,7 @@ def test_parameters_of_an_optimizer() -> None:
 
     assert rules(found) == ["config-optimizer-parameter", "config-optimizer-parameter", "config-value-type"]
     assert found[0].correction is None  # lr is there already
-    assert found[2].correction == Correction(path=("optimizer", "params", "lr"), value="0.001")
+    assert found[2].correction == Correction(path=("optimizer", "params", "lr"), value="1e-3")
 
 
 def test_all_batch_sizes_fit_one_world() -> None:

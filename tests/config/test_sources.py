@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.config.autos import FILLED_BY_ACCELERATE, FILLED_BY_TRAINER
-from dsdoctor.config.keys import OTHERS_READ
+from dsdoctor.config.keys import CHOSEN_BY_NAME, OTHERS_READ
+from dsdoctor.config.other_names import OTHER_NAMES, STANDS_IN
 from dsdoctor.config.values import BATCH, NUMBERS
 from tests.config.recorded import recorded
 
@@ -24,6 +25,21 @@ def test_keys_that_others_read_are_read_there(key: str) -> None:
     package, file, words = OTHERS_READ[key]
 
     assert words in source(package, file)
+
+
+@pytest.mark.parametrize("name", STANDS_IN)
+def test_what_others_call_a_key_stands_there(name: str) -> None:
+    package, file, words = STANDS_IN[name]
+
+    assert words in source(package, file)
+
+
+@pytest.mark.parametrize("path", OTHER_NAMES, ids=".".join)
+def test_another_name_is_none_of_deepspeeds_and_what_it_means_is(path: Path) -> None:
+    asked = recorded()
+
+    assert asked.key(path) is None
+    assert all(right[:-1] in CHOSEN_BY_NAME or asked.key(right) for right in OTHER_NAMES[path])
 
 
 def test_the_keys_that_the_trainer_fills_are_those_of_transformers() -> None:
