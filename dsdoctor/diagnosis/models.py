@@ -117,7 +117,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """A line that a signature matched: the first one of its kind, and how many more there were."""
+    """A line that a signature matched: the first one of its kind, how many more there were, and the ``latest`` of them."""
 
     rule: Rule
     signature: Signature
@@ -126,6 +126,7 @@ class Hit:
     groups: dict[str, str]
     op: str | None = None
     count: int = 1
+    latest: int = 0
     speaker: Speaker = NOBODY
     speakers: frozenset[Speaker] = frozenset()
 

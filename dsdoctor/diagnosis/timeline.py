@@ -22,6 +22,9 @@ MOST, MOST_WATCHED, FULLY_DATED = 2000, 64, 8
 UNSAID, MESSAGE_LINES = re.compile(r":$|\d validation errors? for "), 3
 """A message whose first line does not say what is the matter, and how many lines of it are taken."""
 
+JUST_BEFORE = 16
+"""So many lines back stands at most what the same process wrote just before a traceback, where several write in turns."""
+
 WENT_ON = 3
 """After so many steps of the same process a failure is known to have been survived."""
 
@@ -79,7 +82,9 @@ class Timeline:
     """Lines that say which ranks did not come."""
 
     watchdogs: dict[Speaker, int] = field(default_factory=dict)
-    """Who gave up waiting, and on which line."""
+    """Who gave up waiting, and on which line last."""
+
+    first_watchdog: int = 0
 
     collectives: list[str] = field(default_factory=list)
     """What watchdogs say of the collectives in which ranks waited."""
@@ -134,12 +139,17 @@ class Timeline:
 
     def begin_traceback(self, raw: bytes, text: str, line: int) -> None:
         """A traceback begins."""
-        before = self.recent[-1][:200] if self.recent else b""
-        handled = bool(REPORTED.search(text)) or b"Exception ignored in" in before
+        handled = bool(REPORTED.search(text)) or b"Exception ignored in" in self._said_before(raw)[:200]
         handled = handled or (
             text.startswith("Traceback") and bool(REPORTED.search(raw[:200].decode("utf-8", "replace")))
         )
         self.tracebacks.begin(self.speaker(raw), line, handled=handled, inset=text.startswith("traceback :"))
+
+    def _said_before(self, raw: bytes) -> bytes:
+        """The line before this one, of the same process where others write between."""
+        last = list(islice(reversed(self.recent), JUST_BEFORE))
+        speaker = self.speaker(raw)
+        return next((other for other in last if self.speaker(other) == speaker), last[0] if last else b"")
 
     def follow(self, raw: bytes, text: str, line: int) -> Failure | None:
         """Take a line while tracebacks are open."""
@@ -227,6 +237,17 @@ class Timeline:
         """A line that says who did not come."""
         if len(self.waited) < MOST_WATCHED:
             self.waited.append(text[:400])
+
+    def give_up(self, raw: bytes, line: int) -> None:
+        """A watchdog gives up waiting."""
+        self.watchdogs[self.speaker(raw)] = line
+        self.first_watchdog = self.first_watchdog or line
+
+    def lengthen(self, line: int, text: str) -> None:
+        """A terminal had cut a failure's words: this is all of them."""
+        last = self.failures[-1] if self.failures else None
+        if last and last.line == line:
+            self.failures[-1] = replace(last, text=text)
 
     def note_collective(self, text: str) -> None:
         """A line of a watchdog about a collective."""
