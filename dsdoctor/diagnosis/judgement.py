@@ -61,7 +61,7 @@ def judge(hits: list[Hit], facts: Facts, read: Scan, origin: Origin) -> Verdict:
         return _of_causes(causes, notes, facts, read, origin)
     if failed:
         return _of_a_failure(causes, echoes, notes, facts, read, origin)
-    quiet = losses_are_nan(read.timeline, read.last_line) or steps_are_skipped(read) or cut_off(read)
+    quiet = losses_are_nan(read.timeline, read.last_line, facts) or steps_are_skipped(read) or cut_off(read)
     if quiet:
         outcome = LogOutcome.UNFINISHED if quiet.severity is Severity.WARNING else LogOutcome.CAUSE
         outcome = LogOutcome.UNEXPLAINED if quiet.rule == "log-cut-off" and outcome is LogOutcome.CAUSE else outcome
@@ -86,7 +86,7 @@ def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan
     mine = origin.failure is not None and belongs(first, origin.failure)
     follows = first.rule.id in WAITING and first.tier is Tier.GENERIC
     if follows:
-        findings[0] = with_who_waited(findings[0], first, read.timeline)
+        findings[0] = with_who_waited(findings[0], first, read.timeline, facts)
     return Verdict(
         outcome=LogOutcome.CAUSE,
         findings=(*findings, *notes),
@@ -106,7 +106,7 @@ def _of_a_failure(
         return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(echoes_only(echoes, facts), *notes))
     if failure and failure.text.startswith("KeyboardInterrupt"):
         told = interrupted(origin, failure.line, failure.text)
-        nan = losses_are_nan(read.timeline, read.last_line)
+        nan = losses_are_nan(read.timeline, read.last_line, facts)
         first = (nan, told) if nan else (told,)
         return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
     if failure and (failure.native or not _better_known(read)):
@@ -125,7 +125,7 @@ def _of_a_failure(
     if stopped or Event.STOPPED in read.first:
         line = Line(stopped.line, stopped.text) if stopped else read.first[Event.STOPPED]
         # somebody ends a run that learns nothing any more
-        nan = losses_are_nan(read.timeline, read.last_line)
+        nan = losses_are_nan(read.timeline, read.last_line, facts)
         first = (nan, interrupted(origin, *line)) if nan else (interrupted(origin, *line),)
         return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
     if ended and not _better_known(read):

@@ -94,6 +94,11 @@ class Facts:
     cuda: str | None = None
     nvcc: str | None = None
     deepspeed: str | None = None
+    transformers: str | None = None
+    accelerate: str | None = None
+    zero_stage: str | None = None
+    experts: str | None = None
+    attention: str | None = None
     gcc: str | None = None
     pip: str | None = None
     cuda_home: str | None = None

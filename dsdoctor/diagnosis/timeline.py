@@ -45,7 +45,7 @@ TASK_LINES, TASK_SAMPLE = 0.8, 2000
 
 NAN_LOSS = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?-?nan\b", re.IGNORECASE)
 NAN_NORM = re.compile(rb"\bgrad_?(?:ient_?)?norm['\"]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?-?nan\b", re.IGNORECASE)
-ZERO_LOSS = re.compile(rb"\bloss['\"]?\s{0,3}[:=]\s{0,3}['\"]?0(?:\.0{1,9})?\b", re.IGNORECASE)
+ZERO_LOSS = re.compile(rb"\bloss['\"]?\s{0,3}[:=]\s{0,3}['\"]?0(?:\.0{1,9})?(?![\d.])", re.IGNORECASE)
 FINITE = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?\d{1,9}(?:\.\d{1,20})?\b", re.IGNORECASE)
 
 
@@ -59,6 +59,8 @@ class Series:
     text: str = ""
     step: int | None = None
     of_norms: bool = False
+    before: str = ""
+    """The step before, where its gradient was no number and its loss was one."""
 
 
 @dataclass
@@ -261,9 +263,11 @@ class Timeline:
         of_norms = not NAN_LOSS.search(raw)
         if of_norms and not NAN_NORM.search(raw):
             return
-        if of_norms and FINITE.search(raw) and not ZERO_LOSS.search(raw):
-            return  # why: fp16 finds its loss scale by steps whose gradients overflow, and skips them
         series = self.nans
+        if of_norms and FINITE.search(raw) and not ZERO_LOSS.search(raw):
+            if not series.count:
+                series.before = _last_segment(raw)[:200]
+            return  # why: fp16 finds its loss scale by steps whose gradients overflow, and skips them
         if not series.count:
             step = last_step([raw, *reversed(self.recent)])
             series.first, series.text, series.step, series.of_norms = line, _last_segment(raw)[:200], step, of_norms

@@ -1,7 +1,7 @@
-"""Real logs, changed in ways that leave their cause as it is: the prefixes, the order, the width, what stands before and after.
+"""Real logs, changed in ways that leave their cause as it is: the labels, the order, the width, what stands before and after.
 
-``python -m tests.diagnosis.variations [--corpus real|blind|fresh] [KIND ...]`` prints each log whose verdict another form changes. Of the
-judging corpora only the open half is read.
+``python -m tests.diagnosis.variations [--corpus real|blind|fresh] [KIND ...]`` prints each log whose verdict another form changes.
+Of the judging corpora only the open half is read.
 """
 
 from __future__ import annotations
@@ -156,7 +156,9 @@ def main() -> None:
     found = list(flips(options.corpus, options.kinds or list(VARIATIONS)))
     for name, kind, right, changed in found:
         print(f"{name:<40}{kind:<11}{right or '-'} -> {changed or '-'}")
-    print(f"{len(found)} flips in {len(list(logs(options.corpus)))} logs x {len(options.kinds or VARIATIONS)} variations")
+    print(
+        f"{len(found)} flips in {len(list(logs(options.corpus)))} logs x {len(options.kinds or VARIATIONS)} variations"
+    )
 
 
 if __name__ == "__main__":
