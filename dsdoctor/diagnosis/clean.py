@@ -36,7 +36,7 @@ PREFIX = re.compile(
     "|"
     r"\[(?:rank|default|Rank )\d{1,5}\]\s?:\s?|(?:rank|default)\d{1,5}: "  # torchrun, elastic, torch's own
     r"|\[\d{1,5}\]\s?:\s?|\[\d+,\d+\]<std(?:out|err)>\s?:?"  # mpirun --tag-output
-    r"|\d{1,5}: (?=\D)"  # srun --label
+    r"|\d{1,5}: (?=\D|\[?\d{4}[-/]\d\d[-/]|\d\d:\d\d:\d\d|\d{1,3} validation error)"  # srun --label
     r"|#\d{1,4} \d+\.\d+ |#\d{1,4} (?=\S)"  # docker build
     rf"|\[?{CLOCK}\]?[,:]? ?"  # CI, logging
     r"|\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?|\d\d:\d\d:\d\d(?:[.,]\d{1,9})? "

@@ -53,8 +53,12 @@ def _reported(lines: list[str]) -> str:
 def _different_operations(lines: list[str]) -> str:
     """Ranks that waited at the same number in different collectives."""
     by_number: dict[str, dict[str, list[str]]] = {}
-    for found in filter(None, map(TIMEOUT.search, lines)):
-        ranks = by_number.setdefault(found["number"], {}).setdefault(found["operation"], [])
+    timeouts = [found for found in map(TIMEOUT.search, lines) if found]
+    several = {found["operation"] for found in timeouts}
+    for found in timeouts:
+        # why: gathers and reductions of one kind may differ in size only, a reduction to one rank has two sizes anyway
+        place = found["operation"] if len(several) > 1 else f"{found['operation']} of {found['size']} elements"
+        ranks = by_number.setdefault(found["number"], {}).setdefault(place, [])
         if found["rank"] not in ranks:
             ranks.append(found["rank"])
     for number, operations in by_number.items():

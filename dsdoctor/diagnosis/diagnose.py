@@ -8,6 +8,7 @@ from dsdoctor.core.harmless_flags import definitions
 from dsdoctor.core.redaction import urls
 from dsdoctor.diagnosis.catalogue.regressions import contradicted
 from dsdoctor.diagnosis.combined import combined_hits
+from dsdoctor.diagnosis.failures import LOST
 from dsdoctor.diagnosis.findings import partly_searched
 from dsdoctor.diagnosis.judgement import Verdict, judge
 from dsdoctor.diagnosis.models import Diagnosis, Hit, LogOutcome, Tier
@@ -66,8 +67,9 @@ def _without_secrets(finding: Finding) -> Finding:
     return replace(finding, title=urls(definitions(finding.title)), evidence=evidence)
 
 
-def _rank(hit: Hit) -> tuple[int, int]:
-    return hit.tier, hit.line
+def _rank(hit: Hit) -> tuple[int, bool, int]:
+    """Best first. Of lines that say little, one that another process is gone says least."""
+    return hit.tier, hit.tier is Tier.GENERIC and bool(LOST.search(hit.text)), hit.line
 
 
 def _best_of_each_rule(hits: Iterable[Hit]) -> list[Hit]:

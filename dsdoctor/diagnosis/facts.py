@@ -58,6 +58,9 @@ class Clue:
     last: bool = False
 
 
+RELEASE = r"(?:==|-|\s{1,30}|: |=| version: )v?(\d+\.\d+(?:\.\d+)?(?:\.?\w{1,8})?)(?=[\s,;)'\"/]|$)"
+"""A package's version, behind its name."""
+
 CLUES = (
     Clue(
         name="python",
@@ -93,6 +96,31 @@ CLUES = (
         pattern=r"\bdeepspeed(?:-|==|\s{1,30}|@)v?(\d+\.\d+\.\d+\S{0,24}?)(?=\.tar|-cp|-py|[\s,/\\)'\"]|$)"
         r"|DeepSpeed info: version=(\d[^\s,]{2,30})"
         r"|deepspeed info [. ]{1,40}(\d[^\s,]{2,30})|^version=(\d[^\s,]{2,30}), git_hash",
+    ),
+    Clue(name="transformers", words="transformers", pattern=rf"\btransformers{RELEASE}"),
+    Clue(name="accelerate", words="accelerate", pattern=rf"\baccelerate{RELEASE}"),
+    Clue(
+        name="zero_stage",
+        words="stage zero_stage zero_optimization_stage deepspeedzerooptimizer_stage3 zero3",
+        pattern=r"ZeRO stage ([0-3]) optimizer|zero_optimization_stage[ .:=]{1,40}([0-3])\b|\bzero_stage['\"]?[ =:]{1,3}([0-3])\b"
+        r"|DeepSpeedZeroOptimizer_Stage(3)|['\"]zero_optimization['\"]: ?\{ ?['\"]stage['\"]: ?([0-3])\b|\bzero(3)\.json"
+        r"|^['\"]stage['\"]: ([0-3]),?$",
+    ),
+    Clue(
+        name="experts",
+        words="mixtral moe num_experts num_local_experts qwen2_moe qwen3_moe olmoe dbrx jamba deepseek+v2 deepseek+v3 "
+        "deepseek_v2 deepseek_v3 deepseekv2forcausallm deepseekv3forcausallm gpt_oss mixtralforcausallm qwen3+a3b qwen3+a22b "
+        "qwen2moeforcausallm qwen3moeforcausallm mixtralsparsemoeblock qwen2moesparsemoeblock qwen3moesparsemoeblock "
+        "gptossforcausallm olmoeforcausallm modeling_mixtral modeling_qwen2_moe modeling_qwen3_moe modeling_deepseek",
+        pattern=r"\b(Mixtral[\w.-]{0,40}|[Mm]odeling_(?:mixtral|qwen\d_moe|deepseek)|mixtral[\w.-]{0,30}|Qwen\w{0,4}-?MoE[\w.-]{0,20}"
+        r"|[Qq]wen\d_moe|Qwen[23]Moe\w{0,30}|Qwen3-\d{1,3}B-A\d{1,2}B|[Dd]eep[Ss]eek[-_]?[Vv][23]\w{0,20}|DeepSeek-MoE\S{0,10}|OLMoE\S{0,20}"
+        r"|Olmoe\w{0,20}|DBRX|Jamba\S{0,20}|GptOss\w{0,20}|gpt_oss|num_(?:local_)?experts|[Mm][Oo][Ee]-\w{1,20})\b",
+    ),
+    Clue(
+        name="attention",
+        words="sdpa flash_attention_2 attn_implementation flashattention flash_attn",
+        pattern=r"(?i)Using torch (SDPA)|attn_implementation['\"]?[ =:]{1,3}['\"]?(sdpa|eager|flash_attention_\d)"
+        r"|Using (FlashAttention-\d)",
     ),
     Clue(
         name="gcc",

@@ -27,6 +27,9 @@ FOLLOWS = re.compile(
 )
 """Words of an exception, or of a crash, that only says that another rank is gone or does not come."""
 
+LOST = re.compile(r"[Cc]onnection (?:was )?(?:closed|reset)|BrokenPipe|got 0 bytes|ncclRemoteError")
+"""That another process is gone: what says so has not waited."""
+
 LAUNCHER = re.compile(
     r"(?:[\w.]{0,120}\.)?ChildFailedError\b"
     r"|(?:subprocess\.)?CalledProcessError: Command .{0,4000}(?:train|python|torchrun|deepspeed)"

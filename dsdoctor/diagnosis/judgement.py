@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.diagnosis.endings import ended_by_signal, ended_without_words, interrupted
 from dsdoctor.diagnosis.exits import Exit
-from dsdoctor.diagnosis.failures import FOLLOWS
+from dsdoctor.diagnosis.failures import FOLLOWS, LOST
 from dsdoctor.diagnosis.findings import echoes_only, empty, finding_of, note_of, unexplained
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
@@ -61,7 +61,7 @@ def judge(hits: list[Hit], facts: Facts, read: Scan, origin: Origin) -> Verdict:
         return _of_causes(causes, notes, facts, read, origin)
     if failed:
         return _of_a_failure(causes, echoes, notes, facts, read, origin)
-    quiet = losses_are_nan(read.timeline, read.last_line) or steps_are_skipped(read) or cut_off(read)
+    quiet = losses_are_nan(read.timeline, read.last_line, facts) or steps_are_skipped(read) or cut_off(read)
     if quiet:
         outcome = LogOutcome.UNFINISHED if quiet.severity is Severity.WARNING else LogOutcome.CAUSE
         outcome = LogOutcome.UNEXPLAINED if quiet.rule == "log-cut-off" and outcome is LogOutcome.CAUSE else outcome
@@ -86,7 +86,7 @@ def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan
     mine = origin.failure is not None and belongs(first, origin.failure)
     follows = first.rule.id in WAITING and first.tier is Tier.GENERIC
     if follows:
-        findings[0] = with_who_waited(findings[0], first, read.timeline)
+        findings[0] = with_who_waited(findings[0], first, read.timeline, facts)
     return Verdict(
         outcome=LogOutcome.CAUSE,
         findings=(*findings, *notes),
@@ -106,7 +106,7 @@ def _of_a_failure(
         return Verdict(outcome=LogOutcome.ONLY_ECHOES, findings=(echoes_only(echoes, facts), *notes))
     if failure and failure.text.startswith("KeyboardInterrupt"):
         told = interrupted(origin, failure.line, failure.text)
-        nan = losses_are_nan(read.timeline, read.last_line)
+        nan = losses_are_nan(read.timeline, read.last_line, facts)
         first = (nan, told) if nan else (told,)
         return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
     if failure and (failure.native or not _better_known(read)):
@@ -125,7 +125,7 @@ def _of_a_failure(
     if stopped or Event.STOPPED in read.first:
         line = Line(stopped.line, stopped.text) if stopped else read.first[Event.STOPPED]
         # somebody ends a run that learns nothing any more
-        nan = losses_are_nan(read.timeline, read.last_line)
+        nan = losses_are_nan(read.timeline, read.last_line, facts)
         first = (nan, interrupted(origin, *line)) if nan else (interrupted(origin, *line),)
         return Verdict(outcome=LogOutcome.CAUSE, findings=(*first, *notes), activity=origin.activity)
     if ended and not _better_known(read):
@@ -158,7 +158,7 @@ def _follows(hit: Hit, read: Scan, origin: Origin) -> bool:
         return failure is not None and hit.tier is Tier.GENERIC
     if hit.rule.id not in WAITING or hit.tier is not Tier.GENERIC or not says_so:
         return False
-    if failure or Event.GPU_FAULT in read.first:
+    if failure or Event.GPU_FAULT in read.first or (LOST.search(hit.text) and _ended_before(hit, read)):
         return True
     if not ended or ended.line == hit.line:
         return False
@@ -172,16 +172,27 @@ def _follows(hit: Hit, read: Scan, origin: Origin) -> bool:
     return silent and any(one.follows for one in read.timeline.failures)
 
 
+def _ended_before(hit: Hit, read: Scan) -> bool:
+    """Whether the run had been stopped, or a build had failed, before a process said that another one is gone."""
+    stopped = read.first.get(Event.STOPPED)
+    if stopped and stopped.number < hit.line:
+        return True
+    return any(other.tier is Tier.ECHO for other in read.hits.values())
+
+
 def _gave_up(ended: Exit, read: Scan) -> bool:
     """Whether the process that broke off had waited in vain before: a watchdog ends its process by SIGABRT."""
-    waiting = [*read.timeline.watchdogs, *(one.speaker for one in read.timeline.failures if one.follows)]
+    if 0 < read.timeline.first_watchdog < ended.line:
+        # why: a launcher ends all ranks soon after one broke off by itself, long before a watchdog gives up
+        return True
+    waiting = [one.speaker for one in read.timeline.failures if one.follows and not LOST.search(one.text)]
     return any(one.number in {ended.number, None} or ended.number is None for one in waiting)
 
 
 def _was_survived(hit: Hit, read: Scan) -> bool:
     """Whether the training went on after an error."""
     persists = hit.signature.persists or hit.rule.id in {"op-silently-skipped", "fp16-loss-scale-floor"}
-    if hit.tier is Tier.GENERIC and hit.line <= read.timeline.survived_exit:
+    if hit.tier is Tier.GENERIC and max(hit.line, hit.latest) <= read.timeline.survived_exit:
         return not persists
     return not persists and hit.line < read.timeline.went_on_until and bool(COMPLAINT.search(hit.text))
 
@@ -304,5 +315,6 @@ def _causes(causes: list[Hit], facts: Facts) -> list[Finding]:
 
 def _by_standing(causes: list[Hit]) -> list[Hit]:
     """The causes that no other one explains."""
-    rules = {hit.rule.id for hit in causes}
+    # why: that another process is gone explains nothing by itself
+    rules = {hit.rule.id for hit in causes if not (hit.tier is Tier.GENERIC and LOST.search(hit.text))}
     return [hit for hit in causes if not rules & set(hit.rule.explained_by)] or causes

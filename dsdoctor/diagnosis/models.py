@@ -94,6 +94,11 @@ class Facts:
     cuda: str | None = None
     nvcc: str | None = None
     deepspeed: str | None = None
+    transformers: str | None = None
+    accelerate: str | None = None
+    zero_stage: str | None = None
+    experts: str | None = None
+    attention: str | None = None
     gcc: str | None = None
     pip: str | None = None
     cuda_home: str | None = None
@@ -117,7 +122,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """A line that a signature matched: the first one of its kind, and how many more there were."""
+    """A line that a signature matched: the first one of its kind, how many more there were, and the ``latest`` of them."""
 
     rule: Rule
     signature: Signature
@@ -126,6 +131,7 @@ class Hit:
     groups: dict[str, str]
     op: str | None = None
     count: int = 1
+    latest: int = 0
     speaker: Speaker = NOBODY
     speakers: frozenset[Speaker] = frozenset()
 

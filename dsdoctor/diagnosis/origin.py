@@ -16,6 +16,9 @@ FROM_OUTSIDE = {1, 2, 15}
 MESSAGE = 60
 """Over how many lines the message of an exception may go on."""
 
+CUT = 60
+"""So many letters of a message that a terminal cut are enough to know it by."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
@@ -71,8 +74,9 @@ def where_hit(hit: Hit, timeline: Timeline) -> str:
 
 
 def alike(one: Failure, other: Failure) -> bool:
-    """Whether two processes failed with the same words, but for numbers."""
-    return _words(one.text) == _words(other.text)
+    """Whether two processes failed with the same words, but for numbers; a terminal may have cut one of them."""
+    short, long = sorted((_words(one.text), _words(other.text)), key=len)
+    return long == short or (len(short) >= CUT and long.startswith(short))
 
 
 def _words(text: str) -> str:

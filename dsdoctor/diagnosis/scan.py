@@ -75,6 +75,7 @@ class Scan:
     fact_reader: FactReader = field(default_factory=FactReader)
     hits: dict[int, Hit] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
+    latest: dict[int, int] = field(default_factory=dict)
     routine: dict[bytes, int] = field(default_factory=dict)
     first: dict[Event, Line] = field(default_factory=dict)
     last: dict[Event, Line] = field(default_factory=dict)
@@ -201,6 +202,7 @@ class Scan:
             self._mark(event, text)
         for number in effect.hits:
             self.counts[number] += 1
+            self.latest[number] = self.lines
         if effect.hits:
             self.wrapped.text = ""
 
@@ -244,9 +246,15 @@ class Scan:
     def _join(self, text: str) -> None:
         """Read the line of an exception together with the next one: a box or a terminal may have wrapped it."""
         self.effect.repeats = False
-        whole = self.wrapped.joined(text, self.raw, self.lines)
-        if not whole:
-            return
+        for whole in self.wrapped.joined(text, self.raw, self.lines, self.timeline.speaker(self.raw)):
+            self._match_joined(whole)
+        if self.wrapped.uncut:
+            self.timeline.lengthen(self.wrapped.since, self.wrapped.uncut)
+        if self._is_known() and not self.wrapped.goes_on:
+            self.wrapped.text = ""
+
+    def _match_joined(self, whole: str) -> None:
+        """Search a line that was put together."""
         words = set(words_of(whole.encode("utf-8", "replace")))
         numbers = self.index.numbers(words) - self.known
         whole = self._searched(whole, len(numbers))
@@ -254,8 +262,6 @@ class Scan:
             entry = self.index.entries[number]
             if isinstance(entry, Wording) and number not in self.hits:
                 self._match(number, entry, whole, since=self.wrapped.since if self.wrapped.cut else 0)
-        if self._is_known():
-            self.wrapped.text = ""
 
     def _follow_traceback(self, text: str) -> None:
         """The line that ends a traceback names the exception."""
@@ -302,7 +308,10 @@ class Scan:
         if event is Event.EXCEPTION:
             self.exception = self.exception or line
             self.last_exception = self.lines
-            self.wrapped.begin(text, self.raw, self.lines)
+            self.wrapped.begin(text, self.raw, self.lines, self.timeline.speaker(self.raw))
+        elif event in {Event.WATCHDOG, Event.CRASHED}:
+            self.wrapped.begin(text, self.raw, self.lines, self.timeline.speaker(self.raw))
+            self.wrapped.text = self.wrapped.text if self.wrapped.cut else ""
         elif event is Event.TRACEBACK:
             self.traceback_since = self.lines
         elif event is Event.WAITING:
@@ -327,7 +336,7 @@ class Scan:
         elif event is Event.NO_NUMBER:
             timeline.no_number(self.raw, self.lines)
         elif event is Event.WATCHDOG:
-            timeline.watchdogs[timeline.speaker(self.raw)] = self.lines
+            timeline.give_up(self.raw, self.lines)
         elif event is Event.MISSING:
             timeline.wait(text)
         elif event is Event.WORK:
@@ -342,6 +351,7 @@ class Scan:
             return
         if number in self.hits:
             self.counts[number] += 1
+            self.latest[number] = self.lines
             self.effect.hits.append(number)
             self._said_by(number)
         elif self._fits_above(signature):
@@ -369,7 +379,8 @@ class Scan:
 
     def counted(self, number: int, hit: Hit) -> Hit:
         """A hit with how often it was found, and who said it."""
-        return replace(hit, count=self.counts[number], speakers=frozenset(self.speakers[number]))
+        latest = self.latest.get(number, hit.line)
+        return replace(hit, count=self.counts[number], latest=latest, speakers=frozenset(self.speakers[number]))
 
     def _fits_above(self, signature: Signature) -> bool:
         if not signature.after and not signature.not_after:

@@ -22,6 +22,9 @@ MOST, MOST_WATCHED, FULLY_DATED = 2000, 64, 8
 UNSAID, MESSAGE_LINES = re.compile(r":$|\d validation errors? for "), 3
 """A message whose first line does not say what is the matter, and how many lines of it are taken."""
 
+JUST_BEFORE = 16
+"""So many lines back stands at most what the same process wrote just before a traceback, where several write in turns."""
+
 WENT_ON = 3
 """After so many steps of the same process a failure is known to have been survived."""
 
@@ -42,7 +45,7 @@ TASK_LINES, TASK_SAMPLE = 0.8, 2000
 
 NAN_LOSS = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?-?nan\b", re.IGNORECASE)
 NAN_NORM = re.compile(rb"\bgrad_?(?:ient_?)?norm['\"]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?-?nan\b", re.IGNORECASE)
-ZERO_LOSS = re.compile(rb"\bloss['\"]?\s{0,3}[:=]\s{0,3}['\"]?0(?:\.0{1,9})?\b", re.IGNORECASE)
+ZERO_LOSS = re.compile(rb"\bloss['\"]?\s{0,3}[:=]\s{0,3}['\"]?0(?:\.0{1,9})?(?![\d.])", re.IGNORECASE)
 FINITE = re.compile(rb"\bloss['\"]?[\])]?\s{0,3}[:=]?\s{0,3}(?:tensor\()?['\"]?\d{1,9}(?:\.\d{1,20})?\b", re.IGNORECASE)
 
 
@@ -56,6 +59,8 @@ class Series:
     text: str = ""
     step: int | None = None
     of_norms: bool = False
+    before: str = ""
+    """The step before, where its gradient was no number and its loss was one."""
 
 
 @dataclass
@@ -79,7 +84,9 @@ class Timeline:
     """Lines that say which ranks did not come."""
 
     watchdogs: dict[Speaker, int] = field(default_factory=dict)
-    """Who gave up waiting, and on which line."""
+    """Who gave up waiting, and on which line last."""
+
+    first_watchdog: int = 0
 
     collectives: list[str] = field(default_factory=list)
     """What watchdogs say of the collectives in which ranks waited."""
@@ -134,12 +141,17 @@ class Timeline:
 
     def begin_traceback(self, raw: bytes, text: str, line: int) -> None:
         """A traceback begins."""
-        before = self.recent[-1][:200] if self.recent else b""
-        handled = bool(REPORTED.search(text)) or b"Exception ignored in" in before
+        handled = bool(REPORTED.search(text)) or b"Exception ignored in" in self._said_before(raw)[:200]
         handled = handled or (
             text.startswith("Traceback") and bool(REPORTED.search(raw[:200].decode("utf-8", "replace")))
         )
         self.tracebacks.begin(self.speaker(raw), line, handled=handled, inset=text.startswith("traceback :"))
+
+    def _said_before(self, raw: bytes) -> bytes:
+        """The line before this one, of the same process where others write between."""
+        last = list(islice(reversed(self.recent), JUST_BEFORE))
+        speaker = self.speaker(raw)
+        return next((other for other in last if self.speaker(other) == speaker), last[0] if last else b"")
 
     def follow(self, raw: bytes, text: str, line: int) -> Failure | None:
         """Take a line while tracebacks are open."""
@@ -228,6 +240,17 @@ class Timeline:
         if len(self.waited) < MOST_WATCHED:
             self.waited.append(text[:400])
 
+    def give_up(self, raw: bytes, line: int) -> None:
+        """A watchdog gives up waiting."""
+        self.watchdogs[self.speaker(raw)] = line
+        self.first_watchdog = self.first_watchdog or line
+
+    def lengthen(self, line: int, text: str) -> None:
+        """A terminal had cut a failure's words: this is all of them."""
+        last = self.failures[-1] if self.failures else None
+        if last and last.line == line:
+            self.failures[-1] = replace(last, text=text)
+
     def note_collective(self, text: str) -> None:
         """A line of a watchdog about a collective."""
         if not self.collectives:
@@ -240,9 +263,11 @@ class Timeline:
         of_norms = not NAN_LOSS.search(raw)
         if of_norms and not NAN_NORM.search(raw):
             return
-        if of_norms and FINITE.search(raw) and not ZERO_LOSS.search(raw):
-            return  # why: fp16 finds its loss scale by steps whose gradients overflow, and skips them
         series = self.nans
+        if of_norms and FINITE.search(raw) and not ZERO_LOSS.search(raw):
+            if not series.count:
+                series.before = _last_segment(raw)[:200]
+            return  # why: fp16 finds its loss scale by steps whose gradients overflow, and skips them
         if not series.count:
             step = last_step([raw, *reversed(self.recent)])
             series.first, series.text, series.step, series.of_norms = line, _last_segment(raw)[:200], step, of_norms

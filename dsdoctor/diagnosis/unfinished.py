@@ -4,6 +4,7 @@ import re
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
+from dsdoctor.diagnosis.models import Facts
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.timeline import Timeline
 
@@ -23,13 +24,15 @@ BAR = re.compile(rb"\d{1,3}%\|[^|]{0,200}\|\s{0,9}(\d{1,9})/(\d{1,9}) \[")
 ENDED = re.compile(rb"\b(?:100%|done|finished|completed?|saved|train_runtime|[Ss]uccess)")
 
 
-def losses_are_nan(timeline: Timeline, last_line: int) -> Finding | None:
+def losses_are_nan(timeline: Timeline, last_line: int, facts: Facts) -> Finding | None:
     """Losses, or gradient norms, that became nan and stayed so."""
     series = timeline.nans
     if series.count < SERIES or timeline.finite_again(last_line):
         return None
     what = "the gradient norm is" if series.of_norms else "the loss is"
     since = f" from step {series.step} on" if series.step is not None else ""
+    if series.before:
+        return _nan_in_the_backward(timeline, facts)
     return Finding.error(
         "losses-are-nan",
         f"{what} nan{since}, to the end of the log: nothing is learned any more",
@@ -39,6 +42,27 @@ def losses_are_nan(timeline: Timeline, last_line: int) -> Finding | None:
         ),
         fix="find the module and the batch where the first inf or nan arises; in fp16 try bf16, else a lower learning rate; in "
         "bf16 with ZeRO try overlap_comm false and a newer DeepSpeed (gradients that are reduced while they are still written)",
+        steps=(step("python -m dsdoctor.run SCRIPT.py"),),
+    )
+
+
+def _nan_in_the_backward(timeline: Timeline, facts: Facts) -> Finding:
+    """A loss that was a number, whose gradients were none: the backward pass made them, not the data nor the learning rate."""
+    series = timeline.nans
+    kernel = {"sdpa": "torch's SDPA", "eager": "eager attention"}.get((facts.attention or "").lower(), facts.attention)
+    used = f" (the log says: {kernel})" if kernel else ""
+    return Finding.error(
+        "losses-are-nan",
+        f"the gradient norm is nan although the loss of that step was a number: the backward pass made it{used}, and nothing is "
+        "learned from there on",
+        evidence=(
+            series.before,
+            f"line {series.first}: {series.text}",
+            f"{series.count} such lines, the last one is line {series.last}",
+        ),
+        fix="try another attention first (attn_implementation flash_attention_2, sdpa or eager): rows that are masked whole, by "
+        "padding, give nan in some backward kernels. If it stays, try overlap_comm false and a newer DeepSpeed (gradients reduced "
+        "while they are written), then find the first module whose gradient is nan",
         steps=(step("python -m dsdoctor.run SCRIPT.py"),),
     )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.diagnosis.collectives import rank_behind, rank_that_fell_silent
-from dsdoctor.diagnosis.models import Hit
+from dsdoctor.diagnosis.models import Facts, Hit
 from dsdoctor.diagnosis.stages import activity
 from dsdoctor.diagnosis.timeline import Timeline
 
@@ -18,7 +18,22 @@ SAVING = "while a checkpoint was saved"
 KEYS = re.compile(r"wait timeout after \d{1,12}ms, keys: (\S{1,200})")
 
 
-def with_who_waited(finding: Finding, hit: Hit, timeline: Timeline) -> Finding:
+ZERO3_COLLECTIVES = re.compile(r"ALLGATHER|ALL_?GATHER|REDUCE_SCATTER|all_gather|reduce_scatter|fetch_sub_module")
+"""What ranks call in each forward and backward under ZeRO-3."""
+
+TRAINED = re.compile(rb"['\"]loss['\"]|\bloss[=:]|Running training|Invalidate trace cache")
+"""That a training has begun, where no line numbers its steps."""
+
+SAME_MODULES = (
+    "under ZeRO-3 every module's forward and backward is a collective, so all ranks must run the same modules. With a mixture "
+    "of experts mark its block as a leaf module: deepspeed.utils.set_z3_leaf_modules(model, [MixtralSparseMoeBlock]) before "
+    "deepspeed.initialize, or use ZeRO-2. Without one, look for samples without image or audio (run their tower on a dummy), a "
+    "branch on the data, a rank with fewer batches, generate without synced_gpus=True. If a rank's own log ends in an error, "
+    "that comes first; one that is only slow needs a longer timeout: deepspeed.init_distributed(timeout=...)"
+)
+
+
+def with_who_waited(finding: Finding, hit: Hit, timeline: Timeline, facts: Facts) -> Finding:
     """A finding of ranks that waited, with the rank that did not come in its title."""
     said = waited_for(timeline)
     waited = said or rank_behind(timeline.collectives) or _ended_well(timeline) or _different_places(timeline)
@@ -32,7 +47,17 @@ def with_who_waited(finding: Finding, hit: Hit, timeline: Timeline) -> Finding:
     fix = finding.fix
     if fix and "took different paths" in waited and SAVING in waited:
         fix = replace(fix, text="call save_checkpoint on every rank, not on rank 0 alone: it is a collective")
+    elif fix and not hit.signature.title and _of_zero3(hit, timeline, facts):
+        fix = replace(fix, text=SAME_MODULES)
+        title = f"{title}, under ZeRO-3" + (f" with a mixture of experts ({facts.experts})" if facts.experts else "")
     return replace(finding, title=f"{title} ({waited})" if waited else title, evidence=evidence, fix=fix)
+
+
+def _of_zero3(hit: Hit, timeline: Timeline, facts: Facts) -> bool:
+    """Whether the training had begun, under ZeRO-3, and ranks waited in what only modules call."""
+    if facts.zero_stage != "3" or not any(map(ZERO3_COLLECTIVES.search, [hit.text, *timeline.collectives])):
+        return False
+    return timeline.step is not None or any(map(TRAINED.search, timeline.before_waiting))
 
 
 def waited_for(timeline: Timeline) -> str:

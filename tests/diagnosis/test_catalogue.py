@@ -314,6 +314,7 @@ IDS = [
     "undefined-symbol-missing-link",
     "user-without-name",
     "vllm-device-missing",
+    "vllm-memory",
     "vocabulary-parallel-loss",
     "weights-shared-on-save",
     "wheel-package-missing",

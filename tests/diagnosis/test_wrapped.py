@@ -36,11 +36,11 @@ def test_a_line_cut_at_80_columns_gets_the_verdict_of_the_whole_line() -> None:
 def test_lines_are_joined_with_a_blank_unless_they_were_full() -> None:
     line = WrappedLine()
     line.begin("Error: a" + "b" * 72, b"Error: a" + b"b" * 72, 1)
-    assert line.joined("cd", b"cd", 2).endswith("bcd")
+    assert line.joined("cd", b"cd", 2)[0].endswith("bcd")
 
     line.begin("Error: short", b"Error: short", 1)
-    assert line.joined("and more", b"and more", 2) == "Error: short and more"
-    assert line.joined("x" * 500, b"x" * 500, 3) == ""
+    assert line.joined("and more", b"and more", 2) == ("Error: short and more",)
+    assert line.joined("x" * 500, b"x" * 500, 3) == ()
 
 
 def test_what_stands_far_below_does_not_belong_to_it() -> None:

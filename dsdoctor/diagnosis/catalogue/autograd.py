@@ -245,14 +245,14 @@ Why it matters: The backward pass or the step stops, on every rank.""",
         Signature(
             words="next_functions",
             pattern=r"AttributeError: 'NoneType' object has no attribute 'next_functions'",
-            after=r"deepspeed[/\\]|count_used_parameters_in_backward",
+            after=r"deepspeed[/\\]",
+            not_after=r"count_used_parameters_in_backward",
             title="DeepSpeed follows a parameter's graph to its gradient, and there is none: the parameter is "
             "frozen, or is seen without gradients recorded (torch.no_grad), as in reentrant checkpointing",
             fix="use use_reentrant=False, leave frozen parameters out of the optimizer, and take a torch that this "
-            "DeepSpeed was tested with (DeepSpeed 0.18 counts parameters in the backward; with torch 2.4 take a newer "
-            "torch or DeepSpeed 0.17)",
+            "DeepSpeed was tested with",
             steps=(step("python -m pip install -U torch deepspeed"),),
-            sample='  File "/venv/deepspeed/runtime/utils.py", line 1350, in count_used_parameters_in_backward\n'
+            sample='  File "/venv/deepspeed/runtime/utils.py", line 1350, in create_reduce_and_remove_grad_hooks\n'
             "AttributeError: 'NoneType' object has no attribute 'next_functions'",
         ),
         Signature(

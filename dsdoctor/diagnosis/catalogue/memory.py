@@ -18,6 +18,12 @@ UPDATING = (
 PLACING = r"_configure_distributed_model|in _to_device|module\.py.{1,10}line \d{1,6}, in _apply"
 IN_BACKWARD = r"torch[/\\]autograd[/\\]__init__\.py|in backward\b"
 
+TO_VLLM = (
+    r"in _?(?:move|sync|broadcast|update)_\w{0,30}(?:to_vllm|vllm|rollout|weights)\b|vllm[/\\](?:device_allocator|worker|v1)"
+    r"|rollout_mixin"
+)
+"""Places in which weights go from the training to vLLM."""
+
 BUCKET = r"self\.reduce_bucket_size"
 
 GPU_OOM = Rule(
@@ -81,6 +87,18 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
             steps=(step("python zero_to_fp32.py CHECKPOINT OUTPUT"),),
             sample='  File "/venv/transformers/trainer.py", line 3000, in _save_checkpoint\n'
             "RuntimeError: CUDA out of memory. Tried to allocate 1.20 GiB (GPU 0; 15.78 GiB total capacity)",
+        ),
+        Signature(
+            words="tried+memory outofmemoryerror",
+            pattern=ANY_FULL,
+            after=TO_VLLM,
+            title="the GPU's memory is full where the training's weights go to vLLM, which shares the GPU{wanted_hint}",
+            fix="leave vLLM less (vllm_gpu_memory_utilization) and let it sleep while the training works "
+            "(vllm_enable_sleep_mode, sleep_level); under ZeRO-3 gather the weights in parts, not the whole model at once "
+            "(ms-swift: move_model_batches; older and newer releases differ), or give vLLM GPUs of its own",
+            steps=(step("nvidia-smi"),),
+            sample='  File "/venv/swift/trainers/rlhf_trainer/rollout_mixin.py", line 561, in _move_model_to_vllm\n'
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.45 GiB. GPU 1 has a total capacity of 79.11 GiB",
         ),
         Signature(
             words="tried+memory outofmemoryerror",

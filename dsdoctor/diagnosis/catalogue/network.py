@@ -141,6 +141,15 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             "29500).",
         ),
         Signature(
+            words="connect+timed+timeout",
+            pattern=r"^RuntimeError: connect\(\) timed out\. Original timeout was \d{1,12} ms",
+            title="a node gets no answer from the master: nothing is reached at MASTER_ADDR and MASTER_PORT from here",
+            fix="set MASTER_ADDR (deepspeed: --master_addr) to an address of rank 0's node that every node reaches, not "
+            "localhost or a name of a private network, and open the port in the firewall",
+            steps=(step("python -m dsdoctor comm"), step("nc -zv MASTER_ADDR MASTER_PORT")),
+            sample="RuntimeError: connect() timed out. Original timeout was 1800000 ms.",
+        ),
+        Signature(
             words="gaierror",
             pattern=r"socket\.gaierror: \[Errno -[235]\]",
             after=r"torch[/\\]distributed|init_process_group|rendezvous|mpi_discovery|deepspeed[/\\]comm",

@@ -34,6 +34,16 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
             "'offload_optimizer': 'cpu' in your ZeRO config.",
         ),
         Signature(
+            words="expected+input+cuda",
+            pattern=r"^RuntimeError: expected input to be on cuda",
+            after=r"multi_tensor_appl|apex[/\\]optimizers|fused_adam",
+            title="a fused optimizer of the GPU (apex FusedAdam) is given parameters that ZeRO-Offload keeps on the CPU",
+            fix="with cpu_offload or offload_optimizer use DeepSpeedCPUAdam (GPT-NeoX: the optimizer type cpu_adam), or switch "
+            "the offload off",
+            sample='  File "/venv/apex/multi_tensor_apply/multi_tensor_apply.py", line 27, in __call__\n'
+            "RuntimeError: expected input to be on cuda",
+        ),
+        Signature(
             words="deepspeedcpuadam+requires",
             pattern=r"DeepSpeedCPUAdam requires the cpu_adam op, which failed to build/load",
             title="DeepSpeedCPUAdam has no op: cpu_adam could not be built or loaded",

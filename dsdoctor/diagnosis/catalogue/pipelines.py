@@ -124,6 +124,17 @@ Why it matters: The first backward fails on one stage, and the other stages wait
             "RuntimeError: element 1 of tensors does not require grad and does not have a grad_fn",
         ),
         Signature(
+            words="argument+tensor+expected",
+            pattern=r"^(?:TypeError|RuntimeError): Invalid function argument\. Expected parameter `tensor` (?:to be )?of type",
+            after=r"_exec_reduce_tied_grads|allreduce_tied_weight_gradients",
+            title="the tied weights of the pipeline (TiedLayerSpec) have no gradient to reduce: they are frozen, as under LoRA, or "
+            "one of their stages does not use them",
+            fix="let the tied layer be trainable (requires_grad), or take a newer DeepSpeed, which skips tied weights without a "
+            "gradient (pull request 5477, after 0.14.2)",
+            sample='  File "/venv/deepspeed/runtime/pipe/engine.py", line 276, in _exec_reduce_tied_grads\n'
+            "TypeError: Invalid function argument. Expected parameter `tensor` of type torch.Tensor",
+        ),
+        Signature(
             words="assertionerror",
             pattern=r"^AssertionError:?$",
             after=r"assert all\(\[torch\.is_tensor\(elt\) and elt\.requires_grad is False for elt in outputs\[1:\]\]\)",

@@ -10,15 +10,15 @@ from dsdoctor.diagnosis.models import Facts, Hit, Rule, Signature, Stage
 
 REGRESSIONS = (*OF_DEEPSPEED, *OF_OTHERS)
 
-READ = {"deepspeed": "deepspeed", "torch": "torch"}
+READ = {name: name for name in ("deepspeed", "torch", "transformers", "accelerate")}
 """The packages whose version a log is read for, with the name of that fact."""
 
 
 def title_of(regression: Regression) -> str:
     """The title of a row: what broke, since which release, and the log's own version.
 
-    >>> title_of(OF_OTHERS[1])[-60:]
-    'f transformers 4.46 and newer (if that is what is installed)'
+    >>> title_of(OF_OTHERS[1])[-69:]
+    '(the log: {transformers|no version, so this holds if it is that one})'
     """
     fact = READ.get(regression.package)
     log = f"the log: {{{fact}|no version, so this holds if it is that one}}" if fact else "if that is what is installed"

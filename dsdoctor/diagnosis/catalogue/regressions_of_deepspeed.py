@@ -61,6 +61,50 @@ OF_DEEPSPEED = (
     ),
     Regression(
         package="deepspeed",
+        broken="0.10.1",
+        first="0.10.1",
+        last="0.10.1",
+        what="ZeRO-2 with CPU offload and gradient accumulation asks for param.grad_accum, which is None",
+        cure="0.10.0 works, and a release after 0.10.1 mends it (pull request 4214); or set gradient_accumulation_steps 1, or "
+        "no offload_optimizer",
+        sources=("deepspeedai/DeepSpeed/issues/4183", "deepspeedai/DeepSpeed/issues/4188"),
+        words="nonetype+data",
+        pattern=r"^AttributeError: 'NoneType' object has no attribute 'data'",
+        after=r"async_accumulate_grad_in_cpu_via_gpu|grad_accum\.data",
+        sample="    param.grad_accum.data.view(-1).add_(dest_buffer)\n"
+        "AttributeError: 'NoneType' object has no attribute 'data'",
+        steps=(step("python -m pip install -U deepspeed"), instead("python -m pip install deepspeed==0.10.0")),
+    ),
+    Regression(
+        package="deepspeed",
+        broken="0.18 before pull request 7841 (February 2026), with torch 2.3 or 2.4",
+        first="0.18.0",
+        what="it counts the used parameters in the backward pass with a function of torch that these torch versions do not "
+        "run in a hook without gradients (next_functions of None)",
+        cure="a newer torch, a DeepSpeed with pull request 7841 (after 0.18.6), or DeepSpeed 0.17",
+        sources=("deepspeedai/DeepSpeed/pull/7841", "dexmal/dexbotic/issues/66"),
+        words="next_functions",
+        pattern=r"AttributeError: 'NoneType' object has no attribute 'next_functions'",
+        after=r"count_used_parameters_in_backward",
+        sample='  File "/venv/deepspeed/runtime/utils.py", line 1330, in count_used_parameters_in_backward\n'
+        "AttributeError: 'NoneType' object has no attribute 'next_functions'",
+        steps=(step("python -m pip install -U deepspeed"), instead("python -m pip install 'deepspeed<0.18'")),
+    ),
+    Regression(
+        package="deepspeed",
+        broken="0.18 with torch before 2.3",
+        first="0.18.0",
+        what="it counts the used parameters in the backward pass with functions that this torch does not have",
+        cure="torch 2.3 or newer, or DeepSpeed 0.17",
+        sources=("deepspeedai/DeepSpeed/issues/7756", "deepspeedai/DeepSpeed/pull/7849"),
+        words="count_used_parameters_in_backward",
+        pattern=r"count_used_parameters_in_backward requires internal PyTorch APIs",
+        sample="AssertionError: count_used_parameters_in_backward requires internal PyTorch APIs that are not available in this "
+        "PyTorch build.",
+        steps=(step("python -m pip install -U torch"), instead("python -m pip install 'deepspeed<0.18'")),
+    ),
+    Regression(
+        package="deepspeed",
         broken="0.12.2",
         first="0.12.0",
         last="0.12.2",

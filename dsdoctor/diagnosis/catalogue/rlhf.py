@@ -59,6 +59,54 @@ Why it matters: The trainer cannot be made.""",
     ),
 )
 
+VLLM_MEMORY = Rule(
+    id="vllm-memory",
+    stage=Stage.RUN,
+    title="vLLM does not get the GPU memory that it asks for, beside the training on the same GPU",
+    fix="lower gpu_memory_utilization (vllm_gpu_memory_utilization, rollout.gpu_memory_utilization), raise vLLM's "
+    "tensor_parallel_size, free torch's cache before it wakes up (torch.cuda.empty_cache()), offload the optimizer, or give "
+    "vLLM GPUs of its own",
+    steps=(step("nvidia-smi"),),
+    manual="""vLLM reserves its share of the GPU, weights and key-value cache, when it starts or wakes up.
+
+With the training on the same GPU (colocate) less is free than gpu_memory_utilization says: parameters, optimizer states and
+torch's cache are there too, and waking up needs the whole share at once.
+
+Why it matters: Generation ends, and with it the training; the share is one number in the configuration.""",
+    signatures=(
+        Signature(
+            words="cumem_allocator",
+            pattern=r"CUDA Error: out of memory at \S{0,160}cumem_allocator\.cpp",
+            title="vLLM wakes up, and the GPU has less memory free than it needs: the training on the same GPU holds the rest",
+            sample="RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62",
+        ),
+        Signature(
+            words="memory+utilization+less free+memory+utilization",
+            pattern=r"ValueError: Free memory on device .{0,120}is less than desired GPU memory utilization",
+            sample="ValueError: Free memory on device (10.1/79.3 GiB) on startup is less than desired GPU memory utilization "
+            "(0.9, 71.4 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
+        ),
+        Signature(
+            words="cache+blocks+memory",
+            pattern=r"ValueError: No available memory for the cache blocks",
+            title="vLLM has no memory left for its key-value cache",
+            fix="raise gpu_memory_utilization where the GPU has room, else lower max_model_len, raise vLLM's "
+            "tensor_parallel_size, or free what the training holds on the same GPU",
+            sample="ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when "
+            "initializing the engine.",
+        ),
+        Signature(
+            words="cache+seq+larger cache+kv+max",
+            pattern=r"ValueError: (?:The model's max seq len \(\d{1,9}\) is larger than the maximum number of tokens that can "
+            r"be stored in KV cache|To serve at least one request with the models?'s max seq len)",
+            title="vLLM's key-value cache does not hold one sequence of max_model_len",
+            fix="lower max_model_len (vllm_max_model_length) to what prompts and answers need, or raise gpu_memory_utilization",
+            sample="ValueError: The model's max seq len (32768) is larger than the maximum number of tokens that can be stored "
+            "in KV cache (10240). Try increasing `gpu_memory_utilization` or decreasing `max_model_len`.",
+        ),
+    ),
+)
+
 BATCH_NOT_SHARED_EVENLY = Rule(
     id="rl-batch-not-even",
     stage=Stage.RUN,
@@ -147,6 +195,7 @@ Why it matters: ms-swift refuses to start.""",
 RULES = (
     GENERATIONS_DO_NOT_DIVIDE,
     VLLM_DEVICE_MISSING,
+    VLLM_MEMORY,
     BATCH_NOT_SHARED_EVENLY,
     IMAGE_TOKENS_DIFFER,
     MODEL_PARALLEL_BESIDE,

@@ -121,6 +121,11 @@ instead.""",
             pattern=r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)(?:.{0,80}allocate "
             r"(?P<bytes>\d+) bytes)?",
             not_after=r"self\.reduce_bucket_size",
+            title="the host's memory is full: torch asked the CPU for {bytes|more} bytes and did not get them (nothing was "
+            "killed, the rank ended by its own error)",
+            fix="use less host memory: fewer ranks or loader workers, load the model once (low_cpu_mem_usage, zero.Init), no "
+            "pinned memory, offload to NVMe, or a machine or container with more. If so many bytes are not plausible, a "
+            "shape or a size in the configuration is wrong",
             sample="RuntimeError: [enforce fail at alloc_cpu.cpp:83] err == 0. DefaultCPUAllocator: can't "
             "allocate memory: you tried to allocate "
             "51539607552 bytes. Error code 12 (Cannot allocate memory)",
@@ -130,6 +135,8 @@ instead.""",
             pattern=r"^(?:numpy\S{0,160})?(?<!OutOf)MemoryError\b|OSError: \[Errno 12\] Cannot allocate "
             r"memory|std::bad_alloc",
             tier=Tier.GENERIC,
+            title="the host's memory is full: an allocation on the CPU failed (nothing was killed, the process ended by its "
+            "own error)",
             sample="OSError: [Errno 12] Cannot allocate memory",
         ),
     ),

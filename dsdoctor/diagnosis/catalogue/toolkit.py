@@ -4,7 +4,7 @@ from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 PROBED = r"compatibility check failed|treating the op as not compatible"
-ACCEPTED = r"accepting this combination|Allowing this combination|DS_SKIP_CUDA_CHECK=1"
+ACCEPTED = r"but since|accepting this combination|Allowing this combination|DS_SKIP_CUDA_CHECK=1"
 
 CUDA_TOOLKIT_MISSING = Rule(
     id="cuda-toolkit-missing",

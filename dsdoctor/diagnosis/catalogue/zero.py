@@ -36,6 +36,23 @@ Why it matters: The message speaks of shapes or dimensions, and the model is rig
             sample="RuntimeError: 'weight' must be 2-D",
         ),
         Signature(
+            words="weight+dimensions bias+size+conv weight+shape+got bias+shape+got running_mean+elements weight+elements "
+            "parameter+numbers+channel",
+            pattern=r"^RuntimeError: (?:weight should have at least three dimensions"
+            r"|Given weight of size \[[\d, ]{1,40}\], expected bias to be 1-dimensional with \d{1,9} elements, but got bias of "
+            r"size \[0\]"
+            r"|Expected (?P<what>weight|bias) to be (?:of same shape as normalized_shape|a vector of size equal to the number of "
+            r"channels in input), but got (?:weight|bias) of shape \[0\]"
+            r"|(?:weight|bias|running_mean) should contain [1-9]\d{0,9} elements not 0"
+            r"|Mismatch of parameter numbers and input channel size\. Found parameter numbers = 0)",
+            fix="if a function of torch is called with another module's weight, gather it: with "
+            "deepspeed.zero.GatheredParameters([weight]). If the module's own forward fails, its hooks did not run: "
+            "torch.utils.checkpoint called past the module (diffusers, older vision towers: use_reentrant=False, or another "
+            "release), a model that no engine has (image encoder called while the data is prepared), or started by plain "
+            "python. ZeRO-2 does not partition weights",
+            sample="RuntimeError: weight should have at least three dimensions",
+        ),
+        Signature(
             words="copying+shape",
             pattern=r"size mismatch for (?P<name>[\w.]{1,120}): copying a param with shape "
             r"torch\.Size\(\[[1-9][\d, ]{0,40}\]\) from "
@@ -200,8 +217,12 @@ Why it matters: Parameters stay behind that nobody used, or the ranks hang until
         Signature(
             words="inflight+params",
             pattern=r"RuntimeError: still have inflight params",
-            title="ZeRO-3 has prefetched parameters of modules that this forward did not use: the order of "
-            "modules depends on the data",
+            title="ZeRO-3 has parameters in flight at the end of a forward: fetched ahead, and not used in it",
+            fix="does each forward run the same modules? If a branch on the data, a mixture of experts, evaluation or "
+            "generation between steps, or a second model changes them: let every rank run the same ones (unused branches times "
+            "0), or mark the block as a leaf module: deepspeed.utils.set_z3_leaf_modules(model, [Block]). If they are always the "
+            "same, it is this version's prefetcher: upgrade DeepSpeed, or take another version. "
+            "stage3_prefetch_bucket_size 0 switches prefetching off",
             sample="RuntimeError: still have inflight params [{'id': 8, 'status': 'AVAILABLE', 'numel': 26214400}]",
         ),
         Signature(
