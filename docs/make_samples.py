@@ -94,7 +94,9 @@ def _short(sample: Sample, *keep: str) -> Sample:
 
 SAMPLES_BY_NAME: dict[str, Sample] = {
     "check": CHECK,
-    "check-short": _short(CHECK, r"[✓✗] ", r"    ✗ torch", r"        (a toolkit|Fix: let|  \$ export CUDA)"),
+    "check-short": _short(
+        CHECK, r"[✓✗] ", r"  (headers  |next)", r"    (a toolkit|Fix: let)", r"      \$ export CUDA", r"ops of"
+    ),
     "config": CONFIG,
     "config-short": _short(CONFIG, r"✗ (grad|Adam|\d)", r"    (gradient_a|Fix: write (grad|Adam))"),
     "memory": _short(

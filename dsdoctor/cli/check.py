@@ -10,6 +10,7 @@ from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.check import check
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
+from dsdoctor.core.fix import Fix, for_python
 from dsdoctor.core.options import WHAT, argument, flag, option
 from dsdoctor.core.requests import (
     Accelerator,
@@ -72,9 +73,12 @@ def check_command(
     with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
         done = check(request, say=progress.say)
     # imported only now: it takes as long as a question to the machine
-    from dsdoctor.report.check import check_lines
+    from dsdoctor.report.check import check_lines, ending_lines, next_step
 
-    lines = check_lines(done.topics, done.ops, done.source, verbose=verbose)
+    command = next_step(done)
+    if command is not None and not machine and python != sys.executable:
+        command = for_python(Fix(text="", steps=(command,)), python).steps[0]
+    lines = (*check_lines(done, verbose=verbose), *ending_lines(command))
     print_result("check", as_json, lines, done.findings, machine=done.machine, ops=done.ops, ops_of=ops_of(done))
     bad = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     return FOUND if any(finding.severity in bad for finding in done.findings) else OK
