@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dsdoctor.checks import Examined
 from dsdoctor.commands.check import check
 from dsdoctor.commands.check_ops import Checked
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import instead, step
 from dsdoctor.core.requests import CheckRequest
 from dsdoctor.report.check import check_lines, ending_lines, missed_ops, next_step
+from dsdoctor.report.issue import issue_lines
 from dsdoctor.report.screen import first_step, most_harmful, screen_lines
 from dsdoctor.report.terminal import show
 from dsdoctor.report.wrap import COMMAND
@@ -96,3 +98,29 @@ def test_steps_are_joined_by_words() -> None:
     lines = list(screen_lines([Finding.error("r", "t", fix="f", steps=steps)]))
 
     assert lines[-3:] == ["      $ first", " then $ second", "   or $ third"]
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda path: path.stem)
+def test_a_report_for_an_issue_has_thirty_lines_at_most_and_every_problem(machine: Path) -> None:
+    done = checked(machine)
+
+    lines = list(issue_lines(done, {}))
+
+    assert len(lines) <= 30
+    assert not any("\n" in line or re.search(r"(?<!\\)<", line) for line in lines)
+    bad = {finding.rule for finding in done.findings if finding.severity is not Severity.NOTE}
+    assert {rule for rule in bad if f"`{rule}`" in "\n".join(lines)} == bad
+
+
+def test_a_report_for_an_issue_names_nobody() -> None:
+    evidence = ("/home/alice_b/t/x.so", "https://u:hf_S3cretWord@host/simple", "/scratch/alice_b/env")
+    one = [Finding.error(f"r{place}", f"bad: {said}", evidence=(said,)) for place, said in enumerate(evidence)]
+    topic = Examined(topic="t", summary="in /home/alice_b/env", findings=tuple(one))
+    done = Checked(machine=checked(MACHINES[0]).machine, topics=(topic,), ops=(), source=None)
+    environment = {"HOME": "/home/alice_b", "USER": "alice_b", "PIP_INDEX_URL": "https://u:hf_S3cretWord@host/simple"}
+
+    said = "\n".join(issue_lines(done, environment))
+
+    assert "alice" not in said
+    assert "S3cret" not in said
+    assert "/scratch/USER/env" in said
