@@ -1,9 +1,13 @@
 """The README and the pages: short enough, no command or option that does not exist, no link into nothing."""
 
+import importlib.util
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -18,6 +22,23 @@ COMMAND = re.compile(
     re.MULTILINE,
 )
 OTHERS = {"--help", "--version", "--install-completion", "--json"}
+
+TYPED = {
+    "dsdoctor install --ops": "two wheels in an index, and minutes of a compiler",
+    "dsdoctor trace": "traces of two trainings",
+}
+"""Outputs that no script makes, by their command, and what making them would take."""
+
+
+@pytest.fixture(scope="module")
+def samples() -> ModuleType:
+    """docs/make_samples.py."""
+    spec = importlib.util.spec_from_file_location("make_samples", ROOT / "docs" / "make_samples.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def code(page: Path) -> Iterator[str]:
@@ -103,3 +124,53 @@ def test_a_shell_can_read_every_command() -> None:
             for line in re.findall(r"^\$ (.*)$", text, flags=re.MULTILINE):
                 if "<" not in line and not line.endswith("\\"):
                     shlex.split(line)
+
+
+def test_outputs_of_recorded_machines_are_what_the_commands_print_today(samples: ModuleType) -> None:
+    quick = frozenset(name for name, sample in samples.SAMPLES_BY_NAME.items() if sample.quick)
+
+    assert {page.name: samples.stale(page, quick) for page in PAGES if samples.stale(page, quick)} == {}
+
+
+def test_an_output_that_was_changed_by_hand_is_found_and_mended(samples: ModuleType, tmp_path: Path) -> None:
+    page, whole = tmp_path / "page.md", (ROOT / "docs" / "commands" / "check.md").read_text(encoding="utf-8")
+    page.write_text(whole.replace("Python 3.11.7", "Python 3.11.6", 1), encoding="utf-8")
+
+    assert samples.stale(page, frozenset({"check"})) == ["check"]
+    samples.write(page, frozenset({"check"}))
+    assert page.read_text(encoding="utf-8") == whole
+
+
+def test_in_an_output_of_ranks_a_number_may_change_and_a_word_may_not(samples: ModuleType) -> None:
+    said = "dsdoctor: rank 1 (pid 17) waits 4.2 s"
+
+    assert samples.alike("hang", said) == samples.alike("hang", "dsdoctor: rank 0 (pid 9) waits 310 ms")
+    assert samples.alike("hang", said) != samples.alike("hang", said.replace("waits", "sleeps"))
+    assert samples.alike("config", said) != samples.alike("config", said.replace("17", "18"))
+
+
+def test_every_output_on_a_page_is_made_by_its_command(samples: ModuleType) -> None:
+    named, typed = set(), []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named |= {found["name"] for found in samples.MARKED.finditer(text)}
+        for block in re.findall(r"^```\n(\$ .*?)^```", samples.MARKED.sub("", text), re.MULTILINE | re.DOTALL):
+            command, *output = block.splitlines()
+            if any(line and not line.startswith("$ ") for line in output) and not any(one in command for one in TYPED):
+                typed.append((page.name, command))
+
+    assert typed == []
+    assert named == set(samples.SAMPLES_BY_NAME)
+
+
+@pytest.mark.launch
+@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs DeepSpeed and transformers")
+def test_outputs_of_deepspeed_and_of_ranks_are_what_the_commands_print_today() -> None:
+    told = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "make_samples.py"), "--all", "--check"],
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+    assert (told.stdout, told.returncode) == ("", 0), told.stderr

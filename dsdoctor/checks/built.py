@@ -24,7 +24,7 @@ def summary(machine: Machine) -> str:
         return "DeepSpeed: not installed"
     made = [f"torch {built.torch}" if built.torch else "", f"CUDA {built.cuda}" if built.cuda else ""]
     ops = (
-        f"{len(built.installed_ops)} ops built with {', '.join(filter(None, made))}"
+        f"{len(built.installed_ops)} op{'s' * (len(built.installed_ops) > 1)} built with {', '.join(filter(None, made))}"
         if built.installed_ops
         else "no ops in it"
     )

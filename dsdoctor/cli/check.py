@@ -1,5 +1,6 @@
 """The command that judges a machine: check."""
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.check import check
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity
+from dsdoctor.core.fix import Fix, for_python
 from dsdoctor.core.options import WHAT, argument, flag, option
 from dsdoctor.core.requests import (
     Accelerator,
@@ -37,6 +39,10 @@ NeededOps = Annotated[
 ]  # fmt: skip
 Deep = Annotated[bool, flag(help="Ask the compiler: preprocess every source of every op with its own flags, and link.")]
 Strict = Annotated[bool, flag(help="Exit status 1 for warnings too.")]
+Report = Annotated[
+    bool,
+    flag(name="--report", help="Print at most 30 lines of Markdown for an issue, without names and tokens of yours."),
+]
 Listed = Annotated[bool, flag(name="--list", help="List the checks and stop.")]
 
 
@@ -46,6 +52,7 @@ def check_command(
     deep: Deep = False,
     strict: Strict = False,
     listed: Listed = False,
+    report: Report = False,
     source: SourceSpec = None,
     arch: Arch = None,
     accelerator: Accelerator = None,
@@ -65,6 +72,8 @@ def check_command(
         return OK
     if rules and (op or deep):
         raise UsageError("RULE runs some checks alone, --op and --deep are about ops", hint="leave out one of them")
+    if report and as_json:
+        raise UsageError("--report is Markdown and --json one document", hint="leave out one of them")
     build = BuildRequest(ops=op, arch=arch, accelerator=accelerator, offline=offline)
     request = CheckRequest(
         python=python, machine=machine, source=source, rules=frozenset(rules), deep=deep, request=build
@@ -72,9 +81,17 @@ def check_command(
     with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
         done = check(request, say=progress.say)
     # imported only now: it takes as long as a question to the machine
-    from dsdoctor.report.check import check_lines
+    from dsdoctor.report.check import check_lines, ending_lines, next_step
 
-    lines = check_lines(done.topics, done.ops, done.source, verbose=verbose)
+    if report:
+        from dsdoctor.report.issue import issue_lines
+
+        lines = tuple(issue_lines(done, os.environ))
+    else:
+        command = next_step(done)
+        if command is not None and not machine and python != sys.executable:
+            command = for_python(Fix(text="", steps=(command,)), python).steps[0]
+        lines = (*check_lines(done, verbose=verbose), *ending_lines(command))
     print_result("check", as_json, lines, done.findings, machine=done.machine, ops=done.ops, ops_of=ops_of(done))
     bad = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     return FOUND if any(finding.severity in bad for finding in done.findings) else OK

@@ -1,29 +1,40 @@
-"""What a check found -> lines: one for each topic, details where something is wrong, a count at the end."""
+"""What a check found -> one screen: a line for each topic, the worst findings, the ops in groups, one verdict, one next step."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
-from dsdoctor.builder.plan.op_table import BUILDS, CANNOT, OpVerdict
-from dsdoctor.checks import Examined
+from dsdoctor.builder.plan.op_table import ASKED, BUILDS, CANNOT, INSTALLED, OpVerdict
+from dsdoctor.commands.check_ops import Checked
 from dsdoctor.core.build_models import Source
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.report.terminal import MARKS, finding_lines
+from dsdoctor.core.fix import Step, step
+from dsdoctor.core.sentences import and_more
+from dsdoctor.report.screen import counted, first_step, next_line, screen_lines
+from dsdoctor.report.terminal import MARKS
 
 WORTH_A_LINE = {Severity.WARNING, Severity.ERROR}
+MOST_OPS = 8
+ALL = "-v"
 
 
-def check_lines(
-    topics: Iterable[Examined], ops: tuple[OpVerdict, ...], source: Source | None, *, verbose: bool
-) -> Iterator[str]:
-    """The topics, the op table, the count. ``verbose`` shows notes and every op."""
-    topics = tuple(topics)
-    for topic in topics:
+def check_lines(done: Checked, *, verbose: bool) -> Iterator[str]:
+    """The screen. ``verbose``: every finding, and every op with its reasons."""
+    for topic in done.topics:
         yield f"{_mark(topic.findings)} {topic.summary}"
-        shown = [finding for finding in topic.findings if verbose or finding.severity in WORTH_A_LINE]
-        for line in finding_lines(shown):
-            yield f"    {line}"
-    if source is not None:
-        yield from _op_lines(ops, source, verbose=verbose)
-    yield from _count(tuple(finding for topic in topics for finding in topic.findings), verbose=verbose)
+    shown = [finding for finding in done.findings if verbose or finding.severity in WORTH_A_LINE]
+    if shown:
+        yield ""
+        yield from screen_lines(shown, shows_all="" if verbose else ALL)
+    if done.source is not None:
+        yield ""
+        yield from op_lines(done.ops, done.source, verbose=verbose)
+    yield ""
+    yield verdict_line(done, verbose=verbose)
+
+
+def ending_lines(command: Step | None) -> Iterator[str]:
+    """The next step, where there is one."""
+    if command is not None:
+        yield next_line(command)
 
 
 def _mark(findings: tuple[Finding, ...]) -> str:
@@ -31,40 +42,77 @@ def _mark(findings: tuple[Finding, ...]) -> str:
     return next((MARKS[severity] for severity in (Severity.ERROR, Severity.WARNING) if severity in found), "✓")
 
 
-def _op_lines(ops: tuple[OpVerdict, ...], source: Source, *, verbose: bool) -> Iterator[str]:
-    count = {verdict: sum(op.verdict == verdict for op in ops) for verdict in ("installed", "builds", "cannot")}
-    by_build_wheel = sum(op.mended == BUILDS for op in ops)
-    mark = "✓" if not count["cannot"] else "!"
-    yield (
-        f"{mark} Ops of DeepSpeed {source.version} for {source.accelerator} ({source.because}): {count['installed']} installed, "
-        f"{count['builds']} build, {count['cannot']} cannot as the environment stands; build-wheel gets {by_build_wheel}"
-    )
-    width = max((len(op.op) for op in ops), default=0)
-    reasons: dict[str | None, list[OpVerdict]] = {}
-    for op in ops:
-        reasons.setdefault(op.because if op.verdict == CANNOT else op.verdict, []).append(op)
+def op_lines(ops: tuple[OpVerdict, ...], source: Source, *, verbose: bool) -> Iterator[str]:
+    """Which ops there are: installed, those that build, and those that cannot, needed or not."""
+    yield f"ops of DeepSpeed {source.version} for {source.accelerator} ({source.because}), as the environment stands:"
+    real = [op for op in ops if not op.placeholder]
     if verbose:
-        yield f"      {'op':<{width}}  {'as it stands':<12}  build-wheel"
-        for op in ops:
-            because = "; ".join(dict.fromkeys(filter(None, (op.because, op.mended_because))))
-            row = f"{op.op:<{width}}  {op.verdict:<12}  {op.mended:<6}  {because}"
-            yield f"    {'✗' if op.verdict == CANNOT else '✓'} {row}".rstrip()
+        yield from _table(real)
         return
-    for why, alike in reasons.items():
-        cannot = alike[0].verdict == CANNOT
-        yield f"    {'✗' if cannot else '✓'} {', '.join(op.op for op in alike)}: {why}"
+    yield from _group("✓", "installed", [op for op in real if op.verdict == INSTALLED])
+    yield from _group("✓", "build", [op for op in real if op.verdict == BUILDS])
+    missed = missed_ops(ops)
+    if missed:
+        yield from _group("✗", f"cannot, and you need {_them(missed)} ({missed[0].needed})", missed)
+        for because in dict.fromkeys(op.because for op in missed):
+            yield f"    {because}"
+    rest = [op for op in real if op.verdict == CANNOT and not op.needed]
+    if rest:
+        yield from _group("·", f"cannot, and you do not need {_them(rest)} ({ALL} says why)", rest)
 
 
-def _count(findings: tuple[Finding, ...], *, verbose: bool) -> Iterator[str]:
-    count = {severity: sum(finding.severity is severity for finding in findings) for severity in Severity}
-    errors, warnings, notes = (count[s] for s in (Severity.ERROR, Severity.WARNING, Severity.NOTE))
-    hidden = f" (-v shows {notes} {_plural('note', notes)} and every op)" if notes and not verbose else ""
-    if not errors and not warnings:
-        yield f"✓ nothing is wrong{hidden}"
-        return
-    mark = MARKS[Severity.ERROR if errors else Severity.WARNING]
-    yield f"{mark} {errors} {_plural('error', errors)}, {warnings} {_plural('warning', warnings)}{hidden}"
+def _table(ops: Sequence[OpVerdict]) -> Iterator[str]:
+    width = max((len(op.op) for op in ops), default=0)
+    yield f"      {'op':<{width}}  {'as it stands':<12}  build-wheel"
+    for op in ops:
+        because = "; ".join(dict.fromkeys(filter(None, (op.because, op.mended_because))))
+        row = f"{op.op:<{width}}  {op.verdict:<12}  {op.mended:<6}  {because}"
+        yield f"    {'✓' if op.verdict != CANNOT else '✗' if op.needed else '·'} {row}".rstrip()
 
 
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
+def _group(mark: str, words: str, ops: Sequence[OpVerdict]) -> Iterator[str]:
+    if ops:
+        yield f"{mark} {len(ops)} {words}: {and_more([op.op for op in ops], MOST_OPS)}"
+
+
+def _them(ops: Sequence[OpVerdict]) -> str:
+    return "it" if len(ops) == 1 else "them"
+
+
+def missed_ops(ops: tuple[OpVerdict, ...]) -> list[OpVerdict]:
+    """Those that are needed and cannot be had as the environment stands."""
+    return [op for op in ops if op.verdict == CANNOT and op.needed and not op.placeholder]
+
+
+def verdict_line(done: Checked, *, verbose: bool) -> str:
+    """The one line that says how it is."""
+    worth = [finding for finding in done.findings if finding.severity in WORTH_A_LINE]
+    notes = len(done.findings) - len(worth)
+    missed = missed_ops(done.ops)
+    hidden = f" ({ALL} shows {notes} note{'s' * (notes > 1)} and every op)" if notes and not verbose else ""
+    if not worth and not missed:
+        return f"✓ nothing is wrong{hidden}"
+    mark = MARKS[Severity.ERROR if any(f.severity is Severity.ERROR for f in worth) else Severity.WARNING]
+    parts = [counted(worth)] if worth else []
+    if missed:
+        named = and_more([op.op for op in missed], MOST_OPS)
+        mended = [op for op in missed if op.mended == BUILDS]
+        gets = f"; build-wheel gets {'it' if len(missed) == 1 else f'{len(mended)} of them'}" if mended else ""
+        parts.append(f"{named} cannot be built as the environment stands{gets}")
+    return f"{mark} {': '.join(parts)}{hidden}"
+
+
+def next_step(done: Checked) -> Step | None:
+    """What to do next: build what is missed where that can be had, else what mends the worst finding."""
+    missed = missed_ops(done.ops)
+    asked = ",".join(op.op for op in done.ops if op.needed == ASKED and op.mended == BUILDS)
+    if any(op.mended == BUILDS for op in missed):
+        return (
+            step("python -m dsdoctor build-wheel --ops {ops}", ops=asked)
+            if asked
+            else step("python -m dsdoctor build-wheel")
+        )
+    found = first_step(done.findings)
+    if found is not None or missed or done.source is None or done.machine.deepspeed is not None:
+        return found
+    return step("python -m dsdoctor install --ops {ops}", ops=asked) if asked else step("python -m dsdoctor install")

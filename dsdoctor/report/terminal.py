@@ -15,23 +15,40 @@ from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Follows, step
 from dsdoctor.core.machine import Machine, Toolkit
 from dsdoctor.core.sentences import and_more
+from dsdoctor.report.wrap import in_letters, wrapped
 
 MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
 STYLES = {"✓": "green", "!": "yellow", "✗": "red", "·": "dim"}
 MIB, GIB = 1 << 20, 1 << 30
 MOST_NAMES = 6
 STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-LIKE_OURS = re.compile(r"\s*(?:(?:or )?\$ |Fix:|[✓✗!·] )")
+LIKE_OURS = re.compile(r"\s*(?:(?:(?:or|then|next:) )?\$ |Fix:|[✓✗!·] )")
 
 
 def show(console: Console, lines: Iterable[str]) -> None:
-    """Print lines as they are: no wrapping, no markup; only a mark at the start is coloured."""
+    """Print lines: no markup, only a mark at the start is coloured. On a terminal, or where COLUMNS says how wide, words wrap.
+
+    In a pipe a line stays whole, so that it can be searched.
+    """
+    width = console.width if console.is_terminal or os.environ.get("COLUMNS", "").isdigit() else None
+    plain = not _has_marks(console)
     for line in map(printable, lines):
-        text = Text(line)
-        mark = line.lstrip()[:1]
-        if mark in STYLES:
-            text.stylize(STYLES[mark], 0, len(line) - len(line.lstrip()) + 1)
-        console.print(text, soft_wrap=True, highlight=False)
+        for part in wrapped(line, width) if width else [line]:
+            text = Text(in_letters(part) if plain else part)
+            indent = len(part) - len(part.lstrip())
+            mark = part[indent : indent + 1]
+            if mark in STYLES:
+                text.stylize(STYLES[mark], 0, indent + 1 + plain)
+            console.print(text, soft_wrap=True, highlight=False)
+
+
+def _has_marks(console: Console) -> bool:
+    """Whether the terminal's encoding has our marks."""
+    try:
+        "✓✗·".encode(console.encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def show_talk(console: Console, line: str) -> None:
@@ -74,8 +91,9 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
             yield f"    affects {and_more(finding.affects, MOST_NAMES)}"
         if finding.fix:
             yield f"    Fix: {finding.fix.text}"
-            for step in finding.fix.steps:
-                yield f"   {'or' if step.follows is Follows.INSTEAD else '  '} $ {step.printed}"
+            for place, step in enumerate(finding.fix.steps):
+                word = "or" if step.follows is Follows.INSTEAD else "then" if place else ""
+                yield f" {word:>4} $ {step.printed}"
 
 
 def machine_lines(machine: Machine) -> Iterator[str]:

@@ -61,7 +61,7 @@ def test_a_wrong_guess_hinders_the_cuda_ops_and_build_wheel_mends_it() -> None:
     wrong = finding(judged, "cuda-home-wrong")
     assert wrong.affects == ("async_io", "fused_adam", "fp_quantizer", "cutlass_ops", "ragged_ops")
     assert verdict(judged, "fused_adam") == OpVerdict(
-        op="fused_adam", verdict="cannot", because=wrong.title, mended="builds"
+        op="fused_adam", verdict="cannot", because=wrong.title, mended="builds", needed="of the usual set"
     )
     assert verdict(judged, "cpu_adam").verdict == "builds"
 

@@ -230,7 +230,9 @@ def test_a_recorded_machine_is_judged_anywhere() -> None:
 
     assert (sick.returncode, well.returncode, asked.returncode) == (1, 0, 1)
     assert 'eval "$(python -m dsdoctor env)"' in sick.stdout
-    assert well.stdout.splitlines()[-1].startswith("✓ nothing is wrong")
+    *_, verdict, following = well.stdout.splitlines()
+    assert verdict.startswith("✓ nothing is wrong")
+    assert following == "  next: $ python -m dsdoctor install --ops fused_adam"
     refused = next(f for f in json.loads(asked.stdout)["findings"] if f["severity"] == "error")
     assert (refused["rule"], refused["affects"]) == ("op-cannot-be-built", ["evoformer_attn"])
 

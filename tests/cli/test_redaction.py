@@ -25,6 +25,7 @@ HERE = {
     "look --json": ("look", "--json"),
     "check --json": ("check", "--offline", "--json"),
     "check": ("check", "--offline"),
+    "check --report": ("check", "--offline", "--report"),
     "a plan whose git fails": ("plan", "--source", REPOSITORY),
     "a plan whose git fails, --json": ("plan", "--source", REPOSITORY, "--json"),
     "a build whose pip quotes a variable": ("build-wheel", "--torch", "9.9.9", "--torch-index", INDEX),

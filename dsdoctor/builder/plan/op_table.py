@@ -17,6 +17,7 @@ from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildRequest
 
 INSTALLED, BUILDS, CANNOT = "installed", "builds", "cannot"
+ASKED, USUAL = "asked for", "of the usual set"
 IMPOSSIBLE = "the whole plan"
 NOT_THE_COMPILERS = "accelerator-autodetect-cpu"
 """The rule that holds even where the compiler accepts the op: DeepSpeed would not try to build it."""
@@ -38,6 +39,10 @@ class OpVerdict:
     because: str | None
     mended: str
     mended_because: str | None = None
+    needed: str = ""
+    """Why it must work: it was asked for, is installed, or is of the usual set; "" where nobody said that it must."""
+    placeholder: bool = False
+    """It has a name in DeepSpeed and no source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +91,17 @@ def judge_ops(
     wants = {fact.op: requirements(fact, machine) | {fact.op} for fact in source.ops}
     op_findings = tuple(_in_ops(finding, wants) for finding in findings)
     hinders_build = _what_hinders_build_wheel(machine, source, request, cache, offers)
+    needed = dict.fromkeys(asked, ASKED) or _matter(machine, source)
     ops = tuple(
-        _verdict(fact, machine, source, op_findings, hinders_build[fact.op], compiled or {}) for fact in source.ops
+        replace(
+            _verdict(fact, machine, source, op_findings, hinders_build[fact.op], compiled or {}),
+            needed=needed.get(fact.op, ""),
+            placeholder=bool(need_of(fact.op).empty),
+        )
+        for fact in source.ops
     )
+    missed = frozenset(op.op for op in ops if op.verdict == CANNOT and op.needed)
     cannot = frozenset(op.op for op in ops if op.verdict == CANNOT)
-    missed = cannot & (asked or _matter(machine, source))
     weighed = tuple(found.finding if found.about_installed else _weighed(found, missed, asked) for found in op_findings)
     refused = tuple(_refused(op) for op in ops if op.op in asked & cannot and not _is_explained(op, weighed))
     return OpTable(ops=ops, findings=weighed + refused)
@@ -227,10 +238,12 @@ def _planned(
     return left_out
 
 
-def _matter(machine: Machine, source: Source) -> frozenset[str]:
-    """The ops that decide the severity of findings when the user asked for none: the installed ones, else the default set."""
+def _matter(machine: Machine, source: Source) -> dict[str, str]:
+    """The ops that decide the severity of findings when the user asked for none, and why: those installed, else the usual set."""
     installed = machine.deepspeed.installed_ops if machine.deepspeed else ()
-    return frozenset(installed or DEFAULT.get(source.accelerator, ()))
+    if installed:
+        return dict.fromkeys(installed, INSTALLED)
+    return dict.fromkeys(DEFAULT.get(source.accelerator, ()), USUAL)
 
 
 def _weighed(found: _OpFinding, missed: frozenset[str], asked: frozenset[str]) -> Finding:

@@ -1,0 +1,213 @@
+"""The outputs that README and the pages show, made by the commands that stand above them.
+
+    python docs/make_samples.py                 those that need neither torch nor DeepSpeed, written in place
+    python docs/make_samples.py --all           also those that ask DeepSpeed and run ranks (two minutes)
+    python docs/make_samples.py --all --check   writes nothing; status 1 and a list, where a page shows something else
+
+A page says where an output goes by ``<!-- sample: NAME -->`` above the block. Lines that say nothing new are left out of it, and
+``...`` stands for them. In an output of real ranks every number is another one each time, and counts as the same.
+"""
+
+import argparse
+import contextlib
+import functools
+import io
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLES = ROOT / "docs" / "samples"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+MARKED = re.compile(
+    r"(?P<mark><!-- sample: (?P<name>[a-z0-9-]+) -->\n)```\n(?P<text>.*?)^```\n", re.MULTILINE | re.DOTALL
+)
+WIDTH = "100"
+OURS = ("-m", "dsdoctor")
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
+DEEPSPEED = ("-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--module")
+ELIDED = "    ..."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """An output. ``shown`` stands behind the ``$``, ``argv`` is what runs, in ``folder``.
+
+    ``keep``: only the lines that begin like one of these; empty: all. ``ranks``: it runs several processes, and numbers
+    differ. ``quick``: it needs nothing that is not always here.
+    """
+
+    shown: str
+    argv: tuple[str, ...]
+    folder: Path = SAMPLES
+    keep: tuple[str, ...] = ()
+    quick: bool = False
+    ranks: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+MACHINE = "tests/machines/container-without-gpu.json"
+CHECK = Sample(
+    shown=f"python -m dsdoctor check --machine {MACHINE}",
+    argv=("check", "--offline", "--machine", MACHINE),
+    folder=ROOT,
+    quick=True,
+)
+CONFIG = Sample(
+    shown="python -m dsdoctor config ds_config.json --world 4", argv=(*OURS, "config", "ds_config.json", "--world", "4")
+)
+MEMORY_ARGUMENTS = "--config zero2.json --model llama3-8b.json --batch 4 --sequence 4096 --gpus 8x80G"
+MEMORY = Sample(
+    shown=f"python -m dsdoctor memory {MEMORY_ARGUMENTS}", argv=(*OURS, "memory", *MEMORY_ARGUMENTS.split())
+)
+COMM = Sample(
+    shown="python -m dsdoctor comm --nproc 2 --quick", argv=(*OURS, "comm", "--nproc", "2", "--quick"), ranks=True
+)
+HANG = Sample(
+    shown="torchrun --nproc_per_node 2 -m dsdoctor.run --hang-after 8 --on-hang stop train.py",
+    argv=(*TORCHRUN, "-m", "dsdoctor.run", "--hang-after", "8", "--on-hang", "stop", str(SAMPLES / "train.py")),
+    keep=(r"dsdoctor: (nothing has|✗)", r"dsdoctor:     (rank|no rank|Fix)"),
+    ranks=True,
+)
+TRAINER = "tests/launch/hf_trainer.py"
+OVERFLOW = Sample(
+    shown=f"PLANT=transformer.h.1.mlp BF16=1 deepspeed --num_gpus 2 --module dsdoctor.run {TRAINER}",
+    argv=(*DEEPSPEED, "dsdoctor.run", TRAINER),
+    folder=ROOT,
+    keep=(r"dsdoctor: ✗", r"      (step|first made|bad before|replayed|Fix)", r"      .* (input|output)"),
+    ranks=True,
+    env={"PLANT": "transformer.h.1.mlp", "BF16": "1"},
+)
+
+
+def _short(sample: Sample, *keep: str) -> Sample:
+    """The same run, with fewer of its lines."""
+    return Sample(**{**vars(sample), "keep": keep})
+
+
+SAMPLES_BY_NAME: dict[str, Sample] = {
+    "check": CHECK,
+    "check-short": _short(
+        CHECK, r"[✓✗] ", r"  (headers  |next)", r"    (a toolkit|Fix: let)", r"      \$ export CUDA", r"ops of"
+    ),
+    "config": CONFIG,
+    "config-short": _short(CONFIG, r"✗ (grad|Adam|\d)", r"    (gradient_a|Fix: write (grad|Adam))"),
+    "memory": _short(
+        MEMORY, r"Llama", r"GiB on", r" +(initialized|act|logits|param|optim|in all)", r"peak", r"✗", r"    Fix"
+    ),
+    "comm": COMM,
+    "hang": HANG,
+    "hang-short": _short(HANG, r"dsdoctor: (nothing has|✗)", r"dsdoctor:     (rank 1 stands|no rank)"),
+    "overflow": OVERFLOW,
+}
+
+
+def made(name: str) -> str:
+    """The block's text: the command, then its output."""
+    sample = SAMPLES_BY_NAME[name]
+    output = (
+        _quick_output(sample.argv) if sample.quick else _output(sample.argv, sample.folder, tuple(sample.env.items()))
+    )
+    return "\n".join([f"$ {sample.shown}", *_kept(output.splitlines(), sample.keep)]) + "\n"
+
+
+@functools.cache
+def _quick_output(argv: tuple[str, ...]) -> str:
+    """A command that starts nothing, in this process."""
+    from dsdoctor.cli.app import run
+
+    out, before = io.StringIO(), Path.cwd()
+    os.chdir(ROOT)
+    try:
+        with (
+            patch.dict(os.environ, {"COLUMNS": WIDTH}),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            run(argv)
+    finally:
+        os.chdir(before)
+    return out.getvalue()
+
+
+@functools.cache
+def _output(argv: tuple[str, ...], folder: Path, env: tuple[tuple[str, str], ...]) -> str:
+    """What a process printed, without names of this machine."""
+    around = {**os.environ, **dict(env), "COLUMNS": WIDTH, "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
+    with TemporaryDirectory() as empty:
+        where = empty if "dsdoctor.run" in argv and folder == SAMPLES else folder
+        path = os.pathsep.join([str(ROOT), *filter(None, [around.get("PYTHONPATH")])])
+        done = subprocess.run(
+            [sys.executable, *argv],
+            cwd=where,
+            env={**around, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    said = (done.stderr + done.stdout).replace(socket.gethostname(), "node1")
+    return said.replace(f"{folder}/", "")
+
+
+def _kept(lines: list[str], keep: tuple[str, ...]) -> list[str]:
+    """The lines that are shown. Dots tell that others stood between them."""
+    shown: list[str] = []
+    for line in map(str.rstrip, lines):
+        if not keep or any(re.match(pattern, line) for pattern in keep):
+            shown.append(line)
+        elif line and shown and shown[-1] != ELIDED:
+            shown.append(ELIDED)
+    return shown[:-1] if shown[-1:] == [ELIDED] else shown
+
+
+def alike(name: str, text: str) -> str:
+    """What of a text must be the same in the next run: of ranks, all but the numbers."""
+    return re.sub(r"[-+]?\d+(\.\d+)?(e[-+]\d+)?( (µs|ms|s)\b)?", "N", text) if SAMPLES_BY_NAME[name].ranks else text
+
+
+def stale(page: Path, names: frozenset[str]) -> list[str]:
+    """The samples of a page that another output belongs to."""
+    found = MARKED.finditer(page.read_text(encoding="utf-8"))
+    return [
+        sample["name"]
+        for sample in found
+        if sample["name"] in names
+        and alike(sample["name"], made(sample["name"])) != alike(sample["name"], sample["text"])
+    ]
+
+
+def write(page: Path, names: frozenset[str]) -> None:
+    """Put in the outputs that have changed."""
+    changed = frozenset(stale(page, names))
+    text = page.read_text(encoding="utf-8")
+
+    def block(found: re.Match[str]) -> str:
+        return f"{found['mark']}```\n{made(found['name'])}```\n" if found["name"] in changed else found[0]
+
+    page.write_text(MARKED.sub(block, text), encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="also what needs DeepSpeed and ranks")
+    parser.add_argument("--check", action="store_true", help="write nothing, tell what is stale")
+    given = parser.parse_args()
+    names = frozenset(name for name, sample in SAMPLES_BY_NAME.items() if given.all or sample.quick)
+    if not given.check:
+        for page in PAGES:
+            write(page, names)
+        return 0
+    old = [f"{page.relative_to(ROOT)}: {name}" for page in PAGES for name in stale(page, names)]
+    print("\n".join(old))
+    return 1 if old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""A line -> lines that fit a terminal: whole words, the rest indented; and marks in letters where a terminal has no others."""
+
+import re
+import textwrap
+
+COMMAND = re.compile(r"\s*(?:(?:(?:or|then|next:) )?\$ |[A-Z_][A-Z0-9_]*=)")
+"""A command, or a variable with its value: to be pasted."""
+RULE = re.compile(r"  \[[a-z0-9-]+\]$")
+COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")
+START = re.compile(r"\s*(?:(?:[✓✗!·*]|\d+\.) +|Fix: )?")
+DEEPEST = 30
+"""The furthest that what goes on is indented."""
+IN_LETTERS = {"✓": "ok", "!": "!!", "✗": "XX", "·": "--"}
+OTHERS = str.maketrans({"…": "...", "µ": "u", "→": "->", "×": "x"})
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A line as it is where it fits, else in pieces. A command stays whole, to be pasted, and so does a row of a table.
+
+    >>> print(*wrapped("✗ one two three  [a-rule]", 14), sep="\\n")
+    ✗ one two
+      three
+      [a-rule]
+    >>> wrapped("    then $ a long command", 10), wrapped("one  two  three  four", 10)
+    (['    then $ a long command'], ['one  two  three  four'])
+    """
+    if len(line) <= width or COMMAND.match(line):
+        return [line]
+    columns = [found.end() for found in COLUMN.finditer(RULE.sub("", line))]
+    if len(columns) > 1:
+        return [line]
+    indent = columns[0] if columns and columns[0] <= DEEPEST else _start(line)
+    wrapper = textwrap.TextWrapper(
+        width=width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return wrapper.wrap(line)
+
+
+def _start(line: str) -> int:
+    """How far what goes on is indented: below the words behind the mark."""
+    found = START.match(line)
+    start = found.end() if found else 0
+    return start + 2 if not line[:start].strip() else start
+
+
+def in_letters(line: str) -> str:
+    """A line for a terminal that has ASCII alone: marks that differ from each other.
+
+    >>> in_letters("  ✗ a…"), in_letters("! b"), in_letters("c!")
+    ('  XX a...', '!! b', 'c!')
+    """
+    words = line.lstrip()
+    mark = IN_LETTERS.get(words[:1]) if words[1:2] in {" ", ""} else None
+    if mark:
+        line = line[: len(line) - len(words)] + mark + words[1:]
+    return line.translate(OTHERS)
