@@ -24,6 +24,8 @@ ALLOWED = {
     ("builder/make/workdir.py", "_copied"): "within the private folder of a build",
     ("builder/make/workdir.py", "gather"): "within the private folder of a build",
     ("builder/make/manifest.py", "write_into"): "into the file that core/files.py opened",
+    ("builder/make/pack.py", "packing"): "within the private folder of a build",
+    ("builder/make/pack.py", "put_in"): "into the file that core/files.py opened",
     ("builder/make/prove.py", "prove"): "into the private folder of a build",
     ("builder/source/fetch.py", "lay_out"): "into the private folder of a build",
     ("builder/source/unpack.py", "_unzip"): "into the private folder of a build",

@@ -17,7 +17,7 @@ from dsdoctor.builder.make.first_error import first_error
 from dsdoctor.builder.make.workdir import Workdir
 from dsdoctor.core.build_models import BuildPlan, Source
 from dsdoctor.core.errors import BuildFailed
-from dsdoctor.core.files import PRIVATE, write_bytes, write_text
+from dsdoctor.core.files import PRIVATE, make_folder, replacing, write_bytes, write_text
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.redaction import Hidden
 
@@ -58,8 +58,8 @@ def put_in(bare: Path, library: Path, plan: BuildPlan, into: Path) -> Path:
     """
     before, after = with_stand_in(replace(plan, local_version=untagged(plan))).local_version, plan.local_version
     made = into / bare.name.replace(before, after)
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(bare) as old, zipfile.ZipFile(made, "w") as new:
+    make_folder(into)
+    with replacing(made) as whole, zipfile.ZipFile(bare) as old, zipfile.ZipFile(whole, "w") as new:
         for item in old.infolist():
             if item.is_dir():
                 continue
