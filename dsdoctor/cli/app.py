@@ -1,6 +1,7 @@
 """All commands, and what becomes of an error in any of them: one line of text or one JSON document, and a number."""
 
 import contextlib
+import platform
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +95,7 @@ def make_app() -> App:
         help=HELP,
         help_format="plaintext",
         help_flags=["-h", "--help"],
-        version=__version__,
+        version=version_line,
         version_flags=["--version"],
         default_parameter=Parameter(
             negative=(), show_default=False, allow_repeating=True, json_list=False, json_dict=False
@@ -109,6 +110,19 @@ def make_app() -> App:
             app.command(command.place, name=name, **more)
     app.register_install_completion_command()
     return app
+
+
+def version_line() -> str:
+    """dsdoctor's version, and the torch and DeepSpeed of its environment, by their metadata: neither is imported."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for name, package in (("torch", "torch"), ("DeepSpeed", "deepspeed")):
+        try:
+            found.append(f"{name} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"no {name}")
+    return f"{__version__} (Python {platform.python_version()}, {', '.join(found)})"
 
 
 def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:

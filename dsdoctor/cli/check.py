@@ -88,7 +88,7 @@ def check_command(
 
         lines = tuple(issue_lines(done, os.environ))
     else:
-        command = next_step(done)
+        command = next_step(done, arch)
         if command is not None and not machine and python != sys.executable:
             command = for_python(Fix(text="", steps=(command,)), python).steps[0]
         lines = (*check_lines(done, verbose=verbose), *ending_lines(command))

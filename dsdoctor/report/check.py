@@ -102,17 +102,25 @@ def verdict_line(done: Checked, *, verbose: bool) -> str:
     return f"{mark} {': '.join(parts)}{hidden}"
 
 
-def next_step(done: Checked) -> Step | None:
-    """What to do next: build what is missed where that can be had, else what mends the worst finding."""
+def next_step(done: Checked, arch: str | None = None) -> Step | None:
+    """What to do next: build what is missed where that can be had, else what mends the worst finding. ``arch``: as was asked."""
     missed = missed_ops(done.ops)
     asked = ",".join(op.op for op in done.ops if op.needed == ASKED and op.mended == BUILDS)
     if any(op.mended == BUILDS for op in missed):
-        return (
-            step("python -m dsdoctor build-wheel --ops {ops}", ops=asked)
-            if asked
-            else step("python -m dsdoctor build-wheel")
-        )
+        return _build(asked, arch)
     found = first_step(done.findings)
     if found is not None or missed or done.source is None or done.machine.deepspeed is not None:
         return found
     return step("python -m dsdoctor install --ops {ops}", ops=asked) if asked else step("python -m dsdoctor install")
+
+
+def _build(ops: str, arch: str | None) -> Step:
+    if ops and arch:
+        return step("python -m dsdoctor build-wheel --ops {ops} --arch {arch}", ops=ops, arch=arch)
+    if ops:
+        return step("python -m dsdoctor build-wheel --ops {ops}", ops=ops)
+    return (
+        step("python -m dsdoctor build-wheel --arch {arch}", arch=arch)
+        if arch
+        else step("python -m dsdoctor build-wheel")
+    )
