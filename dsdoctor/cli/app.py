@@ -35,7 +35,9 @@ COMMANDS = {
     "check": CommandEntry(
         place="dsdoctor.cli.check:check_command", filters=True, nothing={"machine": None, "ops": (), "ops_of": None}
     ),
-    "explain": CommandEntry(place="dsdoctor.cli.explain:explain_command", filters=True, nothing={"manual": None}),
+    "explain": CommandEntry(
+        place="dsdoctor.cli.explain:explain_command", filters=True, nothing={"manual": None, "url": None, "fixes": ()}
+    ),
     "diagnose": CommandEntry(place="dsdoctor.cli.diagnose:diagnose_command", filters=True, nothing={"logs": ()}),
     "env": CommandEntry(
         place="dsdoctor.cli.env:env_command", filters=True, nothing={"set": {}, "prepend": {}, "shell": ()}

@@ -4,9 +4,10 @@ from typing import Annotated
 
 from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.commands.explain import every_rule, manual
+from dsdoctor.commands.explain import every_rule, fix_commands, manual
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument, flag
+from dsdoctor.core.pages import ADDRESS, page_address
 
 
 def explain_command(
@@ -22,5 +23,8 @@ def explain_command(
         return
     if rule is None:
         raise UsageError("name a rule", hint="dsdoctor explain --list names them all")
-    page = manual(rule)
-    print_result("explain", as_json, [rule, "", *page.splitlines()], (), rule=rule, manual=page)
+    page, address = manual(rule), page_address(rule)
+    # where nobody knows where the pages are, half an address helps nobody
+    where = ["", address] if ADDRESS else []
+    lines = [rule, "", *page.splitlines(), *where]
+    print_result("explain", as_json, lines, (), rule=rule, manual=page, url=address, fixes=fix_commands(rule))
