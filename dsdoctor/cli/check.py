@@ -66,6 +66,8 @@ def check_command(
 
     The op table has two columns: what pip or run-time compilation would meet as the environment stands, and what
     build-wheel gets after fixing. Without --deep it goes by facts and takes about a second.
+
+    Example: dsdoctor check --op fused_adam,async_io
     """
     if listed:
         print_result("check", as_json, _listed(), (), checks=_listed())

@@ -41,7 +41,10 @@ Verbose = Annotated[bool, flag(name=["-v", "--verbose"], help="Show harmless lin
 
 
 def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = False) -> int:
-    """Read failed installs, builds, JIT loads, launches and runs; say the cause first, with its line and the fix."""
+    """Read failed installs, builds, JIT loads, launches and runs; say the cause first, with its line and the fix.
+
+    Example: dsdoctor diagnose train.log
+    """
     for name in logs:
         # a word with hyphens is taken for a log because "-" is one
         if name.startswith("-") and name != "-" and not Path(name).exists():

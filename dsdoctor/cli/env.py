@@ -30,7 +30,9 @@ def env_command(
 ) -> int:
     """Print the lines that select the CUDA toolkit and the compiler which fit this torch.
 
-    bash and zsh: eval "$(dsdoctor env)". fish: dsdoctor env --shell fish | source. csh and tcsh: eval "`dsdoctor env --shell csh`".
+    In fish: dsdoctor env --shell fish | source. In csh and tcsh: ``eval "`dsdoctor env --shell csh`"``.
+
+    Example: eval "$(dsdoctor env)"
     """
     request = BuildRequest(arch=arch, toolkit=toolkit, offline=True)
     settings, findings = select(BuildOrder(request=request, python=python, machine=machine))

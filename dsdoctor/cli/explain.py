@@ -17,7 +17,10 @@ def explain_command(
     listed: Annotated[bool, flag(name="--list", help="List every rule and stop.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the manual page of a rule: what it means, why it matters, how to fix it."""
+    """Print the manual page of a rule: what it means, why it matters, how to fix it.
+
+    Example: dsdoctor explain cuda-home-wrong
+    """
     if listed:
         print_result("explain", as_json, every_rule(), (), rules=every_rule())
         return

@@ -90,6 +90,8 @@ def memory_command(
     Parameters, gradients, the optimizer and buckets by the formulas of the installed DeepSpeed; activations by following the
     model's shapes through forward and backward: no GPU is asked, and a model of 70 B parameters takes half a GB here.
     Needs torch, transformers and DeepSpeed in the environment that --python names. Exit status 1 where it does not fit.
+
+    Example: dsdoctor memory --config ds_config.json --model CONFIG.json --gpus 8x80G
     """
     fitted = parse_gpus(gpus, host_memory) if gpus else None
     ranks = world or (fitted.count if fitted else 0)

@@ -22,7 +22,10 @@ def plan_command(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
-    """Say what build-wheel would do, with the reason of every choice. Compiles nothing."""
+    """Say what build-wheel would do, with the reason of every choice. Compiles nothing.
+
+    Example: dsdoctor plan --for ds_config.json
+    """
     return show_plan(
         "plan", replace(order or BuildOrder(), python=python, machine=machine), as_json=as_json, verbose=verbose
     )

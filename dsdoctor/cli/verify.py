@@ -43,6 +43,8 @@ def verify_command(
     ops claimed, GPU architectures, processor instructions, glibc and libstdc++, digests; and an attestation that lies
     beside the wheel against the wheel, but not its signature. Runs nothing of it;
     --installed --load imports each op of the installed DeepSpeed besides.
+
+    Example: dsdoctor verify --installed --load
     """
     if (wheel is None) == (not installed):
         raise UsageError("name a wheel, or say --installed", hint="dsdoctor verify dist/deepspeed-....whl")
