@@ -29,11 +29,27 @@ from dsdoctor.report.progress import BuildProgress
 if TYPE_CHECKING:
     from dsdoctor.commands.check_ops import Checked
 
-Rules = Annotated[str, argument(metavar="RULE", help="Run these checks only.")]
+
+def _rules() -> list[str]:
+    from dsdoctor.checks import checks
+
+    return list(checks())
+
+
+def _ops() -> list[str]:
+    from dsdoctor.builder.plan.ops import DEFAULT
+    from dsdoctor.builder.source.op_catalogue import OPS
+    from dsdoctor.builder.source.op_loads import LOADS
+
+    usual = {name for names in DEFAULT.values() for name in names}
+    return sorted(usual | {op.name for op in OPS if not op.empty} | {load.op for load in LOADS})
+
+
+Rules = Annotated[str, argument(metavar="RULE", offers=_rules, help="Run these checks only.")]
 NeededOps = Annotated[
     tuple[str, ...] | None,
     option(
-        name=["--op", "--ops"], converter=split_names, metavar="OP,OP", group=WHAT,
+        name=["--op", "--ops"], converter=split_names, metavar="OP,OP", group=WHAT, offers=_ops,
         help="Ops that must work: exit status 1 where one of them cannot.",
     ),
 ]  # fmt: skip

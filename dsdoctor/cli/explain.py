@@ -11,7 +11,7 @@ from dsdoctor.core.pages import ADDRESS, page_address
 
 
 def explain_command(
-    rule: Annotated[str | None, argument(help="The id in brackets behind a finding.")] = None,
+    rule: Annotated[str | None, argument(help="The id in brackets behind a finding.", offers=every_rule)] = None,
     /,
     *,
     listed: Annotated[bool, flag(name="--list", help="List every rule and stop.")] = False,

@@ -1,6 +1,7 @@
 """What a check found -> one screen: a line for each topic, the worst findings, the ops in groups, one verdict, one next step."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dsdoctor.builder.plan.op_table import ASKED, BUILDS, CANNOT, INSTALLED, OpVerdict
 from dsdoctor.commands.check_ops import Checked
@@ -20,7 +21,12 @@ def check_lines(done: Checked, *, verbose: bool) -> Iterator[str]:
     """The screen. ``verbose``: every finding, and every op with its reasons."""
     for topic in done.topics:
         yield f"{_mark(topic.findings)} {topic.summary}"
-    shown = [finding for finding in done.findings if verbose or finding.severity in WORTH_A_LINE]
+    nothing = {op.op for op in done.ops if op.placeholder}
+    shown = [
+        replace(finding, affects=tuple(op for op in finding.affects if op not in nothing))
+        for finding in done.findings
+        if verbose or finding.severity in WORTH_A_LINE
+    ]
     if shown:
         yield ""
         yield from screen_lines(shown, shows_all="" if verbose else ALL)

@@ -16,7 +16,9 @@ import pytest
 
 import dsdoctor
 import dsdoctor.core.version
+from dsdoctor.cli.app import make_app
 from dsdoctor.commands.explain import every_rule, manual
+from dsdoctor.core.options import HAS_COMPLETER
 from tests.cli.runner import run
 
 MACHINES = Path(__file__).parents[1] / "machines"
@@ -200,6 +202,24 @@ def test_completion_knows_commands_options_and_values() -> None:
     for shell in ("bash", "zsh", "fish"):
         script = completion(shell)
         assert all(word in script for word in ("build-wheel", "headroom", "accelerator", "cuda")), shell
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not HAS_COMPLETER, reason="the newest cyclopts for Python 3.10 completes no values that are asked for"
+)
+def test_a_shell_completes_rules_and_ops() -> None:
+    app = make_app()
+    offered = {}
+    for command, name in (("explain", "rule"), ("check", "rules"), ("check", "op")):
+        arguments = app[command].assemble_argument_collection()
+        (found,) = (argument for argument in arguments if argument.field_info.name == name)
+        offered[command, name] = {value for value, _ in found.get_completions(None)}
+
+    assert offered["explain", "rule"] == set(every_rule())
+    assert "cuda-home-wrong" in offered["check", "rules"] < offered["explain", "rule"]
+    assert {"cpu_adam", "fused_adam"} < offered["check", "op"]
+    assert "deepspeed_not_implemented" not in offered["check", "op"]
 
 
 def test_an_option_of_a_build_is_an_option_of_each_command_that_plans() -> None:
