@@ -7,9 +7,16 @@ from mkdocs.structure.files import File, Files
 
 from dsdoctor.commands.explain import every_rule, pages
 from dsdoctor.core.manual import ManualPage
+from dsdoctor.core.pages import ADDRESS
 from dsdoctor.diagnosis.catalogue.rules import RULES
 
 MOST_SAMPLES = 6
+
+
+def on_config(config: Any) -> Any:
+    """The address of the pages stands in dsdoctor.core.pages."""
+    config.site_url = ADDRESS or None
+    return config
 
 
 def on_files(files: Files, *, config: Any) -> Files:

@@ -52,12 +52,34 @@ def test_just_the_jobs_that_attest_may_sign():
         if "attest-build-provenance@" in step.get("uses", "")
     }
     may = {"id-token": "write", "attestations": "write"}
+    identified = {"publish: pypi": {"id-token": "write"}, "docs: deploy": {"id-token": "write", "pages": "write"}}
 
     assert attest == {"wheels: attest", "image: publish"}
     for name, job in jobs().items():
         given = job.get("permissions", {})
+        if name in identified:
+            assert given == identified[name]
+            continue
         assert {key: given[key] for key in may if key in given} == (may if name in attest else {})
     assert all("\npermissions:\n  contents: read\n\n" in path.read_text() for path in WORKFLOWS)
+
+
+def test_a_job_with_an_identity_that_publishes_runs_no_script_and_only_for_what_was_merged():
+    for name, uses in (("publish: pypi", "pypa/gh-action-pypi-publish@"), ("docs: deploy", "actions/deploy-pages@")):
+        job = jobs()[name]
+        assert [step for step in job["steps"] if "run" in step] == []
+        assert job["steps"][-1]["uses"].startswith(uses)
+        assert (job["needs"], "environment" in job) == ("build", True)
+    assert jobs()["docs: deploy"]["if"] == "${{ github.event_name == 'push' }}"
+    tags = yaml.safe_load((ROOT / ".github" / "workflows" / "publish.yml").read_text())[True]
+    assert tags == {"push": {"tags": ["v*"]}}
+
+
+def test_a_package_is_built_for_its_own_tag_alone():
+    told = run("build-package", "--tag", "v0.0.1", PATH=QUICK)
+
+    assert (told.returncode, told.stdout) == (1, "")
+    assert "the tag is v0.0.1, the version " in told.stderr
 
 
 def test_what_is_signed_is_what_was_tested_or_pushed():

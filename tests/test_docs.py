@@ -11,8 +11,9 @@ from types import ModuleType
 
 import pytest
 
-from dsdoctor.cli.app import COMMANDS, make_app
+from dsdoctor.cli.app import COMMANDS, GROUPS, make_app
 from dsdoctor.run.__main__ import make_parser
+from tests.cli.runner import run
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -89,6 +90,30 @@ def test_every_command_on_a_page_exists_with_its_options() -> None:
 
     assert len(named) > 60
     assert (unknown, strange) == ([], [])
+
+
+@pytest.mark.slow
+def test_the_help_of_every_command_has_an_example_that_can_be_typed() -> None:
+    app = make_app()
+    for name, command in COMMANDS.items():
+        if command.place.endswith(":app"):
+            continue
+        found = app
+        for word in name.split():
+            found = found[word]
+        examples = re.findall(r"^ *Example: (.*)$", found.default_command.__doc__ or "", re.MULTILINE)
+        options = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", " ".join(examples)))
+
+        assert [f"dsdoctor {name}" in line for line in examples] == [True], name
+        assert options <= options_of(name) | OTHERS, name
+
+
+def test_help_shows_the_commands_in_groups_and_breaks_no_line_by_itself() -> None:
+    assert {name for names in GROUPS.values() for name in names} >= {name for name in COMMANDS if " " not in name}
+
+    shown = run("check", "--help", COLUMNS="200").stdout
+
+    assert "as the environment stands, and what build-wheel gets after fixing." in shown
 
 
 def test_every_option_of_run_on_a_page_exists() -> None:

@@ -1,13 +1,14 @@
 """All commands, and what becomes of an error in any of them: one line of text or one JSON document, and a number."""
 
 import contextlib
+import platform
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from dsdoctor.cli.ending import OK, USAGE, end_by_error, end_by_interrupt
 from dsdoctor.core.errors import DoctorError, UsageError, refused_by_system
@@ -34,7 +35,9 @@ COMMANDS = {
     "check": CommandEntry(
         place="dsdoctor.cli.check:check_command", filters=True, nothing={"machine": None, "ops": (), "ops_of": None}
     ),
-    "explain": CommandEntry(place="dsdoctor.cli.explain:explain_command", filters=True, nothing={"manual": None}),
+    "explain": CommandEntry(
+        place="dsdoctor.cli.explain:explain_command", filters=True, nothing={"manual": None, "url": None, "fixes": ()}
+    ),
     "diagnose": CommandEntry(place="dsdoctor.cli.diagnose:diagnose_command", filters=True, nothing={"logs": ()}),
     "env": CommandEntry(
         place="dsdoctor.cli.env:env_command", filters=True, nothing={"set": {}, "prepend": {}, "shell": ()}
@@ -82,6 +85,15 @@ COMMANDS = {
     "trace headroom": CommandEntry(nothing={"traces": (), "headroom": None}),
 }
 
+GROUPS = {
+    "Something is wrong": ("check", "diagnose", "comm", "hang", "trace", "explain"),
+    "Before a run": ("config", "memory", "checkpoint"),
+    "Build and install": ("install", "plan", "build-wheel", "prebuild", "env", "toolkit", "cache"),
+    "Wheels for many machines": ("verify", "pick", "push", "index"),
+    "Machines": ("look", "record", "compare"),
+}
+"""The commands by what one is about to do."""
+
 HELP = """Gets DeepSpeed built and keeps it running right.
 
 Exit status: 0 done, 1 an error was found, 2 usage, 3 impossible plan, 4 build failed, 5 dsdoctor's own failure, 6 slow (comm)."""
@@ -92,23 +104,39 @@ def make_app() -> App:
     app = App(
         name="dsdoctor",
         help=HELP,
-        help_format="plaintext",
+        help_format="markdown",
         help_flags=["-h", "--help"],
-        version=__version__,
+        version=version_line,
         version_flags=["--version"],
         default_parameter=Parameter(
             negative=(), show_default=False, allow_repeating=True, json_list=False, json_dict=False
         ),
+        group_commands=Group("Commands", sort_key=len(GROUPS)),
         suppress_keyboard_interrupt=False,
         result_action="return_value",
     )
+    titled = [Group(title, sort_key=place) for place, title in enumerate(GROUPS)]
+    groups = {name: group for group, names in zip(titled, GROUPS.values(), strict=True) for name in names}
     for name, command in COMMANDS.items():
         if command.place:
             # --version is the whole program's, not a command's; a group says so itself
             more: dict[str, Any] = {} if command.place.endswith(":app") else {"version_flags": []}
-            app.command(command.place, name=name, **more)
+            app.command(command.place, name=name, group=groups.get(name), **more)
     app.register_install_completion_command()
     return app
+
+
+def version_line() -> str:
+    """dsdoctor's version, and the torch and DeepSpeed of its environment, by their metadata: neither is imported."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for name, package in (("torch", "torch"), ("DeepSpeed", "deepspeed")):
+        try:
+            found.append(f"{name} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"no {name}")
+    return f"{__version__} (Python {platform.python_version()}, {', '.join(found)})"
 
 
 def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:

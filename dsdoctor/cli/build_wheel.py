@@ -86,6 +86,8 @@ def build_wheel_command(
 
     Looks at the machine, chooses ops, GPU architectures, toolkit and compiler, assembles a CUDA toolkit where none fits,
     compiles each op by itself, packs one wheel and proves that every op is in it and loads.
+
+    Example: dsdoctor build-wheel --ops cpu_adam,fused_adam --arch "8.0;9.0"
     """
     listed = list_targets(python, torch, cuda)
     if targets:

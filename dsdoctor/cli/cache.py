@@ -36,7 +36,10 @@ app = App(
 
 
 def ls_command(*, as_json: Json = False) -> None:
-    """List what is kept, the last used first, and the total against the limit."""
+    """List what is kept, the last used first, and the total against the limit.
+
+    Example: dsdoctor cache ls
+    """
     store = trusted_store(LocalHost())
     entries, folders = kept(store.entries()), stored_folders(store.folder.parent)
     lines = kept_lines(entries, str(store.folder), store.limit, time.time())
@@ -62,6 +65,8 @@ def prune_command(
 
     The options are for assembled toolkits, DeepSpeed's archives and environments of targets too; those that were used in the
     last two hours stay, but for --all.
+
+    Example: dsdoctor cache prune --max-size 2G --older-than 30d
     """
     store = trusted_store(LocalHost())
     cache = store.folder.parent
@@ -75,7 +80,10 @@ def prune_command(
 
 
 def verify_command(*, as_json: Json = False) -> int:
-    """Read every byte that is kept and remove what is not what was stored. Exit status 1 when there was such a thing."""
+    """Read every byte that is kept and remove what is not what was stored. Exit status 1 when there was such a thing.
+
+    Example: dsdoctor cache verify
+    """
     store = trusted_store(LocalHost())
     findings = tuple(damage(entry, why) for entry, why in store.verify())
     whole = sum(1 for _ in store.entries())

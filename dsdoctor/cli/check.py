@@ -29,11 +29,27 @@ from dsdoctor.report.progress import BuildProgress
 if TYPE_CHECKING:
     from dsdoctor.commands.check_ops import Checked
 
-Rules = Annotated[str, argument(metavar="RULE", help="Run these checks only.")]
+
+def _rules() -> list[str]:
+    from dsdoctor.checks import checks
+
+    return list(checks())
+
+
+def _ops() -> list[str]:
+    from dsdoctor.builder.plan.ops import DEFAULT
+    from dsdoctor.builder.source.op_catalogue import OPS
+    from dsdoctor.builder.source.op_loads import LOADS
+
+    usual = {name for names in DEFAULT.values() for name in names}
+    return sorted(usual | {op.name for op in OPS if not op.empty} | {load.op for load in LOADS})
+
+
+Rules = Annotated[str, argument(metavar="RULE", offers=_rules, help="Run these checks only.")]
 NeededOps = Annotated[
     tuple[str, ...] | None,
     option(
-        name=["--op", "--ops"], converter=split_names, metavar="OP,OP", group=WHAT,
+        name=["--op", "--ops"], converter=split_names, metavar="OP,OP", group=WHAT, offers=_ops,
         help="Ops that must work: exit status 1 where one of them cannot.",
     ),
 ]  # fmt: skip
@@ -66,6 +82,8 @@ def check_command(
 
     The op table has two columns: what pip or run-time compilation would meet as the environment stands, and what
     build-wheel gets after fixing. Without --deep it goes by facts and takes about a second.
+
+    Example: dsdoctor check --op fused_adam,async_io
     """
     if listed:
         print_result("check", as_json, _listed(), (), checks=_listed())
@@ -88,7 +106,7 @@ def check_command(
 
         lines = tuple(issue_lines(done, os.environ))
     else:
-        command = next_step(done)
+        command = next_step(done, arch)
         if command is not None and not machine and python != sys.executable:
             command = for_python(Fix(text="", steps=(command,)), python).steps[0]
         lines = (*check_lines(done, verbose=verbose), *ending_lines(command))

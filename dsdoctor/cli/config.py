@@ -9,7 +9,7 @@ from cyclopts import Group
 from cyclopts.validators import Number
 
 from dsdoctor.cli.ending import FOUND, OK, print_result
-from dsdoctor.cli.options import Json
+from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.config import ConfigOrder, fix_config, judge_config, parse_gpus
 from dsdoctor.config.judge import corrections_of
 from dsdoctor.core.finding import has_error
@@ -81,6 +81,7 @@ def config_command(
     fix: FixOut = None,
     source: Source = None,
     python: PythonPath = sys.executable,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
     """Say what DeepSpeed will make of a configuration, before a GPU is touched: what it ignores, refuses or misreads.
@@ -98,7 +99,7 @@ def config_command(
     print_result(
         "config",
         as_json,
-        fixed_lines(fixed, str(fix)) if fixed else config_lines(judged),
+        fixed_lines(fixed, str(fix)) if fixed else config_lines(judged, file, verbose=verbose),
         judged.findings,
         deepspeed=judged.asked.version,
         effective=judged.asked.facts,

@@ -17,7 +17,7 @@ from dsdoctor.diagnosis.clean import is_text, raw_lines
 from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.files import problem_of, together
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
-from dsdoctor.report.terminal import finding_lines
+from dsdoctor.report.screen import first_step, next_line, screen_lines
 
 GZIP, SAMPLE = b"\x1f\x8b", 8192
 SAYINGS = {
@@ -41,7 +41,10 @@ Verbose = Annotated[bool, flag(name=["-v", "--verbose"], help="Show harmless lin
 
 
 def diagnose_command(*logs: Logs, as_json: Json = False, verbose: Verbose = False) -> int:
-    """Read failed installs, builds, JIT loads, launches and runs; say the cause first, with its line and the fix."""
+    """Read failed installs, builds, JIT loads, launches and runs; say the cause first, with its line and the fix.
+
+    Example: dsdoctor diagnose train.log
+    """
     for name in logs:
         # a word with hyphens is taken for a log because "-" is one
         if name.startswith("-") and name != "-" and not Path(name).exists():
@@ -129,8 +132,10 @@ def _lines(diagnoses: list[Diagnosis], *, verbose: bool) -> Iterator[str]:
             yield f"{diagnosis.name}:"
         if len(diagnoses) == 1 and (not shown or diagnosis.outcome is LogOutcome.HEALTHY):
             yield _summary(diagnosis)
-        yield from finding_lines(shown)
+        yield from screen_lines(shown, shows_all="" if verbose else "-v")
         yield from _silent(diagnosis, verbose=verbose)
+    if command := first_step(_together(diagnoses)):
+        yield next_line(command)
 
 
 def _silent(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[str]:

@@ -14,7 +14,9 @@ from dsdoctor.core.options import option
 from dsdoctor.core.requests import Arch, BuildOrder, BuildRequest, MachineFile, PythonPath, ToolkitChoice
 from dsdoctor.report.terminal import finding_lines, show
 
-Shell = Annotated[str, option(metavar="bash|zsh|fish|csh", help="The shell that is to take the lines. Default: bash.")]
+Shell = Annotated[
+    str, option(metavar="bash|zsh|fish|csh|tcsh", help="The shell that is to take the lines. Default: bash.")
+]
 
 
 def env_command(
@@ -28,7 +30,9 @@ def env_command(
 ) -> int:
     """Print the lines that select the CUDA toolkit and the compiler which fit this torch.
 
-    bash and zsh: eval "$(dsdoctor env)". fish: dsdoctor env --shell fish | source. csh: eval "`dsdoctor env --shell csh`".
+    In fish: dsdoctor env --shell fish | source. In csh and tcsh: ``eval "`dsdoctor env --shell csh`"``.
+
+    Example: eval "$(dsdoctor env)"
     """
     request = BuildRequest(arch=arch, toolkit=toolkit, offline=True)
     settings, findings = select(BuildOrder(request=request, python=python, machine=machine))

@@ -30,7 +30,10 @@ def merge_command(
     *folders: Annotated[Path, argument(help="Folders of wheels, or other indexes.")],
     as_json: Json = False,
 ) -> int:
-    """Join the wheels of many builds, with their manifests, in one index. Two different wheels of one name are refused."""
+    """Join the wheels of many builds, with their manifests, in one index. Two different wheels of one name are refused.
+
+    Example: dsdoctor index merge public wheels/a wheels/b
+    """
     made = merge(index.absolute(), [folder.absolute() for folder in folders])
     lines = [f"✓ {path.name}" for path in made] + [f"{len(made)} new in {index}"]
     print_result("index merge", as_json, lines, (), index=str(index), wheels=[str(path) for path in made])

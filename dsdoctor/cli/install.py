@@ -46,6 +46,8 @@ def install_command(
     indexes that passes `dsdoctor verify` is installed, and where none does a wheel is built as build-wheel builds it. Then
     each op is loaded. torch is never changed, and an installed DeepSpeed keeps its version unless --source names another.
     Options that say how to build (--arch, --cpu, --accelerator, --node, --toolkit, ...) lead to a build at once.
+
+    Example: dsdoctor install --for ds_config.json
     """
     order = replace(order or BuildOrder(), python=python, cache=not no_cache)
     with BuildProgress(Console(stderr=True), quiet=as_json) as progress:

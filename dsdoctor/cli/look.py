@@ -10,6 +10,9 @@ from dsdoctor.report.terminal import machine_lines
 
 
 def look_command(*, python: PythonPath = sys.executable, machine: MachineFile = None, as_json: Json = False) -> None:
-    """Show what is here: toolkits, compilers, GPUs, torch, DeepSpeed, libraries. Judges nothing."""
+    """Show what is here: toolkits, compilers, GPUs, torch, DeepSpeed, libraries. Judges nothing.
+
+    Example: dsdoctor look
+    """
     seen = observe(python, machine, whole=True).machine
     print_result("look", as_json, machine_lines(seen), (), machine=seen)

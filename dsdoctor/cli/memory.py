@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from dsdoctor.cli.ending import FOUND, OK, print_result
-from dsdoctor.cli.options import Json
+from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.memory import Examined, Order, examine, parse_gpus, with_world
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import has_error
@@ -13,7 +13,7 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import HOW, WHAT, flag, option
 from dsdoctor.core.requests import PythonPath
 from dsdoctor.report.memory import memory_lines
-from dsdoctor.report.terminal import finding_lines
+from dsdoctor.report.screen import screen_lines
 
 MOST_RANKS = 1 << 16
 Config = Annotated[
@@ -82,6 +82,7 @@ def memory_command(
     host_memory: HostMemory = None,
     search: Search = False,
     python: PythonPath = sys.executable,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
     """Say how much memory each rank of a training takes, before it is started, and what to change.
@@ -89,6 +90,8 @@ def memory_command(
     Parameters, gradients, the optimizer and buckets by the formulas of the installed DeepSpeed; activations by following the
     model's shapes through forward and backward: no GPU is asked, and a model of 70 B parameters takes half a GB here.
     Needs torch, transformers and DeepSpeed in the environment that --python names. Exit status 1 where it does not fit.
+
+    Example: dsdoctor memory --config ds_config.json --model CONFIG.json --gpus 8x80G
     """
     fitted = parse_gpus(gpus, host_memory) if gpus else None
     ranks = world or (fitted.count if fitted else 0)
@@ -106,7 +109,12 @@ def memory_command(
         python=python,
     )
     done = examine(order, LocalHost())
-    lines = [*memory_lines(done), "", *finding_lines(done.findings), *_fits(done, gpus)]
+    lines = [
+        *memory_lines(done),
+        "",
+        *screen_lines(done.findings, shows_all="" if verbose else "-v"),
+        *_fits(done, gpus),
+    ]
     print_result("memory", as_json, lines, done.findings, **parts(done))
     return FOUND if has_error(done.findings) else OK
 

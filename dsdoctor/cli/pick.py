@@ -34,6 +34,8 @@ def pick_command(
     instructions, glibc, the libraries it links; and the attestation beside it. Of an index, only wheels are fetched
     whose names do not say already that they are for another Python or torch. Nothing of a wheel is run. Exit status 1
     when none fits.
+
+    Example: dsdoctor pick /srv/wheels --op fused_adam
     """
     ops = tuple(name.strip() for name in op.split(",") if name.strip())
     found = pick(python, machine, place, ops, say=partial(show_talk, Console(stderr=True)))

@@ -4,13 +4,14 @@ import sys
 from dataclasses import replace
 
 from dsdoctor.cli.ending import IMPOSSIBLE, OK, print_result
-from dsdoctor.cli.options import Json
+from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.observe import observing_for
 from dsdoctor.commands.plan import planned
 from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.requests import BuildOrder, MachineFile, PythonPath
-from dsdoctor.report.terminal import finding_lines, plan_lines
+from dsdoctor.report.plan import plan_end_lines
+from dsdoctor.report.terminal import plan_lines
 
 
 def plan_command(
@@ -18,16 +19,24 @@ def plan_command(
     order: BuildOrder | None = None,
     python: PythonPath = sys.executable,
     machine: MachineFile = None,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
-    """Say what build-wheel would do, with the reason of every choice. Compiles nothing."""
-    return show_plan("plan", replace(order or BuildOrder(), python=python, machine=machine), as_json=as_json)
+    """Say what build-wheel would do, with the reason of every choice. Compiles nothing.
+
+    Example: dsdoctor plan --for ds_config.json
+    """
+    return show_plan(
+        "plan", replace(order or BuildOrder(), python=python, machine=machine), as_json=as_json, verbose=verbose
+    )
 
 
-def show_plan(command: str, order: BuildOrder, *, as_json: bool) -> int:
+def show_plan(command: str, order: BuildOrder, *, as_json: bool, verbose: bool = False) -> int:
     """Plan, show the plan, and say by the exit status whether it can be carried out."""
     plan = _decided(order)
-    print_result(command, as_json, [*plan_lines(plan), *finding_lines(plan.findings)], plan.findings, plan=plan)
+    is_usual = replace(order, python=sys.executable, machine=None) == replace(BuildOrder(), python=sys.executable)
+    lines = [*plan_lines(plan), *plan_end_lines(plan, verbose=verbose, is_usual=is_usual)]
+    print_result(command, as_json, lines, plan.findings, plan=plan)
     return IMPOSSIBLE if has_error(plan.findings) else OK
 
 

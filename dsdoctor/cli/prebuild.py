@@ -19,7 +19,10 @@ def prebuild_command(
     no_cache: NoCache = False,
     as_json: Json = False,
 ) -> int:
-    """Build the wheel as build-wheel does, then install it, whatever is there. `install --build` loads each op, too."""
+    """Build the wheel as build-wheel does, then install it, whatever is there. `install --build` loads each op, too.
+
+    Example: dsdoctor prebuild --for ds_config.json
+    """
     order = replace(order or BuildOrder(), python=python, cache=not no_cache)
 
     def installed(_: BuildPlan, wheel: str) -> list[str]:

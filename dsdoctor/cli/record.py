@@ -26,6 +26,8 @@ def record_command(
 
     check, plan, env, verify and compare take it with --machine, on any machine. No token and no unrelated variable is in it,
     and the home folder is written as /home/user.
+
+    Example: dsdoctor record node1.json
     """
     with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
         write_down(python, file, offline=offline, say=progress.say)

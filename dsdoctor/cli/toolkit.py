@@ -20,7 +20,10 @@ def toolkit_command(
     offline: Offline = False,
     as_json: Json = False,
 ) -> int:
-    """Print a CUDA_HOME that fits torch: one that is here and whole, else one assembled from parts."""
+    """Print a CUDA_HOME that fits torch: one that is here and whole, else one assembled from parts.
+
+    Example: dsdoctor toolkit --offline
+    """
     order = BuildOrder(request=BuildRequest(arch=arch, toolkit=toolkit, offline=offline), python=python)
     talk = Console(stderr=True)
     made = assemble_toolkit(order, say=BuildProgress(talk, quiet=as_json).say)

@@ -9,15 +9,17 @@ from rich.console import Console
 
 from dsdoctor.builder.wheel.remote import is_url
 from dsdoctor.cli.ending import FOUND, OK, print_result
-from dsdoctor.cli.options import Json
+from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.judge import Verified
 from dsdoctor.commands.verify import verify, verify_listed
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Severity, has_error
+from dsdoctor.core.fix import step
 from dsdoctor.core.options import argument, flag
 from dsdoctor.core.requests import MachineFile, PythonPath
 from dsdoctor.report.machines import built_lines
-from dsdoctor.report.terminal import finding_lines, show_talk
+from dsdoctor.report.screen import counted, first_step, next_line, screen_lines
+from dsdoctor.report.terminal import show_talk
 
 WheelFile = Annotated[str | None, argument(help="The wheel to judge: a file, its address, or a package index.")]
 Installed = Annotated[bool, flag(help="Judge the installed DeepSpeed instead of a wheel.")]
@@ -32,6 +34,7 @@ def verify_command(
     load: Load = False,
     python: PythonPath = sys.executable,
     machine: MachineFile = None,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
     """Say whether a DeepSpeed wheel, anybody's, will work in this environment, before it is installed.
@@ -40,14 +43,26 @@ def verify_command(
     ops claimed, GPU architectures, processor instructions, glibc and libstdc++, digests; and an attestation that lies
     beside the wheel against the wheel, but not its signature. Runs nothing of it;
     --installed --load imports each op of the installed DeepSpeed besides.
+
+    Example: dsdoctor verify --installed --load
     """
     if (wheel is None) == (not installed):
         raise UsageError("name a wheel, or say --installed", hint="dsdoctor verify dist/deepspeed-....whl")
     done = _verified(wheel, machine, python, load=load)
     fits = _fits(done, "this machine" if machine is None else machine.stem, load=load)
-    lines = [*built_lines(done.built), *finding_lines(done.findings), *fits]
+    shown = screen_lines(done.findings, shows_all="" if verbose else "-v")
+    lines = [*built_lines(done.built), *shown, *fits, *_next(done, wheel)]
     print_result("verify", as_json, lines, done.findings, built=done.built, machine=done.machine)
     return FOUND if has_error(done.findings) else OK
+
+
+def _next(done: Verified, wheel: str | None) -> list[str]:
+    """The one next step: what mends the worst finding, else what a note asks for, else to install the wheel."""
+    asked = (command for finding in done.findings if finding.fix for command in finding.fix.steps)
+    command = first_step(done.findings) or next(asked, None)
+    if command is None and wheel is not None and Path(wheel).is_file():
+        command = step("python -m pip install {wheel}", wheel=wheel)
+    return [next_line(command)] if command else []
 
 
 def _verified(wheel: str | None, machine: Path | None, python: str, *, load: bool) -> Verified:
@@ -59,8 +74,10 @@ def _verified(wheel: str | None, machine: Path | None, python: str, *, load: boo
 
 def _fits(done: Verified, where: str, *, load: bool) -> list[str]:
     """The line that says that nothing speaks against it, and what was not judged."""
-    if any(finding.severity is not Severity.NOTE for finding in done.findings):
-        return []
+    bad = tuple(finding for finding in done.findings if finding.severity is not Severity.NOTE)
+    if bad:
+        says = "✗ it does not work on" if has_error(bad) else "! it may not work on"
+        return [f"{says} {where}: {counted(bad)}"]
     unseen = "; its GPU code was not judged: no GPU is visible" if done.built.sm_arch and not done.machine.gpus else ""
     if any(finding.rule == "attestation-not-checked" for finding in done.findings):
         unseen += "; the signature of its attestation was not checked"

@@ -35,7 +35,7 @@ def _by_facts(request: CheckRequest, say: Say) -> Checked:
         from dsdoctor.checks import examine
         from dsdoctor.commands.check_ops import weighed, without_table
 
-        observation = observing.final()
+        observation = _for_architectures(observing.final(), request)
     topics = examine(observation.machine, rules=request.rules)
     if isinstance(source, DoctorError) and (request.source or request.request.ops):
         # an op or a source that was named and is none is the user's; else the findings stand without the table
@@ -56,12 +56,21 @@ def _deep(request: CheckRequest, say: Say) -> Checked:
     if request.machine:
         raise UsageError("--deep asks the compiler, and a snapshot has none", hint="run it on that machine")
     with Observing(request.python, whole=True) as observing:
-        observation = observing.final()
+        observation = _for_architectures(observing.final(), request)
     topics = examine(observation.machine, rules=request.rules)
     with workspace(private_folder(cache_folder(LocalHost()))) as folder:
         source = source_at_hand(observation, request.source, request.request, say=say, folder=folder)
         compiled = asked_of_compiler(observation.machine, source, request.request, folder, say)
         return weighed(observation, topics, source, request.request, compiled)
+
+
+def _for_architectures(observation: Observation, request: CheckRequest) -> Observation:
+    """The machine as it would be with --arch in TORCH_CUDA_ARCH_LIST, which is what a build would be given."""
+    arch = request.request.arch
+    if not arch:
+        return observation
+    variables = {**observation.machine.variables, "TORCH_CUDA_ARCH_LIST": arch}
+    return replace(observation, machine=replace(observation.machine, variables=variables))
 
 
 def _source(observation: Observation, request: CheckRequest, say: Say) -> Source | DoctorError | None:

@@ -9,6 +9,7 @@ from dsdoctor.builder import manual as building
 from dsdoctor.comm import manual as comm
 from dsdoctor.config import manual as configurations
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.fix import Follows
 from dsdoctor.core.manual import ManualPage, page_lines, parse_page
 from dsdoctor.diagnosis import manual as logs
 from dsdoctor.diagnosis.catalogue.rules import RULES
@@ -18,6 +19,8 @@ from dsdoctor.hang import verdict as hang
 from dsdoctor.memory import manual as memory
 from dsdoctor.overflow.verdict import verdict
 from dsdoctor.push import errors as problems
+
+OR = "or "
 
 
 def manual(rule: str) -> str:
@@ -54,6 +57,12 @@ def pages(rule: str) -> Iterator[tuple[str, ManualPage]]:
         yield "In a push", parse_page(page)
 
 
+def fix_commands(rule: str) -> tuple[str, ...]:
+    """The commands on a rule's pages, each once."""
+    lines = (line.strip() for _, page in pages(rule) for line in page.fix.splitlines())
+    return tuple(dict.fromkeys(line.removeprefix(OR)[2:] for line in lines if line.removeprefix(OR).startswith("$ ")))
+
+
 def every_rule() -> tuple[str, ...]:
     """All rule ids, sorted."""
     return tuple(
@@ -77,6 +86,7 @@ def every_rule() -> tuple[str, ...]:
 def _page_of(rule: Rule) -> ManualPage:
     """A log rule's page: its fix is the one that a finding shows, with names in capitals for what a log would fill in."""
     text = fill(rule.fix, placeholders(rule.fix))
-    commands = [f"    $ {step.printed}" for step in rule.steps]
+    words = [OR if step.follows is Follows.INSTEAD else "" for step in rule.steps]
+    commands = [f"    {word}$ {step.printed}" for word, step in zip(words, rule.steps, strict=True)]
     fix = "\n".join([f"{text[:1].upper()}{text[1:]}.", *(["", *commands] if commands else [])])
     return replace(parse_page(rule.manual), fix=fix, since=rule.since)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 
 from dsdoctor.core.build_models import Node
+from dsdoctor.core.errors import UsageError
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
 from dsdoctor.core.requests import BuildOrder
@@ -85,6 +86,9 @@ def observing_for(order: BuildOrder) -> Observing:
 def _recorded(file: Path, toolkit: str) -> Observation:
     host = RecordedHost.load(file)
     snapshot = host.snapshot
+    if not snapshot.answers:
+        # {} for one: every check would say that nothing is there
+        raise UsageError(f"{file}: no answer of a machine is in it", hint="dsdoctor record FILE writes a snapshot")
     machine = probe(host, python=snapshot.python, cache=snapshot.cache, toolkit=toolkit, whole=True)
     return Observation(machine=machine, cache=snapshot.cache, snapshot=snapshot)
 

@@ -2,10 +2,11 @@
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dsdoctor.core import fix as fixes
 from dsdoctor.core.fix import Fix, Step
+from dsdoctor.core.pages import page_address
 
 
 class Severity(enum.Enum):
@@ -26,6 +27,11 @@ class Finding:
     evidence: tuple[str, ...] = ()
     affects: tuple[str, ...] = ()
     fix: Fix | None = None
+    url: str = field(init=False, compare=False, repr=False, default="")
+    """The address of its rule's page."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", page_address(self.rule))
 
     @classmethod
     def error(

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from cyclopts import Group, Parameter, Token
 
 HAS_METAVAR = "metavar" in inspect.signature(Parameter).parameters
+HAS_COMPLETER = "completer" in inspect.signature(Parameter).parameters
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
@@ -27,10 +28,13 @@ def _value(kind: Any, tokens: Sequence[Token]) -> Any:
     return kinds[0](text) if kinds[0] in {int, float, Path} else text
 
 
-def _parameter(*, metavar: str = "", **more: Any) -> Parameter:
+def _parameter(*, metavar: str = "", offers: Callable[[], Sequence[str]] | None = None, **more: Any) -> Parameter:
+    """``offers`` gives the words that a shell completes; others may be typed."""
     # cyclopts 4, the newest for Python 3.10, shows the type instead
     if metavar and HAS_METAVAR:
         more["metavar"] = metavar
+    if offers is not None and HAS_COMPLETER:
+        more["completer"] = lambda _context: list(offers())
     return Parameter(**more)
 
 

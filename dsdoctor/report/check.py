@@ -1,6 +1,7 @@
 """What a check found -> one screen: a line for each topic, the worst findings, the ops in groups, one verdict, one next step."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dsdoctor.builder.plan.op_table import ASKED, BUILDS, CANNOT, INSTALLED, OpVerdict
 from dsdoctor.commands.check_ops import Checked
@@ -20,7 +21,12 @@ def check_lines(done: Checked, *, verbose: bool) -> Iterator[str]:
     """The screen. ``verbose``: every finding, and every op with its reasons."""
     for topic in done.topics:
         yield f"{_mark(topic.findings)} {topic.summary}"
-    shown = [finding for finding in done.findings if verbose or finding.severity in WORTH_A_LINE]
+    nothing = {op.op for op in done.ops if op.placeholder}
+    shown = [
+        replace(finding, affects=tuple(op for op in finding.affects if op not in nothing))
+        for finding in done.findings
+        if verbose or finding.severity in WORTH_A_LINE
+    ]
     if shown:
         yield ""
         yield from screen_lines(shown, shows_all="" if verbose else ALL)
@@ -102,17 +108,25 @@ def verdict_line(done: Checked, *, verbose: bool) -> str:
     return f"{mark} {': '.join(parts)}{hidden}"
 
 
-def next_step(done: Checked) -> Step | None:
-    """What to do next: build what is missed where that can be had, else what mends the worst finding."""
+def next_step(done: Checked, arch: str | None = None) -> Step | None:
+    """What to do next: build what is missed where that can be had, else what mends the worst finding. ``arch``: as was asked."""
     missed = missed_ops(done.ops)
     asked = ",".join(op.op for op in done.ops if op.needed == ASKED and op.mended == BUILDS)
     if any(op.mended == BUILDS for op in missed):
-        return (
-            step("python -m dsdoctor build-wheel --ops {ops}", ops=asked)
-            if asked
-            else step("python -m dsdoctor build-wheel")
-        )
+        return _build(asked, arch)
     found = first_step(done.findings)
     if found is not None or missed or done.source is None or done.machine.deepspeed is not None:
         return found
     return step("python -m dsdoctor install --ops {ops}", ops=asked) if asked else step("python -m dsdoctor install")
+
+
+def _build(ops: str, arch: str | None) -> Step:
+    if ops and arch:
+        return step("python -m dsdoctor build-wheel --ops {ops} --arch {arch}", ops=ops, arch=arch)
+    if ops:
+        return step("python -m dsdoctor build-wheel --ops {ops}", ops=ops)
+    return (
+        step("python -m dsdoctor build-wheel --arch {arch}", arch=arch)
+        if arch
+        else step("python -m dsdoctor build-wheel")
+    )

@@ -2,21 +2,33 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from dsdoctor.config.answer import dotted
-from dsdoctor.config.judge import ConfigJudged, Fixed
+from dsdoctor.config.judge import ConfigJudged, Fixed, corrections_of
 from dsdoctor.config.question import Correction
-from dsdoctor.core.finding import Severity
+from dsdoctor.core.finding import Severity, has_error
+from dsdoctor.core.fix import Step, step
+from dsdoctor.report.screen import first_step, next_line, screen_lines
 from dsdoctor.report.terminal import finding_lines
 
 
-def config_lines(judged: ConfigJudged) -> Iterator[str]:
-    """Findings, each "auto" with its value, and what DeepSpeed trains with."""
-    yield from finding_lines(judged.findings)
+def config_lines(judged: ConfigJudged, file: str, *, verbose: bool) -> Iterator[str]:
+    """The worst findings, each "auto" with its value, what DeepSpeed trains with, and the next step."""
+    yield from screen_lines(judged.findings, shows_all="" if verbose else "-v")
     if judged.filled:
         yield f'"auto" in {judged.read.name}:'
         yield from judged.filled
     yield verdict_line(judged)
+    if command := _next_step(judged, file):
+        yield next_line(command)
+
+
+def _next_step(judged: ConfigJudged, file: str) -> Step | None:
+    """What can be corrected is corrected, in another file; else the first command that a fix has."""
+    if has_error(judged.findings) and any(corrections_of(judged.verdicts)) and Path(file).is_file():
+        return step("python -m dsdoctor config {file} --fix fixed.json", file=file)
+    return first_step(judged.findings)
 
 
 def fixed_lines(fixed: Fixed, out: str) -> Iterator[str]:

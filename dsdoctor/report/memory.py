@@ -1,5 +1,6 @@
 """A ledger of memory -> lines."""
 
+import textwrap
 from collections.abc import Iterator
 
 from dsdoctor.commands.memory import Examined
@@ -9,14 +10,16 @@ from dsdoctor.report.units import table
 
 GIB, MIB = 1 << 30, 1 << 20
 COLUMNS = {
-    "initialized": (Point.AFTER_INITIALIZE,),
+    "start": (Point.AFTER_INITIALIZE,),
     "forward": (Point.FIRST_FORWARD, Point.FORWARD),
     "backward": (Point.FIRST_BACKWARD, Point.BACKWARD),
     "step": (Point.FIRST_STEP, Point.STEP),
-    "after step": (Point.AFTER_STEP,),
-    "saving": (Point.SAVE,),
+    "after": (Point.AFTER_STEP,),
+    "save": (Point.SAVE,),
 }
 MOST_CHANGES = 9
+LABEL = 26
+"""A row's name is broken there: with six columns it fits 80."""
 
 
 def memory_lines(done: Examined) -> Iterator[str]:
@@ -56,7 +59,10 @@ def ledger_lines(told: Prediction, place: Place, unit: int) -> Iterator[str]:
                 things.setdefault(row.what, {})[name] = row.size
     ordered = sorted(things, key=lambda what: -max(things[what].values()))
     rows = [("", *shown)]
-    rows += [(what, *(_cell(things[what].get(name, 0), unit) for name in shown)) for what in ordered]
+    for what in ordered:
+        *above, last = textwrap.wrap(what, LABEL, subsequent_indent="  ")
+        rows += [(part, *("" for _ in shown)) for part in above]
+        rows.append((last, *(_cell(things[what].get(name, 0), unit) for name in shown)))
     totals = [
         moment.device if place == "device" else sum(r.size for r in moment.rows if r.place == "host")
         for moment in shown.values()

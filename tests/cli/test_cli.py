@@ -1,7 +1,9 @@
 """The command as a user runs it: what stands on stdout, on stderr, and the exit status."""
 
+import importlib.util
 import json
 import os
+import platform
 import re
 import shlex
 import signal
@@ -13,7 +15,10 @@ from pathlib import Path
 import pytest
 
 import dsdoctor
+import dsdoctor.core.version
+from dsdoctor.cli.app import make_app
 from dsdoctor.commands.explain import every_rule, manual
+from dsdoctor.core.options import HAS_COMPLETER
 from tests.cli.runner import run
 
 MACHINES = Path(__file__).parents[1] / "machines"
@@ -33,6 +38,61 @@ def test_help_teaches() -> None:
 
     assert "Build a DeepSpeed wheel that fits this environment" in shown
     assert "--arch" in shown
+
+
+def test_the_version_says_which_torch_and_deepspeed_are_here() -> None:
+    said = run("--version").stdout
+
+    here = {
+        name: bool(importlib.util.find_spec(package))
+        for name, package in (("torch", "torch"), ("DeepSpeed", "deepspeed"))
+    }
+    assert said.startswith(f"{dsdoctor.core.version.__version__} (Python {platform.python_version()}, ")
+    assert [f"no {name}" not in said for name in here] == list(here.values())
+    assert len(said.splitlines()) == 1
+
+
+def test_the_shells_of_the_readme_are_those_of_env() -> None:
+    lines = {
+        shell: run("env", "--shell", shell, "--machine", str(MACHINES / "one-toolkit.json")).stdout
+        for shell in ("bash", "zsh", "csh", "tcsh")
+    }
+
+    assert lines["tcsh"] == lines["csh"] != lines["bash"] == lines["zsh"]
+    assert "setenv CUDA_HOME '/usr/local/cuda'" in lines["tcsh"]
+
+
+def test_an_architecture_that_is_asked_for_counts_in_a_check() -> None:
+    without, asked, refused = (
+        run("check", "--machine", str(MACHINES / "container-without-gpu.json"), *more)
+        for more in ((), ("--arch", "9.0"), ("--arch", "6.0"))
+    )
+
+    assert "arch-list-empty" in without.stdout
+    assert "arch-list-empty" not in asked.stdout
+    assert asked.stdout.splitlines()[-1] == "  next: $ python -m dsdoctor build-wheel --arch 9.0"
+    assert "gpu-arch-unsupported-by-nvcc" in refused.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [("compare",), ("check", "--machine"), ("plan", "--machine"), ("look", "--machine")]
+)
+def test_a_snapshot_in_which_nothing_was_asked_is_refused(command: tuple[str, ...], tmp_path: Path) -> None:
+    empty = tmp_path / "empty.json"
+    empty.write_text("{}")
+    more = (str(MACHINES / "wsl.json"),) if command == ("compare",) else ()
+
+    done = run(*command, str(empty), *more)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no answer of a machine is in it" in done.stderr
+
+
+def test_a_wheel_that_is_not_there_is_said_to_be_not_there() -> None:
+    done = run("verify", "nofile.whl")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nofile.whl is not there" in done.stderr
 
 
 def test_looking_works_without_torch(bare: str) -> None:
@@ -144,6 +204,24 @@ def test_completion_knows_commands_options_and_values() -> None:
         assert all(word in script for word in ("build-wheel", "headroom", "accelerator", "cuda")), shell
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not HAS_COMPLETER, reason="the newest cyclopts for Python 3.10 completes no values that are asked for"
+)
+def test_a_shell_completes_rules_and_ops() -> None:
+    app = make_app()
+    offered = {}
+    for command, name in (("explain", "rule"), ("check", "rules"), ("check", "op")):
+        arguments = app[command].assemble_argument_collection()
+        (found,) = (argument for argument in arguments if argument.field_info.name == name)
+        offered[command, name] = {value for value, _ in found.get_completions(None)}
+
+    assert offered["explain", "rule"] == set(every_rule())
+    assert "cuda-home-wrong" in offered["check", "rules"] < offered["explain", "rule"]
+    assert {"cpu_adam", "fused_adam"} < offered["check", "op"]
+    assert "deepspeed_not_implemented" not in offered["check", "op"]
+
+
 def test_an_option_of_a_build_is_an_option_of_each_command_that_plans() -> None:
     ours = {
         "--ops",
@@ -208,7 +286,7 @@ def test_check_without_torch_is_an_error_and_says_why(bare: str, tmp_path: Path)
     assert done.returncode == 1
     assert "[torch-missing]" in done.stdout
     assert (document["command"], document["ops"]) == ("check", [])
-    assert {"rule", "severity", "title", "evidence", "affects", "fix"} == set(document["findings"][0])
+    assert {"rule", "severity", "title", "evidence", "affects", "fix", "url"} == set(document["findings"][0])
 
 
 def test_check_lists_and_runs_single_checks(bare: str) -> None:

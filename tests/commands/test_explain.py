@@ -1,8 +1,15 @@
 """The manual pages: every rule has one, in four parts."""
 
+import json
+
 import pytest
 
-from dsdoctor.commands.explain import every_rule, pages
+from dsdoctor.commands.explain import every_rule, fix_commands, pages
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.json_text import decode, encode
+from dsdoctor.core.pages import ADDRESS
+from dsdoctor.diagnosis.catalogue.rules import RULES
+from tests.cli.runner import run
 
 
 @pytest.mark.parametrize("rule", every_rule())
@@ -15,3 +22,28 @@ def test_a_page_says_what_it_means_why_it_matters_how_to_fix_it_and_since_when(r
         assert len(page.why) > 20, where
         assert len(page.fix) > 15, where
         assert page.since.count(".") == 1, where
+
+
+def test_a_page_shows_every_command_of_a_log_rules_fix_and_which_is_another_way() -> None:
+    for rule in RULES.values():
+        fix = "\n".join(page.fix for _, page in pages(rule.id))
+        for step in rule.steps:
+            assert f"$ {step.printed}" in fix
+            assert step.line in " ".join(fix_commands(rule.id))
+
+
+def test_explain_and_findings_lead_to_the_same_page() -> None:
+    told = json.loads(run("explain", "cuda-home-wrong", "--json").stdout)
+    found = Finding.error("cuda-home-wrong", "t")
+
+    assert told["url"] == found.url == f"{ADDRESS}rules/cuda-home-wrong/"
+    assert 'export CUDA_HOME="$(python -m dsdoctor toolkit)"' in told["fixes"]
+    assert json.loads(encode(found))["url"] == found.url
+
+
+def test_a_finding_that_another_version_wrote_is_read_with_its_address() -> None:
+    told = {**json.loads(encode(Finding.error("a-rule", "t"))), "fix": None}
+    del told["url"]
+
+    assert decode(json.dumps(told), Finding) == Finding.error("a-rule", "t")
+    assert decode(json.dumps(told), Finding).url == Finding.error("a-rule", "t").url

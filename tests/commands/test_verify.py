@@ -62,7 +62,8 @@ def test_a_wheel_for_this_machine_is_accepted(libraries: dict[Built, bytes], tmp
     assert rules(path, H100_TORCH_2_14) == (0, set())
     shown = run("verify", str(path), "--machine", str(H100_TORCH_2_14)).stdout
     assert "GPU code: 90_real" in shown
-    assert shown.splitlines()[-1] == "✓ it fits several-toolkits"
+    *_, verdict, following = shown.splitlines()
+    assert (verdict, following) == ("✓ it fits several-toolkits", f"  next: $ python -m pip install {path}")
 
 
 def test_files_that_pip_would_put_beside_deepspeed_are_an_error(libraries: dict[Built, bytes], tmp_path: Path) -> None:
@@ -89,7 +90,9 @@ def test_an_attestation_beside_the_wheel_is_held_against_it(libraries: dict[Buil
     assert rules(path, H100_TORCH_2_14) == (0, {"attestation-not-checked"})
     shown = run("verify", str(path), "--machine", str(H100_TORCH_2_14)).stdout
     assert "gh attestation verify " in shown
-    assert shown.splitlines()[-1] == "✓ it fits several-toolkits; the signature of its attestation was not checked"
+    *_, verdict, following = shown.splitlines()
+    assert verdict == "✓ it fits several-toolkits; the signature of its attestation was not checked"
+    assert following.startswith("  next: $ gh attestation verify ")
 
     path.write_bytes(path.read_bytes() + b"\0")
     assert rules(path, H100_TORCH_2_14) == (1, {"attestation-other-wheel"})

@@ -163,9 +163,9 @@ def test_a_snapshot_is_judged_alike_whatever_this_machine_is(monkeypatch: pytest
     assert checked("hpc-modules").findings == before.findings
 
 
-def test_a_snapshot_without_answers_is_a_machine_without_anything(tmp_path: Path) -> None:
+def test_a_snapshot_without_answers_to_our_questions_is_a_machine_without_anything(tmp_path: Path) -> None:
     file = tmp_path / "empty.json"
-    file.write_text(json.dumps({"schema": "dsdoctor-snapshot/1", "answers": {}}))
+    file.write_text(json.dumps({"schema": "dsdoctor-snapshot/1", "answers": {"no question of ours": None}}))
 
     done = check(CheckRequest(python="/none", machine=file), say=print)
 

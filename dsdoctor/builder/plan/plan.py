@@ -174,7 +174,11 @@ def _means(
 
 
 def _explain_source(source: Source) -> Choice:
-    return Choice(what="DeepSpeed", value=f"{source.version} ({source.asked})", because=source.because or "--source")
+    return Choice(
+        what="DeepSpeed",
+        value=source.version if source.asked == source.version else f"{source.version} ({source.asked})",
+        because=source.because or "--source",
+    )
 
 
 def _explain_ops(ops: tuple[OpPlan, ...], wanted: WantedOps) -> Choice:

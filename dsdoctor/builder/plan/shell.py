@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dsdoctor.core.errors import UsageError
 
 SHELLS = ("bash", "zsh", "fish", "csh")
+SAME = {"tcsh": "csh"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +22,9 @@ class ShellSettings:
 
 def lines_for(shell: str, settings: ShellSettings) -> tuple[str, ...]:
     """The lines for a shell. Raises UsageError for a shell that is not in SHELLS, or that cannot take one of the values."""
+    shell = SAME.get(shell, shell)
     if shell not in SHELLS:
-        raise UsageError(f"--shell {shell!r} is not a known shell", hint=f"it takes {', '.join(SHELLS)}")
+        raise UsageError(f"--shell {shell!r} is not a known shell", hint=f"it takes {', '.join((*SHELLS, *SAME))}")
     setter = {"bash": _posix, "zsh": _posix, "fish": _fish, "csh": _csh}[shell]
     return (*_set(settings, setter), *_prepended(settings, shell))
 

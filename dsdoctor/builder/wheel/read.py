@@ -53,6 +53,8 @@ DAMAGE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError
 
 def read_wheel(path: Path) -> DeepSpeed:
     """What a wheel is and holds. Raises UsageError for what is not a DeepSpeed wheel, is damaged, or looks malicious."""
+    if not path.exists():
+        raise UsageError(f"{path} is not there", hint="name a wheel's file, its address, or a package index")
     try:
         name, version, _, tags = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:

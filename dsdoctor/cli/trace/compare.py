@@ -47,6 +47,8 @@ def compare_command(
     for other data: 4. Exit status 1 when something diverges, or a nan or inf
     is on one side only; shapes and dtypes that differ are told, and are no
     divergence.
+
+    Example: dsdoctor trace compare dsdoctor-trace --batch-a 149 --batch-b 150
     """
     chosen_a, chosen_b = ChosenBatch(batch=batch_a, rank=rank_a), ChosenBatch(batch=batch_b, rank=rank_b)
     _check(tolerance, chosen_a, chosen_b, alone=other is None)

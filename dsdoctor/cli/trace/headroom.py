@@ -40,6 +40,8 @@ def headroom_command(
     the dtype's limit; the modules to keep in fp32, to paste; with three batches
     or more, who grows and reaches the limit when. Exit status 1 when a module
     does not fit.
+
+    Example: dsdoctor trace headroom dsdoctor-trace --dtype float16
     """
     check_dtype(dtype)
     if not math.isfinite(margin):

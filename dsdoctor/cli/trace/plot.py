@@ -44,6 +44,8 @@ def plot_command(
 
     The page holds all that it needs and works without a network. Images are drawn by Chrome or Chromium.
     Both need the extra named plot: plotly, and kaleido for images.
+
+    Example: dsdoctor trace plot bf16 fp32 -o page.html
     """
     if dtype is not None:
         check_dtype(dtype)

@@ -32,6 +32,8 @@ def show_command(
     """Print traces as the guide prints frames: abs min, abs max and the place of every tensor of every call.
 
     Several ranks are merged batch by batch. What is read is printed at once, so a trace of gigabytes can be piped.
+
+    Example: dsdoctor trace show dsdoctor-trace --batch 150 --bad
     """
     selection = selection_of(modules, batch, rank, phase, bad=bad)
     traces = sources(files)

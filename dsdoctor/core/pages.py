@@ -1,0 +1,14 @@
+"""A rule's id -> the address of its page. Where the pages are stands here and nowhere else."""
+
+ADDRESS = ""
+"""Where the pages are published, with a slash at its end. "" until somebody has published them: then an address is the part of
+it that stays the same, which ``dsdoctor explain`` completes by the page itself."""
+
+
+def page_address(rule: str) -> str:
+    """The address of a rule's page, relative to the pages where it is not known where they are.
+
+    >>> page_address("cuda-home-wrong").removeprefix(ADDRESS)
+    'rules/cuda-home-wrong/'
+    """
+    return f"{ADDRESS}rules/{rule}/"

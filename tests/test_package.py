@@ -1,0 +1,68 @@
+"""dsdoctor's own distributions: what is in them, and that the version stands in one place."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.core.version import __version__
+
+ROOT = Path(__file__).parents[1]
+BUILD = "import sys; from setuptools import build_meta as b; out = sys.argv[1]; b.build_sdist(out); b.build_wheel(out)"
+ROOMS = sorted(path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "dsdoctor").rglob("__init__.py"))
+
+
+def test_the_version_stands_in_one_place_and_the_changelog_begins_with_it() -> None:
+    assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == __version__
+    written = [
+        path
+        for path in (ROOT / "pyproject.toml", ROOT / "setup.py", ROOT / "README.md", *(ROOT / "dsdoctor").rglob("*.py"))
+        if re.search(rf"(?<![\d.]){re.escape(__version__)}(?![\d.])", path.read_text(encoding="utf-8"))
+    ]
+    assert written == [ROOT / "dsdoctor" / "core" / "version.py"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source distribution, built of a copy of this tree."""
+    tree, out = tmp_path_factory.mktemp("tree") / "dsdoctor", tmp_path_factory.mktemp("dist")
+    left_out = shutil.ignore_patterns(".git", "*.so", "__pycache__", "build", "*.egg-info", ".*_cache")
+    shutil.copytree(ROOT, tree, ignore=left_out, symlinks=True)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(out)], cwd=tree, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return out
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_rooms_and_nothing_else(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    info = f"dsdoctor-{__version__}.dist-info"
+
+    assert {name.split("/")[0] for name in names} == {"dsdoctor", info}
+    assert {room for room in ROOMS if f"{room}/__init__.py" not in names} == set()
+    assert {"dsdoctor/py.typed", "dsdoctor/overflow/measure/scan.c", f"{info}/licenses/LICENSE"} <= set(names)
+    assert sum(name.startswith("dsdoctor/diagnosis/catalogue/") for name in names) > 60
+    metadata = zipfile.ZipFile(wheel).read(f"{info}/METADATA").decode()
+    assert f"\nVersion: {__version__}\n" in metadata
+    needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
+    assert not {"torch", "deepspeed", "mkdocs-material"} & set(needed)
+
+
+@pytest.mark.slow
+def test_the_source_distribution_can_be_built_again_and_holds_no_pages_or_tests(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= names
+    assert "dsdoctor/overflow/measure/scan.c" in names
+    folders = {name.split("/")[0] for name in names if "/" in name}
+    assert folders == {"dsdoctor", "dsdoctor.egg-info"}
