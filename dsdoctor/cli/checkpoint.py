@@ -1,0 +1,117 @@
+"""The command that judges a checkpoint: checkpoint."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group
+from cyclopts.validators import Number
+
+from dsdoctor.checkpoint.plan import Plan
+from dsdoctor.cli.ending import FOUND, OK, print_result
+from dsdoctor.cli.options import Json
+from dsdoctor.commands.checkpoint import CheckpointOrder, judge_checkpoint, repair_checkpoint
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import has_error
+from dsdoctor.core.options import OUTPUT, argument, flag, option
+from dsdoctor.report.checkpoint import checkpoint_lines, checkpoint_parts, repair_lines
+
+RUN = Group("The run that is to load it", sort_key=1)
+
+Folder = Annotated[
+    Path, argument(metavar="DIR", help="The folder that save_checkpoint was given, or one tag in it (global_step500).")
+]
+TagName = Annotated[
+    str | None,
+    option(name="--tag", metavar="TAG", help="The tag to judge. Default: the one that the file latest names."),
+]
+World = Annotated[
+    int | None,
+    option(
+        name="--world", metavar="N", validator=Number(gte=1), group=RUN, help="All ranks of the run. Default: as saved."
+    ),
+]
+Stage = Annotated[
+    int | None,
+    option(
+        name="--stage", metavar="0|1|2|3", validator=Number(gte=0, lte=3), group=RUN,
+        help="Its ZeRO stage. Default: as saved.",
+    ),
+]  # fmt: skip
+Dtype = Annotated[
+    Literal["bf16", "fp16", "fp32"] | None,
+    option(name="--dtype", metavar="bf16|fp16|fp32", group=RUN, help="Its type. Default: as saved."),
+]
+Tensor = Annotated[
+    int | None,
+    option(
+        name="--tensor-parallel", metavar="N", validator=Number(gte=1), group=RUN,
+        help="Ranks that share each tensor. Default: as saved.",
+    ),
+]  # fmt: skip
+Pipeline = Annotated[
+    int | None,
+    option(
+        name="--pipeline",
+        metavar="N",
+        validator=Number(gte=1),
+        group=RUN,
+        help="Its pipeline stages. Default: as saved.",
+    ),
+]
+Here = Annotated[
+    int | None,
+    option(
+        name="--ranks-here", metavar="N", validator=Number(gte=1), group=RUN,
+        help="Ranks that load on this machine, for the memory that they take at once.",
+    ),
+]  # fmt: skip
+DoRepair = Annotated[
+    bool,
+    flag(
+        name="--repair", group=OUTPUT,
+        help="Write latest from the newest complete tag, and rename a newer one that is incomplete. Deletes nothing.",
+    ),
+]  # fmt: skip
+
+
+def checkpoint_command(
+    folder: Folder,
+    /,
+    *,
+    tag: TagName = None,
+    world: World = None,
+    stage: Stage = None,
+    dtype: Dtype = None,
+    tensor: Tensor = None,
+    pipeline: Pipeline = None,
+    ranks_here: Here = None,
+    repair: DoRepair = False,
+    as_json: Json = False,
+) -> int:
+    """Say what is in a checkpoint, whether it is whole, and whether a planned run can load it.
+
+    Reads of each file the directory and the names of its tensors, never the tensors: a large checkpoint takes no longer than a
+    small one. Needs neither torch nor DeepSpeed, and executes nothing of what it reads.
+
+    Example: dsdoctor checkpoint output/checkpoint-500 --world 16 --stage 3
+    """
+    plan = Plan(world=world, stage=stage, dtype=dtype, tensor=tensor, pipeline=pipeline)
+    order = CheckpointOrder(folder=folder, tag=tag, plan=plan, ranks_here=ranks_here)
+    if repair:
+        if plan != Plan() or ranks_here is not None:
+            raise UsageError(
+                "--repair puts a folder right and plans no run", hint=f"dsdoctor checkpoint {folder} --repair"
+            )
+        done = repair_checkpoint(order)
+        print_result("checkpoint", as_json, repair_lines(done), (), **NO_PARTS, repair=done)
+        return OK
+    judged, memory = judge_checkpoint(order)
+    lines = checkpoint_lines(judged, memory.available)
+    print_result("checkpoint", as_json, lines, judged.findings, **checkpoint_parts(judged), repair=None)
+    return FOUND if has_error(judged.findings) else OK
+
+
+NO_PARTS: dict[str, Any] = {
+    "folder": None, "latest": None, "tags": (), "tag": None, "facts": None, "files": {}, "parameters": {}, "frozen": {},
+    "verdict": None, "why": "", "rank_bytes": 0,
+}  # fmt: skip

@@ -1,0 +1,99 @@
+"""checkpoint: a folder that save_checkpoint wrote -> what is in it, whether a planned run loads it; certain repairs."""
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dsdoctor.checkpoint.checks import judge_tag
+from dsdoctor.checkpoint.examine import examine
+from dsdoctor.checkpoint.judge import Judged, judge
+from dsdoctor.checkpoint.look import Folder, is_tag, look, read_tag
+from dsdoctor.checkpoint.plan import Plan
+from dsdoctor.checkpoint.repair import Repair, free_name, repair_of
+from dsdoctor.core.errors import DoctorError, UsageError
+from dsdoctor.core.files import write_text
+from dsdoctor.core.finding import has_error
+from dsdoctor.core.host import Host, LocalHost
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOrder:
+    """What the user asks. ``tag``: None for the one that ``latest`` names. ``ranks_here``: ranks that load on this machine."""
+
+    folder: Path
+    tag: str | None = None
+    plan: Plan = field(default_factory=Plan)
+    ranks_here: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of this machine's memory that are free, None where the system does not say it."""
+
+    available: int | None
+
+
+def judge_checkpoint(order: CheckpointOrder) -> tuple[Judged, Memory]:
+    """Look at a folder and judge it. Raises UsageError for what is no folder, or a tag that is not there."""
+    order = _around_tag(order)
+    memory = Memory(available=available_memory(LocalHost()))
+    judged = judge(look(order.folder), order.tag, order.plan, available=memory.available, ranks_here=order.ranks_here)
+    return judged, memory
+
+
+def repair_checkpoint(order: CheckpointOrder) -> Repair:
+    """Write ``latest`` from the newest complete tag, and rename a newer one that is not complete.
+
+    Raises UsageError where that is not certain.
+    """
+    if order.tag is not None:
+        raise UsageError("--repair judges all tags of a folder, and --tag names one", hint="leave --tag out")
+    folder = look(order.folder)
+    plain = [tag for tag in folder.tags if not tag.universal]
+    repair = repair_of(folder, {tag.name: _is_whole(folder, tag.name) for tag in plain}, now=time.time())
+    if repair.left:
+        raise UsageError(
+            f"nothing is repaired: {repair.left}", hint="dsdoctor checkpoint DIR --tag TAG says what a tag lacks"
+        )
+    if repair.latest is not None:
+        # first the tag that is whole, then the names: an interruption between them leaves what can be loaded
+        write_text(folder.path / "latest", repair.latest)
+    taken = frozenset(path.name for path in folder.path.iterdir())
+    names = tuple(free_name(name, taken) for name in repair.aside)
+    for name, free in zip(repair.aside, names, strict=True):
+        _rename(folder.path / name, folder.path / free)
+    return replace(repair, aside=tuple(f"{name} -> {free}" for name, free in zip(repair.aside, names, strict=True)))
+
+
+def _is_whole(folder: Folder, name: str) -> bool:
+    """Whether every file of a tag is there, whole, and was understood."""
+    found = folder.tag(name)
+    if found is None:
+        return False
+    tag = read_tag(found)
+    return not has_error(judge_tag(examine(folder, tag))) and not any(file.unknown for file in tag.files)
+
+
+def _rename(old: Path, new: Path) -> None:
+    try:
+        old.rename(new)
+    except OSError as error:
+        raise DoctorError(
+            f"{old} could not be renamed: {error.strerror}", hint="ls -ld shows whose the folder is"
+        ) from error
+
+
+def _around_tag(order: CheckpointOrder) -> CheckpointOrder:
+    """A tag's own folder is meant as that tag of the folder around it."""
+    if order.tag is None and order.folder.is_dir() and is_tag(order.folder):
+        path = order.folder.absolute()
+        return replace(order, folder=path.parent, tag=path.name)
+    return order
+
+
+def available_memory(host: Host) -> int | None:
+    """Bytes that the system says are to spare."""
+    for line in (host.read("/proc/meminfo") or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return None
