@@ -1,6 +1,6 @@
 """A folder -> everything that the quick look says of it: the tag, its findings, and the verdict for the planned run."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from dsdoctor.checkpoint.checks import judge_tag
@@ -17,6 +17,14 @@ STAGES = {None: "an unknown stage", 0: "no ZeRO"}
 GIB = 1 << 30
 
 
+Values = Callable[[Examined], Iterable[Finding]]
+
+
+def no_values(examined: Examined) -> Iterable[Finding]:  # noqa: ARG001
+    """The quick look: the tensors are not read."""
+    return ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """``examined``: the tag that was judged, None for a folder without one. ``outcome``: of the planned run, None where the
@@ -30,19 +38,29 @@ class Judged:
 
 
 def judge(
-    folder: Folder, tag: str | None, plan: Plan, *, available: int | None = None, ranks_here: int | None = None
+    folder: Folder,
+    tag: str | None,
+    plan: Plan,
+    *,
+    available: int | None = None,
+    ranks_here: int | None = None,
+    values: Values = no_values,
 ) -> Judged:
-    """Judge a folder. ``available``: bytes of memory that this machine has to spare for ``ranks_here`` ranks."""
+    """Judge a folder. ``available``: bytes of memory that this machine has to spare for ``ranks_here`` ranks.
+
+    ``values``: what else is to be judged of the tag, where the quick look is not all.
+    """
     chosen = choose(folder, tag)
     about_latest = tuple(judge_latest(folder, chosen=tag is not None))
     if chosen is None:
         return Judged(folder=folder, examined=None, findings=(no_tags(folder),))
     examined = examine(folder, read_tag(chosen), chosen=tag is not None)
-    findings = [*about_latest, *judge_tag(examined)]
+    about_tag = (*judge_tag(examined), *values(examined))
+    findings = [*about_latest, *about_tag]
     for newer in newer_tags(folder, chosen) if tag is None else ():
         errors = tuple(each for each in judge_tag(examine(folder, read_tag(newer))) if has_error((each,)))
         findings.append(judge_newer(newer, errors, chosen))
-    if has_error(judge_tag(examined)):
+    if has_error(about_tag):
         return Judged(folder=folder, examined=examined, findings=tuple(findings))
     decided = outcome(examined.facts, plan)
     if decided.verdict is Verdict.LOADS and any(file.unknown for file in examined.tag.files):

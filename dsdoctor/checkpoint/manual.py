@@ -138,6 +138,28 @@ Why it matters: a guess would cost more than a short run.
 How to fix it: start one short run with the planned settings, and call load_checkpoint.
 
 Since: 0.1""",
+    "checkpoint-bytes-changed": """A file holds other bytes than torch wrote: a checksum of its zip is another one.
+
+torch writes a checksum for each tensor and does not look at it when it loads.
+
+Why it matters: the tensor loads without a word, with a value that was never trained. One flipped bit of an exponent is enough
+for a loss of nan some steps later.
+
+How to fix it: copy the file anew from where it is right, or take an older tag. Then look at the disk and its controller: what
+changed one byte changes another.
+
+Since: 0.1""",
+    "checkpoint-not-finite": """A weight or an optimizer state of the checkpoint is nan or inf.
+
+Buffers are not judged: a mask may be -inf in health. Padding between parameters is not judged either.
+
+Why it matters: a training that goes on from it stays nan from the first step.
+
+How to fix it: take an older tag. To find out where the first one came from, watch a run from that tag.
+
+    $ python -m dsdoctor.run train.py
+
+Since: 0.1""",
     "checkpoint-host-memory": """The ranks of a machine read more into its memory than there is.
 
 Each rank reads a whole file of model states, and then its optimizer states. What is told is the least: the larger of both

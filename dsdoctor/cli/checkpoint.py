@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group
 from cyclopts.validators import Number
 
+from dsdoctor.checkpoint.judge import no_values
 from dsdoctor.checkpoint.plan import Plan
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
@@ -14,6 +15,7 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.options import OUTPUT, argument, flag, option
 from dsdoctor.report.checkpoint import checkpoint_lines, checkpoint_parts, repair_lines
+from dsdoctor.report.reading import ReadProgress
 
 RUN = Group("The run that is to load it", sort_key=1)
 
@@ -65,6 +67,13 @@ Here = Annotated[
         help="Ranks that load on this machine, for the memory that they take at once.",
     ),
 ]  # fmt: skip
+Deep = Annotated[
+    bool,
+    flag(
+        name="--deep",
+        help="Read every byte too: checksums, and nan or inf in weights and optimizer states. A few MiB of memory.",
+    ),
+]
 DoRepair = Annotated[
     bool,
     flag(
@@ -85,27 +94,29 @@ def checkpoint_command(
     tensor: Tensor = None,
     pipeline: Pipeline = None,
     ranks_here: Here = None,
+    deep: Deep = False,
     repair: DoRepair = False,
     as_json: Json = False,
 ) -> int:
     """Say what is in a checkpoint, whether it is whole, and whether a planned run can load it.
 
-    Reads of each file the directory and the names of its tensors, never the tensors: a large checkpoint takes no longer than a
-    small one. Needs neither torch nor DeepSpeed, and executes nothing of what it reads.
+    Reads of each file the directory and the names of its tensors, never the tensors without --deep: a large checkpoint takes no
+    longer than a small one. Needs neither torch nor DeepSpeed, and executes nothing of what it reads.
 
     Example: dsdoctor checkpoint output/checkpoint-500 --world 16 --stage 3
     """
     plan = Plan(world=world, stage=stage, dtype=dtype, tensor=tensor, pipeline=pipeline)
     order = CheckpointOrder(folder=folder, tag=tag, plan=plan, ranks_here=ranks_here)
     if repair:
-        if plan != Plan() or ranks_here is not None:
+        if plan != Plan() or ranks_here is not None or deep:
             raise UsageError(
                 "--repair puts a folder right and plans no run", hint=f"dsdoctor checkpoint {folder} --repair"
             )
         done = repair_checkpoint(order)
         print_result("checkpoint", as_json, repair_lines(done), (), **NO_PARTS, repair=done)
         return OK
-    judged, memory = judge_checkpoint(order)
+    with ReadProgress(quiet=as_json) as progress:
+        judged, memory = judge_checkpoint(order, progress.judge_values if deep else no_values)
     lines = checkpoint_lines(judged, memory.available)
     print_result("checkpoint", as_json, lines, judged.findings, **checkpoint_parts(judged), repair=None)
     return FOUND if has_error(judged.findings) else OK

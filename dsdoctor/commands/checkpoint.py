@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dsdoctor.checkpoint.checks import judge_tag
 from dsdoctor.checkpoint.examine import examine
-from dsdoctor.checkpoint.judge import Judged, judge
+from dsdoctor.checkpoint.judge import Judged, Values, judge, no_values
 from dsdoctor.checkpoint.look import Folder, is_tag, look, read_tag
 from dsdoctor.checkpoint.plan import Plan
 from dsdoctor.checkpoint.repair import Repair, free_name, repair_of
@@ -33,11 +33,21 @@ class Memory:
     available: int | None
 
 
-def judge_checkpoint(order: CheckpointOrder) -> tuple[Judged, Memory]:
-    """Look at a folder and judge it. Raises UsageError for what is no folder, or a tag that is not there."""
+def judge_checkpoint(order: CheckpointOrder, values: Values = no_values) -> tuple[Judged, Memory]:
+    """Look at a folder and judge it. Raises UsageError for what is no folder, or a tag that is not there.
+
+    ``values``: what judges the tensors too, ``no_values`` for the quick look.
+    """
     order = _around_tag(order)
     memory = Memory(available=available_memory(LocalHost()))
-    judged = judge(look(order.folder), order.tag, order.plan, available=memory.available, ranks_here=order.ranks_here)
+    judged = judge(
+        look(order.folder),
+        order.tag,
+        order.plan,
+        available=memory.available,
+        ranks_here=order.ranks_here,
+        values=values,
+    )
     return judged, memory
 
 

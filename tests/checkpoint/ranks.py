@@ -100,7 +100,8 @@ def kinds():
     for stage in (0, 1, 2):
         yield f"experts{stage}-bf16", (engine_of, stage, "bf16", {"experts": True})
     for stage in (0, 1):
-        yield f"pipeline{stage}-bf16", (pipeline_of, stage, "bf16", {})
+        for dtype in ("fp32", "bf16"):
+            yield f"pipeline{stage}-{dtype}", (pipeline_of, stage, dtype, {})
 
 
 def train(engine):
@@ -129,7 +130,8 @@ def held(engine):
     comm.all_reduce(weights)
     comm.all_reduce(moment)
     if not engine.zero_optimization():
-        moment /= comm.get_world_size()
+        # without ZeRO each data-parallel rank has all of them
+        moment /= engine.dp_world_size
     return [float(weights) / comm.get_world_size(), float(moment)]
 
 
@@ -171,6 +173,8 @@ def load(orders, answers):
         function = pipeline_of if order["kind"] == "pipeline" else engine_of
         engine, answer = None, {}
         try:
+            # a pipeline leaves its grid behind, which engines after it would take for theirs
+            deepspeed.utils.groups.mpu = None
             engine = function(
                 order["stage"],
                 order["dtype"],

@@ -32,7 +32,8 @@ class Called:
 
     module: str
     name: str
-    arguments: tuple[Any, ...]
+    arguments: tuple[Any, ...] = ()
+    state: dict[str, Any] | None = None
 
 
 def floats(values: Any) -> Weights:
@@ -78,7 +79,8 @@ class _Pickler:
         if isinstance(value, tuple):
             return b"(" + b"".join(map(self.dump, value)) + b"t"
         if isinstance(value, Called):
-            return f"c{value.module}\n{value.name}\n".encode() + self.dump(value.arguments) + b"R"
+            state = b"" if value.state is None else self.dump(value.state) + b"b"
+            return f"c{value.module}\n{value.name}\n".encode() + self.dump(value.arguments) + b"R" + state
         return self.tensor(value)
 
     def tensor(self, weights: Weights) -> bytes:
@@ -93,7 +95,7 @@ class _Pickler:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A checkpoint to be written."""
+    """A checkpoint to be written. ``nan``: the rank and the element of its flat weights that is one."""
 
     stage: int = 2
     dtype: str = "fp32"
@@ -101,6 +103,7 @@ class Kind:
     experts: int = 0
     pipeline: bool = False
     step: int = 2
+    nan: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -159,6 +162,19 @@ def _model(kind: Kind, data: int, models: int) -> dict[str, Any]:
     }
 
 
+def _addresses(begin: int, count: int) -> dict[str, Called]:
+    """Which elements of a rank's flat weights belong to which parameter, as DeepSpeed notes it."""
+    found, offset = {}, 0
+    for name, shape in SHAPES.items():
+        size = math.prod(shape)
+        low, high = max(offset, begin), min(offset + size, begin + count)
+        if low < high:
+            state = {"start": low - begin, "numel": high - low}
+            found[name] = Called("deepspeed.utils.tensor_fragment", "fragment_address", (), state)
+        offset += size
+    return found
+
+
 def _optimizer(kind: Kind, rank: int, data: int) -> dict[str, Any]:
     if kind.stage == 3:
         count = sum(math.ceil(math.prod(shape) / data) for shape in SHAPES.values())
@@ -166,7 +182,7 @@ def _optimizer(kind: Kind, rank: int, data: int) -> dict[str, Any]:
     else:
         count = -(-COUNT // data)
         names = ("single_partition_of_fp32_groups", "base_optimizer_state")
-    weights = floats([float(rank * count + each) for each in range(count)])
+    weights = floats([float("nan") if (rank, each) == kind.nan else rank * count + each for each in range(count)])
     moments = {"step": Weights((), struct.pack("<f", kind.step)), "exp_avg": floats([0.25] * count)}
     return {
         "optimizer_state_dict": {
@@ -174,6 +190,7 @@ def _optimizer(kind: Kind, rank: int, data: int) -> dict[str, Any]:
             names[1]: {"state": {0: moments}, "param_groups": [{"lr": 0.001}]},
             "zero_stage": Called("deepspeed.runtime.zero.config", "ZeroStageEnum", (kind.stage,)),
             "partition_count": data if kind.stage == 3 else [data],
+            **({} if kind.stage == 3 else {"param_slice_mappings": [_addresses(rank * count, count)]}),
         },
         "ds_version": "0.19.8",
     }
