@@ -90,7 +90,9 @@ At stage 1 DeepSpeed saves frozen parameters with the model only, and not where 
 Why it matters: the merged file has no values for them; loaded with strict=False the model keeps those that it was made with.
 load_checkpoint is not concerned.
 
-How to fix it: take them from the model states, or from the model that was trained on.
+How to fix it: merge it with dsdoctor, which takes them from the model states.
+
+    $ python -m dsdoctor checkpoint DIR --merge OUT
 
 Since: 0.1""",
     "checkpoint-newest-incomplete": """A tag is newer than the one that would be loaded, and is not complete.
@@ -129,6 +131,8 @@ compared with real ranks of DeepSpeed 0.19.8.
 Why it matters: load_checkpoint fails on every rank, after the model was built.
 
 How to fix it: train on with the settings that it was saved with, or begin anew from its weights alone.
+
+    $ python -m dsdoctor checkpoint DIR --merge OUT
 
 Since: 0.1""",
     "checkpoint-load-not-known": """Whether the planned run can load this checkpoint was never tried here.

@@ -204,6 +204,9 @@ def _made(function: str, arguments: tuple[Any, ...]) -> Any:
         return arguments[0]
     if function in {"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"} and len(arguments) >= 4:
         return _tensor(function, arguments)
+    if function == "torch._tensor._rebuild_from_type_v2" and len(arguments) >= 3 and isinstance(arguments[0], Name):
+        # a tensor with attributes of its own: its builder, its class, what the builder is given
+        return _made(arguments[0].name, arguments[2]) if isinstance(arguments[2], tuple) else Call(function, arguments)
     if function in {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"} and arguments:
         return arguments[0]
     return Call(function, arguments)

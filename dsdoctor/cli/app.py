@@ -82,6 +82,7 @@ COMMANDS = {
             "why": "",
             "rank_bytes": 0,
             "repair": None,
+            "merged": None,
         },
     ),
     "comm": CommandEntry(place="dsdoctor.cli.comm:comm_command", nothing={"report": None}),

@@ -9,6 +9,7 @@ from dsdoctor.checkpoint.judge import Judged
 from dsdoctor.checkpoint.pickles import count_of
 from dsdoctor.checkpoint.plan import Verdict
 from dsdoctor.checkpoint.repair import Repair
+from dsdoctor.commands.checkpoint import Merged
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.sentences import and_more
 from dsdoctor.report.terminal import finding_lines
@@ -91,6 +92,16 @@ def verdict_line(judged: Judged) -> str:
     if judged.outcome.verdict is Verdict.LOADS:
         return f"✓ {name} loads: {judged.outcome.why}"
     return f"! {name}: no error was found, and whether it loads is not known"
+
+
+def merged_lines(judged: Judged, merged: Merged) -> Iterator[str]:
+    """What was written."""
+    name = judged.examined.tag.folder.name if judged.examined else ""
+    yield from finding_lines(judged.findings)
+    if merged.kept:
+        yield f"· {len(merged.kept)} of {len(merged.files)} files were there already, whole and of this checkpoint"
+    many = f"{len(merged.files)} file{'s' * (len(merged.files) > 1)}"
+    yield f"✓ {name} is merged into {merged.out}: {merged.tensors:,} tensors, {size(merged.size)} in {many}"
 
 
 def repair_lines(repair: Repair) -> Iterator[str]:
