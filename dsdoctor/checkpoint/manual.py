@@ -164,6 +164,26 @@ How to fix it: take an older tag. To find out where the first one came from, wat
     $ python -m dsdoctor.run train.py
 
 Since: 0.1""",
+    "checkpoint-nothing-loaded": """load_checkpoint returned (None, None) in a watched training: nothing was loaded.
+
+The folder is not there, or it has no file latest and no tag was named. DeepSpeed writes one line into its log and raises nothing.
+
+Why it matters: the training begins anew from step 0, and may write over what it was to go on from.
+
+How to fix it: look at the folder, and test what load_checkpoint returns: path is None.
+
+    $ python -m dsdoctor checkpoint DIR
+
+Since: 0.1""",
+    "checkpoint-disk-full": """In a watched training a checkpoint was saved, and the disk has no room for another of its size.
+
+Why it matters: the next save fails in the middle, and leaves a tag that cannot be loaded.
+
+How to fix it: make room, or keep fewer tags.
+
+    $ df -h DIR
+
+Since: 0.1""",
     "checkpoint-host-memory": """The ranks of a machine read more into its memory than there is.
 
 Each rank reads a whole file of model states, and then its optimizer states. What is told is the least: the larger of both

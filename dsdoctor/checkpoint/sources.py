@@ -76,9 +76,12 @@ Found = tuple[str, tuple[int, ...], str, tuple[Piece, ...]]
 def _tensors(examined: Examined) -> Iterator[Found]:
     models, ranks = examined.tag.of(Part.MODEL), examined.tag.of(Part.OPTIMIZER)
     first = models[0].file
+    buffers = at(first.content, "buffer_names") or ()
     yield from _of_module(examined, first)
     if examined.facts.universal:
-        yield from _universal(examined)
+        # the converter makes floating-point numbers of buffers; the module has them as they were
+        kept = at(first.content, "module")
+        yield from (found for found in _universal(examined) if found[0] not in buffers or not at(kept, found[0]))
     elif examined.facts.stage != 0:
         stage3 = (examined.facts.stage or 0) >= PARTITIONED
         yield from _frozen3(models) if stage3 else _frozen2(first)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
-from dsdoctor.run import hang, memory
+from dsdoctor.run import checkpoint, hang, memory
 from dsdoctor.run.config_option import add_option, mode_of
 from dsdoctor.run.script import VARIABLE, RunOrder
 
@@ -57,13 +57,14 @@ where the command makes no sense."""
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
     """A command line understood. ``options``: None for --overflow off. ``script``: what Python is to run, ``-m`` and a
-    module's name or a path, then its arguments. ``memory``: off, oom or trace. ``hang``: the fields of its options, None
-    for --hang off."""
+    module's name or a path, then its arguments. ``memory``: off, oom or trace. ``checkpoint_check``: warn
+    or off. ``hang``: the fields of its options, None for --hang off."""
 
     options: Options | None
     script: tuple[str, ...]
     config_check: str = "off"
     memory: str = memory.OOM
+    checkpoint_check: str = checkpoint.OFF
     hang: dict[str, Any] | None = None
 
 
@@ -110,6 +111,7 @@ def make_parser(environment: Mapping[str, str]) -> Parser:
     add("--report", metavar="FILE", help="append the findings there, as JSON lines")
     add_option(parser)
     memory.add_option(parser)
+    checkpoint.add_option(parser)
     hang.add_options(parser, environment)
     return parser
 
@@ -137,6 +139,7 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
         script=script,
         config_check=mode_of(given),
         memory=memory.chosen(given.memory),
+        checkpoint_check=checkpoint.chosen(given.checkpoint_check),
         hang=hang.options_of(given),
     )
 
@@ -245,6 +248,7 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
         options=options,
         config_check=call.config_check,
         memory=call.memory,
+        checkpoint_check=call.checkpoint_check,
         hang=call.hang,
     )
     folders = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]

@@ -16,14 +16,17 @@ CLOSE = 2e-3
 """Relative: a bf16 run rounds the weights of an fp32 one."""
 
 
-def start(world: int, *arguments: str) -> None:
-    """Run ``ranks.py`` on so many ranks, and wait for them. Raises AssertionError with what a rank said that failed."""
+def start(world: int, *arguments: str, under: tuple[str, ...] = ()) -> list[str]:
+    """Run ``ranks.py`` on so many ranks and wait for them; what each said. ``under``: what stands before the script.
+
+    Raises AssertionError with what a rank said that failed.
+    """
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(RANKS), *arguments],
+            [sys.executable, *under, str(RANKS), *arguments],
             env={
                 **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1",
@@ -34,6 +37,7 @@ def start(world: int, *arguments: str) -> None:
     ]  # fmt: skip
     said = [rank.communicate(timeout=PATIENCE)[1] for rank in ranks]
     assert all(rank.returncode == 0 for rank in ranks), "\n".join(each[-2000:] for each in said)
+    return said
 
 
 def make(folder: Path, *kinds: str) -> dict[str, list[float]]:
