@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dsdoctor import checks
 from dsdoctor.builder import manual as building
+from dsdoctor.checkpoint import manual as checkpoints
 from dsdoctor.comm import manual as comm
 from dsdoctor.config import manual as configurations
 from dsdoctor.core.errors import UsageError
@@ -49,6 +50,8 @@ def pages(rule: str) -> Iterator[tuple[str, ManualPage]]:
         yield "", parse_page(page)
     if page := configurations.PAGES.get(rule):
         yield "", parse_page(page)
+    if page := checkpoints.PAGES.get(rule):
+        yield "", parse_page(page)
     if page := logs.PAGES.get(rule):
         yield "In a log", parse_page(page)
     if page := memory.PAGES.get(rule):
@@ -75,6 +78,7 @@ def every_rule() -> tuple[str, ...]:
                 *hang.manual_pages(),
                 *building.PAGES,
                 *configurations.PAGES,
+                *checkpoints.PAGES,
                 *logs.PAGES,
                 *memory.PAGES,
                 *problems.MANUAL,

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
-from dsdoctor.run import export, hang, memory
+from dsdoctor.run import checkpoint, export, hang, memory
 from dsdoctor.run.config_option import add_option, mode_of
 from dsdoctor.run.script import VARIABLE, RunOrder
 
@@ -58,13 +58,14 @@ where the command makes no sense."""
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
     """A command line understood. ``options``: None for --overflow off. ``script``: what Python is to run, ``-m`` and a
-    module's name or a path, then its arguments. ``memory``: off, oom or trace. ``hang``: the fields of its options, None
-    for --hang off. ``exports``: no script is run, and the environment that would be is printed."""
+    module's name or a path, then its arguments. ``memory``: off, oom or trace. ``checkpoint_check``: warn or off. ``hang``:
+    the fields of its options, None for --hang off. ``exports``: no script is run, and the environment that would be is printed."""
 
     options: Options | None
     script: tuple[str, ...]
     config_check: str = "off"
     memory: str = memory.OOM
+    checkpoint_check: str = checkpoint.OFF
     hang: dict[str, Any] | None = None
     exports: bool = False
 
@@ -112,6 +113,7 @@ def make_parser(environment: Mapping[str, str]) -> Parser:
     add("--report", metavar="FILE", help="append the findings there, as JSON lines")
     add_option(parser)
     memory.add_option(parser)
+    checkpoint.add_option(parser)
     hang.add_options(parser, environment)
     export.add_option(parser)
     return parser
@@ -134,6 +136,7 @@ def parse_command_line(argv: Sequence[str], environment: Mapping[str, str]) -> C
         script=script,
         config_check=mode_of(given),
         memory=memory.chosen(given.memory),
+        checkpoint_check=checkpoint.chosen(given.checkpoint_check),
         hang=hang.options_of(given),
         exports=exports,
     )
@@ -255,6 +258,7 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
         options=options,
         config_check=call.config_check,
         memory=call.memory,
+        checkpoint_check=call.checkpoint_check,
         hang=call.hang,
     )
     folders = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.fix import Follows, Step
 from dsdoctor.core.rank_variables import RANKS
-from dsdoctor.run import hang, memory
+from dsdoctor.run import checkpoint, hang, memory
 
 VARIABLE = "DSDOCTOR_RUN"
 
@@ -30,8 +30,8 @@ class RunOrder:
 
     ``python``: the prefix and ``sys.hexversion`` of the one that is meant. ``main``: the pid of the script's own process.
     ``watch``: the function to call with each engine, ``module:name``. ``options``: its keyword arguments; None watches
-    nothing. ``config_check``: "warn", "strict" or "off", what becomes of a doubtful DeepSpeed configuration. ``memory``: that
-    of ``dsdoctor.run.memory``. ``hang``: the fields of the hang watch's options, None for none.
+    nothing. ``config_check``: "warn", "strict" or "off", what becomes of a doubtful DeepSpeed configuration. ``memory`` and
+    ``checkpoint_check``: those of the modules of that name here. ``hang``: the fields of the hang watch's options, None for none.
     """
 
     python: str
@@ -40,6 +40,7 @@ class RunOrder:
     options: dict[str, Any] | None
     config_check: str = "off"
     memory: str = memory.OOM
+    checkpoint_check: str = checkpoint.OFF
     hang: dict[str, Any] | None = None
 
     def text(self) -> str:
@@ -55,7 +56,12 @@ def ready(fields: dict[str, Any]) -> None:
     if process.hang is not None:
         after_import(hang.MODULE, process.hang.wrap)
     wanted = (order.options, process.hang)
-    if any(part is not None for part in wanted) or order.config_check != "off" or order.memory != memory.OFF:
+    if (
+        any(part is not None for part in wanted)
+        or order.config_check != "off"
+        or order.memory != memory.OFF
+        or order.checkpoint_check != checkpoint.OFF
+    ):
         after_import("deepspeed", process.wrap)
 
 
@@ -76,6 +82,7 @@ class WatchedProcess:
         self.engines = 0
         self.config_check: Any = None
         self.memory = memory.MemoryWatch(order.memory, say)
+        self.checkpoint = checkpoint.CheckpointWatch(order.checkpoint_check, speaks=rank() in {None, "0"}, say=say)
         self.hang = None if order.hang is None else hang.HangWatch(order.hang, main=order.main, at_exit=at_exit)
 
     def wrap(self, deepspeed: ModuleType) -> None:
@@ -102,6 +109,7 @@ class WatchedProcess:
     def watch(self, made: Sequence[Any]) -> None:
         """Watch the engine that ``initialize`` returned first. A watch that fails is a warning, and the training goes on."""
         self.memory.engine(made[0])
+        self.checkpoint.engine(made[0])
         if self.hang is not None:
             self.hang.note_engine(made[0])
         if self.order.options is None:

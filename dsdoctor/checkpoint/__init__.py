@@ -1,0 +1,1 @@
+"""A folder of DeepSpeed checkpoints -> what is in it, findings, and whether a planned run loads it. No torch, nothing unpickled."""

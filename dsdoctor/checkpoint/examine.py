@@ -1,0 +1,49 @@
+"""What is judged together: the folder, one tag of it with its facts, and the trainable parameters. Data only."""
+
+from dataclasses import dataclass, field
+
+from dsdoctor.checkpoint.contents import Facts, Shapes, facts_of, frozen_of, shapes_of
+from dsdoctor.checkpoint.look import Folder, Tag
+from dsdoctor.checkpoint.names import Part
+from dsdoctor.checkpoint.pickles import Tensor
+from dsdoctor.checkpoint.walk import at
+
+PARTITIONED = 3
+"""The stage from which on the weights are cut up too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """A tag in its folder. ``chosen``: whether the user named the tag, so that ``latest`` does not matter."""
+
+    folder: Folder
+    tag: Tag
+    facts: Facts
+    chosen: bool = False
+    parameters: Shapes = field(default_factory=dict)
+    frozen: Shapes = field(default_factory=dict)
+
+
+def examine(folder: Folder, tag: Tag, *, chosen: bool = False) -> Examined:
+    """A tag with its facts."""
+    trained: dict[str, tuple[int, ...]] = {}
+    frozen: dict[str, tuple[int, ...]] = {}
+    for shard in tag.of(Part.MODEL):
+        for group in shapes_of(shard.file.content) or ():
+            trained.update(group)
+        frozen.update(frozen_of(shard.file.content))
+    facts = facts_of(tag)
+    if not trained and facts.stage == 0:
+        trained = _whole(tag)
+    return Examined(folder=folder, tag=tag, facts=facts, chosen=chosen, parameters=trained, frozen=frozen)
+
+
+def _whole(tag: Tag) -> dict[str, tuple[int, ...]]:
+    """The weights of a run without ZeRO, buffers left out."""
+    found: dict[str, tuple[int, ...]] = {}
+    for shard in tag.of(Part.MODEL):
+        module, buffers = at(shard.file.content, "module"), at(shard.file.content, "buffer_names")
+        known = buffers if isinstance(buffers, list) else []
+        if isinstance(module, dict):
+            found.update({str(n): t.shape for n, t in module.items() if isinstance(t, Tensor) and n not in known})
+    return found

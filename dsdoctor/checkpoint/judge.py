@@ -1,0 +1,148 @@
+"""A folder -> everything that the quick look says of it: the tag, its findings, and the verdict for the planned run."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from dsdoctor.checkpoint.checks import judge_tag
+from dsdoctor.checkpoint.contents import Facts
+from dsdoctor.checkpoint.examine import Examined, examine
+from dsdoctor.checkpoint.look import Folder, read_tag
+from dsdoctor.checkpoint.names import Part
+from dsdoctor.checkpoint.plan import LOAD_UNIVERSAL, PROVEN_WITH, Outcome, Plan, Verdict, outcome
+from dsdoctor.checkpoint.tags import choose, judge_latest, judge_newer, newer_tags
+from dsdoctor.core.finding import Finding, has_error
+from dsdoctor.core.fix import step
+
+STAGES = {None: "an unknown stage", 0: "no ZeRO"}
+GIB = 1 << 30
+
+
+Values = Callable[[Examined], Iterable[Finding]]
+
+
+def no_values(examined: Examined) -> Iterable[Finding]:  # noqa: ARG001
+    """The quick look: the tensors are not read."""
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """``examined``: the tag that was judged, None for a folder without one. ``outcome``: of the planned run, None where the
+    tag is not whole. ``rank_bytes``: what each rank at least reads into the host's memory at once."""
+
+    folder: Folder
+    examined: Examined | None
+    findings: tuple[Finding, ...]
+    outcome: Outcome | None = None
+    rank_bytes: int = 0
+
+
+def judge(
+    folder: Folder,
+    tag: str | None,
+    plan: Plan,
+    *,
+    available: int | None = None,
+    ranks_here: int | None = None,
+    values: Values = no_values,
+) -> Judged:
+    """Judge a folder. ``available``: bytes of memory that this machine has to spare for ``ranks_here`` ranks.
+
+    ``values``: what else is to be judged of the tag, where the quick look is not all.
+    """
+    chosen = choose(folder, tag)
+    about_latest = tuple(judge_latest(folder, chosen=tag is not None))
+    if chosen is None:
+        return Judged(folder=folder, examined=None, findings=(no_tags(folder),))
+    examined = examine(folder, read_tag(chosen), chosen=tag is not None)
+    about_tag = (*judge_tag(examined), *values(examined))
+    findings = [*about_latest, *about_tag]
+    for newer in newer_tags(folder, chosen) if tag is None else ():
+        errors = tuple(each for each in judge_tag(examine(folder, read_tag(newer))) if has_error((each,)))
+        findings.append(judge_newer(newer, errors, chosen))
+    if has_error(about_tag):
+        return Judged(folder=folder, examined=examined, findings=tuple(findings))
+    decided = outcome(examined.facts, plan)
+    if decided.verdict is Verdict.LOADS and any(file.unknown for file in examined.tag.files):
+        decided = Outcome(verdict=Verdict.UNKNOWN, why="not all of its files could be judged")
+    needed = bytes_of_rank(examined)
+    findings += [*_about(decided, examined), *_memory(needed, ranks_here, available)]
+    return Judged(folder=folder, examined=examined, findings=tuple(findings), outcome=decided, rank_bytes=needed)
+
+
+def no_tags(folder: Folder) -> Finding:
+    """A folder in which no tag is."""
+    says = f"latest names {folder.latest!r}" if folder.latest is not None else "and there is no file latest"
+    return Finding.error(
+        "checkpoint-no-tags",
+        f"{folder.path} holds no checkpoint of DeepSpeed: no folder in it has files like mp_rank_00_model_states.pt",
+        evidence=(says, *(f"weights of Hugging Face: {name}" for name in folder.beside[:4])),
+        fix="name the folder that save_checkpoint was given, the one around global_step...",
+    )
+
+
+def bytes_of_rank(examined: Examined) -> int:
+    """What a rank reads at once: its model states, and then its optimizer states; the larger of both."""
+    sizes = [0]
+    for part in (Part.MODEL, Part.OPTIMIZER):
+        sizes.append(max((shard.file.size for shard in examined.tag.of(part)), default=0))
+    return max(sizes)
+
+
+def _about(decided: Outcome, examined: Examined) -> Iterator[Finding]:
+    tag, facts = examined.tag.folder, examined.facts
+    evidence = [*([f"DeepSpeed says: {decided.words}"] if decided.words else []), _proof(facts)]
+    if decided.verdict is Verdict.CANNOT:
+        yield Finding.error(
+            "checkpoint-cannot-load",
+            f"{tag.name} cannot be loaded in this run: {decided.why}",
+            evidence=evidence,
+            fix="train on with the settings that it was saved with, or begin anew from its weights alone",
+        )
+    elif decided.verdict is Verdict.UNKNOWN:
+        yield Finding.note(
+            "checkpoint-load-not-known",
+            f"whether {tag.name} loads in this run is not known: {decided.why}",
+            evidence=evidence,
+            fix="one short run with these settings and load_checkpoint decides it",
+        )
+    elif decided.verdict is Verdict.UNIVERSAL:
+        yield _needs_universal(decided, examined, evidence)
+
+
+def _needs_universal(decided: Outcome, examined: Examined, evidence: list[str]) -> Finding:
+    tag = examined.tag.folder
+    there = examined.folder.tag(f"{tag.name}_universal")
+    names = {"source": str(tag.path), "out": f"{tag.path}_universal"}
+    convert = (
+        step("python -m deepspeed.checkpoint.ds_to_universal --input_folder {source} --output_folder {out}", **names)
+        if examined.facts.stage == 3 or examined.facts.injected
+        else step(
+            "python -m deepspeed.checkpoint.ds_to_universal --input_folder {source} --output_folder {out} --inject_missing_state",
+            **names,
+        )
+    )
+    ready = f"{there.name} is here already" if there and there.universal else "convert it"
+    return Finding.error(
+        "checkpoint-needs-universal",
+        f"{tag.name} does not load as it is: {decided.why}",
+        evidence=evidence,
+        fix=f"{ready}, and put {LOAD_UNIVERSAL} into the configuration of the run",
+        steps=() if there and there.universal else (convert,),
+    )
+
+
+def _proof(facts: Facts) -> str:
+    saved = f", and DeepSpeed {facts.version} saved it" if facts.version and facts.version != PROVEN_WITH else ""
+    return f"as real ranks of DeepSpeed {PROVEN_WITH} did{saved}"
+
+
+def _memory(needed: int, ranks: int | None, available: int | None) -> Iterator[Finding]:
+    if ranks is None or available is None or needed * ranks <= available:
+        return
+    yield Finding.warning(
+        "checkpoint-host-memory",
+        f"{ranks} ranks here read {ranks * needed / GIB:.1f} GiB at once, and {available / GIB:.1f} GiB of memory are free",
+        evidence=(f"each rank reads at least {needed / GIB:.2f} GiB into the host's memory before it is copied on",),
+        fix="load on a machine with more memory, or with fewer ranks on each",
+    )

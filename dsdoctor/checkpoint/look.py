@@ -1,0 +1,184 @@
+"""A folder -> its tags, what ``latest`` says, and one tag with the directory and the pickle of each file. Judges nothing."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsdoctor.checkpoint.archive import Archive, read_archive
+from dsdoctor.checkpoint.names import Part, ShardName, parse_name
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import read_limited
+
+LONGEST_TAG = 4096
+UNIVERSAL = "zero"
+"""The folder of a universal tag that has one folder for each parameter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A file of a tag, and what its name says."""
+
+    name: ShardName
+    file: Archive
+
+    @property
+    def part(self) -> Part:
+        """What it holds."""
+        return Part[self.name.part]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagFolder:
+    """A tag as its folder shows it, no file opened. ``modified``: when its newest file was written."""
+
+    name: str
+    path: Path
+    files: tuple[str, ...]
+    size: int
+    modified: float
+    universal: bool
+
+    @property
+    def step(self) -> int | None:
+        """The step in its name, as DeepSpeed gives it."""
+        found = re.fullmatch(r"global_step(\d{1,12})(?:_universal)?", self.name, re.ASCII)
+        return int(found[1]) if found else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A parameter of a universal tag: its folder's name and the files in it."""
+
+    name: str
+    files: tuple[Archive, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tag:
+    """A tag with every file of it read. ``parameters``: those of a universal tag, None for a tag that is none."""
+
+    folder: TagFolder
+    shards: tuple[Shard, ...]
+    parameters: tuple[Parameter, ...] | None = None
+
+    def of(self, part: Part) -> tuple[Shard, ...]:
+        """The files that hold one kind of thing, in order."""
+        return tuple(shard for shard in self.shards if shard.part is part)
+
+    @property
+    def files(self) -> tuple[Archive, ...]:
+        """All files, those of the parameters too."""
+        inner = (file for parameter in self.parameters or () for file in parameter.files)
+        return (*(shard.file for shard in self.shards), *inner)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """A folder of tags. ``latest`` and ``latest_universal``: what the files of that name say, None where they are not there.
+
+    ``beside``: files of Hugging Face that hold the weights too.
+    """
+
+    path: Path
+    tags: tuple[TagFolder, ...]
+    latest: str | None = None
+    latest_universal: str | None = None
+    beside: tuple[str, ...] = ()
+
+    def tag(self, name: str) -> TagFolder | None:
+        """The tag of a name."""
+        return next((tag for tag in self.tags if tag.name == name), None)
+
+
+def look(path: Path) -> Folder:
+    """Look at a folder, or at the folder around a tag that is named. Raises UsageError for what is none."""
+    if not path.is_dir():
+        raise UsageError(f"{path} is {'no folder' if path.exists() else 'not there'}", hint="dsdoctor checkpoint DIR")
+    tags = tuple(sorted(_tags(path), key=lambda tag: (tag.modified, tag.name)))
+    return Folder(
+        path=path,
+        tags=tags,
+        latest=_first_line(path / "latest"),
+        latest_universal=_first_line(path / "latest_universal"),
+        beside=tuple(
+            sorted(name for name in names_in(path) if re.fullmatch(r"(model|pytorch_model).*\.(safetensors|bin)", name))
+        ),
+    )
+
+
+def names_in(folder: Path) -> list[str]:
+    """All names in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def is_tag(path: Path) -> bool:
+    """Whether a folder holds the files of a tag."""
+    return path.is_dir() and any(parse_name(name) for name in names_in(path))
+
+
+def read_tag(folder: TagFolder) -> Tag:
+    """Read the directory and the pickle of each file of a tag."""
+    named = [(name, parse_name(name)) for name in folder.files]
+    shards = [Shard(name=parsed, file=read_archive(folder.path / name)) for name, parsed in named if parsed]
+    parameters = tuple(_parameters(folder.path / UNIVERSAL)) if folder.universal else None
+    return Tag(
+        folder=folder,
+        shards=tuple(sorted(shards, key=lambda shard: _order(shard.name))),
+        parameters=parameters,
+    )
+
+
+def _order(name: ShardName) -> tuple[str, int, int, int, int]:
+    numbers = (name.layer, name.expert, name.model, name.data)
+    first, second, third, fourth = (-1 if number is None else number for number in numbers)
+    return (name.part, first, second, third, fourth)
+
+
+def _tags(path: Path) -> Iterator[TagFolder]:
+    for name in names_in(path):
+        folder = path / name
+        if folder.is_dir() and (tag := tag_folder(folder)):
+            yield tag
+
+
+def tag_folder(folder: Path) -> TagFolder | None:
+    """A folder as a tag; None for one without a file of DeepSpeed's."""
+    files = tuple(sorted(name for name in names_in(folder) if parse_name(name)))
+    universal = (folder / UNIVERSAL).is_dir()
+    if not files and not universal:
+        return None
+    states = [state for name in files if (state := _state(folder / name))]
+    return TagFolder(
+        name=folder.name,
+        path=folder,
+        files=files,
+        size=sum(state.st_size for state in states),
+        modified=max((state.st_mtime for state in states), default=folder.stat().st_mtime),
+        universal=universal,
+    )
+
+
+def _state(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _parameters(path: Path) -> Iterator[Parameter]:
+    for name in sorted(names_in(path)):
+        if (path / name).is_dir():
+            files = sorted(each for each in names_in(path / name) if each.endswith(".pt"))
+            yield Parameter(name=name, files=tuple(read_archive(path / name / each) for each in files))
+
+
+def _first_line(path: Path) -> str | None:
+    """What DeepSpeed reads of such a file: all of it, stripped."""
+    try:
+        return read_limited(path, LONGEST_TAG).decode("utf-8", "backslashreplace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="ls -l shows whose it is") from error

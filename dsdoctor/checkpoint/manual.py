@@ -1,0 +1,197 @@
+"""The manual pages of the rules of checkpoints."""
+
+from collections.abc import Mapping
+
+PAGES: Mapping[str, str] = {
+    "checkpoint-no-tags": """A folder holds no checkpoint of DeepSpeed.
+
+A checkpoint is a folder of tags (global_step500), each with files like mp_rank_00_model_states.pt, and a file latest beside them
+that names one. Weights that save_pretrained wrote are something else: they hold no optimizer states.
+
+Why it matters: load_checkpoint of such a folder returns (None, None) or fails, and what was trained is not taken up.
+
+How to fix it: name the folder that save_checkpoint was given.
+
+Since: 0.1""",
+    "checkpoint-latest-missing": """A folder of tags has no file latest.
+
+save_checkpoint writes it last, when every rank has saved. It is missing where the first save was cut off, where tags were
+copied without it, or where save_latest=False was given.
+
+Why it matters: load_checkpoint(DIR) then warns in the log, returns (None, None) and raises nothing: the training begins anew
+from step 0.
+
+How to fix it: write it from the newest tag that is complete, or name the tag in load_checkpoint.
+
+    $ python -m dsdoctor checkpoint DIR --repair
+
+Since: 0.1""",
+    "checkpoint-latest-wrong": """The file latest names a tag that is not there.
+
+Why it matters: load_checkpoint(DIR) fails with an AssertionError that says nothing.
+
+How to fix it: write it from the newest tag that is complete, or name the tag in load_checkpoint.
+
+    $ python -m dsdoctor checkpoint DIR --repair
+
+Since: 0.1""",
+    "checkpoint-file-damaged": """A file of a tag is not whole: it is empty, cut off, or its parts do not fit each other.
+
+A file of torch.save is a zip, with its directory at the end. A disk that runs full, or a job that is killed while it saves,
+leaves one without that end. Read are the directory, and the pickle that names the tensors and their sizes; nothing of it is run.
+
+Why it matters: the ranks that read it fail, while the others wait for them or say that they have loaded.
+
+How to fix it: take an older tag, or copy the file anew from where it is whole.
+
+Since: 0.1""",
+    "checkpoint-shard-missing": """A file that the other files of a tag speak of is not there.
+
+They say how many ranks there were, which parameters, which experts and which layers of a pipeline. On several nodes without a
+shared disk each node has the files of its own ranks only.
+
+Why it matters: the rank whose file is gone fails; another one may have loaded already, and waits.
+
+How to fix it: take an older tag, or copy the files from the nodes that wrote them into one folder.
+
+Since: 0.1""",
+    "checkpoint-shards-mixed": """The files of a tag are not of one save, or one stands in another's place.
+
+They name other steps, ranks or parameters. torch writes into each file the name under which it was saved, the optimizer counts its
+steps, and each file says of how many ranks it is one.
+
+Why it matters: most such mixtures load without an error, and the training goes on from weights that never were.
+
+How to fix it: take a tag whose files are of one save.
+
+Since: 0.1""",
+    "checkpoint-sizes-differ": """The weights in the ranks' files together have more or fewer elements than the parameters.
+
+Reckoned as DeepSpeed does it, padding included.
+
+Why it matters: loading fails, or parameters get the values of others.
+
+How to fix it: take a tag whose files are of one save.
+
+Since: 0.1""",
+    "checkpoint-not-read": """Of a file in a tag nothing is said: its form is not read here, or it may not be read by you.
+
+Files of torch before 1.6 are no zip. A file with another content than torch and DeepSpeed write is not interpreted.
+
+Why it matters: what is wrong in it is not seen here.
+
+How to fix it: let a rank load it.
+
+Since: 0.1""",
+    "checkpoint-frozen-left-out": """zero_to_fp32.py leaves frozen parameters of this checkpoint out.
+
+At stage 1 DeepSpeed saves frozen parameters with the model only, and not where zero_to_fp32.py looks for them.
+
+Why it matters: the merged file has no values for them; loaded with strict=False the model keeps those that it was made with.
+load_checkpoint is not concerned.
+
+How to fix it: merge it with dsdoctor, which takes them from the model states.
+
+    $ python -m dsdoctor checkpoint DIR --merge OUT
+
+Since: 0.1""",
+    "checkpoint-newest-incomplete": """A tag is newer than the one that would be loaded, and is not complete.
+
+Why it matters: the last save was cut off. What was trained since the tag before it is lost.
+
+How to fix it: nothing has to be done to load the older one. --repair gives the incomplete one another name; it deletes nothing.
+
+    $ python -m dsdoctor checkpoint DIR --repair
+
+Since: 0.1""",
+    "checkpoint-newer-tag": """A tag of a later step than the one that latest names is there and complete.
+
+Why it matters: load_checkpoint(DIR) does not take it.
+
+How to fix it: name the tag, if it is the one you want.
+
+Since: 0.1""",
+    "checkpoint-needs-universal": """The planned run has another number of ranks, or another type, than the one that saved.
+
+DeepSpeed cuts the optimizer's states up for each rank, and does not cut them anew while it loads. A universal checkpoint holds
+each parameter's states whole.
+
+Why it matters: load_checkpoint fails on every rank, after the model was built.
+
+How to fix it: convert it once, and set "checkpoint": {"load_universal": true} for the run.
+
+    $ python -m deepspeed.checkpoint.ds_to_universal --input_folder DIR/TAG --output_folder DIR/TAG_universal
+
+Since: 0.1""",
+    "checkpoint-cannot-load": """The planned run cannot load this checkpoint, not by a universal one either.
+
+Between no ZeRO, the stages 1 and 2, and stage 3, files have other names and other contents. The table behind this verdict is
+compared with real ranks of DeepSpeed 0.19.8.
+
+Why it matters: load_checkpoint fails on every rank, after the model was built.
+
+How to fix it: train on with the settings that it was saved with, or begin anew from its weights alone.
+
+    $ python -m dsdoctor checkpoint DIR --merge OUT
+
+Since: 0.1""",
+    "checkpoint-load-not-known": """Whether the planned run can load this checkpoint was never tried here.
+
+Why it matters: a guess would cost more than a short run.
+
+How to fix it: start one short run with the planned settings, and call load_checkpoint.
+
+Since: 0.1""",
+    "checkpoint-bytes-changed": """A file holds other bytes than torch wrote: a checksum of its zip is another one.
+
+torch writes a checksum for each tensor and does not look at it when it loads.
+
+Why it matters: the tensor loads without a word, with a value that was never trained. One flipped bit of an exponent is enough
+for a loss of nan some steps later.
+
+How to fix it: copy the file anew from where it is right, or take an older tag. Then look at the disk and its controller: what
+changed one byte changes another.
+
+Since: 0.1""",
+    "checkpoint-not-finite": """A weight or an optimizer state of the checkpoint is nan or inf.
+
+Buffers are not judged: a mask may be -inf in health. Padding between parameters is not judged either.
+
+Why it matters: a training that goes on from it stays nan from the first step.
+
+How to fix it: take an older tag. To find out where the first one came from, watch a run from that tag.
+
+    $ python -m dsdoctor.run train.py
+
+Since: 0.1""",
+    "checkpoint-nothing-loaded": """load_checkpoint returned (None, None) in a watched training: nothing was loaded.
+
+The folder is not there, or it has no file latest and no tag was named. DeepSpeed writes one line into its log and raises nothing.
+
+Why it matters: the training begins anew from step 0, and may write over what it was to go on from.
+
+How to fix it: look at the folder, and test what load_checkpoint returns: path is None.
+
+    $ python -m dsdoctor checkpoint DIR
+
+Since: 0.1""",
+    "checkpoint-disk-full": """In a watched training a checkpoint was saved, and the disk has no room for another of its size.
+
+Why it matters: the next save fails in the middle, and leaves a tag that cannot be loaded.
+
+How to fix it: make room, or keep fewer tags.
+
+    $ df -h DIR
+
+Since: 0.1""",
+    "checkpoint-host-memory": """The ranks of a machine read more into its memory than there is.
+
+Each rank reads a whole file of model states, and then its optimizer states. What is told is the least: the larger of both
+files, for each rank.
+
+Why it matters: the system kills a rank while it loads, with nothing but "Killed" or signal 9.
+
+How to fix it: load on a machine with more memory, or with fewer ranks on each.
+
+Since: 0.1""",
+}

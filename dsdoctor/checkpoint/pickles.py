@@ -1,0 +1,316 @@
+"""The pickle inside of a torch file -> inert data: dicts, lists, numbers, texts, tensors without their values.
+
+The opcodes are read, never obeyed: a class or function is a name (``Name``), a call of it a ``Call`` that nobody makes. What
+is too large, or has an opcode that torch does not write, raises NotUnderstood.
+"""
+
+import pickletools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_OPCODES = 5_000_000
+"""A file of a thousand tensors has fifty thousand."""
+LONGEST_NAME = 300
+
+ITEM_SIZES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+    "F8_E4M3": 1, "F8_E5M2": 1,
+}  # fmt: skip
+"""Types by the names that safetensors has for them, and their bytes."""
+STORAGES = {
+    "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16", "LongStorage": "I64",
+    "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8", "BoolStorage": "BOOL",
+    "UntypedStorage": "U8",
+}  # fmt: skip
+DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "int16": "I16",
+    "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+
+
+class NotUnderstood(Exception):
+    """A pickle that torch did not write, or one that is too large to be read here."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """A class or a function, by its name only."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where a tensor's bytes are: an entry of the archive. ``dtype`` is "" for one that is not known, or of bytes."""
+
+    key: str
+    dtype: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor without its values. ``start``: its first element in the storage. ``dtype`` is "" for one that is not known."""
+
+    storage: Storage
+    dtype: str
+    start: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many elements it has."""
+        return count_of(self.shape)
+
+    @property
+    def in_one_piece(self) -> bool:
+        """Whether its elements follow each other in the storage, in the order of its shape."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size != 1 and stride != expected:
+                return self.count == 0
+            expected *= size
+        return True
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that was not made, and what was to be put into its result."""
+
+    function: str
+    arguments: tuple[Any, ...]
+    state: Any = None
+    items: dict[Any, Any] = field(default_factory=dict)
+    values: list[Any] = field(default_factory=list)
+
+
+class _Mark:
+    """The place on the stack where a sequence begins."""
+
+
+def count_of(shape: tuple[int, ...]) -> int:
+    """Elements of a shape.
+
+    >>> count_of((2, 3)), count_of(()), count_of((0, 5))
+    (6, 1, 0)
+    """
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def read_pickle(content: bytes) -> Any:
+    """What a pickle would make, as inert data. Raises NotUnderstood.
+
+    >>> import collections, pickle
+    >>> read_pickle(pickle.dumps({"a": [1, 2.5, None], "b": collections.OrderedDict(c=(True,))}))
+    {'a': [1, 2.5, None], 'b': {'c': (True,)}}
+    >>> read_pickle(b"cos\\nsystem\\n(S'true'\\ntR.").function
+    'os.system'
+    """
+    reader = _Reader()
+    try:
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+            if number > MOST_OPCODES:
+                raise NotUnderstood(f"its pickle has more than {MOST_OPCODES:,} opcodes")
+            if opcode.name == "STOP":
+                return reader.stack[-1]
+            reader.take(opcode.name, argument)
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+        raise NotUnderstood(f"its pickle cannot be read: {type(error).__name__}: {str(error)[:100]}") from error
+    raise NotUnderstood("its pickle has no end")
+
+
+class _Reader:
+    """The stack and the memory of the machine that a pickle is written for."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def take(self, name: str, argument: Any) -> None:
+        """One opcode."""
+        if name in IGNORED:
+            return
+        if name in CONSTANTS:
+            self.stack.append(argument)
+        elif name in FIXED:
+            self.stack.append(FIXED[name]())
+        elif name in PUTS:
+            self.memo[len(self.memo) if argument is None else int(argument)] = self.stack[-1]
+        elif name in GETS:
+            self.stack.append(self.memo[int(argument)])
+        elif name in ACTIONS:
+            ACTIONS[name](self)
+        elif name in {"GLOBAL", "STACK_GLOBAL"}:
+            self.name(argument)
+        else:
+            raise NotUnderstood(f"its pickle has the opcode {name}, which torch does not write")
+
+    def pop_to_mark(self) -> list[Any]:
+        """What lies above the last mark."""
+        taken: list[Any] = []
+        while not isinstance(top := self.stack.pop(), _Mark):
+            taken.append(top)
+        return taken[::-1]
+
+    def fill(self, pairs: list[Any]) -> None:
+        """Put keys and values into the dict below them."""
+        target = self.stack[-1]
+        items = target.items if isinstance(target, Call) else target
+        if not isinstance(items, dict):
+            raise TypeError("items for what is no dict")
+        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+            # a deeply nested tuple as a key would be hashed without a limit
+            items[key if isinstance(key, str | int | float | bytes | None) else f"{type(key).__name__} {id(key)}"] = (
+                value
+            )
+
+    def extend(self, values: list[Any]) -> None:
+        """Put values into the list or set below them."""
+        target = self.stack[-1]
+        into = target.values if isinstance(target, Call) else target
+        if not isinstance(into, list):
+            raise TypeError("values for what is no list")
+        into.extend(values)
+
+    def call(self) -> None:
+        """Note a call, or what it stands for where that is data."""
+        arguments, function = self.stack.pop(), self.stack.pop()
+        if not isinstance(arguments, tuple):
+            raise TypeError("a call without arguments")
+        self.stack.append(_made(function.name if isinstance(function, Name) else "?", arguments))
+
+    def build(self) -> None:
+        """Note the state of an object."""
+        state = self.stack.pop()
+        if isinstance(self.stack[-1], Call):
+            self.stack[-1].state = state
+
+    def name(self, argument: str | None) -> None:
+        """A name, of the argument ("module name") or of the stack."""
+        module, name = argument.split(" ", 1) if argument is not None else (self.stack.pop(-2), self.stack.pop())
+        self.stack.append(Name(f"{module}.{name}"[:LONGEST_NAME]))
+
+
+def _made(function: str, arguments: tuple[Any, ...]) -> Any:
+    """What a call stands for, where torch and DeepSpeed write data in this way; else the call itself."""
+    if function == "collections.OrderedDict" and not arguments:
+        return {}
+    if function == "torch.Size" and len(arguments) == 1 and _is_shape(arguments[0]):
+        return arguments[0]
+    if function in {"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"} and len(arguments) >= 4:
+        return _tensor(function, arguments)
+    if function == "torch._tensor._rebuild_from_type_v2" and len(arguments) >= 3 and isinstance(arguments[0], Name):
+        # a tensor with attributes of its own: its builder, its class, what the builder is given
+        return _made(arguments[0].name, arguments[2]) if isinstance(arguments[2], tuple) else Call(function, arguments)
+    if function in {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"} and arguments:
+        return arguments[0]
+    return Call(function, arguments)
+
+
+def _tensor(function: str, arguments: tuple[Any, ...]) -> Any:
+    storage, start, shape, stride = arguments[:4]
+    fits = (
+        isinstance(storage, Storage)
+        and isinstance(start, int)
+        and start >= 0
+        and _is_shape(shape)
+        and _is_shape(stride)
+    )
+    if not fits or len(shape) != len(stride):
+        return Call(function, arguments)
+    dtype = storage.dtype
+    if function.endswith("v3"):
+        given = arguments[6] if len(arguments) > 6 else None
+        dtype = DTYPES.get(given.name.removeprefix("torch."), "") if isinstance(given, Name) else ""
+    return Tensor(storage=storage, dtype=dtype, start=start, shape=shape, stride=stride)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(size, int) and size >= 0 for size in value)
+
+
+def _persistent(reader: _Reader) -> None:
+    """torch's way to speak of a storage: ("storage", its class, its entry, the device, its elements)."""
+    value = reader.stack.pop()
+    if not (isinstance(value, tuple) and len(value) == 5 and value[0] == "storage" and isinstance(value[1], Name)):
+        raise NotUnderstood("its pickle refers to something that is no storage of torch")
+    key, count = value[2], value[4]
+    if not isinstance(key, str) or not isinstance(count, int) or count < 0:
+        raise NotUnderstood("its pickle refers to a storage without a name or a size")
+    dtype = STORAGES.get(value[1].name.rpartition(".")[2], "")
+    reader.stack.append(Storage(key=key, dtype=dtype, count=count))
+
+
+def _tuple_of(count: int) -> Callable[[_Reader], None]:
+    def take(reader: _Reader) -> None:
+        made = tuple(reader.stack[len(reader.stack) - count :])
+        if len(made) != count:
+            raise IndexError("the stack is empty")
+        del reader.stack[len(reader.stack) - count :]
+        reader.stack.append(made)
+
+    return take
+
+
+def _set_item(reader: _Reader) -> None:
+    value, key = reader.stack.pop(), reader.stack.pop()
+    reader.fill([key, value])
+
+
+def _set_items(reader: _Reader) -> None:
+    reader.fill(reader.pop_to_mark())
+
+
+def _append(reader: _Reader) -> None:
+    reader.extend([reader.stack.pop()])
+
+
+def _appends(reader: _Reader) -> None:
+    reader.extend(reader.pop_to_mark())
+
+
+def _tuple(reader: _Reader) -> None:
+    reader.stack.append(tuple(reader.pop_to_mark()))
+
+
+def _list(reader: _Reader) -> None:
+    reader.stack.append(reader.pop_to_mark())
+
+
+def _dict(reader: _Reader) -> None:
+    pairs = reader.pop_to_mark()
+    reader.stack.append({})
+    reader.fill(pairs)
+
+
+def _pop(reader: _Reader) -> None:
+    reader.stack.pop()
+
+
+def _pop_mark(reader: _Reader) -> None:
+    reader.pop_to_mark()
+
+
+IGNORED = {"PROTO", "FRAME"}
+CONSTANTS = {
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
+    "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE",
+    "BINUNICODE8",
+}  # fmt: skip
+FIXED: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False, "EMPTY_DICT": dict, "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple, "EMPTY_SET": list, "MARK": _Mark,
+}  # fmt: skip
+PUTS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
+GETS = {"GET", "BINGET", "LONG_BINGET"}
+ACTIONS: dict[str, Callable[[_Reader], None]] = {
+    "TUPLE1": _tuple_of(1), "TUPLE2": _tuple_of(2), "TUPLE3": _tuple_of(3), "TUPLE": _tuple, "LIST": _list, "DICT": _dict,
+    "SETITEM": _set_item, "SETITEMS": _set_items, "APPEND": _append, "APPENDS": _appends, "ADDITEMS": _appends,
+    "FROZENSET": _list, "POP": _pop, "POP_MARK": _pop_mark,
+    "REDUCE": _Reader.call, "NEWOBJ": _Reader.call, "BUILD": _Reader.build, "BINPERSID": _persistent,
+}  # fmt: skip

@@ -1,0 +1,211 @@
+"""A checkpoint's facts and a planned run -> whether load_checkpoint loads it, as real runs of DeepSpeed 0.19.8 did.
+
+What was not tried with real ranks is said to be unknown. The table is compared with real ranks in tests/launch/test_checkpoint.py.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from dsdoctor.checkpoint.contents import Facts
+from dsdoctor.core.errors import UsageError
+
+PROVEN_WITH = "0.19.8"
+
+
+class Verdict(enum.Enum):
+    """What load_checkpoint does with it in the planned run."""
+
+    LOADS = "loads"
+    UNIVERSAL = "needs a universal checkpoint"
+    CANNOT = "cannot be loaded"
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The run that is planned; None for as it was saved. ``world``: all ranks."""
+
+    world: int | None = None
+    stage: int | None = None
+    dtype: str | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A verdict, why, and what DeepSpeed itself says in that case."""
+
+    verdict: Verdict
+    why: str
+    words: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run in DeepSpeed's own terms. ``data``: data-parallel ranks, None where the world is not known."""
+
+    stage: int
+    dtype: str
+    data: int | None
+    tensor: int | None
+    pipeline: int | None
+
+
+def planned(facts: Facts, plan: Plan) -> Run | None:
+    """The planned run, with what was saved where nothing else is said; None without a stage.
+
+    Raises UsageError for ranks that do not divide.
+    """
+    stage = facts.stage if plan.stage is None else plan.stage
+    if stage is None:
+        return None
+    tensor, pipeline = plan.tensor or facts.tensor, plan.pipeline or facts.pipeline
+    data = facts.data
+    if plan.world is not None:
+        model = (tensor or 1) * (pipeline or 1)
+        if plan.world % model:
+            raise UsageError(
+                f"--world {plan.world} is no multiple of {model}, the ranks that share a model",
+                hint="--tensor-parallel and --pipeline say how many those are",
+            )
+        data = plan.world // model
+    elif (tensor, pipeline) != (facts.tensor, facts.pipeline):
+        data = None
+    return Run(stage=stage, dtype=plan.dtype or facts.dtype, data=data, tensor=tensor, pipeline=pipeline)
+
+
+def outcome(facts: Facts, plan: Plan) -> Outcome:
+    """What load_checkpoint does in the planned run."""
+    run = planned(facts, plan)
+    if run is None or facts.stage is None:
+        return Outcome(verdict=Verdict.UNKNOWN, why="no file says at which ZeRO stage it was saved")
+    if (run.tensor, run.pipeline) != (facts.tensor, facts.pipeline):
+        why = f"it was saved with {_layout(facts.tensor, facts.pipeline)}, and {_layout(run.tensor, run.pipeline)} was not tried"
+        return Outcome(verdict=Verdict.UNKNOWN, why=why)
+    if _family(run.stage) != _family(facts.stage):
+        return _other_family(facts, run)
+    if facts.universal:
+        return _universal(facts)
+    return _without_zero(facts, run) if facts.stage == 0 else _sharded(facts, run)
+
+
+def _other_family(facts: Facts, run: Run) -> Outcome:
+    """Between no ZeRO, stages 1 and 2, and stage 3 nothing is loaded, by a universal checkpoint neither."""
+    if facts.stage == 0 and facts.layers and facts.sharded_optimizer and run.stage == 1 and _same(facts, run):
+        # a pipeline in bf16 cuts its optimizer up at stage 0 already
+        return Outcome(verdict=Verdict.LOADS, why="the optimizer's states of this pipeline are cut up as at stage 1")
+    if facts.layers and facts.stage == 0 and run.stage < 3:
+        return Outcome(
+            verdict=Verdict.UNKNOWN,
+            why="a pipeline from stage 0 to another one was tried with the same ranks in bf16 only",
+        )
+    words = _words_of_family(facts, run)
+    if facts.stage == 0:
+        why = "it was saved without ZeRO and has no optimizer states for each rank"
+    else:
+        why = f"stage {facts.stage} and stage {run.stage} name and cut their files in different ways, a universal checkpoint's too"
+    return Outcome(verdict=Verdict.CANNOT, why=why, words=words)
+
+
+def _words_of_family(facts: Facts, run: Run) -> str:
+    if 3 in {facts.stage, run.stage}:
+        return "AssertionError without a word: no file has the name that this stage looks for"
+    if run.stage:
+        same = run.data is not None and run.data == facts.data
+        return (
+            "FileNotFoundError ... optim_states.pt" if same else "ZeRORuntimeException: ... used a DP world size of ..."
+        )
+    return (
+        "FileNotFoundError ... expp_rank_0" if facts.experts else "'NoneType' object ..., while it loads the optimizer"
+    )
+
+
+def _universal(facts: Facts) -> Outcome:
+    if facts.experts or facts.layers or (facts.model or 1) > 1:
+        why = "universal checkpoints of experts, pipelines and tensor-parallel models were not tried"
+        return Outcome(verdict=Verdict.UNKNOWN, why=why)
+    return Outcome(
+        verdict=Verdict.LOADS,
+        why=f"it is universal, for any number of ranks, where the configuration says {LOAD_UNIVERSAL}",
+    )
+
+
+LOAD_UNIVERSAL = '"checkpoint": {"load_universal": true}'
+
+
+def _without_zero(facts: Facts, run: Run) -> Outcome:
+    """Stage 0: the whole optimizer stands in the model states."""
+    if facts.layers and facts.sharded_optimizer:
+        return Outcome(
+            verdict=Verdict.CANNOT, why="a pipeline in bf16 at stage 0 does not load what it saved", words="KeyError: 0"
+        )
+    if facts.layers:
+        return Outcome(verdict=Verdict.UNKNOWN, why="a pipeline at stage 0 was tried in bf16 only")
+    if run.dtype != facts.dtype:
+        if "fp16" in {run.dtype, facts.dtype} or "" in {run.dtype, facts.dtype}:
+            return Outcome(
+                verdict=Verdict.UNKNOWN, why=f"at stage 0 {_named(facts.dtype)} was not tried with {_named(run.dtype)}"
+            )
+        why = f"the optimizer of a {run.dtype} run has other states than that of a {facts.dtype} run"
+        return Outcome(verdict=Verdict.CANNOT, why=why, words="KeyError, while it loads the optimizer")
+    if facts.experts and run.data != facts.data:
+        return Outcome(verdict=Verdict.UNKNOWN, why="experts were tried with the same ranks only")
+    return Outcome(
+        verdict=Verdict.LOADS, why="without ZeRO each rank loads the whole of it, whatever the number of ranks"
+    )
+
+
+def _sharded(facts: Facts, run: Run) -> Outcome:
+    """Stages 1 to 3: each rank loads its own piece of the optimizer's states."""
+    if run.data is None or facts.data is None:
+        return Outcome(
+            verdict=Verdict.UNKNOWN, why="no file says how many data-parallel ranks there were: name them with --world"
+        )
+    marks = (run.dtype == "bf16", facts.bf16)
+    if run.data == facts.data and marks[0] == marks[1]:
+        if run.dtype != facts.dtype:
+            why = f"{_named(facts.dtype)} was not tried with {_named(run.dtype)}; the names of the files fit"
+            return Outcome(verdict=Verdict.UNKNOWN, why=why)
+        other = f", saved at stage {facts.stage}," if run.stage != facts.stage else ""
+        return Outcome(
+            verdict=Verdict.LOADS, why=f"each data-parallel rank of {facts.data} finds its file{other} and loads it"
+        )
+    why, words = _difference(facts, run)
+    if facts.experts or facts.layers or (facts.model or 1) > 1:
+        return Outcome(
+            verdict=Verdict.UNKNOWN, why=f"not as it is ({why}), and converting this layout was not tried", words=words
+        )
+    return Outcome(verdict=Verdict.UNIVERSAL, why=why, words=words)
+
+
+def _difference(facts: Facts, run: Run) -> tuple[str, str]:
+    if run.data != facts.data:
+        why = f"its optimizer states are cut for {facts.data} data-parallel ranks, and the run has {run.data}"
+        if run.stage == 3 and (run.data or 0) > (facts.data or 0):
+            return why, "ZeRORuntimeException on some ranks, AssertionError on those whose file is not there"
+        return (
+            why,
+            f"ZeRORuntimeException: ... used a DP world size of {facts.data} but the current world size is {run.data}",
+        )
+    name = "bf16_zero_pp_rank_0..." if run.dtype == "bf16" else "zero_pp_rank_0..."
+    return (
+        f"its optimizer files are named for {_named(facts.dtype)}, and a {run.dtype} run looks for other names",
+        f"FileNotFoundError: {name}",
+    )
+
+
+def _same(facts: Facts, run: Run) -> bool:
+    return run.data == facts.data and (run.dtype == "bf16") == facts.bf16
+
+
+def _family(stage: int) -> str:
+    return "none" if stage == 0 else "sharded" if stage < 3 else "partitioned"
+
+
+def _layout(tensor: int | None, pipeline: int | None) -> str:
+    return f"{tensor or 'unknown'} tensor-parallel and {pipeline or 'unknown'} pipeline ranks"
+
+
+def _named(dtype: str) -> str:
+    return dtype or "an unknown type"

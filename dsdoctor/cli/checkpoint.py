@@ -1,0 +1,168 @@
+"""The command that judges a checkpoint: checkpoint."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group
+from cyclopts.validators import Number
+
+from dsdoctor.checkpoint.judge import no_values
+from dsdoctor.checkpoint.plan import Plan
+from dsdoctor.cli.ending import FOUND, OK, print_result
+from dsdoctor.cli.options import Json
+from dsdoctor.commands.checkpoint import (
+    CheckpointOrder,
+    MergeOrder,
+    judge_checkpoint,
+    merge_checkpoint,
+    repair_checkpoint,
+)
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import has_error
+from dsdoctor.core.options import OUTPUT, argument, flag, option
+from dsdoctor.report.checkpoint import checkpoint_lines, checkpoint_parts, merged_lines, repair_lines
+from dsdoctor.report.reading import ReadProgress
+
+RUN = Group("The run that is to load it", sort_key=1)
+MODEL = Group("The merged model", sort_key=2)
+
+Folder = Annotated[
+    Path, argument(metavar="DIR", help="The folder that save_checkpoint was given, or one tag in it (global_step500).")
+]
+TagName = Annotated[
+    str | None,
+    option(name="--tag", metavar="TAG", help="The tag to judge. Default: the one that the file latest names."),
+]
+World = Annotated[
+    int | None,
+    option(
+        name="--world", metavar="N", validator=Number(gte=1), group=RUN, help="All ranks of the run. Default: as saved."
+    ),
+]
+Stage = Annotated[
+    int | None,
+    option(
+        name="--stage", metavar="0|1|2|3", validator=Number(gte=0, lte=3), group=RUN,
+        help="Its ZeRO stage. Default: as saved.",
+    ),
+]  # fmt: skip
+Dtype = Annotated[
+    Literal["bf16", "fp16", "fp32"] | None,
+    option(name="--dtype", metavar="bf16|fp16|fp32", group=RUN, help="Its type. Default: as saved."),
+]
+Tensor = Annotated[
+    int | None,
+    option(
+        name="--tensor-parallel", metavar="N", validator=Number(gte=1), group=RUN,
+        help="Ranks that share each tensor. Default: as saved.",
+    ),
+]  # fmt: skip
+Pipeline = Annotated[
+    int | None,
+    option(
+        name="--pipeline",
+        metavar="N",
+        validator=Number(gte=1),
+        group=RUN,
+        help="Its pipeline stages. Default: as saved.",
+    ),
+]
+Here = Annotated[
+    int | None,
+    option(
+        name="--ranks-here", metavar="N", validator=Number(gte=1), group=RUN,
+        help="Ranks that load on this machine, for the memory that they take at once.",
+    ),
+]  # fmt: skip
+Deep = Annotated[
+    bool,
+    flag(
+        name="--deep",
+        help="Read every byte too: checksums, and nan or inf in weights and optimizer states. A few MiB of memory.",
+    ),
+]
+Merge = Annotated[
+    Path | None,
+    option(
+        name="--merge", metavar="OUT", group=MODEL,
+        help="Write the whole model there as safetensors with Hugging Face's index. Called again, it goes on where it ended.",
+    ),
+]  # fmt: skip
+MergeDtype = Annotated[
+    Literal["fp32", "bf16"],
+    option(name="--merge-dtype", metavar="fp32|bf16", group=MODEL, help="The type of its weights. Default: fp32."),
+]
+LargestFile = Annotated[
+    float,
+    option(
+        name="--largest-file", metavar="GB", validator=Number(gt=0), group=MODEL,
+        help="Gigabytes of a file of it, at most. Default: 5.",
+    ),
+]  # fmt: skip
+DoRepair = Annotated[
+    bool,
+    flag(
+        name="--repair", group=OUTPUT,
+        help="Write latest from the newest complete tag, and rename a newer one that is incomplete. Deletes nothing.",
+    ),
+]  # fmt: skip
+
+
+def checkpoint_command(
+    folder: Folder,
+    /,
+    *,
+    tag: TagName = None,
+    world: World = None,
+    stage: Stage = None,
+    dtype: Dtype = None,
+    tensor: Tensor = None,
+    pipeline: Pipeline = None,
+    ranks_here: Here = None,
+    deep: Deep = False,
+    merge: Merge = None,
+    merge_dtype: MergeDtype = "fp32",
+    largest_file: LargestFile = 5.0,
+    repair: DoRepair = False,
+    as_json: Json = False,
+) -> int:
+    """Say what is in a checkpoint, whether it is whole, and whether a planned run can load it.
+
+    Reads of each file the directory and the names of its tensors, never the tensors without --deep: a large checkpoint takes no
+    longer than a small one. Needs neither torch nor DeepSpeed, and executes nothing of what it reads.
+
+    Example: dsdoctor checkpoint output/checkpoint-500 --world 16 --stage 3
+    """
+    plan = Plan(world=world, stage=stage, dtype=dtype, tensor=tensor, pipeline=pipeline)
+    order = CheckpointOrder(folder=folder, tag=tag, plan=plan, ranks_here=ranks_here)
+    if merge is not None:
+        if plan != Plan() or ranks_here is not None or deep or repair:
+            raise UsageError("--merge makes a model and plans no run", hint=f"dsdoctor checkpoint {folder} --merge OUT")
+        return _merge(order, MergeOrder(out=merge, dtype=merge_dtype, largest=int(largest_file * 1e9)), as_json)
+    if repair:
+        if plan != Plan() or ranks_here is not None or deep:
+            raise UsageError(
+                "--repair puts a folder right and plans no run", hint=f"dsdoctor checkpoint {folder} --repair"
+            )
+        done = repair_checkpoint(order)
+        print_result("checkpoint", as_json, repair_lines(done), (), **NO_PARTS, repair=done, merged=None)
+        return OK
+    with ReadProgress(quiet=as_json) as progress:
+        judged, memory = judge_checkpoint(order, progress.judge_values if deep else no_values)
+    lines = checkpoint_lines(judged, memory.available)
+    print_result("checkpoint", as_json, lines, judged.findings, **checkpoint_parts(judged), repair=None, merged=None)
+    return FOUND if has_error(judged.findings) else OK
+
+
+def _merge(order: CheckpointOrder, merge: MergeOrder, as_json: bool) -> int:
+    with ReadProgress(quiet=as_json) as progress:
+        judged, merged = merge_checkpoint(order, merge, progress)
+    lines = checkpoint_lines(judged, None) if merged is None else merged_lines(judged, merged)
+    print_result("checkpoint", as_json, lines, judged.findings, **checkpoint_parts(judged), repair=None, merged=merged)
+    return OK if merged is not None else FOUND
+
+
+NO_PARTS: dict[str, Any] = {
+    "folder": None, "latest": None, "tags": (), "tag": None, "facts": None, "files": {}, "parameters": {}, "frozen": {},
+    "verdict": None, "why": "", "rank_bytes": 0,
+}  # fmt: skip

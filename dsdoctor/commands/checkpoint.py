@@ -1,0 +1,222 @@
+"""checkpoint: a folder that save_checkpoint wrote -> what is in it, whether a planned run loads it; certain repairs."""
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from dsdoctor.checkpoint.checks import judge_tag
+from dsdoctor.checkpoint.examine import examine
+from dsdoctor.checkpoint.judge import GIB, Judged, Values, judge, no_values
+from dsdoctor.checkpoint.look import Folder, is_tag, look, read_tag
+from dsdoctor.checkpoint.merge import (
+    LARGEST_FILE,
+    Output,
+    foreign_files,
+    is_written,
+    outputs_of,
+    write_index,
+    write_output,
+)
+from dsdoctor.checkpoint.plan import Plan
+from dsdoctor.checkpoint.repair import Repair, free_name, repair_of
+from dsdoctor.checkpoint.sources import NotMerged, sources_of
+from dsdoctor.checkpoint.values import Damaged
+from dsdoctor.core.errors import DoctorError, ImpossiblePlan, UsageError
+from dsdoctor.core.files import check_folder, make_folder, write_text
+from dsdoctor.core.finding import has_error
+from dsdoctor.core.host import Host, LocalHost
+
+STALE = 60.0
+"""Seconds without a byte, after which a hidden file is taken for one that a killed merge left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOrder:
+    """What the user asks. ``tag``: None for the one that ``latest`` names. ``ranks_here``: ranks that load on this machine."""
+
+    folder: Path
+    tag: str | None = None
+    plan: Plan = field(default_factory=Plan)
+    ranks_here: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of this machine's memory that are free, None where the system does not say it."""
+
+    available: int | None
+
+
+def judge_checkpoint(order: CheckpointOrder, values: Values = no_values) -> tuple[Judged, Memory]:
+    """Look at a folder and judge it. Raises UsageError for what is no folder, or a tag that is not there.
+
+    ``values``: what judges the tensors too, ``no_values`` for the quick look.
+    """
+    order = _around_tag(order)
+    memory = Memory(available=available_memory(LocalHost()))
+    judged = judge(
+        look(order.folder),
+        order.tag,
+        order.plan,
+        available=memory.available,
+        ranks_here=order.ranks_here,
+        values=values,
+    )
+    return judged, memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeOrder:
+    """``out``: the folder of the merged model. ``dtype``: "fp32" or "bf16". ``largest``: bytes of a file of it."""
+
+    out: Path
+    dtype: str = "fp32"
+    largest: int = LARGEST_FILE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """What was done: the files of the model, those that were there already, and its tensors and bytes."""
+
+    out: Path
+    files: tuple[str, ...]
+    kept: tuple[str, ...]
+    tensors: int
+    size: int
+
+
+class Watching(Protocol):
+    """Who is told how far a merge is."""
+
+    def total(self, count: int) -> None:
+        """So many bytes are to be read."""
+
+    def read(self, count: int) -> None:
+        """So many were read."""
+
+
+def merge_checkpoint(order: CheckpointOrder, merge: MergeOrder, watching: Watching) -> tuple[Judged, Merged | None]:
+    """Write the weights of a tag as one model. None where the tag is not whole, which its findings tell.
+
+    Raises UsageError for a folder that holds other weights, ImpossiblePlan where the disk is too small or the layout is not merged.
+    """
+    judged, _ = judge_checkpoint(order)
+    if judged.examined is None or has_error(judged.findings):
+        return judged, None
+    if any(file.unknown for file in judged.examined.tag.files):
+        raise ImpossiblePlan("not all files of the tag could be read", hint="dsdoctor checkpoint DIR names them")
+    outputs = _outputs(judged, merge)
+    check_folder(merge.out, "--merge")
+    make_folder(merge.out)
+    _clear(merge.out)
+    if foreign := foreign_files(merge.out, outputs):
+        raise UsageError(f"{merge.out} holds other weights: {foreign[0]}", hint="name an empty folder: --merge OUT")
+    kept = tuple(output.name for output in outputs if is_written(merge.out, output))
+    todo = [output for output in outputs if output.name not in kept]
+    _check_space(merge.out, sum(output.size for output in todo))
+    watching.total(sum(output.size for output in todo))
+    for output in todo:
+        _write(merge.out, output, watching)
+    write_index(merge.out, outputs)
+    return judged, Merged(
+        out=merge.out,
+        files=tuple(output.name for output in outputs),
+        kept=kept,
+        tensors=sum(len(output.sources) for output in outputs),
+        size=sum(output.size for output in outputs),
+    )
+
+
+def _outputs(judged: Judged, merge: MergeOrder) -> tuple[Output, ...]:
+    assert judged.examined is not None
+    try:
+        sources = sources_of(judged.examined, {"fp32": "F32", "bf16": "BF16"}[merge.dtype])
+    except NotMerged as error:
+        raise ImpossiblePlan(f"{judged.examined.tag.folder.name} is not merged: {error}") from error
+    return outputs_of(sources, largest=merge.largest)
+
+
+def _write(folder: Path, output: Output, watching: Watching) -> None:
+    try:
+        write_output(folder, output, watching.read)
+    except Damaged as error:
+        raise DoctorError(
+            f"{output.name} was not written: {error}", hint="dsdoctor checkpoint DIR --deep names the file"
+        ) from error
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    free = LocalHost().free(str(folder.absolute()))
+    if free is not None and free < needed:
+        message = f"the merged model takes {needed / GIB:.2f} GiB more, and {folder} has {free / GIB:.2f} GiB left"
+        raise ImpossiblePlan(message, hint="name a folder on another disk: --merge OUT")
+
+
+def _clear(folder: Path) -> None:
+    """Take away what a merge left that was killed: hidden files of ours that nobody writes to any more."""
+    for path in folder.glob(".dsdoctor-*.tmp"):
+        with contextlib.suppress(OSError):
+            state = path.lstat()
+            if state.st_uid == os.geteuid() and time.time() - state.st_mtime > STALE:
+                path.unlink()
+
+
+def repair_checkpoint(order: CheckpointOrder) -> Repair:
+    """Write ``latest`` from the newest complete tag, and rename a newer one that is not complete.
+
+    Raises UsageError where that is not certain.
+    """
+    if order.tag is not None:
+        raise UsageError("--repair judges all tags of a folder, and --tag names one", hint="leave --tag out")
+    folder = look(order.folder)
+    plain = [tag for tag in folder.tags if not tag.universal]
+    repair = repair_of(folder, {tag.name: _is_whole(folder, tag.name) for tag in plain}, now=time.time())
+    if repair.left:
+        raise UsageError(
+            f"nothing is repaired: {repair.left}", hint="dsdoctor checkpoint DIR --tag TAG says what a tag lacks"
+        )
+    if repair.latest is not None:
+        # first the tag that is whole, then the names: an interruption between them leaves what can be loaded
+        write_text(folder.path / "latest", repair.latest)
+    taken = frozenset(path.name for path in folder.path.iterdir())
+    names = tuple(free_name(name, taken) for name in repair.aside)
+    for name, free in zip(repair.aside, names, strict=True):
+        _rename(folder.path / name, folder.path / free)
+    return replace(repair, aside=tuple(f"{name} -> {free}" for name, free in zip(repair.aside, names, strict=True)))
+
+
+def _is_whole(folder: Folder, name: str) -> bool:
+    """Whether every file of a tag is there, whole, and was understood."""
+    found = folder.tag(name)
+    if found is None:
+        return False
+    tag = read_tag(found)
+    return not has_error(judge_tag(examine(folder, tag))) and not any(file.unknown for file in tag.files)
+
+
+def _rename(old: Path, new: Path) -> None:
+    try:
+        old.rename(new)
+    except OSError as error:
+        raise DoctorError(
+            f"{old} could not be renamed: {error.strerror}", hint="ls -ld shows whose the folder is"
+        ) from error
+
+
+def _around_tag(order: CheckpointOrder) -> CheckpointOrder:
+    """A tag's own folder is meant as that tag of the folder around it."""
+    if order.tag is None and order.folder.is_dir() and is_tag(order.folder):
+        path = order.folder.absolute()
+        return replace(order, folder=path.parent, tag=path.name)
+    return order
+
+
+def available_memory(host: Host) -> int | None:
+    """Bytes that the system says are to spare."""
+    for line in (host.read("/proc/meminfo") or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return None

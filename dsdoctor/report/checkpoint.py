@@ -1,0 +1,131 @@
+"""A judged checkpoint -> lines, and what a document tells of it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from dsdoctor.checkpoint.contents import Facts
+from dsdoctor.checkpoint.examine import Examined
+from dsdoctor.checkpoint.judge import Judged
+from dsdoctor.checkpoint.pickles import count_of
+from dsdoctor.checkpoint.plan import Verdict
+from dsdoctor.checkpoint.repair import Repair
+from dsdoctor.commands.checkpoint import Merged
+from dsdoctor.core.finding import Severity, has_error
+from dsdoctor.core.sentences import and_more
+from dsdoctor.report.terminal import finding_lines
+from dsdoctor.report.units import size
+
+MOST_TAGS = 6
+WORTH_TELLING = 256 << 20
+
+
+def checkpoint_lines(judged: Judged, available: int | None) -> Iterator[str]:
+    """What is there, the findings, and the verdict."""
+    if judged.examined is not None:
+        yield from _contents(judged.examined)
+    yield from finding_lines(judged.findings)
+    yield from _memory(judged, available)
+    yield verdict_line(judged)
+
+
+def _contents(examined: Examined) -> Iterator[str]:
+    tag, facts = examined.tag.folder, examined.facts
+    yield f"{tag.path}"
+    yield f"    {_written(facts)}"
+    bytes_there = sum(file.size for file in examined.tag.files)
+    yield f"    {len(examined.tag.files)} file{'s' * (len(examined.tag.files) > 1)}, {size(bytes_there)}; {_parameters(examined)}"
+    if len(examined.folder.tags) > 1:
+        names = [each.name for each in reversed(examined.folder.tags)]
+        yield f"    tags, the newest first: {and_more(names, MOST_TAGS)}; latest: {examined.folder.latest or 'not there'}"
+    if examined.folder.beside:
+        yield f"    weights of Hugging Face beside it: {and_more(examined.folder.beside, 4)}"
+
+
+def _written(facts: Facts) -> str:
+    """Who wrote it: stage, type, ranks, step, version; what no file says is left out."""
+    stage = None if facts.stage is None else "no ZeRO" if facts.stage == 0 else f"ZeRO stage {facts.stage}"
+    ranks = None if facts.world is None else f"{facts.world} rank{'s' * (facts.world > 1)}"
+    if facts.model and facts.model > 1:
+        ranks = f"{ranks} ({facts.data} data-parallel x {facts.model} model-parallel)"
+    said = [
+        "universal" if facts.universal else None,
+        stage,
+        facts.dtype or None,
+        f"{and_more([str(each) for each in facts.experts], 4)} experts" if facts.experts else None,
+        "pipeline" if facts.layers else None,
+        ranks,
+        None if facts.step is None else f"step {facts.step}",
+        f"DeepSpeed {facts.version}" if facts.version else None,
+    ]
+    return ", ".join(part for part in said if part) or "no file says by which run it was written"
+
+
+def _parameters(examined: Examined) -> str:
+    elements = sum(count_of(shape) for shape in examined.parameters.values())
+    frozen = f", {len(examined.frozen)} frozen ones" if examined.frozen else ""
+    return (
+        f"{len(examined.parameters):,} parameters of {elements:,} elements{frozen}"
+        if examined.parameters
+        else "parameters unknown"
+    )
+
+
+def _memory(judged: Judged, available: int | None) -> Iterator[str]:
+    if judged.outcome is None or judged.rank_bytes < WORTH_TELLING or available is None:
+        return
+    fit = available // judged.rank_bytes
+    many = "no rank fits" if not fit else f"{fit:,} such ranks fit"
+    yield f"· each rank reads {size(judged.rank_bytes)} at once to load; {many} into the {size(available)} that are free here"
+
+
+def verdict_line(judged: Judged) -> str:
+    """How it ends."""
+    if judged.examined is None:
+        return "✗ there is no checkpoint to judge"
+    name = judged.examined.tag.folder.name
+    errors = sum(finding.severity is Severity.ERROR for finding in judged.findings)
+    if judged.outcome is None:
+        return f"✗ {errors} error{'s' * (errors > 1)}: {name} is not judged for a run"
+    if has_error(judged.findings):
+        also = "" if judged.outcome.verdict is not Verdict.LOADS else "; the tag itself loads when it is named"
+        return f"✗ {errors} error{'s' * (errors > 1)}{also}"
+    if judged.outcome.verdict is Verdict.LOADS:
+        return f"✓ {name} loads: {judged.outcome.why}"
+    return f"! {name}: no error was found, and whether it loads is not known"
+
+
+def merged_lines(judged: Judged, merged: Merged) -> Iterator[str]:
+    """What was written."""
+    name = judged.examined.tag.folder.name if judged.examined else ""
+    yield from finding_lines(judged.findings)
+    if merged.kept:
+        yield f"· {len(merged.kept)} of {len(merged.files)} files were there already, whole and of this checkpoint"
+    many = f"{len(merged.files)} file{'s' * (len(merged.files) > 1)}"
+    yield f"✓ {name} is merged into {merged.out}: {merged.tensors:,} tensors, {size(merged.size)} in {many}"
+
+
+def repair_lines(repair: Repair) -> Iterator[str]:
+    """What was done."""
+    if repair.latest is not None:
+        yield f"· latest is {repair.latest} now"
+    yield from (f"· {names}" for names in repair.aside)
+    if repair.latest is None and not repair.aside:
+        yield "✓ nothing to repair: latest names a complete tag, and no newer one is incomplete"
+
+
+def checkpoint_parts(judged: Judged) -> dict[str, Any]:
+    """The parts of the document."""
+    examined = judged.examined
+    return {
+        "folder": str(judged.folder.path),
+        "latest": judged.folder.latest,
+        "tags": tuple(tag.name for tag in judged.folder.tags),
+        "tag": examined.tag.folder.name if examined else None,
+        "facts": examined.facts if examined else None,
+        "files": {file.path.name: file.size for file in examined.tag.files} if examined else {},
+        "parameters": dict(examined.parameters) if examined else {},
+        "frozen": dict(examined.frozen) if examined else {},
+        "verdict": judged.outcome.verdict if judged.outcome else None,
+        "why": judged.outcome.why if judged.outcome else "",
+        "rank_bytes": judged.rank_bytes,
+    }

@@ -1,0 +1,115 @@
+"""Checkpoints under `dsdoctor.run`: rank 0 looks at the folder before `load_checkpoint`, says when nothing was loaded, and looks at
+what `save_checkpoint` wrote. The quick look only: no tensor is read, and a checkpoint of very many files is left alone."""
+
+import argparse
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dsdoctor.core.errors import UsageError
+
+WARN, OFF = CHOICES = ("warn", "off")
+WRAPPED = "_dsdoctor_checkpoint"
+JUDGE = "dsdoctor.run.checkpoint_look"
+
+Say = Callable[..., None]
+Arguments = Mapping[str, Any]
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """--checkpoint-check."""
+    parser.add_argument(
+        "--checkpoint-check",
+        metavar="CHOICE",
+        default=WARN,
+        help="warn (default) looks at a checkpoint before it is loaded and after it was saved, or off",
+    )
+
+
+def chosen(value: str) -> str:
+    """The choice. Raises UsageError for none."""
+    if value not in CHOICES:
+        hint = f"--checkpoint-check {WARN}"
+        raise UsageError(f"--checkpoint-check is one of {', '.join(CHOICES)}, and not {value!r}", hint=hint)
+    return value
+
+
+class CheckpointWatch:
+    """What the engines of this process load and save. ``speaks``: only one rank of a launch does."""
+
+    def __init__(self, choice: str, *, speaks: bool, say: Say) -> None:
+        self.on, self.say = choice != OFF and speaks, say
+
+    def engine(self, engine: Any) -> None:
+        """An engine was made: its class's methods are wrapped once, so that no engine is held by it."""
+        if not self.on:
+            return
+        for name, before, after in (
+            ("load_checkpoint", self.loads, self.loaded),
+            ("save_checkpoint", None, self.saved),
+        ):
+            owner = next((each for each in type(engine).__mro__ if name in vars(each)), None)
+            if owner is not None and not hasattr(vars(owner)[name], WRAPPED):
+                setattr(owner, name, wrapped(vars(owner)[name], before, after, self.quietly))
+
+    def loads(self, engine: Any, arguments: Arguments, result: Any) -> None:  # noqa: ARG002
+        """Before a load."""
+        self.say_of("before_load", engine, arguments)
+
+    def loaded(self, engine: Any, arguments: Arguments, result: Any) -> None:
+        """After a load that raised nothing."""
+        if isinstance(result, tuple) and result and result[0] is None:
+            self.say_of("nothing_loaded", engine, arguments)
+
+    def saved(self, engine: Any, arguments: Arguments, result: Any) -> None:  # noqa: ARG002
+        """After a save that raised nothing: DeepSpeed lets no rank go before all have saved."""
+        self.say_of("after_save", engine, arguments)
+
+    def say_of(self, look: str, engine: Any, arguments: Arguments) -> None:
+        """Say what a look finds; what it needs is imported only now."""
+        lines = getattr(importlib.import_module(JUDGE), look)(engine, arguments)
+        if lines:
+            self.say(*lines)
+
+    def quietly(self, call: Callable[[], None]) -> None:
+        """An error of ours must not end a training."""
+        try:
+            call()
+        except Exception as error:
+            self.say(f"! the checkpoint was not judged, and training goes on: {type(error).__name__}: {error}")
+
+
+Hook = Callable[[Any, Arguments, Any], None]
+
+
+def wrapped(
+    method: Callable[..., Any], before: Hook | None, after: Hook, quietly: Callable[[Callable[[], None]], None]
+) -> Callable[..., Any]:
+    """A method that calls ``before`` and ``after`` with the engine, its arguments by name, and the result."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def around(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        given: dict[str, Any] = {}
+        try:
+            bound = signature.bind(engine, *args, **kwargs)
+            bound.apply_defaults()
+            given = dict(bound.arguments)
+        except TypeError:  # the method itself says so in the next moment
+            pass
+        if given and before is not None:
+            quietly(functools.partial(before, engine, given, None))
+        try:
+            result = method(engine, *args, **kwargs)
+        except BaseException as error:
+            # the traceback is DeepSpeed's alone
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            raise
+        if given:
+            quietly(functools.partial(after, engine, given, result))
+        return result
+
+    setattr(around, WRAPPED, True)
+    return around

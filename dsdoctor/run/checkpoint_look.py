@@ -1,0 +1,109 @@
+"""What is said of a checkpoint in a running training: before it is loaded, when nothing was loaded, after it was saved. Lines."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsdoctor.checkpoint.checks import judge_tag
+from dsdoctor.checkpoint.examine import examine
+from dsdoctor.checkpoint.judge import GIB, judge
+from dsdoctor.checkpoint.look import look, read_tag
+from dsdoctor.checkpoint.plan import Plan
+from dsdoctor.checkpoint.tags import choose
+from dsdoctor.core.errors import UsageError
+from dsdoctor.core.finding import Finding, Severity, has_error
+from dsdoctor.core.fix import step
+from dsdoctor.core.host import LocalHost
+from dsdoctor.report.terminal import finding_lines, printable
+
+MOST_FILES = 512
+"""A second's work on a slow disk, while all other ranks wait."""
+
+
+def before_load(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is wrong with the checkpoint that an engine is about to load."""
+    if not given.get("load_optimizer_states", True) or given.get("load_module_only") or given.get("custom_load_fn"):
+        # only a part of it is loaded, and what the rest lacks does not matter
+        return ()
+    try:
+        folder = look(Path(given["load_dir"]))
+    except UsageError:  # what becomes of it is told after the load
+        return ()
+    tag = given.get("tag")
+    if tag is None and engine.load_universal_checkpoint():
+        tag = folder.latest_universal
+    try:
+        found = choose(folder, tag)
+        if found is None or len(found.files) > MOST_FILES:
+            return ()
+        judged = judge(folder, tag, plan_of(engine))
+    except UsageError:  # a tag that is not there: DeepSpeed fails by it in the next moment
+        return ()
+    return _lines(each for each in judged.findings if each.severity is not Severity.NOTE)
+
+
+def nothing_loaded(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG001
+    """load_checkpoint returned (None, None)."""
+    folder = given["load_dir"]
+    finding = Finding.warning(
+        "checkpoint-nothing-loaded",
+        f"load_checkpoint({str(folder)!r}) loaded nothing and returned (None, None): the training begins anew",
+        evidence=("the folder is not there" if not Path(folder).is_dir() else "the folder has no file latest",),
+        fix="stop here if this training was to go on from a checkpoint",
+        steps=(step("python -m dsdoctor checkpoint {folder}", folder=str(folder)),),
+    )
+    return _lines([finding])
+
+
+def after_save(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is wrong with a checkpoint that was just saved, and whether the next one has room."""
+    if _is_saved_later(engine):
+        return ()
+    folder = look(Path(given["save_dir"]))
+    tag = given.get("tag")
+    found = folder.tag(str(tag) if tag is not None else f"global_step{engine.global_steps}")
+    if found is None:
+        return ()
+    findings = [] if len(found.files) > MOST_FILES else [*judge_tag(examine(folder, read_tag(found)))]
+    free = LocalHost().free(str(folder.path))
+    if free is not None and free < found.size:
+        findings.append(no_room(str(folder.path), free, found.size))
+    return _lines(each for each in findings if has_error((each,)) or each.severity is Severity.WARNING)
+
+
+def no_room(folder: str, free: int, size: int) -> Finding:
+    """A disk that does not hold one more of these."""
+    return Finding.warning(
+        "checkpoint-disk-full",
+        f"{folder} has {free / GIB:.2f} GiB left, and the checkpoint that was just saved took {size / GIB:.2f} GiB",
+        fix="make room before the next save: what a full disk cuts off is no checkpoint",
+        steps=(step("df -h {folder}", folder=folder),),
+    )
+
+
+def plan_of(engine: Any) -> Plan:
+    """The run that is going on, as far as an engine says it."""
+    # a training has imported it
+    torch: Any = sys.modules.get("torch")
+    world = torch.distributed.get_world_size() if torch and torch.distributed.is_initialized() else 1
+    dtype = "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32"
+    return Plan(world=world, stage=int(engine.zero_optimization_stage()), dtype=dtype)
+
+
+def _is_saved_later(engine: Any) -> bool:
+    """Whether a thread or process of its own writes the files."""
+    decoupled = getattr(getattr(engine, "checkpoint_engine", None), "is_decoupled", None)
+    return bool(decoupled()) if callable(decoupled) else False
+
+
+def _lines(findings: Any) -> tuple[str, ...]:
+    found = tuple(findings)
+    if not found:
+        return ()
+
+    def lines() -> Iterator[str]:
+        yield "about the checkpoint:"
+        yield from map(printable, finding_lines(found))
+
+    return tuple(lines())

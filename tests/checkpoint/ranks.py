@@ -1,0 +1,210 @@
+"""One of the ranks that make real checkpoints of every kind, or load them into other engines; all in one process a rank.
+
+``ranks.py make OUT [KIND ...]`` and ``ranks.py load OUT ORDERS.json ANSWERS.json``, started once a rank with RANK and WORLD_SIZE.
+The kinds are generated: stage x dtype, and what else DeepSpeed can train. Knows nothing of dsdoctor.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import deepspeed
+import torch
+from deepspeed import comm
+from torch import nn
+
+WIDTH = 6
+
+
+class Model(nn.Module):
+    """A buffer, a layer that is frozen, two names of one parameter, a parameter whose size no number of ranks divides."""
+
+    def __init__(self, *, frozen=False, experts=False):
+        super().__init__()
+        self.embed = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.first = nn.Linear(WIDTH, 7)
+        self.second = nn.Linear(7, WIDTH)
+        self.head = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0]))
+        self.register_buffer("seen", torch.tensor(5, dtype=torch.int64))
+        if frozen:
+            self.first.requires_grad_(False)
+        self.experts = None
+        if experts:
+            from deepspeed.moe.layer import MoE
+
+            self.experts = MoE(WIDTH, nn.Linear(WIDTH, WIDTH), num_experts=2, ep_size=2, k=1, min_capacity=0)
+
+    def forward(self, x):
+        x = self.second(torch.relu(self.first(self.embed(x))))
+        if self.experts is not None:
+            x = self.experts(x)[0]
+        return self.head(x).float().pow(2).mean()
+
+
+def config(stage, dtype, *, universal=False):
+    made = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        "steps_per_print": 1000000,
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}},
+    }
+    if universal:
+        made["checkpoint"] = {"load_universal": True}
+    if dtype != "fp32":
+        made[dtype] = {"enabled": True}
+    return made
+
+
+def engine_of(stage, dtype, *, seed=1, universal=False, **kinds):
+    torch.manual_seed(seed)
+    model = Model(**kinds)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if kinds.get("experts"):
+        from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
+
+        parameters = split({"params": parameters, "name": "all"})
+    made = config(stage, dtype, universal=universal)
+    return deepspeed.initialize(model=model, model_parameters=parameters, config=made)[0]
+
+
+def step(engine):
+    dtype = next(p.dtype for p in engine.module.parameters())
+    loss = engine(torch.randn(2, WIDTH).to(dtype))
+    engine.backward(loss)
+    engine.step()
+
+
+def pipeline_of(stage, dtype, *, seed=1, universal=False):
+    from deepspeed.pipe import LayerSpec, PipelineModule
+
+    torch.manual_seed(seed)
+    layers = [LayerSpec(nn.Linear, WIDTH, WIDTH) for _ in range(4)]
+    model = PipelineModule(layers, num_stages=2, loss_fn=nn.MSELoss())
+    made = {**config(stage, dtype, universal=universal), "gradient_accumulation_steps": 2}
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=made)[0]
+
+
+def kinds():
+    """Name -> how its engine is made: (function, stage, dtype, what is special)."""
+    for stage in (0, 1, 2, 3):
+        for dtype in ("fp32", "bf16"):
+            yield f"zero{stage}-{dtype}", (engine_of, stage, dtype, {})
+    for stage in (1, 2, 3):
+        yield f"frozen{stage}-fp32", (engine_of, stage, "fp32", {"frozen": True})
+    for stage in (0, 1, 2):
+        yield f"experts{stage}-bf16", (engine_of, stage, "bf16", {"experts": True})
+    for stage in (0, 1):
+        for dtype in ("fp32", "bf16"):
+            yield f"pipeline{stage}-{dtype}", (pipeline_of, stage, dtype, {})
+
+
+def train(engine):
+    dtype = next(p.dtype for p in engine.module.parameters())
+    if hasattr(engine, "num_stages"):
+        batches = iter([(torch.randn(2, WIDTH).to(dtype), torch.zeros(2, WIDTH).to(dtype)) for _ in range(2)])
+        engine.train_batch(batches)
+    else:
+        engine.backward(engine(torch.randn(2, WIDTH).to(dtype)))
+        engine.step()
+
+
+def held(engine):
+    """What an engine holds, as two sums over all ranks that tell another state apart: weights, Adam's first moments."""
+    weights = torch.zeros((), dtype=torch.float64)
+    for parameter in engine.module.parameters():
+        with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+            weights += parameter.detach().double().abs().sum()
+    inner = engine.optimizer
+    while hasattr(inner, "optimizer"):
+        inner = inner.optimizer
+    moments = [state["exp_avg"] for state in inner.state.values() if "exp_avg" in state]
+    moment = torch.stack(
+        [each.detach().double().abs().sum() for each in moments] or [torch.zeros(1).double().sum()]
+    ).sum()
+    comm.all_reduce(weights)
+    comm.all_reduce(moment)
+    if not engine.zero_optimization():
+        # without ZeRO each data-parallel rank has all of them
+        moment /= engine.dp_world_size
+    return [float(weights) / comm.get_world_size(), float(moment)]
+
+
+def make(out, wanted):
+    sums, failed = {}, {}
+    for name, (function, stage, dtype, special) in kinds():
+        if wanted and name not in wanted:
+            continue
+        engine = function(stage, dtype, **special)
+        for number in (1, 2):
+            train(engine)
+            if number == 2 or name.startswith("zero1"):
+                engine.save_checkpoint(str(out / name))
+        sums[name] = held(engine)
+        engine.destroy()
+    if os.environ["RANK"] == "0":
+        for name in [name for name in sums if name.startswith("zero") and name[4] != "0"]:
+            failed.update(make_universal(out, name))
+        (out / "sums.json").write_text(json.dumps(sums))
+        (out / "failed.json").write_text(json.dumps(failed))
+    comm.barrier()
+
+
+def make_universal(out, name):
+    folder = out / name / "global_step2"
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(folder),
+               "--output_folder", f"{folder}_universal", "--num_extract_workers", "1", "--num_merge_workers", "1"]  # fmt: skip
+    if name[4] != "3":
+        command.append("--inject_missing_state")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return {f"{name} universal": done.stderr[-2000:]} if done.returncode else {}
+
+
+def load(orders, answers):
+    """Each order: folder, tag, the engine (kind, stage, dtype, universal). What became of it on each rank."""
+    special = {"zero": {}, "frozen": {"frozen": True}, "experts": {"experts": True}, "pipeline": {}}
+    told = []
+    for order in json.loads(Path(orders).read_text()):
+        function = pipeline_of if order["kind"] == "pipeline" else engine_of
+        engine, answer = None, {}
+        try:
+            # a pipeline leaves its grid behind, which engines after it would take for theirs
+            deepspeed.utils.groups.mpu = None
+            engine = function(
+                order["stage"],
+                order["dtype"],
+                seed=99,
+                universal=order.get("universal", False),
+                **special[order["kind"]],
+            )
+            path, state = engine.load_checkpoint(order["folder"], tag=order.get("tag"))
+            answer = {"path": path and str(path), "state": state is not None, "step": engine.global_steps}
+        except BaseException as error:
+            answer = {"error": f"{type(error).__name__}: {error}"[:600]}
+        everyone = [None] * comm.get_world_size()
+        torch.distributed.all_gather_object(everyone, answer)
+        if engine is not None and all("error" not in each for each in everyone):
+            answer["held"] = held(engine)
+        torch.distributed.all_gather_object(everyone, answer)
+        told.append({**order, "ranks": everyone})
+        if engine is not None:
+            engine.destroy()
+        if os.environ["RANK"] == "0":
+            Path(answers).write_text(json.dumps(told, indent=1))
+
+
+def main():
+    deepspeed.init_distributed("gloo")
+    if sys.argv[1] == "make":
+        make(Path(sys.argv[2]), sys.argv[3:])
+    else:
+        load(*sys.argv[2:4])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Checkpoints that two real ranks saved: none is alarmed, verdicts are what real ranks do, a merge is zero_to_fp32's bit by bit.
+
+Needs DeepSpeed and safetensors. Takes about a minute; the whole table is ``python benchmarks/checkpoint.py``.
+"""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.checkpoint import table
+from dsdoctor.checkpoint.deep import judge_values
+from dsdoctor.checkpoint.examine import Examined
+from dsdoctor.checkpoint.judge import judge
+from dsdoctor.checkpoint.look import look
+from dsdoctor.checkpoint.plan import Plan, Verdict
+from dsdoctor.commands.checkpoint import CheckpointOrder, MergeOrder, merge_checkpoint
+from dsdoctor.core.finding import Finding
+from tests.checkpoint import real
+from tests.checkpoint.test_merge import Nobody
+
+MISSING = [name for name in ("deepspeed", "safetensors") if importlib.util.find_spec(name) is None]
+pytestmark = [
+    pytest.mark.launch,
+    pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} is not installed"),
+]
+REFERENCE = Path(__file__).parents[1] / "checkpoint/merge_reference.py"
+NOT_LOADED = {"pipeline0-bf16"}
+"""DeepSpeed 0.19.8 does not load what it saved there."""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[float]]]:
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, real.make(folder)
+
+
+Saved = tuple[Path, dict[str, list[float]]]
+
+
+def deep(examined: Examined) -> tuple[Finding, ...]:
+    return tuple(judge_values(examined, lambda count: None))
+
+
+def tags(folder: Path) -> list[tuple[Path, str]]:
+    return [(kind, tag.name) for kind in sorted(folder.iterdir()) if kind.is_dir() for tag in look(kind).tags]
+
+
+def test_nothing_is_said_against_what_real_ranks_saved(saved: Saved) -> None:
+    said, seen = {}, 0
+    for kind, tag in tags(saved[0]):
+        found = judge(look(kind), tag, Plan(), values=deep)
+        seen += 1
+        rules = {each.rule for each in found.findings} - {"checkpoint-frozen-left-out", "checkpoint-load-not-known"}
+        if rules and kind.name not in NOT_LOADED:
+            said[f"{kind.name} {tag}"] = rules
+    assert said == {}
+    assert seen > 25
+
+
+def test_each_verdict_is_what_real_ranks_do(saved: Saved) -> None:
+    """A seventh of the table, for the ranks that saved it and half as many."""
+    rows = table(*saved, 7, [2, 1])
+
+    assert [row for row in rows if row["agrees"] is False or row["alarms"]] == []
+    assert {row["verdict"] for row in rows} >= {Verdict.LOADS.value, Verdict.UNIVERSAL.value, Verdict.CANNOT.value}
+
+
+def test_a_merged_model_is_bit_equal_to_zero_to_fp32(saved: Saved, tmp_path: Path) -> None:
+    folder, sums = saved
+    kinds = [name for name in sums if name.startswith(("zero1", "zero2", "zero3", "frozen"))]
+    arguments: list[str] = []
+    for kind in kinds:
+        for tag in look(folder / kind).tags:
+            for dtype in ("fp32", "bf16"):
+                out = tmp_path / f"{kind}-{tag.name}-{dtype}"
+                if tag.step != 2:
+                    continue
+                order = CheckpointOrder(folder=folder / kind, tag=tag.name)
+                judged, done = merge_checkpoint(order, MergeOrder(out=out, dtype=dtype, largest=300), Nobody())
+                assert done is not None, judged.findings
+                arguments += [str(folder / kind), str(out), dtype]
+    answers = ask(arguments)
+
+    assert [answer["differ"] for answer in answers] == [[]] * len(answers)
+    assert len(answers) == 30
+    assert min(answer["compared"] for answer in answers) >= 6
+    # only the frozen layers of stage 1, which zero_to_fp32 leaves out
+    more = {tuple(answer["more"]) for answer in answers}
+    assert more == {(), ("first.bias", "first.weight")}
+
+
+def test_a_watched_training_is_told_before_it_loads_and_when_nothing_was_loaded(saved: Saved, tmp_path: Path) -> None:
+    order = {"kind": "zero", "folder": str(saved[0] / "zero1-bf16"), "stage": 1, "dtype": "bf16"}
+    orders = [order, {**order, "stage": 3}, {**order, "folder": str(tmp_path / "nowhere")}]
+    (tmp_path / "orders.json").write_text(json.dumps(orders))
+    under = ("-m", "dsdoctor.run", "--overflow", "off", "--memory", "off", "--hang", "off", "--config-check", "off")
+
+    (said,) = real.start(1, "load", str(tmp_path / "orders.json"), str(tmp_path / "answers.json"), under=under)
+
+    ours = [line for line in said.splitlines() if line.startswith("dsdoctor [rank 0]: ") and line.endswith("]")]
+    rules = [line.rpartition("[")[2][:-1] for line in ours]
+    assert rules == ["checkpoint-needs-universal", "checkpoint-cannot-load", "checkpoint-nothing-loaded"]
+
+
+def ask(arguments: list[str]) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, str(REFERENCE), *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+def test_a_nan_planted_in_any_weight_of_a_real_rank_is_named_with_its_parameter(saved: Saved, tmp_path: Path) -> None:
+    """Every element of the flat weights of rank 1, of stages 1 and 3: each belongs to a parameter, or is padding at the end."""
+    for kind in ("zero1-bf16", "zero3-bf16"):
+        shutil.copytree(saved[0] / kind, tmp_path / kind)
+        file = tmp_path / kind / "global_step2/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+        examined = judge(look(tmp_path / kind), "global_step2", Plan()).examined
+        assert examined is not None
+        shard = next(each for each in examined.tag.shards if each.file.path == file)
+        state = shard.file.content["optimizer_state_dict"]
+        (flat,) = state.get("single_partition_of_fp32_groups") or state["fp32_flat_groups"]
+        named = [planted(file, f"data/{flat.storage.key}", place, tmp_path / kind) for place in range(0, flat.count, 5)]
+        assert {len(each) for each in named[:-1]} == {1}
+        assert len({each for found in named for each in found}) >= 3
+
+
+def planted(file: Path, entry: str, place: int, folder: Path) -> list[str]:
+    """What is said of a nan at one element: the parameters. The file is put back."""
+    content = file.read_bytes()
+    with zipfile.ZipFile(file) as archive:
+        parts = {info.filename: bytearray(archive.read(info)) for info in archive.infolist()}
+    name = next(each for each in parts if each.endswith(f"/{entry}"))
+    parts[name][4 * place : 4 * place + 4] = b"\x00\x00\xc0\x7f"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for each, part in parts.items():
+            archive.writestr(each, bytes(part))
+    found = judge(look(folder), "global_step2", Plan(), values=deep).findings
+    file.write_bytes(content)
+    return [line.split(" of ")[1].split(":")[0] for each in found for line in each.evidence]

@@ -1,0 +1,174 @@
+"""--checkpoint-check of `python -m dsdoctor.run`: what is said before a load, when nothing was loaded, and after a save."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsdoctor.core.errors import UsageError
+from dsdoctor.run.__main__ import environment_for, parse_command_line
+from dsdoctor.run.checkpoint import CHOICES, CheckpointWatch, chosen
+from dsdoctor.run.checkpoint_look import no_room
+from dsdoctor.run.script import VARIABLE
+from tests.checkpoint.written import Kind, write
+
+ONE = Kind(stage=1, dtype="bf16", world=1)
+
+
+def engine_of(*, stage: int = 1, bf16: bool = True) -> Any:
+    """An engine's class and one of it: what DeepSpeed's says of itself, and a save and a load that do what is asked."""
+
+    class Engine:
+        global_steps = 2
+
+        def load_checkpoint(
+            self,
+            load_dir: str,
+            tag: str | None = None,
+            load_optimizer_states: bool = True,
+            load_module_only: bool = False,
+        ) -> Any:
+            if load_dir == "raise":
+                raise ValueError("not loaded")
+            return (load_dir, {}) if (Path(load_dir) / "latest").exists() or tag else (None, None)
+
+        def save_checkpoint(self, save_dir: str, tag: str | None = None) -> bool:
+            write(Path(save_dir), ONE)
+            if tag == "torn":
+                (Path(save_dir) / "torn").mkdir()
+                file = next((Path(save_dir) / "global_step2").glob("*optim*"))
+                (Path(save_dir) / "torn" / file.name).write_bytes(file.read_bytes()[:-9])
+            return True
+
+        def load_universal_checkpoint(self) -> bool:
+            return False
+
+        def bfloat16_enabled(self) -> bool:
+            return bf16
+
+        def fp16_enabled(self) -> bool:
+            return False
+
+        def zero_optimization_stage(self) -> int:
+            return stage
+
+    return Engine()
+
+
+def watched(engine: Any, *, choice: str = "warn", speaks: bool = True) -> list[str]:
+    """What is said from now on of an engine."""
+    said: list[str] = []
+    CheckpointWatch(choice, speaks=speaks, say=lambda *lines: said.extend(lines)).engine(engine)
+    return said
+
+
+def test_nothing_is_said_of_a_checkpoint_that_loads_and_the_result_is_the_engines(tmp_path: Path) -> None:
+    write(tmp_path, ONE)
+    engine = engine_of()
+    said = watched(engine)
+
+    assert engine.load_checkpoint(str(tmp_path)) == (str(tmp_path), {})
+    assert engine.save_checkpoint(str(tmp_path / "next")) is True
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "bf16", "rule"), [(3, True, "checkpoint-cannot-load"), (1, False, "checkpoint-needs-universal")]
+)
+def test_a_checkpoint_that_this_engine_cannot_load_is_told_before(
+    tmp_path: Path, stage: int, bf16: bool, rule: str
+) -> None:
+    write(tmp_path, ONE)
+    engine = engine_of(stage=stage, bf16=bf16)
+    said = watched(engine)
+
+    engine.load_checkpoint(load_dir=str(tmp_path))
+
+    assert said[0] == "about the checkpoint:"
+    assert f"[{rule}]" in said[1]
+    before = len(said)
+    engine.load_checkpoint(str(tmp_path), load_optimizer_states=False)
+    assert len(said) == before
+
+
+def test_a_missing_shard_is_told_before_and_a_load_of_nothing_after(tmp_path: Path) -> None:
+    tag = write(tmp_path / "sick", ONE)
+    next(tag.glob("*optim*")).unlink()
+    engine = engine_of()
+    said = watched(engine)
+
+    engine.load_checkpoint(str(tmp_path / "sick"))
+    assert "[checkpoint-shard-missing]" in said[1]
+    said.clear()
+    engine.load_checkpoint(str(tmp_path / "elsewhere"))
+    assert "[checkpoint-nothing-loaded]" in said[1]
+    assert "the folder is not there" in said[2]
+
+
+def test_a_save_that_was_cut_off_is_told(tmp_path: Path) -> None:
+    engine = engine_of()
+    said = watched(engine)
+
+    engine.save_checkpoint(str(tmp_path), tag="torn")
+
+    assert any("[checkpoint-file-damaged]" in line for line in said)
+
+
+def test_an_engines_error_and_wrong_arguments_are_its_own(tmp_path: Path) -> None:
+    engine = engine_of()
+    said = watched(engine)
+
+    with pytest.raises(ValueError, match="not loaded") as raised:
+        engine.load_checkpoint("raise")
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        engine.load_checkpoint(folder="x")
+    assert said == []
+    assert "dsdoctor" not in str(raised.traceback[-1].path).replace(str(Path(__file__).parents[2]), "")
+
+
+def test_other_ranks_and_off_change_nothing(tmp_path: Path) -> None:
+    for how in ({"choice": "off"}, {"speaks": False}):
+        engine = engine_of()
+        before = type(engine).load_checkpoint
+        said = watched(engine, **how)  # type: ignore[arg-type]
+        assert type(engine).load_checkpoint is before
+        assert said == []
+
+
+def test_a_class_is_wrapped_once(tmp_path: Path) -> None:
+    engine = engine_of()
+    said = watched(engine)
+    watched(engine)
+
+    engine.load_checkpoint(str(tmp_path))
+
+    assert sum("checkpoint-nothing-loaded" in line for line in said) == 1
+
+
+def test_a_disk_without_room_for_one_more_is_a_warning() -> None:
+    finding = no_room("/data", 3 << 30, 4 << 30)
+
+    assert finding.rule == "checkpoint-disk-full"
+    assert "/data has 3.00 GiB left, and the checkpoint that was just saved took 4.00 GiB" in finding.title
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_each_choice_reaches_the_script(choice: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    call = parse_command_line(["--checkpoint-check", choice, str(script)], {})
+
+    assert f'"checkpoint_check": "{choice}"' in environment_for(call, {}, "m:f")[VARIABLE]
+    with pytest.raises(UsageError, match="warn, off"):
+        chosen("yes")
+
+
+@pytest.mark.slow
+def test_nothing_is_imported_before_it_is_needed() -> None:
+    code = (
+        "import sys, dsdoctor.run.checkpoint; print(sorted({'torch', 'dsdoctor.checkpoint.judge'} & set(sys.modules)))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
