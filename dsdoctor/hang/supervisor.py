@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsdoctor.core.files import PRIVATE, write_bytes
+from dsdoctor.core.finding import Finding
 from dsdoctor.hang.channel import Listener, NodeReport, send_report
+from dsdoctor.hang.comparison import Comparison
 from dsdoctor.hang.fault_dump import asked_for
 from dsdoctor.hang.local_rank import NAME, LocalRank
 from dsdoctor.hang.models import HangOptions, Incident, RankView
@@ -45,8 +47,9 @@ AGAIN = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a supervisor is started with. ``tell`` prints and writes what was found, ``write`` only writes; ``judge``
-    says of an incident HANGS, WORKS where what the others wait for is seen to work, "" where there is nothing to say."""
+    """What a supervisor is started with. ``tell`` prints and writes what was found, ``write`` only writes, ``mention`` only
+    prints. ``judge`` says of an incident HANGS, WORKS where what the others wait for is seen to work, "" where there is
+    nothing to say."""
 
     folder: Path
     options: HangOptions
@@ -54,6 +57,7 @@ class Task:
     host: str
     tell: Callable[[Incident, Node], None]
     write: Callable[[Incident], object]
+    mention: Callable[[Finding | str, Node], None]
     judge: Callable[[Incident], str]
 
 
@@ -97,6 +101,7 @@ class Supervisor:
         self._timeout: float | None = None
         self._dumps: dict[int, int] = {}
         self._dead = False
+        self._comparison = Comparison()
         self._listener: Listener | None = None
         self._reports: dict[str, tuple[float, NodeReport]] = {}
 
@@ -109,8 +114,12 @@ class Supervisor:
             if not self.node.living() and (self.node.ranks or time.monotonic() - began > FIRST_RANK):
                 break
             self.decide()
+            if (finding := self._comparison.look(self.node)) is not None:
+                self.task.mention(finding, self.node)
             wait_for_an_end(self.node.living(), EVERY)
             self._take_reports()
+        if summary := self._comparison.summary():
+            self.task.mention(summary, self.node)
         self.node.remove()
         if self._listener is not None:
             self._listener.close()
