@@ -14,7 +14,7 @@ import msgspec
 from dsdoctor.core.json_text import decode
 from dsdoctor.hang import processes
 from dsdoctor.hang.models import Lock, RankArrivals, RankView, Sample
-from dsdoctor.hang.ring import ARRIVALS, LEAVING, Beat, RingReader
+from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, Beat, RingReader
 from dsdoctor.hang.stacks import own_frame, with_texts
 
 NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
@@ -148,6 +148,11 @@ class LocalRank:
     def leaving(self) -> bool:
         """Whether its interpreter has begun to end: nothing of ours runs in it any more."""
         return self.beat is not None and bool(self.beat.flags & LEAVING)
+
+    @property
+    def joined(self) -> bool:
+        """Whether its process group is there."""
+        return self.beat is not None and bool(self.beat.flags & JOINED)
 
     @property
     def stacks(self) -> Path:

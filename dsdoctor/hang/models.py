@@ -139,8 +139,8 @@ class RankView:
 @dataclass(frozen=True, kw_only=True)
 class Incident:
     """A whole run in which nothing moves, or that somebody asked about. ``still``: seconds without progress.
-    ``silent_hosts``: nodes whose supervisor does not answer any more, with the ranks there. ``complete``: all ranks of the
-    world were heard of."""
+    ``silent_hosts``: nodes that are not reached any more, with the ranks there. ``left_hosts``: nodes that answer, and whose
+    watch has ended, as it does with the last rank there. ``first_ended``: ranks that ended before the others."""
 
     world: int
     still: float
@@ -148,6 +148,7 @@ class Incident:
     ranks: tuple[RankView, ...]
     asked: bool = False
     silent_hosts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    left_hosts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     first_ended: tuple[int, ...] = ()
     when: float = 0.0
     run: str = ""
