@@ -66,7 +66,8 @@ class Case:
     @cached_property
     def unknown(self) -> tuple[int, ...]:
         """Ranks of the world that nothing is known of."""
-        lost = {rank for ranks in self.incident.silent_hosts.values() for rank in ranks}
+        hosts = (*self.incident.silent_hosts.values(), *self.incident.left_hosts.values())
+        lost = {rank for ranks in hosts for rank in ranks}
         return tuple(rank for rank in range(self.incident.world) if rank not in self.views and rank not in lost)
 
     @cached_property

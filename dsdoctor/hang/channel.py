@@ -2,7 +2,8 @@
 job's store.
 
 The one that listens greets with a random word; a report is JSON behind a length and an HMAC over that word and the text, with
-the run's secret. What does not bear it, is too long or too slow is dropped. Nothing is sent while all is well.
+the run's secret. What does not bear it, is too long or too slow is dropped. While all is well a node sends a few words now and
+then, so that one that falls silent is known by its name.
 """
 
 import contextlib
@@ -28,12 +29,30 @@ SLOWEST = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """What one node saw of its ranks. ``still``: seconds since any of them moved."""
+    """What one node saw of its ranks. ``still``: seconds since any of them moved. ``views``: only when nothing moves."""
 
     host: str
     still: float
-    asked: bool = False
+    ranks: tuple[int, ...] = ()
     views: tuple[RankView, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What rank 0's node says to a report: who it is, whether it has told of this hang, and whether all ranks are to end."""
+
+    host: str
+    ranks: tuple[int, ...] = ()
+    told: bool = False
+    stop: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What became of a report: the answer to it; or there was no way to the host; or nobody of this run listens there."""
+
+    answer: Answer | None = None
+    unreachable: bool = False
 
 
 class Listener:
@@ -44,8 +63,8 @@ class Listener:
         self._socket = _bound(run.ports)
         self.port = self._socket.getsockname()[1] if self._socket else None
 
-    def reports(self, seconds: float, *, enough: int = 1 << 20) -> list[NodeReport]:
-        """The reports that come in this time, until they cover so many ranks."""
+    def reports(self, seconds: float, answer: Answer, *, enough: int = 1 << 20) -> list[NodeReport]:
+        """The reports that come in this time, until they cover so many ranks. ``answer``: what is said to each."""
         found: list[NodeReport] = []
         last = time.monotonic() + seconds
         while self._socket and sum(len(report.views) for report in found) < enough:
@@ -55,7 +74,7 @@ class Listener:
             except OSError:
                 break
             with connection, contextlib.suppress(OSError, msgspec.DecodeError, ValueError):
-                found.append(_received(connection, self._secret))
+                found.append(_received(connection, self._secret, answer))
         return found
 
     def close(self) -> None:
@@ -64,45 +83,53 @@ class Listener:
             self._socket.close()
 
 
-def send_report(run: RunIdentity, report: NodeReport) -> bool:
-    """Whether the supervisor on rank 0's host took a report."""
+def send_report(run: RunIdentity, report: NodeReport) -> Sent:
+    """Hand a report to the supervisor on rank 0's host."""
     for port in run.ports:
         try:
             with socket.create_connection((run.master, port), timeout=SLOWEST) as connection:
-                if _sent(connection, run.secret, encode(report)):
-                    return True
+                answer = _sent(connection, run.secret, encode(report))
+                if answer is not None:
+                    return Sent(answer=answer)
         except ConnectionRefusedError:
             continue
         except OSError:
             # no way to that host: the other ports would take as long
-            return False
-    return False
+            return Sent(unreachable=True)
+    return Sent()
 
 
-def _sent(connection: socket.socket, secret: bytes, text: bytes) -> bool:
-    """Send one report, and read that it was taken: another program may listen there."""
+def _sent(connection: socket.socket, secret: bytes, text: bytes) -> Answer | None:
+    """Send one report, and read the answer; None where another program listens there."""
     connection.settimeout(SLOWEST)
     try:
         greeting = _exactly(connection, GREETING)
         connection.sendall(HEAD.pack(len(text), _mac(secret, greeting, text)) + text)
-        return hmac.compare_digest(_exactly(connection, MAC), _mac(secret, greeting, b"taken"))
-    except OSError:
-        return False
+        return decode(_message(connection, secret, greeting + b"answer"), Answer)
+    except (OSError, ValueError):
+        return None
 
 
-def _received(connection: socket.socket, secret: bytes) -> NodeReport:
+def _received(connection: socket.socket, secret: bytes, answer: Answer) -> NodeReport:
     """One report. Raises OSError or ValueError for what is not of this run."""
     connection.settimeout(SLOWEST)
     greeting = os.urandom(GREETING)
     connection.sendall(greeting)
+    report = decode(_message(connection, secret, greeting), NodeReport)
+    text = encode(answer)
+    connection.sendall(HEAD.pack(len(text), _mac(secret, greeting + b"answer", text)) + text)
+    return report
+
+
+def _message(connection: socket.socket, secret: bytes, greeting: bytes) -> bytes:
+    """A text that bears the run's secret. Raises OSError or ValueError."""
     length, mac = HEAD.unpack(_exactly(connection, HEAD.size))
     if length > LARGEST:
         raise ValueError("too long")
     text = _exactly(connection, length)
     if not hmac.compare_digest(mac, _mac(secret, greeting, text)):
         raise ValueError("of another run")
-    connection.sendall(_mac(secret, greeting, b"taken"))
-    return decode(text, NodeReport)
+    return text
 
 
 def _mac(secret: bytes, greeting: bytes, text: bytes) -> bytes:

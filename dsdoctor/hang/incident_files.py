@@ -1,7 +1,7 @@
 """An incident -> files in the run's folder, one a rank, and the verdict; and back."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -27,6 +27,8 @@ class RankFile:
     still: float = 0.0
     after: float = 0.0
     world: int = 0
+    silent_hosts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    left_hosts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     view: RankView
 
 
@@ -40,6 +42,8 @@ def write_ranks(folder: Path, incident: Incident) -> None:
             still=incident.still,
             after=incident.after,
             world=incident.world,
+            silent_hosts=incident.silent_hosts,
+            left_hosts=incident.left_hosts,
             view=view,
         )
         write_bytes(folder / f"rank-{view.rank:05d}.json", encode(rank_file), mode=PRIVATE)
@@ -63,6 +67,8 @@ def read_ranks(folder: Path) -> Incident:
         still=max(each.still for each in same),
         after=newest.after,
         ranks=tuple(each.view for each in sorted(same, key=lambda each: each.view.rank)),
+        silent_hosts={host: ranks for each in same for host, ranks in each.silent_hosts.items()},
+        left_hosts={host: ranks for each in same for host, ranks in each.left_hosts.items()},
         when=newest.when,
         run=newest.run,
     )

@@ -13,8 +13,8 @@ import msgspec
 
 from dsdoctor.core.json_text import decode
 from dsdoctor.hang import processes
-from dsdoctor.hang.models import Lock, RankView, Sample
-from dsdoctor.hang.ring import LEAVING, Beat, RingReader
+from dsdoctor.hang.models import Lock, RankArrivals, RankView, Sample
+from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, Beat, RingReader
 from dsdoctor.hang.stacks import own_frame, with_texts
 
 NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
@@ -115,6 +115,14 @@ class LocalRank:
         sample = decode_sample(payload) if payload else None
         return sample.world if sample else 0
 
+    def arrivals(self) -> RankArrivals | None:
+        """When it called its last collectives, where its newest sample tells that, with the source lines of its stacks."""
+        if self.beat is None or not self.beat.flags & ARRIVALS:
+            return None
+        payload = self._reader.payload()
+        sample = decode_sample(payload) if payload else None
+        return _with_lines(sample.arrivals) if sample and sample.arrivals else None
+
     def activity(self, view: RankView) -> str:
         """Why a rank is not still, in words; "" where it is."""
         since = max(self.moved, time.monotonic() - min(max(self.window, LEAST_WINDOW), WINDOW))
@@ -140,6 +148,11 @@ class LocalRank:
     def leaving(self) -> bool:
         """Whether its interpreter has begun to end: nothing of ours runs in it any more."""
         return self.beat is not None and bool(self.beat.flags & LEAVING)
+
+    @property
+    def joined(self) -> bool:
+        """Whether its process group is there."""
+        return self.beat is not None and bool(self.beat.flags & JOINED)
 
     @property
     def stacks(self) -> Path:
@@ -208,6 +221,17 @@ def decode_sample(payload: bytes) -> Sample | None:
         return decode(payload, Sample)
     except msgspec.DecodeError:
         return None
+
+
+def _with_lines(arrivals: RankArrivals) -> RankArrivals:
+    """The arrivals with the source lines of the user's own frames."""
+    stacks = []
+    for seen in arrivals.stacks:
+        own = own_frame(seen.frames)
+        text = linecache.getline(own.file, own.line).strip()[:160] if own else ""
+        frames = tuple(replace(frame, text=text) if frame == own else frame for frame in seen.frames)
+        stacks.append(replace(seen, frames=frames))
+    return replace(arrivals, stacks=tuple(stacks))
 
 
 def _with_source(sample: Sample) -> Sample:

@@ -57,6 +57,34 @@ class GroupState:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupArrivals:
+    """When a rank called the last collectives of a group. ``calls``: base64 of pairs of four bytes each, a number counted from
+    ``sequence`` and a time in tenths of a millisecond from ``created``, which is in nanoseconds."""
+
+    name: str
+    sequence: int
+    created: int
+    calls: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenStack:
+    """Where a rank's training thread was seen in so many looks."""
+
+    looks: int
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankArrivals:
+    """What a rank tells of itself now and then, ``number`` of them being alike on all ranks of a node."""
+
+    number: int
+    groups: tuple[GroupArrivals, ...] = ()
+    stacks: tuple[SeenStack, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sample:
     """What a rank writes about itself once a second. ``joined``: its process group exists. ``leaving``: the interpreter ends.
     ``signal_is_ours``: SIGUSR2 makes Python write all stacks, also while C code holds the GIL. ``failure``: an exception that ended
@@ -76,6 +104,7 @@ class Sample:
     cuda: bool = False
     lock: str = ""
     signal_is_ours: bool = False
+    arrivals: RankArrivals | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +139,8 @@ class RankView:
 @dataclass(frozen=True, kw_only=True)
 class Incident:
     """A whole run in which nothing moves, or that somebody asked about. ``still``: seconds without progress.
-    ``silent_hosts``: nodes whose supervisor does not answer any more, with the ranks there. ``complete``: all ranks of the
-    world were heard of."""
+    ``silent_hosts``: nodes that are not reached any more, with the ranks there. ``left_hosts``: nodes that answer, and whose
+    watch has ended, as it does with the last rank there. ``first_ended``: ranks that ended before the others."""
 
     world: int
     still: float
@@ -119,6 +148,7 @@ class Incident:
     ranks: tuple[RankView, ...]
     asked: bool = False
     silent_hosts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    left_hosts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     first_ended: tuple[int, ...] = ()
     when: float = 0.0
     run: str = ""

@@ -30,6 +30,10 @@ class Node:
             if slept:
                 rank.moved = now
 
+    def was_busy(self) -> None:
+        """This process did something that takes time since the last look: it was not kept from running."""
+        self._looked = time.monotonic()
+
     def look_at_children(self) -> None:
         """Look at what the ranks' child processes take."""
         parents = processes.all_parents()

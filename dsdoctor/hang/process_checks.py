@@ -93,24 +93,60 @@ def hang_disk_sleep(case: Case) -> Iterator[Finding]:
 
 
 def hang_host_gone(case: Case) -> Iterator[Finding]:
-    """A node does not answer any more: its supervisor is not heard of, and nothing moves.
+    """A node is not reached any more, or the watch there has ended, and nothing moves.
 
     Why it matters: its ranks are lost to the job, and all others wait for them.
 
-    How to fix it: see whether it is up, and look at its link and at the switch.
+    How to fix it: see whether it is up, and look at its link and at the switch. Where the machine answers, the ranks there have
+    ended: read what they printed last.
 
         $ ping -c 3 HOST
 
     Since: 0.1
     """
     for host, ranks in sorted(case.incident.silent_hosts.items()):
+        if not set(ranks) <= set(case.views):
+            yield Finding.error(
+                "hang-host-gone",
+                f"{host} with {ranks_words(ranks)} is not reached any more{_others_wait(case)}",
+                evidence=case.evidence(()),
+                fix="see whether it is up, and look at its link and at the switch",
+                steps=(step("ping -c 3 {host}", host=host.partition("/")[0]),),
+            )
+    for host, ranks in sorted(case.incident.left_hosts.items()):
         yield Finding.error(
             "hang-host-gone",
-            f"{host} with {ranks_words(ranks)} does not answer any more{_others_wait(case)}",
+            f"{ranks_words(ranks)} on {host} {'has' if len(ranks) == 1 else 'have'} ended: the machine answers, and the watch "
+            f"there is over{_others_wait(case)}",
             evidence=case.evidence(()),
-            fix="see whether it is up, and look at its link and at the switch",
-            steps=(step("ping -c 3 {host}", host=host.partition("/")[0]),),
+            fix=f"read what the ranks on {host} printed last",
         )
+
+
+def hang_network_cut(case: Case) -> Iterator[Finding]:
+    """Two nodes of a run do not reach each other, and the ranks of both are there.
+
+    Known when the files of both nodes lie in one folder: each says that it did not reach the other.
+
+    Why it matters: no rank is at fault, and none can go on; torch's timeout would name a collective.
+
+    How to fix it: look at the link between the two, a firewall, the switch. Then test it.
+
+        $ ping -c 3 HOST
+        $ python -m dsdoctor comm
+
+    Since: 0.1
+    """
+    for host, ranks in sorted(case.incident.silent_hosts.items()):
+        if set(ranks) <= set(case.views) and not any(rank in case.unwell for rank in ranks):
+            yield Finding.error(
+                "hang-network-cut",
+                f"{host} with {ranks_words(ranks)} was not reached by the other nodes, and runs{_others_wait(case)}",
+                evidence=case.evidence(()),
+                fix="look at the link between the nodes, and test it",
+                steps=(step("ping -c 3 {host}", host=host.partition("/")[0]), step("python -m dsdoctor comm")),
+            )
+            return
 
 
 def hang_interpreter_held(case: Case) -> Iterator[Finding]:

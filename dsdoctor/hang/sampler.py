@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from dsdoctor.hang.ring import JOINED, LEAVING, SLOT, STALLED, RingWriter
+from dsdoctor.hang.arrivals import Arrivals
+from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, RingWriter
 
 EVERY = 1.0
 OUTER, INNER, INNER_OF_OTHERS = 10, 30, 12
@@ -34,10 +35,18 @@ class HangDetected(RuntimeError):
 
 class Sampler:
     """The thread. ``engine`` may be set later. ``words``: a file whose text is printed when it is there. ``tend`` is called
-    now and then: it sees to it that a supervisor is there."""
+    now and then: it sees to it that a supervisor is there. ``after``: what the user asked for."""
 
     def __init__(
-        self, ring: RingWriter, words: str, *, rank: int, world: int, patience: float, tend: Callable[[], None]
+        self,
+        ring: RingWriter,
+        words: str,
+        *,
+        rank: int,
+        world: int,
+        patience: float,
+        tend: Callable[[], None],
+        after: float | None = None,
     ) -> None:
         self._ring, self._words, self._patience, self._tend = ring, words, patience, tend
         self._stop = f"{words}.stop"
@@ -48,6 +57,7 @@ class Sampler:
         self._leaving = False
         self._moved, self._progress = time.monotonic(), -1
         self._recorded: dict[str, Any] | None = None
+        self._arrivals = Arrivals(after)
         self._thread = threading.Thread(target=self._run, name="dsdoctor-hang", daemon=True)
 
     def start(self, pid: int) -> None:
@@ -75,7 +85,8 @@ class Sampler:
                 failures = 0
             except Exception:  # whatever a torch of another release raises: the training goes on
                 failures += 1
-            if self._ended.wait(0 if self._leaving else EVERY) and self._leaving:
+            # all ranks of a node look at the same time: what they tell is compared
+            if self._ended.wait(0 if self._leaving else EVERY - time.time() % EVERY) and self._leaving:
                 self._last_look()
                 return
 
@@ -121,7 +132,7 @@ class Sampler:
         frames = sys._current_frames()
         trains = frames.get(self._trains)
         flags = (LEAVING if self._leaving else 0) | (STALLED if stalled else 0) | (JOINED if groups else 0)
-        sample = {
+        sample: dict[str, Any] = {
             "rank": self.rank,
             "world": self.world,
             "pid": self.pid,
@@ -137,10 +148,20 @@ class Sampler:
             "lock": "",
             "signal_is_ours": signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL,
         }
+        if groups and not stalled and not self._leaving:
+            sample["arrivals"] = self._called(sample["threads"][0]["frames"])
+            flags |= ARRIVALS if sample["arrivals"] else 0
         if stalled:
             sample["lock"] = waited_lock(trains)
             self._add_details(sample, frames)
         self._ring.write(_fitting(sample), clock=clock, progress=progress, stack=_checksum(trains), flags=flags)
+
+    def _called(self, frames: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """When this rank called its last collectives, where it is time to tell that."""
+        self._arrivals.note(tuple((frame["file"], frame["line"], frame["function"]) for frame in frames))
+        if self._arrivals.is_due(time.time()):
+            self._arrivals.read(recorder_text())
+        return self._arrivals.message()
 
     def _add_details(self, sample: dict[str, Any], frames: dict[int, FrameType]) -> None:
         """What is worth its cost only when nothing moves: the flight recorder, once, and the other threads' stacks."""
@@ -171,11 +192,18 @@ def group_states() -> Iterator[dict[str, Any]]:
         yield {"name": str(name), "ranks": ranks, "sequence": sequence}
 
 
+def recorder_text() -> str:
+    """What torch's flight recorder holds, as it writes it; "" where there is none."""
+    dump = getattr(getattr(sys.modules.get("torch._C"), "_distributed_c10d", None), "_dump_fr_trace_json", None)
+    text = dump() if dump else ""
+    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+
+
 def recorded_operations() -> dict[str, Any]:
     """What torch's flight recorder holds: for each group's name its last operations, and the timeout of the last one."""
-    dump = getattr(getattr(sys.modules.get("torch._C"), "_distributed_c10d", None), "_dump_fr_trace_json", None)
+    text = recorder_text()
     groups: dict[str, Any] = {}
-    for entry in json.loads(dump()).get("entries", ()) if dump else ():
+    for entry in json.loads(text).get("entries", ()) if text else ():
         # point to point: not all of the group take part
         if entry.get("is_p2p"):
             continue
@@ -227,12 +255,16 @@ def _checksum(frame: FrameType | None) -> int:
 def _fitting(sample: dict[str, Any]) -> bytes:
     """The sample as JSON that fits into a slot: what tells least goes first."""
     text = json.dumps(sample).encode()
-    for reduce in (_without_other_threads, _with_few_operations, _with_few_groups):
+    for reduce in (_without_arrivals, _without_other_threads, _with_few_operations, _with_few_groups):
         if len(text) <= SLOT:
             break
         reduce(sample)
         text = json.dumps(sample).encode()
     return text
+
+
+def _without_arrivals(sample: dict[str, Any]) -> None:
+    sample["arrivals"] = None
 
 
 def _without_other_threads(sample: dict[str, Any]) -> None:

@@ -43,7 +43,13 @@ class Beginning:
         self._answer_signals(self.folder / f"{stem}.stacks")
         ring = RingWriter(self.folder / f"{stem}.ring")
         self.sampler = Sampler(
-            ring, str(self.folder / f"{stem}.words"), rank=rank, world=world, patience=patience, tend=self._tend
+            ring,
+            str(self.folder / f"{stem}.words"),
+            rank=rank,
+            world=world,
+            patience=patience,
+            tend=self._tend,
+            after=options.after,
         )
         self.sampler.start(os.getpid())
 

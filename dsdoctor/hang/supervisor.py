@@ -16,11 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsdoctor.core.files import PRIVATE, write_bytes
-from dsdoctor.hang.channel import Listener, NodeReport, send_report
+from dsdoctor.core.finding import Finding
+from dsdoctor.hang.channel import Answer, NodeReport
+from dsdoctor.hang.comparison import Comparison
 from dsdoctor.hang.fault_dump import asked_for
 from dsdoctor.hang.local_rank import NAME, LocalRank
 from dsdoctor.hang.models import HangOptions, Incident, RankView
 from dsdoctor.hang.node import Node
+from dsdoctor.hang.nodes import Nodes
 from dsdoctor.hang.processes import facts_of
 from dsdoctor.hang.progress import Pace
 from dsdoctor.hang.run_identity import RunIdentity
@@ -33,8 +36,6 @@ KILLED, ASKED_TO_END = "killed by", ("SIGTERM", "SIGINT", "SIGHUP")
 """Launchers end the ranks that are left by these signals."""
 PEER = re.compile(r"(closed|reset) by peer|Broken pipe|remote (process|worker)", re.IGNORECASE)
 """What libraries say when another rank is gone."""
-TOGETHER, OLD = 4.0, 30.0
-"""Seconds to wait for the other nodes' reports, and after which one is of the past."""
 LAST_WORDS = 6.0
 """Seconds that ranks have to end by themselves when all are to stop."""
 OLD_FOLDER = 120.0
@@ -45,8 +46,9 @@ AGAIN = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a supervisor is started with. ``tell`` prints and writes what was found, ``write`` only writes; ``judge``
-    says of an incident HANGS, WORKS where what the others wait for is seen to work, "" where there is nothing to say."""
+    """What a supervisor is started with. ``tell`` prints and writes what was found, ``write`` only writes, ``mention`` only
+    prints. ``judge`` says of an incident HANGS, WORKS where what the others wait for is seen to work, "" where there is
+    nothing to say."""
 
     folder: Path
     options: HangOptions
@@ -54,6 +56,7 @@ class Task:
     host: str
     tell: Callable[[Incident, Node], None]
     write: Callable[[Incident], object]
+    mention: Callable[[Finding | str, Node], None]
     judge: Callable[[Incident], str]
 
 
@@ -97,8 +100,8 @@ class Supervisor:
         self._timeout: float | None = None
         self._dumps: dict[int, int] = {}
         self._dead = False
-        self._listener: Listener | None = None
-        self._reports: dict[str, tuple[float, NodeReport]] = {}
+        self._comparison = Comparison()
+        self.nodes = Nodes(task.run, task.host)
 
     def run(self) -> None:
         """Look until the last rank has ended."""
@@ -109,11 +112,14 @@ class Supervisor:
             if not self.node.living() and (self.node.ranks or time.monotonic() - began > FIRST_RANK):
                 break
             self.decide()
+            if (finding := self._comparison.look(self.node)) is not None:
+                self.task.mention(finding, self.node)
             wait_for_an_end(self.node.living(), EVERY)
-            self._take_reports()
+            self._keep_in_touch()
+        if summary := self._comparison.summary():
+            self.task.mention(summary, self.node)
         self.node.remove()
-        if self._listener is not None:
-            self._listener.close()
+        self.nodes.close()
 
     def decide(self) -> None:
         """Tell what is to be told now."""
@@ -130,18 +136,16 @@ class Supervisor:
             self.node.look_at_children()
         if self._told or still < limit or time.monotonic() < self._look_again:
             return
-        incident = self.incident()
-        if self._leads or len(incident.ranks) == incident.world:
-            incident = self._with_other_nodes(incident)
-        elif self._handed_over(incident):
-            self._look_again = time.monotonic() + min(AGAIN, limit / 3)
-            return
-        if self._slow(incident, still):
+        incident = self._of_all_nodes(self.incident(), still, limit)
+        self.node.was_busy()
+        if incident is None or self._slow(incident, still):
             self._look_again = time.monotonic() + min(AGAIN, limit / 3)
             return
         self._told = True
         self.task.tell(incident, self.node)
         if self.task.options.on_hang == "stop":
+            if self._leads:
+                self.nodes.tell_all(self._answer, 2 * AGAIN, still_waiting=lambda: bool(self.node.living()))
             self._stop()
 
     def _stop(self) -> None:
@@ -163,36 +167,49 @@ class Supervisor:
         """Whether rank 0 is on this node: then the other nodes' supervisors report here."""
         return 0 in self.node.ranks
 
-    def _take_reports(self) -> None:
-        """On rank 0's host: take what the other nodes have sent since the last look."""
+    @property
+    def _alone(self) -> bool:
+        """Whether all ranks of the run are on this node, as far as that is known."""
         self._world = self._world or self.node.world()
-        if not self._leads or len(self.node.ranks) >= self._world:
+        return len(self.node.ranks) >= self._world
+
+    @property
+    def _answer(self) -> Answer:
+        """What the other nodes are told by rank 0's."""
+        stop = self._told and self.task.options.on_hang == "stop"
+        return Answer(host=self.task.host, ranks=tuple(sorted(self.node.ranks)), told=self._told, stop=stop)
+
+    def _keep_in_touch(self) -> None:
+        """Between nodes: take what the others have sent, or tell rank 0's node that this one is there."""
+        if self._alone:
             return
-        self._listener = self._listener or Listener(self.task.run)
-        for report in self._listener.reports(0.0):
-            self._reports[report.host] = (time.monotonic(), report)
+        if self._leads:
+            self.nodes.take(self._answer)
+        elif self.nodes.is_due(self.pace.limit(self._timeout)) and any(rank.joined for rank in self.node.living()):
+            report = NodeReport(host="", still=self.node.still(), ranks=tuple(sorted(self.node.ranks)))
+            self.nodes.send(report)
+            self.node.was_busy()
 
-    def _with_other_nodes(self, incident: Incident) -> Incident:
-        """The incident with what the other nodes say, which is waited for a little: they notice it in the same seconds."""
-        last = time.monotonic() + TOGETHER
-        views = incident.ranks
-        while self._listener is not None and len(views) < incident.world and time.monotonic() < last:
-            for report in self._listener.reports(EVERY, enough=incident.world - len(views)):
-                self._reports[report.host] = (time.monotonic(), report)
-            fresh = [report for when, report in self._reports.values() if time.monotonic() - when < OLD]
-            own = {view.rank for view in incident.ranks}
-            views = (*incident.ranks, *(view for each in fresh for view in each.views if view.rank not in own))
-        return replace(incident, ranks=tuple(sorted(views, key=lambda view: view.rank)))
-
-    def _handed_over(self, incident: Incident) -> bool:
-        """Whether rank 0's host took what this node saw; this node's files are written in any case."""
-        report = NodeReport(host=self.task.host, still=incident.still, views=incident.ranks)
-        if not send_report(self.task.run, report):
-            return False
+    def _of_all_nodes(self, incident: Incident, still: float, limit: float) -> Incident | None:
+        """The incident as far as all nodes know; None where it is not for this one to tell, or not yet."""
+        if self._alone:
+            return incident
+        if self._leads:
+            joined = self.nodes.joined(incident, limit, self._answer)
+            # a node that is there and does not call it a hang may move; but not for ever
+            early = self.nodes.is_elsewhere_alive(joined) and still < self.pace.limit_of_work(self._timeout)
+            return None if early else joined
+        views = NodeReport(host="", still=incident.still, ranks=tuple(sorted(self.node.ranks)), views=incident.ranks)
+        if not self.nodes.send(views):
+            return self.nodes.without_leader(incident, limit)
         if not self._written:
             self._written = True
             self.task.write(incident)
-        return True
+        if (answer := self.nodes.answer) is not None:
+            self._told = self._told or answer.told
+            if answer.stop:
+                self._stop()
+        return None
 
     def _tell_of_an_end(self) -> None:
         """Tell of a rank that ended first and drew the others along: their errors come later, and name another cause."""

@@ -5,6 +5,7 @@ import inspect
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.hang.case import Case
 from dsdoctor.hang.checks import CHECKS
+from dsdoctor.hang.lateness import rank_late_again
 from dsdoctor.hang.models import Incident, Verdict
 from dsdoctor.hang.stacks import acting_stack, doing, folded
 
@@ -78,4 +79,7 @@ def hang_unclear(case: Case) -> tuple[Finding, ...]:
 
 def manual_pages() -> dict[str, str]:
     """The manual page of each rule by its id."""
-    return {check.__name__.replace("_", "-"): inspect.getdoc(check) or "" for check in (*CHECKS, hang_unclear)}
+    return {
+        check.__name__.replace("_", "-"): inspect.getdoc(check) or ""
+        for check in (*CHECKS, hang_unclear, rank_late_again)
+    }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsdoctor.core.files import PRIVATE, write_bytes
+from dsdoctor.core.finding import Finding
 from dsdoctor.hang.local_rank import LocalRank
 from dsdoctor.hang.models import HangOptions, Incident
 from dsdoctor.hang.node import Node
@@ -34,6 +35,7 @@ def watch_node(order: dict[str, Any]) -> None:
         host=node_name().partition("/")[0],
         tell=lambda incident, node: tell(incident, node, options),
         write=lambda incident: _written(incident, options),
+        mention=mention,
         judge=lambda incident: state_of(incident, patient=options.after is None),
     )
     try:
@@ -64,6 +66,15 @@ def tell(incident: Incident, node: Node, options: HangOptions) -> None:
     lines = [hidden.out_of(line) for line in lines_of(incident, verdict)]
     lines += [f"the files of all ranks: {place}; again: dsdoctor hang {place}"] if place else [f"no files: {failure}"]
     say(lines, node)
+
+
+def mention(what: Finding | str, node: Node) -> None:
+    """Print a finding, or a line."""
+    from dsdoctor.core.redaction import Hidden
+    from dsdoctor.report.terminal import finding_lines
+
+    hidden = Hidden(dict(os.environ))
+    say([hidden.out_of(line) for line in ([what] if isinstance(what, str) else finding_lines([what]))], node)
 
 
 def lines_of(incident: Incident, verdict: Any) -> Iterable[str]:

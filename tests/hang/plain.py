@@ -1,7 +1,7 @@
-"""A training without DeepSpeed that knows nothing of dsdoctor: torch's DistributedDataParallel on gloo, ten steps.
+"""A training without DeepSpeed that knows nothing of dsdoctor: torch's DistributedDataParallel on gloo.
 
-`--on RANK`: that rank sleeps for ever before its fourth step; without it the training ends. Where the launcher says no
-RANK (mpirun, srun) the script asks the launcher's own variables, as such scripts do.
+`--steps` (ten) of `--seconds` (none) each. `--on RANK`: that rank sleeps for ever before its fourth step; without it the
+training ends. Where the launcher says no RANK (mpirun, srun) the script asks the launcher's own variables, as such scripts do.
 """
 
 import argparse
@@ -27,12 +27,17 @@ def start() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--on", type=int, default=-1)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=0.0)
     given = parser.parse_args()
     start()
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(10):
+    for step in range(given.steps):
+        time.sleep(given.seconds)
+        if step == 3:
+            print("three steps", flush=True)
         if step == 3 and dist.get_rank() == given.on:
             time.sleep(3600)
         model(torch.ones(4, 8)).sum().backward()

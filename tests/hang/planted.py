@@ -52,7 +52,12 @@ QUIET = {
     "compiler": ["--seconds", "12"],
     "long_accumulation": ["--seconds", "0.2", "--accumulate", "64"],
     "slow_worker": ["--seconds", "12"],
+    "turns": ["--seconds", "0.1", "--steps", "200"],
+    "late_data": ["--seconds", "0.1", "--steps", "240"],
+    "late_compute": ["--seconds", "0.1", "--steps", "240"],
 }
+LATE = {"late_data": "waits for its data|sleeps in its data loader", "late_compute": "in compute"}
+"""Those of them in which one rank keeps the others waiting again and again, with what is to be said."""
 """Kinds in which nothing hangs, though nothing moves for twice as long as --hang-after or a step takes so long; their words."""
 
 
@@ -167,7 +172,14 @@ def judged(case: dict[str, Any]) -> str:
     """Whether a case came out as it should: "ok", or what is wrong."""
     rule = (re.findall(r"\[(hang-[a-z-]+)\]", case["verdict"]) or [""])[0]
     if not case["hangs"]:
-        whole = case["ends"] == [0] * case["ranks"]
+        told = re.findall(r"dsdoctor: ! (.*)  \[rank-late-again\]", case["text"])
+        if case["kind"] in LATE:
+            right = (
+                len(told) == 1 and told[0].startswith(f"rank {case['on']} ") and re.search(LATE[case["kind"]], told[0])
+            )
+            right = right and f"waited for rank {case['on']} " in case["text"]
+            return "ok" if right and case["ends"] == [0] * case["ranks"] else f"told {told}"
+        whole = not told and case["ends"] == [0] * case["ranks"]
         return "ok" if not rule and whole else f"alarm {rule}" if rule else f"ends {case['ends']}"
     rules, word = CAUSES[case["kind"]]
     if not case["verdict"]:

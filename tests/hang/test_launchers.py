@@ -126,4 +126,7 @@ def test_srun_on_two_nodes(tmp_path: Path) -> None:
     found = VERDICT.findall(done.stderr)
     assert [rule for _, rule in found] == ["hang-rank-behind"], done.stderr
     assert found[0][0].startswith("rank 1 (nodeb, ")
+    # the other node does not tell it again, and ends its rank alike
+    assert done.stderr.count("nothing has moved for") == 1, done.stderr
+    assert done.stderr.count("HangDetected: ") == 2
     assert done.returncode == 1

@@ -17,7 +17,7 @@ import pytest
 
 from dsdoctor.commands.hang import judge_folder
 from dsdoctor.core.errors import UsageError
-from dsdoctor.hang.channel import Listener, NodeReport, send_report
+from dsdoctor.hang.channel import Answer, Listener, NodeReport, Sent, send_report
 from dsdoctor.hang.fault_dump import parse_dump
 from dsdoctor.hang.incident_files import read_ranks, write_ranks
 from dsdoctor.hang.local_rank import decode_sample
@@ -95,22 +95,23 @@ def test_a_report_is_taken_from_this_run_alone(secret: bytes) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    listener, sent = Listener(run_on(port)), list[bool]()
+    listener, sent = Listener(run_on(port)), list[Sent]()
+    answer = Answer(host="node1", ranks=(0,), told=True)
     report = NodeReport(host="node2", still=7.0, views=(view(2, elsewhere(), 55),))
     sender = threading.Thread(target=lambda: sent.append(send_report(run_on(port, secret), report)))
     sender.start()
-    found = listener.reports(0.4, enough=1)
+    found = listener.reports(0.4, answer, enough=1)
     listener.close()
     sender.join()
 
     ours = secret == b"s" * 32
-    assert (found, sent) == ([report] if ours else [], [ours])
+    assert (found, sent) == (([report], [Sent(answer=answer)]) if ours else ([], [Sent()]))
 
 
 def test_where_nobody_listens_a_report_is_not_taken() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        assert not send_report(run_on(taken.getsockname()[1]), NodeReport(host="a", still=1.0))
+        assert send_report(run_on(taken.getsockname()[1]), NodeReport(host="a", still=1.0)) == Sent()
 
 
 def test_ranks_of_one_run_have_one_key_and_those_of_another_have_not() -> None:

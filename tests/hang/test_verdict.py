@@ -164,7 +164,7 @@ def test_a_host_that_is_silent_is_named_with_its_ranks() -> None:
     made = incident(*(view(rank, calling("all_reduce"), 56) for rank in range(2)), silent_hosts={"node2": (2, 3)})
     rule, _, title = one(made)
 
-    assert (rule, title.startswith("node2 with ranks 2-3 does not answer")) == ("hang-host-gone", True)
+    assert (rule, title.startswith("node2 with ranks 2-3 is not reached")) == ("hang-host-gone", True)
 
 
 def test_a_rank_that_has_not_joined_is_told_with_its_line() -> None:

@@ -24,11 +24,13 @@ WIDTH = 16
 class Numbers(torch.utils.data.Dataset):
     """Batches; the one at ``stuck`` never comes, that at ``slow`` takes so many seconds of reading."""
 
-    def __init__(self, stuck: int | None, slow: int | None = None, seconds: float = 0.0) -> None:
-        self.stuck, self.slow, self.seconds = stuck, slow, seconds
+    def __init__(
+        self, stuck: int | None, slow: int | None = None, seconds: float = 0.0, steps: int = STEPS, late: float = 0.0
+    ) -> None:
+        self.stuck, self.slow, self.seconds, self.steps, self.late = stuck, slow, seconds, steps, late
 
     def __len__(self) -> int:
-        return STEPS
+        return self.steps
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index == self.stuck:
@@ -37,6 +39,7 @@ class Numbers(torch.utils.data.Dataset):
         if index == self.slow:
             says_when()
             read_slowly(self.seconds)
+        time.sleep(self.late)
         return torch.ones(WIDTH) * (index + 1)
 
 
@@ -47,6 +50,10 @@ def read_slowly(seconds: float) -> None:
         while time.monotonic() < until:
             file.read(1 << 19)
             time.sleep(0.25)
+
+
+def compute(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 def says_when() -> None:
@@ -76,10 +83,15 @@ def train(given: argparse.Namespace) -> None:
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config(given))
     stuck = given.at if here and given.kind in {"loader", "worker"} else None
     slow = given.at if here and given.kind == "slow_worker" else None
+    late = given.seconds if here and given.kind == "late_data" else 0.0
     workers = 1 if "worker" in given.kind else 0
-    loader = torch.utils.data.DataLoader(Numbers(stuck, slow, given.seconds), batch_size=1, num_workers=workers)
+    loader = torch.utils.data.DataLoader(
+        Numbers(stuck, slow, given.seconds, given.steps, late), batch_size=1, num_workers=workers
+    )
     for step, batch in enumerate(loader):
         mistake = MISTAKES.get(given.kind)
+        if (given.kind == "late_compute" and here) or (given.kind == "turns" and step % dist.get_world_size() == rank):
+            compute(given.seconds)
         planted = step == given.at and mistake is not None and (here or given.kind in EVERYWHERE)
         if planted and here:
             says_when()
@@ -269,6 +281,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--stage", type=int, default=0)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--folder", default="")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=-1)
     return parser.parse_args(words)

@@ -1,0 +1,138 @@
+"""A run over two nodes of a rig: the network between them is cut, and the host of rank 0 is gone. Needs root and namespaces."""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.commands.hang import judge_folder
+from dsdoctor.hang.channel import Answer, NodeReport
+from dsdoctor.hang.models import Incident
+from dsdoctor.hang.nodes import Nodes
+from tests.comm.conftest import need
+from tests.comm.rig import Node, Rig, missing, port_of
+from tests.hang.made import calling, elsewhere, incident, view
+from tests.hang.test_parts import run_on
+
+PLAIN = str(Path(__file__).with_name("plain.py"))
+AFTER = 6
+
+
+def running(nodes: Sequence[Node], port: int) -> "list[subprocess.Popen[str]]":
+    """A rank on each node, started as a cluster's own script does; the hang's files go into a folder of each node."""
+    command = [sys.executable, "-m", "dsdoctor.run", "--hang-after", str(AFTER), "--hang-dir", "hang"]
+    command += [PLAIN, "--steps", "4000", "--seconds", "0.05"]
+    where = {"MASTER_ADDR": nodes[0].address, "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    return [node.popen(command, env={**where, "RANK": str(rank)}) for rank, node in enumerate(nodes)]
+
+
+def said(process: "subprocess.Popen[str]") -> str:
+    """What dsdoctor printed, to the end of its first verdict."""
+    lines = []
+    assert process.stderr
+    for line in process.stderr:
+        lines += [line] if line.startswith("dsdoctor") else []
+        if "the files of all ranks" in line:
+            break
+    process.kill()
+    return "".join(lines)
+
+
+@pytest.mark.launch
+def test_a_network_that_is_cut_and_a_host_of_rank_0_that_is_gone(tmp_path: Path) -> None:
+    need(missing())
+    with Rig(tmp_path / "rig", nodes=4) as rig:
+        assert rig.switch
+        processes = [*running(rig.nodes[:2], 29521), *running(rig.nodes[2:], 29522)]
+        for process in processes:
+            assert process.stdout
+            assert "three steps" in process.stdout.readline()
+        # the nodes have told each other of themselves
+        time.sleep(AFTER / 2)
+        began = time.monotonic()
+        rig[1].net("ip", "link", "set", "eth0", "down")
+        # a machine that loses power says no farewell
+        rig.switch.net("ip", "link", "set", port_of(2), "down")
+        rig[2].holder.kill()
+        texts = [said(processes[number]) for number in (0, 1, 3)]
+        seconds = time.monotonic() - began
+        folders = [rig.folder / rig.names[number] / "hang" for number in (0, 1, 3)]
+        alone = [judge_folder(folder)[1].findings[0] for folder in folders]
+        for path in folders[0].iterdir():
+            (folders[1] / path.name).write_bytes(path.read_bytes())
+        together = judge_folder(folders[1])[1].findings[0]
+
+    lost = [("nodeb", 1, 0), ("nodea", 0, 1), ("nodec", 0, 1)]
+    for text, finding, (host, gone, waits) in zip(texts, alone, lost, strict=True):
+        assert f"✗ {host} with rank {gone} is not reached any more, and rank {waits} waits in all_reduce" in text, text
+        assert (finding.rule, f"{host} with rank {gone}" in finding.title) == ("hang-host-gone", True)
+    assert together.rule == "hang-network-cut"
+    assert seconds < AFTER + 20
+
+
+ANSWER = Answer(host="node1", ranks=(0,))
+
+
+def handed(report: NodeReport) -> tuple[Nodes, Nodes]:
+    """The node of rank 0, which has taken another's report, and that other."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    leader, other = Nodes(run_on(port), "node1"), Nodes(run_on(port), "node2")
+    leader.take(ANSWER)
+    sender = threading.Thread(target=other.send, args=(report,))
+    sender.start()
+    leader.take(ANSWER, 0.2, enough=1)
+    sender.join()
+    return leader, other
+
+
+HELLO = NodeReport(host="", still=0.0, ranks=(1,))
+SEEN = NodeReport(host="", still=7.0, ranks=(1,), views=(view(1, elsewhere(), 55, world=2),))
+
+
+def own() -> Incident:
+    return incident(view(0, calling("all_reduce"), 56, world=2), world=2)
+
+
+@pytest.mark.parametrize("report", [HELLO, SEEN], ids=["fell silent", "reported"])
+def test_a_node_that_was_there_and_falls_silent_is_known_by_its_ranks(report: NodeReport) -> None:
+    leader, other = handed(report)
+    early = leader.joined(own(), 60.0, ANSWER, together=0.0)
+    time.sleep(0.05)
+    late = leader.joined(own(), 0.04, ANSWER, together=0.0)
+    leader.close()
+
+    silent = report is HELLO
+    assert other.answer == ANSWER
+    assert (early.silent_hosts, leader.is_elsewhere_alive(early)) == ({}, silent)
+    assert late.silent_hosts == ({"node2": (1,)} if silent else {})
+    assert not leader.is_elsewhere_alive(late)
+    assert [each.rank for each in late.ranks] == ([0] if silent else [0, 1])
+
+
+def test_a_leader_whose_machine_answers_without_a_watch_has_ended_and_once_is_not_enough() -> None:
+    leader, other = handed(HELLO)
+    leader.close()
+    seen = []
+    for _ in range(2):
+        assert not other.send(SEEN)
+        seen.append(other.without_leader(own(), 0.04).left_hosts)
+        time.sleep(0.05)
+
+    assert seen == [{}, {"node1": (0,)}]
+
+
+def test_of_a_leader_that_never_answered_nothing_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    other = Nodes(run_on(port), "node2")
+    for _ in range(2):
+        other.send(SEEN)
+        time.sleep(0.05)
+
+    assert other.without_leader(own(), 0.04) == own()
