@@ -25,8 +25,9 @@ exec sh -c "$last"
 """
 PYTHON = """#!/bin/sh
 # python -m dsdoctor.comm.launch.on_host ORDER, whose ranks take a moment; ends with its stdin
-document='{"document":"all is well"}' ended='{"ended":{"rank":0,"host":"x","how":null}}'
-case "$3" in *'"first":0,'*) (sleep 1; echo "$document"; echo "$ended") & ;; esac
+document='{"document":"all is well"}' kept='{"name":"rank-00000.log","text":"its end"}'
+ended='{"ended":{"rank":0,"host":"x","how":null}}'
+case "$3" in *'"first":0,'*) (sleep 1; echo "$document"; echo "$kept"; echo "$ended") & ;; esac
 echo "words of a login script"
 cat > /dev/null
 """
@@ -73,6 +74,7 @@ def test_200_hosts_of_which_3_are_dead_take_one_connection_each_and_leave_nothin
     took = time.monotonic() - began
 
     assert told.document == "all is well"
+    assert told.files == {"rank-00000.log": "its end"}
     assert sorted((stand_ins / "calls").read_text().split()) == sorted(orders(197, 3))
     assert took < 20
     time.sleep(0.5)
