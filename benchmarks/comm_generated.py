@@ -1,21 +1,26 @@
 """Faults of one rank that nobody planned, kind x rank x collective x mode: is the first thing that `comm` says right, and in time?
 
-    python -m benchmarks.comm_generated [--count 40] [--seed 1] [--modes quick,default,full] [--json FILE]
+    python -m benchmarks.comm_generated [--count 40] [--seed 1] [--modes quick,default,full]
+                                        [--launchers hand,torchrun,dsdoctor,hostfile] [--json FILE]
 
 From the repository's root, as root on Linux. A case is right when the first error that rank 0 reports has the right rule, rank
-and words, the exit status is 1, and the deadline holds to two seconds.
+and words, the exit status is 1, and the deadline holds to two seconds. "hand" are three machines of a rig. Under the other
+launchers the ranks are on this one: no process and no lock may be left, and the launcher's own start may take five seconds.
 """
 
 import argparse
+import itertools
 import json
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from tests.comm import launched_faults
 from tests.comm.fault_table import Fault, played
-from tests.comm.generated_faults import generated
+from tests.comm.generated_faults import CALLS, MISDEEDS, RANKS, Misdeed, generated
 from tests.comm.jobs import Job
 from tests.comm.rig import missing
 
@@ -58,24 +63,50 @@ def judged(fault: Fault, running: Job, ended: bool, deadline: float) -> tuple[st
     return title, ""
 
 
+def play_launched(misdeed: Misdeed, rank: int, call: int, mode: str, launcher: str) -> dict[str, object]:
+    """One case under a launcher of this machine."""
+    deadline = DEADLINES[mode]
+    with tempfile.TemporaryDirectory(prefix="comm-case-") as folder:
+        found = launched_faults.play(misdeed, rank, call, launcher, mode, deadline, Path(folder))
+    return {
+        "case": f"rank {rank} {misdeed.name} before collective {call} of {mode}, by {launcher}",
+        "said": found.title,
+        "wrong": launched_faults.complaint(found, misdeed, rank, deadline),
+        "seconds": round(found.seconds, 1),
+    }
+
+
+def cases(modes: Sequence[str], launchers: Sequence[str]) -> list[tuple[str, Callable[[], dict[str, object]]]]:
+    """Every combination by its name."""
+    found: list[tuple[str, Callable[[], dict[str, object]]]] = []
+    if "hand" in launchers:
+        found += [(fault.name, partial(play, fault)) for fault in generated(modes=modes)]
+    others = [launcher for launcher in launchers if launcher != "hand"]
+    for misdeed, rank, call, mode, launcher in itertools.product(MISDEEDS, RANKS, CALLS, modes, others):
+        name = f"rank {rank} {misdeed.name} before collective {call} of {mode}, by {launcher}"
+        found.append((name, partial(play_launched, misdeed, rank, call, mode, launcher)))
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Play a sample of the table, or all of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=0, help="so many, drawn by chance (default: all)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--modes", default="quick,default,full")
+    parser.add_argument("--launchers", default="hand")
     parser.add_argument("--only", default="", help="cases whose name has this word")
     parser.add_argument("--json", type=Path, help="write the results")
     given = parser.parse_args(argv)
     if reason := missing():
         raise SystemExit(reason)
-    faults = generated(modes=[f"--{mode}" for mode in given.modes.split(",")])
-    faults = [fault for fault in faults if given.only in fault.name]
+    chosen = cases([f"--{mode}" for mode in given.modes.split(",")], given.launchers.split(","))
+    chosen = [(name, run) for name, run in chosen if given.only in name]
     if given.count:
-        faults = random.Random(given.seed).sample(faults, min(given.count, len(faults)))  # noqa: S311 - no secret
+        chosen = random.Random(given.seed).sample(chosen, min(given.count, len(chosen)))  # noqa: S311 - no secret
     results = []
-    for fault in faults:
-        results.append(play(fault))
+    for _, run in chosen:
+        results.append(run())
         print(f"{'ok   ' if not results[-1]['wrong'] else 'WRONG'} {json.dumps(results[-1])}", flush=True)
     counts = Counter("right" if not result["wrong"] else "wrong" for result in results)
     print(f"{len(results)} cases: {dict(counts)}")

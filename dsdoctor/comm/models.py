@@ -126,9 +126,9 @@ class Local:
     name resolves to; ``chosen`` and ``routed`` are the interface that the backend would take and the one that the kernel
     routes to the master by.
 
-    ``memlock`` and ``nofile`` are this process's own limits (None: unlimited). ``variables`` are those that steer
-    communication (NCCL_*, GLOO_*, TORCH_NCCL_* ...), without secrets. ``stale_shm`` are old segments of NCCL that no
-    process has mapped or open, as far as this one sees; ``shm_users_unseen`` are the processes that it could not look at.
+    ``memlock``, ``nofile`` and ``address_space`` are this process's own limits (None: unlimited). ``variables`` are those
+    that steer communication (NCCL_*, GLOO_*, TORCH_NCCL_* ...), without secrets. ``stale_shm`` are old segments of NCCL that
+    no process has mapped or open, as far as this one sees; ``shm_users_unseen`` are the processes that it could not look at.
     """
 
     hostname: str
@@ -140,6 +140,7 @@ class Local:
     shm_free: int | None = None
     memlock: int | None = None
     nofile: int | None = None
+    address_space: int | None = None
     fabric: tuple[FabricPort, ...] = ()
     iommu: str | None = None
     acs: tuple[str, ...] = ()

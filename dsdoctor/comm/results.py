@@ -146,7 +146,8 @@ class SkippedStep:
 class Stuck:
     """Where a rank was when a phase ended it or it died. ``at`` is the exchange it was in and ``step`` its number (0 before
     the first); ``process`` its state in the kernel's letters ("S", "T" stopped, "D"); ``ended`` how it died, if it did.
-    ``error`` is what it raised, ``stack`` where it stands or raised that, innermost first."""
+    ``error`` is what it raised, ``stack`` where it stands or raised that, innermost first; ``sequence`` and ``operation`` are the
+    last collective that it began, by torch's flight recorder."""
 
     rank: int
     at: str
@@ -156,6 +157,8 @@ class Stuck:
     ended: str | None = None
     error: str | None = None
     stack: tuple[str, ...] = ()
+    sequence: int | None = None
+    operation: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from dsdoctor.comm.bad_ranks import bad_ranks
 from dsdoctor.comm.control.phases import state_of
 from dsdoctor.comm.launch.commands import HostOrder, host_orders
+from dsdoctor.comm.launch.evidence_files import write_files
 from dsdoctor.comm.launch.start import RankEnded, free_port
 from dsdoctor.comm.launch.start_on_hosts import start_on_hosts
 from dsdoctor.comm.local.gpu_links import read_gpus
@@ -139,6 +140,7 @@ class HostsTest:
             seconds=settings.deadline + MARGIN,
         )
         self._gone = {gone.rank: f"{gone.how}: {gone.last_line}".rstrip(": ") for gone in told.ended if gone.how}
+        write_files(self._folder, told.files)
         return report_of(read_remote_report(told.document), told.ended, settings)
 
     def _orders(self) -> dict[str, HostOrder]:

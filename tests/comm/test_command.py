@@ -13,6 +13,7 @@ import pytest
 
 from dsdoctor.commands.explain import manual
 from tests.cli.runner import run as run_inside
+from tests.comm.left_over import left_over
 
 COMM = (sys.executable, "-m", "dsdoctor", "comm")
 CLEAN = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
@@ -59,18 +60,6 @@ def test_every_rule_of_this_room_has_a_manual_page() -> None:
 
     assert len(pages) > 50
     assert all(parse_page(page).means.splitlines()[0] in manual(rule) for rule, page in pages.items())
-
-
-def left_over(marker: str) -> list[str]:
-    """Processes that carry a variable of a test."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            if marker.encode() in (place / "environ").read_bytes() and str(os.getpid()) != place.name:
-                found.append((place / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.mark.launch

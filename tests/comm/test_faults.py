@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.comm import launched_faults
 from tests.comm.conftest import need
 from tests.comm.fault_table import FAULTS, Fault, played
-from tests.comm.generated_faults import SAMPLE
+from tests.comm.generated_faults import MISDEEDS, SAMPLE
 from tests.comm.jobs import Job
 from tests.comm.rig import missing
 
@@ -79,3 +80,12 @@ def test_a_missing_rank_is_named_within_the_deadline(world: int, deadline: float
     assert len(titles) == 1
     assert titles[0].startswith(f"rank {absent}")
     assert max(seconds for _, seconds in running.ends.values()) <= deadline + MARGIN
+
+
+@pytest.mark.parametrize(("place", "launcher"), list(enumerate(launched_faults.LAUNCHERS)))
+def test_a_generated_fault_is_named_under_every_launcher(place: int, launcher: str, tmp_path: Path) -> None:
+    misdeed, rank = MISDEEDS[3 * place], 1 + place % 2
+
+    found = launched_faults.play(misdeed, rank, 2, launcher, "--quick", 25.0, tmp_path)
+
+    assert launched_faults.complaint(found, misdeed, rank, 25.0) == "", found

@@ -80,6 +80,7 @@ WITH_PROBLEM = {
     "stale-nccl-shm": healthy(stale_shm=("/dev/shm/nccl-aB3",)),
     "memlock-limited": healthy(memlock=8 << 20),
     "nofile-low": healthy(nofile=256),
+    "address-space-limited": healthy(address_space=2 * GIB),
     "fabric-port-down": healthy(fabric=(replace(PORT, state="INIT"),)),
     "pcie-link-degraded": healthy(gpus=(replace(H100, pcie=(1, 8)),)),
     "gpu-memory-taken": healthy(gpus=(replace(H100, free=9 * GIB),)),

@@ -15,6 +15,7 @@ from dsdoctor.comm.launch.start_on_hosts import start_on_hosts
 from dsdoctor.core.errors import UsageError
 from dsdoctor.hosts.fan_out import HostCommand, on_hosts
 from dsdoctor.hosts.hostfile import Slots
+from tests.comm.left_over import left_over
 
 SSH = """#!/bin/sh
 # ssh OPTIONS HOST COMMAND; the dead hosts never answer
@@ -25,8 +26,9 @@ exec sh -c "$last"
 """
 PYTHON = """#!/bin/sh
 # python -m dsdoctor.comm.launch.on_host ORDER, whose ranks take a moment; ends with its stdin
-document='{"document":"all is well"}' ended='{"ended":{"rank":0,"host":"x","how":null}}'
-case "$3" in *'"first":0,'*) (sleep 1; echo "$document"; echo "$ended") & ;; esac
+document='{"document":"all is well"}' kept='{"name":"rank-00000.log","text":"its end"}'
+ended='{"ended":{"rank":0,"host":"x","how":null}}'
+case "$3" in *'"first":0,'*) (sleep 1; echo "$document"; echo "$kept"; echo "$ended") & ;; esac
 echo "words of a login script"
 cat > /dev/null
 """
@@ -47,18 +49,6 @@ def orders(alive: int, dead: int, slots: int = 8, seconds: float = 30.0) -> "dic
     return dict(host_orders(hosts, master="10.0.0.1", port=4711, token="t", seconds=seconds))
 
 
-def left(marker: str) -> list[str]:
-    """Processes that carry a word of a test in their environment."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            if marker.encode() in (place / "environ").read_bytes() and str(os.getpid()) != place.name:
-                found.append((place / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
-
-
 @pytest.mark.slow
 def test_200_hosts_of_which_3_are_dead_take_one_connection_each_and_leave_nothing(stand_ins: Path) -> None:
     began = time.monotonic()
@@ -73,10 +63,11 @@ def test_200_hosts_of_which_3_are_dead_take_one_connection_each_and_leave_nothin
     took = time.monotonic() - began
 
     assert told.document == "all is well"
+    assert told.files == {"rank-00000.log": "its end"}
     assert sorted((stand_ins / "calls").read_text().split()) == sorted(orders(197, 3))
     assert took < 20
     time.sleep(0.5)
-    assert left(str(stand_ins / "calls")) == []
+    assert left_over(str(stand_ins / "calls")) == []
 
 
 @pytest.mark.slow
@@ -141,7 +132,7 @@ def test_a_head_that_is_ended_leaves_nothing(number: int, stand_ins: Path) -> No
         time.sleep(0.05)
     head.send_signal(number)
     head.wait(10)
-    while (rest := [line for line in left(marker) if "sleep 600" not in line]) and time.monotonic() < until:
+    while (rest := [line for line in left_over(marker) if "sleep 600" not in line]) and time.monotonic() < until:
         time.sleep(0.05)
 
     assert rest == []
@@ -158,10 +149,10 @@ def test_the_ranks_of_a_host_end_when_its_stdin_closes(tmp_path: Path) -> None:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, env={**os.environ, "MARK": marker}) as process:
         assert process.stdin is not None
         until = time.monotonic() + 20
-        while len([line for line in left(marker) if "dsdoctor.comm " in line]) < 2 and time.monotonic() < until:
+        while len([line for line in left_over(marker) if "dsdoctor.comm " in line]) < 2 and time.monotonic() < until:
             time.sleep(0.05)
-        assert len([line for line in left(marker) if "dsdoctor.comm " in line]) >= 2
+        assert len([line for line in left_over(marker) if "dsdoctor.comm " in line]) >= 2
         process.stdin.close()
         process.wait(10)
 
-    assert left(marker) == []
+    assert left_over(marker) == []

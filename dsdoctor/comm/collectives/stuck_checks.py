@@ -214,18 +214,31 @@ def rank_behind(trouble: Trouble) -> Iterator[Finding]:
     """
     if trouble.explained:
         return
-    for behind in trouble.behind or trouble.before_it:
-        inside = [other for other in trouble.waiting if other is not behind and other not in trouble.before_it]
-        ahead = max(inside, key=lambda other: other.step)
-        earlier = behind.step < ahead.step
-        state = LETTERS.get(behind.process, "alive")
-        where = f"is still in {behind.at} ({state})" if earlier else f"stands in {_frame(behind)} ({state})"
+    late = trouble.behind or trouble.before_it or trouble.fewer_begun
+    others = [other for other in trouble.waiting if other not in late]
+    inside = [other for other in others if other not in trouble.before_it] or others
+    ahead = max(inside, key=lambda other: (other.step, other.sequence or 0), default=None)
+    by_where: dict[str, list[Stuck]] = defaultdict(list)
+    for behind in late if ahead else ():
+        by_where[_where(behind, ahead)].append(behind)
+    for where, those in by_where.items():
+        assert ahead is not None
         yield Finding.error(
             "rank-behind",
-            f"{trouble.who(behind.rank)} {where}, while rank {ahead.rank} waits in {ahead.at}",
-            evidence=behind.stack[:6],
+            f"{_who(trouble, [one.rank for one in those])} {where}, while rank {ahead.rank} waits in {ahead.at}",
+            evidence=(*those[0].stack[:6], *trouble.recorded),
             fix="its stack says what it waits for; a device that does not answer shows as state D",
         )
+
+
+def _where(behind: Stuck, ahead: Stuck | None) -> str:
+    """Where a rank is for which another one waits."""
+    state = LETTERS.get(behind.process, "alive")
+    if ahead is None or behind.step < ahead.step:
+        return f"is still in {behind.at} ({state})"
+    if behind.stack:
+        return f"stands in {_frame(behind)} ({state})"
+    return f"has begun {behind.sequence} collectives ({state}), rank {ahead.rank} {ahead.sequence}"
 
 
 def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
@@ -243,7 +256,7 @@ def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
     Since: 0.1
     """
     waiting = trouble.waiting
-    if trouble.explained or trouble.behind or trouble.before_it or any(link_cut(trouble)):
+    if trouble.explained or trouble.behind or trouble.before_it or trouble.fewer_begun or any(link_cut(trouble)):
         return
     if not waiting or any(stuck.error for stuck in trouble.stuck):
         # the others then wait for a rank whose exchange was broken off
@@ -255,7 +268,7 @@ def exchange_hangs(trouble: Trouble) -> Iterator[Finding]:
         "exchange-hangs",
         f"{named(tuple(sorted(stuck.rank for stuck in waiting)), trouble.hosts)} hang in {waiting[0].at} "
         f"({trouble.backend}){tcp}{unseen}",
-        evidence=(f"nothing moved for {trouble.waited:.0f} s",) + waiting[0].stack[:4],
+        evidence=(f"nothing moved for {trouble.waited:.0f} s", *waiting[0].stack[:4], *trouble.recorded),
         fix="look at the interface the library chose" if inside else "see what the ranks' stacks say",
         steps=(step("python -m dsdoctor comm --full"), step("export NCCL_DEBUG=INFO")),
     )

@@ -8,8 +8,10 @@ import re
 from dataclasses import dataclass, field
 
 from dsdoctor.comm.models import Claim
+from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.results import ConnectOutcome, Reach, SkippedStep, Stuck
 
+MOST_RECORDED = 4
 STOPPED = frozenset("Tt")
 """The kernel's letters for a process that a signal or a debugger has stopped."""
 CONSEQUENCE = re.compile(
@@ -112,6 +114,28 @@ class Trouble:
         """Ranks that have not begun the exchange in which the others wait."""
         most = max((stuck.step for stuck in self.waiting), default=0)
         return tuple(stuck for stuck in self.waiting if stuck.step < most)
+
+    @property
+    def fewer_begun(self) -> tuple[Stuck, ...]:
+        """Ranks in the step of the others that have begun fewer collectives by torch's flight recorder, and whose stack was not
+        to be seen: with a stack inside of the library a rank may wait in an earlier one for the others. Empty unless the
+        recorders of all that wait were read."""
+        if self.behind or not all(stuck.sequence is not None for stuck in self.waiting):
+            return ()
+        most = max((stuck.sequence or 0 for stuck in self.waiting), default=0)
+        return tuple(stuck for stuck in self.waiting if (stuck.sequence or 0) < most and not stuck.stack)
+
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """What the flight recorders say, a line for each collective that ranks began last."""
+        last: dict[tuple[int, str], list[int]] = {}
+        for stuck in self.stuck:
+            if stuck.sequence is not None:
+                last.setdefault((stuck.sequence, stuck.operation), []).append(stuck.rank)
+        return tuple(
+            f"torch's flight recorder: {named(tuple(sorted(ranks)), ())} began {number} collectives, the last {operation}"
+            for (number, operation), ranks in sorted(last.items())
+        )[:MOST_RECORDED]
 
     @property
     def before_it(self) -> tuple[Stuck, ...]:

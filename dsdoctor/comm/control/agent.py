@@ -15,6 +15,7 @@ from dsdoctor.comm.control.messages import Briefing, News
 from dsdoctor.comm.control.orders import release
 from dsdoctor.comm.control.phases import PhaseLog
 from dsdoctor.comm.control.test_run import TestRun
+from dsdoctor.comm.local.checks import too_little
 from dsdoctor.comm.rendezvous import absent_checks
 from dsdoctor.comm.rendezvous.absent_checks import Absent
 from dsdoctor.comm.rendezvous.notices import NoticeListener, send_notice
@@ -75,8 +76,9 @@ def control(briefing: Briefing, pipe: BinaryIO, shown: Callable[[], None]) -> No
 
 def _cannot_come(briefing: Briefing, found: tuple[Finding, ...], say: Callable[[News], None]) -> None:
     """Say why this rank cannot come: to rank 0 first, for a launcher ends all ranks when one has ended."""
+    cause = too_little(briefing.rank, briefing.local, backend=briefing.backend) or found
     # the title begins with who it is, which rank 0 says by itself
-    why = found[0].title.partition(": ")[2]
+    why = cause[0].title.partition(": ")[2]
     if briefing.rank.rank and send_notice(briefing.rank, briefing.local.hostname, why, seconds=_arrival(briefing)):
         time.sleep(AFTER_NOTICE)
     say(News(alone=found))

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from dsdoctor.comm.collectives.flight_recorder import flight_file
 from dsdoctor.comm.control.messages import Do, ExchangeMessage, ExchangeResult, Join, Task
 from dsdoctor.comm.models import Mode, RankGroup
 from dsdoctor.comm.results import Speeds
@@ -55,7 +56,8 @@ def exchange(join: Join, channel: socket.socket) -> None:
             while (do := work.get()) is not None:
                 sender.say(ExchangeMessage(result=TASKS[do.task or Task.RIGHT](group, do, sender)))
         except Exception as error:
-            # a library may raise anything; its message is sent to rank 0
+            # a library may raise anything; its message is sent to rank 0, and the rank's log holds the whole of it
+            traceback.print_exc()
             sender.say(ExchangeMessage(error=f"{type(error).__name__}: {error}", stack=frames(error)))
             time.sleep(3600)
 
@@ -124,7 +126,7 @@ def _dump_flight_recorder(folder: str) -> None:
     if dump is not None:
         text = dump()
         content = text if isinstance(text, bytes) else text.encode()
-        write_bytes(Path(folder) / f"flight-{os.getpid()}.json", content, mode=PRIVATE)
+        write_bytes(flight_file(folder, os.getpid()), content, mode=PRIVATE)
 
 
 def _right(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:

@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 from typing import Protocol
 
+from dsdoctor.comm.collectives.flight_recorder import flight_file, read_recorded
 from dsdoctor.comm.collectives.nccl_log import relevant_lines
 from dsdoctor.comm.control.fork_server import Data, ForkServer
 from dsdoctor.comm.control.messages import Do, ExchangeResult, Join, RankAnswer, RankOrder
@@ -97,6 +98,10 @@ class RunJob:
         if self._result:
             return self._answer(result=self._result)
         if self._error or self._data.ended():
+            if self._error and not self._data.ended():
+                # its flight recorder is written for who looks at it later
+                self._data.ask_stack()
+                time.sleep(STACK_TIME)
             return self._answer(stuck=self._stuck(self._raised_in))
         return self.stop() if self._age() > self._seconds + TAIL else None
 
@@ -121,10 +126,12 @@ class RunJob:
             stuck=stuck,
             left_out=self._data.left_out,
             nccl=nccl,
+            process=self._data.pid,
             seconds=self._age(),
         )
 
     def _stuck(self, stack: tuple[str, ...], state: str = "") -> Stuck:
+        recorded = read_recorded(flight_file(self._data.folder, self._data.pid))
         return Stuck(
             rank=self._rank,
             at=self._data.at,
@@ -134,6 +141,8 @@ class RunJob:
             ended=self._data.ended(),
             error=self._error,
             stack=stack,
+            sequence=recorded.sequence if recorded else None,
+            operation=f"{recorded.operation} of {recorded.size or '?'}" if recorded else "",
         )
 
     def _age(self) -> float:

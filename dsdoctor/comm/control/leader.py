@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dsdoctor.comm.control import exchange_phases, gather_phases
 from dsdoctor.comm.control.phases import Phase
 from dsdoctor.comm.control.test_run import TestRun
+from dsdoctor.comm.local.limit_checks import blamed, is_tiny
 from dsdoctor.comm.local.link_limits import limit
 from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.comm.results import Report
@@ -41,6 +42,10 @@ def lead(test_run: TestRun) -> Report:
             if phase is CommPhase.RIGHT and _unnamed(test_run):
                 _write(test_run, CommPhase.ISOLATE, exchange_phases.search)
     test_run.phase_log.add_to(CommPhase.RIGHT, tuple(exchange_phases.deadline_too_short(test_run)))
+    if test_run.phase_log.broken and any(
+        claim.local and is_tiny(claim.local, claim.world, claim.backend) for claim in test_run.claims
+    ):
+        test_run.phase_log.change(CommPhase.LOCAL, blamed)
     return report(test_run)
 
 

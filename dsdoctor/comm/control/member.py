@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from dsdoctor.comm.control.evidence import put_evidence
 from dsdoctor.comm.control.fork_server import ForkServer
 from dsdoctor.comm.control.jobs import BackgroundJob, Idle, KeptProcess, MeshJob, RunJob
 from dsdoctor.comm.control.messages import Briefing, Join, News, OrderKind, RankAnswer, RankOrder, Task
@@ -78,6 +79,8 @@ class Member:
         answer = replace(answer, supervisor=state_of(os.getppid()))
         self._answers.append(answer)
         self._note()
+        if answer.stuck:
+            put_evidence(self.board, self.rank, self.world, self.claim.host, self.briefing.folder, answer.process)
         self.board.log(f"answers/{order.number}").write(answer)
 
     def clear(self) -> None:

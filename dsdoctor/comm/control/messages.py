@@ -52,7 +52,7 @@ class ExchangeResult:
 class RankAnswer:
     """One rank's answer to an order: what it found, or where it was stuck; ``left_out`` are the steps that it did not take part
     in because something raised there; ``nccl`` are the relevant lines of NCCL's log.
-    ``supervisor`` is the kernel's letter for the process that the launcher started."""
+    ``supervisor`` is the kernel's letter for the process that the launcher started, ``process`` the data process's number."""
 
     rank: int
     reaches: tuple[Reach, ...] = ()
@@ -61,6 +61,7 @@ class RankAnswer:
     left_out: tuple[SkippedStep, ...] = ()
     nccl: str = ""
     supervisor: str = ""
+    process: int = 0
     seconds: float = 0.0
 
 

@@ -68,10 +68,15 @@ class PhaseLog:
 
     def add_to(self, phase: CommPhase, findings: tuple[Finding, ...]) -> None:
         """Findings that show only at the end, put into the phase that they concern."""
+        if findings:
+            self.change(phase, lambda before: before + findings)
+
+    def change(self, phase: CommPhase, into: Callable[[tuple[Finding, ...]], tuple[Finding, ...]]) -> None:
+        """The findings of a phase in the light of later ones."""
         for place, result in enumerate(self.phases):
-            if result.phase is phase and findings:
-                state = state_of(phase, result.findings + findings)
-                self.phases[place] = replace(result, findings=result.findings + findings, state=state)
+            if result.phase is phase:
+                findings = into(result.findings)
+                self.phases[place] = replace(result, findings=findings, state=state_of(phase, findings))
 
     @property
     def broken(self) -> bool:

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,7 @@ import msgspec
 from dsdoctor.comm.control import lost_checks
 from dsdoctor.comm.control.agent import control
 from dsdoctor.comm.control.messages import Briefing, News
+from dsdoctor.comm.local.checks import too_little
 from dsdoctor.comm.local.facts import look_local
 from dsdoctor.comm.mesh.connect import ConnectResult, ask_listener
 from dsdoctor.comm.models import CommSettings, PhaseState, Rank
@@ -72,9 +73,19 @@ def supervise(rank: Rank, settings: CommSettings, screen: Screen, *, began: floa
         finally:
             end_session(reader.pid)
             reader.ending()
+        outcome = replace(outcome, alone=_because_of_limits(briefing, outcome.alone))
         if outcome.alone or (outcome.report and outcome.report.state is PhaseState.BROKEN):
             keep()
         return outcome
+
+
+def _because_of_limits(briefing: Briefing, alone: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """What a rank found by itself; where its limits leave it hardly anything they are the cause, and that was their effect."""
+    limits = too_little(briefing.rank, briefing.local, backend=briefing.backend) if alone else ()
+    if not limits:
+        return alone
+    effect = (f"seen of it: {alone[0].title}", *alone[0].evidence[-2:])
+    return (replace(limits[0], evidence=(*limits[0].evidence, *effect)), *limits[1:])
 
 
 class _MessageReader:

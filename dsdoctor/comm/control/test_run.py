@@ -1,5 +1,6 @@
 """The state of a test on rank 0: which ranks came, what was found, how much time is left. Phases read it and add to it."""
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator
@@ -7,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from dsdoctor.comm.collectives import stuck_checks
 from dsdoctor.comm.collectives.nccl_log import NcclFacts
-from dsdoctor.comm.collectives.trouble import Trouble
+from dsdoctor.comm.collectives.trouble import STOPPED, Trouble
+from dsdoctor.comm.control.evidence import take_evidence
 from dsdoctor.comm.control.member import Member
 from dsdoctor.comm.control.messages import ExchangeResult, OrderKind, RankOrder, Task
 from dsdoctor.comm.control.orders import Conductor, Gathered
@@ -88,6 +90,16 @@ class TestRun:
         self.exchanges += sum(answer.result.done for answer in gathered.answers if answer.result)
         return gathered
 
+    def _keep(self, stuck: tuple[Stuck, ...]) -> None:
+        """Take the files of the ranks that failed, the first causes first, into this rank's folder."""
+        order = sorted(
+            stuck, key=lambda one: (not one.ended, not one.error, one.process not in STOPPED, one.step, one.rank)
+        )
+        briefing = self.member.briefing
+        with contextlib.suppress(OSError):
+            # a full disk hides no verdict
+            take_evidence(self.member.board, (one.rank for one in order), briefing.folder, self.member.claim.host)
+
     def trouble(self, gathered: Gathered, what: str) -> tuple[Finding, ...]:
         """Findings on why an order did not end well; a second mesh shows whether the hosts still reach each other."""
         if gathered.well:
@@ -95,6 +107,7 @@ class TestRun:
         stuck = tuple(answer.stuck for answer in gathered.answers if answer.stuck)
         self.mute |= set(gathered.silent)
         self.stuck += stuck + tuple(_vanished(rank, how, what) for rank, how in gathered.silent.items())
+        self._keep(stuck)
         if gathered.moving:
             return tuple(time_used_up(gathered, what))
         trouble = Trouble(

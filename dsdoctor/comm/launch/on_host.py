@@ -4,6 +4,7 @@ ORDER is JSON. What becomes of the ranks goes to stdout, a line of JSON each; ra
 closes, so with the process that holds its other end, however that one ends. Imports no torch.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -11,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -19,6 +20,7 @@ from typing import NoReturn
 import msgspec
 
 from dsdoctor.comm.launch.commands import HostOrder, local_ranks
+from dsdoctor.comm.launch.evidence_files import FOLDER, LARGEST
 from dsdoctor.comm.launch.start import LOOK, Absences, LocalRanks, RankEnded
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -26,10 +28,22 @@ ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 @dataclass(frozen=True, kw_only=True)
 class HostTold:
-    """A line from a host: a rank that ended, or rank 0's document."""
+    """A line from a host: a rank that ended, rank 0's document, or the end of a file of the test (``name``, ``text``)."""
 
     ended: RankEnded | None = None
     document: str | None = None
+    name: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    out: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Document:
+    report: _Kept
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,10 +76,23 @@ def _follow(order: HostOrder, started: LocalRanks) -> None:
 def _tell(started: LocalRanks, ended: RankEnded) -> None:
     told = [HostTold(ended=ended)]
     if ended.rank == 0:
-        told.insert(0, HostTold(document=started.document()))
+        told = [HostTold(document=started.document()), *files_of(started.document()), *told]
     for each in told:
         sys.stdout.buffer.write(msgspec.json.encode(each) + b"\n")
     sys.stdout.buffer.flush()
+
+
+def files_of(document: str) -> Iterator[HostTold]:
+    """What rank 0 kept of a test that failed: its log, and what others have sent it."""
+    try:
+        out = msgspec.json.decode(document, type=_Document).report.out
+    except msgspec.MsgspecError:
+        return
+    for path in (Path(out) / "rank-00000.log", *sorted((Path(out) / FOLDER).glob("rank-*"))) if out else ():
+        with contextlib.suppress(OSError):
+            text = path.read_text(errors="replace")[-LARGEST:]
+            if text:
+                yield HostTold(name=path.name, text=text)
 
 
 def _closed() -> bool:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dsdoctor.comm.launch.commands import HostOrder, Started, local_ranks
@@ -40,10 +40,11 @@ class RankEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTold:
-    """The outcome of all ranks: rank 0's stdout, and which ranks ended by themselves and how."""
+    """The outcome of all ranks: rank 0's stdout, and which ranks ended by themselves and how; the ends of files by their names."""
 
     document: str
     ended: tuple[RankEnded, ...]
+    files: dict[str, str] = field(default_factory=dict)
 
 
 def free_port() -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from dsdoctor.comm.launch.commands import SSH, HostOrder, remote_command
+from dsdoctor.comm.launch.evidence_files import LARGEST, MOST_FILES
 from dsdoctor.comm.launch.on_host import HostTold
 from dsdoctor.comm.launch.start import AFTER, Absences, RankEnded, RankTold
 from dsdoctor.hosts.fan_out import HostCommand, on_hosts
@@ -34,7 +35,8 @@ def start_on_hosts(
     ]
     heard = _Heard(orders)
     on_hosts(commands, heard, ssh=ssh, seconds=seconds, until=heard.over)
-    return RankTold(document=heard.document, ended=tuple(heard.told[rank] for rank in sorted(heard.told)))
+    ended = tuple(heard.told[rank] for rank in sorted(heard.told))
+    return RankTold(document=heard.document, ended=ended, files=heard.files)
 
 
 class _Heard:
@@ -46,6 +48,7 @@ class _Heard:
         self._absences = Absences(next(iter(orders.values())))
         self._since: float | None = None
         self.document = ""
+        self.files: dict[str, str] = {}
         self.told: dict[int, RankEnded] = {}
 
     def line(self, host: str, text: str, *, error: bool) -> None:
@@ -57,8 +60,10 @@ class _Heard:
                 print(text, file=sys.stderr, flush=True)
         elif told.ended is not None:
             self._note(host, told.ended)
-        elif self._orders[host].first == 0:
-            self.document = told.document or ""
+        elif self._orders[host].first == 0 and told.name and len(self.files) < MOST_FILES:
+            self.files[told.name] = told.text[-LARGEST:]
+        elif self._orders[host].first == 0 and told.document is not None:
+            self.document = told.document
 
     def ended(self, host: str, status: int) -> None:
         """All ranks of a host that said nothing of their end ended with its command; rank 0 is told, for they cannot."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from dsdoctor.comm.local import network_checks, node_checks
+from dsdoctor.comm.local import limit_checks, network_checks, node_checks
 from dsdoctor.comm.local.gpu_links import own_gpu
 from dsdoctor.comm.local.rank_view import Check, RankView, merged
 from dsdoctor.comm.models import Claim, Local, Rank
 from dsdoctor.comm.rank_names import by_rank
-from dsdoctor.core.finding import Finding
+from dsdoctor.core.finding import Finding, Severity
 
 
 def examine(rank: Rank, local: Local, *, backend: str, several_hosts: bool) -> tuple[Finding, ...]:
@@ -15,6 +15,15 @@ def examine(rank: Rank, local: Local, *, backend: str, several_hosts: bool) -> t
     gpu = own_gpu(local.gpus, rank)
     place = RankView(local=local, world=rank.world, backend=backend, several_hosts=several_hosts, gpu=gpu)
     return merged(CHECKS, [(rank.rank, place)], (*("",) * rank.rank, local.hostname))
+
+
+def too_little(rank: Rank, local: Local, *, backend: str) -> tuple[Finding, ...]:
+    """The limits of a rank that broke, as errors, where they leave it hardly anything."""
+    if not limit_checks.is_tiny(local, rank.world, backend):
+        return ()
+    place = RankView(local=local, world=rank.world, backend=backend, several_hosts=False)
+    found = merged(limit_checks.CHECKS, [(rank.rank, place)], (*("",) * rank.rank, local.hostname))
+    return tuple(finding for finding in limit_checks.blamed(found) if finding.severity is Severity.ERROR)
 
 
 def examine_all(claims: Iterable[Claim]) -> tuple[Finding, ...]:
@@ -29,4 +38,4 @@ def examine_all(claims: Iterable[Claim]) -> tuple[Finding, ...]:
     return merged(CHECKS, places, by_rank(claim for claim, _ in known))
 
 
-CHECKS: tuple[Check, ...] = (*network_checks.CHECKS, *node_checks.CHECKS)
+CHECKS: tuple[Check, ...] = (*network_checks.CHECKS, *limit_checks.CHECKS, *node_checks.CHECKS)

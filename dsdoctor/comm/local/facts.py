@@ -39,6 +39,7 @@ def look_local(host: Host, rank: Rank, backend: str) -> Local:
         shm_free=shm[1] if shm else None,
         memlock=_soft(resource.RLIMIT_MEMLOCK),
         nofile=_soft(resource.RLIMIT_NOFILE),
+        address_space=_soft(resource.RLIMIT_AS),
         fabric=read_fabric(host),
         iommu=read_iommu(host),
         acs=read_acs(host) if gpus and rank.local_rank == 0 else (),

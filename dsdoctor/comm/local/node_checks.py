@@ -17,7 +17,6 @@ SEGMENT = re.compile(r"/dev/shm/nccl-[\w.-]+", re.ASCII)
 MOST_FILES = 64
 """Segments that one finding names."""
 
-LITTLE_MEMLOCK = 1 * GIB
 TAKEN = 2 * GIB
 """Less than this may be the context of another rank, or a display."""
 
@@ -76,59 +75,6 @@ def stale_nccl_shm(place: RankView) -> Iterator[Finding]:
             steps=(step("sudo fuser -v {files}", files=stale, note="on the host itself, outside of containers"),)
             if local.shm_users_unseen
             else (step("rm -- {files}", files=stale),),
-        )
-
-
-def memlock_limited(place: RankView) -> Iterator[Finding]:
-    """This process may lock little memory, and InfiniBand and RoCE need locked memory for every buffer.
-
-    What counts is the limit of the launched process, not that of your shell: the daemons of Slurm, sshd and Docker have
-    their own. (Root with CAP_IPC_LOCK is not bound by it.)
-
-    Why it matters: NCCL stops with "ibv_reg_mr ... Cannot allocate memory".
-
-    How to fix it: raise the limit where the ranks are started. In Slurm set LimitMEMLOCK=infinity in slurmd.service.
-
-        $ ulimit -l unlimited
-        $ docker run --ulimit memlock=-1 --cap-add IPC_LOCK ...
-
-    Since: 0.1
-    """
-    limit = place.local.memlock
-    if place.local.fabric and limit is not None and limit < LITTLE_MEMLOCK:
-        yield (Finding.warning if place.backend == "nccl" else Finding.note)(
-            "memlock-limited",
-            f"{WHO}: only {limit / MIB:g} MiB may be locked, and InfiniBand locks every buffer",
-            evidence=("RLIMIT_MEMLOCK of this very process",),
-            fix="raise the limit where the ranks are started (Slurm: LimitMEMLOCK=infinity in slurmd.service)",
-            steps=(
-                step("ulimit -l unlimited"),
-                instead("docker run --ulimit memlock=-1 --cap-add IPC_LOCK ..."),
-            ),
-        )
-
-
-def nofile_low(place: RankView) -> Iterator[Finding]:
-    """This process may open few files, and each connection between ranks is one.
-
-    Why it matters: gloo connects every rank with every other for each group, and NCCL opens several sockets for each
-    peer. Four for each rank are counted here; without them connections fail.
-
-    How to fix it: raise the limit where the ranks are started.
-
-        $ ulimit -n 65536
-        $ docker run --ulimit nofile=65536 ...
-
-    Since: 0.1
-    """
-    limit, needed = place.local.nofile, 4 * place.world + 256
-    if limit is not None and limit < needed:
-        yield (Finding.error if limit < place.world + 64 else Finding.warning)(
-            "nofile-low",
-            f"{WHO}: only {limit} files may be open, {place.world} ranks need about {needed}",
-            evidence=("RLIMIT_NOFILE of this very process",),
-            fix="raise the limit where the ranks are started",
-            steps=(step("ulimit -n 65536"), instead("docker run --ulimit nofile=65536 ...")),
         )
 
 
@@ -327,8 +273,6 @@ def p2p_through_acs(place: RankView) -> Iterator[Finding]:
 CHECKS: tuple[Check, ...] = (
     comm_shm_too_small,
     stale_nccl_shm,
-    memlock_limited,
-    nofile_low,
     fabric_port_down,
     pcie_link_degraded,
     gpu_memory_taken,

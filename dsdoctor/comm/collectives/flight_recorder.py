@@ -1,0 +1,64 @@
+"""torch's flight recorder, as a data process writes it -> the last collective that the rank has begun. Judges nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dsdoctor.core.files import read_limited
+from dsdoctor.core.json_text import decode
+
+LARGEST = 8 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """The last collective that a rank began: its number in the group, its name, its first input's size, and whether it ended."""
+
+    sequence: int
+    operation: str
+    size: str
+    done: bool
+
+
+def flight_file(folder: str, pid: int) -> Path:
+    """Where a data process writes what torch recorded."""
+    return Path(folder) / f"flight-{pid}.json"
+
+
+def read_recorded(path: Path) -> Recorded | None:
+    """What a dump says, None where there is none that can be read."""
+    try:
+        dump = decode(read_limited(path, LARGEST), dict[str, Any])
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return None
+    entries = dump.get("entries")
+    return last_begun(entries) if isinstance(entries, list) else None
+
+
+def last_begun(entries: list[Any]) -> Recorded | None:
+    """The collective with the highest number of the group in which most was done last.
+
+    >>> last_begun([{"collective_seq_id": 4, "profiling_name": "gloo:all_reduce", "input_sizes": [[8, 2]], "state": "scheduled"}])
+    Recorded(sequence=4, operation='all_reduce', size='8x2', done=False)
+    >>> last_begun([{"is_p2p": True}, "no entry"]) is None
+    True
+    """
+    collectives = [entry for entry in entries if isinstance(entry, dict) and not entry.get("is_p2p")]
+    numbered = [entry for entry in collectives if isinstance(entry.get("collective_seq_id"), int)]
+    if not numbered:
+        return None
+    group = str(numbered[-1].get("process_group"))
+    last = max(
+        (entry for entry in numbered if str(entry.get("process_group")) == group),
+        key=lambda entry: int(entry["collective_seq_id"]),
+    )
+    sizes = last.get("input_sizes")
+    first = sizes[0] if isinstance(sizes, list) and sizes and isinstance(sizes[0], list) else []
+    return Recorded(
+        sequence=int(last["collective_seq_id"]),
+        operation=str(last.get("profiling_name", "")).rpartition(":")[2][:40],
+        size="x".join(str(number) for number in first[:4]),
+        done=bool(last.get("retired")) or last.get("state") == "completed",
+    )

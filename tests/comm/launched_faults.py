@@ -1,0 +1,97 @@
+"""The same faults under launchers that start all ranks of this machine by one command: torchrun, dsdoctor itself, a hostfile."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsdoctor.comm.launch.start import free_port
+from tests.comm import faults
+from tests.comm.generated_faults import Misdeed
+from tests.comm.left_over import left_over
+
+RANKS = 3
+LAUNCHERS = ("torchrun", "dsdoctor", "hostfile")
+ONLY_RANK = (
+    "import os\nif os.environ.get('RANK') == '{rank}':\n    exec(compile(open({path!r}).read(), {path!r}, 'exec'))\n"
+)
+SSH = """#!/bin/sh
+for last; do host=$word word=$last; done
+NAME=$host exec sh -c "$last"
+"""
+NAMES = """#!/bin/sh
+# hostname -I and uname -n of three hosts that are one
+case "$1,$NAME" in -I,n1) echo 127.0.0.1 ;; -I,*) echo 127.0.0.2 ;; *) echo "$NAME" ;; esac
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """How a case ended: the first error, the exit status, the seconds, and what was left behind."""
+
+    rule: str
+    title: str
+    status: int
+    seconds: float
+    left: tuple[str, ...]
+
+
+def command(launcher: str, folder: Path, arguments: Sequence[str]) -> list[str]:
+    """The command of a launcher for three ranks here."""
+    if launcher == "torchrun":
+        port = str(free_port())
+        run = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(RANKS)]
+        return [*run, "--master_port", port, "-m", "dsdoctor.comm", *arguments]
+    if launcher == "dsdoctor":
+        return [sys.executable, "-m", "dsdoctor", "comm", "--nproc", str(RANKS), *arguments]
+    for name, text in (("ssh", SSH), ("hostname", NAMES), ("uname", NAMES)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    (folder / "hosts").write_text("".join(f"n{number} slots=1\n" for number in range(1, RANKS + 1)))
+    return [sys.executable, "-m", "dsdoctor", "comm", "--hostfile", str(folder / "hosts"), *arguments]
+
+
+def play(misdeed: Misdeed, rank: int, call: int, launcher: str, mode: str, deadline: float, folder: Path) -> Played:
+    """One case, in a folder of its own."""
+    act = folder / "act"
+    faults.customized(act, faults.acts(call, misdeed.statement))
+    (folder / "site").mkdir()
+    (folder / "site/sitecustomize.py").write_text(ONLY_RANK.format(rank=rank, path=str(act / "sitecustomize.py")))
+    marker = f"comm-case-{os.getpid()}-{time.monotonic_ns()}"
+    around = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE", "MASTER_ADDR"}}
+    around |= {"PYTHONPATH": f"{folder / 'site'}:{os.environ.get('PYTHONPATH', '')}", "MARK": marker}
+    around |= {"TMPDIR": str(folder), "TORCH_EXTENSIONS_DIR": str(folder / "ext"), "OMP_NUM_THREADS": "1"}
+    around |= {"PATH": f"{folder}:{os.environ['PATH']}", "DS_ACCELERATOR": "cpu"}
+    arguments = [*([mode] if mode != "--default" else []), "--backend", "gloo", "--deadline", f"{deadline:g}", "--json"]
+    began = time.monotonic()
+    done = subprocess.run(
+        command(launcher, folder, arguments), env=around, capture_output=True, text=True, timeout=deadline + 60, cwd=folder
+    )  # fmt: skip
+    seconds = time.monotonic() - began
+    until = time.monotonic() + 3
+    while (left := left_over(marker)) and time.monotonic() < until:
+        time.sleep(0.1)
+    locks = [str(path) for path in (folder / "ext").rglob("*lock*")] if (folder / "ext").exists() else []
+    try:
+        errors = [one for one in json.loads(done.stdout)["findings"] if one["severity"] == "error"]
+    except (ValueError, KeyError):
+        errors = [{"rule": "no document", "title": done.stderr[-300:]}]
+    first = errors[0] if errors else {"rule": "nothing", "title": ""}
+    return Played(
+        rule=first["rule"], title=first["title"], status=done.returncode, seconds=seconds, left=(*left, *locks)
+    )
+
+
+def complaint(found: Played, misdeed: Misdeed, rank: int, deadline: float) -> str:
+    """What is wrong with the outcome, "" where nothing is."""
+    if found.rule not in misdeed.rules or not all(word in found.title for word in (f"rank {rank} (", *misdeed.says)):
+        return "another cause"
+    if found.status != 1:
+        return f"exit status {found.status}"
+    if found.seconds > deadline + 5:
+        return f"{found.seconds:.1f} s"
+    return f"left behind: {found.left}" if found.left else ""
