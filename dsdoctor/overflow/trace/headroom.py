@@ -108,7 +108,7 @@ class Gradients:
     """The gradients as they were traced: the largest, and by which loss scale (a power of 2) they may still be multiplied.
 
     ``scale``: the loss scale that is in them. ``smallest``: of the tensor whose gradients stay smallest, its largest over all
-    batches, without a loss scale; ``needs_scale``: the loss scale (a power of 2) from which on that is a normal number of the dtype.
+    batches, without a loss scale; ``needs_scale``: the loss scale (a power of 2) from which on that is a normal number of it.
     """
 
     peak: Peak
