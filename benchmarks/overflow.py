@@ -161,14 +161,10 @@ def measure_frames(case: Case, device: str, steps: int) -> dict[str, Figures]:
     return figures
 
 
-def measure_guard(case: Case, device: str, steps: int, stage: int) -> dict[str, Figures]:
-    """A DeepSpeed engine with and without the guard, steps alternating."""
+def engine_of(case: Case, device: str, stage: int) -> Any:
     import deepspeed
 
-    from dsdoctor.overflow.watch.engine import watch
-
     model = model_of(case, device).float()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": case.batch,
         "zero_optimization": {"stage": stage},
@@ -176,35 +172,46 @@ def measure_guard(case: Case, device: str, steps: int, stage: int) -> dict[str, 
         "bf16": {"enabled": case.dtype == "bfloat16"},
         "steps_per_print": 10**9,
     }
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def measure_engines(case: Case, device: str, steps: int, stage: int) -> dict[str, Figures]:
+    """A DeepSpeed engine for each level and one without a watch, attached once, steps alternating."""
+    from dsdoctor.overflow.watch.engine import watch
+
+    figures = {way: Figures() for way in ("nothing", "guard", "frames")}
+    engines = {way: engine_of(case, device, stage) for way in figures}
+    clocks = {way: Clock(now=time.thread_time if device == "cpu" else time.perf_counter) for way in figures}
+    for way, engine in engines.items():
+        if way != "nothing":
+            time_watch(engine, watch(engine, level=way), clocks[way])
     ids = torch.randint(0, case.vocabulary, (case.batch, case.length), device=device)
-    figures = {"nothing": Figures(), "guard": Figures()}
     for number in range(steps + 2):
-        for way in figures:
-            clock = Clock(now=time.thread_time if device == "cpu" else time.perf_counter)
-            watching = watch(engine) if way == "guard" else contextlib.nullcontext()
-            with watching:
-                if way == "guard":
-                    time_guard(engine, watching, clock)
-                start = time.perf_counter()
-                engine.backward(engine(input_ids=ids, labels=ids).loss)
-                engine.step()
-                wait(device)
-                wall = time.perf_counter() - start
+        for way, engine in engines.items():
+            clock = clocks[way]
+            clock.seconds, clock.calls = 0.0, 0
+            start = time.perf_counter()
+            engine.backward(engine(input_ids=ids, labels=ids).loss)
+            engine.step()
+            wait(device)
+            wall = time.perf_counter() - start
             if number >= 2:
                 figures[way].inside.append(clock.seconds)
                 figures[way].wall.append(wall)
                 figures[way].calls = clock.calls
-    engine.destroy()
+    for engine in engines.values():
+        engine.destroy()
     return figures
 
 
-def time_guard(engine: Any, watching: Any, clock: Clock) -> None:
-    """Put the clock around all that the guard does in a step."""
-    for hooks in (engine.module._forward_hooks, engine.module._forward_pre_hooks):
-        for number, hook in hooks.items():
-            if "dsdoctor" in getattr(hook, "__module__", ""):
-                hooks[number] = clock.timed(hook)
+def time_watch(engine: Any, watching: Any, clock: Clock) -> None:
+    """Put the clock around all that a watch does in a step."""
+    for module in engine.module.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for number, hook in hooks.items():
+                if "dsdoctor" in getattr(hook, "__module__", ""):
+                    hooks[number] = clock.timed(hook)
     adapter = watching._adapter
     for name in ("_on_decision", "_on_step", "_on_backward"):
         setattr(adapter, name, clock.timed(getattr(adapter, name)))
@@ -217,15 +224,16 @@ def wait(device: str) -> None:
 
 def rows_of(case: Case, device: str, steps: int) -> list[dict[str, Any]]:
     frames = measure_frames(case, device, steps)
-    guard = measure_guard(case, device, steps, stage=1)
+    engines = measure_engines(case, device, steps, stage=1)
     ways = [
         ("transformers", frames["transformers"], frames["nothing"], None),
         ("frames", frames["frames"], frames["nothing"], case.bars[0]),
-        ("guard", guard["guard"], guard["nothing"], case.bars[1]),
+        ("frames, engine", engines["frames"], engines["nothing"], case.bars[0]),
+        ("guard", engines["guard"], engines["nothing"], case.bars[1]),
     ]
     if case.dtype == "float32":
         # here DeepSpeed does not look at the gradients at all, and the guard reads them itself
-        alone = measure_guard(case, device, steps, stage=0)
+        alone = measure_engines(case, device, steps, stage=0)
         ways.append(("guard, ZeRO-0", alone["guard"], alone["nothing"], None))
     rows = []
     for way, figures, plain, bar in ways:
@@ -287,11 +295,11 @@ def main() -> None:
         for case in (ON_CPU if asked.device == "cpu" else ON_CUDA)
         for row in rows_of(case, asked.device, asked.steps)
     ]
-    print(f"{'case':46} {'way':13} {'step ms':>8} {'hooks ms':>9} {'hooks %':>8} {'wall %':>7} {'bar %':>6}")
+    print(f"{'case':46} {'way':14} {'step ms':>8} {'hooks ms':>9} {'hooks %':>8} {'wall %':>7} {'bar %':>6}")
     for row in rows:
         bar = "" if row["bar_percent"] is None else row["bar_percent"]
         print(
-            f"{row['case']:46} {row['way']:13} {row['step_ms']:8.1f} {row['inside_ms']:9.2f} {row['inside_percent']:8.2f} "
+            f"{row['case']:46} {row['way']:14} {row['step_ms']:8.1f} {row['inside_ms']:9.2f} {row['inside_percent']:8.2f} "
             f"{row['wall_percent']:7.2f} {bar:>6}"
         )
     if asked.json:

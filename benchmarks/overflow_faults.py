@@ -1,6 +1,6 @@
 """Planted overflows, generated: what does the watch say of each?
 
-    python -m benchmarks.overflow_faults [--count 100] [--seed 1] [--healthy STEPS] [--json FILE] [--show]
+    python -m benchmarks.overflow_faults [--count 100] [--seed 1] [--healthy STEPS] [--parallel] [--json FILE] [--show]
 
 From the repository's root. One pair of processes goes through all cases. A case is right when rank 0's first finding has the
 right kind, module, line of code and rank; a line may be left out, but not be another one.
@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.overflow.launch import conftest
+from tests.overflow.launch import conftest, parallel_cases
 from tests.overflow.launch.fault_cases import healthy, judged, sample
 
 ASKED = ("kind", "module", "line", "rank")
@@ -85,11 +85,32 @@ def healthy_figures(steps: int) -> dict[str, Any]:
     return {"healthy": {"engines": len(cases), "steps": steps, "findings": said, "same_bit_for_bit": same}}
 
 
+def parallel_figures(*, show: bool) -> dict[str, Any]:
+    """Faults before, in and behind experts, sliced layers and statistics over ranks: what is said of each."""
+    cases = parallel_cases.everything()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = conftest.launch("parallel_worker.py", cases, Path(folder), seconds=3600)
+    rows = {name: parallel_cases.judged(case, ranks[0][name]["findings"]) for name, case in cases.items()}
+    for name, row in rows.items():
+        if show and any(row[asked] != "right" for asked in ASKED):
+            print(name, row, *(rank[name]["problem"] for rank in ranks))
+    return {
+        "parallel": {
+            "cases": len(cases),
+            "not_run": sum(any(rank[name]["problem"] for rank in ranks) for name in cases),
+            **{asked: dict(Counter(row[asked] for row in rows.values())) for asked in ASKED},
+        }
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--healthy", type=int, default=0, metavar="STEPS", help="also train twelve healthy engines")
+    parser.add_argument(
+        "--parallel", action="store_true", help="also faults around layers that hand values to other ranks"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--show", action="store_true", help="print each case that is not right")
     asked = parser.parse_args()
@@ -99,6 +120,7 @@ def main() -> None:
     for row in played(cases):
         rows.append({**row, "kind_planted": cases[row["name"]]["kind"]})
     told = {**figures(rows), **(healthy_figures(asked.healthy) if asked.healthy else {})}
+    told |= parallel_figures(show=asked.show) if asked.parallel else {}
     for row in rows if asked.show else ():
         if row["problem"]:
             print(f"NOT RUN {row['name']}: {row['problem'].splitlines()[-1]}")

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.fix import Follows, Step
 from dsdoctor.core.rank_variables import RANKS
-from dsdoctor.run import checkpoint, hang, memory
+from dsdoctor.run import checkpoint, guide_class, hang, memory
 
 VARIABLE = "DSDOCTOR_RUN"
 
@@ -56,6 +56,8 @@ def ready(fields: dict[str, Any]) -> None:
     if process.hang is not None:
         after_import(hang.MODULE, process.hang.wrap)
     wanted = (order.options, process.hang)
+    if order.options is not None:
+        after_import(guide_class.MODULE, process.guide_class.replace)
     if (
         any(part is not None for part in wanted)
         or order.config_check != "off"
@@ -81,6 +83,7 @@ class WatchedProcess:
         self.imported = False
         self.engines = 0
         self.config_check: Any = None
+        self.guide_class = guide_class.GuideClass(say)
         self.memory = memory.MemoryWatch(order.memory, say)
         self.checkpoint = checkpoint.CheckpointWatch(order.checkpoint_check, speaks=rank() in {None, "0"}, say=say)
         self.hang = None if order.hang is None else hang.HangWatch(order.hang, main=order.main, at_exit=at_exit)
@@ -117,7 +120,8 @@ class WatchedProcess:
         self.engines += 1
         module, _, function = self.order.watch.partition(":")
         try:
-            watch = getattr(importlib.import_module(module), function)(made[0], **self.order.options)
+            options = self.guide_class.options_for(made[0], self.order.options)
+            watch = getattr(importlib.import_module(module), function)(made[0], **options)
             at_exit(self.close, watch)
         except UsageError as error:
             stop(error)

@@ -1,7 +1,7 @@
 """An unmodified Hugging Face Trainer script: a tiny GPT-2 built from a configuration, three steps, DeepSpeed by ZERO.
 
 PLANT=MODULE in the environment multiplies that module's output by 1e38, twice, from step 2 on: it overflows there, inside
-its forward. PLANT_RANK=N: on that rank only.
+its forward. PLANT_RANK=N: on that rank only. ZERO=none: without DeepSpeed. DEBUG_OPTION: of TrainingArguments.
 """
 
 import json
@@ -12,13 +12,13 @@ import tempfile
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-STAGE = int(os.environ.get("ZERO", "2"))
+ZERO = os.environ.get("ZERO", "2")
 PRECISION = {"bf16": {"enabled": True}} if os.environ.get("BF16") else {}
 CONFIG = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
-    "zero_optimization": {"stage": STAGE},
+    "zero_optimization": {"stage": 0 if ZERO == "none" else int(ZERO)},
     # Trainer's own optimizer: DeepSpeed's would compile an op
     "zero_allow_untested_optimizer": True,
     **PRECISION,
@@ -62,7 +62,8 @@ def main() -> None:
             output_dir=folder,
             max_steps=3,
             per_device_train_batch_size=2,
-            deepspeed=CONFIG,
+            deepspeed=None if ZERO == "none" else CONFIG,
+            debug=os.environ.get("DEBUG_OPTION", ""),
             use_cpu=True,
             bf16=bool(PRECISION),
             report_to=[],
@@ -75,7 +76,9 @@ def main() -> None:
         trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     saw = {"rank": args.process_index, "world": args.world_size, "argv": sys.argv[1:], "losses": len(losses)}
-    saw |= {"engine": type(trainer.model_wrapped).__name__, "stage": trainer.model_wrapped.zero_optimization_stage()}
+    saw |= {"engine": type(trainer.model_wrapped).__name__}
+    if ZERO != "none":
+        saw |= {"stage": trainer.model_wrapped.zero_optimization_stage()}
     os.write(1, f"SAW {json.dumps(saw)}\n".encode())
 
 

@@ -134,3 +134,15 @@ def test_float32_is_tried_from_the_inside_out_and_never_in_a_list_of_modules() -
 
     assert found is not None
     assert places(model, found) == ("0.x.0.0", "0.x.0", "")
+
+
+def test_a_sum_over_the_ranks_that_does_not_fit_is_no_ranks_fault() -> None:
+    came = Origin(op="c10d.allreduce_", line="m.py:3 in forward: all_reduce(x)")
+    both = [rank_report(rank, good(0, "a"), OVERFLOW, received=came, world=2) for rank in range(2)]
+    words = (
+        "every rank gave finite values to c10d.allreduce_ in m.py:3 in forward: all_reduce(x), and got this out of it: "
+        "their sum does not fit"
+    )
+
+    assert words in judge(both)[0].evidence
+    assert words not in judge([both[0], rank_report(1, good(0, "a"), OVERFLOW, world=2)])[0].evidence

@@ -141,3 +141,68 @@ def test_detect_overflow_bears_whatever_it_is_given(capsys: pytest.CaptureFixtur
 
     assert not any(detect_overflow(value, "x") for value in given)
     assert capsys.readouterr().out == ""
+
+
+class Root(nn.Module):
+    """A part that may overflow in its forward, or whose gradient may."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(2, 2), Times(factor))
+        self.head = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x).sqrt()).sum()
+
+
+def test_the_attributes_of_transformers_class_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Root()
+    watching = DebugUnderflowOverflow(model, max_frames_to_save=3)
+    model.head(model.encoder(torch.ones(1, 2)))
+
+    assert watching.total_calls == 4
+    assert [text.split(" metadata\n")[-1].split("\n")[0].split() for text in watching.frames] == [
+        ["encoder.1", "Times"],
+        ["encoder", "Sequential"],
+        ["head", "Linear"],
+    ]
+    assert (watching.detected_overflow, watching.frame) == (False, [])
+    assert watching.module_names[model.encoder[1]] == "encoder.1"
+    watching.dump_saved_frames()
+    assert "Last 3 forward frames:" in capsys.readouterr().out
+    assert not watching.frames
+    watching.detach()
+
+
+def test_a_part_that_is_called_by_itself_is_a_batch_and_its_overflow_is_seen() -> None:
+    model = Root(float("inf"))
+    watching = DebugUnderflowOverflow(model)
+    model.head(torch.ones(1, 2))
+    with pytest.raises(ValueError, match=r"batch_number=1: encoder\.1 \(Times\) made"):
+        model.encoder(torch.ones(1, 2))
+
+    assert watching.batch_number == 2
+    assert watching.detected_overflow
+
+
+def test_a_bad_gradient_ends_the_training_where_gradients_are_asked_for() -> None:
+    for asked in (False, True):
+        model = Root(0.0)
+        watching = DebugUnderflowOverflow(model, gradients=asked)
+        loss = model(torch.ones(1, 2))
+        if asked:
+            with pytest.raises(OverflowDetected, match="in the gradient of encoder"):
+                loss.backward()
+        else:
+            loss.backward()
+        assert watching.detected_overflow is asked
+
+
+def test_a_gradient_that_a_loss_scale_may_have_made_too_large_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(2, 1)).half()
+    DebugUnderflowOverflow(model, gradients=True)
+    (model(torch.ones(1, 2).half()) * 6e4 * 100).sum().backward()
+
+    said = capsys.readouterr().out
+    assert "its loss is computed outside of the model, so that a loss scale may be the cause" in said
+    assert "batch_number=0" in said

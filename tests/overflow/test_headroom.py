@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from dsdoctor.overflow.frames.frame import Frame, StepEnd
 from dsdoctor.overflow.trace.headroom import Gradients, Headroom, Peak, Room, headroom
@@ -155,7 +156,53 @@ def test_gradients_say_which_loss_scale_fits() -> None:
         module="h.0",
         fits_scale=2048.0,
         scale=4.0,
+        smallest=15.0,
+        smallest_at="h.1.weight",
+        needs_scale=1.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("least", "dtype", "needs", "fits"),
+    [
+        (2.0**-15, "float16", 2.0, 2.0**13),
+        (2.0**-16, "bfloat16", 1.0, 2.0**125),
+        (2.0**-30, "float16", 2.0**16, 2.0**13),
+        (2.0**-10, "float8_e5m2", 1.0, 2.0**13),
+        (2.0**-10, "float8_e4m3fn", 2.0**4, 2.0**6),
+    ],
+)
+def test_gradients_need_a_loss_scale_at_the_lower_end_too(least: float, dtype: str, needs: float, fits: float) -> None:
+    found = judged(
+        backward(1, "a", tensor("grad weight", "float32", absmax=4.0)),
+        backward(2, "b", tensor("grad weight", "float32", absmax=least / 2)),
+        backward(3, "b", tensor("grad weight", "float32", absmax=least), batch=1),
+        backward(4, "dead", tensor("grad weight", "float32", absmax=0.0)),
+        dtype=dtype,
+    ).gradients
+
+    assert found is not None
+    assert (found.smallest_at, found.smallest, found.needs_scale, found.fits_scale) == ("b.weight", least, needs, fits)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "fades", "vanishes"),
+    [
+        (2.0**-25, "float16", True, True),
+        (2.0**-24, "float16", True, False),
+        (2.0**-14, "float16", False, False),
+        (0.0, "float16", False, False),
+        (2.0**-10, "float8_e4m3fn", True, True),
+        (2.0**-16, "float8_e5m2", True, False),
+        (2.0**-17, "float8_e5m2", True, True),
+        (2.0**-25, "bfloat16", False, False),
+    ],
+)
+def test_a_tensor_that_would_be_zero_as_a_whole_is_told(value: float, dtype: str, fades: bool, vanishes: bool) -> None:
+    (room,) = judged(frame(0, "aux", tensor("output", "float32", value)), dtype=dtype).modules
+
+    assert (room.fades, room.vanishes) == (fades, vanishes)
+    assert bool(torch.tensor(value).to(getattr(torch, dtype)).float() == 0) is (vanishes or value == 0)
 
 
 def test_growth_is_foretold() -> None:

@@ -152,6 +152,14 @@ def test_an_overflow_that_the_replay_does_not_show_again() -> None:
     assert found.severity is Severity.WARNING
 
 
+@pytest.mark.parametrize("more", [{}, UNSCALED])
+def test_a_loss_that_is_finite_in_the_replay_is_not_explained_by_it(more: dict[str, object]) -> None:
+    lost = {"losses": (float("nan"),), "bad_output": True, "other_loss": True}
+    found = cause(rank_report(0, good(0, "a"), named=NAMED, **lost, **more))
+
+    assert (found.rule, found.severity) == ("overflow-not-reproduced", Severity.WARNING)
+
+
 def test_finite_gradients_whose_norm_is_not() -> None:
     found = cause(rank_report(0, good(0, "a"), local=(tensor("a.weight", "float32", 1e20),), **UNSCALED))
 

@@ -89,6 +89,15 @@ def smallest_normal(dtype: str) -> float:
     return decode(BY_NAME[dtype].normal, dtype)
 
 
+def smallest(dtype: str) -> float:
+    """The smallest number of a dtype above zero; half of it, and what is smaller, rounds to zero.
+
+    >>> smallest("float16") == 2**-24, smallest("float8_e4m3fn") == 2**-9
+    (True, True)
+    """
+    return decode(1, dtype)
+
+
 LIMITS = {form.name: limit(form.name) for form in FORMATS if form.zero}
 """The largest finite value of each dtype that activations have (IEEE 754; OCP 8-bit floating point specification for fp8)."""
 SMALLEST_NORMAL = {name: smallest_normal(name) for name in LIMITS}

@@ -188,3 +188,5 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     rates: tuple[tuple[int, float, float], ...] = ()
     rows: str = ""
     ignored: str = ""
+    bad_output: bool = False
+    other_loss: bool = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from dsdoctor.overflow.frames.frame import CallPhase, Frame, Item, Other
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, Other
 from dsdoctor.overflow.measure.readings import Readings
 from dsdoctor.overflow.measure.tensor_paths import Items
 
@@ -55,6 +55,12 @@ class BatchRecord:
     calls: list[ModuleCall] = field(default_factory=list)
     graded: dict[int, tuple[weakref.ref[Tensor], list[int]]] = field(default_factory=dict)
     graded_handles: list[RemovableHandle] = field(default_factory=list)
+    gradient_readings: Readings | None = None
+    """Of the gradients, where those of the forward are settled before; None: both are in ``readings``."""
+
+    def settle_forward(self) -> None:
+        """Bring the figures of the forward to the host; gradients that come later are still seen."""
+        self.readings.settle()
 
     def settle(self) -> None:
         """Bring the figures to the host: at most one wait per device. Gradients that come later are not seen."""
@@ -62,14 +68,19 @@ class BatchRecord:
             handle.remove()
         self.graded_handles, self.graded = [], {}
         self.readings.settle()
+        if self.gradient_readings is not None:
+            self.gradient_readings.settle()
 
     def frames(self) -> Iterator[Frame]:
-        """The frames in the order in which the calls ended. Only after ``settle``."""
+        """The frames in the order in which the calls ended: after ``settle_forward`` those of the forward, after ``settle`` all."""
+        told = self.gradient_readings is None or self.gradient_readings.is_settled
         for order, call in enumerate(self.calls):
-            yield self._frame(order, call)
+            if told or call.phase is CallPhase.FORWARD:
+                yield self._frame(order, call)
 
     def _frame(self, order: int, call: ModuleCall) -> Frame:
         place = self.places[call.index]
+        readings = self.readings if call.phase is CallPhase.FORWARD else self.gradient_readings or self.readings
         return Frame(
             batch=self.batch,
             step=self.position.step,
@@ -85,8 +96,8 @@ class BatchRecord:
             training=self.training,
             raised=call.raised,
             after=tuple(self.places[index].name for index in call.after),
-            tensors=tuple(self._item(name, what) for name, what in call.items),
+            tensors=tuple(
+                Other(name=name, what=what) if isinstance(what, str) else readings.stats(what, name)
+                for name, what in call.items
+            ),
         )
-
-    def _item(self, name: str, what: int | str) -> Item:
-        return Other(name=name, what=what) if isinstance(what, str) else self.readings.stats(what, name)

@@ -56,7 +56,8 @@ class Hooks:
     also the extremes of whole numbers, as the guide prints them. ``compiled_on``: the device of a model that may be
     compiled later, whose outputs ``compiled_frames`` gives. ``position`` says which step and micro-batch it is, ``wanted``
     whether a batch is to be recorded, ``paused`` whether a call of the model is a replay and no batch. ``readings`` makes
-    the readings of a batch.
+    the readings of a batch. ``parts_end``: an outermost call of a part, while the model itself is not called, is a batch too;
+    called with the part's output after ``on_record``. ``gradients_apart``: gradients have readings of their own.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class Hooks:
         rank: int = 0,
         compiled_on: torch.device | None = None,
         readings: Callable[[Meters], Readings] | None = None,
+        parts_end: Callable[[Any], None] | None = None,
+        gradients_apart: bool = False,
     ) -> None:
         self.model = model
         self.batch = 0
@@ -91,6 +94,8 @@ class Hooks:
         self._handles: list[RemovableHandle] = []
         self._hooked: dict[nn.Module, int] = {}
         self._grown = True
+        self._parts_end, self._gradients_apart = parts_end, gradients_apart
+        self._part_depth = 0
         self._add_modules()
         self._compiled = None if compiled_on is None else CompiledRows(len(self._places), compiled_on)
         self._handles.append(model.register_forward_pre_hook(Hook(self._root_starts), with_kwargs=True))
@@ -156,6 +161,8 @@ class Hooks:
             self._counts.append(0)
             hook = Hook(self._after_forward(index))
             self._handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True, always_call=True))
+            if self._parts_end is not None and module is not self.model:
+                self._hook_part(module)
             if getattr(module, "inplace", False) is True:
                 self._handles.append(
                     module.register_forward_pre_hook(Hook(self._before_in_place(index)), with_kwargs=True)
@@ -172,6 +179,7 @@ class Hooks:
             return
         # a forward that was interrupted (Ctrl-C) never ended: its record, if one is open, is replaced
         self._is_open = True
+        self._part_depth = 0
         if self._grown:
             self._add_modules()
         self.record = self._new_record() if self._wanted(self.batch) else None
@@ -186,6 +194,7 @@ class Hooks:
             rank=self._rank,
             places=tuple(self._places),
             readings=self._make_readings(self._meters),
+            gradient_readings=self._make_readings(self._meters) if self._gradients_apart else None,
         )
 
     def _root_ends(self, *_: Any) -> None:
@@ -196,6 +205,31 @@ class Hooks:
         self.batch += 1
         if record is not None:
             self._on_record(record)
+
+    # -- a part of the model is called by itself
+
+    def _hook_part(self, module: nn.Module) -> None:
+        before, after = Hook(self._part_starts), Hook(self._part_ends)
+        self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+
+    def _part_starts(self, *_: Any) -> None:
+        if self._part_depth == 0 and self._is_open:
+            return
+        if torch.compiler.is_compiling() or _graph_task() != -1 or self._paused():
+            return
+        if self._part_depth == 0:
+            self._root_starts()
+        self._part_depth += 1
+
+    def _part_ends(self, _module: Any, _args: Any, _kwargs: Any, output: Any) -> None:
+        if self._part_depth == 0 or torch.compiler.is_compiling() or _graph_task() != -1:
+            return
+        self._part_depth -= 1
+        if self._part_depth == 0:
+            self._root_ends()
+            if self._parts_end is not None:
+                self._parts_end(output)
 
     # -- a module was called
 
@@ -285,8 +319,9 @@ class Hooks:
 
     def _on_gradient(self, record: BatchRecord, index: int, name: str, tensor: Tensor, consumers: list[int]) -> None:
         def seen(gradient: Tensor) -> None:
-            if not record.readings.is_settled:
-                what = record.readings.look(gradient)
+            readings = record.gradient_readings or record.readings
+            if not readings.is_settled:
+                what = readings.look(gradient)
                 record.calls.append(ModuleCall(index, 0, [(name, what)], CallPhase.BACKWARD, False, tuple(consumers)))
 
         record.graded_handles.append(tensor.register_hook(seen))

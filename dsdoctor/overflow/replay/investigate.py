@@ -103,8 +103,12 @@ def replayed(
         seen = ReplayObservations(
             first_bad=rank_report.first_bad, frames=rank_report.frames, local=seen.local, unmeasured=seen.unmeasured
         )
+    other_loss = rank_report.bad_output and seen.first_bad is None and any(each.forward for each in done)
+    if other_loss:
+        apart = "not as live: the model's loss is finite in the replay"
     rank_report = msgspec.structs.replace(
         rank_report,
+        other_loss=other_loss,
         first_bad=seen.first_bad,
         frames=seen.frames,
         origin=seen.origin,

@@ -53,7 +53,8 @@ def _try(engine: Any, recorder: BatchRecorder, number: int, name: str, factor: f
         records: list[BatchRecord] = []
         hooks = Hooks(engine.module, on_record=records.append, gradients=True)
         try:
-            with Fp32Forward([engine.module.get_submodule(name)]):
+            # another rank's expert or layer is none of this one's
+            with Fp32Forward([module for place, module in engine.module.named_modules() if place == name]):
                 yield
         finally:
             hooks.detach()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dsdoctor.overflow.frames.dtypes import LIMITS, SMALLEST_NORMAL
+from dsdoctor.overflow.frames.dtypes import LIMITS, SMALLEST_NORMAL, smallest
 from dsdoctor.overflow.frames.frame import CallPhase, Frame, StepEnd, TensorStats
 from dsdoctor.overflow.frames.masks import is_mask
 from dsdoctor.overflow.trace.trend import Growth, Trend
@@ -89,7 +89,7 @@ class Room:
     """How much room a module has: ``bits`` to the limit, negative above it; None: it held nothing but zeros and masks.
 
     ``least``: the smallest value of its inputs and outputs that is not zero. ``fades``: an input or output lies below the
-    dtype's normal numbers as a whole. ``bad``: it holds a nan or an inf already.
+    dtype's normal numbers as a whole. ``vanishes``: one would be zero as a whole. ``bad``: it holds a nan or an inf already.
     """
 
     module: str
@@ -100,19 +100,24 @@ class Room:
     fades: bool
     bad: bool
     trend: Trend | None
+    vanishes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gradients:
     """The gradients as they were traced: the largest, and by which loss scale (a power of 2) they may still be multiplied.
 
-    ``scale``: the loss scale that is in them.
+    ``scale``: the loss scale that is in them. ``smallest``: of the tensor whose gradients stay smallest, its largest over all
+    batches, without a loss scale; ``needs_scale``: the loss scale (a power of 2) from which on that is a normal number of it.
     """
 
     peak: Peak
     module: str
     fits_scale: float
     scale: float
+    smallest: float = 0.0
+    smallest_at: str = ""
+    needs_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +146,13 @@ class _Module:
     peak: Peak | None = None
     least: float | None = None
     fades: bool = False
+    vanishes: bool = False
     bad: bool = False
     batch: int = -1
     largest: float = 0.0
     growth: Growth = field(default_factory=Growth)
 
-    def add(self, frame: Frame, tensor: TensorStats, rank: int, normal: float) -> None:
+    def add(self, frame: Frame, tensor: TensorStats, rank: int, normal: float, flushed: float) -> None:
         value = tensor.absmax or 0.0
         if self.peak is None or value > self.peak.value:
             self.peak = Peak(value=value, tensor=tensor.name, dtype=tensor.dtype, batch=frame.batch, rank=rank)
@@ -155,6 +161,7 @@ class _Module:
             if least is not None and (self.least is None or least < self.least):
                 self.least = least
             self.fades = self.fades or 0 < value < normal
+            self.vanishes = self.vanishes or 0 < value <= flushed
         if frame.batch != self.batch:
             self.close()
             self.batch = frame.batch
@@ -177,6 +184,7 @@ class _Module:
             least=self.least,
             fades=self.fades,
             bad=self.bad,
+            vanishes=self.vanishes,
             trend=None if value > limit else self.growth.trend(limit),
         )
 
@@ -187,6 +195,7 @@ class _Reading:
     def __init__(self, dtype: str, margin: float) -> None:
         self.limit = LIMITS[dtype]
         self.normal = SMALLEST_NORMAL[dtype]
+        self.flushed = smallest(dtype) / 2
         self.modules: dict[str, _Module] = {}
         self.batches: set[int] = set()
         self.masks = 0
@@ -194,6 +203,7 @@ class _Reading:
         self.first_bad: dict[str, None] = {}
         self._bad_batch: dict[int, int] = {}
         self.gradient: tuple[Peak, str, float] | None = None
+        self.gradients_of: dict[str, float] = {}
 
     def add(self, rank: int, line: Frame | StepEnd) -> None:
         if isinstance(line, StepEnd):
@@ -215,7 +225,7 @@ class _Reading:
             if tensor.is_bad:
                 module.bad = True
                 self._note_bad(rank, frame, tensor)
-            module.add(frame, tensor, rank, self.normal)
+            module.add(frame, tensor, rank, self.normal, self.flushed)
             if tensor.absmax is not None and tensor.absmax > self.excess.limit:
                 self.excess.add(rank, frame, tensor, tensor.absmax)
 
@@ -230,6 +240,9 @@ class _Reading:
         scale = frame.loss_scale or 1.0
         for tensor in frame.measured:
             value = tensor.absmax or 0.0
+            if tensor.dtype in LIMITS and value:
+                place = ".".join(part for part in (frame.module, tensor.name.removeprefix("grad ")) if part)
+                self.gradients_of[place] = max(self.gradients_of.get(place, 0.0), value / scale)
             known = 0.0 if self.gradient is None else self.gradient[0].value / self.gradient[2]
             if tensor.dtype in LIMITS and value / scale > known:
                 peak = Peak(value=value, tensor=tensor.name, dtype=tensor.dtype, batch=frame.batch, rank=rank)
@@ -240,7 +253,18 @@ class _Reading:
             return None
         peak, module, scale = self.gradient
         fits = 2.0 ** math.floor(math.log2(self.limit / peak.value * scale))
-        return Gradients(peak=peak, module=module, fits_scale=fits, scale=scale)
+        place = min(self.gradients_of, key=self.gradients_of.__getitem__)
+        least = self.gradients_of[place]
+        needs = 2.0 ** max(0, math.ceil(math.log2(self.normal / least)))
+        return Gradients(
+            peak=peak,
+            module=module,
+            fits_scale=fits,
+            scale=scale,
+            smallest=least,
+            smallest_at=place,
+            needs_scale=needs,
+        )
 
 
 def headroom(lines: Iterable[tuple[int, Frame | StepEnd]], *, dtype: str = "float16", margin: float = 1.0) -> Headroom:

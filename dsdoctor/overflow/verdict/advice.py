@@ -71,6 +71,7 @@ def what_is_known(rank_reports: RankReports, rank_report: RankReport) -> Iterato
     """Lines of evidence beside the values themselves."""
     if rank_report.origin is not None and rank_report.origin.how:
         yield f"why: {rank_report.origin.how}"
+    yield from _sum_over_ranks(rank_reports)
     if rank_report.rows:
         yield rank_report.rows
     if rank_report.ignored:
@@ -79,6 +80,14 @@ def what_is_known(rank_reports: RankReports, rank_report: RankReport) -> Iterato
         yield from how_it_grew(growth)
     for step, before, since in rank_report.rates[-1:]:
         yield f"the learning rate went from {before:.3g} to {since:.3g} in step {step}"
+
+
+def _sum_over_ranks(rank_reports: RankReports) -> Iterator[str]:
+    """Every rank got the bad value out of the same reduction, to which each of them gave finite values."""
+    came = {report.received for report in rank_reports}
+    received = came.pop() if len(came) == 1 and len(rank_reports) == rank_reports[0].world else None
+    if received is not None and "reduce" in received.op and received.line:
+        yield f"every rank gave finite values to {received.op} in {received.line}, and got this out of it: their sum does not fit"
 
 
 def joined(rank_reports: RankReports) -> tuple[Growth, ...]:

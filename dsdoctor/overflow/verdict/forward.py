@@ -130,8 +130,8 @@ def loss_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
     Since: 0.1
     """
     bad = [rank_report for rank_report in where_it_began(rank_reports) if _has_bad_loss(rank_report)]
-    if not bad or any(_is_bad_before_the_loss(rank_report) for rank_report in rank_reports):
-        return
+    if not bad or any(_is_bad_before_the_loss(rank_report) or rank_report.other_loss for rank_report in rank_reports):
+        return  # where the replay gives another loss, it says nothing of where the live one came from
     ranks = ranks_say(tuple(rank_report.rank for rank_report in bad), len(rank_reports))
     losses = ", ".join(f"{loss:g}" for loss in bad[0].losses) or _measured(bad[0])
     origin = _made_the_loss(bad[0])

@@ -79,7 +79,7 @@ def gradient_above_scale(rank_reports: RankReports) -> Iterator[Finding]:
     Since: 0.1
     """
     scaled = [rank_report for rank_report in rank_reports if rank_report.scale.value > 1 and rank_report.named]
-    if not scaled or any(stays_bad(rank_report) for rank_report in rank_reports):
+    if not scaled or any(stays_bad(rank_report) or rank_report.other_loss for rank_report in rank_reports):
         return
     first = scaled[0]
     floor = first.scale.floor

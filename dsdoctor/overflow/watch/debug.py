@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.frames import guide_format
 from dsdoctor.overflow.frames.first_bad import FirstBad, RankReport, first_bad
-from dsdoctor.overflow.frames.frame import Frame, TensorStats
+from dsdoctor.overflow.frames.frame import CallPhase, Frame, TensorStats
 from dsdoctor.overflow.hooks import ranks
 from dsdoctor.overflow.hooks.batch_record import BatchRecord
 from dsdoctor.overflow.hooks.module_hooks import Hook, Hooks
@@ -18,6 +18,7 @@ from dsdoctor.overflow.hooks.options import Options
 from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.measure.tensor_paths import tensors_of
 from dsdoctor.overflow.verdict.verdict import judge
+from dsdoctor.overflow.watch.debug_gradients import backward_report, backward_words
 
 
 class DebugUnderflowOverflow:
@@ -29,9 +30,17 @@ class DebugUnderflowOverflow:
     inputs and outputs of any nesting, works with a ZeRO-3 engine's module, and does not stop at masks of -inf. On several
     ranks a forward without gradients is reported and raises nothing, because the other ranks may not take part in it.
 
+    The attributes of transformers' class are here too: ``frames`` (texts of the last calls), ``frame``, ``total_calls``,
+    ``detected_overflow``, ``module_names``, ``prefix``, ``reset_saved_frames``, ``dump_saved_frames``, ``trace_frames``; the
+    functions that it builds its frames with are not. A part of the model that is called by itself (``model.encoder(x)``) is a
+    batch of its own.
+
     ``collective``: whether ranks agree when a backward begins; False where they do not run backward equally often
-    (pipelines, uneven data). Raises UsageError for numbers that make no sense and for a model watched already.
+    (pipelines, uneven data). ``gradients``: also judge the gradients when the backward has ended; those that only the loss scale
+    makes too large are told and raise nothing. Raises UsageError for numbers that make no sense and for a model watched already.
     """
+
+    prefix = guide_format.PREFIX
 
     def __init__(
         self,
@@ -41,6 +50,7 @@ class DebugUnderflowOverflow:
         abort_after_batch_num: int | None = None,
         *,
         collective: bool = True,
+        gradients: bool = False,
     ) -> None:
         traced = tuple(trace_batch_nums or ())
         Options(
@@ -62,7 +72,20 @@ class DebugUnderflowOverflow:
         self.max_frames_to_save = max_frames_to_save
         self._collective = collective
         self._records: deque[BatchRecord] = deque(maxlen=2)
-        self._hooks = Hooks(model, on_record=self._on_record, integers=True, rank=ranks.rank())
+        self.frame: list[str] = []
+        self.detected_overflow = False
+        self.module_names = {module: name for name, module in model.named_modules()}
+        self._gradients = gradients
+        self._calls_before = 0
+        self._hooks = Hooks(
+            model,
+            on_record=self._on_record,
+            integers=True,
+            rank=ranks.rank(),
+            gradients=gradients,
+            gradients_apart=gradients,
+            parts_end=self._after_part,
+        )
         self._waiting: BatchRecord | None = None
         self._found: FirstBad | None = None
         self._root = model.register_forward_hook(Hook(self._after_root), with_kwargs=False)
@@ -71,6 +94,35 @@ class DebugUnderflowOverflow:
     def batch_number(self) -> int:
         """How many batches have ended."""
         return self._hooks.batch
+
+    @property
+    def frames(self) -> deque[str]:
+        """The texts of the last calls, of the batches that have ended."""
+        return deque(map(_with_start, self._kept()), self.max_frames_to_save)
+
+    @property
+    def total_calls(self) -> int:
+        """How many calls of modules were seen."""
+        open_record = self._hooks.record
+        return self._calls_before + (0 if open_record is None else _forward_calls(open_record))
+
+    def reset_saved_frames(self) -> None:
+        """Forget the frames that are kept."""
+        self._records.clear()
+
+    def dump_saved_frames(self) -> None:
+        """Print the frames that are kept, as at a hit, and forget them."""
+        print(guide_format.detected(self.batch_number, tuple(self._kept())))
+        self.reset_saved_frames()
+
+    def trace_frames(self) -> None:
+        """Print the frames that are kept and nothing else, and forget them."""
+        print(guide_format.text(self._kept()))
+        self.reset_saved_frames()
+
+    def _kept(self) -> deque[Frame]:
+        frames = (frame for record in self._records for frame in record.frames())
+        return deque((frame for frame in frames if frame.phase is CallPhase.FORWARD), self.max_frames_to_save)
 
     def detach(self) -> None:
         """Take every hook away."""
@@ -84,7 +136,8 @@ class DebugUnderflowOverflow:
         self.detach()
 
     def _on_record(self, record: BatchRecord) -> None:
-        record.settle()
+        record.settle_forward()
+        self._calls_before += _forward_calls(record)
         self._records.append(record)
         if record.batch in self.trace_batch_nums:
             print(guide_format.text(record.frames()))
@@ -97,14 +150,18 @@ class DebugUnderflowOverflow:
 
     def _judge(self, record: BatchRecord) -> None:
         found = first_bad(record.frames()) if record.readings.any_bad else None
+        self.detected_overflow = self.detected_overflow or found is not None
         together = self._collective and ranks.is_together()
-        if together and torch.is_grad_enabled():
+        if (together or self._gradients) and torch.is_grad_enabled() and (together or found is None):
             self._waiting, self._found = record, found
         elif found is not None and together:
             # perhaps this rank evaluates alone: an exception here would leave the others waiting
             self._print_reports([self._rank_report(record, found)])
         elif found is not None:
             self._stop([self._rank_report(record, found)])
+
+    def _after_part(self, output: Any) -> None:
+        self._after_root(self.model, (), output)
 
     def _after_root(self, _model: nn.Module, _args: Any, output: Any) -> None:
         """Ranks agree when the backward begins, which all of them do together; a forward on one rank alone has none."""
@@ -116,15 +173,41 @@ class DebugUnderflowOverflow:
             self._print_reports([self._rank_report(record, self._found)])
         found, agreed = self._found, False
 
-        def agree(_gradient: Tensor) -> None:
+        def agree(gradient: Tensor) -> None:
             nonlocal agreed
-            if not agreed:
-                agreed = True
-                if ranks.any_rank(found is not None, device_of(self.model)):
-                    self._stop(ranks.gather(self._rank_report(record, found)))
+            if agreed:
+                return
+            agreed = True
+            if self._collective and ranks.any_rank(found is not None, device_of(self.model)):
+                self._stop(ranks.gather(self._rank_report(record, found)))
+            if self._gradients:
+                began = gradient.detach()
+                torch.autograd.Variable._execution_engine.queue_callback(lambda: self._judge_gradients(record, began))
 
         for head in heads:
             head.register_hook(agree)
+
+    def _judge_gradients(self, record: BatchRecord, began: Tensor) -> None:
+        """The backward has ended. ``began``: the gradient of the model's output, which is the loss scale if that is a loss."""
+        record.settle()
+        frames = tuple(record.frames())
+        found = first_bad(frames)
+        together = self._collective and ranks.is_together()
+        if not (ranks.any_rank(found is not None, device_of(self.model)) if together else found is not None):
+            return
+        report = backward_report(frames, found, began, batch=record.batch)
+        reports = ranks.gather(report) if together else [report]
+        said, ends = backward_words(reports)
+        if ranks.rank() == 0 or not together:
+            for each in reports:
+                if each.first_bad is not None:
+                    print(guide_format.COLUMNS, *guide_format.lines(each.first_bad.frame), sep="\n")
+            print(f"DebugUnderflowOverflow: batch_number={record.batch}: {said}")
+        if ends:
+            self.detected_overflow = True
+            raise ranks.OverflowDetected(
+                f"DebugUnderflowOverflow: inf/nan detected during batch_number={record.batch}: {said}"
+            )
 
     def _rank_report(self, record: BatchRecord, found: FirstBad | None) -> RankReport:
         last = () if found is None else self._last_frames(found)
@@ -157,6 +240,14 @@ class DebugUnderflowOverflow:
         if len(rank_reports) < ranks.world() and self._collective:
             print(f"rank {ranks.rank()}: {verdict}")
         return verdict
+
+
+def _with_start(frame: Frame) -> str:
+    return guide_format.text([frame])
+
+
+def _forward_calls(record: BatchRecord) -> int:
+    return sum(call.phase is CallPhase.FORWARD for call in record.calls)
 
 
 def detect_overflow(var: Any, ctx: str) -> bool:

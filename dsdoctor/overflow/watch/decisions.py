@@ -222,6 +222,7 @@ class Decisions:
             skipped=self._overflows.skipped,
             loss_line=line,
             ignored=ignored,
+            bad_output=bool(bad) and self.losses.any_bad_output(),
         )
 
     def _ignored_labels(self, micro: int, losses: int) -> str:

@@ -47,7 +47,10 @@ class Examination:
         attempts: tuple[Tried, ...] = ()
         if self._may_help(report, found, rank_reports) and _has_it(recorder, found, self._engine.device):
             factor = 1.0 / max(1.0, mine.scale.value)
-            number, modules = found.frame.micro, places(self._engine.module, found)
+            number = found.frame.micro
+            mine_only = places(self._engine.module, found) if report.rank == ranks.rank() else ()
+            # only the rank that has the module knows what is around it, and all try the same ones
+            modules = next(names for names in ranks.gather(mine_only) if names)
             attempts = tried(self._engine, recorder, number=number, modules=modules, factor=factor)
         growth: tuple[Growth, ...] = ()
         if found.kind is BadKind.MODULE:

@@ -39,6 +39,10 @@ class StepLosses:
         """Whether a loss is not finite. Waits for the device, so only after DeepSpeed has waited for it itself."""
         return any(not bool(torch.isfinite(loss).all()) for loss in self.known())
 
+    def any_bad_output(self) -> bool:
+        """Whether a loss that the model gave is not finite, whatever the script made of it. Waits for the device."""
+        return any(not bool(torch.isfinite(loss)) for loss in self._in_outputs)
+
     def clear(self) -> None:
         """The step is over."""
         self._given, self._in_outputs = [], []

@@ -39,12 +39,19 @@ def _room_line(room: Room, found: Headroom) -> str:
     at = f", {room.peak.tensor} (batch {room.peak.batch}, rank {room.peak.rank})" if room.peak else ""
     said = [
         *(["nan or inf already"] if room.bad else []),
-        *(["an input or output fades: all of it is below normal"] if room.fades else []),
+        *(_lower_end(room, found)),
     ]
     return clean(
         f"{_mark(room, found)} {bits:>6}  {most:>8}  {least:>8}  {room.peak.dtype if room.peak else '':<13} "
         f"{room.module or WHOLE} {room.kind}{at}{'; ' if said else ''}{', '.join(said)}"
     )
+
+
+def _lower_end(room: Room, found: Headroom) -> Iterator[str]:
+    if room.vanishes:
+        yield f"an input or output would be zero as a whole in {found.dtype}"
+    elif room.fades:
+        yield "an input or output fades: all of it is below normal"
 
 
 def _trend_lines(found: Headroom) -> Iterator[str]:
@@ -76,6 +83,15 @@ def _gradient_lines(found: Headroom) -> Iterator[str]:
     yield clean(
         f"· gradients: the largest is {peak.value:.2e}{scaled} in {gradients.module or WHOLE} (batch {peak.batch}, "
         f"rank {peak.rank}): a loss scale of up to 2^{math.log2(gradients.fits_scale):.0f} fits {found.dtype}"
+    )
+    if gradients.needs_scale <= 1:
+        return
+    needs = f"2^{math.log2(gradients.needs_scale):.0f}"
+    beyond = gradients.needs_scale > gradients.fits_scale
+    yield clean(
+        f"{'!' if beyond else '·'} gradients: at a loss scale of 1 those of {gradients.smallest_at} stay below "
+        f"{gradients.smallest:.2e}, so that it takes a scale of {needs} to bring the largest of them into {found.dtype}"
+        + (": no loss scale serves both" if beyond else "")
     )
 
 
