@@ -162,9 +162,6 @@ def _left_out(now: Situation) -> Iterator[Finding]:
         f"offload_optimizer.ratio {settings.offload_ratio:g}": settings.offload_ratio < 1,
         "an optimizer of the script's own, and takes Adam's states": settings.optimizer is None,
         "16-bit master weights": settings.gradients_in_master_dtype,
-        "gradient accumulation at stages 1 and 2 with offload": settings.accumulation_steps > 1
-        and settings.stage in {1, 2}
-        and settings.offload_optimizer != "none",
     }
     if used := [name for name, is_used in parts.items() if is_used]:
         yield Finding.note(
