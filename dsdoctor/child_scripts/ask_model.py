@@ -3,199 +3,25 @@
 The model runs under FakeTensorMode: shapes and dtypes go through every operation, no number does, so neither a GPU nor the
 memory is needed. ``model``: a Hugging Face configuration (a JSON file, or a folder that has config.json), or
 file.py:function, a function without arguments that returns a module, or a module and the keyword arguments of its forward.
-``runs``: for each (batch, sequence, checkpointing) one timeline is told.
+``runs``: for each (batch, sequence, checkpointing) one timeline is told, two where the GPU's kernel for attention decides. A
+sequence that is null is as long as the model takes, 2,048 tokens at most.
 
 An event is [kind, index, most, now]: bytes beside parameters, the most since the event before and now.
 """
 
 import contextlib
+import difflib
 import io
 import json
 import logging
 import os
+import re
 import resource
 import sys
 import time
-import weakref
 
-PRE_FORWARD, POST_FORWARD, LOSS, PRE_BACKWARD, POST_BACKWARD, GRADIENT, END = range(7)
-
-
-class Storages:
-    """Bytes of the storages that operations make, but those that were there before."""
-
-    def __init__(self):
-        self.now = self.most = 0
-        self.sizes = {}
-        self.known = set()
-
-    def know(self, tensor):
-        storage = tensor.untyped_storage()
-        self.known.add(storage._cdata)
-
-    def add(self, tensor):
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if size and key not in self.sizes and key not in self.known:
-            self.sizes[key] = (weakref.ref(storage, lambda _: self.gone(key)), size)
-            self.now += size
-            self.most = max(self.most, self.now)
-
-    def gone(self, key):
-        self.now -= self.sizes.pop(key, (None, 0))[1]
-
-
-def watching(storages):
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
-
-    class Watching(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, torch.Tensor):
-                    storages.add(leaf)
-            return result
-
-    return Watching()
-
-
-class Timeline:
-    """What happens in one step, and the bytes at each point."""
-
-    def __init__(self, storages):
-        self.storages = storages
-        self.events = []
-        self.logits = 0
-
-    def add(self, kind, index):
-        self.events.append([kind, index, self.storages.most, self.storages.now])
-        self.storages.most = self.storages.now
-
-
-def identity(timeline, kind, index, ready=lambda: True):
-    """An autograd function that changes nothing and tells when the backward pass comes by, as DeepSpeed's ZeRO-3 hooks do
-    (runtime/zero/parameter_offload.py, DeepSpeedZeRoOffload._register_deepspeed_module)."""
-    import torch
-
-    class Passing(torch.autograd.Function):
-        @staticmethod
-        def forward(_, tensor):
-            return tensor.detach()
-
-        @staticmethod
-        def backward(_, gradient):
-            if ready():
-                timeline.add(kind, index)
-            return gradient
-
-    return Passing.apply
-
-
-def each_tensor(value, function):
-    """Apply to the tensors of outputs or inputs that need a gradient, in place of them."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return function(value) if value.requires_grad else value
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(each_tensor(part, function) for part in value)
-    return value
-
-
-def hook(module, index, timeline):
-    """Tell when a module that has parameters of its own begins and ends, forward and backward."""
-    left = [0]
-
-    def last():
-        left[0] -= 1
-        return left[0] == 0
-
-    def count(tensor):
-        left[0] += 1
-        return identity(timeline, POST_BACKWARD, index, last)(tensor)
-
-    def before(_, inputs):
-        timeline.add(PRE_FORWARD, index)
-        left[0] = 0
-        return each_tensor(inputs, count)
-
-    def after(_module, _inputs, output):
-        timeline.add(POST_FORWARD, index)
-        return each_tensor(output, identity(timeline, PRE_BACKWARD, index))
-
-    return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-
-
-def kept_views(model, owners, inputs):
-    """Numbers of the parameters of which a view is saved for the backward pass. One that is saved itself can be freed and
-    gathered again in its place, a view of it cannot. DeepSpeed gives ZeRO-3 a linear function of its own that saves none."""
-    import torch
-
-    numbers = {p.untyped_storage()._cdata: n for n, p in enumerate(model.parameters())}
-    themselves = {id(p) for p in model.parameters()}
-    linear = {id(p) for module in owners if type(module).__name__ == "Linear" for p in module.parameters(recurse=False)}
-    without = {numbers[p.untyped_storage()._cdata] for p in model.parameters() if id(p) in linear}
-    found = set()
-
-    def look(tensor):
-        number = numbers.get(tensor.untyped_storage()._cdata)
-        if number is not None and id(tensor) not in themselves:
-            found.add(number)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
-        model(**inputs)
-    return sorted(found - without)
-
-
-def loss_and_logits(output):
-    """The loss of a model's output, one number, and its logits where it names them."""
-    import torch
-
-    if isinstance(output, torch.Tensor):
-        loss, logits = output, None
-    elif isinstance(output, dict):
-        loss, logits = output["loss"], output.get("logits")
-    else:
-        loss, logits = output[0], None
-    return loss if loss.numel() == 1 else loss.sum(), logits
-
-
-def run(model, owners, inputs, checkpointing):
-
-    if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    elif hasattr(model, "gradient_checkpointing_disable"):
-        with contextlib.suppress(ValueError):
-            model.gradient_checkpointing_disable()
-    storages = Storages()
-    for tensor in [*model.parameters(), *model.buffers(), *inputs.values()]:
-        storages.know(tensor)
-    timeline = Timeline(storages)
-    numbers = {id(parameter): number for number, parameter in enumerate(model.parameters())}
-
-    def ready(parameter):
-        timeline.add(GRADIENT, numbers[id(parameter)])
-        parameter.grad = None
-
-    handles = [each for index, module in enumerate(owners) for each in hook(module, index, timeline)]
-    handles += [p.register_post_accumulate_grad_hook(ready) for p in model.parameters() if p.requires_grad]
-    try:
-        with watching(storages):
-            output = model(**inputs)
-            loss, logits = loss_and_logits(output)
-            timeline.logits = logits.untyped_storage().nbytes() if logits is not None else 0
-            del output, logits
-            timeline.add(LOSS, 0)
-            loss.backward()
-            del loss
-            timeline.add(END, 0)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return timeline
+sys.dont_write_bytecode = True
+import model_run  # noqa: E402
 
 
 def configuration_of(path):
@@ -210,7 +36,24 @@ def configuration_of(path):
         raise ValueError("the file has no model_type: it is no configuration of Hugging Face")
     if fields.get("auto_map"):
         raise ValueError("it brings code of its own (auto_map), which is not run: name file.py:function instead")
+    if kind not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
+        raise Unknown(kind)
     return transformers.AutoConfig.for_model(kind, **fields)
+
+
+class Unknown(ValueError):
+    """A model_type that the installed transformers does not have."""
+
+    def __init__(self, kind):
+        import transformers
+
+        near = difflib.get_close_matches(str(kind), list(transformers.models.auto.configuration_auto.CONFIG_MAPPING), 3)
+        meant = ": did you mean %s?" % " or ".join(near) if near else ""
+        super().__init__("transformers %s has no model_type %r%s" % (transformers.__version__, str(kind)[:60], meant))
+        self.hint = (
+            "correct model_type, name an environment whose transformers has it (--python), or a function that makes "
+            "the model (file.py:function)"
+        )
 
 
 def class_of(config):
@@ -270,6 +113,10 @@ def build(wish):
     else:
         config = configuration_of(place)
         config.use_cache = False
+        for name in ("pad_token_id", "decoder_start_token_id"):
+            # which token it is takes no memory, and that there is none stops some models
+            if getattr(config, name, None) is None:
+                setattr(config, name, 0)
         if wish.get("attention"):
             config._attn_implementation = wish["attention"]
         if hasattr(config, "num_local_experts") or hasattr(config, "num_experts"):
@@ -324,6 +171,28 @@ def fake_like(tensor):
     return torch.nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else fake
 
 
+LONGEST = 2048
+"""Tokens of a sample where nobody says how many."""
+POSITIONS = re.compile(r"(^|[._])(w?pe|embed_positions|pos\w*)$")
+
+
+def positions_of(model, config):
+    """(tokens that the model has positions for, whether they are rows of a table); (None, False) where nothing tells."""
+    import torch
+
+    tables = [
+        module.num_embeddings
+        - getattr(module, "offset", 0)
+        - (module.padding_idx + 1 if module.padding_idx is not None else 0)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Embedding) and POSITIONS.search(name)
+    ]
+    if tables:
+        return min(tables), True
+    limit = getattr(config, "max_position_embeddings", None)
+    return (limit, False) if isinstance(limit, int) and limit > 0 else (None, False)
+
+
 def described(model, owners):
     numbers = {id(parameter): number for number, parameter in enumerate(model.parameters())}
     return {
@@ -345,18 +214,24 @@ def answer(wish):
     started = time.monotonic()
     mode = FakeTensorMode()
     model, config, given = faked(mode, wish)
+    positions, table = positions_of(model, config)
+    usual = min(LONGEST, positions or LONGEST)
+    runs = [(batch, usual if sequence is None else sequence, how) for batch, sequence, how in wish["runs"]]
     with mode:
         owners = [(n, m) for n, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))]
         result = {
             **described(model, owners),
+            "positions": positions,
+            "position_table": table,
             "class": type(model).__name__,
             "attention": str(getattr(config, "_attn_implementation", "")),
             "hidden_size": getattr(config, "hidden_size", None) or getattr(config, "d_model", None),
         }
         with contextlib.suppress(Exception):  # what cannot run is told with its run
-            batch, sequence, _ = wish["runs"][0]
-            result["kept"] = kept_views(model, [m for _, m in owners], of(model, config, given, batch, sequence))
-        result["runs"] = [told(model, config, given, owners, wanted) for wanted in wish["runs"]]
+            batch, sequence, _ = runs[0]
+            inputs = of(model, config, given, batch, sequence)
+            result["kept"] = model_run.kept_views(model, [m for _, m in owners], inputs)
+        result["runs"] = [each for wanted in runs for each in told(model, config, given, owners, wanted)]
     result["seconds"] = time.monotonic() - started
     result["own_memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return result
@@ -369,27 +244,43 @@ def of(model, config, given, batch, sequence):
 
 
 def told(model, config, given, owners, wanted):
-    result = dict(zip(("batch", "sequence", "checkpointing"), wanted, strict=True))
+    """The run; where a kernel decides, first as a fused one takes it, then with all scores."""
+    batch, sequence, checkpointing = wanted
+    result = {"batch": batch, "sequence": sequence, "checkpointing": checkpointing}
+    found = []
+    for fused in (True, False):
+        try:
+            inputs = of(model, config, given, batch, sequence)
+            attention = model_run.Attention(fused)
+            timeline = model_run.run(model, [module for _, module in owners], inputs, checkpointing, attention)
+        except Exception as error:
+            first = (str(error).strip() or "no reason given").splitlines()[0][:300]
+            return [{**result, "error": "%s: %s" % (type(error).__name__, first)}]
+        size = sum(each.numel() * each.element_size() for each in inputs.values())
+        main = next(iter(inputs.values()))
+        shape = {"shape": list(main.shape), "tokens": not main.is_floating_point()}
+        found.append({**result, **shape, "events": timeline.events, "logits": timeline.logits, "inputs": size})
+        if not attention.decides:
+            return found
+    return [{**found[0], "attention": "fused"}, {**found[1], "attention": "materialized"}]
+
+
+def answered(wish):
+    """The answer, or why there is none."""
     try:
-        inputs = of(model, config, given, *wanted[:2])
-        timeline = run(model, [module for _, module in owners], inputs, wanted[2])
+        return answer(wish)
+    except ImportError as error:
+        return {"error": str(error), "missing": error.name or "torch"}
+    except Unknown as error:
+        return {"error": str(error), "hint": error.hint}
     except Exception as error:
-        first = (str(error).strip() or "no reason given").splitlines()[0][:300]
-        return {**result, "error": "%s: %s" % (type(error).__name__, first)}
-    size = sum(each.numel() * each.element_size() for each in inputs.values())
-    return {**result, "events": timeline.events, "logits": timeline.logits, "inputs": size}
+        return {"error": "%s: %s" % (type(error).__name__, str(error)[:2000])}
 
 
 def main():
     logging.disable(logging.WARNING)
-    talk = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(talk):
-            result = answer(json.loads(sys.argv[1]))
-    except ImportError as error:
-        result = {"error": str(error), "missing": error.name or "torch"}
-    except Exception as error:
-        result = {"error": "%s: %s" % (type(error).__name__, str(error)[:2000])}
+    with contextlib.redirect_stdout(io.StringIO()):
+        result = answered(json.loads(sys.argv[1]))
     print("DSDOCTOR " + json.dumps(result))
 
 

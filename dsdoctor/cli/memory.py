@@ -16,6 +16,15 @@ from dsdoctor.report.memory import memory_lines
 from dsdoctor.report.screen import screen_lines
 
 MOST_RANKS = 1 << 16
+CERTAIN = {"memory-does-not-fit", "memory-fits-barely", "host-memory-does-not-fit"}
+"""Rules that have said all there is to say of whether it fits."""
+DOUBTS = {
+    "activations-not-told",
+    "memory-part-not-followed",
+    "configuration-left-auto",
+    "sequence-exceeds-positions",
+}
+"""Rules with which no tick is given: a part of the ledger is missing or not certain."""
 Config = Annotated[
     Path, option(name="--config", metavar="FILE", group=WHAT, help="DeepSpeed's configuration: --config ds_config.json")
 ]
@@ -40,8 +49,12 @@ Batch = Annotated[
     ),
 ]
 Sequence = Annotated[
-    int, option(name="--sequence", metavar="S", group=WHAT, help="Tokens of a sample: --sequence 4096. Default: 2048.")
-]
+    int | None,
+    option(
+        name="--sequence", metavar="S", group=WHAT,
+        help="Tokens of a sample: --sequence 4096. Default: as many as the model takes, 2048 at most.",
+    ),
+]  # fmt: skip
 Dtype = Annotated[
     Literal["bf16", "fp16", "fp32"] | None,
     option(
@@ -75,7 +88,7 @@ def memory_command(
     model: Model,
     world: World = None,
     batch: Batch = None,
-    sequence: Sequence = 2048,
+    sequence: Sequence = None,
     dtype: Dtype = None,
     checkpointing: Checkpointing = False,
     gpus: Gpus = None,
@@ -113,7 +126,7 @@ def memory_command(
         *memory_lines(done),
         "",
         *screen_lines(done.findings, shows_all="" if verbose else "-v"),
-        *_fits(done, gpus),
+        *fits(done, gpus),
     ]
     print_result("memory", as_json, lines, done.findings, **parts(done))
     return FOUND if has_error(done.findings) else OK
@@ -130,12 +143,14 @@ def parts(done: Examined) -> dict[str, object]:
             "attention": done.now.model.attention,
         },
         "settings": done.now.settings,
-        "run": {name: getattr(done.now.run, name) for name in ("batch", "sequence", "checkpointing", "error")}
+        "run": {name: getattr(done.now.run, name) for name in ("batch", "sequence", "checkpointing", "shape", "error")}
         if done.now.run
         else None,
         "prediction": {
             **moments,
             "peak": told.peak.device,
+            "peak_is_whole": "activations-not-told" not in {finding.rule for finding in done.findings},
+            "peak_with_all_scores": done.upper.peak.device if done.upper else None,
             "peak_at": told.peak.point,
             "host_peak": max(moment.host for moment in told.moments),
             "host_loading": done.host_loading,
@@ -145,24 +160,25 @@ def parts(done: Examined) -> dict[str, object]:
         "changes": done.changes,
         "enough": done.enough,
         "search": done.searched,
+        "search_with_all_scores": done.searched_upper,
     }
 
 
-def _check(ranks: int, batch: int | None, sequence: int, *, search: bool, has_gpus: bool) -> None:
+def _check(ranks: int, batch: int | None, sequence: int | None, *, search: bool, has_gpus: bool) -> None:
     if not 0 < ranks <= MOST_RANKS:
         raise UsageError("the number of ranks is not known", hint="--world 8, or --gpus 8x80G")
-    if sequence < 1 or (batch is not None and batch < 1):
-        raise UsageError(
-            f"a batch of {batch} and a sequence of {sequence} hold nothing", hint="--batch 1 --sequence 2048"
-        )
+    for name, number in (("batch", batch), ("sequence", sequence)):
+        if number is not None and number < 1:
+            raise UsageError(f"a {name} of {number} holds nothing", hint="--batch 1 --sequence 2048")
     if search and not has_gpus:
         raise UsageError("--search looks for what fits, and no GPU is named", hint="--gpus 8x80G")
 
 
-def _fits(done: Examined, gpus: str | None) -> list[str]:
+def fits(done: Examined, gpus: str | None) -> list[str]:
     """The line that says that it fits: only where everything was followed."""
     rules = {finding.rule for finding in done.findings}
-    unsure = {"memory-does-not-fit", "memory-fits-barely", "activations-not-told", "host-memory-does-not-fit"}
-    if gpus is None or rules & unsure:
+    if gpus is None or rules & CERTAIN:
         return []
+    if doubts := sorted(rules & DOUBTS):
+        return [f"! what is in the ledger fits {gpus}; a part is missing or not certain: {', '.join(doubts)}"]
     return [f"✓ it fits {gpus}, with the most that is beside tensors"]

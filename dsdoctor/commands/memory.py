@@ -23,13 +23,14 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What was asked for. ``batch``: the micro batch, None for the configuration's. ``dtype``: None for the configuration's."""
+    """What was asked for. ``batch``: the micro batch, None for the configuration's. ``dtype``: None for the configuration's.
+    ``sequence``: None for as many tokens as the model takes, 2,048 at most."""
 
     config: Path
     model: str
     world: int
     batch: int | None
-    sequence: int
+    sequence: int | None
     dtype: str | None
     checkpointing: bool
     gpus: Gpus | None
@@ -39,14 +40,17 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """What came of it. ``host_loading``: host bytes of a rank that loads a checkpoint for itself."""
+    """What came of it. ``host_loading``: host bytes of a rank that loads a checkpoint for itself. ``upper``: the ledger where
+    attention holds all its scores, None where the kernel makes no difference; ``searched_upper`` alike."""
 
     now: Situation
     told: Prediction
+    upper: Prediction | None
     beside: tuple[Unmeasured, ...]
     changes: tuple[Change, ...]
     enough: Enough | None
     searched: Searched | None
+    searched_upper: Searched | None
     host_loading: int
     findings: tuple[Finding, ...]
 
@@ -62,7 +66,8 @@ def examine(order: Order, host: LocalHost) -> Examined:
         run=shape.runs[0] if shape.runs else None,
         layout=Layout(world=order.world),
     )
-    told = now.predicted()
+    told, more = now.predicted(), with_all_scores(now)
+    upper = more.predicted() if more else None
     beside = beside_tensors(told.peak.device, world=order.world)
     limit = room(order.gpus.memory, world=order.world) if order.gpus else None
     too_much = limit is not None and told.peak.device > limit
@@ -70,13 +75,23 @@ def examine(order: Order, host: LocalHost) -> Examined:
     return Examined(
         now=now,
         told=told,
+        upper=upper,
         beside=beside,
         changes=changes(now),
         enough=together,
         searched=searched(order, now, limit),
+        searched_upper=searched(order, more, limit) if more else None,
         host_loading=loading(now),
-        findings=tuple(judge(now, told, order.gpus, beside, together)),
+        findings=tuple(judge(now, told, order.gpus, beside, together, upper=upper)),
     )
+
+
+def with_all_scores(now: Situation) -> Situation | None:
+    """The same with every score of attention in memory, where the GPU's kernel decides about that."""
+    if now.run is None or now.run.attention != "fused":
+        return None
+    run = now.model.run_like(now.run, materialized=True)
+    return replace(now, run=run) if run else None
 
 
 def read_settings(order: Order, host: LocalHost) -> ZeroSettings:
@@ -102,7 +117,7 @@ def read_settings(order: Order, host: LocalHost) -> ZeroSettings:
 def read_model(order: Order, settings: ZeroSettings, host: LocalHost) -> ModelShape:
     """The model's parameters and its runs: as asked, and those that changes and the search need."""
     batch, sequence = settings.micro_batch, order.sequence
-    runs = [(batch, sequence, order.checkpointing)]
+    runs: list[tuple[int, int | None, bool]] = [(batch, sequence, order.checkpointing)]
     if not order.checkpointing:
         runs.append((batch, sequence, True))
     runs += [(each, sequence, order.checkpointing) for each in wanted_batches(batch, order)]
@@ -129,13 +144,9 @@ def searched(order: Order, now: Situation, limit: int | None) -> Searched | None
     """The search, where it was asked for and the model could be followed."""
     if not order.search or limit is None or now.run is None or now.run.error:
         return None
-    sequence, how = now.run.sequence, now.run.checkpointing
-    lines = [
-        next((r for r in now.model.runs if (r.batch, r.sequence, r.checkpointing) == (batch, sequence, how)), None)
-        for batch in (1, 2)
-    ]
-    one, two = lines
-    if one is None or two is None or one.error or two.error:
+    all_scores = now.run.attention == "materialized"
+    one, two = (now.model.run_like(replace(now.run, batch=batch), materialized=all_scores) for batch in (1, 2))
+    if one is None or two is None:
         return None
     return search(now, one, two, limit)
 

@@ -167,8 +167,7 @@ def run_like(now: Situation, batch: int, *, checkpointing: bool) -> Run | None:
     """The run of another batch, where the model was followed with it."""
     if now.run is None:
         return None
-    wanted = (batch, now.run.sequence, checkpointing)
-    return next((r for r in now.model.runs if (r.batch, r.sequence, r.checkpointing) == wanted and not r.error), None)
+    return now.model.run_like(replace(now.run, batch=batch, checkpointing=checkpointing))
 
 
 def checkpointing(now: Situation) -> Iterator[Candidate]:

@@ -87,8 +87,10 @@ class Gathered:
                 self._have(number, self._padded(number))
 
     def _padded(self, number: int) -> int:
+        """One rank alone has the whole parameter: it gathers a view of it (NoGatherHandle), or a copy from the host."""
         world = self.layout.world
-        return -(-self.counts[number] // world) * world * self.size
+        is_here = self.layout.together or self.settings.offload_param == "none"
+        return 0 if world == 1 and is_here else -(-self.counts[number] // world) * world * self.size
 
     def _gather(self, numbers: list[int]) -> None:
         """all_gather_coalesced: one parameter into a buffer of its own; several into one buffer, and copied out of it."""
@@ -98,7 +100,8 @@ class Gathered:
         flat = sum(self._padded(number) for number in numbers)
         self.account.add(names.GATHERING, flat)
         for number in numbers:
-            self.groups[number] = numbers
+            # one rank alone gathers each by itself
+            self.groups[number] = numbers if self.layout.world > 1 else [number]
 
     def _in_flight(self, number: int) -> bool:
         return number in self.groups

@@ -26,22 +26,63 @@ class Gpus:
 
 
 def judge(
-    now: Situation, told: Prediction, gpus: Gpus | None, beside: tuple[Unmeasured, ...], together: Enough | None
+    now: Situation,
+    told: Prediction,
+    gpus: Gpus | None,
+    beside: tuple[Unmeasured, ...],
+    together: Enough | None,
+    *,
+    upper: Prediction | None = None,
 ) -> Iterator[Finding]:
-    """All that is to be said of a ledger. ``together``: the changes that would be enough, where it does not fit."""
+    """All that is to be said of a ledger. ``upper``: the ledger with all scores of attention, where a kernel decides about
+    them. ``together``: the changes that would be enough, where it does not fit."""
+    yield from _positions(now)
     if gpus is not None:
-        yield from _fits(told, gpus, beside, together)
+        yield from _fits(told, upper or told, gpus, beside, together)
         yield from _host_fits(now, told, gpus)
+    yield from _attention(told, upper)
     yield from _bucket(now)
     yield from _activations(now)
     yield from _left_out(now)
     yield from _automatic(now)
 
 
-def _fits(told: Prediction, gpus: Gpus, beside: tuple[Unmeasured, ...], together: Enough | None) -> Iterator[Finding]:
+def _positions(now: Situation) -> Iterator[Finding]:
+    run, limit = now.run, now.model.positions
+    if run is None or not run.tokens or limit is None or run.sequence <= limit:
+        return
+    if now.model.position_table:
+        title = (
+            f"a sequence is {run.sequence:,} tokens, and the table of positions in {now.model.name} has {limit:,} rows"
+        )
+        fix = f"--sequence {limit}, or a model with more positions"
+        yield Finding.error("sequence-exceeds-positions", title, fix=fix)
+    else:
+        title = f"a sequence is {run.sequence:,} tokens, and {now.model.name} is made for {limit:,}"
+        yield Finding.note("sequence-exceeds-positions", title, fix="see to its scaling of positions, or take less")
+
+
+def _attention(told: Prediction, upper: Prediction | None) -> Iterator[Finding]:
+    if upper is None or upper.peak.device <= told.peak.device:
+        return
+    title = (
+        f"attention's kernel decides: {_gib(told.peak.device)} of tensors with a fused one, {_gib(upper.peak.device)} where "
+        "all scores are made"
+    )
+    said = (
+        "with dropout, or a mask that is trained, torch takes its flash or memory-efficient kernel on a GPU where it can",
+        "it cannot where no kernel takes the GPU, the type or the size of a head; the CPU makes all scores",
+    )
+    fix = "see which one it takes: python -m dsdoctor.run --memory trace; attention dropout 0 leaves no doubt"
+    yield Finding.note("attention-kernel-decides", title, evidence=said, fix=fix)
+
+
+def _fits(
+    told: Prediction, upper: Prediction, gpus: Gpus, beside: tuple[Unmeasured, ...], together: Enough | None
+) -> Iterator[Finding]:
     peak = told.peak
     low = peak.device + sum(each.low for each in beside)
-    high = peak.device + sum(each.high for each in beside)
+    high = max(peak.device, upper.peak.device) + sum(each.high for each in beside)
     evidence = (f"tensors at the peak ({peak.point.value}): {_gib(peak.device)}", *_largest(told))
     if low > gpus.memory:
         title = f"a rank needs {_gib(low)} at least, and its GPU has {_gib(gpus.memory)}"
@@ -121,9 +162,6 @@ def _left_out(now: Situation) -> Iterator[Finding]:
         f"offload_optimizer.ratio {settings.offload_ratio:g}": settings.offload_ratio < 1,
         "an optimizer of the script's own, and takes Adam's states": settings.optimizer is None,
         "16-bit master weights": settings.gradients_in_master_dtype,
-        "gradient accumulation at stages 1 and 2 with offload": settings.accumulation_steps > 1
-        and settings.stage in {1, 2}
-        and settings.offload_optimizer != "none",
     }
     if used := [name for name, is_used in parts.items() if is_used]:
         yield Finding.note(

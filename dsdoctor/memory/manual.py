@@ -14,6 +14,30 @@ what they cost.
     $ dsdoctor memory --config ds_config.json --model MODEL --gpus 8x80G --search
 
 Since: 0.1""",
+    "sequence-exceeds-positions": """\
+A sample has more tokens than the model has positions for. Positions that are rows of a table (GPT-2, OPT, BERT) end there, and
+no training begins; those that are computed (Llama's) go on, beyond what the model was made for.
+
+Why it matters: the lookup of a row that is not there ends the training with an index error, on a GPU with a device-side assert.
+
+How to fix it: take no more tokens than that, or a model with more positions.
+
+    $ dsdoctor memory --config ds_config.json --model MODEL --gpus 8x80G --sequence 1024
+
+Since: 0.1""",
+    "attention-kernel-decides": """\
+The model calls scaled_dot_product_attention with dropout, or with a mask that is trained (T5's positions). What that takes
+is decided by the kernel which torch chooses where it runs: a fused one keeps no scores, the plain one keeps every token's
+score with every other, in several copies.
+
+Why it matters: with long sequences the two are far apart, and one fits where the other does not. GPUs have fused kernels for
+nearly all cases, so the smaller number is the likelier one there; CPUs have none for these.
+
+How to fix it: set the dropout of attention to 0 (attn_pdrop, attention_dropout), which most recipes do; or measure a few steps:
+
+    $ python -m dsdoctor.run --memory trace train.py
+
+Since: 0.1""",
     "memory-fits-barely": """\
 A rank's predicted tensors fit its GPU, but not together with all that may be beside them: the CUDA context, buffers
 for communication, and what torch's allocator keeps without using it. These are ranges and were not measured.

@@ -94,7 +94,8 @@ class Owner:
 class Run:
     """One forward and backward pass: (kind, index, most, now) for each event, bytes beside the parameters.
 
-    ``error`` says why there is none.
+    ``error`` says why there is none. ``shape`` of the input, ``tokens``: it is of tokens. ``attention``: where the GPU's kernel
+    decides, "fused" for one that makes no scores and "materialized" for all of them; "" where it makes no difference.
     """
 
     batch: int
@@ -103,6 +104,9 @@ class Run:
     events: tuple[tuple[int, int, int, int], ...] = ()
     logits: int = 0
     inputs: int = 0
+    shape: tuple[int, ...] = ()
+    tokens: bool = True
+    attention: str = ""
     error: str = ""
 
 
@@ -111,6 +115,7 @@ class ModelShape:
     """A model's parameters (name, elements, whether it is trained), who owns them, and its runs.
 
     ``kept``: parameters of which a view is saved for the backward pass, so that ZeRO-3 cannot free them before it.
+    ``positions``: tokens that it has positions for, None where nothing tells; ``position_table``: they are rows of a table.
     """
 
     parameters: tuple[tuple[str, int, int], ...]
@@ -121,6 +126,8 @@ class ModelShape:
     name: str = field(default="")
     attention: str = ""
     hidden_size: int | None = None
+    positions: int | None = None
+    position_table: bool = False
     seconds: float = 0.0
     own_memory: int = 0
 
@@ -133,6 +140,14 @@ class ModelShape:
     def elements(self) -> int:
         """Elements of all parameters."""
         return sum(count for _, count, _ in self.parameters)
+
+    def run_like(self, run: Run, *, materialized: bool = False) -> Run | None:
+        """The run of the same size, with all scores of attention in memory where that is asked; None where there is none."""
+        size = (run.batch, run.sequence, run.checkpointing)
+        found = [
+            each for each in self.runs if (each.batch, each.sequence, each.checkpointing) == size and not each.error
+        ]
+        return next((each for each in found if (each.attention == "materialized") == materialized), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,9 @@ class Stage(Protocol):
     def initialize(self) -> None:
         """deepspeed.initialize."""
 
+    def micro_step(self, number: int, *, last: bool) -> None:
+        """One of the micro batches of a step begins, counted from 0. ``last``: the step follows it."""
+
     def forward_begins(self) -> None:
         """The engine is called."""
 
@@ -45,6 +48,10 @@ class Stage(Protocol):
         """engine.save_checkpoint."""
 
 
+MICRO_STEPS = 3
+"""So many micro batches of a step are followed at most: the first, one that adds to it, and the one that ends it."""
+
+
 def stage_of(account: Account, settings: ZeroSettings, model: ModelShape, layout: Layout) -> Stage:
     """The wrapper that DeepSpeedEngine._do_optimizer_sanity_check chooses."""
     if settings.stage == 0:
@@ -68,8 +75,9 @@ def predict(settings: ZeroSettings, model: ModelShape, run: Run | None, layout: 
     follows = run is not None and not run.error
     if run is not None and follows:
         account.hold(names.INPUTS, run.inputs)
-        moments += _forward_and_backward(account, stage, run, Point.FIRST_FORWARD, Point.FIRST_BACKWARD)
+        moments += _micro_steps(account, stage, settings, run, (Point.FIRST_FORWARD, Point.FIRST_BACKWARD))
     elif settings.stage != 3:
+        stage.micro_step(0, last=True)
         for number in reversed(model.trained):
             stage.gradient(number)
         stage.backward_ends()
@@ -77,7 +85,7 @@ def predict(settings: ZeroSettings, model: ModelShape, run: Run | None, layout: 
     account.begin()
     moments.append(account.moment(Point.AFTER_STEP))
     if run is not None and follows:
-        moments += _forward_and_backward(account, stage, run, Point.FORWARD, Point.BACKWARD)
+        moments += _micro_steps(account, stage, settings, run, (Point.FORWARD, Point.BACKWARD))
         moments.append(_step(account, stage, Point.STEP))
     account.begin()
     stage.save()
@@ -91,17 +99,25 @@ def _step(account: Account, stage: Stage, point: Point) -> Moment:
     return account.moment(point)
 
 
-def _forward_and_backward(account: Account, stage: Stage, run: Run, forward: Point, backward: Point) -> list[Moment]:
-    account.begin()
-    stage.forward_begins()
-    moments = []
-    for point, events in zip((forward, backward), parts(run), strict=True):
-        if point is backward:
-            account.begin()
-        for kind, index in follow(account, run, events):
-            _tell(stage, kind, index)
-        moments.append(account.moment(point))
-    return moments
+def _micro_steps(
+    account: Account, stage: Stage, settings: ZeroSettings, run: Run, points: tuple[Point, Point]
+) -> list[Moment]:
+    """The most of forward and of backward over the micro batches of a step."""
+    many = min(settings.accumulation_steps, MICRO_STEPS)
+    found: dict[Point, Moment] = {}
+    for number in range(many):
+        stage.micro_step(number, last=number == many - 1)
+        account.begin()
+        stage.forward_begins()
+        for point, events in zip(points, parts(run), strict=True):
+            if point is points[1]:
+                account.begin()
+            for kind, index in follow(account, run, events):
+                _tell(stage, kind, index)
+            moment = account.moment(point)
+            if point not in found or moment.device > found[point].device:
+                found[point] = moment
+    return [found[point] for point in points]
 
 
 def _tell(stage: Stage, kind: Kind, index: int) -> None:

@@ -29,5 +29,5 @@ def _checked(answer: dict[str, Any] | Gap, what: str, package: str) -> dict[str,
             hint="name an environment that has it: --python PATH",
         )
     if error := answer.get("error"):
-        raise UsageError(f"{what} could not be read: {error}", hint="dsdoctor memory --help")
+        raise UsageError(f"{what} could not be read: {error}", hint=answer.get("hint") or "dsdoctor memory --help")
     return answer

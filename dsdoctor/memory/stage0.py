@@ -17,6 +17,7 @@ class Stage0:
         self.size = SIZES[settings.dtype]
         self.counts = [model.parameters[number][1] for number in model.trained]
         self.trained = sum(self.counts)
+        self.first = self.last = True
         self.low_precision = settings.dtype != "float32"
 
     def initialize(self) -> None:
@@ -33,17 +34,21 @@ class Stage0:
 
     after_forward = before_backward = after_backward = before_forward
 
+    def micro_step(self, number: int, *, last: bool) -> None:
+        """Gradients are there already, or not; ranks communicate after the last one alone."""
+        self.first, self.last = number == 0, last
+
     def forward_begins(self) -> None:
         """Nothing."""
 
     def gradient(self, number: int) -> None:
-        """It stays as it is until the step."""
-        if self.model.parameters[number][2]:
+        """It stays as it is until the step; a later one is added to it."""
+        if self.model.parameters[number][2] and self.first:
             self.account.add(names.GRADIENTS, self.model.parameters[number][1] * self.size)
 
     def backward_ends(self) -> None:
         """DeepSpeedEngine.allreduce_bucket makes gradients flat, so many at a time, and copies them back."""
-        if self.layout.world == 1:
+        if self.layout.world == 1 or not self.last:
             return
         elements, many = 0, 0
         for count in self.counts:

@@ -21,6 +21,7 @@ class Stage12:
         self.in_part = sum(self.counts[place] for place in self.partition.pieces)
         self.at_once = settings.stage == 2 or settings.overlap_comm
         self.compact = settings.accumulation_dtype == "float32" != settings.dtype
+        self.first = self.last = True
         self.bucket: list[int] = []
         self.elements = 0
         self.alone: set[int] = set()
@@ -49,6 +50,10 @@ class Stage12:
 
     after_forward = before_backward = after_backward = before_forward
 
+    def micro_step(self, number: int, *, last: bool) -> None:
+        """Gradients are there already, or not; ranks communicate after the last one alone."""
+        self.first, self.last = number == 0, last
+
     def forward_begins(self) -> None:
         """Nothing."""
 
@@ -57,11 +62,12 @@ class Stage12:
         once; stage 1 keeps them all until the backward pass is over."""
         if number not in self.places:
             return
-        self._set_up_buckets()
         place = self.places[number]
-        accumulated = SIZES[self.settings.accumulation_dtype] if self._keeps_accumulated() else self.size
-        self.account.add(names.GRADIENTS, self.counts[place] * accumulated)
-        if self.at_once:
+        if self.settings.stage == 2 or self.last:
+            self._set_up_buckets()
+        if self.settings.stage == 2 or self.first:
+            self.account.add(names.GRADIENTS, self.counts[place] * self._gradient_size())
+        if self.settings.stage == 2 or (self.at_once and self.last):
             self._into_bucket(place)
 
     def _keeps_accumulated(self) -> bool:
@@ -124,6 +130,8 @@ class Stage12:
         if ours and self.compact and self.settings.stage == 2:
             self.account.hold(names.FLAT_GRADIENTS, self.partition.part * 4)
         elif ours and self.offload:
+            if self.settings.stage == 2 and self.settings.accumulation_steps > 1:
+                self._accumulate_on_host()
             if self.settings.dtype != "float32":
                 self.account.passing(names.REDUCING, self.partition.pieces[place] * 4)
         elif ours and self.settings.contiguous_gradients and not (self.compact and self.settings.stage == 1):
@@ -133,11 +141,19 @@ class Stage12:
             self.alone.discard(place)
 
     def _take_partition(self) -> None:
-        """``grads_in_partition``: whole gradients of every parameter that reaches into the part, not the part alone."""
-        self.account.hold(names.FLAT_GRADIENTS, self.in_part * self.size)
+        """``grads_in_partition``: whole gradients of every parameter that reaches into the part, not the part alone. Those of
+        the micro batches before are there beside it, in stage 2 (``all_grad_tensors``)."""
+        before = self.settings.stage == 2 and not self.first
+        self.account.hold(names.FLAT_GRADIENTS, self.in_part * self.size * (2 if before else 1))
+
+    def _accumulate_on_host(self) -> None:
+        """``accumulated_grads_in_cpu``: a buffer for each whole parameter that reaches into the part, and for good."""
+        self.account.hold("gradients of micro batches on the host", self.in_part * self.size, "host")
 
     def backward_ends(self) -> None:
         """independent_gradient_partition_epilogue: the rest is reduced, the buckets go, other ranks' gradients too."""
+        if self.settings.stage == 1 and not self.last:
+            return
         if not self.at_once:
             # reduce_gradients goes through the parameters in their order
             for place in range(len(self.counts)):
@@ -147,6 +163,8 @@ class Stage12:
         self.has_buckets = False
         self.alone.clear()
         self.account.hold(names.GRADIENTS, 0)
+        if self.account.held.get((names.FLAT_GRADIENTS, "device"), 0) > self.in_part * self.size and not self.compact:
+            self.account.hold(names.FLAT_GRADIENTS, self.in_part * self.size)
 
     def step(self) -> None:
         """DeepSpeedZeroOptimizer.step: the part's gradients made flat, then fp32, then the optimizer."""
@@ -172,6 +190,7 @@ class Bf16Stage1:
         self.account, self.settings, self.model, self.layout = account, settings, model, layout
         self.counts = [model.parameters[number][1] for number in model.trained]
         self.partition = divide(self.counts, layout.world, layout.rank)
+        self.first = self.last = True
 
     def initialize(self) -> None:
         """BF16_Optimizer._setup_for_real_optimizer: ``bf16_groups_flat``, ``fp32_groups_flat_partition``,
@@ -188,6 +207,10 @@ class Bf16Stage1:
 
     after_forward = before_backward = after_backward = before_forward
 
+    def micro_step(self, number: int, *, last: bool) -> None:
+        """Gradients are there already, or not; ranks communicate after the last one alone."""
+        self.first, self.last = number == 0, last
+
     def forward_begins(self) -> None:
         """Nothing."""
 
@@ -199,7 +222,7 @@ class Bf16Stage1:
     def backward_ends(self) -> None:
         """The sums are reduced in place of the fp32 buffer's views, as in stage 0."""
         self.account.hold("bf16 gradients", 0)
-        if self.layout.world > 1:
+        if self.layout.world > 1 and self.last:
             self.account.passing(names.REDUCING, sum(self.counts) * 4)
 
     def step(self) -> None:

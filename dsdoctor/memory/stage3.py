@@ -43,6 +43,9 @@ class Stage3:
         if self.settings.contiguous_gradients:
             account.add(names.BUCKET, self.settings.reduce_bucket_size * self.comm)
 
+    def micro_step(self, number: int, *, last: bool) -> None:
+        """Each is like the others: gradients are added to their parts in place."""
+
     def forward_begins(self) -> None:
         """The order of modules begins anew."""
         self.gathered.begin()

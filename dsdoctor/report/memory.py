@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from dsdoctor.commands.memory import Examined
 from dsdoctor.memory.changes import Change
-from dsdoctor.memory.models import Moment, Place, Point, Prediction
+from dsdoctor.memory.models import Moment, Place, Point, Prediction, Run
 from dsdoctor.report.units import table
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -26,7 +26,7 @@ def memory_lines(done: Examined) -> Iterator[str]:
     """The ledger, what is beside it, and what to change."""
     settings, model, world = done.now.settings, done.now.model, done.now.layout.world
     run = done.now.run
-    batch = f", micro batch {run.batch} x {run.sequence}" if run else ""
+    batch = f", {_batch(run)}" if run else ""
     how = f"ZeRO stage {settings.stage}, {settings.dtype}, {world} rank{'s' if world > 1 else ''}"
     yield f"{model.name}, {model.elements:,} parameters; {how}{batch}; DeepSpeed {settings.version}"
     yield ""
@@ -39,13 +39,37 @@ def memory_lines(done: Examined) -> Iterator[str]:
         yield from ledger_lines(done.told, "host", unit)
     yield f"  loading a checkpoint takes {amount(done.host_loading)} of the host on each rank that loads all of it"
     yield ""
-    peak = done.told.peak
-    yield f"peak: {amount(peak.device)} of tensors, in {peak.point.value.replace('_', ' ')}"
+    yield _peak_line(done)
     low, high = (sum(each) for each in zip(*((b.low, b.high) for b in done.beside), strict=True))
     names = "; ".join(f"{b.what} {amount(b.low)} to {amount(b.high)}" for b in done.beside)
     yield f"beside it, not measured here: {amount(low)} to {amount(high)} ({names})"
     yield from change_lines(done.changes)
     yield from search_lines(done)
+
+
+def _batch(run: Run) -> str:
+    """What a micro batch is.
+
+    >>> _batch(Run(batch=2, sequence=8, checkpointing=False, shape=(2, 3, 224, 224), tokens=False))
+    'micro batch 2 x 3 x 224 x 224'
+    >>> _batch(Run(batch=2, sequence=8, checkpointing=True))
+    'micro batch 2 x 8 tokens, activation checkpointing'
+    """
+    how = ", activation checkpointing" if run.checkpointing else ""
+    if run.tokens:
+        return f"micro batch {run.batch} x {run.sequence} tokens{how}"
+    return f"micro batch {' x '.join(map(str, run.shape))}{how}"
+
+
+def _peak_line(done: Examined) -> str:
+    """The peak; what it leaves out, or between what it lies."""
+    peak = done.told.peak
+    where = peak.point.value.replace("_", " ")
+    if done.now.run is None or done.now.run.error:
+        return f"peak without activations: {amount(peak.device)} of tensors, in {where}; the real one is higher"
+    if done.upper is not None and done.upper.peak.device > peak.device:
+        return f"peak: {amount(peak.device)} to {amount(done.upper.peak.device)} of tensors, in {where}; attention's kernel decides"
+    return f"peak: {amount(peak.device)} of tensors, in {where}"
 
 
 def ledger_lines(told: Prediction, place: Place, unit: int) -> Iterator[str]:
@@ -95,19 +119,27 @@ def change_lines(changes: tuple[Change, ...]) -> Iterator[str]:
 
 
 def search_lines(done: Examined) -> Iterator[str]:
-    """What --search found."""
-    found = done.searched
+    """What --search found; with all scores of attention beside it, where the kernel decides."""
+    found, upper = done.searched, done.searched_upper
     if found is None:
         return
     yield ""
     world = done.now.layout.world
+    least = (
+        f"; {upper.batch or 'none'} where attention makes all scores" if upper and upper.batch != found.batch else ""
+    )
     if found.batch:
-        yield f"the largest micro batch that fits {world} GPUs: {found.batch} (tensors {amount(found.batch_peak)})"
+        yield f"the largest micro batch that fits {world} GPUs: {found.batch} (tensors {amount(found.batch_peak)}){least}"
     else:
         yield f"no micro batch fits {world} GPUs"
     batch = done.now.run.batch if done.now.run else 1
+    most = (
+        f"; {upper.ranks or 'no number'} where attention makes all scores"
+        if upper and upper.ranks != found.ranks
+        else ""
+    )
     if found.ranks and found.ranks_peak:
-        yield f"the fewest GPUs for a micro batch of {batch}: {found.ranks} (tensors {amount(found.ranks_peak)})"
+        yield f"the fewest GPUs for a micro batch of {batch}: {found.ranks} (tensors {amount(found.ranks_peak)}){most}"
     else:
         yield f"no number of GPUs fits a micro batch of {batch} with this configuration"
 

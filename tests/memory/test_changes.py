@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from dsdoctor.core.finding import Severity
+from dsdoctor.cli.memory import CERTAIN, DOUBTS, fits
+from dsdoctor.commands.memory import Examined
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.memory.changes import Situation, changes, enough, in_chunks
 from dsdoctor.memory.hf_auto import filled
 from dsdoctor.memory.judge import Gpus, judge
@@ -157,6 +159,56 @@ def test_a_model_that_could_not_be_followed_is_said_and_is_never_called_fitting(
 
     assert [finding.rule for finding in found] == ["activations-not-told"]
     assert "nonzero" in found[0].evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("memory", "rules"), [(1 << 20, {"memory-does-not-fit"}), (30 * GIB, {"memory-fits-barely"}), (GIB << 10, set())]
+)
+def test_where_a_kernel_decides_only_what_the_least_takes_is_an_error(memory: int, rules: set[str]) -> None:
+    most = run_of(COUNTS, activation=8 * GIB)
+    now = situation(2, reduce_bucket_size=1000)
+    upper = replace(now, run=most).predicted()
+    found = tuple(judge(now, now.predicted(), Gpus(count=4, memory=memory), (), None, upper=upper))
+
+    assert {finding.rule for finding in found} == rules | {"attention-kernel-decides"}
+
+
+@pytest.mark.parametrize(("table", "severity"), [(True, Severity.ERROR), (False, Severity.NOTE)])
+def test_a_sequence_beyond_the_positions_is_told(table: bool, severity: Severity) -> None:
+    now = situation(2, reduce_bucket_size=1000)
+    short = replace(now, model=replace(now.model, positions=7, position_table=table))
+    pixels = replace(short, run=replace(short.run, tokens=False))  # type: ignore[type-var]
+
+    def found(each: Situation) -> list[tuple[str, Severity]]:
+        return [(finding.rule, finding.severity) for finding in judge(each, each.predicted(), None, (), None)]
+
+    assert found(short) == [("sequence-exceeds-positions", severity)]
+    assert found(replace(now, model=replace(now.model, positions=8))) == found(pixels) == []
+
+
+@pytest.mark.parametrize("rule", sorted(DOUBTS | CERTAIN))
+def test_no_tick_stands_beside_what_is_missing(rule: str) -> None:
+    now = situation(2, reduce_bucket_size=1000)
+    missing = Finding.note(rule, "something is missing", fix="measure it")
+    done = examined(now, (missing,))
+
+    assert not any("✓" in line for line in fits(done, "4x80G"))
+    assert [line[0] for line in fits(examined(now, ()), "4x80G")] == ["✓"]
+
+
+def examined(now: Situation, findings: tuple[Finding, ...]) -> Examined:
+    return Examined(
+        now=now,
+        told=now.predicted(),
+        upper=None,
+        beside=(),
+        changes=(),
+        enough=None,
+        searched=None,
+        searched_upper=None,
+        host_loading=0,
+        findings=findings,
+    )
 
 
 def test_the_host_of_a_node_is_counted_for_all_its_ranks() -> None:

@@ -3,13 +3,18 @@
 import importlib.util
 import json
 import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dsdoctor.commands.memory import parse_gpus, parse_size
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.host import CHILD_SCRIPTS
+from dsdoctor.memory.read import parse_model
 from tests.cli.runner import run
 
 TINY = {
@@ -99,6 +104,51 @@ def test_a_model_that_depends_on_numbers_is_told_as_one_that_cannot_be_followed(
     assert said["model"]["parameters"] == 72  # type: ignore[index]
 
 
+T5 = {
+    "model_type": "t5",
+    "architectures": ["T5ForConditionalGeneration"],
+    "d_model": 32,
+    "d_ff": 64,
+    "d_kv": 8,
+    "num_layers": 1,
+    "num_heads": 2,
+    "vocab_size": 99,
+}
+
+
+@needs_children
+@pytest.mark.launch
+def test_models_that_are_followed_in_more_than_one_way(files: Path) -> None:
+    models = (TINY, {**TINY, "attn_pdrop": 0.0}, T5, {"model_type": "lama"})
+    told = followed(files, models)
+    (fused, every), (without,), with_bias = (parse_model(each).runs for each in told[:3])
+
+    # a fused kernel with dropout takes what it takes without; the plain one all scores: batch, heads, tokens, tokens, bytes
+    assert (fused.attention, every.attention, without.attention) == ("fused", "materialized", "")
+    assert fused.events == without.events
+    assert max(event[3] for event in every.events) > max(event[3] for event in fused.events) + 2 * (2 * 2 * 64 * 64 * 2)
+    # nobody said how long a sample is: as long as the model has positions
+    assert fused.sequence == 64
+    # T5 names no first token of the decoder here; the mask of its positions has a gradient with either kernel
+    assert [each.error for each in with_bias] == ["", ""]
+    assert len({tuple(event[:2] for event in each.events) for each in with_bias}) == 1
+    with pytest.raises(UsageError) as unknown:
+        parse_model(told[3])
+    assert "has no model_type 'lama': did you mean llama" in str(unknown.value)
+    assert "whose transformers has it" in unknown.value.hint
+
+
+def followed(files: Path, models: Sequence[dict[str, object]]) -> list[dict[str, Any]]:
+    """What the child says of each; transformers is imported once."""
+    wishes = []
+    for number, fields in enumerate(models):
+        (files / f"{number}.json").write_text(json.dumps(fields))
+        wishes.append({"model": str(files / f"{number}.json"), "dtype": "bfloat16", "runs": [(2, None, False)]})
+    command = [sys.executable, str(Path(__file__).with_name("follow_many.py")), str(CHILD_SCRIPTS)]
+    done = subprocess.run(command, input=json.dumps(wishes), capture_output=True, text=True, timeout=120, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 @pytest.mark.launch
 def test_a_python_without_deepspeed_is_named(files: Path) -> None:
     bare = files / "python"
@@ -129,7 +179,8 @@ REFUSED = [
     (("--gpus", "8x80"), "no size"),
     (("--gpus", "8x80G", "--host-memory", "many"), "no size"),
     (("--world", "-2"), "not known"),
-    (("--world", "2", "--batch", "0"), "hold nothing"),
+    (("--world", "2", "--batch", "0"), "a batch of 0 holds nothing"),
+    (("--world", "2", "--sequence", "0"), "a sequence of 0 holds nothing"),
     (("--world", "2", "--search"), "no GPU is named"),
 ]
 

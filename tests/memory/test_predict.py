@@ -128,7 +128,8 @@ def test_zero_3_gives_all_that_it_gathered_back(
     )
     told = predict(chosen, model, model.runs[0], Layout(world=world))
 
-    staying = sum(-(-count // world) * world * 2 for count in found if count <= stays)
+    # one rank alone gathers views of what it has
+    staying = sum(-(-count // world) * world * 2 for count in found if count <= stays) if world > 1 else 0
     assert held(told, Point.AFTER_STEP, names.GATHERED) == staying
     assert held(told, Point.AFTER_STEP, names.GATHERING) == held(told, Point.SAVE, names.GATHERING) == 0
 
