@@ -161,6 +161,8 @@ IDS = [
     "masked-jit-failure",
     "master-address-empty",
     "master-port-in-use",
+    "megatron-checkpoint-sizes",
+    "megatron-data-too-small",
     "memlock-limited",
     "meta-tensors",
     "model-code-not-trusted",

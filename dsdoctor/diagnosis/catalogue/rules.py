@@ -35,6 +35,7 @@ from dsdoctor.diagnosis.catalogue import (
     link,
     load,
     machine,
+    megatron,
     memory,
     model_files,
     moe_pipeline,
@@ -141,6 +142,7 @@ TOPICS = (
     names,
     pip_builds,
     refused,
+    megatron,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}
