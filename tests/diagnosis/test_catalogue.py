@@ -20,6 +20,7 @@ IDS = [
     "accelerator-name-invalid",
     "account-without-home",
     "activation-checkpointing-settings",
+    "aio-failed",
     "arch-list-empty",
     "arch-parse-bug",
     "argument-not-known",
