@@ -44,6 +44,7 @@ from dsdoctor.diagnosis.catalogue import (
     network,
     nvme,
     optimizers,
+    own_checks,
     packages,
     pip,
     pip_builds,
@@ -143,6 +144,7 @@ TOPICS = (
     pip_builds,
     refused,
     megatron,
+    own_checks,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}
