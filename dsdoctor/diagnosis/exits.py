@@ -20,6 +20,7 @@ FORMS = tuple(
         r"|Aborted|Bus error|Terminated|Illegal instruction|Floating point exception|Out Of Memory)",
         r"died with <Signals\.(?P<name>SIG[A-Z]{3,6})",
         r"exited on signal (?P<signal>\d{1,2})",
+        r"\bCaught signal (?P<signal>\d{1,2}) \([A-Z]",
         r"terminated (?:with|by) signal (?P<name>SIG[A-Z]{3,6})",
         rf"(?:[Ee]xit(?:ed)?(?:ed with)?[ _](?:exit )?(?:code|status)"
         rf"|terminated with exit code|Exited \(|non-zero code)[ :=]{{0,8}}{NUMBERS}\b",

@@ -16,7 +16,7 @@ from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
 from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, alike, belongs, where_hit
 from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan, steps_are_skipped
-from dsdoctor.diagnosis.waiting import with_who_waited
+from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
 
 SIGABRT = 6
 NEAR_THE_END = 60
@@ -87,6 +87,8 @@ def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan
     follows = first.rule.id in WAITING and first.tier is Tier.GENERIC
     if follows:
         findings[0] = with_who_waited(findings[0], first, read.timeline, facts)
+    elif first.rule.id == "collectives-differ":
+        findings[0] = with_modules(findings[0], first, facts)
     return Verdict(
         outcome=LogOutcome.CAUSE,
         findings=(*findings, *notes),

@@ -122,7 +122,8 @@ MARKS = (
     ),
     Mark(
         event=Event.EXITED,
-        words="exitcode exits+code srun+error signals+died signal+terminated signal+exited exit+code exited+code exit+status "
+        words="exitcode exits+code srun+error signals+died caught+signal signal+terminated signal+exited exit+code "
+        "exited+code exit+status "
         "exited+status exit_code non+code segmentation killed aborted bus+error "
         "illegal+instruction getötet arrêté tué matado terminado 已杀死 已砍掉 強制終了 убито ucciso morto 죽었음 "
         "speicherzugriffsfehler segmento 段错误 段錯誤 セグメンテーション違反 сегментирования",

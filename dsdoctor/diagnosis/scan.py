@@ -14,6 +14,7 @@ from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.marks import Event, Mark
 from dsdoctor.diagnosis.models import Hit, Line, Signature
 from dsdoctor.diagnosis.possible import Possible
+from dsdoctor.diagnosis.routine import A_COMMAND, A_WARNING, Routine, kind_of
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
 from dsdoctor.diagnosis.timeline import Timeline
@@ -40,12 +41,6 @@ ASKED = 5000
 """How many lines are searched for one fact."""
 
 BLANK = b" \t\r\n\v\f\0"
-ROUTINE = 200
-"""How many compile commands of one extension, and how many warnings, are read before the others are skipped."""
-
-A_COMMAND, A_WARNING = b"-DTORCH_EXTENSION_NAME=", b": warning: "
-"""Parts of torch's compile commands, and of the warnings of gcc and clang; errors name the file, then ``error:``."""
-
 A_COMPILE = b"dtorch_extension_name"
 """A part of every command that compiles for torch; such a line shows flags, never an error."""
 
@@ -76,7 +71,7 @@ class Scan:
     hits: dict[int, Hit] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
     latest: dict[int, int] = field(default_factory=dict)
-    routine: dict[bytes, int] = field(default_factory=dict)
+    routine: Routine = field(default_factory=Routine)
     first: dict[Event, Line] = field(default_factory=dict)
     last: dict[Event, Line] = field(default_factory=dict)
     exception: Line | None = None
@@ -149,17 +144,10 @@ class Scan:
 
     def _is_routine(self, raw: bytes) -> bool:
         """One more compile command of an extension, or one more warning of a compiler, after very many of them."""
-        if A_COMMAND in raw and b"illed" not in raw:  # a shell says "Killed" in the line of the command
-            kind = raw.partition(A_COMMAND)[2][:40].split(b" ")[0]
+        kind = kind_of(raw)
+        if kind and kind != A_WARNING:
             self.last[Event.COMPILING] = Line(number=self.lines, text="")
-        elif A_WARNING in raw and b"rror:" not in raw:
-            kind = A_WARNING
-        else:
-            return False
-        times = self.routine.get(kind, 0)
-        if len(self.routine) < SEEN or times:
-            self.routine[kind] = times + 1
-        return times >= ROUTINE and not self.traceback_since and not self.wrapped.text
+        return bool(kind) and self.routine.is_known(kind) and not self.traceback_since and not self.wrapped.text
 
     def read_batch(self, batch: list[bytes]) -> None:
         """Take the next lines."""

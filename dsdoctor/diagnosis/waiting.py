@@ -60,6 +60,14 @@ def _of_zero3(hit: Hit, timeline: Timeline, facts: Facts) -> bool:
     return timeline.step is not None or any(map(TRAINED.search, timeline.before_waiting))
 
 
+def with_modules(finding: Finding, hit: Hit, facts: Facts) -> Finding:
+    """A finding of ranks that call different collectives: under ZeRO-3 modules call them, not the script."""
+    if not finding.fix or facts.zero_stage != "3" or not ZERO3_COLLECTIVES.search(hit.text):
+        return finding
+    title = f"{finding.title}: under ZeRO-3, where modules gather, the ranks did not run the same modules"
+    return replace(finding, title=title, fix=replace(finding.fix, text=SAME_MODULES))
+
+
 def waited_for(timeline: Timeline) -> str:
     """Which ranks did not come, as the ones that waited say; "" where they do not.
 

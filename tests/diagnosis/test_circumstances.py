@@ -86,6 +86,20 @@ def test_ranks_in_collectives_of_other_kind_or_size_took_other_paths() -> None:
     assert "different paths" not in same.title
 
 
+@pytest.mark.parametrize("stage", ["3", "2", ""])
+def test_different_collectives_are_modules_under_zero_3_and_the_script_s_elsewhere(stage: str) -> None:
+    said = "CollectiveFingerPrint(SequenceNumber=2373, OpType=_ALLGATHER_BASE, TensorShape=[256])"
+    finding = first(
+        [
+            STAGES["engine"].format(stage=stage) if stage else "",
+            f"RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: {said}, but Rank 1",
+        ]
+    )
+
+    assert finding.rule == "collectives-differ"
+    assert ("did not run the same modules" in finding.title) == (stage == "3")
+
+
 @pytest.mark.parametrize("attention", ["Using torch SDPA for faster training", "attn_implementation='eager'", ""])
 @pytest.mark.parametrize("loss", ["0.8728", "11.2", "0.001"])
 def test_a_nan_gradient_of_a_loss_that_was_a_number_is_the_backward_s(attention: str, loss: str) -> None:

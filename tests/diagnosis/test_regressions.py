@@ -54,6 +54,13 @@ def test_a_release_after_the_last_with_the_fault_rules_the_row_out() -> None:
     assert first(version("0.16.0"), *STAGE_OFFLOAD) != "known-regression"
 
 
+@pytest.mark.parametrize(("stage", "known"), [("1", True), ("2", True), ("3", False), ("0", False)])
+def test_a_fault_of_some_stages_is_not_blamed_for_another_stage(stage: str, known: bool) -> None:
+    stage_line = f"[INFO] [config.py:988:print]   zero_optimization_stage ...... {stage}"
+
+    assert (first(version("0.13.5"), stage_line, *[NO_LOSS] * 4) == "known-regression") is known
+
+
 def test_a_symptom_with_many_reasons_counts_only_with_the_version() -> None:
     assert first(version("0.12.2"), NO_LOSS) == "known-regression"
     assert not has_error(diagnose([version("0.16.0"), NO_LOSS]).findings)

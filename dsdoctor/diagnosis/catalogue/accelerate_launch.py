@@ -62,6 +62,18 @@ knows nothing of it.
 Why it matters: The first backward, or the first save, fails.""",
     signatures=(
         Signature(
+            words="nonetype+backward",
+            pattern=r"^AttributeError: 'NoneType' object has no attribute 'backward'",
+            after=r"deepspeed_engine_wrapped\.backward",
+            title="accelerate has no engine of DeepSpeed to run the backward with: no model was given to this "
+            "Accelerator's prepare(), "
+            "or another Accelerator holds it",
+            fix="give model, optimizer and data loader to prepare() of the Accelerator whose backward is called; make one "
+            "Accelerator only (a trainer makes its own), and use transformers, trl and accelerate releases of one time",
+            sample="    self.deepspeed_engine_wrapped.backward(loss, **kwargs)\n"
+            "AttributeError: 'NoneType' object has no attribute 'backward'",
+        ),
+        Signature(
             words="accelerator+deepspeed_engine_wrapped accelerator+deepspeed_config accelerator+deepspeed_plugin",
             pattern=r"AttributeError: 'Accelerator' object has no attribute '(?P<name>deepspeed_engine_wrapped|deepspe"
             r"ed_config|deepspeed_plugin)'",

@@ -168,7 +168,7 @@ Why it matters: Nothing of the checkpoint is loaded.""",
             pattern=r"size mismatch for (?P<name>[\w.]{0,100}(?:embed_tokens|embed_in|embed_out|lm_head|wte|word_embed"
             r"dings|embeddings)[\w.]{0,60}): "
             r"copying a param with shape torch\.Size\(\[(?P<here>[1-9]\d{0,9}), .{0,60}the shape in current model is "
-            r"torch\.Size\(\[(?P<there>[1-9]\d{0,9}),",
+            r"torch\.Size\(\[(?!(?P=here),)(?P<there>[1-9]\d{0,9}),",
             title="the vocabulary differs: {name} has {here} rows in the checkpoint, and {there} in this model",
             fix="call model.resize_token_embeddings(len(tokenizer)) with the tokenizer of that training before the "
             "checkpoint or adapter is loaded",

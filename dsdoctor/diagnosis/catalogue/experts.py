@@ -55,10 +55,13 @@ Why it matters: deepspeed.initialize stops, on every rank.""",
     signatures=(
         Signature(
             words="autoep autoep_size preset_model comm_backend combine_impl row_weighting_impl gate_up_impl "
-            "num_limited_groups",
+            "num_limited_groups experts_per_group score+function+unknown modulelist+storage fused+layout+expert weight+expert+find",
             pattern=r"^(?:Value|Runtime|Type|Import|NotImplemented)Error: (?P<what>(?:AutoEP|Unknown "
             r"preset_model|autoep_size=|comm_backend|combine_impl|row_weighting_impl|gate_up_impl"
-            r"|expert_parallel\.|num_experts=\d{1,6} in layer|num_limited_groups|num_expert_groups).{1,160})",
+            r"|expert_parallel\.|num_experts=\d{1,6} in layer|num_limited_groups|num_expert_groups|experts_per_group"
+            r"|Unknown (?:group )?score function|Expected nn\.ModuleList for module_list storage|Unsupported fused expert"
+            r" weight layout"
+            r"|Could not find weight '\w{1,60}' in expert module).{1,160})",
             unless=r"does not (?:currently )?support|only supports|supports only|cannot be combined|checkpoint",
             tier=Tier.NAMED,
             sample="ValueError: AutoEP: no MoE layers detected for model class LlamaForCausalLM. Expected MoE "

@@ -74,6 +74,13 @@ takes over, unless it is stored in a floating type (bnb_4bit_quant_storage).
 Why it matters: The model cannot be made.""",
     signatures=(
         Signature(
+            words="compress_statistics quant_state bnb_quantized quant_type quant_storage",
+            pattern=r"^AttributeError: '(?:Parameter|Tensor|NoneType)' object has no attribute "
+            r"'(?:compress_statistics|quant_state|bnb_quantized|quant_type|quant_storage)'",
+            title="the weights are quantized by bitsandbytes, and ZeRO-3 or a wrapper has replaced its parameters by plain ones",
+            sample="AttributeError: 'Parameter' object has no attribute 'compress_statistics'",
+        ),
+        Signature(
             words="floating+complex+gradients",
             pattern=r"[Oo]nly Tensors of floating point(?: and complex)? dtype can require gradients",
             after=r"deepspeed[/\\]runtime[/\\]zero|bitsandbytes",

@@ -124,6 +124,35 @@ Why it matters: The step stops, and training with it.""",
     ),
 )
 
+AIO_FAILED = Rule(
+    id="aio-failed",
+    stage=Stage.RUN,
+    title="DeepSpeed's asynchronous I/O on the NVMe failed: its own check {what} does not hold",
+    fix="see that nvme_path lies on a local disk with space, whose file system takes O_DIRECT (ext4, xfs; not overlay, tmpfs or "
+    "a network's), and that the kernel grants requests (fs.aio-max-nr, in a container too); then try a smaller queue_depth "
+    "and block_size in the block aio, or offload to the CPU",
+    steps=(step("df -hT NVME_PATH"), step("sysctl fs.aio-nr fs.aio-max-nr"), step("ds_nvme_tune --nvme_dir NVME_PATH")),
+    manual="""The op async_io checks what the kernel answers to its requests by assertions in C++, which end the process.
+
+A request was not accepted, came back short or not at all: the file system does not take O_DIRECT, the disk is full or broken,
+or the kernel has no room for more requests.
+
+Why it matters: The process ends without a Python traceback, in the middle of a step.""",
+    signatures=(
+        Signature(
+            words="assertion+n_completes assertion+submit_ret assertion+read_bytes assertion+reg_ret assertion+fd "
+            "assertion+_remaining_bytes assertion+n_iocbs assertion+n_pending_iocbs assertion+_num_pending_ops assertion+_aio_ctxt "
+            "assertion+file_offset assertion+result",
+            pattern=r"deepspeed_(?:py_)?(?:aio|io|cpu_op)\w{0,20}\.cpp:\d{1,5}: .{0,400}Assertion"
+            r" [`'](?P<what>[^`']{1,120})' failed",
+            unless=r"nbytes\(\)",
+            sample="python: /venv/deepspeed/ops/csrc/aio/common/deepspeed_aio_common.cpp:125: int _do_io_complete(long "
+            "long int, long "
+            "long int, std::unique_ptr<aio_context>&): Assertion `n_completes >= min_completes' failed.",
+        ),
+    ),
+)
+
 NVME_FILE_SHORT = Rule(
     id="nvme-file-short",
     stage=Stage.RUN,
@@ -148,4 +177,4 @@ Why it matters: The process ends in an assertion of C++ (SIGABRT), without a tra
     ),
 )
 
-RULES = (NVME_PATH_MISSING, NVME_PATH_UNUSABLE, NVME_SWAP_BUFFERS, NVME_SWAPPED_TWICE, NVME_FILE_SHORT)
+RULES = (NVME_PATH_MISSING, NVME_PATH_UNUSABLE, NVME_SWAP_BUFFERS, NVME_SWAPPED_TWICE, AIO_FAILED, NVME_FILE_SHORT)

@@ -220,7 +220,7 @@ Why it matters: The first backward or step fails.""",
             words="deepspeedzerooffload+attribute",
             pattern=r"'DeepSpeedZeRoOffload' object has no attribute "
             r"'(?P<call>backward|step|param_groups|zero_grad|state_dict"
-            r"|loss_scale|cur_scale)'",
+            r"|loss_scale|cur_scale|checkpoint_event_(?:pro|epi)logue)'",
             title="no optimizer is configured, so ZeRO-3 made an engine for inference only ({call} was called)",
             sample="AttributeError: 'DeepSpeedZeRoOffload' object has no attribute 'backward'",
         ),

@@ -307,10 +307,37 @@ Why it matters: The model, or its engine, cannot be made on any rank.""",
     ),
 )
 
+PIPELINE_OWN_CHECKS = Rule(
+    id="pipeline-own-checks",
+    stage=Stage.RUN,
+    title="the pipeline's grid of ranks or its layers are asked for something that they do not have: {what}",
+    fix="give PipelineModule as many stages as divide the ranks (num_stages, or a topology whose sizes multiply to the "
+    "world size), ask for "
+    "layers between 0 and their number, and send only between neighbouring stages; reduce_output takes avg",
+    manual="""PipelineModule lays a grid of pipeline, data and tensor parallel ranks over the world, and numbers its layers.
+
+A rank, an axis, a layer or a reduction that is not in it is refused.
+
+Why it matters: The engine, or its first batch, stops on the rank that asks.""",
+    signatures=(
+        Signature(
+            words="layer+owned rank+topology reduction+type+supported adjacent+ranks pipeline+parallelism strictly+positive "
+            "checkpointable_layers",
+            pattern=r"(?:Runtime|Value|Assertion|NotImplemented)Error: (?P<what>Layer -?\d{1,6} not owned|rank \d{1,6}"
+            r" not found in topology"
+            r"|reduction type \S{1,30} not supported|Functionality currently limited to send and receive between adjacent ranks"
+            r"|There is no pipeline parallelism|Values must be strictly positive|param `checkpointable_layers` must be"
+            r" type of list)",
+            sample="ValueError: rank 9 not found in topology.",
+        ),
+    ),
+)
+
 RULES = (
     PIPELINE_SHAPES,
     PIPELINE_BATCH,
     PIPELINE_TENSOR_WITHOUT_GRADIENT,
     PIPELINE_TENSORS,
     PIPELINE_MODULE,
+    PIPELINE_OWN_CHECKS,
 )

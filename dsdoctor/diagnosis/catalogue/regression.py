@@ -14,7 +14,7 @@ class Regression:
     or the last good.
 
     ``words``, ``pattern``, ``after``, ``tier`` and ``sample`` as in Signature. ``needs_version``: its symptom has other reasons
-    too, so it counts only where the log names a version that has the fault.
+    too, so it counts only where the log names a version that has the fault. ``stages``: the ZeRO stages that have it, all if "".
     """
 
     package: str
@@ -31,3 +31,4 @@ class Regression:
     tier: Tier = Tier.NAMED
     steps: tuple[Step, ...] = ()
     needs_version: bool = False
+    stages: str = ""

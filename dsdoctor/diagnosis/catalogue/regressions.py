@@ -47,6 +47,8 @@ def contradicted(hit: Hit, facts: Facts) -> bool:
     regression = WORDINGS.get(hit.signature)
     if regression is None:
         return False
+    if regression.stages and facts.zero_stage and facts.zero_stage not in regression.stages:
+        return True
     version = getattr(facts, READ[regression.package]) if regression.package in READ else None
     if not version:
         return regression.needs_version

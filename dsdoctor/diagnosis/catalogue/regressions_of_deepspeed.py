@@ -105,6 +105,59 @@ OF_DEEPSPEED = (
     ),
     Regression(
         package="deepspeed",
+        broken="0.9.3",
+        first="0.9.3",
+        last="0.9.3",
+        what="zero.Init broadcasts parameters that are still on the CPU",
+        cure="0.9.2 works; take it, or a newer release",
+        sources=("deepspeedai/DeepSpeed/issues/3678", "huggingface/transformers/issues/24040"),
+        words="tensors+device",
+        pattern=r"RuntimeError: (?:Expected all tensors to be on the same device, but found at least two devices"
+        r"|Tensors must be CUDA and dense)",
+        after=r"in _post_init_method|in _zero_init_param",
+        needs_version=True,
+        sample="[INFO] DeepSpeed info: version=0.9.3, git-hash=unknown\n"
+        '  File "/venv/deepspeed/runtime/zero/partition_parameters.py", line 813, in _zero_init_param\n'
+        "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+        steps=(step("python -m pip install -U deepspeed"), instead("python -m pip install deepspeed==0.9.2")),
+    ),
+    Regression(
+        package="deepspeed",
+        broken="0.12.4 to 0.14.1",
+        first="0.12.4",
+        last="0.14.1",
+        what="with ZeRO-1 or ZeRO-2 and overlap_comm gradients are reduced while they are still written: the loss is 0, the "
+        "gradient norm nan or 1.0",
+        cure="take 0.14.2 or newer (or 0.12.3), set overlap_comm false or use_multi_rank_bucket_allreduce false, or a larger "
+        "reduce_bucket_size",
+        sources=("deepspeedai/DeepSpeed/issues/5242", "deepspeedai/DeepSpeed/issues/5347"),
+        words="loss+grad_norm",
+        pattern=r"'loss': 0\.0, 'grad_norm': (?:nan|1\.0)\b",
+        stages="12",
+        sample="[INFO] DeepSpeed info: version=0.13.5, git-hash=unknown\n"
+        "{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1.99e-05, 'epoch': 0.01}",
+        tier=Tier.GENERIC,
+        needs_version=True,
+        steps=(step("python -m pip install -U deepspeed"), instead("python -m pip install deepspeed==0.12.3")),
+    ),
+    Regression(
+        package="deepspeed",
+        broken="0.14.3",
+        first="0.14.3",
+        last="0.14.3",
+        what="all gradients are zero, and the model learns nothing",
+        cure="take a newer release, or 0.14.2",
+        sources=("deepspeedai/DeepSpeed/issues/5692", "deepspeedai/DeepSpeed/pull/5613"),
+        words="loss+grad_norm",
+        pattern=r"'loss': \d{1,4}\.\d{1,20}, 'grad_norm': 0\.0\b",
+        sample="[INFO] DeepSpeed info: version=0.14.3, git-hash=unknown\n"
+        "{'loss': 1.42, 'grad_norm': 0.0, 'learning_rate': 1.99e-05, 'epoch': 0.01}",
+        tier=Tier.GENERIC,
+        needs_version=True,
+        steps=(step("python -m pip install -U deepspeed"), instead("python -m pip install deepspeed==0.14.2")),
+    ),
+    Regression(
+        package="deepspeed",
         broken="0.12.2",
         first="0.12.0",
         last="0.12.2",

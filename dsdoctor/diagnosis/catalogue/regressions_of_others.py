@@ -160,7 +160,8 @@ OF_OTHERS = (
         sources=("huggingface/transformers/issues/34714", "huggingface/transformers/issues/34699"),
         words="use_seedable_sampler",
         pattern=r"__init__\(\) got an unexpected keyword argument 'use_seedable_sampler'",
-        sample="[env] accelerate=1.1.0\nTypeError: Accelerator.__init__() got an unexpected keyword argument 'use_seedable_sampler'",
+        sample="[env] accelerate=1.1.0\nTypeError: "
+        "Accelerator.__init__() got an unexpected keyword argument 'use_seedable_sampler'",
         needs_version=True,
         steps=(step("python -m pip install -U transformers"), instead("python -m pip install 'accelerate<1.0'")),
     ),

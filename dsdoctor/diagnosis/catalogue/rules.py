@@ -35,6 +35,7 @@ from dsdoctor.diagnosis.catalogue import (
     link,
     load,
     machine,
+    megatron,
     memory,
     model_files,
     moe_pipeline,
@@ -43,6 +44,7 @@ from dsdoctor.diagnosis.catalogue import (
     network,
     nvme,
     optimizers,
+    own_checks,
     packages,
     pip,
     pip_builds,
@@ -141,6 +143,8 @@ TOPICS = (
     names,
     pip_builds,
     refused,
+    megatron,
+    own_checks,
 )
 
 RULES: dict[str, Rule] = {rule.id: rule for topic in TOPICS for rule in topic.RULES}

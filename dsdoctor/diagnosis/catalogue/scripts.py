@@ -161,6 +161,19 @@ Why it matters: The script fails where it uses the wrapped object like the bare 
             tier=Tier.GENERIC,
             sample="AttributeError: 'DeepSpeedEngine' object has no attribute 'generate'",
         ),
+        Signature(
+            words="dict+attribute",
+            pattern=r"^AttributeError: 'dict' object has no attribute '(?P<name>is_encoder_decoder|model_type|vocab_size"
+            r"|hidden_size"
+            r"|pad_token_id|eos_token_id|use_cache|to_dict|to_diff_dict|architectures|name_or_path|_name_or_path|num_hidden_layers"
+            r"|num_attention_heads|torch_dtype|text_config|is_composition)'",
+            title="the code reads {name} from a configuration that is a dictionary: engine.config is DeepSpeed's, not the model's",
+            fix="read it from engine.module.config (accelerate: accelerator.unwrap_model(model).config); where a trainer "
+            "does it, a "
+            "newer release of it does so",
+            sample="AttributeError: 'dict' object has no attribute 'is_encoder_decoder'",
+            tier=Tier.GENERIC,
+        ),
     ),
 )
 

@@ -91,6 +91,18 @@ Why it matters: The loss cannot be computed.""",
             r".{0,140})",
             sample="ValueError: Vocabulary shard bounds must form a contiguous, non-overlapping partition starting at 0",
         ),
+        Signature(
+            words="reduction+unsupported vocabulary+backend vocab_parallel_logits chunk_size+positive "
+            "student_logits+teacher_logits local_vocab hidden+target",
+            pattern=REFUSED
+            + r"(?P<what>Unsupported reduction: \S{1,40}|Unsupported vocabulary-parallel CE backend: \S{1,40}"
+            r"|chunk_size must be positive|hidden and target must have matching non-hidden dimensions"
+            r"|weight must have shape \[local_vocab, hidden\]|index must match the non-vocabulary dimensions of "
+            r"vocab_parallel_logits|student_logits and teacher_logits must have the same shape)",
+            fix="use reduction mean, sum or none and one of the back ends that the function's documentation lists; hidden states "
+            "and targets must agree in all but the last dimension, and chunk_size be above 0",
+            sample="ValueError: Unsupported reduction: max",
+        ),
     ),
 )
 

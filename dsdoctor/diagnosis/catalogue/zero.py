@@ -53,6 +53,16 @@ Why it matters: The message speaks of shapes or dimensions, and the model is rig
             sample="RuntimeError: weight should have at least three dimensions",
         ),
         Signature(
+            words="sizes+tensors+dimension",
+            pattern=r"^RuntimeError: Sizes of tensors must match except in dimension \d\. (?:Expected size [1-9]\d{0,9}"
+            r" but got size 0|"
+            r"Got [1-9]\d{0,9} and 0|Expected size 0 but got size [1-9]\d{0,9})\b",
+            after=r"deepspeed[/\\]|[Zz]e[Rr][Oo].{0,3}3|zero3",
+            sample='  File "/venv/deepspeed/runtime/zero/linear.py", line 60, in forward\n'
+            "RuntimeError: Sizes of tensors must match except in dimension 0. Expected size 4096 but got size 0 for tensor number "
+            "1 in the list.",
+        ),
+        Signature(
             words="copying+shape",
             pattern=r"size mismatch for (?P<name>[\w.]{1,120}): copying a param with shape "
             r"torch\.Size\(\[[1-9][\d, ]{0,40}\]\) from "
@@ -275,8 +285,9 @@ Why it matters: Parameters stay behind that nobody used, or the ranks hang until
             sample="AssertionError: {'id': 291, 'status': 'INFLIGHT', 'numel': 65667072, 'ds_numel': 65667072}",
         ),
         Signature(
-            words="tracing+error",
-            pattern=r"RuntimeError: tracing error at step \d{1,9}",
+            words="fetch+queue tracing+error",
+            pattern=r"RuntimeError: (?:tracing error at step \d{1,9}|expected the next \d{1,9} parameters in the parameter fetch "
+            r"queue to be)",
             sample="RuntimeError: tracing error at step 42: ",
         ),
         Signature(
