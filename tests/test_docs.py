@@ -170,7 +170,7 @@ def test_an_output_that_was_changed_by_hand_is_found_and_mended(samples: ModuleT
 def test_in_an_output_of_ranks_a_number_may_change_and_a_word_may_not(samples: ModuleType) -> None:
     said = "dsdoctor: rank 1 (pid 17) waits 4.2 s"
 
-    assert samples.alike("hang", said) == samples.alike("hang", "dsdoctor: rank 0 (pid 9) waits 310 ms")
+    assert samples.alike("hang", said) == samples.alike("hang", "dsdoctor: rank 0 (pid 9) waits   310 ms")
     assert samples.alike("hang", said) != samples.alike("hang", said.replace("waits", "sleeps"))
     assert samples.alike("config", said) != samples.alike("config", said.replace("17", "18"))
 
@@ -196,7 +196,7 @@ def test_outputs_of_deepspeed_and_of_ranks_are_what_the_commands_print_today() -
         [sys.executable, str(ROOT / "docs" / "make_samples.py"), "--all", "--check"],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=600,
     )
 
     assert (told.stdout, told.returncode) == ("", 0), told.stderr
