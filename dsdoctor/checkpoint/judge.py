@@ -98,6 +98,7 @@ def _about(decided: Outcome, examined: Examined) -> Iterator[Finding]:
             f"{tag.name} cannot be loaded in this run: {decided.why}",
             evidence=evidence,
             fix="train on with the settings that it was saved with, or begin anew from its weights alone",
+            steps=(step("python -m dsdoctor checkpoint {folder} --merge OUT", folder=str(tag.path)),),
         )
     elif decided.verdict is Verdict.UNKNOWN:
         yield Finding.note(

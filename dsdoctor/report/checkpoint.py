@@ -98,6 +98,9 @@ def merged_lines(judged: Judged, merged: Merged) -> Iterator[str]:
     """What was written."""
     name = judged.examined.tag.folder.name if judged.examined else ""
     yield from finding_lines(judged.findings)
+    facts = judged.examined.facts if judged.examined else None
+    if facts is not None and facts.stage == 0 and facts.dtype != "fp32":
+        yield f"· without ZeRO the model's own weights are taken, which have the precision of {facts.dtype or 'its type'}"
     if merged.kept:
         yield f"· {len(merged.kept)} of {len(merged.files)} files were there already, whole and of this checkpoint"
     many = f"{len(merged.files)} file{'s' * (len(merged.files) > 1)}"

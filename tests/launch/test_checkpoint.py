@@ -31,14 +31,16 @@ pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} is not installed"),
 ]
 REFERENCE = Path(__file__).parents[1] / "checkpoint/merge_reference.py"
-NOT_LOADED = {"pipeline0-bf16"}
-"""DeepSpeed 0.19.8 does not load what it saved there."""
+KINDS = (
+    "zero0-bf16", "zero1-bf16", "zero2-fp32", "zero3-bf16", "frozen1-fp32", "frozen3-fp32", "experts1-bf16", "pipeline1-bf16",
+)  # fmt: skip
+"""A sample of those that the benchmark makes."""
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[float]]]:
     folder = tmp_path_factory.mktemp("saved")
-    return folder, real.make(folder)
+    return folder, real.make(folder, *KINDS)
 
 
 Saved = tuple[Path, dict[str, list[float]]]
@@ -58,15 +60,15 @@ def test_nothing_is_said_against_what_real_ranks_saved(saved: Saved) -> None:
         found = judge(look(kind), tag, Plan(), values=deep)
         seen += 1
         rules = {each.rule for each in found.findings} - {"checkpoint-frozen-left-out", "checkpoint-load-not-known"}
-        if rules and kind.name not in NOT_LOADED:
+        if rules:
             said[f"{kind.name} {tag}"] = rules
     assert said == {}
-    assert seen > 25
+    assert seen == 12
 
 
 def test_each_verdict_is_what_real_ranks_do(saved: Saved) -> None:
-    """A seventh of the table, for the ranks that saved it and half as many."""
-    rows = table(*saved, 7, [2, 1])
+    """A fourth of their table, for the ranks that saved it and half as many."""
+    rows = table(*saved, 4, [2, 1])
 
     assert [row for row in rows if row["agrees"] is False or row["alarms"]] == []
     assert {row["verdict"] for row in rows} >= {Verdict.LOADS.value, Verdict.UNIVERSAL.value, Verdict.CANNOT.value}
@@ -89,7 +91,7 @@ def test_a_merged_model_is_bit_equal_to_zero_to_fp32(saved: Saved, tmp_path: Pat
     answers = ask(arguments)
 
     assert [answer["differ"] for answer in answers] == [[]] * len(answers)
-    assert len(answers) == 30
+    assert len(answers) == 16
     assert min(answer["compared"] for answer in answers) >= 6
     # only the frozen layers of stage 1, which zero_to_fp32 leaves out
     more = {tuple(answer["more"]) for answer in answers}
