@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
+from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.models import Incident, RankView
@@ -124,9 +125,19 @@ class Case:
         parts += [view.activity] if view.activity else []
         if parts:
             yield f"rank {view.rank}: {', '.join(parts)}"
+        if view.lock is not None:
+            yield f"rank {view.rank} waits for {view.lock.path} to vanish: {_holder_words(view)}"
         chain = [place(frame) for frame in acting_stack(view)[-3:]]
         if chain:
             yield f"rank {view.rank} {'was last seen' if view.state in DEAD else 'stands'} in {' > '.join(chain)}"
+
+
+def _holder_words(view: RankView) -> str:
+    """Who has the lock that a rank waits for."""
+    holder = view.lock.holder if view.lock else FileHolder()
+    if holder.pid is not None:
+        return f"process {holder.pid} on {view.host} has it open"
+    return f"no process that is seen on {view.host} has it open{f', but {holder.doubt}' if holder.doubt else ''}"
 
 
 def severity_of(*views: RankView) -> Callable[..., Finding]:

@@ -74,7 +74,7 @@ def test_a_rank_that_works_is_no_error() -> None:
     assert "works on" in verdict.findings[0].title
 
 
-@pytest.mark.parametrize("held", [lock(holder=4711), lock(seen=False)], ids=["somebody has it", "of another user"])
+@pytest.mark.parametrize("held", [lock(holder=4711), lock(doubt="it lies on nfs")], ids=["somebody has it", "on nfs"])
 def test_a_lock_that_somebody_may_hold_is_not_called_stale(held: object) -> None:
     rule, _, _ = one(run(view(2, elsewhere(), 55, lock=held)))
 
