@@ -72,6 +72,12 @@ class Case:
         return tuple(rank for rank in range(self.incident.world) if rank not in self.views and rank not in lost)
 
     @cached_property
+    def only_works(self) -> bool:
+        """Whether no rank waits for another one, and one of them is seen to work: a long step, not a hang."""
+        living = [view for view in self.incident.ranks if view.rank not in self.unwell]
+        return not self.waiting_ranks and not self.starting and any(view.activity for view in living)
+
+    @cached_property
     def joined(self) -> bool:
         """Whether the ranks have become one run: what never called init_process_group waits for nobody."""
         return bool(self.starting) or any(view.sample and view.sample.joined for view in self.incident.ranks)
