@@ -14,6 +14,21 @@ from pathlib import Path
 
 from tests.hang.planted import AFTER, CAUSES, QUIET, all_cases, full_folder, run_all
 
+LEFT_OUT = {"text", "tail", "words", "folder"}
+
+
+def write(path: Path, results: list[dict[str, object]]) -> None:
+    """The figures so far: a run that is ended leaves those that it has."""
+    document = {
+        "what": __doc__.splitlines()[0],
+        "python": platform.python_version(),
+        "processors": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "hang_after": AFTER,
+        "cases": [{k: v for k, v in result.items() if k not in LEFT_OUT} for result in results],
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -31,20 +46,13 @@ def main() -> None:
         cases = list(all_cases(kinds, *numbers))
         for case in cases:
             case["folder"] = folder if "full_disk" in case["kind"] else ""
-        results = list(run_all(cases, show=given.text))
+        results: list[dict[str, object]] = []
+        for result in run_all(cases, show=given.text):
+            results.append(result)
+            if given.json:
+                write(Path(given.json), results)
     good = sum(result["judged"] == "ok" for result in results)
     print(f"{good} of {len(results)} as planted")
-    if given.json:
-        document = {
-            "what": __doc__.splitlines()[0],
-            "python": platform.python_version(),
-            "processors": os.cpu_count(),
-            "hang_after": AFTER,
-            "cases": [
-                {k: v for k, v in result.items() if k not in {"text", "tail", "words", "folder"}} for result in results
-            ],
-        }
-        Path(given.json).write_text(json.dumps(document, indent=1) + "\n")
     sys.exit(good < len(results))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from packaging.version import InvalidVersion, Version
 
 from dsdoctor.checks.advice import BUILD_WHEEL
+from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.core.machine import Machine
@@ -41,7 +42,8 @@ def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
     """A lock file was left behind in the cache of ops compiled at run time.
 
     Up to torch 2.13 the lock is a file that a killed compilation does not remove. From 2.14 on the operating system
-    releases it.
+    releases it. It is an error where no process can hold it; where one of another user, machine or container may, the
+    finding says so, and only warns of a file that is old.
 
     Why it matters: The next program that loads the op waits for the lock for ever, and prints nothing.
 
@@ -56,18 +58,36 @@ def stale_jit_cache(machine: Machine) -> Iterator[Finding]:
     if not jit or not torch or _at_least(torch.minor, LOCKS_RELEASED_SINCE):
         return
     for op, age in sorted(jit.locks.items()):
-        if age > STALE_AFTER:
-            yield Finding.warning(
+        holder, path = jit.holders.get(op, FileHolder()), f"{jit.folder}/{op}/lock"
+        if holder.pid is None and not holder.doubt:
+            yield Finding.error(
                 "stale-jit-cache",
-                f"{jit.folder}/{op}/lock is {age / 60:.0f} minutes old: every program that loads {op} waits for it",
+                f"no process holds {path}, {age / 60:.0f} minutes old: every program that loads {op} waits for it for ever",
                 evidence=[f"torch {torch.version} takes a lock file for a running compilation"],
                 affects=(op,),
-                fix="if nobody holds it, remove it",
+                fix="remove it: a launch that was killed while it compiled has left it",
                 steps=(
-                    step("fuser -v {lock}", lock=f"{jit.folder}/{op}/lock", note="who holds it; nothing: nobody"),
-                    step("rm -- {lock}", lock=f"{jit.folder}/{op}/lock", note="only where nobody does"),
+                    step("fuser -v {lock}", lock=path, note="shows nobody"),
+                    step("rm -- {lock}", lock=path),
                 ),
             )
+        elif holder.pid is None and age > STALE_AFTER:
+            yield _old_lock(path, op, age, torch.version, holder.doubt)
+
+
+def _old_lock(path: str, op: str, age: float, torch: str, doubt: str) -> Finding:
+    """Of a lock that somebody may hold who is not seen from here."""
+    return Finding.warning(
+        "stale-jit-cache",
+        f"{path} is {age / 60:.0f} minutes old: every program that loads {op} waits for it",
+        evidence=[f"torch {torch} takes a lock file for a running compilation", f"who holds it is not known: {doubt}"],
+        affects=(op,),
+        fix="if nobody holds it, remove it",
+        steps=(
+            step("fuser -v {lock}", lock=path, note="who holds it; nothing: nobody"),
+            step("rm -- {lock}", lock=path, note="only where nobody does"),
+        ),
+    )
 
 
 def torch_extensions_permission(machine: Machine) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ whole environment.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.host import Answer, Host, LocalHost
 from dsdoctor.core.redaction import Hidden, variable
 
@@ -43,6 +44,9 @@ class DiscreetHost:
 
     def age(self, path: str) -> float | None:
         return self._host.age(path)
+
+    def holder(self, path: str) -> FileHolder | None:
+        return self._host.holder(path)
 
     def writable(self, path: str) -> bool:
         return self._host.writable(path)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dsdoctor.core.child_output import TooLate, chunks, lines
+from dsdoctor.core.file_holders import FileHolder, holder_of
 from dsdoctor.core.processes import end_session
 from dsdoctor.core.trust import distrust
 
@@ -85,6 +86,9 @@ class Host(Protocol):
 
     def age(self, path: str) -> float | None:
         """Seconds since a file was last written."""
+
+    def holder(self, path: str) -> FileHolder | None:
+        """Which process has a file open; None where there is no such file (any more)."""
 
     def writable(self, path: str) -> bool:
         """Whether this user may write to a folder, or make it."""
@@ -163,6 +167,9 @@ class LocalHost:
             return max(0.0, time.time() - Path(self._inside(path)).stat().st_mtime)
         except (OSError, ValueError):
             return None
+
+    def holder(self, path: str) -> FileHolder | None:
+        return holder_of(self._inside(path))
 
     def writable(self, path: str) -> bool:
         place = Path(self._inside(path))

@@ -7,6 +7,8 @@ capabilities written as torch writes them ("9.0").
 import re
 from dataclasses import dataclass, field
 
+from dsdoctor.core.file_holders import FileHolder
+
 TAKEN = "taken_by_torch"
 """The step of the toolkit search that yields the folder torch takes for CUDA_HOME."""
 
@@ -201,13 +203,14 @@ class DeepSpeed:
 @dataclass(frozen=True, kw_only=True)
 class JitCache:
     """torch's folder of ops compiled at run time. ``named`` is True when TORCH_EXTENSIONS_DIR names it: then torch adds no
-    sub-folder for Python and CUDA. ``locks`` maps an op to the age of its lock file in seconds."""
+    sub-folder for Python and CUDA. ``locks`` maps an op to the age of its lock file in seconds, ``holders`` to who has it open."""
 
     folder: str
     named: bool
     writable: bool
     ops: tuple[str, ...] = ()
     locks: dict[str, float] = field(default_factory=dict)
+    holders: dict[str, FileHolder] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

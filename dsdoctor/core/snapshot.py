@@ -16,6 +16,7 @@ import msgspec
 
 from dsdoctor.core.discreet_host import DiscreetHost
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.files import PRIVATE, read_limited, write_bytes
 from dsdoctor.core.harmless_flags import definitions
 from dsdoctor.core.host import Answer, Host
@@ -69,6 +70,9 @@ class Recorder:
 
     def age(self, path: str) -> float | None:
         return self._keep(self._host.age(path), "age", path)
+
+    def holder(self, path: str) -> FileHolder | None:
+        return self._keep(self._host.holder(path), "holder", path)
 
     def writable(self, path: str) -> bool:
         return self._keep(self._host.writable(path), "writable", path)
@@ -149,6 +153,9 @@ class RecordedHost:
 
     def age(self, path: str) -> float | None:
         return self._answer(float | None, None, "age", path)
+
+    def holder(self, path: str) -> FileHolder | None:
+        return self._answer(FileHolder | None, None, "holder", path)
 
     def writable(self, path: str) -> bool:
         return self._answer(bool, True, "writable", path)

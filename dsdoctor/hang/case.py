@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
+from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.models import Incident, RankView
@@ -71,6 +72,12 @@ class Case:
         return tuple(rank for rank in range(self.incident.world) if rank not in self.views and rank not in lost)
 
     @cached_property
+    def only_works(self) -> bool:
+        """Whether no rank waits for another one, and one of them is seen to work: a long step, not a hang."""
+        living = [view for view in self.incident.ranks if view.rank not in self.unwell]
+        return not self.waiting_ranks and not self.starting and any(view.activity for view in living)
+
+    @cached_property
     def joined(self) -> bool:
         """Whether the ranks have become one run: what never called init_process_group waits for nobody."""
         return bool(self.starting) or any(view.sample and view.sample.joined for view in self.incident.ranks)
@@ -124,9 +131,19 @@ class Case:
         parts += [view.activity] if view.activity else []
         if parts:
             yield f"rank {view.rank}: {', '.join(parts)}"
+        if view.lock is not None:
+            yield f"rank {view.rank} waits for {view.lock.path} to vanish: {_holder_words(view)}"
         chain = [place(frame) for frame in acting_stack(view)[-3:]]
         if chain:
             yield f"rank {view.rank} {'was last seen' if view.state in DEAD else 'stands'} in {' > '.join(chain)}"
+
+
+def _holder_words(view: RankView) -> str:
+    """Who has the lock that a rank waits for."""
+    holder = view.lock.holder if view.lock else FileHolder()
+    if holder.pid is not None:
+        return f"process {holder.pid} on {view.host} has it open"
+    return f"no process that is seen on {view.host} has it open{f', but {holder.doubt}' if holder.doubt else ''}"
 
 
 def severity_of(*views: RankView) -> Callable[..., Finding]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
+from dsdoctor.hang.advice import advice
 from dsdoctor.hang.case import Case, severity_of
 from dsdoctor.hang.models import Operation, RankView
 from dsdoctor.hang.process_checks import (
@@ -21,6 +22,11 @@ from dsdoctor.hang.process_checks import (
 )
 from dsdoctor.hang.stacks import ranks_words
 from dsdoctor.hang.waiting import Difference
+
+PARTED = (
+    "have every rank take the branch that leads to the line of the fewest: what only one rank does (save_checkpoint, an "
+    "evaluation, a skipped batch, a caught exception) must call no collective, or all must do it"
+)
 
 
 def hang_not_started(case: Case) -> Iterator[Finding]:
@@ -40,12 +46,14 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
     if not waiting or not (late or case.unknown):
         return
     for view in late:
+        sentence, steps = advice(view)
         yield severity_of(view)(
             "hang-not-started",
             f"{case.who(view.rank)} has not joined: {case.where(view)}, while {ranks_words(waiting)} "
             f"{'waits' if len(waiting) == 1 else 'wait'} at the start",
             evidence=case.evidence([view.rank]),
-            fix="that line keeps it from the start",
+            fix=sentence,
+            steps=steps,
         )
     if case.unknown:
         yield Finding.error(
@@ -184,16 +192,18 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
     # where some have come to their end the training is over, and the rest may take its time
     if case.waiting_ranks or not living or not case.joined or case.dead:
         return
-    # one that was not heard of may wait in a collective
-    if len(case.views) < case.incident.world:
+    # one that was not heard of may wait in a collective; and where all work for themselves nothing hangs
+    if len(case.views) < case.incident.world or case.only_works:
         return
     first = living[0]
+    sentence, steps = advice(first)
     stand = "does not move, and waits" if len(living) == 1 else "do not move, and wait"
     yield severity_of(*living)(
         "hang-all-outside",
         f"{ranks_words(view.rank for view in living)} {stand} for no other rank; rank {first.rank}: {case.where(first)}",
         evidence=case.evidence([view.rank for view in living[:4]]),
-        fix="look at what that line waits for",
+        fix=sentence,
+        steps=steps,
     )
 
 
@@ -205,11 +215,13 @@ def _still_or_works(case: Case, view: RankView, numbers: str, waiting: tuple[int
         if case.waits_words([view.rank])
         else (f"and {ranks_words(waiting)} {'is' if len(waiting) == 1 else 'are'} ahead")
     )
+    sentence, steps = advice(view)
     return make(
         "hang-rank-outside" if numbers == "it stands in no collective" else "hang-rank-behind",
         f"{case.who(view.rank)} {verb}: {case.where(view)}, {others}",
         evidence=(f"rank {view.rank}: {numbers}", *case.evidence([view.rank])),
-        fix="that line is where it stands" if not view.activity else "wait for it, or make that part shorter",
+        fix=sentence if not view.activity else "wait for it, or make that part shorter",
+        steps=steps if not view.activity else (),
     )
 
 
@@ -228,7 +240,7 @@ def _in_different(case: Case) -> Finding:
         "hang-other-operation",
         f"the ranks wait for each other in different collectives: {told}; rank {few[0]} {case.where(case.views[few[0]])}",
         evidence=(*_places(case, case.waiting_ranks), *case.evidence(few[:2])),
-        fix="compare the lines: one rank took another branch",
+        fix=PARTED,
     )
 
 
@@ -241,9 +253,9 @@ def _different(case: Case, difference: Difference, rule: str, what: str) -> Find
         f"the ranks of group {difference.group} {what} as number {difference.sequence}: {told}; rank {few[0]} now "
         f"{case.where(case.views[few[0]])}",
         evidence=(*_places(case, ranks), *case.evidence(few[:2])),
-        fix="compare the lines: one rank took another branch"
+        fix=PARTED
         if rule == "hang-other-operation"
-        else "make the sizes equal",
+        else "make the sizes equal before that line: drop_last=True, or pad to the longest of all ranks",
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from dsdoctor.core.file_holders import holder_of
 from dsdoctor.core.json_text import decode
 from dsdoctor.hang import processes
 from dsdoctor.hang.models import Lock, RankArrivals, RankView, Sample
@@ -202,17 +203,13 @@ def children_words(moments: list[ChildrenMoment]) -> list[str]:
 
 def lock_of(view: RankView) -> Lock | None:
     """The lock of a torch extension that a rank waits for, and who on this host holds it."""
-    path = Path(view.sample.lock) if view.sample and view.sample.lock else None
+    path = view.sample.lock if view.sample else ""
+    holder = holder_of(path) if path else None
     try:
-        state = path.stat() if path else None
+        age = time.time() - os.stat(path).st_mtime if holder else 0.0  # noqa: PTH116
     except OSError:
         return None
-    if path is None or state is None:
-        return None
-    # the open files of another user's processes are not shown
-    seen = state.st_uid == os.geteuid()
-    age = max(0.0, time.time() - state.st_mtime)
-    return Lock(path=str(path), holder=processes.holder_of(str(path)), seen=seen, age=age)
+    return Lock(path=path, holder=holder, age=max(0.0, age)) if holder else None
 
 
 def decode_sample(payload: bytes) -> Sample | None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.finding import Finding
 
 
@@ -109,12 +110,10 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Lock:
-    """A file that a rank waits for to vanish. ``holder``: a process on this host that has it open, None for none. ``seen``: whether
-    all processes that might have it could be looked at. ``age``: seconds since it was made."""
+    """A file that a rank waits for to vanish, and who of its host has it open. ``age``: seconds since it was made."""
 
     path: str
-    holder: int | None
-    seen: bool = True
+    holder: FileHolder
     age: float = 0.0
 
 

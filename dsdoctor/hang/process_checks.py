@@ -190,7 +190,7 @@ def hang_stale_lock(case: Case) -> Iterator[Finding]:
     locks = {
         view.lock.path: view
         for view in case.incident.ranks
-        if view.lock and view.lock.holder is None and view.lock.seen
+        if view.lock and view.lock.holder.pid is None and not view.lock.holder.doubt
     }
     if any("/torch/utils/cpp_extension.py" in frame.file for frame in _innermost_library(case)):
         return

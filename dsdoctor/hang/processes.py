@@ -116,33 +116,6 @@ def below(pid: int, parents: dict[int, int]) -> Iterator[int]:
             yield from below(child, parents)
 
 
-def holder_of(path: str) -> int | None:
-    """A process of this user that has a file open; None where none is seen."""
-    try:
-        wanted = os.stat(path)  # noqa: PTH116
-    except OSError:
-        return None
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdigit() and _has_open(int(name), (wanted.st_dev, wanted.st_ino)):
-            return int(name)
-    return None
-
-
-def _has_open(pid: int, wanted: tuple[int, int]) -> bool:
-    try:
-        numbers = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
-    except OSError:
-        return False
-    for number in numbers:
-        try:
-            state = os.stat(f"/proc/{pid}/fd/{number}")  # noqa: PTH116
-        except OSError:
-            continue
-        if (state.st_dev, state.st_ino) == wanted:
-            return True
-    return False
-
-
 def wait_until_gone(pid: int, seconds: float) -> bool:
     """Whether a process is gone, or becomes so in this time."""
     last = time.monotonic() + seconds

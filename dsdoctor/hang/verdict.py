@@ -66,7 +66,7 @@ def hang_unclear(case: Case) -> tuple[Finding, ...]:
     """
     heard = f"{len(case.views)} of {case.incident.world} ranks were heard of"
     over = case.dead and not case.waiting_ranks
-    if not case.joined or over:
+    if not case.joined or over or (case.only_works and not case.unwell):
         return ()
     finding = Finding.warning(
         "hang-unclear",

@@ -12,6 +12,7 @@ from dsdoctor.core.deepspeed_install import (
     with_manifest,
     with_tags,
 )
+from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.host import Host
 from dsdoctor.core.machine import DeepSpeed, Gap, JitCache, Python, Torch
 
@@ -44,16 +45,20 @@ def read_jit_cache(host: Host, environment: Environment | None, torch: Torch | N
     if folder is None:
         return None
     locks: dict[str, float] = {}
+    holders: dict[str, FileHolder] = {}
     for lock in host.glob(f"{glob.escape(folder)}/*/lock"):
-        age = host.age(lock)
+        op, age, holder = lock.rsplit("/", 2)[1], host.age(lock), host.holder(lock)
         if age is not None:
-            locks[lock.rsplit("/", 2)[1]] = age
+            locks[op] = age
+        if holder is not None:
+            holders[op] = holder
     return JitCache(
         folder=folder,
         named=bool(named),
         writable=host.writable(folder),
         ops=tuple(path.rsplit("/", 2)[1] for path in host.glob(f"{glob.escape(folder)}/*/*.so")),
         locks=locks,
+        holders=holders,
     )
 
 

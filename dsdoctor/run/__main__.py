@@ -18,7 +18,8 @@ from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
 from dsdoctor.run import checkpoint, export, hang, memory
 from dsdoctor.run.config_option import add_option, mode_of
-from dsdoctor.run.script import VARIABLE, RunOrder
+from dsdoctor.run.script import VARIABLE, RunOrder, rank, say
+from dsdoctor.run.stale_locks import stale_locks
 
 WATCH = "dsdoctor.overflow.watch.engine:watch"
 STARTUP = Path(__file__).absolute().parent / "startup"
@@ -275,6 +276,9 @@ def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> No
     if call.exports:
         print(*export.shell_lines(environment, (VARIABLE, "PYTHONPATH")), sep="\n")
         raise SystemExit(0)
+    # one a node: the folder may be each machine's own
+    if os.environ.get("LOCAL_RANK", rank() or "0") == "0":
+        say(*stale_locks(os.environ))
     os.execve(sys.executable, [*python, *call.script], environment)  # noqa: S606 - no process is started: it becomes this
 
 

@@ -8,6 +8,7 @@ import pytest
 from dsdoctor.checks import TOPICS, Topic, checks, examine, manual
 from dsdoctor.core import needs
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.machine import Cuda, DeepSpeed, Driver, Machine, SearchPaths, System
 from tests.checks.sick import (
@@ -182,6 +183,24 @@ def test_a_new_torch_waits_for_no_lock_file() -> None:
 
     assert "stale-jit-cache" not in rules(replace(sick, torch=TORCH))
     assert found(sick, "stale-jit-cache").affects == ("cpu_adam",)
+
+
+@pytest.mark.parametrize(
+    ("holder", "severity"),
+    [
+        (FileHolder(pid=None, doubt=""), Severity.ERROR),
+        (FileHolder(pid=None, doubt="it lies on nfs"), Severity.WARNING),
+        (FileHolder(pid=4711, doubt=""), None),
+    ],
+)
+def test_a_lock_is_an_error_only_where_surely_nobody_holds_it(holder: FileHolder, severity: Severity | None) -> None:
+    sick = SICK["stale-jit-cache"]
+    assert sick.jit is not None
+    held = replace(sick, jit=replace(sick.jit, holders={"cpu_adam": holder}))
+
+    assert [each.severity for each in findings(held) if each.rule == "stale-jit-cache"] == [severity][
+        : severity is not None
+    ]
 
 
 def linking(soname: str, system: str, *here: str) -> tuple[str, ...]:

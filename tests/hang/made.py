@@ -1,5 +1,6 @@
 """Incidents made by hand: ranks with sequence numbers, operations and stacks, one thing wrong at a time."""
 
+from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.hang.models import Frame, GroupState, Incident, Lock, Operation, RankView, Sample, ThreadStack
 
 TORCH = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -59,5 +60,5 @@ def incident(*views: RankView, world: int = 4, **fields: object) -> Incident:
     return Incident(world=world, still=61.0, after=60.0, ranks=views, **fields)  # type: ignore[arg-type]
 
 
-def lock(path: str = "/c/torch_extensions/x/lock", holder: int | None = None, *, seen: bool = True) -> Lock:
-    return Lock(path=path, holder=holder, seen=seen, age=600.0)
+def lock(path: str = "/c/torch_extensions/x/lock", holder: int | None = None, doubt: str = "") -> Lock:
+    return Lock(path=path, holder=FileHolder(pid=holder, doubt=doubt), age=600.0)

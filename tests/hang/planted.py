@@ -6,6 +6,7 @@ Every case is a few gloo ranks of ``train.py``, a script that knows nothing of d
 
 import atexit
 import contextlib
+import ctypes
 import itertools
 import json
 import os
@@ -40,6 +41,7 @@ CAUSES = {
     "lock": (("hang-rank-behind",), "lock"),
     "sleeps": (("hang-rank-behind",), "sleeps"),
     "pipe": (("hang-rank-behind",), "pipe"),
+    "stale_lock": (("hang-stale-lock",), "rm "),
     "full_disk_swallowed": (("hang-other-operation", "hang-rank-behind", "hang-other-sizes"), ""),
 }
 QUIET = {
@@ -82,9 +84,15 @@ def child(cases: list[dict[str, Any]]) -> None:
         os.waitpid(pid, 0)
 
 
+def end_with_parent() -> None:
+    """Have the kernel end this process when the one that forked it ends, however that is."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 def fork_case(train: Any, case: dict[str, Any]) -> None:
     """In a process of its own, because cases run beside each other: most of one is waiting."""
     atexit._clear()
+    end_with_parent()
     try:
         result = run_case(train, case)
     except BaseException as error:
@@ -115,6 +123,7 @@ def fork_main(train: Any, rank: int, case: dict[str, Any], port: int, out: Path,
     atexit._clear()
     # with its data loader's workers it is ended as one
     os.setpgid(0, 0)
+    end_with_parent()
     try:
         number = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(number, 1)

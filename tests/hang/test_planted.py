@@ -13,7 +13,14 @@ pytestmark = [
     pytest.mark.launch,
     pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="needs DeepSpeed"),
 ]
-HANGS = [("loader", 3, 1), ("save_alone", 1, 0), ("stopped", 0, 2), ("interpreter", 0, 1), ("killed", 3, 0)]
+HANGS = [
+    ("loader", 3, 1),
+    ("save_alone", 1, 0),
+    ("stopped", 0, 2),
+    ("interpreter", 0, 1),
+    ("killed", 3, 0),
+    ("stale_lock", 2, 1),
+]
 WELL = [(kind, number % 4, number % 2) for number, kind in enumerate(QUIET)]
 
 

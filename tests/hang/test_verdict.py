@@ -5,8 +5,9 @@ from itertools import product
 import pytest
 
 from dsdoctor.core.finding import Severity
+from dsdoctor.hang.advice import NEXT
 from dsdoctor.hang.models import Incident, RankView
-from dsdoctor.hang.stacks import folded
+from dsdoctor.hang.stacks import DOING, KERNEL, SAYING, folded
 from dsdoctor.hang.verdict import is_working, judge
 from dsdoctor.run.hang_report import state_of
 from tests.hang.made import calling, elsewhere, frame, incident, lock, operation, view
@@ -74,7 +75,7 @@ def test_a_rank_that_works_is_no_error() -> None:
     assert "works on" in verdict.findings[0].title
 
 
-@pytest.mark.parametrize("held", [lock(holder=4711), lock(seen=False)], ids=["somebody has it", "of another user"])
+@pytest.mark.parametrize("held", [lock(holder=4711), lock(doubt="it lies on nfs")], ids=["somebody has it", "on nfs"])
 def test_a_lock_that_somebody_may_hold_is_not_called_stale(held: object) -> None:
     rule, _, _ = one(run(view(2, elsewhere(), 55, lock=held)))
 
@@ -233,3 +234,35 @@ def test_nodes_that_are_still_being_started_are_given_time() -> None:
     made = incident(view(0, start, 0, joined=False), world=2)
 
     assert (state_of(made, patient=True), state_of(made, patient=False)) == ("works", "hangs")
+
+
+@pytest.mark.parametrize("words", sorted({words for table in (DOING, SAYING, KERNEL) for _, words in table}))
+def test_for_each_thing_that_a_rank_may_do_something_is_to_be_done_next(words: str) -> None:
+    assert [part for part in NEXT if part in words]
+
+
+@pytest.mark.parametrize(
+    ("text", "waits", "said"),
+    [
+        ("time.sleep(9)", "", "take that sleep out"),
+        ("for batch in loader:", "", "its loader's workers"),
+        ("file.write(x)", "nfs_wait_bit", "which file system does not answer"),
+        ("lock.acquire()", "", "which of its threads"),
+        ("loss.item()", "", "whether its GPU works"),
+        ("library.call()", "", "see in C what that line waits for"),
+    ],
+)
+def test_the_fix_says_what_to_do_next_on_the_host_of_that_rank(text: str, waits: str, said: str) -> None:
+    (finding,) = judge(run(view(2, elsewhere(text), 55, waits=waits))).findings
+
+    assert finding.fix is not None
+    assert finding.fix.text.startswith("on node1: ")
+    assert said in finding.fix.text
+
+
+@pytest.mark.parametrize("working", [(0,), (0, 1, 2, 3)])
+def test_ranks_that_work_and_wait_for_nobody_do_not_hang(working: tuple[int, ...]) -> None:
+    busy = {rank: "it took 99% of a processor" if rank in working else "" for rank in range(4)}
+    made = incident(*(view(rank, elsewhere("loss = model(batch)"), 56, activity=busy[rank]) for rank in range(4)))
+
+    assert judge(made).findings == ()

@@ -16,6 +16,7 @@ from pathlib import Path
 import deepspeed
 import torch
 import torch.distributed as dist
+from torch.utils.file_baton import FileBaton
 
 STEPS = 8
 WIDTH = 16
@@ -175,6 +176,16 @@ def pipe(engine, here, given):
     os.read(reading, 1)
 
 
+def stale_lock(engine, here, given):
+    """As torch does when a launch that was killed while it compiled has left its lock."""
+    if here:
+        path = Path(given.folder, "fused_adam", "lock")
+        path.parent.mkdir()
+        path.touch()
+        FileBaton(str(path)).wait()
+    dist.barrier()
+
+
 def full_disk(engine, here, given):
     engine.save_checkpoint(given.folder)
 
@@ -249,6 +260,7 @@ MISTAKES = {
     "lock": lock,
     "sleeps": sleeps,
     "pipe": pipe,
+    "stale_lock": stale_lock,
     "full_disk": full_disk,
     "full_disk_swallowed": full_disk_swallowed,
     "evaluate_on_one": evaluate_on_one,
@@ -261,6 +273,7 @@ MISTAKES = {
 EVERYWHERE = {
     "other_collective",
     "other_shape",
+    "stale_lock",
     "full_disk",
     "full_disk_swallowed",
     "evaluate_on_one",

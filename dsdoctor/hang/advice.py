@@ -1,0 +1,65 @@
+"""What a rank that does not come is doing -> what to do next, with the commands for its host. Judges, never looks."""
+
+from dsdoctor.core.fix import Step, step
+from dsdoctor.hang.models import RankView
+from dsdoctor.hang.stacks import acting_stack, doing
+
+
+def advice(view: RankView) -> tuple[str, tuple[Step, ...]]:
+    """A sentence, and the commands that go with it."""
+    words = doing(acting_stack(view), view.waits)
+    for part, (sentence, command) in NEXT.items():
+        if part in words:
+            return f"on {view.host}: {sentence}", tuple(made for made in (_command(command, view.pid),) if made)
+    return f"on {view.host}: see in C what that line waits for", (
+        step("py-spy dump --native --pid {pid}", pid=view.pid),
+    )
+
+
+CHILDREN, THREADS, FILES, SOCKETS, DISKS, GPU, NOTHING = "children", "threads", "files", "sockets", "disks", "gpu", ""
+NEXT = {
+    "data": (
+        "see what its loader's workers stand in, and read that rank's part of the data by itself; DataLoader(timeout=60) turns "
+        "such a wait into an error",
+        CHILDREN,
+    ),
+    "lock of a torch extension": ("see who compiles that extension; where surely nobody does, remove the lock", FILES),
+    "compiles": ("see whether its compiler works; a wheel that holds the ops compiles nothing at run time", CHILDREN),
+    "debugger": ("take the breakpoint out: the other ranks cannot wait for a person", NOTHING),
+    "terminal": ("take the question out: a rank has no terminal, and the others wait", NOTHING),
+    "checkpoint": ("see whether the file system of the checkpoint answers and has room", DISKS),
+    "file system": ("see which file system does not answer, and tell who runs it", DISKS),
+    "disk": ("see whether the disk answers and has room", DISKS),
+    "saves": ("see whether the file system answers and has room, and that every rank makes this call", DISKS),
+    "lock or another thread": (
+        "see which of its threads has that lock, or what the thread waits for that it joins",
+        THREADS,
+    ),
+    "waits for a lock": (
+        "see which of its threads has that lock: one that ended with an exception may never give it back",
+        THREADS,
+    ),
+    "another thread or process": ("see what the thread or process that it waits for stands in", THREADS),
+    "process": ("see what the process that it waits for stands in, and give that wait a timeout", CHILDREN),
+    "network": ("see whether the server at the other end answers, and give that call a timeout", SOCKETS),
+    "device": ("see whether its GPU works on something, and which error the driver told last", GPU),
+    "pipe": ("see who has the other end of that pipe, and whether it still lives", FILES),
+    "sleeps": (
+        "take that sleep out of the training, or have every rank do it; a loop that waits for something needs an end",
+        NOTHING,
+    ),
+}
+"""By a part of the words for what a rank does, the most special first: what to do next, and which command shows more."""
+
+
+def _command(kind: str, pid: int) -> Step | None:
+    """The command that shows more."""
+    made = {
+        CHILDREN: step("ps -o pid,stat,etime,wchan:24,args --ppid {pid}", pid=pid),
+        THREADS: step("py-spy dump --pid {pid}", pid=pid),
+        FILES: step("ls -l /proc/{pid}/fd", pid=pid),
+        SOCKETS: step("ls -l /proc/{pid}/fd /proc/{pid}/net/tcp", pid=pid),
+        DISKS: step("df -h"),
+        GPU: step("nvidia-smi"),
+    }
+    return made.get(kind)
