@@ -5,7 +5,7 @@
 
 From the repository's root, as root on Linux. A case is right when the first error that rank 0 reports has the right rule, rank
 and words, the exit status is 1, and the deadline holds to two seconds. "hand" are three machines of a rig. Under the other
-launchers the ranks are on this one: no process and no lock may be left, and the launcher's own start may take five seconds.
+launchers the ranks are on this one: no process and no lock may be left, and the launcher itself may take 15 seconds.
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from dsdoctor.cli.diagnose import diagnose_command
-from dsdoctor.cli.ending import FOUND, OK, print_result
+from dsdoctor.cli.ending import FOUND, OK, interrupted_by, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.comm.control.supervisor import Screen
 from dsdoctor.comm.launch.rank import rank_of
@@ -141,7 +142,13 @@ def _test(wanted: CommRequest, window: "Window", began: float) -> int:
     if rank is not None:
         window.shown = rank.rank == 0
         _refuse_under_launcher(rank, wanted)
-        return _as_rank(rank, wanted.settings, window, began)
+        try:
+            return _as_rank(rank, wanted.settings, window, began)
+        except KeyboardInterrupt as error:
+            if rank.rank == 0:
+                raise
+            # ranks share stdout under most launchers, and rank 0's document is the only one there
+            return interrupted_by(error.args[0] if error.args else signal.SIGINT)
     window.report(run_all(wanted, on_phase=window.phase))
     return window.status
 

@@ -113,6 +113,26 @@ def test_a_signal_leaves_no_process_and_no_folder(tmp_path: Path, after: float, 
 
 
 @pytest.mark.launch
+@pytest.mark.parametrize(("rank", "documents"), [("0", 1), ("1", 0)])
+def test_of_ranks_that_a_signal_ends_only_rank_0_writes_a_document(rank: str, documents: int) -> None:
+    who = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29543"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dsdoctor.comm", "--quick", "--backend", "gloo", "--json"],
+        env={**AROUND, **who},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    time.sleep(5.0)
+    process.send_signal(signal.SIGTERM)
+    out, said = process.communicate(timeout=20)
+
+    assert process.returncode == 143
+    assert f"rank {rank} was ended by a signal" in said.decode()
+    assert len(out.decode().splitlines()) == documents
+
+
+@pytest.mark.launch
 def test_a_rank_whose_torch_is_broken_is_named_long_before_the_deadline(tmp_path: Path) -> None:
     broken = tmp_path / "torch"
     broken.mkdir()

@@ -25,6 +25,8 @@ from dsdoctor.core.fix import step
 MESH_SECONDS = 20.0
 SPEED_SECONDS = {Mode.DEFAULT: 20.0, Mode.FULL: 240.0}
 TRIAL_SECONDS = 6.0
+ENDING = 3.5
+"""Seconds that an order takes beyond its time where ranks do not answer: their last answers, and a call to each."""
 IMPORTING = 120.0
 """Seconds in which DeepSpeed's layer must make progress: its import may take long from a network file system."""
 
@@ -58,7 +60,7 @@ def right(test_run: TestRun, phase: Phase) -> None:
     """The collectives, with values."""
     if _no_time(test_run, phase):
         return
-    gathered = test_run.ask(OrderKind.RUN, task=Task.RIGHT, seconds=test_run.left * 0.9)
+    gathered = test_run.ask(OrderKind.RUN, task=Task.RIGHT, seconds=_most_of(test_run.left))
     by_rank = results(gathered)
     notable = {rank: result.exchanges for rank, result in by_rank.items()}
     phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(gathered, "the collectives")
@@ -142,7 +144,7 @@ def deepspeed(test_run: TestRun, phase: Phase) -> None:
         phase.skipped = f"DeepSpeed is not installed on {named(without, test_run.hosts)}"
     if phase.skipped or _no_time(test_run, phase):
         return
-    gathered = test_run.ask(OrderKind.RUN, task=Task.DEEPSPEED, seconds=test_run.left * 0.9, patience=IMPORTING)
+    gathered = test_run.ask(OrderKind.RUN, task=Task.DEEPSPEED, seconds=_most_of(test_run.left), patience=IMPORTING)
     by_rank = results(gathered)
     notable = {rank: result.exchanges for rank, result in by_rank.items()}
     phase.findings = result_checks.examine(notable, test_run.hosts) + test_run.trouble(
@@ -178,6 +180,15 @@ def search(test_run: TestRun, phase: Phase) -> None:
     phase.said = f"{len(trials)} trials in smaller groups"
     if not trials:
         phase.skipped = f"{test_run.me.world} ranks cannot be distinguished in smaller groups"
+
+
+def _most_of(left: float) -> float:
+    """The seconds of an order of what is left: who did not answer is waited for, called and reported within the rest.
+
+    >>> round(_most_of(100.0)), round(_most_of(9.0), 1), round(_most_of(3.0), 1)
+    (90, 5.5, 1.5)
+    """
+    return max(min(left * 0.9, left - ENDING), left / 2)
 
 
 def _no_time(test_run: TestRun, phase: Phase) -> bool:

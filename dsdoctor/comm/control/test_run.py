@@ -119,8 +119,8 @@ class TestRun:
             waited=gathered.still,
             backend=self.member.backend,
         )
-        if not (trouble.dead or trouble.stopped or trouble.cut) and self.left > 1:
-            again = self.ask(OrderKind.MESH, seconds=min(AGAIN_SECONDS, self.left))
+        if not (trouble.dead or trouble.stopped or trouble.cut) and self.left > 2:
+            again = self.ask(OrderKind.MESH, seconds=min(AGAIN_SECONDS, self.left - 1))
             trouble = replace(trouble, reaches=tuple(reach for answer in again.answers for reach in answer.reaches))
         return tuple(finding for check in stuck_checks.CHECKS for finding in check(trouble))
 
