@@ -45,12 +45,17 @@ def test_where_no_scale_helps_another_format_is_advised() -> None:
 
 def test_a_value_that_came_from_another_rank_is_a_consequence() -> None:
     came = Origin(op="c10d.alltoall_base_", line="moe.py:3 in forward: dispatch(x)")
-    reports = [rank_report(0, good(0, "a"), BETWEEN, received=came), rank_report(1, good(0, "a"), OVERFLOW)]
+    bad = (tensor("a.weight", posinf=1),)
+    reports = [
+        rank_report(0, good(0, "a"), BETWEEN, received=came, local=bad),
+        rank_report(1, good(0, "a"), OVERFLOW, local=bad),
+    ]
 
     found = judge(reports)[0]
 
     assert found.title.endswith("on rank 1 of 2 only: its data or its hardware")
     assert "it reached rank 0 by c10d.alltoall_base_ in moe.py:3 in forward: dispatch(x)" in found.evidence
+    assert "bad before reduction, on all 2 ranks" in found.evidence
 
 
 def test_a_weight_that_was_gathered_is_bad_where_it_is_kept() -> None:

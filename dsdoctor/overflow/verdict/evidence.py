@@ -189,7 +189,8 @@ def evidence(rank_reports: RankReports, rank_report: RankReport) -> tuple[str, .
         lines.append(f"bad gradients after reduction: {names}")
     local = tuple(report.rank for report in rank_reports if any(stats.is_bad for stats in report.local))
     if local and len(rank_reports) > 1:
-        lines.append("bad before reduction" + ranks_say(local, len(rank_reports)))
+        # where it is bad is no cause: the title says on which ranks it began
+        lines.append("bad before reduction" + ranks_say(local, len(rank_reports)).partition(":")[0])
     if rank_report.unmeasured:
         lines.append(f"not measured, so nothing is known of it: {and_more(rank_report.unmeasured, MOST_NAMES)}")
     if rank_report.replayed:
