@@ -31,7 +31,7 @@ class ReadConfig:
     def by_json(self) -> dict[str, Any]:
         """As transformers and accelerate read it: Infinity is a number for them, and text for hjson.
 
-        >>> parse('{"steps_per_print": Infinity}', "x").by_json()
+        >>> parse('{"steps_per_print": Infinity\\n}', "x").by_json()
         {'steps_per_print': inf}
         """
         return dict(json.loads(self.text)) if self.plain_json else self.config
