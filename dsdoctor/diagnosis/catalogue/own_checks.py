@@ -110,7 +110,7 @@ LAUNCHER_FILES = Rule(
     "written",
     manual="""The launcher checks its files before it starts a process.
 
-Why it matters: Nothing is started.""",
+Why it matters: No process of the training is started.""",
     signatures=(
         Signature(
             words="pid+file+exists rank+log+directory",
