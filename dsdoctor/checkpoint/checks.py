@@ -7,7 +7,7 @@ from dataclasses import replace
 from dsdoctor.checkpoint.contents import optimizer_steps, shapes_of
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
 from dsdoctor.checkpoint.expected import missing_files, missing_states
-from dsdoctor.checkpoint.look import Shard
+from dsdoctor.checkpoint.look import Shard, names_in
 from dsdoctor.checkpoint.names import Part, parse_name
 from dsdoctor.checkpoint.sizes import size_problems
 from dsdoctor.checkpoint.walk import at
@@ -46,10 +46,26 @@ def missing(examined: Examined) -> Iterator[Finding]:
         yield Finding.error(
             "checkpoint-shard-missing",
             f"{len(gone)} file{'s' * (len(gone) > 1)} of {examined.tag.folder.name} {'are' if len(gone) > 1 else 'is'} missing",
-            evidence=[*gone[:MOST], *([f"and {len(gone) - MOST} more"] if len(gone) > MOST else [])],
+            evidence=[
+                *gone[:MOST],
+                *([f"and {len(gone) - MOST} more"] if len(gone) > MOST else []),
+                *(
+                    f"there is {name}, as a copy that was cut off leaves it"
+                    for name in _half_copied(examined, gone)[:4]
+                ),
+            ],
             fix="take an older tag, or copy the files from the node that wrote them",
             steps=_listed(examined),
         )
+
+
+def _half_copied(examined: Examined, gone: tuple[str, ...]) -> list[str]:
+    """Hidden files that rsync keeps while it copies: .NAME.XXXXXX."""
+    return [
+        name
+        for name in names_in(examined.tag.folder.path)
+        if name.startswith(".") and name[1:].rpartition(".")[0] in gone
+    ]
 
 
 def misplaced(examined: Examined) -> Iterator[Finding]:
@@ -131,6 +147,34 @@ def _short(value: object) -> str:
     )
 
 
+def left_over(examined: Examined) -> Iterator[Finding]:
+    """Files of ranks that the run which saved last did not have."""
+    if examined.leftovers:
+        many = len(examined.leftovers)
+        yield Finding.warning(
+            "checkpoint-leftover-shards",
+            f"{many} file{'s' * (many > 1)} of {examined.tag.folder.name} {'are' if many > 1 else 'is'} of ranks that "
+            "the run which saved it did not have",
+            evidence=[*examined.leftovers[:MOST]],
+            fix="load_checkpoint does not open them; zero_to_fp32.py does: move them away before it runs",
+        )
+
+
+def renamed(examined: Examined) -> Iterator[Finding]:
+    """Optimizer files of a bf16 run without the mark that such a run looks for."""
+    if examined.facts.dtype != "bf16" or examined.facts.universal:
+        return
+    without = [shard.file.path.name for shard in examined.tag.of(Part.OPTIMIZER) if not shard.name.bf16]
+    if without:
+        yield Finding.error(
+            "checkpoint-shards-mixed",
+            f"{len(without)} optimizer file{'s' * (len(without) > 1)} of {examined.tag.folder.name} "
+            f"lack{'s' * (len(without) == 1)} the bf16_ in the name that a bf16 run looks for",
+            evidence=without[:MOST],
+            fix="give each file the name under which it was written: bf16_ before the name that it has",
+        )
+
+
 def sizes(examined: Examined) -> Iterator[Finding]:
     """Shards that together hold more or less than the parameters have."""
     if missing_files(examined) or any(file.problem or file.unknown for file in examined.tag.files):
@@ -193,8 +237,10 @@ CHECKS: tuple[Callable[[Examined], Iterator[Finding]], ...] = (
     damaged,
     missing,
     misplaced,
+    renamed,
     mixed,
     sizes,
+    left_over,
     frozen_left_out,
     not_read,
 )

@@ -1,6 +1,6 @@
 """What is judged together: the folder, one tag of it with its facts, and the trainable parameters. Data only."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dsdoctor.checkpoint.contents import Facts, Shapes, facts_of, frozen_of, shapes_of
 from dsdoctor.checkpoint.look import Folder, Tag
@@ -14,7 +14,10 @@ PARTITIONED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """A tag in its folder. ``chosen``: whether the user named the tag, so that ``latest`` does not matter."""
+    """A tag in its folder. ``chosen``: whether the user named the tag, so that ``latest`` does not matter.
+
+    ``leftovers``: files of ranks that the run which saved last did not have; they are not among the tag's shards.
+    """
 
     folder: Folder
     tag: Tag
@@ -22,10 +25,12 @@ class Examined:
     chosen: bool = False
     parameters: Shapes = field(default_factory=dict)
     frozen: Shapes = field(default_factory=dict)
+    leftovers: tuple[str, ...] = ()
 
 
 def examine(folder: Folder, tag: Tag, *, chosen: bool = False) -> Examined:
     """A tag with its facts."""
+    tag, leftovers = without_leftovers(tag)
     trained: dict[str, tuple[int, ...]] = {}
     frozen: dict[str, tuple[int, ...]] = {}
     for shard in tag.of(Part.MODEL):
@@ -35,7 +40,25 @@ def examine(folder: Folder, tag: Tag, *, chosen: bool = False) -> Examined:
     facts = facts_of(tag)
     if not trained and facts.stage == 0:
         trained = _whole(tag)
-    return Examined(folder=folder, tag=tag, facts=facts, chosen=chosen, parameters=trained, frozen=frozen)
+    return Examined(
+        folder=folder, tag=tag, facts=facts, chosen=chosen, parameters=trained, frozen=frozen, leftovers=leftovers
+    )
+
+
+def without_leftovers(tag: Tag) -> tuple[Tag, tuple[str, ...]]:
+    """The tag without the files of ranks beyond those that rank 0's own files speak of, and the names of these.
+
+    Rank 0 is in every run, so its files are those of the last save; a larger run that saved under the same tag before leaves the
+    files of its further ranks, and load_checkpoint opens none of them.
+    """
+    first = [shard.file for shard in tag.shards if not shard.name.data and shard.part in {Part.MODEL, Part.OPTIMIZER}]
+    facts = facts_of(replace(tag, shards=tuple(shard for shard in tag.shards if shard.file in first)))
+    if facts.data is None:
+        return tag, ()
+    ranks = max(facts.data, facts.partitions or 0)
+    kept = tuple(shard for shard in tag.shards if (shard.name.data or 0) < ranks)
+    gone = tuple(shard.file.path.name for shard in tag.shards if shard not in kept)
+    return replace(tag, shards=kept), gone
 
 
 def _whole(tag: Tag) -> dict[str, tuple[int, ...]]:

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from dsdoctor.checkpoint.checks import judge_tag
+from dsdoctor.checkpoint.conditions import judge_conditions
 from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.checkpoint.examine import Examined, examine
-from dsdoctor.checkpoint.look import Folder, read_tag
+from dsdoctor.checkpoint.look import Folder, folder_of_tags_below, read_tag
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.plan import LOAD_UNIVERSAL, PROVEN_WITH, Outcome, Plan, Verdict, outcome
 from dsdoctor.checkpoint.tags import choose, judge_latest, judge_newer, newer_tags
@@ -65,6 +66,10 @@ def judge(
     decided = outcome(examined.facts, plan)
     if decided.verdict is Verdict.LOADS and any(file.unknown for file in examined.tag.files):
         decided = Outcome(verdict=Verdict.UNKNOWN, why="not all of its files could be judged")
+    conditions = judge_conditions(examined)
+    if decided.verdict is Verdict.LOADS and conditions:
+        decided = Outcome(verdict=Verdict.UNKNOWN, why=conditions[0].title)
+    findings += conditions
     needed = bytes_of_rank(examined)
     findings += [*_about(decided, examined), *_memory(needed, ranks_here, available)]
     return Judged(folder=folder, examined=examined, findings=tuple(findings), outcome=decided, rank_bytes=needed)
@@ -73,11 +78,16 @@ def judge(
 def no_tags(folder: Folder) -> Finding:
     """A folder in which no tag is."""
     says = f"latest names {folder.latest!r}" if folder.latest is not None else "and there is no file latest"
+    inner = tuple(str(path) for path in folder_of_tags_below(folder.path))
+    fix = "name the folder that save_checkpoint was given, the one around global_step..."
+    if folder.beside and not inner:
+        fix = "weights alone resume no training: load them into the model (from_pretrained, load_state_dict) and begin anew"
     return Finding.error(
         "checkpoint-no-tags",
         f"{folder.path} holds no checkpoint of DeepSpeed: no folder in it has files like mp_rank_00_model_states.pt",
-        evidence=(says, *(f"weights of Hugging Face: {name}" for name in folder.beside[:4])),
-        fix="name the folder that save_checkpoint was given, the one around global_step...",
+        evidence=(says, *(f"weights only: {name}" for name in folder.beside[:4])),
+        fix=fix,
+        steps=tuple(step("python -m dsdoctor checkpoint {folder}", folder=path) for path in inner[-1:]),
     )
 
 

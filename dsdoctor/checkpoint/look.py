@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsdoctor.checkpoint.archive import Archive, read_archive
@@ -96,16 +96,34 @@ def look(path: Path) -> Folder:
     """Look at a folder, or at the folder around a tag that is named. Raises UsageError for what is none."""
     if not path.is_dir():
         raise UsageError(f"{path} is {'no folder' if path.exists() else 'not there'}", hint="dsdoctor checkpoint DIR")
+    latest = _first_line(path / "latest")
     tags = tuple(sorted(_tags(path), key=lambda tag: (tag.modified, tag.name)))
+    if latest and latest not in {tag.name for tag in tags} and (named := named_tag(path, latest)):
+        tags = (*tags, named)
     return Folder(
         path=path,
         tags=tags,
-        latest=_first_line(path / "latest"),
+        latest=latest,
         latest_universal=_first_line(path / "latest_universal"),
         beside=tuple(
             sorted(name for name in names_in(path) if re.fullmatch(r"(model|pytorch_model).*\.(safetensors|bin)", name))
         ),
     )
+
+
+def named_tag(path: Path, name: str) -> TagFolder | None:
+    """The tag that DeepSpeed finds by a name, which may lead further down ("run1/step5") or be a whole path."""
+    folder = path / name
+    tag = tag_folder(folder) if folder.is_dir() else None
+    return replace(tag, name=name) if tag else None
+
+
+def folder_of_tags_below(path: Path) -> list[Path]:
+    """Folders in a folder that hold tags themselves (checkpoint-500), the one that was written last at the end."""
+    inner = [
+        path / name for name in names_in(path) if (path / name).is_dir() and os.access(path / name, os.R_OK | os.X_OK)
+    ]
+    return sorted((each for each in inner if any(_tags(each))), key=lambda each: each.stat().st_mtime)
 
 
 def names_in(folder: Path) -> list[str]:

@@ -35,6 +35,47 @@ How to fix it: write it from the newest tag that is complete, or name the tag in
     $ python -m dsdoctor checkpoint DIR --repair
 
 Since: 0.1""",
+    "checkpoint-latest-absolute": """The file latest holds a whole path, not the name of a tag.
+
+DeepSpeed joins the folder and what latest says; a whole path wins over the folder.
+
+Why it matters: it is found as long as the folder stays where it is. A copy elsewhere loads from the old place, or fails.
+
+How to fix it: let latest hold the tag's name alone.
+
+Since: 0.1""",
+    "checkpoint-needs-classes": """A file of a tag holds objects of classes that DeepSpeed and torch do not bring.
+
+client_state may hold anything, and torch pickles an object with the name of its class: a dataclass of the training script, a
+configuration of another library.
+
+Why it matters: load_checkpoint fails with an AttributeError or ModuleNotFoundError in a script that does not have the class, also
+after the class was renamed or moved.
+
+How to fix it: load it in a script that can import them; save numbers, lists and dictionaries in client_state instead.
+
+Since: 0.1""",
+    "checkpoint-frozen-excluded": """A checkpoint was saved with exclude_frozen_parameters: it holds the trained ones only.
+
+Hugging Face's Trainer does so for adapters (PEFT): the base model is loaded from elsewhere anyway. Told at stages 2 and 3, where
+DeepSpeed notes it; below, a checkpoint without them looks like one of a model that has none.
+
+Why it matters: a plain load_checkpoint then fails with "Missing key(s) in state_dict", and a merged model lacks them.
+
+How to fix it: load the base model first, and then load_checkpoint(..., load_module_strict=False).
+
+Since: 0.1""",
+    "checkpoint-leftover-shards": """A tag has files of ranks that the run which saved it last did not have.
+
+A larger run saved under the same tag in the same folder before, or somebody copied files. Rank 0's files say how many ranks the
+last one had.
+
+Why it matters: load_checkpoint opens only the files of its own ranks. zero_to_fp32.py takes every file by its name, and fails or
+puts weights of two runs together.
+
+How to fix it: move them away before zero_to_fp32.py runs. dsdoctor checkpoint --merge leaves them out.
+
+Since: 0.1""",
     "checkpoint-file-damaged": """A file of a tag is not whole: it is empty, cut off, or its parts do not fit each other.
 
 A file of torch.save is a zip, with its directory at the end. A disk that runs full, or a job that is killed while it saves,

@@ -159,9 +159,7 @@ def _without_zero(facts: Facts, run: Run) -> Outcome:
 def _sharded(facts: Facts, run: Run) -> Outcome:
     """Stages 1 to 3: each rank loads its own piece of the optimizer's states."""
     if run.data is None or facts.data is None:
-        return Outcome(
-            verdict=Verdict.UNKNOWN, why="no file says how many data-parallel ranks there were: name them with --world"
-        )
+        return Outcome(verdict=Verdict.UNKNOWN, why="no file says how many data-parallel ranks saved it")
     marks = (run.dtype == "bf16", facts.bf16)
     if run.data == facts.data and marks[0] == marks[1]:
         if run.dtype != facts.dtype:

@@ -31,7 +31,8 @@ def repair_of(folder: Folder, complete: Mapping[str, bool], *, now: float) -> Re
     fresh = [tag.name for tag in broken if now - tag.modified < QUIET]
     if fresh:
         return Repair(
-            left=f"{fresh[0]} was written less than {QUIET / 60:.0f} minutes ago and may still be in the making"
+            left=f"{fresh[0]} was written less than {QUIET / 60:.0f} minutes ago and may still be in the making "
+            "(of a fresh copy too: cp -a and rsync -t keep the times)"
         )
     named = complete.get(folder.latest) if folder.latest is not None else None
     return Repair(latest=None if named else newest.name, aside=tuple(tag.name for tag in broken))

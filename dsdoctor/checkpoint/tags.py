@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.checkpoint.look import Folder, TagFolder
+from dsdoctor.checkpoint.look import Folder, TagFolder, named_tag
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
@@ -12,7 +12,7 @@ from dsdoctor.core.sentences import and_more
 def choose(folder: Folder, wanted: str | None) -> TagFolder | None:
     """The tag that is judged: the one that is named, that ``latest`` names, or the newest. Raises UsageError for an unknown one."""
     if wanted is not None:
-        found = folder.tag(wanted)
+        found = folder.tag(wanted) or named_tag(folder.path, wanted)
         if found is None:
             names = and_more(tuple(tag.name for tag in folder.tags), 6) or "none"
             raise UsageError(f"{folder.path} has no tag {wanted!r}", hint=f"it has {names}")
@@ -41,10 +41,19 @@ def judge_latest(folder: Folder, *, chosen: bool) -> Iterator[Finding]:
     elif folder.tag(folder.latest) is None:
         yield Finding.error(
             "checkpoint-latest-wrong",
-            f"latest in {folder.path} names {folder.latest!r}, and there is no such tag",
+            f"latest in {folder.path} is empty"
+            if not folder.latest
+            else f"latest in {folder.path} names {folder.latest!r}, and there is no such tag",
             evidence=(f"tags: {names}",),
             fix="write it from the newest complete tag, or name the tag: load_checkpoint(DIR, tag=...)",
             steps=(step("python -m dsdoctor checkpoint {folder} --repair", folder=str(folder.path)),),
+        )
+    elif folder.latest.startswith("/"):
+        yield Finding.warning(
+            "checkpoint-latest-absolute",
+            f"latest in {folder.path} holds a whole path: it is found as long as the folder is not moved or copied",
+            evidence=(folder.latest,),
+            fix="let it name the tag alone, as save_checkpoint writes it",
         )
 
 

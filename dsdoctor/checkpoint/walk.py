@@ -25,6 +25,19 @@ def tensors(content: Any) -> Iterator[tuple[Way, Tensor]]:
             waiting.extend((way + (key,), inner) for key, inner in reversed(list(_parts(value))))
 
 
+def values(content: Any) -> Iterator[Any]:
+    """Every value, whatever it is, once."""
+    waiting, seen = [(0, content)], set()
+    while waiting:
+        depth, value = waiting.pop()
+        if isinstance(value, dict | list | tuple | Call):
+            if id(value) in seen or depth > DEEPEST:
+                continue
+            seen.add(id(value))
+            waiting.extend((depth + 1, inner) for _, inner in _parts(value))
+        yield value
+
+
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, dict):
         yield from value.items()

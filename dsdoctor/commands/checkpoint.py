@@ -81,7 +81,7 @@ class MergeOrder:
 class Merged:
     """What was done: the files of the model, those that were there already, and its tensors and bytes."""
 
-    out: Path
+    out: str
     files: tuple[str, ...]
     kept: tuple[str, ...]
     tensors: int
@@ -122,7 +122,7 @@ def merge_checkpoint(order: CheckpointOrder, merge: MergeOrder, watching: Watchi
         _write(merge.out, output, watching)
     write_index(merge.out, outputs)
     return judged, Merged(
-        out=merge.out,
+        out=str(merge.out),
         files=tuple(output.name for output in outputs),
         kept=kept,
         tensors=sum(len(output.sources) for output in outputs),

@@ -36,9 +36,14 @@ def _contents(examined: Examined) -> Iterator[str]:
     yield f"    {len(examined.tag.files)} file{'s' * (len(examined.tag.files) > 1)}, {size(bytes_there)}; {_parameters(examined)}"
     if len(examined.folder.tags) > 1:
         names = [each.name for each in reversed(examined.folder.tags)]
-        yield f"    tags, the newest first: {and_more(names, MOST_TAGS)}; latest: {examined.folder.latest or 'not there'}"
+        yield f"    tags, the newest first: {and_more(names, MOST_TAGS)}; latest: {_latest(examined)}"
     if examined.folder.beside:
         yield f"    weights of Hugging Face beside it: {and_more(examined.folder.beside, 4)}"
+
+
+def _latest(examined: Examined) -> str:
+    named = examined.folder.latest
+    return "not there" if named is None else named or "empty"
 
 
 def _written(facts: Facts) -> str:

@@ -161,7 +161,7 @@ def test_a_folder_without_a_tag_is_no_checkpoint(tmp_path: Path) -> None:
     found = judged(tmp_path)
 
     assert rules(found.findings) == {"checkpoint-no-tags"}
-    assert "weights of Hugging Face: model.safetensors" in found.findings[0].evidence
+    assert "weights only: model.safetensors" in found.findings[0].evidence
 
 
 def test_what_is_no_file_of_torch_or_an_old_one_is_not_called_damaged_without_cause(tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""A tag that is whole -> what a run must have beside its files: classes of the script, parameters that were left out."""
+
+import sys
+from collections.abc import Iterator
+
+from dsdoctor.checkpoint.examine import Examined
+from dsdoctor.checkpoint.names import Part
+from dsdoctor.checkpoint.pickles import Call, Name
+from dsdoctor.checkpoint.walk import at, values
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.sentences import and_more
+
+GRADIENTS = 2
+"""The stage from which on save_checkpoint notes frozen parameters: engine.py, zero_optimization_partition_gradients."""
+AT_HAND = {"torch", "deepspeed", "numpy", *sys.stdlib_module_names} - {"__main__"}
+"""Packages that every run with DeepSpeed has."""
+
+
+def judge_conditions(examined: Examined) -> tuple[Finding, ...]:
+    """What load_checkpoint asks for that the files do not have."""
+    return (*_foreign_classes(examined), *_frozen_excluded(examined))
+
+
+def _foreign_classes(examined: Examined) -> Iterator[Finding]:
+    needed: dict[str, str] = {}
+    for shard in examined.tag.shards:
+        for name in _names(shard.file.content):
+            if name.partition(".")[0] not in AT_HAND:
+                needed.setdefault(name, shard.file.path.name)
+    if needed:
+        yield Finding.warning(
+            "checkpoint-needs-classes",
+            f"{examined.tag.folder.name} holds objects of {and_more(tuple(needed), 3)}: it loads where that can be imported",
+            evidence=[f"{name} in {file}" for name, file in list(needed.items())[:6]],
+            fix="load it in a script that has them; save numbers, lists and dictionaries in client_state instead",
+        )
+
+
+def _names(content: object) -> Iterator[str]:
+    for value in values(content):
+        if isinstance(value, Name):
+            yield value.name
+        elif isinstance(value, Call):
+            yield value.function
+
+
+def _frozen_excluded(examined: Examined) -> Iterator[Finding]:
+    if (examined.facts.stage or 0) < GRADIENTS or examined.facts.universal:
+        return
+    models = examined.tag.of(Part.MODEL)
+    if any(_says_nothing_of_frozen(shard.file.content) for shard in models):
+        yield Finding.warning(
+            "checkpoint-frozen-excluded",
+            f"{examined.tag.folder.name} was saved with exclude_frozen_parameters: frozen parameters of the model are not in it",
+            evidence=(f"{len(examined.parameters)} trained parameters are in it",),
+            fix="where the model has frozen parameters, take them from the base model and load with "
+            "load_checkpoint(..., load_module_strict=False)",
+        )
+
+
+def _says_nothing_of_frozen(content: object) -> bool:
+    """DeepSpeed writes an empty dictionary for a model without frozen parameters, and None where they are excluded."""
+    items = content.items if isinstance(content, Call) else content
+    return isinstance(items, dict) and "frozen_param_shapes" in items and at(content, "frozen_param_shapes") is None

@@ -1,0 +1,148 @@
+"""What a load asks for beside the files, and what stands in a folder and is not loaded: told, and no healthy one is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsdoctor.checkpoint.judge import Judged, judge
+from dsdoctor.checkpoint.look import look
+from dsdoctor.checkpoint.plan import Plan, Verdict
+from dsdoctor.cli.app import run
+from dsdoctor.core.finding import Severity, has_error
+from tests.checkpoint.written import KINDS, Called, Kind, save, write
+from tests.checkpoint.written import _model as model_states
+
+SHARDED = [kind for kind in KINDS if kind.stage and not kind.experts and not kind.pipeline]
+
+
+def judged(folder: Path, tag: str | None = None) -> Judged:
+    return judge(look(folder), tag, Plan())
+
+
+def rules(found: Judged) -> set[str]:
+    return {finding.rule for finding in found.findings}
+
+
+def verdict(found: Judged) -> Verdict | None:
+    return found.outcome.verdict if found.outcome else None
+
+
+def resave(tag: Path, kind: Kind, more: dict[str, Any]) -> None:
+    """Write the model states anew, with more in them."""
+    for file in tag.glob("*model_states.pt"):
+        save(file, {**model_states(kind, kind.world, 1), **more})
+
+
+@pytest.mark.parametrize("kind", SHARDED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("module", ["__main__", "my_project.arguments", "omegaconf.dictconfig"])
+def test_objects_of_other_packages_are_named(tmp_path: Path, kind: Kind, module: str) -> None:
+    tag = write(tmp_path, kind)
+    resave(tag, kind, {"args": [Called(module, "Arguments", (), {"lr": 1})]})
+
+    found = judged(tmp_path)
+
+    assert rules(found) >= {"checkpoint-needs-classes"}
+    assert f"{module}.Arguments" in found.findings[0].title
+    assert verdict(found) is Verdict.UNKNOWN
+
+
+def test_objects_that_every_run_has_are_none_of_them(tmp_path: Path) -> None:
+    tag = write(tmp_path, KINDS[4])
+    more = [
+        Called("argparse", "Namespace"),
+        Called("collections", "OrderedDict"),
+        Called("pathlib", "PosixPath", ("a",)),
+    ]
+    resave(tag, KINDS[4], {"args": more, "frozen_param_shapes": {}})
+
+    found = judged(tmp_path)
+
+    assert found.findings == ()
+    assert verdict(found) is Verdict.LOADS
+
+
+@pytest.mark.parametrize("kind", SHARDED, ids=lambda kind: kind.name)
+def test_excluded_frozen_parameters_are_told_where_deepspeed_notes_them(tmp_path: Path, kind: Kind) -> None:
+    tag = write(tmp_path, kind)
+    resave(tag, kind, {"frozen_param_shapes": None})
+
+    found = judged(tmp_path)
+
+    # below stage 2 DeepSpeed never writes them, and None means nothing
+    told = kind.stage >= 2
+    assert ("checkpoint-frozen-excluded" in rules(found)) == told
+    assert verdict(found) is (Verdict.UNKNOWN if told else Verdict.LOADS)
+
+
+@pytest.mark.parametrize("kind", SHARDED, ids=lambda kind: kind.name)
+def test_files_of_ranks_that_a_larger_run_left_are_no_fault_of_the_tag(tmp_path: Path, kind: Kind) -> None:
+    larger = write(tmp_path / "larger", Kind(stage=kind.stage, dtype=kind.dtype, world=3, step=kind.step))
+    tag = write(tmp_path / "saved", kind)
+    left = [file.name for file in larger.iterdir() if not (tag / file.name).exists()]
+    for name in left:
+        shutil.copy(larger / name, tag / name)
+
+    found = judged(tmp_path / "saved")
+
+    (finding,) = found.findings
+    assert (finding.rule, finding.severity) == ("checkpoint-leftover-shards", Severity.WARNING)
+    assert sorted(finding.evidence) == sorted(left)
+    assert verdict(found) is Verdict.LOADS
+
+
+@pytest.mark.parametrize("kind", SHARDED, ids=lambda kind: kind.name)
+def test_a_tag_further_down_is_found_as_deepspeed_finds_it(tmp_path: Path, kind: Kind) -> None:
+    tag = write(tmp_path / "run1", kind, latest=False)
+    (tmp_path / "latest").write_text(f"run1/{tag.name}")
+
+    assert verdict(judged(tmp_path)) is Verdict.LOADS
+    assert verdict(judged(tmp_path, f"run1/{tag.name}")) is Verdict.LOADS
+    assert judged(tmp_path).findings == ()
+
+
+def test_a_whole_path_in_latest_loads_and_is_told(tmp_path: Path) -> None:
+    tag = write(tmp_path, KINDS[4])
+    (tmp_path / "latest").write_text(str(tag))
+
+    found = judged(tmp_path)
+
+    assert rules(found) == {"checkpoint-latest-absolute"}
+    assert verdict(found) is Verdict.LOADS
+
+
+def test_bf16_files_without_their_mark_are_to_be_renamed(tmp_path: Path) -> None:
+    kind = next(kind for kind in SHARDED if kind.dtype == "bf16")
+    tag = write(tmp_path, kind)
+    for file in list(tag.glob("bf16_*")):
+        file.rename(tag / file.name.removeprefix("bf16_"))
+
+    found = judged(tmp_path)
+
+    assert has_error(found.findings)
+    assert "lack the bf16_ in the name" in found.findings[0].title
+    assert found.outcome is None
+
+
+def test_folders_of_tags_further_down_and_copies_that_were_cut_off_are_named(tmp_path: Path) -> None:
+    tag = write(tmp_path / "checkpoint-500", KINDS[4])
+    (finding,) = judged(tmp_path).findings
+    assert [step.line for step in finding.steps] == [f"python -m dsdoctor checkpoint {tmp_path}/checkpoint-500"]
+
+    file = next(tag.glob("*optim_states.pt"))
+    file.rename(tag / f".{file.name}.aB3xYz")
+    found = judged(tmp_path / "checkpoint-500")
+    assert any(f".{file.name}.aB3xYz" in line for each in found.findings for line in each.evidence)
+
+
+def test_a_merge_is_told_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "saved", KINDS[4])
+
+    status = run(["checkpoint", str(tmp_path / "saved"), "--merge", str(tmp_path / "out"), "--json"])
+
+    told = json.loads(capsys.readouterr().out)
+    assert status == 0
+    assert told["merged"]["out"] == str(tmp_path / "out")
+    assert told["merged"]["tensors"] == 3
