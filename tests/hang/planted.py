@@ -169,7 +169,14 @@ def followed(pids: list[int], out: Path, case: dict[str, Any]) -> dict[str, Any]
         os.waitpid(pid, 0)
     text = out.read_text(errors="replace")
     said = "".join(line for line in text.splitlines(keepends=True) if line.startswith(("dsdoctor", "SUM")))
-    return {"told": told, "ends": sorted(ends.values()), "verdict": verdict(text), "text": said, "tail": text[-600:]}
+    # what was told before the mistake was made took no seconds from it
+    return {
+        "told": told if planted else None,
+        "ends": sorted(ends.values()),
+        "verdict": verdict(text),
+        "text": said,
+        "tail": text[-600:],
+    }
 
 
 def verdict(text: str) -> str:
