@@ -129,7 +129,8 @@ def test_bf16_files_without_their_mark_are_to_be_renamed(tmp_path: Path) -> None
 def test_folders_of_tags_further_down_and_copies_that_were_cut_off_are_named(tmp_path: Path) -> None:
     tag = write(tmp_path / "checkpoint-500", KINDS[4])
     (finding,) = judged(tmp_path).findings
-    assert [step.line for step in finding.steps] == [f"python -m dsdoctor checkpoint {tmp_path}/checkpoint-500"]
+    assert finding.fix is not None
+    assert [step.line for step in finding.fix.steps] == [f"python -m dsdoctor checkpoint {tmp_path}/checkpoint-500"]
 
     file = next(tag.glob("*optim_states.pt"))
     file.rename(tag / f".{file.name}.aB3xYz")
