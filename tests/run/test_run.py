@@ -64,6 +64,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "deepspeed.py").write_text(DEEPSPEED)
     (tmp_path / "notes.py").write_text(NOTES)
     monkeypatch.chdir(tmp_path)
+    # what another process left in the user's own folder is told too
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     return tmp_path
 
 
