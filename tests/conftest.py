@@ -15,6 +15,8 @@ from dsdoctor.core.machine import Compiler, Cuda, Machine, Python, System, Toolk
 Disk = Callable[..., LocalHost]
 
 # the quick suite tries a few; HYPOTHESIS_EXAMPLES=1000 looks harder
+# whoever starts pytest may set it (xdist does), and then words would wrap there
+os.environ.pop("COLUMNS", None)
 settings.register_profile("dsdoctor", max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "25")), deadline=None)
 settings.load_profile("dsdoctor")
 
