@@ -20,6 +20,9 @@ from dsdoctor.report.terminal import finding_lines, printable
 MOST_FILES = 512
 """A second's work on a slow disk, while all other ranks wait."""
 
+CONDITIONS = {"checkpoint-needs-classes", "checkpoint-frozen-excluded"}
+"""What a script may well have: whether it does, the load itself shows in the next moment."""
+
 
 def before_load(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
     """What is wrong with the checkpoint that an engine is about to load."""
@@ -40,7 +43,9 @@ def before_load(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
         judged = judge(folder, tag, plan_of(engine))
     except UsageError:  # a tag that is not there: DeepSpeed fails by it in the next moment
         return ()
-    return _lines(each for each in judged.findings if each.severity is not Severity.NOTE)
+    return _lines(
+        each for each in judged.findings if each.severity is not Severity.NOTE and each.rule not in CONDITIONS
+    )
 
 
 def nothing_loaded(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG001

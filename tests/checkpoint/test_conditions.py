@@ -12,8 +12,7 @@ from dsdoctor.checkpoint.look import look
 from dsdoctor.checkpoint.plan import Plan, Verdict
 from dsdoctor.cli.app import run
 from dsdoctor.core.finding import Severity, has_error
-from tests.checkpoint.written import KINDS, Called, Kind, save, write
-from tests.checkpoint.written import _model as model_states
+from tests.checkpoint.written import KINDS, Called, Kind, model_states, save, write
 
 SHARDED = [kind for kind in KINDS if kind.stage and not kind.experts and not kind.pipeline]
 

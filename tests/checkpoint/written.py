@@ -127,7 +127,7 @@ def write(folder: Path, kind: Kind, *, latest: bool = True) -> Path:
     data = kind.world // len(models)
     for model in models:
         for rank in range(data) if kind.stage == 3 else [None]:
-            save(tag / model_name(rank, model), _model(kind, data, len(models)))
+            save(tag / model_name(rank, model), model_states(kind, data, len(models)))
         for rank in range(data) if kind.stage else ():
             save(tag / optimizer_name(rank, model, bf16=kind.dtype == "bf16"), _optimizer(kind, rank, data))
     for expert in range(kind.experts):
@@ -144,7 +144,7 @@ def _config(kind: Kind) -> dict[str, Any]:
     return {**config, **({kind.dtype: {"enabled": True}} if kind.dtype != "fp32" else {})}
 
 
-def _model(kind: Kind, data: int, models: int) -> dict[str, Any]:
+def model_states(kind: Kind, data: int, models: int) -> dict[str, Any]:
     whole = {name: Weights(shape, bytes(4 * math.prod(shape))) for name, shape in SHAPES.items()}
     return {
         "module": None if kind.pipeline else {**whole, "scale": floats([1.0])},

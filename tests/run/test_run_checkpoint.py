@@ -12,7 +12,7 @@ from dsdoctor.run.__main__ import environment_for, parse_command_line
 from dsdoctor.run.checkpoint import CHOICES, CheckpointWatch, chosen
 from dsdoctor.run.checkpoint_look import no_room
 from dsdoctor.run.script import VARIABLE
-from tests.checkpoint.written import Kind, write
+from tests.checkpoint.written import Called, Kind, model_states, save, write
 
 ONE = Kind(stage=1, dtype="bf16", world=1)
 
@@ -91,6 +91,17 @@ def test_a_checkpoint_that_this_engine_cannot_load_is_told_before(
     before = len(said)
     engine.load_checkpoint(str(tmp_path), load_optimizer_states=False)
     assert len(said) == before
+
+
+def test_what_the_script_itself_may_have_is_left_to_the_load(tmp_path: Path) -> None:
+    tag = write(tmp_path, ONE)
+    save(next(tag.glob("*model_states.pt")), {**model_states(ONE, 1, 1), "args": [Called("__main__", "Arguments")]})
+    engine = engine_of()
+    said = watched(engine)
+
+    engine.load_checkpoint(str(tmp_path))
+
+    assert said == []
 
 
 def test_a_missing_shard_is_told_before_and_a_load_of_nothing_after(tmp_path: Path) -> None:
