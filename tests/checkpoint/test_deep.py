@@ -105,7 +105,7 @@ def test_a_buffer_may_be_infinite(tmp_path: Path) -> None:
     from tests.checkpoint import written
 
     tag = write(tmp_path, Kind(stage=1))
-    content = written._model(Kind(stage=1), 2, 1)
+    content = written.model_states(Kind(stage=1), 2, 1)
     content["module"]["scale"] = written.floats([float("-inf")])
     written.save(tag / "mp_rank_00_model_states.pt", content)
 
