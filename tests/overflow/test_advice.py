@@ -82,7 +82,7 @@ def test_the_sizes_of_weights_are_kept_in_bounds_and_the_first_stays() -> None:
     for step in range(100):
         with torch.no_grad():
             engine.module[0].weight.fill_(1.0 + step)
-        sizes.note(engine, step, Meters())
+        sizes.note(engine, step)
     found = SimpleNamespace(frame=SimpleNamespace(module="0"))
     growth = {each.name: each.points for each in sizes.of(engine, found, 100, Meters())}  # type: ignore[arg-type]
 

@@ -33,7 +33,7 @@ class Examination:
 
     def note_weights(self, step: int) -> None:
         """A step in which the weights are read."""
-        self._sizes.note(self._engine, step, self._meters)
+        self._sizes.note(self._engine, step)
 
     def examined(self, recorder: BatchRecorder, rank_reports: list[RankReport]) -> list[RankReport]:
         """The reports with what is known of the first bad module's weights and of what helps; as they were where nothing is."""

@@ -26,9 +26,9 @@ class WeightSizes:
     def __init__(self) -> None:
         self._points: dict[str, list[tuple[int, float]]] = {}
 
-    def note(self, engine: Any, step: int, meters: Meters) -> None:
-        """Read all weights: one pass, one wait for the device."""
-        for name, value in _largest(dict(engine.module.named_parameters()), meters).items():
+    def note(self, engine: Any, step: int) -> None:
+        """Read all weights: one pass, one wait for the device. No memory is held for it from one reading to the next."""
+        for name, value in _largest(dict(engine.module.named_parameters()), Meters()).items():
             points = self._points.setdefault(name, [])
             points.append((step, value))
             if len(points) > MOST_POINTS:
