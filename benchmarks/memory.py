@@ -195,8 +195,8 @@ def measured_in(folder: Path, cases: list[Case]) -> list[list[dict[str, Any]]]:
 def measure_again(folder: Path, cases: list[Case], far: list[int], measured: list[list[dict[str, Any]]]) -> None:
     """The lesser of two measurements for the cases at ``far``; changes ``measured``.
 
-    A thread of gloo's lets go of a collective's tensors a moment after ``wait()`` returned. On a busy machine that moment
-    reaches into the next point, which then measures more than the training needs: seen as 50 to 280 kB. It never measures less.
+    What a thread of gloo's lets go late (``memory_ranks.LET_GO``) is counted within a step too: it may measure 50 to 750 kB
+    more than the training needs, and never less.
     """
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         for number, ranks in zip(far, launch([cases[number] for number in far], Path(temporary)), strict=True):
