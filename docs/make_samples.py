@@ -205,7 +205,8 @@ def main() -> int:
             write(page, names)
         return 0
     old = [f"{page.relative_to(ROOT)}: {name}" for page in PAGES for name in stale(page, names)]
-    print("\n".join(old))
+    for line in old:
+        print(line)
     return 1 if old else 0
 
 
