@@ -9,6 +9,7 @@ what the ops' own probes try. Prints one line for each op.
 import json
 import os
 import sys
+from functools import lru_cache
 
 from recorded import commands
 
@@ -16,6 +17,16 @@ sys.dont_write_bytecode = True
 sys.path[0] = os.getcwd()
 from accelerator import get_accelerator  # noqa: E402
 from op_builder.all_ops import ALL_OPS  # noqa: E402
+
+try:
+    import cpuinfo
+except ImportError:
+    # DeepSpeed's builders ask lscpu then
+    cpuinfo = None
+
+# a builder asks more than once what the processor is, and py-cpuinfo measures for a second each time
+if cpuinfo is not None:
+    cpuinfo.get_cpu_info = lru_cache(maxsize=None)(cpuinfo.get_cpu_info)
 
 
 class CommandsRefused(Exception):
