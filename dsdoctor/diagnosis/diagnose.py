@@ -67,9 +67,9 @@ def _without_secrets(finding: Finding) -> Finding:
     return replace(finding, title=urls(definitions(finding.title)), evidence=evidence)
 
 
-def _rank(hit: Hit) -> tuple[int, bool, int]:
-    """Best first. Of lines that say little, one that another process is gone says least."""
-    return hit.tier, hit.tier is Tier.GENERIC and bool(LOST.search(hit.text)), hit.line
+def _rank(hit: Hit) -> tuple[bool, int, bool, int]:
+    """Best first; what is only mentioned last. Of lines that say little, one that another process is gone says least."""
+    return hit.aside, hit.tier, hit.tier is Tier.GENERIC and bool(LOST.search(hit.text)), hit.line
 
 
 def _best_of_each_rule(hits: Iterable[Hit]) -> list[Hit]:

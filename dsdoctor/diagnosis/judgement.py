@@ -145,7 +145,12 @@ def _standing(causes: list[Hit], read: Scan, origin: Origin) -> tuple[list[Hit],
     standing = [
         hit
         for hit in causes
-        if not (_follows(hit, read, origin) or _was_survived(hit, read) or (not told and _is_later(hit, origin)))
+        if not (
+            _follows(hit, read, origin)
+            or _was_survived(hit, read)
+            or (not told and _is_later(hit, origin))
+            or _is_only_said(hit, origin)
+        )
     ]
     return standing, [hit for hit in causes if hit not in standing]
 
@@ -206,6 +211,15 @@ def _is_later(hit: Hit, origin: Origin) -> bool:
         return False
     one, other = hit.speaker.number, failure.speaker.number
     return one is not None and other is not None and one != other
+
+
+def _is_only_said(hit: Hit, origin: Origin) -> bool:
+    """Whether a line only mentions what another process might fail of, and a process failed by itself of something else."""
+    if not hit.aside:
+        return False
+    if origin.failure:
+        return hit.line != origin.failure.line
+    return origin.ended is not None and origin.ended.signal is not None
 
 
 def _only_an_exit(hit: Hit, origin: Origin, read: Scan) -> bool:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import Step
+from dsdoctor.diagnosis.said import is_said
 from dsdoctor.diagnosis.speakers import NOBODY, Speaker
 
 
@@ -122,7 +123,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """A line that a signature matched: the first one of its kind, how many more there were, and the ``latest`` of them."""
+    """A line that a signature matched: the first one of its kind, how many more there were, and the ``latest`` of them.
+
+    ``said``: the line is a warning or a notice, or the program bore it.
+    """
 
     rule: Rule
     signature: Signature
@@ -134,6 +138,12 @@ class Hit:
     latest: int = 0
     speaker: Speaker = NOBODY
     speakers: frozenset[Speaker] = frozenset()
+    said: bool = False
+
+    @property
+    def aside(self) -> bool:
+        """Whether somebody only says what a process prints that fails of it."""
+        return self.said and not is_said(self.signature.sample.rpartition("\n")[2].encode())
 
     @property
     def tier(self) -> Tier:

@@ -14,6 +14,7 @@ from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.marks import Event, Mark
 from dsdoctor.diagnosis.models import Hit, Line, Signature
 from dsdoctor.diagnosis.possible import Possible
+from dsdoctor.diagnosis.said import is_said
 from dsdoctor.diagnosis.routine import A_COMMAND, A_WARNING, Routine, kind_of
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
@@ -234,6 +235,9 @@ class Scan:
     def _join(self, text: str) -> None:
         """Read the line of an exception together with the next one: a box or a terminal may have wrapped it."""
         self.effect.repeats = False
+        if is_said(self.raw):
+            self.wrapped.text = ""
+            return
         for whole in self.wrapped.joined(text, self.raw, self.lines, self.timeline.speaker(self.raw)):
             self._match_joined(whole)
         if self.wrapped.uncut:
@@ -337,7 +341,9 @@ class Scan:
         found = self._search(number, signature.pattern, text)
         if not found or (signature.unless and re.search(signature.unless, text)):
             return
-        if number in self.hits:
+        first = self.hits.get(number)
+        said = bool(first is None or first.said) and self._is_said()
+        if first and (said or not first.said):
             self.counts[number] += 1
             self.latest[number] = self.lines
             self.effect.hits.append(number)
@@ -353,12 +359,17 @@ class Scan:
                 groups=groups,
                 op=op,
                 speaker=self.timeline.speaker(self.raw),
+                said=said,
             )
-            self.counts[number] = 1
+            self.counts[number] = self.counts.get(number, 0) + 1
             self.effect.hits.append(number)
             self._said_by(number)
         else:
             self.effect.repeats = False
+
+    def _is_said(self) -> bool:
+        """Whether this line is a warning or a notice, or ends a traceback that was only reported."""
+        return self.timeline.tracebacks.handled_line == self.lines or is_said(self.raw)
 
     def _said_by(self, number: int) -> None:
         writers = self.speakers.setdefault(number, set())
