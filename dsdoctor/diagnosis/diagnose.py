@@ -13,17 +13,22 @@ from dsdoctor.diagnosis.findings import partly_searched
 from dsdoctor.diagnosis.judgement import Verdict, judge
 from dsdoctor.diagnosis.models import Diagnosis, Hit, LogOutcome, Tier
 from dsdoctor.diagnosis.origin import origin_of
-from dsdoctor.diagnosis.scan import scan
+from dsdoctor.diagnosis.possible import Possible
+from dsdoctor.diagnosis.scan import Scan, scan
 
 
-def diagnose(lines: Iterable[bytes | str], *, name: str = "") -> Diagnosis:
-    """Read a log once and say what went wrong first. Never raises, whatever the log holds.
+def diagnose(lines: Iterable[bytes | str], *, name: str = "", possible: Possible | None = None) -> Diagnosis:
+    """Read a log once and say what went wrong first. Never raises, whatever the log holds. ``possible``: see ``scan``.
 
     >>> log = ["[rank1]: ninja: build stopped: subcommand failed.", "x.h:6:10: fatal error: cusparse.h: No such file or directory"]
     >>> [finding.rule for finding in diagnose(log).findings]
     ['cuda-header-missing']
     """
-    read = scan(lines)
+    return diagnosis_of(scan(lines, possible), name=name)
+
+
+def diagnosis_of(read: Scan, *, name: str = "") -> Diagnosis:
+    """What a log that was read comes to."""
     facts = read.fact_reader.facts()
     read.hits = {number: hit for number, hit in read.hits.items() if not contradicted(hit, facts)}
     known = {hit.line for hit in read.hits.values() if not hit.rule.family}

@@ -14,8 +14,8 @@ from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.marks import Event, Mark
 from dsdoctor.diagnosis.models import Hit, Line, Signature
 from dsdoctor.diagnosis.possible import Possible
-from dsdoctor.diagnosis.said import is_said
 from dsdoctor.diagnosis.routine import A_COMMAND, A_WARNING, Routine, kind_of
+from dsdoctor.diagnosis.said import is_said
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
 from dsdoctor.diagnosis.timeline import Timeline
@@ -87,7 +87,6 @@ class Scan:
     wrapped: WrappedLine = field(default_factory=WrappedLine)
     seen: dict[bytes, Effect] = field(default_factory=dict)
     effect: Effect = field(default_factory=Effect)
-    patterns: dict[int, re.Pattern[str]] = field(default_factory=dict)
     possible: Possible = field(default_factory=lambda: Possible(INDEX))
     known: set[int] = field(default_factory=set)
     asked: dict[int, int] = field(default_factory=dict)
@@ -274,7 +273,7 @@ class Scan:
                 self.ops_line = self.lines
         elif isinstance(entry, Mark):
             marked = self.last.get(entry.event)
-            if not (marked and marked.number == self.lines) and self._search(number, entry.pattern, text):
+            if not (marked and marked.number == self.lines) and self.possible.search(number, entry.pattern, text):
                 self._mark(entry.event, text)
                 if entry.event in ONCE or (entry.event is Event.EXITED and self.timeline.has_exits_enough):
                     self.known.add(number)
@@ -282,12 +281,6 @@ class Scan:
                     self.effect.marks.append((entry.event, text))
         else:
             self._match(number, entry, text)
-
-    def _search(self, number: int, pattern: str, text: str) -> re.Match[str] | None:
-        """Like re.search, without its look into the cache at every call."""
-        if (compiled := self.patterns.get(number)) is None:
-            compiled = self.patterns[number] = re.compile(pattern)
-        return compiled.search(text)
 
     def _mark(self, event: Event, text: str) -> None:
         if event is Event.EXCEPTION and self.timeline.tracebacks.handled_line == self.lines:
@@ -338,7 +331,7 @@ class Scan:
 
     def _match(self, number: int, wording: Wording, text: str, since: int = 0) -> None:
         signature = wording.signature
-        found = self._search(number, signature.pattern, text)
+        found = self.possible.search(number, signature.pattern, text)
         if not found or (signature.unless and re.search(signature.unless, text)):
             return
         first = self.hits.get(number)
@@ -394,9 +387,9 @@ def _coloured(raw: bytes) -> bool:
     return b"\x1b" in raw or b"[0m" in raw
 
 
-def scan(lines: Iterable[bytes | str]) -> Scan:
-    """Read all lines once."""
-    whole, batch = Scan(), []
+def scan(lines: Iterable[bytes | str], possible: Possible | None = None) -> Scan:
+    """Read all lines once. ``possible``: what was worked out for other logs before."""
+    whole, batch = Scan(possible=possible or Possible(INDEX)), []
     for line in lines:
         batch.append(line if isinstance(line, bytes) else line.encode("utf-8", "replace"))
         if len(batch) == BATCH:

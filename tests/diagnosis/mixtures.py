@@ -1,4 +1,4 @@
-"""Failures with lines of other rules mixed in: as a warning, as talk, as a failure that was borne, before and behind, on other ranks.
+"""Failures with lines of other rules mixed in: as a warning, as talk, as a failure that was borne; before, behind, on other ranks.
 
 ``python -m tests.diagnosis.mixtures [--every N] [--names]`` prints how often such a line is taken for the cause, by kind and place.
 """
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 from dsdoctor.core.finding import Severity
 from dsdoctor.diagnosis.catalogue.rules import RULES
-from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.failures import EXCEPTION_LINE
 from dsdoctor.diagnosis.models import Signature, Tier
 from dsdoctor.diagnosis.said import is_said
+from tests.diagnosis.reading import diagnose
 
 Lines = list[str]
 CLOCK = "2026-11-22 10:00:07,123"
@@ -24,8 +24,8 @@ BANNER = [
     f"[{CLOCK}] [INFO] [comm.py:689:init_distributed] Initializing TorchBackend in DeepSpeed with backend nccl",
 ]
 TORCHRUN = [
-    "E1122 10:00:09.334000 41200 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 2 (pid: 41235) "
-    "of binary: /opt/conda/bin/python",
+    "E1122 10:00:09.334000 41200 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 2 "
+    "(pid: 41235) of binary: /opt/conda/bin/python",
     "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
     "Root Cause (first observed failure):",
     "[0]:",
@@ -46,7 +46,11 @@ FAILURES = {
         "    self.optimizer.step(closure)",
         "AttributeError: 'DummyOptim' object has no attribute 'step'",
     ),
-    "unknown": raised('  File "/w/train.py", line 61, in main', "    rate = done / seconds", "ZeroDivisionError: float division by zero"),
+    "unknown": raised(
+        '  File "/w/train.py", line 61, in main',
+        "    rate = done / seconds",
+        "ZeroDivisionError: float division by zero",
+    ),
     "memory": raised(
         '  File "/w/train.py", line 61, in main',
         "    loss = engine(batch)",
@@ -65,7 +69,10 @@ def named(line: str) -> str:
 KINDS: dict[str, Callable[[str], Lines]] = {
     "logged warning": lambda text: [f"[{CLOCK}] [WARNING] [utils.py:77:check] {text}"],
     "glog warning": lambda text: [f"W1122 10:00:07.117000 41200 torch/_logging/internal.py:12] {text}"],
-    "Python's warning": lambda text: [f"/v/lib/python3.10/site-packages/thing/core.py:31: UserWarning: {text}", "  warnings.warn("],
+    "Python's warning": lambda text: [
+        f"/v/lib/python3.10/site-packages/thing/core.py:31: UserWarning: {text}",
+        "  warnings.warn(",
+    ],
     "talk": lambda text: [f"[{CLOCK}] [INFO] [utils.py:77:check] if it says '{text}', see the pages"],
     "borne": lambda text: [
         f"[{CLOCK}] [WARNING] [metrics.py:12:send] it goes on without: Traceback (most recent call last):",

@@ -13,8 +13,8 @@ from typing import Any
 
 from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.diagnosis.clean import raw_lines
-from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
+from tests.diagnosis.reading import diagnose
 
 HERE = Path(__file__).parent
 COLUMNS = ("right", "wrong", "unsure", "none", "quoted", "alarm")

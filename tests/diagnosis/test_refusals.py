@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 
 from dsdoctor.diagnosis.catalogue.rules import RULES
-from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
+from tests.diagnosis.reading import diagnose
 
 START = ["Traceback (most recent call last):", '  File "/home/u/train.py", line 41, in <module>', "    main()"]
 PLACES = (
