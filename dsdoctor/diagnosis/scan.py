@@ -14,6 +14,7 @@ from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.marks import Event, Mark
 from dsdoctor.diagnosis.models import Hit, Line, Signature
 from dsdoctor.diagnosis.possible import Possible
+from dsdoctor.diagnosis.repeats import Effect, Repeats
 from dsdoctor.diagnosis.routine import A_COMMAND, A_WARNING, Routine, kind_of
 from dsdoctor.diagnosis.said import is_said
 from dsdoctor.diagnosis.speakers import Speaker
@@ -24,8 +25,8 @@ from dsdoctor.diagnosis.wrapped import WrappedLine
 BATCH = 32
 """How many lines are first looked at together."""
 
-SEEN, REMEMBERED = 1000, 4000
-"""How many different lines are remembered with their effect, and how long such a line may be."""
+WRITERS = 1000
+"""How many processes are remembered that wrote the line of a rule."""
 
 CROWD, SHORT = 40, 300
 """How many entries a line may ask for: of a longer line with the words of more, less is searched, so that it costs no more.
@@ -53,17 +54,6 @@ SOURCE = re.compile(
 
 
 @dataclass
-class Effect:
-    """What a line led to. ``repeats``: the same line leads to the same again, wherever it is; ``partly``: not all of it was
-    searched."""
-
-    marks: list[tuple[Event, str]] = field(default_factory=list)
-    hits: list[int] = field(default_factory=list)
-    repeats: bool = True
-    partly: bool = False
-
-
-@dataclass
 class Scan:
     """One log while it is read. ``partly`` lines, the first of them ``first_partly``, were not searched whole."""
 
@@ -85,7 +75,7 @@ class Scan:
     above: Above = field(default_factory=Above)
     traceback_since: int = 0
     wrapped: WrappedLine = field(default_factory=WrappedLine)
-    seen: dict[bytes, Effect] = field(default_factory=dict)
+    repeats: Repeats = field(default_factory=Repeats)
     effect: Effect = field(default_factory=Effect)
     possible: Possible = field(default_factory=lambda: Possible(INDEX))
     known: set[int] = field(default_factory=set)
@@ -172,15 +162,12 @@ class Scan:
 
     def _look(self, raw: bytes, tokens: list[bytes]) -> None:
         self.raw = raw
-        if not self.traceback_since and not self.wrapped.text and (effect := self.seen.get(raw)):
+        if not self.traceback_since and not self.wrapped.text and (effect := self.repeats.recall(raw)):
             self._repeat(effect)
             return
         self.effect = Effect()
         self._examine(raw, tokens)
-        if len(raw) <= REMEMBERED and self.effect.repeats:
-            if len(self.seen) >= SEEN:
-                self.seen.clear()
-            self.seen[raw] = self.effect
+        self.repeats.keep(raw, self.effect)
 
     def _repeat(self, effect: Effect) -> None:
         """Do again what the same line did before."""
@@ -366,7 +353,7 @@ class Scan:
 
     def _said_by(self, number: int) -> None:
         writers = self.speakers.setdefault(number, set())
-        if len(writers) < SEEN:
+        if len(writers) < WRITERS:
             writers.add(self.timeline.speaker(self.raw))
 
     def counted(self, number: int, hit: Hit) -> Hit:
