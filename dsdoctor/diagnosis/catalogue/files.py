@@ -69,7 +69,7 @@ Why it matters: The rank ends; the others report a broken connection or wait."""
             words="permissionerror+errno+13 permissionerror+errno+1 permissionerror+winerror",
             pattern=r"^PermissionError: \[(?:Errno (?:13|1)|WinError (?:5|32))\] (?P<why>[^:]{1,80}): "
             r"b?['\"](?P<path>[^'\"]{1,200})['\"]",
-            unless=r"torch_extensions|site-packages|dist-packages|/\.cache[/'\"]",
+            unless=r"torch_extensions|site-packages|dist-packages|/\.cache['\"]",
             not_after=r"_get_build_directory|file_baton|_jit_compile|_write_ninja_file|jit_load|torch/_appdirs",
             tier=Tier.GENERIC,
             title="this user may not read or write {path} (permission)",
