@@ -1,7 +1,7 @@
 """Rules of loading a model or a tokenizer: files that are not there, packages that it needs, code of its own, LoRA's targets."""
 
 from dsdoctor.core.fix import instead, step
-from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
+from dsdoctor.diagnosis.models import Rule, Signature, Stage
 
 MODEL_FILES_MISSING = Rule(
     id="model-files-missing",
@@ -262,21 +262,9 @@ Why it matters: The model is not loaded.""",
         Signature(
             words="unrecognized+configuration+class",
             pattern=r"^ValueError: Unrecognized configuration class <class '[\w.]{0,160}?(?P<config>\w{1,80})'> for this kind of "
-            r"(?P<auto>\w{4,60})",
+            r"\w{4,40}: (?P<auto>\w{4,60})",
             sample="ValueError: Unrecognized configuration class <class 'transformers.models.qwen2_vl."
             "configuration_qwen2_vl.Qwen2VLConfig'> for this kind of AutoModel: AutoModelForCausalLM.",
-        ),
-        Signature(
-            words="unable+weights+checkpoint",
-            pattern=r"^OSError: Unable to load weights from pytorch checkpoint file for '(?P<path>[^']{1,200})'",
-            title="the weights in {path} cannot be read: the file is not whole, or several processes load it at once and "
-            "memory runs out",
-            fix="compare its size with that on the hub and fetch it again; where it is whole, watch the host's memory while "
-            "it loads, and take safetensors, which are read without a copy",
-            steps=(step("ls -l {path}"), step("free -g")),
-            tier=Tier.GENERIC,
-            sample="OSError: Unable to load weights from pytorch checkpoint file for '/m/pytorch_model-00001-of-00003.bin' at "
-            "'/m/pytorch_model-00001-of-00003.bin'.",
         ),
     ),
 )
