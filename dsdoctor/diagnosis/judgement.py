@@ -15,6 +15,7 @@ from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
 from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, alike, belongs, where_hit
 from dsdoctor.diagnosis.scan import Scan
+from dsdoctor.diagnosis.timeline import MESSAGE_LINES
 from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan, steps_are_skipped
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
 
@@ -199,9 +200,13 @@ def _gave_up(ended: Exit, read: Scan) -> bool:
 def _was_survived(hit: Hit, read: Scan) -> bool:
     """Whether the training went on after an error."""
     persists = hit.signature.persists or hit.rule.id in {"op-silently-skipped", "fp16-loss-scale-floor"}
+    if persists:
+        return False
     if hit.tier is Tier.GENERIC and max(hit.line, hit.latest) <= read.timeline.survived_exit:
-        return not persists
-    return not persists and hit.line < read.timeline.went_on_until and bool(COMPLAINT.search(hit.text))
+        return True
+    if any(belongs(hit, one) and hit.latest <= one.line + MESSAGE_LINES for one in read.timeline.survived):
+        return True
+    return hit.line < read.timeline.went_on_until and bool(COMPLAINT.search(hit.text))
 
 
 def _is_later(hit: Hit, origin: Origin) -> bool:
@@ -218,7 +223,9 @@ def _is_only_said(hit: Hit, origin: Origin) -> bool:
     if not hit.aside:
         return False
     if origin.failure:
-        return hit.line != origin.failure.line
+        # why: a message may have several lines, and quote another error
+        last = origin.failure.line + (0 if hit.said else MESSAGE_LINES)
+        return not (origin.failure.line <= hit.line <= last)
     return origin.ended is not None and origin.ended.signal is not None
 
 

@@ -125,7 +125,7 @@ class Line(NamedTuple):
 class Hit:
     """A line that a signature matched: the first one of its kind, how many more there were, and the ``latest`` of them.
 
-    ``said``: the line is a warning or a notice, or the program bore it.
+    ``said``: the line is a warning or a notice, or the program bore it; ``quoted``: it stands within a sentence.
     """
 
     rule: Rule
@@ -139,11 +139,12 @@ class Hit:
     speaker: Speaker = NOBODY
     speakers: frozenset[Speaker] = frozenset()
     said: bool = False
+    quoted: bool = False
 
     @property
     def aside(self) -> bool:
         """Whether somebody only says what a process prints that fails of it."""
-        return self.said and not is_said(self.signature.sample.rpartition("\n")[2].encode())
+        return self.quoted or (self.said and not is_said(self.signature.sample.rpartition("\n")[2].encode()))
 
     @property
     def tier(self) -> Tier:

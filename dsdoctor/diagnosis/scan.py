@@ -16,7 +16,7 @@ from dsdoctor.diagnosis.models import Hit, Line, Signature
 from dsdoctor.diagnosis.possible import Possible
 from dsdoctor.diagnosis.repeats import Effect, Repeats
 from dsdoctor.diagnosis.routine import A_COMMAND, A_WARNING, Routine, kind_of
-from dsdoctor.diagnosis.said import is_said
+from dsdoctor.diagnosis.said import is_quoted, is_said
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
 from dsdoctor.diagnosis.timeline import Timeline
@@ -322,8 +322,10 @@ class Scan:
         if not found or (signature.unless and re.search(signature.unless, text)):
             return
         first = self.hits.get(number)
-        said = bool(first is None or first.said) and self._is_said()
-        if first and (said or not first.said):
+        weak = first is None or first.said or first.quoted
+        said = weak and self._is_said()
+        quoted = weak and is_quoted(text, found.start(), signature.sample.rpartition("\n")[2])
+        if first and (said or quoted or not weak):
             self.counts[number] += 1
             self.latest[number] = self.lines
             self.effect.hits.append(number)
@@ -340,6 +342,7 @@ class Scan:
                 op=op,
                 speaker=self.timeline.speaker(self.raw),
                 said=said,
+                quoted=quoted,
             )
             self.counts[number] = self.counts.get(number, 0) + 1
             self.effect.hits.append(number)

@@ -66,6 +66,7 @@ def named(line: str) -> str:
     return line.lstrip().removeprefix("[rank0]: ")
 
 
+A_TRACEBACK = ["Traceback (most recent call last):", '  File "/w/reader.py", line 90, in read', "    self.close()"]
 KINDS: dict[str, Callable[[str], Lines]] = {
     "logged warning": lambda text: [f"[{CLOCK}] [WARNING] [utils.py:77:check] {text}"],
     "glog warning": lambda text: [f"W1122 10:00:07.117000 41200 torch/_logging/internal.py:12] {text}"],
@@ -80,8 +81,14 @@ KINDS: dict[str, Callable[[str], Lines]] = {
         "    connection.request()",
         text,
     ],
+    "ignored": lambda text: ["Exception ignored in: <function Reader.__del__ at 0x7f00>", *A_TRACEBACK, text],
+    "survived": lambda text: [*A_TRACEBACK, text, *(f"step {number}/900 loss 1.{number}" for number in range(1, 6))],
+    "printed": lambda text: [f"sample 3: how do I mend this? {text}"],
+    "data": lambda text: ['{"prompt": "I get ' + text.replace('"', "'") + ' in my run", "answer": "try again"}'],
 }
 """How the line of another rule is said by somebody who does not fail of it."""
+
+ONLY_EXCEPTIONS = {"borne", "ignored", "survived", "printed", "data"}
 
 
 def on(rank: int, lines: Lines) -> Lines:
@@ -98,9 +105,15 @@ PLACES: dict[str, Callable[[Lines, Lines], Lines]] = {
 }
 
 
-def can_be(kind: str, text: str) -> bool:
-    """Whether a line can be said so: only an exception ends a traceback."""
-    return kind != "borne" or bool(EXCEPTION_LINE.match(text))
+def places_of(kind: str, text: str) -> list[str]:
+    """Where a line can be said so.
+
+    Only an exception ends a traceback, and is known by its place at the head of a line. A process that failed goes on with
+    nothing, and what stands just behind its exception may be the message's next line.
+    """
+    if kind in ONLY_EXCEPTIONS and not EXCEPTION_LINE.match(text):
+        return []
+    return [place for place in PLACES if place != "behind" or kind not in {"survived", "printed", "data"}]
 
 
 def first_error(lines: Lines) -> str:
@@ -126,8 +139,8 @@ def wrong(every: int = 1) -> Iterator[tuple[str, str, str, str, str]]:
         for rule, signature in wordings(every):
             text = named(signature.sample.split("\n")[-1])
             for kind, said in KINDS.items():
-                for place, mixed in PLACES.items() if can_be(kind, text) else ():
-                    told = first_error(mixed(said(text), failed))
+                for place in places_of(kind, text):
+                    told = first_error(PLACES[place](said(text), failed))
                     if told != right:
                         yield name, kind, place, rule, told
 
@@ -135,7 +148,7 @@ def wrong(every: int = 1) -> Iterator[tuple[str, str, str, str, str]]:
 def count(every: int = 1) -> int:
     """How many mixtures there are."""
     texts = [named(signature.sample.split("\n")[-1]) for _, signature in wordings(every)]
-    return len(FAILURES) * len(PLACES) * sum(can_be(kind, text) for text in texts for kind in KINDS)
+    return len(FAILURES) * sum(len(places_of(kind, text)) for text in texts for kind in KINDS)
 
 
 def main() -> None:
