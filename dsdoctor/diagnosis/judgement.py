@@ -148,7 +148,7 @@ def _standing(causes: list[Hit], read: Scan, origin: Origin) -> tuple[list[Hit],
         for hit in causes
         if not (
             _follows(hit, read, origin)
-            or _was_survived(hit, read)
+            or was_survived(hit, read)
             or (not told and _is_later(hit, origin))
             or _is_only_said(hit, origin)
         )
@@ -197,7 +197,7 @@ def _gave_up(ended: Exit, read: Scan) -> bool:
     return any(one.number in {ended.number, None} or ended.number is None for one in waiting)
 
 
-def _was_survived(hit: Hit, read: Scan) -> bool:
+def was_survived(hit: Hit, read: Scan) -> bool:
     """Whether the training went on after an error."""
     persists = hit.signature.persists or hit.rule.id in {"op-silently-skipped", "fp16-loss-scale-floor"}
     if persists:
