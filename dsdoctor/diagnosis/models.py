@@ -142,9 +142,14 @@ class Hit:
     quoted: bool = False
 
     @property
+    def sample(self) -> str:
+        """The line that its wording is known by."""
+        return self.signature.sample.rpartition("\n")[2]
+
+    @property
     def aside(self) -> bool:
         """Whether somebody only says what a process prints that fails of it."""
-        return self.quoted or (self.said and not is_said(self.signature.sample.rpartition("\n")[2].encode()))
+        return self.quoted or (self.said and not is_said(self.sample.encode()))
 
     @property
     def tier(self) -> Tier:

@@ -145,6 +145,26 @@ def wrong(every: int = 1) -> Iterator[tuple[str, str, str, str, str]]:
                         yield name, kind, place, rule, told
 
 
+END = ["[rank2]: {'train_runtime': 123.4, 'train_samples_per_second': 1.2, 'train_loss': 1.2, 'epoch': 1.0}"]
+MORE = [f"[rank2]: step {number}/900 loss 1.{number}" for number in range(6, 100)]
+RUNS: dict[str, Callable[[Lines], Lines]] = {
+    "ended well": lambda said: [*BANNER, *on(2, said), *STEPS, *MORE, *END],
+    "goes on": lambda said: [*BANNER, *STEPS, *on(2, said), *MORE],
+    "near the end": lambda said: [*BANNER, *STEPS, *MORE, *on(2, said), "[rank2]: step 101/900 loss 1.3"],
+}
+"""Where in a run that is well something is said."""
+
+
+def alarms(every: int = 1) -> Iterator[tuple[str, str, str, str]]:
+    """Kind, run, whose line was said, what was named: where a run that is well is told to have failed."""
+    for rule, signature in wordings(every):
+        text = named(signature.sample.split("\n")[-1])
+        for kind, said in KINDS.items():
+            for run, mixed in RUNS.items() if places_of(kind, text) else ():
+                if told := first_error(mixed(said(text))):
+                    yield kind, run, rule, told
+
+
 def count(every: int = 1) -> int:
     """How many mixtures there are."""
     texts = [named(signature.sample.split("\n")[-1]) for _, signature in wordings(every)]
@@ -159,6 +179,8 @@ def main() -> None:
     options = parser.parse_args()
     found, cases = list(wrong(options.every)), count(options.every)
     print(f"{len(found)} of {cases} mixtures told wrongly")
+    idle = list(alarms(options.every))
+    print(f"{len(idle)} alarms in runs that are well: {dict(Counter(one[2] for one in idle))}")
     for place, times in sorted(Counter((one[0], one[1], one[2]) for one in found).items()):
         print(f"{place[0]:<10}{place[1]:<20}{place[2]:<24}{times:>6}")
     if options.names:
