@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dsdoctor.core.finding import Severity
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.failures import EXCEPTION_LINE
+from dsdoctor.diagnosis.judgement import A_FAILURE
 from dsdoctor.diagnosis.models import Signature, Tier
 from dsdoctor.diagnosis.said import is_said
 from tests.diagnosis.reading import diagnose
@@ -156,11 +157,14 @@ RUNS: dict[str, Callable[[Lines], Lines]] = {
 
 
 def alarms(every: int = 1) -> Iterator[tuple[str, str, str, str]]:
-    """Kind, run, whose line was said, what was named: where a run that is well is told to have failed."""
+    """Kind, run, whose line was said, what was named: where a run that is well is told to have failed.
+
+    Of lines with a word of failure; others are told by loggers in the first place.
+    """
     for rule, signature in wordings(every):
         text = named(signature.sample.split("\n")[-1])
         for kind, said in KINDS.items():
-            for run, mixed in RUNS.items() if places_of(kind, text) else ():
+            for run, mixed in RUNS.items() if places_of(kind, text) and A_FAILURE.search(text) else ():
                 if told := first_error(mixed(said(text))):
                     yield kind, run, rule, told
 
