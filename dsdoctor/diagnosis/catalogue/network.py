@@ -78,10 +78,12 @@ loader workers.""",
         ),
         Signature(
             words="unable+mmap unable+write unable+open unable+resize unable+allocate shm+space shm+errno shm+enospc",
-            pattern=r"unable to (?:mmap|write|open|resize|allocate).{0,60}(?:</torch_|/dev/shm|shared memory)"
+            pattern=r"unable to (?:mmap|write|open(?! shared memory object)|resize|allocate).{0,60}"
+            r"(?:</torch_|/dev/shm|shared memory)"
+            r"|unable to open shared memory object <[^>]{1,80}> in [\w-]{1,20} mode: (?!Too )"
             r"|/dev/shm\S{0,160} .{0,60}No space left"
             r"|(?:No space left on device|Errno 28|ENOSPC).{0,60}/dev/shm",
-            unless=r"Too many open files|Cannot allocate memory",
+            unless=r"Too many|Cannot alloc",
             sample="RuntimeError: unable to write to file </torch_412_3>: No space left on device (28)",
         ),
         Signature(
