@@ -4,9 +4,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from dsdoctor.diagnosis.catalogue.refused import A_FAULT
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, Signature, Tier
+from dsdoctor.diagnosis.refusals import refusal_of
 from dsdoctor.diagnosis.scan import Scan
 
 AUTODETECTED = "accelerator-autodetect-cpu"
@@ -26,6 +28,20 @@ ARGUMENT_CHECKS = re.compile(
 
 REFUSALS = re.compile(
     r"(?:\w{1,40}\.)*(?:Value|Assertion|NotImplemented|DeepSpeedConfig|ElasticityConfig|Elasticity)Error: "
+)
+SENTENCE = re.compile(
+    r"(?:\w{1,40}\.)*(?:Value|NotImplemented|Import|Type|Assertion|OS|Environment)Error: "
+    r"(?=.{25})[\"'`(\[]{0,3}[A-Za-z`][^ ]{0,60}(?: [^ ]{1,80}){4}"
+)
+"""An exception by which libraries refuse something, with a sentence of five words and more."""
+
+A_SYMPTOM = re.compile(rf"{A_FAULT}|mismatch|[Uu]nexpected(?:ly)? |[Ii]nternal|[Bb]ug\b")
+CHECK_THEMSELVES = {"DeepSpeed", "torch"}
+"""Packages whose assertions are about their own state more often than about what they were given."""
+
+AS_IT_SAYS = (
+    "what the message names is the cause, as far as this log shows it: change that setting, argument or version. "
+    "The frame above it is the check that stopped the run"
 )
 SHORT_MESSAGE = 12
 BUILD_COMMAND = re.compile(r"pip3? (?:install|wheel)|setup\.py|bdist_wheel|build_ext|DS_BUILD_\w+=1")
@@ -164,8 +180,28 @@ def refused_arguments(_: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
                 return
 
 
+def refused_in_a_sentence(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """The first process that failed was stopped by a library on purpose, with a whole sentence, and no rule knows it."""
+    own = [failure for failure in scan.timeline.failures if failure.own]
+    failure = min(own, key=lambda one: one.line, default=None)
+    refusal = refusal_of(failure)
+    if failure is None or refusal is None or not SENTENCE.match(failure.text) or A_SYMPTOM.search(failure.text):
+        return
+    if refusal.condition and refusal.package in CHECK_THEMSELVES:
+        return
+    if any(failure.since <= hit.line <= failure.line + SHORT_MESSAGE and not hit.aside for hit in hits):
+        return
+    message = failure.text.partition(": ")[2].strip()[:220]
+    line = Line(number=failure.line, text=failure.text)
+    title = "{package} stopped the run on purpose, in {place}: {message}"
+    groups = {"package": refusal.package, "place": refusal.place, "message": message}
+    hit = combined_hit("library-asks-for", line, title, Tier.GENERIC, groups)
+    yield replace(hit, signature=replace(hit.signature, fix=AS_IT_SAYS))
+
+
 COMBINATIONS = (
     refused_arguments,
+    refused_in_a_sentence,
     pre_compiled_on_windows,
     wrong_home_behind_a_missing_part,
     default_list_refused,

@@ -10,27 +10,32 @@ from dsdoctor.diagnosis.catalogue.regressions import contradicted
 from dsdoctor.diagnosis.combined import combined_hits
 from dsdoctor.diagnosis.failures import LOST
 from dsdoctor.diagnosis.findings import partly_searched
-from dsdoctor.diagnosis.judgement import Verdict, judge
+from dsdoctor.diagnosis.judgement import Verdict, judge, was_survived
 from dsdoctor.diagnosis.models import Diagnosis, Hit, LogOutcome, Tier
 from dsdoctor.diagnosis.origin import origin_of
-from dsdoctor.diagnosis.scan import scan
+from dsdoctor.diagnosis.possible import Possible
+from dsdoctor.diagnosis.scan import Scan, scan
 
 
-def diagnose(lines: Iterable[bytes | str], *, name: str = "") -> Diagnosis:
-    """Read a log once and say what went wrong first. Never raises, whatever the log holds.
+def diagnose(lines: Iterable[bytes | str], *, name: str = "", possible: Possible | None = None) -> Diagnosis:
+    """Read a log once and say what went wrong first. Never raises, whatever the log holds. ``possible``: see ``scan``.
 
     >>> log = ["[rank1]: ninja: build stopped: subcommand failed.", "x.h:6:10: fatal error: cusparse.h: No such file or directory"]
     >>> [finding.rule for finding in diagnose(log).findings]
     ['cuda-header-missing']
     """
-    read = scan(lines)
+    return diagnosis_of(scan(lines, possible), name=name)
+
+
+def diagnosis_of(read: Scan, *, name: str = "") -> Diagnosis:
+    """What a log that was read comes to."""
     facts = read.fact_reader.facts()
     read.hits = {number: hit for number, hit in read.hits.items() if not contradicted(hit, facts)}
     known = {hit.line for hit in read.hits.values() if not hit.rule.family}
     read.hits = {number: hit for number, hit in read.hits.items() if not (hit.rule.family and hit.line in known)}
-    hits = sorted(
-        _best_of_each_rule([*combined_hits([*read.hits.values()], facts, read), *read.hits.values()]), key=_rank
-    )
+    found = [*combined_hits([*read.hits.values()], facts, read), *read.hits.values()]
+    survived = {id(hit) for hit in found if was_survived(hit, read)}
+    hits = sorted(_best_of_each_rule(found, survived), key=_rank)
     verdict = judge(hits, facts, read, origin_of(read.timeline))
     findings = _placed(verdict)
     if read.partly:
@@ -67,16 +72,16 @@ def _without_secrets(finding: Finding) -> Finding:
     return replace(finding, title=urls(definitions(finding.title)), evidence=evidence)
 
 
-def _rank(hit: Hit) -> tuple[int, bool, int]:
-    """Best first. Of lines that say little, one that another process is gone says least."""
-    return hit.tier, hit.tier is Tier.GENERIC and bool(LOST.search(hit.text)), hit.line
+def _rank(hit: Hit) -> tuple[bool, int, bool, int]:
+    """Best first; what is only mentioned last. Of lines that say little, one that another process is gone says least."""
+    return hit.aside, hit.tier, hit.tier is Tier.GENERIC and bool(LOST.search(hit.text)), hit.line
 
 
-def _best_of_each_rule(hits: Iterable[Hit]) -> list[Hit]:
-    """The best hit of every rule. Causes and probes of a rule count together, its echoes apart."""
+def _best_of_each_rule(hits: Iterable[Hit], survived: set[int]) -> list[Hit]:
+    """The best hit of every rule, one that was survived only where there is no other. Causes and probes of a rule count
+    together, its echoes apart.
+    """
     best: dict[tuple[str, bool], Hit] = {}
-    for hit in hits:
-        key = hit.rule.id, hit.tier >= Tier.ECHO
-        if key not in best or _rank(hit) < _rank(best[key]):
-            best[key] = hit
+    for hit in sorted(hits, key=lambda hit: (id(hit) in survived, _rank(hit))):
+        best.setdefault((hit.rule.id, hit.tier >= Tier.ECHO), hit)
     return list(best.values())

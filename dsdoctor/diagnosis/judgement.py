@@ -15,6 +15,7 @@ from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
 from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, alike, belongs, where_hit
 from dsdoctor.diagnosis.scan import Scan
+from dsdoctor.diagnosis.timeline import MESSAGE_LINES
 from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan, steps_are_skipped
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
 
@@ -28,6 +29,11 @@ WAITING = {"nccl-collective-timeout", "nccl-network-interface"}
 SAYS_ANOTHER_IS_GONE = re.compile(
     f"{FOLLOWS.pattern}|unhandled system error|connectFullMesh|gloo/transport|ncclSystemError"
 )
+A_FAILURE = re.compile(
+    r"rror\b|ERROR|Exception|[Ff]ail|FAIL|[Cc]ould not|[Cc]annot|[Kk]illed|No such|not found|refused|fatal"
+)
+"""Words of a wording by which a program says that it fails. Others are told by loggers in the first place."""
+
 COMPLAINT = re.compile(r"rror\b|ERROR|Exception|[Ff]ailed|FAILED|could not")
 
 
@@ -89,6 +95,7 @@ def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan
         findings[0] = with_who_waited(findings[0], first, read.timeline, facts)
     elif first.rule.id == "collectives-differ":
         findings[0] = with_modules(findings[0], first, facts)
+    findings[0] = _with_what_came_before(findings[0], first, origin)
     return Verdict(
         outcome=LogOutcome.CAUSE,
         findings=(*findings, *notes),
@@ -96,6 +103,18 @@ def _of_causes(causes: list[Hit], notes: list[Finding], facts: Facts, read: Scan
         activity=origin.activity if mine else "",
         follows=follows,
     )
+
+
+def _with_what_came_before(finding: Finding, first: Hit, origin: Origin) -> Finding:
+    """The cause, with an exception before it that no rule knows: where nothing says whose lines they are, it may be the cause."""
+    failure = origin.failure
+    if failure is None or not failure.frames or belongs(first, failure) or failure.line >= first.line:
+        return finding
+    if failure.speaker.number is not None or first.tier <= Tier.FILE:
+        return finding
+    at = f", at {failure.frame}" if failure.frame else ""
+    told = f"before it, line {failure.line}: {failure.text[:160]}{at}; if that ended its process, it is the cause"
+    return replace(finding, evidence=(*finding.evidence, told))
 
 
 def _of_a_failure(
@@ -145,7 +164,12 @@ def _standing(causes: list[Hit], read: Scan, origin: Origin) -> tuple[list[Hit],
     standing = [
         hit
         for hit in causes
-        if not (_follows(hit, read, origin) or _was_survived(hit, read) or (not told and _is_later(hit, origin)))
+        if not (
+            _follows(hit, read, origin)
+            or was_survived(hit, read)
+            or (not told and _is_later(hit, origin))
+            or _is_only_said(hit, origin, read)
+        )
     ]
     return standing, [hit for hit in causes if hit not in standing]
 
@@ -191,12 +215,16 @@ def _gave_up(ended: Exit, read: Scan) -> bool:
     return any(one.number in {ended.number, None} or ended.number is None for one in waiting)
 
 
-def _was_survived(hit: Hit, read: Scan) -> bool:
+def was_survived(hit: Hit, read: Scan) -> bool:
     """Whether the training went on after an error."""
     persists = hit.signature.persists or hit.rule.id in {"op-silently-skipped", "fp16-loss-scale-floor"}
+    if persists:
+        return False
     if hit.tier is Tier.GENERIC and max(hit.line, hit.latest) <= read.timeline.survived_exit:
-        return not persists
-    return not persists and hit.line < read.timeline.went_on_until and bool(COMPLAINT.search(hit.text))
+        return True
+    if any(belongs(hit, one) and hit.latest <= one.line + MESSAGE_LINES for one in read.timeline.survived):
+        return True
+    return hit.line < read.timeline.went_on_until and bool(COMPLAINT.search(hit.text))
 
 
 def _is_later(hit: Hit, origin: Origin) -> bool:
@@ -206,6 +234,19 @@ def _is_later(hit: Hit, origin: Origin) -> bool:
         return False
     one, other = hit.speaker.number, failure.speaker.number
     return one is not None and other is not None and one != other
+
+
+def _is_only_said(hit: Hit, origin: Origin, read: Scan) -> bool:
+    """Whether a line only mentions what a process might fail of, and one failed of something else, or a training runs."""
+    if not hit.aside:
+        return False
+    if origin.failure:
+        # why: a message may have several lines, and quote another error
+        last = origin.failure.line + (0 if hit.said else MESSAGE_LINES)
+        return not (origin.failure.line <= hit.line <= last)
+    if origin.ended is None:
+        return read.timeline.step is not None and bool(A_FAILURE.search(hit.sample))
+    return origin.ended.signal is not None
 
 
 def _only_an_exit(hit: Hit, origin: Origin, read: Scan) -> bool:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import Step
+from dsdoctor.diagnosis.said import is_said
 from dsdoctor.diagnosis.speakers import NOBODY, Speaker
 
 
@@ -122,7 +123,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """A line that a signature matched: the first one of its kind, how many more there were, and the ``latest`` of them."""
+    """A line that a signature matched: the first one of its kind, how many more there were, and the ``latest`` of them.
+
+    ``said``: the line is a warning or a notice, or the program bore it; ``quoted``: it stands within a sentence.
+    """
 
     rule: Rule
     signature: Signature
@@ -134,6 +138,18 @@ class Hit:
     latest: int = 0
     speaker: Speaker = NOBODY
     speakers: frozenset[Speaker] = frozenset()
+    said: bool = False
+    quoted: bool = False
+
+    @property
+    def sample(self) -> str:
+        """The line that its wording is known by."""
+        return self.signature.sample.rpartition("\n")[2]
+
+    @property
+    def aside(self) -> bool:
+        """Whether somebody only says what a process prints that fails of it."""
+        return self.quoted or (self.said and not is_said(self.sample.encode()))
 
     @property
     def tier(self) -> Tier:

@@ -1,5 +1,6 @@
-"""Entries whose words a line has, and a text -> those whose pattern can match it. Searches nothing."""
+"""Entries whose words a line has, and a text -> those whose pattern can match it; patterns are compiled when first asked for."""
 
+import re
 from dataclasses import dataclass, field
 
 from dsdoctor.diagnosis.index import Index, Wording
@@ -11,11 +12,18 @@ MOST = 1000
 
 @dataclass
 class Possible:
-    """What is looked for, by the set of entries that a line's words ask for."""
+    """What is looked for, by the set of entries that a line's words ask for. Several logs may share it."""
 
     index: Index
     known: dict[int, tuple[str, ...]] = field(default_factory=dict)
     plans: dict[frozenset[int], list[tuple[int, tuple[str, ...]]]] = field(default_factory=dict)
+    patterns: dict[int, re.Pattern[str]] = field(default_factory=dict)
+
+    def search(self, number: int, pattern: str, text: str) -> re.Match[str] | None:
+        """Like re.search, without its look into the cache at every call."""
+        if (compiled := self.patterns.get(number)) is None:
+            compiled = self.patterns[number] = re.compile(pattern)
+        return compiled.search(text)
 
     def among(self, numbers: set[int], text: str) -> list[int]:
         """The entries that can match a text: it has something that each match of the pattern has."""

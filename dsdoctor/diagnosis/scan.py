@@ -14,7 +14,9 @@ from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.marks import Event, Mark
 from dsdoctor.diagnosis.models import Hit, Line, Signature
 from dsdoctor.diagnosis.possible import Possible
+from dsdoctor.diagnosis.repeats import Effect, Repeats
 from dsdoctor.diagnosis.routine import A_COMMAND, A_WARNING, Routine, kind_of
+from dsdoctor.diagnosis.said import is_quoted, is_said
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
 from dsdoctor.diagnosis.timeline import Timeline
@@ -23,8 +25,8 @@ from dsdoctor.diagnosis.wrapped import WrappedLine
 BATCH = 32
 """How many lines are first looked at together."""
 
-SEEN, REMEMBERED = 1000, 4000
-"""How many different lines are remembered with their effect, and how long such a line may be."""
+WRITERS = 1000
+"""How many processes are remembered that wrote the line of a rule."""
 
 CROWD, SHORT = 40, 300
 """How many entries a line may ask for: of a longer line with the words of more, less is searched, so that it costs no more.
@@ -52,17 +54,6 @@ SOURCE = re.compile(
 
 
 @dataclass
-class Effect:
-    """What a line led to. ``repeats``: the same line leads to the same again, wherever it is; ``partly``: not all of it was
-    searched."""
-
-    marks: list[tuple[Event, str]] = field(default_factory=list)
-    hits: list[int] = field(default_factory=list)
-    repeats: bool = True
-    partly: bool = False
-
-
-@dataclass
 class Scan:
     """One log while it is read. ``partly`` lines, the first of them ``first_partly``, were not searched whole."""
 
@@ -84,9 +75,8 @@ class Scan:
     above: Above = field(default_factory=Above)
     traceback_since: int = 0
     wrapped: WrappedLine = field(default_factory=WrappedLine)
-    seen: dict[bytes, Effect] = field(default_factory=dict)
+    repeats: Repeats = field(default_factory=Repeats)
     effect: Effect = field(default_factory=Effect)
-    patterns: dict[int, re.Pattern[str]] = field(default_factory=dict)
     possible: Possible = field(default_factory=lambda: Possible(INDEX))
     known: set[int] = field(default_factory=set)
     asked: dict[int, int] = field(default_factory=dict)
@@ -172,15 +162,12 @@ class Scan:
 
     def _look(self, raw: bytes, tokens: list[bytes]) -> None:
         self.raw = raw
-        if not self.traceback_since and not self.wrapped.text and (effect := self.seen.get(raw)):
+        if not self.traceback_since and not self.wrapped.text and (effect := self.repeats.recall(raw)):
             self._repeat(effect)
             return
         self.effect = Effect()
         self._examine(raw, tokens)
-        if len(raw) <= REMEMBERED and self.effect.repeats:
-            if len(self.seen) >= SEEN:
-                self.seen.clear()
-            self.seen[raw] = self.effect
+        self.repeats.keep(raw, self.effect)
 
     def _repeat(self, effect: Effect) -> None:
         """Do again what the same line did before."""
@@ -234,6 +221,9 @@ class Scan:
     def _join(self, text: str) -> None:
         """Read the line of an exception together with the next one: a box or a terminal may have wrapped it."""
         self.effect.repeats = False
+        if is_said(self.raw):
+            self.wrapped.text = ""
+            return
         for whole in self.wrapped.joined(text, self.raw, self.lines, self.timeline.speaker(self.raw)):
             self._match_joined(whole)
         if self.wrapped.uncut:
@@ -270,7 +260,7 @@ class Scan:
                 self.ops_line = self.lines
         elif isinstance(entry, Mark):
             marked = self.last.get(entry.event)
-            if not (marked and marked.number == self.lines) and self._search(number, entry.pattern, text):
+            if not (marked and marked.number == self.lines) and self.possible.search(number, entry.pattern, text):
                 self._mark(entry.event, text)
                 if entry.event in ONCE or (entry.event is Event.EXITED and self.timeline.has_exits_enough):
                     self.known.add(number)
@@ -278,12 +268,6 @@ class Scan:
                     self.effect.marks.append((entry.event, text))
         else:
             self._match(number, entry, text)
-
-    def _search(self, number: int, pattern: str, text: str) -> re.Match[str] | None:
-        """Like re.search, without its look into the cache at every call."""
-        if (compiled := self.patterns.get(number)) is None:
-            compiled = self.patterns[number] = re.compile(pattern)
-        return compiled.search(text)
 
     def _mark(self, event: Event, text: str) -> None:
         if event is Event.EXCEPTION and self.timeline.tracebacks.handled_line == self.lines:
@@ -334,10 +318,14 @@ class Scan:
 
     def _match(self, number: int, wording: Wording, text: str, since: int = 0) -> None:
         signature = wording.signature
-        found = self._search(number, signature.pattern, text)
+        found = self.possible.search(number, signature.pattern, text)
         if not found or (signature.unless and re.search(signature.unless, text)):
             return
-        if number in self.hits:
+        first = self.hits.get(number)
+        weak = first is None or first.said or first.quoted
+        said = weak and self._is_said()
+        quoted = weak and is_quoted(text, found.start(), signature.sample.rpartition("\n")[2])
+        if first and (said or quoted or not weak):
             self.counts[number] += 1
             self.latest[number] = self.lines
             self.effect.hits.append(number)
@@ -353,16 +341,22 @@ class Scan:
                 groups=groups,
                 op=op,
                 speaker=self.timeline.speaker(self.raw),
+                said=said,
+                quoted=quoted,
             )
-            self.counts[number] = 1
+            self.counts[number] = self.counts.get(number, 0) + 1
             self.effect.hits.append(number)
             self._said_by(number)
         else:
             self.effect.repeats = False
 
+    def _is_said(self) -> bool:
+        """Whether this line is a warning or a notice, or ends a traceback that was only reported."""
+        return self.timeline.tracebacks.handled_line == self.lines or is_said(self.raw)
+
     def _said_by(self, number: int) -> None:
         writers = self.speakers.setdefault(number, set())
-        if len(writers) < SEEN:
+        if len(writers) < WRITERS:
             writers.add(self.timeline.speaker(self.raw))
 
     def counted(self, number: int, hit: Hit) -> Hit:
@@ -383,9 +377,9 @@ def _coloured(raw: bytes) -> bool:
     return b"\x1b" in raw or b"[0m" in raw
 
 
-def scan(lines: Iterable[bytes | str]) -> Scan:
-    """Read all lines once."""
-    whole, batch = Scan(), []
+def scan(lines: Iterable[bytes | str], possible: Possible | None = None) -> Scan:
+    """Read all lines once. ``possible``: what was worked out for other logs before."""
+    whole, batch = Scan(possible=possible or Possible(INDEX)), []
     for line in lines:
         batch.append(line if isinstance(line, bytes) else line.encode("utf-8", "replace"))
         if len(batch) == BATCH:

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dsdoctor.diagnosis.catalogue.rules import RULES
-from dsdoctor.diagnosis.diagnose import diagnose
+from tests.diagnosis.reading import diagnose
 
 ROOMS = {
     "zero": "runtime/zero",

@@ -13,8 +13,8 @@ from typing import Any
 
 from dsdoctor.core.finding import Finding, Severity, has_error
 from dsdoctor.diagnosis.clean import raw_lines
-from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
+from tests.diagnosis.reading import diagnose
 
 HERE = Path(__file__).parent
 COLUMNS = ("right", "wrong", "unsure", "none", "quoted", "alarm")
@@ -88,7 +88,7 @@ def main() -> None:
     """Print the score of one half of a judging corpus, or of ``real/``, whose answers are a hint and no score."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--half", choices=["open", "closed"], default="open")
-    parser.add_argument("--corpus", choices=["blind", "fresh", "later", "real"], default="blind")
+    parser.add_argument("--corpus", choices=["blind", "fresh", "later", "threads", "real"], default="blind")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--names", action="store_true", help="the logs of each column; never those of the closed half")
     options = parser.parse_args()

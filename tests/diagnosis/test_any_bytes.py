@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from dsdoctor.diagnosis.catalogue.rules import RULES
 from dsdoctor.diagnosis.clean import raw_lines
-from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.index import INDEX
 from dsdoctor.diagnosis.models import LogOutcome
+from tests.diagnosis.reading import diagnose
 
 SAMPLES = [signature.sample.encode() for rule in RULES.values() for signature in rule.signatures]
 WORDS = sorted({word.encode() for sample in SAMPLES[:80] for word in sample.decode().split()})

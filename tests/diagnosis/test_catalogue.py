@@ -1,22 +1,28 @@
 """Every signature matches its own sample and no other rule's; every rule can be said; the ids are for good."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from dsdoctor.core.manual import parse_page
 from dsdoctor.diagnosis.catalogue.rules import RULES, TOPICS
-from dsdoctor.diagnosis.diagnose import diagnose
-from dsdoctor.diagnosis.models import Facts, Hit, Signature, Tier
-from dsdoctor.diagnosis.scan import scan
+from dsdoctor.diagnosis.diagnose import diagnosis_of
+from dsdoctor.diagnosis.models import Facts, Rule, Signature, Tier
+from dsdoctor.diagnosis.scan import Scan
 from dsdoctor.diagnosis.templates import fill, values_of
+from tests.diagnosis.reading import scan
 
 IDS = (Path(__file__).parent / "rules.txt").read_text(encoding="utf-8").split()
 
 WORDINGS = [(rule, signature) for rule in RULES.values() for signature in rule.signatures]
 
 
-def hit_of(signature: Signature) -> Hit:
-    return next(hit for hit in scan(signature.sample.splitlines()).hits.values() if hit.signature is signature)
+@pytest.fixture(scope="module")
+def scans() -> list[tuple[Rule, Signature, Scan]]:
+    """Each wording with its sample, read once."""
+    return [(rule, signature, scan(signature.sample.splitlines())) for rule, signature in WORDINGS]
 
 
 def test_the_rules_are_those_of_the_field() -> None:
@@ -27,17 +33,17 @@ def test_no_id_is_used_twice() -> None:
     assert sum(len(room.RULES) for room in TOPICS) == len(RULES)
 
 
-def test_a_wording_matches_its_own_sample_and_no_other_rule_does() -> None:
-    for rule, signature in WORDINGS:
-        hits = scan(signature.sample.splitlines()).hits.values()
+def test_a_wording_matches_its_own_sample_and_no_other_rule_does(scans: list[tuple[Rule, Signature, Scan]]) -> None:
+    for rule, signature, read in scans:
+        hits = read.hits.values()
 
         assert signature in [hit.signature for hit in hits], (rule.id, signature.sample)
         assert {hit.rule.id for hit in hits if hit.rule is rule or not hit.rule.family} == {rule.id}, signature.sample
 
 
-def test_the_texts_of_a_wording_can_be_filled_from_its_sample() -> None:
-    for rule, signature in WORDINGS:
-        hit = hit_of(signature)
+def test_the_texts_of_a_wording_can_be_filled_from_its_sample(scans: list[tuple[Rule, Signature, Scan]]) -> None:
+    for rule, signature, read in scans:
+        hit = next(hit for hit in read.hits.values() if hit.signature is signature)
         values = values_of(hit.groups, Facts(), hit.op)
         texts = [fill(signature.title or rule.title, values), fill(signature.fix or rule.fix, values)]
         commands = [step.filled(values).line for step in signature.steps or rule.steps]
@@ -56,10 +62,10 @@ def test_a_rule_has_a_manual_page_and_refers_to_rules_that_are() -> None:
         assert set(rule.explained_by) <= set(RULES), rule.id
 
 
-def test_a_cause_is_diagnosed_from_its_sample_alone() -> None:
-    for rule, signature in WORDINGS:
+def test_a_cause_is_diagnosed_from_its_sample_alone(scans: list[tuple[Rule, Signature, Scan]]) -> None:
+    for rule, signature, read in scans:
         if signature.tier <= Tier.GENERIC:
-            finding = diagnose(signature.sample.splitlines()).findings[0]
+            finding = diagnosis_of(replace(read)).findings[0]
 
             assert finding.rule == rule.id
             assert finding.evidence[0].startswith(f"line {len(signature.sample.splitlines())}: "), rule.id

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dsdoctor.core.finding import Finding, Severity
-from dsdoctor.diagnosis.diagnose import diagnose
+from tests.diagnosis.reading import diagnose
 from tests.diagnosis.test_regressions import version
 
 STEPS = [f"{{'loss': 1.{number}, 'grad_norm': 0.5, 'epoch': 0.0{number}}}" for number in range(1, 6)]

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from dsdoctor.diagnosis.collectives import rank_behind, rank_that_fell_silent
-from dsdoctor.diagnosis.diagnose import diagnose
+from tests.diagnosis.reading import diagnose
 
 WORLDS = (3, 4, 8)
 FORMS = (

@@ -3,8 +3,8 @@
 import pytest
 
 from dsdoctor.core.finding import Severity, has_error
-from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
+from tests.diagnosis.reading import diagnose
 
 MISSING_HEADER = (
     "/venv/torch/include/ATen/cuda/CUDAContextLight.h:6:10: fatal error: cusparse.h: No such file or directory"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.finding import has_error
-from dsdoctor.diagnosis.diagnose import diagnose
+from tests.diagnosis.reading import diagnose
 
 TEXT = (Path(__file__).parent / "healthy.txt").read_text(encoding="utf-8")
 LOGS = {name: log.split("\n") for name, _, log in (block.partition("\n") for block in TEXT.split("\n== ")[1:])}

@@ -6,8 +6,8 @@ import pytest
 
 from dsdoctor.core.finding import has_error
 from dsdoctor.diagnosis.clean import raw_lines
-from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
+from tests.diagnosis.reading import diagnose
 
 LOGS = sorted(path for path in (Path(__file__).parent / "logs").glob("*.log") if path.stat().st_size)
 

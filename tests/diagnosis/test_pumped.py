@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from dsdoctor.diagnosis.clean import raw_lines
-from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.index import INDEX, Entry, Wording
 from tests.diagnosis.pumped import example_of, lines, pumps
+from tests.diagnosis.reading import diagnose
 
 SECONDS_A_MEGABYTE = 4.0
 """What is promised; the worst line costs a tenth of it."""

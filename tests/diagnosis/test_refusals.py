@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 
 from dsdoctor.diagnosis.catalogue.rules import RULES
-from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
+from tests.diagnosis.reading import diagnose
 
 START = ["Traceback (most recent call last):", '  File "/home/u/train.py", line 41, in <module>', "    main()"]
 PLACES = (
@@ -112,3 +112,40 @@ def test_a_family_is_silent_on_a_line_that_a_rule_knows() -> None:
             found = {finding.rule for finding in diagnose(signature.sample.splitlines()).findings}
 
             assert rule.family or not families & found, signature.sample
+
+
+@pytest.mark.parametrize(
+    ("package", "source", "message", "told"),
+    [
+        (
+            "accelerate",
+            "raise ValueError(",
+            "ValueError: A tracker called sheets was never stored in this Accelerator",
+            True,
+        ),
+        ("peft", "assert rank > 0, (", "AssertionError: The rank of an adapter has to be above zero", True),
+        ("deepspeed", "assert rank > 0, (", "AssertionError: The rank of an adapter has to be above zero", False),
+        ("accelerate", "raise ValueError(", "ValueError: not so", False),
+        (
+            "accelerate",
+            "raise RuntimeError(",
+            "RuntimeError: A tracker called sheets was never stored in this Accelerator",
+            False,
+        ),
+        ("torch", "raise ValueError(", "ValueError: The sizes of these two lists mismatch, 3 and 4", False),
+        (
+            "accelerate",
+            "return trackers[name]",
+            "ValueError: A tracker called sheets was never stored in this Accelerator",
+            False,
+        ),
+    ],
+)
+def test_a_whole_sentence_by_which_a_library_refuses_is_told_as_the_cause(
+    package: str, source: str, message: str, told: bool
+) -> None:
+    frames = [f'  File "/v/site-packages/{package}/tracking.py", line 40, in get', f"    {source}"]
+    finding = diagnose(["Traceback (most recent call last):", *frames, message]).findings[0]
+
+    assert (finding.rule == "library-asks-for") is told
+    assert not told or (message.partition(": ")[2] in finding.title and package in finding.title)

@@ -4,7 +4,7 @@ import pytest
 
 from dsdoctor.core.finding import has_error
 from dsdoctor.diagnosis.catalogue.regressions import REGRESSIONS
-from dsdoctor.diagnosis.diagnose import diagnose
+from tests.diagnosis.reading import diagnose
 
 HOOKS = "AttributeError: 'Linear' object has no attribute 'ds_grads_remaining'"
 NO_LOSS = "{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1.99e-05, 'epoch': 0.01}"

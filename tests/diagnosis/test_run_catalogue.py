@@ -7,7 +7,7 @@ import pytest
 
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.diagnosis.catalogue.rules import RULES
-from dsdoctor.diagnosis.diagnose import diagnose
+from tests.diagnosis.reading import diagnose
 from tests.diagnosis.test_healthy import LOGS
 
 HERE = Path(__file__).parent

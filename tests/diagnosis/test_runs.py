@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from tests.cli.runner import run
+from tests.diagnosis.reading import diagnose
 
 STEPS = [f"step {number}/900 loss 1.{number}" for number in range(1, 813)]
 RAISED = [

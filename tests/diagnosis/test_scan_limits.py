@@ -9,11 +9,11 @@ import pytest
 from dsdoctor.core.finding import Severity
 from dsdoctor.diagnosis.above import ABOVE, Above
 from dsdoctor.diagnosis.clean import LONGEST, raw_lines
-from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.index import INDEX
 from dsdoctor.diagnosis.models import Diagnosis
 from dsdoctor.diagnosis.scan import A_COMPILE
 from tests.cli.runner import run
+from tests.diagnosis.reading import diagnose
 
 ALL_WORDS = " ".join(sorted(word.decode() for word in INDEX.words if word != A_COMPILE))
 CAUSE = "x.h:6:10: fatal error: cusparse.h: No such file or directory"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.models import LogOutcome
+from tests.diagnosis.reading import diagnose
 from tests.diagnosis.stories import KINDS, STYLES, WORLD, Kind, log_of
 
 CASES = [(rank, position, style) for rank in range(WORLD) for position in ("before", "after") for style in STYLES]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.diagnosis.diagnose import diagnose
+from tests.diagnosis.reading import diagnose
 
 TEXT = (Path(__file__).parent / "wordings.txt").read_text(encoding="utf-8")
 BLOCKS = [block.partition("\n") for block in TEXT.split("\n== ")[1:]]

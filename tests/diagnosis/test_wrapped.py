@@ -3,8 +3,8 @@
 import pytest
 
 from dsdoctor.diagnosis.catalogue.rules import RULES
-from dsdoctor.diagnosis.diagnose import diagnose
 from dsdoctor.diagnosis.wrapped import MOST, WrappedLine
+from tests.diagnosis.reading import diagnose
 
 LONG = sorted(
     {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.diagnosis.diagnose import diagnose
+from tests.diagnosis.reading import diagnose
 from tests.diagnosis.stories import CONSEQUENCES
 
 HERE = Path(__file__).parent

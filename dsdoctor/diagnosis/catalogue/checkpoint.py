@@ -207,6 +207,7 @@ Why it matters: Nothing of the checkpoint is loaded.""",
             words="state_dict+loading",
             pattern=r"^RuntimeError: Error\(s\) in loading state_dict for (?P<model>Peft\w{1,60})",
             tier=Tier.GENERIC,
+            unless=r"size mismatch for ",
             title="a LoRA (peft) checkpoint lacks the frozen weights, and it is loaded strictly{model_hint}",
             fix="load it with load_module_strict=False (newer transformers and accelerate do so for peft "
             "models), or load the adapter with peft itself",

@@ -105,6 +105,18 @@ Why it matters: This checkpoint cannot be loaded, and the run would have to star
             "_pickle.UnpicklingError: invalid load key, '\\x00'.",
         ),
         Signature(
+            words="unable+weights+checkpoint",
+            pattern=r"^OSError: Unable to load weights from pytorch checkpoint file for '(?P<path>[^']{1,200})'",
+            title="the weights in {path} cannot be read: the file is not whole, or several processes load it at once and "
+            "memory runs out",
+            fix="compare its size with that on the hub and fetch it again; where it is whole, watch the host's memory while "
+            "it loads, and take safetensors, which are read without a copy",
+            steps=(step("ls -l {path}"), step("free -g")),
+            tier=Tier.GENERIC,
+            sample="OSError: Unable to load weights from pytorch checkpoint file for '/m/pytorch_model-00001-of-00003.bin' at "
+            "'/m/pytorch_model-00001-of-00003.bin'.",
+        ),
+        Signature(
             words="safetensorerror",
             pattern=r"SafetensorError: Error while deserializing header: ?(?P<problem>[\w ,]{1,80})",
             title="a safetensors file is incomplete or no such file: {problem}",

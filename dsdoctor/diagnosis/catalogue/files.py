@@ -31,6 +31,26 @@ Why it matters: The rank ends; the others report a broken connection or wait."""
     signatures=(
         Signature(
             words="filenotfounderror",
+            pattern=r"^FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>[\w.+-]{1,60})'",
+            after=r"in _execute_child",
+            unless=r"'(?:c\+\+|g\+\+|gcc|ninja|nvcc|cl|which|pdsh|mpirun|mpiexec|srun|ompi_info|mpichversion|hipconfig|git"
+            r"|ssh|numactl)'",
+            title="the program {path} is not installed on this machine, or not on PATH",
+            fix="install the package of the system that holds it, or put its folder on PATH; slim images leave out hostname, "
+            "ip, lsof and their like",
+            steps=(step("command -v {path}"), step("echo $PATH")),
+            sample='  File "/usr/lib/python3.10/subprocess.py", line 1863, in _execute_child\n'
+            "FileNotFoundError: [Errno 2] No such file or directory: 'hostname'",
+        ),
+        Signature(
+            words="filenotfounderror+data parent+directory+exist",
+            pattern=r"^(?:FileNotFoundError: Couldn't find any data file at|RuntimeError: Parent directory) (?P<path>\S{1,200}?)"
+            r"(?: does not exist\.?|\.? |\.?$)",
+            tier=Tier.GENERIC,
+            sample="RuntimeError: Parent directory /data/out does not exist.",
+        ),
+        Signature(
+            words="filenotfounderror",
             pattern=r"^FileNotFoundError: (?:\[Errno 2\] |\[WinError [23]\] )?(?:No such file or directory|The system "
             r"cannot find the "
             r"(?:file|path) specified): b?'(?P<path>(?![^']{0,200}(?:_optim_states|_model_states|expert_\d|mp_rank_|/n"
@@ -69,7 +89,7 @@ Why it matters: The rank ends; the others report a broken connection or wait."""
             words="permissionerror+errno+13 permissionerror+errno+1 permissionerror+winerror",
             pattern=r"^PermissionError: \[(?:Errno (?:13|1)|WinError (?:5|32))\] (?P<why>[^:]{1,80}): "
             r"b?['\"](?P<path>[^'\"]{1,200})['\"]",
-            unless=r"torch_extensions|site-packages|dist-packages|/\.cache[/'\"]",
+            unless=r"torch_extensions|site-packages|dist-packages|/\.cache['\"]",
             not_after=r"_get_build_directory|file_baton|_jit_compile|_write_ninja_file|jit_load|torch/_appdirs",
             tier=Tier.GENERIC,
             title="this user may not read or write {path} (permission)",

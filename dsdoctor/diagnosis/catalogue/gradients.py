@@ -1,5 +1,6 @@
 """Rules of autograd: a loss without a gradient, a second backward, dtypes that do not go together."""
 
+from dsdoctor.core.fix import step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 LOSS_WITHOUT_GRADIENT = Rule(
@@ -149,4 +150,58 @@ Why it matters: Code that reads or clips gradients by itself fails under DeepSpe
     ),
 )
 
-RULES = (LOSS_WITHOUT_GRADIENT, BACKWARD_TWICE, DTYPES_DIFFER, GRADIENT_NONE)
+FP16_WEIGHTS_UNDER_AMP = Rule(
+    id="fp16-weights-under-amp",
+    stage=Stage.RUN,
+    title="the trainable weights are in fp16, and torch's GradScaler unscales gradients of fp32 weights only",
+    fix="load the model in fp32 (dtype=torch.float32) and let fp16=True do the rest, or cast the trainable parameters "
+    "(LoRA's) to fp32; with bf16 there is no scaler at all. Under DeepSpeed's own fp16 no GradScaler is needed, so see that "
+    "DeepSpeed is really in use",
+    manual="""Mixed precision of torch keeps fp32 weights and computes in fp16; its scaler refuses gradients that are fp16.
+
+The model was loaded in fp16, often to save memory, and then trained with fp16=True. Where the run was meant to use
+DeepSpeed, this error says that the Trainer or Accelerate did not.
+
+Why it matters: The first optimizer step fails.""",
+    signatures=(
+        Signature(
+            words="attempting+unscale",
+            pattern=r"^ValueError: Attempting to unscale FP16 gradients",
+            sample="ValueError: Attempting to unscale FP16 gradients.",
+        ),
+    ),
+)
+
+CPU_ADAM_EMPTY_TENSOR = Rule(
+    id="cpu-adam-empty-tensor",
+    stage=Stage.RUN,
+    title="DeepSpeed's CPU Adam was handed a parameter or a gradient that holds nothing (offload to the CPU)",
+    fix="two reasons are known, and the names of the parameters decide: print those that require a gradient and have "
+    "none after the first backward (freeze them, or let the loss use them); where each has one, run without offload_param, "
+    "and with the newest DeepSpeed",
+    steps=(step("python -m pip install -U deepspeed"),),
+    manual="""The C++ code of CPU Adam asks a tensor for its device, and the tensor was never filled.
+
+With offloading a parameter that took no part in the backward pass, or one whose shard was not brought back, reaches the
+optimizer as an empty tensor.
+
+Why it matters: The first step of the optimizer fails.""",
+    signatures=(
+        Signature(
+            words="tensor+device",
+            pattern=r"^RuntimeError: tensor does not have a device",
+            after=r"cpu_adam\.py|adam_update|cpu_lion|cpu_adagrad",
+            sample='  File "/venv/deepspeed/ops/adam/cpu_adam.py", line 163, in step\n'
+            "RuntimeError: tensor does not have a device",
+        ),
+    ),
+)
+
+RULES = (
+    FP16_WEIGHTS_UNDER_AMP,
+    CPU_ADAM_EMPTY_TENSOR,
+    LOSS_WITHOUT_GRADIENT,
+    BACKWARD_TWICE,
+    DTYPES_DIFFER,
+    GRADIENT_NONE,
+)

@@ -176,13 +176,13 @@ Why it matters: No op can be compiled at run time.""",
         Signature(
             words="permissionerror permission+denied read+system operation+permitted",
             pattern=r"(?:Permission denied|Read-only file system|Operation not permitted):? ?.?['\"‘]?"
-            r"(?P<path>[^'\"\s]{0,200}(?:torch_extensions|/\.cache)[^'\"\s]{0,120})",
+            r"(?P<path>[^'\"\s]{0,200}(?:torch_extensions|/\.cache(?=['\"\s]|/?$))[^'\"\s]{0,120})",
             sample="PermissionError: [Errno 13] Permission denied: '/root/.cache/torch_extensions/py310_cu118'",
         ),
         Signature(
             words="errno+13 errno+30 winerror+5",
             pattern=r"\[(?:Errno (?:13|30)|WinError "
-            r"5)\][^/'\"]{0,80}['\"](?P<path>[^'\"]{0,200}(?:torch_extensions|[/\\]\.cache)[^'\"]{0,120})",
+            r"5)\][^/'\"]{0,80}['\"](?P<path>[^'\"]{0,200}(?:torch_extensions|[/\\]\.cache(?=['\"]))[^'\"]{0,120})",
             sample="PermissionError: [Errno 13] Keine Berechtigung: '/shared/torch_extensions/py311_cu130/utils/lock'",
         ),
         Signature(

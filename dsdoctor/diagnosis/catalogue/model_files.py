@@ -245,7 +245,32 @@ Why it matters: The adapter cannot be made.""",
     ),
 )
 
+MODEL_OF_ANOTHER_CLASS = Rule(
+    id="model-of-another-class",
+    stage=Stage.RUN,
+    title="{auto|this class of transformers} cannot load such a model: its configuration is {config|of another kind}",
+    fix="load it with the class that its model card names (AutoModelForImageTextToText for models with pictures, "
+    "AutoModelForSeq2SeqLM for T5 and its like), or upgrade transformers where the card says that this class can",
+    steps=(step("python -m pip install -U transformers"),),
+    manual="""Each AutoModel class of transformers has a list of configurations, and this one is not in it.
+
+A multimodal or an encoder-decoder model was asked for as a causal language model, or the installed release does not know the
+pair yet.
+
+Why it matters: The model is not loaded.""",
+    signatures=(
+        Signature(
+            words="unrecognized+configuration+class",
+            pattern=r"^ValueError: Unrecognized configuration class <class '[\w.]{0,160}?(?P<config>\w{1,80})'> for this kind of "
+            r"\w{4,40}: (?P<auto>\w{4,60})",
+            sample="ValueError: Unrecognized configuration class <class 'transformers.models.qwen2_vl."
+            "configuration_qwen2_vl.Qwen2VLConfig'> for this kind of AutoModel: AutoModelForCausalLM.",
+        ),
+    ),
+)
+
 RULES = (
+    MODEL_OF_ANOTHER_CLASS,
     MODEL_FILES_MISSING,
     MODEL_PATH_WRONG,
     MODEL_CODE_NOT_TRUSTED,

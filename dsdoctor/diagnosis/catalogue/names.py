@@ -138,6 +138,19 @@ Why it matters: The script stops before it trains.""",
             sample="TypeError: __init__() got an unexpected keyword argument 'no_cuda_graphs'",
         ),
         Signature(
+            words="missing+required+positional",
+            pattern=r"^TypeError: (?P<class>[A-Z]\w{1,80}\.forward)\(\) missing \d required positional arguments?: "
+            r"(?P<name>'\w{1,60}'.{0,160})",
+            after=r"transformers[/\\](?:models|modeling)|transformers_modules|modeling_\w{1,40}\.py",
+            not_after=r"deepspeed[/\\]runtime[/\\]pipe",
+            tier=Tier.GENERIC,
+            title="{class} wants {name}, which its caller does not give: the model's code and what calls it were written for "
+            "different versions",
+            sample='  File "/venv/lib/python3.10/site-packages/transformers/models/qwen2/modeling_qwen2.py", line 240, in '
+            "forward\n"
+            "TypeError: Qwen2Attention.forward() missing 1 required positional argument: 'position_embeddings'",
+        ),
+        Signature(
             words="positional+arguments+takes positional+argument+takes",
             pattern=r"^TypeError: (?P<class>[\w.<>]{1,100})\(\) takes (?:from \d{1,3} to )?(?P<name>\d{1,3} "
             r"positional arguments?) but \d{1,3}",

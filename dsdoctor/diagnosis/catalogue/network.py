@@ -78,9 +78,22 @@ loader workers.""",
         ),
         Signature(
             words="unable+mmap unable+write unable+open unable+resize unable+allocate shm+space shm+errno shm+enospc",
-            pattern=r"unable to (?:mmap|write|open|resize|allocate).{0,60}(?:</torch_|/dev/shm|shared memory)"
+            pattern=r"unable to (?:mmap|write|open(?! shared memory object)|resize|allocate).{0,60}"
+            r"(?:</torch_|/dev/shm|shared memory)"
+            r"|unable to open shared memory object <[^>]{1,80}> in [\w-]{1,20} mode: (?!Too )"
             r"|/dev/shm\S{0,160} .{0,60}No space left"
             r"|(?:No space left on device|Errno 28|ENOSPC).{0,60}/dev/shm",
+            unless=r"Too many|Cannot alloc",
+            sample="RuntimeError: unable to write to file </torch_412_3>: No space left on device (28)",
+        ),
+        Signature(
+            words="unable+mmap unable+allocate",
+            pattern=r"unable to (?:mmap|allocate).{0,60}(?:</torch_|/dev/shm|shared memory).{0,60}Cannot allocate memory",
+            title="a piece of shared memory could not be mapped: /dev/shm or the host's memory is full, or the process "
+            "holds too many pieces (vm.max_map_count)",
+            fix="see which of the three it is: df -h /dev/shm, free -g, and the lines of /proc/PID/maps against "
+            "vm.max_map_count. Then give the container more shared memory, use fewer data loader workers, or raise the limit",
+            steps=(step("df -h /dev/shm"), step("free -g"), step("sysctl vm.max_map_count")),
             sample="RuntimeError: unable to mmap 1024 bytes from file </torch_412_3>: Cannot allocate memory (12)",
         ),
         Signature(

@@ -179,7 +179,8 @@ PYTHON_DEP_MISSING = Rule(
     id="python-dep-missing",
     stage=Stage.INSTALL,
     title="the Python package {module} is not installed",
-    fix="install it into the environment that runs or builds DeepSpeed",
+    fix="install it into the environment that runs or builds DeepSpeed; if it is a part of your own code, start from its "
+    "folder, or put that on PYTHONPATH",
     steps=(step("python -m pip install {package}"),),
     manual="""Something imports a Python package that is not in this environment.
 
@@ -199,6 +200,18 @@ build requirements for you.""",
             r"|fused_weight_gradient_mlp_cuda|transformer_engine\w*)\b",
             tier=Tier.GENERIC,
             sample="ModuleNotFoundError: No module named 'dskernels'",
+        ),
+        Signature(
+            words="modulenotfounderror",
+            pattern=r"^ModuleNotFoundError: No module named '?\"?(?P<module>[A-Za-z_][\w.]*)",
+            after=r"in find_class$|[Uu]npickler|in _legacy_load$|pickle_module\.load",
+            title="the file that is loaded was saved by code of the module {module|of another program}, and Python does "
+            "not find that code here",
+            fix="run it where the training code can be imported: put its folder on PYTHONPATH, or start from that folder. "
+            "pip is no cure, unless the module is a package of PyPI",
+            steps=(step('export PYTHONPATH="/path/to/the/training/code:$PYTHONPATH"'),),
+            sample='  File "/venv/torch/serialization.py", line 1415, in find_class\n'
+            "ModuleNotFoundError: No module named 'REC'",
         ),
         Signature(
             words="npu_accelerator sdaa_accelerator mlu_accelerator supa_accelerator klxpu_accelerator xpu_accelerator",

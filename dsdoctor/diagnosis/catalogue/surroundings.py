@@ -91,6 +91,13 @@ Why it matters: A worker or a rank ends in the middle of the training.""",
             r"many open files)",
             sample="OSError: [Errno 24] Too many open files",
         ),
+        Signature(
+            words="shared+files",
+            pattern=r"shared memory (?:object|segment).{0,80}Too many open files",
+            title="this process may open no more files: each tensor that a data loader passes on takes one",
+            sample="RuntimeError: unable to open shared memory object </torch_412_3> in read-write mode: Too many open "
+            "files (24)",
+        ),
     ),
 )
 

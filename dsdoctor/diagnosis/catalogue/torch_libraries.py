@@ -141,4 +141,30 @@ Why it matters: The first step fails, although the installation looked complete.
     ),
 )
 
-RULES = (TORCH_LIBRARIES_MIXED, GLIBC_TOO_OLD, TRITON_CANNOT_COMPILE)
+SYSTEM_LIBRARY_MISSING = Rule(
+    id="system-library-missing",
+    stage=Stage.LOAD,
+    title="the system has no {library}, which a Python package loads",
+    fix="install the system's package that holds it (libGL.so.1 is in libgl1, libsndfile in libsndfile1), or take a build "
+    "of the Python package that does without: opencv-python-headless needs no libGL",
+    steps=(
+        step("apt-get install -y libgl1 libglib2.0-0", note="for libGL and libgthread"),
+        instead("python -m pip install opencv-python-headless"),
+    ),
+    manual="""A compiled part of a Python package needs a library of the operating system that slim images leave out.
+
+It is most often OpenCV, which asks for the libraries of a screen although nothing is shown.
+
+Why it matters: The import fails, on every rank.""",
+    signatures=(
+        Signature(
+            words="libgl libglx libegl libgthread libglib libsm libxext libxrender libsndfile libturbojpeg libmagic "
+            "libsqlite3 libcrypt",
+            pattern=r"^(?:ImportError|OSError): (?P<library>lib(?:GL|GLX|EGL|gthread-2\.0|glib-2\.0|SM|Xext|Xrender|sndfile"
+            r"|turbojpeg|magic|sqlite3|crypt)\.so[.\d]*): cannot open shared object",
+            sample="ImportError: libGL.so.1: cannot open shared object file: No such file or directory",
+        ),
+    ),
+)
+
+RULES = (SYSTEM_LIBRARY_MISSING, TORCH_LIBRARIES_MIXED, GLIBC_TOO_OLD, TRITON_CANNOT_COMPILE)

@@ -167,6 +167,15 @@ Why it matters: The step fails, on every rank that gets such a batch.""",
             sample="RuntimeError: The size of tensor a (2048) must match the size of tensor b (1024) at non-singleton "
             "dimension 3",
         ),
+        Signature(
+            words="mat1+mat2+shapes shape+invalid+size",
+            pattern=r"^RuntimeError: (?P<what>mat1 and mat2 shapes cannot be multiplied \((?!0x)\d{1,12}x\d{1,12} and "
+            r"(?![01]x)\d{1,12}x(?!0\))\d{1,12}\)|shape '\[(?:-?[1-9]\d{0,9}(?:, )?){1,8}\]' is invalid for "
+            r"input of size (?!0\b)\d{1,15})",
+            not_after=r"deepspeed[/\\](?:runtime[/\\](?:zero|pipe)|sequence|moe|module_inject|inference)[/\\]",
+            tier=Tier.GENERIC,
+            sample="RuntimeError: mat1 and mat2 shapes cannot be multiplied (512x1024 and 4096x4096)",
+        ),
     ),
 )
 

@@ -37,8 +37,9 @@ Why it matters: The message speaks of shapes or dimensions, and the model is rig
         ),
         Signature(
             words="weight+dimensions bias+size+conv weight+shape+got bias+shape+got running_mean+elements weight+elements "
-            "parameter+numbers+channel",
-            pattern=r"^RuntimeError: (?:weight should have at least three dimensions"
+            "parameter+numbers+channel normalized_shape+dimensional groups+weight+channels",
+            pattern=r"^RuntimeError: (?:weight should have at least three dimensions|normalized_shape should be at least "
+            r"1-dimensional|Given groups=\d{1,5}, weight of size \[0\], expected input"
             r"|Given weight of size \[[\d, ]{1,40}\], expected bias to be 1-dimensional with \d{1,9} elements, but got bias of "
             r"size \[0\]"
             r"|Expected (?P<what>weight|bias) to be (?:of same shape as normalized_shape|a vector of size equal to the number of "

@@ -244,6 +244,17 @@ Why it matters: The engine cannot be made, or a checkpoint cannot be saved.""",
             sample="ValueError: failed to find optimizer param in named params",
         ),
         Signature(
+            words="keyerror+parameter",
+            pattern=r"^KeyError: Parameter containing:",
+            after=r"_create_param_mapping|_configure_zero_optimizer|_get_zero_param_shapes|param_names\[",
+            title="the optimizer holds a parameter that is not of the model that DeepSpeed was given: it is of a second "
+            "model, or was replaced after the optimizer was made",
+            fix="put all models that are trained into one torch.nn.Module and hand that over, or make one engine for each; "
+            "the optimizer may hold the parameters of that one model only",
+            sample='  File "/venv/deepspeed/runtime/zero/stage_1_and_2.py", line 610, in _create_param_mapping\n'
+            "KeyError: Parameter containing:",
+        ),
+        Signature(
             words="client+optimizer+unexpected",
             pattern=r"AssertionError: Client Optimizer is of unexpected type (?P<name>.{1,120})",
             title="deepspeed.initialize was given an optimizer that is none{name_hint}",
