@@ -138,7 +138,7 @@ def _lay_out(shown: "Figure", *, pairs: bool, panels: list[str]) -> None:
     titles = list(shown.select_annotations())[: len(panels) + pairs]
     if pairs:
         _place_matrix(shown, inner, titles[0])
-    for panel, title in zip(panels, titles[pairs:], strict=True):
+    for title in titles[pairs:]:
         number = titles.index(title) + 1
         start, _ = shown.layout[f"xaxis{number if number > 1 else ''}"].domain
         title.update(x=start, xanchor="left", font={"size": 13})
