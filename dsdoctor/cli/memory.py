@@ -80,6 +80,10 @@ Search = Annotated[
     bool,
     flag(name="--search", group=HOW, help="Find the largest micro batch that fits, and the fewest GPUs. Needs --gpus."),
 ]
+Html = Annotated[
+    Path | None,
+    option(name="--html", metavar="FILE", help="Also a page with a picture: --html memory.html. Needs the extra plot."),
+]
 
 
 def memory_command(
@@ -94,6 +98,7 @@ def memory_command(
     gpus: Gpus = None,
     host_memory: HostMemory = None,
     search: Search = False,
+    html: Html = None,
     python: PythonPath = sys.executable,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -109,6 +114,8 @@ def memory_command(
     fitted = parse_gpus(gpus, host_memory) if gpus else None
     ranks = world or (fitted.count if fitted else 0)
     _check(ranks, batch, sequence, search=search, has_gpus=fitted is not None)
+    if html is not None:
+        _check_page(html)
     order = Order(
         config=config,
         model=model,
@@ -122,6 +129,8 @@ def memory_command(
         python=python,
     )
     done = examine(order, LocalHost())
+    if html is not None:
+        _write_page(done, html, gpus)
     lines = [
         *memory_lines(done),
         "",
@@ -130,6 +139,22 @@ def memory_command(
     ]
     print_result("memory", as_json, lines, done.findings, **parts(done))
     return FOUND if has_error(done.findings) else OK
+
+
+def _check_page(path: Path) -> None:
+    """A page that cannot be drawn or written is refused before anything is asked."""
+    from dsdoctor.report.page import check_extra, check_target
+
+    check_target(path)
+    check_extra(plotly=True)
+
+
+def _write_page(done: Examined, path: Path, gpus: str | None) -> None:
+    from dsdoctor.report import page
+    from dsdoctor.report.memory_page import page_of
+
+    limit = parse_gpus(gpus, None).memory if gpus else None
+    page.write(page_of(done, limit=limit, fits=" ".join(fits(done, gpus))), path)
 
 
 def parts(done: Examined) -> dict[str, object]:
