@@ -28,7 +28,6 @@ TYPED = {
     "dsdoctor install --ops": "two wheels in an index, and minutes of a compiler",
     "comm --hostfile hosts --skip-bad": "four hosts that answer over ssh, or do not",
     "dsdoctor checkpoint output": "checkpoints of eight ranks",
-    "dsdoctor trace": "traces of two trainings",
 }
 """Outputs that no script makes, by their command, and what making them would take."""
 

@@ -94,7 +94,7 @@ def _table_rows(pictures: dict[str, Picture], dtype: str) -> Iterator[tuple[str,
         for room, row in _by_room(picture, dtype)[: max(MOST_ROWS - len(bad), 3)]:
             most = row.most
             assert most is not None
-            left = f"{'✗ ' if room < 0 else '! ' if room < 1 else ''}{room:.1f}"
+            left = f"{'✗ ' if room < 0 else '! ' if room < 0.95 else ''}{room:.1f}"
             value = f"{most.value:.3e}"
             yield (
                 f"{of}{row.module or WHOLE}",
