@@ -40,7 +40,8 @@ ELIDED = "    ..."
 class Sample:
     """An output. ``shown`` stands behind the ``$``, ``argv`` is what runs, in ``folder``.
 
-    ``first``: what runs before it, all in one empty folder. ``keep``: only the lines that begin like one of these; empty: all. ``ranks``: it runs several processes, and numbers
+    ``first``: what runs before it, all in one empty folder.
+    ``keep``: only the lines that begin like one of these; empty: all. ``ranks``: it runs several processes, and numbers
     differ. ``quick``: it needs nothing that is not always here.
     """
 

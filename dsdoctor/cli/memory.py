@@ -9,11 +9,12 @@ from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.memory import Examined, Order, examine, parse_gpus, with_world
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import has_error
+from dsdoctor.core.fix import Step, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import HOW, WHAT, flag, option
 from dsdoctor.core.requests import PythonPath
 from dsdoctor.report.memory import memory_lines
-from dsdoctor.report.screen import screen_lines
+from dsdoctor.report.screen import first_step, next_line, screen_lines
 
 MOST_RANKS = 1 << 16
 CERTAIN = {"memory-does-not-fit", "memory-fits-barely", "host-memory-does-not-fit"}
@@ -136,9 +137,28 @@ def memory_command(
         "",
         *screen_lines(done.findings, shows_all="" if verbose else "-v"),
         *fits(done, gpus),
+        *map(next_line, next_steps(order, done, gpus)),
     ]
     print_result("memory", as_json, lines, done.findings, **parts(done))
     return FOUND if has_error(done.findings) else OK
+
+
+def next_steps(order: Order, done: Examined, gpus: str | None) -> tuple[Step, ...]:
+    """One next step where it does not fit: the search, or what it did not find; none where it fits."""
+    if not has_error(done.findings):
+        return ()
+    run = done.now.run
+    if order.search or gpus is None or run is None or run.error or not run.tokens:
+        return tuple(filter(None, [first_step(done.findings)]))
+    return (
+        step(
+            "python -m dsdoctor memory --config {config} --model {model} --gpus {gpus} --sequence {tokens} --search",
+            config=str(order.config),
+            model=order.model,
+            gpus=gpus,
+            tokens=run.sequence,
+        ),
+    )
 
 
 def _check_page(path: Path) -> None:
