@@ -64,9 +64,9 @@ def option_names() -> list[tuple[str, ...]]:
         for word in command.split():
             app = app[word]
         if app.default_command is not None:
-            found += [
-                tuple(each.names) for each in app.assemble_argument_collection() if each.names[0].startswith("--")
-            ]
+            arguments = app.assemble_argument_collection()
+            options = [each for each in arguments if each.field_info.kind is KEYWORD_ONLY and each.show]
+            found += [tuple(each.names) for each in options if each.names[0].startswith("--")]
     return found
 
 
