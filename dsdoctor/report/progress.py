@@ -29,6 +29,7 @@ class BuildProgress:
         self._since: dict[str, float] = {}
         self._took: dict[str, float] = {}
         self._live: Live | None = None
+        self._begun = time.monotonic()
 
     def __enter__(self) -> BuildProgress:
         return self
@@ -64,6 +65,7 @@ class BuildProgress:
         from rich.live import Live
 
         if self._live is None:
+            self._begun = time.monotonic()
             self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=4)
             self._live.start()
         if all(step.state in ENDED for step in self._steps.values()):
@@ -75,7 +77,8 @@ class BuildProgress:
 
         table = Table.grid(padding=(0, 2))
         for op, step in tuple(self._steps.items()):
-            seconds = self._took.get(op) or (time.monotonic() - self._since[op] if op in self._since else 0.0)
+            # what waits shows how long it has waited: a terminal on which nothing moves looks dead
+            seconds = self._took.get(op) or (time.monotonic() - self._since.get(op, self._begun))
             table.add_row(MARKS[step.state], op, step.state, f"{step.done}/{step.total}", f"{seconds:.0f} s")
         if (left := self._left()) is not None:
             table.add_row("", "", f"about {left:.0f} s left", "", "")

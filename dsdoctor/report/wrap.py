@@ -21,6 +21,8 @@ def wrapped(line: str, width: int) -> list[str]:
     ✗ one two
       three
       [a-rule]
+    >>> wrapped("✓ /a/path/that/is/too/long now", 14)
+    ['✓ /a/path/that/is/too/long', '  now']
     >>> wrapped("    then $ a long command", 10), wrapped("one  two  three  four", 10)
     (['    then $ a long command'], ['one  two  three  four'])
     """
@@ -29,11 +31,15 @@ def wrapped(line: str, width: int) -> list[str]:
     columns = [found.end() for found in COLUMN.finditer(RULE.sub("", line))]
     if len(columns) > 1:
         return [line]
-    indent = columns[0] if columns and columns[0] <= DEEPEST else _start(line)
+    indent = columns[0] if columns and columns[0] <= min(DEEPEST, width // 2) else _start(line)
     wrapper = textwrap.TextWrapper(
         width=width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
-    return wrapper.wrap(line)
+    parts = wrapper.wrap(line)
+    if len(parts) > 1 and len(parts[0].strip()) == 1:
+        # a mark does not stand alone: what is too long for any line stays beside it
+        parts[:2] = [f"{parts[0]} {parts[1].lstrip()}"]
+    return parts
 
 
 def _start(line: str) -> int:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.errors import UsageError
 from dsdoctor.report.comm.page import figure, page_of, write_page
-from dsdoctor.report.page import rendered
+from dsdoctor.report.page import Picture, rendered
 from tests.comm.reports import bad_pair, healthy_2, healthy_4, many, missing_rank, report, slow_node
 from tests.report.test_plot import EVIL, opened
 
@@ -76,6 +77,16 @@ def test_where_nothing_was_tried_words_stand_in_place_of_a_picture() -> None:
 
     assert "nothing was timed" in page
     assert "plotly" not in page
+
+
+def test_pairs_that_were_reached_and_not_timed_are_no_grey_squares() -> None:
+    found = healthy_2()
+    reached = tuple(replace(reach, bandwidth=None) for reach in found.reaches)
+    (lost, *others) = reached
+
+    assert not any(isinstance(part, Picture) for part in page_of(replace(found, reaches=reached)).parts)
+    cut = replace(lost, outcome=ConnectOutcome.TIMED_OUT)
+    assert any(isinstance(part, Picture) for part in page_of(replace(found, reaches=(cut, *others))).parts)
 
 
 def test_the_words_of_others_are_no_tags() -> None:

@@ -10,6 +10,7 @@ from dsdoctor.report import page
 from dsdoctor.report.comm.curves import add_curves, add_paces
 from dsdoctor.report.comm.heat_map import add_matrix, axis_of, ticks
 from dsdoctor.report.comm.lines import MARKS, rank_lines
+from dsdoctor.report.comm.pairs import cells
 from dsdoctor.report.page import Listing, Page, Picture
 from dsdoctor.report.stacked import stacked
 
@@ -20,7 +21,7 @@ PANEL, TALL, TOP, BOTTOM = 235, 620, 80, 90
 """Pixels: a panel beside the heat map, the least height of the heat map, the margins."""
 MATRIX_WIDTH, GAP = 0.5, 0.09
 NARROW_MATRIX, NARROW_PANEL = 330, 220
-NOTHING = "no pair of ranks was tried, and nothing was timed: there is no picture"
+NOTHING = "nothing was timed and every pair that was tried is well: there is no picture"
 
 
 def write_page(report: Report, path: Path) -> None:
@@ -32,7 +33,7 @@ def write_page(report: Report, path: Path) -> None:
 
 def page_of(report: Report) -> Page:
     """What the page says and shows."""
-    drawn = bool(report.pairs or report.reaches or report.speeds or report.paces)
+    drawn = bool(shows_pairs(report) or report.speeds or report.paces)
     return Page(
         title=f"dsdoctor comm, {report.world} ranks",
         run=tuple(_facts(report)) + (() if drawn else (NOTHING,)),
@@ -40,6 +41,11 @@ def page_of(report: Report) -> Page:
         findings=report.findings,
         parts=((_picture(report),) if drawn else ()) + _ranks(report),
     )
+
+
+def shows_pairs(report: Report) -> bool:
+    """Whether a pair was timed or stands out. Of pairs that were only reached there is nothing to see."""
+    return any(cell.bandwidth or cell.bad for cell in cells(report).values())
 
 
 def _facts(report: Report) -> Iterator[str]:
@@ -59,7 +65,7 @@ def _ranks(report: Report) -> tuple[Listing, ...]:
 
 def _picture(report: Report) -> Picture:
     shown = figure(report)
-    parts = {"between ranks": report.pairs or report.reaches, "by size": report.speeds, "by rank": report.paces}
+    parts = {"between ranks": shows_pairs(report), "by size": report.speeds, "by rank": report.paces}
     return Picture(
         title=f"What was measured {', '.join(name for name, there in parts.items() if there)}",
         figure=shown,
@@ -69,7 +75,7 @@ def _picture(report: Report) -> Picture:
 
 def _narrow(report: Report, shown: "Figure") -> dict[str, object]:
     """The panels below each other; at the heat map's side the ranks without their hosts' names."""
-    pairs = bool(report.pairs or report.reaches)
+    pairs = shows_pairs(report)
     panels = 2 * bool(report.speeds) + bool(report.paces)
     heights = [*([NARROW_MATRIX] if pairs else []), *[NARROW_PANEL] * panels]
     found = stacked(shown, heights)
@@ -93,7 +99,7 @@ def figure(report: Report) -> "Figure":
     from plotly.subplots import make_subplots
 
     panels = [*(("bandwidth", "latency") if report.speeds else ()), *(("pace",) if report.paces else ())]
-    pairs = bool(report.pairs or report.reaches)
+    pairs = shows_pairs(report)
     rows, col = max(1, len(panels)), 2 if pairs else 1
     shown = make_subplots(
         rows=rows,
