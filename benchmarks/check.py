@@ -38,6 +38,8 @@ def measure(python: str, runs: int) -> dict[str, object]:
             taken = cost(argv)
             if number:
                 times[name].append(taken)
+    # runs beside each other meet the same load: the median of their ratios is what a busy machine changes least
+    pairs = [(a[0], b[0]) for a, b in zip(times["dsdoctor check"], times["ds_report"], strict=True)]
     wall, cpu = (
         {name: round(statistics.median(each[which] for each in taken), 3) for name, taken in times.items()}
         for which in (0, 1)
@@ -48,6 +50,7 @@ def measure(python: str, runs: int) -> dict[str, object]:
         "median_cpu_s": cpu,
         "all_s": {name: [round(each[0], 3) for each in taken] for name, taken in times.items()},
         "load": round(os.getloadavg()[0], 2),
+        "median_ratio_of_pairs": round(statistics.median(ours / peer for ours, peer in pairs), 3),
         "ratio": round(wall["dsdoctor check"] / wall["ds_report"], 3),
         "cpu_ratio": round(cpu["dsdoctor check"] / cpu["ds_report"], 3),
         "machine": f"{platform.machine()}, {os.cpu_count()} processors",
