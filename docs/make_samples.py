@@ -62,6 +62,12 @@ CHECK = Sample(
     folder=ROOT,
     quick=True,
 )
+EXPLAIN = Sample(
+    shown="python -m dsdoctor explain cuda-home-wrong",
+    argv=("explain", "cuda-home-wrong"),
+    folder=ROOT,
+    quick=True,
+)
 CONFIG = Sample(
     shown="python -m dsdoctor config ds_config.json --world 4", argv=(*OURS, "config", "ds_config.json", "--world", "4")
 )
@@ -118,6 +124,7 @@ SAMPLES_BY_NAME: dict[str, Sample] = {
     "check-short": _short(
         CHECK, r"[✓✗] ", r"  (headers  |next)", r"    (a toolkit|Fix: let)", r"      \$ export CUDA", r"ops of"
     ),
+    "explain": EXPLAIN,
     "config": CONFIG,
     "config-short": _short(CONFIG, r"✗ (grad|\d)", r"  (gradient_acc|next)", r"    (gradient_a|Fix: write grad)"),
     "memory": MEMORY,

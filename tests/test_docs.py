@@ -189,6 +189,20 @@ def test_every_output_on_a_page_is_made_by_its_command(samples: ModuleType) -> N
     assert named == set(samples.SAMPLES_BY_NAME)
 
 
+def test_every_figure_has_its_script_and_its_numbers() -> None:
+    text = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| `([a-z_]+\.py)` \| `([\w-]+\.json)` \|$", text, re.MULTILINE)
+
+    assert len(rows) > 7
+    missing = [
+        name
+        for script, numbers in rows
+        for name in (f"benchmarks/{script}", f"benchmarks/results/{numbers}")
+        if not (ROOT / name).is_file()
+    ]
+    assert missing == []
+
+
 @pytest.mark.launch
 @pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs DeepSpeed and transformers")
 def test_outputs_of_deepspeed_and_of_ranks_are_what_the_commands_print_today() -> None:
