@@ -127,7 +127,7 @@ def test_a_browser_draws_the_page_and_names_the_bad_pair(tmp_path: Path) -> None
     assert "data-owned" not in re.search(r"<body[^>]*>", dom)[0]  # type: ignore[index]
     assert "rank 1 (nodeb) cannot reach rank 3 (noded)" in dom
     assert re.search(r">✗</text>", dom)
-    assert ">not reached</text>" in dom
+    assert "not reached</button>" in dom
     assert ">3 noded</text>" in dom
     assert "data-asked" not in dom
 
