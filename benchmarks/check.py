@@ -1,4 +1,4 @@
-"""`dsdoctor check` beside `ds_report`: whole processes, alternating runs, the ratio of the medians.
+"""`dsdoctor check` beside `ds_report`: whole processes, alternating runs, the ratio of the medians, of wall and of CPU time.
 
     python benchmarks/check.py --python /path/to/venv/bin/python [--runs 9] [--json FILE]
 
@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -17,29 +18,41 @@ import time
 from pathlib import Path
 
 
-def seconds(argv: list[str]) -> float:
-    """Wall time of one whole process."""
-    started = time.perf_counter()
-    subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    return time.perf_counter() - started
+def cost(argv: list[str]) -> tuple[float, float]:
+    """Wall and CPU seconds of one process with all that it starts."""
+    # modules are compiled once and kept, for both, as wherever pip has installed them
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, env=env, check=False)
+    wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def measure(python: str, runs: int) -> dict[str, object]:
     """Alternate the two commands ``runs`` times."""
     ours = [sys.executable, "-m", "dsdoctor", "check", "--python", python]
     peer = [str(Path(python).parent / "ds_report")]
-    times: dict[str, list[float]] = {"dsdoctor check": [], "ds_report": []}
+    times: dict[str, list[tuple[float, float]]] = {"dsdoctor check": [], "ds_report": []}
     for number in range(runs + 1):
         for name, argv in (("ds_report", peer), ("dsdoctor check", ours)):
-            taken = seconds(argv)
+            taken = cost(argv)
             if number:
-                times[name].append(round(taken, 3))
-    medians = {name: round(statistics.median(taken), 3) for name, taken in times.items()}
+                times[name].append(taken)
+    # runs beside each other meet the same load: the median of their ratios is what a busy machine changes least
+    pairs = [(a[0], b[0]) for a, b in zip(times["dsdoctor check"], times["ds_report"], strict=True)]
+    wall, cpu = (
+        {name: round(statistics.median(each[which] for each in taken), 3) for name, taken in times.items()}
+        for which in (0, 1)
+    )
     return {
         "runs": runs,
-        "median_s": medians,
-        "all_s": times,
-        "ratio": round(medians["dsdoctor check"] / medians["ds_report"], 3),
+        "median_s": wall,
+        "median_cpu_s": cpu,
+        "all_s": {name: [round(each[0], 3) for each in taken] for name, taken in times.items()},
+        "load": round(os.getloadavg()[0], 2),
+        "median_ratio_of_pairs": round(statistics.median(ours / peer for ours, peer in pairs), 3),
+        "ratio": round(wall["dsdoctor check"] / wall["ds_report"], 3),
+        "cpu_ratio": round(cpu["dsdoctor check"] / cpu["ds_report"], 3),
         "machine": f"{platform.machine()}, {os.cpu_count()} processors",
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),

@@ -40,6 +40,7 @@ ELIDED = "    ..."
 class Sample:
     """An output. ``shown`` stands behind the ``$``, ``argv`` is what runs, in ``folder``.
 
+    ``first``: what runs before it, all in one empty folder.
     ``keep``: only the lines that begin like one of these; empty: all. ``ranks``: it runs several processes, and numbers
     differ. ``quick``: it needs nothing that is not always here.
     """
@@ -50,6 +51,7 @@ class Sample:
     keep: tuple[str, ...] = ()
     quick: bool = False
     ranks: bool = False
+    first: tuple[tuple[str, ...], ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -57,6 +59,12 @@ MACHINE = "tests/machines/container-without-gpu.json"
 CHECK = Sample(
     shown=f"python -m dsdoctor check --machine {MACHINE}",
     argv=("check", "--offline", "--machine", MACHINE),
+    folder=ROOT,
+    quick=True,
+)
+EXPLAIN = Sample(
+    shown="python -m dsdoctor explain cuda-home-wrong",
+    argv=("explain", "cuda-home-wrong"),
     folder=ROOT,
     quick=True,
 )
@@ -85,6 +93,25 @@ OVERFLOW = Sample(
     ranks=True,
     env={"PLANT": "transformer.h.1.mlp", "BF16": "1"},
 )
+# a rank alone, as a launcher would start it
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29683"}
+TWO_RUNS = tuple((str(SAMPLES / "precisions.py"), precision) for precision in ("fp16", "fp32"))
+COMPARE = Sample(
+    shown="dsdoctor trace compare fp16 fp32",
+    argv=(*OURS, "trace", "compare", "fp16", "fp32"),
+    first=TWO_RUNS,
+    keep=(r"✗ first", r"    (forward|its)", r"  \d+ tensors"),
+    ranks=True,
+    env=ALONE,
+)
+HEADROOM = Sample(
+    shown="dsdoctor trace headroom fp32",
+    argv=(*OURS, "trace", "headroom", "fp32"),
+    first=TWO_RUNS,
+    keep=(r"    bits", r"[✗✓] ", r"    (Fix|with)", r"      "),
+    ranks=True,
+    env=ALONE,
+)
 
 
 def _short(sample: Sample, *keep: str) -> Sample:
@@ -97,6 +124,7 @@ SAMPLES_BY_NAME: dict[str, Sample] = {
     "check-short": _short(
         CHECK, r"[✓✗] ", r"  (headers  |next)", r"    (a toolkit|Fix: let)", r"      \$ export CUDA", r"ops of"
     ),
+    "explain": EXPLAIN,
     "config": CONFIG,
     "config-short": _short(CONFIG, r"✗ (grad|\d)", r"  (gradient_acc|next)", r"    (gradient_a|Fix: write grad)"),
     "memory": MEMORY,
@@ -104,6 +132,8 @@ SAMPLES_BY_NAME: dict[str, Sample] = {
     "hang": HANG,
     "hang-short": _short(HANG, r"dsdoctor: (nothing has|✗)", r"dsdoctor:     (rank 1 stands|no rank)"),
     "overflow": OVERFLOW,
+    "trace-compare": COMPARE,
+    "trace-headroom": HEADROOM,
 }
 
 
@@ -111,7 +141,9 @@ def made(name: str) -> str:
     """The block's text: the command, then its output."""
     sample = SAMPLES_BY_NAME[name]
     output = (
-        _quick_output(sample.argv) if sample.quick else _output(sample.argv, sample.folder, tuple(sample.env.items()))
+        _quick_output(sample.argv)
+        if sample.quick
+        else _output(sample.argv, sample.folder, tuple(sample.env.items()), sample.first)
     )
     return "\n".join([f"$ {sample.shown}", *_kept(output.splitlines(), sample.keep)]) + "\n"
 
@@ -136,22 +168,24 @@ def _quick_output(argv: tuple[str, ...]) -> str:
 
 
 @functools.cache
-def _output(argv: tuple[str, ...], folder: Path, env: tuple[tuple[str, str], ...]) -> str:
+def _output(
+    argv: tuple[str, ...], folder: Path, env: tuple[tuple[str, str], ...], first: tuple[tuple[str, ...], ...] = ()
+) -> str:
     """What a process printed, without names of this machine."""
     around = {**os.environ, **dict(env), "COLUMNS": WIDTH, "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
+    around["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [around.get("PYTHONPATH")])])
     with TemporaryDirectory() as empty:
-        where = empty if "dsdoctor.run" in argv and folder == SAMPLES else folder
-        path = os.pathsep.join([str(ROOT), *filter(None, [around.get("PYTHONPATH")])])
-        done = subprocess.run(
-            [sys.executable, *argv],
-            cwd=where,
-            env={**around, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        alone = first or ("dsdoctor.run" in argv and folder == SAMPLES)
+        where = Path(empty) if alone else folder
+        for each in first:
+            _ran(each, where, around)
+        done = _ran(argv, where, around)
     said = (done.stderr + done.stdout).replace(socket.gethostname(), "node1")
     return said.replace(f"{folder}/", "")
+
+
+def _ran(argv: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *argv], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
 
 def _kept(lines: list[str], keep: tuple[str, ...]) -> list[str]:

@@ -28,7 +28,6 @@ TYPED = {
     "dsdoctor install --ops": "two wheels in an index, and minutes of a compiler",
     "comm --hostfile hosts --skip-bad": "four hosts that answer over ssh, or do not",
     "dsdoctor checkpoint output": "checkpoints of eight ranks",
-    "dsdoctor trace": "traces of two trainings",
 }
 """Outputs that no script makes, by their command, and what making them would take."""
 
@@ -188,6 +187,20 @@ def test_every_output_on_a_page_is_made_by_its_command(samples: ModuleType) -> N
 
     assert typed == []
     assert named == set(samples.SAMPLES_BY_NAME)
+
+
+def test_every_figure_has_its_script_and_its_numbers() -> None:
+    text = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| `([a-z_]+\.py)` \| `([\w-]+\.json)` \|$", text, re.MULTILINE)
+
+    assert len(rows) > 7
+    missing = [
+        name
+        for script, numbers in rows
+        for name in (f"benchmarks/{script}", f"benchmarks/results/{numbers}")
+        if not (ROOT / name).is_file()
+    ]
+    assert missing == []
 
 
 @pytest.mark.launch

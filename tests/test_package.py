@@ -6,10 +6,12 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from inspect import Parameter
 from pathlib import Path
 
 import pytest
 
+from dsdoctor.cli.app import COMMANDS, make_app
 from dsdoctor.core.version import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +27,47 @@ def test_the_version_stands_in_one_place_and_the_changelog_begins_with_it() -> N
         if re.search(rf"(?<![\d.]){re.escape(__version__)}(?![\d.])", path.read_text(encoding="utf-8"))
     ]
     assert written == [ROOT / "dsdoctor" / "core" / "version.py"]
+
+
+KEYWORD_ONLY = Parameter.KEYWORD_ONLY
+HIDDEN = {"--ops-because", "--local-rank", "--local_rank"}
+"""Given by dsdoctor to itself, and by DeepSpeed's launcher."""
+COMPLETIONS = {
+    "bash-completion/completions/dsdoctor",
+    "zsh/site-functions/_dsdoctor",
+    "fish/vendor_completions.d/dsdoctor.fish",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dsdoctor", "_dsdoctor", "dsdoctor.fish"])
+def test_what_a_shell_completes_is_what_the_commands_take(name: str) -> None:
+    """Where this fails: python ci/write_completions.py."""
+    offered = set(re.findall(r"[\w-]+", (ROOT / "completions" / name).read_text(encoding="utf-8")))
+
+    commands = {word for command in COMMANDS for word in command.split()}
+    assert commands - offered == set()
+    # fish writes an option without its hyphens, and of an option's several names one is enough
+    missing = [
+        names
+        for names in option_names()
+        if not {word for name in names for word in (name, name[2:])} & offered and not {*names} & HIDDEN
+    ]
+    assert missing == []
+
+
+def option_names() -> list[tuple[str, ...]]:
+    """The names of each option of each command."""
+    found = []
+    for command in COMMANDS:
+        app = make_app()
+        for word in command.split():
+            app = app[word]
+        if app.default_command is not None:
+            arguments = app.assemble_argument_collection()
+            options = [each for each in arguments if each.field_info.kind is KEYWORD_ONLY and each.show]
+            found += [tuple(each.names) for each in options if each.names[0].startswith("--")]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +89,10 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(built: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     info = f"dsdoctor-{__version__}.dist-info"
 
-    assert {name.split("/")[0] for name in names} == {"dsdoctor", info}
+    data = f"dsdoctor-{__version__}.data"
+    assert {name.split("/")[0] for name in names} == {"dsdoctor", info, data}
+    assert {name.removeprefix(f"{data}/data/share/") for name in names if name.startswith(data)} == COMPLETIONS
+    assert "dsdoctor/report/page.html.jinja" in names
     assert {room for room in ROOMS if f"{room}/__init__.py" not in names} == set()
     assert {"dsdoctor/py.typed", "dsdoctor/overflow/measure/scan.c", f"{info}/licenses/LICENSE"} <= set(names)
     assert sum(name.startswith("dsdoctor/diagnosis/catalogue/") for name in names) > 60
@@ -65,4 +111,4 @@ def test_the_source_distribution_can_be_built_again_and_holds_no_pages_or_tests(
     assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= names
     assert "dsdoctor/overflow/measure/scan.c" in names
     folders = {name.split("/")[0] for name in names if "/" in name}
-    assert folders == {"dsdoctor", "dsdoctor.egg-info"}
+    assert folders == {"dsdoctor", "dsdoctor.egg-info", "completions"}

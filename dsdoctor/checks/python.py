@@ -13,6 +13,9 @@ from dsdoctor.core.machine import Machine
 
 ALWAYS_ISOLATES = Version("25.3")
 SETUPTOOLS_WITH_BDIST_WHEEL = Version("70.1")
+TOOL_ENVIRONMENT = re.compile(r"/uv/tools/|/archive-v\d+/|/pipx/")
+"""Parts of paths at which uv and pipx keep the environments of tools."""
+THIS_PYTHON = step('dsdoctor check --python "$(command -v python)"', note="after uvx or pipx run, where that starts it")
 
 
 def summary(machine: Machine) -> str:
@@ -60,14 +63,22 @@ def torch_missing(machine: Machine) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    if machine.python and machine.torch is None and not _broken_beyond_reading(machine):
-        yield Finding.error(
-            "torch-missing",
-            f"there is no torch in the environment of {machine.python.executable}",
-            affects=(needs.TORCH,),
-            fix="install it, or look at another environment with --python PATH",
-            steps=(other_torch(machine),),
-        )
+    if machine.python is None or machine.torch is not None or _broken_beyond_reading(machine):
+        return
+    python = machine.python.executable
+    tool = TOOL_ENVIRONMENT.search(python)
+    yield Finding.error(
+        "torch-missing",
+        f"there is no torch in the environment of {python}",
+        evidence=("it was made for dsdoctor alone, by uv or pipx: the environment that you train in was not named",)
+        if tool
+        else (),
+        affects=(needs.TORCH,),
+        fix="name the interpreter of your environment"
+        if tool
+        else "install it, or look at another environment with --python PATH",
+        steps=(THIS_PYTHON if tool else other_torch(machine),),
+    )
 
 
 def torch_broken(machine: Machine) -> Iterator[Finding]:

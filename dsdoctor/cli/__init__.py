@@ -7,6 +7,7 @@ import sys
 import traceback
 from typing import NoReturn
 
+from dsdoctor.cli.first_words import say_first_words, version_line
 from dsdoctor.core.errors import DoctorError
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -22,6 +23,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if sys.argv[1:] == ["--version"]:
+        print(version_line())
+        sys.exit(_flushed(0))
+    say_first_words(sys.argv[1:])
     try:
         from dsdoctor.cli.app import COMMANDS, run
 

@@ -1,7 +1,6 @@
 """All commands, and what becomes of an error in any of them: one line of text or one JSON document, and a number."""
 
 import contextlib
-import platform
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +10,8 @@ from typing import Any, Literal
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from dsdoctor.cli.ending import OK, USAGE, end_by_error, end_by_interrupt
+from dsdoctor.cli.first_words import version_line
 from dsdoctor.core.errors import DoctorError, UsageError, refused_by_system
-from dsdoctor.core.version import __version__
 
 NO_WHEEL: Mapping[str, Any] = {"wheel": None, "manifest": None, "ops": (), "toolkit": None}
 
@@ -143,19 +142,6 @@ def make_app() -> App:
             app.command(command.place, name=name, group=groups.get(name), **more)
     app.register_install_completion_command()
     return app
-
-
-def version_line() -> str:
-    """dsdoctor's version, and the torch and DeepSpeed of its environment, by their metadata: neither is imported."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = []
-    for name, package in (("torch", "torch"), ("DeepSpeed", "deepspeed")):
-        try:
-            found.append(f"{name} {version(package)}")
-        except PackageNotFoundError:
-            found.append(f"no {name}")
-    return f"{__version__} (Python {platform.python_version()}, {', '.join(found)})"
 
 
 def run(arguments: Sequence[str], *, begun: Callable[[], object] = bool) -> int:

@@ -1,5 +1,6 @@
 """The command that teaches: explain."""
 
+import shutil
 from typing import Annotated
 
 from dsdoctor.cli.ending import print_result
@@ -8,6 +9,10 @@ from dsdoctor.commands.explain import every_rule, fix_commands, manual
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.options import argument, flag
 from dsdoctor.core.pages import ADDRESS, page_address
+from dsdoctor.report.wrap import flowed
+
+WIDTH = 100
+"""Columns: a page that is read is no wider."""
 
 
 def explain_command(
@@ -29,5 +34,6 @@ def explain_command(
     page, address = manual(rule), page_address(rule)
     # where nobody knows where the pages are, half an address helps nobody
     where = ["", address] if ADDRESS else []
-    lines = [rule, "", *page.splitlines(), *where]
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    lines = [rule, "", *flowed(page.splitlines(), min(width, WIDTH)), *where]
     print_result("explain", as_json, lines, (), rule=rule, manual=page, url=address, fixes=fix_commands(rule))

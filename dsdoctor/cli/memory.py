@@ -9,11 +9,12 @@ from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.memory import Examined, Order, examine, parse_gpus, with_world
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import has_error
+from dsdoctor.core.fix import Step, step
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import HOW, WHAT, flag, option
 from dsdoctor.core.requests import PythonPath
 from dsdoctor.report.memory import memory_lines
-from dsdoctor.report.screen import screen_lines
+from dsdoctor.report.screen import first_step, next_line, screen_lines
 
 MOST_RANKS = 1 << 16
 CERTAIN = {"memory-does-not-fit", "memory-fits-barely", "host-memory-does-not-fit"}
@@ -80,6 +81,10 @@ Search = Annotated[
     bool,
     flag(name="--search", group=HOW, help="Find the largest micro batch that fits, and the fewest GPUs. Needs --gpus."),
 ]
+Html = Annotated[
+    Path | None,
+    option(name="--html", metavar="FILE", help="Also a page with a picture: --html memory.html. Needs the extra plot."),
+]
 
 
 def memory_command(
@@ -94,6 +99,7 @@ def memory_command(
     gpus: Gpus = None,
     host_memory: HostMemory = None,
     search: Search = False,
+    html: Html = None,
     python: PythonPath = sys.executable,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -109,6 +115,8 @@ def memory_command(
     fitted = parse_gpus(gpus, host_memory) if gpus else None
     ranks = world or (fitted.count if fitted else 0)
     _check(ranks, batch, sequence, search=search, has_gpus=fitted is not None)
+    if html is not None:
+        _check_page(html)
     order = Order(
         config=config,
         model=model,
@@ -122,14 +130,51 @@ def memory_command(
         python=python,
     )
     done = examine(order, LocalHost())
+    if html is not None:
+        _write_page(done, html, gpus)
     lines = [
         *memory_lines(done),
         "",
         *screen_lines(done.findings, shows_all="" if verbose else "-v"),
         *fits(done, gpus),
+        *map(next_line, next_steps(order, done, gpus)),
     ]
     print_result("memory", as_json, lines, done.findings, **parts(done))
     return FOUND if has_error(done.findings) else OK
+
+
+def next_steps(order: Order, done: Examined, gpus: str | None) -> tuple[Step, ...]:
+    """One next step where it does not fit: the search, or what it did not find; none where it fits."""
+    if not has_error(done.findings):
+        return ()
+    run = done.now.run
+    if order.search or gpus is None or run is None or run.error or not run.tokens:
+        return tuple(filter(None, [first_step(done.findings)]))
+    return (
+        step(
+            "python -m dsdoctor memory --config {config} --model {model} --gpus {gpus} --sequence {tokens} --search",
+            config=str(order.config),
+            model=order.model,
+            gpus=gpus,
+            tokens=run.sequence,
+        ),
+    )
+
+
+def _check_page(path: Path) -> None:
+    """A page that cannot be drawn or written is refused before anything is asked."""
+    from dsdoctor.report.page import check_extra, check_target
+
+    check_target(path)
+    check_extra(plotly=True)
+
+
+def _write_page(done: Examined, path: Path, gpus: str | None) -> None:
+    from dsdoctor.report import page
+    from dsdoctor.report.memory_page import page_of
+
+    limit = parse_gpus(gpus, None).memory if gpus else None
+    page.write(page_of(done, limit=limit, fits=" ".join(fits(done, gpus))), path)
 
 
 def parts(done: Examined) -> dict[str, object]:

@@ -26,7 +26,7 @@ def memory_lines(done: Examined) -> Iterator[str]:
     """The ledger, what is beside it, and what to change."""
     settings, model, world = done.now.settings, done.now.model, done.now.layout.world
     run = done.now.run
-    batch = f", {_batch(run)}" if run else ""
+    batch = f", {batch_words(run)}" if run else ""
     how = f"ZeRO stage {settings.stage}, {settings.dtype}, {world} rank{'s' if world > 1 else ''}"
     yield f"{model.name}, {model.elements:,} parameters; {how}{batch}; DeepSpeed {settings.version}"
     yield ""
@@ -39,7 +39,7 @@ def memory_lines(done: Examined) -> Iterator[str]:
         yield from ledger_lines(done.told, "host", unit)
     yield f"  loading a checkpoint takes {amount(done.host_loading)} of the host on each rank that loads all of it"
     yield ""
-    yield _peak_line(done)
+    yield peak_line(done)
     low, high = (sum(each) for each in zip(*((b.low, b.high) for b in done.beside), strict=True))
     names = "; ".join(f"{b.what} {amount(b.low)} to {amount(b.high)}" for b in done.beside)
     yield f"beside it, not measured here: {amount(low)} to {amount(high)} ({names})"
@@ -47,12 +47,12 @@ def memory_lines(done: Examined) -> Iterator[str]:
     yield from search_lines(done)
 
 
-def _batch(run: Run) -> str:
+def batch_words(run: Run) -> str:
     """What a micro batch is.
 
-    >>> _batch(Run(batch=2, sequence=8, checkpointing=False, shape=(2, 3, 224, 224), tokens=False))
+    >>> batch_words(Run(batch=2, sequence=8, checkpointing=False, shape=(2, 3, 224, 224), tokens=False))
     'micro batch 2 x 3 x 224 x 224'
-    >>> _batch(Run(batch=2, sequence=8, checkpointing=True))
+    >>> batch_words(Run(batch=2, sequence=8, checkpointing=True))
     'micro batch 2 x 8 tokens, activation checkpointing'
     """
     how = ", activation checkpointing" if run.checkpointing else ""
@@ -61,7 +61,7 @@ def _batch(run: Run) -> str:
     return f"micro batch {' x '.join(map(str, run.shape))}{how}"
 
 
-def _peak_line(done: Examined) -> str:
+def peak_line(done: Examined) -> str:
     """The peak; what it leaves out, or between what it lies."""
     peak = done.told.peak
     where = peak.point.value.replace("_", " ")
@@ -74,7 +74,7 @@ def _peak_line(done: Examined) -> str:
 
 def ledger_lines(told: Prediction, place: Place, unit: int) -> Iterator[str]:
     """A row for each thing, a column for each part of a step."""
-    moments = {name: _most(told, points) for name, points in COLUMNS.items()}
+    moments = {name: most_of(told, points) for name, points in COLUMNS.items()}
     shown = {name: moment for name, moment in moments.items() if moment is not None}
     things: dict[str, dict[str, int]] = {}
     for name, moment in shown.items():
@@ -86,21 +86,23 @@ def ledger_lines(told: Prediction, place: Place, unit: int) -> Iterator[str]:
     for what in ordered:
         *above, last = textwrap.wrap(what, LABEL, subsequent_indent="  ")
         rows += [(part, *("" for _ in shown)) for part in above]
-        rows.append((last, *(_cell(things[what].get(name, 0), unit) for name in shown)))
+        rows.append((last, *(cell(things[what].get(name, 0), unit) for name in shown)))
     totals = [
         moment.device if place == "device" else sum(r.size for r in moment.rows if r.place == "host")
         for moment in shown.values()
     ]
-    rows.append(("in all", *(_cell(total, unit) for total in totals)))
+    rows.append(("in all", *(cell(total, unit) for total in totals)))
     yield from (f"  {line}" for line in table(rows, "<" + ">" * len(shown)))
 
 
-def _most(told: Prediction, points: tuple[Point, ...]) -> Moment | None:
+def most_of(told: Prediction, points: tuple[Point, ...]) -> Moment | None:
+    """Of some points the moment with most on the device; None where none was computed."""
     found = [moment for moment in told.moments if moment.point in points]
     return max(found, key=lambda moment: moment.device, default=None)
 
 
-def _cell(size: int, unit: int) -> str:
+def cell(size: int, unit: int) -> str:
+    """A figure of the ledger; nothing is a dash."""
     return f"{size / unit:,.2f}" if size else "-"
 
 

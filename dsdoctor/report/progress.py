@@ -1,13 +1,19 @@
 """Progress of a build -> a live table on a terminal, plain lines elsewhere. Written to the console that it is given."""
 
+from __future__ import annotations
+
 import time
-from types import TracebackType
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
+# what draws a live table, and what compiles ops, is not imported before there is a build: most commands have none
+if TYPE_CHECKING:
+    from types import TracebackType
 
-from dsdoctor.builder.make.op_job import OpProgress
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
+    from dsdoctor.builder.make.op_job import OpProgress
 
 MARKS = {"waiting": "·", "compiling": "…", "built": "✓", "cached": "✓", "failed": "✗", "interrupted": "·"}
 ENDED = {"built", "cached", "failed", "interrupted"}
@@ -23,8 +29,9 @@ class BuildProgress:
         self._since: dict[str, float] = {}
         self._took: dict[str, float] = {}
         self._live: Live | None = None
+        self._begun = time.monotonic()
 
-    def __enter__(self) -> "BuildProgress":
+    def __enter__(self) -> BuildProgress:
         return self
 
     def __exit__(
@@ -55,7 +62,10 @@ class BuildProgress:
             self._line(step)
 
     def _start(self) -> None:
+        from rich.live import Live
+
         if self._live is None:
+            self._begun = time.monotonic()
             self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=4)
             self._live.start()
         if all(step.state in ENDED for step in self._steps.values()):
@@ -63,9 +73,12 @@ class BuildProgress:
             self._live = None
 
     def _table(self) -> Table:
+        from rich.table import Table
+
         table = Table.grid(padding=(0, 2))
         for op, step in tuple(self._steps.items()):
-            seconds = self._took.get(op) or (time.monotonic() - self._since[op] if op in self._since else 0.0)
+            # what waits shows how long it has waited: a terminal on which nothing moves looks dead
+            seconds = self._took.get(op) or (time.monotonic() - self._since.get(op, self._begun))
             table.add_row(MARKS[step.state], op, step.state, f"{step.done}/{step.total}", f"{seconds:.0f} s")
         if (left := self._left()) is not None:
             table.add_row("", "", f"about {left:.0f} s left", "", "")

@@ -1,21 +1,28 @@
 """Findings, plans and results -> lines for a terminal. Colour only repeats what the marks say."""
 
+from __future__ import annotations
+
 import os
 import re
 import shlex
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
-from dsdoctor.core.build_models import BuildPlan, BuildResult, ToolkitPlan
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Follows, step
-from dsdoctor.core.machine import Machine, Toolkit
 from dsdoctor.core.sentences import and_more
 from dsdoctor.report.wrap import in_letters, wrapped
+
+# every command prints with this file, and few of them have a plan or a machine
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dsdoctor.core.build_models import BuildPlan, BuildResult, ToolkitPlan
+    from dsdoctor.core.machine import Machine, Toolkit
 
 MARKS = {Severity.NOTE: "·", Severity.WARNING: "!", Severity.ERROR: "✗"}
 STYLES = {"✓": "green", "!": "yellow", "✗": "red", "·": "dim"}

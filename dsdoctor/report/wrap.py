@@ -2,9 +2,11 @@
 
 import re
 import textwrap
+from collections.abc import Iterable, Iterator
 
 COMMAND = re.compile(r"\s*(?:(?:(?:or|then|next:) )?\$ |[A-Z_][A-Z0-9_]*=)")
 """A command, or a variable with its value: to be pasted."""
+LISTED = re.compile(r"\s*(?:[-*|>]|\d+\.) ")
 RULE = re.compile(r"  \[[a-z0-9-]+\]$")
 COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")
 START = re.compile(r"\s*(?:(?:[✓✗!·*]|\d+\.) +|Fix: )?")
@@ -21,6 +23,8 @@ def wrapped(line: str, width: int) -> list[str]:
     ✗ one two
       three
       [a-rule]
+    >>> wrapped("✓ /a/path/that/is/too/long now", 14)
+    ['✓ /a/path/that/is/too/long', '  now']
     >>> wrapped("    then $ a long command", 10), wrapped("one  two  three  four", 10)
     (['    then $ a long command'], ['one  two  three  four'])
     """
@@ -29,11 +33,49 @@ def wrapped(line: str, width: int) -> list[str]:
     columns = [found.end() for found in COLUMN.finditer(RULE.sub("", line))]
     if len(columns) > 1:
         return [line]
-    indent = columns[0] if columns and columns[0] <= DEEPEST else _start(line)
+    indent = columns[0] if columns and columns[0] <= min(DEEPEST, width // 2) else _start(line)
     wrapper = textwrap.TextWrapper(
         width=width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
-    return wrapper.wrap(line)
+    parts = wrapper.wrap(line)
+    if len(parts) > 1 and len(parts[0].strip()) == 1:
+        # a mark does not stand alone: what is too long for any line stays beside it
+        parts[:2] = [f"{parts[0]} {parts[1].lstrip()}"]
+    return parts
+
+
+def flowed(lines: Iterable[str], width: int) -> Iterator[str]:
+    """Paragraphs that were written with breaks of their own, broken for this width. Commands and lists stay as they are.
+
+    >>> list(flowed(["    one two", "    three", "", "        $ a command"], 14))
+    ['    one two', '    three', '', '        $ a command']
+    >>> list(flowed(["    one two", "    three", "", "        $ a command"], 40))
+    ['    one two three', '', '        $ a command']
+    """
+    together: list[str] = []
+    for line in lines:
+        plain = bool(line.strip()) and not COMMAND.match(line) and not LISTED.match(line)
+        if together and not (plain and _indent(line) == _indent(together[0])):
+            yield from _filled(together, width)
+            together = []
+        if plain:
+            together.append(line)
+        else:
+            yield line
+    if together:
+        yield from _filled(together, width)
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _filled(lines: list[str], width: int) -> list[str]:
+    indent = _indent(lines[0])
+    text = " ".join(map(str.strip, lines))
+    return textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ).splitlines()
 
 
 def _start(line: str) -> int:

@@ -290,3 +290,28 @@ def test_gpu_code_is_missed_only_where_the_files_were_read() -> None:
 
     assert "op-without-gpu-code" not in rules(healthy(deepspeed=unread))
     assert "op-without-gpu-code" not in rules(healthy(deepspeed=damaged))
+
+
+@pytest.mark.parametrize(
+    "python",
+    [
+        "/home/a/.cache/uv/archive-v0/yX9tZY/bin/python",
+        "/home/a/.local/share/uv/tools/dsdoctor/bin/python",
+        "/home/a/.local/pipx/venvs/dsdoctor/bin/python",
+        "/home/a/.local/share/pipx/.cache/b5ac/bin/python",
+    ],
+)
+def test_no_torch_is_to_be_put_into_an_environment_of_a_tool(python: str) -> None:
+    sick = SICK["torch-missing"]
+    assert sick.python is not None
+    here = replace(sick, python=replace(sick.python, executable=python))
+
+    [topic] = examine(here, rules=frozenset({"torch-missing"}))
+    [own] = examine(sick, rules=frozenset({"torch-missing"}))
+
+    assert [finding.fix.steps[0].template for finding in topic.findings if finding.fix] == [
+        'dsdoctor check --python "$(command -v python)"'
+    ]
+    assert [
+        step.argv for finding in own.findings if finding.fix for step in finding.fix.steps if "install" in step.line
+    ]

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.errors import UsageError
-from dsdoctor.report.comm.page import figure, text, write_page
+from dsdoctor.report.comm.page import figure, page_of, write_page
+from dsdoctor.report.page import Picture, rendered
 from tests.comm.reports import bad_pair, healthy_2, healthy_4, many, missing_rank, report, slow_node
 from tests.report.test_plot import EVIL, opened
 
@@ -71,19 +73,32 @@ def test_of_many_ranks_a_cell_is_the_worst_of_two_hosts() -> None:
 
 
 def test_where_nothing_was_tried_words_stand_in_place_of_a_picture() -> None:
-    (note,) = figure(missing_rank()).layout.annotations
+    page = rendered(page_of(missing_rank()))
 
-    assert note.text.startswith("Nothing to draw")
+    assert "nothing was timed" in page
+    assert "plotly" not in page
+
+
+def test_pairs_that_were_reached_and_not_timed_are_no_grey_squares() -> None:
+    found = healthy_2()
+    reached = tuple(replace(reach, bandwidth=None) for reach in found.reaches)
+    (lost, *others) = reached
+
+    assert not any(isinstance(part, Picture) for part in page_of(replace(found, reaches=reached)).parts)
+    cut = replace(lost, outcome=ConnectOutcome.TIMED_OUT)
+    assert any(isinstance(part, Picture) for part in page_of(replace(found, reaches=(cut, *others))).parts)
 
 
 def test_the_words_of_others_are_no_tags() -> None:
     evil = bad_pair(EVIL)
     found = report((EVIL, EVIL, "c", "d"), evil.phases, reaches=evil.reaches, versions={EVIL: EVIL}, launcher=EVIL)
 
-    everything = text(found) + figure(found).to_json().replace("\\u003c", "<").replace("\\u003e", ">")
+    told = rendered(replace(page_of(found), parts=()))
+    drawn = figure(found).to_json().replace("\\u003c", "<").replace("\\u003e", ">")
 
-    assert not re.search(r"<(script|img)", everything)
-    assert "&lt;script&gt;" in text(found)
+    assert told.count("<script") == 1
+    assert not re.search(r"<(script|img)", drawn + told.replace("<script>\n", ""))
+    assert "&lt;script&gt;" in told
 
 
 def test_a_target_that_is_no_page_is_refused(tmp_path: Path) -> None:
@@ -112,7 +127,7 @@ def test_a_browser_draws_the_page_and_names_the_bad_pair(tmp_path: Path) -> None
     assert "data-owned" not in re.search(r"<body[^>]*>", dom)[0]  # type: ignore[index]
     assert "rank 1 (nodeb) cannot reach rank 3 (noded)" in dom
     assert re.search(r">✗</text>", dom)
-    assert ">not reached</text>" in dom
+    assert "not reached</button>" in dom
     assert ">3 noded</text>" in dom
     assert "data-asked" not in dom
 

@@ -1,0 +1,65 @@
+"""What a command says before anything of it is imported, so that no terminal is silent; and ``--version``, which needs none.
+
+Imports nothing of dsdoctor but its version: that it costs nothing is what it is for.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from dsdoctor.core.version import __version__
+
+WORDS = {
+    "check": "looking at this machine",
+    "look": "looking at this machine",
+    "plan": "starting",
+    "install": "starting",
+    "build-wheel": "starting",
+    "prebuild": "starting",
+    "config": "asking the installed DeepSpeed, which takes seconds to load",
+    "memory": "asking the installed DeepSpeed, and following the model's shapes",
+    "comm": "starting",
+    "diagnose": "reading",
+    "hang": "reading what the ranks have left",
+    "trace": "reading",
+    "checkpoint": "reading the checkpoint",
+    "verify": "looking at the wheel and at this machine",
+    "pick": "looking at the wheels and at this machine",
+    "push": "looking at the wheel",
+    "toolkit": "looking at this machine",
+    "env": "looking at this machine",
+    "record": "looking at this machine",
+    "cache": "reading the cache",
+}
+SILENT = {"-h", "--help", "--version", "--list", "--json"}
+"""Options whose answer comes at once, or that are for programs."""
+
+
+def first_words(arguments: Sequence[str]) -> str:
+    """What to say at once on a terminal; "" for a command that answers at once.
+
+    >>> first_words(["check", "--op", "fused_adam"]), first_words(["check", "--help"]), first_words(["explain", "x"])
+    ('* looking at this machine', '', '')
+    """
+    words = WORDS.get(arguments[0], "") if arguments else ""
+    return f"* {words}" if words and not SILENT.intersection(arguments) else ""
+
+
+def say_first_words(arguments: Sequence[str]) -> None:
+    """Say them on stderr, where that is a terminal."""
+    words = first_words(arguments)
+    if words and sys.stderr is not None and sys.stderr.isatty():
+        print(words, file=sys.stderr, flush=True)
+
+
+def version_line() -> str:
+    """dsdoctor's version, and the torch and DeepSpeed of its environment, by their metadata: neither is imported."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for name, package in (("torch", "torch"), ("DeepSpeed", "deepspeed")):
+        try:
+            found.append(f"{name} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"no {name}")
+    return f"{__version__} (Python {platform.python_version()}, {', '.join(found)})"

@@ -1,0 +1,62 @@
+"""No terminal is silent for long: what is said before anything is imported, and what a start may import."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from dsdoctor.cli.app import COMMANDS
+from dsdoctor.cli.first_words import WORDS, first_words
+
+AT_ONCE = {"explain", "compare", "index"}
+"""They read a file of ours or two."""
+
+
+def test_every_command_that_takes_a_while_says_something_first() -> None:
+    commands = {name for name, entry in COMMANDS.items() if entry.place}
+
+    assert set(WORDS) | AT_ONCE == commands
+
+
+@pytest.mark.parametrize("option", ["--help", "-h", "--json", "--version", "--list"])
+def test_nothing_is_said_where_the_answer_comes_at_once_or_a_program_asks(option: str) -> None:
+    assert [first_words([name, option]) for name in WORDS if first_words([name, option])] == []
+    assert first_words([]) == ""
+
+
+@pytest.mark.slow
+def test_the_words_come_first_on_a_terminal_and_never_into_a_pipe() -> None:
+    """The command waits for its log: whatever is read came before its answer."""
+    argv = [sys.executable, "-m", "dsdoctor", "diagnose", "/dev/stdin"]
+    outer, inner = pty.openpty()
+    with (
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=inner, text=True) as child,
+    ):
+        os.close(inner)
+        assert os.read(outer, 100) == b"* reading\r\n"
+        out, _ = child.communicate("all is well\n", timeout=60)
+    os.close(outer)
+    piped = subprocess.run(argv, input="all is well\n", capture_output=True, text=True, timeout=60)
+
+    assert "* reading" not in out + piped.stdout + piped.stderr
+
+
+@pytest.mark.slow
+def test_a_check_is_parsed_before_anything_heavy_is_imported() -> None:
+    code = "import dsdoctor.cli.app as a, dsdoctor.cli.check, sys; a.make_app(); print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+
+    heavy = {"elftools", "rich.live", "rich.table", "rich.markdown", "requests", "pypi_simple", "dsdoctor.builder.make"}
+    assert heavy & set(found.split()) == set()
+
+
+@pytest.mark.slow
+def test_the_version_is_told_without_the_command_line_of_any_command() -> None:
+    argv = [sys.executable, "-X", "importtime", "-m", "dsdoctor", "--version"]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+
+    assert "Python" in told.stdout
+    assert "cyclopts" not in told.stderr
+    assert "rich" not in told.stderr
