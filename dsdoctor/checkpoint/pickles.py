@@ -102,8 +102,9 @@ def count_of(shape: tuple[int, ...]) -> int:
     return count
 
 
-def read_pickle(content: bytes) -> Any:
-    """What a pickle would make, as inert data. Raises NotUnderstood.
+def read_pickle(content: bytes, names: set[str] | None = None) -> Any:
+    """What a pickle would make, as inert data. Raises NotUnderstood. ``names`` takes every class and function that it names, those
+    too of which nothing is left in the result.
 
     >>> import collections, pickle
     >>> read_pickle(pickle.dumps({"a": [1, 2.5, None], "b": collections.OrderedDict(c=(True,))}))
@@ -111,7 +112,7 @@ def read_pickle(content: bytes) -> Any:
     >>> read_pickle(b"cos\\nsystem\\n(S'true'\\ntR.").function
     'os.system'
     """
-    reader = _Reader()
+    reader = _Reader(set() if names is None else names)
     try:
         for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
             if number > MOST_OPCODES:
@@ -127,9 +128,10 @@ def read_pickle(content: bytes) -> Any:
 class _Reader:
     """The stack and the memory of the machine that a pickle is written for."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: set[str]) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.names = names
 
     def take(self, name: str, argument: Any) -> None:
         """One opcode."""
@@ -194,6 +196,7 @@ class _Reader:
         """A name, of the argument ("module name") or of the stack."""
         module, name = argument.split(" ", 1) if argument is not None else (self.stack.pop(-2), self.stack.pop())
         self.stack.append(Name(f"{module}.{name}"[:LONGEST_NAME]))
+        self.names.add(self.stack[-1].name)
 
 
 def _made(function: str, arguments: tuple[Any, ...]) -> Any:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from dsdoctor.checkpoint.checks import judge_tag
 from dsdoctor.checkpoint.examine import examine
+from dsdoctor.checkpoint.flat_weights import NotMerged
 from dsdoctor.checkpoint.judge import GIB, Judged, Values, judge, no_values
 from dsdoctor.checkpoint.look import Folder, is_tag, look, read_tag
 from dsdoctor.checkpoint.merge import (
@@ -22,13 +23,20 @@ from dsdoctor.checkpoint.merge import (
 )
 from dsdoctor.checkpoint.plan import Plan
 from dsdoctor.checkpoint.repair import Repair, free_name, repair_of
-from dsdoctor.checkpoint.sources import NotMerged, sources_of
+from dsdoctor.checkpoint.sources import sources_of
 from dsdoctor.checkpoint.values import Damaged
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan, UsageError
 from dsdoctor.core.files import check_folder, make_folder, write_text
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.host import Host, LocalHost
 
+OF_A_RUN = {
+    "checkpoint-cannot-load",
+    "checkpoint-needs-universal",
+    "checkpoint-load-not-known",
+    "checkpoint-frozen-excluded",
+}
+"""Rules that speak of a run which would load the tag."""
 STALE = 60.0
 """Seconds without a byte, after which a hidden file is taken for one that a killed merge left."""
 
@@ -103,8 +111,8 @@ def merge_checkpoint(order: CheckpointOrder, merge: MergeOrder, watching: Watchi
 
     Raises UsageError for a folder that holds other weights, ImpossiblePlan where the disk is too small or the layout is not merged.
     """
-    judged, _ = judge_checkpoint(order)
-    if judged.examined is None or has_error(judged.findings):
+    judged = whole_tag(judge_checkpoint(order)[0])
+    if judged.examined is None or judged.outcome is None:
         return judged, None
     if any(file.unknown for file in judged.examined.tag.files):
         raise ImpossiblePlan("not all files of the tag could be read", hint="dsdoctor checkpoint DIR names them")
@@ -128,6 +136,12 @@ def merge_checkpoint(order: CheckpointOrder, merge: MergeOrder, watching: Watchi
         tensors=sum(len(output.sources) for output in outputs),
         size=sum(output.size for output in outputs),
     )
+
+
+def whole_tag(judged: Judged) -> Judged:
+    """The same without what was said of a run, which is nothing to weights; ``outcome`` is None where anything else is an error."""
+    about = tuple(finding for finding in judged.findings if finding.rule not in OF_A_RUN)
+    return replace(judged, findings=about, outcome=None if has_error(about) else judged.outcome)
 
 
 def _outputs(judged: Judged, merge: MergeOrder) -> tuple[Output, ...]:

@@ -52,7 +52,8 @@ def config(stage, dtype, *, universal=False):
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
         "steps_per_print": 1000000,
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}},
+        # from the first step on the fp32 weights are no numbers of bf16 any more
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 1e-2, "warmup_max_lr": 2e-2, "warmup_num_steps": 10}},
     }
     if universal:
         made["checkpoint"] = {"load_universal": True}
