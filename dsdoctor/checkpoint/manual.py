@@ -161,7 +161,7 @@ Why it matters: load_checkpoint fails on every rank, after the model was built.
 
 How to fix it: convert it once, and set "checkpoint": {"load_universal": true} for the run.
 
-    $ python -m deepspeed.checkpoint.ds_to_universal --input_folder DIR/TAG --output_folder DIR/TAG_universal
+    $ python -m dsdoctor checkpoint DIR --tag TAG --universal DIR/TAG_universal
 
 Since: 0.1""",
     "checkpoint-cannot-load": """The planned run cannot load this checkpoint, not by a universal one either.

@@ -15,7 +15,7 @@ STATES = ("fp32", "exp_avg", "exp_avg_sq")
 """What the converter takes of each parameter, whatever the optimizer: ds_to_universal.py, extract_zero_shards."""
 WIDTH = 4
 IMPORTED = 500 << 20
-"""Bytes of a process that imported torch and DeepSpeed on a machine without a GPU: 390 MiB were measured."""
+"""Bytes of a process that imported torch and DeepSpeed: 246 MiB were measured without a GPU, more where torch has CUDA."""
 SMALL_FILE = 8 << 10
 """A file of one small tensor: 1.3 kB of zip around it, in blocks of 4 kB."""
 MOST_WORKERS = 4
@@ -29,6 +29,15 @@ class Needs:
     result: int
     memory: int
     workers: int
+
+
+def amount(count: int) -> str:
+    """Bytes for a reader.
+
+    >>> amount(3 << 30), amount(3 << 20)
+    ('3.00 GiB', '3.0 MiB')
+    """
+    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"
 
 
 def refusals(examined: Examined) -> Iterator[str]:

@@ -16,10 +16,10 @@ from dsdoctor.checkpoint.checks import judge_tag
 from dsdoctor.checkpoint.compare import differences
 from dsdoctor.checkpoint.examine import Examined, examine
 from dsdoctor.checkpoint.flat_weights import NotMerged
-from dsdoctor.checkpoint.judge import GIB, Judged
+from dsdoctor.checkpoint.judge import Judged
 from dsdoctor.checkpoint.look import look, read_tag
 from dsdoctor.checkpoint.pickles import count_of
-from dsdoctor.checkpoint.universal import STATES, WIDTH, Needs, needs, refusals
+from dsdoctor.checkpoint.universal import STATES, WIDTH, Needs, amount, needs, refusals
 from dsdoctor.checkpoint.values import Damaged
 from dsdoctor.commands.checkpoint import CheckpointOrder, Watching, available_memory, judge_checkpoint, whole_tag
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError, disk_full
@@ -100,23 +100,21 @@ def _told(examined: Examined, out: Path, tell: Callable[[str], None]) -> Needs:
     available, free = available_memory(host), host.free(str(out.parent))
     needed = needs(examined, cpus=host.cpus(), available=available)
     tell(
-        f"the converter takes up to {needed.disk / GIB:.2f} GiB of disk ({_free(free)} free; {needed.result / GIB:.2f} GiB stay) "
-        f"and {needed.memory / GIB:.2f} GiB of memory ({_free(available)} free) with {needed.workers} "
+        f"the converter takes up to {amount(needed.disk)} of disk ({_free(free)} free; {amount(needed.result)} stay) "
+        f"and {amount(needed.memory)} of memory ({_free(available)} free) with {needed.workers} "
         f"worker{'s' * (needed.workers > 1)}"
     )
     if free is not None and free < needed.disk:
-        message = f"the conversion takes {needed.disk / GIB:.2f} GiB, and {out.parent} has {free / GIB:.2f} GiB left"
+        message = f"the conversion takes {amount(needed.disk)}, and {out.parent} has {amount(free)} left"
         raise ImpossiblePlan(message, hint="name a folder on another disk: --universal OUT")
     if available is not None and available < needed.memory:
-        message = (
-            f"the conversion takes {needed.memory / GIB:.2f} GiB of memory, and {available / GIB:.2f} GiB are free here"
-        )
+        message = f"the conversion takes {amount(needed.memory)} of memory, and {amount(available)} are free here"
         raise ImpossiblePlan(message, hint="convert it on a machine with more memory")
     return needed
 
 
 def _free(count: int | None) -> str:
-    return "an unknown amount" if count is None else f"{count / GIB:.2f} GiB"
+    return "an unknown amount" if count is None else f"{amount(count)}"
 
 
 def _run(examined: Examined, made: Path, python: str, needed: Needs, tell: Callable[[str], None]) -> int:

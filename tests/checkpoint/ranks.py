@@ -53,7 +53,10 @@ def config(stage, dtype, *, universal=False):
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
         "steps_per_print": 1000000,
         # from the first step on the fp32 weights are no numbers of bf16 any more
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 1e-2, "warmup_max_lr": 2e-2, "warmup_num_steps": 10}},
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {"warmup_min_lr": 1e-2, "warmup_max_lr": 2e-2, "warmup_num_steps": 10},
+        },
     }
     if universal:
         made["checkpoint"] = {"load_universal": True}

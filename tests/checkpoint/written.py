@@ -118,6 +118,7 @@ KINDS = (
 )
 SHAPES = {"0.first": (3, 2), "1.second": (5,)}
 COUNT = 11
+EXPERTS = "moe.deepspeed_moe.experts.deepspeed_experts"
 
 
 def write(folder: Path, kind: Kind, *, latest: bool = True) -> Path:
@@ -129,9 +130,9 @@ def write(folder: Path, kind: Kind, *, latest: bool = True) -> Path:
         for rank in range(data) if kind.stage == 3 else [None]:
             save(tag / model_name(rank, model), model_states(kind, data, len(models)))
         for rank in range(data) if kind.stage else ():
-            save(tag / optimizer_name(rank, model, bf16=kind.dtype == "bf16"), _optimizer(kind, rank, data))
+            save(tag / optimizer_name(rank, model, bf16=kind.dtype == "bf16"), optimizer_states(kind, rank, data))
     for expert in range(kind.experts):
-        save(tag / expert_name(0, expert, 0), {"expert.weight": floats([expert])})
+        save(tag / expert_name(0, expert, 0), {f"{EXPERTS}.{expert}.weight": floats([expert])})
     for layer in range(2) if kind.pipeline else ():
         save(tag / layer_name(layer, None), {"weight": floats([layer])})
     if latest:
@@ -162,6 +163,11 @@ def model_states(kind: Kind, data: int, models: int) -> dict[str, Any]:
     }
 
 
+def address(start: int, count: int) -> Called:
+    """Elements of flat weights, as DeepSpeed writes it."""
+    return Called("deepspeed.utils.tensor_fragment", "fragment_address", (), {"start": start, "numel": count})
+
+
 def _addresses(begin: int, count: int) -> dict[str, Called]:
     """Which elements of a rank's flat weights belong to which parameter, as DeepSpeed notes it."""
     found, offset = {}, 0
@@ -169,13 +175,12 @@ def _addresses(begin: int, count: int) -> dict[str, Called]:
         size = math.prod(shape)
         low, high = max(offset, begin), min(offset + size, begin + count)
         if low < high:
-            state = {"start": low - begin, "numel": high - low}
-            found[name] = Called("deepspeed.utils.tensor_fragment", "fragment_address", (), state)
+            found[name] = address(low - begin, high - low)
         offset += size
     return found
 
 
-def _optimizer(kind: Kind, rank: int, data: int) -> dict[str, Any]:
+def optimizer_states(kind: Kind, rank: int, data: int) -> dict[str, Any]:
     if kind.stage == 3:
         count = sum(math.ceil(math.prod(shape) / data) for shape in SHAPES.values())
         names = ("fp32_flat_groups", "optimizer_state_dict")
