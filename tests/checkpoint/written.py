@@ -28,12 +28,13 @@ class Weights:
 
 @dataclass(frozen=True)
 class Called:
-    """A call of a name, as DeepSpeed's own classes are pickled."""
+    """A call of a name, as DeepSpeed's own classes are pickled. ``dropped``: the result is thrown away."""
 
     module: str
     name: str
     arguments: tuple[Any, ...] = ()
     state: dict[str, Any] | None = None
+    dropped: bool = False
 
 
 def floats(values: Any) -> Weights:
@@ -80,7 +81,8 @@ class _Pickler:
             return b"(" + b"".join(map(self.dump, value)) + b"t"
         if isinstance(value, Called):
             state = b"" if value.state is None else self.dump(value.state) + b"b"
-            return f"c{value.module}\n{value.name}\n".encode() + self.dump(value.arguments) + b"R" + state
+            called = f"c{value.module}\n{value.name}\n".encode() + self.dump(value.arguments) + b"R" + state
+            return called + b"0N" if value.dropped else called
         return self.tensor(value)
 
     def tensor(self, weights: Weights) -> bytes:
