@@ -20,7 +20,7 @@ def differences(source: Examined, made: Examined, read: Read) -> Iterator[str]:
     Weights that are cut over several ranks are put together by rules of their own, which are not judged.
     """
     there = _made(made)
-    if (source.facts.model or 1) > 1:
+    if (source.facts.tensor or 1) > 1:
         return
     with OpenFiles() as files:
         for state in STATES:

@@ -122,8 +122,8 @@ def _words_of_family(facts: Facts, run: Run) -> str:
 
 
 def _universal(facts: Facts) -> Outcome:
-    if facts.experts or facts.layers or (facts.model or 1) > 1:
-        why = "universal checkpoints of experts, pipelines and tensor-parallel models were not tried"
+    if facts.experts or (facts.tensor or 1) > 1:
+        why = "universal checkpoints of experts and of tensor-parallel models were not tried"
         return Outcome(verdict=Verdict.UNKNOWN, why=why)
     return Outcome(
         verdict=Verdict.LOADS,
@@ -170,7 +170,7 @@ def _sharded(facts: Facts, run: Run) -> Outcome:
             verdict=Verdict.LOADS, why=f"each data-parallel rank of {facts.data} finds its file{other} and loads it"
         )
     why, words = _difference(facts, run)
-    if facts.experts or facts.layers or (facts.model or 1) > 1:
+    if facts.experts or (facts.tensor or 1) > 1 or (facts.layers and facts.stage != 1):
         return Outcome(
             verdict=Verdict.UNKNOWN, why=f"not as it is ({why}), and converting this layout was not tried", words=words
         )

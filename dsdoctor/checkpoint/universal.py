@@ -49,8 +49,6 @@ def refusals(examined: Examined) -> Iterator[str]:
         yield "without ZeRO there are no cut-up optimizer states: it loads with any number of ranks as it is"
     elif facts.experts:
         yield "DeepSpeed's converter (0.19.8) joins the different experts of all ranks to one, and fails"
-    elif facts.layers:
-        yield "DeepSpeed's converter (0.19.8) leaves a pipeline's layers out, and load_checkpoint does not load without them"
     elif (facts.tensor or 1) > 1 and not facts.injected:
         yield "no file says how its tensors are cut (universal_checkpoint_info), and the converter would put them together wrongly"
     else:

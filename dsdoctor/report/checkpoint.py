@@ -121,7 +121,9 @@ def converted_lines(judged: Judged, made: Converted) -> Iterator[str]:
     alike = "every weight and optimizer state is the one that was saved, bit by bit"
     facts = judged.examined.facts if judged.examined else None
     checked = (
-        alike if facts is not None and facts.model == 1 else "every parameter is there; cut tensors were not compared"
+        alike
+        if facts is not None and (facts.tensor or 1) == 1
+        else "every parameter is there; cut tensors were not compared"
     )
     yield f"· {checked}; the largest process took {size(made.peak_memory)}"
     yield f"· to load it: {LOAD_UNIVERSAL} in the configuration, and load_checkpoint({str(Path(made.out).parent)!r})"

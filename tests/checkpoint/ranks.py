@@ -16,6 +16,9 @@ from deepspeed import comm
 from torch import nn
 
 WIDTH = 6
+SEED = int(os.environ.get("SEED", "1"))
+EVERY_STEP = "EVERY_STEP" in os.environ
+"""Both steps of each kind are saved, else those of stage 1 only."""
 
 
 class Model(nn.Module):
@@ -144,15 +147,17 @@ def make(out, wanted):
     for name, (function, stage, dtype, special) in kinds():
         if wanted and name not in wanted:
             continue
-        engine = function(stage, dtype, **special)
+        engine = function(stage, dtype, seed=SEED, **special)
         for number in (1, 2):
             train(engine)
-            if number == 2 or name.startswith("zero1"):
+            if number == 2 or name.startswith("zero1") or EVERY_STEP:
                 engine.save_checkpoint(str(out / name))
         sums[name] = held(engine)
         engine.destroy()
     if os.environ["RANK"] == "0":
-        for name in [name for name in sums if name.startswith("zero") and name[4] != "0"]:
+        for name in [
+            name for name in sums if name.startswith(("zero", "pipeline")) and name.partition("-")[0][-1] != "0"
+        ]:
             failed.update(make_universal(out, name))
         (out / "sums.json").write_text(json.dumps(sums))
         (out / "failed.json").write_text(json.dumps(failed))
@@ -163,7 +168,7 @@ def make_universal(out, name):
     folder = out / name / "global_step2"
     command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(folder),
                "--output_folder", f"{folder}_universal", "--num_extract_workers", "1", "--num_merge_workers", "1"]  # fmt: skip
-    if name[4] != "3":
+    if "3" not in name.partition("-")[0]:
         command.append("--inject_missing_state")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     return {f"{name} universal": done.stderr[-2000:]} if done.returncode else {}

@@ -159,7 +159,6 @@ def test_a_converter_that_fails_leaves_nothing(tmp_path: Path, after: str, error
     [
         (KINDS[0], "without ZeRO"),
         (KINDS[8], "different experts"),
-        (KINDS[9], "pipeline"),
         (Kind(stage=2), "takes Adam's states, and zero_pp_rank_0_mp_rank_00_optim_states.pt has no exp_avg_sq"),
     ],
     ids=lambda value: getattr(value, "name", ""),

@@ -148,7 +148,12 @@ def _config(kind: Kind) -> dict[str, Any]:
 
 
 def model_states(kind: Kind, data: int, models: int) -> dict[str, Any]:
-    whole = {name: Weights(shape, bytes(4 * math.prod(shape))) for name, shape in SHAPES.items()}
+    # the numbers of the flat weights, counted through
+    numbers = iter(range(COUNT))
+    whole = {
+        name: Weights(shape, floats([next(numbers) for _ in range(math.prod(shape))]).content)
+        for name, shape in SHAPES.items()
+    }
     return {
         "module": None if kind.pipeline else {**whole, "scale": floats([1.0])},
         "buffer_names": ["scale"],
