@@ -77,6 +77,14 @@ Here = Annotated[
         help="Ranks that load on this machine, for the memory that they take at once.",
     ),
 ]  # fmt: skip
+Model = Annotated[
+    Path | None,
+    option(
+        name="--model", metavar="CONFIG.json|DIR", group=RUN,
+        help="The Hugging Face configuration of its model, or its folder: names and shapes are compared. Needs torch and "
+        "transformers in the environment that --python names.",
+    ),
+]  # fmt: skip
 Deep = Annotated[
     bool,
     flag(
@@ -130,6 +138,7 @@ def checkpoint_command(
     tensor: Tensor = None,
     pipeline: Pipeline = None,
     ranks_here: Here = None,
+    model: Model = None,
     deep: Deep = False,
     merge: Merge = None,
     merge_dtype: MergeDtype = "fp32",
@@ -147,19 +156,19 @@ def checkpoint_command(
     Example: dsdoctor checkpoint output/checkpoint-500 --world 16 --stage 3
     """
     plan = Plan(world=world, stage=stage, dtype=dtype, tensor=tensor, pipeline=pipeline)
-    order = CheckpointOrder(folder=folder, tag=tag, plan=plan, ranks_here=ranks_here)
+    order = CheckpointOrder(folder=folder, tag=tag, plan=plan, ranks_here=ranks_here, model=model, python=python)
     if universal is not None:
-        if plan != Plan() or ranks_here is not None or deep or repair or merge is not None:
+        if plan != Plan() or (ranks_here, model) != (None, None) or deep or repair or merge is not None:
             raise UsageError(
                 "--universal converts a tag and does nothing else", hint=f"dsdoctor checkpoint {folder} --universal OUT"
             )
         return _convert(order, UniversalOrder(out=universal, python=python), as_json)
     if merge is not None:
-        if plan != Plan() or ranks_here is not None or deep or repair:
+        if plan != Plan() or (ranks_here, model) != (None, None) or deep or repair:
             raise UsageError("--merge makes a model and plans no run", hint=f"dsdoctor checkpoint {folder} --merge OUT")
         return _merge(order, MergeOrder(out=merge, dtype=merge_dtype, largest=int(largest_file * 1e9)), as_json)
     if repair:
-        if plan != Plan() or ranks_here is not None or deep:
+        if plan != Plan() or (ranks_here, model) != (None, None) or deep:
             raise UsageError(
                 "--repair puts a folder right and plans no run", hint=f"dsdoctor checkpoint {folder} --repair"
             )

@@ -1,14 +1,17 @@
 """checkpoint: a folder that save_checkpoint wrote -> what is in it, whether a planned run loads it; certain repairs."""
 
 import contextlib
+import functools
 import os
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from dsdoctor.checkpoint.checks import judge_tag
-from dsdoctor.checkpoint.examine import examine
+from dsdoctor.checkpoint.examine import Examined, examine
 from dsdoctor.checkpoint.flat_weights import NotMerged
 from dsdoctor.checkpoint.judge import GIB, Judged, Values, judge, no_values
 from dsdoctor.checkpoint.look import Folder, is_tag, look, read_tag
@@ -21,14 +24,17 @@ from dsdoctor.checkpoint.merge import (
     write_index,
     write_output,
 )
+from dsdoctor.checkpoint.model_shapes import ModelShapes, judge_model, not_comparable
 from dsdoctor.checkpoint.plan import Plan
 from dsdoctor.checkpoint.repair import Repair, free_name, repair_of
 from dsdoctor.checkpoint.sources import sources_of
 from dsdoctor.checkpoint.values import Damaged
+from dsdoctor.core.child_answers import parse_answer
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan, UsageError
 from dsdoctor.core.files import check_folder, make_folder, write_text
-from dsdoctor.core.finding import has_error
+from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import Host, LocalHost
+from dsdoctor.core.machine import Gap
 
 OF_A_RUN = {
     "checkpoint-cannot-load",
@@ -37,18 +43,25 @@ OF_A_RUN = {
     "checkpoint-frozen-excluded",
 }
 """Rules that speak of a run which would load the tag."""
+PATIENCE = 300.0
+"""Seconds for a model to be made, without its weights."""
 STALE = 60.0
 """Seconds without a byte, after which a hidden file is taken for one that a killed merge left."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOrder:
-    """What the user asks. ``tag``: None for the one that ``latest`` names. ``ranks_here``: ranks that load on this machine."""
+    """What the user asks. ``tag``: None for the one that ``latest`` names. ``ranks_here``: ranks that load on this machine.
+
+    ``model``: a Hugging Face configuration whose model is to load it, which ``python`` with torch and transformers makes.
+    """
 
     folder: Path
     tag: str | None = None
     plan: Plan = field(default_factory=Plan)
     ranks_here: int | None = None
+    model: Path | None = None
+    python: str = sys.executable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +77,7 @@ def judge_checkpoint(order: CheckpointOrder, values: Values = no_values) -> tupl
     ``values``: what judges the tensors too, ``no_values`` for the quick look.
     """
     order = _around_tag(order)
+    model = read_model(order.model, order.python) if order.model is not None else None
     memory = Memory(available=available_memory(LocalHost()))
     judged = judge(
         look(order.folder),
@@ -71,9 +85,35 @@ def judge_checkpoint(order: CheckpointOrder, values: Values = no_values) -> tupl
         order.plan,
         available=memory.available,
         ranks_here=order.ranks_here,
-        values=values,
+        values=values if model is None else functools.partial(_with_model, model, values),
     )
     return judged, memory
+
+
+def _with_model(model: ModelShapes, values: Values, examined: Examined) -> Iterator[Finding]:
+    yield from values(examined)
+    if reason := not_comparable(examined):
+        raise ImpossiblePlan(
+            f"{examined.tag.folder.name} is not compared with a model: {reason}", hint="leave --model out"
+        )
+    yield from judge_model(examined, model)
+
+
+def read_model(path: Path, python: str) -> ModelShapes:
+    """The names and shapes of a configuration's model. Raises UsageError."""
+    if not path.exists():
+        raise UsageError(
+            f"there is no model {path}", hint="a Hugging Face config.json, or its folder: --model CONFIG.json"
+        )
+    answer = parse_answer(LocalHost().ask(python, "ask_shapes.py", str(path), timeout=PATIENCE), dict, "the model")
+    if isinstance(answer, Gap):
+        raise UsageError(f"the model could not be read: {answer.reason}", hint="--python names another environment")
+    if missing := answer.get("missing"):
+        message = f"the model is made with torch and transformers, and that Python has no {missing}"
+        raise UsageError(message, hint="name an environment that has it: --python PATH")
+    if error := answer.get("error"):
+        raise UsageError(f"the model could not be read: {error}", hint=answer.get("hint") or "--model CONFIG.json")
+    return ModelShapes(name=answer["class"], shapes={name: tuple(shape) for name, shape in answer["shapes"].items()})
 
 
 @dataclass(frozen=True, kw_only=True)
