@@ -240,6 +240,18 @@ How to fix it: look at the folder, and test what load_checkpoint returns: path i
     $ python -m dsdoctor checkpoint DIR
 
 Since: 0.1""",
+    "checkpoint-save-failed": """save_checkpoint raised an error in a watched training.
+
+The file that was written at that moment is cut off, and others of the tag are missing. latest is written last: it names the tag
+before this one still.
+
+Why it matters: the tag cannot be loaded, and takes room. A training that catches the error goes on without a checkpoint.
+
+How to fix it: make room where the disk was full. --repair gives the tag that was cut off another name and deletes nothing.
+
+    $ python -m dsdoctor checkpoint DIR
+
+Since: 0.1""",
     "checkpoint-disk-full": """In a watched training a checkpoint was saved, and the disk has no room for another of its size.
 
 Why it matters: the next save fails in the middle, and leaves a tag that cannot be loaded.

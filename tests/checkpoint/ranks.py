@@ -48,7 +48,7 @@ class Model(nn.Module):
         return self.head(x).float().pow(2).mean()
 
 
-def config(stage, dtype, *, universal=False):
+def configured(stage, dtype, *, universal=False):
     made = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 1,
@@ -76,7 +76,7 @@ def engine_of(stage, dtype, *, seed=1, universal=False, **kinds):
         from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
 
         parameters = split({"params": parameters, "name": "all"})
-    made = config(stage, dtype, universal=universal)
+    made = configured(stage, dtype, universal=universal)
     return deepspeed.initialize(model=model, model_parameters=parameters, config=made)[0]
 
 
@@ -93,7 +93,7 @@ def pipeline_of(stage, dtype, *, seed=1, universal=False):
     torch.manual_seed(seed)
     layers = [LayerSpec(nn.Linear, WIDTH, WIDTH) for _ in range(4)]
     model = PipelineModule(layers, num_stages=2, loss_fn=nn.MSELoss())
-    made = {**config(stage, dtype, universal=universal), "gradient_accumulation_steps": 2}
+    made = {**configured(stage, dtype, universal=universal), "gradient_accumulation_steps": 2}
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=made)[0]
 
 
@@ -174,6 +174,38 @@ def make_universal(out, name):
     return {f"{name} universal": done.stderr[-2000:]} if done.returncode else {}
 
 
+def hugging_face(out, config):
+    """A checkpoint of each stage of a model that transformers makes."""
+    import transformers
+
+    kind = transformers.AutoConfig.from_pretrained(config)
+    for stage in (1, 2, 3):
+        torch.manual_seed(SEED)
+        model = transformers.AutoModelForCausalLM.from_config(kind)
+        engine = deepspeed.initialize(
+            model=model, model_parameters=model.parameters(), config=configured(stage, "fp32")
+        )[0]
+        ids = torch.randint(0, kind.vocab_size, (2, 8))
+        engine.backward(engine(input_ids=ids, labels=ids).loss)
+        engine.step()
+        engine.save_checkpoint(str(out / f"stage{stage}"))
+        engine.destroy()
+
+
+def fill(out):
+    """Save again and again until a disk is full; what each save became."""
+    engine, told = engine_of(2, "bf16"), []
+    for _ in range(40):
+        train(engine)
+        try:
+            engine.save_checkpoint(str(out))
+            told.append("saved")
+        except BaseException as error:
+            told.append(f"{type(error).__name__}: {error}"[:200])
+            break
+    print("FILLED", json.dumps(told), file=sys.stderr, flush=True)
+
+
 def load(orders, answers):
     """Each order: folder, tag, the engine (kind, stage, dtype, universal). What became of it on each rank."""
     special = {"zero": {}, "frozen": {"frozen": True}, "experts": {"experts": True}, "pipeline": {}}
@@ -211,6 +243,10 @@ def main():
     deepspeed.init_distributed("gloo")
     if sys.argv[1] == "make":
         make(Path(sys.argv[2]), sys.argv[3:])
+    elif sys.argv[1] == "hugging-face":
+        hugging_face(Path(sys.argv[2]), sys.argv[3])
+    elif sys.argv[1] == "fill":
+        fill(Path(sys.argv[2]))
     else:
         load(*sys.argv[2:4])
 
