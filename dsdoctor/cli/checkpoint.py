@@ -11,13 +11,8 @@ from dsdoctor.checkpoint.judge import no_values
 from dsdoctor.checkpoint.plan import Plan
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.commands.checkpoint import (
-    CheckpointOrder,
-    MergeOrder,
-    judge_checkpoint,
-    merge_checkpoint,
-    repair_checkpoint,
-)
+from dsdoctor.commands.checkpoint import CheckpointOrder, judge_checkpoint, repair_checkpoint
+from dsdoctor.commands.checkpoint_merge import MergeOrder, merge_checkpoint
 from dsdoctor.commands.checkpoint_universal import UniversalOrder, convert_checkpoint
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import has_error

@@ -21,7 +21,8 @@ from dsdoctor.checkpoint.look import look, read_tag
 from dsdoctor.checkpoint.pickles import count_of
 from dsdoctor.checkpoint.universal import STATES, WIDTH, Needs, amount, needs, refusals
 from dsdoctor.checkpoint.values import Damaged
-from dsdoctor.commands.checkpoint import CheckpointOrder, Watching, available_memory, judge_checkpoint, whole_tag
+from dsdoctor.commands.checkpoint import CheckpointOrder, available_memory, judge_checkpoint
+from dsdoctor.commands.checkpoint_merge import Watching, whole_tag
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError, disk_full
 from dsdoctor.core.files import check_folder, make_folder, write_text
 from dsdoctor.core.fix import step

@@ -10,7 +10,7 @@ from dsdoctor.checkpoint.judge import Judged
 from dsdoctor.checkpoint.pickles import count_of
 from dsdoctor.checkpoint.plan import LOAD_UNIVERSAL, Verdict
 from dsdoctor.checkpoint.repair import Repair
-from dsdoctor.commands.checkpoint import Merged
+from dsdoctor.commands.checkpoint_merge import Merged
 from dsdoctor.commands.checkpoint_universal import Converted
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.sentences import and_more

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from dsdoctor.checkpoint.convert import converted
-from dsdoctor.commands.checkpoint import CheckpointOrder, MergeOrder, merge_checkpoint
+from dsdoctor.commands.checkpoint import CheckpointOrder
+from dsdoctor.commands.checkpoint_merge import MergeOrder, merge_checkpoint
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from tests.checkpoint.written import (
     EXPERTS,
