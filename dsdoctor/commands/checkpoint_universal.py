@@ -77,7 +77,7 @@ def convert_checkpoint(
         _put(made, out)
     _leave(out.parent / WORK)
     write_text(out.parent / LATEST, out.name)
-    return judged, Converted(out=str(out), parameters=parameters, size=total, needs=needed, peak_memory=peak)
+    return judged, Converted(out=str(wish.out), parameters=parameters, size=total, needs=needed, peak_memory=peak)
 
 
 def _check(examined: Examined, out: Path) -> None:
