@@ -125,9 +125,9 @@ def _universal(facts: Facts) -> Outcome:
     if facts.experts or (facts.tensor or 1) > 1:
         why = "universal checkpoints of experts and of tensor-parallel models were not tried"
         return Outcome(verdict=Verdict.UNKNOWN, why=why)
+    ranks = "as many pipeline stages and any number of ranks" if (facts.pipeline or 1) > 1 else "any number of ranks"
     return Outcome(
-        verdict=Verdict.LOADS,
-        why=f"it is universal, for any number of ranks, where the configuration says {LOAD_UNIVERSAL}",
+        verdict=Verdict.LOADS, why=f"it is universal, for {ranks}, where the configuration says {LOAD_UNIVERSAL}"
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dsdoctor.checkpoint.contents import STATE
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
+from dsdoctor.checkpoint.look import names_in
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.pickles import count_of
 from dsdoctor.checkpoint.trusted_names import untrusted
@@ -56,6 +57,11 @@ def refusals(examined: Examined) -> Iterator[str]:
 
 
 def _of_files(examined: Examined) -> Iterator[str]:
+    known = {file.path.name for file in examined.tag.files}
+    others = tuple(name for name in names_in(examined.tag.folder.path) if name.endswith(".pt") and name not in known)
+    if others:
+        # it takes every file by the end of its name
+        yield f"the converter would take {and_more(others, 3)} too, which this tag does not have: move it away"
     unknown = tuple(file.path.name for file in examined.tag.files if file.unknown)
     if unknown:
         yield f"{and_more(unknown, 3)} could not be read"

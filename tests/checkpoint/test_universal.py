@@ -5,6 +5,7 @@ The converter is a small program here; DeepSpeed's own is in tests/launch/test_c
 
 import math
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from dsdoctor.checkpoint.universal import needs, refusals
 from dsdoctor.commands.checkpoint import CheckpointOrder
 from dsdoctor.commands.checkpoint_universal import Converted, UniversalOrder, convert_checkpoint
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
-from tests.checkpoint.test_merge import Nobody, expected
+from tests.checkpoint.test_merge import Nobody, expected, merged
 from tests.checkpoint.written import (
     KINDS,
     SHAPES,
@@ -103,6 +104,23 @@ def test_what_holds_the_same_values_gets_its_name(tmp_path: Path, stage: int) ->
     assert names == {"global_step2", "global_step2_universal", "latest", "latest_universal"}
 
 
+def test_cut_tensors_that_were_made_universal_are_merged_whole(tmp_path: Path) -> None:
+    """The model states of each rank speak of its own part; the universal tag has the whole one."""
+    tag = universal(tmp_path / "saved/global_step2_universal", Kind(stage=1))
+    cut = {
+        "mp_world_size": 2,
+        "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 2},
+        "param_shapes": [{"0.first": (3, 1)}],
+    }
+    for rank in (0, 1):
+        save(tag / f"mp_rank_0{rank}_model_states.pt", {**model_states(Kind(stage=1), 2, 2), **cut})
+
+    found = merged(tmp_path / "saved", tmp_path / "out")
+
+    assert found["0.first"][:2] == ("F32", (3, 2))
+    assert struct.unpack("<6f", found["0.first"][2]) == (0, 1, 2, 3, 4, 5)
+
+
 def other_value(states: dict[str, Weights]) -> None:
     states["exp_avg_sq"] = floats([0.25] * (len(states["exp_avg_sq"].content) // 4 - 1) + [0.5])
 
@@ -180,6 +198,15 @@ def test_a_file_that_names_a_function_of_the_system_is_not_opened_by_the_convert
 
     assert list(untrusted(examined(tmp_path))) == [("posix.system", "mp_rank_00_model_states.pt")]
     assert "posix.system" in next(refusals(examined(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["zero_pp_rank_2_mp_rank_00_optim_states.pt", "more_optim_states.pt"])
+def test_a_file_that_the_converter_would_take_and_nobody_judged_is_named(tmp_path: Path, name: str) -> None:
+    """It takes every file by the end of its name: those of a larger run before, and whatever else was put there."""
+    tag = adam(tmp_path, Kind(stage=1))
+    save(tag / name, {"args": Called("posix", "system", ("true",))})
+
+    assert f"would take {name} too" in next(refusals(examined(tmp_path)))
 
 
 def test_a_second_name_and_a_missing_folder_are_told(tmp_path: Path) -> None:
