@@ -3,6 +3,7 @@
     python benchmarks/checkpoint_faults.py --json FILE             # all: about fifteen minutes on two processors
     python benchmarks/checkpoint_faults.py --kinds zero2-fp32      # those of one kind
     python benchmarks/checkpoint_faults.py --every 20              # a sample
+    python benchmarks/checkpoint_faults.py --minutes 8             # as many as that allows, in an order drawn once
 
 Generated: kind x file x damage, and what befalls a folder: swapped ranks, files of another step or another training, latest, links.
 A case is wrong where dsdoctor lets pass what does not load or loads other values, where it does not name the file, and where it
@@ -12,6 +13,7 @@ alarms over what loads as it was saved. Flipped bytes are looked for with --deep
 import argparse
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -224,7 +226,7 @@ def verdict_on(case: Case, said: dict[str, Any], did: str) -> str:
     return "right" if said["named"] else "wrong: the file is not named"
 
 
-def rows(place: Path, kinds: list[str], every: int) -> list[dict[str, Any]]:
+def rows(place: Path, kinds: list[str], every: int = 1, seconds: float = 3600) -> list[dict[str, Any]]:
     """Make, damage, judge, load; a row for each case."""
     saved, other = place / "saved", place / "other"
     environment = {**os.environ, "EVERY_STEP": "1"}
@@ -242,10 +244,11 @@ def rows(place: Path, kinds: list[str], every: int) -> list[dict[str, Any]]:
     more = [case for kind in kinds for case in of_files(saved, kind, universal=False)]
     more += [case for kind in UNIVERSAL if kind in kinds for case in of_files(saved, kind, universal=True)]
     rest = [case for case in (*cases, *more) if case not in healthy][::every]
-    return compared(place, saved, [*healthy, *whole, *rest])
+    random.Random(5).shuffle(rest)
+    return compared(place, saved, [*healthy, *whole, *rest], seconds)
 
 
-def compared(place: Path, saved: Path, cases: list[Case]) -> list[dict[str, Any]]:
+def compared(place: Path, saved: Path, cases: list[Case], seconds: float) -> list[dict[str, Any]]:
     folders = [place / f"case{number}" for number in range(len(cases))]
     said = []
     for case, folder in zip(cases, folders, strict=True):
@@ -256,10 +259,11 @@ def compared(place: Path, saved: Path, cases: list[Case]) -> list[dict[str, Any]
     loads = Path(__file__).parents[1] / "tests/checkpoint/loads.py"
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     subprocess.run(
-        [sys.executable, str(loads), str(place / "orders.json"), str(place / "answers.json")],
+        [sys.executable, str(loads), str(place / "orders.json"), str(place / "answers.json"), str(seconds)],
         check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     answers = json.loads((place / "answers.json").read_text())
+    cases, said = cases[: len(answers)], said[: len(answers)]
     usual = {
         (case.kind, case.universal): answer
         for case, answer in reversed(list(zip(cases, answers, strict=True)))
@@ -279,10 +283,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        found = rows(Path(place), given.kinds, given.every)
+        found = rows(Path(place), given.kinds, given.every, 60 * given.minutes)
     text = {
         "deepspeed": PROVEN_WITH, "cases": len(found), "verdicts": Counter(row["verdict"] for row in found),
         "did": Counter(row["did"] for row in found), "by": Counter(row["by"] for row in found if row["by"]),

@@ -1,4 +1,6 @@
-"""Real loads of many checkpoints, each by two fresh ranks: ``loads.py ORDERS.json ANSWERS.json``. Knows nothing of dsdoctor.
+"""Real loads of many checkpoints, each by two fresh ranks: ``loads.py ORDERS.json ANSWERS.json SECONDS``. Knows nothing of dsdoctor.
+
+After so many seconds no further load begins: there are fewer answers then.
 
 torch and DeepSpeed are imported once; the ranks of each load are forked, so that a rank that fails or waits for ever takes no
 other load with it. What a rank holds afterwards is told as sums over its own tensors: no rank asks another one for them.
@@ -109,8 +111,10 @@ def main():
     # what is compiled for the ranks on one machine is loaded once, not by each of them
     deepspeed.accelerator.get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
     place = answers.parent
-    told = []
+    told, end = [], time.monotonic() + float(sys.argv[3])
     for number, order in enumerate(json.loads(orders.read_text())):
+        if time.monotonic() > end:
+            break
         told.append({**order, "ranks": both(number, order, place)})
         (place / f"store{number}").unlink(missing_ok=True)
     answers.write_text(json.dumps(told, indent=1))
