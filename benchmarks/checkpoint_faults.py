@@ -229,11 +229,9 @@ def verdict_on(case: Case, said: dict[str, Any], did: str) -> str:
 def rows(place: Path, kinds: list[str], every: int = 1, seconds: float = 3600) -> list[dict[str, Any]]:
     """Make, damage, judge, load; a row for each case."""
     saved, other = place / "saved", place / "other"
-    environment = {**os.environ, "EVERY_STEP": "1"}
-    for folder, seed in ((saved, "1"), (other, "2")):
+    for folder, seed, universal in ((saved, "1", " ".join(UNIVERSAL)), (other, "2", "")):
         folder.mkdir()
-        os.environ.update({**environment, "SEED": seed})
-        real.make(folder, *kinds)
+        real.make(folder, *kinds, env={"EVERY_STEP": "1", "SEED": seed, "UNIVERSAL": universal})
     cases = [case for kind in kinds for case in of_folders(saved, other, kind)]
     healthy = [case for case in cases if case.what == "as it was saved"]
     whole = [
@@ -244,7 +242,7 @@ def rows(place: Path, kinds: list[str], every: int = 1, seconds: float = 3600) -
     more = [case for kind in kinds for case in of_files(saved, kind, universal=False)]
     more += [case for kind in UNIVERSAL if kind in kinds for case in of_files(saved, kind, universal=True)]
     rest = [case for case in (*cases, *more) if case not in healthy][::every]
-    random.Random(5).shuffle(rest)
+    random.Random(5).shuffle(rest)  # noqa: S311
     return compared(place, saved, [*healthy, *whole, *rest], seconds)
 
 

@@ -1,6 +1,6 @@
-"""Real loads of many checkpoints, each by two fresh ranks: ``loads.py ORDERS.json ANSWERS.json SECONDS``. Knows nothing of dsdoctor.
+"""Real loads of many checkpoints, each by two fresh ranks: ``loads.py ORDERS.json ANSWERS.json SECONDS``.
 
-After so many seconds no further load begins: there are fewer answers then.
+Knows nothing of dsdoctor. After so many seconds no further load begins: there are fewer answers then.
 
 torch and DeepSpeed are imported once; the ranks of each load are forked, so that a rank that fails or waits for ever takes no
 other load with it. What a rank holds afterwards is told as sums over its own tensors: no rank asks another one for them.

@@ -155,13 +155,18 @@ def make(out, wanted):
         sums[name] = held(engine)
         engine.destroy()
     if os.environ["RANK"] == "0":
-        for name in [
-            name for name in sums if name.startswith(("zero", "pipeline")) and name.partition("-")[0][-1] != "0"
-        ]:
+        for name in converted(sums):
             failed.update(make_universal(out, name))
         (out / "sums.json").write_text(json.dumps(sums))
         (out / "failed.json").write_text(json.dumps(failed))
     comm.barrier()
+
+
+def converted(names):
+    """Those of which a universal checkpoint is made: what DeepSpeed's converter takes, or what UNIVERSAL names of it."""
+    wanted = os.environ.get("UNIVERSAL")
+    able = [each for each in names if each.startswith(("zero", "pipeline")) and each.partition("-")[0][-1] != "0"]
+    return able if wanted is None else [each for each in able if each in wanted.split()]
 
 
 def make_universal(out, name):
