@@ -67,7 +67,7 @@ def test_nothing_is_said_against_what_real_ranks_saved(saved: Saved) -> None:
         if rules:
             said[f"{kind.name} {tag}"] = rules
     assert said == {}
-    assert seen == 12
+    assert seen == 13
 
 
 def test_each_verdict_is_what_real_ranks_do(saved: Saved) -> None:
