@@ -179,7 +179,8 @@ def _sharded(facts: Facts, run: Run) -> Outcome:
 
 def _difference(facts: Facts, run: Run) -> tuple[str, str]:
     if run.data != facts.data:
-        why = f"its optimizer states are cut for {facts.data} data-parallel ranks, and the run has {run.data}"
+        many = "s" * (facts.data != 1)
+        why = f"its optimizer states are cut for {facts.data} data-parallel rank{many}, and the run has {run.data}"
         if run.stage == 3 and (run.data or 0) > (facts.data or 0):
             return why, "ZeRORuntimeException on some ranks, AssertionError on those whose file is not there"
         return (
