@@ -4,7 +4,6 @@ It works in a hidden folder beside the one that is named, and what it made gets 
 kill, a full disk or an error leave nothing that a training could take for a checkpoint.
 """
 
-import contextlib
 import os
 import sys
 from collections import deque
@@ -26,11 +25,10 @@ from dsdoctor.commands.checkpoint_merge import Watching, whole_tag
 from dsdoctor.core.errors import BuildFailed, ImpossiblePlan, UsageError, disk_full
 from dsdoctor.core.files import check_folder, make_folder, write_text
 from dsdoctor.core.fix import step
+from dsdoctor.core.hidden_folder import hidden_folder
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.workspace import workspace
 
-WORK = ".dsdoctor-universal"
-"""The hidden folder beside the result. What a killed conversion left in it goes with the next one."""
+WORK = "universal"
 LAST_LINES = 40
 LATEST = "latest_universal"
 
@@ -69,13 +67,12 @@ def convert_checkpoint(
     _check(judged.examined, out)
     needed = _told(judged.examined, out, tell)
     make_folder(out.parent)
-    with workspace(out.parent / WORK) as folder:
+    with hidden_folder(out.parent, WORK) as folder:
         made = folder / out.name
         peak = _run(judged.examined, made, wish.python, needed, tell)
         parameters = _checked(judged.examined, made, watching)
         total = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
         _put(made, out)
-    _leave(out.parent / WORK)
     write_text(out.parent / LATEST, out.name)
     return judged, Converted(out=str(wish.out), parameters=parameters, size=total, needs=needed, peak_memory=peak)
 
@@ -152,7 +149,7 @@ def _failure(status: int, last: deque[str], made: Path) -> Exception:
         )
     if disk_full(text) or "PytorchStreamWriter failed" in text:
         return ImpossiblePlan(
-            f"the disk of {made.parents[2]} ran full", hint="name a folder on another disk: --universal OUT"
+            f"the disk of {made.parents[1]} ran full", hint="name a folder on another disk: --universal OUT"
         )
     said = next((line.strip() for line in reversed(last) if line.strip()), "nothing")
     how = f"was ended by signal {-status}" if status < 0 else f"ended with {status}"
@@ -205,11 +202,3 @@ def _synced(made: Path) -> None:
             os.fsync(number)
         finally:
             os.close(number)
-
-
-def _leave(work: Path) -> None:
-    """Take the hidden folder away, unless another conversion is in it."""
-    with contextlib.suppress(OSError):
-        (work / "builds" / ".lock").unlink()
-        (work / "builds").rmdir()
-        work.rmdir()

@@ -93,6 +93,8 @@ def convert(folder: Path, out: Path, python: str) -> Converted | None:
 def test_what_holds_the_same_values_gets_its_name(tmp_path: Path, stage: int) -> None:
     kind = Kind(stage=stage)
     adam(tmp_path / "saved", kind)
+    # as the folder of a project on a cluster is
+    (tmp_path / "saved").chmod(0o2777)
     program = converter(tmp_path / "python", universal(tmp_path / "prepared", kind))
 
     made = convert(tmp_path / "saved", tmp_path / "saved/global_step2_universal", program)
@@ -149,7 +151,7 @@ def test_what_holds_other_values_is_thrown_away(tmp_path: Path, changed: Any, wh
 
     with pytest.raises(BuildFailed, match=why):
         convert(tmp_path / "saved", tmp_path / "saved/new", program)
-    assert {path.name for path in (tmp_path / "saved").iterdir()} - {".dsdoctor-universal"} == before
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == before
 
 
 @pytest.mark.slow
@@ -168,8 +170,7 @@ def test_a_converter_that_fails_leaves_nothing(tmp_path: Path, after: str, error
 
     with pytest.raises(error, match=why):
         convert(tmp_path / "saved", tmp_path / "elsewhere/new", program)
-    assert list((tmp_path / "elsewhere").rglob("*.pt")) == []
-    assert not (tmp_path / "elsewhere/latest_universal").exists()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 @pytest.mark.parametrize(
