@@ -287,7 +287,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         found = rows(Path(place), given.kinds, given.every, 60 * given.minutes)
     text = {
-        "deepspeed": PROVEN_WITH, "kinds": given.kinds, "every": given.every, "cases": len(found), "verdicts": Counter(row["verdict"] for row in found),
+        "deepspeed": PROVEN_WITH, "kinds": given.kinds, "every": given.every,
+        "cases": len(found), "verdicts": Counter(row["verdict"] for row in found),
         "did": Counter(row["did"] for row in found), "by": Counter(row["by"] for row in found if row["by"]),
         "slowest_look_seconds": max(row["seconds"] for row in found),
     }  # fmt: skip

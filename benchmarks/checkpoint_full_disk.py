@@ -113,10 +113,11 @@ def run_full(
         again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200, env=environment)
         hidden = [path.name for path in out.rglob(".dsdoctor*")]
         same = bool(options[0] == "--universal" or read(out / "new"))
+    said = ended.stderr.replace(str(disk), "DISK").strip().splitlines()[-2:]
+    right = ended.returncode not in {0, 1} and not there and again.returncode == 0 and same and not hidden
     return {
-        "what": options[0], "disk": size, "status": ended.returncode, "said": ended.stderr.replace(str(disk), "DISK").strip().splitlines()[-2:], "left": there,
-        "again": again.returncode, "hidden": hidden,
-        "right": ended.returncode not in {0, 1} and not there and again.returncode == 0 and same and not hidden,
+        "what": options[0], "disk": size, "status": ended.returncode, "said": said, "left": there, "again": again.returncode,
+        "hidden": hidden, "right": right,
     }  # fmt: skip
 
 
