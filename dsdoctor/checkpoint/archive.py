@@ -32,6 +32,7 @@ class Archive:
     """A file as far as it could be read. ``problem``: what is the matter, "" for nothing. ``unknown``: why nothing is known.
 
     ``root``: the name that the file had when it was written, as torch puts it into the zip. ``content``: the pickle's.
+    ``names``: every class and function that the pickle names.
     """
 
     path: Path
@@ -40,6 +41,7 @@ class Archive:
     root: str = ""
     entries: Mapping[str, Entry] = field(default_factory=dict)
     content: Any = None
+    names: frozenset[str] = frozenset()
     problem: str = ""
     unknown: str = ""
 
@@ -85,6 +87,8 @@ def _inside(known: Archive, archive: zipfile.ZipFile) -> Archive:
         for info in infos
     }
     known = replace(known, root=root, entries=entries)
+    if len(entries) != len(infos):
+        return replace(known, unknown="its zip has two entries of one name")
     if any(info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size for info in infos):
         return replace(known, unknown="its zip is compressed, which torch never does")
     late = [name for name, entry in entries.items() if entry.header + LOCAL_HEADER + entry.size > known.size]
@@ -94,13 +98,14 @@ def _inside(known: Archive, archive: zipfile.ZipFile) -> Archive:
         return replace(known, problem="its zip has no data.pkl")
     if entries["data.pkl"].size > LARGEST_PICKLE:
         return replace(known, unknown=f"its pickle is larger than {LARGEST_PICKLE >> 20} MiB")
+    names: set[str] = set()
     try:
-        content = read_pickle(archive.read(f"{root}/data.pkl"))
+        content = read_pickle(archive.read(f"{root}/data.pkl"), names)
     except (zipfile.BadZipFile, EOFError) as error:
         return replace(known, problem=f"its pickle is damaged: {str(error)[:100]}")
     except NotUnderstood as error:
         return replace(known, unknown=str(error))
-    known = replace(known, content=content)
+    known = replace(known, content=content, names=frozenset(names))
     return replace(known, problem=_storage_problem(known))
 
 

@@ -4,11 +4,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from dsdoctor.checkpoint.contents import optimizer_steps, shapes_of
+from dsdoctor.checkpoint.contents import STATE, optimizer_steps, shapes_of
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
 from dsdoctor.checkpoint.expected import missing_files, missing_states
 from dsdoctor.checkpoint.look import Shard, names_in
 from dsdoctor.checkpoint.names import Part, parse_name
+from dsdoctor.checkpoint.pickles import Call
 from dsdoctor.checkpoint.sizes import size_problems
 from dsdoctor.checkpoint.walk import at
 from dsdoctor.core.finding import Finding
@@ -118,11 +119,27 @@ def _said(shards: tuple[Shard, ...]) -> Iterator[tuple[str, list[tuple[str, obje
         "the steps that the optimizer made",
         [(shard.file.path.name, optimizer_steps(shard.file)) for shard in optimizers],
     )
+    yield "the learning rate", [(shard.file.path.name, _rates(shard)) for shard in optimizers]
+    yield "the loss scale", [(shard.file.path.name, _loss_scale(shard)) for shard in optimizers]
     yield "the ranks that share the optimizer", [(shard.file.path.name, _partitions(shard)) for shard in optimizers]
     yield "whether the training is in bf16", [(shard.file.path.name, shard.name.bf16) for shard in optimizers]
     for model in sorted({shard.name.model or 0 for shard in models}):
         same = [shard for shard in models if (shard.name.model or 0) == model]
         yield "the parameters", [(shard.file.path.name, _shape_key(shard)) for shard in same]
+
+
+def _rates(shard: Shard) -> object:
+    """The learning rate of each group, of the optimizer's own kind; None where one is no number."""
+    state = at(shard.file.content, STATE)
+    groups = at(state, "base_optimizer_state", "param_groups") or at(state, STATE, "param_groups")
+    rates = tuple(at(group, "lr") for group in groups) if isinstance(groups, list) else ()
+    return rates if rates and all(isinstance(rate, float) for rate in rates) else None
+
+
+def _loss_scale(shard: Shard) -> object:
+    scaler = at(shard.file.content, STATE, "loss_scaler")
+    scale = at(scaler.state, "cur_scale") if isinstance(scaler, Call) else None
+    return scale if isinstance(scale, int | float) else None
 
 
 def _partitions(shard: Shard) -> object:

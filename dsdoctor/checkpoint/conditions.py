@@ -44,11 +44,15 @@ def _names(content: object) -> Iterator[str]:
             yield value.function
 
 
-def _frozen_excluded(examined: Examined) -> Iterator[Finding]:
+def without_frozen(examined: Examined) -> bool:
+    """Whether frozen parameters were excluded when it was saved, where DeepSpeed notes that."""
     if (examined.facts.stage or 0) < GRADIENTS or examined.facts.universal:
-        return
-    models = examined.tag.of(Part.MODEL)
-    if any(_says_nothing_of_frozen(shard.file.content) for shard in models):
+        return False
+    return any(_says_nothing_of_frozen(shard.file.content) for shard in examined.tag.of(Part.MODEL))
+
+
+def _frozen_excluded(examined: Examined) -> Iterator[Finding]:
+    if without_frozen(examined):
         yield Finding.warning(
             "checkpoint-frozen-excluded",
             f"{examined.tag.folder.name} was saved with exclude_frozen_parameters: frozen parameters of the model are not in it",

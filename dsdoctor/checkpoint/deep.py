@@ -1,4 +1,4 @@
-"""Every byte of a tag, read once: are the zips' checksums right, are weights and optimizer states finite. A few MiB of memory."""
+"""Every byte of a tag: are the zips' checksums right, are weights and optimizer states finite, does agree what is saved twice."""
 
 import zlib
 from collections import defaultdict
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from dsdoctor.checkpoint.agree import judge_agreement, weights_saved_twice
 from dsdoctor.checkpoint.archive import Archive, Entry
 from dsdoctor.checkpoint.examine import Examined
 from dsdoctor.checkpoint.finite import not_finite
@@ -47,11 +48,14 @@ def judge_values(examined: Examined, read: Read) -> Iterator[Finding]:
             evidence=and_more_lines(bad, MOST),
             fix="take an older tag: a training that goes on from this one stays nan",
         )
+    if not changed:
+        yield from judge_agreement(examined, read)
 
 
 def bytes_of(examined: Examined) -> int:
     """How much there is to read."""
-    return sum(entry.size for file, _ in _files(examined) for entry in file.entries.values())
+    whole = sum(entry.size for file, _ in _files(examined) for entry in file.entries.values())
+    return whole + sum(weight.size for weight in weights_saved_twice(examined))
 
 
 def _files(examined: Examined) -> Iterator[tuple[Archive, list[Span]]]:

@@ -124,14 +124,12 @@ def _about(decided: Outcome, examined: Examined) -> Iterator[Finding]:
 def _needs_universal(decided: Outcome, examined: Examined, evidence: list[str]) -> Finding:
     tag = examined.tag.folder
     there = examined.folder.tag(f"{tag.name}_universal")
-    names = {"source": str(tag.path), "out": f"{tag.path}_universal"}
-    convert = (
-        step("python -m deepspeed.checkpoint.ds_to_universal --input_folder {source} --output_folder {out}", **names)
-        if examined.facts.stage == 3 or examined.facts.injected
-        else step(
-            "python -m deepspeed.checkpoint.ds_to_universal --input_folder {source} --output_folder {out} --inject_missing_state",
-            **names,
-        )
+    convert = step(
+        "python -m dsdoctor checkpoint {folder} --tag {tag} --universal {out}",
+        note="DeepSpeed's own converter, checked before and after",
+        folder=str(examined.folder.path),
+        tag=tag.name,
+        out=f"{tag.path}_universal",
     )
     ready = f"{there.name} is here already" if there and there.universal else "convert it"
     return Finding.error(

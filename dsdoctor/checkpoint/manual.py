@@ -161,7 +161,7 @@ Why it matters: load_checkpoint fails on every rank, after the model was built.
 
 How to fix it: convert it once, and set "checkpoint": {"load_universal": true} for the run.
 
-    $ python -m deepspeed.checkpoint.ds_to_universal --input_folder DIR/TAG --output_folder DIR/TAG_universal
+    $ python -m dsdoctor checkpoint DIR --tag TAG --universal DIR/TAG_universal
 
 Since: 0.1""",
     "checkpoint-cannot-load": """The planned run cannot load this checkpoint, not by a universal one either.
@@ -205,6 +205,30 @@ How to fix it: take an older tag. To find out where the first one came from, wat
     $ python -m dsdoctor.run train.py
 
 Since: 0.1""",
+    "checkpoint-values-disagree": """Weights of the model are not the fp32 weights of the optimizer, rounded to the model's type.
+
+At the stages 1 and 2 each weight is saved twice: in the model's own type, and in fp32 in the optimizer's files. After each step the
+one is made of the other. They differ where a file is of another training, or where a script changed weights in place after the
+last step (averaging, merging an adapter). With fp16, and at stage 3, where each weight is saved once, nothing is compared.
+
+Why it matters: load_checkpoint takes both without a word, and the fp32 weights replace the model's with the next step: the training
+goes on from weights of two trainings.
+
+How to fix it: take a tag whose files are of one save. Where a script changed the weights on purpose, nothing has to be done but to
+know that the optimizer does not have the change.
+
+Since: 0.1""",
+    "checkpoint-model-differs": """The checkpoint's parameters are not those of the model that was named with --model.
+
+The model is built of its configuration without memory for its weights, by the installed transformers; names and shapes are
+compared. Told are parameters that the model has and the checkpoint does not, those that only the checkpoint has, and other shapes.
+
+Why it matters: load_checkpoint fails with "Missing key(s)" or "size mismatch" on every rank, after the model was built; with
+load_module_strict=False parameters keep the values that they were made with, and nothing is said.
+
+How to fix it: load it into the model that it was written from: the same layers, vocabulary and wrappers (LoRA, compile).
+
+Since: 0.1""",
     "checkpoint-nothing-loaded": """load_checkpoint returned (None, None) in a watched training: nothing was loaded.
 
 The folder is not there, or it has no file latest and no tag was named. DeepSpeed writes one line into its log and raises nothing.
@@ -212,6 +236,18 @@ The folder is not there, or it has no file latest and no tag was named. DeepSpee
 Why it matters: the training begins anew from step 0, and may write over what it was to go on from.
 
 How to fix it: look at the folder, and test what load_checkpoint returns: path is None.
+
+    $ python -m dsdoctor checkpoint DIR
+
+Since: 0.1""",
+    "checkpoint-save-failed": """save_checkpoint raised an error in a watched training.
+
+The file that was written at that moment is cut off, and others of the tag are missing. latest is written last: it names the tag
+before this one still.
+
+Why it matters: the tag cannot be loaded, and takes room. A training that catches the error goes on without a checkpoint.
+
+How to fix it: make room where the disk was full. --repair gives the tag that was cut off another name and deletes nothing.
 
     $ python -m dsdoctor checkpoint DIR
 

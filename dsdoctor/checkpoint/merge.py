@@ -8,21 +8,18 @@ import hashlib
 import json
 import os
 import struct
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from dsdoctor.checkpoint.convert import converted
+from dsdoctor.checkpoint.open_files import OpenFiles
 from dsdoctor.checkpoint.pickles import ITEM_SIZES
-from dsdoctor.checkpoint.sources import Piece, Source
-from dsdoctor.checkpoint.values import Damaged, pieces, start_of
+from dsdoctor.checkpoint.sources import Source
 from dsdoctor.core.files import open_regular, read_limited, replacing, write_text
 
 LARGEST_FILE = 5_000_000_000
 """Bytes of a file of weights, as Hugging Face cuts them."""
-MOST_OPEN = 200
 INDEX = "model.safetensors.index.json"
 
 
@@ -99,7 +96,7 @@ def foreign_files(folder: Path, outputs: tuple[Output, ...]) -> tuple[str, ...]:
 
 def write_output(folder: Path, output: Output, read: Callable[[int], None]) -> None:
     """Write one file. Raises OSError, and Damaged for a file of the checkpoint that is shorter than its zip says."""
-    with _Files() as files, replacing(folder / output.name) as made:
+    with OpenFiles() as files, replacing(folder / output.name) as made:
         made.write(output.header)
         for source in output.sources:
             for piece in source.pieces:
@@ -118,33 +115,3 @@ def _index(outputs: tuple[Output, ...]) -> str:
     where = {source.name: output.name for output in outputs for source in output.sources}
     total = sum(source.size for output in outputs for source in output.sources)
     return json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2, sort_keys=True) + "\n"
-
-
-class _Files:
-    """The ranks' files, a number of them open at a time."""
-
-    def __init__(self) -> None:
-        self._open: OrderedDict[Path, BinaryIO] = OrderedDict()
-
-    def __enter__(self) -> "_Files":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._open.values():
-            file.close()
-
-    def read(self, piece: Piece, width: int) -> Iterator[bytes]:
-        """The bytes of a piece, a few MiB at a time."""
-        entry = piece.file.entries[f"data/{piece.key}"]
-        if (piece.start + piece.count) * width > entry.size:
-            raise Damaged(f"a tensor ends behind its entry in {piece.file.path.name}")
-        file = self._file(piece.file.path)
-        yield from pieces(file, start_of(file, entry) + piece.start * width, piece.count * width)
-
-    def _file(self, path: Path) -> BinaryIO:
-        if path not in self._open:
-            if len(self._open) >= MOST_OPEN:
-                self._open.popitem(last=False)[1].close()
-            self._open[path] = open_regular(path)
-        self._open.move_to_end(path)
-        return self._open[path]

@@ -4,6 +4,7 @@ The opcodes are read, never obeyed: a class or function is a name (``Name``), a 
 is too large, or has an opcode that torch does not write, raises NotUnderstood.
 """
 
+import io
 import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -86,10 +87,6 @@ class Call:
     values: list[Any] = field(default_factory=list)
 
 
-class _Mark:
-    """The place on the stack where a sequence begins."""
-
-
 def count_of(shape: tuple[int, ...]) -> int:
     """Elements of a shape.
 
@@ -102,8 +99,9 @@ def count_of(shape: tuple[int, ...]) -> int:
     return count
 
 
-def read_pickle(content: bytes) -> Any:
-    """What a pickle would make, as inert data. Raises NotUnderstood.
+def read_pickle(content: bytes, names: set[str] | None = None) -> Any:
+    """What a pickle would make, as inert data. Raises NotUnderstood. ``names`` takes every class and function that it names, those
+    too of which nothing is left in the result.
 
     >>> import collections, pickle
     >>> read_pickle(pickle.dumps({"a": [1, 2.5, None], "b": collections.OrderedDict(c=(True,))}))
@@ -111,51 +109,65 @@ def read_pickle(content: bytes) -> Any:
     >>> read_pickle(b"cos\\nsystem\\n(S'true'\\ntR.").function
     'os.system'
     """
-    reader = _Reader()
+    reader = _Reader(set() if names is None else names)
+    stream = io.BytesIO(content)
     try:
-        for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-            if number > MOST_OPCODES:
-                raise NotUnderstood(f"its pickle has more than {MOST_OPCODES:,} opcodes")
-            if opcode.name == "STOP":
+        for _ in range(MOST_OPCODES):
+            code = stream.read(1)
+            if code not in OPCODES:
+                raise NotUnderstood(
+                    "its pickle has no end" if not code else "its pickle cannot be read: no such opcode"
+                )
+            name, read = OPCODES[code]
+            argument = None if read is None else read(stream)
+            if name == "STOP":
                 return reader.stack[-1]
-            reader.take(opcode.name, argument)
+            if name not in STEPS:
+                raise NotUnderstood(f"its pickle has the opcode {name}, which torch does not write")
+            STEPS[name](reader, argument)
+        raise NotUnderstood(f"its pickle has more than {MOST_OPCODES:,} opcodes")
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, RecursionError, MemoryError) as error:
         raise NotUnderstood(f"its pickle cannot be read: {type(error).__name__}: {str(error)[:100]}") from error
-    raise NotUnderstood("its pickle has no end")
 
 
 class _Reader:
     """The stack and the memory of the machine that a pickle is written for."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: set[str]) -> None:
         self.stack: list[Any] = []
+        self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.names = names
 
-    def take(self, name: str, argument: Any) -> None:
-        """One opcode."""
-        if name in IGNORED:
-            return
-        if name in CONSTANTS:
-            self.stack.append(argument)
-        elif name in FIXED:
-            self.stack.append(FIXED[name]())
-        elif name in PUTS:
-            self.memo[len(self.memo) if argument is None else int(argument)] = self.stack[-1]
-        elif name in GETS:
-            self.stack.append(self.memo[int(argument)])
-        elif name in ACTIONS:
-            ACTIONS[name](self)
-        elif name in {"GLOBAL", "STACK_GLOBAL"}:
-            self.name(argument)
-        else:
-            raise NotUnderstood(f"its pickle has the opcode {name}, which torch does not write")
+    def push(self, argument: Any) -> None:
+        """A number or a text."""
+        self.stack.append(argument)
+
+    def put(self, argument: Any) -> None:
+        """Remember what lies on top."""
+        self.memo[len(self.memo) if argument is None else int(argument)] = self.stack[-1]
+
+    def get(self, argument: Any) -> None:
+        """What was remembered."""
+        self.stack.append(self.memo[int(argument)])
+
+    def mark(self) -> None:
+        """A sequence begins here."""
+        self.marks.append(len(self.stack))
 
     def pop_to_mark(self) -> list[Any]:
         """What lies above the last mark."""
-        taken: list[Any] = []
-        while not isinstance(top := self.stack.pop(), _Mark):
-            taken.append(top)
-        return taken[::-1]
+        begin = self.marks.pop()
+        taken = self.stack[begin:]
+        del self.stack[begin:]
+        return taken
+
+    def pop(self) -> None:
+        """Drop what lies on top, be it a mark."""
+        if self.marks and self.marks[-1] == len(self.stack):
+            self.marks.pop()
+        else:
+            self.stack.pop()
 
     def fill(self, pairs: list[Any]) -> None:
         """Put keys and values into the dict below them."""
@@ -194,6 +206,7 @@ class _Reader:
         """A name, of the argument ("module name") or of the stack."""
         module, name = argument.split(" ", 1) if argument is not None else (self.stack.pop(-2), self.stack.pop())
         self.stack.append(Name(f"{module}.{name}"[:LONGEST_NAME]))
+        self.names.add(self.stack[-1].name)
 
 
 def _made(function: str, arguments: tuple[Any, ...]) -> Any:
@@ -288,15 +301,10 @@ def _dict(reader: _Reader) -> None:
     reader.fill(pairs)
 
 
-def _pop(reader: _Reader) -> None:
-    reader.stack.pop()
-
-
 def _pop_mark(reader: _Reader) -> None:
     reader.pop_to_mark()
 
 
-IGNORED = {"PROTO", "FRAME"}
 CONSTANTS = {
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
     "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE",
@@ -304,13 +312,40 @@ CONSTANTS = {
 }  # fmt: skip
 FIXED: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False, "EMPTY_DICT": dict, "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple, "EMPTY_SET": list, "MARK": _Mark,
+    "EMPTY_TUPLE": tuple, "EMPTY_SET": list,
 }  # fmt: skip
 PUTS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
 GETS = {"GET", "BINGET", "LONG_BINGET"}
 ACTIONS: dict[str, Callable[[_Reader], None]] = {
+    "MARK": _Reader.mark,
     "TUPLE1": _tuple_of(1), "TUPLE2": _tuple_of(2), "TUPLE3": _tuple_of(3), "TUPLE": _tuple, "LIST": _list, "DICT": _dict,
     "SETITEM": _set_item, "SETITEMS": _set_items, "APPEND": _append, "APPENDS": _appends, "ADDITEMS": _appends,
-    "FROZENSET": _list, "POP": _pop, "POP_MARK": _pop_mark,
+    "FROZENSET": _list, "POP": _Reader.pop, "POP_MARK": _pop_mark,
     "REDUCE": _Reader.call, "NEWOBJ": _Reader.call, "BUILD": _Reader.build, "BINPERSID": _persistent,
 }  # fmt: skip
+IDLE = {"PROTO", "FRAME"}
+
+
+def _without_argument(action: Callable[[_Reader], None]) -> Callable[[_Reader, Any], None]:
+    return lambda reader, _: action(reader)
+
+
+def _fixed(make: Callable[[], Any]) -> Callable[[_Reader, Any], None]:
+    return lambda reader, _: reader.stack.append(make())
+
+
+STEPS: dict[str, Callable[[_Reader, Any], None]] = {
+    **{name: lambda _reader, _argument: None for name in IDLE},
+    **dict.fromkeys(CONSTANTS, _Reader.push),
+    **dict.fromkeys(PUTS, _Reader.put),
+    **dict.fromkeys(GETS, _Reader.get),
+    **{name: _fixed(make) for name, make in FIXED.items()},
+    **{name: _without_argument(action) for name, action in ACTIONS.items()},
+    "GLOBAL": _Reader.name,
+    "STACK_GLOBAL": _Reader.name,
+}
+"""What each opcode does; one that is not here is none that torch writes."""
+OPCODES = {
+    opcode.code.encode("latin-1"): (opcode.name, None if opcode.arg is None else opcode.arg.reader)
+    for opcode in pickletools.opcodes
+}

@@ -122,12 +122,12 @@ def _words_of_family(facts: Facts, run: Run) -> str:
 
 
 def _universal(facts: Facts) -> Outcome:
-    if facts.experts or facts.layers or (facts.model or 1) > 1:
-        why = "universal checkpoints of experts, pipelines and tensor-parallel models were not tried"
+    if facts.experts or (facts.tensor or 1) > 1:
+        why = "universal checkpoints of experts and of tensor-parallel models were not tried"
         return Outcome(verdict=Verdict.UNKNOWN, why=why)
+    ranks = "as many pipeline stages and any number of ranks" if (facts.pipeline or 1) > 1 else "any number of ranks"
     return Outcome(
-        verdict=Verdict.LOADS,
-        why=f"it is universal, for any number of ranks, where the configuration says {LOAD_UNIVERSAL}",
+        verdict=Verdict.LOADS, why=f"it is universal, for {ranks}, where the configuration says {LOAD_UNIVERSAL}"
     )
 
 
@@ -170,7 +170,7 @@ def _sharded(facts: Facts, run: Run) -> Outcome:
             verdict=Verdict.LOADS, why=f"each data-parallel rank of {facts.data} finds its file{other} and loads it"
         )
     why, words = _difference(facts, run)
-    if facts.experts or facts.layers or (facts.model or 1) > 1:
+    if facts.experts or (facts.tensor or 1) > 1 or (facts.layers and facts.stage != 1):
         return Outcome(
             verdict=Verdict.UNKNOWN, why=f"not as it is ({why}), and converting this layout was not tried", words=words
         )
@@ -179,7 +179,8 @@ def _sharded(facts: Facts, run: Run) -> Outcome:
 
 def _difference(facts: Facts, run: Run) -> tuple[str, str]:
     if run.data != facts.data:
-        why = f"its optimizer states are cut for {facts.data} data-parallel ranks, and the run has {run.data}"
+        many = "s" * (facts.data != 1)
+        why = f"its optimizer states are cut for {facts.data} data-parallel rank{many}, and the run has {run.data}"
         if run.stage == 3 and (run.data or 0) > (facts.data or 0):
             return why, "ZeRORuntimeException on some ranks, AssertionError on those whose file is not there"
         return (

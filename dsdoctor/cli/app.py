@@ -85,6 +85,7 @@ COMMANDS = {
             "rank_bytes": 0,
             "repair": None,
             "merged": None,
+            "universal": None,
         },
     ),
     "comm": CommandEntry(place="dsdoctor.cli.comm:comm_command", nothing={"report": None}),

@@ -1,5 +1,6 @@
 """The command that judges a checkpoint: checkpoint."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,21 +11,18 @@ from dsdoctor.checkpoint.judge import no_values
 from dsdoctor.checkpoint.plan import Plan
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json
-from dsdoctor.commands.checkpoint import (
-    CheckpointOrder,
-    MergeOrder,
-    judge_checkpoint,
-    merge_checkpoint,
-    repair_checkpoint,
-)
+from dsdoctor.commands.checkpoint import CheckpointOrder, judge_checkpoint, repair_checkpoint
+from dsdoctor.commands.checkpoint_merge import MergeOrder, merge_checkpoint
+from dsdoctor.commands.checkpoint_universal import UniversalOrder, convert_checkpoint
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.options import OUTPUT, argument, flag, option
-from dsdoctor.report.checkpoint import checkpoint_lines, checkpoint_parts, merged_lines, repair_lines
+from dsdoctor.core.requests import PythonPath
+from dsdoctor.report.checkpoint import checkpoint_lines, checkpoint_parts, converted_lines, merged_lines, repair_lines
 from dsdoctor.report.reading import ReadProgress
 
 RUN = Group("The run that is to load it", sort_key=1)
-MODEL = Group("The merged model", sort_key=2)
+MODEL = Group("What is to be made of it", sort_key=2)
 
 Folder = Annotated[
     Path, argument(metavar="DIR", help="The folder that save_checkpoint was given, or one tag in it (global_step500).")
@@ -74,6 +72,14 @@ Here = Annotated[
         help="Ranks that load on this machine, for the memory that they take at once.",
     ),
 ]  # fmt: skip
+Model = Annotated[
+    Path | None,
+    option(
+        name="--model", metavar="CONFIG.json|DIR", group=RUN,
+        help="The Hugging Face configuration of its model, or its folder: names and shapes are compared. Needs torch and "
+        "transformers in the environment that --python names.",
+    ),
+]  # fmt: skip
 Deep = Annotated[
     bool,
     flag(
@@ -99,6 +105,14 @@ LargestFile = Annotated[
         help="Gigabytes of a file of it, at most. Default: 5.",
     ),
 ]  # fmt: skip
+Universal = Annotated[
+    Path | None,
+    option(
+        name="--universal", metavar="OUT", group=MODEL,
+        help="Make a universal checkpoint there by DeepSpeed's own converter, for other ranks or another type: "
+        "--universal output/global_step500_universal. Says before what memory and disk it takes, and compares it after.",
+    ),
+]  # fmt: skip
 DoRepair = Annotated[
     bool,
     flag(
@@ -119,10 +133,13 @@ def checkpoint_command(
     tensor: Tensor = None,
     pipeline: Pipeline = None,
     ranks_here: Here = None,
+    model: Model = None,
     deep: Deep = False,
     merge: Merge = None,
     merge_dtype: MergeDtype = "fp32",
     largest_file: LargestFile = 5.0,
+    universal: Universal = None,
+    python: PythonPath = sys.executable,
     repair: DoRepair = False,
     as_json: Json = False,
 ) -> int:
@@ -134,23 +151,40 @@ def checkpoint_command(
     Example: dsdoctor checkpoint output/checkpoint-500 --world 16 --stage 3
     """
     plan = Plan(world=world, stage=stage, dtype=dtype, tensor=tensor, pipeline=pipeline)
-    order = CheckpointOrder(folder=folder, tag=tag, plan=plan, ranks_here=ranks_here)
+    order = CheckpointOrder(folder=folder, tag=tag, plan=plan, ranks_here=ranks_here, model=model, python=python)
+    if universal is not None:
+        if plan != Plan() or (ranks_here, model) != (None, None) or deep or repair or merge is not None:
+            raise UsageError(
+                "--universal converts a tag and does nothing else", hint=f"dsdoctor checkpoint {folder} --universal OUT"
+            )
+        return _convert(order, UniversalOrder(out=universal, python=python), as_json)
     if merge is not None:
-        if plan != Plan() or ranks_here is not None or deep or repair:
+        if plan != Plan() or (ranks_here, model) != (None, None) or deep or repair:
             raise UsageError("--merge makes a model and plans no run", hint=f"dsdoctor checkpoint {folder} --merge OUT")
         return _merge(order, MergeOrder(out=merge, dtype=merge_dtype, largest=int(largest_file * 1e9)), as_json)
     if repair:
-        if plan != Plan() or ranks_here is not None or deep:
+        if plan != Plan() or (ranks_here, model) != (None, None) or deep:
             raise UsageError(
                 "--repair puts a folder right and plans no run", hint=f"dsdoctor checkpoint {folder} --repair"
             )
         done = repair_checkpoint(order)
-        print_result("checkpoint", as_json, repair_lines(done), (), **NO_PARTS, repair=done, merged=None)
+        print_result(
+            "checkpoint", as_json, repair_lines(done), (), **NO_PARTS, repair=done, merged=None, universal=None
+        )
         return OK
     with ReadProgress(quiet=as_json) as progress:
         judged, memory = judge_checkpoint(order, progress.judge_values if deep else no_values)
     lines = checkpoint_lines(judged, memory.available)
-    print_result("checkpoint", as_json, lines, judged.findings, **checkpoint_parts(judged), repair=None, merged=None)
+    print_result(
+        "checkpoint",
+        as_json,
+        lines,
+        judged.findings,
+        **checkpoint_parts(judged),
+        repair=None,
+        merged=None,
+        universal=None,
+    )
     return FOUND if has_error(judged.findings) else OK
 
 
@@ -158,8 +192,26 @@ def _merge(order: CheckpointOrder, merge: MergeOrder, as_json: bool) -> int:
     with ReadProgress(quiet=as_json) as progress:
         judged, merged = merge_checkpoint(order, merge, progress)
     lines = checkpoint_lines(judged, None) if merged is None else merged_lines(judged, merged)
-    print_result("checkpoint", as_json, lines, judged.findings, **checkpoint_parts(judged), repair=None, merged=merged)
+    print_result(
+        "checkpoint",
+        as_json,
+        lines,
+        judged.findings,
+        **checkpoint_parts(judged),
+        repair=None,
+        merged=merged,
+        universal=None,
+    )
     return OK if merged is not None else FOUND
+
+
+def _convert(order: CheckpointOrder, wish: UniversalOrder, as_json: bool) -> int:
+    with ReadProgress(quiet=as_json) as progress:
+        judged, made = convert_checkpoint(order, wish, progress, progress.tell)
+    lines = checkpoint_lines(judged, None) if made is None else converted_lines(judged, made)
+    parts = {**checkpoint_parts(judged), "repair": None, "merged": None, "universal": made}
+    print_result("checkpoint", as_json, lines, judged.findings, **parts)
+    return OK if made is not None else FOUND
 
 
 NO_PARTS: dict[str, Any] = {

@@ -1,46 +1,43 @@
 """checkpoint: a folder that save_checkpoint wrote -> what is in it, whether a planned run loads it; certain repairs."""
 
-import contextlib
-import os
+import functools
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from dsdoctor.checkpoint.checks import judge_tag
-from dsdoctor.checkpoint.examine import examine
-from dsdoctor.checkpoint.judge import GIB, Judged, Values, judge, no_values
+from dsdoctor.checkpoint.examine import Examined, examine
+from dsdoctor.checkpoint.judge import Judged, Values, judge, no_values
 from dsdoctor.checkpoint.look import Folder, is_tag, look, read_tag
-from dsdoctor.checkpoint.merge import (
-    LARGEST_FILE,
-    Output,
-    foreign_files,
-    is_written,
-    outputs_of,
-    write_index,
-    write_output,
-)
+from dsdoctor.checkpoint.model_shapes import ModelShapes, judge_model, not_comparable
 from dsdoctor.checkpoint.plan import Plan
 from dsdoctor.checkpoint.repair import Repair, free_name, repair_of
-from dsdoctor.checkpoint.sources import NotMerged, sources_of
-from dsdoctor.checkpoint.values import Damaged
+from dsdoctor.core.child_answers import parse_answer
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan, UsageError
-from dsdoctor.core.files import check_folder, make_folder, write_text
-from dsdoctor.core.finding import has_error
+from dsdoctor.core.files import write_text
+from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.host import Host, LocalHost
+from dsdoctor.core.machine import Gap
 
-STALE = 60.0
-"""Seconds without a byte, after which a hidden file is taken for one that a killed merge left."""
+PATIENCE = 300.0
+"""Seconds for a model to be made, without its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOrder:
-    """What the user asks. ``tag``: None for the one that ``latest`` names. ``ranks_here``: ranks that load on this machine."""
+    """What the user asks. ``tag``: None for the one that ``latest`` names. ``ranks_here``: ranks that load on this machine.
+
+    ``model``: a Hugging Face configuration whose model is to load it, which ``python`` with torch and transformers makes.
+    """
 
     folder: Path
     tag: str | None = None
     plan: Plan = field(default_factory=Plan)
     ranks_here: int | None = None
+    model: Path | None = None
+    python: str = sys.executable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +53,7 @@ def judge_checkpoint(order: CheckpointOrder, values: Values = no_values) -> tupl
     ``values``: what judges the tensors too, ``no_values`` for the quick look.
     """
     order = _around_tag(order)
+    model = read_model(order.model, order.python) if order.model is not None else None
     memory = Memory(available=available_memory(LocalHost()))
     judged = judge(
         look(order.folder),
@@ -63,105 +61,35 @@ def judge_checkpoint(order: CheckpointOrder, values: Values = no_values) -> tupl
         order.plan,
         available=memory.available,
         ranks_here=order.ranks_here,
-        values=values,
+        values=values if model is None else functools.partial(_with_model, model, values),
     )
     return judged, memory
 
 
-@dataclass(frozen=True, kw_only=True)
-class MergeOrder:
-    """``out``: the folder of the merged model. ``dtype``: "fp32" or "bf16". ``largest``: bytes of a file of it."""
-
-    out: Path
-    dtype: str = "fp32"
-    largest: int = LARGEST_FILE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Merged:
-    """What was done: the files of the model, those that were there already, and its tensors and bytes."""
-
-    out: str
-    files: tuple[str, ...]
-    kept: tuple[str, ...]
-    tensors: int
-    size: int
+def _with_model(model: ModelShapes, values: Values, examined: Examined) -> Iterator[Finding]:
+    yield from values(examined)
+    if reason := not_comparable(examined):
+        raise ImpossiblePlan(
+            f"{examined.tag.folder.name} is not compared with a model: {reason}", hint="leave --model out"
+        )
+    yield from judge_model(examined, model)
 
 
-class Watching(Protocol):
-    """Who is told how far a merge is."""
-
-    def total(self, count: int) -> None:
-        """So many bytes are to be read."""
-
-    def read(self, count: int) -> None:
-        """So many were read."""
-
-
-def merge_checkpoint(order: CheckpointOrder, merge: MergeOrder, watching: Watching) -> tuple[Judged, Merged | None]:
-    """Write the weights of a tag as one model. None where the tag is not whole, which its findings tell.
-
-    Raises UsageError for a folder that holds other weights, ImpossiblePlan where the disk is too small or the layout is not merged.
-    """
-    judged, _ = judge_checkpoint(order)
-    if judged.examined is None or has_error(judged.findings):
-        return judged, None
-    if any(file.unknown for file in judged.examined.tag.files):
-        raise ImpossiblePlan("not all files of the tag could be read", hint="dsdoctor checkpoint DIR names them")
-    outputs = _outputs(judged, merge)
-    check_folder(merge.out, "--merge")
-    make_folder(merge.out)
-    _clear(merge.out)
-    if foreign := foreign_files(merge.out, outputs):
-        raise UsageError(f"{merge.out} holds other weights: {foreign[0]}", hint="name an empty folder: --merge OUT")
-    kept = tuple(output.name for output in outputs if is_written(merge.out, output))
-    todo = [output for output in outputs if output.name not in kept]
-    _check_space(merge.out, sum(output.size for output in todo))
-    watching.total(sum(output.size for output in todo))
-    for output in todo:
-        _write(merge.out, output, watching)
-    write_index(merge.out, outputs)
-    return judged, Merged(
-        out=str(merge.out),
-        files=tuple(output.name for output in outputs),
-        kept=kept,
-        tensors=sum(len(output.sources) for output in outputs),
-        size=sum(output.size for output in outputs),
-    )
-
-
-def _outputs(judged: Judged, merge: MergeOrder) -> tuple[Output, ...]:
-    assert judged.examined is not None
-    try:
-        sources = sources_of(judged.examined, {"fp32": "F32", "bf16": "BF16"}[merge.dtype])
-    except NotMerged as error:
-        raise ImpossiblePlan(f"{judged.examined.tag.folder.name} is not merged: {error}") from error
-    return outputs_of(sources, largest=merge.largest)
-
-
-def _write(folder: Path, output: Output, watching: Watching) -> None:
-    try:
-        write_output(folder, output, watching.read)
-    except Damaged as error:
-        raise DoctorError(
-            f"{output.name} was not written: {error}", hint="dsdoctor checkpoint DIR --deep names the file"
-        ) from error
-
-
-def _check_space(folder: Path, needed: int) -> None:
-    free = LocalHost().free(str(folder.absolute()))
-    if free is not None and free < needed:
-        message = f"the merged model takes {needed / GIB:.2f} GiB more, and {folder} has {free / GIB:.2f} GiB left"
-        raise ImpossiblePlan(message, hint="name a folder on another disk: --merge OUT")
-
-
-def _clear(folder: Path) -> None:
-    """Take away what a merge left that was killed: hidden files of ours that nobody writes to any more."""
-    for path in folder.glob(".dsdoctor-*.tmp"):
-        with contextlib.suppress(OSError):
-            state = path.lstat()
-            if state.st_uid == os.geteuid() and time.time() - state.st_mtime > STALE:
-                path.unlink()
+def read_model(path: Path, python: str) -> ModelShapes:
+    """The names and shapes of a configuration's model. Raises UsageError."""
+    if not path.exists():
+        raise UsageError(
+            f"there is no model {path}", hint="a Hugging Face config.json, or its folder: --model CONFIG.json"
+        )
+    answer = parse_answer(LocalHost().ask(python, "ask_shapes.py", str(path), timeout=PATIENCE), dict, "the model")
+    if isinstance(answer, Gap):
+        raise UsageError(f"the model could not be read: {answer.reason}", hint="--python names another environment")
+    if missing := answer.get("missing"):
+        message = f"the model is made with torch and transformers, and that Python has no {missing}"
+        raise UsageError(message, hint="name an environment that has it: --python PATH")
+    if error := answer.get("error"):
+        raise UsageError(f"the model could not be read: {error}", hint=answer.get("hint") or "--model CONFIG.json")
+    return ModelShapes(name=answer["class"], shapes={name: tuple(shape) for name, shape in answer["shapes"].items()})
 
 
 def repair_checkpoint(order: CheckpointOrder) -> Repair:

@@ -1,15 +1,17 @@
 """A judged checkpoint -> lines, and what a document tells of it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.checkpoint.examine import Examined
 from dsdoctor.checkpoint.judge import Judged
 from dsdoctor.checkpoint.pickles import count_of
-from dsdoctor.checkpoint.plan import Verdict
+from dsdoctor.checkpoint.plan import LOAD_UNIVERSAL, Verdict
 from dsdoctor.checkpoint.repair import Repair
-from dsdoctor.commands.checkpoint import Merged
+from dsdoctor.commands.checkpoint_merge import Merged
+from dsdoctor.commands.checkpoint_universal import Converted
 from dsdoctor.core.finding import Severity, has_error
 from dsdoctor.core.sentences import and_more
 from dsdoctor.report.terminal import finding_lines
@@ -110,6 +112,22 @@ def merged_lines(judged: Judged, merged: Merged) -> Iterator[str]:
         yield f"· {len(merged.kept)} of {len(merged.files)} files were there already, whole and of this checkpoint"
     many = f"{len(merged.files)} file{'s' * (len(merged.files) > 1)}"
     yield f"✓ {name} is merged into {merged.out}: {merged.tensors:,} tensors, {size(merged.size)} in {many}"
+
+
+def converted_lines(judged: Judged, made: Converted) -> Iterator[str]:
+    """What was made, and how a run takes it."""
+    name = judged.examined.tag.folder.name if judged.examined else ""
+    yield from finding_lines(judged.findings)
+    alike = "every weight and optimizer state is the one that was saved, bit by bit"
+    facts = judged.examined.facts if judged.examined else None
+    checked = (
+        alike
+        if facts is not None and (facts.tensor or 1) == 1
+        else "every parameter is there; cut tensors were not compared"
+    )
+    yield f"· {checked}; the largest process took {size(made.peak_memory)}"
+    yield f"· to load it: {LOAD_UNIVERSAL} in the configuration, and load_checkpoint({str(Path(made.out).parent)!r})"
+    yield f"✓ {name} is universal in {made.out}: {made.parameters:,} parameters, {size(made.size)}"
 
 
 def repair_lines(repair: Repair) -> Iterator[str]:

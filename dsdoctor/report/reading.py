@@ -9,6 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from dsdoctor.checkpoint.deep import bytes_of, judge_values
 from dsdoctor.checkpoint.examine import Examined
 from dsdoctor.core.finding import Finding
+from dsdoctor.report.terminal import show
 
 
 class ReadProgress:
@@ -16,6 +17,7 @@ class ReadProgress:
 
     def __init__(self, *, quiet: bool) -> None:
         console = Console(stderr=True)
+        self._quiet = quiet
         columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
 
@@ -38,6 +40,11 @@ class ReadProgress:
         """So many were read."""
         for task in self._progress.task_ids:
             self._progress.advance(task, count)
+
+    def tell(self, line: str) -> None:
+        """A line on stderr, wherever that leads, before something that takes long."""
+        if not self._quiet:
+            show(self._progress.console, [f"· {line}"])
 
     def judge_values(self, examined: Examined) -> Iterable[Finding]:
         """Judge all tensors of a tag, and show how far that is."""

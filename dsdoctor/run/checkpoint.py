@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dsdoctor.core.errors import UsageError
@@ -46,13 +47,13 @@ class CheckpointWatch:
         """An engine was made: its class's methods are wrapped once, so that no engine is held by it."""
         if not self.on:
             return
-        for name, before, after in (
-            ("load_checkpoint", self.loads, self.loaded),
-            ("save_checkpoint", None, self.saved),
+        for name, hooks in (
+            ("load_checkpoint", Hooks(before=self.loads, after=self.loaded)),
+            ("save_checkpoint", Hooks(after=self.saved, failed=self.not_saved)),
         ):
             owner = next((each for each in type(engine).__mro__ if name in vars(each)), None)
             if owner is not None and not hasattr(vars(owner)[name], WRAPPED):
-                setattr(owner, name, wrapped(vars(owner)[name], before, after, self.quietly))
+                setattr(owner, name, wrapped(vars(owner)[name], hooks, self.quietly))
 
     def loads(self, engine: Any, arguments: Arguments, result: Any) -> None:  # noqa: ARG002
         """Before a load."""
@@ -66,6 +67,10 @@ class CheckpointWatch:
     def saved(self, engine: Any, arguments: Arguments, result: Any) -> None:  # noqa: ARG002
         """After a save that raised nothing: DeepSpeed lets no rank go before all have saved."""
         self.say_of("after_save", engine, arguments)
+
+    def not_saved(self, engine: Any, arguments: Arguments, result: Any) -> None:
+        """A save raised: ``result`` is the error."""
+        self.say_of("save_failed", engine, {**arguments, "error": result})
 
     def say_of(self, look: str, engine: Any, arguments: Arguments) -> None:
         """Say what a look finds; what it needs is imported only now."""
@@ -84,10 +89,19 @@ class CheckpointWatch:
 Hook = Callable[[Any, Arguments, Any], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """What is called with the engine, the method's arguments by name, and its result, or the error of one that ``failed``."""
+
+    after: Hook
+    before: Hook | None = None
+    failed: Hook | None = None
+
+
 def wrapped(
-    method: Callable[..., Any], before: Hook | None, after: Hook, quietly: Callable[[Callable[[], None]], None]
+    method: Callable[..., Any], hooks: Hooks, quietly: Callable[[Callable[[], None]], None]
 ) -> Callable[..., Any]:
-    """A method that calls ``before`` and ``after`` with the engine, its arguments by name, and the result."""
+    """A method that calls the hooks."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -99,16 +113,18 @@ def wrapped(
             given = dict(bound.arguments)
         except TypeError:  # the method itself says so in the next moment
             pass
-        if given and before is not None:
-            quietly(functools.partial(before, engine, given, None))
+        if given and hooks.before is not None:
+            quietly(functools.partial(hooks.before, engine, given, None))
         try:
             result = method(engine, *args, **kwargs)
         except BaseException as error:
             # the traceback is DeepSpeed's alone
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            if given and hooks.failed is not None and isinstance(error, Exception):
+                quietly(functools.partial(hooks.failed, engine, given, error))
             raise
         if given:
-            quietly(functools.partial(after, engine, given, result))
+            quietly(functools.partial(hooks.after, engine, given, result))
         return result
 
     setattr(around, WRAPPED, True)

@@ -16,6 +16,9 @@ from deepspeed import comm
 from torch import nn
 
 WIDTH = 6
+SEED = int(os.environ.get("SEED", "1"))
+EVERY_STEP = "EVERY_STEP" in os.environ
+"""Both steps of each kind are saved, else those of stage 1 only."""
 
 
 class Model(nn.Module):
@@ -45,14 +48,18 @@ class Model(nn.Module):
         return self.head(x).float().pow(2).mean()
 
 
-def config(stage, dtype, *, universal=False):
+def configured(stage, dtype, *, universal=False):
     made = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 1,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
         "steps_per_print": 1000000,
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}},
+        # from the first step on the fp32 weights are no numbers of bf16 any more
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {"warmup_min_lr": 1e-2, "warmup_max_lr": 2e-2, "warmup_num_steps": 10},
+        },
     }
     if universal:
         made["checkpoint"] = {"load_universal": True}
@@ -69,7 +76,7 @@ def engine_of(stage, dtype, *, seed=1, universal=False, **kinds):
         from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
 
         parameters = split({"params": parameters, "name": "all"})
-    made = config(stage, dtype, universal=universal)
+    made = configured(stage, dtype, universal=universal)
     return deepspeed.initialize(model=model, model_parameters=parameters, config=made)[0]
 
 
@@ -86,7 +93,7 @@ def pipeline_of(stage, dtype, *, seed=1, universal=False):
     torch.manual_seed(seed)
     layers = [LayerSpec(nn.Linear, WIDTH, WIDTH) for _ in range(4)]
     model = PipelineModule(layers, num_stages=2, loss_fn=nn.MSELoss())
-    made = {**config(stage, dtype, universal=universal), "gradient_accumulation_steps": 2}
+    made = {**configured(stage, dtype, universal=universal), "gradient_accumulation_steps": 2}
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=made)[0]
 
 
@@ -140,29 +147,68 @@ def make(out, wanted):
     for name, (function, stage, dtype, special) in kinds():
         if wanted and name not in wanted:
             continue
-        engine = function(stage, dtype, **special)
+        engine = function(stage, dtype, seed=SEED, **special)
         for number in (1, 2):
             train(engine)
-            if number == 2 or name.startswith("zero1"):
+            if number == 2 or name.startswith("zero1") or EVERY_STEP:
                 engine.save_checkpoint(str(out / name))
         sums[name] = held(engine)
         engine.destroy()
     if os.environ["RANK"] == "0":
-        for name in [name for name in sums if name.startswith("zero") and name[4] != "0"]:
+        for name in converted(sums):
             failed.update(make_universal(out, name))
         (out / "sums.json").write_text(json.dumps(sums))
         (out / "failed.json").write_text(json.dumps(failed))
     comm.barrier()
 
 
+def converted(names):
+    """Those of which a universal checkpoint is made: what DeepSpeed's converter takes, or what UNIVERSAL names of it."""
+    wanted = os.environ.get("UNIVERSAL")
+    able = [each for each in names if each.startswith(("zero", "pipeline")) and each.partition("-")[0][-1] != "0"]
+    return able if wanted is None else [each for each in able if each in wanted.split()]
+
+
 def make_universal(out, name):
     folder = out / name / "global_step2"
     command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(folder),
                "--output_folder", f"{folder}_universal", "--num_extract_workers", "1", "--num_merge_workers", "1"]  # fmt: skip
-    if name[4] != "3":
+    if "3" not in name.partition("-")[0]:
         command.append("--inject_missing_state")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     return {f"{name} universal": done.stderr[-2000:]} if done.returncode else {}
+
+
+def hugging_face(out, config):
+    """A checkpoint of each stage of a model that transformers makes."""
+    import transformers
+
+    kind = transformers.AutoConfig.from_pretrained(config)
+    for stage in (1, 2, 3):
+        torch.manual_seed(SEED)
+        model = transformers.AutoModelForCausalLM.from_config(kind)
+        engine = deepspeed.initialize(
+            model=model, model_parameters=model.parameters(), config=configured(stage, "fp32")
+        )[0]
+        ids = torch.randint(0, kind.vocab_size, (2, 8))
+        engine.backward(engine(input_ids=ids, labels=ids).loss)
+        engine.step()
+        engine.save_checkpoint(str(out / f"stage{stage}"))
+        engine.destroy()
+
+
+def fill(out):
+    """Save again and again until a disk is full; what each save became."""
+    engine, told = engine_of(2, "bf16"), []
+    for _ in range(40):
+        train(engine)
+        try:
+            engine.save_checkpoint(str(out))
+            told.append("saved")
+        except BaseException as error:
+            told.append(f"{type(error).__name__}: {error}"[:200])
+            break
+    print("FILLED", json.dumps(told), file=sys.stderr, flush=True)
 
 
 def load(orders, answers):
@@ -202,6 +248,10 @@ def main():
     deepspeed.init_distributed("gloo")
     if sys.argv[1] == "make":
         make(Path(sys.argv[2]), sys.argv[3:])
+    elif sys.argv[1] == "hugging-face":
+        hugging_face(Path(sys.argv[2]), sys.argv[3])
+    elif sys.argv[1] == "fill":
+        fill(Path(sys.argv[2]))
     else:
         load(*sys.argv[2:4])
 

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ CLOSE = 2e-3
 """Relative: a bf16 run rounds the weights of an fp32 one."""
 
 
-def start(world: int, *arguments: str, under: tuple[str, ...] = ()) -> list[str]:
+def start(world: int, *arguments: str, under: tuple[str, ...] = (), env: Mapping[str, str] | None = None) -> list[str]:
     """Run ``ranks.py`` on so many ranks and wait for them; what each said. ``under``: what stands before the script.
 
     Raises AssertionError with what a rank said that failed.
@@ -30,6 +31,7 @@ def start(world: int, *arguments: str, under: tuple[str, ...] = ()) -> list[str]
             env={
                 **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1",
+                **(env or {}),
             },
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )
@@ -40,9 +42,9 @@ def start(world: int, *arguments: str, under: tuple[str, ...] = ()) -> list[str]
     return said
 
 
-def make(folder: Path, *kinds: str) -> dict[str, list[float]]:
+def make(folder: Path, *kinds: str, env: Mapping[str, str] | None = None) -> dict[str, list[float]]:
     """Real checkpoints of two ranks; what each engine held when it saved."""
-    start(2, "make", str(folder), *kinds)
+    start(2, "make", str(folder), *kinds, env=env)
     assert json.loads((folder / "failed.json").read_text()) == {}
     sums: dict[str, list[float]] = json.loads((folder / "sums.json").read_text())
     return sums

@@ -146,3 +146,15 @@ def test_a_merge_is_told_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert status == 0
     assert told["merged"]["out"] == str(tmp_path / "out")
     assert told["merged"]["tensors"] == 3
+
+
+def test_a_conversion_that_is_refused_is_one_document_with_the_same_parts(tmp_path: Path, capsys: Any) -> None:
+    write(tmp_path / "saved", SHARDED[0])
+    parts = []
+    for more in ([], ["--universal", str(tmp_path / "out")]):
+        run(["checkpoint", str(tmp_path / "saved"), *more, "--json"])
+        parts.append(json.loads(capsys.readouterr().out))
+
+    assert parts[0].keys() == parts[1].keys()
+    assert "takes Adam's states" in parts[1]["findings"][0]["title"]
+    assert parts[1]["universal"] is None

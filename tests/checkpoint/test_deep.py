@@ -16,6 +16,7 @@ from dsdoctor.checkpoint.judge import judge
 from dsdoctor.checkpoint.look import look
 from dsdoctor.checkpoint.plan import Plan
 from dsdoctor.core.finding import Finding
+from tests.checkpoint import written
 from tests.checkpoint.written import KINDS, Kind, write
 
 SOME = (KINDS[6], KINDS[8])
@@ -102,11 +103,37 @@ def test_a_nan_is_named_with_its_parameter_and_padding_is_let_alone(tmp_path: Pa
 
 
 def test_a_buffer_may_be_infinite(tmp_path: Path) -> None:
-    from tests.checkpoint import written
-
     tag = write(tmp_path, Kind(stage=1))
     content = written.model_states(Kind(stage=1), 2, 1)
     content["module"]["scale"] = written.floats([float("-inf")])
     written.save(tag / "mp_rank_00_model_states.pt", content)
 
     assert judged(tmp_path) == ()
+
+
+def test_a_file_of_another_training_is_told_from_its_place(tmp_path: Path) -> None:
+    """Of the same step and shapes: nothing but the values says it, and those that stand twice do."""
+    tag = write(tmp_path, Kind(stage=2))
+    file = tag / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    content = written.optimizer_states(Kind(stage=2), 1, 2)
+    content["optimizer_state_dict"]["single_partition_of_fp32_groups"] = [written.floats([7.5] * 6)]
+    written.save(file, content)
+
+    (found,) = judged(tmp_path)
+
+    assert found.rule == "checkpoint-values-disagree"
+    assert found.evidence == (f"1.second in mp_rank_00_model_states.pt is not that of {file.name}",)
+
+
+def test_learning_rates_that_differ_between_ranks_are_told_by_the_quick_look(tmp_path: Path) -> None:
+    tag = write(tmp_path, Kind(stage=1))
+    content = written.optimizer_states(Kind(stage=1), 1, 2)
+    content["optimizer_state_dict"]["base_optimizer_state"]["param_groups"] = [{"lr": 0.5}]
+    written.save(tag / "zero_pp_rank_1_mp_rank_00_optim_states.pt", content)
+
+    (found,) = judge(look(tmp_path), None, Plan()).findings
+
+    assert (found.rule, found.title) == (
+        "checkpoint-shards-mixed",
+        "the files of global_step2 do not agree on the learning rate",
+    )

@@ -11,7 +11,7 @@ from dsdoctor.checkpoint.plan import Plan, Verdict
 from dsdoctor.core.finding import Finding, has_error
 from tests.checkpoint.written import KINDS, Kind, write
 
-QUICK = (KINDS[6], KINDS[8])
+QUICK = (KINDS[6],)
 
 
 def judged(folder: Path, tag: str | None = None) -> Judged:

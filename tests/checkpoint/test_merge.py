@@ -16,9 +16,21 @@ from typing import Any
 import pytest
 
 from dsdoctor.checkpoint.convert import converted
-from dsdoctor.commands.checkpoint import CheckpointOrder, MergeOrder, merge_checkpoint
+from dsdoctor.commands.checkpoint import CheckpointOrder
+from dsdoctor.commands.checkpoint_merge import MergeOrder, merge_checkpoint
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
-from tests.checkpoint.written import KINDS, Kind, Weights, save, write
+from tests.checkpoint.written import (
+    EXPERTS,
+    KINDS,
+    Kind,
+    Weights,
+    address,
+    floats,
+    model_states,
+    optimizer_states,
+    save,
+    write,
+)
 
 
 class Nobody:
@@ -135,11 +147,58 @@ def test_what_is_not_whole_or_not_merged_writes_nothing(tmp_path: Path) -> None:
 
     assert done is None
     assert [each.rule for each in judged.findings] == ["checkpoint-shard-missing"]
-    for kind in KINDS[8:]:
-        write(tmp_path / kind.name, kind)
-        with pytest.raises(ImpossiblePlan, match="experts, pipelines"):
-            merged(tmp_path / kind.name, tmp_path / "out")
+    cut = {"mp_world_size": 2, "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 2}}
+    tensors = write(tmp_path / "tensors", Kind(stage=1, dtype="bf16", pipeline=True))
+    for file in tensors.glob("layer_*"):
+        file.unlink()
+    for file in tensors.glob("mp_rank_*"):
+        save(file, {**model_states(Kind(stage=1, dtype="bf16"), 1, 2), **cut})
+    with pytest.raises(ImpossiblePlan, match="make it universal first"):
+        merged(tmp_path / "tensors", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_experts_and_the_layers_of_a_pipeline_are_in_a_merged_model(tmp_path: Path) -> None:
+    experts, pipeline = KINDS[8:]
+    write(tmp_path / "experts", experts)
+    write(tmp_path / "pipeline", pipeline)
+
+    one = merged(tmp_path / "experts", tmp_path / "one")
+    other = merged(tmp_path / "pipeline", tmp_path / "other")
+
+    assert {name for name in one if name.startswith(EXPERTS)} == {f"{EXPERTS}.0.weight", f"{EXPERTS}.1.weight"}
+    assert struct.unpack("<f", one[f"{EXPERTS}.1.weight"][2]) == (1.0,)
+    assert set(other) == {"0.first", "1.second", "0.weight", "1.weight"}
+    assert struct.unpack("<5f", other["1.second"][2]) == (6.0, 7.0, 8.0, 9.0, 10.0)
+
+
+def test_the_experts_of_four_ranks_are_put_together_from_those_that_train_them(tmp_path: Path) -> None:
+    """Two ranks share each expert's optimizer: 0 and 2, 1 and 3. Each of a layer's two has the name 0 on its ranks."""
+    tag = write(tmp_path, Kind(stage=1, world=4, experts=2))
+    for rank in range(4):
+        begin = 2 * (rank // 2)
+        mine = {f"{EXPERTS}.0.weight": address(0, 2)}
+        flat = floats([10 * (rank % 2) + begin, 10 * (rank % 2) + begin + 1])
+        resaved(tag / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt", Kind(stage=1, world=4), rank, flat, mine)
+    for expert in range(2):
+        name = f"{EXPERTS}.{expert}.weight"
+        save(tag / f"layer_0_expert_{expert}_mp_rank_00_model_states.pt", {name: floats([0] * 4)})
+
+    found = merged(tmp_path, tmp_path / "out")
+
+    assert struct.unpack("<4f", found[f"{EXPERTS}.0.weight"][2]) == (0, 1, 2, 3)
+    assert struct.unpack("<4f", found[f"{EXPERTS}.1.weight"][2]) == (10, 11, 12, 13)
+
+
+def resaved(file: Path, kind: Kind, rank: int, flat: Weights, mapping: dict[str, Any]) -> None:
+    """A rank's optimizer states with one more group, of the experts that it trains."""
+    content = optimizer_states(kind, rank, kind.world)
+    state = content["optimizer_state_dict"]
+    state["single_partition_of_fp32_groups"].append(flat)
+    state["param_slice_mappings"].append(mapping)
+    state["partition_count"].append(2)
+    state["base_optimizer_state"]["param_groups"].append({"lr": 0.001, "moe": True})
+    save(file, content)
 
 
 def large(folder: Path) -> None:

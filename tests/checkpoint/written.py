@@ -28,12 +28,13 @@ class Weights:
 
 @dataclass(frozen=True)
 class Called:
-    """A call of a name, as DeepSpeed's own classes are pickled."""
+    """A call of a name, as DeepSpeed's own classes are pickled. ``dropped``: the result is thrown away."""
 
     module: str
     name: str
     arguments: tuple[Any, ...] = ()
     state: dict[str, Any] | None = None
+    dropped: bool = False
 
 
 def floats(values: Any) -> Weights:
@@ -80,7 +81,8 @@ class _Pickler:
             return b"(" + b"".join(map(self.dump, value)) + b"t"
         if isinstance(value, Called):
             state = b"" if value.state is None else self.dump(value.state) + b"b"
-            return f"c{value.module}\n{value.name}\n".encode() + self.dump(value.arguments) + b"R" + state
+            called = f"c{value.module}\n{value.name}\n".encode() + self.dump(value.arguments) + b"R" + state
+            return called + b"0N" if value.dropped else called
         return self.tensor(value)
 
     def tensor(self, weights: Weights) -> bytes:
@@ -118,6 +120,7 @@ KINDS = (
 )
 SHAPES = {"0.first": (3, 2), "1.second": (5,)}
 COUNT = 11
+EXPERTS = "moe.deepspeed_moe.experts.deepspeed_experts"
 
 
 def write(folder: Path, kind: Kind, *, latest: bool = True) -> Path:
@@ -129,9 +132,9 @@ def write(folder: Path, kind: Kind, *, latest: bool = True) -> Path:
         for rank in range(data) if kind.stage == 3 else [None]:
             save(tag / model_name(rank, model), model_states(kind, data, len(models)))
         for rank in range(data) if kind.stage else ():
-            save(tag / optimizer_name(rank, model, bf16=kind.dtype == "bf16"), _optimizer(kind, rank, data))
+            save(tag / optimizer_name(rank, model, bf16=kind.dtype == "bf16"), optimizer_states(kind, rank, data))
     for expert in range(kind.experts):
-        save(tag / expert_name(0, expert, 0), {"expert.weight": floats([expert])})
+        save(tag / expert_name(0, expert, 0), {f"{EXPERTS}.{expert}.weight": floats([expert])})
     for layer in range(2) if kind.pipeline else ():
         save(tag / layer_name(layer, None), {"weight": floats([layer])})
     if latest:
@@ -145,7 +148,12 @@ def _config(kind: Kind) -> dict[str, Any]:
 
 
 def model_states(kind: Kind, data: int, models: int) -> dict[str, Any]:
-    whole = {name: Weights(shape, bytes(4 * math.prod(shape))) for name, shape in SHAPES.items()}
+    # the numbers of the flat weights, counted through
+    numbers = iter(range(COUNT))
+    whole = {
+        name: Weights(shape, floats([next(numbers) for _ in range(math.prod(shape))]).content)
+        for name, shape in SHAPES.items()
+    }
     return {
         "module": None if kind.pipeline else {**whole, "scale": floats([1.0])},
         "buffer_names": ["scale"],
@@ -162,6 +170,11 @@ def model_states(kind: Kind, data: int, models: int) -> dict[str, Any]:
     }
 
 
+def address(start: int, count: int) -> Called:
+    """Elements of flat weights, as DeepSpeed writes it."""
+    return Called("deepspeed.utils.tensor_fragment", "fragment_address", (), {"start": start, "numel": count})
+
+
 def _addresses(begin: int, count: int) -> dict[str, Called]:
     """Which elements of a rank's flat weights belong to which parameter, as DeepSpeed notes it."""
     found, offset = {}, 0
@@ -169,13 +182,12 @@ def _addresses(begin: int, count: int) -> dict[str, Called]:
         size = math.prod(shape)
         low, high = max(offset, begin), min(offset + size, begin + count)
         if low < high:
-            state = {"start": low - begin, "numel": high - low}
-            found[name] = Called("deepspeed.utils.tensor_fragment", "fragment_address", (), state)
+            found[name] = address(low - begin, high - low)
         offset += size
     return found
 
 
-def _optimizer(kind: Kind, rank: int, data: int) -> dict[str, Any]:
+def optimizer_states(kind: Kind, rank: int, data: int) -> dict[str, Any]:
     if kind.stage == 3:
         count = sum(math.ceil(math.prod(shape) / data) for shape in SHAPES.values())
         names = ("fp32_flat_groups", "optimizer_state_dict")

@@ -8,24 +8,28 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import checkpoint_faults
 from benchmarks.checkpoint import table
 from dsdoctor.checkpoint.deep import judge_values
 from dsdoctor.checkpoint.examine import Examined
 from dsdoctor.checkpoint.judge import judge
 from dsdoctor.checkpoint.look import look
 from dsdoctor.checkpoint.plan import Plan, Verdict
-from dsdoctor.commands.checkpoint import CheckpointOrder, MergeOrder, merge_checkpoint
+from dsdoctor.commands.checkpoint import CheckpointOrder, judge_checkpoint
+from dsdoctor.commands.checkpoint_merge import MergeOrder, merge_checkpoint
+from dsdoctor.commands.checkpoint_universal import UniversalOrder, convert_checkpoint
 from dsdoctor.core.finding import Finding
 from tests.checkpoint import real
 from tests.checkpoint.test_merge import Nobody
 
-MISSING = [name for name in ("deepspeed", "safetensors") if importlib.util.find_spec(name) is None]
+MISSING = [name for name in ("deepspeed", "safetensors", "transformers") if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.launch,
     pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} is not installed"),
@@ -63,7 +67,7 @@ def test_nothing_is_said_against_what_real_ranks_saved(saved: Saved) -> None:
         if rules:
             said[f"{kind.name} {tag}"] = rules
     assert said == {}
-    assert seen == 12
+    assert seen == 13
 
 
 def test_each_verdict_is_what_real_ranks_do(saved: Saved) -> None:
@@ -96,6 +100,76 @@ def test_a_merged_model_is_bit_equal_to_zero_to_fp32(saved: Saved, tmp_path: Pat
     # only the frozen layers of stage 1, which zero_to_fp32 leaves out
     more = {tuple(answer["more"]) for answer in answers}
     assert more == {(), ("first.bias", "first.weight")}
+
+
+def test_experts_and_pipelines_are_merged_from_the_fp32_weights_of_the_ranks_that_train_them(
+    saved: Saved, tmp_path: Path
+) -> None:
+    arguments: list[str] = []
+    for kind in ("experts1-bf16", "pipeline1-bf16"):
+        order = CheckpointOrder(folder=saved[0] / kind, tag="global_step2")
+        judged, done = merge_checkpoint(order, MergeOrder(out=tmp_path / kind), Nobody())
+        assert done is not None, judged.findings
+        arguments += [str(saved[0] / kind), str(tmp_path / kind), "model"]
+    experts, pipeline = ask(arguments)
+
+    assert [(each["differ"], each["more"]) for each in (experts, pipeline)] == [([], [])] * 2
+    assert (experts["compared"], pipeline["compared"]) == (13, 8)
+    # a buffer alone: all weights have more places than bf16 has
+    assert (experts["rounded"], pipeline["rounded"]) == (["scale"], [])
+
+
+def test_what_becomes_universal_here_is_resumed_with_other_ranks_another_stage_and_another_type(
+    saved: Saved, tmp_path: Path
+) -> None:
+    folder, sums = saved
+    planned = {"zero2-fp32": ("zero", 1, "bf16"), "zero3-bf16": ("zero", 3, "fp32"), "zero1-bf16": ("zero", 2, "bf16")}
+    orders, said = [], []
+    for name, (kind, stage, dtype) in planned.items():
+        out = tmp_path / name / "whole"
+        order = CheckpointOrder(folder=folder / name, tag="global_step2")
+        judged, made = convert_checkpoint(order, UniversalOrder(out=out), Nobody(), said.append)
+        assert made is not None, judged.findings
+        assert sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) == made.size <= made.needs.result
+        orders.append({"kind": kind, "folder": str(out.parent), "stage": stage, "dtype": dtype, "universal": True})
+    answers = real.load(1, orders, tmp_path)
+
+    assert [real.loaded(answer, sums[name]) for answer, name in zip(answers, planned, strict=True)] == [True] * 3
+    assert said[0].startswith("the converter takes up to ")
+
+
+def test_each_damage_is_named_and_what_is_said_of_it_is_what_real_ranks_do() -> None:
+    """A sample of ``benchmarks/checkpoint_faults.py``; whole folders of what it generates are in benchmarks/results."""
+    with tempfile.TemporaryDirectory() as place:
+        rows = checkpoint_faults.rows(Path(place), ["zero2-bf16", "zero3-bf16"], 11)
+
+    assert [row for row in rows if row["verdict"].startswith("wrong")] == []
+    assert {row["did"] for row in rows} >= {"loads", "fails on one rank"}
+    assert len(rows) > 15
+
+
+def test_a_checkpoint_of_transformers_is_compared_with_its_configuration(tmp_path: Path) -> None:
+    tiny = {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": 16,
+        "n_layer": 1,
+        "n_head": 2,
+        "vocab_size": 64,
+    }
+    other = {**tiny, "vocab_size": 65}
+    for name, fields in (("tiny", tiny), ("other", other)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(fields))
+    real.start(1, "hugging-face", str(tmp_path / "saved"), str(tmp_path / "tiny"))
+
+    def judged(stage: int, model: str) -> dict[str, tuple[str, ...]]:
+        order = CheckpointOrder(folder=tmp_path / f"saved/stage{stage}", model=tmp_path / model)
+        return {each.rule: each.evidence for each in judge_checkpoint(order)[0].findings}
+
+    assert [judged(stage, "tiny") for stage in (1, 2, 3)] == [{}] * 3
+    lines = judged(3, "other")["checkpoint-model-differs"]
+    assert "transformer.wte.weight is 64x16 there and 65x16 in the model" in lines
 
 
 def test_a_watched_training_is_told_before_it_loads_and_when_nothing_was_loaded(saved: Saved, tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ def engine_of(*, stage: int = 1, bf16: bool = True) -> Any:
 
         def save_checkpoint(self, save_dir: str, tag: str | None = None) -> bool:
             write(Path(save_dir), ONE)
+            if tag == "full":
+                raise OSError(28, "No space left on device")
             if tag == "torn":
                 (Path(save_dir) / "torn").mkdir()
                 file = next((Path(save_dir) / "global_step2").glob("*optim*"))
@@ -125,6 +127,19 @@ def test_a_save_that_was_cut_off_is_told(tmp_path: Path) -> None:
     engine.save_checkpoint(str(tmp_path), tag="torn")
 
     assert any("[checkpoint-file-damaged]" in line for line in said)
+
+
+def test_a_save_that_raised_is_told_with_what_a_training_goes_on_from(tmp_path: Path) -> None:
+    engine = engine_of()
+    said = watched(engine)
+
+    with pytest.raises(OSError, match="No space left"):
+        engine.save_checkpoint(str(tmp_path), tag="full")
+
+    assert "full was not saved" in said[1]
+    assert "[checkpoint-save-failed]" in said[1]
+    assert any("No space left on device" in line for line in said)
+    assert any("latest names 'global_step2'" in line for line in said)
 
 
 def test_an_engines_error_and_wrong_arguments_are_its_own(tmp_path: Path) -> None:

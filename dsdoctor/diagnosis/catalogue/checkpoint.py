@@ -48,9 +48,8 @@ CHECKPOINT_WORLD_SIZE = Rule(
     fix="resume with the same number of ranks; or convert it to a universal checkpoint and set "
     "checkpoint.load_universal; or load the weights alone (load_optimizer_states=False)",
     steps=(
-        step(
-            "python -m deepspeed.checkpoint.ds_to_universal --input_folder CKPT/TAG --output_folder CKPT/TAG_universal"
-        ),
+        step("python -m dsdoctor checkpoint CKPT --world N", note="says whether it loads with N ranks, and how"),
+        step("python -m dsdoctor checkpoint CKPT --tag TAG --universal CKPT/TAG_universal"),
     ),
     manual="""Each rank of ZeRO saves its own part of the optimizer's states, so the number of ranks is part of
 the checkpoint.
@@ -90,11 +89,7 @@ CHECKPOINT_UNIVERSAL = Rule(
     stage=Stage.RUN,
     title="checkpoint.load_universal is on, and this is no universal checkpoint{path_hint}",
     fix="convert it first, with the tag of the step; ds_to_universal writes latest_universal beside latest",
-    steps=(
-        step(
-            "python -m deepspeed.checkpoint.ds_to_universal --input_folder CKPT/TAG --output_folder CKPT/TAG_universal"
-        ),
-    ),
+    steps=(step("python -m dsdoctor checkpoint CKPT --tag TAG --universal CKPT/TAG_universal"),),
     manual="""A universal checkpoint is wanted, and the folder has none, or the converter finds something missing.
 
 ds_to_universal reads the shards of all ranks, and some information that Megatron-DeepSpeed saves
@@ -143,6 +138,7 @@ CHECKPOINT_OTHER_MODEL = Rule(
     "of another shape",
     fix="load it into the model that it was written from: same layers, same wrappers (LoRA, compile), same "
     "vocabulary. load_module_strict=False leaves the rest as it is",
+    steps=(step("python -m dsdoctor checkpoint CKPT --model CONFIG.json", note="names what differs"),),
     manual="""load_state_dict found other names or shapes in the checkpoint than the model has.
 
 A layer that was added since, a prefix of a wrapper (module., _orig_mod., base_model.model.), or other sizes. With LoRA
@@ -159,7 +155,10 @@ Why it matters: Nothing of the checkpoint is loaded.""",
             "the weights",
             fix="make whole weights from the DeepSpeed checkpoint with its zero_to_fp32.py; next time save with "
             "stage3_gather_16bit_weights_on_model_save: true or engine.save_16bit_model",
-            steps=(step("python zero_to_fp32.py CKPT OUTPUT"),),
+            steps=(
+                step("python -m dsdoctor checkpoint CKPT --merge OUTPUT"),
+                instead("python zero_to_fp32.py CKPT OUTPUT"),
+            ),
             sample="size mismatch for model.decoder.layers.0.self_attn.k_proj.weight: copying a param with shape "
             "torch.Size([0]) from checkpoint, the shape in current model is torch.Size([2560, 2560]).",
         ),
@@ -199,7 +198,10 @@ Why it matters: Nothing of the checkpoint is loaded.""",
             fix="load before deepspeed.initialize, or inside of deepspeed.zero.GatheredParameters; make whole weights "
             "of a ZeRO-3 checkpoint with its zero_to_fp32.py, and let Lightning load the whole folder of the "
             "checkpoint",
-            steps=(step("python zero_to_fp32.py CKPT OUTPUT"),),
+            steps=(
+                step("python -m dsdoctor checkpoint CKPT --merge OUTPUT"),
+                instead("python zero_to_fp32.py CKPT OUTPUT"),
+            ),
             sample="size mismatch for layer.weight: copying a param with shape torch.Size([2, 32]) from checkpoint, "
             "the shape in current model is torch.Size([1]).",
         ),

@@ -13,7 +13,9 @@ CHECKPOINT_SHARD_MISSING = Rule(
     fix="see that the folder holds the shards of all ranks: on a disk of each node's own, each node has only its "
     "part. Use a shared folder, or copy all parts together; a save that was interrupted has to be left out (see "
     "the file `latest`)",
-    steps=(step("ls -l CKPT/TAG"), step("cat CKPT/latest")),
+    steps=(
+        step("python -m dsdoctor checkpoint CKPT", note="names the files that are missing, and which tag is whole"),
+    ),
     manual="""A rank looks for a shard of the checkpoint and does not find it.
 
 Every rank writes a file of its own: zero_pp_rank_N_mp_rank_00_optim_states.pt, under ZeRO-3 also model_states. The
@@ -59,7 +61,13 @@ CHECKPOINT_DAMAGED = Rule(
     fix="resume from the checkpoint before it: write its tag into `latest`, or give the tag; compare the sizes "
     "of the shards. An interrupted save, a full disk, or a shared file system that was not done are the usual "
     "reasons",
-    steps=(step("ls -l CKPT/TAG"), step("df -h CKPT")),
+    steps=(
+        step(
+            "python -m dsdoctor checkpoint CKPT",
+            note="names the file that is not whole; --repair sets a cut-off tag aside",
+        ),
+        step("df -h CKPT"),
+    ),
     manual="""A file was read that ends too early, or is no file of torch at all.
 
 torch's files are ZIP archives whose directory stands at the end: what was cut off has none. A save that was killed, a
@@ -134,7 +142,12 @@ CHECKPOINT_NOT_WRITTEN = Rule(
     title="a checkpoint could not be written: most likely no space is left on the disk, or a quota is reached",
     fix="make space, keep fewer checkpoints (save_total_limit), or write to another disk; remove what was "
     "written in part",
-    steps=(step("df -h ."), step("df -i ."), step("quota -s")),
+    steps=(
+        step("df -h ."),
+        step("df -i ."),
+        step("quota -s"),
+        step("python -m dsdoctor checkpoint CKPT", note="which tag is whole"),
+    ),
     explained_by=("disk-full",),
     manual="""torch could not write the whole of a file.
 
@@ -163,7 +176,7 @@ CHECKPOINT_NOT_FOUND = Rule(
     title="there is no DeepSpeed checkpoint in this folder{path_hint}",
     fix="give the folder that holds `latest` and global_step*, not one inside of it and not a single file; a "
     "checkpoint of weights only (save_only_model) has no optimizer state and cannot be resumed from",
-    steps=(step("ls -l {path|CKPT}"),),
+    steps=(step("python -m dsdoctor checkpoint {path|CKPT}"),),
     manual="""The folder that was named holds no checkpoint of DeepSpeed.
 
 DeepSpeed looks for the file `latest`, which names a folder such as global_step500; Hugging Face looks for

@@ -1,0 +1,270 @@
+"""--universal: what stands in the way is said before, and what the converter makes is compared; nothing half-made keeps a name.
+
+The converter is a small program here; DeepSpeed's own is in tests/launch/test_checkpoint.py.
+"""
+
+import math
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsdoctor.checkpoint.examine import Examined, examine
+from dsdoctor.checkpoint.look import look, read_tag
+from dsdoctor.checkpoint.trusted_names import untrusted
+from dsdoctor.checkpoint.universal import needs, refusals
+from dsdoctor.commands.checkpoint import CheckpointOrder
+from dsdoctor.commands.checkpoint_universal import Converted, UniversalOrder, convert_checkpoint
+from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
+from tests.checkpoint.test_merge import Nobody, expected, merged
+from tests.checkpoint.written import (
+    KINDS,
+    SHAPES,
+    Called,
+    Kind,
+    Weights,
+    floats,
+    model_states,
+    optimizer_states,
+    save,
+    write,
+)
+
+
+def examined(folder: Path) -> Examined:
+    seen = look(folder)
+    return examine(seen, read_tag(seen.tags[0]))
+
+
+def adam(folder: Path, kind: Kind) -> Path:
+    """A tag whose optimizer has both of Adam's moments, as the converter wants it."""
+    tag = write(folder, kind)
+    for rank in range(kind.world):
+        content = optimizer_states(kind, rank, kind.world)
+        states = content["optimizer_state_dict"]["base_optimizer_state" if kind.stage < 3 else "optimizer_state_dict"]
+        states["state"][0]["exp_avg_sq"] = states["state"][0]["exp_avg"]
+        save(next(tag.glob(f"*zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")), content)
+    return tag
+
+
+def universal(folder: Path, kind: Kind, changed: Callable[[dict[str, Weights]], None] = lambda _: None) -> Path:
+    """What the converter makes of it."""
+    values = {name: (shape, expected(kind.stage)[name]) for name, shape in SHAPES.items()}
+    for name, (shape, numbers) in values.items():
+        states = {
+            "fp32": floats(numbers),
+            **{each: floats([0.25] * math.prod(shape)) for each in ("exp_avg", "exp_avg_sq")},
+        }
+        changed(states)
+        for state, weights in states.items():
+            save(folder / "zero" / name / f"{state}.pt", {"param": Weights(shape, weights.content)})
+    first = "zero_pp_rank_0_mp_rank_00" if kind.stage == 3 else "mp_rank_00"
+    save(folder / f"{first}_model_states.pt", model_states(kind, kind.world, 1))
+    return folder
+
+
+def converter(path: Path, prepared: Path, after: str = "true") -> str:
+    """A program that does what it is told as the converter is: it copies a folder to --output_folder."""
+    lines = (
+        "#!/bin/sh",
+        'while [ $# -gt 0 ]; do [ "$1" = --output_folder ] && out=$2; shift; done',
+        'echo "*** 1. Extracting ZeRO fragments"',
+        f'cp -r "{prepared}" "$out"',
+        after,
+    )
+    path.write_text("\n".join(lines) + "\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def convert(folder: Path, out: Path, python: str) -> Converted | None:
+    return convert_checkpoint(CheckpointOrder(folder=folder), UniversalOrder(out=out, python=python), Nobody(), print)[
+        1
+    ]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_holds_the_same_values_gets_its_name(tmp_path: Path, stage: int) -> None:
+    kind = Kind(stage=stage)
+    adam(tmp_path / "saved", kind)
+    # as the folder of a project on a cluster is
+    (tmp_path / "saved").chmod(0o2777)
+    program = converter(tmp_path / "python", universal(tmp_path / "prepared", kind))
+
+    made = convert(tmp_path / "saved", tmp_path / "saved/global_step2_universal", program)
+
+    assert made is not None
+    assert (made.parameters, made.out) == (2, str(tmp_path / "saved/global_step2_universal"))
+    assert (tmp_path / "saved/latest_universal").read_text() == "global_step2_universal"
+    names = {path.name for path in (tmp_path / "saved").iterdir()}
+    assert names == {"global_step2", "global_step2_universal", "latest", "latest_universal"}
+
+
+def test_cut_tensors_that_were_made_universal_are_merged_whole(tmp_path: Path) -> None:
+    """The model states of each rank speak of its own part; the universal tag has the whole one."""
+    tag = universal(tmp_path / "saved/global_step2_universal", Kind(stage=1))
+    cut = {
+        "mp_world_size": 2,
+        "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 2},
+        "param_shapes": [{"0.first": (3, 1)}],
+    }
+    for rank in (0, 1):
+        save(tag / f"mp_rank_0{rank}_model_states.pt", {**model_states(Kind(stage=1), 2, 2), **cut})
+
+    found = merged(tmp_path / "saved", tmp_path / "out")
+
+    assert found["0.first"][:2] == ("F32", (3, 2))
+    assert struct.unpack("<6f", found["0.first"][2]) == (0, 1, 2, 3, 4, 5)
+
+
+def other_value(states: dict[str, Weights]) -> None:
+    states["exp_avg_sq"] = floats([0.25] * (len(states["exp_avg_sq"].content) // 4 - 1) + [0.5])
+
+
+def fewer_values(states: dict[str, Weights]) -> None:
+    states["fp32"] = Weights((), states["fp32"].content[:-4])
+
+
+def no_moments(states: dict[str, Weights]) -> None:
+    del states["exp_avg"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (other_value, "exp_avg_sq of 0.first: other values"),
+        (fewer_values, "ends behind its entry in fp32.pt"),
+        (no_moments, "exp_avg of 0.first"),
+    ],
+)
+def test_what_holds_other_values_is_thrown_away(tmp_path: Path, changed: Any, why: str) -> None:
+    adam(tmp_path / "saved", Kind())
+    before = {path.name for path in (tmp_path / "saved").iterdir()}
+    program = converter(tmp_path / "python", universal(tmp_path / "prepared", Kind(), changed))
+
+    with pytest.raises(BuildFailed, match=why):
+        convert(tmp_path / "saved", tmp_path / "saved/new", program)
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("after", "error", "why"),
+    [
+        ("echo 'RuntimeError: shape [6] is invalid'; exit 1", BuildFailed, "shape .6. is invalid"),
+        ("echo 'OSError: [Errno 28] No space left on device'; exit 1", ImpossiblePlan, "ran full"),
+        ("echo \"No module named 'deepspeed'\"; exit 1", UsageError, "which is not here"),
+        ('rm -r "$out"', BuildFailed, "made no checkpoint"),
+    ],
+)
+def test_a_converter_that_fails_leaves_nothing(tmp_path: Path, after: str, error: type[DoctorError], why: str) -> None:
+    adam(tmp_path / "saved", Kind())
+    program = converter(tmp_path / "python", universal(tmp_path / "prepared", Kind()), after)
+
+    with pytest.raises(error, match=why):
+        convert(tmp_path / "saved", tmp_path / "elsewhere/new", program)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (KINDS[0], "without ZeRO"),
+        (KINDS[8], "different experts"),
+        (Kind(stage=2), "takes Adam's states, and zero_pp_rank_0_mp_rank_00_optim_states.pt has no exp_avg_sq"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_what_the_converter_cannot_do_is_said_before(tmp_path: Path, kind: Kind, why: str) -> None:
+    write(tmp_path, kind)
+
+    assert why in next(refusals(examined(tmp_path)))
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_file_that_names_a_function_of_the_system_is_not_opened_by_the_converter(
+    tmp_path: Path, hidden: bool
+) -> None:
+    """Also where the pickle throws the result away, so that nothing of it is left in what was read."""
+    tag = adam(tmp_path, Kind(stage=1))
+    bad = Called("posix", "system", ("true",), dropped=hidden)
+    save(tag / "mp_rank_00_model_states.pt", {**model_states(Kind(stage=1), 2, 1), "args": bad})
+
+    assert list(untrusted(examined(tmp_path))) == [("posix.system", "mp_rank_00_model_states.pt")]
+    assert "posix.system" in next(refusals(examined(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["zero_pp_rank_2_mp_rank_00_optim_states.pt", "more_optim_states.pt"])
+def test_a_file_that_the_converter_would_take_and_nobody_judged_is_named(tmp_path: Path, name: str) -> None:
+    """It takes every file by the end of its name: those of a larger run before, and whatever else was put there."""
+    tag = adam(tmp_path, Kind(stage=1))
+    save(tag / name, {"args": Called("posix", "system", ("true",))})
+
+    assert f"would take {name} too" in next(refusals(examined(tmp_path)))
+
+
+def test_a_second_name_and_a_missing_folder_are_told(tmp_path: Path) -> None:
+    adam(tmp_path / "saved", Kind())
+    with pytest.raises(UsageError, match="is there already"):
+        convert(tmp_path / "saved", tmp_path / "saved/global_step2", sys.executable)
+    with pytest.raises(UsageError, match="there is no interpreter"):
+        convert(tmp_path / "saved", tmp_path / "saved/new", "/nowhere/python")
+
+
+def test_workers_are_as_many_as_memory_and_files_allow(tmp_path: Path) -> None:
+    adam(tmp_path, Kind(world=4))
+    found = examined(tmp_path)
+
+    assert needs(found, cpus=64, available=None).workers == 4
+    assert needs(found, cpus=64, available=1 << 30).workers == 1
+    assert needs(found, cpus=2, available=64 << 30).workers == 2
+
+
+@pytest.mark.slow
+def test_a_kill_leaves_no_tag_and_ends_the_converter_and_the_next_one_sweeps(tmp_path: Path) -> None:
+    adam(tmp_path / "saved", Kind())
+    prepared = universal(tmp_path / "prepared", Kind())
+    program = converter(tmp_path / "python", prepared, f'echo $$ > "{tmp_path}/pid"; sleep 60')
+    out = tmp_path / "saved/new"
+    command = [
+        sys.executable,
+        "-m",
+        "dsdoctor",
+        "checkpoint",
+        str(tmp_path / "saved"),
+        "--universal",
+        str(out),
+        "--python",
+        program,
+    ]
+
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (tmp_path / "pid").exists():
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    child = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 20
+    while is_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+    assert not is_alive(child)
+    assert not out.exists()
+    assert {tag.name for tag in look(tmp_path / "saved").tags} == {"global_step2"}
+    assert convert(tmp_path / "saved", out, converter(tmp_path / "other", prepared)) is not None
+    assert list((tmp_path / "saved").glob(".dsdoctor*")) == []
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
