@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 
 LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/|^<|/dsdoctor/(hang|run|overflow|core)/"
+    r"/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/|^<|/dsdoctor/(hang|run|overflow|core|config|child_scripts|memory|checkpoint)/"
     r"|/deepspeed/(runtime|comm|ops|utils|pipe|moe|sequence|accelerator|checkpoint|__init__)|/torch/(distributed|utils|nn|_)"
 )
 COLLECTIVES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py$")
@@ -14,6 +14,7 @@ WRAPPERS = {"wrapper", "wait_tensor", "_barrier", "_wait", "wait"}
 STARTING = {"init_process_group", "_new_process_group_helper", "rendezvous", "new_group", "_new_group_with_tag"}
 LOADING = r"/torch/utils/data/"
 DOING = (
+    (r"/dsdoctor/(config|child_scripts)/", "is in a check of dsdoctor's own"),
     (r"/torch/utils/file_baton\.py$", "waits for the lock of a torch extension"),
     (r"/torch/utils/cpp_extension\.py$", "compiles a torch extension"),
     (r"/(torch/_(inductor|dynamo|functorch)|triton)/", "compiles (torch.compile or Triton)"),
@@ -108,7 +109,11 @@ def place(frame: Frame) -> str:
 
 def main_stack(view: RankView) -> tuple[Frame, ...]:
     """The stack of the thread that trains; empty where nothing is known."""
-    threads = view.sample.threads if view.sample else ()
+    return main_of(view.sample.threads) if view.sample else ()
+
+
+def main_of(threads: Iterable[ThreadStack]) -> tuple[Frame, ...]:
+    """The stack of the main thread among some."""
     return next((thread.frames for thread in threads if thread.main), ())
 
 

@@ -94,7 +94,7 @@ class Supervisor:
         self.node = Node(task.folder, task.host)
         self.pace = Pace(after=task.options.after)
         self._still = 0.0
-        self._told = self._written = False
+        self._told = self._warned = self._written = False
         self._world = 0
         self._look_again = 0.0
         self._timeout: float | None = None
@@ -126,7 +126,8 @@ class Supervisor:
         still = self.node.still()
         if still < self._still:
             self.pace.note(self._still, was_told=self._told)
-            self._told, self._look_again, self._written = False, 0.0, False
+            self._told = self._warned = self._written = False
+            self._look_again = 0.0
         self._still = still
         if self.was_asked():
             self.task.tell(self.incident(asked=True), self.node)
@@ -138,10 +139,12 @@ class Supervisor:
             return
         incident = self._of_all_nodes(self.incident(), still, limit)
         self.node.was_busy()
-        if incident is None or self._slow(incident, still):
+        state = "" if incident is None else self._state(incident, still)
+        if incident is None or not state:
             self._look_again = time.monotonic() + min(AGAIN, limit / 3)
             return
-        self._told = True
+        # what worked when it was told of may hang later on
+        self._told, self._warned = state == HANGS, True
         self.task.tell(incident, self.node)
         if self.task.options.on_hang == "stop":
             if self._leads:
@@ -223,12 +226,15 @@ class Supervisor:
             self._dead = self._told = True
             self.task.tell(replace(self.incident(), first_ended=tuple(rank.rank for rank in first)), self.node)
 
-    def _slow(self, incident: Incident, still: float) -> bool:
-        """Whether there is nothing to tell, or what others wait for works, and torch's own timeout is far."""
+    def _state(self, incident: Incident, still: float) -> str:
+        """What is to be told of an incident, HANGS or WORKS; "" where that is nothing new, or what others wait for works and
+        torch's own timeout is far."""
         timeouts = [group.timeout for view in incident.ranks if view.sample for group in view.sample.groups]
         self._timeout = min((seconds for seconds in timeouts if seconds), default=None)
         state = self.task.judge(incident)
-        return not state or (state == WORKS and still < self.pace.limit_of_work(self._timeout))
+        if state == WORKS and (self._warned or still < self.pace.limit_of_work(self._timeout)):
+            return ""
+        return state
 
     def incident(self, *, asked: bool = False) -> Incident:
         """The run as it is now; a rank that writes nothing about itself is made to write its stacks."""
