@@ -10,7 +10,7 @@ from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.hang.advice import advice
 from dsdoctor.hang.case import Case, severity_of
-from dsdoctor.hang.models import Operation, RankView
+from dsdoctor.hang.models import PROCESSES, Operation, RankView
 from dsdoctor.hang.process_checks import (
     hang_disk_sleep,
     hang_host_gone,
@@ -86,7 +86,9 @@ def hang_other_operation(case: Case) -> Iterator[Finding]:
         yield _different(case, difference, "hang-other-operation", "called different collectives")
     living = [rank for rank in case.views if rank not in case.unwell]
     calls = {case.waiting.call_of(case.views[rank]) for rank in case.waiting_ranks}
-    if not differences and not case.starting and len(case.waiting_ranks) == len(living) and len(calls) > 1:
+    alone = not differences and not case.starting and len(case.waiting_ranks) == len(living)
+    # of running processes some may not have been named: those in another collective may wait for these
+    if alone and len(calls) > 1 and (case.is_whole or case.incident.source != PROCESSES):
         yield _in_different(case)
 
 
@@ -145,7 +147,7 @@ def hang_rank_outside(case: Case) -> Iterator[Finding]:
     if not waiting:
         return
     for view in case.incident.ranks:
-        gone = view.rank in case.unwell or view.rank in waiting
+        gone = view.rank in case.unwell or view.rank in waiting or view in case.unread
         if not gone and not (view.sample and view.sample.leaving):
             yield _still_or_works(case, view, "it stands in no collective", waiting)
 
@@ -166,7 +168,9 @@ def hang_transport(case: Case) -> Iterator[Finding]:
     waiting = case.waiting_ranks
     everybody = len(case.views) == case.incident.world and len(waiting) == len(case.views)
     names = {case.waiting.operation_of(case.views[rank]) for rank in waiting}
-    if not everybody or len(waiting) < 2 or len(names) > 1:
+    # without numbers it may be another collective of the same name
+    counted = any(view.sample and view.sample.groups for view in case.incident.ranks)
+    if not everybody or not counted or len(waiting) < 2 or len(names) > 1:
         return
     yield severity_of(*case.views.values())(
         "hang-transport",
@@ -193,7 +197,7 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
     if case.waiting_ranks or not living or not case.joined or case.dead:
         return
     # one that was not heard of may wait in a collective; and where all work for themselves nothing hangs
-    if len(case.views) < case.incident.world or case.only_works:
+    if not case.is_whole or case.only_works:
         return
     first = living[0]
     sentence, steps = advice(first)
