@@ -262,7 +262,7 @@ def _check_places(out: Path | None, save: Path | None, html: Path | None) -> Non
 
 
 def _check_page(path: Path) -> None:
-    from dsdoctor.report.page import check_plotly, check_target
+    from dsdoctor.report.page import check_extra, check_target
 
     check_target(path)
-    check_plotly()
+    check_extra(plotly=True)

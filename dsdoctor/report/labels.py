@@ -25,14 +25,14 @@ def safe(text: str) -> str:
     return html.escape("".join(char if char.isprintable() else "?" for char in text))
 
 
-def short(name: str) -> str:
+def short(name: str, longest: int = LONGEST_LABEL) -> str:
     """A label that leaves room for the picture. The end of a module's name says most.
 
     >>> len(short("x" * 200))
     58
     """
     plain = html.unescape(name)
-    shortened = plain if len(plain) <= LONGEST_LABEL else "…" + plain[1 - LONGEST_LABEL :]
+    shortened = plain if len(plain) <= longest else "…" + plain[1 - longest :]
     return html.escape(shortened)
 
 

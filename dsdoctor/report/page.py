@@ -1,109 +1,183 @@
-"""A plotly figure -> one page that needs no network, or one image. Written beside and renamed: never half of it."""
+"""A Page (title, run, verdict, advice, then pictures and tables) -> one HTML file that needs no network.
 
-import html
+All pages are drawn by one template, page.html.jinja, which needs jinja2; a page with a Picture needs plotly too. Both come with
+``pip install "dsdoctor[plot]"`` and are imported only where a page is written. So a command makes a page:
+
+    page.check_target(path)          # before any work: a target that cannot be written is refused
+    page.check_extra()               # with a Picture: page.check_extra(plotly=True)
+    page.write(
+        Page(
+            title="dsdoctor hang, 4 ranks",
+            run=("4 ranks by torchrun", "torch 2.13.0"),   # a fact that begins with a mark is coloured
+            verdict="✗ rank 3 does not come: ...",           # begins with a mark: ✓ ! ✗ ·
+            findings=verdict.findings,                      # three are shown with their steps, the others folded
+            parts=(Table(...), Listing(...), Picture(...)),
+        ),
+        path,
+    )
+
+Every text is given as it is, for example as another host sent it: the template escapes it. Only what is inside a plotly
+figure must be made safe by report/labels.py, because plotly reads tags.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.files import check_target as check_place
 from dsdoctor.core.files import write_bytes
+from dsdoctor.core.finding import Finding
+from dsdoctor.core.fix import Step
+from dsdoctor.core.version import __version__
+from dsdoctor.report.screen import MOST, counted, most_harmful
+from dsdoctor.report.terminal import MARKS, printable
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from plotly.graph_objects import Figure
 
-PAGES, IMAGES = (".html", ".htm"), (".png", ".svg", ".pdf")
-WIDTH, SHARPNESS = 1500, 2
-MOST_PIXELS = 8000
-NO_PLOTLY = 'pip install "dsdoctor[plot]"'
-NO_IMAGE = (
-    f"kaleido is needed ({NO_PLOTLY}) and Chrome or Chromium on PATH (apt-get install chromium); "
-    "a page (-o page.html) needs neither"
-)
-DIV = "dsdoctor-plot"
+ENDINGS = (".html", ".htm")
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
+CLASSES = {"✓": "good", "!": "slow", "✗": "bad"}
+EXTRA = 'pip install "dsdoctor[plot]"'
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>@title@</title>
-<style>
-  body { margin: 0; font-family: system-ui, sans-serif; background: #fff; }
-  body.dark { background: #14171a; }
-  #theme { position: fixed; bottom: 8px; right: 12px; z-index: 10; font: inherit; font-size: 12px; padding: 2px 10px;
-           border: 1px solid #8888; border-radius: 4px; background: transparent; color: #777; cursor: pointer; }
-  noscript { display: block; padding: 2em; }
-</style>
-</head>
-<body>
-<button id="theme" type="button" aria-label="light or dark">light / dark</button>
-<noscript>This page draws with JavaScript, all of which is inside of it.</noscript>
-@plot@
-<script>
-(function () {
-  var plot = document.getElementById("@div@"), prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
-  function paint(dark) {
-    var ink = dark ? "#d6d9dc" : "#2a3038", grid = dark ? "#2c3238" : "#e6e9ec", paper = dark ? "#14171a" : "#ffffff";
-    var look = {"paper_bgcolor": paper, "plot_bgcolor": paper, "font.color": ink};
-    Object.keys(plot.layout).filter(function (key) { return /^[xy]axis/.test(key); }).forEach(function (key) {
-      look[key + ".gridcolor"] = grid; look[key + ".linecolor"] = grid; look[key + ".zerolinecolor"] = grid;
-    });
-    document.body.className = dark ? "dark" : "";
-    return Plotly.relayout(plot, look);
-  }
-  paint(prefersDark.matches).then(function () { document.body.dataset.drawn = "yes"; });
-  prefersDark.addEventListener("change", function (event) { paint(event.matches); });
-  document.getElementById("theme").addEventListener("click", function () { paint(!document.body.className); });
-})();
-</script>
-</body>
-</html>
-"""
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A plotly figure with a height, and one sentence on how to read it. ``narrow``: what changes in its layout on a telephone,
+    by plotly's own paths such as ``"xaxis2.domain"``."""
+
+    title: str
+    figure: "Figure"
+    told: str = ""
+    narrow: Mapping[str, object] = field(default_factory=dict)
+    kind: Literal["picture"] = field(init=False, default="picture")
+
+    @property
+    def height(self) -> int:
+        """Pixels."""
+        return int(self.figure.layout.height)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of texts. ``align``: ``<`` or ``>`` for each column. A cell that begins with a mark is coloured."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    align: str = ""
+    told: str = ""
+    kind: Literal["table"] = field(init=False, default="table")
+
+    def aligned(self, column: int) -> bool:
+        """Whether a column stands at the right."""
+        return self.align[column : column + 1] == ">"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Lines in a fixed width, such as stacks, that are folded unless ``opened``."""
+
+    title: str
+    lines: tuple[str, ...]
+    opened: bool = False
+    kind: Literal["listing"] = field(init=False, default="listing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What a page says, from top to bottom. ``next_step``: a command that no finding's fix has already."""
+
+    title: str
+    run: tuple[str, ...]
+    verdict: str
+    findings: tuple[Finding, ...] = ()
+    parts: tuple[Picture | Table | Listing, ...] = ()
+    next_step: Step | None = None
 
 
 def check_target(path: Path) -> None:
-    """Raise UsageError for a file that could not be written, before anything is read."""
-    if path.suffix.lower() not in PAGES + IMAGES:
-        raise UsageError(f"{path} is neither a page nor an image", hint="name it .html, .png, .svg or .pdf")
+    """Raise UsageError for a page that could not be written, before anything is read."""
+    if path.suffix.lower() not in ENDINGS:
+        raise UsageError(f"{path} is no page", hint="name it .html")
     check_place(path)
 
 
-def check_plotly() -> None:
-    """Raise ImpossiblePlan where plotly is absent."""
-    try:
-        import plotly.graph_objects  # noqa: F401
-    except ImportError as error:
-        raise ImpossiblePlan("plotly is not installed here, and it draws the page", hint=NO_PLOTLY) from error
+def check_extra(*, plotly: bool = False) -> None:
+    """Raise ImpossiblePlan where jinja2, or plotly where a picture is to be drawn, is absent."""
+    for name in ("jinja2", *(("plotly.graph_objects",) if plotly else ())):
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise ImpossiblePlan(f"{error.name} is not installed here, and it draws the page", hint=EXTRA) from error
 
 
-def write(shown: "Figure", path: Path, *, title: str, above: str = "") -> None:
-    """Write the figure as what the file's name says. ``above``: HTML that a page shows above it, safe already."""
-    if path.suffix.lower() in PAGES:
-        write_bytes(path, page(shown, title, above=above).encode("utf-8", errors="replace"))
-    else:
-        write_bytes(path, _image(shown, path.suffix.lower()[1:]))
+def write(page: Page, path: Path) -> None:
+    """Write the page beside its place and rename it: never half of one."""
+    write_bytes(path, rendered(page).encode("utf-8", errors="replace"))
 
 
-def page(shown: "Figure", title: str, *, above: str = "") -> str:
-    """The page: plotly's own script is in it, about 5 MB. ``above``: HTML to stand above the figure, safe already."""
-    config = {
-        "displaylogo": False,
-        "responsive": True,
-        "toImageButtonOptions": {"filename": "dsdoctor", "scale": 2},
-    }
-    plot: str = shown.to_html(full_html=False, include_plotlyjs=True, div_id=DIV, config=config)
-    before, _, after = PAGE.replace("@title@", html.escape(title)).replace("@div@", DIV).partition("@plot@")
-    return before + above + plot + after
+def rendered(page: Page) -> str:
+    """The page as text. plotly's own script is in it where it has a picture, about 5 MB."""
+    from markupsafe import Markup
+
+    ordered = most_harmful(page.findings)
+    figures = [
+        {"id": f"plot-{place}", "data": json.loads(part.figure.to_json()), "narrow": dict(part.narrow)}
+        for place, part in enumerate(page.parts, 1)
+        if isinstance(part, Picture)
+    ]
+    return (
+        _environment()
+        .from_string(TEMPLATE.read_text(encoding="utf-8"))
+        .render(
+            page=page,
+            shown=_with_marks(ordered[:MOST]),
+            folded=_with_marks(ordered[MOST:]),
+            folded_count=counted(ordered[MOST:]),
+            figures=Markup(_script_json(figures)),  # noqa: S704  no "<" is left in it
+            plotly=Markup(_plotly_script()) if figures else "",  # noqa: S704  plotly's own file
+            version=__version__,
+        )
+    )
 
 
-def _image(shown: "Figure", kind: str) -> bytes:
-    """An image, drawn by Chrome by way of kaleido."""
-    height = shown.layout.height
-    scale = max(min(SHARPNESS, MOST_PIXELS / height), 1)
-    try:
-        image: bytes = shown.to_image(format=kind, width=WIDTH, height=height, scale=scale)
-    except (ImportError, RuntimeError, ValueError, OSError) as error:
-        said = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ImpossiblePlan(f"no image could be drawn: {said}", hint=NO_IMAGE) from error
-    return image
+def _environment() -> "Environment":
+    """Every text is escaped, and what would steer a terminal or turn the direction of writing is shown as a code."""
+    from jinja2 import Environment
+
+    def shown(value: Any) -> Any:
+        return printable(value) if type(value) is str else value
+
+    made = Environment(autoescape=True, finalize=shown, trim_blocks=True, lstrip_blocks=True)
+    made.filters["mark_class"] = lambda text: CLASSES.get(text[:1], "")
+    return made
+
+
+def _with_marks(findings: tuple[Finding, ...]) -> list[dict[str, object]]:
+    names = ("rule", "title", "evidence", "fix", "url")
+    return [
+        {"mark": MARKS[finding.severity], **{name: getattr(finding, name) for name in names}} for finding in findings
+    ]
+
+
+def _script_json(value: object) -> str:
+    r"""JSON that can stand in a script: no tag can be closed, or opened, by what is in it.
+
+    >>> _script_json(["</script>", "&"])
+    '["\\u003c/script\\u003e", "\\u0026"]'
+    """
+    text = json.dumps(value)
+    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+
+
+def _plotly_script() -> str:
+    from plotly.offline import get_plotlyjs
+
+    script: str = get_plotlyjs()
+    return script

@@ -8,7 +8,6 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -34,13 +33,6 @@ from tests.comm.reports import healthy_4
 from tests.overflow.on_disk import header
 
 
-class Shown:
-    """Stands for plotly's figure: a real one takes half a second."""
-
-    def to_html(self, **_: Any) -> str:
-        return "<div></div>"
-
-
 def packed(folder: Path) -> Path:
     (folder.parent / "made").mkdir()
     return wheel(folder.parent / "made", contents(b"no library", **{f"{INFO}/METADATA": b"Name: deepspeed\n"}))
@@ -64,7 +56,7 @@ WRITERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         ("a.json", ".a.json.tmp"),
     ),
     "page": (
-        lambda folder: page.write(Shown(), folder / "a.html", title=""),
+        lambda folder: page.write(page.Page(title="", run=(), verdict=""), folder / "a.html"),
         ("a.html", f".a.html.{os.getpid()}.part"),
     ),  # type: ignore[arg-type]
     "baseline": (

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.overflow.frames.frame import CallPhase, Frame
 from dsdoctor.overflow.trace.extremes import MOST_COLUMNS, Bad, Extreme, HeatCell, ModuleRow, Picture, picture
-from dsdoctor.report import page
+from dsdoctor.report import image, page
 from dsdoctor.report.labels import label
+from dsdoctor.report.page import Page
+from dsdoctor.report.trace.page import page_of
 from dsdoctor.report.trace.plot import figure
 from tests.overflow.on_disk import chain
 from tests.overflow.written import backward, frame, tensor
@@ -73,15 +76,15 @@ def test_a_file_that_cannot_be_drawn_into_is_refused_at_once(tmp_path: Path, nam
 
 
 def test_no_half_page_is_left(tmp_path: Path) -> None:
-    class Breaks:
-        def to_html(self, **_: object) -> str:
-            raise OSError("the disk is full")
+    def breaks() -> Iterator[str]:
+        yield "one"
+        raise OSError("the disk is full")
 
     target = tmp_path / "p.html"
     target.write_text("the page before")
 
     with pytest.raises(OSError, match="full"):
-        page.write(Breaks(), target, title="")  # type: ignore[arg-type]
+        page.write(Page(title="x", run=breaks(), verdict=""), target)  # type: ignore[arg-type]
 
     assert [path.name for path in tmp_path.iterdir()] == ["p.html"]
     assert target.read_text() == "the page before"
@@ -96,7 +99,7 @@ def test_where_there_is_no_chrome_the_next_step_is_named(tmp_path: Path) -> None
             raise RuntimeError("Kaleido requires Google Chrome to be installed.")
 
     with pytest.raises(ImpossiblePlan, match="requires Google Chrome") as caught:
-        page.write(NoChrome(), tmp_path / "p.png", title="")  # type: ignore[arg-type]
+        image.write(NoChrome(), tmp_path / "p.png")  # type: ignore[arg-type]
 
     assert "apt-get install chromium" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
@@ -133,9 +136,11 @@ def test_the_figure_shows_two_runs_in_the_order_of_execution() -> None:
 
 
 def test_plotly_is_imported_only_where_it_draws() -> None:
-    for name in ("page", "trace/plot", "labels"):
+    for name in ("page", "image", "stacked", "trace/plot", "trace/page", "labels"):
         assert not re.search(
-            r"^(import|from) plotly", (REPORT / f"{name}.py").read_text(encoding="utf-8"), re.MULTILINE
+            r"^(import|from) (plotly|jinja2|markupsafe)",
+            (REPORT / f"{name}.py").read_text(encoding="utf-8"),
+            re.MULTILINE,
         )
 
 
@@ -167,8 +172,7 @@ def drawn_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for order, name in enumerate(names)
     ]
     path = tmp_path_factory.mktemp("page") / "page.html"
-    shown = figure({"": drawn(*frames)}, "float16", title=f"a run {EVIL}", meta=["rank 0 of 1"])
-    page.write(shown, path, title=f"a run {EVIL}")
+    page.write(page_of({"": drawn(*frames)}, "float16", title=f"a run {EVIL}", meta=(f"rank 0 of 1 {EVIL}",)), path)
     return path
 
 
@@ -197,7 +201,7 @@ def test_an_image_is_drawn(tmp_path: Path) -> None:
     chromium()
     target = tmp_path / "p.png"
 
-    page.write(figure({"": drawn(*chain(0, 2.0, 3.0))}, "float16", title="x", meta=[]), target, title="x")
+    image.write(figure({"": drawn(*chain(0, 2.0, 3.0))}, "float16", title="x", meta=[]), target)
 
     assert target.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert target.stat().st_size > 10_000

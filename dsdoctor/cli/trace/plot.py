@@ -8,13 +8,16 @@ from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.cli.trace.options import BatchList, Modules, One, Other, PhaseName, RankList, check_dtype, selection_of
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.files import check_target
+from dsdoctor.core.fix import Step, step
 from dsdoctor.core.options import option
 from dsdoctor.overflow.frames.frame import CallPhase, Frame
 from dsdoctor.overflow.trace.extremes import Picture, picture, reference
 from dsdoctor.overflow.trace.selection import Selection, Traces, selected, sources
-from dsdoctor.report import page
+from dsdoctor.report import image, page
 from dsdoctor.report.trace import plot
 from dsdoctor.report.trace.lines import source_line
+from dsdoctor.report.trace.page import page_of
 
 Out = Annotated[
     Path, option(name=["-o", "--out"], metavar="FILE", help="A page (.html) or an image (.png, .svg, .pdf).")
@@ -51,18 +54,40 @@ def plot_command(
         check_dtype(dtype)
     if phase == "all":
         raise UsageError("one plot shows one phase", hint="--phase forward, or --phase backward")
-    page.check_target(out)
-    page.check_plotly()
+    drawn = out.suffix.lower() in image.ENDINGS
+    _check_target(out, drawn=drawn)
     found = {name: sources([path]) for name, path in _runs(first, other).items()}
     pictures = _pictures(found, selection_of(modules, batch, rank, phase))
     limit = reference(next(iter(pictures.values())), dtype)
     heading = title or f"dsdoctor trace: {' against '.join(found)} ({phase})"
     meta = [source_line(traces.sources[0]) for traces in found.values()]
-    page.write(plot.figure(pictures, limit, title=heading, meta=meta), out, title=heading)
+    if drawn:
+        image.write(plot.figure(pictures, limit, title=heading, meta=meta), out)
+    else:
+        next_step = _next_step(first, pictures, limit)
+        page.write(page_of(pictures, limit, title=heading, meta=tuple(meta), next_step=next_step), out)
     rows = max(len(drawn.rows) for drawn in pictures.values())
     said = f"✓ {out}  ({rows:,} modules, limit of {limit}, {os.stat(out).st_size / (1 << 20):.1f} MiB)"  # noqa: PTH116
     notes = [f"! {note}" for traces in found.values() for note in traces.notes]
     print_result("trace plot", as_json, [said, *notes], (), file=str(out), dtype=limit)
+
+
+def _check_target(out: Path, *, drawn: bool) -> None:
+    """Before anything is read."""
+    if drawn:
+        check_target(out)
+    elif out.suffix.lower() not in page.ENDINGS:
+        raise UsageError(f"{out} is neither a page nor an image", hint="name it .html, .png, .svg or .pdf")
+    else:
+        page.check_target(out)
+    page.check_extra(plotly=True)
+
+
+def _next_step(run: Path, pictures: dict[str, Picture], dtype: str) -> Step:
+    """Where the figures behind the page are."""
+    if any(row.bad for picture in pictures.values() for row in picture.rows.values()):
+        return step("python -m dsdoctor trace show {run} --bad", run=str(run))
+    return step("python -m dsdoctor trace headroom {run} --dtype {dtype}", run=str(run), dtype=dtype)
 
 
 def _runs(first: Path, other: Path | None) -> dict[str, Path]:

@@ -20,7 +20,8 @@ COLOURS = (
     *("#3f8fc4", "#e6862a", "#3aa56b", "#c2549d", "#8b7bd1", "#b08d3c"),
     *("#d1605e", "#4fb3bf", "#8a9199", "#9c755f", "#6f9c2c", "#e58fb8"),
 )
-BARS = ("#3f8fc4", "#e6b35a")
+BARS = ("#66788a", "#c9a227")
+"""Other colours than those of the curves, for both are in one legend."""
 MOST_TICKS, MOST_NAMED = 8, 16
 
 
@@ -127,7 +128,6 @@ def add_paces(shown: "Figure", report: Report, *, row: int, col: int) -> None:
             marker={"color": colour, "line": {"width": 0}},
             hovertext=[f"{host}<br>{name}: {duration(time / 1e3)}" for host, time in zip(hosts, times, strict=True)],
             hovertemplate="%{hovertext}<extra></extra>",
-            legend="legend2",
         )
         shown.add_trace(bars, row=row, col=col)
     few = {"dtick": 1} if len(places) <= MOST_NAMED else {}

@@ -72,14 +72,11 @@ def add_matrix(shown: "Figure", report: Report, *, row: int, col: int) -> None:
     values = [math.log10(cell.bandwidth) for line in grid for cell in line if cell and cell.bandwidth]
     top = max(values, default=9.0)
     bottom = min([*values, top - DECADES])
-    scale = {
-        "zmin": bottom,
-        "zmax": top,
-        "colorscale": [list(step) for step in SCALE],
-        "colorbar": _colorbar(bottom, top),
-    }
+    colours = {"cmin": bottom, "cmax": top, "colorscale": [list(step) for step in SCALE]}
+    shown.update_layout(coloraxis={**colours, "colorbar": _colorbar(bottom, top), "showscale": bool(values)})
     at = {"row": row, "col": col}
-    shown.add_trace(_layer(report, axis, grid, lambda cell: bool(cell.bandwidth) and not cell.bad, **scale), **at)
+    timed = _layer(report, axis, grid, lambda cell: bool(cell.bandwidth) and not cell.bad, coloraxis="coloraxis")
+    shown.add_trace(timed, **at)
     plain = _layer(report, axis, grid, lambda cell: not cell.bandwidth and not cell.bad, **_flat(EDGE))
     shown.add_trace(plain.update(name="reached, not timed", showlegend=_any(plain), opacity=0.45), **at)
     slow = _layer(report, axis, grid, lambda cell: cell.slow and not cell.unreached, **_flat(SLOW))
@@ -125,7 +122,6 @@ def _layer(
         hovertemplate="%{customdata}<extra></extra>",
         hoverongaps=False,
         textfont={"color": "#ffffff"},
-        legend="legend3",
         xgap=1 if len(axis.rows) <= 64 else 0,
         ygap=1 if len(axis.rows) <= 64 else 0,
         **looks,

@@ -27,13 +27,14 @@ SCALE = (
     (1.0, "#2c7bb6"),
 )
 """From -4 to 16 bits; 0.2 is 0 bits: what is dark red does not fit."""
-ROW, TALLEST, SHORTEST, TOP, BOTTOM = 17, 9000, 120, 160, 30
-HEADING, LEGEND, TITLES = 10, 74, 22
-"""Pixels."""
+ROW, TALLEST, SHORTEST, TOP, TOP_OF_PAGE, BOTTOM = 17, 9000, 420, 160, 92, 30
+HEADING, LEGEND, TITLES, BAR = 10, 74, 22, 44
+"""Pixels; the bar of colours is at the right, above the titles. A few modules have taller rows, so that they fill the page."""
 
 
-def figure(pictures: dict[str, Picture], dtype: str, *, title: str, meta: Iterable[str]) -> "Figure":
-    """One run, or two beside each other. ``dtype``: whose limit they are held against; ``meta``: lines below the title.
+def figure(pictures: dict[str, Picture], dtype: str, *, title: str = "", meta: Iterable[str] = ()) -> "Figure":
+    """One run, or two beside each other. ``dtype``: whose limit they are held against. A page has ``title``, ``meta`` (lines
+    below it) and the legend itself; an image has them in the figure.
 
     Raises ImportError where there is no plotly.
     """
@@ -53,8 +54,14 @@ def figure(pictures: dict[str, Picture], dtype: str, *, title: str, meta: Iterab
     for place, (name, picture) in enumerate(pictures.items()):
         _add_ranges(shown, name, picture, dtype, COLOURS[place], thin=bool(place))
         _add_heat(shown, picture, rows, dtype, column=2 + place, first=not place)
-    _lay_out(shown, rows, dtype, heading="<br>".join([safe(title), *(f"<sup>{safe(line)}</sup>" for line in meta)]))
+    heading = "<br>".join([safe(title), *(f"<sup>{safe(line)}</sup>" for line in meta)])
+    _lay_out(shown, rows, dtype, heading=heading if title else "")
     return shown
+
+
+def body(shown: "Figure") -> int:
+    """Pixels that the rows take."""
+    return int(shown.layout.height - shown.layout.margin.t - shown.layout.margin.b)
 
 
 def _of(name: str) -> str:
@@ -137,11 +144,7 @@ def _add_heat(shown: "Figure", picture: Picture, rows: list[str], dtype: str, *,
             x=batches,
             y=rows,
             z=[[None if value is None else round(value, 2) for value in line] for line in room],
-            zmin=LEAST_BITS,
-            zmax=MOST_BITS,
-            colorscale=[list(step) for step in SCALE],
-            showscale=first,
-            colorbar={"title": {"text": "bits"}, "len": 240, "lenmode": "pixels", "yanchor": "top", "y": 1},
+            coloraxis="coloraxis",
             hovertemplate="<b>%{y}</b><br>batch %{x}<br>%{z} bits<extra></extra>",
             hoverongaps=False,
         ),
@@ -174,19 +177,33 @@ def _bad_cells(batches: list[str], rows: list[str], bad: list[list[int | None]],
 def _lay_out(shown: "Figure", rows: list[str], dtype: str, *, heading: str) -> None:
     """Sizes in pixels: from top to bottom the heading, the legend, the columns' titles, their axes, the rows."""
     inner = min(max(SHORTEST, ROW * len(rows)), TALLEST)
+    top = TOP if heading else TOP_OF_PAGE
     shown.update_layout(
-        height=inner + TOP + BOTTOM,
-        margin={"t": TOP, "r": 20, "b": BOTTOM, "l": 10},
+        height=inner + top + BOTTOM,
+        margin={"t": top, "r": 20, "b": BOTTOM, "l": 10},
         template="plotly_white",
         legend={"orientation": "h", "x": 0, "y": 1 + LEGEND / inner, "yanchor": "top"},
         font={"family": "system-ui, sans-serif", "size": 12},
         hoverlabel={"align": "left"},
     )
-    shown.update_annotations(font={"size": 13}, yshift=TITLES)
-    place = {"xref": "paper", "yref": "paper", "x": 0, "y": 1, "xanchor": "left", "yanchor": "top"}
-    shown.add_annotation(
-        text=heading, font={"size": 17}, showarrow=False, align="left", yshift=TOP - HEADING, name="heading", **place
-    )
+    for place, title in enumerate(shown.layout.annotations):
+        start, _ = shown.layout[f"xaxis{place + 1 if place else ''}"].domain
+        title.update(font={"size": 13}, yshift=TITLES, x=start, xanchor="left")
+    if heading:
+        corner = {"xref": "paper", "yref": "paper", "x": 0, "y": 1, "xanchor": "left", "yanchor": "top"}
+        shown.add_annotation(
+            text=heading,
+            font={"size": 17},
+            showarrow=False,
+            align="left",
+            yshift=TOP - HEADING,
+            name="heading",
+            **corner,
+        )
+    bar: dict[str, Any] = {"orientation": "h", "thickness": 8, "len": 0.2, "x": 1, "xanchor": "right", "yanchor": "bottom"}
+    bar |= {"y": 1 + BAR / inner, "ypad": 0, "tickfont": {"size": 10}}
+    scale = {"cmin": LEAST_BITS, "cmax": MOST_BITS, "colorscale": [list(step) for step in SCALE]}
+    shown.update_layout(coloraxis={**scale, "colorbar": bar})
     _lay_out_axes(shown, rows, every=math.ceil(ROW * len(rows) / inner))
     shown.add_vline(x=LIMITS[dtype], line={"color": LIMIT_LINE, "width": 2, "dash": "dash"}, row=1, col=1)
 
@@ -196,8 +213,6 @@ def _lay_out_axes(shown: "Figure", rows: list[str], *, every: int) -> None:
     ticks = rows[::every]
     shown.update_yaxes(type="category", categoryorder="array", categoryarray=rows, range=[len(rows) - 0.5, -0.5])
     shown.update_yaxes(
-        row=1,
-        col=1,
         tickmode="array",
         tickvals=ticks,
         ticktext=[short(name) for name in ticks],
@@ -206,5 +221,11 @@ def _lay_out_axes(shown: "Figure", rows: list[str], *, every: int) -> None:
     )
     shown.update_xaxes(type="category", side="top", tickangle=0)
     shown.update_xaxes(
-        row=1, col=1, type="log", nticks=8, exponentformat="power", minor={"ticks": "", "showgrid": False}
+        row=1,
+        col=1,
+        type="log",
+        nticks=8,
+        exponentformat="power",
+        minor={"ticks": "", "showgrid": False},
+        tickfont={"size": 11},
     )
