@@ -9,8 +9,9 @@ from dsdoctor.commands.hang import judge_folder, judge_processes
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import has_error
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.options import argument, options
+from dsdoctor.core.options import OUTPUT, argument, option, options
 from dsdoctor.report.hang import hang_lines
+from dsdoctor.report.hang_page import check_page, write_page
 
 DEFAULT = Path("dsdoctor-hang")
 Folder = Annotated[
@@ -32,8 +33,18 @@ Pids = Annotated[
     ),
 ]
 
+Html = Annotated[
+    Path | None,
+    option(
+        name="--html",
+        metavar="FILE",
+        group=OUTPUT,
+        help="Also write a page: verdict, timeline, calls, stacks (extra plot).",
+    ),
+]
 
-def hang_command(folder: Folder = None, /, *, pid: Pids = (), as_json: Json = False) -> int:
+
+def hang_command(folder: Folder = None, /, *, pid: Pids = (), html: Html = None, as_json: Json = False) -> int:
     """Say which rank of a hanging training did not come, where it stands and why.
 
     Reads what the watch of python -m dsdoctor.run wrote when nothing moved any more, one file a rank; or, of a job that never
@@ -44,7 +55,11 @@ def hang_command(folder: Folder = None, /, *, pid: Pids = (), as_json: Json = Fa
     """
     if pid and folder:
         raise UsageError(f"--pid looks at processes, and {folder} is a folder", hint="leave one of them out")
+    if html:
+        check_page(html)
     incident, verdict = judge_processes(pid, LocalHost()) if pid else judge_folder(folder or DEFAULT)
-    lines = hang_lines(incident, verdict)
+    if html:
+        write_page(incident, verdict, html)
+    lines = [*hang_lines(incident, verdict), *([f"the page: {html}"] if html else [])]
     print_result("hang", as_json, lines, verdict.findings, incident=incident, stacks=verdict.stacks)
     return FOUND if has_error(verdict.findings) else OK

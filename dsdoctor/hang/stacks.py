@@ -29,6 +29,7 @@ SAYING = (
     (r"\bsleep\(", "sleeps"),
     (r"\binput\(|\bbreakpoint\(", "waits for somebody at a terminal"),
     (r"\.acquire\(|\bwith \w*lock", "waits for a lock"),
+    (r"\.(recv|recv_into|recvfrom|accept)\(|\burlopen\(", "waits for the network"),
     (r"\.(join|result|get)\(", "waits for another thread or process"),
     (r"\.(item|cpu|tolist|numpy)\(|synchronize\(", "waits for its device"),
     (r"\bnext\(|\bin \w*(loader|dataset)", "waits for its data"),
@@ -41,7 +42,7 @@ KERNEL = (
     (r"do_wait|wait4", "waits for a child process"),
     (r"nfs|rpc_|lustre|ll_|gpfs|fuse|ceph", "waits for a network file system"),
     (r"folio|io_schedule|blk|ext4|xfs", "waits for a disk"),
-    (r"inet_|sk_|tcp_|unix_stream|skb", "waits for the network"),
+    (r"inet_|sk_|tcp_|unix_stream|skb|wait_woken", "waits for the network"),
     (r"n_tty_read|tty", "waits for somebody at a terminal"),
 )
 

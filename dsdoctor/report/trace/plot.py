@@ -200,7 +200,14 @@ def _lay_out(shown: "Figure", rows: list[str], dtype: str, *, heading: str) -> N
             name="heading",
             **corner,
         )
-    bar: dict[str, Any] = {"orientation": "h", "thickness": 8, "len": 0.2, "x": 1, "xanchor": "right", "yanchor": "bottom"}
+    bar: dict[str, Any] = {
+        "orientation": "h",
+        "thickness": 8,
+        "len": 0.2,
+        "x": 1,
+        "xanchor": "right",
+        "yanchor": "bottom",
+    }
     bar |= {"y": 1 + BAR / inner, "ypad": 0, "tickfont": {"size": 10}}
     scale = {"cmin": LEAST_BITS, "cmax": MOST_BITS, "colorscale": [list(step) for step in SCALE]}
     shown.update_layout(coloraxis={**scale, "colorbar": bar})
