@@ -20,7 +20,7 @@ from typing import Any
 from dsdoctor.hang.arrivals import Arrivals
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, RingWriter
 
-EVERY = 1.0
+EVERY, QUICKLY = 1.0, 0.2
 OUTER, INNER, INNER_OF_OTHERS = 10, 30, 12
 MOST_THREADS, MOST_GROUPS, MOST_OPERATIONS = 10, 64, 48
 LAST_WORD = 2.0
@@ -55,7 +55,7 @@ class Sampler:
         self.engine: Any = None
         self._trains = threading.get_ident()
         self._ended = threading.Event()
-        self._leaving = False
+        self._leaving = self._stalled = False
         self._moved, self._progress = time.monotonic(), -1
         self._recorded: dict[str, Any] | None = None
         self._arrivals = Arrivals(after)
@@ -86,10 +86,21 @@ class Sampler:
                 failures = 0
             except Exception:  # whatever a torch of another release raises: the training goes on
                 failures += 1
-            # all ranks of a node look at the same time: what they tell is compared
-            if self._ended.wait(0 if self._leaving else EVERY - time.time() % EVERY) and self._leaving:
+            if self._waited() and self._leaving:
                 self._last_look()
                 return
+
+    def _waited(self) -> bool:
+        """Wait for the next look; whether the watch is to end. All ranks of a node look at the same time: what they tell is
+        compared. While nothing moves there may be something to print at any moment."""
+        left = 0 if self._leaving else EVERY - time.time() % EVERY
+        while self._stalled and left > QUICKLY:
+            if self._ended.wait(QUICKLY):
+                return True
+            left -= QUICKLY
+            if os.path.exists(self._words):  # noqa: PTH110
+                return False
+        return self._ended.wait(left)
 
     def _say(self) -> None:
         """Print what the supervisor has to say, into this rank's own stderr: nobody else can append to it where it is a file."""
@@ -129,7 +140,7 @@ class Sampler:
         progress = zlib.crc32(repr(([(group["name"], group["sequence"]) for group in groups], steps)).encode())
         if progress != self._progress:
             self._progress, self._moved, self._recorded = progress, clock, None
-        stalled = clock - self._moved >= self._patience
+        self._stalled = stalled = clock - self._moved >= self._patience
         frames = sys._current_frames()
         trains = frames.get(self._trains)
         flags = (LEAVING if self._leaving else 0) | (STALLED if stalled else 0) | (JOINED if groups else 0)

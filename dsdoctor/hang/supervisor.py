@@ -29,7 +29,7 @@ from dsdoctor.hang.progress import Pace
 from dsdoctor.hang.run_identity import RunIdentity
 
 WORKS, HANGS = "works", "hangs"
-EVERY = 1.0
+EVERY, QUICKLY = 1.0, 0.2
 FIRST_RANK = 30.0
 """Seconds after which a supervisor without a rank ends."""
 KILLED, ASKED_TO_END = "killed by", ("SIGTERM", "SIGINT", "SIGHUP")
@@ -114,12 +114,17 @@ class Supervisor:
             self.decide()
             if (finding := self._comparison.look(self.node)) is not None:
                 self.task.mention(finding, self.node)
-            wait_for_an_end(self.node.living(), EVERY)
+            wait_for_an_end(self.node.living(), self._pause())
             self._keep_in_touch()
         if summary := self._comparison.summary():
             self.task.mention(summary, self.node)
         self.node.remove()
         self.nodes.close()
+
+    def _pause(self) -> float:
+        """Seconds to the next look: fewer shortly before the time is over, for all nodes are to tell of it together."""
+        near = not self._told and abs(self._still + EVERY / 2 - self.pace.limit(self._timeout)) <= EVERY
+        return QUICKLY if near else EVERY
 
     def decide(self) -> None:
         """Tell what is to be told now."""

@@ -56,7 +56,6 @@ CAUSES = {
     "unused": (("hang-other-operation", "hang-rank-behind", "hang-other-sizes"), ""),
     "experts": (("hang-other-operation", "hang-rank-behind", "hang-other-sizes"), ""),
     "evaluates_alone": (("hang-other-operation", "hang-rank-behind", "hang-other-sizes"), ""),
-    "not_started": (("hang-not-started",), "sleeps"),
 }
 """Kinds of mistakes, with the rules that may name each and what is to be said."""
 STAGES = {"experts": [3], "evaluates_alone": [3], "unused": [0, 1]}

@@ -84,9 +84,6 @@ class Experts(torch.nn.Module):
 
 
 def train(given: argparse.Namespace) -> None:
-    if given.kind == "not_started" and os.environ["RANK"] == str(given.on):
-        says_when()
-        time.sleep(3600)
     limit = {"timeout": timedelta(seconds=given.timeout)} if given.timeout else {}
     deepspeed.init_distributed("gloo", verbose=False, **limit)
     rank = dist.get_rank()
