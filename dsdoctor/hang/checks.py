@@ -158,9 +158,11 @@ def hang_transport(case: Case) -> Iterator[Finding]:
     Why it matters: no rank's own code is at fault: the network between them, or the library's choice of it, does not carry
     the data.
 
-    How to fix it: test the links between the ranks, and let NCCL tell what it uses.
+    How to fix it: test the links between the ranks, and let NCCL tell what it uses. Where NCCL's RAS answers (since 2.24), what it
+    complains of stands in the finding.
 
         $ python -m dsdoctor comm
+        $ ncclras -v
         $ export NCCL_DEBUG=INFO
 
     Since: 0.1
@@ -175,7 +177,7 @@ def hang_transport(case: Case) -> Iterator[Finding]:
     yield severity_of(*case.views.values())(
         "hang-transport",
         f"all {len(waiting)} ranks have come to {names.pop()}, and it does not end",
-        evidence=case.evidence(waiting[:1]),
+        evidence=(*case.incident.nccl, *case.evidence(waiting[:1])),
         fix="test the links between the ranks",
         steps=(step("python -m dsdoctor comm"), step("export NCCL_DEBUG=INFO")),
     )

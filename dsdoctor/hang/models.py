@@ -162,6 +162,7 @@ class Incident:
     when: float = 0.0
     run: str = ""
     source: str = WATCH
+    nccl: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

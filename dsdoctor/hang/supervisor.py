@@ -151,6 +151,7 @@ class Supervisor:
         # what worked when it was told of may hang later on
         self._told, self._warned = state == HANGS, True
         self.task.tell(incident, self.node)
+        self.node.was_busy()
         if self.task.options.on_hang == "stop":
             if self._leads:
                 self.nodes.tell_all(self._answer, 2 * AGAIN, still_waiting=lambda: bool(self.node.living()))

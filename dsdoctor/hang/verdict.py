@@ -79,7 +79,7 @@ def hang_unclear(case: Case) -> tuple[Finding, ...]:
     finding = Finding.warning(
         "hang-unclear",
         f"nothing has moved for {case.incident.still:.0f} s, and the ranks' stacks do not say why; {heard}",
-        evidence=case.evidence(case.views),
+        evidence=(*case.incident.nccl, *case.evidence(case.views)),
         fix="the native stacks of the ranks would tell more, where py-spy is allowed",
     )
     return (finding,)
