@@ -184,6 +184,7 @@ def test_files_of_all_ranks_give_the_verdict_again(tmp_path: Path) -> None:
         ),
         run="k",
         when=5.0,
+        nccl=("NCCL: DEAD",),
     )
     write_ranks(tmp_path, made)
     write_ranks(tmp_path, incident(view(9, elsewhere(), 1), run="of yesterday", when=1.0))

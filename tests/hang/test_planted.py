@@ -7,7 +7,7 @@ import importlib.util
 
 import pytest
 
-from tests.hang.planted import QUIET, all_cases, run_all
+from tests.hang.planted import one_case, run_all
 
 pytestmark = [
     pytest.mark.launch,
@@ -16,17 +16,17 @@ pytestmark = [
 HANGS = [
     ("loader", 3, 1),
     ("save_alone", 1, 0),
-    ("stopped", 0, 2),
+    ("handled", 2, 0),
     ("interpreter", 0, 1),
     ("killed", 3, 0),
     ("stale_lock", 2, 1),
 ]
-WELL = [(kind, number % 4, number % 2) for number, kind in enumerate(QUIET)]
+WELL = [("evaluate_on_one", 3, 0), ("slow_save", 0, 1), ("long_accumulation", 2, 0), ("late_data", 1, 1)]
 
 
 def test_each_planted_hang_is_named_with_its_rank_and_a_run_that_is_slow_is_left_alone() -> None:
     sample = [(*each, 3) for each in HANGS] + [(*each, 2) for each in WELL]
-    cases = [case for kind, stage, rank, ranks in sample for case in all_cases([kind], [stage], [ranks], [3], [rank])]
+    cases = [one_case(kind, stage, ranks, 3, rank) for kind, stage, rank, ranks in sample]
     results = {result["kind"]: result["judged"] for result in run_all(cases, show=True)}
 
     assert results == {kind: "ok" for kind, *_ in sample}
