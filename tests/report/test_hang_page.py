@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.hang.incident_files import write_ranks
 from dsdoctor.hang.models import Incident, Operation
 from dsdoctor.hang.verdict import judge
 from dsdoctor.report.hang_page import page_of, write_page
 from dsdoctor.report.page import Table
+from tests.cli.runner import run
 from tests.hang.made import calling, elsewhere, incident, operation, view
 
 NAMES = ("all_gather", "reduce_scatter", "all_reduce")
@@ -113,3 +115,16 @@ def test_without_times_there_is_no_picture_and_the_tables_are_there() -> None:
     parts = page_of(replace(made, ranks=tuple(bare)), judge(made)).parts
 
     assert [part.title for part in parts] == ["what each rank does", "the stacks of all ranks, equal ones together"]
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_page_beside_its_verdict(tmp_path: Path) -> None:
+    write_ranks(tmp_path / "run", hanging("other", 3, 1))
+    target = tmp_path / "page.html"
+
+    done = run("hang", str(tmp_path / "run"), "--html", str(target))
+    refused = run("hang", str(tmp_path / "run"), "--html", str(tmp_path / "page.png"))
+
+    assert (done.returncode, refused.returncode) == (1, 2)
+    assert done.stdout.splitlines()[-1] == f"the page: {target}"
+    assert "rank 1: barrier of 99; ranks 0, 2: all_reduce of 99" in target.read_text()
