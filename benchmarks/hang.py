@@ -51,7 +51,9 @@ def write(path: str, part: str, results: list[Result]) -> None:
         "timeout_alone": TIMEOUT,
         part: [{k: v for k, v in result.items() if k not in LEFT_OUT} for result in results],
     }
-    Path(path).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    beside = Path(f"{path}.{os.getpid()}")
+    beside.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    beside.replace(path)
 
 
 def chosen(given: argparse.Namespace) -> Iterable[Result]:

@@ -4,7 +4,8 @@ never looks.
 When one rank fails all others fail to move, so the causes stand in the order in which they explain each other.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
@@ -20,12 +21,19 @@ from dsdoctor.hang.process_checks import (
     hang_rank_stopped,
     hang_stale_lock,
 )
-from dsdoctor.hang.stacks import ranks_words
+from dsdoctor.hang.stacks import acting_stack, ranks_words
 from dsdoctor.hang.waiting import Difference
 
 PARTED = (
     "have every rank take the branch that leads to the line of the fewest: what only one rank does (save_checkpoint, an "
     "evaluation, a skipped batch, a caught exception) must call no collective, or all must do it"
+)
+GATHERS = re.compile(
+    r"/deepspeed/runtime/zero/(parameter_offload|partitioned_param_coordinator|partition_parameters)\.py$"
+)
+GATHERED = (
+    "; under ZeRO-3 a forward gathers parameters, so no rank may run one alone, and experts that only some ranks use "
+    "must be one leaf: deepspeed.utils.set_z3_leaf_modules(model, [ItsClass])"
 )
 
 
@@ -70,7 +78,8 @@ def hang_other_operation(case: Case) -> Iterator[Finding]:
     """The ranks of a group called different collectives at the same place in their order.
 
     One rank took another branch: it saved alone (save_checkpoint must be called on every rank), skipped a step or a batch,
-    caught an exception and went on, used other parameters or another expert.
+    caught an exception and went on, used other parameters or another expert (ZeRO-3: deepspeed.utils.set_z3_leaf_modules;
+    DistributedDataParallel: find_unused_parameters=True).
 
     Why it matters: from there on every collective meets the wrong partner. On some backends that hangs, on others it
     silently mixes up data or crashes later.
@@ -246,7 +255,7 @@ def _in_different(case: Case) -> Finding:
         "hang-other-operation",
         f"the ranks wait for each other in different collectives: {told}; rank {few[0]} {case.where(case.views[few[0]])}",
         evidence=(*_places(case, case.waiting_ranks), *case.evidence(few[:2])),
-        fix=PARTED,
+        fix=_parted(case, case.waiting_ranks),
     )
 
 
@@ -259,10 +268,17 @@ def _different(case: Case, difference: Difference, rule: str, what: str) -> Find
         f"the ranks of group {difference.group} {what} as number {difference.sequence}: {told}; rank {few[0]} now "
         f"{case.where(case.views[few[0]])}",
         evidence=(*_places(case, ranks), *case.evidence(few[:2])),
-        fix=PARTED
+        fix=_parted(case, ranks)
         if rule == "hang-other-operation"
         else "make the sizes equal before that line: drop_last=True, or pad to the longest of all ranks",
     )
+
+
+def _parted(case: Case, ranks: Iterable[int]) -> str:
+    """What to do about ranks that took different branches."""
+    stacks = [acting_stack(case.views[rank]) for rank in ranks if rank in case.views]
+    gathers = any(GATHERS.search(frame.file) for stack in stacks for frame in stack)
+    return PARTED + (GATHERED if gathers else "")
 
 
 def _places(case: Case, ranks: tuple[int, ...] | list[int]) -> tuple[str, ...]:

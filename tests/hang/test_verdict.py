@@ -271,6 +271,19 @@ def test_ranks_that_work_and_wait_for_nobody_do_not_hang(working: tuple[int, ...
     assert judge(made).findings == ()
 
 
+@pytest.mark.parametrize("gathers", [True, False])
+def test_where_a_forward_of_zero_3_gathers_the_fix_names_leaf_modules(gathers: bool) -> None:
+    inner = frame("/v/site-packages/deepspeed/runtime/zero/partitioned_param_coordinator.py", 5, "fetch_sub_module")
+    stack = (calling("all_gather")[0], *([inner] if gathers else []), calling("all_gather")[1])
+    odd = view(1, stack, 56, operations=(operation(56, "all_gather", 68),))
+    usual = [view(rank, calling("all_reduce"), 56, operations=(operation(56, "all_reduce", 9),)) for rank in (0, 2, 3)]
+
+    (finding,) = judge(incident(usual[0], odd, *usual[1:])).findings
+
+    assert finding.rule == "hang-other-operation"
+    assert ("set_z3_leaf_modules" in (finding.fix.text if finding.fix else "")) == gathers
+
+
 RAS = """NCCL version 2.28 compiled with CUDA 13.0
 
 Job summary
