@@ -24,9 +24,21 @@ HANGS = [
 WELL = [("evaluate_on_one", 3, 0), ("slow_save", 0, 1), ("long_accumulation", 2, 0), ("late_data", 1, 1)]
 
 
-def test_each_planted_hang_is_named_with_its_rank_and_a_run_that_is_slow_is_left_alone() -> None:
+def test_each_planted_hang_is_named_a_slow_run_is_left_alone_and_a_watched_one_computes_the_same() -> None:
     sample = [(*each, 3) for each in HANGS] + [(*each, 2) for each in WELL]
     cases = [one_case(kind, stage, ranks, 3, rank) for kind, stage, rank, ranks in sample]
-    results = {result["kind"]: result["judged"] for result in run_all(cases, show=True)}
+    alike = [one_case("none", 2, 2, 3, 1), {**one_case("none", 2, 2, 3, 1), "unwatched": True}]
+    results = list(run_all([*cases, *alike], show=True))
 
-    assert results == {kind: "ok" for kind, *_ in sample}
+    judged = {result["kind"]: result["judged"] for result in results if result["kind"] != "none"}
+    sums = {
+        ("WATCHED True" in result["text"]): sums_of(result["text"]) for result in results if result["kind"] == "none"
+    }
+    assert judged == {kind: "ok" for kind, *_ in sample}
+    assert len(sums[True]) == 2
+    assert sums[True] == sums[False]
+
+
+def sums_of(text: str) -> list[str]:
+    """What each rank computed."""
+    return sorted(line for line in text.splitlines() if line.startswith("SUM"))
