@@ -157,7 +157,8 @@ dumped = private()
 from dsdoctor.hang.sampler import recorder_texts
 begun.sampler._arrivals.read("\\n".join(recorder_texts()))
 time.sleep(2)
-print(json.dumps({"begun": after - before, "torch's own dump of 2000 calls, once": dumped - after, "reading it": private() - dumped}))
+told = {"begun": after - before, "torch's own dump of 2000 calls, once": dumped - after, "reading it": private() - dumped}
+print(json.dumps(told))
 """
 
 

@@ -234,22 +234,24 @@ def hang_stacks_unread(case: Case) -> Iterator[Finding]:
     for view in case.unread:
         reasons.setdefault(view.unread, []).append(view.rank)
     for reason, ranks in reasons.items():
-        missing = reason == NOT_INSTALLED
-        steps = (
-            (step('python -m pip install "dsdoctor[hang]"'),)
-            if missing
-            else (
-                step("sudo sysctl kernel.yama.ptrace_scope=0"),
-                instead("docker run --cap-add SYS_PTRACE IMAGE"),
-            )
-        )
+        sentence, steps = READING.get(reason, ("name the ranks, or their launcher", (step("pgrep -af python"),)))
         yield Finding.warning(
             "hang-stacks-unread",
             f"where {ranks_words(ranks)} {'stands' if len(ranks) == 1 else 'stand'} is not known: {reason}",
             evidence=tuple(_outside_of(case, rank) for rank in ranks[:4]),
-            fix="install it" if missing else "ask as root, or let a debugger read the process",
-            steps=steps if missing or reason == REFUSED else (),
+            fix=sentence,
+            steps=steps,
         )
+
+
+READING = {
+    NOT_INSTALLED: ("install it", (step('python -m pip install "dsdoctor[hang]"'),)),
+    REFUSED: (
+        "ask as root, or let a debugger read the process",
+        (step("sudo sysctl kernel.yama.ptrace_scope=0"), instead("docker run --cap-add SYS_PTRACE IMAGE")),
+    ),
+}
+"""What to do where stacks cannot be read, by the reason."""
 
 
 def _outside_of(case: Case, rank: int) -> str:

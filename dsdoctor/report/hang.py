@@ -23,7 +23,7 @@ def headline(incident: Incident) -> str:
     """One line: since when nothing has moved."""
     heard = len(incident.ranks)
     if incident.source == PROCESSES:
-        some = f"{heard} of {incident.world} ranks" if heard < incident.world else f"{incident.world} ranks"
+        some = f"{heard} of {incident.world} ranks" if heard < incident.world else f"{heard} rank{'s' * (heard != 1)}"
         return f"two looks at running processes, {incident.still:.0f} s apart ({some})"
     of = f"{heard} of {incident.world} ranks were heard of" if heard < incident.world else f"{incident.world} ranks"
     if incident.source == RECORDERS:
