@@ -29,6 +29,7 @@ TYPED = {
     "comm --hostfile hosts --skip-bad": "four hosts that answer over ssh, or do not",
     "dsdoctor checkpoint output": "checkpoints of eight ranks",
     "dsdoctor trace": "traces of two trainings",
+    "dsdoctor hang --pid": "a training that hangs while it is asked",
 }
 """Outputs that no script makes, by their command, and what making them would take."""
 

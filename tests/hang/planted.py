@@ -300,12 +300,13 @@ def all_cases(
 
 
 def spread_cases(kinds: list[str], stages: list[int], ranks: list[int], steps: list[int]) -> Iterator[dict[str, Any]]:
-    """Every kind at every stage, over which numbers of ranks, the rank and the step are spread evenly."""
-    for number, kind in enumerate(kinds):
-        for place, stage in enumerate(sorted(set(stages) & set(STAGES.get(kind, stages)))):
-            world = ranks[(number + place) % len(ranks)]
-            step = steps[(number + place // 2) % len(steps)]
-            yield one_case(kind, stage, world, step, (number + 2 * place) % world)
+    """Every kind at every stage, over which numbers of ranks, the rank and the step are spread evenly; a stage after the other."""
+    for place, stage in enumerate(stages):
+        for number, kind in enumerate(kinds):
+            if stage in STAGES.get(kind, stages):
+                world = ranks[(number + place) % len(ranks)]
+                step = steps[(number + place // 2) % len(steps)]
+                yield one_case(kind, stage, world, step, (number + 2 * place) % world)
 
 
 def one_case(kind: str, stage: int, world: int, step: int, rank: int) -> dict[str, Any]:
