@@ -87,10 +87,12 @@ class Case:
 
     @cached_property
     def moves(self) -> bool:
-        """Whether two looks at running processes saw that the run goes on: a rank made progress, or all of them work."""
+        """Whether two looks at running processes saw that the run goes on: a rank made progress, all work, or one works and none
+        waits for it in a collective."""
         living = [view for view in self.incident.ranks if view.rank not in self.unwell]
         at_all = self.incident.source == PROCESSES and bool(living) and len(living) == len(self.incident.ranks)
-        return at_all and (any(MOVED in view.activity for view in living) or all(view.activity for view in living))
+        moved = any(MOVED in view.activity for view in living) or all(view.activity for view in living)
+        return at_all and (moved or self.only_works)
 
     @cached_property
     def is_whole(self) -> bool:

@@ -56,7 +56,8 @@ def parse_threads(threads: list[Any], pid: int) -> Iterator[ThreadStack]:
     """
     for thread in threads:
         frames = tuple(
-            Frame(file=str(frame["filename"]), line=int(frame["line"]), function=str(frame["name"]))
+            # newer Pythons tell the qualified name
+            Frame(file=str(frame["filename"]), line=int(frame["line"]), function=str(frame["name"]).rpartition(".")[2])
             for frame in reversed(thread["frames"])
         )
         main = thread.get("os_thread_id") == pid or thread.get("thread_name") == "MainThread"

@@ -20,6 +20,7 @@ from dsdoctor.core.host import LocalHost
 from dsdoctor.hang.models import MOVED, PROCESSES, Incident, RankView
 from dsdoctor.hang.py_spy import NOT_INSTALLED, REFUSED, program, stacks_of
 from dsdoctor.hang.verdict import judge
+from dsdoctor.report.hang import hang_lines
 from tests.hang.made import calling, elsewhere, incident, view
 
 APART = 0.5
@@ -161,6 +162,10 @@ OUTSIDE = {
         running(*(view(rank, elsewhere(), 0, activity="it took 99% of a processor") for rank in range(2))),
         [],
     ),
+    "one compiles, and the other waits for its lock": (
+        running(view(0, elsewhere("lock.wait()"), 0), view(1, elsewhere(), 0, activity="its child processes took 49%")),
+        [],
+    ),
     "one is not let be read": (
         running(view(0, calling("barrier"), 0), view(1, (), 0, unread=REFUSED)),
         ["hang-stacks-unread"],
@@ -176,4 +181,7 @@ OUTSIDE = {
 def test_two_looks_say_no_more_than_they_saw(name: str) -> None:
     made, rules = OUTSIDE[name]
 
-    assert [finding.rule for finding in judge(made).findings] == rules
+    verdict = judge(made)
+
+    assert [finding.rule for finding in verdict.findings] == rules
+    assert any("nothing hangs as far as was seen" in line for line in hang_lines(made, verdict)) == (not rules)
