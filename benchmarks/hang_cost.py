@@ -25,7 +25,7 @@ from dsdoctor.hang.sampler import Sampler
 
 LOOKS = 400
 RANKS, SECONDS = 8, 20
-BLOCK, PAIRS = 1.5, 40
+BLOCK, PAIRS = 1.5, 30
 """Seconds of a block, and pairs of blocks."""
 WIDTH, BATCH = 512, 64
 ROOT = Path(__file__).parents[1]

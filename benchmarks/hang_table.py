@@ -53,6 +53,7 @@ def row(kind: str, results: list[dict[str, Any]], alone: dict[str, Any] | None, 
     good = [result for result in results if result["judged"] == "ok"]
     seconds = [result["told"] for result in good if result["told"]]
     span = f"{min(seconds):.1f} to {max(seconds):.1f} (median {statistics.median(seconds):.1f})" if seconds else "-"
+    results = [result for result in results if result["judged"] != "no hang"]
     shown = cleaned(good[-1]["verdict"]) if good else "-"
     return f"| {WORDS[kind]} | {len(good)} of {len(results)} | {span} | {shown} | {said(alone, timeout)} |"
 
@@ -60,8 +61,10 @@ def row(kind: str, results: list[dict[str, Any]], alone: dict[str, Any] | None, 
 def said(alone: dict[str, Any] | None, timeout: float) -> str:
     if alone is None:
         return "-"
+    if alone["told"] is None and alone["ends"] and not any(alone["ends"]):
+        return "nothing: it ends with status 0, though the calls did not belong together"
     if alone["told"] is None:
-        return "nothing, for ever"
+        return f"nothing within {timeout + 15:.0f} s"
     when = f"{alone['told']:.1f} s" if alone["told"] < timeout else "at its timeout"
     return f"{when}: {cleaned(alone['verdict']) or 'no word, it is gone'}"
 

@@ -228,7 +228,7 @@ def hang_stacks_unread(case: Case) -> Iterator[Finding]:
         $ sudo sysctl kernel.yama.ptrace_scope=0
         $ docker run --cap-add SYS_PTRACE IMAGE
 
-    Since: 0.2
+    Since: 0.1
     """
     reasons: dict[str, list[int]] = {}
     for view in case.unread:
