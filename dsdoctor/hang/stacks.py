@@ -72,6 +72,11 @@ def collective_in(frames: Sequence[Frame]) -> str | None:
     return next((name for name in names if name not in WRAPPERS), names[0] if names else None)
 
 
+def in_backward(frames: Sequence[Frame]) -> bool:
+    """Whether a stack ends in autograd's engine, which is C++."""
+    return bool(frames) and frames[-1].function == "_engine_run_backward"
+
+
 def is_starting(frames: Sequence[Frame]) -> bool:
     """Whether a stack stands in the making of a process group."""
     return collective_in(frames) in STARTING

@@ -21,7 +21,7 @@ from dsdoctor.hang.models import MOVED, PROCESSES, Incident, RankView
 from dsdoctor.hang.py_spy import NOT_INSTALLED, REFUSED, program, stacks_of
 from dsdoctor.hang.verdict import judge
 from dsdoctor.report.hang import hang_lines
-from tests.hang.made import calling, elsewhere, incident, view
+from tests.hang.made import calling, elsewhere, frame, incident, view
 
 APART = 0.5
 COLLECTIVES = """
@@ -165,6 +165,13 @@ OUTSIDE = {
     "one compiles, and the other waits for its lock": (
         running(view(0, elsewhere("lock.wait()"), 0), view(1, elsewhere(), 0, activity="its child processes took 49%")),
         [],
+    ),
+    "one waits in C++ for DDP's collective": (
+        running(
+            view(0, (*elsewhere("loss.backward()"), frame("/v/torch/autograd/graph.py", 9, "_engine_run_backward")), 0),
+            view(1, elsewhere(), 0),
+        ),
+        ["hang-rank-outside"],
     ),
     "one is not let be read": (
         running(view(0, calling("barrier"), 0), view(1, (), 0, unread=REFUSED)),
