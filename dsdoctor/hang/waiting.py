@@ -89,9 +89,9 @@ class Waiting:
         named = collective_in(acting_stack(view))
         if named is not None:
             return named
-        if view.sample and not view.sample.groups and not view.activity and in_backward(acting_stack(view)):
-            return BACKWARD
         last = [group.operations[-1] for group in (view.sample.groups if view.sample else ()) if group.operations]
+        if not last and not view.activity and in_backward(acting_stack(view)):
+            return BACKWARD
         open_calls = [operation for operation in last if operation.state != "done"]
         return open_calls[-1].name if open_calls and view.state else None
 
