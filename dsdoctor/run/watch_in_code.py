@@ -13,7 +13,8 @@ OPTIONS = ("after", "on_hang", "folder")
 def watch(engine: Any, *, hang: Mapping[str, Any] | bool = False, **options: Any) -> overflow.Watch:
     """Watch a DeepSpeed engine; the options are those of ``Options``. Raises UsageError for what makes no sense.
 
-    ``hang``: also say which rank does not come when nothing moves; True, or the options of ``watch_hangs``. Every rank must call it.
+    ``hang``: also say which rank does not come when nothing moves; True, or the options of ``watch_hangs``. Every rank must
+    call it.
     """
     wanted = dict(hang) if isinstance(hang, Mapping) else {}
     if wrong := [name for name in wanted if name not in OPTIONS]:
