@@ -2,7 +2,9 @@
 
 From the repository's root. Every case is some gloo ranks of tests/hang/train.py, a script that knows nothing of dsdoctor, with
 ``--hang-after 6``. Told are the seconds from the mistake to the verdict, the verdict, and whether it has the right rule,
-rank and words. Needs DeepSpeed.
+rank, line and words. Every kind is made at every ZeRO stage; rank, step and number of ranks are spread (``--every``: each with
+each). ``--alone``: the same without dsdoctor, one case a kind: what torch says by itself, and when, with a timeout of its own of 20
+seconds. ``--json FILE`` holds the figures so far: the same command again goes on where it was ended. Needs DeepSpeed.
 """
 
 import argparse
@@ -10,48 +12,91 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from tests.hang.planted import AFTER, CAUSES, QUIET, all_cases, full_folder, run_all
+from tests.hang.planted import (
+    AFTER,
+    CAUSES,
+    QUIET,
+    STAGES,
+    TIMEOUT,
+    all_cases,
+    full_folder,
+    one_case,
+    run_all,
+    spread_cases,
+)
 
-LEFT_OUT = {"text", "tail", "words", "folder"}
+Result = dict[str, Any]
+LEFT_OUT = {"text", "tail", "words", "folder", "alone", "hangs"}
+KEY = ("kind", "stage", "ranks", "step", "on")
 
 
-def write(path: Path, results: list[dict[str, object]]) -> None:
+def before(path: str) -> dict[str, Result]:
+    """What a file holds of an earlier call."""
+    return json.loads(Path(path).read_text()) if path and Path(path).exists() else {}
+
+
+def write(path: str, part: str, results: list[Result]) -> None:
     """The figures so far: a run that is ended leaves those that it has."""
     document = {
+        **before(path),
         "what": __doc__.splitlines()[0],
         "python": platform.python_version(),
         "processors": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
         "hang_after": AFTER,
-        "cases": [{k: v for k, v in result.items() if k not in LEFT_OUT} for result in results],
+        "timeout_alone": TIMEOUT,
+        part: [{k: v for k, v in result.items() if k not in LEFT_OUT} for result in results],
     }
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    beside = Path(f"{path}.{os.getpid()}")
+    beside.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    beside.replace(path)
+
+
+def chosen(given: argparse.Namespace) -> Iterable[Result]:
+    """The cases that were asked for."""
+    stages, ranks, steps, on = (
+        [int(number) for number in value.split(",")] for value in (given.stages, given.ranks, given.steps, given.on)
+    )
+    kinds = given.only.split(",") if given.only else [*CAUSES, *QUIET]
+    if given.alone:
+        return alone_cases(kinds)
+    return all_cases(kinds, stages, ranks, steps, on) if given.every else spread_cases(kinds, stages, ranks, steps)
+
+
+def alone_cases(kinds: list[str]) -> list[Result]:
+    """One case of each kind, at the highest stage where it hangs."""
+    hanging = [kind for kind in kinds if kind in CAUSES]
+    return [one_case(kind, max(STAGES.get(kind, [3])), 3, 3, 1) for kind in hanging]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--stages", default="0,1,2,3")
-    parser.add_argument("--ranks", default="3")
-    parser.add_argument("--steps", default="3")
-    parser.add_argument("--on", default="1")
+    parser.add_argument("--ranks", default="3,4")
+    parser.add_argument("--steps", default="3,0,6")
+    parser.add_argument("--on", default="0,1,2,3", help="with --every")
+    parser.add_argument("--every", action="store_true", help="each rank, step and number of ranks with each")
+    parser.add_argument("--alone", action="store_true", help="without dsdoctor")
     parser.add_argument("--json", default="")
     parser.add_argument("--text", action="store_true", help="show what was printed in cases that are not ok")
     given = parser.parse_args()
-    numbers = [list(map(int, value.split(","))) for value in (given.stages, given.ranks, given.steps, given.on)]
-    kinds = given.only.split(",") if given.only else [*CAUSES, *QUIET]
+    part = "alone" if given.alone else "cases"
+    results: list[Result] = list(before(given.json).get(part, []))
+    have = {tuple(result[name] for name in KEY) for result in results}
     with full_folder() as folder:
-        cases = list(all_cases(kinds, *numbers))
+        cases = [case for case in chosen(given) if tuple(case[name] for name in KEY) not in have]
         for case in cases:
             case["folder"] = folder if "full_disk" in case["kind"] else ""
-        results: list[dict[str, object]] = []
-        for result in run_all(cases, show=given.text):
+        for result in run_all(cases, show=given.text, alone=given.alone):
             results.append(result)
             if given.json:
-                write(Path(given.json), results)
-    good = sum(result["judged"] == "ok" for result in results)
+                write(given.json, part, results)
+    good = sum(result["judged"] in {"ok", "alone", "no hang"} for result in results)
     print(f"{good} of {len(results)} as planted")
     sys.exit(good < len(results))
 

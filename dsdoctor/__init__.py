@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from dsdoctor.overflow.hooks.ranks import OverflowDetected
     from dsdoctor.overflow.replay.remedy import fp32_forward, keep_in_fp32
     from dsdoctor.overflow.watch.debug import DebugUnderflowOverflow, detect_overflow
-    from dsdoctor.overflow.watch.engine import initialize, watch
+    from dsdoctor.overflow.watch.engine import initialize
     from dsdoctor.run.hang_in_code import watch_hangs
     from dsdoctor.run.trainer_callback import HangCallback
+    from dsdoctor.run.watch_in_code import watch
 
 __all__ = [
     "DebugUnderflowOverflow",
@@ -33,7 +34,7 @@ _PLACES = {
     "fp32_forward": "overflow.replay.remedy",
     "initialize": "overflow.watch.engine",
     "keep_in_fp32": "overflow.replay.remedy",
-    "watch": "overflow.watch.engine",
+    "watch": "run.watch_in_code",
     "watch_hangs": "run.hang_in_code",
 }
 """Where each name of ``__all__`` is: looked up when it is asked for, because torch is there."""

@@ -28,6 +28,7 @@ TYPED = {
     "dsdoctor install --ops": "two wheels in an index, and minutes of a compiler",
     "comm --hostfile hosts --skip-bad": "four hosts that answer over ssh, or do not",
     "dsdoctor checkpoint output": "checkpoints of eight ranks",
+    "dsdoctor hang --pid": "a training that hangs while it is asked",
 }
 """Outputs that no script makes, by their command, and what making them would take."""
 

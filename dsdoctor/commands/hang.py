@@ -1,11 +1,15 @@
-"""hang: a folder of a hanging run -> what was seen of its ranks, and the verdict. Prints nothing."""
+"""hang: a folder of a hanging run, or processes that run now -> what was seen of its ranks, and the verdict. Prints nothing."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.host import Host
 from dsdoctor.hang.incident_files import read_ranks
 from dsdoctor.hang.models import Incident, Verdict
+from dsdoctor.hang.rank_processes import rank_processes
 from dsdoctor.hang.recorder_dumps import dumps_in, read_dumps
+from dsdoctor.hang.running import APART, look_at
 from dsdoctor.hang.verdict import judge
 
 
@@ -15,4 +19,10 @@ def judge_folder(folder: Path) -> tuple[Incident, Verdict]:
         raise UsageError(f"there is no folder {folder}", hint="name the one that dsdoctor.run named: dsdoctor hang DIR")
     dumps = dumps_in(folder)
     incident = read_dumps(dumps) if dumps and not any(folder.glob("rank-*.json")) else read_ranks(folder)
+    return incident, judge(incident)
+
+
+def judge_processes(pids: Iterable[int], host: Host, *, apart: float = APART) -> tuple[Incident, Verdict]:
+    """Judge the ranks among some processes and below them. Raises UsageError for processes that are not there."""
+    incident = look_at(rank_processes(pids), host, apart=apart)
     return incident, judge(incident)

@@ -18,6 +18,7 @@ def advice(view: RankView) -> tuple[str, tuple[Step, ...]]:
 
 CHILDREN, THREADS, FILES, SOCKETS, DISKS, GPU, NOTHING = "children", "threads", "files", "sockets", "disks", "gpu", ""
 NEXT = {
+    "check of dsdoctor's own": ("it ends by itself; dsdoctor.run --config-check off leaves it out", NOTHING),
     "data": (
         "see what its loader's workers stand in, and read that rank's part of the data by itself; DataLoader(timeout=60) turns "
         "such a wait into an error",

@@ -6,7 +6,7 @@ from functools import cached_property
 from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import LETTERS
-from dsdoctor.hang.models import Incident, RankView
+from dsdoctor.hang.models import MOVED, PROCESSES, RECORDERS, Incident, RankView
 from dsdoctor.hang.stacks import acting_stack, doing, is_starting, own_frame, place, ranks_words
 from dsdoctor.hang.waiting import Waiting
 
@@ -67,6 +67,9 @@ class Case:
     @cached_property
     def unknown(self) -> tuple[int, ...]:
         """Ranks of the world that nothing is known of."""
+        # of running processes only those are looked at that were named
+        if self.incident.source == PROCESSES:
+            return ()
         hosts = (*self.incident.silent_hosts.values(), *self.incident.left_hosts.values())
         lost = {rank for ranks in hosts for rank in ranks}
         return tuple(rank for rank in range(self.incident.world) if rank not in self.views and rank not in lost)
@@ -76,6 +79,25 @@ class Case:
         """Whether no rank waits for another one, and one of them is seen to work: a long step, not a hang."""
         living = [view for view in self.incident.ranks if view.rank not in self.unwell]
         return not self.waiting_ranks and not self.starting and any(view.activity for view in living)
+
+    @cached_property
+    def unread(self) -> tuple[RankView, ...]:
+        """Living ranks whose stacks could not be read: where they stand is not known."""
+        return tuple(view for view in self.incident.ranks if view.unread and view.rank not in self.unwell)
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether two looks at running processes saw that the run goes on: a rank made progress, all work, or one works and none
+        waits for it in a collective."""
+        living = [view for view in self.incident.ranks if view.rank not in self.unwell]
+        at_all = self.incident.source == PROCESSES and bool(living) and len(living) == len(self.incident.ranks)
+        moved = any(MOVED in view.activity for view in living) or all(view.activity for view in living)
+        return at_all and (moved or self.only_works)
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether all ranks of the run were seen, with their stacks."""
+        return len(self.views) >= self.incident.world and not self.unread
 
     @cached_property
     def joined(self) -> bool:
@@ -95,7 +117,8 @@ class Case:
         words = f"waits in {name}" if name else doing(frames, view.waits)
         if frame is None:
             return words or "nothing is known of where it stands"
-        return f"{words or 'it stands'} at {place(frame)}"
+        error = view.sample.handling.partition(":")[0] if view.sample else ""
+        return f"{words or 'it stands'} at {place(frame)}{f', in the handling of {error}' if error else ''}"
 
     def waits_words(self, besides: Iterable[int] = ()) -> str:
         """Who waits in which collective, as the end of a sentence; "" where nobody does."""
@@ -118,6 +141,10 @@ class Case:
         return (*lines, *self._since())
 
     def _since(self) -> tuple[str, ...]:
+        if self.incident.source == RECORDERS:
+            return ()
+        if self.incident.source == PROCESSES:
+            return (f"two looks, {self.incident.still:.0f} s apart, saw the same",)
         still = f"no rank has called a collective or made a step for {self.incident.still:.0f} s"
         timeout = self.waiting.timeout()
         ends = f"; torch's own timeout would end it after {timeout:.0f} s, without a name" if timeout else ""
@@ -131,6 +158,8 @@ class Case:
         parts += [view.activity] if view.activity else []
         if parts:
             yield f"rank {view.rank}: {', '.join(parts)}"
+        if view.sample and view.sample.handling:
+            yield f"rank {view.rank} handles {view.sample.handling}"
         if view.lock is not None:
             yield f"rank {view.rank} waits for {view.lock.path} to vanish: {_holder_words(view)}"
         chain = [place(frame) for frame in acting_stack(view)[-3:]]

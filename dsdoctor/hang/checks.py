@@ -4,13 +4,14 @@ never looks.
 When one rank fails all others fail to move, so the causes stand in the order in which they explain each other.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.hang.advice import advice
 from dsdoctor.hang.case import Case, severity_of
-from dsdoctor.hang.models import Operation, RankView
+from dsdoctor.hang.models import PROCESSES, Operation, RankView
 from dsdoctor.hang.process_checks import (
     hang_disk_sleep,
     hang_host_gone,
@@ -20,12 +21,19 @@ from dsdoctor.hang.process_checks import (
     hang_rank_stopped,
     hang_stale_lock,
 )
-from dsdoctor.hang.stacks import ranks_words
+from dsdoctor.hang.stacks import acting_stack, ranks_words
 from dsdoctor.hang.waiting import Difference
 
 PARTED = (
     "have every rank take the branch that leads to the line of the fewest: what only one rank does (save_checkpoint, an "
     "evaluation, a skipped batch, a caught exception) must call no collective, or all must do it"
+)
+GATHERS = re.compile(
+    r"/deepspeed/runtime/zero/(parameter_offload|partitioned_param_coordinator|partition_parameters)\.py$"
+)
+GATHERED = (
+    "; under ZeRO-3 a forward gathers parameters, so no rank may run one alone, and experts that only some ranks use "
+    "must be one leaf: deepspeed.utils.set_z3_leaf_modules(model, [ItsClass])"
 )
 
 
@@ -70,7 +78,8 @@ def hang_other_operation(case: Case) -> Iterator[Finding]:
     """The ranks of a group called different collectives at the same place in their order.
 
     One rank took another branch: it saved alone (save_checkpoint must be called on every rank), skipped a step or a batch,
-    caught an exception and went on, used other parameters or another expert.
+    caught an exception and went on, used other parameters or another expert (ZeRO-3: deepspeed.utils.set_z3_leaf_modules;
+    DistributedDataParallel: find_unused_parameters=True).
 
     Why it matters: from there on every collective meets the wrong partner. On some backends that hangs, on others it
     silently mixes up data or crashes later.
@@ -86,7 +95,9 @@ def hang_other_operation(case: Case) -> Iterator[Finding]:
         yield _different(case, difference, "hang-other-operation", "called different collectives")
     living = [rank for rank in case.views if rank not in case.unwell]
     calls = {case.waiting.call_of(case.views[rank]) for rank in case.waiting_ranks}
-    if not differences and not case.starting and len(case.waiting_ranks) == len(living) and len(calls) > 1:
+    alone = not differences and not case.starting and len(case.waiting_ranks) == len(living)
+    # of running processes some may not have been named: those in another collective may wait for these
+    if alone and len(calls) > 1 and (case.is_whole or case.incident.source != PROCESSES):
         yield _in_different(case)
 
 
@@ -145,7 +156,7 @@ def hang_rank_outside(case: Case) -> Iterator[Finding]:
     if not waiting:
         return
     for view in case.incident.ranks:
-        gone = view.rank in case.unwell or view.rank in waiting
+        gone = view.rank in case.unwell or view.rank in waiting or view in case.unread
         if not gone and not (view.sample and view.sample.leaving):
             yield _still_or_works(case, view, "it stands in no collective", waiting)
 
@@ -156,9 +167,11 @@ def hang_transport(case: Case) -> Iterator[Finding]:
     Why it matters: no rank's own code is at fault: the network between them, or the library's choice of it, does not carry
     the data.
 
-    How to fix it: test the links between the ranks, and let NCCL tell what it uses.
+    How to fix it: test the links between the ranks, and let NCCL tell what it uses. Where NCCL's RAS answers (since 2.24), what it
+    complains of stands in the finding.
 
         $ python -m dsdoctor comm
+        $ ncclras -v
         $ export NCCL_DEBUG=INFO
 
     Since: 0.1
@@ -166,12 +179,14 @@ def hang_transport(case: Case) -> Iterator[Finding]:
     waiting = case.waiting_ranks
     everybody = len(case.views) == case.incident.world and len(waiting) == len(case.views)
     names = {case.waiting.operation_of(case.views[rank]) for rank in waiting}
-    if not everybody or len(waiting) < 2 or len(names) > 1:
+    # without numbers it may be another collective of the same name
+    counted = any(view.sample and view.sample.groups for view in case.incident.ranks)
+    if not everybody or not counted or len(waiting) < 2 or len(names) > 1:
         return
     yield severity_of(*case.views.values())(
         "hang-transport",
         f"all {len(waiting)} ranks have come to {names.pop()}, and it does not end",
-        evidence=case.evidence(waiting[:1]),
+        evidence=(*case.incident.nccl, *case.evidence(waiting[:1])),
         fix="test the links between the ranks",
         steps=(step("python -m dsdoctor comm"), step("export NCCL_DEBUG=INFO")),
     )
@@ -193,7 +208,7 @@ def hang_all_outside(case: Case) -> Iterator[Finding]:
     if case.waiting_ranks or not living or not case.joined or case.dead:
         return
     # one that was not heard of may wait in a collective; and where all work for themselves nothing hangs
-    if len(case.views) < case.incident.world or case.only_works:
+    if not case.is_whole or case.only_works:
         return
     first = living[0]
     sentence, steps = advice(first)
@@ -240,7 +255,7 @@ def _in_different(case: Case) -> Finding:
         "hang-other-operation",
         f"the ranks wait for each other in different collectives: {told}; rank {few[0]} {case.where(case.views[few[0]])}",
         evidence=(*_places(case, case.waiting_ranks), *case.evidence(few[:2])),
-        fix=PARTED,
+        fix=_parted(case, case.waiting_ranks),
     )
 
 
@@ -253,10 +268,17 @@ def _different(case: Case, difference: Difference, rule: str, what: str) -> Find
         f"the ranks of group {difference.group} {what} as number {difference.sequence}: {told}; rank {few[0]} now "
         f"{case.where(case.views[few[0]])}",
         evidence=(*_places(case, ranks), *case.evidence(few[:2])),
-        fix=PARTED
+        fix=_parted(case, ranks)
         if rule == "hang-other-operation"
         else "make the sizes equal before that line: drop_last=True, or pad to the longest of all ranks",
     )
+
+
+def _parted(case: Case, ranks: Iterable[int]) -> str:
+    """What to do about ranks that took different branches."""
+    stacks = [acting_stack(case.views[rank]) for rank in ranks if rank in case.views]
+    gathers = any(GATHERS.search(frame.file) for stack in stacks for frame in stack)
+    return PARTED + (GATHERED if gathers else "")
 
 
 def _places(case: Case, ranks: tuple[int, ...] | list[int]) -> tuple[str, ...]:

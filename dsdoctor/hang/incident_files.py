@@ -29,6 +29,7 @@ class RankFile:
     world: int = 0
     silent_hosts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     left_hosts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    nccl: tuple[str, ...] = ()
     view: RankView
 
 
@@ -44,6 +45,7 @@ def write_ranks(folder: Path, incident: Incident) -> None:
             world=incident.world,
             silent_hosts=incident.silent_hosts,
             left_hosts=incident.left_hosts,
+            nccl=incident.nccl,
             view=view,
         )
         write_bytes(folder / f"rank-{view.rank:05d}.json", encode(rank_file), mode=PRIVATE)
@@ -69,6 +71,7 @@ def read_ranks(folder: Path) -> Incident:
         ranks=tuple(each.view for each in sorted(same, key=lambda each: each.view.rank)),
         silent_hosts={host: ranks for each in same for host, ranks in each.silent_hosts.items()},
         left_hosts={host: ranks for each in same for host, ranks in each.left_hosts.items()},
+        nccl=next((each.nccl for each in same if each.nccl), ()),
         when=newest.when,
         run=newest.run,
     )

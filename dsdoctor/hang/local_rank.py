@@ -95,7 +95,7 @@ class LocalRank:
         """The rank as it is now, with the source lines of its stacks."""
         payload = self._reader.payload()
         read = decode_sample(payload) if payload else None
-        sample = _with_source(read) if read else None
+        sample = with_source(read) if read else None
         state = self.facts.state if self.facts and self.alive else ""
         silent = max(0.0, time.monotonic() - self.beat.clock) if self.beat and self.alive else 0.0
         view = RankView(
@@ -167,7 +167,7 @@ class LocalRank:
 
     def with_texts(self, view: RankView) -> RankView:
         """The view with the source lines of its stacks."""
-        return replace(view, sample=_with_source(view.sample)) if view.sample else view
+        return replace(view, sample=with_source(view.sample)) if view.sample else view
 
     def close(self) -> None:
         """Give the ring back."""
@@ -231,7 +231,7 @@ def _with_lines(arrivals: RankArrivals) -> RankArrivals:
     return replace(arrivals, stacks=tuple(stacks))
 
 
-def _with_source(sample: Sample) -> Sample:
+def with_source(sample: Sample) -> Sample:
     """The sample with the source lines of the frames that are told of."""
     wanted = {(frame.file, frame.line) for thread in sample.threads for frame in thread.frames[-8:]}
     wanted |= {(own.file, own.line) for thread in sample.threads if (own := own_frame(thread.frames))}

@@ -5,6 +5,11 @@ from dataclasses import dataclass, field
 from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.finding import Finding
 
+WATCH, RECORDERS, PROCESSES = "watch", "recorders", "processes"
+"""Where an incident was seen."""
+MOVED = "it called collectives or made steps"
+"""The activity of a running rank that made progress between two looks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HangOptions:
@@ -37,12 +42,14 @@ class ThreadStack:
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One collective that a rank has called: its number in its group, name, sizes in elements, and torch's word for its state."""
+    """One collective that a rank has called: its number in its group, name, sizes in elements, torch's word for its state, and
+    when it was called, in seconds since 1970 by that rank's host (0: not recorded)."""
 
     sequence: int
     name: str
     sizes: tuple[tuple[int, ...], ...] = ()
     state: str = ""
+    called: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +96,7 @@ class RankArrivals:
 class Sample:
     """What a rank writes about itself once a second. ``joined``: its process group exists. ``leaving``: the interpreter ends.
     ``signal_is_ours``: SIGUSR2 makes Python write all stacks, also while C code holds the GIL. ``failure``: an exception that ended
-    the main thread. ``lock``: a file whose removal it waits for."""
+    the main thread. ``lock``: a file whose removal it waits for. ``handling``: an exception that the main thread handles."""
 
     rank: int
     world: int
@@ -104,6 +111,7 @@ class Sample:
     micro_step: int | None = None
     cuda: bool = False
     lock: str = ""
+    handling: str = ""
     signal_is_ours: bool = False
     arrivals: RankArrivals | None = None
 
@@ -121,7 +129,7 @@ class Lock:
 class RankView:
     """A rank as its node's supervisor sees it. ``state``: the kernel's letter, "" for gone. ``ended``: how it ended, in
     words. ``silent``: seconds since its last sample. ``waits``: what the kernel says that its main thread sleeps in.
-    ``activity``: why it is not still, "" for still."""
+    ``activity``: why it is not still, "" for still. ``unread``: why its stacks could not be read, "" where they were."""
 
     rank: int
     host: str
@@ -133,13 +141,15 @@ class RankView:
     waits: str = ""
     activity: str = ""
     lock: Lock | None = None
+    unread: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
     """A whole run in which nothing moves, or that somebody asked about. ``still``: seconds without progress.
     ``silent_hosts``: nodes that are not reached any more, with the ranks there. ``left_hosts``: nodes that answer, and whose
-    watch has ended, as it does with the last rank there. ``first_ended``: ranks that ended before the others."""
+    watch has ended, as it does with the last rank there. ``first_ended``: ranks that ended before the others. ``source``: who saw
+    it: the watch in the ranks, torch's flight recorders, or two looks at running processes, ``still`` seconds apart."""
 
     world: int
     still: float
@@ -151,6 +161,8 @@ class Incident:
     first_ended: tuple[int, ...] = ()
     when: float = 0.0
     run: str = ""
+    source: str = WATCH
+    nccl: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

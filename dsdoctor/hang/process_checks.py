@@ -4,10 +4,11 @@ never looks."""
 from collections.abc import Iterator
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import step
+from dsdoctor.core.fix import instead, step
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.case import Case, severity_of
-from dsdoctor.hang.models import Frame
+from dsdoctor.hang.models import PROCESSES, Frame
+from dsdoctor.hang.py_spy import NOT_INSTALLED, REFUSED
 from dsdoctor.hang.stacks import acting_stack, ranks_words
 
 
@@ -29,7 +30,8 @@ def hang_rank_gone(case: Case) -> Iterator[Finding]:
     """
     first = case.incident.first_ended
     for view in case.dead:
-        if view.rank not in first and (first or not case.waiting_ranks):
+        follows = first or (not case.waiting_ranks and case.incident.source != PROCESSES)
+        if view.rank not in first and follows:
             continue
         sample = view.sample
         how = view.ended or "nobody could see how"
@@ -209,6 +211,58 @@ def hang_stale_lock(case: Case) -> Iterator[Finding]:
                 step("rm {path}", path=path),
             ),
         )
+
+
+def hang_stacks_unread(case: Case) -> Iterator[Finding]:
+    """The stacks of running processes could not be read, so what they wait for is not known.
+
+    They are read by py-spy, which is no part of a plain dsdoctor, and which the kernel lets read only what a debugger may: as
+    the same user, and not where `kernel.yama.ptrace_scope` or a container forbids it.
+
+    Why it matters: without stacks only a process that is stopped, sleeps in the kernel or has ended can be told from the others.
+
+    How to fix it: install it, run the command as root, or give the container that right. A rank under dsdoctor.run writes its
+    own stacks, and needs none of that.
+
+        $ python -m pip install "dsdoctor[hang]"
+        $ sudo sysctl kernel.yama.ptrace_scope=0
+        $ docker run --cap-add SYS_PTRACE IMAGE
+
+    Since: 0.1
+    """
+    reasons: dict[str, list[int]] = {}
+    for view in case.unread:
+        reasons.setdefault(view.unread, []).append(view.rank)
+    for reason, ranks in reasons.items():
+        sentence, steps = READING.get(reason, ("name the ranks, or their launcher", (step("pgrep -af python"),)))
+        yield Finding.warning(
+            "hang-stacks-unread",
+            f"where {ranks_words(ranks)} {'stands' if len(ranks) == 1 else 'stand'} is not known: {reason}",
+            evidence=tuple(_outside_of(case, rank) for rank in ranks[:4]),
+            fix=sentence,
+            steps=steps,
+        )
+
+
+READING = {
+    NOT_INSTALLED: ("install it", (step('python -m pip install "dsdoctor[hang]"'),)),
+    REFUSED: (
+        "ask as root, or let a debugger read the process",
+        (step("sudo sysctl kernel.yama.ptrace_scope=0"), instead("docker run --cap-add SYS_PTRACE IMAGE")),
+    ),
+}
+"""What to do where stacks cannot be read, by the reason."""
+
+
+def _outside_of(case: Case, rank: int) -> str:
+    """What is seen of a process without its stacks."""
+    view = case.views[rank]
+    words = [
+        LETTERS.get(view.state, view.state),
+        *([f"in the kernel: {view.waits}"] if view.waits else []),
+        view.activity,
+    ]
+    return f"rank {rank} (pid {view.pid}): {', '.join(word for word in words if word)}"
 
 
 def _innermost_library(case: Case) -> Iterator[Frame]:

@@ -13,7 +13,7 @@ from typing import Any
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import read_limited
 from dsdoctor.core.json_text import decode
-from dsdoctor.hang.models import Frame, GroupState, Incident, Operation, RankView, Sample, ThreadStack
+from dsdoctor.hang.models import RECORDERS, Frame, GroupState, Incident, Operation, RankView, Sample, ThreadStack
 
 NAME = re.compile(r"(?:nccl|fr|comm_lib)_?trace(?:_rank)?_+(\d+)(?:\.json|\.pkl|\.pickle)?")
 LARGEST = 256 << 20
@@ -30,7 +30,7 @@ def read_dumps(dumps: dict[int, Path]) -> Incident:
     """What the recorders of all ranks say together. Raises UsageError for a file that is no such dump."""
     views = tuple(_view(rank, path, _content(path)) for rank, path in sorted(dumps.items()))
     world = max((max(group.ranks, default=0) + 1 for view in views for group in _groups(view)), default=0)
-    return Incident(world=max(world, max(dumps) + 1), still=0.0, after=0.0, ranks=views, run="flight-recorder")
+    return Incident(world=max(world, max(dumps) + 1), still=0.0, after=0.0, ranks=views, source=RECORDERS)
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -80,6 +80,7 @@ def _operation(entry: dict[str, Any]) -> Operation:
         name=str(entry.get("profiling_name", "")).rpartition(":")[2],
         sizes=tuple(tuple(int(number) for number in size) for size in sizes if isinstance(size, list | tuple)),
         state=state,
+        called=int(entry.get("time_created_ns") or 0) / 1e9,
     )
 
 

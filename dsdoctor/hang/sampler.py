@@ -20,11 +20,12 @@ from typing import Any
 from dsdoctor.hang.arrivals import Arrivals
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, RingWriter
 
-EVERY = 1.0
+EVERY, QUICKLY = 1.0, 0.2
 OUTER, INNER, INNER_OF_OTHERS = 10, 30, 12
 MOST_THREADS, MOST_GROUPS, MOST_OPERATIONS = 10, 64, 48
 LAST_WORD = 2.0
 """Seconds that a script has to end by itself when it is told to stop."""
+RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 MOST_FAILURES = 20
 """After so many looks that failed one after the other the thread ends: this torch is not one that it can read."""
 
@@ -54,7 +55,7 @@ class Sampler:
         self.engine: Any = None
         self._trains = threading.get_ident()
         self._ended = threading.Event()
-        self._leaving = False
+        self._leaving = self._stalled = False
         self._moved, self._progress = time.monotonic(), -1
         self._recorded: dict[str, Any] | None = None
         self._arrivals = Arrivals(after)
@@ -85,10 +86,21 @@ class Sampler:
                 failures = 0
             except Exception:  # whatever a torch of another release raises: the training goes on
                 failures += 1
-            # all ranks of a node look at the same time: what they tell is compared
-            if self._ended.wait(0 if self._leaving else EVERY - time.time() % EVERY) and self._leaving:
+            if self._waited() and self._leaving:
                 self._last_look()
                 return
+
+    def _waited(self) -> bool:
+        """Wait for the next look; whether the watch is to end. All ranks of a node look at the same time: what they tell is
+        compared. While nothing moves there may be something to print at any moment."""
+        left = 0 if self._leaving else EVERY - time.time() % EVERY
+        while self._stalled and left > QUICKLY:
+            if self._ended.wait(QUICKLY):
+                return True
+            left -= QUICKLY
+            if os.path.exists(self._words):  # noqa: PTH110
+                return False
+        return self._ended.wait(left)
 
     def _say(self) -> None:
         """Print what the supervisor has to say, into this rank's own stderr: nobody else can append to it where it is a file."""
@@ -128,7 +140,7 @@ class Sampler:
         progress = zlib.crc32(repr(([(group["name"], group["sequence"]) for group in groups], steps)).encode())
         if progress != self._progress:
             self._progress, self._moved, self._recorded = progress, clock, None
-        stalled = clock - self._moved >= self._patience
+        self._stalled = stalled = clock - self._moved >= self._patience
         frames = sys._current_frames()
         trains = frames.get(self._trains)
         flags = (LEAVING if self._leaving else 0) | (STALLED if stalled else 0) | (JOINED if groups else 0)
@@ -146,6 +158,7 @@ class Sampler:
             "micro_step": steps[1],
             "cuda": _cuda(),
             "lock": "",
+            "handling": "",
             "signal_is_ours": signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL,
         }
         if groups and not stalled and not self._leaving:
@@ -153,6 +166,7 @@ class Sampler:
             flags |= ARRIVALS if sample["arrivals"] else 0
         if stalled:
             sample["lock"] = waited_lock(trains)
+            sample["handling"] = handled_exception(self._trains)
             self._add_details(sample, frames)
         self._ring.write(_fitting(sample), clock=clock, progress=progress, stack=_checksum(trains), flags=flags)
 
@@ -160,7 +174,7 @@ class Sampler:
         """When this rank called its last collectives, where it is time to tell that."""
         self._arrivals.note(tuple((frame["file"], frame["line"], frame["function"]) for frame in frames))
         if self._arrivals.is_due(time.time()):
-            self._arrivals.read(recorder_text())
+            self._arrivals.read("\n".join(recorder_texts()))
         return self._arrivals.message()
 
     def _add_details(self, sample: dict[str, Any], frames: dict[int, FrameType]) -> None:
@@ -192,31 +206,58 @@ def group_states() -> Iterator[dict[str, Any]]:
         yield {"name": str(name), "ranks": ranks, "sequence": sequence}
 
 
-def recorder_text() -> str:
-    """What torch's flight recorder holds, as it writes it; "" where there is none."""
-    dump = getattr(getattr(sys.modules.get("torch._C"), "_distributed_c10d", None), "_dump_fr_trace_json", None)
-    text = dump() if dump else ""
-    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+def recorder_texts() -> list[str]:
+    """What torch's flight recorders hold, as it writes them: NCCL has one of its own. None where there is none."""
+    c10d = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
+    dumps = [getattr(c10d, name, None) for name in RECORDERS]
+    texts = [dump() for dump in dumps if dump is not None]
+    return [text.decode(errors="replace") if isinstance(text, bytes) else str(text) for text in texts if text]
 
 
 def recorded_operations() -> dict[str, Any]:
-    """What torch's flight recorder holds: for each group's name its last operations, and the timeout of the last one."""
-    text = recorder_text()
+    """What torch's flight recorders hold: for each group's name its last operations, and the timeout of the last one."""
     groups: dict[str, Any] = {}
-    for entry in json.loads(text).get("entries", ()) if text else ():
+    seen = set()
+    for entry in (entry for text in recorder_texts() for entry in json.loads(text).get("entries", ())):
+        # newer torches have one recorder behind both names
+        key = (entry["process_group"][0], entry["collective_seq_id"], entry["profiling_name"], entry["time_created_ns"])
         # point to point: not all of the group take part
-        if entry.get("is_p2p"):
+        if entry.get("is_p2p") or key in seen:
             continue
+        seen.add(key)
         group = groups.setdefault(str(entry["process_group"][0]), {"operations": [], "timeout": None})
         operation = {
             "sequence": int(entry["collective_seq_id"]),
             "name": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
             "sizes": [list(map(int, sizes)) for sizes in entry.get("input_sizes", ())][:8],
             "state": "done" if entry.get("retired") else str(entry.get("state", "")),
+            "called": round(int(entry["time_created_ns"]) / 1e9, 4),
         }
         group["operations"].append(operation)
         group["timeout"] = entry.get("timeout_ms", 0) / 1000 or None
     return groups
+
+
+def handled_exception(thread: int) -> str:
+    """The exception that a thread's code handles just now, and where it was raised; "" for none."""
+    handled: dict[int, Any] = sys._current_exceptions()
+    error = handled.get(thread)
+    # before Python 3.12 an entry is what sys.exc_info gives
+    error = error[1] if isinstance(error, tuple) else error
+    if error is None or isinstance(error, StopIteration):
+        return ""
+    raised = error.__traceback__
+    while raised is not None and raised.tb_next is not None:
+        raised = raised.tb_next
+    place = f" (raised at {raised.tb_frame.f_code.co_filename}:{raised.tb_lineno})" if raised is not None else ""
+    return f"{_words_of(error)}{place}"
+
+
+def _words_of(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:300]
+    except Exception:  # a message of its own making
+        return type(error).__name__
 
 
 def frames_of(frame: FrameType | None, outer: int, inner: int) -> list[dict[str, Any]]:
@@ -283,7 +324,7 @@ def _with_few_groups(sample: dict[str, Any]) -> None:
 def _failure() -> str:
     """The exception that ended the main thread, in a line."""
     error = getattr(sys, "last_value", None)
-    return f"{type(error).__name__}: {error}"[:300] if error is not None else ""
+    return _words_of(error) if error is not None else ""
 
 
 def _number(engine: Any, name: str) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 
 LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/|^<|/dsdoctor/(hang|run|overflow|core)/"
+    r"/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/|^<|/dsdoctor/(hang|run|overflow|core|config|child_scripts|memory|checkpoint)/"
     r"|/deepspeed/(runtime|comm|ops|utils|pipe|moe|sequence|accelerator|checkpoint|__init__)|/torch/(distributed|utils|nn|_)"
 )
 COLLECTIVES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py$")
@@ -14,6 +14,7 @@ WRAPPERS = {"wrapper", "wait_tensor", "_barrier", "_wait", "wait"}
 STARTING = {"init_process_group", "_new_process_group_helper", "rendezvous", "new_group", "_new_group_with_tag"}
 LOADING = r"/torch/utils/data/"
 DOING = (
+    (r"/dsdoctor/(config|child_scripts)/", "is in a check of dsdoctor's own"),
     (r"/torch/utils/file_baton\.py$", "waits for the lock of a torch extension"),
     (r"/torch/utils/cpp_extension\.py$", "compiles a torch extension"),
     (r"/(torch/_(inductor|dynamo|functorch)|triton)/", "compiles (torch.compile or Triton)"),
@@ -28,6 +29,7 @@ SAYING = (
     (r"\bsleep\(", "sleeps"),
     (r"\binput\(|\bbreakpoint\(", "waits for somebody at a terminal"),
     (r"\.acquire\(|\bwith \w*lock", "waits for a lock"),
+    (r"\.(recv|recv_into|recvfrom|accept)\(|\burlopen\(", "waits for the network"),
     (r"\.(join|result|get)\(", "waits for another thread or process"),
     (r"\.(item|cpu|tolist|numpy)\(|synchronize\(", "waits for its device"),
     (r"\bnext\(|\bin \w*(loader|dataset)", "waits for its data"),
@@ -40,7 +42,7 @@ KERNEL = (
     (r"do_wait|wait4", "waits for a child process"),
     (r"nfs|rpc_|lustre|ll_|gpfs|fuse|ceph", "waits for a network file system"),
     (r"folio|io_schedule|blk|ext4|xfs", "waits for a disk"),
-    (r"inet_|sk_|tcp_|unix_stream|skb", "waits for the network"),
+    (r"inet_|sk_|tcp_|unix_stream|skb|wait_woken", "waits for the network"),
     (r"n_tty_read|tty", "waits for somebody at a terminal"),
 )
 
@@ -68,6 +70,11 @@ def collective_in(frames: Sequence[Frame]) -> str | None:
     """
     names = [frame.function for frame in frames if COLLECTIVES.search(frame.file)]
     return next((name for name in names if name not in WRAPPERS), names[0] if names else None)
+
+
+def in_backward(frames: Sequence[Frame]) -> bool:
+    """Whether a stack ends in autograd's engine, which is C++."""
+    return bool(frames) and frames[-1].function == "_engine_run_backward"
 
 
 def is_starting(frames: Sequence[Frame]) -> bool:
@@ -108,7 +115,11 @@ def place(frame: Frame) -> str:
 
 def main_stack(view: RankView) -> tuple[Frame, ...]:
     """The stack of the thread that trains; empty where nothing is known."""
-    threads = view.sample.threads if view.sample else ()
+    return main_of(view.sample.threads) if view.sample else ()
+
+
+def main_of(threads: Iterable[ThreadStack]) -> tuple[Frame, ...]:
+    """The stack of the main thread among some."""
     return next((thread.frames for thread in threads if thread.main), ())
 
 

@@ -29,7 +29,7 @@ from dsdoctor.hang.progress import Pace
 from dsdoctor.hang.run_identity import RunIdentity
 
 WORKS, HANGS = "works", "hangs"
-EVERY = 1.0
+EVERY, QUICKLY = 1.0, 0.2
 FIRST_RANK = 30.0
 """Seconds after which a supervisor without a rank ends."""
 KILLED, ASKED_TO_END = "killed by", ("SIGTERM", "SIGINT", "SIGHUP")
@@ -94,7 +94,7 @@ class Supervisor:
         self.node = Node(task.folder, task.host)
         self.pace = Pace(after=task.options.after)
         self._still = 0.0
-        self._told = self._written = False
+        self._told = self._warned = self._written = False
         self._world = 0
         self._look_again = 0.0
         self._timeout: float | None = None
@@ -114,19 +114,25 @@ class Supervisor:
             self.decide()
             if (finding := self._comparison.look(self.node)) is not None:
                 self.task.mention(finding, self.node)
-            wait_for_an_end(self.node.living(), EVERY)
+            wait_for_an_end(self.node.living(), self._pause())
             self._keep_in_touch()
         if summary := self._comparison.summary():
             self.task.mention(summary, self.node)
         self.node.remove()
         self.nodes.close()
 
+    def _pause(self) -> float:
+        """Seconds to the next look: fewer shortly before the time is over, for all nodes are to tell of it together."""
+        near = not self._told and abs(self._still + EVERY / 2 - self.pace.limit(self._timeout)) <= EVERY
+        return QUICKLY if near else EVERY
+
     def decide(self) -> None:
         """Tell what is to be told now."""
         still = self.node.still()
         if still < self._still:
             self.pace.note(self._still, was_told=self._told)
-            self._told, self._look_again, self._written = False, 0.0, False
+            self._told = self._warned = self._written = False
+            self._look_again = 0.0
         self._still = still
         if self.was_asked():
             self.task.tell(self.incident(asked=True), self.node)
@@ -138,11 +144,14 @@ class Supervisor:
             return
         incident = self._of_all_nodes(self.incident(), still, limit)
         self.node.was_busy()
-        if incident is None or self._slow(incident, still):
+        state = "" if incident is None else self._state(incident, still)
+        if incident is None or not state:
             self._look_again = time.monotonic() + min(AGAIN, limit / 3)
             return
-        self._told = True
+        # what worked when it was told of may hang later on
+        self._told, self._warned = state == HANGS, True
         self.task.tell(incident, self.node)
+        self.node.was_busy()
         if self.task.options.on_hang == "stop":
             if self._leads:
                 self.nodes.tell_all(self._answer, 2 * AGAIN, still_waiting=lambda: bool(self.node.living()))
@@ -223,12 +232,15 @@ class Supervisor:
             self._dead = self._told = True
             self.task.tell(replace(self.incident(), first_ended=tuple(rank.rank for rank in first)), self.node)
 
-    def _slow(self, incident: Incident, still: float) -> bool:
-        """Whether there is nothing to tell, or what others wait for works, and torch's own timeout is far."""
+    def _state(self, incident: Incident, still: float) -> str:
+        """What is to be told of an incident, HANGS or WORKS; "" where that is nothing new, or what others wait for works and
+        torch's own timeout is far."""
         timeouts = [group.timeout for view in incident.ranks if view.sample for group in view.sample.groups]
         self._timeout = min((seconds for seconds in timeouts if seconds), default=None)
         state = self.task.judge(incident)
-        return not state or (state == WORKS and still < self.pace.limit_of_work(self._timeout))
+        if state == WORKS and (self._warned or still < self.pace.limit_of_work(self._timeout)):
+            return ""
+        return state
 
     def incident(self, *, asked: bool = False) -> Incident:
         """The run as it is now; a rank that writes nothing about itself is made to write its stacks."""

@@ -3,10 +3,12 @@
 import inspect
 
 from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.fix import step
 from dsdoctor.hang.case import Case
 from dsdoctor.hang.checks import CHECKS
 from dsdoctor.hang.lateness import rank_late_again
-from dsdoctor.hang.models import Incident, Verdict
+from dsdoctor.hang.models import PROCESSES, Incident, Verdict
+from dsdoctor.hang.process_checks import hang_stacks_unread
 from dsdoctor.hang.stacks import acting_stack, doing, folded
 
 TOGETHER = {"hang-rank-gone", "hang-rank-stopped", "hang-host-gone", "hang-disk-sleep", "hang-interpreter-held"}
@@ -17,12 +19,16 @@ def judge(incident: Incident) -> Verdict:
     """What keeps the ranks from moving. Without a cause the finding says what is known and what would decide it."""
     case = Case(incident)
     found: list[Finding] = []
+    stacks = tuple(folded(incident.ranks))
+    if case.moves:
+        return Verdict(findings=(), stacks=stacks)
     for check in CHECKS:
         rule = check.__name__.replace("_", "-")
         if found and not (rule in TOGETHER and found[0].rule in TOGETHER):
             break
         found += check(case)
-    return Verdict(findings=tuple(found or hang_unclear(case)), stacks=tuple(folded(incident.ranks)))
+    unread = tuple(hang_stacks_unread(case))
+    return Verdict(findings=(*(found or (() if unread else hang_unclear(case))), *unread), stacks=stacks)
 
 
 def is_working(verdict: Verdict) -> bool:
@@ -66,20 +72,42 @@ def hang_unclear(case: Case) -> tuple[Finding, ...]:
     """
     heard = f"{len(case.views)} of {case.incident.world} ranks were heard of"
     over = case.dead and not case.waiting_ranks
+    if case.incident.source == PROCESSES:
+        return (_unclear_from_outside(case),)
     if not case.joined or over or (case.only_works and not case.unwell):
         return ()
     finding = Finding.warning(
         "hang-unclear",
         f"nothing has moved for {case.incident.still:.0f} s, and the ranks' stacks do not say why; {heard}",
-        evidence=case.evidence(case.views),
+        evidence=(*case.incident.nccl, *case.evidence(case.views)),
         fix="the native stacks of the ranks would tell more, where py-spy is allowed",
     )
     return (finding,)
+
+
+def _unclear_from_outside(case: Case) -> Finding:
+    """Of running processes that wait alike, or were not all named."""
+    seen = f"{len(case.views)} of {case.incident.world} ranks were looked at"
+    waits = case.waits_words()
+    return Finding.warning(
+        "hang-unclear",
+        f"{waits or 'no rank waits for another one'}, and stacks alone do not say why; {seen}",
+        evidence=(*_same_collective(case), *case.evidence(sorted(case.views)[:4])),
+        fix=f"{'' if case.is_whole else 'name the processes of all ranks of this host; '}the numbers of the collectives are known "
+        "under dsdoctor.run, or from dumps of torch's flight recorder",
+        steps=(step("python -m dsdoctor.run train.py"),),
+    )
+
+
+def _same_collective(case: Case) -> tuple[str, ...]:
+    names = {case.waiting.operation_of(case.views[rank]) for rank in case.waiting_ranks}
+    alike = len(names) == 1 and len(case.waiting_ranks) > 1
+    return ("whether it is the same one on all of them is not known without their numbers",) if alike else ()
 
 
 def manual_pages() -> dict[str, str]:
     """The manual page of each rule by its id."""
     return {
         check.__name__.replace("_", "-"): inspect.getdoc(check) or ""
-        for check in (*CHECKS, hang_unclear, rank_late_again)
+        for check in (*CHECKS, hang_stacks_unread, hang_unclear, rank_late_again)
     }

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsdoctor.hang.models import GroupState, Operation, RankView
-from dsdoctor.hang.stacks import acting_stack, collective_in
+from dsdoctor.hang.stacks import acting_stack, collective_in, in_backward
+
+BACKWARD = "backward"
+"""Where a rank that stands still in autograd's engine waits: DistributedDataParallel calls its collectives there, in C++."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,8 @@ class Waiting:
         if named is not None:
             return named
         last = [group.operations[-1] for group in (view.sample.groups if view.sample else ()) if group.operations]
+        if not last and not view.activity and in_backward(acting_stack(view)):
+            return BACKWARD
         open_calls = [operation for operation in last if operation.state != "done"]
         return open_calls[-1].name if open_calls and view.state else None
 

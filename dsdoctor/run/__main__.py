@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from dsdoctor.core.errors import UsageError
 from dsdoctor.overflow.hooks.options import ANSWERS, LEVELS, Options
-from dsdoctor.run import checkpoint, export, hang, memory
+from dsdoctor.run import checkpoint, export, hang, memory, recorder
 from dsdoctor.run.config_option import add_option, mode_of
 from dsdoctor.run.script import VARIABLE, RunOrder, rank, say
 from dsdoctor.run.stale_locks import stale_locks
@@ -263,7 +263,8 @@ def environment_for(call: CommandLine, environment: Mapping[str, str], watch: st
         hang=call.hang,
     )
     folders = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
-    return {**environment, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join(folders)}
+    kept = recorder.recorder_variables(call.hang is not None, environment, recorder.installed_torch())
+    return {**environment, **kept, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join(folders)}
 
 
 def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> NoReturn:
@@ -274,7 +275,12 @@ def run(argv: Sequence[str], *, python: Sequence[str], watch: str = WATCH) -> No
     call = parse_command_line(argv, os.environ)
     environment = environment_for(call, os.environ, watch)
     if call.exports:
-        print(*export.shell_lines(environment, (VARIABLE, "PYTHONPATH")), sep="\n")
+        ours = [
+            name
+            for name in (VARIABLE, "PYTHONPATH", *recorder.RECORDERS)
+            if environment.get(name) != os.environ.get(name)
+        ]
+        print(*export.shell_lines(environment, ours), sep="\n")
         raise SystemExit(0)
     # one a node: the folder may be each machine's own
     if os.environ.get("LOCAL_RANK", rank() or "0") == "0":

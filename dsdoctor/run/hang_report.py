@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dsdoctor.hang.node import Node
 from dsdoctor.hang.run_identity import identity, node_name
 from dsdoctor.hang.supervisor import HANGS, WORKS, Task, supervise
 
+NCCL_IS_ASKED = {"hang-transport", "hang-unclear"}
 DEAF = 3.0
 """Seconds: a rank that has looked around this lately will print what it is given, within this time."""
 
@@ -61,11 +63,21 @@ def tell(incident: Incident, node: Node, options: HangOptions) -> None:
     from dsdoctor.hang.verdict import judge
 
     hidden = Hidden(dict(os.environ))
+    incident = with_nccl(incident, judge(incident).findings)
     verdict = judge(incident)
     place, failure = _written(incident, options)
     lines = [hidden.out_of(line) for line in lines_of(incident, verdict)]
     lines += [f"the files of all ranks: {place}; again: dsdoctor hang {place}"] if place else [f"no files: {failure}"]
     say(lines, node)
+
+
+def with_nccl(incident: Incident, findings: tuple[Finding, ...]) -> Incident:
+    """The incident with what NCCL says of it, where all ranks have come and it has a word in that."""
+    from dsdoctor.hang.nccl_ras import complaints
+
+    asked = any(finding.rule in NCCL_IS_ASKED for finding in findings)
+    on_gpus = any(view.sample and view.sample.cuda for view in incident.ranks)
+    return replace(incident, nccl=complaints(os.environ)) if asked and on_gpus else incident
 
 
 def mention(what: Finding | str, node: Node) -> None:

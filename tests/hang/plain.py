@@ -1,7 +1,8 @@
 """A training without DeepSpeed that knows nothing of dsdoctor: torch's DistributedDataParallel on gloo.
 
-`--steps` (ten) of `--seconds` (none) each. `--on RANK`: that rank sleeps for ever before its fourth step; without it the
-training ends. Where the launcher says no RANK (mpirun, srun) the script asks the launcher's own variables, as such scripts do.
+`--steps` (ten) of `--seconds` (none) each. `--on RANK`: that rank sleeps for ever before its fourth step, `--late RANK`: before
+it joins the others; without them the training ends.
+Where the launcher says no RANK (mpirun, srun) the script asks the launcher's own variables, as such scripts do.
 """
 
 import argparse
@@ -29,7 +30,10 @@ def main() -> None:
     parser.add_argument("--on", type=int, default=-1)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--late", default="")
     given = parser.parse_args()
+    if given.late and given.late == os.environ.get("RANK"):
+        time.sleep(3600)
     start()
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))

@@ -13,11 +13,18 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from dsdoctor.commands.hang import judge_processes
+from dsdoctor.core.finding import Finding, Severity
+from dsdoctor.core.host import LocalHost
+from dsdoctor.hang.models import Incident
+from dsdoctor.hang.processes import wait_until_gone
+from dsdoctor.hang.py_spy import program
 from tests.comm import services
 from tests.comm.conftest import need
 from tests.comm.rig import Rig, missing
@@ -29,6 +36,7 @@ PLAIN, TRAINER = str(HERE / "plain.py"), str(HERE / "trainer.py")
 OPTIONS = ("--hang-after", "4", "--on-hang", "stop")
 OURS = ("-m", "dsdoctor.run", *OPTIONS)
 VERDICT = re.compile(r"dsdoctor: ✗ (.*)  \[(hang-[a-z-]+)\]")
+LATE = "torchrun, and a rank that does not join"
 HAS_TRAINER = bool(importlib.util.find_spec("transformers") and importlib.util.find_spec("accelerate"))
 
 
@@ -64,6 +72,7 @@ def launches() -> dict[str, list[str]]:
         "torchrun": [sys.executable, *torchrun(*OURS, PLAIN, "--on", "1")],
         "before torchrun": [sys.executable, *OURS, *torchrun(PLAIN, "--on", "1")],
         "exported": exported(*torchrun(PLAIN, "--on", "1")),
+        LATE: [sys.executable, *torchrun(*OURS, PLAIN, "--late", "1")],
     }
     if shutil.which("mpirun"):
         found["mpirun"] = mpirun(*OURS, PLAIN, "--on", "1")
@@ -106,12 +115,43 @@ def test_the_rank_that_does_not_come_is_named_under_every_launcher(tmp_path: Pat
             seen[name] = (VERDICT.findall(said), process.returncode, said)
 
     for name, (verdicts, status, said) in seen.items():
-        assert [rule for _, rule in verdicts] == ["hang-rank-behind"], f"{name}\n{said}"
+        rule = "hang-not-started" if name == LATE else "hang-rank-behind"
+        assert [rule for _, rule in verdicts] == [rule], f"{name}\n{said}"
         title = verdicts[0][0]
         assert title.startswith("rank 1 "), f"{name}: {title}"
         assert ("trainer.py" if "Trainer" in name else "plain.py") in title, f"{name}: {title}"
         assert status not in {0, None}, name
         assert "HangDetected" in said, name
+
+
+def judged_running(launcher: int) -> tuple[Incident, Finding]:
+    """What is said of the ranks below a launcher, once they stand where they will stay."""
+    last, found = time.monotonic() + 120, None
+    while time.monotonic() < last:
+        made, verdict = judge_processes([launcher], LocalHost(), apart=1.0)
+        found = verdict.findings[0] if verdict.findings else None
+        if found and found.rule in {"hang-rank-behind", "hang-rank-outside"} and "plain.py" in found.title:
+            return made, found
+    raise AssertionError(f"nothing was named: {found}")
+
+
+def test_running_ranks_are_named_by_their_launcher_s_number_and_end_with_it(tmp_path: Path) -> None:
+    commands = {"hang-rank-outside": [sys.executable, *torchrun(PLAIN, "--on", "1")]} if program(LocalHost()) else {}
+    if shutil.which("mpirun"):
+        # watched, so its own rings tell the numbers of the collectives, and nobody needs py-spy
+        commands["hang-rank-behind"] = mpirun("-m", "dsdoctor.run", PLAIN, "--on", "1")
+    for number, (rule, command) in enumerate(commands.items()):
+        with started(command, tmp_path / str(number)) as process:
+            made, found = judged_running(process.pid)
+            process.terminate()
+            process.wait(timeout=30)
+            left = [view.pid for view in made.ranks if not wait_until_gone(view.pid, 10.0)]
+
+        assert (found.rule, found.severity) == (rule, Severity.ERROR)
+        assert found.title.startswith("rank 1 ")
+        assert "sleeps at plain.py:" in found.title
+        assert "rank 0 waits in " in found.title
+        assert left == []
 
 
 @pytest.mark.slurm

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +22,14 @@ from dsdoctor.hang.channel import Answer, Listener, NodeReport, Sent, send_repor
 from dsdoctor.hang.fault_dump import parse_dump
 from dsdoctor.hang.incident_files import read_ranks, write_ranks
 from dsdoctor.hang.local_rank import decode_sample
+from dsdoctor.hang.models import HangOptions
 from dsdoctor.hang.processes import moved_bytes
 from dsdoctor.hang.progress import Pace
 from dsdoctor.hang.recorder_dumps import plain_pickle
 from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
 from dsdoctor.hang.run_identity import RunIdentity, identity, node_folder
-from dsdoctor.hang.sampler import Sampler
+from dsdoctor.hang.sampler import Sampler, handled_exception, recorded_operations
+from dsdoctor.hang.supervisor import HANGS, WORKS, Supervisor, Task
 from dsdoctor.run.__main__ import parse_command_line
 from tests.hang.made import calling, elsewhere, incident, view
 
@@ -181,6 +184,7 @@ def test_files_of_all_ranks_give_the_verdict_again(tmp_path: Path) -> None:
         ),
         run="k",
         when=5.0,
+        nccl=("NCCL: DEAD",),
     )
     write_ranks(tmp_path, made)
     write_ranks(tmp_path, incident(view(9, elsewhere(), 1), run="of yesterday", when=1.0))
@@ -303,3 +307,81 @@ def test_what_goes_to_a_disk_without_an_ended_system_call_is_seen(tmp_path: Path
     if seen < size and os.environ.get("CI") is None:
         pytest.skip("this folder is on no disk")
     assert seen >= size
+
+
+def recorded(name: str, sequence: int, backend: str, when: int = 5) -> dict[str, object]:
+    """An entry of a flight recorder."""
+    return {
+        "process_group": [name, ""],
+        "collective_seq_id": sequence,
+        "profiling_name": f"{backend}:all_reduce",
+        "time_created_ns": when * 10**9,
+        "timeout_ms": 600_000,
+        "input_sizes": [[4]],
+        "state": "scheduled",
+    }
+
+
+def test_the_recorder_of_nccl_is_read_beside_that_of_gloo_and_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    gloo, nccl = recorded("1", 3, "gloo"), recorded("0", 7, "nccl", when=9)
+    c10d = SimpleNamespace(
+        _dump_fr_trace_json=lambda: json.dumps({"entries": [gloo]}).encode(),
+        _dump_nccl_trace_json=lambda: json.dumps({"entries": [gloo, nccl]}),
+    )
+    monkeypatch.setitem(sys.modules, "torch._C", SimpleNamespace(_distributed_c10d=c10d))  # type: ignore[arg-type]
+
+    found = recorded_operations()
+
+    told = {name: [(each["sequence"], each["called"]) for each in group["operations"]] for name, group in found.items()}
+    assert told == {"1": [(3, 5.0)], "0": [(7, 9.0)]}
+
+
+def test_the_exception_that_a_thread_handles_is_told_with_its_place() -> None:
+    inside, enough, ident = threading.Event(), threading.Event(), list[int]()
+
+    def handles() -> None:
+        ident.append(threading.get_ident())
+        try:
+            raise ValueError("a bad sample")
+        except ValueError:
+            inside.set()
+            enough.wait()
+
+    thread = threading.Thread(target=handles)
+    thread.start()
+    inside.wait()
+    said = [handled_exception(ident[0]), handled_exception(threading.get_ident())]
+    enough.set()
+    thread.join()
+
+    assert said[0].startswith(f"ValueError: a bad sample (raised at {__file__}:")
+    assert said[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("states", "told"), [([WORKS] * 3, 1), ([WORKS, HANGS, HANGS], 2), ([HANGS, HANGS], 1), ([""], 0)]
+)
+def test_what_worked_when_it_was_told_of_is_told_again_when_it_hangs(
+    states: list[str], told: int, tmp_path: Path
+) -> None:
+    left, seen = iter(states), []
+    task = Task(
+        folder=tmp_path,
+        options=HangOptions(after=0.001),
+        run=run_on(1),
+        host="node1",
+        tell=lambda incident, _node: seen.append(incident),
+        write=seen.append,
+        mention=lambda *_: None,
+        judge=lambda _incident: next(left),
+    )
+    writer = RingWriter(tmp_path / f"rank-00000-{os.getpid()}.ring")
+    written(writer, b"{}")
+    supervisor = Supervisor(task)
+    supervisor.node.look()
+    for _ in states:
+        time.sleep(0.02)
+        supervisor.decide()
+    writer.close()
+
+    assert len(seen) == told

@@ -7,7 +7,7 @@ import importlib.util
 
 import pytest
 
-from tests.hang.planted import QUIET, all_cases, run_all
+from tests.hang.planted import one_case, run_all
 
 pytestmark = [
     pytest.mark.launch,
@@ -16,17 +16,30 @@ pytestmark = [
 HANGS = [
     ("loader", 3, 1),
     ("save_alone", 1, 0),
-    ("stopped", 0, 2),
+    ("handled", 2, 0),
     ("interpreter", 0, 1),
     ("killed", 3, 0),
     ("stale_lock", 2, 1),
 ]
-WELL = [(kind, number % 4, number % 2) for number, kind in enumerate(QUIET)]
+WELL = [("late_data", 1, 1), ("long_accumulation", 2, 0), ("evaluate_on_one", 3, 0), ("slow_save", 0, 1)]
 
 
-def test_each_planted_hang_is_named_with_its_rank_and_a_run_that_is_slow_is_left_alone() -> None:
-    sample = [(*each, 3) for each in HANGS] + [(*each, 2) for each in WELL]
-    cases = [case for kind, stage, rank, ranks in sample for case in all_cases([kind], [stage], [ranks], [3], [rank])]
-    results = {result["kind"]: result["judged"] for result in run_all(cases, show=True)}
+def test_each_planted_hang_is_named_a_slow_run_is_left_alone_and_a_watched_one_computes_the_same() -> None:
+    # those that take longest begin first
+    sample = [(*each, 2) for each in WELL] + [(*each, 3) for each in HANGS]
+    cases = [one_case(kind, stage, ranks, 3, rank) for kind, stage, rank, ranks in sample]
+    alike = [one_case("none", 2, 2, 3, 1), {**one_case("none", 2, 2, 3, 1), "unwatched": True}]
+    results = list(run_all([*cases, *alike], show=True))
 
-    assert results == {kind: "ok" for kind, *_ in sample}
+    judged = {result["kind"]: result["judged"] for result in results if result["kind"] != "none"}
+    sums = {
+        ("WATCHED True" in result["text"]): sums_of(result["text"]) for result in results if result["kind"] == "none"
+    }
+    assert judged == {kind: "ok" for kind, *_ in sample}
+    assert len(sums[True]) == 2
+    assert sums[True] == sums[False]
+
+
+def sums_of(text: str) -> list[str]:
+    """What each rank computed."""
+    return sorted(line for line in text.splitlines() if line.startswith("SUM"))

@@ -1,5 +1,8 @@
 """Who does not come: each cause on each rank of a made run, and that what is not known is not said."""
 
+import socket
+import threading
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,7 +12,7 @@ from dsdoctor.hang.advice import NEXT
 from dsdoctor.hang.models import Incident, RankView
 from dsdoctor.hang.stacks import DOING, KERNEL, SAYING, folded
 from dsdoctor.hang.verdict import is_working, judge
-from dsdoctor.run.hang_report import state_of
+from dsdoctor.run.hang_report import state_of, with_nccl
 from tests.hang.made import calling, elsewhere, frame, incident, lock, operation, view
 
 LOADER = frame("/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 5, "__next__")
@@ -266,3 +269,57 @@ def test_ranks_that_work_and_wait_for_nobody_do_not_hang(working: tuple[int, ...
     made = incident(*(view(rank, elsewhere("loss = model(batch)"), 56, activity=busy[rank]) for rank in range(4)))
 
     assert judge(made).findings == ()
+
+
+@pytest.mark.parametrize("gathers", [True, False])
+def test_where_a_forward_of_zero_3_gathers_the_fix_names_leaf_modules(gathers: bool) -> None:
+    inner = frame("/v/site-packages/deepspeed/runtime/zero/partitioned_param_coordinator.py", 5, "fetch_sub_module")
+    stack = (calling("all_gather")[0], *([inner] if gathers else []), calling("all_gather")[1])
+    odd = view(1, stack, 56, operations=(operation(56, "all_gather", 68),))
+    usual = [view(rank, calling("all_reduce"), 56, operations=(operation(56, "all_reduce", 9),)) for rank in (0, 2, 3)]
+
+    (finding,) = judge(incident(usual[0], odd, *usual[1:])).findings
+
+    assert finding.rule == "hang-other-operation"
+    assert ("set_z3_leaf_modules" in (finding.fix.text if finding.fix else "")) == gathers
+
+
+RAS = """NCCL version 2.28 compiled with CUDA 13.0
+
+Job summary
+===========
+      1          2            1          2        2
+
+Errors
+======
+
+DEAD
+  1 job process is considered dead (unreachable via the RAS network)
+"""
+
+
+@pytest.mark.parametrize(("answer", "said"), [(RAS, "DEAD"), ("Job summary\n===\n", "sees no error"), (None, "")])
+def test_where_all_have_come_nccl_is_asked(answer: str | None, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = incident(*(view(rank, calling("all_reduce"), 56, world=2) for rank in range(2)), world=2)
+    on_gpus = replace(
+        made, ranks=tuple(replace(v, sample=v.sample and replace(v.sample, cuda=True)) for v in made.ranks)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("NCCL_RAS_ADDR", f"127.0.0.1:{server.getsockname()[1]}")
+        if answer is None:
+            server.close()
+        else:
+            threading.Thread(target=answers, args=(server, answer)).start()
+        told = with_nccl(on_gpus, judge(on_gpus).findings)
+    without = with_nccl(made, judge(made).findings)
+
+    assert without == made
+    assert any(said in line for line in told.nccl) == (answer is not None)
+    assert judge(told).findings[0].evidence[: len(told.nccl)] == told.nccl
+
+
+def answers(server: socket.socket, text: str) -> None:
+    connection, _ = server.accept()
+    with connection:
+        assert connection.recv(100) == b"verbose status\n"
+        connection.sendall(text.encode())

@@ -1,0 +1,173 @@
+"""A verdict on a run in which nothing moves -> one page that needs no network: verdict, who called what and when, stacks."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsdoctor.core.processes import LETTERS
+from dsdoctor.hang.case import Case
+from dsdoctor.hang.models import PROCESSES, RECORDERS, GroupState, Incident, Operation, RankView, Verdict
+from dsdoctor.hang.stacks import main_stack, ranks_words
+from dsdoctor.report import page
+from dsdoctor.report.hang import headline
+from dsdoctor.report.hang_timeline import figure, has_times
+from dsdoctor.report.page import Listing, Page, Picture, Table
+from dsdoctor.report.terminal import MARKS
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+COLUMNS, MOST_GROUPS, MOST_ROWS = 8, 6, 200
+NEVER = "–"
+
+
+def check_page(path: Path) -> None:
+    """Raise UsageError for a page that could not be written, ImpossiblePlan where what draws it is absent."""
+    page.check_target(path)
+    page.check_extra(plotly=True)
+
+
+def write_page(incident: Incident, verdict: Verdict, path: Path) -> None:
+    """Write the page."""
+    page.write(page_of(incident, verdict), path)
+
+
+def page_of(incident: Incident, verdict: Verdict) -> Page:
+    """What the page says and shows."""
+    case = Case(incident)
+    first = verdict.findings[0] if verdict.findings else None
+    stacks = any(map(main_stack, incident.ranks))
+    return Page(
+        title=f"dsdoctor hang, {incident.world} ranks",
+        run=tuple(_facts(incident)),
+        verdict=f"{MARKS[first.severity]} {first.title}" if first else "✓ nothing hangs, as far as was seen",
+        findings=verdict.findings,
+        parts=(
+            *((_timeline(incident, figure(case)),) if has_times(incident) else ()),
+            *_calls(case),
+            _ranks(case),
+            *((Listing(title="the stacks of all ranks, equal ones together", lines=verdict.stacks),) if stacks else ()),
+        ),
+    )
+
+
+def _facts(incident: Incident) -> Iterator[str]:
+    yield headline(incident)
+    hosts = sorted({view.host for view in incident.ranks})
+    if incident.source != RECORDERS:
+        yield f"{len(hosts)} host{'s' * (len(hosts) != 1)}: {', '.join(hosts[:4])}{' …' * (len(hosts) > 4)}"
+    if incident.when:
+        yield datetime.fromtimestamp(incident.when, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    steps = sorted({view.sample.step for view in incident.ranks if view.sample and view.sample.step is not None})
+    if steps:
+        yield f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+
+
+def _timeline(incident: Incident, shown: "Figure") -> Picture:
+    clock = "" if len({view.host for view in incident.ranks}) == 1 else ", by each host's own clock"
+    return Picture(
+        title="when each rank called its last collectives",
+        told=f"A stroke is a call{clock}; a bar is what the rank has done since its last one: grey waits in a collective, red does "
+        "not come, orange works.",
+        figure=shown,
+        narrow={"margin.l": 70, "margin.r": 10},
+    )
+
+
+def _calls(case: Case) -> Iterator[Table]:
+    """For each group whose ranks are not alike a table: the last calls by number, ranks that called the same in one row."""
+    groups: dict[str, dict[int, GroupState]] = {}
+    for view in case.incident.ranks:
+        for group in view.sample.groups if view.sample else ():
+            groups.setdefault(group.name, {})[view.rank] = group
+    unlike = [name for name, members in sorted(groups.items()) if len({_what(each) for each in members.values()}) > 1]
+    for name in unlike[:MOST_GROUPS]:
+        yield _table(name, groups[name])
+
+
+def _what(group: GroupState) -> tuple[int, tuple[tuple[int, str], ...]]:
+    """What is compared of a group on two ranks: how far it is, and the last calls."""
+    return group.sequence, tuple((each.sequence, _call(each)) for each in group.operations[-COLUMNS:])
+
+
+def _table(name: str, members: dict[int, GroupState]) -> Table:
+    recorded = {rank: {each.sequence: _call(each) for each in group.operations} for rank, group in members.items()}
+    numbers = shown_numbers(recorded, max(group.sequence for group in members.values()))
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for rank, group in sorted(members.items()):
+        cells = tuple(recorded[rank].get(number, "called" if number <= group.sequence else NEVER) for number in numbers)
+        rows.setdefault((str(group.sequence), *cells), []).append(rank)
+    usual = [
+        _most_frequent(column) for column in zip(*(cells for cells, ranks in rows.items() for _ in ranks), strict=True)
+    ]
+    marked = [(ranks_words(ranks), *_with_marks(cells, usual)) for cells, ranks in rows.items()]
+    return Table(
+        title=f"the last collectives of group {name}",
+        told=f"By their number in the group; {NEVER} was not called. A mark is where a rank differs from most.",
+        head=("", "called", *(str(number) for number in numbers)),
+        rows=tuple(marked[:MOST_ROWS]),
+        align="<>",
+    )
+
+
+def shown_numbers(recorded: dict[int, dict[int, str]], last: int) -> tuple[int, ...]:
+    """The numbers around the first call that differs, else the last ones.
+
+    >>> same = {number: "all_reduce" for number in range(1, 31)}
+    >>> shown_numbers({0: same, 1: same}, 30), shown_numbers({0: same, 1: {**same, 12: "barrier"}}, 30)
+    ((23, 24, 25, 26, 27, 28, 29, 30), (8, 9, 10, 11, 12, 13, 14, 15))
+    """
+    known = sorted({number for calls in recorded.values() for number in calls})
+    differs = (n for n in known if len({calls[n] for calls in recorded.values() if n in calls}) > 1)
+    middle = next(differs, last)
+    end = min(last, middle + COLUMNS // 2 - 1)
+    return tuple(range(max(1, end - COLUMNS + 1), end + 1))
+
+
+def _with_marks(cells: tuple[str, ...], usual: list[str]) -> Iterator[str]:
+    for cell, most in zip(cells, usual, strict=True):
+        yield cell if cell == most else f"✗ {cell}"
+
+
+def _most_frequent(cells: tuple[str, ...]) -> str:
+    """What most ranks have; "" where no cell is more frequent than the others."""
+    (first, count), *others = Counter(cells).most_common(2)
+    return first if not others or count > others[0][1] else ""
+
+
+def _call(operation: Operation) -> str:
+    sizes = " ".join("x".join(map(str, each)) or "1" for each in operation.sizes[:3])
+    return f"{operation.name} {sizes}".strip()
+
+
+def _ranks(case: Case) -> Table:
+    """What each rank does, alike ones in one row."""
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for view in case.incident.ranks:
+        rows.setdefault((_state(case, view), case.where(view), view.activity), []).append(view.rank)
+    few_first = sorted(rows.items(), key=lambda item: (len(item[1]), item[1]))
+    columns = 3 if any(view.activity for view in case.incident.ranks) else 2
+    return Table(
+        title="what each rank does",
+        head=("", "state", "where", "seen to work")[: columns + 1],
+        rows=tuple((_names(case, ranks), *cells[:columns]) for cells, ranks in few_first[:MOST_ROWS]),
+    )
+
+
+def _names(case: Case, ranks: Iterable[int]) -> str:
+    members = list(ranks)
+    return case.who(members[0]) if len(members) == 1 else ranks_words(members)
+
+
+def _state(case: Case, view: RankView) -> str:
+    if view.rank in case.waiting_ranks:
+        return f"waits in {case.waiting.operation_of(view)}"
+    if view.ended:
+        return f"✗ {view.ended}"
+    if view.rank in case.unwell:
+        return f"✗ {LETTERS.get(view.state, 'runs no Python')}" if view.state in {"T", "t", "D"} else "✗ runs no Python"
+    if view.activity:
+        return "! works"
+    return "✗ in no collective" if case.waiting_ranks and case.incident.source != PROCESSES else "in no collective"
