@@ -149,8 +149,22 @@ def judge(asked, answer, by_model, optimizer):
     optimizer.leave_ops_out()
     try:
         answer.update(optimizer.ask(made, config))
+        try_engine(config, answer)
     except Exception as error:
         answer["not_asked"] = failure(error)
+
+
+def try_engine(config, answer):
+    """What deepspeed.initialize refuses beyond DeepSpeedConfig; changes the answer."""
+    import config_engine
+
+    pretend(1)
+    refused = [path for each in answer["refusals"] for path in each["paths"]]
+    try:
+        found, answer["not_tried"] = config_engine.ask(config, refused, answer["facts"], answer["optimizer"])
+    except Exception as error:
+        found, answer["not_tried"] = [], failure(error)
+    answer["refusals"] += found
 
 
 if __name__ == "__main__":

@@ -18,12 +18,15 @@ from dsdoctor.core.host import CHILD_SCRIPTS
 SCRIPT = Path(__file__).with_name("ask_many.py")
 
 
-def ask_many(configs: Sequence[Mapping[str, Any]], *, arguments: Sequence[str] = ()) -> list[Asked]:
-    """What DeepSpeed answers about each. ``arguments``: for each a file of TrainingArguments, "" for none."""
+def ask_many(
+    configs: Sequence[Mapping[str, Any]], *, arguments: Sequence[str] = (), worlds: Sequence[int | None] = ()
+) -> list[Asked]:
+    """What DeepSpeed answers about each. ``arguments``: for each a file of TrainingArguments, "" for none; ``worlds``: ranks."""
     files = arguments or [""] * len(configs)
+    ranks = worlds or [None] * len(configs)
     requests = [
-        {"config": config, "world": 1 if file else None, "arguments": file, "accelerate": "", "model": ""}
-        for config, file in zip(configs, files, strict=True)
+        {"config": config, "world": world or (1 if file else None), "arguments": file, "accelerate": "", "model": ""}
+        for config, file, world in zip(configs, files, ranks, strict=True)
     ]
     command = [sys.executable, str(SCRIPT), str(CHILD_SCRIPTS)]
     done = subprocess.run(command, input=json.dumps(requests), capture_output=True, text=True, timeout=300)

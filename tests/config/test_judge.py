@@ -215,6 +215,25 @@ def test_what_a_stage_does_not_do_is_told(facts: Effective, zero: dict[str, Any]
     assert rules(verdicts(config, answer={"facts": facts})) == expected
 
 
+@pytest.mark.parametrize(
+    ("stage", "section", "told"),
+    [
+        (3, {"device": "cpu", "pipeline_read": True, "nvme_path": "/nvme"}, [Severity.NOTE]),
+        (3, {"device": "cpu", "super_offload": True, "fast_init": True}, []),
+        (2, {"device": "cpu", "super_offload": True}, [Severity.WARNING]),
+        # defaults say nothing
+        (1, {"device": "cpu", "buffer_count": 4, "fast_init": False, "pin_memory": True}, []),
+    ],
+)
+def test_keys_of_an_offload_that_its_device_or_stage_does_not_read(
+    stage: int, section: dict[str, Any], told: list[Severity]
+) -> None:
+    config = {"zero_optimization": {"stage": stage, "offload_optimizer": section}}
+    found = verdicts(config, answer={"facts": Effective(stage=stage, offload_optimizer="cpu")})
+
+    assert [v.finding.severity for v in found if v.finding.rule == "config-offload-ignored"] == told
+
+
 def test_a_bucket_larger_than_the_model_is_told() -> None:
     facts = Effective(stage=3, reduce_bucket_size=500_000_000, bf16=True)
     (found,) = verdicts(BASE, answer={"facts": facts, "parameters": 6_850_000})
