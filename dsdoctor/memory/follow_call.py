@@ -23,7 +23,7 @@ def followed(module: Any, call: Call, dtype: str, *, together: bool) -> tuple[Mo
     ``together``: the CPU is the accelerator, whose attention with dropout makes all scores.
     """
     config = getattr(module, "config", None)
-    if not type(module).__module__.startswith("transformers.") or not hasattr(config, "to_json_string"):
+    if config is None or not type(module).__module__.startswith("transformers."):
         return (
             f"{type(module).__name__} is no model of transformers: dsdoctor memory --model FILE.py:FUNCTION follows it"
         )

@@ -1,4 +1,4 @@
-"""Mistakes that users posted are named, each with its key; what --fix makes of them says nothing new that is wrong."""
+"""Mistakes that users posted are named with their keys; what --fix makes of them brings no new one; what is published is well."""
 
 import json
 from dataclasses import replace
@@ -12,6 +12,7 @@ from dsdoctor.config.question import Question, Verdict
 from dsdoctor.core.finding import Severity
 from tests.config.many import ask_many
 from tests.config.posted import Posted, posted
+from tests.config.public import PUBLIC
 
 pytestmark = pytest.mark.launch  # needs DeepSpeed
 
@@ -35,9 +36,15 @@ def errors(found: tuple[Verdict, ...]) -> set[str]:
     return {verdict.finding.title for verdict in found if verdict.finding.severity is Severity.ERROR}
 
 
-def test_each_is_named_and_corrections_bring_no_new_error(tmp_path: Path) -> None:
+PUBLISHED = [Posted(what=what, config=config, named={}, arguments=given) for what, (config, given) in PUBLIC.items()]
+TRUE_OF_THEM = {"config-auto-dropped", "config-auto-for-trainer", "config-key-deprecated"}
+"""What is so in some that are published, and stops nobody."""
+
+
+def test_mistakes_are_named_corrections_bring_no_new_ones_and_what_is_published_is_not_alarmed(tmp_path: Path) -> None:
     cases = list(posted())
-    found = judged(cases, tmp_path)
+    every = judged([*cases, *PUBLISHED], tmp_path)
+    found, of_published = every[: len(cases)], every[len(cases) :]
 
     unnamed = [
         (case.what, key, rule)
@@ -47,6 +54,15 @@ def test_each_is_named_and_corrections_bring_no_new_error(tmp_path: Path) -> Non
     ]
     assert len(cases) >= 25
     assert unnamed == []
+
+    said = {
+        (case.what, v.finding.rule)
+        for case, verdicts in zip(PUBLISHED, of_published, strict=True)
+        for v in verdicts
+        if v.finding.severity is not Severity.NOTE
+    }
+    assert len(PUBLISHED) >= 12
+    assert {(what, rule) for what, rule in said if rule not in TRUE_OF_THEM} == set()
 
     corrected = [
         replace(case, config=json.loads(correct(json.dumps(case.config), case.config, made, plain_json=True).text))
