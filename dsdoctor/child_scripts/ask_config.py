@@ -1,8 +1,8 @@
 """Print what the DeepSpeed of this interpreter makes of a configuration. The request is JSON in DSDOCTOR_CONFIG_0, _1, ...
 
 The request: config (None asks for what DeepSpeed knows only), world (ranks, None for unknown), source (a folder to import DeepSpeed
-from), arguments (a file of TrainingArguments), accelerate (a file), model (a folder or file that transformers reads), engine (False:
-none is made of it).
+from), arguments (a file of TrainingArguments), accelerate (a file), model (a folder or file that transformers reads), engine
+(False: none is made of it).
 Trains nothing, compiles nothing, writes nothing. The answer is one line of JSON.
 """
 
