@@ -186,6 +186,18 @@ def test_auto_that_nobody_fills_in(config: dict[str, Any], rule: str, severity: 
     assert (found.finding.rule, found.finding.severity) == (rule, severity)
 
 
+@pytest.mark.parametrize(
+    ("refused", "rules_told"), [((), ["config-auto-stays"]), (("no",), ["config-trainer-refuses"])]
+)
+def test_what_accelerate_refused_as_a_whole_is_told_and_not_each_auto(
+    refused: tuple[str, ...], rules_told: list[str]
+) -> None:
+    config = {"steps_per_print": "auto"}
+    found = verdicts(config, answer={"filled": Filled(config=config, refused=refused)}, filled_by="accelerate")
+
+    assert rules(found) == rules_told
+
+
 def test_in_a_training_every_auto_that_is_left_is_told() -> None:
     config = {**BASE, "gradient_clipping": "auto", "zero_optimization": {"stage": "auto"}}
 
