@@ -1,7 +1,8 @@
 """Print what the DeepSpeed of this interpreter makes of a configuration. The request is JSON in DSDOCTOR_CONFIG_0, _1, ...
 
 The request: config (None asks for what DeepSpeed knows only), world (ranks, None for unknown), source (a folder to import DeepSpeed
-from), arguments (a file of TrainingArguments), accelerate (a file), model (a folder or file that transformers reads).
+from), arguments (a file of TrainingArguments), accelerate (a file), model (a folder or file that transformers reads), engine
+(False: none is made of it).
 Trains nothing, compiles nothing, writes nothing. The answer is one line of JSON.
 """
 
@@ -149,8 +150,23 @@ def judge(asked, answer, by_model, optimizer):
     optimizer.leave_ops_out()
     try:
         answer.update(optimizer.ask(made, config))
+        if asked.get("engine", True):
+            try_engine(config, answer)
     except Exception as error:
         answer["not_asked"] = failure(error)
+
+
+def try_engine(config, answer):
+    """What deepspeed.initialize refuses beyond DeepSpeedConfig; changes the answer."""
+    import config_engine
+
+    pretend(1)
+    refused = [path for each in answer["refusals"] for path in each["paths"]]
+    try:
+        found, answer["not_tried"] = config_engine.ask(config, refused, answer["facts"], answer["optimizer"])
+    except Exception as error:
+        found, answer["not_tried"] = [], failure(error)
+    answer["refusals"] += found
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A model -> its parameters, and what lives beside them through one forward and one backward pass. One argument: a JSON object.
 
 The model runs under FakeTensorMode: shapes and dtypes go through every operation, no number does, so neither a GPU nor the
-memory is needed. ``model``: a Hugging Face configuration (a JSON file, or a folder that has config.json), or
+memory is needed. ``model``: a Hugging Face configuration (a JSON file, a folder that has config.json, or its fields), or
 file.py:function, a function without arguments that returns a module, or a module and the keyword arguments of its forward.
 ``runs``: for each (batch, sequence, checkpointing) one timeline is told, two where the GPU's kernel for attention decides. A
 sequence that is null is as long as the model takes, 2,048 tokens at most.
@@ -25,12 +25,10 @@ import model_run  # noqa: E402
 
 
 def configuration_of(path):
-    """A Hugging Face configuration of a file or a folder. Nothing is fetched, no code of the folder is run."""
+    """A Hugging Face configuration of a file, a folder, or its fields. Nothing is fetched, no code of the folder is run."""
     import transformers
 
-    file = os.path.join(path, "config.json") if os.path.isdir(path) else path
-    with open(file, encoding="utf-8") as stream:
-        fields = json.load(stream)
+    fields = dict(path) if isinstance(path, dict) else read_fields(path)
     kind = fields.pop("model_type", None)
     if kind is None:
         raise ValueError("the file has no model_type: it is no configuration of Hugging Face")
@@ -39,6 +37,12 @@ def configuration_of(path):
     if kind not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
         raise Unknown(kind)
     return transformers.AutoConfig.for_model(kind, **fields)
+
+
+def read_fields(path):
+    file = os.path.join(path, "config.json") if os.path.isdir(path) else path
+    with open(file, encoding="utf-8") as stream:
+        return json.load(stream)
 
 
 class Unknown(ValueError):
@@ -107,7 +111,7 @@ def build(wish):
     import torch
 
     place = wish["model"]
-    if ":" in os.path.basename(place) and place.partition(".py:")[2].isidentifier():
+    if isinstance(place, str) and ":" in os.path.basename(place) and place.partition(".py:")[2].isidentifier():
         model, inputs = from_python(place)
         config = getattr(model, "config", None)
     else:

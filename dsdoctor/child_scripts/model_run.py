@@ -209,7 +209,9 @@ def gradient_of_mask(result, mask, given):
 def run(model, owners, inputs, checkpointing, attention):
     """The timeline of one step."""
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # Tensor.backward goes through the mode and takes it off: what is computed again in it is given its own
+        again = {"use_reentrant": False, "context_fn": lambda: (contextlib.nullcontext(), attention.mode())}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=again)
     elif hasattr(model, "gradient_checkpointing_disable"):
         with contextlib.suppress(ValueError):
             model.gradient_checkpointing_disable()

@@ -163,6 +163,7 @@ class Asked:
     """The whole answer. ``config`` is what was judged: as it was given, or with each "auto" filled in.
 
     ``removed``: keys that this version refuses, with its words. ``stages``: where a field of zero_optimization is read.
+    ``not_tried``: why no engine could be made of it here, where that is not for the configuration.
     """
 
     version: str
@@ -182,6 +183,7 @@ class Asked:
     parameters: int | None = None
     not_filled: str = ""
     not_asked: str = ""
+    not_tried: str = ""
 
     def section(self, path: Path) -> Section | None:
         """The section at a path; None where DeepSpeed has none."""

@@ -65,7 +65,12 @@ def autos_for_nobody(question: Question) -> Iterator[Verdict]:
 
 
 def left_autos(question: Question) -> Iterator[tuple[Path, bool]]:
-    """Each key that DeepSpeed gets as "auto", and whether its section drops it (else it stays text)."""
+    """Each key that DeepSpeed gets as "auto", and whether its section drops it (else it stays text).
+
+    None where whoever fills them in refused the whole before: that is told, and what would be left is not known.
+    """
+    if question.asked.filled and question.asked.filled.refused and not question.asked.filled.filled:
+        return
     later = question.asked.filled.unknown if question.asked.filled else ()
     for path, value in walk(question.judged):
         if value != "auto" or dotted(path) in later:

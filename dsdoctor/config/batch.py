@@ -47,7 +47,7 @@ def _clash(question: Question, message: str) -> Verdict:
     if question.filled_by and ACCUMULATION not in question.config and ACCUMULATION in sizes:
         return _accumulation_of_accelerate(said, sizes[ACCUMULATION], message)
     world = question.asked.world
-    title = f"{said} do not fit {f'{world} ranks' if world else 'any number of ranks'}"
+    title = f"{said} do not fit {_ranks(world)}{_would_fit(sizes)}"
     if any(size <= 0 for size in sizes.values() if type(size) is int):
         title = f"{said}: a batch size is greater than 0"
     elif len(sizes) == 1 and world:
@@ -60,6 +60,26 @@ def _clash(question: Question, message: str) -> Verdict:
         fix = f"take {TRAIN} out: DeepSpeed computes it as {MICRO} x {ACCUMULATION} x ranks"
     found = Finding.error("config-batch-sizes-clash", title, evidence=(message,), fix=fix)
     return Verdict(finding=found, path=(TRAIN,), correction=Correction(path=(TRAIN,)) if whole else None)
+
+
+def _ranks(world: int | None) -> str:
+    return "any number of ranks" if world is None else "1 rank" if world == 1 else f"{world} ranks"
+
+
+def _would_fit(sizes: dict[str, object]) -> str:
+    """The number of ranks that they would fit: a launcher that starts another number is the usual cause.
+
+    >>> _would_fit({"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8})
+    ': they would fit 8'
+    """
+    train, micro, accumulation = (sizes.get(name) for name in BATCH)
+    if not (type(train) is int and type(micro) is int and type(accumulation) is int) or micro * accumulation <= 0:
+        return ""
+    return (
+        f": they would fit {train // (micro * accumulation)}"
+        if train > 0 and train % (micro * accumulation) == 0
+        else ""
+    )
 
 
 def _accumulation_of_accelerate(said: str, steps: object, message: str) -> Verdict:

@@ -92,6 +92,10 @@ def not_asked(question: Question) -> Iterator[Verdict]:
         title = "a part of the configuration could not be judged"
         fix = "correct what else is named, and judge it again"
         yield Verdict(finding=Finding.warning("config-not-judged", title, evidence=reasons, fix=fix))
+    elif question.asked.not_tried:
+        title = "no engine could be made of it here: what only deepspeed.initialize refuses is not told"
+        fix = "see what it says when the training starts"
+        yield Verdict(finding=Finding.note("config-not-judged", title, evidence=(question.asked.not_tried,), fix=fix))
 
 
 def filled_lines(question: Question) -> Iterator[str]:

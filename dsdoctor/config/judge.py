@@ -28,6 +28,7 @@ CHECKS: tuple[Check, ...] = (
     optimizers.scheduler,
     optimizers.scheduler_by_metric,
     zero.offload_at_the_wrong_stage,
+    zero.offload_keys_without_effect,
     zero.nvme_path,
     machine.precision_of_gpus,
     zero.keys_ignored_by_stage,

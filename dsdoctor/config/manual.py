@@ -83,7 +83,9 @@ How to fix it: the message says what is taken.
 Since: 0.1""",
     "config-refused": """DeepSpeed refuses the configuration for keys that do not go together.
 
-Those keys are named without each of which DeepSpeed takes the rest: each was taken out in turn, and DeepSpeed asked again.
+Those keys are named without each of which DeepSpeed takes the rest: each was taken out in turn, and DeepSpeed asked again. Some
+refusals come only when the engine is made. So one is made, of a model with two parameters, by one rank on the CPU, without what
+wants a GPU, several ranks, an NVMe disk or a compiled op; what fails there for another reason is not counted.
 
 Why it matters: deepspeed.initialize stops, on every rank.
 
@@ -213,9 +215,10 @@ Why it matters: with torch's AdamW deepspeed.initialize stops.
 How to fix it: name the optimizer in the file, or make DeepSpeed's in the program.
 
 Since: 0.1""",
-    "config-offload-ignored": """Offload is asked for at a ZeRO stage that does not do it.
+    "config-offload-ignored": """Offload that this ZeRO stage does not do, or with keys that are not read for its device.
 
-offload_param and NVMe are for stage 3, offload_optimizer is for stages 1 to 3.
+offload_param and NVMe are for stage 3, offload_optimizer is for stages 1 to 3. pipeline_read, buffer_count and their like are
+read for NVMe only, super_offload at stage 3 only.
 
 Why it matters: the memory that was to be saved is not saved. At stage 0 with offload_optimizer DeepSpeed makes its optimizer
 for the CPU all the same, and that one's first step refuses parameters on a GPU.

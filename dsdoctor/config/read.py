@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ LARGEST = 1 << 20
 """Bytes. A large configuration has a hundredth of it."""
 SHORTEST = 8
 """Characters of base64: a shorter word is the name of a file that is not there."""
+WITHOUT_QUOTES = re.compile(r"""^[^"'#\n]*:\s*[A-Za-z][^"'\n]*[,}]""", re.MULTILINE)
+TO_THE_END = "in Hjson a text without quotes reaches to the end of its line, commas and braces with it"
 HINT = "name a ds_config.json"
 
 
@@ -60,7 +63,8 @@ def parse(text: str, name: str) -> ReadConfig:
     try:
         config = hjson.loads(text, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{name} is no DeepSpeed configuration: {error}", hint=HINT) from None
+        hint = f"{HINT}; {TO_THE_END}" if WITHOUT_QUOTES.search(text) else HINT
+        raise UsageError(f"{name} is no DeepSpeed configuration: {error}", hint=hint) from None
     if not isinstance(config, dict):
         raise UsageError(f"{name} holds no object, a DeepSpeed configuration is one: {str(config)[:60]!r}", hint=HINT)
     return ReadConfig(name=name, config=config, text=text, plain_json=_is_json(text))

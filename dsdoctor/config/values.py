@@ -8,7 +8,7 @@ from typing import Any
 
 from dsdoctor.config.answer import Key, Path, Refusal, Section, dotted, lookup, walk
 from dsdoctor.config.keys import CHOSEN_BY_NAME
-from dsdoctor.config.names import nearest
+from dsdoctor.config.names import nearest, plain
 from dsdoctor.config.question import Correction, Question, Verdict, shown
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.sentences import and_more
@@ -170,7 +170,10 @@ def _what_it_takes(key: Key | None) -> str:
 
 def _corrected(path: Path, value: Any, refusal: Refusal) -> Correction | None:
     if refusal.kind in {"enum", "literal_error"} and isinstance(value, str):
-        near = nearest(value, CHOICES.findall(refusal.message))
+        # gpu is no mistake in typing for cpu
+        near = [
+            each for each in nearest(value, CHOICES.findall(refusal.message)) if len(each) > 3 or plain(value) == each
+        ]
         return Correction(path=path, value=json.dumps(near[0])) if len(near) == 1 else None
     wanted = {"int_parsing": "int", "float_parsing": "float", "bool_parsing": "bool"}.get(refusal.kind)
     return _as_kind(path, value, wanted) if wanted else None
@@ -190,8 +193,10 @@ def _together(question: Question, refusal: Refusal) -> Verdict:
     names = and_more([f"{dotted(path)} {shown(path, lookup(question.judged, path))}" for path in refusal.paths], 4)
     about = f"{names} together" if len(refusal.paths) > 1 else names or "the configuration"
     title = f"DeepSpeed refuses {about}: {refusal.message}"
+    # what refused it: a section's class, the engine, or DeepSpeedConfig itself
+    said = f"{refusal.kind} in {refusal.model}" if refusal.model else refusal.kind
     found = Finding.error(
-        "config-refused", title, evidence=(refusal.kind,), fix="change one of them" if names else "correct it"
+        "config-refused", title, evidence=(said,), fix="change one of them" if names else "correct it"
     )
     return Verdict(finding=found, path=refusal.paths[0] if refusal.paths else ())
 

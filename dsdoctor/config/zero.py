@@ -11,6 +11,14 @@ from dsdoctor.core.sentences import and_more
 
 ZERO = "zero_optimization"
 OFFLOADS = ("offload_optimizer", "offload_param")
+FOR_NVME = {
+    "offload_optimizer": ("nvme_path", "buffer_count", "pipeline_read", "pipeline_write"),
+    "offload_param": ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu"),
+}
+"""Keys that are read where the device is NVMe: zero/stage3.py, _configure_tensor_swapping and params_in_nvme_and_cpu, and what
+lies in swap_tensor/."""
+FOR_STAGE_3 = ("super_offload", "cpuadam_cores_perc", "fast_init")
+"""Keys of offload_optimizer that are handed to stage 3 alone: engine.py, _configure_zero_optimizer, and zero/stage3.py."""
 AT_STAGE = {0: set[str](), 1: {"1 and 2", "any"}, 2: {"1 and 2", "any"}, 3: {"3", "any"}}
 
 
@@ -63,6 +71,38 @@ def offload_at_the_wrong_stage(question: Question) -> Iterator[Verdict]:
         yield Verdict(
             finding=Finding.error("config-offload-ignored", title, fix=fix), path=(ZERO, "offload_optimizer", "device")
         )
+
+
+def offload_keys_without_effect(question: Question) -> Iterator[Verdict]:
+    """Keys of an offload that is done, and that its device or its stage takes no notice of."""
+    facts = question.asked.facts
+    for name, device in (("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_param")):
+        if facts is None or facts.stage == 0 or getattr(facts, device) != "cpu":
+            continue
+        if unread := _set_to_something(question, name, FOR_NVME[name]):
+            title = f'{name} takes no notice of {and_more(unread, 4)}: that is for NVMe, and the device is "cpu"'
+            fix = 'take it out, or set the device to "nvme" at stage 3'
+            yield Verdict(finding=Finding.note("config-offload-ignored", title, fix=fix), path=(ZERO, name, unread[0]))
+        if (
+            name == "offload_optimizer"
+            and facts.stage < 3
+            and (unread := _set_to_something(question, name, FOR_STAGE_3))
+        ):
+            title = f"{name} takes no notice of {and_more(unread, 4)} at stage {facts.stage}: that is for stage 3"
+            fix = f"set {ZERO}.stage to 3, or take it out"
+            found = Finding.warning("config-offload-ignored", title, fix=fix)
+            yield Verdict(finding=found, path=(ZERO, name, unread[0]))
+
+
+def _set_to_something(question: Question, section: str, names: tuple[str, ...]) -> list[str]:
+    """Those of a section's keys that have another value than their default."""
+    given = lookup(question.judged, (ZERO, section))
+    known = {name: question.asked.key((ZERO, section, name)) for name in names}
+    return [
+        name
+        for name, key in known.items()
+        if key and isinstance(given, dict) and name in given and json.dumps(given[name]) != key.default
+    ]
 
 
 def nvme_path(question: Question) -> Iterator[Verdict]:

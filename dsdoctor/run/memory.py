@@ -1,5 +1,5 @@
 """Memory under `dsdoctor.run`: what an engine held when it ran out (always), and what it holds in each part of a step
-(--memory trace). Nothing is hooked and nothing imported before either is wanted."""
+(--memory trace). But for the sizes of each call nothing is noted, and nothing heavy imported, before either is wanted."""
 
 import argparse
 import functools
@@ -44,13 +44,17 @@ class MemoryWatch:
     def __init__(self, choice: str, say: Say) -> None:
         self.choice, self.say = choice, say
         self.engines: list[weakref.ref[Any]] = []
+        self.calls: list[Any] = []
 
     def engine(self, engine: Any) -> None:
         """An engine was made. An error of ours must not end a training."""
         if self.choice == OFF:
             return
         try:
+            from dsdoctor.memory.last_call import LastCall
+
             self.engines.append(weakref.ref(engine))
+            self.calls.append(LastCall(engine))
             if self.choice == TRACE:
                 trace(engine, self.say)
         except Exception as error:
@@ -60,11 +64,12 @@ class MemoryWatch:
         """The process ends by this exception, whose traceback is out already and matters more than what we add."""
         if self.choice == OFF or not out_of_memory(failure):
             return
-        engine = next((engine for each in self.engines if (engine := each()) is not None), None)
-        if engine is None:
+        found = zip(self.engines, self.calls, strict=True)
+        engine, last = next(((engine, last) for each, last in found if (engine := each()) is not None), (None, None))
+        if engine is None or last is None:
             return
         try:
-            self.say(*oom_lines(engine, failure))
+            self.say(*oom_lines(engine, failure, last.call))
         except Exception as error:
             self.say(f"! what this rank held is not known: {type(error).__name__}: {error}")
 
@@ -91,16 +96,14 @@ def users_line(failure: BaseException) -> str:
     return "; ".join(f"{frame.filename}:{frame.lineno} {frame.line or ''}".rstrip() for frame in found)
 
 
-def oom_lines(engine: Any, failure: BaseException) -> Iterator[str]:
-    """Predicted against measured, the line, and what to change."""
+def oom_lines(engine: Any, failure: BaseException, call: Any) -> Iterator[str]:
+    """Predicted against measured, the line, and what to change. ``call``: the sizes of the engine's last call, None for none."""
     from dsdoctor.memory.changes import Situation, changes
     from dsdoctor.memory.engine import layout_of, settings_of, shape_of
     from dsdoctor.memory.holders import REST, holders
-    from dsdoctor.memory.models import Point
 
     now = Situation(settings=settings_of(engine), model=shape_of(engine.module), run=None, layout=layout_of(engine))
-    held, told = holders(engine), now.predicted()
-    point = Point.AFTER_STEP if engine.global_steps else Point.AFTER_INITIALIZE
+    held = holders(engine)
     yield f"this rank ran out of memory at {users_line(failure)}"
     yield f"    the exception: {str(failure).strip().splitlines()[0][:300]}"
     yield from device_lines(engine)
@@ -109,14 +112,48 @@ def oom_lines(engine: Any, failure: BaseException) -> Iterator[str]:
     for what, size in held.largest:
         if size * 50 > held.total:
             yield f"            {what}: {amount(size)}"
-    yield f"    predicted without activations: {amount(told.at(point).device)} {point.value.replace('_', ' ')}"
-    yield from (f"        {row.what}: {amount(row.size)}" for row in told.at(point).rows[:4] if row.place == "device")
+    now, why = with_activations(engine, now, call)
+    yield from predicted_lines(now, engine, why)
     rest = dict(held.sizes).get(REST, 0)
     advice = [f"{c.what}: {amount(c.won)} less; costs: {c.cost}" for c in changes(now)]
-    if rest > held.total // 3:
+    if now.run is None and rest > held.total // 3:
         advice = [*activation_advice(engine, rest), *advice]
     yield "    what to change, cheapest first:"
     yield from (f"    {number}. {line}" for number, line in enumerate(advice[:3], 1))
+
+
+def with_activations(engine: Any, now: Any, call: Any) -> tuple[Any, str]:
+    """The situation with the engine's last call followed by its shapes, "" and otherwise why it is not in it."""
+    from dataclasses import replace
+
+    from dsdoctor.memory.follow_call import followed
+
+    if call is None:
+        return now, "the engine was not called with a tensor yet"
+    found = followed(engine.module, call, now.settings.dtype, together=now.layout.together)
+    if isinstance(found, str):
+        return now, found
+    model, run = found
+    return replace(now, model=model, run=run), ""
+
+
+def predicted_lines(now: Any, engine: Any, why: str) -> Iterator[str]:
+    """What was to be expected: at the peak of each part where the last call could be followed, else of the states alone."""
+    from dsdoctor.memory.models import Point
+
+    told, is_first = now.predicted(), not engine.global_steps
+    if why:
+        point = Point.AFTER_INITIALIZE if is_first else Point.AFTER_STEP
+        moment = told.at(point)
+        yield f"    predicted without activations: {amount(moment.device)} {point.value.replace('_', ' ')}"
+        yield f"        activations are not told: {why}"
+    else:
+        first = (Point.FIRST_FORWARD, Point.FIRST_BACKWARD, Point.FIRST_STEP)
+        points = first if is_first else (Point.FORWARD, Point.BACKWARD, Point.STEP)
+        moment = max((told.at(point) for point in points), key=lambda each: each.device)
+        parts = ", ".join(f"{each.value.replace('_', ' ')} {amount(told.at(each).device)}" for each in points)
+        yield f"    predicted for {now.run.batch} x {now.run.sequence}, at the peak of: {parts}"
+    yield from (f"        {row.what}: {amount(row.size)}" for row in moment.rows[:5] if row.place == "device")
 
 
 def activation_advice(engine: Any, rest: int) -> Iterator[str]:

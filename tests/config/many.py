@@ -18,12 +18,27 @@ from dsdoctor.core.host import CHILD_SCRIPTS
 SCRIPT = Path(__file__).with_name("ask_many.py")
 
 
-def ask_many(configs: Sequence[Mapping[str, Any]], *, arguments: Sequence[str] = ()) -> list[Asked]:
-    """What DeepSpeed answers about each. ``arguments``: for each a file of TrainingArguments, "" for none."""
+def ask_many(
+    configs: Sequence[Mapping[str, Any]],
+    *,
+    arguments: Sequence[str] = (),
+    worlds: Sequence[int | None] = (),
+    engine: bool = True,
+) -> list[Asked]:
+    """What DeepSpeed answers about each. ``arguments``: for each a file of TrainingArguments, "" for none; ``worlds``: ranks;
+    ``engine``: whether one is made of it."""
     files = arguments or [""] * len(configs)
+    ranks = worlds or [None] * len(configs)
     requests = [
-        {"config": config, "world": 1 if file else None, "arguments": file, "accelerate": "", "model": ""}
-        for config, file in zip(configs, files, strict=True)
+        {
+            "config": config,
+            "world": world or (1 if file else None),
+            "arguments": file,
+            "accelerate": "",
+            "model": "",
+            "engine": engine,
+        }
+        for config, file, world in zip(configs, files, ranks, strict=True)
     ]
     command = [sys.executable, str(SCRIPT), str(CHILD_SCRIPTS)]
     done = subprocess.run(command, input=json.dumps(requests), capture_output=True, text=True, timeout=300)
@@ -33,6 +48,7 @@ def ask_many(configs: Sequence[Mapping[str, Any]], *, arguments: Sequence[str] =
     return [replace(answer, **shared) for answer in rest]
 
 
-def judge_many(configs: Sequence[dict[str, Any]], **facts: Any) -> list[tuple[Verdict, ...]]:
+def judge_many(configs: Sequence[dict[str, Any]], *, engine: bool = True) -> list[tuple[Verdict, ...]]:
     """The verdicts on each, for a training that nobody says more about."""
-    return [judge(Question(config=c, asked=a, **facts)) for c, a in zip(configs, ask_many(configs), strict=True)]
+    asked = ask_many(configs, engine=engine)
+    return [judge(Question(config=config, asked=answer)) for config, answer in zip(configs, asked, strict=True)]

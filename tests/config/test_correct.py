@@ -101,3 +101,13 @@ def test_the_corrected_text_says_what_was_meant(config: dict[str, Any], data: st
 def test_what_is_no_configuration_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse(text, "x")
+
+
+def test_a_word_without_quotes_that_swallows_a_brace_is_explained() -> None:
+    with pytest.raises(UsageError) as refused:
+        parse("{optimizer: {type: AdamW, params: {lr: 1}}\n}", "x")
+
+    assert "to the end of its line" in refused.value.hint
+    with pytest.raises(UsageError) as refused:
+        parse('{"a": [1, 2}', "x")
+    assert refused.value.hint == "name a ds_config.json"

@@ -186,6 +186,18 @@ def test_auto_that_nobody_fills_in(config: dict[str, Any], rule: str, severity: 
     assert (found.finding.rule, found.finding.severity) == (rule, severity)
 
 
+@pytest.mark.parametrize(
+    ("refused", "rules_told"), [((), ["config-auto-stays"]), (("no",), ["config-trainer-refuses"])]
+)
+def test_what_accelerate_refused_as_a_whole_is_told_and_not_each_auto(
+    refused: tuple[str, ...], rules_told: list[str]
+) -> None:
+    config = {"steps_per_print": "auto"}
+    found = verdicts(config, answer={"filled": Filled(config=config, refused=refused)}, filled_by="accelerate")
+
+    assert rules(found) == rules_told
+
+
 def test_in_a_training_every_auto_that_is_left_is_told() -> None:
     config = {**BASE, "gradient_clipping": "auto", "zero_optimization": {"stage": "auto"}}
 
@@ -213,6 +225,25 @@ def test_what_a_stage_does_not_do_is_told(facts: Effective, zero: dict[str, Any]
     config = {**BASE, "zero_optimization": {"stage": facts.stage, **zero}}
 
     assert rules(verdicts(config, answer={"facts": facts})) == expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "section", "told"),
+    [
+        (3, {"device": "cpu", "pipeline_read": True, "nvme_path": "/nvme"}, [Severity.NOTE]),
+        (3, {"device": "cpu", "super_offload": True, "fast_init": True}, []),
+        (2, {"device": "cpu", "super_offload": True}, [Severity.WARNING]),
+        # defaults say nothing
+        (1, {"device": "cpu", "buffer_count": 4, "fast_init": False, "pin_memory": True}, []),
+    ],
+)
+def test_keys_of_an_offload_that_its_device_or_stage_does_not_read(
+    stage: int, section: dict[str, Any], told: list[Severity]
+) -> None:
+    config = {"zero_optimization": {"stage": stage, "offload_optimizer": section}}
+    found = verdicts(config, answer={"facts": Effective(stage=stage, offload_optimizer="cpu")})
+
+    assert [v.finding.severity for v in found if v.finding.rule == "config-offload-ignored"] == told
 
 
 def test_a_bucket_larger_than_the_model_is_told() -> None:

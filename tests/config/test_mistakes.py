@@ -20,7 +20,7 @@ def asked() -> Asked:
 def unnamed(mistakes: list[Mistake]) -> list[str]:
     """Those that were not named, or not with the key that was meant."""
     missed = []
-    for mistake, found in zip(mistakes, judge_many([each.config for each in mistakes]), strict=True):
+    for mistake, found in zip(mistakes, judge_many([each.config for each in mistakes], engine=False), strict=True):
         mine = [verdict.finding for verdict in found if verdict.path == mistake.wrong]
         rules = {mistake.rule, "config-value-refused"} if mistake.kind == "text" else {mistake.rule}
         if not any(finding.rule in rules and ".".join(mistake.right) in finding.title for finding in mine):

@@ -17,7 +17,9 @@ def disagreeing(cases: list[TextFor]) -> list[str]:
     """Those of which something else is said than what happens: a text that is not called an error, an alarm of a healthy one."""
     found = []
     outcomes = initialized([case.config for case in cases])
-    for case, verdicts, outcome in zip(cases, judge_many([case.config for case in cases]), outcomes, strict=True):
+    for case, verdicts, outcome in zip(
+        cases, judge_many([case.config for case in cases], engine=False), outcomes, strict=True
+    ):
         errors = [each.path for each in verdicts if each.finding.severity is Severity.ERROR]
         well = case.path in errors if case.path else bool(errors) == bool(outcome["failed"])
         # a class that cannot train here at all says so, and nothing of its parameters
@@ -44,7 +46,7 @@ def test_words_that_are_none_and_what_is_not_to_blame() -> None:
         {"scheduler": {"type": "ReduceLROnPlateau", "params": {}}},
         {"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10, "total_num_steps": 5}}},
     )
-    told = judge_many([{"train_batch_size": 4, **part} for part in parts])
+    told = judge_many([{"train_batch_size": 4, **part} for part in parts], engine=False)
 
     assert [[(each.path[-1], each.finding.severity.value) for each in found] for found in told] == [
         [("warmup_type", "error")],

@@ -10,6 +10,7 @@ from dsdoctor.config.autos import FILLED_BY_ACCELERATE, FILLED_BY_TRAINER
 from dsdoctor.config.keys import CHOSEN_BY_NAME, OTHERS_READ
 from dsdoctor.config.other_names import OTHER_NAMES, STANDS_IN
 from dsdoctor.config.values import BATCH, NUMBERS
+from dsdoctor.config.zero import FOR_NVME, FOR_STAGE_3
 from tests.config.recorded import recorded
 
 
@@ -74,4 +75,29 @@ def test_numbers_without_a_default_are_keys_of_deepspeed() -> None:
     assert set(BATCH) <= top.names
     assert all(key.kind == "" for key in top.keys if (key.name,) in NUMBERS), (
         "DeepSpeed gives a default now: the list can go"
+    )
+
+
+@pytest.mark.parametrize("name", [name for names in (*FOR_NVME.values(), FOR_STAGE_3) for name in names])
+def test_stages_1_and_2_do_not_read_what_is_for_nvme_or_stage_3(name: str) -> None:
+    low = source("deepspeed", "runtime/zero/stage_1_and_2.py")
+    engine = source("deepspeed", "runtime/engine.py")
+    for_low = engine.partition("if zero_stage <= ZeroStageEnum.gradients:")[2].partition("elif zero_stage ==")[0]
+
+    assert f".{name}" not in low
+    assert "Stage1And2ZeroOptimizer(" in for_low
+    assert name not in for_low
+
+
+def test_what_is_for_nvme_is_read_there() -> None:
+    stage3 = source("deepspeed", "runtime/zero/stage3.py")
+    swapping = stage3.partition("def _configure_tensor_swapping")[2].partition("def ")[0]
+
+    assert "if self.swap_optimizer:\n            self._configure_tensor_swapping(" in stage3
+    assert all(name in swapping for name in ("offload_optimizer_config.nvme_path", "offload_optimizer_config.pipeline"))
+    # the most that lies in the host's memory is looked at for parameters on NVMe only
+    assert stage3.count("self.max_params_in_cpu") == 5
+    assert (
+        "if self.params_in_nvme_and_cpu and \\\n                aggregate_params_count + params_in_group > self.max_params_in_cpu"
+        in stage3
     )

@@ -120,30 +120,36 @@ T5 = {
 @pytest.mark.launch
 def test_models_that_are_followed_in_more_than_one_way(files: Path) -> None:
     models = (TINY, {**TINY, "attn_pdrop": 0.0}, T5, {"model_type": "lama"})
-    told = followed(files, models)
-    (fused, every), (without,), with_bias = (parse_model(each).runs for each in told[:3])
+    told = followed(files, models, (False, True))
+    plain, without, with_bias = (parse_model(each).runs for each in told[:3])
+    (fused, every, again, every_again), without = plain, without[0]
 
     # a fused kernel with dropout takes what it takes without; the plain one all scores: batch, heads, tokens, tokens, bytes
     assert (fused.attention, every.attention, without.attention) == ("fused", "materialized", "")
     assert fused.events == without.events
     assert max(event[3] for event in every.events) > max(event[3] for event in fused.events) + 2 * (2 * 2 * 64 * 64 * 2)
+    # what is computed again goes by the same kernel as the first time, and leaves less alive between
+    assert (again.attention, every_again.attention, again.error) == ("fused", "materialized", "")
+    assert max(event[3] for event in again.events) < max(event[3] for event in fused.events)
+    assert max(event[2] for event in again.events) < max(event[2] for event in every_again.events)
     # nobody said how long a sample is: as long as the model has positions
     assert fused.sequence == 64
     # T5 names no first token of the decoder here; the mask of its positions has a gradient with either kernel
-    assert [each.error for each in with_bias] == ["", ""]
-    assert len({tuple(event[:2] for event in each.events) for each in with_bias}) == 1
+    assert [each.error for each in with_bias] == [""] * 4
+    assert len({tuple(event[:2] for event in each.events) for each in with_bias if not each.checkpointing}) == 1
     with pytest.raises(UsageError) as unknown:
         parse_model(told[3])
     assert "has no model_type 'lama': did you mean llama" in str(unknown.value)
     assert "whose transformers has it" in unknown.value.hint
 
 
-def followed(files: Path, models: Sequence[dict[str, object]]) -> list[dict[str, Any]]:
-    """What the child says of each; transformers is imported once."""
+def followed(files: Path, models: Sequence[dict[str, object]], more: Sequence[bool] = (False,)) -> list[dict[str, Any]]:
+    """What the child says of each; transformers is imported once. ``more``: with checkpointing or without."""
     wishes = []
     for number, fields in enumerate(models):
         (files / f"{number}.json").write_text(json.dumps(fields))
-        wishes.append({"model": str(files / f"{number}.json"), "dtype": "bfloat16", "runs": [(2, None, False)]})
+        runs = [(2, None, checkpointing) for checkpointing in more]
+        wishes.append({"model": str(files / f"{number}.json"), "dtype": "bfloat16", "runs": runs})
     command = [sys.executable, str(Path(__file__).with_name("follow_many.py")), str(CHILD_SCRIPTS)]
     done = subprocess.run(command, input=json.dumps(wishes), capture_output=True, text=True, timeout=120, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -1,0 +1,73 @@
+"""What of a configuration is tried on an engine, and which of its failures are refusals. Nothing is tried here."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dsdoctor.core.host import CHILD_SCRIPTS
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ModuleType]:
+    """The child's script; it imports DeepSpeed only where it tries something."""
+    sys.path.insert(0, str(CHILD_SCRIPTS))
+    import config_engine
+
+    yield config_engine
+    sys.path.remove(str(CHILD_SCRIPTS))
+
+
+def test_what_writes_sends_or_wants_a_gpu_is_left_out(engine: ModuleType) -> None:
+    config = {
+        "train_batch_size": 64,
+        "gradient_clipping": "auto",
+        "prescale_gradients": True,
+        "tensorboard": {"enabled": True},
+        "wandb": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "eps": 1e-8}},
+        "zero_optimization": {
+            "stage": 3,
+            "reduce_bucket_size": 500_000_000,
+            "zero_hpz_partition_size": 8,
+            "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme", "super_offload": True},
+        },
+    }
+
+    assert engine.tried(config) == {
+        "prescale_gradients": True,
+        "optimizer": {"type": "AdamW", "params": {"eps": 1e-8}},
+        "zero_optimization": {
+            "stage": 3,
+            "reduce_bucket_size": 1000,
+            "allgather_bucket_size": 1000,
+            "offload_optimizer": {"device": "cpu", "nvme_path": None},
+        },
+    }
+    assert config["zero_optimization"]["reduce_bucket_size"] == 500_000_000  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("code", "place", "counts"),
+    [
+        ("assert False, 'not yet supported'", "deepspeed/runtime/engine.py", True),
+        ("raise ValueError(\n    'not yet supported',\n)", "deepspeed/runtime/engine.py", True),
+        ("raise ValueError('this op had not been implemented on CPU backend.')", "deepspeed/ops/op.py", False),
+        ("raise AssertionError('found accelerator cpu')", "deepspeed/runtime/engine.py", False),
+        ("{}['no such key']", "deepspeed/runtime/engine.py", False),
+        ("raise ValueError('torch says no')", "torch/engine.py", False),
+        ("assert False", "deepspeed/runtime/engine.py", False),
+    ],
+)
+def test_only_what_deepspeed_refuses_in_words_counts(
+    engine: ModuleType, tmp_path: Path, code: str, place: str, counts: bool
+) -> None:
+    file = tmp_path / place
+    file.parent.mkdir(parents=True)
+    file.write_text(code)
+    with pytest.raises(Exception) as failed:
+        exec(compile(code, str(file), "exec"), {})
+
+    assert (engine.refusal(failed.value) is not None) is counts
