@@ -61,7 +61,13 @@ class EngineAdapter:
         self._on_backward = on_backward
         self._on_load = on_load
         self._armed = False
+        # asked once: an engine looks for what it does not have in its model too, which takes longer than all the rest of a step
         self._looks = engine_facts.looks(engine)
+        self._replicated = engine_facts.replicated(engine)
+        self._floor = engine_facts.loss_scale_floor(engine)
+        self._dynamic = engine_facts.is_dynamic(engine)
+        self._scaler = engine_facts.torch_scaler(engine)
+        self._at_once = engine_facts.is_plain(engine) or (engine_facts.keeps_whole_sums(engine) and not self._looks)
         self._undo: list[Callable[[], None]] = []
         self._attach()
 
@@ -119,14 +125,14 @@ class EngineAdapter:
             return
         self._armed = False
         # a scale that lies on the device is read only when it matters: reading waits for the device
-        scaler = engine_facts.torch_scaler(self.engine)
+        waits = self._scaler is not None and not overflow
         self._on_decision(
             Decision(
                 overflow=overflow if self._looks else None,
-                replicated=engine_facts.replicated(self.engine),
-                loss_scale=None if scaler is not None and not overflow else engine_facts.loss_scale(self.engine),
-                floor=engine_facts.loss_scale_floor(self.engine),
-                dynamic=engine_facts.is_dynamic(self.engine),
+                replicated=self._replicated,
+                loss_scale=None if waits else engine_facts.loss_scale(self.engine),
+                floor=self._floor,
+                dynamic=self._dynamic,
                 step=int(self.engine.global_steps),
                 late=late,
             )
@@ -135,7 +141,7 @@ class EngineAdapter:
     def _around_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._armed = True
         try:
-            if engine_facts.is_plain(self.engine) or (engine_facts.keeps_whole_sums(self.engine) and not self._looks):
+            if self._at_once:
                 # before clipping, which turns one inf into nan everywhere, and before old releases assert a finite norm
                 self._decide(None)
             result = original(*args, **kwargs)
