@@ -43,6 +43,7 @@ KINDS: dict[str, tuple[tuple[str, ...], str]] = {
     "log outside": (("loss-not-finite",), "planted"),
     "underflow": (("gradients-underflow",), ""),
     "small updates": (("updates-too-small",), ""),
+    "flushed": (("activations-underflow",), ""),
 }
 """The rules that are right for a kind, and which line is: of the target, the planted one, or one with these words."""
 
@@ -59,6 +60,8 @@ def is_possible(case: dict[str, Any]) -> bool:
         # of all ranks and micro-batches; weights in bfloat16 alone are for DeepSpeed those of a run without ZeRO
         dtype, stages = ("fp16", (1, 2, 3)) if case["kind"] == "underflow" else ("bf16", (0,))
         return case["only"] is None and case["micro"] == 0 and case["dtype"] == dtype and case["stage"] in stages
+    if case["kind"] == "flushed":
+        return bool(case["dtype"] == "fp16")
     if case["architecture"] == "t5" and case["kind"] == "data":
         return False
     return not (case["kind"] == "weight" and (case["micro"] == 1 or (case["stage"] == 3 and case["only"] is None)))

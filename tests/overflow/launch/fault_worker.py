@@ -122,7 +122,7 @@ class Plant:
         engine.module.register_forward_pre_hook(self.look, with_kwargs=True)
         if self.kind == "range":
             self.module.register_forward_pre_hook(self.near_the_limit)
-        if self.kind in ("output", "zero by zero", "backward"):
+        if self.kind in ("output", "zero by zero", "backward", "flushed"):
             self.module.forward = self.wrapped(self.module.forward)
         if self.kind == "between":
             self.around.forward = self.before(self.around.forward)
@@ -144,6 +144,8 @@ class Plant:
             made = forward(*args, **kwargs)
             if self.active and self.kind == "output":
                 return made * self.huge * 1e4  # planted
+            if self.active and self.kind == "flushed":
+                return made * 1e-9  # planted
             if self.active and self.kind == "zero by zero":
                 nothing = made - made
                 return made + nothing / (made - made)  # planted
@@ -182,7 +184,7 @@ def batch_of(case: dict[str, Any], step: int, micro: int, rank: int, dtype: torc
         pixels = torch.randn(2, 3, 16, 16, generator=generator).to(dtype)
         if bad:
             pixels[0, 0, 0, 0] = float("nan") if case["kind"] == "data" else MARK
-        return {"pixel_values": pixels, "labels": torch.randint(0, 4, (2,), generator=generator)}
+        return on_device({"pixel_values": pixels, "labels": torch.randint(0, 4, (2,), generator=generator)})
     ids = torch.randint(3, MARK, (2, LENGTH), generator=generator)
     labels, mask = ids.clone(), torch.ones_like(ids)
     if case["padding"] != "none":
@@ -201,7 +203,11 @@ def batch_of(case: dict[str, Any], step: int, micro: int, rank: int, dtype: torc
             values[1, 4, 5] = float("nan")
         batch["inputs_embeds"] = values
         del batch["input_ids"]
-    return batch
+    return on_device(batch)
+
+
+def on_device(batch: dict[str, Tensor]) -> dict[str, Any]:
+    return {name: tensor.to(engines.DEVICE) for name, tensor in batch.items()}
 
 
 def outside_loss(engine: Any, case: dict[str, Any], batch: dict[str, Any], bad: bool) -> None:
@@ -211,7 +217,7 @@ def outside_loss(engine: Any, case: dict[str, Any], batch: dict[str, Any], bad: 
         batch["decoder_input_ids"] = labels.clamp(min=0)
     logits = engine(**batch).logits
     flat = logits.float().flatten(0, -2)
-    labels = labels.flatten().masked_fill(torch.tensor(bad), -100)
+    labels = labels.flatten().masked_fill(torch.tensor(bad, device=labels.device), -100)
     loss = functional.cross_entropy(flat, labels)  # planted
     engine.backward(loss)
     engine.step()
