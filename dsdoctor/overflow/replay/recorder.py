@@ -62,7 +62,7 @@ class BatchRecorder:
         self._pipeline = is_pipeline(engine)
         self._device = device_random(engine.device)
         self._devices = tuple(dict.fromkeys(("cpu", engine.device.type)))
-        module = engine.module
+        self._module = module = engine.module
         self._handles = [
             module.register_forward_pre_hook(Hook(self._before_module), prepend=True, with_kwargs=True),
             module.register_forward_hook(Hook(self._after_module)),
@@ -101,7 +101,7 @@ class BatchRecorder:
             self._after(output)
 
     def _is_compiled(self) -> bool:
-        return getattr(self.engine.module, "_compiled_call_impl", None) is not None
+        return getattr(self._module, "_compiled_call_impl", None) is not None
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.replaying or not torch.is_grad_enabled():
@@ -110,7 +110,7 @@ class BatchRecorder:
         size = sum(tensor.nbytes for tensor in inputs)
         fits = self._input_bytes + size <= self._input_limit
         self._input_bytes += size if fits else 0
-        module = self.engine.module
+        module = self._module
         batch = MicroBatch(
             args=args if fits else None,
             kwargs=kwargs if fits else {},
