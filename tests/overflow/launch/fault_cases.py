@@ -27,6 +27,7 @@ TARGETS = {
     "vit": ("vit.layers.1.attention.o_proj", "self.o_proj("),
     "all_to_all": ("inner.first", "self.first("),
     "all_reduce": ("inner.first", "self.first("),
+    "all_batch_norm": ("inner.first", "self.first("),
 }
 """The module that is planted in, and the words of the line that calls its operation."""
 
@@ -84,6 +85,16 @@ def everything() -> Iterator[dict[str, Any]]:
         }
         if is_possible(case):
             yield case
+
+
+def batch_norm() -> dict[str, dict[str, Any]]:
+    """Faults before a real SyncBatchNorm, which torch has for GPUs alone: on a CPU ``parallel_cases`` has its like."""
+    same = {"architecture": "all_batch_norm", "attention": "sdpa", "padding": "none", "dtype": "bf16", "micro": 1}
+    cases = [
+        {**same, "stage": stage, "kind": kind, "only": only}
+        for stage, kind, only in itertools.product((1, 3), ("output", "zero by zero"), (None, 0, 1))
+    ]
+    return {name_of(case): case for case in cases}
 
 
 def name_of(case: dict[str, Any]) -> str:

@@ -61,9 +61,12 @@ class Inner(nn.Module):
         super().__init__()
         self.kind = kind
         self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.norm = nn.SyncBatchNorm(32) if kind == "all_batch_norm" else None
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         made = self.first(hidden_states)
+        if self.norm is not None:
+            return hidden_states + self.second(self.norm(made.flatten(0, 1)).view_as(made))
         return hidden_states + self.second(AcrossRanks.apply(made, self.kind))
 
 
