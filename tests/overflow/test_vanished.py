@@ -1,5 +1,7 @@
 """A real model in float16 whose middle has nothing left: found by its forward, replayed in float32. Without DeepSpeed."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import Tensor, nn
 
@@ -36,7 +38,7 @@ class Engine(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self.optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        self.optimizer = SimpleNamespace()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.module(x)
