@@ -14,7 +14,7 @@ from dsdoctor.overflow.hooks.engine_facts import is_pipeline
 from dsdoctor.overflow.hooks.module_hooks import Hook
 from dsdoctor.overflow.measure.readings import version_of
 from dsdoctor.overflow.measure.tensor_paths import leaves
-from dsdoctor.overflow.replay.rerun import gathers_so_far
+from dsdoctor.overflow.replay.rerun import gathers_so_far, gathers_weights
 from dsdoctor.overflow.replay.restore import Randomness, device_random
 
 INPUT_LIMIT = 1 << 30
@@ -60,6 +60,7 @@ class BatchRecorder:
         self._input_limit, self._gradient_limit = input_limit, gradient_limit
         self._input_bytes = self._gradient_bytes = 0
         self._pipeline = is_pipeline(engine)
+        self._gathers = gathers_weights(engine)
         self._device = device_random(engine.device)
         self._devices = tuple(dict.fromkeys(("cpu", engine.device.type)))
         self._module = module = engine.module
@@ -139,7 +140,8 @@ class BatchRecorder:
             return
         if not torch.is_grad_enabled() or not self.batches:
             return
-        self.batches[-1].gathers = gathers_so_far(self.engine)
+        if self._gathers:
+            self.batches[-1].gathers = gathers_so_far(self.engine)
         for number, tensor in enumerate(leaves(output)):
             node = tensor.grad_fn
             if node is not None:
