@@ -94,9 +94,8 @@ def _pythons_place() -> tuple[Any, int] | None:
     """Python's generator and the address of its words; None where they do not lie where CPython has them."""
     generator: Any = getattr(random.getstate, "__self__", None)
     head = object.__basicsize__
-    if type(generator) is not random.Random or random.Random.__basicsize__ < head + PYTHONS.size:
-        return None
-    if sys.implementation.name != "cpython":
+    is_known = type(generator) is random.Random and sys.implementation.name == "cpython"
+    if not is_known or random.Random.__basicsize__ < head + PYTHONS.size:
         return None
     address = id(generator) + head
     found = _as_state(ctypes.string_at(address, PYTHONS.size), generator.gauss_next)
