@@ -87,12 +87,28 @@ def everything() -> Iterator[dict[str, Any]]:
             yield case
 
 
-def batch_norm() -> dict[str, dict[str, Any]]:
-    """Faults before a real SyncBatchNorm, which torch has for GPUs alone: on a CPU ``parallel_cases`` has its like."""
-    same = {"architecture": "all_batch_norm", "attention": "sdpa", "padding": "none", "dtype": "bf16", "micro": 1}
+def on_a_gpu() -> dict[str, dict[str, Any]]:
+    """What torch trains on GPUs alone: a real SyncBatchNorm behind the fault (on a CPU ``parallel_cases`` has its like), and
+    padded batches under flex attention."""
+    layers = (
+        ("all_batch_norm", "sdpa", "none"),
+        ("llama", "flex_attention", "left"),
+        ("mixtral", "flex_attention", "right"),
+    )
     cases = [
-        {**same, "stage": stage, "kind": kind, "only": only}
-        for stage, kind, only in itertools.product((1, 3), ("output", "zero by zero"), (None, 0, 1))
+        {
+            "architecture": architecture,
+            "attention": attention,
+            "padding": padding,
+            "stage": stage,
+            "dtype": "bf16",
+            "kind": kind,
+            "only": only,
+            "micro": 1,
+        }
+        for (architecture, attention, padding), stage, kind, only in itertools.product(
+            layers, (1, 3), ("output", "zero by zero"), (None, 1)
+        )
     ]
     return {name_of(case): case for case in cases}
 

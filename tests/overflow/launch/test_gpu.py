@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.overflow.launch.conftest import launch
-from tests.overflow.launch.fault_cases import batch_norm, judged, sample
+from tests.overflow.launch.fault_cases import judged, on_a_gpu, sample
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
@@ -47,7 +47,7 @@ def test_a_replay_leaves_weights_states_and_random_numbers_as_they_were(tmp_path
 
 @pytest.mark.parametrize("level", ["guard", "frames"])
 def test_module_line_rank_and_kind_are_named_right(tmp_path: Path, level: str) -> None:
-    planted = {**sample(25, seed=11), **batch_norm()}
+    planted = {**sample(25, seed=11), **on_a_gpu()}
     cases = {name: {**case, "level": level} for name, case in planted.items()}
     ranks = launch("fault_worker.py", cases, tmp_path, device="cuda")
 
