@@ -1,13 +1,12 @@
 """A real model in float16 whose middle has nothing left: found by its forward, replayed in float32. Without DeepSpeed."""
 
-from types import SimpleNamespace
-
 import torch
 from torch import Tensor, nn
 
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.recorder import BatchRecorder
 from dsdoctor.overflow.replay.vanished import has_lost_gradient, vanished
+from tests.overflow.engine import Engine
 
 
 class Times(nn.Module):
@@ -29,33 +28,9 @@ class Net(nn.Module):
         return self.head(x + self.inner(self.times(self.first(x)))).float().mean()
 
 
-class Engine(nn.Module):
-    """As much of a DeepSpeed engine as a replay asks for."""
-
-    global_steps = micro_steps = 0
-    device = torch.device("cpu")
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self.optimizer = SimpleNamespace()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.module(x)
-
-    def zero_optimization_stage(self) -> int:
-        return 0
-
-    def gradient_accumulation_steps(self) -> int:
-        return 1
-
-    def fp16_enabled(self) -> bool:
-        return True
-
-
 def trained(factor: float) -> tuple[Engine, BatchRecorder]:
     torch.manual_seed(0)
-    engine = Engine(Net(factor).half())
+    engine = Engine(Net(factor).half(), half=True)
     recorder = BatchRecorder(engine)
     engine(torch.randn(4, 8).half()).backward()
     return engine, recorder
