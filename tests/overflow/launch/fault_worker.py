@@ -182,7 +182,8 @@ def plant_in_weight(engine: Any, case: dict[str, Any], rank: int) -> None:
 def batch_of(case: dict[str, Any], step: int, micro: int, rank: int, dtype: torch.dtype) -> dict[str, Any]:
     """A batch: padded as the case says, marked where the fault is."""
     generator = torch.Generator().manual_seed(1000 * step + 10 * micro + rank)
-    bad = case["kind"] != "healthy" and step == STEP and micro == case["micro"] and case["only"] in (None, rank)
+    bad = case["kind"] != "healthy" and step == STEP and case["only"] in (None, rank)
+    bad = bad and (micro == case["micro"] or case["kind"] == "flushed")
     if case["architecture"] == "vit":
         pixels = torch.randn(2, 3, 16, 16, generator=generator).to(dtype)
         if bad:
