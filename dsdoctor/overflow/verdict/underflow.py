@@ -16,8 +16,8 @@ def activations_underflow(rank_reports: RankReports) -> Iterator[Finding]:
     """What a module was given or gave is zero in float16, and would not be in float32.
 
     Below 6e-8 float16 has nothing but zero. Level guard looks where whole gradients of a step are nothing, level frames at what
-    the modules gave, both in steps 1, 2, 4, 8 and so on, then every 100. The step's forward was replayed as it was and with every module in float32: the
-    tensor that is named is the first, in order, that is something there and nothing here.
+    the modules gave, both in steps 1, 2, 4, 8 and so on, then every 100. The step's forward is replayed as it was and with every
+    module in float32: the tensor that is named is the first, in order, that is something there and nothing here.
 
     Why it matters: the layers behind it compute with nothing, and those before it get no gradient. No value is nan, no step is
     skipped, and no loss scale helps: it multiplies gradients, not activations.
