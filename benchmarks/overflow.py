@@ -1,4 +1,4 @@
-"""What watching costs: ``python benchmarks/overflow.py [--steps 30] [--json FILE] [--device cpu|cuda]``.
+"""What watching costs: ``python benchmarks/overflow.py [--steps 30] [--json FILE] [--device cpu|cuda] [--case 12x64]``.
 
 One process, one model per case; steps alternate between no hooks, Hugging Face's DebugUnderflowOverflow and ours, so that
 all meet the same machine. Two figures: seconds inside the hooks per step (CPU: of one thread; robust on a busy machine)
@@ -278,6 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--case", default="", help="only the cases with these words in their names")
     parser.add_argument("--json", type=Path, help="also write the figures there")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -293,6 +294,7 @@ def main() -> None:
     rows = [
         row
         for case in (ON_CPU if asked.device == "cpu" else ON_CUDA)
+        if asked.case in f"{case.name} {case.dtype}"
         for row in rows_of(case, asked.device, asked.steps)
     ]
     print(f"{'case':46} {'way':14} {'step ms':>8} {'hooks ms':>9} {'hooks %':>8} {'wall %':>7} {'bar %':>6}")

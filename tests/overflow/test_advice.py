@@ -13,7 +13,7 @@ from dsdoctor.overflow.replay.batch_rows import ignored_labels, rows_of, rows_te
 from dsdoctor.overflow.replay.remedies import places
 from dsdoctor.overflow.verdict.advice import joined, what_was_tried
 from dsdoctor.overflow.verdict.verdict import judge
-from dsdoctor.overflow.watch.growth import MOST_POINTS, Rates, WeightSizes
+from dsdoctor.overflow.watch.growth import MOST_POINTS, InputSizes, Rates, WeightSizes
 from tests.overflow.written import frame, good, rank_report, tensor
 
 OVERFLOW = frame(1, "b.c", tensor("input[0]", absmax=62000.0), tensor("output", posinf=3))
@@ -92,13 +92,28 @@ def test_the_sizes_of_weights_are_kept_in_bounds_and_the_first_stays() -> None:
 
 
 def test_a_learning_rate_that_jumps_is_noted_and_a_warmup_from_nothing_is_not() -> None:
-    engine = SimpleNamespace(optimizer=torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1))
+    engine = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": 0.1}]))
     rates = Rates()
     for step, rate in enumerate((0.0, 1e-5, 2e-5, 3e-5, 3e-3, 3e-3)):
         engine.optimizer.param_groups[0]["lr"] = rate
         rates.note(engine, step)
 
     assert rates.jumps() == ((4, 3e-5, 3e-3),)
+
+
+def test_what_a_module_was_given_grew_or_did_not() -> None:
+    sizes = InputSizes()
+    for step, value in ((0, 1.0), (1, 2.0), (3, 8.0)):
+        sizes.note(step, (frame(0, "a", tensor("input[0]", absmax=value)), good(1, "b")))
+    found = rank_report(0, frame(0, "a", tensor("input[0]", absmax=32.0), tensor("output", posinf=1))).first_bad
+    assert found is not None
+
+    grown = sizes.of(found, 5)
+    evidence = judge([rank_report(0, OVERFLOW, inputs=grown)])[0].evidence
+
+    assert "input[0] of a grew 32 times from step 0 (largest 1) to step 5 (32), 2 times a step" in evidence
+    # nothing is said of what was not seen before
+    assert InputSizes().of(found, 5) == ()
 
 
 def test_only_rows_that_are_bad_are_named() -> None:

@@ -1,11 +1,16 @@
 """What became too small to count: verdicts from written figures, and updates of real weights."""
 
+from types import SimpleNamespace
+
 import msgspec
+import pytest
 import torch
 from torch import nn
 
 from dsdoctor.core.finding import Severity
-from dsdoctor.overflow.frames.first_bad import Flushed, Origin, RankReport
+from dsdoctor.overflow.frames.first_bad import Flushed, Origin, RankReport, Vanished
+from dsdoctor.overflow.frames.frame import TensorStats
+from dsdoctor.overflow.replay.vanished import any_lost_activation, first_vanished, placed
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch.found import Seen, among_all, judged
 from dsdoctor.overflow.watch.small import Updates
@@ -41,6 +46,55 @@ def test_where_no_scale_helps_another_format_is_advised() -> None:
 
     assert found.fix is not None
     assert found.fix.text.startswith("Train in bfloat16")
+
+
+def wide(name: str, **figures: float) -> TensorStats:
+    return tensor(name, dtype="float32", **figures)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "in_float32", "lost"),
+    [
+        ({"zeros": 8, "absmax": 0.0}, {"absmax": 1e-9}, True),
+        ({"zeros": 5, "absmax": 6e-8}, {"absmax": 6e-8}, True),
+        # dead units, dropout, a projection that begins with zeros: nothing in float32 too
+        ({"zeros": 8, "absmax": 0.0}, {"zeros": 8, "absmax": 0.0}, False),
+        # less precise and not gone
+        ({"zeros": 2, "subnormal": 6, "absmax": 3e-5}, {"absmax": 3e-5}, False),
+        # a few small ones beside large ones
+        ({"zeros": 7, "absmax": 0.9}, {"absmax": 0.9}, False),
+        # a closed gate
+        ({"zeros": 8, "absmax": 0.0}, {"absmax": 1e-20}, False),
+        ({"zeros": 8, "absmax": 0.0}, {"absmax": 1e-9, "nan": 1}, False),
+    ],
+)
+def test_what_is_nothing_in_float16_and_something_in_float32_has_vanished(
+    narrow: dict[str, float], in_float32: dict[str, float], lost: bool
+) -> None:
+    before, after = tensor("input[0]"), frame(2, "c", tensor("input[0]", zeros=8, absmax=0.0), tensor("output"))
+    here = [frame(0, "a", before), frame(1, "b", before, tensor("output", **narrow)), after]
+    there = [frame(0, "a", before), frame(1, "b", before, wide("output", **in_float32)), after]
+
+    found = first_vanished(dict(placed(here)), dict(placed(there)))
+
+    assert (found is not None and (found.frame.module, found.name)) == (("b", "output") if lost else False)
+    assert any_lost_activation(here[:2]) is (narrow["absmax"] < 6e-5)
+
+
+def test_an_activation_that_vanished_is_told_where_it_did_first() -> None:
+    lost = [
+        Vanished(frame=frame(order, "b.c", micro=1), name="output", share=1.0, largest=1e-9, dtype="float16")
+        for order in (5, 3)
+    ]
+    reports = [RankReport(rank=rank, world=3, step=7, vanished=lost[rank] if rank < 2 else None) for rank in range(3)]
+
+    (found,) = judge(reports)
+
+    assert (found.rule, found.severity, found.affects) == ("activations-underflow", Severity.WARNING, ("b.c",))
+    assert found.title == (
+        "step 7: float16 flushes 100% of output of b.c (Linear) to zero; in float32 the largest is 1e-09, on ranks 0, 1 of 3"
+    )
+    assert found.evidence == ("micro-batch 1, rank 1: replayed in float16 and in float32",)
 
 
 def test_a_value_that_came_from_another_rank_is_a_consequence() -> None:
@@ -101,14 +155,17 @@ class Engine:
     def __init__(self, rate: float) -> None:
         torch.manual_seed(0)
         self.module = nn.Linear(32, 32).bfloat16()
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=rate)
+        # torch's own takes a second to import
+        self.optimizer = SimpleNamespace(param_groups=[{"params": list(self.module.parameters()), "lr": rate}])
         self.module(torch.randn(4, 32).bfloat16()).float().square().sum().backward()
 
 
 def unchanged(rate: float) -> tuple[tuple[str, float], ...]:
     engine = Engine(rate)
     updates = Updates(engine)
-    engine.optimizer.step()
+    with torch.no_grad():
+        for parameter in engine.module.parameters():
+            parameter.add_(parameter.grad, alpha=-rate)
     return updates.unchanged()
 
 

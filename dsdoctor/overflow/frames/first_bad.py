@@ -116,7 +116,8 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """The largest absolute value of a weight, as far as this rank holds it, in some steps: (step, value), the last of them now."""
+    """The largest absolute value of a weight, as far as this rank holds it, or of what a module was given, in some steps:
+    (step, value), the last of them now."""
 
     name: str
     points: tuple[tuple[int, float], ...]
@@ -139,6 +140,17 @@ class Flushed(msgspec.Struct, frozen=True, kw_only=True):
     fits: float
 
 
+class Vanished(msgspec.Struct, frozen=True, kw_only=True):
+    """An activation of which float16 has nothing left: the call, the tensor's name in it, the share of its elements that are zero
+    in ``dtype`` and were not in the float32 replay, and the largest of them there."""
+
+    frame: Frame
+    name: str
+    share: float
+    largest: float
+    dtype: str
+
+
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank knows of the batch that overflowed.
 
@@ -151,6 +163,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     ``loss_line``: where a loss outside of the model became bad. ``loss_gradient``: the gradient that arrived at the loss.
     ``loss_gradient_due``: what should have arrived there, the loss scale over the accumulation steps. ``not_loaded``: the
     folder from which no checkpoint was loaded. ``unchanged``: weights that a step left as they were, in two checks.
+    ``inputs``: how large the inputs of the first bad module were in earlier steps, of which level frames knows some.
     """
 
     rank: int
@@ -176,6 +189,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     not_loaded: str = ""
     unmeasured: tuple[str, ...] = ()
     flushed: Flushed | None = None
+    vanished: Vanished | None = None
     unchanged: tuple[tuple[str, float], ...] = ()
     minus_inf: Origin | None = None
     frames: tuple[Frame, ...] = ()
@@ -185,6 +199,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     loss_gradient_due: float | None = None
     tried: tuple[Tried, ...] = ()
     growth: tuple[Growth, ...] = ()
+    inputs: tuple[Growth, ...] = ()
     rates: tuple[tuple[int, float, float], ...] = ()
     rows: str = ""
     ignored: str = ""

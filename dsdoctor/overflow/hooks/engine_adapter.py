@@ -61,7 +61,7 @@ class EngineAdapter:
         self._on_backward = on_backward
         self._on_load = on_load
         self._armed = False
-        self._looks = engine_facts.looks(engine)
+        self._ask()
         self._undo: list[Callable[[], None]] = []
         self._attach()
 
@@ -70,13 +70,24 @@ class EngineAdapter:
         while self._undo:
             self._undo.pop()()
 
+    def _ask(self) -> None:
+        """What only a load of a checkpoint changes: not to be asked in every step, since an engine looks for what it does not have
+        in its model too."""
+        engine = self.engine
+        self._looks = engine_facts.looks(engine)
+        self._replicated = engine_facts.replicated(engine)
+        self._floor = engine_facts.loss_scale_floor(engine)
+        self._dynamic = engine_facts.is_dynamic(engine)
+        self._scaler = engine_facts.torch_scaler(engine)
+        self._scale = None if self._dynamic else engine_facts.loss_scale(engine)
+        self._at_once = engine_facts.is_plain(engine) or (engine_facts.keeps_whole_sums(engine) and not self._looks)
+
     def _attach(self) -> None:
         optimizer = self.engine.optimizer
         self._wrap(self.engine, "_take_model_step", self._around_step)
+        self._wrap(self.engine, "load_checkpoint", self._around_load)
         if self._on_backward is not None:
             self._wrap(self.engine, "backward", self._around_backward)
-        if self._on_load is not None:
-            self._wrap(self.engine, "load_checkpoint", self._around_load)
         if engine_facts.is_plain(self.engine):
             return
         self._wrap(optimizer, "_update_scale", self._around_update_scale)
@@ -119,14 +130,14 @@ class EngineAdapter:
             return
         self._armed = False
         # a scale that lies on the device is read only when it matters: reading waits for the device
-        scaler = engine_facts.torch_scaler(self.engine)
+        waits = self._scaler is not None and not overflow
         self._on_decision(
             Decision(
                 overflow=overflow if self._looks else None,
-                replicated=engine_facts.replicated(self.engine),
-                loss_scale=None if scaler is not None and not overflow else engine_facts.loss_scale(self.engine),
-                floor=engine_facts.loss_scale_floor(self.engine),
-                dynamic=engine_facts.is_dynamic(self.engine),
+                replicated=self._replicated,
+                loss_scale=None if waits else self._scale or engine_facts.loss_scale(self.engine),
+                floor=self._floor,
+                dynamic=self._dynamic,
                 step=int(self.engine.global_steps),
                 late=late,
             )
@@ -135,7 +146,7 @@ class EngineAdapter:
     def _around_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._armed = True
         try:
-            if engine_facts.is_plain(self.engine) or (engine_facts.keeps_whole_sums(self.engine) and not self._looks):
+            if self._at_once:
                 # before clipping, which turns one inf into nan everywhere, and before old releases assert a finite norm
                 self._decide(None)
             result = original(*args, **kwargs)
@@ -154,6 +165,7 @@ class EngineAdapter:
 
     def _around_load(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loaded = original(*args, **kwargs)
+        self._ask()
         if self._on_load is not None and isinstance(loaded, tuple) and loaded and loaded[0] is None:
             self._on_load(str(args[0] if args else kwargs.get("load_dir", "")))
         return loaded

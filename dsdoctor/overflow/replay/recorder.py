@@ -14,7 +14,7 @@ from dsdoctor.overflow.hooks.engine_facts import is_pipeline
 from dsdoctor.overflow.hooks.module_hooks import Hook
 from dsdoctor.overflow.measure.readings import version_of
 from dsdoctor.overflow.measure.tensor_paths import leaves
-from dsdoctor.overflow.replay.rerun import gathers_so_far
+from dsdoctor.overflow.replay.rerun import gathers_so_far, gathers_weights
 from dsdoctor.overflow.replay.restore import Randomness, device_random
 
 INPUT_LIMIT = 1 << 30
@@ -60,9 +60,10 @@ class BatchRecorder:
         self._input_limit, self._gradient_limit = input_limit, gradient_limit
         self._input_bytes = self._gradient_bytes = 0
         self._pipeline = is_pipeline(engine)
+        self._gathers = gathers_weights(engine)
         self._device = device_random(engine.device)
         self._devices = tuple(dict.fromkeys(("cpu", engine.device.type)))
-        module = engine.module
+        self._module = module = engine.module
         self._handles = [
             module.register_forward_pre_hook(Hook(self._before_module), prepend=True, with_kwargs=True),
             module.register_forward_hook(Hook(self._after_module)),
@@ -101,7 +102,7 @@ class BatchRecorder:
             self._after(output)
 
     def _is_compiled(self) -> bool:
-        return getattr(self.engine.module, "_compiled_call_impl", None) is not None
+        return getattr(self._module, "_compiled_call_impl", None) is not None
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.replaying or not torch.is_grad_enabled():
@@ -110,7 +111,7 @@ class BatchRecorder:
         size = sum(tensor.nbytes for tensor in inputs)
         fits = self._input_bytes + size <= self._input_limit
         self._input_bytes += size if fits else 0
-        module = self.engine.module
+        module = self._module
         batch = MicroBatch(
             args=args if fits else None,
             kwargs=kwargs if fits else {},
@@ -139,7 +140,8 @@ class BatchRecorder:
             return
         if not torch.is_grad_enabled() or not self.batches:
             return
-        self.batches[-1].gathers = gathers_so_far(self.engine)
+        if self._gathers:
+            self.batches[-1].gathers = gathers_so_far(self.engine)
         for number, tensor in enumerate(leaves(output)):
             node = tensor.grad_fn
             if node is not None:

@@ -78,6 +78,9 @@ def what_is_known(rank_reports: RankReports, rank_report: RankReport) -> Iterato
         yield rank_report.ignored
     for growth in joined(rank_reports)[:MOST_WEIGHTS]:
         yield from how_it_grew(growth)
+    # what other ranks were given is of another batch
+    for growth in sorted(rank_report.inputs, key=lambda each: -each.points[-1][1])[:1]:
+        yield from how_it_grew(growth)
     for step, before, since in rank_report.rates[-1:]:
         yield f"the learning rate went from {before:.3g} to {since:.3g} in step {step}"
 

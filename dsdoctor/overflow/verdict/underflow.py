@@ -4,12 +4,43 @@ from collections.abc import Iterator
 
 from dsdoctor.core.finding import Finding
 from dsdoctor.overflow.verdict.advice import RankReports
-from dsdoctor.overflow.verdict.evidence import near, ranks_say, rule_of
+from dsdoctor.overflow.verdict.evidence import near, ranks_say, rule_of, where
 
 ALARM = 0.3
 """The share of gradient elements that must be flushed, and would not be at a larger scale: healthy fp16 runs have under a tenth."""
 UNCHANGED = 0.75
 """The share of weights with a gradient that a step leaves as they are, in two checks one after the other."""
+
+
+def activations_underflow(rank_reports: RankReports) -> Iterator[Finding]:
+    """What a module was given or gave is zero in float16, and would not be in float32.
+
+    Below 6e-8 float16 has nothing but zero. Level guard looks where whole gradients of a step are nothing, level frames at what
+    the modules gave, both in steps 1, 2, 4, 8 and so on, then every 100. The step's forward is replayed as it was and with every
+    module in float32: the tensor that is named is the first, in order, that is something there and nothing here.
+
+    Why it matters: the layers behind it compute with nothing, and those before it get no gradient. No value is nan, no step is
+    skipped, and no loss scale helps: it multiplies gradients, not activations.
+
+    How to fix it: train in bfloat16, which has the range of float32; or look before that module for a factor or a norm that
+    makes its values so small, and run what is around it in float32 up to where they are large again.
+
+    Since: 0.1
+    """
+    seen = [(report, report.vanished) for report in rank_reports if report.vanished is not None]
+    if not seen:
+        return
+    report, lost = min(seen, key=lambda pair: (pair[1].frame.micro, pair[1].frame.order, pair[0].rank))
+    ranks = tuple(each.rank for each, _ in seen)
+    who = ranks_say(ranks, len(rank_reports)) if len(ranks) < len(rank_reports) else ""
+    yield Finding.warning(
+        rule_of(activations_underflow),
+        f"step {report.step}: float16 flushes {lost.share:.0%} of {lost.name} of {where(lost.frame)} to zero; in float32 the "
+        f"largest is {lost.largest:.3g}{who}",
+        evidence=(f"micro-batch {lost.frame.micro}, rank {report.rank}: replayed in float16 and in float32",),
+        affects=(lost.frame.module or "the model",),
+        fix="Train in bfloat16, which has float32's range; or look for the factor or the norm that makes its values so small.",
+    )
 
 
 def gradients_underflow(rank_reports: RankReports) -> Iterator[Finding]:

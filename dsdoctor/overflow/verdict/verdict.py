@@ -29,7 +29,7 @@ from dsdoctor.overflow.verdict.steps import (
     loss_not_scaled,
     steps_skipped_in_a_row,
 )
-from dsdoctor.overflow.verdict.underflow import gradients_underflow, updates_too_small
+from dsdoctor.overflow.verdict.underflow import activations_underflow, gradients_underflow, updates_too_small
 
 
 def judge(rank_reports: Iterable[RankReport]) -> tuple[Finding, ...]:
@@ -64,6 +64,7 @@ BESIDE: tuple[Verdict, ...] = (
     loss_not_scaled,
     steps_skipped_in_a_row,
     checkpoint_not_loaded,
+    activations_underflow,
     gradients_underflow,
     updates_too_small,
 )

@@ -7,6 +7,7 @@
    collective that brought it; with what else the rank knows it is a RankReport.
 4. decisions.py gathers the reports of all ranks, verdict/verdict.py judges them and yields findings.
 5. announce.py prints them; found.py keeps them; decisions.py raises if the user asked for it.
-Beside it: loss_line.py (a loss that the script computes), small.py (underflow, updates that are too small), trace_writer.py
+Beside it: loss_line.py (a loss that the script computes), small.py (which steps are looked at for what is too small; updates),
+replay/underflow.py and replay/vanished.py (gradients and activations that float16 flushes), growth.py, trace_writer.py
 (level trace), steps.py (losses, counts), debug.py (the guide's class), remedy.py (float32).
 """

@@ -24,6 +24,7 @@ from dsdoctor.overflow.replay.batch_rows import ignored_labels
 from dsdoctor.overflow.replay.investigate import any_bad_gradient, first_report, last_frames, replayed
 from dsdoctor.overflow.replay.recorder import BatchRecorder
 from dsdoctor.overflow.replay.underflow import flushed, is_suspect
+from dsdoctor.overflow.replay.vanished import any_lost_activation, has_lost_gradient, vanished
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch import small
 from dsdoctor.overflow.watch.announce import Announcer
@@ -53,7 +54,7 @@ class Decisions:
         self._overflows = OverflowCount()
         self._examination = Examination(engine)
         self._first_batch = 0
-        self._suspects = 0
+        self._suspects = self._lost = 0
         self._updates: small.Updates | None = None
         self._was_unchanged = False
         self._last_clean_step: int | None = None
@@ -156,9 +157,11 @@ class Decisions:
         if not small.is_due(decision.step):
             return
         self._examination.note_weights(decision.step)
+        self._examination.note_inputs(decision.step, (frame for record in self._records for frame in record.frames()))
         self._updates = small.Updates(self.engine)
         if not small.may_underflow(self.engine) or engine_facts.is_pipeline(self.engine):
             return
+        self._look_for_lost_activations(decision.step)
         scale = decision.loss_scale or engine_facts.loss_scale(self.engine) or 1.0
         if engine_facts.zero_stage(self.engine) == 0 and scale > 1:
             # DeepSpeed 0.19.8 does not multiply the loss by it there, which has a finding of its own
@@ -168,6 +171,18 @@ class Decisions:
         if suspect and is_power_of_two(self._suspects):
             seen = flushed(self.engine, self._recorder, scale)
             mine = RankReport(rank=ranks.rank(), world=ranks.world(), step=decision.step, flushed=seen, dtype="float16")
+            self._conclude(ranks.gather(mine))
+
+    def _look_for_lost_activations(self, step: int) -> None:
+        """Whether a layer's activations are nothing in float16. The gradients behind such a layer are nothing too."""
+        lost = has_lost_gradient(self.engine, self._meters) or any_lost_activation(
+            frame for record in self._records for frame in record.frames()
+        )
+        suspect = ranks.any_rank(lost, self.engine.device)
+        self._lost += suspect
+        if suspect and is_power_of_two(self._lost):
+            seen = vanished(self.engine, self._recorder)
+            mine = RankReport(rank=ranks.rank(), world=ranks.world(), step=step, vanished=seen, dtype="float16")
             self._conclude(ranks.gather(mine))
 
     def _look_at_updates(self) -> None:

@@ -80,6 +80,7 @@ class Watch:
         self._warn_without_kernel()
         self._recorder = BatchRecorder(engine)
         self._decisions = Decisions(engine, options, self._announcer, self._recorder)
+        self._step_ends = self._guarded(self._decisions.step_ends)
         self._adapter = engine_adapter.EngineAdapter(
             engine,
             on_decision=self._guarded(self._on_decision),
@@ -181,7 +182,7 @@ class Watch:
             self._tracer.step_ends(decided.overflowed, decided.losses.known(), self._batches, decided.scale)
             self._warn_if_nothing_is_traced()
         self._recorder.forget()
-        self._guarded(decided.step_ends)()
+        self._step_ends()
         decided.next_batch(self._batches)
         self._stop_after_batch()
 

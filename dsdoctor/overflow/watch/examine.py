@@ -1,17 +1,19 @@
 """What became bad first is known on all ranks: what else there is to know of it, and which remedy helps. All ranks together."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import torch
 
 from dsdoctor.overflow.frames.first_bad import BadKind, FirstBad, Growth, RankReport, Tried
+from dsdoctor.overflow.frames.frame import Frame
 from dsdoctor.overflow.hooks import engine_facts, ranks
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.recorder import BatchRecorder
 from dsdoctor.overflow.replay.remedies import places, tried
 from dsdoctor.overflow.verdict.evidence import earliest_bad, stays_bad
-from dsdoctor.overflow.watch.growth import Rates, WeightSizes
+from dsdoctor.overflow.watch.growth import InputSizes, Rates, WeightSizes
 
 HALVES = ("float16", "bfloat16")
 MADE_HERE = (BadKind.MODULE, BadKind.BETWEEN, BadKind.LOSS, BadKind.GRADIENT)
@@ -24,6 +26,7 @@ class Examination:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._sizes = WeightSizes()
+        self._inputs = InputSizes()
         self._rates = Rates()
         self._meters = Meters()
 
@@ -34,6 +37,10 @@ class Examination:
     def note_weights(self, step: int) -> None:
         """A step in which the weights are read."""
         self._sizes.note(self._engine, step)
+
+    def note_inputs(self, step: int, frames: Iterable[Frame]) -> None:
+        """The frames of such a step, where the level takes any."""
+        self._inputs.note(step, frames)
 
     def examined(self, recorder: BatchRecorder, rank_reports: list[RankReport]) -> list[RankReport]:
         """The reports with what is known of the first bad module's weights and of what helps; as they were where nothing is."""
@@ -53,9 +60,11 @@ class Examination:
             modules = next(names for names in ranks.gather(mine_only) if names)
             attempts = tried(self._engine, recorder, number=number, modules=modules, factor=factor)
         growth: tuple[Growth, ...] = ()
+        inputs: tuple[Growth, ...] = ()
         if found.kind is BadKind.MODULE:
             growth = self._sizes.of(self._engine, found, report.step, self._meters)
-        more = msgspec.structs.replace(mine, tried=attempts, growth=growth, rates=self._rates.jumps())
+            inputs = self._inputs.of(found, report.step)
+        more = msgspec.structs.replace(mine, tried=attempts, growth=growth, inputs=inputs, rates=self._rates.jumps())
         return ranks.gather(more)
 
     def _may_help(self, report: RankReport, found: FirstBad, rank_reports: list[RankReport]) -> bool:

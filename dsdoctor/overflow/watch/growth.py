@@ -1,14 +1,18 @@
-"""How large the weights and the learning rate were in the steps before: a few numbers of each, to say whether one grew.
+"""How large weights, what modules were given, and the learning rate were in the steps before: a few numbers of each, to say
+whether one grew.
 
-Weights are read in the steps that ``small.is_due`` names, learning rates in each; both change nothing.
+Weights are read in the steps that ``small.is_due`` names, learning rates in each; what modules were given is known in these
+steps where the level takes frames. Nothing is changed.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from dsdoctor.overflow.frames.first_bad import FirstBad, Growth
+from dsdoctor.overflow.frames.frame import CallPhase, Frame
 from dsdoctor.overflow.measure.readings import Meters, Readings
 from dsdoctor.overflow.watch.small import groups
 
@@ -20,19 +24,62 @@ JUMP = 5.0
 """A learning rate that becomes so many times larger from one step to the next is worth a word."""
 
 
-class WeightSizes:
-    """The largest absolute value of each weight, as far as this rank holds it, in some steps."""
+class Points:
+    """For each name a few steps with a value: the first, and of the others fewer and fewer."""
 
     def __init__(self) -> None:
         self._points: dict[str, list[tuple[int, float]]] = {}
 
+    def add(self, name: str, step: int, value: float) -> None:
+        """A value of a step that comes after all before."""
+        points = self._points.setdefault(name, [])
+        points.append((step, value))
+        if len(points) > MOST_POINTS:
+            points[:] = points[:1] + points[2::2]
+
+    def with_now(self, name: str, step: int, value: float) -> Growth:
+        """What is known of a name, and its value now."""
+        before = (point for point in self._points.get(name, ()) if point[0] < step)
+        return Growth(name=name, points=(*before, (step, value)))
+
+
+class InputSizes:
+    """The largest absolute value of what each module was given, on this rank, in some steps."""
+
+    def __init__(self) -> None:
+        self._points = Points()
+
+    def note(self, step: int, frames: Iterable[Frame]) -> None:
+        """The frames of a step's forwards."""
+        largest: dict[str, float] = {}
+        for frame in frames:
+            for name, value in _given(frame):
+                largest[name] = max(value, largest.get(name, 0.0))
+        for name, value in largest.items():
+            self._points.add(name, step, value)
+
+    def of(self, found: FirstBad, step: int) -> tuple[Growth, ...]:
+        """How what the first bad module was given grew up to now; only what was seen before."""
+        seen = (self._points.with_now(name, step, value) for name, value in _given(found.frame))
+        return tuple(growth for growth in seen if len(growth.points) > 1)
+
+
+def _given(frame: Frame) -> Iterable[tuple[str, float]]:
+    for tensor in frame.inputs:
+        if frame.phase is CallPhase.FORWARD and tensor.absmax is not None and not tensor.is_bad:
+            yield f"{tensor.name} of {frame.module or 'the model'}", tensor.absmax
+
+
+class WeightSizes:
+    """The largest absolute value of each weight, as far as this rank holds it, in some steps."""
+
+    def __init__(self) -> None:
+        self._points = Points()
+
     def note(self, engine: Any, step: int) -> None:
         """Read all weights: one pass, one wait for the device. No memory is held for it from one reading to the next."""
         for name, value in _largest(dict(engine.module.named_parameters()), Meters()).items():
-            points = self._points.setdefault(name, [])
-            points.append((step, value))
-            if len(points) > MOST_POINTS:
-                points[:] = points[:1] + points[2::2]
+            self._points.add(name, step, value)
 
     def of(self, engine: Any, found: FirstBad, step: int, meters: Meters) -> tuple[Growth, ...]:
         """How the weights of the first bad module grew up to now."""
@@ -44,12 +91,7 @@ class WeightSizes:
             for name, parameter in part.named_parameters(recurse=False)
         }
         now = _largest(mine, meters)
-        return tuple(
-            Growth(
-                name=name, points=(*(point for point in self._points.get(name, ()) if point[0] < step), (step, value))
-            )
-            for name, value in now.items()
-        )
+        return tuple(self._points.with_now(name, step, value) for name, value in now.items())
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """What a watch keeps of the steps: the losses of the one that runs, and how many overflowed. Changes nothing it is given."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,15 +38,20 @@ class StepLosses:
 
     def any_bad(self) -> bool:
         """Whether a loss is not finite. Waits for the device, so only after DeepSpeed has waited for it itself."""
-        return any(not bool(torch.isfinite(loss).all()) for loss in self.known())
+        return any(map(_is_bad, self.known()))
 
     def any_bad_output(self) -> bool:
         """Whether a loss that the model gave is not finite, whatever the script made of it. Waits for the device."""
-        return any(not bool(torch.isfinite(loss)) for loss in self._in_outputs)
+        return any(map(_is_bad, self._in_outputs))
 
     def clear(self) -> None:
         """The step is over."""
         self._given, self._in_outputs = [], []
+
+
+def _is_bad(loss: Tensor) -> bool:
+    # one number is read, and judged here: cheaper than an operation whose result is read
+    return not (math.isfinite(loss.item()) if loss.numel() == 1 else bool(torch.isfinite(loss).all()))
 
 
 def loss_in(output: Any) -> Tensor | None:

@@ -32,7 +32,7 @@ class Noisy(engines.Net):
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         self.record.count += 1
         noise = torch.rand(x.shape, generator=self.generator) + float(self.drawn.random()) + self.record.count
-        return super().forward(x + 0.1 * noise.to(x.dtype), labels=labels)
+        return super().forward(x + 0.1 * noise.to(x), labels=labels)
 
 
 def trained(case: dict[str, Any], rank: int, level: str | None) -> tuple[list[torch.Tensor], list[str]]:

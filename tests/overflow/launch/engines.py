@@ -1,4 +1,6 @@
-"""Runs inside a rank: real DeepSpeed engines on the CPU, one process group for all configurations of a script."""
+"""Runs inside a rank: real DeepSpeed engines, one process group for all configurations of a script. On the CPU, unless
+DS_ACCELERATOR says cuda.
+"""
 
 import argparse
 import json
@@ -9,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ["DS_ACCELERATOR"] = "cpu"
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import deepspeed
 import numpy
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint as torch_checkpoint
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DEVICE = os.environ["DS_ACCELERATOR"]
 WIDTH = 16
 
 
@@ -173,7 +176,7 @@ def seed(number: int) -> None:
 def batch_of(step: int, micro: int, rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1000 * step + 10 * micro + rank)
     x = torch.randn(4, 8, generator=generator).to(dtype)
-    return x, torch.randint(0, 4, (4,), generator=generator)
+    return x.to(DEVICE), torch.randint(0, 4, (4,), generator=generator).to(DEVICE)
 
 
 def live_dtype(case: dict[str, Any]) -> torch.dtype:
@@ -236,7 +239,7 @@ def main(run: Callable[[dict[str, Any], int], Any]) -> None:
     torch.set_num_threads(1)
     # DeepSpeed compiles this op when it starts on a CPU; a worker that is killed meanwhile would leave a lock for the next
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("gloo")
+    deepspeed.init_distributed("gloo" if DEVICE == "cpu" else "nccl")
     rank = torch.distributed.get_rank()
     results = {name: run(case, rank) for name, case in json.loads(given.cases.read_text()).items()}
     given.out.with_suffix(f".{rank}.json").write_text(json.dumps(results))

@@ -27,6 +27,7 @@ TARGETS = {
     "vit": ("vit.layers.1.attention.o_proj", "self.o_proj("),
     "all_to_all": ("inner.first", "self.first("),
     "all_reduce": ("inner.first", "self.first("),
+    "all_batch_norm": ("inner.first", "self.first("),
 }
 """The module that is planted in, and the words of the line that calls its operation."""
 
@@ -43,6 +44,7 @@ KINDS: dict[str, tuple[tuple[str, ...], str]] = {
     "log outside": (("loss-not-finite",), "planted"),
     "underflow": (("gradients-underflow",), ""),
     "small updates": (("updates-too-small",), ""),
+    "flushed": (("activations-underflow",), ""),
 }
 """The rules that are right for a kind, and which line is: of the target, the planted one, or one with these words."""
 
@@ -59,6 +61,9 @@ def is_possible(case: dict[str, Any]) -> bool:
         # of all ranks and micro-batches; weights in bfloat16 alone are for DeepSpeed those of a run without ZeRO
         dtype, stages = ("fp16", (1, 2, 3)) if case["kind"] == "underflow" else ("bf16", (0,))
         return case["only"] is None and case["micro"] == 0 and case["dtype"] == dtype and case["stage"] in stages
+    if case["kind"] == "flushed":
+        # in all batches: what is nothing in one of them leaves the sum of their gradients as it is
+        return case["dtype"] == "fp16" and case["only"] is None and case["micro"] == 0
     if case["architecture"] == "t5" and case["kind"] == "data":
         return False
     return not (case["kind"] == "weight" and (case["micro"] == 1 or (case["stage"] == 3 and case["only"] is None)))
@@ -81,6 +86,32 @@ def everything() -> Iterator[dict[str, Any]]:
         }
         if is_possible(case):
             yield case
+
+
+def on_a_gpu() -> dict[str, dict[str, Any]]:
+    """What torch trains on GPUs alone: a real SyncBatchNorm behind the fault (on a CPU ``parallel_cases`` has its like), and
+    padded batches under flex attention."""
+    layers = (
+        ("all_batch_norm", "sdpa", "none"),
+        ("llama", "flex_attention", "left"),
+        ("mixtral", "flex_attention", "right"),
+    )
+    cases = [
+        {
+            "architecture": architecture,
+            "attention": attention,
+            "padding": padding,
+            "stage": stage,
+            "dtype": "bf16",
+            "kind": kind,
+            "only": only,
+            "micro": 1,
+        }
+        for (architecture, attention, padding), stage, kind, only in itertools.product(
+            layers, (1, 3), ("output", "zero by zero"), (None, 1)
+        )
+    ]
+    return {name_of(case): case for case in cases}
 
 
 def name_of(case: dict[str, Any]) -> str:

@@ -61,9 +61,12 @@ class Inner(nn.Module):
         super().__init__()
         self.kind = kind
         self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.norm = nn.SyncBatchNorm(32) if kind == "all_batch_norm" else None
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         made = self.first(hidden_states)
+        if self.norm is not None:
+            return hidden_states + self.second(self.norm(made.flatten(0, 1)).view_as(made))
         return hidden_states + self.second(AcrossRanks.apply(made, self.kind))
 
 
@@ -122,7 +125,7 @@ class Plant:
         engine.module.register_forward_pre_hook(self.look, with_kwargs=True)
         if self.kind == "range":
             self.module.register_forward_pre_hook(self.near_the_limit)
-        if self.kind in ("output", "zero by zero", "backward"):
+        if self.kind in ("output", "zero by zero", "backward", "flushed"):
             self.module.forward = self.wrapped(self.module.forward)
         if self.kind == "between":
             self.around.forward = self.before(self.around.forward)
@@ -144,6 +147,8 @@ class Plant:
             made = forward(*args, **kwargs)
             if self.active and self.kind == "output":
                 return made * self.huge * 1e4  # planted
+            if self.active and self.kind == "flushed":
+                return made * 1e-9  # planted
             if self.active and self.kind == "zero by zero":
                 nothing = made - made
                 return made + nothing / (made - made)  # planted
@@ -177,12 +182,13 @@ def plant_in_weight(engine: Any, case: dict[str, Any], rank: int) -> None:
 def batch_of(case: dict[str, Any], step: int, micro: int, rank: int, dtype: torch.dtype) -> dict[str, Any]:
     """A batch: padded as the case says, marked where the fault is."""
     generator = torch.Generator().manual_seed(1000 * step + 10 * micro + rank)
-    bad = case["kind"] != "healthy" and step == STEP and micro == case["micro"] and case["only"] in (None, rank)
+    bad = case["kind"] != "healthy" and step == STEP and case["only"] in (None, rank)
+    bad = bad and (micro == case["micro"] or case["kind"] == "flushed")
     if case["architecture"] == "vit":
         pixels = torch.randn(2, 3, 16, 16, generator=generator).to(dtype)
         if bad:
             pixels[0, 0, 0, 0] = float("nan") if case["kind"] == "data" else MARK
-        return {"pixel_values": pixels, "labels": torch.randint(0, 4, (2,), generator=generator)}
+        return on_device({"pixel_values": pixels, "labels": torch.randint(0, 4, (2,), generator=generator)})
     ids = torch.randint(3, MARK, (2, LENGTH), generator=generator)
     labels, mask = ids.clone(), torch.ones_like(ids)
     if case["padding"] != "none":
@@ -201,7 +207,11 @@ def batch_of(case: dict[str, Any], step: int, micro: int, rank: int, dtype: torc
             values[1, 4, 5] = float("nan")
         batch["inputs_embeds"] = values
         del batch["input_ids"]
-    return batch
+    return on_device(batch)
+
+
+def on_device(batch: dict[str, Tensor]) -> dict[str, Any]:
+    return {name: tensor.to(engines.DEVICE) for name, tensor in batch.items()}
 
 
 def outside_loss(engine: Any, case: dict[str, Any], batch: dict[str, Any], bad: bool) -> None:
@@ -211,7 +221,7 @@ def outside_loss(engine: Any, case: dict[str, Any], batch: dict[str, Any], bad: 
         batch["decoder_input_ids"] = labels.clamp(min=0)
     logits = engine(**batch).logits
     flat = logits.float().flatten(0, -2)
-    labels = labels.flatten().masked_fill(torch.tensor(bad), -100)
+    labels = labels.flatten().masked_fill(torch.tensor(bad, device=labels.device), -100)
     loss = functional.cross_entropy(flat, labels)  # planted
     engine.backward(loss)
     engine.step()
