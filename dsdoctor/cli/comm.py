@@ -19,7 +19,7 @@ from dsdoctor.comm.launch.rank import rank_of
 from dsdoctor.comm.models import CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed import baseline
-from dsdoctor.commands.comm import compared, run_all, run_rank, unmet
+from dsdoctor.commands.comm import compared, read_result, run_all, run_rank, unmet
 from dsdoctor.commands.comm_on_hosts import CommRequest
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.files import check_folder, check_target
@@ -64,12 +64,15 @@ Deadline = Annotated[
     option(metavar="SECONDS", help="Bounds the whole test. Default: 60 (--quick), 180, 900 (--full)."),
 ]
 OutFolder = Annotated[Path | None, option(name="--out", metavar="DIR", help="Keep each rank's own file and log there.")]
-Html = Annotated[Path | None, option(name="--html", metavar="FILE", help="Write a page with the pairs and curves.")]
+Read = Annotated[
+    str | None,
+    option(metavar="FILE|-", help="Tell what a test with --json found that a scheduler has started; start no rank."),
+]
 Save = Annotated[Path | None, option(name="--save", metavar="FILE", help="Keep what was measured, to compare later.")]
 Against = Annotated[Path | None, option(name="--against", metavar="FILE", help="Tell what got slower since --save.")]
 Recipe = Annotated[
     str | None,
-    option(metavar="slurm|hostfile|torchrun|k8s", help="Print a ready script for this machine, and stop."),
+    option(metavar="slurm|k8s", help="Print a script that starts the ranks and reads the result, and stop."),
 ]
 Explain = Annotated[str | None, option(metavar="LOG", help="Read a failed log instead: the same as diagnose LOG.")]
 LocalRank = Annotated[str | None, option(name=["--local_rank", "--local-rank"], show=False)]
@@ -88,10 +91,10 @@ def comm_command(
     backend: Backend = "auto",
     deadline: Deadline = None,
     out: OutFolder = None,
-    html: Html = None,
     save: Save = None,
     against: Against = None,
     recipe: Recipe = None,
+    read: Read = None,
     explain: Explain = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -122,8 +125,11 @@ def comm_command(
     if recipe is not None:
         _print_recipe(recipe, nproc, hostfile, as_json)
         return OK
-    _check_places(out, save, html)
-    window = Window(as_json, verbose, html, save, baseline.load(against) if against else None)
+    _check_places(out, save)
+    window = Window(as_json, verbose, save, baseline.load(against) if against else None)
+    if read is not None:
+        window.report(read_result(read))
+        return window.status
     return _test(wanted, window, began)
 
 
@@ -156,10 +162,8 @@ def _test(wanted: CommRequest, window: "Window", began: float) -> int:
 class Window:
     """Where a test is shown: phases on stderr while it runs, the report on stdout at its end, files beside it."""
 
-    def __init__(
-        self, as_json: bool, verbose: bool, html: Path | None, save: Path | None, base: baseline.Base | None
-    ) -> None:
-        self._as_json, self._verbose, self._html, self._save, self._base = as_json, verbose, html, save, base
+    def __init__(self, as_json: bool, verbose: bool, save: Path | None, base: baseline.Base | None) -> None:
+        self._as_json, self._verbose, self._save, self._base = as_json, verbose, save, base
         self._talk = Console(stderr=True)
         self.shown = True
         self.status = 0
@@ -177,10 +181,6 @@ class Window:
         """The end."""
         report = compared(report, self._base) if self._base else report
         self.status = STATUS[report.state]
-        if self._html:
-            from dsdoctor.report.comm.page import write_page
-
-            write_page(report, self._html)
         if self._save:
             baseline.save(report, self._save)
         print_result("comm", self._as_json, report_lines(report, verbose=self._verbose), report.findings, report=report)
@@ -251,18 +251,9 @@ def _print_recipe(kind: str, nproc: int | None, hostfile: str | None, as_json: b
     print_result("comm", as_json, text.splitlines(), (), recipe=text)
 
 
-def _check_places(out: Path | None, save: Path | None, html: Path | None) -> None:
+def _check_places(out: Path | None, save: Path | None) -> None:
     """Files that cannot be written are refused before anything is tested."""
     if save is not None:
         check_target(save)
     if out is not None:
         check_folder(out, "--out")
-    if html is not None:
-        _check_page(html)
-
-
-def _check_page(path: Path) -> None:
-    from dsdoctor.report.page import check_plotly, check_target
-
-    check_target(path)
-    check_plotly()
