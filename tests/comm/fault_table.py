@@ -197,7 +197,7 @@ FAULTS = (
         nodes=3,
         mode="--default",
         status=6,
-        rules=("pair-is-slow",),
+        rules=("node-is-slow",),
         says=("nodec",),
     ),
     Fault(

@@ -56,9 +56,13 @@ def test_a_recipe_that_is_none_is_refused_with_those_there_are() -> None:
 
 
 def test_a_site_is_an_allocation_a_hostfile_or_two_nodes(disk: Disk) -> None:
-    files = {"/dev/nvidia0": "", "/dev/nvidia1": "", "/job/hosts": "n1 slots=4\n$(reboot) slots=9\nn2 slots=4\nn3 slots=2\n"}
+    files = {
+        "/dev/nvidia0": "",
+        "/dev/nvidia1": "",
+        "/job/hosts": "n1 slots=4\n$(reboot) slots=9\nn2 slots=4\nn3 slots=2\n",
+    }
     host = disk(files, SLURM_JOB_NODELIST="n[1-40]")
 
     assert look_site(host, python="/p") == Site(python="/p", per_node=2, gpus=True, nodes=40)
     assert look_site(host, python="/p", hostfile="/job/hosts") == Site(python="/p", per_node=4, gpus=True, nodes=3)
-    assert look_site(disk({}), python="/p", nproc=3) == Site(python="/p", per_node=3, gpus=False, nodes=2)
+    assert look_site(disk({}), python="/p", nproc=3) == Site(python="/p", per_node=3, gpus=True, nodes=2)

@@ -152,6 +152,14 @@ def _speed(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
     return ExchangeResult(done=len(timings), speeds=Speeds(rank=group.rank, timings=timings, pairs=pairs, pace=own))
 
 
+def _nodes(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResult:
+    from dsdoctor.comm.speed.speed import time_group
+
+    sender.tell(1, "timing a group")
+    timing = time_group(group)
+    return ExchangeResult(done=1, speeds=Speeds(rank=group.rank, timings=(timing,)))
+
+
 def _deepspeed(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.collectives.deepspeed import run_layer
 
@@ -164,6 +172,7 @@ def _deepspeed(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResul
 
 TASKS: dict[Task, Callable[[RankGroup, Do, _MessageSender], ExchangeResult]] = {
     Task.RIGHT: _right,
+    Task.NODES: _nodes,
     Task.SPEED: _speed,
     Task.DEEPSPEED: _deepspeed,
 }

@@ -9,6 +9,7 @@ import re
 import resource
 import socket
 
+from dsdoctor.comm.local.counters import read_counters
 from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.local.interfaces import bounded, choose, read_interfaces, routed
 from dsdoctor.comm.local.shared_memory import look_stale_segments
@@ -51,6 +52,7 @@ def look_local(host: Host, rank: Rank, backend: str) -> Local:
         driver=driver,
         gpus=gpus,
         container=read_container(host),
+        counters=read_counters(host) if rank.local_rank == 0 else {},
     )
 
 
