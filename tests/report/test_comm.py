@@ -120,6 +120,8 @@ def test_a_missing_rank_comes_first_with_its_fix() -> None:
         "      1  nodea  4101  eth0 10.200.0.2  ok",
         "      2  nodeb  4102  eth0 10.200.0.3  ok",
         "✗     3  nodeb     -  -                missing",
+        "",
+        "  next: $ ssh nodeb ps -ef | grep dsdoctor.comm",
     ]
 
 
@@ -210,7 +212,12 @@ def test_a_test_that_never_began_says_nothing_of_ranks() -> None:
     )
     found = report(FOUR_HOSTS, (broken,), ranks=(), reaches=())
 
-    assert told(found).splitlines() == ["✗ static: nodeb: refused  [ssh-refused]", "    Fix: x"]
+    assert told(found).splitlines() == [
+        "✗ static: nodeb: refused  [ssh-refused]",
+        "    Fix: x",
+        "",
+        "  next: $ python -m dsdoctor explain ssh-refused",
+    ]
 
 
 def test_the_transports_of_nccl_are_counted() -> None:
