@@ -21,11 +21,13 @@ from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed import baseline
 from dsdoctor.commands.comm import compared, read_result, run_all, run_rank, unmet
 from dsdoctor.commands.comm_on_hosts import CommRequest
+from dsdoctor.commands.comm_prolog import judge_history, line_of, test_node
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.files import check_folder, check_target
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import flag, option
 from dsdoctor.core.processes import age
+from dsdoctor.report.comm.history import history_lines
 from dsdoctor.report.comm.lines import phase_line, report_lines
 from dsdoctor.report.terminal import show
 
@@ -75,6 +77,21 @@ Recipe = Annotated[
     option(metavar="slurm|k8s", help="Print a script that starts the ranks and reads the result, and stop."),
 ]
 Explain = Annotated[str | None, option(metavar="LOG", help="Read a failed log instead: the same as diagnose LOG.")]
+Prolog = Annotated[
+    bool,
+    flag(
+        name="--prolog",
+        help="Test this node by itself before a job, within a minute, and print one JSON line; 1 if it is broken, else 0.",
+    ),
+]
+HistoryFile = Annotated[
+    Path | None,
+    option(
+        name="--history",
+        metavar="FILE",
+        help="With --prolog: add the line to this file. Alone: name the nodes that failed again.",
+    ),
+]
 LocalRank = Annotated[str | None, option(name=["--local_rank", "--local-rank"], show=False)]
 
 
@@ -95,6 +112,8 @@ def comm_command(
     against: Against = None,
     recipe: Recipe = None,
     read: Read = None,
+    prolog: Prolog = False,
+    history: HistoryFile = None,
     explain: Explain = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -125,6 +144,10 @@ def comm_command(
     if recipe is not None:
         _print_recipe(recipe, nproc, hostfile, as_json)
         return OK
+    if prolog:
+        return _prolog(wanted, history)
+    if history is not None:
+        return _history(history, as_json)
     _check_places(out, save)
     window = Window(as_json, verbose, save, baseline.load(against) if against else None)
     if read is not None:
@@ -139,6 +162,26 @@ def _explain(log: str, *, as_json: bool, verbose: bool) -> int:
     except DoctorError as error:
         error.command = "diagnose"
         raise
+
+
+def _prolog(wanted: CommRequest, history: Path | None) -> int:
+    """One line; a node that is slow or was not tested is not kept from its job."""
+    given = {"--hostfile": wanted.hostfile is not None, "--full": wanted.settings.mode is Mode.FULL}
+    for name in (name for name, is_given in given.items() if is_given):
+        raise UsageError(
+            f"--prolog tests this node by itself within a minute, and {name} was given", hint="leave it out"
+        )
+    test, why_not = test_node(wanted, history)
+    sys.stdout.write(line_of(test) + "\n")
+    if why_not:
+        show(Console(stderr=True), [f"! {why_not}"])
+    return FOUND if test.failed else OK
+
+
+def _history(path: Path, as_json: bool) -> int:
+    found = judge_history(path)
+    print_result("comm", as_json, history_lines(found), found.findings, history=found)
+    return SLOW if found.findings else OK
 
 
 def _test(wanted: CommRequest, window: "Window", began: float) -> int:

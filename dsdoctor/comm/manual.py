@@ -2,6 +2,7 @@
 
 import inspect
 
+from dsdoctor.comm import history
 from dsdoctor.comm.collectives import isolate, nccl_checks, result_checks, stuck_checks
 from dsdoctor.comm.control import agent, exchange_phases, lost_checks, test_run
 from dsdoctor.comm.local import checks as local_checks
@@ -43,6 +44,7 @@ CHECKS = (
     *isolate.CHECKS,
     *node_speed.CHECKS,
     *baseline.CHECKS,
+    *history.CHECKS,
     *lost_checks.CHECKS,
     agent.torch_unusable,
     agent.nccl_unavailable,
