@@ -87,13 +87,14 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class FabricPort:
-    """A port of an InfiniBand or RoCE device, as /sys/class/infiniband reports it. ``rate`` in Gb/s."""
+    """A port of an InfiniBand or RoCE device, as /sys/class/infiniband reports it. ``rate`` in Gb/s; ``full``: with all lanes."""
 
     device: str
     port: int
     state: str
     physical: str
     rate: float | None = None
+    full: float | None = None
     link_layer: str = "InfiniBand"
 
 

@@ -39,7 +39,8 @@ class NodeSpeeds:
     @property
     def usual(self) -> str:
         """What the pairs do that were well."""
-        well = [rate for trial in self.outcome.trials for pair, rate in trial.figures.items() if pair in trial.well]
+        slow = {group for trial in self.outcome.trials for group in trial.failed}
+        well = [rate for pair, rate in self.pairs.items() if pair not in slow]
         return f"{median(well) / 1e6:.3g} MB/s" if well else "more"
 
 
