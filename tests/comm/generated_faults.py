@@ -107,11 +107,11 @@ class OfNode:
 
 
 OF_NODES = (
-    OfNode(name="is cut off", inject=faults.cable_pulled, rules=("host-vanished", "rank-0-cut-off"), during=True),
+    OfNode(name="is cut off", inject=faults.cable_pulled, rules=("host-vanished",), during=True),
     OfNode(
         name="loses all packets",
         inject=lambda rig, rank: faults.everything_dropped(rig[rank]),
-        rules=("host-vanished", "rank-0-cut-off"),
+        rules=("host-vanished",),
         during=True,
     ),
     OfNode(name="has a slow link", inject=faults.slow_node, rules=("node-is-slow",), modes=SLOWER, status=6),
