@@ -21,7 +21,8 @@ MOST = 12
 @dataclass(frozen=True, kw_only=True)
 class NodeTest:
     """One test of one node. ``time`` is UTC, such as "2026-11-22T21:05:09Z"; ``state`` a PhaseState's value, or "unknown" where
-    dsdoctor itself failed; ``failed_before`` counts its earlier failures in the history, None where there is none."""
+    dsdoctor itself failed; ``failed_before`` counts its earlier failures in the history, None where there is none;
+    ``files`` is the folder of what was kept."""
 
     schema: str = SCHEMA
     node: str
@@ -32,6 +33,7 @@ class NodeTest:
     seconds: float = 0.0
     job: str | None = None
     failed_before: int | None = None
+    files: str | None = None
 
     @property
     def failed(self) -> bool:
@@ -51,6 +53,7 @@ def test_of(report: Report, *, node: str, time: str, job: str | None, failed_bef
         seconds=round(report.seconds, 1),
         job=job,
         failed_before=failed_before,
+        files=report.out,
     )
 
 

@@ -8,7 +8,7 @@ from dsdoctor.report.screen import first_step, next_line, screen_lines
 
 def history_lines(history: History) -> Iterator[str]:
     """The verdict, with what to do."""
-    counted = f"{history.tests:,} tests of {history.nodes:,} nodes, {history.failed:,} failed"
+    counted = f"{history.nodes:,} node{'s' * (history.nodes != 1)} in {history.tests:,} tests, of which {history.failed:,} failed"
     if not history.findings:
         yield f"✓ no node failed twice ({counted})"
         return
