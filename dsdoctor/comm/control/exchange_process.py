@@ -156,8 +156,7 @@ def _nodes(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.speed.speed import time_group
 
     sender.tell(1, "timing a group")
-    timing = time_group(group)
-    return ExchangeResult(done=1, speeds=Speeds(rank=group.rank, timings=(timing,)))
+    return ExchangeResult(done=1, speeds=Speeds(rank=group.rank, timings=time_group(group)))
 
 
 def _deepspeed(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResult:

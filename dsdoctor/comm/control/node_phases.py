@@ -28,9 +28,8 @@ def nodes(test_run: TestRun, phase: Phase) -> None:
     """Each node alone, in pairs at the same time, in growing groups; the world is the next phase."""
     until, backend = time.monotonic() + test_run.left * PART_OF_TIME, test_run.member.backend
     link = limit(test_run.claims, backend)
-    known: dict[tuple[Part, ...], float] = {}
 
-    def run(_what: str, groups: Groups) -> Trial | None:
+    def run(what: str, groups: Groups) -> Trial | None:
         left = until - time.monotonic()
         if left < LEAST or phase.findings:
             return None
@@ -38,12 +37,12 @@ def nodes(test_run: TestRun, phase: Phase) -> None:
         phase.findings = test_run.trouble(gathered, "the test of nodes")
         if phase.findings:
             return None
-        figures = _figures(groups, gathered)
-        slow = node_speed.slow_groups(figures, known, backend, link.bandwidth if link else None)
-        known.update(figures)
-        return Trial(what=_what, groups=groups, failed=slow, figures=figures)
+        return Trial(what=what, groups=groups, failed=(), figures=_figures(groups, gathered))
 
-    outcome = play(isolate.parts_of(test_run.claims, 1), run)
+    def judge(trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+        return node_speed.judged(trials, backend, link.bandwidth if link else None)
+
+    outcome = play(isolate.parts_of(test_run.claims, 1), run, judge)
     seen = node_speed.NodeSpeeds(outcome=outcome, hosts=test_run.hosts)
     phase.findings += tuple(finding for check in node_speed.CHECKS for finding in check(seen))
     test_run.slow = tuple(rank for part in outcome.bad for rank in part)
@@ -59,13 +58,13 @@ def _in_groups(test_run: TestRun, groups: Groups, task: Task, seconds: float) ->
 
 def _figures(groups: Groups, gathered: Gathered) -> dict[tuple[Part, ...], float]:
     """busbw of each group, by its slowest rank's best call."""
-    timings = {rank: result.speeds.timings[0] for rank, result in results(gathered).items() if result.speeds}
+    timings = {rank: result.speeds.timings for rank, result in results(gathered).items() if result.speeds}
     found = {}
     for group in groups:
         mine = [timings[rank] for part in group for rank in part if rank in timings]
         if mine:
-            slowest = max(mine, key=lambda timing: timing.least)
-            found[group] = node_speed.bandwidth(group, slowest.size, slowest.least)
+            small, large = max(mine, key=lambda pair: pair[1].least)
+            found[group] = node_speed.bandwidth(group, large.size, large.least, small.least)
     return found
 
 

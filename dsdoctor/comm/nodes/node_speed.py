@@ -1,10 +1,11 @@
 """How long the same exchange took in each group of nodes -> which groups are slow, and which node or path that shows. Pure."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from statistics import median
 
-from dsdoctor.comm.nodes.plan import Groups, Outcome, Part
+from dsdoctor.comm.nodes.plan import Outcome, Part, Trial
 from dsdoctor.comm.speed.bandwidth import busbw
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
@@ -16,8 +17,9 @@ BUSY = 250e6
 """Bytes a second that gloo reaches even on busy processors."""
 BELOW_LIMIT = 1 / 8
 """Less than this part of what the link carries is slow, whatever the others do."""
+LEAST_TRANSFER = 1e-4
+"""Seconds; a shorter transfer is not told from none."""
 MOST = 6
-Figures = Mapping[tuple[Part, ...], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,25 +46,34 @@ class NodeSpeeds:
         return f"{median(well) / 1e6:.3g} MB/s" if well else "more"
 
 
-def bandwidth(group: tuple[Part, ...], size: int, seconds: float) -> float:
-    """busbw of an all_reduce of ``size`` bytes over all ranks of a group."""
-    return busbw("all_reduce", size, seconds, sum(map(len, group)))
+def bandwidth(group: tuple[Part, ...], size: int, seconds: float, latency: float) -> float:
+    """busbw of an all_reduce of ``size`` bytes over all ranks of a group, without the time that one of a few bytes takes.
 
-
-def slow_groups(now: Figures, before: Figures, backend: str, limit: float | None) -> Groups:
-    """The groups of a round that are slow beside those of as many nodes, now and before, or beside the limit of the links.
-
-    A single node of gloo is none: that is memory and processors, and no network.
+    A rank that is late with every message slows no link: the phase of speed finds it.
     """
-    found = []
-    for group, rate in now.items():
+    return busbw("all_reduce", size, max(seconds - latency, LEAST_TRANSFER), sum(map(len, group)))
+
+
+def judged(trials: tuple[Trial, ...], backend: str, limit: float | None) -> tuple[Trial, ...]:
+    """The trials, in which those groups failed that are slow beside others of as many nodes, or beside what the links carry.
+
+    What a quarter of them reaches is usual. A single node of gloo is never slow: that is memory and processors, and no network.
+    """
+    like: dict[int, list[float]] = defaultdict(list)
+    for trial in trials:
+        for group, rate in trial.figures.items():
+            like[len(group)].append(rate)
+    usual = {size: sorted(rates, reverse=True)[(len(rates) - 1) // 4] for size, rates in like.items()}
+
+    def is_slow(group: tuple[Part, ...], rate: float) -> bool:
         if backend == "gloo" and (len(group) == 1 or rate > BUSY):
-            continue
-        like = sorted((known for one, known in {**before, **now}.items() if len(one) == len(group)), reverse=True)
-        usual = like[(len(like) - 1) // 3]
-        if rate * SLOW.get(backend, 3.0) < usual or rate < (limit or 0.0) * BELOW_LIMIT:
-            found.append(group)
-    return tuple(found)
+            return False
+        return rate * SLOW.get(backend, 3.0) < usual[len(group)] or rate < (limit or 0.0) * BELOW_LIMIT
+
+    return tuple(
+        replace(trial, failed=tuple(group for group, rate in trial.figures.items() if is_slow(group, rate)))
+        for trial in trials
+    )
 
 
 def node_is_slow(seen: NodeSpeeds) -> Iterator[Finding]:

@@ -13,6 +13,8 @@ from dsdoctor.comm.torch_ops import one_round
 Part = tuple[int, ...]
 """The ranks of a node; of a single node each rank is one."""
 Groups = tuple[tuple[Part, ...], ...]
+FEWEST_PAIRS = 3
+"""With fewer pairs none shows what is usual."""
 MOST_WAVES = 4
 """Rounds in which nodes of failed pairs are tried again: with more bad nodes than good ones it takes several."""
 
@@ -34,6 +36,9 @@ class Trial:
 
 Run = Callable[[str, Groups], Trial | None]
 """Plays a round; None where no time is left."""
+
+
+Judge = Callable[[tuple[Trial, ...]], tuple[Trial, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +90,17 @@ class Outcome:
         return min(sizes, default=0)
 
 
-def play(parts: Sequence[Part], run: Run) -> Outcome:
-    """Each node alone, pairs at once, the nodes of failed pairs with good ones, then groups of four, eight and so on."""
+def play(parts: Sequence[Part], run: Run, judge: Judge = tuple) -> Outcome:
+    """Each node alone, pairs at once, the nodes of failed pairs with good ones, then groups of four, eight and so on.
+
+    ``judge`` says anew after each round which groups of all rounds failed, where that shows only beside the others.
+    """
     trials: list[Trial] = []
 
     def tried(what: str, groups: Sequence[Sequence[Part]]) -> bool:
         trial = run(what, tuple(map(tuple, groups))) if groups else None
         if trial is not None:
-            trials.append(trial)
+            trials[:] = judge((*trials, trial))
         return trial is not None or not groups
 
     if not tried("each node by itself", [(part,) for part in parts if len(part) > 1]):
@@ -111,9 +119,9 @@ def play(parts: Sequence[Part], run: Run) -> Outcome:
 
 def _pairings(parts: Sequence[Part], trials: list[Trial]) -> Iterator[tuple[str, Groups]]:
     """Pairs of all, again where none was well; then those that are not decided, each with one that is well."""
-    for turn in range(min(len(parts).bit_length(), len(parts) - 1 + len(parts) % 2)):
+    for turn in range(min(max(len(parts).bit_length(), FEWEST_PAIRS), len(parts) - 1 + len(parts) % 2)):
         yield "in pairs", tuple((parts[first], parts[second]) for first, second in one_round(len(parts), turn))
-        if Outcome(trials=tuple(trials)).good:
+        if Outcome(trials=tuple(trials)).good and _pairs_of(trials) >= FEWEST_PAIRS:
             break
     for _ in range(MOST_WAVES):
         outcome = Outcome(trials=tuple(trials))
@@ -124,6 +132,10 @@ def _pairings(parts: Sequence[Part], trials: list[Trial]) -> Iterator[tuple[str,
         if not matched:
             return
         yield "again, each with one that is well", matched
+
+
+def _pairs_of(trials: Sequence[Trial]) -> int:
+    return sum(len(group) == 2 for trial in trials for group in trial.groups)
 
 
 def _matched(

@@ -70,9 +70,10 @@ def time_collectives(group: RankGroup, mode: Mode, tell: Tell, budget: float) ->
     return tuple(found)
 
 
-def time_group(group: RankGroup) -> Timing:
-    """One collective of this group: an all_reduce, large enough that a link that is slow shows, and no larger."""
-    return _time(group, TIMED[0], GROUP_SIZE["cpu" if group.device == "cpu" else "cuda"])
+def time_group(group: RankGroup) -> tuple[Timing, ...]:
+    """One collective of this group: an all_reduce of a few bytes, and one large enough that a link that is slow shows."""
+    large = GROUP_SIZE["cpu" if group.device == "cpu" else "cuda"]
+    return tuple(_time(group, TIMED[0], size) for size in (8, large))
 
 
 def _foreseen(size: int, last: Timing | None) -> float:
