@@ -57,6 +57,15 @@ def test_what_makes_no_sense_is_refused_with_status_2(arguments: list[str], env:
     assert "Fix:" in done.stderr
 
 
+def test_ranks_on_more_hosts_than_one_head_carries_are_left_to_the_scheduler(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("".join(f"gpu{number:04d} slots=8\n" for number in range(1001)))
+
+    done = run_inside("comm", "--hostfile", str(tmp_path / "hosts"), TMPDIR=str(tmp_path))
+
+    assert (done.returncode, "1001 hosts in" in done.stderr, "none was asked" in done.stderr) == (1, True, True)
+    assert done.stdout.splitlines()[0].endswith("over ssh one host starts ranks on 1,000 at most  [too-many-hosts]")
+
+
 def test_every_rule_of_this_room_has_a_manual_page() -> None:
     from dsdoctor.comm.manual import manual_pages
     from dsdoctor.core.manual import parse_page
