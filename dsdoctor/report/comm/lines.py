@@ -125,7 +125,7 @@ def _last_lines(report: Report, *, well: bool) -> Iterator[str]:
 
 
 def rank_lines(report: Report, *, verbose: bool) -> Iterator[str]:
-    """A table with a line for each rank: host, process, state. Of many ranks only those that are not ok.
+    """A table with a line for each rank that is not ok: host, process, state. ``verbose``: for every rank.
 
     Nothing where no rank is known to have come: a test that did not begin has nothing to say about ranks.
     """
@@ -136,7 +136,7 @@ def rank_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     if report.world > MOST_RANKS and len(not_ok) > MOST_ROWS and not verbose:
         yield from _grouped_lines(report, {rank: states[rank] for rank in not_ok})
         return
-    shown = not_ok if report.world > MOST_RANKS and not verbose else list(states)
+    shown = list(states) if verbose else not_ok
     claims = {claim.rank: claim for claim in report.ranks}
     rows = [_row(report, rank, claims.get(rank), states[rank]) for rank in shown[: None if verbose else MOST_RANKS]]
     if rows:
@@ -146,8 +146,8 @@ def rank_lines(report: Report, *, verbose: bool) -> Iterator[str]:
         yield from table(wanted, "<><><<<" if with_gpu else "<><><<")
     if len(not_ok) > len(rows):
         yield f"  and {len(not_ok) - len(rows)} more that are not ok (--verbose shows all)"
-    if len(states) > len(rows) and len(states) > len(not_ok):
-        yield f"  {len(states) - len(not_ok)} of {len(states)} ranks are ok"
+    if len(states) > len(rows) and not_ok:
+        yield f"  {len(states) - len(not_ok)} of {len(states)} ranks are ok (-v shows them)"
 
 
 def _grouped_lines(report: Report, states: dict[int, str]) -> Iterator[str]:
