@@ -5,7 +5,7 @@ Only what is not zero is kept. "retransmitted" and "sent" are TCP segments of th
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dsdoctor.core.finding import Finding
@@ -115,14 +115,13 @@ class Rose:
         return {host: counts for host, counts in mine.items() if counts}
 
 
-def rose(before: Mapping[str, Counters], after: Mapping[str, Counters]) -> Rose:
-    """The difference of two readings. What became smaller was reset in between, and says nothing."""
-    changes = {
-        host: {name: count - before[host].get(name, 0) for name, count in counts.items()}
-        for host, counts in after.items()
-        if host in before
-    }
-    return Rose(by_host={host: {name: by for name, by in counts.items() if by > 0} for host, counts in changes.items()})
+def rose(before: Mapping[int, Counters], after: Mapping[int, Counters], hosts: Sequence[str]) -> Rose:
+    """The difference of two readings by the first rank of each host. What became smaller was reset meanwhile, and says nothing."""
+    found: dict[str, Counters] = {}
+    for rank in sorted(before.keys() & after.keys()):
+        changes = {name: count - before[rank].get(name, 0) for name, count in after[rank].items()}
+        found.setdefault(hosts[rank], {}).update({name: by for name, by in changes.items() if by > 0})
+    return Rose(by_host=found)
 
 
 def link_errors_rose(seen: Rose) -> Iterator[Finding]:
