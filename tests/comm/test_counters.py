@@ -6,6 +6,7 @@ from dsdoctor.comm.local.counters import CHECKS, Rose, read_counters, rose
 from dsdoctor.core.finding import Severity
 from tests.conftest import Disk
 
+HOSTS = ("a",) * 8 + ("b",) * 8
 NET, PORT = "/sys/class/net/eth0", "/sys/class/infiniband/mlx5_0/ports/1"
 LOG = "#!/bin/sh\ncat <<'E'\n[1.0] usb 1-1: new\n[7.1] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\nE\n"
 FILES = {
@@ -48,7 +49,7 @@ def test_a_host_without_any_has_none(disk: Disk) -> None:
 @pytest.mark.parametrize("name", READ)
 def test_what_rose_is_told_with_its_host_and_nothing_else(name: str) -> None:
     after = {**READ, name: READ[name] + 400}
-    found = told(rose({"a": READ, "b": READ}, {"a": READ, "b": after}))
+    found = told(rose({0: READ, 8: READ}, {0: READ, 8: after}, HOSTS))
 
     rule = {"l": "link-errors-rose", "G": "gpu-errors-rose", "r": "tcp-resends"}.get(name[0])
     grave = name[0] == "G" and "ECC corrected" not in name
@@ -56,14 +57,14 @@ def test_what_rose_is_told_with_its_host_and_nothing_else(name: str) -> None:
         [(rule, Severity.ERROR if grave else Severity.WARNING)] if rule else []
     )
     assert all(one[2].startswith("b") for one in found)
-    assert told(rose({"a": after}, {"a": READ})) == []
+    assert told(rose({0: after}, {0: READ}, HOSTS)) == []
 
 
 def test_hosts_with_the_same_trouble_are_one_finding() -> None:
-    before = {f"gpu{number:02d}": {"link eth0 rx_errors": 1} for number in range(20)}
-    after = {host: {"link eth0 rx_errors": 9} for host in before}
+    before = {number: {"link eth0 rx_errors": 1} for number in range(20)}
+    after = {rank: {"link eth0 rx_errors": 9} for rank in before}
 
-    assert told(rose(before, after)) == [
+    assert told(rose(before, after, [f"gpu{number:02d}" for number in range(20)])) == [
         ("link-errors-rose", Severity.WARNING, "gpu[00-19]: link errors were counted during the test")
     ]
 

@@ -75,11 +75,9 @@ def count_again(test_run: TestRun) -> None:
     if test_run.conductor is None or test_run.mute or test_run.left < LEAST:
         return
     gathered = test_run.ask(OrderKind.COUNT, seconds=COUNTING)
-    hosts = test_run.hosts
-    before = {claim.host: claim.local.counters for claim in test_run.claims if claim.local and claim.local_rank == 0}
-    rose = counters.rose(
-        before, {hosts[answer.rank]: answer.counters for answer in gathered.answers if answer.counters}
-    )
+    before = {claim.rank: claim.local.counters for claim in test_run.claims if claim.local and claim.local_rank == 0}
+    after = {answer.rank: answer.counters for answer in gathered.answers if answer.counters}
+    rose = counters.rose(before, after, test_run.hosts)
     test_run.phase_log.add_to(CommPhase.LOCAL, tuple(counters.gpu_errors_rose(rose)))
     test_run.phase_log.add_to(CommPhase.MESH, tuple(counters.link_errors_rose(rose)))
     found = {finding.rule for phase in test_run.phase_log.phases for finding in phase.findings}
