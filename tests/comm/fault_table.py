@@ -1,6 +1,7 @@
 """The faults, one record each: what is done to a rig or to a rank, and what must come out by name. Played for plain torch too."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -70,6 +71,13 @@ def _variables(fault: Fault, folder: Path, hold_at: int) -> dict[int, dict[str, 
 @contextlib.contextmanager
 def _killed(rig: Rig, command: str) -> Iterator[None]:
     faults.kill_rank(rig, 1, command)
+    yield
+
+
+@contextlib.contextmanager
+def _flapped(rig: Rig, _: str) -> Iterator[None]:
+    with faults.cable_pulled(rig, 1):
+        time.sleep(0.4)
     yield
 
 
@@ -145,6 +153,13 @@ FAULTS = (
         during=lambda rig, _: faults.cable_pulled(rig, 1),
         rules=("host-vanished",),
         says=("nodeb", "rank 1"),
+    ),
+    Fault(
+        name="link down for a moment in mid-collective",
+        during=_flapped,
+        rules=("link-errors-rose",),
+        says=("nodeb",),
+        status=6,
     ),
     Fault(
         name="packets dropped in mid-collective",
