@@ -60,18 +60,6 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges_of(numbers))
 
 
-def short_hosts(hosts: Iterable[str]) -> dict[str, str]:
-    """Hosts without their domains, where that keeps them apart.
-
-    >>> short_hosts(["a.cluster.org", "b.cluster.org", ""])
-    {'a.cluster.org': 'a', 'b.cluster.org': 'b', '': '?'}
-    """
-    names = tuple(dict.fromkeys(hosts))
-    short = [name if name.replace(".", "").isdigit() else name.split(".")[0] for name in names]
-    whole = len(set(short)) < len(short)
-    return {name: (name if whole else brief) or "?" for name, brief in zip(names, short, strict=True)}
-
-
 def clipped(text: str, longest: int = LONGEST_CELL) -> str:
     """Text that fits a cell.
 
