@@ -226,6 +226,14 @@ FAULTS = (
         says=("rank 1 (nodeb)", "whatever its size"),
     ),
     Fault(
+        name="a rank loses its connections with whoever it exchanges",
+        world=3,
+        nodes=3,
+        changes={2: (faults.acts(1, "raise RuntimeError('Connection closed by peer [10.0.0.9]:1')"),)},
+        rules=("narrowed-to",),
+        says=("only groups with rank 2 (nodec) fail",),
+    ),
+    Fault(
         name="bit flip in one rank's data",
         world=3,
         nodes=3,
