@@ -1,17 +1,16 @@
 """How long the same exchange took in each group of nodes -> which groups are slow, and which node or path that shows. Pure."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
 
-from dsdoctor.comm.nodes.plan import Outcome, Part, Trial
+from dsdoctor.comm.nodes.plan import FEWEST_PAIRS, Outcome, Part, Trial
 from dsdoctor.comm.speed.bandwidth import busbw
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.core.sentences import and_more_lines
 
-SLOW = {"nccl": 1.5, "gloo": 3.0}
+SLOW = {"nccl": 1.5, "gloo": 4.0}
 """So many times slower than its like a group is slow; on two busy cores healthy pairs of gloo differ by 2.5 to 4."""
 BUSY = 250e6
 """Bytes a second that gloo reaches even on busy processors."""
@@ -57,21 +56,23 @@ def bandwidth(group: tuple[Part, ...], size: int, seconds: float, latency: float
 def judged(trials: tuple[Trial, ...], backend: str, limit: float | None) -> tuple[Trial, ...]:
     """The trials, in which those groups failed that are slow beside others of as many nodes, or beside what the links carry.
 
-    What a quarter of them reaches is usual. A single node of gloo is never slow: that is memory and processors, and no network.
+    What a quarter of the same round reaches is usual, because many at once are slower than few; where a round has few, the best of
+    all rounds. A single node of gloo is never slow: that is memory and processors, and no network.
     """
-    like: dict[int, list[float]] = defaultdict(list)
-    for trial in trials:
-        for group, rate in trial.figures.items():
-            like[len(group)].append(rate)
-    usual = {size: sorted(rates, reverse=True)[(len(rates) - 1) // 4] for size, rates in like.items()}
 
-    def is_slow(group: tuple[Part, ...], rate: float) -> bool:
+    def usual(trial: Trial, size: int) -> float:
+        like = [rate for group, rate in trial.figures.items() if len(group) == size]
+        if len(like) < FEWEST_PAIRS:
+            return max(rate for other in trials for group, rate in other.figures.items() if len(group) == size)
+        return sorted(like, reverse=True)[(len(like) - 1) // 4]
+
+    def is_slow(trial: Trial, group: tuple[Part, ...], rate: float) -> bool:
         if backend == "gloo" and (len(group) == 1 or rate > BUSY):
             return False
-        return rate * SLOW.get(backend, 3.0) < usual[len(group)] or rate < (limit or 0.0) * BELOW_LIMIT
+        return rate * SLOW[backend] < usual(trial, len(group)) or rate < (limit or 0.0) * BELOW_LIMIT
 
     return tuple(
-        replace(trial, failed=tuple(group for group, rate in trial.figures.items() if is_slow(group, rate)))
+        replace(trial, failed=tuple(group for group, rate in trial.figures.items() if is_slow(trial, group, rate)))
         for trial in trials
     )
 
@@ -148,7 +149,9 @@ def node_groups_are_slow(seen: NodeSpeeds) -> Iterator[Finding]:
     """
     size = seen.outcome.least_failing
     if size:
-        slow = [group for trial in seen.outcome.trials for group in trial.failed if len(group) == size]
+        well = {group for trial in seen.outcome.trials for group in trial.well}
+        failed = (group for trial in seen.outcome.trials for group in trial.failed if len(group) == size)
+        slow = tuple(dict.fromkeys(group for group in failed if group not in well))
         names = [", ".join(map(seen.named, group)) for group in slow]
         yield Finding.warning(
             "node-groups-are-slow",

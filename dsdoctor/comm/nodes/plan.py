@@ -79,15 +79,17 @@ class Outcome:
     @cached_property
     def paths(self) -> tuple[tuple[Part, ...], ...]:
         """The pairs between which something is at fault."""
-        good, bad = self.good, {*self.bad}
-        return tuple(group for group in self.failing if len(group) == 2 and {*group} <= good - bad)
+        ends, well = self.good - {*self.bad}, {group for trial in self.trials for group in trial.well}
+        found = (group for group in self.failing if len(group) == 2 and {*group} <= ends and group not in well)
+        return tuple(dict.fromkeys(found))
 
     @cached_property
     def least_failing(self) -> int:
         """The size of the smallest groups that failed although all their nodes are well in pairs; 0 where none did."""
         good = self.good - {*self.bad}
-        sizes = (len(group) for trial in self.trials for group in trial.failed if len(group) > 2 and {*group} <= good)
-        return min(sizes, default=0)
+        well = {group for trial in self.trials for group in trial.well}
+        failed = (group for trial in self.trials for group in trial.failed if len(group) > 2 and group not in well)
+        return min((len(group) for group in failed if {*group} <= good), default=0)
 
 
 def play(parts: Sequence[Part], run: Run, judge: Judge = tuple) -> Outcome:
@@ -112,7 +114,10 @@ def play(parts: Sequence[Part], run: Run, judge: Judge = tuple) -> Outcome:
             return Outcome(trials=tuple(trials))
     for size in _sizes(len(left)):
         good = Outcome(trials=tuple(trials)).good
-        if not tried(f"groups of {size}", _cut([part for part in left if part in good], size)) or trials[-1].failed:
+        groups = _cut([part for part in left if part in good], size)
+        if not tried(f"groups of {size}", groups) or not groups:
+            break
+        if trials[-1].failed and (not tried(f"groups of {size}, again", groups) or trials[-1].failed):
             break
     return Outcome(trials=tuple(trials))
 
@@ -130,8 +135,25 @@ def _pairings(parts: Sequence[Part], trials: list[Trial]) -> Iterator[tuple[str,
         good = [part for part in parts if part in outcome.good]
         matched = tuple(_matched(open_, good, outcome.failed_with))
         if not matched:
-            return
-        yield "again, each with one that is well", matched
+            break
+        yield "again, each with one that is well", _with_others(matched, outcome.good)
+    outcome = Outcome(trials=tuple(trials))
+    yield "pairs that failed, again", _with_others(tuple(_apart(outcome.paths)), outcome.good)
+
+
+def _with_others(pairs: tuple[tuple[Part, ...], ...], good: set[Part]) -> Groups:
+    """The pairs, and pairs of the others that are well beside them: as many at the same time as before, so that figures compare."""
+    rest = sorted(good - {part for pair in pairs for part in pair})
+    return (*pairs, *zip(rest[::2], rest[1::2], strict=False)) if pairs else ()
+
+
+def _apart(pairs: Sequence[tuple[Part, ...]]) -> Iterator[tuple[Part, ...]]:
+    """Those of which no node is in two."""
+    taken: set[Part] = set()
+    for pair in pairs:
+        if taken.isdisjoint(pair):
+            taken.update(pair)
+            yield pair
 
 
 def _pairs_of(trials: Sequence[Trial]) -> int:
