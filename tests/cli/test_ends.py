@@ -179,7 +179,6 @@ WRITERS: dict[str, tuple[str, ...]] = {
     "record": ("record", "TARGET.json"),
     "trace plot": ("trace", "plot", "TRACE", "--out", "TARGET.html"),
     "comm --save": ("comm", "--save", "TARGET.json"),
-    "comm --html": ("comm", "--html", "TARGET.html"),
     "comm --out": ("comm", "--out", "TARGET"),
     "build-wheel --out": ("build-wheel", "--out", "TARGET"),
     "build-wheel --index": ("build-wheel", "--index", "TARGET"),
