@@ -1,18 +1,21 @@
-"""Faults of one rank that nobody planned, kind x rank x collective x mode: is the first thing that `comm` says right, and in time?
+"""Faults of one rank or node, kind x rank x collective x mode x launcher: is what `comm` says first right, and in time?
 
     python -m benchmarks.comm_generated [--count 40] [--seed 1] [--modes quick,default,full]
-                                        [--launchers hand,torchrun,dsdoctor,hostfile] [--json FILE]
+                                        [--launchers hand,torchrun,dsdoctor,hostfile] [--seconds 500] [--json FILE]
 
-From the repository's root, as root on Linux. A case is right when the first error that rank 0 reports has the right rule, rank
-and words, the exit status is 1, and the deadline holds to two seconds. "hand" are three machines of a rig. Under the other
+From the repository's root, as root on Linux. A case is right when the first finding that rank 0 reports has the right rule,
+rank and words, the exit status is right, and the deadline holds to two seconds. "hand" are three machines of a rig. Under the other
 launchers the ranks are on this one: no process and no lock may be left, and the launcher itself may take 15 seconds.
 """
 
 import argparse
 import itertools
 import json
+import math
 import random
+import re
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,26 +23,33 @@ from pathlib import Path
 
 from tests.comm import launched_faults
 from tests.comm.fault_table import Fault, played
-from tests.comm.generated_faults import CALLS, MISDEEDS, RANKS, Misdeed, generated
+from tests.comm.generated_faults import CALLS, LASTING, MISDEEDS, RANKS, Misdeed, generated, of_nodes
 from tests.comm.jobs import Job
 from tests.comm.rig import missing
 
 DEADLINES = {"--quick": 25.0, "--default": 50.0, "--full": 90.0}
 MARGIN = 2.0
+Case = tuple[str, Callable[[], dict[str, object]]]
 
 
-def play(fault: Fault) -> dict[str, object]:
-    """One case: what was said first, and what is wrong with it ("" where nothing is)."""
+def play(fault: Fault, hold_at: int = 0) -> dict[str, object]:
+    """One case by hand: what was said first, and what is wrong with it ("" where nothing is)."""
     deadline = DEADLINES[fault.mode]
     mode = [fault.mode] if fault.mode != "--default" else []
     argv = ["-m", "dsdoctor.comm", *mode, "--backend", "gloo", "--deadline", f"{deadline:g}", "--json"]
     with (
-        tempfile.TemporaryDirectory() as folder,
-        played(fault, Path(folder), argv, "dsdoctor.comm", hold_at=0) as running,
+        tempfile.TemporaryDirectory(prefix="comm-case-") as folder,
+        played(fault, Path(folder), argv, "dsdoctor.comm", hold_at=hold_at) as running,
     ):
         ended = running.wait(deadline + 15)
         said, complaint = judged(fault, running, ended, deadline)
-    return {"case": fault.name, "said": said, "wrong": complaint, "seconds": running.ends.get("0", (0, 0.0))[1]}
+    seconds = round(running.ends.get("0", (0, 0.0))[1], 1)
+    return {
+        "case": f"{fault.name}, by hand",
+        "said": said.replace(folder, "CASE"),
+        "wrong": complaint,
+        "seconds": seconds,
+    }
 
 
 def judged(fault: Fault, running: Job, ended: bool, deadline: float) -> tuple[str, str]:
@@ -47,16 +57,15 @@ def judged(fault: Fault, running: Job, ended: bool, deadline: float) -> tuple[st
     if not ended:
         return "", f"did not end: {sorted(set(running.processes) - set(running.ends))}"
     try:
-        found = json.loads(running.out("0"))["findings"]
+        found = [one for one in json.loads(running.out("0"))["findings"] if one["severity"] != "note"]
     except (ValueError, KeyError):
         return running.err("0")[-300:], "no document"
-    errors = [finding for finding in found if finding["severity"] == "error"]
-    if not errors:
+    if not found:
         return "", "nothing was found"
-    title, rule = errors[0]["title"], errors[0]["rule"]
+    title, rule = found[0]["title"], found[0]["rule"]
     if rule not in fault.rules or not all(word in title for word in fault.says):
         return f"{title} [{rule}]", "another cause"
-    if running.ends["0"][0] != 1:
+    if running.ends["0"][0] != fault.status:
         return title, f"exit status {running.ends['0'][0]}"
     if (latest := max(seconds for _, seconds in running.ends.values())) > deadline + MARGIN:
         return title, f"{latest:.1f} s"
@@ -69,23 +78,38 @@ def play_launched(misdeed: Misdeed, rank: int, call: int, mode: str, launcher: s
     with tempfile.TemporaryDirectory(prefix="comm-case-") as folder:
         found = launched_faults.play(misdeed, rank, call, launcher, mode, deadline, Path(folder))
     return {
-        "case": f"rank {rank} {misdeed.name} before collective {call} of {mode}, by {launcher}",
-        "said": found.title,
-        "wrong": launched_faults.complaint(found, misdeed, rank, deadline),
+        "case": f"{misdeed.said(rank, call, mode)}, by {launcher}",
+        "said": found.title.replace(folder, "CASE"),
+        "wrong": launched_faults.complaint(found, misdeed, rank, deadline, launcher),
         "seconds": round(found.seconds, 1),
     }
 
 
-def cases(modes: Sequence[str], launchers: Sequence[str]) -> list[tuple[str, Callable[[], dict[str, object]]]]:
+def cases(modes: Sequence[str], launchers: Sequence[str]) -> list[Case]:
     """Every combination by its name."""
-    found: list[tuple[str, Callable[[], dict[str, object]]]] = []
+    found: list[Case] = []
+    kinds = (*MISDEEDS, *LASTING)
     if "hand" in launchers:
-        found += [(fault.name, partial(play, fault)) for fault in generated(modes=modes)]
+        found += [(f"{fault.name}, by hand", partial(play, fault)) for fault in generated(kinds, modes=modes)]
+        found += [(f"{fault.name}, by hand", partial(play, fault, call)) for fault, call in of_nodes(modes)]
     others = [launcher for launcher in launchers if launcher != "hand"]
-    for misdeed, rank, call, mode, launcher in itertools.product(MISDEEDS, RANKS, CALLS, modes, others):
-        name = f"rank {rank} {misdeed.name} before collective {call} of {mode}, by {launcher}"
-        found.append((name, partial(play_launched, misdeed, rank, call, mode, launcher)))
+    for misdeed, rank, call, mode, launcher in itertools.product(kinds, RANKS, CALLS, modes, others):
+        if mode in misdeed.modes and (not misdeed.change or call == CALLS[0]):
+            run = partial(play_launched, misdeed, rank, call, mode, launcher)
+            found.append((f"{misdeed.said(rank, call, mode)}, by {launcher}", run))
     return found
+
+
+def drawn(chosen: list[Case], count: int, seed: int) -> list[Case]:
+    """So many, drawn by chance, of each kind and launcher in turn."""
+    shuffled = random.Random(seed).sample(chosen, len(chosen))  # noqa: S311 - no secret
+    turns: Counter[str] = Counter()
+    order = []
+    for name, run in shuffled:
+        kind = re.sub(r"(rank) \d+|collective \d+|--\w+", "", name)
+        order.append((turns[kind], len(order), name, run))
+        turns[kind] += 1
+    return [(name, run) for _, _, name, run in sorted(order, key=lambda case: case[:2])][:count]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -95,23 +119,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--modes", default="quick,default,full")
     parser.add_argument("--launchers", default="hand")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after so many")
     parser.add_argument("--only", default="", help="cases whose name has this word")
-    parser.add_argument("--json", type=Path, help="write the results")
+    parser.add_argument("--json", type=Path, help="write the results; what was right in it already is not played again")
     given = parser.parse_args(argv)
     if reason := missing():
         raise SystemExit(reason)
     chosen = cases([f"--{mode}" for mode in given.modes.split(",")], given.launchers.split(","))
     chosen = [(name, run) for name, run in chosen if given.only in name]
-    if given.count:
-        chosen = random.Random(given.seed).sample(chosen, min(given.count, len(chosen)))  # noqa: S311 - no secret
-    results = []
+    known = json.loads(given.json.read_text())["results"] if given.json and given.json.exists() else []
+    results = [result for result in known if not result["wrong"]]
+    done, until = {result["case"] for result in results}, time.monotonic() + given.seconds
+    chosen = [case for case in drawn(chosen, given.count or len(chosen), given.seed) if case[0] not in done]
     for _, run in chosen:
+        if time.monotonic() > until:
+            break
         results.append(run())
         print(f"{'ok   ' if not results[-1]['wrong'] else 'WRONG'} {json.dumps(results[-1])}", flush=True)
+        if given.json:
+            given.json.write_text(json.dumps({"seed": given.seed, "results": results}, indent=1) + "\n")
     counts = Counter("right" if not result["wrong"] else "wrong" for result in results)
     print(f"{len(results)} cases: {dict(counts)}")
-    if given.json:
-        given.json.write_text(json.dumps({"seed": given.seed, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

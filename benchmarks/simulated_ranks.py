@@ -80,10 +80,10 @@ def answer(board: Board, order: RankOrder, made: dict[int, Claim], sick: set[int
         said = RankAnswer(rank=rank)
         if order.kind is OrderKind.MESH:
             said = replace(said, reaches=tuple(reached(rank, other) for other in peers(rank, world)))
-        elif rank in sick:
+        elif order.kind is OrderKind.RUN and rank in sick:
             gone = Stuck(rank=rank, at="all_reduce sum float32 x 1024", step=3, seconds=1.0, ended="killed by SIGKILL")
             said = replace(said, stuck=gone)
-        else:
+        elif order.kind is OrderKind.RUN:
             said = replace(said, stuck=Stuck(rank=rank, at="all_reduce sum float32 x 1024", step=3, seconds=1.0))
         board.log(f"answers/{order.number}").write(said)
 

@@ -5,7 +5,7 @@
 function __fish_dsdoctor_using_command
     set -l cmd (commandline -opc)
     set -l subcommands
-    set -l options_with_values '--accelerate --accelerator --against --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --explain --fix --for --gpus --hf --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pipeline --port --python --rank --rank-a --rank-b --ranks-here --recipe --save --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --world -o -p'
+    set -l options_with_values '--accelerate --accelerator --against --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --explain --fix --for --gpus --hf --history --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --recipe --save --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
     set -l all_commands 'build-wheel cache check checkpoint comm compare config diagnose env explain hang headroom index install look ls memory merge pick plan plot prebuild prune push record show toolkit trace verify'
     set -l skip_next 0
     # Extract command words (only real subcommand names) from command line
@@ -45,7 +45,7 @@ end
 function __fish_dsdoctor_positional_index
     set -l cmd (commandline -opc)
     set -l path_len $argv[1]
-    set -l options_with_values '--accelerate --accelerator --against --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --explain --fix --for --gpus --hf --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pipeline --port --python --rank --rank-a --rank-b --ranks-here --recipe --save --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --world -o -p'
+    set -l options_with_values '--accelerate --accelerator --against --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --explain --fix --for --gpus --hf --history --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --recipe --save --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
     set -l skip_next 0
     set -l consumed_path 0
     set -l count 0
@@ -204,10 +204,13 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l dtype -x -
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l tensor-parallel -r -d 'Ranks that share each tensor. Default: as saved.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l pipeline -r -d 'Its pipeline stages. Default: as saved.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l ranks-here -r -d 'Ranks that load on this machine, for the memory that they take at once.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l model -r -F -d 'The Hugging Face configuration of its model, or its folder: names and shapes ar…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l deep -d 'Read every byte too: checksums, and nan or inf in weights and optimizer states.…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l merge -r -F -d 'Write the whole model there as safetensors with Hugging Face'\''s index. Called ag…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l merge-dtype -x -a 'fp32 bf16' -d 'The type of its weights. Default: fp32.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l largest-file -r -d 'Gigabytes of a file of it, at most. Default: 5.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l universal -r -F -d 'Make a universal checkpoint there by DeepSpeed'\''s own converter, for other ranks…'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l python -r -d 'Interpreter of the environment to build for.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l repair -d 'Write latest from the newest complete tag, and rename a newer one that is incom…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l json -d 'Print one JSON document and nothing else on stdout.'
 
@@ -229,7 +232,10 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l out -r -F -d 'Ke
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l html -r -F -d 'Write a page with the pairs and curves.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l save -r -F -d 'Keep what was measured, to compare later.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l against -r -F -d 'Tell what got slower since --save.'
-complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l recipe -r -d 'Print a ready script for this machine, and stop.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l recipe -r -d 'Print a script that starts the ranks and reads the result, and stop.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l read -r -d 'Tell what a test with --json found that a scheduler has started; start no rank.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l prolog -d 'Test this node by itself before a job, within a minute, and print one JSON line…'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l history -r -F -d 'With --prolog: add the line to this file. Alone: name the nodes that failed aga…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l explain -r -d 'Read a failed log instead: the same as diagnose LOG.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l json -d 'Print one JSON document and nothing else on stdout.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command comm' -l verbose -d 'Show everything, also what is well.'
@@ -290,6 +296,8 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command explain; and test (__fish
 complete -c dsdoctor -n '__fish_dsdoctor_using_command hang' -s h -d 'Display this message and exit.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command hang' -l help -d 'Display this message and exit.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command hang' -l version -d 'Display application version.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command hang' -l pid -r -d 'Look at ranks that run now on this host, or at those below a launcher. Their st…'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command hang' -l html -r -F -d 'Also write a page: verdict, timeline, calls, stacks (extra plot).'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command hang' -l json -d 'Print one JSON document and nothing else on stdout.'
 
 # Subcommands for: index

@@ -19,13 +19,15 @@ from dsdoctor.comm.launch.rank import rank_of
 from dsdoctor.comm.models import CommSettings, Mode, PhaseState, Rank
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed import baseline
-from dsdoctor.commands.comm import compared, run_all, run_rank, unmet
+from dsdoctor.commands.comm import compared, read_result, run_all, run_rank, unmet
 from dsdoctor.commands.comm_on_hosts import CommRequest
+from dsdoctor.commands.comm_prolog import judge_history, line_of, test_node
 from dsdoctor.core.errors import DoctorError, UsageError
 from dsdoctor.core.files import check_folder, check_target
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import flag, option
 from dsdoctor.core.processes import age
+from dsdoctor.report.comm.history import history_lines
 from dsdoctor.report.comm.lines import phase_line, report_lines
 from dsdoctor.report.terminal import show
 
@@ -64,14 +66,33 @@ Deadline = Annotated[
     option(metavar="SECONDS", help="Bounds the whole test. Default: 60 (--quick), 180, 900 (--full)."),
 ]
 OutFolder = Annotated[Path | None, option(name="--out", metavar="DIR", help="Keep each rank's own file and log there.")]
+Read = Annotated[
+    str | None,
+    option(metavar="FILE|-", help="Tell what a test with --json found that a scheduler has started; start no rank."),
+]
 Html = Annotated[Path | None, option(name="--html", metavar="FILE", help="Write a page with the pairs and curves.")]
 Save = Annotated[Path | None, option(name="--save", metavar="FILE", help="Keep what was measured, to compare later.")]
 Against = Annotated[Path | None, option(name="--against", metavar="FILE", help="Tell what got slower since --save.")]
 Recipe = Annotated[
     str | None,
-    option(metavar="slurm|hostfile|torchrun|k8s", help="Print a ready script for this machine, and stop."),
+    option(metavar="slurm|k8s", help="Print a script that starts the ranks and reads the result, and stop."),
 ]
 Explain = Annotated[str | None, option(metavar="LOG", help="Read a failed log instead: the same as diagnose LOG.")]
+Prolog = Annotated[
+    bool,
+    flag(
+        name="--prolog",
+        help="Test this node by itself before a job, within a minute, and print one JSON line; 1 if it is broken, else 0.",
+    ),
+]
+HistoryFile = Annotated[
+    Path | None,
+    option(
+        name="--history",
+        metavar="FILE",
+        help="With --prolog: add the line to this file. Alone: name the nodes that failed again.",
+    ),
+]
 LocalRank = Annotated[str | None, option(name=["--local_rank", "--local-rank"], show=False)]
 
 
@@ -92,6 +113,9 @@ def comm_command(
     save: Save = None,
     against: Against = None,
     recipe: Recipe = None,
+    read: Read = None,
+    prolog: Prolog = False,
+    history: HistoryFile = None,
     explain: Explain = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -122,8 +146,15 @@ def comm_command(
     if recipe is not None:
         _print_recipe(recipe, nproc, hostfile, as_json)
         return OK
+    if prolog:
+        return _prolog(wanted, history)
+    if history is not None:
+        return _history(history, as_json)
     _check_places(out, save, html)
     window = Window(as_json, verbose, html, save, baseline.load(against) if against else None)
+    if read is not None:
+        window.report(read_result(read))
+        return window.status
     return _test(wanted, window, began)
 
 
@@ -133,6 +164,26 @@ def _explain(log: str, *, as_json: bool, verbose: bool) -> int:
     except DoctorError as error:
         error.command = "diagnose"
         raise
+
+
+def _prolog(wanted: CommRequest, history: Path | None) -> int:
+    """One line; a node that is slow or was not tested is not kept from its job."""
+    given = {"--hostfile": wanted.hostfile is not None, "--full": wanted.settings.mode is Mode.FULL}
+    for name in (name for name, is_given in given.items() if is_given):
+        raise UsageError(
+            f"--prolog tests this node by itself within a minute, and {name} was given", hint="leave it out"
+        )
+    test, why_not = test_node(wanted, history)
+    sys.stdout.write(line_of(test) + "\n")
+    if why_not:
+        show(Console(stderr=True), [f"! {why_not}"])
+    return FOUND if test.failed else OK
+
+
+def _history(path: Path, as_json: bool) -> int:
+    found = judge_history(path)
+    print_result("comm", as_json, history_lines(found), found.findings, history=found)
+    return SLOW if found.findings else OK
 
 
 def _test(wanted: CommRequest, window: "Window", began: float) -> int:

@@ -2,11 +2,13 @@
 
 import inspect
 
+from dsdoctor.comm import history
 from dsdoctor.comm.collectives import isolate, nccl_checks, result_checks, stuck_checks
 from dsdoctor.comm.control import agent, exchange_phases, lost_checks, test_run
 from dsdoctor.comm.local import checks as local_checks
-from dsdoctor.comm.local import fingerprint, memory
+from dsdoctor.comm.local import counters, fingerprint, memory
 from dsdoctor.comm.mesh import checks as mesh_checks
+from dsdoctor.comm.nodes import node_speed
 from dsdoctor.comm.preflight import checks as preflight_checks
 from dsdoctor.comm.preflight import left_out
 from dsdoctor.comm.rendezvous import absent_checks
@@ -35,11 +37,14 @@ CHECKS = (
     stuck_checks.supervisor_stopped,
     *result_checks.CHECKS,
     *memory.CHECKS,
+    *counters.CHECKS,
     *nccl_checks.CHECKS,
     *speed_checks.CHECKS,
     latency_checks.messages_late,
     *isolate.CHECKS,
+    *node_speed.CHECKS,
     *baseline.CHECKS,
+    *history.CHECKS,
     *lost_checks.CHECKS,
     agent.torch_unusable,
     agent.nccl_unavailable,

@@ -16,6 +16,7 @@ class CommPhase(enum.Enum):
     SAME = "same everywhere"
     MESH = "tcp mesh"
     RIGHT = "collectives"
+    NODES = "nodes"
     SPEED = "speed"
     DEEPSPEED = "deepspeed"
     ISOLATE = "where it breaks"
@@ -86,13 +87,14 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class FabricPort:
-    """A port of an InfiniBand or RoCE device, as /sys/class/infiniband reports it. ``rate`` in Gb/s."""
+    """A port of an InfiniBand or RoCE device, as /sys/class/infiniband reports it. ``rate`` in Gb/s; ``full``: with all lanes."""
 
     device: str
     port: int
     state: str
     physical: str
     rate: float | None = None
+    full: float | None = None
     link_layer: str = "InfiniBand"
 
 
@@ -128,7 +130,9 @@ class Local:
 
     ``memlock``, ``nofile`` and ``address_space`` are this process's own limits (None: unlimited). ``variables`` are those
     that steer communication (NCCL_*, GLOO_*, TORCH_NCCL_* ...), without secrets. ``stale_shm`` are old segments of NCCL that
-    no process has mapped or open, as far as this one sees; ``shm_users_unseen`` are the processes that it could not look at.
+    no process has mapped or open, as far as this one sees;
+    ``shm_users_unseen`` are the processes that it could not look at. ``counters`` are the host's error counters before the test,
+    read by its first rank.
     """
 
     hostname: str
@@ -152,6 +156,7 @@ class Local:
     driver: str | None = None
     gpus: tuple[RankGpu, ...] = ()
     container: str | None = None
+    counters: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

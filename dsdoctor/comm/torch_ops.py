@@ -23,11 +23,12 @@ def rounds(world: int) -> tuple[tuple[Pair, ...], ...]:
     (((1, 2),), ((0, 2),), ((0, 1),))
     """
     seats = world + world % 2
-    return tuple(_round(world, seats, turn) for turn in range(seats - 1)) if world > 1 else ()
+    return tuple(one_round(world, turn) for turn in range(seats - 1)) if world > 1 else ()
 
 
-def _round(world: int, seats: int, turn: int) -> tuple[Pair, ...]:
+def one_round(world: int, turn: int) -> tuple[Pair, ...]:
     """Rank 0's seat is fixed, the others move on by one place each round; opposite seats meet."""
+    seats = world + world % 2
     circle = [0, *((place - turn) % (seats - 1) + 1 for place in range(seats - 1))]
     pairs = (sorted((circle[place], circle[-1 - place])) for place in range(seats // 2))
     return tuple((low, high) for low, high in pairs if high < world)
@@ -38,7 +39,7 @@ def spread_rounds(world: int) -> tuple[tuple[Pair, ...], ...]:
     if world <= ALL_PAIRS:
         return rounds(world)
     seats = world + world % 2
-    return tuple(_round(world, seats, turn * (seats - 1) // SAMPLED) for turn in range(SAMPLED))
+    return tuple(one_round(world, turn * (seats - 1) // SAMPLED) for turn in range(SAMPLED))
 
 
 def agreed(group: RankGroup, value: float) -> float:

@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,13 +18,13 @@ from dsdoctor.comm.launch.commands import here
 from dsdoctor.comm.launch.start import PARENT, RankTold, free_port, start_here
 from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.models import CommPhase, CommSettings, PhaseState, Rank
-from dsdoctor.comm.report_document import read_own_report
+from dsdoctor.comm.report_document import read_own_report, read_remote_report
 from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.speed.baseline import Base, slower
 from dsdoctor.comm.verdict import ended, verdict
 from dsdoctor.commands.comm_on_hosts import MARGIN, CommRequest, HostsTest, OnPhase, arguments_of, report_of
 from dsdoctor.core.errors import NotWritten, UsageError
-from dsdoctor.core.files import make_folder
+from dsdoctor.core.files import LARGEST, make_folder, read_limited
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import die_with
@@ -51,6 +52,21 @@ def run_all(request: CommRequest, *, on_phase: OnPhase) -> Report:
         keep = report.state is PhaseState.BROKEN or bool(report.left_out) or request.settings.out is not None
         outcome.append(keep)
         return replace(report, out=str(folder) if keep else None)
+
+
+def read_result(name: str) -> Report:
+    """The report in what a test with --json wrote elsewhere, whatever stands around it; "-" is stdin. Raises UsageError without."""
+    hint = "srun ... python -m dsdoctor.comm --json > comm.json writes one"
+    try:
+        content = sys.stdin.buffer.read(LARGEST) if name == "-" else read_limited(Path(name))
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror or error}", hint=hint) from error
+    lines = reversed(content.decode(errors="replace").splitlines())
+    found = (read_remote_report(line[line.index("{") :]) for line in lines if '"schema"' in line)
+    report = next((report for report in found if report is not None), None)
+    if report is None:
+        raise UsageError(f"{name} holds no report of dsdoctor comm --json", hint=hint)
+    return report
 
 
 @contextmanager

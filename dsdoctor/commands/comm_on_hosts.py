@@ -102,7 +102,8 @@ class HostsTest:
         state = state_of(CommPhase.STATIC, findings)
         if bad and self._request.skip_bad and state is not PhaseState.BROKEN:
             state = PhaseState.SLOW
-        answered = sum(visit.answered for visit in self._facts.visits)
+        visits = self._facts.visits
+        answered = f"{sum(visit.answered for visit in visits)} answer to ssh" if visits else "none was asked"
         less = (
             f"; without {len(self._asked) - len(self._hosts)} bad ones" if len(self._asked) > len(self._hosts) else ""
         )
@@ -110,7 +111,7 @@ class HostsTest:
             phase=CommPhase.STATIC,
             state=state,
             seconds=seconds,
-            said=f"{len(self._hosts)} hosts in {self._facts.hostfile}, {answered} answer to ssh{less}",
+            said=f"{len(self._hosts)} hosts in {self._facts.hostfile}, {answered}{less}",
             findings=(*bad, *findings) if self._request.skip_bad else (*findings, *bad),
         )
 

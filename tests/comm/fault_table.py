@@ -1,6 +1,7 @@
 """The faults, one record each: what is done to a rig or to a rank, and what must come out by name. Played for plain torch too."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -70,6 +71,13 @@ def _variables(fault: Fault, folder: Path, hold_at: int) -> dict[int, dict[str, 
 @contextlib.contextmanager
 def _killed(rig: Rig, command: str) -> Iterator[None]:
     faults.kill_rank(rig, 1, command)
+    yield
+
+
+@contextlib.contextmanager
+def _flapped(rig: Rig, _: str) -> Iterator[None]:
+    with faults.cable_pulled(rig, 1):
+        time.sleep(0.4)
     yield
 
 
@@ -147,6 +155,13 @@ FAULTS = (
         says=("nodeb", "rank 1"),
     ),
     Fault(
+        name="link down for a moment in mid-collective",
+        during=_flapped,
+        rules=("link-errors-rose",),
+        says=("nodeb",),
+        status=6,
+    ),
+    Fault(
         name="packets dropped in mid-collective",
         during=lambda rig, _: faults.everything_dropped(rig[1]),
         rules=("host-vanished",),
@@ -197,7 +212,7 @@ FAULTS = (
         nodes=3,
         mode="--default",
         status=6,
-        rules=("pair-is-slow",),
+        rules=("node-is-slow",),
         says=("nodec",),
     ),
     Fault(
@@ -209,6 +224,14 @@ FAULTS = (
         changes={1: (faults.late_always(0.03),)},
         rules=("messages-late",),
         says=("rank 1 (nodeb)", "whatever its size"),
+    ),
+    Fault(
+        name="a rank loses its connections with whoever it exchanges",
+        world=3,
+        nodes=3,
+        changes={2: (faults.acts(1, "raise RuntimeError('Connection closed by peer [10.0.0.9]:1')"),)},
+        rules=("narrowed-to",),
+        says=("only groups with rank 2 (nodec) fail",),
     ),
     Fault(
         name="bit flip in one rank's data",

@@ -1,21 +1,36 @@
-"""Faults of one rank that are generated: what it does, which rank does it, before which collective, in which mode."""
+"""Faults of one rank or its node that are generated: what is done, which rank, before which collective, in which mode."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from tests.comm import faults
 from tests.comm.fault_table import Fault
+from tests.comm.rig import Rig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Misdeed:
-    """Something that a rank does in Python before a collective, and what must be said of it."""
+    """Something that a rank does in Python, and what must be said of it, with which exit status. It is a ``statement`` before a
+    collective, or a ``change`` that lasts."""
 
     name: str
-    statement: str
+    statement: str = ""
+    change: str = ""
     rules: tuple[str, ...]
-    says: tuple[str, ...]
+    says: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ("--quick", "--default", "--full")
+    status: int = 1
+
+    def change_at(self, call: int) -> str:
+        """What the rank's Python is changed by."""
+        return self.change or faults.acts(call, self.statement)
+
+    def said(self, rank: int, call: int, mode: str) -> str:
+        """The case by its name."""
+        return f"rank {rank} {self.name}{'' if self.change else f' before collective {call}'} of {mode}"
 
 
 MISDEEDS = (
@@ -58,6 +73,55 @@ MISDEEDS = (
         says=("stands in act",),
     ),
 )
+SLOWER = ("--default", "--full")
+LASTING = (
+    Misdeed(
+        name="is 30 ms late with every message",
+        change=faults.late_always(0.03),
+        rules=("messages-late",),
+        says=("whatever its size",),
+        modes=SLOWER,
+        status=6,
+    ),
+    Misdeed(name="sends a wrong bit", change=faults.flipped_bit(), rules=("data-is-wrong",)),
+    Misdeed(name="has another torch", change=faults.other_torch(), rules=("torch-differs",), says=("2.7.0+cpu",)),
+    Misdeed(
+        name="cannot import torch",
+        change=faults.broken_torch(),
+        rules=("rank-unable", "torch-unusable"),
+        says=("libcudart.so.13",),
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfNode:
+    """Something that is done to a rank's node, for as long as the test runs or (``during``) while all wait before a collective."""
+
+    name: str
+    inject: Callable[[Rig, int], AbstractContextManager[None]]
+    rules: tuple[str, ...]
+    during: bool = False
+    modes: tuple[str, ...] = ("--quick", "--default", "--full")
+    status: int = 1
+
+
+OF_NODES = (
+    OfNode(name="is cut off", inject=faults.cable_pulled, rules=("host-vanished",), during=True),
+    OfNode(
+        name="loses all packets",
+        inject=lambda rig, rank: faults.everything_dropped(rig[rank]),
+        rules=("host-vanished",),
+        during=True,
+    ),
+    OfNode(name="has a slow link", inject=faults.slow_node, rules=("node-is-slow",), modes=SLOWER, status=6),
+    OfNode(
+        name="has 64 MB of shared memory",
+        inject=lambda rig, rank: faults.small_shm(rig[rank]),
+        rules=("comm-shm-too-small",),
+        status=0,
+    ),
+)
 RANKS = (0, 1, 2)
 CALLS = (1, 2, 9)
 MODES = ("--quick", "--default", "--full")
@@ -72,16 +136,45 @@ def generated(
     """A fault for each combination, on three ranks of three nodes."""
     return [
         Fault(
-            name=f"rank {rank} {misdeed.name} before collective {call} of {mode}",
+            name=misdeed.said(rank, call, mode),
             world=3,
             nodes=3,
             mode=mode,
-            changes={rank: (faults.acts(call, misdeed.statement),)},
+            changes={rank: (misdeed.change_at(call),)},
             rules=misdeed.rules,
             says=(f"rank {rank} (node{'abc'[rank]}", *misdeed.says),
+            status=misdeed.status,
         )
         for misdeed, rank, call, mode in itertools.product(misdeeds, ranks, calls, modes)
+        if mode in misdeed.modes and (not misdeed.change or call == calls[0])
     ]
+
+
+def of_nodes(modes: Sequence[str] = MODES) -> list[tuple[Fault, int]]:
+    """A fault for each node, and the collective before which the ranks are held for it (0: they are not)."""
+    return [
+        (
+            Fault(
+                name=f"the node of rank {rank} {kind.name}{f' before collective {call}' if call else ''} of {mode}",
+                world=3,
+                nodes=3,
+                mode=mode,
+                before=None if kind.during else partial(_injected, kind, rank),
+                during=partial(_injected, kind, rank) if kind.during else None,
+                rules=kind.rules,
+                says=(f"node{'abc'[rank]}",),
+                status=kind.status,
+            ),
+            call,
+        )
+        for kind, rank, mode in itertools.product(OF_NODES, RANKS, modes)
+        for call in (CALLS if kind.during else (0,))
+        if mode in kind.modes
+    ]
+
+
+def _injected(kind: OfNode, rank: int, rig: Rig, _: str) -> AbstractContextManager[None]:
+    return kind.inject(rig, rank)
 
 
 SAMPLE = tuple(

@@ -89,4 +89,4 @@ def test_a_generated_fault_is_named_under_every_launcher(place: int, launcher: s
 
     found = launched_faults.play(misdeed, rank, 2, launcher, "--quick", 25.0, tmp_path)
 
-    assert launched_faults.complaint(found, misdeed, rank, 25.0) == "", found
+    assert launched_faults.complaint(found, misdeed, rank, 25.0, launcher) == "", found

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dsdoctor.comm.local.link_limits import hierarchical, limit
+from dsdoctor.comm.local.link_limits import limit
 from dsdoctor.comm.models import Claim, FabricPort, Interface, Local, RankGpu
 
 A100 = RankGpu(index=0, name="A100", uuid="", pcie=(1, 16), pcie_max=(4, 16), nvlink=300e9)
@@ -62,8 +62,3 @@ def test_what_has_no_limit_of_its_own_gets_none() -> None:
     assert limit(job(4, 4, None), "gloo") is None
     assert limit(same, "nccl") is None
     assert limit([], "nccl") is None
-
-
-def test_two_nodes_may_show_more_than_their_network_carries() -> None:
-    assert hierarchical(50e9, 16, 2) == pytest.approx(93.75e9)
-    assert hierarchical(50e9, 8, 1) == 50e9

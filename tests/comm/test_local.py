@@ -37,7 +37,7 @@ ETH = Interface(name="eth0", address="10.0.0.1", prefix=24, mtu=1500, speed=10_0
 FAST = Interface(name="ens9", address="10.1.0.1", prefix=24, mtu=9000, speed=100_000)
 DOCKER = Interface(name="docker0", address="172.17.0.1", prefix=16, mtu=1500, kind="virtual")
 IB = Interface(name="ib0", address="10.2.0.1", prefix=24, mtu=2044)
-PORT = FabricPort(device="mlx5_0", port=1, state="ACTIVE", physical="LinkUp", rate=400.0)
+PORT = FabricPort(device="mlx5_0", port=1, state="ACTIVE", physical="LinkUp", rate=400.0, full=400.0)
 H100 = RankGpu(index=0, name="NVIDIA H100", uuid="GPU-0", free=79 * GIB, total=80 * GIB, pcie=(1, 16), pcie_max=(5, 16))
 BY_ETH = ChosenInterface(name="eth0", address="10.0.0.1", because="the kernel routes to 10.0.0.9 by it")
 ME = Rank(rank=3, world=16, local_rank=0, local_world=8, launcher="srun", master="10.0.0.9", port=29500)
@@ -69,6 +69,7 @@ def taken(interface: Interface, because: str = "a rule") -> ChosenInterface:
 
 
 BARE = replace(H100, nvlink=None)
+A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", nvlink=300e9)
 WITH_PROBLEM = {
     "hostname-is-loopback": healthy(resolves_to=("127.0.1.1",), chosen=taken(LO)),
     "hostname-unusable": healthy(resolves_to=("10.7.7.7",), chosen=taken(LO)),
@@ -86,6 +87,8 @@ WITH_PROBLEM = {
     "gpu-memory-taken": healthy(gpus=(replace(H100, free=9 * GIB),)),
     "nccl-variable-left-set": healthy(variables={"NCCL_P2P_DISABLE": "1"}),
     "p2p-through-iommu": healthy(iommu="translating", gpus=(BARE, replace(BARE, uuid="GPU-1"))),
+    "gpu-links-missing": healthy(gpus=(replace(A100, nvlink=275e9), replace(A100, uuid="GPU-1"))),
+    "fabric-port-narrow": healthy(fabric=(replace(PORT, rate=200.0),)),
     "p2p-through-acs": healthy(acs=("17:00.0",), gpus=(BARE, replace(BARE, uuid="GPU-1"))),
 }
 
@@ -102,6 +105,35 @@ def test_a_check_finds_its_ill_and_names_rank_and_host(rule: str) -> None:
 def test_every_local_check_has_a_sick_host_and_explains_itself() -> None:
     assert set(WITH_PROBLEM) == {check.__name__.replace("_", "-") for check in CHECKS}
     assert all((check.__doc__ or "").strip() for check in CHECKS)
+
+
+NVLINKS = {
+    "Tesla V100-SXM2-32GB": 150,
+    "NVIDIA A100-SXM4-80GB": 300,
+    "NVIDIA A800-SXM4-80GB": 200,
+    "NVIDIA GH200 480GB": 450,
+    "NVIDIA H100 80GB HBM3": 450,
+    "NVIDIA H200": 450,
+    "NVIDIA B200": 900,
+    "NVIDIA GB200": 900,
+    "NVIDIA B300": 900,
+    **dict.fromkeys(
+        ("NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA A100-PCIE-40GB", "NVIDIA L40S", "Tesla V100-PCIE-16GB")
+    ),
+}
+"""GB/s one way, by the driver's names; None: without links on the board."""
+
+
+@pytest.mark.parametrize("name", NVLINKS)
+@pytest.mark.parametrize("part", [None, 0.5, 17 / 18, 1.0])
+def test_links_are_held_against_those_of_the_kind(name: str, part: float | None) -> None:
+    expected = NVLINKS[name]
+    gpu = replace(H100, name=name, nvlink=None if part is None else (expected or 100) * 1e9 * part)
+    pair = healthy(gpus=(gpu, replace(gpu, uuid="GPU-1")))
+
+    less = expected is not None and part != 1.0
+    assert ("gpu-links-missing" in {one.rule for one in judged(pair)}) is less
+    assert "gpu-links-missing" not in {one.rule for one in judged(healthy(gpus=(gpu,)))}
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])

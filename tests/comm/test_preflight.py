@@ -12,7 +12,7 @@ import pytest
 
 from dsdoctor.comm.launch.commands import host_orders, local_ranks, remote_command
 from dsdoctor.comm.preflight.checks import CHECKS
-from dsdoctor.comm.preflight.facts import PreflightFacts, look_forwarded, look_listener, look_preflight
+from dsdoctor.comm.preflight.facts import MOST_BY_SSH, PreflightFacts, look_forwarded, look_listener, look_preflight
 from dsdoctor.comm.preflight.visit import MODULES, Network, PortListener, Visit
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
@@ -244,3 +244,19 @@ def test_a_wrong_line_in_a_hostfile_does_not_reach_ssh(disk: Disk) -> None:
 
     assert seen.visits == ()
     assert [finding.severity for finding in judged(seen)] == [Severity.ERROR]
+
+
+@pytest.mark.parametrize("count", [3, MOST_BY_SSH + 1])
+def test_more_hosts_than_one_can_start_ranks_on_are_handed_to_the_scheduler(disk: Disk, count: int) -> None:
+    lines = "".join(f"gpu{number:04d} slots=8\n" for number in range(count))
+    host = disk({"/job/hosts": lines, "/bin/ssh": "#!/bin/sh\nexit 1\n"}, PATH="/bin")
+
+    found = look_preflight(host, hostfile="hosts", python="/p", folder="/job")
+    handed = [finding for finding in judged(found) if finding.rule == "too-many-hosts"]
+
+    assert (len(found.visits), len(handed)) == ((3, 0) if count == 3 else (0, 1))
+    if handed and handed[0].fix:
+        commands = handed[0].fix.commands
+        assert commands[0].startswith(f"srun --nodes={count} --ntasks-per-node=8 --nodelist='gpu[0000-{count - 1}]'")
+        assert commands[1].startswith(f"mpirun -np {8 * count} --hostfile /job/hosts /p -m dsdoctor.comm --json")
+        assert commands[-1] == "python -m dsdoctor comm --read comm.json"

@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 from dsdoctor.comm.collectives import isolate, stuck_checks
-from dsdoctor.comm.collectives.isolate import SWITCHES, Switch, Trial
+from dsdoctor.comm.collectives.isolate import SWITCHES
 from dsdoctor.comm.collectives.trouble import Trouble
 from dsdoctor.comm.control.messages import OrderKind, RankAnswer, RankOrder
 from dsdoctor.comm.control.orders import Gathered
 from dsdoctor.comm.control.test_run import time_used_up
+from dsdoctor.comm.nodes.plan import Groups, Trial
 from dsdoctor.comm.results import ConnectOutcome, SkippedStep, Stuck
 from tests.comm.made_claims import claims, reaches
 
@@ -178,37 +179,34 @@ def test_errors_of_lost_connections_alone_are_told_as_what_they_are() -> None:
     assert told(ranks)[0][0] == "exchange-fails"
 
 
-def test_what_is_in_every_failing_group_and_in_no_other_is_left() -> None:
-    trials = [
-        Trial(what="in pairs", groups=((0, 1), (2, 3)), failed=((2, 3),)),
-        Trial(what="in pairs", groups=((0, 2), (1, 3)), failed=((0, 2),)),
-    ]
+def searched(bad: set[int], per_host: int = 2, world: int = 8, backend: str = "gloo", cure: str = "") -> isolate.Search:
+    """A search among ranks of which some break every group that they are in; ``cure`` is a variable that helps."""
 
-    (finding,) = isolate.narrowed_to(trials, claims())
+    def in_groups(what: str, groups: Groups) -> Trial:
+        failed = tuple(group for group in groups if bad & {rank for part in group for rank in part})
+        return Trial(what=what, groups=groups, failed=failed)
 
-    assert finding.title == "only groups with rank 2 (nodeb) fail; the others are well among themselves"
+    here = claims(world, per_host=per_host)
+    return isolate.isolate(here, backend, lambda switch: switch.variable == cure, in_groups)
+
+
+def test_what_fails_by_itself_or_with_two_that_are_well_is_left() -> None:
+    (finding,) = isolate.narrowed_to(searched({4}))
+    (among_ranks,) = isolate.narrowed_to(searched({3}, per_host=5, world=5))
+
+    assert finding.title == "only groups with ranks 4-5 (nodec) fail; the others are well among themselves"
+    assert among_ranks.title == "only groups with rank 3 (nodea) fail; the others are well among themselves"
+    assert list(isolate.narrowed_to(searched(set()))) == []
 
 
 def test_the_first_switch_that_cures_names_the_layer_and_ends_the_search() -> None:
-    def run(what: str, groups: isolate.Groups, switch: Switch | None) -> Trial:
-        cured = switch is not None and switch.variable == "NCCL_SHM_DISABLE"
-        return Trial(what=what, groups=((0, 1, 2, 3),), failed=() if cured else ((0, 1, 2, 3),), switch=switch)
+    search = searched({0}, backend="nccl", cure="NCCL_SHM_DISABLE")
+    (finding,) = isolate.transport_broken(search)
 
-    trials = isolate.isolate(claims(), "nccl", run)
-    (finding,) = isolate.transport_broken(trials, claims())
-
-    assert [trial.what for trial in trials] == ["NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"]
+    assert [switch.variable for switch in search.switches] == ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"]
+    assert search.outcome.trials == ()
     assert finding.title.startswith("shared memory between ranks of a host is broken on nodea, nodeb")
-
-
-def test_a_bad_rank_is_found_by_pairs_in_rounds_and_the_search_stops_there() -> None:
-    def run(what: str, groups: isolate.Groups, switch: Switch | None) -> Trial:
-        return Trial(what=what, groups=groups, failed=tuple(group for group in groups if 3 in group), switch=switch)
-
-    trials = isolate.isolate(claims(5, per_host=5), "gloo", run)
-
-    assert isolate.narrowed(trials) == (3,)
-    assert len(trials) <= 2
+    assert finding.evidence == ("NCCL_P2P_DISABLE=1: fails",)
 
 
 def test_every_switch_is_named_once() -> None:

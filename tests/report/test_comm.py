@@ -115,11 +115,11 @@ def test_a_missing_rank_comes_first_with_its_fix() -> None:
         "    Fix: look at what rank 3 wrote before it died",
         "      $ ssh nodeb ps -ef | grep dsdoctor.comm",
         "",
-        "   rank  host    pid  interface        state",
-        "      0  nodea  4100  eth0 10.200.0.1  ok",
-        "      1  nodea  4101  eth0 10.200.0.2  ok",
-        "      2  nodeb  4102  eth0 10.200.0.3  ok",
-        "✗     3  nodeb     -  -                missing",
+        "   rank  host   pid  interface  state",
+        "✗     3  nodeb    -  -          missing",
+        "  3 of 4 ranks are ok (-v shows them)",
+        "",
+        "  next: $ ssh nodeb ps -ef | grep dsdoctor.comm",
     ]
 
 
@@ -128,7 +128,6 @@ def test_a_slow_node_is_marked_and_its_victims_are_not() -> None:
 
     assert list(rank_states(slow_node()).values()) == ["ok", "ok", "slow with all others", "ok"]
     assert "   2 nodec   24!   26!    -    26!" in shown
-    assert "! rank 0 (nodea) <-> rank 2 (nodec): 24.0 MB/s, less than a third of the median" in shown
 
 
 def test_of_a_bad_pair_both_ends_are_named_and_the_direction() -> None:
@@ -185,7 +184,7 @@ def test_of_many_ranks_only_the_sick_have_a_line() -> None:
         "all",
         "others",
     ]
-    assert shown[2:] == ["  71 of 72 ranks are ok"]
+    assert shown[2:] == ["  71 of 72 ranks are ok (-v shows them)"]
     assert "✗ node00 -> node08: refused (8 pairs of ranks)" in told(bad_nodes).splitlines()
     assert told(many(9, bad_nodes=False)).splitlines()[:2] == [
         "[node00] ranks 0-7 are OK",
@@ -210,7 +209,12 @@ def test_a_test_that_never_began_says_nothing_of_ranks() -> None:
     )
     found = report(FOUR_HOSTS, (broken,), ranks=(), reaches=())
 
-    assert told(found).splitlines() == ["✗ static: nodeb: refused  [ssh-refused]", "    Fix: x"]
+    assert told(found).splitlines() == [
+        "✗ static: nodeb: refused  [ssh-refused]",
+        "    Fix: x",
+        "",
+        "  next: $ python -m dsdoctor explain ssh-refused",
+    ]
 
 
 def test_the_transports_of_nccl_are_counted() -> None:

@@ -97,14 +97,26 @@ def test_the_rows_name_the_ranks_of_the_verdict_and_no_others(kind: str) -> None
 
 
 def test_a_thousand_findings_and_every_collective_fit_a_page_unless_all_is_asked_for() -> None:
-    raised = [Finding.error("rank-raised", f"rank {rank} ({HOSTS[rank]}) raised {rank}") for rank in range(1000)]
+    long = tuple(f"line {number}" for number in range(30))
+    raised = [
+        Finding.error("rank-raised", f"rank {rank} ({HOSTS[rank]}) raised {rank}", evidence=long)
+        for rank in range(1000)
+    ]
     others = [Finding.warning(f"rule-{number}", f"what {number}", evidence=("a", "b")) for number in range(40)]
     found = whole(*raised, *others, speeds=speeds(1000) * 5)
 
     assert len(shown(found)) == MOST
-    assert "  and 996 more of [rank-raised] (--verbose shows all)" in shown(found)
-    assert shown(found)[-1].endswith("more lines (--verbose shows all)")
+    assert shown(found)[-3].endswith("more lines (--verbose shows all)")
     assert len(shown(found, verbose=True)) > 1000
+
+
+def test_three_findings_are_shown_and_the_others_counted() -> None:
+    raised = [Finding.error("rank-raised", f"rank {rank} ({HOSTS[rank]}) raised {rank}") for rank in range(1000)]
+    lines = shown(whole(*raised, Finding.warning("rule-0", "what")))
+
+    assert sum(line.endswith("[rank-raised]") for line in lines) == 3
+    assert "· and 997 errors, 1 warning: rank-raised, rule-0 (-v shows all)" in lines
+    assert lines[-1] == "  next: $ python -m dsdoctor explain rank-raised"
 
 
 def test_a_thousand_ranks_that_are_well_are_one_line() -> None:

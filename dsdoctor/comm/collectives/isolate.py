@@ -1,19 +1,14 @@
-"""Repeats a failed exchange in smaller groups: each host alone, hosts in pairs, ranks in pairs, transports switched off.
-
-``together`` and ``narrowed`` are pure. A trial runs in new data processes and new groups, disjoint groups at the same time.
-"""
+"""Repeats a failed exchange: transports switched off one after the other, then smaller groups as ``nodes.plan`` chooses them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.rank_names import named
-from dsdoctor.comm.torch_ops import rounds
+from dsdoctor.comm.nodes.plan import Outcome, Part, Run, Trial, play
+from dsdoctor.comm.rank_names import by_rank, named
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.core.sentences import and_more
-
-Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,77 +40,45 @@ SWITCHES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """What was tried and which groups failed."""
+class Search:
+    """What was tried: the switches, of which the last helped where ``cured``, and the rounds in smaller groups."""
 
-    what: str
-    groups: Groups
-    failed: Groups
-    switch: Switch | None = None
+    claims: tuple[Claim, ...]
+    switches: tuple[Switch, ...] = ()
+    cured: bool = False
+    outcome: Outcome = field(default_factory=lambda: Outcome(trials=()))
+
+    @property
+    def said(self) -> str:
+        """How much was tried."""
+        return f"{len(self.switches) + len(self.outcome.trials)} trials with transports off and in smaller groups"
 
 
-def hosts_apart(claims: Sequence[Claim]) -> Groups:
-    """The ranks of each host that has several, as groups.
-
-    >>> hosts_apart(())
-    ()
-    """
+def parts_of(claims: Sequence[Claim], least: int = 3) -> tuple[Part, ...]:
+    """The ranks of each host; where there are fewer hosts than ``least``, each rank by itself."""
     hosts = dict.fromkeys(claim.host for claim in claims)
-    groups = tuple(tuple(claim.rank for claim in claims if claim.host == host) for host in hosts)
-    return tuple(group for group in groups if len(group) > 1) if len(groups) > 1 else ()
-
-
-def together(parts: Sequence[tuple[int, ...]]) -> Iterator[Groups]:
-    """Every two parts together once, disjoint ones at the same time.
-
-    >>> list(together([(0, 1), (2,), (3,)]))[0]
-    ((2, 3),)
-    """
-    for pairs in rounds(len(parts)):
-        yield tuple(tuple(sorted(parts[first] + parts[second])) for first, second in pairs)
-
-
-def narrowed(trials: Sequence[Trial]) -> tuple[int, ...]:
-    """The ranks that are in every group that failed and in none that worked.
-
-    >>> narrowed([Trial(what="", groups=((0, 1), (2, 3)), failed=((0, 1),)), Trial(what="", groups=((0, 2),), failed=())])
-    (1,)
-    """
-    failed = [set(group) for trial in trials for group in trial.failed]
-    well = {rank for trial in trials for group in trial.groups if group not in trial.failed for rank in group}
-    return tuple(sorted(set.intersection(*failed) - well)) if failed else ()
+    if len(hosts) < least:
+        return tuple((claim.rank,) for claim in claims)
+    return tuple(tuple(sorted(claim.rank for claim in claims if claim.host == host)) for host in hosts)
 
 
 def isolate(
-    claims: Sequence[Claim], backend: str, run: Callable[[str, Groups, Switch | None], Trial | None]
-) -> list[Trial]:
-    """Try until a single rank or host is left. ``run`` returns None when there is no more time."""
-    trials: list[Trial] = []
-
-    def tried(what: str, groups: Groups, switch: Switch | None = None) -> Trial | None:
-        trial = run(what, groups, switch)
-        if trial is not None:
-            trials.append(trial)
-        return trial
-
+    claims: Sequence[Claim], backend: str, with_switch: Callable[[Switch], bool | None], in_groups: Run
+) -> Search:
+    """Try the switches until one helps, else go on in smaller groups. ``with_switch``: whether the exchange then works, None where
+    no time is left."""
+    tried: list[Switch] = []
     for switch in SWITCHES.get(backend, ()):
-        trial = tried(f"{switch.variable}={switch.value}", (), switch)
-        if trial is None or not trial.failed:
-            return trials
-    apart = hosts_apart(claims)
-    if apart and tried("each host by itself", apart) is None:
-        return trials
-    hosts = dict.fromkeys(claim.host for claim in claims)
-    parts = [tuple(claim.rank for claim in claims if claim.host == host) for host in hosts]
-    if len(parts) < 3:
-        parts = [(claim.rank,) for claim in claims]
-    for pairs in together(parts) if len(parts) > 2 else ():
-        if tried("in pairs", pairs) is None or len(narrowed(trials)) == 1:
-            return trials
-    return trials
+        works = with_switch(switch)
+        if works is None:
+            return Search(claims=tuple(claims), switches=tuple(tried))
+        tried.append(switch)
+        if works:
+            return Search(claims=tuple(claims), switches=tuple(tried), cured=True)
+    return Search(claims=tuple(claims), switches=tuple(tried), outcome=play(parts_of(claims), in_groups))
 
 
-def transport_broken(trials: Sequence[Trial], claims: Sequence[Claim]) -> Iterator[Finding]:
+def transport_broken(search: Search) -> Iterator[Finding]:
     """An exchange that fails works once a single transport of NCCL is switched off.
 
     The transports are switched off one after the other, each in fresh processes; the first that helps names the layer.
@@ -129,24 +92,26 @@ def transport_broken(trials: Sequence[Trial], claims: Sequence[Claim]) -> Iterat
 
     Since: 0.1
     """
-    for trial in trials:
-        if trial.switch and not trial.failed:
-            yield Finding.error(
-                "transport-broken",
-                f"{trial.switch.layer} is broken on {_hosts(claims)}: with {trial.what} the same exchanges are right",
-                evidence=tuple(f"{other.what}: fails" for other in trials if other.switch and other.failed),
-                fix=trial.switch.fix,
-                steps=(step("export {variable}={value}", variable=trial.switch.variable, value=trial.switch.value),),
-            )
+    if search.cured:
+        *others, switch = search.switches
+        hosts = and_more(list(dict.fromkeys(claim.host for claim in search.claims)), 4)
+        yield Finding.error(
+            "transport-broken",
+            f"{switch.layer} is broken on {hosts}: with {switch.variable}={switch.value} the same exchanges are right",
+            evidence=tuple(f"{other.variable}={other.value}: fails" for other in others),
+            fix=switch.fix,
+            steps=(step("export {variable}={value}", variable=switch.variable, value=switch.value),),
+        )
 
 
-def narrowed_to(trials: Sequence[Trial], claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Every group with a certain rank or host fails, and those without it are well.
+def narrowed_to(search: Search) -> Iterator[Finding]:
+    """A rank or host fails by itself, or with each of two others that are well; or two fail together that are well with others.
 
-    The ranks exchanged again in small groups, in fresh processes.
+    The ranks exchanged again in small groups, in fresh processes: each host alone, pairs at once, the hosts of a pair
+    that failed again with ones that were well, then groups of four, eight and so on.
 
-    Why it matters: what is in every group that failed, and in none that was well, is at fault: that GPU, that host, its
-    adapter or its cable.
+    Why it matters: what fails with whoever is well is at fault: that GPU, that host, its adapter or its cable. Where
+    both ends are well with others it is the path between them.
 
     How to fix it: take that host or GPU out of the job, and test it by itself.
 
@@ -154,29 +119,44 @@ def narrowed_to(trials: Sequence[Trial], claims: Sequence[Claim]) -> Iterator[Fi
 
     Since: 0.1
     """
-    suspects = narrowed([trial for trial in trials if trial.switch is None])
-    hosts = {claim.rank: claim.host for claim in claims}
-    if not suspects or len(suspects) == len(hosts):
-        return
-    by_rank = tuple(hosts.get(rank, "") for rank in range(max(hosts) + 1))
-    yield Finding.error(
-        "narrowed-to",
-        f"only groups with {named(suspects, by_rank)} fail; the others are well among themselves",
-        evidence=tuple(_told(trial) for trial in trials if trial.switch is None),
-        fix="take that host or GPU out of the job, and test it by itself",
-        steps=(step("python -m dsdoctor comm --full"),),
-    )
+    hosts, outcome = by_rank(search.claims), search.outcome
+    bad = tuple(sorted(rank for part in outcome.bad for rank in part))
+    evidence = tuple(_told(trial) for trial in outcome.trials)
+    steps = (step("python -m dsdoctor comm --full"),)
+    if bad:
+        yield Finding.error(
+            "narrowed-to",
+            f"only groups with {named(bad, hosts)} fail; the others are well among themselves",
+            evidence=evidence,
+            fix="take that host or GPU out of the job, and test it by itself",
+            steps=steps,
+        )
+    for one, other in outcome.paths:
+        yield Finding.error(
+            "narrowed-to",
+            f"{named(one, hosts)} and {named(other, hosts)} fail together, and each is well with others",
+            evidence=evidence,
+            fix="look at what lies between the two: switch, route, a firewall",
+            steps=steps,
+        )
+    if not bad and not outcome.paths and outcome.least_failing:
+        yield Finding.error(
+            "narrowed-to",
+            f"groups of {outcome.least_failing} fail, and every pair in them is well",
+            evidence=evidence,
+            fix="look at what only many use at once: the upper switches, a limit of connections or of memory",
+            steps=steps,
+        )
 
 
 def _told(trial: Trial) -> str:
-    groups = ", ".join(
-        f"{'+'.join(map(str, group))} {'fails' if group in trial.failed else 'well'}" for group in trial.groups[:6]
+    def words(group: tuple[Part, ...]) -> str:
+        return "+".join("-".join(map(str, sorted({part[0], part[-1]}))) for part in group)
+
+    failed = [words(group) for group in trial.failed]
+    return f"{trial.what}: {len(trial.well)} of {len(trial.groups)} well" + (
+        f"; ranks {and_more(failed, 6)} not" if failed else ""
     )
-    return f"{trial.what}: {groups}"
-
-
-def _hosts(claims: Sequence[Claim]) -> str:
-    return and_more(list(dict.fromkeys(claim.host for claim in claims)), 4)
 
 
 CHECKS = (transport_broken, narrowed_to)

@@ -1,8 +1,8 @@
-"""The phases in which all ranks act: the mesh, the collectives, their speed, DeepSpeed's layer, and smaller groups."""
+"""The phases in which all ranks act together: the mesh, the collectives, their speed, DeepSpeed's layer."""
 
 from collections.abc import Iterator
 
-from dsdoctor.comm.collectives import isolate, nccl_checks, result_checks
+from dsdoctor.comm.collectives import nccl_checks, result_checks
 from dsdoctor.comm.collectives.nccl_log import parse_nccl_log
 from dsdoctor.comm.collectives.stuck_checks import supervisor_stopped
 from dsdoctor.comm.control.messages import OrderKind, Task
@@ -24,7 +24,6 @@ from dsdoctor.core.fix import step
 
 MESH_SECONDS = 20.0
 SPEED_SECONDS = {Mode.DEFAULT: 20.0, Mode.FULL: 240.0}
-TRIAL_SECONDS = 6.0
 ENDING = 3.5
 """Seconds that an order takes beyond its time where ranks do not answer: their last answers, and a call to each."""
 IMPORTING = 120.0
@@ -122,10 +121,11 @@ def speed(test_run: TestRun, phase: Phase) -> None:
     )
     phase.findings = speed_checks.examine(
         speeds=test_run.speeds,
-        pairs=test_run.pairs,
+        pairs=tuple(pair for pair in test_run.pairs if not {pair.source, pair.target} & {*test_run.slow}),
         paces=tuple(speeds.pace for speeds in test_run.timed if speeds.pace),
         reaches=test_run.reaches,
-        limit=limit(test_run.claims, test_run.member.backend),
+        # what a slow node does to the collectives is known already
+        limit=None if test_run.slow else limit(test_run.claims, test_run.member.backend),
         hosts=test_run.hosts,
         backend=test_run.member.backend,
     ) + test_run.trouble(gathered, "the measurement of speed")
@@ -154,32 +154,6 @@ def deepspeed(test_run: TestRun, phase: Phase) -> None:
     phase.said = f"{done} exchanges on each rank through deepspeed.comm"
     if not done and not phase.findings:
         phase.skipped = "no exchange through deepspeed.comm came to its end"
-
-
-def search(test_run: TestRun, phase: Phase) -> None:
-    """Exchange again in smaller groups, until a single rank, host or transport is left."""
-    if test_run.left < 2 * LEAST:
-        phase.skipped = "no time is left for it"
-        return
-
-    def run(what: str, groups: isolate.Groups, switch: isolate.Switch | None) -> isolate.Trial | None:
-        if test_run.left < LEAST:
-            return None
-        groups = groups or (tuple(range(test_run.me.world)),)
-        variables = {switch.variable: switch.value} if switch else {}
-        seconds = min(TRIAL_SECONDS, test_run.left - 1)
-        gathered = test_run.ask(OrderKind.RUN, task=Task.RIGHT, groups=groups, variables=variables, seconds=seconds)
-        bad = set(gathered.silent) | {answer.rank for answer in gathered.answers if answer.stuck}
-        by_rank = results(gathered)
-        bad |= {rank for rank, result in by_rank.items() if any(exchange.wrong for exchange in result.exchanges)}
-        failed = tuple(group for group in groups if bad & set(group))
-        return isolate.Trial(what=what, groups=groups, failed=failed, switch=switch)
-
-    trials = isolate.isolate(test_run.claims, test_run.member.backend, run)
-    phase.findings = tuple(finding for check in isolate.CHECKS for finding in check(trials, test_run.claims))
-    phase.said = f"{len(trials)} trials in smaller groups"
-    if not trials:
-        phase.skipped = f"{test_run.me.world} ranks cannot be distinguished in smaller groups"
 
 
 def _most_of(left: float) -> float:

@@ -152,6 +152,13 @@ def _speed(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
     return ExchangeResult(done=len(timings), speeds=Speeds(rank=group.rank, timings=timings, pairs=pairs, pace=own))
 
 
+def _nodes(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResult:
+    from dsdoctor.comm.speed.speed import time_group
+
+    sender.tell(1, "timing a group")
+    return ExchangeResult(done=1, speeds=Speeds(rank=group.rank, timings=time_group(group)))
+
+
 def _deepspeed(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResult:
     from dsdoctor.comm.collectives.deepspeed import run_layer
 
@@ -164,6 +171,7 @@ def _deepspeed(group: RankGroup, _: Do, sender: _MessageSender) -> ExchangeResul
 
 TASKS: dict[Task, Callable[[RankGroup, Do, _MessageSender], ExchangeResult]] = {
     Task.RIGHT: _right,
+    Task.NODES: _nodes,
     Task.SPEED: _speed,
     Task.DEEPSPEED: _deepspeed,
 }

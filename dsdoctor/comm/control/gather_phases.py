@@ -4,12 +4,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dsdoctor.comm.control.messages import News
+from dsdoctor.comm.control.messages import News, OrderKind
 from dsdoctor.comm.control.phases import Phase
-from dsdoctor.comm.control.test_run import TestRun
-from dsdoctor.comm.local import fingerprint
+from dsdoctor.comm.control.test_run import LEAST, TestRun
+from dsdoctor.comm.local import counters, fingerprint
 from dsdoctor.comm.local.checks import examine_all
-from dsdoctor.comm.models import Claim
+from dsdoctor.comm.models import Claim, CommPhase
 from dsdoctor.comm.rank_names import named
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.board import Log
@@ -17,6 +17,8 @@ from dsdoctor.comm.rendezvous.checks import Arrivals
 
 ARRIVAL, LONGEST_ARRIVAL = 0.6, 90.0
 """The part of the deadline in which ranks must come, and the most seconds for that."""
+COUNTING = 6.0
+"""Seconds for another reading of the counters."""
 DUPLICATES = 0.15
 """Seconds to wait for a second claim of a rank that came already: duplicates are started at the same time."""
 MOST_RANKS = 1_000_000
@@ -66,6 +68,21 @@ def same(test_run: TestRun, phase: Phase) -> None:
     phase.findings = fingerprint.examine(test_run.claims)
     mine = test_run.member.claim.fingerprint
     phase.said = ", ".join(f"{name} {mine[name]}" for name in SHOWN if name in mine)
+
+
+def count_again(test_run: TestRun) -> None:
+    """Read every host's error counters once more, and put what rose into the phases that it concerns."""
+    if test_run.conductor is None or test_run.mute or test_run.left < LEAST:
+        return
+    gathered = test_run.ask(OrderKind.COUNT, seconds=COUNTING)
+    before = {claim.rank: claim.local.counters for claim in test_run.claims if claim.local and claim.local_rank == 0}
+    after = {answer.rank: answer.counters for answer in gathered.answers if answer.counters}
+    rose = counters.rose(before, after, test_run.hosts)
+    test_run.phase_log.add_to(CommPhase.LOCAL, tuple(counters.gpu_errors_rose(rose)))
+    test_run.phase_log.add_to(CommPhase.MESH, tuple(counters.link_errors_rose(rose)))
+    found = {finding.rule for phase in test_run.phase_log.phases for finding in phase.findings}
+    if "mesh-lossy" not in found:
+        test_run.phase_log.add_to(CommPhase.MESH, tuple(counters.tcp_resends(rose)))
 
 
 def all_there(test_run: TestRun) -> bool:

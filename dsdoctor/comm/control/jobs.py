@@ -32,17 +32,17 @@ class BackgroundJob(Protocol):
         """Stop it, and return how far it was."""
 
 
-class Idle:
-    """Nothing to do for this rank."""
+class Done:
+    """An order that is done already."""
 
     step = 0
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, answer: RankAnswer) -> None:
+        self._answer = answer
 
     def poll(self) -> RankAnswer:
-        """Done."""
-        return RankAnswer(rank=self._rank)
+        """The answer."""
+        return self._answer
 
     stop = poll
 

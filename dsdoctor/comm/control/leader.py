@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from dsdoctor.comm.control import exchange_phases, gather_phases
+from dsdoctor.comm.control import exchange_phases, gather_phases, node_phases
 from dsdoctor.comm.control.phases import Phase
 from dsdoctor.comm.control.test_run import TestRun
 from dsdoctor.comm.local.limit_checks import blamed, is_tiny
@@ -20,6 +20,7 @@ BEGINNINGS: tuple[tuple[CommPhase, Act], ...] = (
 EXCHANGES: tuple[tuple[CommPhase, Act], ...] = (
     (CommPhase.MESH, exchange_phases.mesh),
     (CommPhase.RIGHT, exchange_phases.right),
+    (CommPhase.NODES, node_phases.nodes),
     (CommPhase.SPEED, exchange_phases.speed),
     (CommPhase.DEEPSPEED, exchange_phases.deepspeed),
 )
@@ -35,12 +36,15 @@ def lead(test_run: TestRun) -> Report:
     if reason is None:
         _write(test_run, CommPhase.SAME, gather_phases.same)
     for phase, act in EXCHANGES:
+        if phase is CommPhase.NODES and not node_phases.enough_nodes(test_run):
+            continue
         if reason:
             test_run.phase_log.skip(phase, reason)
         elif _write(test_run, phase, act) is PhaseState.BROKEN:
             reason = f"broken before: {phase.value}"
             if phase is CommPhase.RIGHT and _unnamed(test_run):
-                _write(test_run, CommPhase.ISOLATE, exchange_phases.search)
+                _write(test_run, CommPhase.ISOLATE, node_phases.search)
+    gather_phases.count_again(test_run)
     test_run.phase_log.add_to(CommPhase.RIGHT, tuple(exchange_phases.deadline_too_short(test_run)))
     if test_run.phase_log.broken and any(
         claim.local and is_tiny(claim.local, claim.world, claim.backend) for claim in test_run.claims

@@ -11,13 +11,15 @@ import msgspec
 
 from dsdoctor.comm.control.evidence import put_evidence
 from dsdoctor.comm.control.fork_server import ForkServer
-from dsdoctor.comm.control.jobs import BackgroundJob, Idle, KeptProcess, MeshJob, RunJob
+from dsdoctor.comm.control.jobs import BackgroundJob, Done, KeptProcess, MeshJob, RunJob
 from dsdoctor.comm.control.messages import Briefing, Join, News, OrderKind, RankAnswer, RankOrder, Task
+from dsdoctor.comm.local.counters import read_counters
 from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
 from dsdoctor.comm.mesh.mesh import MeshListener, peers
 from dsdoctor.comm.models import Claim, CommPhase
 from dsdoctor.comm.rendezvous.board import Board
 from dsdoctor.core.files import write_bytes
+from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import state_of
 
 PACE = 0.02
@@ -42,6 +44,7 @@ class Member:
             listener.answer(board.prefix, self.rank)
         self.pace = max(PACE, self.world / 50_000)
         self._answers: list[RankAnswer] = []
+        self._groups_at = 0
 
     def arrive(self) -> None:
         """Write the claim, and the address for the ranks that will connect."""
@@ -69,9 +72,14 @@ class Member:
         if order.kind is OrderKind.MESH:
             others = tuple(self.board.get(f"at/{rank}", Claim) for rank in peers(self.rank, self.world))
             return MeshJob(self.claim, others, self.board.prefix, order.seconds)
+        if order.kind is OrderKind.COUNT:
+            counters = read_counters(LocalHost()) if self.claim.local_rank == 0 else {}
+            return Done(RankAnswer(rank=self.rank, counters=counters))
+        if order.groups:
+            self._groups_at = order.number
         group = next((group for group in order.groups if self.rank in group), ()) if order.groups else range(self.world)
         if len(group) < (1 if not order.groups else 2):
-            return Idle(self.rank)
+            return Done(RankAnswer(rank=self.rank))
         return RunJob(self.rank, self._kept.data(self._join(order, tuple(group))), order, self.briefing.settings)
 
     def post(self, order: RankOrder, answer: RankAnswer) -> None:
@@ -113,8 +121,8 @@ class Member:
 
     def _join(self, order: RankOrder, group: tuple[int, ...]) -> Join:
         rank = self.briefing.rank
-        # the group of all ranks is kept from order to order; every other group gets its own keys in the store
-        place = f"{self.board.prefix}/group/{order.number}/{group[0]}" if order.groups else f"{self.board.prefix}/group"
+        # the group of all ranks is kept until smaller ones come in between; each gets its own keys in the store
+        place = f"{self.board.prefix}/group/{self._groups_at}" + (f"/{group[0]}" if order.groups else "/all")
         return Join(
             rank=group.index(self.rank),
             world=len(group),
@@ -144,7 +152,12 @@ class Member:
 
 def _phase(order: RankOrder) -> CommPhase:
     """The phase that an order belongs to."""
-    tasks = {Task.RIGHT: CommPhase.RIGHT, Task.SPEED: CommPhase.SPEED, Task.DEEPSPEED: CommPhase.DEEPSPEED}
+    tasks = {
+        Task.RIGHT: CommPhase.RIGHT,
+        Task.NODES: CommPhase.NODES,
+        Task.SPEED: CommPhase.SPEED,
+        Task.DEEPSPEED: CommPhase.DEEPSPEED,
+    }
     return tasks[order.task] if order.kind is OrderKind.RUN else CommPhase.MESH
 
 

@@ -9,10 +9,11 @@ from dsdoctor.core.finding import Finding
 
 
 class OrderKind(enum.Enum):
-    """What rank 0 orders: a mesh, an exchange in a data process, or the end."""
+    """What rank 0 orders: a mesh, an exchange in a data process, another reading of the host's counters, or the end."""
 
     MESH = "mesh"
     RUN = "run"
+    COUNT = "count"
     END = "end"
 
 
@@ -20,6 +21,7 @@ class Task(enum.Enum):
     """What a data process exchanges."""
 
     RIGHT = "right"
+    NODES = "nodes"
     SPEED = "speed"
     DEEPSPEED = "deepspeed"
 
@@ -51,7 +53,7 @@ class ExchangeResult:
 @dataclass(frozen=True, kw_only=True)
 class RankAnswer:
     """One rank's answer to an order: what it found, or where it was stuck; ``left_out`` are the steps that it did not take part
-    in because something raised there; ``nccl`` are the relevant lines of NCCL's log.
+    in because something raised there; ``nccl`` are the relevant lines of NCCL's log, ``counters`` the host's.
     ``supervisor`` is the kernel's letter for the process that the launcher started, ``process`` the data process's number."""
 
     rank: int
@@ -60,6 +62,7 @@ class RankAnswer:
     stuck: Stuck | None = None
     left_out: tuple[SkippedStep, ...] = ()
     nccl: str = ""
+    counters: dict[str, int] = field(default_factory=dict)
     supervisor: str = ""
     process: int = 0
     seconds: float = 0.0

@@ -1,5 +1,6 @@
 """Rank 0's side of an order: give it, do its own part, gather the answers, end what hangs. Judges nothing."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +62,7 @@ class Conductor:
         order = replace(order, number=self.orders)
         member, began = self._member, time.monotonic()
         member.board.put(f"order/{order.number}", order)
-        watch = _Watch(order, member, patience)
+        watch = _Watch(order, member, math.inf if order.groups else patience)
         while not watch.over():
             time.sleep(member.pace)
         if not watch.complete:
@@ -111,7 +112,9 @@ class _Watch:
         self._until = time.monotonic() + order.seconds
         self.answers: dict[int, RankAnswer] = {}
         self.moved, self._step = time.monotonic(), -1
-        self._trouble: float | None = None
+        apart = {*range(member.world)} - {rank for group in order.groups for rank in group}
+        self._groups = [set(group) for group in (*order.groups, tuple(apart)) if group]
+        self._trouble: dict[int, float] = {}
 
     @property
     def complete(self) -> bool:
@@ -130,10 +133,20 @@ class _Watch:
         now = time.monotonic()
         if self._job.step != self._step:
             self._step, self.moved = self._job.step, now
-        if self._trouble is None and any(answer.stuck for answer in self.answers.values()):
-            self._trouble = now
-        troubled = self._trouble is not None and now > self._trouble + GRACE
-        return self.complete or troubled or now > self._until or now > self.moved + self._patience
+        return self.complete or self._settled(now) or now > self._until or now > self.moved + self._patience
+
+    def _settled(self, now: float) -> bool:
+        """Whether of every group all answered, or one had a problem and the others had a moment to say so too."""
+        stuck = {rank for rank, answer in self.answers.items() if answer.stuck}
+        if not stuck:
+            return False
+        for number, group in enumerate(self._groups):
+            if group & stuck:
+                self._trouble.setdefault(number, now)
+        return all(
+            now > self._trouble[number] + GRACE if number in self._trouble else group <= self.answers.keys()
+            for number, group in enumerate(self._groups)
+        )
 
     def final_answers(self, seconds: float) -> None:
         """Stop the own work, and read where the other ranks are."""

@@ -10,7 +10,7 @@ from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.comm.results import PhaseResult
 from dsdoctor.core.finding import Finding, Severity
 
-SLOWNESS = frozenset({CommPhase.RENDEZVOUS, CommPhase.SAME, CommPhase.MESH, CommPhase.SPEED})
+SLOWNESS = frozenset({CommPhase.RENDEZVOUS, CommPhase.SAME, CommPhase.MESH, CommPhase.NODES, CommPhase.SPEED})
 """Phases whose warnings mean that ranks are slow, late or different; in other phases a warning is only advice."""
 
 

@@ -29,7 +29,7 @@ LEAST = 2.0
 
 @dataclass(kw_only=True)
 class TestRun:
-    """One test. ``end`` (time.monotonic) is the moment at which the report must be made."""
+    """One test. ``end`` (time.monotonic) is the moment at which the report must be made. ``slow``: the ranks of slow nodes."""
 
     member: Member
     notices: NoticeListener
@@ -44,6 +44,7 @@ class TestRun:
     stuck: tuple[Stuck, ...] = ()
     exchanges: int = 0
     wrong: tuple[int, ...] = ()
+    slow: tuple[int, ...] = ()
     nccl: NcclFacts | None = None
     mute: set[int] = field(default_factory=set)
     conductor: Conductor | None = field(default=None)
@@ -138,7 +139,7 @@ def time_used_up(gathered: Gathered, what: str) -> Iterator[Finding]:
     Since: 0.1
     """
     at = next((answer.stuck.at for answer in gathered.answers if answer.stuck), "the last one")
-    yield (Finding.warning if gathered.order.task is Task.SPEED else Finding.error)(
+    yield (Finding.warning if gathered.order.task in {Task.NODES, Task.SPEED} else Finding.error)(
         "time-used-up",
         f"the deadline left {gathered.order.seconds:.0f} s for {what}, and the ranks were still at work, in {at}",
         fix="give it more time with --deadline",

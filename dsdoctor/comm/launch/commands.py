@@ -1,4 +1,4 @@
-"""How many ranks, and where -> the command and the variables of each; and the command of each launcher. Starts nothing."""
+"""How many ranks, and where -> the command and the variables of each. Starts nothing."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,8 @@ from dsdoctor.hosts.hostfile import Slots
 
 MODULE = "dsdoctor.comm"
 SSH = (
-    "-T",
-    "-o",
-    "BatchMode=yes",
-    "-o",
-    "ConnectTimeout=5",
-    "-o",
-    "ServerAliveInterval=5",
-    "-o",
-    "ServerAliveCountMax=3",
+    *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"),
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
 
 
@@ -97,46 +90,6 @@ def remote_command(argv: Sequence[str], folder: str, variables: Mapping[str, str
     """One command for any login shell: ``argv`` in ``folder`` with ``variables``."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
     return "exec sh -c " + shlex.quote(f"cd {shlex.quote(folder)} || exit\n{exports}exec {shlex.join(argv)}\n")
-
-
-def torchrun(
-    per_node: int,
-    *,
-    python: str,
-    arguments: Sequence[str] = (),
-    nodes: int = 1,
-    node_rank: int = 0,
-    master: str | None = None,
-    port: int | None = None,
-) -> tuple[str, ...]:
-    """torchrun's command for one node."""
-    where = (*(("--node_rank", str(node_rank)) if nodes > 1 else ()), *_master(master, port))
-    counts = ("--nproc_per_node", str(per_node), "--nnodes", str(nodes))
-    return (python, "-m", "torch.distributed.run", *counts, *where, "-m", MODULE, *arguments)
-
-
-def deepspeed(
-    hostfile: str, *, python: str, arguments: Sequence[str] = (), master: str | None = None, port: int | None = None
-) -> tuple[str, ...]:
-    """The command of DeepSpeed's launcher, on the host that starts all others."""
-    runner = (python, "-m", "deepspeed.launcher.runner", "--hostfile", hostfile)
-    return (*runner, *_master(master, port), "--module", MODULE, *arguments)
-
-
-def srun(per_node: int, *, nodes: int, python: str, arguments: Sequence[str] = ()) -> tuple[str, ...]:
-    """srun's command. The ranks that are left report when one has failed: Slurm is told not to end them."""
-    counts = ("--nodes", str(nodes), "--ntasks-per-node", str(per_node))
-    return ("srun", *counts, "--kill-on-bad-exit=0", python, "-m", MODULE, *arguments)
-
-
-def mpirun(count: int, *, python: str, arguments: Sequence[str] = (), options: Sequence[str] = ()) -> tuple[str, ...]:
-    """Open MPI's command; ``options`` are its own (hosts, variables)."""
-    return ("mpirun", "-np", str(count), *options, python, "-m", MODULE, *arguments)
-
-
-def _master(address: str | None, port: int | None) -> tuple[str, ...]:
-    """torchrun's and DeepSpeed's options for the master."""
-    return (*(("--master_addr", address) if address else ()), *(("--master_port", str(port)) if port else ()))
 
 
 def _who(order: HostOrder, local: int) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from dsdoctor.comm.local import limit_checks, network_checks, node_checks
+from dsdoctor.comm.local import expected, limit_checks, network_checks, node_checks
 from dsdoctor.comm.local.gpu_links import own_gpu
 from dsdoctor.comm.local.rank_view import Check, RankView, merged
 from dsdoctor.comm.models import Claim, Local, Rank
@@ -38,4 +38,4 @@ def examine_all(claims: Iterable[Claim]) -> tuple[Finding, ...]:
     return merged(CHECKS, places, by_rank(claim for claim, _ in known))
 
 
-CHECKS: tuple[Check, ...] = (*network_checks.CHECKS, *limit_checks.CHECKS, *node_checks.CHECKS)
+CHECKS: tuple[Check, ...] = (*network_checks.CHECKS, *limit_checks.CHECKS, *node_checks.CHECKS, *expected.CHECKS)

@@ -9,6 +9,8 @@ import re
 import resource
 import socket
 
+from dsdoctor.comm.local.counters import read_counters
+from dsdoctor.comm.local.expected import parse_full_rate
 from dsdoctor.comm.local.gpu_links import read_gpus
 from dsdoctor.comm.local.interfaces import bounded, choose, read_interfaces, routed
 from dsdoctor.comm.local.shared_memory import look_stale_segments
@@ -51,6 +53,7 @@ def look_local(host: Host, rank: Rank, backend: str) -> Local:
         driver=driver,
         gpus=gpus,
         container=read_container(host),
+        counters=read_counters(host) if rank.local_rank == 0 else {},
     )
 
 
@@ -60,13 +63,15 @@ def read_fabric(host: Host) -> tuple[FabricPort, ...]:
     for folder in host.glob("/sys/class/infiniband/*/ports/*"):
         device, _, port = folder.removeprefix("/sys/class/infiniband/").partition("/ports/")
         if port.isdecimal():
+            rate = host.read(f"{folder}/rate") or ""
             ports.append(
                 FabricPort(
                     device=device,
                     port=int(port),
                     state=parse_state(host.read(f"{folder}/state") or ""),
                     physical=parse_state(host.read(f"{folder}/phys_state") or ""),
-                    rate=parse_rate(host.read(f"{folder}/rate") or ""),
+                    rate=parse_rate(rate),
+                    full=parse_full_rate(rate),
                     link_layer=(host.read(f"{folder}/link_layer") or "InfiniBand").strip(),
                 )
             )

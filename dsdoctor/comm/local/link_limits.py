@@ -38,18 +38,6 @@ def pcie(generation: int, lanes: int) -> float:
     return GEN3_X16 * 2.0 ** (generation - 3) * lanes / 16
 
 
-def hierarchical(capacity: float, ranks: int, nodes: int) -> float:
-    """The highest busbw of an all_reduce of ``ranks`` ranks on ``nodes`` nodes whose network carries ``capacity`` a node.
-
-    Reduced inside each node first, a node sends 2(N-1)/N S, so t >= 2(N-1)/N S/C, and busbw = S/t 2(n-1)/n (nccl-tests,
-    doc/PERFORMANCE.md) <= C [(n-1)/n] / [(N-1)/N]. A flat ring carries 2(n-1)/n S into each node: busbw <= C.
-
-    >>> round(hierarchical(50e9, 16, 2) / 1e9, 2)
-    93.75
-    """
-    return capacity * ((ranks - 1) / ranks) / ((nodes - 1) / nodes) if nodes > 1 else capacity
-
-
 def _slowest(limits: Sequence[Limit | None]) -> Limit | None:
     known = [found for found in limits if found is not None]
     return min(known, key=lambda found: found.bandwidth) if known else None

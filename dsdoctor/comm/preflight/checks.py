@@ -6,15 +6,59 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from dsdoctor.comm.preflight import hostfile_checks
-from dsdoctor.comm.preflight.facts import PreflightFacts
+from dsdoctor.comm.preflight.facts import MOST_BY_SSH, PreflightFacts
 from dsdoctor.comm.preflight.visit import Visit
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import instead, step
-from dsdoctor.hosts.nodelist import in_words
+from dsdoctor.hosts.nodelist import fold, in_words
 from dsdoctor.hosts.remote_step import on_host
 from dsdoctor.hosts.ssh_errors import ssh_problem
 
 Cause = TypeVar("Cause", bound=Hashable)
+
+
+def too_many_hosts(facts: PreflightFacts) -> Iterator[Finding]:
+    """The hostfile has more hosts than one host can start ranks on over ssh.
+
+    Up to 1,000 hosts were measured: each takes an ssh process and three open files here, and two processors start 35 of
+    them a second.
+
+    Why it matters: with more, the first ranks would wait for the last until the deadline.
+
+    How to fix it: let the scheduler start the ranks, and have what rank 0 wrote read here.
+
+        $ srun --nodes=2000 --ntasks-per-node=8 --kill-on-bad-exit=0 python -m dsdoctor.comm --json > comm.json
+        $ python -m dsdoctor comm --read comm.json
+
+    Since: 0.1
+    """
+    hosts = facts.hosts.hosts if facts.hosts else ()
+    if len(hosts) <= MOST_BY_SSH:
+        return
+    most, ranks = max(host.slots for host in hosts), sum(host.slots for host in hosts)
+    yield Finding.error(
+        "too-many-hosts",
+        f"{facts.hostfile} has {len(hosts):,} hosts, and over ssh one host starts ranks on {MOST_BY_SSH:,} at most",
+        fix="let the scheduler start the ranks, and have what rank 0 wrote read here (more options before --json)",
+        steps=(
+            step(
+                "srun --nodes={nodes} --ntasks-per-node={ranks} --nodelist={names} --kill-on-bad-exit=0"
+                " {python} -m dsdoctor.comm --json > comm.json",
+                nodes=len(hosts),
+                ranks=most,
+                names=fold(host.name for host in hosts),
+                python=facts.python,
+            ),
+            instead(
+                "mpirun -np {ranks} --hostfile {file} {python} -m dsdoctor.comm --json > comm.json",
+                ranks=ranks,
+                file=str(facts.hostfile),
+                python=facts.python,
+            ),
+            instead("python -m dsdoctor comm --recipe k8s --hostfile {file} > comm.yaml", file=str(facts.hostfile)),
+            step("python -m dsdoctor comm --read comm.json"),
+        ),
+    )
 
 
 def ssh_missing(facts: PreflightFacts) -> Iterator[Finding]:
@@ -302,7 +346,7 @@ OF_ONE_HOST = (ssh_fails, host_lacks_python, host_lacks_modules)
 
 CHECKS = (
     *hostfile_checks.CHECKS,
-    *(ssh_missing, ssh_fails, login_scripts_print),
+    *(too_many_hosts, ssh_missing, ssh_fails, login_scripts_print),
     *(host_lacks_python, host_lacks_modules, host_lacks_folder, pdsh_missing),
     *(master_port_in_use, master_address_elsewhere),
 )

@@ -17,6 +17,8 @@ from dsdoctor.hosts.hostfile import HOST, Complaint, Hostfile, Slots, parse_deep
 
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 MOST_AT_ONCE = 256
+MOST_BY_SSH = 1000
+"""Hosts to which one host holds a connection each: as many were measured (benchmarks/comm_hosts.py)."""
 LONGEST = 10.0
 """Seconds for one host: five to connect, the rest for a login shell and a Python on a slow file system."""
 
@@ -83,7 +85,8 @@ def look_preflight(
     hosts = None if text is None else parse_hostfile(text)
     if hosts is not None:
         hosts = replace(hosts, hosts=chosen(hosts.hosts, include=include, exclude=exclude))
-    reachable = [entry for entry in hosts.hosts if HOST.fullmatch(entry.name)] if hosts else []
+    few = hosts is not None and len(hosts.hosts) <= MOST_BY_SSH
+    reachable = [entry for entry in hosts.hosts if HOST.fullmatch(entry.name)] if hosts and few else []
     asked = question(python, folder, port, host.variable("PYTHONPATH"))
     ssh, pdsh = host.which("ssh"), host.which("pdsh") if hosts else None
     return PreflightFacts(

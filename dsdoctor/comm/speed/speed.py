@@ -27,6 +27,9 @@ SIZES = {
 }
 """Bytes (nccl-tests' S). NVLink reaches its full speed from some hundred MiB on."""
 
+GROUP_SIZE = {"cpu": MIB, "cuda": 128 * MIB}
+"""Bytes of the all_reduce of a group of nodes."""
+
 ENOUGH = 0.06
 """Seconds for which a collective of one size is called."""
 
@@ -65,6 +68,12 @@ def time_collectives(group: RankGroup, mode: Mode, tell: Tell, budget: float) ->
             spent[timed.op] = timing
             found.append(timing)
     return tuple(found)
+
+
+def time_group(group: RankGroup) -> tuple[Timing, ...]:
+    """One collective of this group: an all_reduce of a few bytes, and one large enough that a link that is slow shows."""
+    large = GROUP_SIZE["cpu" if group.device == "cpu" else "cuda"]
+    return tuple(_time(group, TIMED[0], size) for size in (8, large))
 
 
 def _foreseen(size: int, last: Timing | None) -> float:

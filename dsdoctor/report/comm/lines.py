@@ -1,7 +1,6 @@
 """A communication test -> lines for a terminal: one for each phase while it runs, the verdict with its tables at the end."""
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from dsdoctor.comm.models import Claim, PhaseState
@@ -13,6 +12,7 @@ from dsdoctor.hosts.nodelist import in_words
 from dsdoctor.report.comm.pairs import host_of
 from dsdoctor.report.comm.states import OK, rank_states
 from dsdoctor.report.comm.tables import matrix_lines, speed_lines, transport_lines
+from dsdoctor.report.screen import MOST, first_step, next_line, screen_lines
 from dsdoctor.report.terminal import finding_lines
 from dsdoctor.report.units import clipped, ranges, table
 
@@ -22,8 +22,8 @@ MOST_RANKS = 64
 """Ranks that have a line each."""
 MOST_HOSTS = 16
 """Hosts that have a line each where there are more ranks than that."""
-MOST_ROWS, MOST_ALIKE = 12, 3
-"""Rows for ranks that are not ok where there are many, and findings of one rule."""
+MOST_ROWS = 12
+"""Rows for ranks that are not ok where there are many."""
 MOST_LINES = 60
 """Lines of a report about many ranks without --verbose."""
 
@@ -58,7 +58,7 @@ def _all_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     well = report.state is PhaseState.OK
     if well:
         yield from _ok_lines(report)
-        yield from _after_blank(_finding_lines(report.findings, verbose=verbose))
+        yield from _after_blank(screen_lines(report.findings, shows_all="" if verbose else "-v"))
     else:
         yield from _problem_lines(report, verbose=verbose)
     if verbose or not well:
@@ -96,27 +96,16 @@ def _ok_lines(report: Report) -> Iterator[str]:
     yield from (f"[{host}] ranks {ranges(those)} are OK" for host, those in ranks.items())
 
 
-def _finding_lines(findings: Iterable[Finding], *, verbose: bool) -> Iterator[str]:
-    """Findings; of many with one rule the first, and how many more there are."""
-    found = tuple(findings)
-    count, told = Counter(finding.rule for finding in found), Counter[str]()
-    for finding in found:
-        told[finding.rule] += 1
-        if verbose or told[finding.rule] <= MOST_ALIKE:
-            yield from finding_lines((finding,))
-        elif told[finding.rule] == count[finding.rule]:
-            yield f"  and {count[finding.rule] - MOST_ALIKE:,} more of [{finding.rule}] (--verbose shows all)"
-
-
 def _problem_lines(report: Report, *, verbose: bool) -> Iterator[str]:
-    """The verdict and, right below it, the evidence and the fix of its finding; then the other findings."""
+    """The verdict and, right below it, the evidence and the fix of its finding; then two of the others, and how many are left."""
     findings = report.findings
     first = findings[0] if findings and findings[0].title in report.verdict else None
     yield report.verdict + (f"  [{first.rule}]" if first else "")
     if first:
         yield from _below(first)
-    rest = (finding for finding in findings if finding is not first)
-    yield from _after_blank(_finding_lines(rest, verbose=verbose))
+    rest = [finding for finding in findings if finding is not first]
+    most = MOST - 1 if first else MOST
+    yield from _after_blank(screen_lines(rest, shows_all="" if verbose else "-v", most=most))
 
 
 def _below(finding: Finding) -> Iterator[str]:
@@ -131,10 +120,12 @@ def _last_lines(report: Report, *, well: bool) -> Iterator[str]:
         yield f"{report.verdict}  in {report.seconds:.1f} s"
     if report.out:
         yield f"  files and logs: {report.out}"
+    if not well and (command := first_step(report.findings)):
+        yield next_line(command)
 
 
 def rank_lines(report: Report, *, verbose: bool) -> Iterator[str]:
-    """A table with a line for each rank: host, process, state. Of many ranks only those that are not ok.
+    """A table with a line for each rank that is not ok: host, process, state. ``verbose``: for every rank.
 
     Nothing where no rank is known to have come: a test that did not begin has nothing to say about ranks.
     """
@@ -145,7 +136,7 @@ def rank_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     if report.world > MOST_RANKS and len(not_ok) > MOST_ROWS and not verbose:
         yield from _grouped_lines(report, {rank: states[rank] for rank in not_ok})
         return
-    shown = not_ok if report.world > MOST_RANKS and not verbose else list(states)
+    shown = list(states) if verbose else not_ok
     claims = {claim.rank: claim for claim in report.ranks}
     rows = [_row(report, rank, claims.get(rank), states[rank]) for rank in shown[: None if verbose else MOST_RANKS]]
     if rows:
@@ -155,8 +146,8 @@ def rank_lines(report: Report, *, verbose: bool) -> Iterator[str]:
         yield from table(wanted, "<><><<<" if with_gpu else "<><><<")
     if len(not_ok) > len(rows):
         yield f"  and {len(not_ok) - len(rows)} more that are not ok (--verbose shows all)"
-    if len(states) > len(rows) and len(states) > len(not_ok):
-        yield f"  {len(states) - len(not_ok)} of {len(states)} ranks are ok"
+    if len(states) > len(rows) and not_ok:
+        yield f"  {len(states) - len(not_ok)} of {len(states)} ranks are ok (-v shows them)"
 
 
 def _grouped_lines(report: Report, states: dict[int, str]) -> Iterator[str]:

@@ -59,7 +59,7 @@ def _facts(report: Report) -> Iterator[str]:
 
 
 def _ranks(report: Report) -> tuple[Listing, ...]:
-    rows = tuple(rank_lines(report, verbose=False))
+    rows = tuple(rank_lines(report, verbose=True))
     return (Listing(title="ranks", lines=rows, opened=report.state is not PhaseState.OK),) if rows else ()
 
 

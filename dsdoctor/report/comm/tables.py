@@ -28,6 +28,7 @@ def matrix_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     bad = [cell for _, cell in sorted(found.items()) if cell.bad]
     if found and report.world <= WIDEST_MATRIX and (report.pairs or bad or verbose):
         yield from _matrix(report, found)
+        bad = [cell for cell in bad if cell.unreached]
     yield from _bad_pairs(report, bad)
 
 
