@@ -3,6 +3,9 @@
 import socket
 import threading
 from dataclasses import replace
+from itertools import permutations
+
+import pytest
 
 from dsdoctor.comm.mesh import checks as mesh_checks
 from dsdoctor.comm.mesh.connect import ask_listener
@@ -198,6 +201,78 @@ def test_lost_packets_are_a_rate_of_what_was_sent() -> None:
     assert rules(made, (there, back)) == [
         ("mesh-lossy", "nodea -> nodeb loses packets: 22 of 740 segments were sent again (3.0%)")
     ]
+
+
+@pytest.mark.parametrize("host", range(4))
+def test_packets_that_one_host_loses_are_one_finding(host: int) -> None:
+    made = claims(4, per_host=1)
+    found = tuple(
+        Reach(
+            source=one,
+            target=other,
+            outcome=ConnectOutcome.REACHED,
+            retransmits=40 if host in (one, other) else 0,
+            segments=1000,
+        )
+        for one, other in permutations(range(4), 2)
+    )
+
+    assert rules(made, found) == [
+        (
+            "mesh-lossy",
+            f"node{'abcd'[host]}, with 3 other hosts, loses packets: 240 of 6000 segments were sent again (4.0%)",
+        )
+    ]
+
+
+def test_packets_that_two_hosts_of_many_lose_are_two_findings() -> None:
+    made = claims(8, per_host=1)
+    found = tuple(
+        Reach(
+            source=one,
+            target=other,
+            outcome=ConnectOutcome.REACHED,
+            retransmits=40 if {3, 6} & {one, other} else 0,
+            segments=1000,
+        )
+        for one, other in permutations(range(8), 2)
+    )
+
+    assert [title.split(" loses")[0] for _, title in rules(made, found)] == [
+        "noded, with 7 other hosts,",
+        "nodeg, with 6 other hosts,",
+    ]
+
+
+def test_packets_that_are_lost_everywhere_are_one_finding_and_no_host_s() -> None:
+    made = claims(4, per_host=1)
+    found = tuple(
+        Reach(source=one, target=other, outcome=ConnectOutcome.REACHED, retransmits=20, segments=1000)
+        for one, other in permutations(range(4), 2)
+    )
+
+    assert rules(made, found) == [
+        (
+            "mesh-lossy",
+            "the network between the 4 hosts loses packets: 240 of 12000 segments were sent again (2.0%)",
+        )
+    ]
+
+
+def test_two_paths_without_a_host_in_common_are_two_findings() -> None:
+    made = claims(4, per_host=1)
+    found = tuple(
+        Reach(
+            source=one,
+            target=other,
+            outcome=ConnectOutcome.REACHED,
+            retransmits=50 if (one, other) in {(0, 1), (2, 3)} else 0,
+            segments=1000,
+        )
+        for one, other in permutations(range(4), 2)
+    )
+
+    assert [title.split(" loses")[0] for _, title in rules(made, found)] == ["nodea -> nodeb", "nodec -> noded"]
 
 
 def test_a_large_message_is_what_the_text_says() -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from statistics import median
 
 from dsdoctor.comm.mesh.matrix import HostPair, Mesh
 from dsdoctor.comm.models import Claim
@@ -239,15 +240,45 @@ def mesh_lossy(mesh: Mesh) -> Iterator[Finding]:
 
     Since: 0.1
     """
-    for (source, target), reaches in _by_pair(mesh).items():
-        again, sent = sum(reach.retransmits for reach in reaches), sum(reach.segments for reach in reaches)
-        if sent >= ENOUGH and again / sent >= LOSS:
-            yield Finding.warning(
-                "mesh-lossy",
-                f"{source} -> {target} loses packets: {again} of {sent} segments were sent again ({again / sent:.1%})",
-                fix="look at the counters of errors and drops on both ends and on the switch between",
-                steps=(step("ip -s link"), step("ethtool -S {interface} | grep -E 'err|drop|crc'")),
-            )
+    sent = {pair: _sent_again(reaches) for pair, reaches in _by_pair(mesh).items()}
+    tried = {pair: counts for pair, counts in sent.items() if counts[1] >= ENOUGH}
+    left = {pair: counts for pair, counts in tried.items() if counts[0] / counts[1] >= LOSS}
+    while left:
+        where, pairs = _most_common_place(left, tried)
+        again, segments = (sum(left[pair][count] for pair in pairs) for count in (0, 1))
+        yield Finding.warning(
+            "mesh-lossy",
+            f"{where} loses packets: {again} of {segments} segments were sent again ({again / segments:.1%})",
+            evidence=tuple(f"{a} -> {b}: {left[a, b][0]} of {left[a, b][1]}" for a, b in pairs[:4] if len(pairs) > 1),
+            fix="look at the counters of errors and drops on both ends and on the switch between",
+            steps=(step("ip -s link"), step("ethtool -S {interface} | grep -E 'err|drop|crc'")),
+        )
+        left = {pair: counts for pair, counts in left.items() if pair not in pairs}
+
+
+def _sent_again(reaches: Iterable[Reach]) -> tuple[int, int]:
+    """Segments that were sent again, and all."""
+    counts = [(reach.retransmits, reach.segments) for reach in reaches]
+    return sum(again for again, _ in counts), sum(sent for _, sent in counts)
+
+
+def _most_common_place(lossy: Iterable[HostPair], tried: Iterable[HostPair]) -> tuple[str, list[HostPair]]:
+    """Where packets are lost, and the lossy pairs that this explains: everywhere, at one host, else between the first two."""
+    lossy, tried = sorted(lossy), set(tried)
+    if len(lossy) > 2 and 2 * len(lossy) > len(tried):
+        hosts = {host for pair in tried for host in pair}
+        if all(2 * len(_peers(host, lossy)) > len(_peers(host, tried)) for host in hosts):
+            return f"the network between the {len(hosts)} hosts", lossy
+    peers = {host: _peers(host, lossy) for pair in lossy for host in pair}
+    first, *others = sorted(peers, key=lambda host: -len(peers[host]))
+    at_one = len(peers[first]) > median(len(peers[host]) for host in others)
+    if at_one and 2 * len(peers[first]) >= len(_peers(first, tried)):
+        return f"{first}, with {len(peers[first])} other hosts,", [pair for pair in lossy if first in pair]
+    return " -> ".join(lossy[0]), lossy[:1]
+
+
+def _peers(host: str, pairs: Iterable[HostPair]) -> set[str]:
+    return {other for pair in pairs if host in pair for other in pair} - {host}
 
 
 def _pairs(mesh: Mesh) -> list[HostPair]:
