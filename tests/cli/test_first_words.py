@@ -35,7 +35,8 @@ def test_the_words_come_first_on_a_terminal_and_never_into_a_pipe() -> None:
         subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=inner, text=True) as child,
     ):
         os.close(inner)
-        assert os.read(outer, 100) == b"* reading\r\n"
+        with open(outer, "rb", buffering=0, closefd=False) as terminal:
+            assert terminal.readline() == b"* reading\r\n"
         out, _ = child.communicate("all is well\n", timeout=60)
     os.close(outer)
     piped = subprocess.run(argv, input="all is well\n", capture_output=True, text=True, timeout=60)

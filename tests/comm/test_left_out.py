@@ -173,8 +173,8 @@ def around(folder: Path) -> dict[str, str]:
 def test_a_look_at_the_hosts_writes_both_lists_and_names_the_next_command(hostfile: Path) -> None:
     out = hostfile.parent / "out"
     asked = ("comm", "--hostfile", str(hostfile), "--static", "--out", str(out))
-    refused = run_inside(*asked, **around(hostfile.parent))
-    skipped = run_inside(*asked, "--skip-bad", **around(hostfile.parent))
+    refused = run_inside(*asked, "-v", **around(hostfile.parent))
+    skipped = run_inside(*asked, "-v", "--skip-bad", **around(hostfile.parent))
     chosen_only = run_inside(*asked, "--exclude", "down", **around(hostfile.parent))
 
     assert (refused.returncode, skipped.returncode, chosen_only.returncode) == (1, 6, 0)

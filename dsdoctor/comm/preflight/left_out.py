@@ -73,7 +73,7 @@ def hosts_left_out(left: LeftOut) -> Iterator[Finding]:
         return
     whole, verb = len(left.bad) + len(left.good), "was" if len(left.bad) == 1 else "were"
     how = f"{verb} left out" if left.tested else "cannot take part; the others can be tested with --skip-bad"
-    yield (Finding.warning if left.tested else Finding.note)(
+    yield Finding.warning(
         "hosts-left-out",
         f"{len(left.bad)} of {whole} hosts {how}: {in_words(left.bad)}",
         evidence=_reasons(left),
