@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 MOST_ROWS = 48
-ROW, MARGINS = 30, 110
+ROW, MARGINS, LEAST_HEIGHT = 30, 110, 240
 """Pixels."""
 COLOURS = ("#1f77b4", "#2ca02c", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#bcbd22")
 OTHERS = "#7f7f7f"
@@ -97,7 +97,7 @@ def _add_waits(shown: "Figure", case: Case, rows: list[Row], end: float) -> None
             textposition="inside",
             insidetextanchor="middle",
             textfont={"color": "#14171a"},
-            constraintext="none",
+            constraintext="inside",
             hovertext=[_told(case, row, end - when) for row, when in zip(drawn, since, strict=True)],
             hoverinfo="text",
             showlegend=False,
@@ -129,7 +129,7 @@ def _add_calls(shown: "Figure", rows: list[Row], name: str, end: float, colour: 
 def _lay_out(shown: "Figure", rows: Iterable[Row], *, first: float) -> None:
     names = [safe(row.name) for row in rows]
     shown.update_layout(
-        height=ROW * len(names) + MARGINS,
+        height=max(LEAST_HEIGHT, ROW * len(names) + MARGINS),
         margin={"t": 20, "r": 24, "b": 60, "l": 130},
         template="plotly_white",
         font={"family": "system-ui, sans-serif", "size": 12},
