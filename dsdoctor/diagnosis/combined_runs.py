@@ -30,6 +30,15 @@ NAN_METRIC = re.compile(
 ``'loss/policy_avg': nan``, ``lm_loss = nan``.
 """
 
+WRITING = re.compile(
+    r"PytorchStreamWriter failed|\b(?:_?save_checkpoint|save_pretrained|save_model|torch\.save|save_file)\b"
+)
+KEEP_FEWER = (
+    "make room where the checkpoints go, delete the checkpoint that is not whole and resume from the one before it (the file "
+    "latest names that one still); keep fewer (save_total_limit), or write them to a larger disk"
+)
+ROOM = (step("df -h . CHECKPOINTS"), step("du -sh CHECKPOINTS/*"))
+
 OWN_STATE = re.compile(r"\bself\.state\[\w{1,40}\]\[[\"']")
 ZERO = re.compile(r"deepspeed[/\\]runtime[/\\](?:zero[/\\]|bf16_optimizer)")
 
@@ -125,12 +134,26 @@ def nan_before_sampling(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
         )
 
 
+def full_while_saving(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """The disk is full, and what a process was doing is to save a checkpoint: its folder is not whole."""
+    full = next((hit for hit in hits if hit.rule.id == "disk-full"), None)
+    if full and any(WRITING.search(f"{failure.text} {_calls(failure)}") for failure in scan.timeline.failures):
+        title = "no space left on the disk while a checkpoint was being written: what is there of it is not whole"
+        yield replace(full, signature=replace(full.signature, title=title, fix=KEEP_FEWER, steps=ROOM))
+
+
+def _calls(failure: Failure) -> str:
+    """The functions that a process was in."""
+    return " ".join(f"{frame.function} {frame.source}" for frame in failure.frames)
+
+
 def _same(failure: Failure, scan: Scan) -> frozenset[Speaker]:
     """Who failed with the same words."""
     return frozenset(other.speaker for other in scan.timeline.failures if other.text == failure.text)
 
 
 RUN_COMBINATIONS = (
+    full_while_saving,
     gpu_held_by_another,
     words_of_a_kernel,
     raised_by_the_data,

@@ -143,6 +143,17 @@ def test_an_optimizer_that_misses_its_state_is_told_of_zero_where_zero_steps_it(
     assert "use_muon" in finding.title
 
 
+@pytest.mark.parametrize(
+    "call", ["model.save_checkpoint(out)", "torch.save(state, path)", "model.save_pretrained(out)", "build(op)"]
+)
+def test_a_full_disk_is_told_with_the_checkpoint_that_is_not_whole(call: str) -> None:
+    failed = "OSError: [Errno 28] No space left on device: 'out/step10'"
+    finding = first(["Traceback (most recent call last):", '  File "/w/t.py", line 7, in main', f"    {call}", failed])
+
+    assert finding.rule == "disk-full"
+    assert ("not whole" in finding.title) is ("save" in call)
+
+
 def test_a_key_that_is_no_state_of_an_optimizer_is_none() -> None:
     assert first(
         ["Traceback (most recent call last):", '  File "/w/t.py", line 7, in f', "    x['a']", "KeyError: 'a'"]
