@@ -15,7 +15,7 @@ from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
 from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, alike, belongs, where_hit
 from dsdoctor.diagnosis.scan import Scan
-from dsdoctor.diagnosis.successes import failed_at, stopped_at, well_until
+from dsdoctor.diagnosis.successes import failed_at, stopped_at, was_started_again, well_until, went_on_after
 from dsdoctor.diagnosis.timeline import MESSAGE_LINES
 from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan, steps_are_skipped
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
@@ -221,6 +221,8 @@ def was_survived(hit: Hit, read: Scan) -> bool:
     persists = hit.signature.persists or hit.rule.id in {"op-silently-skipped", "fp16-loss-scale-floor"}
     if persists:
         return False
+    if was_started_again(max(hit.line, hit.latest), read):
+        return True
     if hit.tier is Tier.GENERIC and max(hit.line, hit.latest) <= read.timeline.survived_exit:
         return True
     if any(belongs(hit, one) and hit.latest <= one.line + MESSAGE_LINES for one in read.timeline.survived):
@@ -281,7 +283,8 @@ def _failed(read: Scan, echoes: list[Hit]) -> bool:
         max((one.line for one in read.timeline.failures), default=0) if read.timeline.survived else read.last_exception
     )
     # why: a mere complaint before further steps is none of the end
-    complaint = complained.number if complained and complained.number > read.timeline.last_step_line else 0
+    borne = complained and (complained.number <= read.timeline.last_step_line or went_on_after(complained, read))
+    complaint = complained.number if complained and not borne else 0
     error_line = max(last, complaint)
     crashed = max((one.line for one in read.timeline.failures if one.native), default=0)
     repeated = max((hit.line for hit in echoes if hit.tier is Tier.ECHO), default=0)

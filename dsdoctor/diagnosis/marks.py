@@ -22,6 +22,7 @@ class Event(enum.Enum):
     COMPILER_ERROR = "compiler error"
     GPU_FAULT = "gpu fault"
     CHAINED = "chained"
+    IGNORED = "ignored"
     USAGE = "usage"
     ERROR_FILE = "error file"
     CRASHED = "crashed"
@@ -103,6 +104,7 @@ MARKS = (
         words="validation+error validation+errors",
         pattern=r"^\d{1,3} validation errors? for \w{1,80}",
     ),
+    Mark(event=Event.IGNORED, words="exception+ignored", pattern=r"^Exception ignored "),
     Mark(
         event=Event.USAGE,
         words="error+py open+file",

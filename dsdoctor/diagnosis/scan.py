@@ -301,6 +301,8 @@ class Scan:
             timeline.note_error_file(text)
         elif event is Event.CHAINED:
             timeline.chain(self.raw)
+        elif event is Event.IGNORED:
+            timeline.ignored = self.lines
         elif event is Event.CRASHED:
             timeline.crash(self.raw, text, self.lines)
         elif event is Event.EXITED:

@@ -4,6 +4,8 @@ An exit code alone proves little: behind a pipe it is that of the last program. 
 was done, or where the training went on after the last thing that went wrong.
 """
 
+from itertools import islice
+
 from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Line
 from dsdoctor.diagnosis.scan import Scan
@@ -34,6 +36,12 @@ def stopped_at(read: Scan) -> Line | None:
     return None
 
 
+def was_started_again(line: int, read: Scan) -> bool:
+    """Whether on this line something stopped a run that was started again, and goes on."""
+    stops = {marked.number for marked in (read.first.get(Event.STOPPED), read.last.get(Event.STOPPED)) if marked}
+    return line in stops and stopped_at(read) is None
+
+
 def failed_at(read: Scan) -> int:
     """The last line that says that something failed, 0 if none does, or if it only stopped a run that was started again."""
     marked, stopped = read.last.get(Event.FAILED), read.last.get(Event.STOPPED)
@@ -44,9 +52,9 @@ def failed_at(read: Scan) -> int:
 
 
 def went_on_after(line: Line, read: Scan) -> bool:
-    """Whether steps or losses follow a line. What is too long ago to be found is not known to have been survived."""
+    """Whether steps or losses follow a line, among the last lines of the log."""
     known = line.text[:KNOWN_BY].encode()
-    for raw in reversed(read.timeline.recent):
+    for raw in islice(reversed(read.timeline.recent), max(0, read.last_line - line.number)):
         if known in raw:
             return False
         if STEP.search(raw[-400:]) or FINITE.search(raw[-400:]):

@@ -114,6 +114,9 @@ class Timeline:
     survived_exit: int = 0
     """The line of the last exit after which the training went on, as it does where a launcher starts its workers again."""
 
+    ignored: int = 0
+    """The last line by which Python says that it ignores an exception."""
+
     unsaid: int = 0
     """How many more lines belong to the message of the last failure, this one included."""
 
@@ -152,7 +155,8 @@ class Timeline:
 
     def is_reported(self, raw: bytes, line: int) -> bool:
         """Whether an exception was only reported: in a warning, or by Python, which ignores what a destructor raises."""
-        if self.tracebacks.handled_line != line and IGNORED in self._said_before(raw)[:200]:
+        near = self.ignored and line - self.ignored <= JUST_BEFORE
+        if near and self.tracebacks.handled_line != line and IGNORED in self._said_before(raw)[:200]:
             self.tracebacks.handled_line = line
         return self.tracebacks.handled_line == line
 

@@ -125,7 +125,7 @@ Why it matters: The rank ends, and the others wait for it.""",
         ),
         Signature(
             words="dataloader+caught",
-            pattern=r"^(?:[\w.]{1,80}\.)?\w{1,60}: Caught (?P<error>\w{1,60}) in DataLoader worker process \d",
+            pattern=r"^(?:[\w.]{1,80}\.)?\w{1,60}: Caught (?P<error>\w{1,60}) in DataLoader\b",
             tier=Tier.GENERIC,
             title="the data set raised {error} in a DataLoader worker",
             sample="PIL.UnidentifiedImageError: Caught UnidentifiedImageError in DataLoader worker process 2.",
