@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsdoctor.diagnosis.catalogue.refused import A_FAULT
-from dsdoctor.diagnosis.catalogue.rules import RULES
+from dsdoctor.diagnosis.combined_hit import combined_hit
+from dsdoctor.diagnosis.combined_runs import RUN_COMBINATIONS
 from dsdoctor.diagnosis.marks import Event
-from dsdoctor.diagnosis.models import Facts, Hit, Line, Signature, Tier
+from dsdoctor.diagnosis.models import Facts, Hit, Line, Tier
 from dsdoctor.diagnosis.refusals import refusal_of
 from dsdoctor.diagnosis.scan import Scan
 
@@ -45,14 +46,6 @@ AS_IT_SAYS = (
 )
 SHORT_MESSAGE = 12
 BUILD_COMMAND = re.compile(r"pip3? (?:install|wheel)|setup\.py|bdist_wheel|build_ext|DS_BUILD_\w+=1")
-
-
-def combined_hit(
-    rule: str, line: Line, title: str, tier: Tier, groups: dict[str, str] | None = None, *, stands: bool = False
-) -> Hit:
-    """A hit that follows from several lines; ``stands``: it is true of the result, however well the log ended."""
-    signature = Signature(words="", pattern="", sample="", tier=tier, title=title, stands=stands)
-    return Hit(rule=RULES[rule], signature=signature, line=line.number, text=line.text, groups=groups or {})
 
 
 def wrong_home_behind_a_missing_part(hits: list[Hit], facts: Facts, _: Scan) -> Iterator[Hit]:
@@ -211,6 +204,7 @@ COMBINATIONS = (
     nothing_was_built,
     killed_while_compiling,
     stopped_at_the_lock,
+    *RUN_COMBINATIONS,
 )
 
 

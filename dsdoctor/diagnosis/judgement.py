@@ -15,6 +15,7 @@ from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
 from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, alike, belongs, where_hit
 from dsdoctor.diagnosis.scan import Scan
+from dsdoctor.diagnosis.successes import failed_at, stopped_at, was_started_again, well_until, went_on_after
 from dsdoctor.diagnosis.timeline import MESSAGE_LINES
 from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan, steps_are_skipped
 from dsdoctor.diagnosis.waiting import with_modules, with_who_waited
@@ -143,8 +144,8 @@ def _of_a_failure(
             where=where,
             activity=doing,
         )
-    if stopped or Event.STOPPED in read.first:
-        line = Line(stopped.line, stopped.text) if stopped else read.first[Event.STOPPED]
+    line = Line(stopped.line, stopped.text) if stopped else stopped_at(read)
+    if line:
         # somebody ends a run that learns nothing any more
         nan = losses_are_nan(read.timeline, read.last_line, facts)
         first = (nan, interrupted(origin, *line)) if nan else (interrupted(origin, *line),)
@@ -200,7 +201,7 @@ def _follows(hit: Hit, read: Scan, origin: Origin) -> bool:
 
 def _ended_before(hit: Hit, read: Scan) -> bool:
     """Whether the run had been stopped, or a build had failed, before a process said that another one is gone."""
-    stopped = read.first.get(Event.STOPPED)
+    stopped = stopped_at(read)
     if stopped and stopped.number < hit.line:
         return True
     return any(other.tier is Tier.ECHO for other in read.hits.values())
@@ -220,6 +221,8 @@ def was_survived(hit: Hit, read: Scan) -> bool:
     persists = hit.signature.persists or hit.rule.id in {"op-silently-skipped", "fp16-loss-scale-floor"}
     if persists:
         return False
+    if was_started_again(max(hit.line, hit.latest), read):
+        return True
     if hit.tier is Tier.GENERIC and max(hit.line, hit.latest) <= read.timeline.survived_exit:
         return True
     if any(belongs(hit, one) and hit.latest <= one.line + MESSAGE_LINES for one in read.timeline.survived):
@@ -274,15 +277,14 @@ def _built(echoes: list[Hit], read: Scan, origin: Origin) -> bool:
 
 def _failed(read: Scan, echoes: list[Hit]) -> bool:
     """Whether the log shows a failure after which it did not end well."""
-    well = read.last.get(Event.ENDED_WELL)
-    failed = read.last.get(Event.FAILED)
-    ended = well.number if well else 0
+    failed = failed_at(read)
     complained = read.last.get(Event.COMPLAINED)
     last = (
         max((one.line for one in read.timeline.failures), default=0) if read.timeline.survived else read.last_exception
     )
     # why: a mere complaint before further steps is none of the end
-    complaint = complained.number if complained and complained.number > read.timeline.last_step_line else 0
+    borne = complained and (complained.number <= read.timeline.last_step_line or went_on_after(complained, read))
+    complaint = complained.number if complained and not borne else 0
     error_line = max(last, complaint)
     crashed = max((one.line for one in read.timeline.failures if one.native), default=0)
     repeated = max((hit.line for hit in echoes if hit.tier is Tier.ECHO), default=0)
@@ -290,8 +292,9 @@ def _failed(read: Scan, echoes: list[Hit]) -> bool:
     error_line = error_line if error_line >= read.timeline.went_on_until else 0
     near_the_end = error_line if error_line > read.last_line - NEAR_THE_END else 0
     ends = max((one.line for one in read.timeline.exits), default=0)
-    mark = failed.number if failed and failed.number > read.timeline.survived_exit else 0
-    return max(mark, near_the_end, repeated, crashed, ends) > ended
+    mark = failed if failed > read.timeline.survived_exit else 0
+    certain = max(mark, repeated, crashed, ends)
+    return max(certain, near_the_end) > well_until(read, certain)
 
 
 def _beside(hit: Hit, facts: Facts) -> Finding:
@@ -301,11 +304,10 @@ def _beside(hit: Hit, facts: Facts) -> Finding:
 
 def _recovered(hit: Hit, read: Scan) -> bool:
     """Whether the log ended well after this line, and nothing failed after that."""
-    well = read.last.get(Event.ENDED_WELL)
-    if not well or hit.signature.stands or hit.rule.id == "op-silently-skipped":
+    if hit.signature.stands or hit.rule.id == "op-silently-skipped":
         return False
-    failed = read.last.get(Event.FAILED)
-    return well.number > max(hit.line, failed.number if failed else 0, read.last_exception)
+    failed = failed_at(read)
+    return well_until(read, failed) > max(hit.line, failed, read.last_exception)
 
 
 def _promoted(probes: list[Hit], echoes: list[Hit], read: Scan, origin: Origin) -> list[Hit]:

@@ -9,6 +9,7 @@ class Event(enum.Enum):
 
     FAILED = "failed"
     ENDED_WELL = "ended well"
+    EXITED_ZERO = "exited with zero"
     COMPLAINED = "complained"
     TRACEBACK = "traceback"
     EXCEPTION = "exception"
@@ -21,6 +22,7 @@ class Event(enum.Enum):
     COMPILER_ERROR = "compiler error"
     GPU_FAULT = "gpu fault"
     CHAINED = "chained"
+    IGNORED = "ignored"
     USAGE = "usage"
     ERROR_FILE = "error file"
     CRASHED = "crashed"
@@ -102,6 +104,7 @@ MARKS = (
         words="validation+error validation+errors",
         pattern=r"^\d{1,3} validation errors? for \w{1,80}",
     ),
+    Mark(event=Event.IGNORED, words="exception+ignored", pattern=r"^Exception ignored "),
     Mark(
         event=Event.USAGE,
         words="error+py open+file",
@@ -172,8 +175,19 @@ MARKS = (
     ),
     Mark(
         event=Event.ENDED_WELL,
-        words="train_runtime training+completed training+finished training+complete training+done",
-        pattern=r"'train_runtime':|[Tt]raining (?:completed|finished|complete|done)\b",
+        words="train_runtime training+completed training+finished training+complete training+done fit+stopped succeeded "
+        "worker+finished",
+        pattern=r"'train_runtime':|\btrain_runtime {1,40}= |[Tt]raining (?:is )?(?:completed|finished|complete|done)\b"
+        r"|[Ff]inished [Tt]raining\b|Trainer\.fit` stopped: `max_|worker group successfully finished"
+        r"|WorkerState\.SUCCEEDED|^(?:INFO {0,3}[:-] {0,3})?Job '[\w.-]{1,80}' succeeded",
+    ),
+    Mark(
+        event=Event.EXITED_ZERO,
+        words="exited+0 exit+0 exitcode+0 exit_code+0 completed+0 finished+0 terminated+0 rc+0 status+0 returned+0 state+completed",
+        pattern=r"\bJob {1,3}(?:Id: )?\d{1,12}\b.{0,80}\bCOMPLETED\b|\bState\b[=: (]{1,4}COMPLETED\b|ExitCode=0:0"
+        r"|^(?:\[[^\]]{0,80}\] ?)?(?:[\w./+-]{1,60} ){1,4}(?:exited|finished|completed|terminated|returned|ended)"
+        r"(?: with)?(?: (?:exit|return))?(?: (?:code|status))?[ :=]{1,3}0\.?$"
+        r"|^(?:[Ee]xit(?:ed)?|EXIT|[Rr]eturn|[Jj]ob exit)?(?: with)?[ _-]?(?:[Cc]ode|CODE|[Ss]tatus|STATUS|rc|RC)[ :=]{1,3}0\.?$",
     ),
     Mark(
         event=Event.WAITING,

@@ -10,6 +10,10 @@ INSTALLED = re.compile(
     r"(?:site|dist)-packages[/\\](?P<package>[A-Za-z]\w{1,60})[/\\](?P<file>\w[\w/\\.-]{0,200}\.py)$"
 )
 ON_PURPOSE = ("raise ", "assert ")
+RAISED_AGAIN = re.compile(
+    r"raise (?:self\.\w{1,40}|exception|exc|error|err|ex|e)(?:\.with_traceback\(|\s{0,4}(?:#|$| from ))"
+)
+"""A place that only passes on what another process, thread or place raised: who stands there refused nothing."""
 
 NAME = re.compile(r"(?<![\w.])(?:self\.|args\.|config\.)?_?([a-z][a-z0-9]{1,30}(?:_[a-z0-9]{1,30}){1,6})\b")
 QUOTED = re.compile(r"['\"`<]([A-Za-z][\w.-]{2,50})['\"`>]")
@@ -38,7 +42,7 @@ def refusal_of(failure: Failure | None) -> Refusal | None:
     Refusal(package='DeepSpeed', place='runtime/x.py:9 step', condition='self.tile_size > 1', names=('tile_size',))
     """
     last = failure.frames[-1] if failure and failure.frames else None
-    if failure is None or last is None or not last.source.startswith(ON_PURPOSE):
+    if failure is None or last is None or not last.source.startswith(ON_PURPOSE) or RAISED_AGAIN.match(last.source):
         return None
     found = PACKAGE.search(last.path) or INSTALLED.search(last.path)
     if not found:

@@ -36,7 +36,7 @@ Of real lines none asks for more than 25.
 
 CUT = 2 * LONGEST + 1
 """The length of a line whose middle ``raw_lines`` has thrown away already."""
-ONCE = {Event.COMPILER_ERROR, Event.GPU_FAULT, Event.WINDOWS, Event.NO_GPU, Event.STOPPED, Event.WORLD}
+ONCE = {Event.COMPILER_ERROR, Event.GPU_FAULT, Event.WINDOWS, Event.NO_GPU, Event.WORLD}
 """Events of which only the first one counts."""
 
 ASKED = 5000
@@ -270,7 +270,7 @@ class Scan:
             self._match(number, entry, text)
 
     def _mark(self, event: Event, text: str) -> None:
-        if event is Event.EXCEPTION and self.timeline.tracebacks.handled_line == self.lines:
+        if event is Event.EXCEPTION and self.timeline.is_reported(self.raw, self.lines):
             return
         line = Line(number=self.lines, text=text)
         self.first.setdefault(event, line)
@@ -301,6 +301,8 @@ class Scan:
             timeline.note_error_file(text)
         elif event is Event.CHAINED:
             timeline.chain(self.raw)
+        elif event is Event.IGNORED:
+            timeline.ignored = self.lines
         elif event is Event.CRASHED:
             timeline.crash(self.raw, text, self.lines)
         elif event is Event.EXITED:
@@ -352,7 +354,7 @@ class Scan:
 
     def _is_said(self) -> bool:
         """Whether this line is a warning or a notice, or ends a traceback that was only reported."""
-        return self.timeline.tracebacks.handled_line == self.lines or is_said(self.raw)
+        return self.timeline.is_reported(self.raw, self.lines) or is_said(self.raw)
 
     def _said_by(self, number: int) -> None:
         writers = self.speakers.setdefault(number, set())

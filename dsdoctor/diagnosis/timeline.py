@@ -31,6 +31,9 @@ WENT_ON = 3
 REPORTED = re.compile(r"\b(?:WARNING|WARN|INFO|DEBUG)\b.{0,160}Traceback \(")
 """A traceback within a message of a logger, of something that the program bore."""
 
+IGNORED = b"Exception ignored "
+"""How Python begins what it says of an exception that nobody could take."""
+
 AFTER_WATCHDOG = 200
 """Within so many lines after a watchdog has given up, a process breaks off because of it."""
 
@@ -111,6 +114,9 @@ class Timeline:
     survived_exit: int = 0
     """The line of the last exit after which the training went on, as it does where a launcher starts its workers again."""
 
+    ignored: int = 0
+    """The last line by which Python says that it ignores an exception."""
+
     unsaid: int = 0
     """How many more lines belong to the message of the last failure, this one included."""
 
@@ -141,11 +147,18 @@ class Timeline:
 
     def begin_traceback(self, raw: bytes, text: str, line: int) -> None:
         """A traceback begins."""
-        handled = bool(REPORTED.search(text)) or b"Exception ignored in" in self._said_before(raw)[:200]
+        handled = bool(REPORTED.search(text)) or IGNORED in self._said_before(raw)[:200]
         handled = handled or (
             text.startswith("Traceback") and bool(REPORTED.search(raw[:200].decode("utf-8", "replace")))
         )
         self.tracebacks.begin(self.speaker(raw), line, handled=handled, inset=text.startswith("traceback :"))
+
+    def is_reported(self, raw: bytes, line: int) -> bool:
+        """Whether an exception was only reported: in a warning, or by Python, which ignores what a destructor raises."""
+        near = self.ignored and line - self.ignored <= JUST_BEFORE
+        if near and self.tracebacks.handled_line != line and IGNORED in self._said_before(raw)[:200]:
+            self.tracebacks.handled_line = line
+        return self.tracebacks.handled_line == line
 
     def _said_before(self, raw: bytes) -> bytes:
         """The line before this one, of the same process where others write between."""

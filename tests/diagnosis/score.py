@@ -44,6 +44,15 @@ def holds(text: str, accept: list[list[str]]) -> bool:
     return any(all(word.lower() in text for word in words) for words in accept)
 
 
+def says(text: str, say: list[list[str]]) -> bool:
+    """Whether of every list one word at least is in the text.
+
+    >>> says("rank 3: the gpu is out of memory", [["host", "gpu"], ["memory", "oom"]])
+    True
+    """
+    return all(any(word.lower() in text for word in words) for words in say)
+
+
 def marks_of(diagnosis: Diagnosis, answer: dict[str, Any]) -> list[str]:
     """The columns in which a log counts."""
     if answer["cause"] is None:
@@ -51,7 +60,9 @@ def marks_of(diagnosis: Diagnosis, answer: dict[str, Any]) -> list[str]:
     verdicts = [finding for finding in diagnosis.findings if finding.severity is not Severity.NOTE]
     if not verdicts:
         return ["none"]
-    if "accept" in answer:
+    if "say" in answer:
+        named = says(" ".join([verdict_text(verdicts[0]), *verdicts[0].evidence]).lower(), answer["say"])
+    elif "accept" in answer:
         named = holds(verdict_text(verdicts[0]), answer["accept"])
     else:
         named = holds(" ".join([verdict_text(verdicts[0]), *verdicts[0].evidence]).lower(), [answer["must_mention"]])
@@ -88,7 +99,7 @@ def main() -> None:
     """Print the score of one half of a judging corpus, or of ``real/``, whose answers are a hint and no score."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--half", choices=["open", "closed"], default="open")
-    parser.add_argument("--corpus", choices=["blind", "fresh", "later", "threads", "real"], default="blind")
+    parser.add_argument("--corpus", choices=["blind", "fresh", "later", "threads", "unseen", "real"], default="blind")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--names", action="store_true", help="the logs of each column; never those of the closed half")
     options = parser.parse_args()

@@ -213,7 +213,7 @@ Why it matters: The first step fails, or nothing is trained.""",
         Signature(
             words="dummyoptim+attribute dummyscheduler+attribute",
             pattern=r"AttributeError: '(?P<class>DummyOptim|DummyScheduler)' object has no attribute "
-            r"'(?!param_groups|defaults)\w{1,40}'",
+            r"'(?!param_groups|defaults|train')\w{1,40}'",
             sample="AttributeError: 'DummyOptim' object has no attribute 'step'",
         ),
         Signature(

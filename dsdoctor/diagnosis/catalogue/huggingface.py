@@ -278,7 +278,7 @@ GPU_ASSERT = Rule(
     fix="look for the kernel's own line with \"Assertion\" further up in every rank's log; else run the same "
     "batch on the CPU, or with CUDA_LAUNCH_BLOCKING=1, and the traceback shows the right line",
     steps=(step("CUDA_LAUNCH_BLOCKING=1 python SCRIPT.py"),),
-    explained_by=("gpu-index-out-of-range", "image-tokens-differ"),
+    explained_by=("gpu-index-out-of-range", "image-tokens-differ", "sampling-from-nan"),
     manual="""A GPU kernel found a value that it cannot work with, and stopped.
 
 The kernel prints a line with "Assertion ... failed" that says what it checked. The GPU works behind the program, so the

@@ -265,6 +265,7 @@ ZERO_BUCKET_TOO_LARGE = Rule(
     fix="lower reduce_bucket_size in zero_optimization (5e8 is DeepSpeed's default; it is counted in elements, "
     "not bytes)",
     steps=(step("free -g"), instead("nvidia-smi")),
+    explained_by=("gpu-oom",),
     manual="""ZeRO allocates a buffer of reduce_bucket_size elements when the engine is made, and there is not enough memory.
 
 The buffer takes reduce_bucket_size x 2 bytes in fp16 and bf16, x 4 in fp32, and twice that with overlap_comm.

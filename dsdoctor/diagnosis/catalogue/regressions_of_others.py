@@ -6,7 +6,7 @@ from dsdoctor.diagnosis.catalogue.regression import Regression
 OF_OTHERS = (
     Regression(
         package="transformers",
-        broken="4.45 with accelerate 0.34.1 and older",
+        broken="4.45 and newer with accelerate 0.34.1 and older",
         what="the Trainer calls optimizer.train(), which accelerate passes on to an optimizer without it",
         cure="mended in accelerate 0.34.2",
         sources=(
@@ -17,7 +17,7 @@ OF_OTHERS = (
         words="train+attribute",
         pattern=r"AttributeError: '(?:\w{0,40}Adam\w{0,40}|DeepSpeedZeroOptimizer\w{0,20}"
         r"|DeepSpeedOptimizerWrapper|BF16_Optimizer"
-        r"|FP16_\w{1,40}|\w{1,40}Optimizer)' object has no attribute 'train'",
+        r"|FP16_\w{1,40}|DummyOptim|\w{1,40}Optimizer)' object has no attribute 'train'",
         sample="AttributeError: 'AdamW' object has no attribute 'train'",
         steps=(step("python -m pip install -U 'accelerate>=0.34.2'"),),
     ),

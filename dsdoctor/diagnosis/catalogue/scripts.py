@@ -270,6 +270,13 @@ Why it matters: Generation stops; on a GPU it can show as a device-side assert."
             pattern=r"^RuntimeError: probability tensor contains either `inf`, `nan` or element < 0",
             sample="RuntimeError: probability tensor contains either `inf`, `nan` or element < 0",
         ),
+        Signature(
+            words="probability+tensor",
+            pattern=r"\.(?:cu|hip):\d{1,6}: .{0,200}Assertion .probability tensor contains either `?inf`?, `?nan`? or element < 0",
+            title="the model gives inf or nan, and tokens cannot be drawn from it: so says the check in the GPU's kernel",
+            sample="../aten/src/ATen/native/cuda/TensorCompare.cu:110: _assert_async_cuda_kernel: block: [0,0,0], thread: [0,0,0] "
+            "Assertion `probability tensor contains either `inf`, `nan` or element < 0` failed.",
+        ),
     ),
 )
 

@@ -123,6 +123,13 @@ Why it matters: The rank ends, and the others wait for it.""",
             after=r"Error: Caught \w{1,40} in DataLoader worker process",
             sample="KeyError: Caught KeyError in DataLoader worker process 0.\nKeyError: 'labels'",
         ),
+        Signature(
+            words="dataloader+caught",
+            pattern=r"^(?:[\w.]{1,80}\.)?\w{1,60}: Caught (?P<error>\w{1,60}) in DataLoader\b",
+            tier=Tier.GENERIC,
+            title="the data set raised {error} in a DataLoader worker",
+            sample="PIL.UnidentifiedImageError: Caught UnidentifiedImageError in DataLoader worker process 2.",
+        ),
     ),
 )
 

@@ -1,7 +1,7 @@
 """Rules of ZeRO's groups and bookkeeping: MiCS, hpZ, states of parameters, refused modules, groups of the optimizer."""
 
 from dsdoctor.core.fix import instead, step
-from dsdoctor.diagnosis.models import Rule, Signature, Stage
+from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 ZERO_MICS = Rule(
     id="zero-mics",
@@ -191,6 +191,31 @@ Why it matters: The first step fails, on every rank.""",
     ),
 )
 
+OPTIMIZER_STATE_KEY = Rule(
+    id="optimizer-state-key",
+    stage=Stage.RUN,
+    title="the optimizer asks a parameter for its own state {key}, and finds none",
+    fix="an optimizer that fills self.state when it is made does not work with ZeRO 1, 2 and 3, which step it with flat "
+    "partitions of their own: let it keep such settings in its param_groups, or look them up by name; DeepSpeed's own form of the "
+    "optimizer, or no ZeRO (stage 0), does without a change. Without ZeRO a loaded checkpoint of another optimizer is the cause",
+    manual="""An optimizer keeps what it knows of each parameter in self.state, by the parameter itself.
+
+ZeRO puts its own flat partitions in the place of the model's parameters after the optimizer was made. What the optimizer
+had noted of a parameter at that time, such as whether it is a matrix, is not there for the partition. A partition has lost
+the shapes too, which optimizers for matrices (Muon, Shampoo, SOAP) need.
+
+Why it matters: The first step fails, on every rank.""",
+    signatures=(
+        Signature(
+            words="keyerror",
+            pattern=r"^KeyError: '(?P<key>\w{1,60})'",
+            after=r"\bself\.state\[\w{1,40}\]\[[\"']",
+            tier=Tier.GENERIC,
+            sample='    params = [p for p in group["params"] if self.state[p]["use_muon"]]\nKeyError: \'use_muon\'',
+        ),
+    ),
+)
+
 RULES = (
     ZERO_MICS,
     ZERO_GROUPS_TWICE,
@@ -198,4 +223,5 @@ RULES = (
     ZERO3_MODULE_REFUSED,
     NVME_SWAPPER_MISSING,
     OPTIMIZER_GROUP_KEY,
+    OPTIMIZER_STATE_KEY,
 )

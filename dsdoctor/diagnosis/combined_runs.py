@@ -1,0 +1,162 @@
+"""Hits and failures of a run -> hits that need several lines: who holds the GPU, what a data set or a kernel itself said."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dsdoctor.core.fix import step
+from dsdoctor.diagnosis.combined_hit import combined_hit
+from dsdoctor.diagnosis.failures import Failure
+from dsdoctor.diagnosis.gpu_memory import held_by_others
+from dsdoctor.diagnosis.models import Facts, Hit, Line, Tier
+from dsdoctor.diagnosis.scan import Scan
+from dsdoctor.diagnosis.speakers import Speaker
+
+END_THE_OTHER = (
+    "end the other process (nvidia-smi names it); if it is a rank of the same job, give each rank its own GPU: "
+    "torch.cuda.set_device(LOCAL_RANK) before anything touches the GPU; or start on the GPUs that are free (CUDA_VISIBLE_DEVICES)"
+)
+SEE = (step("nvidia-smi"),)
+KERNEL_CHECK = re.compile(r"\.(?:cu|hip|cuh):\d{1,6}: .{0,200}?Assertion [`'\"](?P<words>.{1,160}?)[`'\"]? failed")
+CAUGHT = re.compile(r"Caught (?P<error>\w{1,60}) in DataLoader worker process \d")
+WORKER_LINES = 100
+"""Over how many lines the traceback of a worker may go on."""
+
+NAN_METRIC = re.compile(
+    rb"\b(?P<name>(?:\w{1,30}[/_])?loss(?:[/_]\w{1,30})?)['\"]?\s{0,3}[:=]\s{0,3}-?nan\b", re.IGNORECASE
+)
+"""A loss that is nan, whatever it is called.
+
+``'loss/policy_avg': nan``, ``lm_loss = nan``.
+"""
+
+WRITING = re.compile(
+    r"PytorchStreamWriter failed|\b(?:_?save_checkpoint|save_pretrained|save_model|torch\.save|save_file)\b"
+)
+KEEP_FEWER = (
+    "make room where the checkpoints go, delete the checkpoint that is not whole and resume from the one before it (the file "
+    "latest names that one still); keep fewer (save_total_limit), or write them to a larger disk"
+)
+ROOM = (step("df -h . CHECKPOINTS"), step("du -sh CHECKPOINTS/*"))
+
+OWN_STATE = re.compile(r"\bself\.state\[\w{1,40}\]\[[\"']")
+ZERO = re.compile(r"deepspeed[/\\]runtime[/\\](?:zero[/\\]|bf16_optimizer)")
+
+
+def gpu_held_by_another(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
+    """The GPU is full because other processes are on it: neither fragmentation nor this process alone."""
+    for hit in hits:
+        others = held_by_others(hit.text) if hit.rule.id == "gpu-oom" else None
+        if others:
+            many = len(others.pids) > 1
+            who = "other processes hold" if many else "another process holds"
+            pids = f"process{'es' if many else ''} {', '.join(others.pids[:6])}"
+            title = "the GPU's memory is full, and {who} {held} GiB of it ({pids}; this one {own} GiB)"
+            groups = {"who": who, "held": f"{others.held:.2f}", "own": f"{others.own:.2f}", "pids": pids}
+            found = combined_hit("gpu-oom", Line(hit.line, hit.text), title, Tier.NAMED, groups)
+            signature = replace(found.signature, fix=END_THE_OTHER, steps=SEE, sample=hit.signature.sample)
+            yield replace(hit, signature=signature, groups=groups)
+            return
+
+
+def words_of_a_kernel(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """A kernel on the GPU stopped, and its own line says what it had checked."""
+    stopped = next((hit for hit in hits if hit.rule.id == "gpu-assert"), None)
+    for failure in scan.timeline.failures:
+        found = KERNEL_CHECK.search(failure.text) if stopped and failure.native else None
+        if stopped and found:
+            title = "a check inside a GPU kernel failed (device-side assert), in its own words: {words}"
+            groups = {"words": found["words"]}
+            told = combined_hit("gpu-assert", Line(failure.line, failure.text), title, Tier.GENERIC, groups)
+            yield replace(stopped, signature=replace(told.signature, sample=stopped.signature.sample), groups=groups)
+            return
+
+
+def raised_by_the_data(hits: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
+    """A DataLoader's worker passed on what the data set raised: its own exception stands below, with its own frames."""
+    for number, failure in enumerate(scan.timeline.failures):
+        caught = CAUGHT.search(failure.text)
+        inner = _inner(scan.timeline.failures[number + 1 :], failure, caught["error"]) if caught else None
+        if caught and inner and not _is_known(inner, hits):
+            words = inner.text.partition(": ")[2][:200] or inner.text
+            at = f", at {inner.frame}" if inner.frame and inner.frame.own else ""
+            title = "the data set raised {error} in a DataLoader worker: {words}{at}"
+            groups = {"error": caught["error"], "words": words, "at": at}
+            line = Line(inner.line, inner.text)
+            yield replace(combined_hit("data-worker-failed", line, title, Tier.NAMED, groups), speaker=inner.speaker)
+            return
+
+
+def _is_known(inner: Failure, hits: list[Hit]) -> bool:
+    """Whether a rule knows the data set's own exception, and says more of it."""
+    return any(hit.line == inner.line and hit.precise and hit.rule.id != "data-worker-failed" for hit in hits)
+
+
+def _inner(later: list[Failure], outer: Failure, error: str) -> Failure | None:
+    """The exception that a worker's traceback ends with."""
+    for failure in later:
+        named = failure.text.partition(":")[0].rpartition(".")[2] == error
+        if named and failure.speaker == outer.speaker and failure.line - outer.line <= WORKER_LINES:
+            return failure
+    return None
+
+
+def state_lost_under_zero(_: list[Hit], __: Facts, scan: Scan) -> Iterator[Hit]:
+    """An optimizer that ZeRO steps asks for state which it had noted of the model's own parameters."""
+    for failure in scan.timeline.failures:
+        last = failure.frames[-1] if failure.frames else None
+        if not last or not failure.text.startswith("KeyError: ") or not OWN_STATE.search(last.source):
+            continue
+        if any(ZERO.search(frame.path) for frame in failure.frames):
+            key = failure.text.partition(": ")[2].strip("'\" ")[:60]
+            title = (
+                "the optimizer ({place}) asks for its state {key}, noted of the model's own parameters: ZeRO steps it with flat "
+                "partitions in their place, which have none"
+            )
+            line = Line(failure.line, failure.text)
+            groups = {"key": key, "place": str(last)}
+            yield replace(
+                combined_hit("optimizer-state-key", line, title, Tier.NAMED, groups),
+                speaker=failure.speaker,
+                speakers=_same(failure, scan),
+            )
+            return
+
+
+def nan_before_sampling(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """Tokens cannot be drawn from nan, and the losses had been nan before."""
+    drawn = next((hit for hit in hits if hit.rule.id == "sampling-from-nan"), None)
+    losses = [found for raw in scan.timeline.recent if (found := NAN_METRIC.search(raw))] if drawn else []
+    if drawn and losses:
+        title = "the loss had become nan before ({loss}), so the model gives nan, and tokens cannot be drawn from its probabilities"
+        yield replace(
+            drawn, signature=replace(drawn.signature, title=title), groups={"loss": losses[0]["name"].decode()}
+        )
+
+
+def full_while_saving(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
+    """The disk is full, and what a process was doing is to save a checkpoint: its folder is not whole."""
+    full = next((hit for hit in hits if hit.rule.id == "disk-full"), None)
+    if full and any(WRITING.search(f"{failure.text} {_calls(failure)}") for failure in scan.timeline.failures):
+        title = "no space left on the disk while a checkpoint was being written: what is there of it is not whole"
+        yield replace(full, signature=replace(full.signature, title=title, fix=KEEP_FEWER, steps=ROOM))
+
+
+def _calls(failure: Failure) -> str:
+    """The functions that a process was in."""
+    return " ".join(f"{frame.function} {frame.source}" for frame in failure.frames)
+
+
+def _same(failure: Failure, scan: Scan) -> frozenset[Speaker]:
+    """Who failed with the same words."""
+    return frozenset(other.speaker for other in scan.timeline.failures if other.text == failure.text)
+
+
+RUN_COMBINATIONS = (
+    full_while_saving,
+    gpu_held_by_another,
+    words_of_a_kernel,
+    raised_by_the_data,
+    nan_before_sampling,
+    state_lost_under_zero,
+)

@@ -1,0 +1,74 @@
+"""A log -> the line up to which all is well: the program's own last words, or the exit code 0 of what had started it.
+
+An exit code alone proves little: behind a pipe it is that of the last program. It counts where the program had said that it
+was done, or where the training went on after the last thing that went wrong.
+"""
+
+from itertools import islice
+
+from dsdoctor.diagnosis.marks import Event
+from dsdoctor.diagnosis.models import Line
+from dsdoctor.diagnosis.scan import Scan
+from dsdoctor.diagnosis.stages import STEP
+from dsdoctor.diagnosis.timeline import FINITE
+
+KNOWN_BY = 60
+"""By so many letters of its text a line is found again."""
+
+
+def well_until(read: Scan, failed: int = 0) -> int:
+    """The last line that proves success, 0 if none does. ``failed``: the last line by which a process is known to have failed."""
+    well, zero = _line(read, Event.ENDED_WELL), _line(read, Event.EXITED_ZERO)
+    if zero <= well or failed > well:
+        return well
+    trouble = _last_trouble(read)
+    if trouble is None or trouble.number > zero:
+        return well if trouble else zero
+    own = max(read.last_exception, max((one.line for one in read.timeline.failures), default=0))
+    return zero if (well and own <= well) or went_on_after(trouble, read) else well
+
+
+def stopped_at(read: Scan) -> Line | None:
+    """Where the run was stopped from outside, unless it was started again and went on."""
+    for line in (read.first.get(Event.STOPPED), read.last.get(Event.STOPPED)):
+        if line and line.number > _line(read, Event.ENDED_WELL) and not went_on_after(line, read):
+            return line
+    return None
+
+
+def was_started_again(line: int, read: Scan) -> bool:
+    """Whether on this line something stopped a run that was started again, and goes on."""
+    stops = {marked.number for marked in (read.first.get(Event.STOPPED), read.last.get(Event.STOPPED)) if marked}
+    return line in stops and stopped_at(read) is None
+
+
+def failed_at(read: Scan) -> int:
+    """The last line that says that something failed, 0 if none does, or if it only stopped a run that was started again."""
+    marked, stopped = read.last.get(Event.FAILED), read.last.get(Event.STOPPED)
+    if marked is None:
+        return 0
+    only_stopped = stopped is not None and stopped.number == marked.number and went_on_after(stopped, read)
+    return 0 if only_stopped else marked.number
+
+
+def went_on_after(line: Line, read: Scan) -> bool:
+    """Whether steps or losses follow a line, among the last lines of the log."""
+    known = line.text[:KNOWN_BY].encode()
+    for raw in islice(reversed(read.timeline.recent), max(0, read.last_line - line.number)):
+        if known in raw:
+            return False
+        if STEP.search(raw[-400:]) or FINITE.search(raw[-400:]):
+            return True
+    return False
+
+
+def _line(read: Scan, event: Event) -> int:
+    marked = read.last.get(event)
+    return marked.number if marked else 0
+
+
+def _last_trouble(read: Scan) -> Line | None:
+    """The last exception or complaint."""
+    marked = [line for event in (Event.EXCEPTION, Event.COMPLAINED) if (line := read.last.get(event))]
+    failures = [Line(one.line, one.text) for one in read.timeline.failures]
+    return max([*marked, *failures], default=None, key=lambda line: line.number)
