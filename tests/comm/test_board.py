@@ -1,12 +1,14 @@
 """The blackboard over a store in memory that counts what is asked of it."""
 
 import json
+import zlib
 
 import msgspec
+import pytest
 
 from dsdoctor.comm.control.messages import News, RankAnswer, RankOrder
 from dsdoctor.comm.models import Claim
-from dsdoctor.comm.rendezvous.board import BATCH, Board
+from dsdoctor.comm.rendezvous.board import BATCH, MOST, Board, packed, unpacked
 
 
 class Memory:
@@ -98,3 +100,19 @@ def test_no_message_between_ranks_can_carry_a_finding_or_a_step() -> None:
     assert {"Finding", "Fix", "Step"} <= set(own)
     assert not {"Finding", "Fix", "Step"} & set(parts)
     assert {"Claim", "RankAnswer", "RankOrder", "Local", "Stuck"} <= set(parts)
+
+
+def test_a_long_message_of_16_gpus_fits_into_a_frame_and_is_the_same() -> None:
+    made = [
+        {"index": number, "name": "NVIDIA H200", "uuid": f"GPU-{number:032x}", "links": list(range(18))}
+        for number in range(16)
+    ]
+
+    assert len(msgspec.json.encode(made)) > 1448 > len(packed(made))
+    assert unpacked(packed(made), list[dict[str, object]]) == made
+
+
+@pytest.mark.parametrize("content", [b"x", b"x\x9c\x00", packed("a" * 9999)[:-1], zlib.compress(b" " * (MOST + 1))])
+def test_what_is_no_whole_message_is_refused(content: bytes) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        unpacked(content, str)
