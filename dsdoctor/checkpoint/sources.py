@@ -123,7 +123,11 @@ def _frozen3(models: tuple[Shard, ...]) -> Iterator[Found]:
 
 
 def _universal(examined: Examined) -> Iterator[Found]:
+    # DeepSpeed's converter writes a tied weight twice: the copy as the model holds it, rounded to 16 bits
+    copies = dict(_shared(examined))
     for parameter in examined.tag.parameters or ():
+        if parameter.name in copies:
+            continue
         for file in parameter.files:
             if file.path.name == "fp32.pt":
                 held = [tensor for _, tensor in tensors(file.content)]
