@@ -1,6 +1,6 @@
 """Rules of several hosts: the hostfile, ssh between them, filters of hosts and slots."""
 
-from dsdoctor.core.fix import step
+from dsdoctor.core.fix import instead, step
 from dsdoctor.diagnosis.models import Rule, Signature, Stage, Tier
 
 HOSTFILE_MALFORMED = Rule(
@@ -91,6 +91,14 @@ Why it matters: The job does not start on all nodes, and DeepSpeed hides what ss
             r"Permission denied \((?:publickey|password|gssapi|keyboard)|Permission denied, please try again",
             title="{host|the host} refuses the login: no key of this node is known there",
             sample="root@worker-1: Permission denied (publickey,password).",
+        ),
+        Signature(
+            words="rcmd",
+            pattern=r"(?P<host>[\w.-]{1,200}): rcmd: \w{1,40}: Permission denied",
+            title="pdsh starts the nodes by rsh (rcmd) and not by ssh: {host|a host} refuses it",
+            fix="have pdsh use ssh",
+            steps=(step("export PDSH_RCMD_TYPE=ssh"), instead("deepspeed --launcher openmpi --hostfile HOSTFILE ...")),
+            sample="pdsh@hpc-n1: hpc-n2: rcmd: socket: Permission denied",
         ),
         Signature(
             words="key+verification identification+changed",

@@ -212,8 +212,16 @@ What the ranks print after it (signals, broken connections) only follows.
 Why it matters: Everything since the last checkpoint is lost.""",
     signatures=(
         Signature(
+            words="node+failure",
+            pattern=r"CANCELLED AT \S{1,40} DUE TO NODE FAILURE|srun: error: Node failure on (?P<node>\S{1,80})",
+            title="a node of the job failed (Slurm: NODE FAILURE): its hardware, its system, or its link to the controller",
+            fix="start the job again without that node (`#SBATCH --requeue`, `--exclude`), and have it looked at",
+            steps=(step("scontrol show node NODE"), step("sacct -j $SLURM_JOB_ID --format=JobID,State,NodeList")),
+            sample="slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2025-02-02T04:02:11 DUE TO NODE FAILURE ***",
+        ),
+        Signature(
             words="preemption+due due+node",
-            pattern=r"CANCELLED AT \S{1,40} DUE TO (?:PREEMPTION|JOB REQUEUE|NODE FAILURE|SIGNAL Terminated)",
+            pattern=r"CANCELLED AT \S{1,40} DUE TO (?:PREEMPTION|JOB REQUEUE|SIGNAL Terminated)",
             sample="slurmstepd: error: *** JOB 4711 ON node1 CANCELLED AT 2025-03-01T12:00:00 DUE TO PREEMPTION ***",
         ),
         Signature(
