@@ -194,6 +194,32 @@ def test_every_tool_of_a_fresh_lint_has_a_version_and_a_sha256():
     assert asked <= {line.partition("==")[0] for line in lines}
 
 
+def test_what_copies_the_package_to_build_it_takes_all_that_its_wheel_holds():
+    text = (ROOT / "pyproject.toml").read_text()
+    (section,) = re.findall(r"^\[tool\.setuptools\.data-files\]\n((?:.+\n)+)", text, re.MULTILINE)
+    folders = set(re.findall(r'\["(\w+)/', section))
+    places = (ROOT / "docker/Dockerfile", *(path for path in (ROOT / "ci").iterdir() if path.is_file()))
+    copying = {
+        path.name: "\n".join(line for line in path.read_text().splitlines() if re.match(r"\s*(COPY|cp -R) ", line))
+        for path in places
+    }
+
+    lacking = [
+        (name, each)
+        for name, said in copying.items()
+        if "pyproject.toml" in said
+        for each in folders
+        if each not in said
+    ]
+    assert folders == {"completions"}
+    assert {name for name, said in copying.items() if "pyproject.toml" in said} == {
+        "Dockerfile",
+        "move-pins",
+        "test-wheels",
+    }
+    assert lacking == []
+
+
 def test_lint_names_the_tools_that_are_not_there_and_the_way_to_them(tmp_path):
     for tool in ("bash", "dirname"):
         (tmp_path / tool).symlink_to(str(shutil.which(tool)))
