@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator
+from zlib import crc32
 
 from dsdoctor.core.finding import Severity
 from dsdoctor.diagnosis.catalogue.rules import RULES
@@ -130,7 +131,8 @@ def wordings(every: int = 1) -> list[tuple[str, Signature]]:
         for signature in rule.signatures
         if signature.tier <= Tier.GENERIC and not signature.after and not is_said(signature.sample.encode())
     ]
-    return found[::every]
+    # by the wording itself, so that a new one does not exchange the whole sample
+    return [each for each in found if crc32(each[1].sample.encode()) % every == 0]
 
 
 def wrong(every: int = 1) -> Iterator[tuple[str, str, str, str, str]]:

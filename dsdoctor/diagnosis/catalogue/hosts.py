@@ -94,7 +94,7 @@ Why it matters: The job does not start on all nodes, and DeepSpeed hides what ss
         ),
         Signature(
             words="rcmd",
-            pattern=r"(?P<host>[\w.-]{1,200}): rcmd: \w{1,40}: Permission denied",
+            pattern=r"(?<![\w.-])(?P<host>[\w.-]{1,200}): rcmd: \w{1,40}: Permission denied",
             title="pdsh starts the nodes by rsh (rcmd) and not by ssh: {host|a host} refuses it",
             fix="have pdsh use ssh",
             steps=(step("export PDSH_RCMD_TYPE=ssh"), instead("deepspeed --launcher openmpi --hostfile HOSTFILE ...")),
