@@ -128,6 +128,7 @@ SAMPLES_BY_NAME: dict[str, Sample] = {
     "config": CONFIG,
     "config-short": _short(CONFIG, r"✗ (grad|\d)", r"  (gradient_acc|next)", r"    (gradient_a|Fix: write grad)"),
     "memory": MEMORY,
+    "memory-short": _short(MEMORY, r"(peak|[✗✓]) ?", r"    (tensors at|activations|logits)"),
     "comm": COMM,
     "hang": HANG,
     "hang-short": _short(HANG, r"dsdoctor: (nothing has|✗)", r"dsdoctor:     (rank 1 stands|no rank)"),

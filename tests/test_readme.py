@@ -24,6 +24,8 @@ ELSEWHERE = {
     "python -m dsdoctor build-wheel": "tests/wheel/test_real_wheels.py",
     "torchrun --nproc_per_node 2 -m dsdoctor.run --hang-after 8 --on-hang stop train.py": "docs/make_samples.py",
     "python -m dsdoctor comm --nproc 2 --quick": "docs/make_samples.py",
+    "python -m dsdoctor memory --config zero2.json --model llama3-8b.json"
+    " --batch 4 --sequence 4096 --gpus 8x80G": "docs/make_samples.py",
 }
 """What installs or compiles, or is run for its output: where that happens. A word of each command stands there."""
 STATUS = {
