@@ -322,7 +322,7 @@ def test_an_interruption_ends_every_compiler(workdir: Workdir) -> None:
             watch=watch,
         )
 
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 50
     assert not list(workdir.out.iterdir())
     assert states[-1] == "interrupted"
     log = (workdir.logs / "one.log").read_text()

@@ -95,10 +95,10 @@ def test_what_breaks_a_job_stops_the_others_and_is_raised() -> None:
     def run(started_job: CompileJob) -> bool:
         if started_job.name == "breaks":
             raise KeyboardInterrupt
-        return stopped.wait(5)
+        return stopped.wait(60)
 
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         carry_out([job("runs", 3), job("breaks", 2), job("never", 0)], Pool(2), run, stopped.set)
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 40
     assert stopped.is_set()

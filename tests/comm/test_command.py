@@ -160,7 +160,7 @@ def test_a_rank_whose_torch_is_broken_is_named_long_before_the_deadline(tmp_path
     assert done.returncode == 1
     assert "rank 1" in done.stdout
     assert "libcudart.so.12" in done.stdout
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 50
 
 
 @pytest.mark.parametrize("made", [healthy_4, slow_node, missing_rank], ids=lambda made: made.__name__)

