@@ -15,6 +15,7 @@ from dsdoctor.commands.plan import Planned, planned
 from dsdoctor.commands.wheel_cache import find_wheel, inputs_of, keep
 from dsdoctor.core.build_models import BuildPlan, BuildResult
 from dsdoctor.core.finding import Finding, has_error
+from dsdoctor.core.preloaded import PreloadedPython
 from dsdoctor.core.requests import BuildOrder
 from dsdoctor.core.workspace import log_folder
 from dsdoctor.diagnosis.clean import raw_lines
@@ -56,27 +57,40 @@ def build(
     ``after`` is asked for what comes after the build once it is clear that there will be one. It may raise ImpossiblePlan.
     """
     screen.say(f"looking at this machine and at {order.python}")
-    with observing_for(order) as observing:
-        inputs = inputs_of(order, observing.early().machine) if reuse else None
-        if inputs is not None and (wheel := find_wheel(inputs, out)) is not None:
-            observing.stop()
-            return Built(plan=wheel.plan, result=_and_then(after and after(), wheel.plan, wheel.result), kept=True)
-        observation = observing.final()
-    with planned(order, observation) as ready:
-        if has_error(ready.plan.findings):
-            return Built(plan=ready.plan)
-        screen.plan(ready.plan)
-        then = after and after()
-        result = _and_then(then, ready.plan, make_wheel(ready, out, say=screen.say, watch=screen.step))
+    with PreloadedPython(order.python) as preloaded:
+        with observing_for(order) as observing:
+            inputs = inputs_of(order, observing.early().machine) if reuse else None
+            if inputs is not None and (wheel := find_wheel(inputs, out)) is not None:
+                observing.stop()
+                return Built(plan=wheel.plan, result=_and_then(after and after(), wheel.plan, wheel.result), kept=True)
+            # beside the look at torch, which takes as long
+            preloaded.start()
+            observation = observing.final()
+        with planned(order, observation) as ready:
+            if has_error(ready.plan.findings):
+                return Built(plan=ready.plan)
+            screen.plan(ready.plan)
+            then = after and after()
+            made = make_wheel(ready, out, say=screen.say, watch=screen.step, preloaded=preloaded)
+            result = _and_then(then, ready.plan, made)
         if inputs is not None and not has_error(result.findings):
             keep(inputs, result, ready.plan)
         return Built(plan=ready.plan, result=result)
 
 
-def make_wheel(ready: Planned, out: Path, *, say: Say, watch: Watch, pool: Pool | None = None) -> BuildResult:
+def make_wheel(
+    ready: Planned,
+    out: Path,
+    *,
+    say: Say,
+    watch: Watch,
+    pool: Pool | None = None,
+    preloaded: PreloadedPython | None = None,
+) -> BuildResult:
     """Carry a plan out, under a pool that other builds share, or under one of its own."""
     prepare_out(out)
-    workdir = Workdir(folder=ready.folder, logs=log_folder(ready.cache), out=out, store=ready.store, pool=pool)
+    logs = log_folder(ready.cache)
+    workdir = Workdir(folder=ready.folder, logs=logs, out=out, store=ready.store, pool=pool, preloaded=preloaded)
     say(f"logs: {workdir.logs}")
     result = explained(make(ready.host, ready.plan, ready.source, ready.machine, workdir, say=say, watch=watch))
     return replace(result, findings=(*result.findings, *(store_findings(ready.store) if ready.store else ())))

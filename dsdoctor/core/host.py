@@ -238,12 +238,18 @@ class LocalHost:
         return self.work(argv, cwd=cwd, env=env, on_line=on_line).status
 
     def work(
-        self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], on_line: Callable[[str], None]
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        on_line: Callable[[str], None],
+        stdin: int = subprocess.DEVNULL,
     ) -> Completed:
         """Run long work and hand over each line as it comes (stdout and stderr together).
 
-        ``env`` is the whole environment. ``stop`` from another thread, any exception here, and the end of this process, by
-        kill -9 too, end the whole session. Raises FileNotFoundError for a program that is not there.
+        ``env`` is the whole environment, ``stdin`` a file descriptor. ``stop`` from another thread, any exception here, and the
+        end of this process, by kill -9 too, end the whole session. Raises FileNotFoundError for a program that is not there.
         """
         if shutil.which(argv[0], path=env.get("PATH")) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
@@ -253,7 +259,7 @@ class LocalHost:
             pass_fds=(pipe,),
             cwd=cwd,
             env=dict(env),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -12,6 +12,7 @@ from dsdoctor.core.build_models import BuildPlan
 from dsdoctor.core.child_answers import MARK
 from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
 from dsdoctor.core.json_text import decode
+from dsdoctor.core.preloaded import PreloadedPython
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,15 @@ class _CommandsAnswer:
     error: str | None = None
 
 
-def ask_commands(host: LocalHost, plan: BuildPlan, *, tree: Path, env: Mapping[str, str]) -> dict[str, OpCommands]:
-    """The commands of every op of a plan, asked in one process.
+def ask_commands(
+    host: LocalHost,
+    plan: BuildPlan,
+    *,
+    tree: Path,
+    env: Mapping[str, str],
+    preloaded: PreloadedPython | None = None,
+) -> dict[str, OpCommands]:
+    """The commands of every op of a plan, asked in one process: of ``preloaded``, where it can.
 
     Where an op's builder ends that process, the remaining ops are asked in a new one.
     """
@@ -77,9 +85,11 @@ def ask_commands(host: LocalHost, plan: BuildPlan, *, tree: Path, env: Mapping[s
                 output.append(line)
 
         pairs = json.dumps([(op.op, ";".join(op.architectures)) for op in rest])
-        status = host.stream(
-            [plan.python, str(CHILD_SCRIPTS / "ask_commands.py"), pairs], cwd=tree, env=whole, on_line=on_line
-        )
+        status = preloaded and preloaded.run("ask_commands.py", pairs, folder=tree, env=whole, on_line=on_line)
+        preloaded = None
+        if status is None:
+            argv = [plan.python, str(CHILD_SCRIPTS / "ask_commands.py"), pairs]
+            status = host.stream(argv, cwd=tree, env=whole, on_line=on_line)
         unanswered = [op.op for op in rest if op.op not in answers]
         if unanswered:
             last = next((line for line in reversed(output) if line.strip()), "it printed nothing")

@@ -6,11 +6,11 @@ Starts the compilers and ends them on any interruption. An op that fails does no
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dsdoctor.builder.make.commands import Command, OpCommands, ask_commands
+from dsdoctor.builder.make.commands import Command, OpCommands
 from dsdoctor.builder.make.first_error import first_error
 from dsdoctor.builder.make.flags import FlagSettings, changes, edited, flag_settings, memory_of, threaded, threads_of
 from dsdoctor.builder.make.op_cache import OpCache
@@ -30,6 +30,7 @@ def compile_ops(
     host: LocalHost,
     plan: BuildPlan,
     machine: Machine,
+    asking: Callable[[], Mapping[str, OpCommands]],
     *,
     tree: Path,
     env: Mapping[str, str],
@@ -38,14 +39,13 @@ def compile_ops(
     cache: OpCache | None,
     watch: Watch,
 ) -> tuple[Compiled, ...]:
-    """Compile every op of a plan in ``env``, the longest object first; one that fails does not stop the others.
+    """Compile every op of a plan in ``env`` by the commands that ``asking`` gives, the longest object first.
 
-    On any interruption every compiler is ended before the exception is raised further.
+    One that fails does not stop the others. On any interruption every compiler is ended before the exception is raised further.
     """
     for op in plan.ops:
         watch(OpProgress(op=op.op, state="waiting", total=len(op.sources)))
-    asked = ask_commands(host, plan, tree=tree, env=env)
-    hidden = Hidden(host.environment())
+    asked, hidden = asking(), Hidden(host.environment())
     settings = flag_settings(plan, machine, tree, secret_flags=hidden.in_flags)
     works = [_begin(asked[op.op], op, settings, logs / f"{op.op}.log", hidden) for op in plan.ops]
     for work in works:

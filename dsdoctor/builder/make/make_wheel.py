@@ -8,9 +8,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
+from dsdoctor.builder.make.commands import ask_commands
 from dsdoctor.builder.make.compile import child_environment, compile_ops
 from dsdoctor.builder.make.manifest import EARLIEST, Manifest, describe_wheel, encode_inside, write_into
 from dsdoctor.builder.make.op_cache import OpCache
@@ -69,7 +71,10 @@ def make(
         pool = workdir.pool or Pool(plan.jobs, plan.memory)
         env, logs = child_environment(host, plan), workdir.logs
         cache = OpCache(plan, machine, tree, workdir.store, env) if workdir.store else None
-        compiled = compile_ops(host, plan, machine, tree=tree, env=env, pool=pool, logs=logs, cache=cache, watch=watch)
+        asking = partial(ask_commands, host, plan, tree=tree, env=env, preloaded=workdir.preloaded)
+        compiled = compile_ops(
+            host, plan, machine, asking, tree=tree, env=env, pool=pool, logs=logs, cache=cache, watch=watch
+        )
         gather(plan, compiled, workdir.folder / LIBRARY)
     packed = _Packed()
     if all(op.library for op in compiled):
@@ -104,7 +109,7 @@ def _packed(
     plan = _with_tag(host, plan, source, machine, workdir)
     packed = put_in(bare, workdir.folder / LIBRARY, plan, workdir.folder / "complete")
     env = child_environment(host, plan)
-    proofs, notes = prove(packed, plan, machine, folder=workdir.folder / "proof", env=env)
+    proofs, notes = prove(packed, plan, machine, folder=workdir.folder / "proof", env=env, preloaded=workdir.preloaded)
     if any(proof.wrong for proof in proofs):
         return _Packed(proofs=proofs, notes=notes)
     manifest = describe_wheel(plan, source, machine, proofs)

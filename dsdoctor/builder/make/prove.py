@@ -16,6 +16,7 @@ from dsdoctor.core.deepspeed_install import parse_version_info
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.preloaded import PreloadedPython
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +32,21 @@ class OpProof:
 
 
 def prove(
-    wheel: Path, plan: BuildPlan, machine: Machine, *, folder: Path, env: dict[str, str]
+    wheel: Path,
+    plan: BuildPlan,
+    machine: Machine,
+    *,
+    folder: Path,
+    env: dict[str, str],
+    preloaded: PreloadedPython | None = None,
 ) -> tuple[tuple[OpProof, ...], tuple[Finding, ...]]:
     """Unpack the wheel's shared objects into ``folder``, read each and load it; the wheel itself is not changed."""
     claimed = _claims(wheel)
     with zipfile.ZipFile(wheel) as file:
         file.extractall(folder, [name for name in file.namelist() if name.endswith(".so")])
     libraries = {op.op: shared_object(folder, op.module) for op in plan.ops}
-    errors = load_each(LocalHost(env=env), plan.python, {op: path for op, path in libraries.items() if path})
+    present = {op: path for op, path in libraries.items() if path}
+    errors = load_each(LocalHost(env=env), plan.python, present, preloaded=preloaded)
     missing = lacking(plan.processor, machine.system)
     without_driver = tuple(op for op, error in errors.items() if lacks_driver(error, machine))
     above = tuple(op for op, error in errors.items() if lacks_instructions(error, missing))

@@ -13,6 +13,7 @@ from dsdoctor.builder.make.op_job import Compiled
 from dsdoctor.builder.make.scheduler import Pool
 from dsdoctor.core.build_models import BuildPlan, Source
 from dsdoctor.core.machine import Machine
+from dsdoctor.core.preloaded import PreloadedPython
 from dsdoctor.core.workspace import fixed_folder
 
 ROOM = 1 << 30
@@ -24,13 +25,17 @@ LIBRARY = "lib"
 
 @dataclass(frozen=True, kw_only=True)
 class Workdir:
-    """The folders of a build: ``folder`` is temporary, ``logs`` stay, ``out`` gets the wheel, ``store`` keeps compiled ops."""
+    """The folders of a build: ``folder`` is temporary, ``logs`` stay, ``out`` gets the wheel, ``store`` keeps compiled ops.
+
+    ``preloaded`` is the interpreter that is built for, where it was started beforehand.
+    """
 
     folder: Path
     logs: Path
     out: Path
     store: CacheStore | None = None
     pool: Pool | None = None
+    preloaded: PreloadedPython | None = None
 
 
 @contextmanager

@@ -8,21 +8,26 @@ from dsdoctor.core.child_answers import parse_answer
 from dsdoctor.core.deepspeed_install import library_of
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
-from dsdoctor.core.host import LocalHost
+from dsdoctor.core.host import Answer, LocalHost
 from dsdoctor.core.machine import DeepSpeed, Gap, Machine
+from dsdoctor.core.preloaded import PreloadedPython
 
 LOAD_LIMIT = 300.0
 
 
-def load_each(host: LocalHost, python: str, libraries: Mapping[str, Path]) -> dict[str, str | None]:
-    """The error of each op, None for one that loads."""
+def load_each(
+    host: LocalHost, python: str, libraries: Mapping[str, Path], *, preloaded: PreloadedPython | None = None
+) -> dict[str, str | None]:
+    """The error of each op, None for one that loads. ``preloaded`` is that same interpreter, with torch imported."""
     # all ops in one process; if that dies, each op in a process of its own, to find the one that kills it
 
-    def ask(ops: Mapping[str, Path]) -> dict[str, str | None] | Gap:
+    def ask(ops: Mapping[str, Path], preloaded: PreloadedPython | None = None) -> dict[str, str | None] | Gap:
         pairs = json.dumps([[op, str(path)] for op, path in ops.items()])
-        return parse_answer(host.ask(python, "load_ops.py", pairs, timeout=LOAD_LIMIT), dict[str, str | None], "load")
+        answer = preloaded and _asked_of(preloaded, pairs, host.environment())
+        answer = answer or host.ask(python, "load_ops.py", pairs, timeout=LOAD_LIMIT)
+        return parse_answer(answer, dict[str, str | None], "load")
 
-    together = ask(libraries)
+    together = ask(libraries, preloaded)
     if not isinstance(together, Gap):
         return together
     first = {op: path for op, path in libraries.items() if op == "pin_memory"}
@@ -31,6 +36,13 @@ def load_each(host: LocalHost, python: str, libraries: Mapping[str, Path]) -> di
         alone = ask({**first, op: path})
         errors[op] = alone.reason if isinstance(alone, Gap) else alone[op]
     return errors
+
+
+def _asked_of(preloaded: PreloadedPython, pairs: str, env: Mapping[str, str]) -> Answer | None:
+    """What a process that has torch already answers; None where a new one is to be asked."""
+    lines: list[str] = []
+    status = preloaded.run("load_ops.py", pairs, folder=Path("/"), env=env, on_line=lines.append, silence=LOAD_LIMIT)
+    return Answer(returncode=0, stdout="\n".join(lines)) if status == 0 else None
 
 
 def lacks_driver(error: str | None, machine: Machine) -> bool:
