@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from dsdoctor.overflow.frames.first_bad import Growth, Origin, RankReport, Tried
+from dsdoctor.overflow.frames.first_bad import BadKind, Growth, Origin, RankReport, Tried
 from dsdoctor.overflow.measure.readings import Meters
 from dsdoctor.overflow.replay.batch_rows import ignored_labels, rows_of, rows_text
 from dsdoctor.overflow.replay.remedies import places
 from dsdoctor.overflow.verdict.advice import joined, what_was_tried
 from dsdoctor.overflow.verdict.verdict import judge
 from dsdoctor.overflow.watch.growth import MOST_POINTS, InputSizes, Rates, WeightSizes
-from tests.overflow.written import frame, good, rank_report, tensor
+from tests.overflow.written import backward, frame, good, rank_report, tensor
 
 OVERFLOW = frame(1, "b.c", tensor("input[0]", absmax=62000.0), tensor("output", posinf=3))
 
@@ -50,7 +50,22 @@ def attempt(module: str, *, forward: bool = True, backward: bool | None = True, 
 def test_a_remedy_counts_only_where_every_rank_was_finite_with_it(
     mine: tuple[Tried, ...], theirs: tuple[Tried, ...], said: str
 ) -> None:
-    assert what_was_tried(tuple(reports(mine, theirs))) == said
+    told = tuple(reports(mine, theirs))
+
+    assert what_was_tried(told, told[0].first_bad) == said
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_finite_forward_is_no_remedy_where_the_forward_was_finite_anyway(kept: bool) -> None:
+    """A loss that the script made nan: its gradient begins as nan, and what float32 does to it cannot be tried."""
+    began = backward(2, "", tensor("grad output.loss", nan=1))
+    tried = (attempt("", backward=True if kept else None),)
+    told = tuple(rank_report(rank, good(0, "a"), began, tried=tried) for rank in range(2))
+    found = told[0].first_bad
+
+    assert found is not None and found.kind is BadKind.GRADIENT
+    assert bool(what_was_tried(told, found)) is kept
+    assert bool(what_was_tried(told, None)) is kept
 
 
 def test_what_was_tried_stands_in_the_fix_after_the_cure_of_the_operation() -> None:

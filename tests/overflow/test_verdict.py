@@ -38,7 +38,7 @@ def test_an_operation_that_overflowed_is_named_with_its_figures_and_its_remedy()
     ("bad", "said"),
     [
         ((0, 1, 2, 3), "on all 4 ranks: the model or the data"),
-        ((3,), "on rank 3 of 4 only: its data or its hardware"),
+        ((3,), "on rank 3 of 4 only: its data, a branch that only it takes, or its hardware"),
         ((1, 2), "on ranks 1, 2 of 4"),
     ],
 )

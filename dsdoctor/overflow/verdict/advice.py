@@ -19,7 +19,7 @@ MOST_WEIGHTS = 2
 def remedy(rank_reports: RankReports, rank_report: RankReport, first_bad: FirstBad) -> str:
     """What to do about values that do not fit their dtype, or that are nan."""
     cure = rank_report.origin.cure if rank_report.origin is not None else ""
-    known = [part for part in (cure, what_was_tried(rank_reports), *_of_growth(rank_reports)) if part]
+    known = [part for part in (cure, what_was_tried(rank_reports, first_bad), *_of_growth(rank_reports)) if part]
     if known:
         return " ".join(known)
     if any(is_minus_inf_mask(tensor) for tensor in first_bad.frame.inputs):
@@ -49,11 +49,18 @@ def as_call(module: str) -> str:
     return f'dsdoctor.fp32_forward(model.get_submodule("{module}"))' if module else "dsdoctor.fp32_forward(model)"
 
 
-def what_was_tried(rank_reports: RankReports) -> str:
-    """What float32 in one module after the other came to, on all ranks together; empty: nothing was tried, or it failed."""
+def what_was_tried(rank_reports: RankReports, first_bad: FirstBad | None) -> str:
+    """What float32 in one module after the other came to, on all ranks together; empty: nothing was tried, or it failed.
+
+    Where the forward was finite as it is (``first_bad`` is a gradient, or nothing), a finite forward shows nothing, and a backward
+    that could not be tried leaves it open.
+    """
+    forward_was_bad = first_bad is not None and first_bad.kind is not BadKind.GRADIENT
     tried = [attempts for attempts in zip(*(report.tried for report in rank_reports), strict=False) if attempts]
     for attempts in tried:
         if all(attempt.forward and attempt.backward is not False for attempt in attempts):
+            if not (forward_was_bad or all(attempt.backward for attempt in attempts)):
+                return ""
             finite = "is finite" if all(attempt.backward for attempt in attempts) else "has a finite forward"
             where = attempts[0].module or "the whole model"
             return f"Run it in float32: {as_call(attempts[0].module)} (checked: with float32 in {where} this batch {finite})."

@@ -52,12 +52,12 @@ def ranks_say(ranks: tuple[int, ...], world: int) -> str:
     """Which ranks have it, and what that means.
 
     >>> ranks_say((1,), 4), ranks_say((0, 1), 2), ranks_say((0,), 1)
-    (', on rank 1 of 4 only: its data or its hardware', ', on all 2 ranks: the model or the data', '')
+    (', on rank 1 of 4 only: its data, a branch that only it takes, or its hardware', ', on all 2 ranks: the model or the data', '')
     """
     if world < 2 or not ranks:
         return ""
     if len(ranks) == 1:
-        return f", on rank {ranks[0]} of {world} only: its data or its hardware"
+        return f", on rank {ranks[0]} of {world} only: its data, a branch that only it takes, or its hardware"
     if len(ranks) == world:
         return f", on all {world} ranks: the model or the data"
     return f", on ranks {', '.join(map(str, ranks))} of {world}"

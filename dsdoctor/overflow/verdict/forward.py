@@ -156,8 +156,10 @@ def _what_to_do(rank_reports: RankReports, rank_report: RankReport) -> str:
     cure = made.cure if made is not None and found is not None and found.kind is BadKind.LOSS else ""
     if rank_report.ignored:
         cure = NO_TARGET
-    known = " ".join(part for part in (cure, what_was_tried(rank_reports)) if part)
-    return known or "Look at the labels of this batch: a loss over no valid target is nan."
+    known = " ".join(part for part in (cure, what_was_tried(rank_reports, found)) if part)
+    inside = found is not None and found.kind is BadKind.LOSS
+    after = "" if inside else ", and at what the script computes between the model and backward"
+    return known or f"Look at the labels of this batch (a loss over no valid target is nan){after}."
 
 
 def _measured(rank_report: RankReport) -> str:

@@ -58,7 +58,7 @@ def gradient_stays_at_scale_one(rank_reports: RankReports) -> Iterator[Finding]:
 
 def _what_to_do(rank_reports: RankReports, rank_report: RankReport) -> str:
     cure = rank_report.origin.cure if rank_report.origin is not None else ""
-    return " ".join(part for part in (cure, what_was_tried(rank_reports)) if part) or (
+    return " ".join(part for part in (cure, what_was_tried(rank_reports, rank_report.first_bad)) if part) or (
         "Keep the operation that is named away from zero (an epsilon), run it in float32 "
         "(dsdoctor.fp32_forward), or clip what comes into it."
     )
