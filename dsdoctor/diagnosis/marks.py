@@ -214,11 +214,12 @@ MARKS = (
     ),
     Mark(
         event=Event.COMPILER_ERROR,
-        words="error fatal",
-        pattern=r"^\S{1,300}(?::\d+|\(\d+\))(?::\d+)?: (?:fatal |catastrophic )?error: |^(?:nvcc|ptxas"
-        r"|nvlink) (?:fatal|error) {1,4}: "
-        r"|^(?:\S{0,200}/)?(?:clang(?:\+\+)?|ld\.lld|cc1plus|g\+\+|gcc|c\+\+): (?:fatal )?error: "
-        r"(?!linker command|no input)",
+        words="error fatal severe",
+        pattern=r"^\S{1,300}(?::\d+|\(\d+\))(?::\d+)?: (?:fatal |catastrophic )?error(?: #?[A-Z]{0,4}\d{2,5})?: "
+        r"|^\"[^\"]{1,300}\", line \d+: (?:catastrophic |internal |fatal )?error\b|^(?:nvcc|ptxas|nvlink) (?:fatal|error) {1,4}: "
+        r"|^(?:\S{0,200}/)?(?:clang(?:\+\+)?|ld\.lld|cc1plus|g\+\+|gcc|c\+\+|ic(?:p?c|p?x)|nvc(?:\+\+)?|hipcc): "
+        r"(?:fatal |severe )?error(?: #\d{1,6})?: (?!linker command|no input)"
+        r"|^(?:LINK|cl) : (?:fatal |Command line )?error [A-Z]{1,4}\d{2,5}: ",
     ),
     Mark(
         event=Event.GPU_FAULT,

@@ -99,7 +99,9 @@ def main() -> None:
     """Print the score of one half of a judging corpus, or of ``real/``, whose answers are a hint and no score."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--half", choices=["open", "closed"], default="open")
-    parser.add_argument("--corpus", choices=["blind", "fresh", "later", "threads", "unseen", "real"], default="blind")
+    parser.add_argument(
+        "--corpus", choices=["blind", "fresh", "later", "threads", "unseen", "unseen_second", "real"], default="blind"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--names", action="store_true", help="the logs of each column; never those of the closed half")
     options = parser.parse_args()
