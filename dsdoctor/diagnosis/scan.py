@@ -16,7 +16,7 @@ from dsdoctor.diagnosis.models import Hit, Line, Signature
 from dsdoctor.diagnosis.possible import Possible
 from dsdoctor.diagnosis.repeats import Effect, Repeats
 from dsdoctor.diagnosis.routine import A_COMMAND, A_WARNING, Routine, kind_of
-from dsdoctor.diagnosis.said import is_quoted, is_said
+from dsdoctor.diagnosis.said import is_quoted, is_said, only_mentions
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
 from dsdoctor.diagnosis.timeline import Timeline
@@ -260,7 +260,9 @@ class Scan:
                 self.ops_line = self.lines
         elif isinstance(entry, Mark):
             marked = self.last.get(entry.event)
-            if not (marked and marked.number == self.lines) and self.possible.search(number, entry.pattern, text):
+            new = not (marked and marked.number == self.lines)
+            found = self.possible.search(number, entry.pattern, text) if new else None
+            if found and not (entry.first_hand and self._is_talk(text, found.start())):
                 self._mark(entry.event, text)
                 if entry.event in ONCE or (entry.event is Event.EXITED and self.timeline.has_exits_enough):
                     self.known.add(number)
@@ -326,7 +328,7 @@ class Scan:
         first = self.hits.get(number)
         weak = first is None or first.said or first.quoted
         said = weak and self._is_said()
-        quoted = weak and is_quoted(text, found.start(), signature.sample.rpartition("\n")[2])
+        quoted = weak and is_quoted(text, found.start(), signature.sample.rpartition("\n")[2], signature.pattern)
         if first and (said or quoted or not weak):
             self.counts[number] += 1
             self.latest[number] = self.lines
@@ -355,6 +357,10 @@ class Scan:
     def _is_said(self) -> bool:
         """Whether this line is a warning or a notice, or ends a traceback that was only reported."""
         return self.timeline.is_reported(self.raw, self.lines) or is_said(self.raw)
+
+    def _is_talk(self, text: str, start: int) -> bool:
+        """Whether what begins there in a line is only spoken of."""
+        return only_mentions(text[:start][-300:]) or self._is_said()
 
     def _said_by(self, number: int) -> None:
         writers = self.speakers.setdefault(number, set())

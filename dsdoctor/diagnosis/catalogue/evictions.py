@@ -36,7 +36,7 @@ Why it matters: The pod starts anew elsewhere without its files, and fills the n
             words="emptydir+exceeds",
             pattern=r"(?P<why>Usage of EmptyDir volume \S{1,60} exceeds the limit \S{1,20})",
             title="the pod was evicted: {why}",
-            fix="raise the sizeLimit of that emptyDir; where it is /dev/shm (medium Memory), NCCL and the workers of the DataLoader "
+            fix="raise the sizeLimit of that emptyDir; where it is /dev/shm (medium Memory), NCCL and the DataLoader's workers "
             "fill it: fewer workers, or a larger limit, which counts as memory of the pod",
             sample='Usage of EmptyDir volume "dshm" exceeds the limit "8Gi".',
         ),

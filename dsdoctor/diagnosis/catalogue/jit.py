@@ -154,8 +154,8 @@ Why it matters: Whatever asked for the op does not start, and no compiler was ru
         ),
         Signature(
             words="load+compatible",
-            pattern=r"Unable to (?:JIT load the|load the) (?P<op>(?!async_io|evoformer_attn|gds\b|sparse_attn)\w+) op due to it not "
-            r"being compatible.{1,60}? issue\.? {1,4}(?P<why>(?!None\b)\w.{5,200})",
+            pattern=r"Unable to (?:JIT load the|load the) (?P<op>(?!async_io|evoformer_attn|gds\b|sparse_attn)\w+) op due to it "
+            r"not being compatible.{1,60}? issue\.? {1,4}(?P<why>(?!None\b)\w.{5,200})",
             unless=r"only supported on",
             sample="RuntimeError: Unable to JIT load the inference_core_ops op due to it not being compatible due to "
             "hardware/software issue. On Ampere and higher architectures please use CUDA 11+",
