@@ -109,7 +109,7 @@ MARKS = (
         "deepspeedconfigerror actordiederror actorunavailableerror distributedoperationexception ptxaserror runtimeexception "
         "internaltorchdynamoerror torchruntimeerror datasetgenerationerror arrowinvalid processgrouperror "
         "rendezvousconnectionerror elasticityconfigerror elasticityincompatibleworldsize assertionerror",
-        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{1,60}(?:Error|Exception): ",
+        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{1,60}(?:Error|Exception|WorldSize|ArrowInvalid): ",
     ),
     Mark(
         event=Event.EXCEPTION,
