@@ -57,6 +57,11 @@ PREFIX = re.compile(
 DOCKER_JSON = re.compile(r'^\{"log":"(.*?)(?:\\n)?","stream":')
 
 
+def is_coloured(raw: bytes) -> bool:
+    """Whether a line may have colour codes, which would join with the words beside them."""
+    return b"\x1b" in raw or b"[0m" in raw
+
+
 def raw_lines(stream: BinaryIO) -> Iterator[bytes]:
     """The lines of a file, each cut to head and tail, in bounded memory whatever the file holds."""
     chunk = 1 << 16
