@@ -44,7 +44,7 @@ PREFIX = re.compile(
     r"|\[pod/[\w./-]{1,120}\] |\[[A-Za-z][\w.-]{0,40}[-_:]\d{1,9}\] |\d{1,3}(?:\.\d{1,3}){3}: "  # pods, hosts
     r"|(?!cc1|collect2|gcc|clang|python|pip|x86_64|aarch64|line|sm_"
     r"|lib[\w.-]{1,40}\.so|[\w.]{1,80}(?:Error|Exception|Warning|Exit): )(?=[\w.-]{0,40}\d)[A-Za-z][\w.-]{0,40}: (?=\S|\s{2})"
-    r"|(?![\w.]{0,60}(?:Error|Exception|Failed|Failure): )[A-Za-z][\w.-]{0,40}: "  # pdsh
+    r"|(?![\w.]{0,60}(?:Error|Exception|Failed|Failure): |(?i:warning|note|hint|tip|info): )[A-Za-z][\w.-]{0,40}: "  # pdsh
     r"(?=\s{0,20}(?:\[rank\d|Traceback \(|File \"|\[\d{4}-|\w{1,60}(?:Error|Exception): ))"
     r"|(?:stdout|stderr) [FP] |(?:stdout|stderr) ?[:|] "  # containers' own logs
     r"|\((?:\w{1,60} )?pid=\d{1,9}(?:, ip=[\w.:]{3,40})?\) "  # Ray
@@ -55,6 +55,11 @@ PREFIX = re.compile(
     r")"
 )
 DOCKER_JSON = re.compile(r'^\{"log":"(.*?)(?:\\n)?","stream":')
+
+
+def is_coloured(raw: bytes) -> bool:
+    """Whether a line may have colour codes, which would join with the words beside them."""
+    return b"\x1b" in raw or b"[0m" in raw
 
 
 def raw_lines(stream: BinaryIO) -> Iterator[bytes]:

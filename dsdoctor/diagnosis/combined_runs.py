@@ -59,6 +59,16 @@ def gpu_held_by_another(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
             return
 
 
+def torch_without_the_gpu(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
+    """No kernel for this GPU, and torch had said when it began that it was not built for it: no op is to be built anew."""
+    of_the_rule = [hit for hit in hits if hit.rule.id == "no-kernel-image"]
+    warned = next((hit for hit in of_the_rule if hit.tier is Tier.PROBE), None)
+    failed = next((hit for hit in of_the_rule if hit.tier is Tier.NAMED and not hit.signature.title), None)
+    if warned and failed and warned.line < failed.line:
+        signature = replace(warned.signature, tier=Tier.NAMED, sample=failed.signature.sample)
+        yield replace(failed, signature=signature, groups=warned.groups)
+
+
 def words_of_a_kernel(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
     """A kernel on the GPU stopped, and its own line says what it had checked."""
     stopped = next((hit for hit in hits if hit.rule.id == "gpu-assert"), None)
@@ -155,6 +165,7 @@ def _same(failure: Failure, scan: Scan) -> frozenset[Speaker]:
 RUN_COMBINATIONS = (
     full_while_saving,
     gpu_held_by_another,
+    torch_without_the_gpu,
     words_of_a_kernel,
     raised_by_the_data,
     nan_before_sampling,

@@ -15,6 +15,7 @@ from dsdoctor.diagnosis.marks import Event
 from dsdoctor.diagnosis.models import Facts, Hit, Line, LogOutcome, Stage, Tier
 from dsdoctor.diagnosis.origin import FROM_OUTSIDE, Origin, alike, belongs, where_hit
 from dsdoctor.diagnosis.scan import Scan
+from dsdoctor.diagnosis.speakers import same_process
 from dsdoctor.diagnosis.successes import failed_at, stopped_at, was_started_again, well_until, went_on_after
 from dsdoctor.diagnosis.timeline import MESSAGE_LINES
 from dsdoctor.diagnosis.unfinished import cut_off, losses_are_nan, steps_are_skipped
@@ -245,7 +246,8 @@ def _is_only_said(hit: Hit, origin: Origin, read: Scan) -> bool:
         return False
     if origin.failure:
         # why: a message may have several lines, and quote another error
-        last = origin.failure.line + (0 if hit.said else MESSAGE_LINES)
+        mine = same_process(hit.speaker, origin.failure.speaker)
+        last = origin.failure.line + (0 if hit.said or not mine else MESSAGE_LINES)
         return not (origin.failure.line <= hit.line <= last)
     if origin.ended is None:
         return read.timeline.step is not None and bool(A_FAILURE.search(hit.sample))

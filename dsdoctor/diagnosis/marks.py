@@ -40,21 +40,31 @@ class Event(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A pattern of lines that show an event; ``words`` and ``pattern`` as in Signature."""
+    """A pattern of lines that show an event; ``words`` and ``pattern`` as in Signature.
+
+    ``first_hand``: it shows nothing where a warning or a sentence has it.
+    """
 
     event: Event
     words: str
     pattern: str
+    first_hand: bool = False
 
 
 MARKS = (
     Mark(event=Event.TRACEBACK, words="traceback", pattern=r"Traceback \(most recent call last\)"),
     Mark(
         event=Event.COMPLAINED,
+        first_hand=True,
         words="error",
         pattern=r"^(?:error|ERROR(?!: pip's dependency))[: ]|[^2]: error:",
     ),
-    Mark(event=Event.FAILED, words="fatal", pattern=r"fatal error\b(?! LNK1181: .{0,60}(?:aio|cufile)\.lib)"),
+    Mark(
+        event=Event.FAILED,
+        first_hand=True,
+        words="fatal",
+        pattern=r"fatal error\b(?! LNK1181: .{0,60}(?:aio|cufile)\.lib)",
+    ),
     Mark(
         event=Event.FAILED,
         words="exits exitcode main+received exit+code exit+status exited+code exited+status complete+code zero+code",
@@ -63,16 +73,18 @@ MARKS = (
     ),
     Mark(
         event=Event.FAILED,
+        first_hand=True,
         words="failed+building failed+build subprocess metadata+generation ninja+stopped wheels+build",
         pattern=r"Failed (?:building|to build)|subprocess-exited-with-error|metadata-generation-failed|ninja: "
         r"build stopped|Could not build wheels",
     ),
     Mark(
         event=Event.FAILED,
+        first_hand=True,
         words="childfailederror aborted segmentation dumped killed",
         pattern=r"ChildFailedError|Aborted\b|Segmentation fault|core dumped|^Killed\b|\d Killed\s",
     ),
-    Mark(event=Event.FAILED, words="nvcc+fatal ptxas+fatal", pattern=r"(?:nvcc|ptxas) fatal"),
+    Mark(event=Event.FAILED, first_hand=True, words="nvcc+fatal ptxas+fatal", pattern=r"(?:nvcc|ptxas) fatal"),
     Mark(
         event=Event.FAILED,
         words="make fatal mpirun",
@@ -97,7 +109,7 @@ MARKS = (
         "deepspeedconfigerror actordiederror actorunavailableerror distributedoperationexception ptxaserror runtimeexception "
         "internaltorchdynamoerror torchruntimeerror datasetgenerationerror arrowinvalid processgrouperror "
         "rendezvousconnectionerror elasticityconfigerror elasticityincompatibleworldsize assertionerror",
-        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{1,60}(?:Error|Exception): ",
+        pattern=r"^(?:[\w.]{1,80}\.)?[A-Z]\w{1,60}(?:Error|Exception|WorldSize|ArrowInvalid): ",
     ),
     Mark(
         event=Event.EXCEPTION,
@@ -107,6 +119,7 @@ MARKS = (
     Mark(event=Event.IGNORED, words="exception+ignored", pattern=r"^Exception ignored "),
     Mark(
         event=Event.USAGE,
+        first_hand=True,
         words="error+py open+file",
         pattern=r"^\S{1,80}\.py: error: |can't open file '",
     ),
@@ -118,11 +131,13 @@ MARKS = (
     ),
     Mark(
         event=Event.CRASHED,
-        words="terminate+called what assertion+failed fatal+python free malloc realloc corruption smashing check+failed xid",
+        first_hand=True,
+        words="terminate+called what assertion+failed fatal+python free malloc realloc corruption smashing check+failed",
         pattern=r"^what\(\): |terminate called (?:after|without)|Assertion [`'\"].{1,400}failed|Assertion failed: "
         r"|^Fatal Python error: |^(?:free|malloc|realloc|corrupted)\(?\)?: |double free or corruption"
-        r"|stack smashing detected|\.(?:cc|cpp|cu|h):\d{1,6}\S{0,4} {0,3}Check failed: |NVRM: Xid",
+        r"|stack smashing detected|\.(?:cc|cpp|cu|h):\d{1,6}\S{0,4} {0,3}Check failed: ",
     ),
+    Mark(event=Event.CRASHED, words="xid", pattern=r"NVRM: Xid"),
     Mark(
         event=Event.EXITED,
         words="exitcode exits+code srun+error signals+died caught+signal signal+terminated signal+exited exit+code "
@@ -214,14 +229,17 @@ MARKS = (
     ),
     Mark(
         event=Event.COMPILER_ERROR,
-        words="error fatal",
-        pattern=r"^\S{1,300}(?::\d+|\(\d+\))(?::\d+)?: (?:fatal |catastrophic )?error: |^(?:nvcc|ptxas"
-        r"|nvlink) (?:fatal|error) {1,4}: "
-        r"|^(?:\S{0,200}/)?(?:clang(?:\+\+)?|ld\.lld|cc1plus|g\+\+|gcc|c\+\+): (?:fatal )?error: "
-        r"(?!linker command|no input)",
+        first_hand=True,
+        words="error fatal severe",
+        pattern=r"^\S{1,300}(?::\d+|\(\d+\))(?::\d+)?: (?:fatal |catastrophic )?error(?: #?[A-Z]{0,4}\d{2,5})?: "
+        r"|^\"[^\"]{1,300}\", line \d+: (?:catastrophic |internal |fatal )?error\b|^(?:nvcc|ptxas|nvlink) (?:fatal|error) {1,4}: "
+        r"|^(?:\S{0,200}/)?(?:clang(?:\+\+)?|ld\.lld|cc1plus|g\+\+|gcc|c\+\+|ic(?:p?c|p?x)|nvc(?:\+\+)?|hipcc): "
+        r"(?:fatal |severe )?error(?: #\d{1,6})?: (?!linker command|no input)"
+        r"|^(?:LINK|cl) : (?:fatal |Command line )?error [A-Z]{1,4}\d{2,5}: ",
     ),
     Mark(
         event=Event.GPU_FAULT,
+        first_hand=True,
         words="cuda+memory cuda+error outofmemoryerror hip+memory hip+error",
         pattern=r"\b(?:CUDA|HIP) out of memory|\bOutOfMemoryError: |\b(?:CUDA|HIP) error: (?:out of memory|an illegal memory access"
         r"|device-side assert|unspecified launch|misaligned address|uncorrectable ECC|an illegal instruction|unknown error)",

@@ -10,6 +10,8 @@ HEAD = 260
 SAID = re.compile(
     rb"\[(?:WARNING|WARN|INFO|DEBUG|NOTICE)\b|\b(?:WARNING|INFO|DEBUG)(?: {0,5}[|:\]-]| \d)|\b[A-Z]\w{2,40}Warning: "
     rb"|(?:^|[\s\]:\[])[WI]\d{3,4} \d\d:\d\d:\S{2,12} (?:\d{1,9} )?\S{1,120}\.py:\d"
+    rb"|(?:^|\]:? )(?:[Ww]arning|[Nn]ote|[Hh]int): |(?:^|\]:? |\d )(?:WARNING|INFO|DEBUG) {1,8}\S|\[(?:warning|info|debug) *\] "
+    rb"|[\"']level(?:name)?[\"']: ?[\"'](?i:warn|info|debug)"
 )
 """What C++ warns of is none of these, NCCL's WARN neither: it says at first hand what went wrong."""
 
@@ -38,8 +40,28 @@ WORD = re.compile(r"[^\W\d_]{2,}")
 """Two words and more stand before an error where it is quoted."""
 
 
-def is_quoted(text: str, start: int, sample: str) -> bool:
-    """Whether an exception, which a process prints at the head of a line, stands within a sentence that blames nobody.
+PROSE = re.compile(
+    r"(?<![^\s(])(?:[Ii]f|[Ww]hen(?:ever)?|[Ss]ee|may|might|could|should|[Hh]ow|[Ww]hy|like|such as|e\.g\.|[Aa]fter|[Aa]voids?"
+    r"|[Ff]ixe[sd]|[Ii]n case)(?=[\s,])"
+)
+"""Words that speak of an error that may come, not of one that came."""
+
+SHOWN = re.compile(
+    r"\++ [a-z./]|(?:Collecting|Downloading|Using cached|Requirement already satisfied|Obtaining|Processing):? "
+)
+"""How a shell shows the command that it runs next (set -x), and how pip names what it takes."""
+
+OPENING = re.compile(r"(?:^|[\s(\[{=:,])([\"'`])(?=[\w/.])")
+KEY_OF_AN_ERROR = re.compile(
+    r"(?i)(?:log|messages?|msg|err(?:or)?s?|std(?:err|out)|output|text|line|exc(?:eption|_info)?|traceback|reason|details?"
+    r"|textpayload|cause|what|status|state)[\"'`]?\s{0,2}[:=]\s{0,2}[\"'`]?$"
+)
+"""Under which key a program puts what it failed of."""
+
+
+def is_quoted(text: str, start: int, sample: str, pattern: str = "") -> bool:
+    """Whether an exception, which a process prints at the head of a line, stands within a sentence that blames nobody,
+    or a line of any kind stands in quotes, in a command that a shell shows, or behind "if" and its like.
 
     ``start``: where in the clean text the pattern was found. ``sample``: how the line looks where a process fails of it.
 
@@ -48,8 +70,40 @@ def is_quoted(text: str, start: int, sample: str) -> bool:
     True
     >>> is_quoted("the worker failed: RuntimeError: CUDA error: invalid device ordinal", 18, sample), is_quoted(sample, 0, sample)
     (False, False)
+    >>> sample = "nvcc fatal   : Unsupported gpu architecture 'compute_90'"
+    >>> for text in (f'--retry N  try again after "{sample}"', f"+ grep '{sample}' x", f'{{"message": "{sample}"', sample):
+    ...     print(is_quoted(text, text.index("Unsupported"), sample, "Unsupported gpu"))
+    True
+    True
+    False
+    False
     """
-    if not EXCEPTION_LINE.match(sample) or EXCEPTION_LINE.match(text) or FIRST_HAND.match(text):
+    if FIRST_HAND.match(text):
         return False
-    before = NAMED.split(HEADER.sub("", text[:start][-300:]))[0]
-    return len(WORD.findall(before)) > 1 and not BLAMES.search(before.rstrip().removesuffix(":"))
+    if EXCEPTION_LINE.match(sample) and not EXCEPTION_LINE.match(text):
+        before = NAMED.split(HEADER.sub("", text[:start][-300:]))[0]
+        if len(WORD.findall(before)) > 1 and not BLAMES.search(before.rstrip().removesuffix(":")):
+            return True
+    return _is_mentioned(text[:start][-300:], sample, pattern)
+
+
+def _is_mentioned(before: str, sample: str, pattern: str) -> bool:
+    """Whether a line only mentions something. ``before``: what of it stands before the match of the pattern."""
+    if not (SHOWN.match(before) or OPENING.search(f"{before}x") or PROSE.search(before)):
+        return False
+    found = re.search(pattern, sample)
+    own = sample[: found.start()] if found else ""
+    same = 0
+    while same < min(len(before), len(own)) and before[-same - 1] == own[-same - 1]:
+        same += 1
+    return only_mentions(before[: len(before) - same]) and not only_mentions(own)
+
+
+def only_mentions(before: str) -> bool:
+    """Whether what stands before the words of an error only mentions them."""
+    if SHOWN.match(before):
+        return True
+    opening = [found for found in OPENING.finditer(f"{before}x") if found[1] not in before[found.end() :]]
+    if opening and WORD.search(said := before[: opening[0].end()]):
+        return not BLAMES.search(said) and not KEY_OF_AN_ERROR.search(said)
+    return bool(PROSE.search(before)) and len(WORD.findall(before)) > 1 and not BLAMES.search(before)

@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from dsdoctor.diagnosis.above import CONTEXT, Above
-from dsdoctor.diagnosis.clean import COLOUR, LONGEST, segments, shorten
+from dsdoctor.diagnosis.clean import COLOUR, LONGEST, is_coloured, segments, shorten
 from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader
 from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
 from dsdoctor.diagnosis.marks import Event, Mark
 from dsdoctor.diagnosis.models import Hit, Line, Signature
 from dsdoctor.diagnosis.possible import Possible
+from dsdoctor.diagnosis.relayed import Relayed
 from dsdoctor.diagnosis.repeats import Effect, Repeats
 from dsdoctor.diagnosis.routine import A_COMMAND, A_WARNING, Routine, kind_of
-from dsdoctor.diagnosis.said import is_quoted, is_said
+from dsdoctor.diagnosis.said import is_quoted, only_mentions
 from dsdoctor.diagnosis.speakers import Speaker
 from dsdoctor.diagnosis.templates import groups_of
 from dsdoctor.diagnosis.timeline import Timeline
@@ -87,6 +88,7 @@ class Scan:
     speakers: dict[int, set[Speaker]] = field(default_factory=dict)
     raw: bytes = b""
     begins_with_json: bool = False
+    relayed: Relayed = field(default_factory=Relayed)
 
     def read(self, raw: bytes) -> None:
         """Take the next line."""
@@ -95,7 +97,7 @@ class Scan:
             self._note_partly()
         if len(raw) > CONTEXT:
             raw = shorten(raw)
-        if _coloured(raw):
+        if is_coloured(raw):
             raw = COLOUR.sub(b"", raw)
         if self._is_routine(raw):
             self._remember(raw)
@@ -147,7 +149,7 @@ class Scan:
         whole = b" ".join(batch)
         tokens = words_of(whole)
         cut = len(whole) >= CUT and any(len(raw) == CUT for raw in batch)
-        whole_words = whole.isascii() and not _coloured(whole)
+        whole_words = whole.isascii() and not is_coloured(whole)
         plain = tokens and whole_words and not cut and not self.traceback_since and not self.wrapped.text
         if not plain or not self.index.words.keys().isdisjoint(tokens):
             for raw in batch:
@@ -188,7 +190,9 @@ class Scan:
             return
         if A_COMPILE in words and b"killed" not in words:
             numbers = {number for number in numbers if not isinstance(self.index.entries[number], Wording)}
-        texts = segments(raw)
+        if self.traceback_since and self.relayed.learn(raw):
+            self.timeline.tracebacks.stand()
+        texts = [self.relayed.strip(text) for text in segments(raw)]
         if not raw.isascii():
             whole = " ".join(texts).lower()
             numbers |= {number for phrase, found in self.index.phrases.items() if phrase in whole for number in found}
@@ -221,7 +225,7 @@ class Scan:
     def _join(self, text: str) -> None:
         """Read the line of an exception together with the next one: a box or a terminal may have wrapped it."""
         self.effect.repeats = False
-        if is_said(self.raw):
+        if self.relayed.is_warning(self.raw):
             self.wrapped.text = ""
             return
         for whole in self.wrapped.joined(text, self.raw, self.lines, self.timeline.speaker(self.raw)):
@@ -260,7 +264,9 @@ class Scan:
                 self.ops_line = self.lines
         elif isinstance(entry, Mark):
             marked = self.last.get(entry.event)
-            if not (marked and marked.number == self.lines) and self.possible.search(number, entry.pattern, text):
+            new = not (marked and marked.number == self.lines)
+            found = self.possible.search(number, entry.pattern, text) if new else None
+            if found and not (entry.first_hand and self._is_talk(text, found.start())):
                 self._mark(entry.event, text)
                 if entry.event in ONCE or (entry.event is Event.EXITED and self.timeline.has_exits_enough):
                     self.known.add(number)
@@ -326,7 +332,7 @@ class Scan:
         first = self.hits.get(number)
         weak = first is None or first.said or first.quoted
         said = weak and self._is_said()
-        quoted = weak and is_quoted(text, found.start(), signature.sample.rpartition("\n")[2])
+        quoted = weak and is_quoted(text, found.start(), signature.sample.rpartition("\n")[2], signature.pattern)
         if first and (said or quoted or not weak):
             self.counts[number] += 1
             self.latest[number] = self.lines
@@ -354,7 +360,11 @@ class Scan:
 
     def _is_said(self) -> bool:
         """Whether this line is a warning or a notice, or ends a traceback that was only reported."""
-        return self.timeline.is_reported(self.raw, self.lines) or is_said(self.raw)
+        return self.timeline.is_reported(self.raw, self.lines) or self.relayed.is_warning(self.raw)
+
+    def _is_talk(self, text: str, start: int) -> bool:
+        """Whether what begins there in a line is only spoken of."""
+        return only_mentions(text[:start][-300:]) or self._is_said()
 
     def _said_by(self, number: int) -> None:
         writers = self.speakers.setdefault(number, set())
@@ -372,11 +382,6 @@ class Scan:
         if signature.not_after and self.above.has(signature.not_after):
             return False
         return not signature.after or self.above.has(signature.after)
-
-
-def _coloured(raw: bytes) -> bool:
-    """Whether a line may have colour codes, which would join with the words beside them."""
-    return b"\x1b" in raw or b"[0m" in raw
 
 
 def scan(lines: Iterable[bytes | str], possible: Possible | None = None) -> Scan:

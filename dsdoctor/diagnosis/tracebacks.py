@@ -67,6 +67,11 @@ class Tracebacks:
             return self._end(speaker, text, line)
         return None
 
+    def stand(self) -> None:
+        """What was taken for a report of a logger is the process's own: all its lines are passed on so."""
+        for one in (one for mine in self.open.values() for one in mine):
+            one.handled = False
+
     def goes_on(self, speaker: Speaker) -> Failure | None:
         """A line between two exceptions of a chain: the first one of them."""
         if before := self.ended.get(speaker):

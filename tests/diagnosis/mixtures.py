@@ -53,6 +53,11 @@ FAILURES = {
         "    rate = done / seconds",
         "ZeroDivisionError: float division by zero",
     ),
+    "own class": raised(
+        '  File "/w/shards/table.py", line 61, in read_table',
+        "    return self.rows[key]",
+        "shards.problems.HoleInTable: row 4711 of table 17 is empty",
+    ),
     "memory": raised(
         '  File "/w/train.py", line 61, in main',
         "    loss = engine(batch)",
@@ -86,11 +91,43 @@ KINDS: dict[str, Callable[[str], Lines]] = {
     "ignored": lambda text: ["Exception ignored in: <function Reader.__del__ at 0x7f00>", *A_TRACEBACK, text],
     "survived": lambda text: [*A_TRACEBACK, text, *(f"step {number}/900 loss 1.{number}" for number in range(1, 6))],
     "printed": lambda text: [f"sample 3: how do I mend this? {text}"],
+    "a plain warning": lambda text: [f"Warning: {text}"],
+    "a note": lambda text: [f"note: {text}"],
+    "rich warning": lambda text: [f"[10:00:07] WARNING  {text}          checks.py:77"],
+    "structured warning": lambda text: [f"{CLOCK} [warning  ] {text} [checks]"],
+    "JSON warning": lambda text: [
+        '{"level": "WARNING", "logger": "checks", "event": "' + text.replace('"', "'") + '"}'
+    ],
+    "prose": lambda text: [f"tip of the day: you may see {text} on old machines"],
+    "print": lambda text: [f"my notes: if '{text}' comes, ask Ann"],
+    "help": lambda text: [f'  --retry N            how often to try again after "{text}" (default: 3)'],
+    "configuration": lambda text: [f'  "known_problem": "{text}",'],
+    "DeepSpeed's dump": lambda text: [
+        f"[{CLOCK}] [INFO] [config.py:1003:print]   note ......................... {text}"
+    ],
+    "arguments": lambda text: [f"Namespace(lr=1e-05, note='{text}', epochs=3)"],
+    "shell": lambda text: [f"+ grep -c '{text}' old.log"],
+    "collecting": lambda text: [
+        f"Collecting fixes@ file:///w/for/{text.replace(' ', '-')} (from -r requirements.txt (line 3))"
+    ],
     "data": lambda text: ['{"prompt": "I get ' + text.replace('"', "'") + ' in my run", "answer": "try again"}'],
 }
 """How the line of another rule is said by somebody who does not fail of it."""
 
 ONLY_EXCEPTIONS = {"borne", "ignored", "survived", "printed", "data"}
+UNSIGNED = {
+    "survived",
+    "printed",
+    "data",
+    "prose",
+    "print",
+    "help",
+    "configuration",
+    "arguments",
+    "shell",
+    "collecting",
+}
+"""Kinds whose lines no logger marks as its own."""
 
 
 def on(rank: int, lines: Lines) -> Lines:
@@ -98,10 +135,17 @@ def on(rank: int, lines: Lines) -> Lines:
     return [f"[rank{rank}]: {line}" for line in lines]
 
 
+def alone(lines: Lines) -> Lines:
+    """The lines of the only process, without labels and launcher."""
+    return [line.removeprefix("[rank2]: ") for line in lines]
+
+
 PLACES: dict[str, Callable[[Lines, Lines], Lines]] = {
     "long before": lambda said, failed: [*BANNER, *on(2, said), *STEPS, *failed, *TORCHRUN],
     "just before": lambda said, failed: [*BANNER, *STEPS, *on(2, said), *failed, *TORCHRUN],
     "before, another rank": lambda said, failed: [*BANNER, *STEPS, *on(0, said), *failed, *TORCHRUN],
+    "alone, long before": lambda said, failed: alone([*BANNER, *said, *STEPS, *failed]),
+    "alone, just before": lambda said, failed: alone([*BANNER, *STEPS, *said, *failed]),
     "behind": lambda said, failed: [*BANNER, *STEPS, *failed, *on(2, said), *TORCHRUN],
     "behind, another rank": lambda said, failed: [*BANNER, *STEPS, *failed, *on(5, said), *TORCHRUN],
 }
@@ -115,7 +159,7 @@ def places_of(kind: str, text: str) -> list[str]:
     """
     if kind in ONLY_EXCEPTIONS and not EXCEPTION_LINE.match(text):
         return []
-    return [place for place in PLACES if place != "behind" or kind not in {"survived", "printed", "data"}]
+    return [place for place in PLACES if place != "behind" or kind not in UNSIGNED]
 
 
 def first_error(lines: Lines) -> str:
@@ -123,29 +167,42 @@ def first_error(lines: Lines) -> str:
     return next((one.rule for one in diagnose(lines).findings if one.severity is Severity.ERROR), "")
 
 
-def wordings(every: int = 1) -> list[tuple[str, Signature]]:
+def wordings() -> list[tuple[str, Signature]]:
     """Wordings that may be a cause, of one line, and that no tool prints as a warning."""
-    found = [
+    return [
         (rule.id, signature)
         for rule in RULES.values()
         for signature in rule.signatures
         if signature.tier <= Tier.GENERIC and not signature.after and not is_said(signature.sample.encode())
     ]
-    # by the wording itself, so that a new one does not exchange the whole sample
-    return [each for each in found if crc32(each[1].sample.encode()) % every == 0]
+
+
+def line_of(signature: Signature) -> str:
+    """The line by which a wording is known."""
+    return named(signature.sample.split("\n")[-1])
+
+
+def sample(signature: Signature, cases: list[tuple[str, ...]], every: int) -> list[tuple[str, ...]]:
+    """Every n-th case of a wording; which ones, its own text decides, so that a new wording does not exchange the others'."""
+    return cases[crc32(signature.sample.encode()) % every :: every]
+
+
+def mixtures(every: int = 1) -> Iterator[tuple[str, str, str, str, str]]:
+    """Rule, its line, failure, kind, place."""
+    for rule, signature in wordings():
+        text = line_of(signature)
+        cases = [(name, kind, place) for name in FAILURES for kind in KINDS for place in places_of(kind, text)]
+        for name, kind, place in sample(signature, cases, every):
+            yield rule, text, name, kind, place
 
 
 def wrong(every: int = 1) -> Iterator[tuple[str, str, str, str, str]]:
     """Failure, kind, place, whose line was mixed in, what was named first: where that is not the failure's own rule."""
-    for name, failed in FAILURES.items():
-        right = first_error([*BANNER, *STEPS, *failed, *TORCHRUN])
-        for rule, signature in wordings(every):
-            text = named(signature.sample.split("\n")[-1])
-            for kind, said in KINDS.items():
-                for place in places_of(kind, text):
-                    told = first_error(PLACES[place](said(text), failed))
-                    if told != right:
-                        yield name, kind, place, rule, told
+    right = {name: first_error([*BANNER, *STEPS, *failed, *TORCHRUN]) for name, failed in FAILURES.items()}
+    for rule, text, name, kind, place in mixtures(every):
+        told = first_error(PLACES[place](KINDS[kind](text), FAILURES[name]))
+        if told != right[name]:
+            yield name, kind, place, rule, told
 
 
 END = ["[rank2]: {'train_runtime': 123.4, 'train_samples_per_second': 1.2, 'train_loss': 1.2, 'epoch': 1.0}"]
@@ -158,23 +215,21 @@ RUNS: dict[str, Callable[[Lines], Lines]] = {
 """Where in a run that is well something is said."""
 
 
+def idle(every: int = 1) -> Iterator[tuple[str, str, str, str]]:
+    """Rule, its line, kind, run: of lines with a word of failure; others are told by loggers in the first place."""
+    for rule, signature in wordings():
+        text = line_of(signature)
+        if A_FAILURE.search(text):
+            cases = [(kind, run) for kind in KINDS if places_of(kind, text) for run in RUNS]
+            for kind, run in sample(signature, cases, every):
+                yield rule, text, kind, run
+
+
 def alarms(every: int = 1) -> Iterator[tuple[str, str, str, str]]:
-    """Kind, run, whose line was said, what was named: where a run that is well is told to have failed.
-
-    Of lines with a word of failure; others are told by loggers in the first place.
-    """
-    for rule, signature in wordings(every):
-        text = named(signature.sample.split("\n")[-1])
-        for kind, said in KINDS.items():
-            for run, mixed in RUNS.items() if places_of(kind, text) and A_FAILURE.search(text) else ():
-                if told := first_error(mixed(said(text))):
-                    yield kind, run, rule, told
-
-
-def count(every: int = 1) -> int:
-    """How many mixtures there are."""
-    texts = [named(signature.sample.split("\n")[-1]) for _, signature in wordings(every)]
-    return len(FAILURES) * sum(len(places_of(kind, text)) for text in texts for kind in KINDS)
+    """Kind, run, whose line was said, what was named: where a run that is well is told to have failed."""
+    for rule, text, kind, run in idle(every):
+        if told := first_error(RUNS[run](KINDS[kind](text))):
+            yield kind, run, rule, told
 
 
 def main() -> None:
@@ -183,10 +238,11 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--names", action="store_true")
     options = parser.parse_args()
-    found, cases = list(wrong(options.every)), count(options.every)
-    print(f"{len(found)} of {cases} mixtures told wrongly")
-    idle = list(alarms(options.every))
-    print(f"{len(idle)} alarms in runs that are well: {dict(Counter(one[2] for one in idle))}")
+    found, false = list(wrong(options.every)), list(alarms(options.every))
+    print(f"{len(found)} of {sum(1 for _ in mixtures(options.every))} mixtures told wrongly")
+    print(
+        f"{len(false)} alarms in {sum(1 for _ in idle(options.every))} runs that are well: {dict(Counter(one[0] for one in false))}"
+    )
     for place, times in sorted(Counter((one[0], one[1], one[2]) for one in found).items()):
         print(f"{place[0]:<10}{place[1]:<20}{place[2]:<24}{times:>6}")
     if options.names:

@@ -17,6 +17,7 @@ from dsdoctor.diagnosis.models import Diagnosis, LogOutcome
 from tests.diagnosis.reading import diagnose
 
 HERE = Path(__file__).parent
+CORPORA = ("blind", "fresh", "later", "threads", "unseen", "unseen_second", "real")
 COLUMNS = ("right", "wrong", "unsure", "none", "quoted", "alarm")
 """``quoted``: those of the unsure whose verdict only repeats the log's words, and the right ones are among them."""
 
@@ -99,7 +100,7 @@ def main() -> None:
     """Print the score of one half of a judging corpus, or of ``real/``, whose answers are a hint and no score."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--half", choices=["open", "closed"], default="open")
-    parser.add_argument("--corpus", choices=["blind", "fresh", "later", "threads", "unseen", "real"], default="blind")
+    parser.add_argument("--corpus", choices=CORPORA, default="blind")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--names", action="store_true", help="the logs of each column; never those of the closed half")
     options = parser.parse_args()

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 MACHINE = re.compile(rb"/opt/(venv|wt-)|/work/|[.]pyenv|pypi|/simple/")
 
 
-@pytest.mark.parametrize("corpus", ["real", "blind", "fresh", "later", "threads", "unseen"])
+@pytest.mark.parametrize("corpus", ["real", "blind", "fresh", "later", "threads", "unseen", "unseen_second"])
 def test_every_log_has_one_answer_and_every_answer_its_log(corpus: str) -> None:
     answers = json.loads((HERE / corpus / "answers.json").read_text(encoding="utf-8"))
     files = [answer["file"] for answer in answers]
@@ -21,7 +21,7 @@ def test_every_log_has_one_answer_and_every_answer_its_log(corpus: str) -> None:
     assert all((answer["cause"] is None) == (answer["category"] == "healthy") for answer in answers)
 
 
-@pytest.mark.parametrize("corpus", ["real", "blind", "fresh", "later", "threads", "unseen"])
+@pytest.mark.parametrize("corpus", ["real", "blind", "fresh", "later", "threads", "unseen", "unseen_second"])
 def test_no_log_names_the_machine_it_was_made_on(corpus: str) -> None:
     told = [log.name for log in (HERE / corpus).glob("*.log") if MACHINE.search(log.read_bytes())]
     assert told == []

@@ -2,30 +2,27 @@
 
 import pytest
 
-from tests.diagnosis.mixtures import alarms, count, wrong
+from tests.diagnosis.mixtures import alarms, mixtures, wrong
 
-FEW = 24
-"""A kill, an Xid and a compiler's fatal error mean something whoever says them: 8 to 20 of 1,600 runs, by the sample."""
-
-LEAST = 0.002
-"""A warning of an illegal access to a GPU's memory is taken for the cause of an unknown exception just behind it: 4 of 8,586."""
+FEW, LEAST = 8, 0.004
+"""A kill means something whoever says it, and a sentence can look like a label: this share of mixtures is told wrongly at most."""
 
 
 def test_what_is_only_said_is_not_the_cause_in_a_sample() -> None:
-    assert list(wrong(every=400)) == []
+    assert list(wrong(every=2500)) == []
 
 
 @pytest.mark.slow
 def test_what_is_only_said_is_not_the_cause() -> None:
-    found = list(wrong(every=9))
+    found = list(wrong(every=60))
 
-    assert len(found) <= LEAST * count(every=9), found
+    assert len(found) <= LEAST * sum(1 for _ in mixtures(every=60)), found
 
 
 def test_a_run_that_is_well_has_no_alarm_for_what_is_said_in_a_sample() -> None:
-    assert list(alarms(every=150)) == []
+    assert list(alarms(every=1600)) == []
 
 
 @pytest.mark.slow
 def test_a_run_that_is_well_has_no_alarm_for_what_is_said() -> None:
-    assert len(list(alarms(every=12))) <= FEW
+    assert len(list(alarms(every=30))) <= FEW

@@ -29,8 +29,22 @@ def full(*, wanted: str, loose: str, own: str = "79.03 GiB", other: str = "") ->
 
 def test_fragmentation_is_said_only_where_more_is_unused_than_was_wanted() -> None:
     assert "fragmented" in first(full(wanted="512.00 MiB", loose="11.40 GiB")).title
+    assert "fragmented: 1.95 GiB were" in first(full(wanted="1.95 GiB", loose="26.66 GiB")).title
     assert "fragmented" not in first(full(wanted="512.00 MiB", loose="88.10 MiB")).title
     assert "fragmented" not in first(full(wanted="14.00 GiB", loose="1.40 GiB")).title
+
+
+@pytest.mark.parametrize(
+    "error", ["no kernel image is available for execution on the device", "invalid device function"]
+)
+@pytest.mark.parametrize("arch", ["sm_120", "sm_35"])
+def test_a_gpu_that_torch_was_not_built_for_asks_for_another_torch_and_not_for_ops(error: str, arch: str) -> None:
+    warned = f"Thing with CUDA capability {arch} is not compatible with the current PyTorch installation."
+    failed = f"RuntimeError: CUDA error: {error}"
+
+    assert arch in first(warned, failed).title
+    assert arch not in first(failed).title
+    assert arch not in first(failed, warned).title
 
 
 def test_another_process_is_named_only_where_it_holds_most() -> None:

@@ -210,7 +210,7 @@ Why it matters: Nothing of the checkpoint is loaded.""",
             pattern=r"^RuntimeError: Error\(s\) in loading state_dict for (?P<model>Peft\w{1,60})",
             tier=Tier.GENERIC,
             unless=r"size mismatch for ",
-            title="a LoRA (peft) checkpoint lacks the frozen weights, and it is loaded strictly{model_hint}",
+            title="a LoRA (peft) checkpoint lacks the frozen weights (the missing keys), and it is loaded strictly{model_hint}",
             fix="load it with load_module_strict=False (newer transformers and accelerate do so for peft "
             "models), or load the adapter with peft itself",
             steps=(step("python -m pip install -U transformers accelerate peft"),),

@@ -289,8 +289,44 @@ Why it matters: No op can be compiled.""",
     ),
 )
 
+HOST_COMPILER_OTHER_KIND = Rule(
+    id="host-compiler-other-kind",
+    stage=Stage.COMPILE,
+    title="nvcc does not take this host compiler{compiler_hint}: it needs g++ or clang++",
+    fix="name a g++ in CC and CXX: modules of NVIDIA's HPC SDK, of Cray and of Intel set both to their own compilers",
+    steps=(
+        step('echo "$CC $CXX $NVCC_PREPEND_FLAGS"; which g++'),
+        step("export CC=gcc CXX=g++"),
+        step("python -m dsdoctor prebuild"),
+    ),
+    manual="""The compiler that CC or CXX names is none that nvcc works with.
+
+nvcc's header host_config.h refuses what it was not tested with: nvc++ and nvc of the HPC SDK (but for one release),
+pgc++, icc and icpc, xlC. torch only warns that its compiler was another one. On clusters a loaded module sets CC.
+
+Why it matters: No CUDA op can be compiled. -allow-unsupported-compiler only switches off the check.""",
+    signatures=(
+        Signature(
+            words="unsupported+compiler unsupported+configuration",
+            pattern=r"#error\S{0,2}(?: directive:)?.{0,4}-- unsupported (?P<compiler>NVHPC|PGI|pgc\+\+|ICC|xlC|icx?|Intel)"
+            r" (?:compiler|configuration)",
+            tier=Tier.FILE,
+            sample='"/usr/local/cuda/include/crt/host_config.h", line 164: catastrophic error: #error directive: -- '
+            "unsupported NVHPC compiler found! nvc++ is the only NVHPC compiler that is supported.",
+        ),
+        Signature(
+            words="compiler+compatible+pytorch",
+            pattern=r"Your compiler \((?P<compiler>[\w+./-]{1,120})\) is not compatible with the compiler Pytorch was",
+            tier=Tier.PROBE,
+            title="{compiler} is not the kind of compiler that torch was built with: harmless if its objects link",
+            sample="Your compiler (nvc++) is not compatible with the compiler Pytorch was",
+        ),
+    ),
+)
+
 RULES = (
     HOST_COMPILER_TOO_OLD,
+    HOST_COMPILER_OTHER_KIND,
     HOST_COMPILER_TOO_NEW,
     COMPILER_OOM_KILLED,
     HOST_COMPILER_MISSING,

@@ -57,7 +57,7 @@ paths) leads astray.""",
         Signature(
             words="load+compatible",
             pattern=r"Unable to (?:JIT load the|load the) (?P<op>\w+) op due to it not being compatible",
-            unless=r"async_io|evoformer_attn|the gds ",
+            unless=r"async_io|evoformer_attn|the gds |software issue\.? {1,4}(?!None\b)\w.{5}",
             tier=Tier.ECHO,
             title="DeepSpeed refuses to compile {op} here and does not say why",
             sample="RuntimeError: Unable to JIT load the fused_adam op due to it not being compatible due to "
@@ -114,6 +114,51 @@ paths) leads astray.""",
             tier=Tier.EXIT,
             title="a compiler failed, and its error is not in this log",
             sample="error: command '/usr/bin/x86_64-linux-gnu-g++' failed with exit code 1",
+        ),
+    ),
+)
+
+OP_NOT_COMPATIBLE = Rule(
+    id="op-not-compatible",
+    stage=Stage.JIT,
+    title="{op} cannot be compiled here, in DeepSpeed's own words: {why}",
+    fix="meet what it asks for, or take a feature that does not need {op}",
+    steps=(step("python -m dsdoctor check --ops {op}"), step("python -m dsdoctor plan")),
+    manual="""An op's own test says that it does not go with this machine, and DeepSpeed was asked to load it.
+
+Each op has such a test: the GPU's generation, the release of CUDA, of torch, a library. Its words stand behind
+"hardware/software issue". sparse_attn takes torch 1.5 to 1.13 only, and DeepSpeed has dropped it since.
+
+Why it matters: Whatever asked for the op does not start, and no compiler was run.""",
+    signatures=(
+        Signature(
+            words="sparse_attn",
+            pattern=r"Unable to (?:JIT load the|load the) (?P<op>sparse_attn) op due to it not being compatible.{1,60}? issue\.? "
+            r"{1,4}(?P<why>sparse_attn requires a torch version.{1,80})",
+            title="sparse_attn does not go with this torch: {why}",
+            fix="sparse_attn is for torch 1.5 to 1.13: leave sparse attention out (its key in the configuration, its flag of the "
+            "script), and take the attention of torch (SDPA) or flash-attn; or use an old torch with an old DeepSpeed",
+            steps=(step("python -c 'import torch, deepspeed; print(torch.__version__, deepspeed.__version__)'"),),
+            sample="RuntimeError: Unable to JIT load the sparse_attn op due to it not being compatible due to hardware/software "
+            "issue. sparse_attn requires a torch version >= 1.5 and < 2.0 but detected 2.0",
+        ),
+        Signature(
+            words="sparse_attn",
+            pattern=r"^\S{0,12} {0,4}sparse_attn (?P<why>requires a torch version .{1,40} but detected \S{1,12})",
+            tier=Tier.PROBE,
+            op="sparse_attn",
+            title="sparse_attn does not go with this torch: it {why}",
+            fix="sparse_attn is for torch 1.5 to 1.13: leave sparse attention out, and take the attention of torch (SDPA) or "
+            "flash-attn; where nothing uses it, the line is harmless",
+            sample="[WARNING]  sparse_attn requires a torch version >= 1.5 and < 2.0 but detected 2.0",
+        ),
+        Signature(
+            words="load+compatible",
+            pattern=r"Unable to (?:JIT load the|load the) (?P<op>(?!async_io|evoformer_attn|gds\b|sparse_attn)\w+) op due to it "
+            r"not being compatible.{1,60}? issue\.? {1,4}(?P<why>(?!None\b)\w.{5,200})",
+            unless=r"only supported on",
+            sample="RuntimeError: Unable to JIT load the inference_core_ops op due to it not being compatible due to "
+            "hardware/software issue. On Ampere and higher architectures please use CUDA 11+",
         ),
     ),
 )
@@ -279,4 +324,4 @@ of another Python, torch or machine are loaded and fail.""",
     ),
 )
 
-RULES = (MASKED_JIT_FAILURE, NINJA_MISSING, TORCH_EXTENSIONS_PERMISSION, STALE_JIT_CACHE)
+RULES = (MASKED_JIT_FAILURE, OP_NOT_COMPATIBLE, NINJA_MISSING, TORCH_EXTENSIONS_PERMISSION, STALE_JIT_CACHE)

@@ -226,16 +226,6 @@ Why it matters: No rank exists, and no log of one.""",
             sample="docker: permission denied while trying to connect to the Docker daemon socket at "
             "unix:///var/run/docker.sock",
         ),
-        Signature(
-            words="node+resource+low",
-            pattern=r"The node was low on resource: (?P<why>(?!memory)[\w-]{2,40})",
-            title="Kubernetes evicted the pod: the node was low on {why}",
-            fix="ask for more of it (resources.requests and limits, ephemeral-storage), write checkpoints and caches to a "
-            "volume (HF_HOME, TRITON_CACHE_DIR, TMPDIR), and mount /dev/shm as an emptyDir of medium Memory with a limit",
-            steps=(step("kubectl describe pod POD"),),
-            sample="  Warning  Evicted  kubelet  The node was low on resource: ephemeral-storage. Container trainer was "
-            "using 200Gi",
-        ),
     ),
 )
 

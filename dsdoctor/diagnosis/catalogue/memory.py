@@ -48,8 +48,9 @@ Why it matters: The rank ends; the others report a broken connection or a timeou
     signatures=(
         Signature(
             words="tried+memory outofmemoryerror",
-            pattern=FULL + r" Tried to allocate (?P<wanted>[\d.]{1,12} [KM]iB)\..{0,700}? and "
-            r"(?P<loose>[\d.]{1,12} GiB) is reserved by PyTorch but unallocated",
+            pattern=FULL
+            + r" Tried to allocate (?:(?P<wanted>[\d.]{1,12} [KM]iB)\..{0,700}? and (?P<loose>[\d.]{1,12} GiB)"
+            r"|(?P<wanted2>\d\.\d{1,4} GiB)\..{0,700}? and (?P<loose2>\d\d[\d.]{0,9} GiB)) is reserved by PyTorch but unallocated",
             title="the GPU's memory is fragmented: {wanted} were not to be had in one piece, while {loose} are "
             "reserved and unused",
             fix="let the allocator use segments that can grow; less variation in sequence lengths helps too. If "

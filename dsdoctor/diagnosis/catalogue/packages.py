@@ -219,8 +219,9 @@ build requirements for you.""",
             sample="ValueError: NPU_Accelerator requires torch_npu, which is not installed on this system.",
         ),
         Signature(
-            words="deepspeed+installed+pip3",
-            pattern=r"ImportError: DeepSpeed is not installed => run `pip3 install (?P<module>deepspeed)`",
+            words="deepspeed+installed+pip3 deepspeed+installed+pip deepspeed+available+pip3",
+            pattern=r"ImportError: DeepSpeed is not (?:installed|available) => (?:run|install it using) "
+            r"`pip3? install (?P<module>deepspeed)`",
             sample="ImportError: DeepSpeed is not installed => run `pip3 install deepspeed` or build it from source.",
         ),
         Signature(

@@ -200,8 +200,7 @@ Why it matters: Everything since the last checkpoint is lost.""",
 JOB_PREEMPTED = Rule(
     id="job-preempted",
     stage=Stage.RUN,
-    title="the scheduler took the node away (preemption, eviction, or a cancelled job): nothing in the run "
-    "itself failed",
+    title="the scheduler took the node away (preemption, or a cancelled job): nothing in the run itself failed",
     fix="let the job be queued again (`#SBATCH --requeue`) and resume from the last checkpoint; save when the "
     "signal comes",
     steps=(step("sacct -j $SLURM_JOB_ID --format=JobID,State,ExitCode"), instead("kubectl describe pod NAME")),
@@ -210,6 +209,7 @@ JOB_PREEMPTED = Rule(
 What the ranks print after it (signals, broken connections) only follows.
 
 Why it matters: Everything since the last checkpoint is lost.""",
+    explained_by=("pod-evicted", "host-ram-oom"),
     signatures=(
         Signature(
             words="node+failure",
@@ -234,10 +234,9 @@ Why it matters: Everything since the last checkpoint is lost.""",
             sample="slurmstepd: error: *** STEP 4711.0 ON node1 CANCELLED AT 2025-03-01T12:00:00 ***",
         ),
         Signature(
-            words="preempted evicted nodeshutdown shutdown+node",
-            pattern=r"\b[Rr]eason: {1,20}(?:Preempted|Evicted|NodeShutdown)\b|Pod was (?:preempted|rejected: "
-            r"|evicted)|Preempted by \S{1,80}"
-            r" on node|Pod was terminated in response to imminent node shutdown",
+            words="preempted rejected nodeshutdown shutdown+node",
+            pattern=r"\b[Rr]eason: {1,20}(?:Preempted|NodeShutdown)\b|Pod was (?:preempted|rejected: "
+            r"(?!The node had condition))|Preempted by \S{1,80} on node|Pod was terminated in response to imminent node shutdown",
             sample="Warning  Preempted  default-scheduler  Preempted by team-b/train-7 on node gpu-4",
         ),
     ),

@@ -1,0 +1,37 @@
+"""A log that a scheduler passed on line by line, each with a level, has the same cause; a traceback that was borne stays borne."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.diagnosis.mixtures import BANNER, FAILURES, STEPS, TORCHRUN, first_error
+from tests.diagnosis.reading import diagnose
+
+HEADS = (
+    "[2026-11-22, 10:00:07 UTC] {subprocess.py:93} INFO - ",
+    "2026-11-22 10:00:07,123 - INFO - ",
+    "INFO:runner:",
+    "[INFO] ",
+    "WARNING: ",
+)
+BORNE = [
+    "[2026-11-22 10:00:07,123] [WARNING] [metrics.py:12:send] it goes on without: Traceback (most recent call last):",
+    '  File "/w/metrics.py", line 12, in send',
+    "    connection.request()",
+    "ConnectionRefusedError: [Errno 111] Connection refused",
+]
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_log_that_was_passed_on_has_the_same_cause(head: str, failure: str) -> None:
+    log = [line.removeprefix("[rank2]: ") for line in (*BANNER, *STEPS, *FAILURES[failure], *TORCHRUN)]
+    plain, passed_on = diagnose(log).findings[0], diagnose([head + line for line in log]).findings[0]
+
+    assert passed_on.rule == plain.rule
+    assert passed_on.title == plain.title.removeprefix("rank 2: ")
+
+
+def test_what_a_logger_reports_is_borne_where_it_passes_nothing_on() -> None:
+    assert first_error([*BANNER, *STEPS, *BORNE, *STEPS]) == ""
+    assert first_error([*BANNER, *STEPS, *BORNE, *FAILURES["unknown"], *TORCHRUN]) == "unexplained-failure"
