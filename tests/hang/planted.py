@@ -82,8 +82,9 @@ LATE = {"late_data": "waits for its data|sleeps in its data loader", "late_compu
 """Those of them in which one rank keeps the others waiting again and again, with what is to be said."""
 
 
-def child(cases: list[dict[str, Any]]) -> None:
-    """In the process under dsdoctor.run: fork the ranks of each case, wait for its verdict or its end."""
+def child(cases: list[dict[str, Any]], until: float) -> None:
+    """In the process under dsdoctor.run: fork the ranks of each case, wait for its verdict or its end. No case is begun after
+    ``until``."""
     sys.path.insert(0, str(SCRIPTS))
     import deepspeed.comm.torch  # noqa: F401
     import train
@@ -96,6 +97,8 @@ def child(cases: list[dict[str, Any]]) -> None:
         if running == AT_ONCE:
             os.wait()
             running -= 1
+        if time.monotonic() > until:
+            break
         running += 1
         if not os.fork():
             fork_case(train, case)
@@ -328,14 +331,17 @@ def full_folder() -> Iterator[str]:
                 subprocess.run(["umount", "-l", folder], check=False)
 
 
-def run_all(cases: list[dict[str, Any]], *, show: bool, alone: bool = False) -> Iterator[dict[str, Any]]:
-    """The results of some cases, each when it is there. ``alone``: without dsdoctor, and with a short timeout of torch's own."""
+def run_all(
+    cases: list[dict[str, Any]], *, show: bool, alone: bool = False, until: float = float("inf")
+) -> Iterator[dict[str, Any]]:
+    """The results of some cases, each when it is there. ``alone``: without dsdoctor, and with a short timeout of torch's own.
+    ``until``: on the clock of ``time.monotonic``, no case is begun after it."""
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder) / "cases.json"
         extra = ["--timeout", str(TIMEOUT)] if alone else []
         listed.write_text(json.dumps([{**case, "alone": alone, "words": case["words"] + extra} for case in cases]))
         ours = ["-m", "dsdoctor.run", "--overflow", "off", "--hang-after", str(AFTER), "--hang-dir", f"{folder}/hang"]
-        command = [sys.executable, *([] if alone else ours), __file__, "--cases", str(listed)]
+        command = [sys.executable, *([] if alone else ours), __file__, "--cases", str(listed), str(until)]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
             for line in process.stdout or ():
@@ -356,4 +362,4 @@ def line_of(result: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--cases"]:
-        child(json.loads(Path(sys.argv[2]).read_text()))
+        child(json.loads(Path(sys.argv[2]).read_text()), float(sys.argv[3]))
