@@ -96,7 +96,9 @@ class RankArrivals:
 class Sample:
     """What a rank writes about itself once a second. ``joined``: its process group exists. ``leaving``: the interpreter ends.
     ``signal_is_ours``: SIGUSR2 makes Python write all stacks, also while C code holds the GIL. ``failure``: an exception that ended
-    the main thread. ``lock``: a file whose removal it waits for. ``handling``: an exception that the main thread handles."""
+    the main thread. ``lock``: a file whose removal it waits for. ``handling``: an exception that the main thread handles.
+    ``call``: the system call in which the main thread sleeps and the file that it is about, where that is one. ``all_threads``:
+    whether ``threads`` are all that run Python, the watch's own apart."""
 
     rank: int
     world: int
@@ -112,7 +114,9 @@ class Sample:
     cuda: bool = False
     lock: str = ""
     handling: str = ""
+    call: tuple[str, ...] = ()
     signal_is_ours: bool = False
+    all_threads: bool = False
     arrivals: RankArrivals | None = None
 
 
@@ -129,7 +133,9 @@ class Lock:
 class RankView:
     """A rank as its node's supervisor sees it. ``state``: the kernel's letter, "" for gone. ``ended``: how it ended, in
     words. ``silent``: seconds since its last sample. ``waits``: what the kernel says that its main thread sleeps in.
-    ``activity``: why it is not still, "" for still. ``unread``: why its stacks could not be read, "" where they were."""
+    ``call``: the system call there and the file that it is about, where that is one; ``disk``: the file system of that, in words,
+    where the process waits for a device. ``activity``: why it is not still, "" for still. ``unread``: why its stacks could not be
+    read, "" where they were."""
 
     rank: int
     host: str
@@ -139,6 +145,8 @@ class RankView:
     ended: str = ""
     silent: float = 0.0
     waits: str = ""
+    call: tuple[str, ...] = ()
+    disk: str = ""
     activity: str = ""
     lock: Lock | None = None
     unread: str = ""

@@ -18,7 +18,8 @@ from types import FrameType
 from typing import Any
 
 from dsdoctor.hang.arrivals import Arrivals
-from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, RingWriter
+from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, UNWATCHED, RingWriter
+from dsdoctor.hang.system_call import file_call
 
 EVERY, QUICKLY = 1.0, 0.2
 OUTER, INNER, INNER_OF_OTHERS = 10, 30, 12
@@ -36,7 +37,8 @@ class HangDetected(RuntimeError):
 
 class Sampler:
     """The thread. ``engine`` may be set later. ``words``: a file whose text is printed when it is there. ``tend`` is called
-    now and then: it sees to it that a supervisor is there. ``after``: what the user asked for."""
+    now and then: it sees to it that a supervisor is there. ``after``: what the user asked for. ``asked``: how many parts of the
+    script ask for the watch just now; where none does on any rank, nothing is told."""
 
     def __init__(
         self,
@@ -53,7 +55,8 @@ class Sampler:
         self._stop = f"{words}.stop"
         self.rank, self.world, self.pid = rank, world, 0
         self.engine: Any = None
-        self._trains = threading.get_ident()
+        self.asked = 1
+        self._trains, self._kernel_number = threading.get_ident(), 0
         self._ended = threading.Event()
         self._leaving = self._stalled = False
         self._moved, self._progress = time.monotonic(), -1
@@ -64,7 +67,7 @@ class Sampler:
     def start(self, pid: int) -> None:
         """Begin to look at this process, whose calling thread is the one that trains."""
         self.pid = pid
-        self._trains = threading.get_ident()
+        self._trains, self._kernel_number = threading.get_ident(), threading.get_native_id()
         self._thread.start()
 
     def close(self) -> None:
@@ -144,6 +147,7 @@ class Sampler:
         frames = sys._current_frames()
         trains = frames.get(self._trains)
         flags = (LEAVING if self._leaving else 0) | (STALLED if stalled else 0) | (JOINED if groups else 0)
+        flags |= 0 if self.asked else UNWATCHED
         sample: dict[str, Any] = {
             "rank": self.rank,
             "world": self.world,
@@ -161,12 +165,13 @@ class Sampler:
             "handling": "",
             "signal_is_ours": signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL,
         }
-        if groups and not stalled and not self._leaving:
+        if groups and self.asked and not stalled and not self._leaving:
             sample["arrivals"] = self._called(sample["threads"][0]["frames"])
             flags |= ARRIVALS if sample["arrivals"] else 0
         if stalled:
             sample["lock"] = waited_lock(trains)
             sample["handling"] = handled_exception(self._trains)
+            sample["call"] = file_call(self.pid, self._kernel_number)
             self._add_details(sample, frames)
         self._ring.write(_fitting(sample), clock=clock, progress=progress, stack=_checksum(trains), flags=flags)
 
@@ -189,6 +194,7 @@ class Sampler:
         own = {self._trains, threading.get_ident()}
         others = [(names.get(ident, str(ident)), frame) for ident, frame in frames.items() if ident not in own]
         sample["threads"] += [_thread(name, frame, 2, INNER_OF_OTHERS) for name, frame in others[:MOST_THREADS]]
+        sample["all_threads"] = len(others) <= MOST_THREADS
 
 
 def group_states() -> Iterator[dict[str, Any]]:
@@ -310,6 +316,7 @@ def _without_arrivals(sample: dict[str, Any]) -> None:
 
 def _without_other_threads(sample: dict[str, Any]) -> None:
     sample["threads"] = sample["threads"][:3]
+    sample["all_threads"] = False
 
 
 def _with_few_operations(sample: dict[str, Any]) -> None:
