@@ -135,6 +135,38 @@ def judged_running(launcher: int) -> tuple[Incident, Finding]:
     raise AssertionError(f"nothing was named: {found}")
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="needs DeepSpeed")
+def test_a_script_that_asks_itself_is_told_of_the_hangs_of_each_of_its_engines_and_of_nothing_else(
+    tmp_path: Path,
+) -> None:
+    before = watch_folders()
+    with started([sys.executable, *torchrun(str(HERE / "in_code.py"))], tmp_path / "run") as process:
+        _, said = process.communicate(timeout=200)
+        left = watch_folders() - before
+
+    # a line of torchrun's about threads apart, in the order in which it happened
+    lines = [line for line in said.splitlines() if VERDICT.match(line) or line.startswith("stage ")]
+    seen = [VERDICT.sub(r"\2", line) for line in lines]
+    assert process.returncode == 0, said
+    assert [seen[0], *sorted(seen[1:3]), seen[3], *sorted(seen[4:])] == [
+        "hang-rank-behind",
+        "stage 0 ended on rank 0",
+        "stage 0 ended on rank 1",
+        "hang-rank-behind",
+        "stage 3 ended on rank 0",
+        "stage 3 ended on rank 1",
+    ], said
+    assert all("rank 1 " in line and "in_code.py:" in line for line in (lines[0], lines[3])), said
+    assert "Traceback" not in said
+    assert left == set()
+
+
+def watch_folders() -> set[Path]:
+    """What the watches of runs have in shared memory, once those that have just ended are away."""
+    time.sleep(2.0)
+    return {path for base in ("/dev/shm", "/tmp") for path in Path(base).glob("dsdoctor-hang-*/*")}
+
+
 def test_running_ranks_are_named_by_their_launcher_s_number_and_end_with_it(tmp_path: Path) -> None:
     commands = {"hang-rank-outside": [sys.executable, *torchrun(PLAIN, "--on", "1")]} if program(LocalHost()) else {}
     if shutil.which("mpirun"):
