@@ -24,11 +24,14 @@ from tests.hang.planted import (
     QUIET,
     STAGES,
     TIMEOUT,
+    UNPLANNED,
+    UNPLANNED_QUIET,
     all_cases,
     full_folder,
     one_case,
     run_all,
     spread_cases,
+    unplanned_cases,
 )
 
 Result = dict[str, Any]
@@ -63,6 +66,8 @@ def chosen(given: argparse.Namespace) -> Iterable[Result]:
     stages, ranks, steps, on = (
         [int(number) for number in value.split(",")] for value in (given.stages, given.ranks, given.steps, given.on)
     )
+    if given.unplanned:
+        return unplanned_cases(given.only.split(",") if given.only else [*UNPLANNED, *UNPLANNED_QUIET])
     kinds = given.only.split(",") if given.only else [*CAUSES, *QUIET]
     if given.alone:
         return alone_cases(kinds)
@@ -83,6 +88,7 @@ def main() -> None:
     parser.add_argument("--steps", default="3,0,6")
     parser.add_argument("--on", default="0,1,2,3", help="with --every")
     parser.add_argument("--every", action="store_true", help="each rank, step and number of ranks with each")
+    parser.add_argument("--unplanned", action="store_true", help="the kinds that the watch was not made for")
     parser.add_argument("--alone", action="store_true", help="without dsdoctor")
     parser.add_argument("--json", default="")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after that time")
