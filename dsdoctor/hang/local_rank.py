@@ -195,7 +195,7 @@ def children_words(moments: list[ChildrenMoment]) -> list[str]:
 
     >>> at = lambda clock, cpu, bytes: ChildrenMoment(clock=clock, cpu=cpu, bytes=bytes)
     >>> children_words([at(0.0, 1.0, 0), at(10.0, 6.0, 9 << 20)])
-    ['its child processes took 50% of a processor', 'its child processes read or wrote 9 MiB']
+    ['its child processes took or waited for 50% of a processor', 'its child processes read or wrote 9 MiB']
     >>> children_words([at(0.0, 1.0, 0), at(10.0, 1.0, 9000)])
     []
     """
@@ -204,7 +204,7 @@ def children_words(moments: list[ChildrenMoment]) -> list[str]:
     first, last = moments[0], moments[-1]
     seconds = max(last.clock - first.clock, 1.0)
     share, moved = (last.cpu - first.cpu) / seconds, last.bytes - first.bytes
-    words = [f"its child processes took {share:.0%} of a processor"] if share >= CPU else []
+    words = [f"its child processes took or waited for {share:.0%} of a processor"] if share >= CPU else []
     return words + ([f"its child processes read or wrote {moved >> 20} MiB"] if moved >= BYTES else [])
 
 

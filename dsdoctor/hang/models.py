@@ -42,14 +42,15 @@ class ThreadStack:
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One collective that a rank has called: its number in its group, name, sizes in elements, torch's word for its state, and
-    when it was called, in seconds since 1970 by that rank's host (0: not recorded)."""
+    """One collective that a rank has called: its number in its group, name, sizes in elements, torch's words for the types of
+    the elements and for its state, and when it was called, in seconds since 1970 by that rank's host (0: not recorded)."""
 
     sequence: int
     name: str
     sizes: tuple[tuple[int, ...], ...] = ()
     state: str = ""
     called: float = 0.0
+    types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

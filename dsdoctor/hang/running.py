@@ -123,7 +123,7 @@ def _with_activity(view: RankView, first: Look, last: Look, gpu: bool) -> RankVi
     if (moved := last.bytes - first.bytes) >= BYTES:
         words.append(f"it read or wrote {moved >> 20} MiB")
     if (share := (last.children[0] - first.children[0]) / seconds) >= CPU:
-        words.append(f"its child processes took {share:.0%} of a processor")
+        words.append(f"its child processes took or waited for {share:.0%} of a processor")
     return replace(view, activity=", ".join(words))
 
 

@@ -236,6 +236,7 @@ def recorded_operations() -> dict[str, Any]:
             "sequence": int(entry["collective_seq_id"]),
             "name": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
             "sizes": [list(map(int, sizes)) for sizes in entry.get("input_sizes", ())][:8],
+            "types": [str(name)[:20] for name in entry.get("input_dtypes", ())][:8],
             "state": "done" if entry.get("retired") else str(entry.get("state", "")),
             "called": round(int(entry["time_created_ns"]) / 1e9, 4),
         }

@@ -2,7 +2,6 @@
 answer. Looks. Standard library alone: a rank asks it of itself, which the kernel always allows; of another process not always."""
 
 import os
-import platform
 
 OF_OPEN_FILES = {
     "x86_64": {
@@ -68,7 +67,7 @@ def file_call(pid: int, thread: int = 0) -> tuple[str, str]:
         with open(f"/proc/{pid}/task/{thread or pid}/syscall", encoding="ascii") as file:  # noqa: PTH123
             words = file.read().split()
         number, first, second = int(words[0]), int(words[1], 16), int(words[2], 16)
-        machine = platform.machine()
+        machine = os.uname().machine
         if name := OF_OPEN_FILES.get(machine, {}).get(number):
             return name, os.readlink(f"/proc/{pid}/fd/{first}")  # noqa: PTH115
         name = OF_PATHS.get(machine, {}).get(number, "")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dsdoctor.hang.models import GroupState, Operation, RankView
 from dsdoctor.hang.stacks import acting_stack, collective_in, in_backward
 
+Compared = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
 BACKWARD = "backward"
 """Where a rank that stands still in autograd's engine waits: DistributedDataParallel calls its collectives there, in C++."""
 
@@ -31,8 +32,13 @@ class Difference:
 
     @property
     def same_name(self) -> bool:
-        """Whether all called the same operation, of other sizes."""
+        """Whether all called the same operation, of other sizes or types."""
         return len({operation.name for operation, _ in self.calls}) == 1
+
+    @property
+    def same_sizes(self) -> bool:
+        """Whether only the types of the elements differ."""
+        return self.same_name and len({operation.sizes for operation, _ in self.calls}) == 1
 
 
 class Waiting:
@@ -71,7 +77,7 @@ class Waiting:
                 for operation in group.operations:
                     calls.setdefault(operation.sequence, {})[rank] = operation
             for sequence in sorted(calls):
-                kinds: dict[tuple[str, tuple[tuple[int, ...], ...]], list[int]] = {}
+                kinds: dict[tuple[str, Compared], list[int]] = {}
                 for rank, operation in calls[sequence].items():
                     kinds.setdefault((operation.name, _compared(operation)), []).append(rank)
                 if len(kinds) > 1:
@@ -130,8 +136,9 @@ class Waiting:
                 )
 
 
-def _compared(operation: Operation) -> tuple[tuple[int, ...], ...]:
-    """The sizes that must be equal on all ranks: those of a scatter or a gather to one rank are not."""
+def _compared(operation: Operation) -> Compared:
+    """The sizes and types that must be equal on all ranks: those of a scatter or a gather to one rank are not."""
     unequal = ("scatter", "gather", "alltoall", "all_to_all")
     exact = operation.name in {"all_gather", "allgather", "reduce_scatter", "_all_gather_base", "_reduce_scatter_base"}
-    return () if any(word in operation.name for word in unequal) and not exact else operation.sizes
+    uneven = any(word in operation.name for word in unequal) and not exact
+    return ((), ()) if uneven else (operation.sizes, operation.types)

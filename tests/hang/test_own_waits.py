@@ -17,7 +17,7 @@ from dsdoctor.hang.ring import UNWATCHED, RingWriter
 from dsdoctor.hang.stacks import ENDED, doing
 from dsdoctor.hang.system_call import file_call, file_system_of
 from dsdoctor.hang.verdict import judge
-from tests.hang.made import calling, elsewhere, frame, incident, view
+from tests.hang.made import calling, elsewhere, frame, incident, operation, view
 
 WAITS = """
 import os, select, signal, socket, sys, threading, time
@@ -159,3 +159,16 @@ def test_where_no_rank_asks_for_the_watch_any_more_nothing_stands_still(tmp_path
         ring.close()
 
     assert seen == [(False, True), (False, True), (True, False)]
+
+
+def test_the_same_collective_of_another_type_is_told_with_the_types() -> None:
+    doubles = replace(operation(4, "all_reduce", 64), types=("Double",))
+    floats = replace(operation(4, "all_reduce", 64), types=("Float",))
+    ranks = [view(0, calling("all_reduce"), 4, operations=(doubles,))]
+    ranks += [view(rank, calling("all_reduce"), 4, operations=(floats,)) for rank in (1, 2, 3)]
+
+    found = judge(incident(*ranks)).findings
+
+    assert [finding.rule for finding in found] == ["hang-other-sizes"]
+    said = "of another type as number 4: rank 0: all_reduce of 64 Double; ranks 1-3: all_reduce of 64 Float; rank 0 now waits"
+    assert said in found[0].title
