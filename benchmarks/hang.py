@@ -25,6 +25,7 @@ from tests.hang.planted import (
     STAGES,
     TIMEOUT,
     UNPLANNED,
+    UNPLANNED_AGAIN,
     UNPLANNED_QUIET,
     all_cases,
     full_folder,
@@ -67,7 +68,9 @@ def chosen(given: argparse.Namespace) -> Iterable[Result]:
         [int(number) for number in value.split(",")] for value in (given.stages, given.ranks, given.steps, given.on)
     )
     if given.unplanned:
-        return unplanned_cases(given.only.split(",") if given.only else [*UNPLANNED, *UNPLANNED_QUIET])
+        return unplanned_cases(
+            given.only.split(",") if given.only else [*UNPLANNED, *UNPLANNED_QUIET, *UNPLANNED_AGAIN]
+        )
     kinds = given.only.split(",") if given.only else [*CAUSES, *QUIET]
     if given.alone:
         return alone_cases(kinds)
