@@ -30,6 +30,9 @@ NEXT = {
         "see which process has that lock, here or on another host of a shared file system; where none has, remove it",
         LOCKS,
     ),
+    "database": ("see who has its lock, or whether its server answers, and give that call a timeout", FILES),
+    "service of this host": ("see whether that service answers, and give the call a timeout", SOCKETS),
+    "can be read": ("see who has the other end of what it reads from, and give that wait a timeout", FILES),
     "asyncio": ("see what its coroutine awaits, and give that a timeout (asyncio.wait_for)", THREADS),
     "a signal": ("see who is to send that signal", NOTHING),
     "script has ended": (

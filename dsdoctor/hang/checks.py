@@ -77,7 +77,7 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
 
 
 def hang_other_operation(case: Case) -> Iterator[Finding]:
-    """The ranks of a group called different collectives at the same place in their order.
+    """The ranks of a group called different collectives at the same place in their order, or one with different senders.
 
     One rank took another branch: it saved alone (save_checkpoint must be called on every rank), skipped a step or a batch,
     caught an exception and went on, used other parameters or another expert (ZeRO-3: deepspeed.utils.set_z3_leaf_modules;
@@ -98,6 +98,8 @@ def hang_other_operation(case: Case) -> Iterator[Finding]:
     living = [rank for rank in case.views if rank not in case.unwell]
     calls = {case.waiting.call_of(case.views[rank]) for rank in case.waiting_ranks}
     alone = not differences and not case.starting and len(case.waiting_ranks) == len(living)
+    if len(roots := case.waiting.roots()) > 1 and not differences:
+        yield _other_root(case, roots)
     # of running processes some may not have been named: those in another collective may wait for these
     if alone and len(calls) > 1 and (case.is_whole or case.incident.source != PROCESSES):
         yield _in_different(case)
@@ -259,6 +261,20 @@ def _in_different(case: Case) -> Finding:
         f"the ranks wait for each other in different collectives: {told}; rank {few[0]} {case.where(case.views[few[0]])}",
         evidence=(*_places(case, case.waiting_ranks), *case.evidence(few[:2])),
         fix=_parted(case, case.waiting_ranks),
+    )
+
+
+def _other_root(case: Case, roots: dict[str, tuple[int, ...]]) -> Finding:
+    """All are in one collective, and do not agree on who sends or receives."""
+    fewest_first = sorted(roots.items(), key=lambda item: (len(item[1]), item[1]))
+    few = fewest_first[0][1]
+    told = "; ".join(f"{ranks_words(ranks)}: {root}" for root, ranks in fewest_first)
+    return Finding.error(
+        "hang-other-operation",
+        f"the ranks called the same collective and name different ranks in it: {told}; rank {few[0]} "
+        f"{case.where(case.views[few[0]])}",
+        evidence=(*_places(case, case.waiting_ranks), *case.evidence(few[:2])),
+        fix="give every rank the same src, or dst, in that line",
     )
 
 

@@ -26,6 +26,7 @@ OUTER, INNER, INNER_OF_OTHERS = 10, 30, 12
 MOST_THREADS, MOST_GROUPS, MOST_OPERATIONS = 10, 64, 48
 LAST_WORD = 2.0
 """Seconds that a script has to end by itself when it is told to stop."""
+ROOTS = ("src", "dst", "group_src", "group_dst")
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 MOST_FAILURES = 20
 """After so many looks that failed one after the other the thread ends: this torch is not one that it can read."""
@@ -170,6 +171,7 @@ class Sampler:
             flags |= ARRIVALS if sample["arrivals"] else 0
         if stalled:
             sample["lock"] = waited_lock(trains)
+            sample["root"] = root_of(trains)
             sample["handling"] = handled_exception(self._trains)
             sample["call"] = file_call(self.pid, self._kernel_number)
             self._add_details(sample, frames)
@@ -283,6 +285,18 @@ def waited_lock(frame: FrameType | None) -> str:
     while frame is not None:
         if frame.f_code.co_filename.endswith("/torch/utils/file_baton.py") and frame.f_code.co_name == "wait":
             return str(getattr(frame.f_locals.get("self"), "lock_file_path", ""))
+        frame = frame.f_back
+    return ""
+
+
+def root_of(frame: FrameType | None) -> str:
+    """The rank that a collective in a stack is given as its sender or receiver, as `src=1`; "" where there is none."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("/torch/distributed/distributed_c10d.py"):
+            values = frame.f_locals
+            given = [f"{name}={values[name]}" for name in ROOTS if isinstance(values.get(name), int)]
+            if given:
+                return given[0]
         frame = frame.f_back
     return ""
 

@@ -32,6 +32,7 @@ SAYING = (
     (r"\binput\(|\bbreakpoint\(", "waits for somebody at a terminal"),
     (r"\bflock\(|\blockf\(|FileLock\(", "waits for the lock of a file"),
     (r"\bsignal\.pause\(|\bsigwait\w*\(", "waits for a signal"),
+    (r"\.(execute(many|script)?|commit)\(", "waits for a database"),
     (r"\.acquire\(|\bwith \w*lock", "waits for a lock"),
     (r"\.(recv|recv_into|recvfrom|accept)\(|\burlopen\(", "waits for the network"),
     (r"\.(join|result|get)\(", "waits for another thread or process"),
@@ -42,12 +43,13 @@ SAYING = (
 FILES = (
     (r"^(flock|fcntl) ", "waits for the lock of a file"),
     (r" pipe:", "waits for a pipe"),
+    (r" unix_\w+$", "waits for a service of this host"),
     (r" socket:", "waits for the network"),
     (r" /dev/(pts/|tty|console)", "waits for somebody at a terminal"),
     (r"^(fsync|fdatasync|fallocate|ftruncate|write|pwrite|writev) /", "writes to a file system that does not answer"),
     (r"^(read|pread|readv|getdents|stat|access|unlink|mkdir) /", "waits for a file system that does not answer"),
 )
-"""By a system call and its file: what a rank waits for."""
+"""By a system call, its file and what the kernel says: what a rank waits for."""
 ENDED = "its script has ended, and waits for a thread that is no daemon,"
 KERNEL = (
     (r"nanosleep", "sleeps"),
@@ -58,6 +60,7 @@ KERNEL = (
     (r"folio|io_schedule|^blk|ext4|xfs|jbd2", "waits for a disk"),
     (r"locks_lock_inode|flock_lock", "waits for the lock of a file"),
     (r"sys_pause|sigtimedwait|sigsuspend", "waits for a signal"),
+    (r"poll_schedule|do_select|do_sys_poll|epoll_wait|^ep_poll", "waits until something can be read"),
     (r"^(inet_|sk_|tcp_|unix_stream|__skb|skb)", "waits for the network"),
     (r"^n_tty_read", "waits for somebody at a terminal"),
 )
@@ -86,6 +89,18 @@ def collective_in(frames: Sequence[Frame]) -> str | None:
     """
     names = [frame.function for frame in frames if COLLECTIVES.search(frame.file)]
     return next((name for name in names if name not in WRAPPERS), names[0] if names else None)
+
+
+def in_earlier_call(frames: Sequence[Frame]) -> bool:
+    """Whether a stack ends in the wait for a collective that was begun before, which is C++: `work.wait()`.
+
+    >>> in_earlier_call([Frame(file="/a/t.py", line=1, function="f", text="work.wait()")])
+    True
+    """
+    last = frames[-1] if frames else None
+    return last is not None and bool(
+        re.search(r"\b(work|works|handle|handles|req|reqs|request|requests)\b.*\.wait\(\)", last.text)
+    )
 
 
 def in_backward(frames: Sequence[Frame]) -> bool:
@@ -117,7 +132,7 @@ def doing(frames: Sequence[Frame], kernel: str = "", call: Sequence[str] = ()) -
         return known[0][1]
     text = frames[last].text if last >= 0 else ""
     words = next((words for pattern, words in SAYING if re.search(pattern, text)), "")
-    words = words or next((words for pattern, words in FILES if re.search(pattern, " ".join(call))), "")
+    words = words or next((words for pattern, words in FILES if re.search(pattern, " ".join((*call, kernel)))), "")
     words = words or next((words for pattern, words in KERNEL if re.search(pattern, kernel)), "")
     loading = any(re.search(LOADING, frame.file) for frame in frames)
     return f"{words or 'it stands'} in its data loader" if loading else words

@@ -42,6 +42,8 @@ OUTSIDE = {
     "waits for a child process",
     "waits for a network file system",
     "waits for the lock of a file",
+    "waits for a database",
+    "waits for a service of this host",
     "waits for what its asyncio loop awaits",
 }
 

@@ -4,9 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsdoctor.hang.models import GroupState, Operation, RankView
-from dsdoctor.hang.stacks import acting_stack, collective_in, in_backward
+from dsdoctor.hang.stacks import acting_stack, collective_in, in_backward, in_earlier_call
 
 Compared = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
+EARLIER = "work.wait()"
+"""Where a rank waits for a call that it began before: of a send or a receive no number tells."""
+ROOTED = {"broadcast", "reduce", "scatter", "gather", "broadcast_object_list", "scatter_object_list", "gather_object"}
+"""Collectives in which all ranks must name the same one."""
 BACKWARD = "backward"
 """Where a rank that stands still in autograd's engine waits: DistributedDataParallel calls its collectives there, in C++."""
 
@@ -99,7 +103,9 @@ class Waiting:
         if not last and not view.activity and in_backward(acting_stack(view)):
             return BACKWARD
         open_calls = [operation for operation in last if operation.state != "done"]
-        return open_calls[-1].name if open_calls and view.state else None
+        if open_calls and view.state:
+            return open_calls[-1].name
+        return EARLIER if not view.activity and in_earlier_call(acting_stack(view)) else None
 
     def call_of(self, view: RankView) -> tuple[str, str, int]:
         """The collective in which a rank waits: its name, and its group and number where torch's record tells them."""
@@ -110,6 +116,15 @@ class Waiting:
             if group.operations and group.operations[-1].state != "done"
         ]
         return (name, *open_calls[0]) if len(open_calls) == 1 else (name, "", 0)
+
+    def roots(self) -> dict[str, tuple[int, ...]]:
+        """What ranks that wait in one collective of one sender, or receiver, name as that; empty where it is not known of all."""
+        waiting = [view for view in self.views.values() if self.operation_of(view) in ROOTED]
+        found: dict[str, list[int]] = {}
+        for view in waiting:
+            found.setdefault(view.sample.root if view.sample else "", []).append(view.rank)
+        names = {root.partition("=")[0] for root in found} | {self.operation_of(view) for view in waiting}
+        return {root: tuple(ranks) for root, ranks in found.items()} if len(names) == 2 and "" not in names else {}
 
     def timeout(self) -> float | None:
         """The shortest timeout of torch's own among what is recorded, in seconds."""

@@ -78,10 +78,10 @@ UNPLANNED = {
 }
 """Kinds of own_waits.py, which the watch was not made for, with what an engineer would have it say."""
 UNPLANNED_AGAIN = {
-    "database": (("hang-rank-behind",), "lock of a database"),
+    "database": (("hang-rank-behind",), "waits for a database"),
     "future": (("hang-rank-behind",), "stands in more_waits.py"),
     "thread_barrier": (("hang-rank-behind",), "has no other thread that runs Python"),
-    "unix_socket": (("hang-rank-behind",), "waits for"),
+    "unix_socket": (("hang-rank-behind",), "waits for a service of this host"),
     "other_dtype": (("hang-other-sizes", "hang-other-operation", "hang-rank-gone"), "ouble"),
     "other_root": (("hang-other-operation", "hang-rank-behind", "hang-transport"), "broadcast"),
     "saves_to_pipe": (("hang-rank-behind",), "checkpoint"),

@@ -24,10 +24,13 @@ import os, select, signal, socket, sys, threading, time
 fifo = sys.argv[1]
 os.mkfifo(fifo)
 pipe, one, terminal = os.pipe(), socket.socketpair(), os.openpty()
+server = socket.create_server(("127.0.0.1", 0))
+asking = socket.create_connection(server.getsockname())
 calls = [
     lambda: os.open(fifo, os.O_RDONLY),
     lambda: os.read(pipe[0], 1),
     lambda: one[0].recv(1),
+    lambda: asking.recv(1),
     lambda: os.read(terminal[1], 1),
     lambda: time.sleep(600),
     lambda: select.epoll().poll(),
@@ -42,10 +45,11 @@ SAID = (
     "waits for a signal",
     "waits for a pipe",
     "waits for a pipe",
+    "waits for a service of this host",
     "waits for the network",
     "waits for somebody at a terminal",
     "sleeps",
-    "",
+    "waits until something can be read",
 )
 """Of a thread that waits in each of these calls, the main thread first."""
 
@@ -172,3 +176,32 @@ def test_the_same_collective_of_another_type_is_told_with_the_types() -> None:
     assert [finding.rule for finding in found] == ["hang-other-sizes"]
     said = "of another type as number 4: rank 0: all_reduce of 64 Double; ranks 1-3: all_reduce of 64 Float; rank 0 now waits"
     assert said in found[0].title
+
+
+def test_ranks_that_wait_for_different_senders_are_told_and_those_that_agree_are_not() -> None:
+    def made(*roots: str) -> list[RankView]:
+        ranks = [view(rank, calling("broadcast"), 4) for rank in range(4)]
+        return [
+            replace(each, sample=replace(each.sample, root=root)) if each.sample else each
+            for each, root in zip(ranks, roots, strict=True)
+        ]
+
+    other = judge(incident(*made("src=0", "src=0", "src=2", "src=0"))).findings
+    same = judge(incident(*made("src=0", "src=0", "src=0", "src=0"))).findings
+    unknown = judge(incident(*made("src=0", "", "src=2", "src=0"))).findings
+
+    assert [finding.rule for finding in other] == ["hang-other-operation"]
+    assert "rank 2: src=2; ranks 0-1, 3: src=0; rank 2 waits in broadcast at train.py:" in other[0].title
+    assert [finding.rule for finding in (*same, *unknown)] == ["hang-transport"] * 2
+
+
+def test_a_rank_that_waits_for_a_receive_that_it_began_before_waits_in_a_collective() -> None:
+    ranks = [view(0, elsewhere("work.wait()"), {"0": 5, "1": 3}), view(1, elsewhere("aio.wait()"), {"0": 4, "1": 4})]
+    others = [view(rank, calling("all_reduce"), {"0": 4, "1": 4}) for rank in (2, 3)]
+
+    found = judge(incident(ranks[0], replace(others[0], rank=1), *others)).findings
+    another = judge(incident(*ranks, *others)).findings
+
+    assert [finding.rule for finding in found] == ["hang-other-operation"]
+    assert "rank 0 in work.wait(); ranks 1-3 in all_reduce" in found[0].title
+    assert {finding.rule for finding in another} == {"hang-rank-behind"}
