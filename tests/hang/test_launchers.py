@@ -53,6 +53,12 @@ def torchrun(*rest: str) -> list[str]:
     return ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port(), *rest]
 
 
+def by_hand(*rest: str) -> list[str]:
+    """As a launcher of one's own does: each rank with its variables. Ends as well as both ranks do."""
+    ranks = 'RANK=0 LOCAL_RANK=0 "$@" & first=$!; RANK=1 LOCAL_RANK=1 "$@" & wait $first; status=$?; wait $! && exit $status'
+    return ["env", "WORLD_SIZE=2", "sh", "-c", ranks, "-", sys.executable, *rest]
+
+
 def accelerate(*rest: str) -> list[str]:
     one = ["--multi_gpu", "--num_machines", "1", "--num_processes", "2", "--mixed_precision", "no"]
     words = ["--dynamo_backend", "no", "--main_process_port", free_port(), *rest]
@@ -73,7 +79,6 @@ def exported(*rest: str) -> list[str]:
 def launches() -> dict[str, list[str]]:
     """The command of each launcher that is here."""
     found = {
-        "torchrun": [sys.executable, *torchrun(*OURS, PLAIN, "--on", "1")],
         "before torchrun": [sys.executable, *OURS, *torchrun(PLAIN, "--on", "1")],
         "exported": exported(*torchrun(PLAIN, "--on", "1")),
         LATE: [sys.executable, *torchrun(*OURS, PLAIN, "--late", "1")],
@@ -83,8 +88,8 @@ def launches() -> dict[str, list[str]]:
     if importlib.util.find_spec("accelerate"):
         found["accelerate"] = accelerate(*OURS, PLAIN, "--on", "1")
     if HAS_TRAINER:
-        found["Trainer"] = [sys.executable, *torchrun(*OURS, TRAINER, "--on", "1")]
-        found["Trainer's callback"] = [sys.executable, *torchrun(TRAINER, "--on", "1", "--callback")]
+        found["Trainer"] = by_hand(*OURS, TRAINER, "--on", "1")
+        found["Trainer's callback"] = by_hand(TRAINER, "--on", "1", "--callback")
     return found
 
 
@@ -111,8 +116,8 @@ def started(command: Sequence[str], folder: Path) -> Iterator["subprocess.Popen[
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
     """How each launch ended, and what it said; they run beside each other, those that take longest begin first."""
     commands = {
-        LATE_AGAIN: [sys.executable, *torchrun("-m", "dsdoctor.run", "--hang-after", "6", PLAIN, *LATE_WORDS)],
-        IN_CODE: [sys.executable, *torchrun(str(HERE / "in_code.py"))] if HAS_DEEPSPEED else [],
+        LATE_AGAIN: by_hand("-m", "dsdoctor.run", "--hang-after", "6", PLAIN, *LATE_WORDS),
+        IN_CODE: [sys.executable, str(HERE / "in_code.py")] if HAS_DEEPSPEED else [],
         **launches(),
     }
     folder = tmp_path_factory.mktemp("launches")
