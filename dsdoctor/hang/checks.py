@@ -98,7 +98,7 @@ def hang_other_operation(case: Case) -> Iterator[Finding]:
     living = [rank for rank in case.views if rank not in case.unwell]
     calls = {case.waiting.call_of(case.views[rank]) for rank in case.waiting_ranks}
     alone = not differences and not case.starting and len(case.waiting_ranks) == len(living)
-    if len(roots := case.waiting.roots()) > 1 and not differences:
+    if (roots := case.waiting.roots()) and not differences:
         yield _other_root(case, roots)
     # of running processes some may not have been named: those in another collective may wait for these
     if alone and len(calls) > 1 and (case.is_whole or case.incident.source != PROCESSES):

@@ -99,8 +99,8 @@ class Sample:
     ``signal_is_ours``: SIGUSR2 makes Python write all stacks, also while C code holds the GIL. ``failure``: an exception that ended
     the main thread. ``lock``: a file whose removal it waits for. ``handling``: an exception that the main thread handles.
     ``call``: the system call in which the main thread sleeps and the file that it is about, where that is one. ``root``: the rank
-    that it names in the collective where it waits, as `src=1`. ``all_threads``: whether ``threads`` are all that run Python, the
-    watch's own apart."""
+    that it names in the collective where it waits, as `src=1 in group 0`. ``all_threads``: whether ``threads`` are all that run
+    Python, the watch's own apart."""
 
     rank: int
     world: int

@@ -214,6 +214,13 @@ def group_states() -> Iterator[dict[str, Any]]:
         yield {"name": str(name), "ranks": ranks, "sequence": sequence}
 
 
+def group_name(group: Any) -> str:
+    """The name of a process group, as torch calls it; None stands for that of all ranks. "" where it is not known."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    asked = getattr(world, "default_pg", None) if group is None else group
+    return str(world.pg_names.get(asked, "")) if world is not None and asked is not None else ""
+
+
 def recorder_texts() -> list[str]:
     """What torch's flight recorders hold, as it writes them: NCCL has one of its own. None where there is none."""
     c10d = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
@@ -290,13 +297,14 @@ def waited_lock(frame: FrameType | None) -> str:
 
 
 def root_of(frame: FrameType | None) -> str:
-    """The rank that a collective in a stack is given as its sender or receiver, as `src=1`; "" where there is none."""
+    """The rank that a collective in a stack is given as its sender or receiver, with the group; "" where there is none."""
     while frame is not None:
         if frame.f_code.co_filename.endswith("/torch/distributed/distributed_c10d.py"):
             values = frame.f_locals
             given = [f"{name}={values[name]}" for name in ROOTS if isinstance(values.get(name), int)]
-            if given:
-                return given[0]
+            group = group_name(values.get("group"))
+            if given and group:
+                return f"{given[0]} in group {group}"
         frame = frame.f_back
     return ""
 

@@ -118,13 +118,20 @@ class Waiting:
         return (name, *open_calls[0]) if len(open_calls) == 1 else (name, "", 0)
 
     def roots(self) -> dict[str, tuple[int, ...]]:
-        """What ranks that wait in one collective of one sender, or receiver, name as that; empty where it is not known of all."""
-        waiting = [view for view in self.views.values() if self.operation_of(view) in ROOTED]
-        found: dict[str, list[int]] = {}
-        for view in waiting:
-            found.setdefault(view.sample.root if view.sample else "", []).append(view.rank)
-        names = {root.partition("=")[0] for root in found} | {self.operation_of(view) for view in waiting}
-        return {root: tuple(ranks) for root, ranks in found.items()} if len(names) == 2 and "" not in names else {}
+        """What ranks name as the sender, or receiver, of a collective in which they wait, the same one by its group and number,
+        where they do not agree on it; empty where they do, or where it is not known."""
+        groups: dict[tuple[str, str, str, int], dict[str, list[int]]] = {}
+        for view in self.views.values():
+            name, root = self.operation_of(view), view.sample.root if view.sample else ""
+            if name in ROOTED and root:
+                given, _, group = root.partition(" in group ")
+                sequence = (
+                    self._groups[group][view.rank].sequence if view.rank in self._groups.get(group, {}) else -view.rank
+                )
+                place = (name, given.partition("=")[0], group, sequence)
+                groups.setdefault(place, {}).setdefault(given, []).append(view.rank)
+        differing = [found for found in groups.values() if len(found) > 1]
+        return {root: tuple(ranks) for root, ranks in differing[0].items()} if differing else {}
 
     def timeout(self) -> float | None:
         """The shortest timeout of torch's own among what is recorded, in seconds."""

@@ -178,21 +178,32 @@ def test_the_same_collective_of_another_type_is_told_with_the_types() -> None:
     assert said in found[0].title
 
 
-def test_ranks_that_wait_for_different_senders_are_told_and_those_that_agree_are_not() -> None:
-    def made(*roots: str) -> list[RankView]:
-        ranks = [view(rank, calling("broadcast"), 4) for rank in range(4)]
-        return [
-            replace(each, sample=replace(each.sample, root=root)) if each.sample else each
-            for each, root in zip(ranks, roots, strict=True)
-        ]
+AGREE = "hang-transport"
+ROOTS = {
+    "one names another": (("0 in 0", "0 in 0", "2 in 0", "0 in 0"), (4, 4, 4, 4), "hang-other-operation"),
+    "all name the same": (("0 in 0",) * 4, (4, 4, 4, 4), AGREE),
+    "each group has its own": (("0 in 1", "0 in 1", "2 in 2", "2 in 2"), (4, 4, 4, 4), AGREE),
+    "one is a call further": (("0 in 0", "0 in 0", "2 in 0", "0 in 0"), (4, 4, 5, 4), "hang-rank-behind"),
+    "the group is not known": (("0 in 9", "0 in 9", "2 in 9", "0 in 9"), (4, 4, 4, 4), AGREE),
+}
+"""What each rank names as the sender in which group, its number, and what is told."""
 
-    other = judge(incident(*made("src=0", "src=0", "src=2", "src=0"))).findings
-    same = judge(incident(*made("src=0", "src=0", "src=0", "src=0"))).findings
-    unknown = judge(incident(*made("src=0", "", "src=2", "src=0"))).findings
 
-    assert [finding.rule for finding in other] == ["hang-other-operation"]
-    assert "rank 2: src=2; ranks 0-1, 3: src=0; rank 2 waits in broadcast at train.py:" in other[0].title
-    assert [finding.rule for finding in (*same, *unknown)] == ["hang-transport"] * 2
+@pytest.mark.parametrize("name", ROOTS)
+def test_ranks_that_wait_for_different_senders_are_told_where_it_is_one_collective(name: str) -> None:
+    roots, numbers, rule = ROOTS[name]
+    ranks = []
+    for rank, (root, number) in enumerate(zip(roots, numbers, strict=True)):
+        seen = view(rank, calling("broadcast"), {"0": number, "1": 4, "2": 4})
+        source, _, group = root.partition(" in ")
+        assert seen.sample
+        ranks.append(replace(seen, sample=replace(seen.sample, root=f"src={source} in group {group}")))
+
+    found = judge(incident(*ranks)).findings
+
+    assert found[0].rule == rule
+    told = "rank 2: src=2; ranks 0-1, 3: src=0; rank 2 waits in broadcast at train.py:" in found[0].title
+    assert told == (rule == "hang-other-operation")
 
 
 def test_a_rank_that_waits_for_a_receive_that_it_began_before_waits_in_a_collective() -> None:
