@@ -4,7 +4,8 @@ From the repository's root. Every case is some gloo ranks of tests/hang/train.py
 ``--hang-after 6``. Told are the seconds from the mistake to the verdict, the verdict, and whether it has the right rule,
 rank, line and words. Every kind is made at every ZeRO stage; rank, step and number of ranks are spread (``--every``: each with
 each). ``--alone``: the same without dsdoctor, one case a kind: what torch says by itself, and when, with a timeout of its own of 20
-seconds. ``--json FILE`` holds the figures so far: the same command again goes on where it was ended. Needs DeepSpeed.
+seconds. ``--json FILE`` holds the figures so far: the same command again goes on where it was ended, and ``--seconds N``
+makes it end by itself. Needs DeepSpeed.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,15 @@ from tests.hang.planted import (
     QUIET,
     STAGES,
     TIMEOUT,
+    UNPLANNED,
+    UNPLANNED_AGAIN,
+    UNPLANNED_QUIET,
     all_cases,
     full_folder,
     one_case,
     run_all,
     spread_cases,
+    unplanned_cases,
 )
 
 Result = dict[str, Any]
@@ -61,6 +67,10 @@ def chosen(given: argparse.Namespace) -> Iterable[Result]:
     stages, ranks, steps, on = (
         [int(number) for number in value.split(",")] for value in (given.stages, given.ranks, given.steps, given.on)
     )
+    if given.unplanned:
+        return unplanned_cases(
+            given.only.split(",") if given.only else [*UNPLANNED, *UNPLANNED_QUIET, *UNPLANNED_AGAIN]
+        )
     kinds = given.only.split(",") if given.only else [*CAUSES, *QUIET]
     if given.alone:
         return alone_cases(kinds)
@@ -81,10 +91,13 @@ def main() -> None:
     parser.add_argument("--steps", default="3,0,6")
     parser.add_argument("--on", default="0,1,2,3", help="with --every")
     parser.add_argument("--every", action="store_true", help="each rank, step and number of ranks with each")
+    parser.add_argument("--unplanned", action="store_true", help="the kinds that the watch was not made for")
     parser.add_argument("--alone", action="store_true", help="without dsdoctor")
     parser.add_argument("--json", default="")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after that time")
     parser.add_argument("--text", action="store_true", help="show what was printed in cases that are not ok")
     given = parser.parse_args()
+    until = time.monotonic() + given.seconds
     part = "alone" if given.alone else "cases"
     results: list[Result] = list(before(given.json).get(part, []))
     have = {tuple(result[name] for name in KEY) for result in results}
@@ -92,7 +105,7 @@ def main() -> None:
         cases = [case for case in chosen(given) if tuple(case[name] for name in KEY) not in have]
         for case in cases:
             case["folder"] = folder if "full_disk" in case["kind"] else ""
-        for result in run_all(cases, show=given.text, alone=given.alone):
+        for result in run_all(cases, show=given.text, alone=given.alone, until=until):
             results.append(result)
             if given.json:
                 write(given.json, part, results)

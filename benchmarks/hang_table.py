@@ -25,6 +25,7 @@ WORDS = {
     "pipe": "reads from a pipe into which nobody writes",
     "stale_lock": "the lock of an extension that a killed launch left",
     "full_disk_swallowed": "its disk is full while it saves, and it goes on",
+    "frozen_disk": "writes to a file system that does not answer (D state)",
     "handled": "handles an exception for ever",
     "uneven": "has fewer batches",
     "joins": "joins a thread that does not end",

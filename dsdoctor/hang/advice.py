@@ -2,12 +2,12 @@
 
 from dsdoctor.core.fix import Step, step
 from dsdoctor.hang.models import RankView
-from dsdoctor.hang.stacks import acting_stack, doing
+from dsdoctor.hang.stacks import doing_of
 
 
 def advice(view: RankView) -> tuple[str, tuple[Step, ...]]:
     """A sentence, and the commands that go with it."""
-    words = doing(acting_stack(view), view.waits)
+    words = doing_of(view)
     for part, (sentence, command) in NEXT.items():
         if part in words:
             return f"on {view.host}: {sentence}", tuple(made for made in (_command(command, view.pid),) if made)
@@ -16,7 +16,8 @@ def advice(view: RankView) -> tuple[str, tuple[Step, ...]]:
     )
 
 
-CHILDREN, THREADS, FILES, SOCKETS, DISKS, GPU, NOTHING = "children", "threads", "files", "sockets", "disks", "gpu", ""
+CHILDREN, THREADS, FILES, LOCKS, SOCKETS, DISKS = "children", "threads", "files", "locks", "sockets", "disks"
+GPU, NOTHING = "gpu", ""
 NEXT = {
     "check of dsdoctor's own": ("it ends by itself; dsdoctor.run --config-check off leaves it out", NOTHING),
     "data": (
@@ -25,6 +26,19 @@ NEXT = {
         CHILDREN,
     ),
     "lock of a torch extension": ("see who compiles that extension; where surely nobody does, remove the lock", FILES),
+    "lock of a file": (
+        "see which process has that lock, here or on another host of a shared file system; where none has, remove it",
+        LOCKS,
+    ),
+    "database": ("see who has its lock, or whether its server answers, and give that call a timeout", FILES),
+    "service of this host": ("see whether that service answers, and give the call a timeout", SOCKETS),
+    "can be read": ("see who has the other end of what it reads from, and give that wait a timeout", FILES),
+    "asyncio": ("see what its coroutine awaits, and give that a timeout (asyncio.wait_for)", THREADS),
+    "a signal": ("see who is to send that signal", NOTHING),
+    "script has ended": (
+        "have that thread end before the script does, or make it a daemon; and see why this rank ends before the others",
+        THREADS,
+    ),
     "compiles": ("see whether its compiler works; a wheel that holds the ops compiles nothing at run time", CHILDREN),
     "debugger": ("take the breakpoint out: the other ranks cannot wait for a person", NOTHING),
     "terminal": ("take the question out: a rank has no terminal, and the others wait", NOTHING),
@@ -59,6 +73,7 @@ def _command(kind: str, pid: int) -> Step | None:
         CHILDREN: step("ps -o pid,stat,etime,wchan:24,args --ppid {pid}", pid=pid),
         THREADS: step("py-spy dump --pid {pid}", pid=pid),
         FILES: step("ls -l /proc/{pid}/fd", pid=pid),
+        LOCKS: step("lslocks"),
         SOCKETS: step("ls -l /proc/{pid}/fd /proc/{pid}/net/tcp", pid=pid),
         DISKS: step("df -h"),
         GPU: step("nvidia-smi"),

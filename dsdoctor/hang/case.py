@@ -7,12 +7,14 @@ from dsdoctor.core.file_holders import FileHolder
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import LETTERS
 from dsdoctor.hang.models import MOVED, PROCESSES, RECORDERS, Incident, RankView
-from dsdoctor.hang.stacks import acting_stack, doing, is_starting, own_frame, place, ranks_words
+from dsdoctor.hang.stacks import acting_stack, collective_in, doing_of, is_starting, own_frame, place, ranks_words
 from dsdoctor.hang.waiting import Waiting
 
+MOST_THREADS = 4
 SILENT = 5.0
 """Seconds without a sample of a process that runs: its interpreter lets no other thread of it run."""
 DEAD = {"", "Z", "X"}
+FURTHER_GROUP = {"new_group", "_new_group_with_tag"}
 STOPPED = {"T", "t"}
 
 
@@ -56,8 +58,14 @@ class Case:
 
     @cached_property
     def starting(self) -> tuple[RankView, ...]:
-        """Ranks that stand in the making of a process group."""
-        return tuple(view for view in self.incident.ranks if view.state not in DEAD and is_starting(acting_stack(view)))
+        """Ranks that stand in the making of a process group, and not of a further one: that is a collective like others."""
+        return tuple(
+            view
+            for view in self.incident.ranks
+            if view.state not in DEAD
+            and is_starting(acting_stack(view))
+            and not (view.sample and view.sample.joined and collective_in(acting_stack(view)) in FURTHER_GROUP)
+        )
 
     @cached_property
     def waiting_ranks(self) -> tuple[int, ...]:
@@ -114,7 +122,7 @@ class Case:
         frames = acting_stack(view)
         frame = own_frame(frames)
         name = self.waiting.operation_of(view) if view.rank in self.waiting_ranks else None
-        words = f"waits in {name}" if name else doing(frames, view.waits)
+        words = f"waits in {name}" if name else doing_of(view)
         if frame is None:
             return words or "nothing is known of where it stands"
         error = view.sample.handling.partition(":")[0] if view.sample else ""
@@ -154,6 +162,8 @@ class Case:
         step = view.sample.step if view.sample else None
         parts = [f"step {step}"] if step is not None else []
         parts += [f"in the kernel: {view.waits}"] if view.waits else []
+        parts += [f"in {view.call[0]} of {view.call[1]}"] if len(view.call) > 1 and view.call[1] else []
+        parts += [f"on {view.disk}"] if view.disk else []
         parts += [LETTERS[view.state]] if view.state in STOPPED | {"D"} else []
         parts += [view.activity] if view.activity else []
         if parts:
@@ -162,9 +172,22 @@ class Case:
             yield f"rank {view.rank} handles {view.sample.handling}"
         if view.lock is not None:
             yield f"rank {view.rank} waits for {view.lock.path} to vanish: {_holder_words(view)}"
+        yield from _threads_of(view)
         chain = [place(frame) for frame in acting_stack(view)[-3:]]
         if chain:
             yield f"rank {view.rank} {'was last seen' if view.state in DEAD else 'stands'} in {' > '.join(chain)}"
+
+
+def _threads_of(view: RankView) -> Iterable[str]:
+    """Where the other threads of a rank stand, where it waits for one of them."""
+    if view.sample is None or not view.sample.all_threads or "thread" not in doing_of(view):
+        return
+    others = [thread for thread in view.sample.threads if not thread.main]
+    if not others:
+        yield f"rank {view.rank} has no other thread that runs Python"
+    for thread in others[:MOST_THREADS]:
+        frame = own_frame(thread.frames)
+        yield f"rank {view.rank}: its thread {thread.name} stands in {place(frame) if frame else 'C code'}"
 
 
 def _holder_words(view: RankView) -> str:

@@ -28,6 +28,8 @@ PARTED = (
     "have every rank take the branch that leads to the line of the fewest: what only one rank does (save_checkpoint, an "
     "evaluation, a skipped batch, a caught exception) must call no collective, or all must do it"
 )
+SIZED = "make the sizes equal before that line: drop_last=True, or pad to the longest of all ranks"
+TYPED = "give that tensor the same dtype on every rank: see in which precision each of them loaded or made it"
 GATHERS = re.compile(
     r"/deepspeed/runtime/zero/(parameter_offload|partitioned_param_coordinator|partition_parameters)\.py$"
 )
@@ -75,7 +77,7 @@ def hang_not_started(case: Case) -> Iterator[Finding]:
 
 
 def hang_other_operation(case: Case) -> Iterator[Finding]:
-    """The ranks of a group called different collectives at the same place in their order.
+    """The ranks of a group called different collectives at the same place in their order, or one with different senders.
 
     One rank took another branch: it saved alone (save_checkpoint must be called on every rank), skipped a step or a batch,
     caught an exception and went on, used other parameters or another expert (ZeRO-3: deepspeed.utils.set_z3_leaf_modules;
@@ -96,21 +98,23 @@ def hang_other_operation(case: Case) -> Iterator[Finding]:
     living = [rank for rank in case.views if rank not in case.unwell]
     calls = {case.waiting.call_of(case.views[rank]) for rank in case.waiting_ranks}
     alone = not differences and not case.starting and len(case.waiting_ranks) == len(living)
+    if (roots := case.waiting.roots()) and not differences:
+        yield _other_root(case, roots)
     # of running processes some may not have been named: those in another collective may wait for these
     if alone and len(calls) > 1 and (case.is_whole or case.incident.source != PROCESSES):
         yield _in_different(case)
 
 
 def hang_other_sizes(case: Case) -> Iterator[Finding]:
-    """The ranks of a group called the same collective with tensors of other sizes.
+    """The ranks of a group called the same collective with tensors of other sizes, or of another type.
 
     An uneven last batch, another sequence length, a parameter that is used on some ranks only, or a list whose length
-    differs.
+    differs; a model that one rank loaded in another precision.
 
     Why it matters: NCCL waits or mixes up data without a word; gloo crashes in pair.cc, or waits.
 
     How to fix it: make the sizes equal before the call: drop_last=True, padding to the longest of all ranks, or
-    gathering sizes first.
+    gathering sizes first. Where the types differ, give every rank the same one.
 
         $ python -m dsdoctor hang DIR
 
@@ -118,7 +122,8 @@ def hang_other_sizes(case: Case) -> Iterator[Finding]:
     """
     for difference in case.waiting.differences():
         if difference.same_name:
-            yield _different(case, difference, "hang-other-sizes", "called the same collective with other sizes")
+            other = "of another type" if difference.same_sizes else "with other sizes"
+            yield _different(case, difference, "hang-other-sizes", f"called the same collective {other}")
 
 
 def hang_rank_behind(case: Case) -> Iterator[Finding]:
@@ -259,8 +264,23 @@ def _in_different(case: Case) -> Finding:
     )
 
 
+def _other_root(case: Case, roots: dict[str, tuple[int, ...]]) -> Finding:
+    """All are in one collective, and do not agree on who sends or receives."""
+    fewest_first = sorted(roots.items(), key=lambda item: (len(item[1]), item[1]))
+    few = fewest_first[0][1]
+    told = "; ".join(f"{ranks_words(ranks)}: {root}" for root, ranks in fewest_first)
+    return Finding.error(
+        "hang-other-operation",
+        f"the ranks called the same collective and name different ranks in it: {told}; rank {few[0]} "
+        f"{case.where(case.views[few[0]])}",
+        evidence=(*_places(case, case.waiting_ranks), *case.evidence(few[:2])),
+        fix="give every rank the same src, or dst, in that line",
+    )
+
+
 def _different(case: Case, difference: Difference, rule: str, what: str) -> Finding:
-    told = "; ".join(f"{ranks_words(ranks)}: {_call(operation)}" for operation, ranks in difference.calls)
+    typed = difference.same_sizes
+    told = "; ".join(f"{ranks_words(ranks)}: {_call(operation, typed)}" for operation, ranks in difference.calls)
     few = difference.calls[0][1]
     ranks = [rank for _, ranks in difference.calls for rank in ranks]
     return Finding.error(
@@ -268,9 +288,7 @@ def _different(case: Case, difference: Difference, rule: str, what: str) -> Find
         f"the ranks of group {difference.group} {what} as number {difference.sequence}: {told}; rank {few[0]} now "
         f"{case.where(case.views[few[0]])}",
         evidence=(*_places(case, ranks), *case.evidence(few[:2])),
-        fix=_parted(case, ranks)
-        if rule == "hang-other-operation"
-        else "make the sizes equal before that line: drop_last=True, or pad to the longest of all ranks",
+        fix=_parted(case, ranks) if rule == "hang-other-operation" else TYPED if typed else SIZED,
     )
 
 
@@ -290,8 +308,9 @@ def _places(case: Case, ranks: tuple[int, ...] | list[int]) -> tuple[str, ...]:
     return tuple(f"{ranks_words(members)} now: {where}" for where, members in places.items())
 
 
-def _call(operation: Operation) -> str:
+def _call(operation: Operation, typed: bool) -> str:
     sizes = " ".join("x".join(map(str, each)) or "1" for each in operation.sizes)
+    sizes += f" {' '.join(dict.fromkeys(operation.types))}" if typed else ""
     return f"{operation.name} of {sizes}" if sizes else operation.name
 
 

@@ -15,8 +15,9 @@ from dsdoctor.core.file_holders import holder_of
 from dsdoctor.core.json_text import decode
 from dsdoctor.hang import processes
 from dsdoctor.hang.models import Lock, RankArrivals, RankView, Sample
-from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, Beat, RingReader
+from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Beat, RingReader
 from dsdoctor.hang.stacks import own_frame, with_texts
+from dsdoctor.hang.system_call import file_call, file_system_of
 
 NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
 LEAST_WINDOW, WINDOW = 4, 30
@@ -108,6 +109,7 @@ class LocalRank:
             silent=silent,
             waits=processes.waits_in(self.pid) if self.alive else "",
         )
+        view = with_call(view) if self.alive else view
         return replace(view, activity=self.activity(view), lock=lock_of(view))
 
     def world(self) -> int:
@@ -151,6 +153,11 @@ class LocalRank:
         return self.beat is not None and bool(self.beat.flags & LEAVING)
 
     @property
+    def unwatched(self) -> bool:
+        """Whether its script has asked for the watch, and does not do so any more."""
+        return self.beat is not None and bool(self.beat.flags & UNWATCHED)
+
+    @property
     def joined(self) -> bool:
         """Whether its process group is there."""
         return self.beat is not None and bool(self.beat.flags & JOINED)
@@ -188,7 +195,7 @@ def children_words(moments: list[ChildrenMoment]) -> list[str]:
 
     >>> at = lambda clock, cpu, bytes: ChildrenMoment(clock=clock, cpu=cpu, bytes=bytes)
     >>> children_words([at(0.0, 1.0, 0), at(10.0, 6.0, 9 << 20)])
-    ['its child processes took 50% of a processor', 'its child processes read or wrote 9 MiB']
+    ['its child processes took or waited for 50% of a processor', 'its child processes read or wrote 9 MiB']
     >>> children_words([at(0.0, 1.0, 0), at(10.0, 1.0, 9000)])
     []
     """
@@ -197,8 +204,16 @@ def children_words(moments: list[ChildrenMoment]) -> list[str]:
     first, last = moments[0], moments[-1]
     seconds = max(last.clock - first.clock, 1.0)
     share, moved = (last.cpu - first.cpu) / seconds, last.bytes - first.bytes
-    words = [f"its child processes took {share:.0%} of a processor"] if share >= CPU else []
+    words = [f"its child processes took or waited for {share:.0%} of a processor"] if share >= CPU else []
     return words + ([f"its child processes read or wrote {moved >> 20} MiB"] if moved >= BYTES else [])
+
+
+def with_call(view: RankView) -> RankView:
+    """The view with what its process asks of the kernel, as itself says it, else as that is seen from here."""
+    told = view.sample.call if view.sample else ()
+    call = told if any(told) else file_call(view.pid)
+    found = len(call) > 1 and call[1].startswith("/") and view.state == "D"
+    return replace(view, call=call if any(call) else (), disk=file_system_of(view.pid, call[1]) if found else "")
 
 
 def lock_of(view: RankView) -> Lock | None:

@@ -42,14 +42,15 @@ class ThreadStack:
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One collective that a rank has called: its number in its group, name, sizes in elements, torch's word for its state, and
-    when it was called, in seconds since 1970 by that rank's host (0: not recorded)."""
+    """One collective that a rank has called: its number in its group, name, sizes in elements, torch's words for the types of
+    the elements and for its state, and when it was called, in seconds since 1970 by that rank's host (0: not recorded)."""
 
     sequence: int
     name: str
     sizes: tuple[tuple[int, ...], ...] = ()
     state: str = ""
     called: float = 0.0
+    types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,10 @@ class RankArrivals:
 class Sample:
     """What a rank writes about itself once a second. ``joined``: its process group exists. ``leaving``: the interpreter ends.
     ``signal_is_ours``: SIGUSR2 makes Python write all stacks, also while C code holds the GIL. ``failure``: an exception that ended
-    the main thread. ``lock``: a file whose removal it waits for. ``handling``: an exception that the main thread handles."""
+    the main thread. ``lock``: a file whose removal it waits for. ``handling``: an exception that the main thread handles.
+    ``call``: the system call in which the main thread sleeps and the file that it is about, where that is one. ``root``: the rank
+    that it names in the collective where it waits, as `src=1 in group 0`. ``all_threads``: whether ``threads`` are all that run
+    Python, the watch's own apart."""
 
     rank: int
     world: int
@@ -112,7 +116,10 @@ class Sample:
     cuda: bool = False
     lock: str = ""
     handling: str = ""
+    call: tuple[str, ...] = ()
+    root: str = ""
     signal_is_ours: bool = False
+    all_threads: bool = False
     arrivals: RankArrivals | None = None
 
 
@@ -129,7 +136,9 @@ class Lock:
 class RankView:
     """A rank as its node's supervisor sees it. ``state``: the kernel's letter, "" for gone. ``ended``: how it ended, in
     words. ``silent``: seconds since its last sample. ``waits``: what the kernel says that its main thread sleeps in.
-    ``activity``: why it is not still, "" for still. ``unread``: why its stacks could not be read, "" where they were."""
+    ``call``: the system call there and the file that it is about, where that is one; ``disk``: the file system of that, in words,
+    where the process waits for a device. ``activity``: why it is not still, "" for still. ``unread``: why its stacks could not be
+    read, "" where they were."""
 
     rank: int
     host: str
@@ -139,6 +148,8 @@ class RankView:
     ended: str = ""
     silent: float = 0.0
     waits: str = ""
+    call: tuple[str, ...] = ()
+    disk: str = ""
     activity: str = ""
     lock: Lock | None = None
     unread: str = ""

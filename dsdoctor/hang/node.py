@@ -29,6 +29,14 @@ class Node:
             rank.look()
             if slept:
                 rank.moved = now
+        if self.unwatched:
+            for rank in self.ranks.values():
+                rank.moved = now
+
+    @property
+    def unwatched(self) -> bool:
+        """Whether no rank asks for the watch just now, as between two parts of a script that do."""
+        return bool(self.ranks) and all(rank.unwatched for rank in self.ranks.values())
 
     def was_busy(self) -> None:
         """This process did something that takes time since the last look: it was not kept from running."""

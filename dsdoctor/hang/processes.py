@@ -102,9 +102,10 @@ def all_parents() -> dict[int, int]:
 
 
 def work_of_children(pid: int, parents: dict[int, int]) -> tuple[float, int]:
-    """Seconds of processor time, and bytes read and written, of all processes below one."""
+    """Seconds of processor time, of their main threads also those of waiting to be given one, and bytes read and written, of
+    all processes below one."""
     children = tuple(below(pid, parents))
-    seconds = sum(facts.cpu for child in children if (facts := facts_of(child)) is not None)
+    seconds = sum(max(facts.cpu, wanted_cpu(child)) for child in children if (facts := facts_of(child)) is not None)
     return seconds, sum(map(moved_bytes, children))
 
 

@@ -79,6 +79,7 @@ def _operation(entry: dict[str, Any]) -> Operation:
         sequence=int(entry.get("collective_seq_id") or 0),
         name=str(entry.get("profiling_name", "")).rpartition(":")[2],
         sizes=tuple(tuple(int(number) for number in size) for size in sizes if isinstance(size, list | tuple)),
+        types=tuple(str(name) for name in entry.get("input_dtypes") or ()),
         state=state,
         called=int(entry.get("time_created_ns") or 0) / 1e9,
     )

@@ -15,7 +15,7 @@ MAGIC = b"dsdhang1"
 HEAD = struct.Struct("<8sQdIIIII")
 SLOTS, SLOT = 8, 24 * 1024
 FIRST_SLOT = 64
-LEAVING, STALLED, JOINED, ARRIVALS = 1, 2, 4, 8
+LEAVING, STALLED, JOINED, ARRIVALS, UNWATCHED = 1, 2, 4, 8, 16
 
 
 @dataclass(frozen=True, kw_only=True)

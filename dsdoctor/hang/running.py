@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dsdoctor.core.host import Host
 from dsdoctor.hang import processes, py_spy
-from dsdoctor.hang.local_rank import LocalRank, with_source
+from dsdoctor.hang.local_rank import LocalRank, with_call, with_source
 from dsdoctor.hang.models import MOVED, PROCESSES, Frame, Incident, RankView, Sample, ThreadStack
 from dsdoctor.hang.rank_processes import RankProcess
 from dsdoctor.hang.run_identity import node_name
@@ -99,7 +99,7 @@ def _view(rank: RankProcess, host: str, look: Look, watched: LocalRank | None, p
     sample = with_source(
         Sample(rank=rank.rank, world=rank.world, pid=rank.pid, time=time.time(), joined=True, threads=threads)
     )
-    return RankView(
+    view = RankView(
         rank=rank.rank,
         host=host,
         pid=rank.pid,
@@ -109,6 +109,7 @@ def _view(rank: RankProcess, host: str, look: Look, watched: LocalRank | None, p
         waits=processes.waits_in(rank.pid),
         unread=look.stacks if isinstance(look.stacks, str) else "",
     )
+    return with_call(view) if look.facts else view
 
 
 def _with_activity(view: RankView, first: Look, last: Look, gpu: bool) -> RankView:
@@ -122,7 +123,7 @@ def _with_activity(view: RankView, first: Look, last: Look, gpu: bool) -> RankVi
     if (moved := last.bytes - first.bytes) >= BYTES:
         words.append(f"it read or wrote {moved >> 20} MiB")
     if (share := (last.children[0] - first.children[0]) / seconds) >= CPU:
-        words.append(f"its child processes took {share:.0%} of a processor")
+        words.append(f"its child processes took or waited for {share:.0%} of a processor")
     return replace(view, activity=", ".join(words))
 
 

@@ -18,13 +18,15 @@ from types import FrameType
 from typing import Any
 
 from dsdoctor.hang.arrivals import Arrivals
-from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, RingWriter
+from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, SLOT, STALLED, UNWATCHED, RingWriter
+from dsdoctor.hang.system_call import file_call
 
 EVERY, QUICKLY = 1.0, 0.2
 OUTER, INNER, INNER_OF_OTHERS = 10, 30, 12
 MOST_THREADS, MOST_GROUPS, MOST_OPERATIONS = 10, 64, 48
 LAST_WORD = 2.0
 """Seconds that a script has to end by itself when it is told to stop."""
+ROOTS = ("src", "dst", "group_src", "group_dst")
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 MOST_FAILURES = 20
 """After so many looks that failed one after the other the thread ends: this torch is not one that it can read."""
@@ -36,7 +38,8 @@ class HangDetected(RuntimeError):
 
 class Sampler:
     """The thread. ``engine`` may be set later. ``words``: a file whose text is printed when it is there. ``tend`` is called
-    now and then: it sees to it that a supervisor is there. ``after``: what the user asked for."""
+    now and then: it sees to it that a supervisor is there. ``after``: what the user asked for. ``asked``: how many parts of the
+    script ask for the watch just now; where none does on any rank, nothing is told."""
 
     def __init__(
         self,
@@ -53,7 +56,8 @@ class Sampler:
         self._stop = f"{words}.stop"
         self.rank, self.world, self.pid = rank, world, 0
         self.engine: Any = None
-        self._trains = threading.get_ident()
+        self.asked = 1
+        self._trains, self._kernel_number = threading.get_ident(), 0
         self._ended = threading.Event()
         self._leaving = self._stalled = False
         self._moved, self._progress = time.monotonic(), -1
@@ -64,7 +68,7 @@ class Sampler:
     def start(self, pid: int) -> None:
         """Begin to look at this process, whose calling thread is the one that trains."""
         self.pid = pid
-        self._trains = threading.get_ident()
+        self._trains, self._kernel_number = threading.get_ident(), threading.get_native_id()
         self._thread.start()
 
     def close(self) -> None:
@@ -144,6 +148,7 @@ class Sampler:
         frames = sys._current_frames()
         trains = frames.get(self._trains)
         flags = (LEAVING if self._leaving else 0) | (STALLED if stalled else 0) | (JOINED if groups else 0)
+        flags |= 0 if self.asked else UNWATCHED
         sample: dict[str, Any] = {
             "rank": self.rank,
             "world": self.world,
@@ -161,12 +166,14 @@ class Sampler:
             "handling": "",
             "signal_is_ours": signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL,
         }
-        if groups and not stalled and not self._leaving:
+        if groups and self.asked and not stalled and not self._leaving:
             sample["arrivals"] = self._called(sample["threads"][0]["frames"])
             flags |= ARRIVALS if sample["arrivals"] else 0
         if stalled:
             sample["lock"] = waited_lock(trains)
+            sample["root"] = root_of(trains)
             sample["handling"] = handled_exception(self._trains)
+            sample["call"] = file_call(self.pid, self._kernel_number)
             self._add_details(sample, frames)
         self._ring.write(_fitting(sample), clock=clock, progress=progress, stack=_checksum(trains), flags=flags)
 
@@ -189,6 +196,7 @@ class Sampler:
         own = {self._trains, threading.get_ident()}
         others = [(names.get(ident, str(ident)), frame) for ident, frame in frames.items() if ident not in own]
         sample["threads"] += [_thread(name, frame, 2, INNER_OF_OTHERS) for name, frame in others[:MOST_THREADS]]
+        sample["all_threads"] = len(others) <= MOST_THREADS
 
 
 def group_states() -> Iterator[dict[str, Any]]:
@@ -204,6 +212,13 @@ def group_states() -> Iterator[dict[str, Any]]:
             continue
         ranks = sorted(world.pg_group_ranks.get(group, ()))
         yield {"name": str(name), "ranks": ranks, "sequence": sequence}
+
+
+def group_name(group: Any) -> str:
+    """The name of a process group, as torch calls it; None stands for that of all ranks. "" where it is not known."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    asked = getattr(world, "default_pg", None) if group is None else group
+    return str(world.pg_names.get(asked, "")) if world is not None and asked is not None else ""
 
 
 def recorder_texts() -> list[str]:
@@ -230,6 +245,7 @@ def recorded_operations() -> dict[str, Any]:
             "sequence": int(entry["collective_seq_id"]),
             "name": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
             "sizes": [list(map(int, sizes)) for sizes in entry.get("input_sizes", ())][:8],
+            "types": [str(name)[:20] for name in entry.get("input_dtypes", ())][:8],
             "state": "done" if entry.get("retired") else str(entry.get("state", "")),
             "called": round(int(entry["time_created_ns"]) / 1e9, 4),
         }
@@ -280,6 +296,19 @@ def waited_lock(frame: FrameType | None) -> str:
     return ""
 
 
+def root_of(frame: FrameType | None) -> str:
+    """The rank that a collective in a stack is given as its sender or receiver, with the group; "" where there is none."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("/torch/distributed/distributed_c10d.py"):
+            values = frame.f_locals
+            given = [f"{name}={values[name]}" for name in ROOTS if isinstance(values.get(name), int)]
+            group = group_name(values.get("group"))
+            if given and group:
+                return f"{given[0]} in group {group}"
+        frame = frame.f_back
+    return ""
+
+
 def _thread(name: str, frame: FrameType | None, outer: int, inner: int, *, main: bool = False) -> dict[str, Any]:
     return {"name": name, "frames": frames_of(frame, outer, inner), "main": main}
 
@@ -310,6 +339,7 @@ def _without_arrivals(sample: dict[str, Any]) -> None:
 
 def _without_other_threads(sample: dict[str, Any]) -> None:
     sample["threads"] = sample["threads"][:3]
+    sample["all_threads"] = False
 
 
 def _with_few_operations(sample: dict[str, Any]) -> None:

@@ -20,14 +20,19 @@ DOING = (
     (r"/(torch/_(inductor|dynamo|functorch)|triton)/", "compiles (torch.compile or Triton)"),
     (LOADING, "waits for its data loader"),
     (r"/(pdb|bdb|ipdb|code)\.py$", "stands in a debugger"),
+    (r"/(filelock|fasteners|portalocker)/", "waits for the lock of a file"),
     (r"/torch/serialization\.py$|/safetensors/|/checkpoint_engine/", "reads or writes a checkpoint"),
+    (r"/asyncio/", "waits for what its asyncio loop awaits"),
+    (r"/multiprocessing/|/subprocess\.py$|/concurrent/futures/process\.py$", "waits for another process"),
     (r"/(threading|queue)\.py$|/concurrent/futures/", "waits for a lock or another thread"),
-    (r"/multiprocessing/|/subprocess\.py$", "waits for another process"),
     (r"/(socket|ssl)\.py$|/http/|/urllib3?/|/requests/|/httpx/|/huggingface_hub/", "waits for the network"),
 )
 SAYING = (
     (r"\bsleep\(", "sleeps"),
     (r"\binput\(|\bbreakpoint\(", "waits for somebody at a terminal"),
+    (r"\bflock\(|\blockf\(|FileLock\(", "waits for the lock of a file"),
+    (r"\bsignal\.pause\(|\bsigwait\w*\(", "waits for a signal"),
+    (r"\.(execute(many|script)?|commit)\(", "waits for a database"),
     (r"\.acquire\(|\bwith \w*lock", "waits for a lock"),
     (r"\.(recv|recv_into|recvfrom|accept)\(|\burlopen\(", "waits for the network"),
     (r"\.(join|result|get)\(", "waits for another thread or process"),
@@ -35,15 +40,29 @@ SAYING = (
     (r"\bnext\(|\bin \w*(loader|dataset)", "waits for its data"),
     (r"\bsave\w*\(", "saves"),
 )
+FILES = (
+    (r"^(flock|fcntl) ", "waits for the lock of a file"),
+    (r" pipe:", "waits for a pipe"),
+    (r" unix_\w+$", "waits for a service of this host"),
+    (r" socket:", "waits for the network"),
+    (r" /dev/(pts/|tty|console)", "waits for somebody at a terminal"),
+    (r"^(fsync|fdatasync|fallocate|ftruncate|write|pwrite|writev) /", "writes to a file system that does not answer"),
+    (r"^(read|pread|readv|getdents|stat|access|unlink|mkdir) /", "waits for a file system that does not answer"),
+)
+"""By a system call, its file and what the kernel says: what a rank waits for."""
+ENDED = "its script has ended, and waits for a thread that is no daemon,"
 KERNEL = (
     (r"nanosleep", "sleeps"),
     (r"futex", "waits for a lock or another thread"),
-    (r"pipe_(read|write)", "waits for a pipe"),
+    (r"pipe_(read|write)|^wait_for_partner", "waits for a pipe"),
     (r"do_wait|wait4", "waits for a child process"),
-    (r"nfs|rpc_|lustre|ll_|gpfs|fuse|ceph", "waits for a network file system"),
-    (r"folio|io_schedule|blk|ext4|xfs", "waits for a disk"),
-    (r"inet_|sk_|tcp_|unix_stream|skb|wait_woken", "waits for the network"),
-    (r"n_tty_read|tty", "waits for somebody at a terminal"),
+    (r"^(nfs|rpc_|lustre|ll_|gpfs|fuse|ceph|request_wait_answer)", "waits for a network file system"),
+    (r"folio|io_schedule|^blk|ext4|xfs|jbd2", "waits for a disk"),
+    (r"locks_lock_inode|flock_lock", "waits for the lock of a file"),
+    (r"sys_pause|sigtimedwait|sigsuspend", "waits for a signal"),
+    (r"poll_schedule|do_select|do_sys_poll|epoll_wait|^ep_poll", "waits until something can be read"),
+    (r"^(inet_|sk_|tcp_|unix_stream|__skb|skb)", "waits for the network"),
+    (r"^n_tty_read", "waits for somebody at a terminal"),
 )
 
 
@@ -72,6 +91,18 @@ def collective_in(frames: Sequence[Frame]) -> str | None:
     return next((name for name in names if name not in WRAPPERS), names[0] if names else None)
 
 
+def in_earlier_call(frames: Sequence[Frame]) -> bool:
+    """Whether a stack ends in the wait for a collective that was begun before, which is C++: `work.wait()`.
+
+    >>> in_earlier_call([Frame(file="/a/t.py", line=1, function="f", text="work.wait()")])
+    True
+    """
+    last = frames[-1] if frames else None
+    return last is not None and bool(
+        re.search(r"\b(work|works|handle|handles|req|reqs|request|requests)\b.*\.wait\(\)", last.text)
+    )
+
+
 def in_backward(frames: Sequence[Frame]) -> bool:
     """Whether a stack ends in autograd's engine, which is C++."""
     return bool(frames) and frames[-1].function == "_engine_run_backward"
@@ -82,8 +113,9 @@ def is_starting(frames: Sequence[Frame]) -> bool:
     return collective_in(frames) in STARTING
 
 
-def doing(frames: Sequence[Frame], kernel: str = "") -> str:
+def doing(frames: Sequence[Frame], kernel: str = "", call: Sequence[str] = ()) -> str:
     """What a stack is about, in words; "" where that is not known. ``kernel``: what the kernel says that the thread sleeps in.
+    ``call``: the system call there, and the file that it is about.
 
     >>> get = Frame(file="/usr/lib/python3.11/queue.py", line=1, function="get")
     >>> doing([Frame(file="/a/t.py", line=3, function="f", text="x = next(it)"), get])
@@ -93,11 +125,14 @@ def doing(frames: Sequence[Frame], kernel: str = "") -> str:
     """
     last = max((number for number, frame in enumerate(frames) if is_own(frame)), default=-1)
     below = frames[last + 1 :]
+    if any(frame.function == "_shutdown" and frame.file.endswith("/threading.py") for frame in below):
+        return ENDED
     known = [(file, words) for file, words in DOING if any(re.search(file, frame.file) for frame in below)]
     if known:
         return known[0][1]
     text = frames[last].text if last >= 0 else ""
     words = next((words for pattern, words in SAYING if re.search(pattern, text)), "")
+    words = words or next((words for pattern, words in FILES if re.search(pattern, " ".join((*call, kernel)))), "")
     words = words or next((words for pattern, words in KERNEL if re.search(pattern, kernel)), "")
     loading = any(re.search(LOADING, frame.file) for frame in frames)
     return f"{words or 'it stands'} in its data loader" if loading else words
@@ -130,6 +165,11 @@ def acting_stack(view: RankView) -> tuple[Frame, ...]:
         return main
     backward = [thread.frames for thread in view.sample.threads if not thread.main and collective_in(thread.frames)]
     return backward[0] if backward and any("autograd" in frame.file for frame in main[-4:]) else main
+
+
+def doing_of(view: RankView) -> str:
+    """What a rank is about, in words; "" where that is not known."""
+    return doing(acting_stack(view), view.waits, view.call)
 
 
 def ranks_words(ranks: Iterable[int]) -> str:

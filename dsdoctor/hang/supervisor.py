@@ -223,7 +223,7 @@ class Supervisor:
     def _tell_of_an_end(self) -> None:
         """Tell of a rank that ended first and drew the others along: their errors come later, and name another cause."""
         ended = [rank for rank in self.node.ranks.values() if not rank.alive]
-        if not ended or self._dead or self._told:
+        if not ended or self._dead or self._told or self.node.unwatched:
             return
         first = [rank for rank in ended if not missed_another(rank)]
         killed = [rank for rank in first if rank.ended.startswith(KILLED) and not rank.ended.endswith(ASKED_TO_END)]
@@ -276,7 +276,11 @@ class Supervisor:
             return view
         stacks = asked_for(view.pid, rank.stacks)
         self._dumps[view.pid] = _size(rank.stacks)
-        return rank.with_texts(replace(view, sample=replace(sample, threads=stacks))) if stacks else view
+        return (
+            rank.with_texts(replace(view, sample=replace(sample, threads=stacks, all_threads=False)))
+            if stacks
+            else view
+        )
 
 
 def own_failure(rank: LocalRank) -> str:

@@ -9,7 +9,7 @@ from dsdoctor.hang.checks import CHECKS
 from dsdoctor.hang.lateness import rank_late_again
 from dsdoctor.hang.models import PROCESSES, Incident, Verdict
 from dsdoctor.hang.process_checks import hang_stacks_unread
-from dsdoctor.hang.stacks import acting_stack, doing, folded
+from dsdoctor.hang.stacks import doing_of, folded
 
 TOGETHER = {"hang-rank-gone", "hang-rank-stopped", "hang-host-gone", "hang-disk-sleep", "hang-interpreter-held"}
 """Causes that do not explain each other: two processes may be stopped for two reasons."""
@@ -41,6 +41,10 @@ OUTSIDE = {
     "waits for another process",
     "waits for a child process",
     "waits for a network file system",
+    "waits for the lock of a file",
+    "waits for a database",
+    "waits for a service of this host",
+    "waits for what its asyncio loop awaits",
 }
 
 
@@ -56,7 +60,7 @@ def may_wait_outside(incident: Incident, verdict: Verdict) -> bool:
     if case.starting and case.unknown:
         return True
     late = [view for view in incident.ranks if view.rank not in case.unwell and view.rank not in case.waiting_ranks]
-    return any(doing(acting_stack(view), view.waits) in OUTSIDE for view in late)
+    return any(doing_of(view) in OUTSIDE for view in late)
 
 
 def hang_unclear(case: Case) -> tuple[Finding, ...]:

@@ -4,8 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsdoctor.hang.models import GroupState, Operation, RankView
-from dsdoctor.hang.stacks import acting_stack, collective_in, in_backward
+from dsdoctor.hang.stacks import acting_stack, collective_in, in_backward, in_earlier_call
 
+Compared = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
+EARLIER = "work.wait()"
+"""Where a rank waits for a call that it began before: of a send or a receive no number tells."""
+ROOTED = {"broadcast", "reduce", "scatter", "gather", "broadcast_object_list", "scatter_object_list", "gather_object"}
+"""Collectives in which all ranks must name the same one."""
 BACKWARD = "backward"
 """Where a rank that stands still in autograd's engine waits: DistributedDataParallel calls its collectives there, in C++."""
 
@@ -31,8 +36,13 @@ class Difference:
 
     @property
     def same_name(self) -> bool:
-        """Whether all called the same operation, of other sizes."""
+        """Whether all called the same operation, of other sizes or types."""
         return len({operation.name for operation, _ in self.calls}) == 1
+
+    @property
+    def same_sizes(self) -> bool:
+        """Whether only the types of the elements differ."""
+        return self.same_name and len({operation.sizes for operation, _ in self.calls}) == 1
 
 
 class Waiting:
@@ -71,7 +81,7 @@ class Waiting:
                 for operation in group.operations:
                     calls.setdefault(operation.sequence, {})[rank] = operation
             for sequence in sorted(calls):
-                kinds: dict[tuple[str, tuple[tuple[int, ...], ...]], list[int]] = {}
+                kinds: dict[tuple[str, Compared], list[int]] = {}
                 for rank, operation in calls[sequence].items():
                     kinds.setdefault((operation.name, _compared(operation)), []).append(rank)
                 if len(kinds) > 1:
@@ -93,7 +103,9 @@ class Waiting:
         if not last and not view.activity and in_backward(acting_stack(view)):
             return BACKWARD
         open_calls = [operation for operation in last if operation.state != "done"]
-        return open_calls[-1].name if open_calls and view.state else None
+        if open_calls and view.state:
+            return open_calls[-1].name
+        return EARLIER if not view.activity and in_earlier_call(acting_stack(view)) else None
 
     def call_of(self, view: RankView) -> tuple[str, str, int]:
         """The collective in which a rank waits: its name, and its group and number where torch's record tells them."""
@@ -104,6 +116,22 @@ class Waiting:
             if group.operations and group.operations[-1].state != "done"
         ]
         return (name, *open_calls[0]) if len(open_calls) == 1 else (name, "", 0)
+
+    def roots(self) -> dict[str, tuple[int, ...]]:
+        """What ranks name as the sender, or receiver, of a collective in which they wait, the same one by its group and number,
+        where they do not agree on it; empty where they do, or where it is not known."""
+        groups: dict[tuple[str, str, str, int], dict[str, list[int]]] = {}
+        for view in self.views.values():
+            name, root = self.operation_of(view), view.sample.root if view.sample else ""
+            if name in ROOTED and root:
+                given, _, group = root.partition(" in group ")
+                sequence = (
+                    self._groups[group][view.rank].sequence if view.rank in self._groups.get(group, {}) else -view.rank
+                )
+                place = (name, given.partition("=")[0], group, sequence)
+                groups.setdefault(place, {}).setdefault(given, []).append(view.rank)
+        differing = [found for found in groups.values() if len(found) > 1]
+        return {root: tuple(ranks) for root, ranks in differing[0].items()} if differing else {}
 
     def timeout(self) -> float | None:
         """The shortest timeout of torch's own among what is recorded, in seconds."""
@@ -130,8 +158,9 @@ class Waiting:
                 )
 
 
-def _compared(operation: Operation) -> tuple[tuple[int, ...], ...]:
-    """The sizes that must be equal on all ranks: those of a scatter or a gather to one rank are not."""
+def _compared(operation: Operation) -> Compared:
+    """The sizes and types that must be equal on all ranks: those of a scatter or a gather to one rank are not."""
     unequal = ("scatter", "gather", "alltoall", "all_to_all")
     exact = operation.name in {"all_gather", "allgather", "reduce_scatter", "_all_gather_base", "_reduce_scatter_base"}
-    return () if any(word in operation.name for word in unequal) and not exact else operation.sizes
+    uneven = any(word in operation.name for word in unequal) and not exact
+    return ((), ()) if uneven else (operation.sizes, operation.types)

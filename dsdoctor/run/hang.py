@@ -75,17 +75,22 @@ class HangWatch:
         if launched and not _is_worker():
             self.begin(_whole(os.environ["RANK"]), _whole(os.environ["WORLD_SIZE"]))
 
+    @property
+    def sampler(self) -> Any:
+        """The thread that watches this process; None while there is none."""
+        return self._begun[1].sampler if self._begun is not None and self._begun[0] == os.getpid() else None
+
     def note_engine(self, engine: Any) -> None:
         """An engine was made: its counters of steps are of interest."""
-        if self._begun is not None and self._begun[0] == os.getpid():
-            self._begun[1].sampler.engine = engine
+        if (sampler := self.sampler) is not None:
+            sampler.engine = engine
 
     def begin(self, rank: int | None, world: int | None, place: str = "") -> None:
         """Begin to watch this process, once. A watch that cannot begin is a line, and the training goes on."""
         if rank is None or rank < 0 or world is None or world < 2:
             return
-        if self._begun is not None and self._begun[0] == os.getpid():
-            self._begun[1].sampler.rank, self._begun[1].sampler.world = rank, world
+        if (sampler := self.sampler) is not None:
+            sampler.rank, sampler.world = rank, world
             return
         try:
             from dsdoctor.hang.start import Beginning

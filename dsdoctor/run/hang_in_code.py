@@ -9,24 +9,70 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from dsdoctor.hang.models import HangOptions
 from dsdoctor.run.hang import HangWatch, checked
 from dsdoctor.run.script import VARIABLE, at_exit
+
+_BEGUN: list[tuple[HangOptions, HangWatch]] = []
+"""The watch of this process: one serves all parts of a script that ask for it."""
+
+
+class AskedWatch:
+    """The hang watch as one part of a script asks for it. A context manager; ``close`` ends it. Where no rank asks any more nothing
+    is told."""
+
+    def __init__(self, sampler: Any, engine: Any) -> None:
+        self._sampler, self._engine = sampler, engine
+
+    def close(self) -> None:
+        """Ask no longer."""
+        sampler, self._sampler = self._sampler, None
+        if sampler is None:
+            return
+        sampler.asked -= 1
+        if sampler.engine is self._engine:
+            sampler.engine = None
+        self._engine = None
+
+    def __enter__(self) -> "AskedWatch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def watch_hangs(
     engine: Any = None, *, after: float | None = None, on_hang: str = "report", folder: str = "dsdoctor-hang"
-) -> None:
+) -> AskedWatch:
     """Watch this process, one of several ranks, from here on: call it on every rank, after init_process_group.
 
     ``engine``: has ``global_steps``, which is told with a hang. ``after``: seconds without progress on any rank, None
-    learns it. ``on_hang``: "report", or "stop" all ranks. Raises UsageError for what makes no sense.
+    learns it. ``on_hang``: "report", or "stop" all ranks. It lasts to the end of the process, or of a ``with``. Raises UsageError
+    for what makes no sense.
     """
     options = checked(after, on_hang, folder)
     if json.loads(os.environ.get(VARIABLE, "{}")).get("hang"):
-        return
-    watch = HangWatch(asdict(options), main=os.getpid(), at_exit=at_exit)
+        return AskedWatch(None, None)
+    if not _BEGUN:
+        _BEGUN.append((options, HangWatch(asdict(options), main=os.getpid(), at_exit=at_exit)))
+    first, watch = _BEGUN[0]
+    known = watch.sampler
     watch.begin(*_rank_and_world())
+    if known is not None:
+        known.asked += 1
+        _say_if_other(first, options, known.rank)
     watch.note_engine(engine)
+    return AskedWatch(watch.sampler, engine)
+
+
+def _say_if_other(first: HangOptions, options: HangOptions, rank: int) -> None:
+    """The supervisor beside the ranks has the options that it was started with."""
+    if options != first and rank == 0:
+        after = "learned" if first.after is None else f"{first.after:g} s"
+        print(
+            f"dsdoctor: the hang watch of this process goes on as it began: after {after}, {first.on_hang}, {first.folder}",
+            file=sys.stderr,
+        )
 
 
 def _rank_and_world() -> tuple[int | None, int | None]:

@@ -187,6 +187,12 @@ def full_disk_swallowed(engine, here, given):
         return "skip"
 
 
+def frozen_disk(engine, here, given):
+    """A file system that takes nothing any more: as a network file system whose server is away."""
+    subprocess.run(["fsfreeze", "--freeze", given.folder], check=True)
+    Path(given.folder, "model.bin").write_bytes(b"x" * 4096)
+
+
 def evaluate_on_one(engine, here, given):
     if here:
         model, until = torch.nn.Linear(WIDTH, 1), time.monotonic() + given.seconds
@@ -260,6 +266,7 @@ MISTAKES = {
     "pipe": pipe,
     "stale_lock": stale_lock,
     "full_disk": full_disk,
+    "frozen_disk": frozen_disk,
     "full_disk_swallowed": full_disk_swallowed,
     "evaluate_on_one": evaluate_on_one,
     "slow_step": slow_step,

@@ -1,7 +1,7 @@
 """A training without DeepSpeed that knows nothing of dsdoctor: torch's DistributedDataParallel on gloo.
 
-`--steps` (ten) of `--seconds` (none) each. `--on RANK`: that rank sleeps for ever before its fourth step, `--late RANK`: before
-it joins the others; without them the training ends.
+`--steps` (ten) of `--seconds` (none) each, on one rank alone with `--slow RANK`. `--on RANK`: that rank sleeps for ever
+before its fourth step, `--late RANK`: before it joins the others; without them the training ends.
 Where the launcher says no RANK (mpirun, srun) the script asks the launcher's own variables, as such scripts do.
 """
 
@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--late", default="")
+    parser.add_argument("--slow", type=int, default=-1)
     given = parser.parse_args()
     if given.late and given.late == os.environ.get("RANK"):
         time.sleep(3600)
@@ -39,7 +40,8 @@ def main() -> None:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(given.steps):
-        time.sleep(given.seconds)
+        if given.slow in {-1, dist.get_rank()}:
+            time.sleep(given.seconds)
         if step == 3:
             print("three steps", flush=True)
         if step == 3 and dist.get_rank() == given.on:

@@ -1,4 +1,5 @@
-"""The watch under real launchers, two ranks of gloo without DeepSpeed: rank 1 never comes to its fourth step, and is named.
+"""The watch under real launchers, two ranks of gloo: without DeepSpeed, where rank 1 never comes to its fourth step or is late in
+each, and in a script with DeepSpeed that asks for the watch itself.
 
 The launchers of this machine run at the same time: most of that is waiting. Slurm runs in a rig of two nodes.
 """
@@ -37,6 +38,9 @@ OPTIONS = ("--hang-after", "4", "--on-hang", "stop")
 OURS = ("-m", "dsdoctor.run", *OPTIONS)
 VERDICT = re.compile(r"dsdoctor: ✗ (.*)  \[(hang-[a-z-]+)\]")
 LATE = "torchrun, and a rank that does not join"
+LATE_AGAIN, LATE_WORDS = "a late rank", ("--slow", "1", "--seconds", "0.1", "--steps", "300")
+IN_CODE = "a script that asks itself"
+HAS_DEEPSPEED = bool(importlib.util.find_spec("deepspeed"))
 HAS_TRAINER = bool(importlib.util.find_spec("transformers") and importlib.util.find_spec("accelerate"))
 
 
@@ -47,6 +51,12 @@ def free_port() -> str:
 
 def torchrun(*rest: str) -> list[str]:
     return ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port(), *rest]
+
+
+def by_hand(*rest: str) -> list[str]:
+    """As a launcher of one's own does: each rank with its variables. Ends as well as both ranks do."""
+    ranks = 'RANK=0 LOCAL_RANK=0 "$@" & first=$!; RANK=1 LOCAL_RANK=1 "$@" & wait $first; status=$?; wait $! && exit $status'
+    return ["env", "WORLD_SIZE=2", "sh", "-c", ranks, "-", sys.executable, *rest]
 
 
 def accelerate(*rest: str) -> list[str]:
@@ -69,7 +79,6 @@ def exported(*rest: str) -> list[str]:
 def launches() -> dict[str, list[str]]:
     """The command of each launcher that is here."""
     found = {
-        "torchrun": [sys.executable, *torchrun(*OURS, PLAIN, "--on", "1")],
         "before torchrun": [sys.executable, *OURS, *torchrun(PLAIN, "--on", "1")],
         "exported": exported(*torchrun(PLAIN, "--on", "1")),
         LATE: [sys.executable, *torchrun(*OURS, PLAIN, "--late", "1")],
@@ -79,8 +88,8 @@ def launches() -> dict[str, list[str]]:
     if importlib.util.find_spec("accelerate"):
         found["accelerate"] = accelerate(*OURS, PLAIN, "--on", "1")
     if HAS_TRAINER:
-        found["Trainer"] = [sys.executable, *torchrun(*OURS, TRAINER, "--on", "1")]
-        found["Trainer's callback"] = [sys.executable, *torchrun(TRAINER, "--on", "1", "--callback")]
+        found["Trainer"] = by_hand(*OURS, TRAINER, "--on", "1")
+        found["Trainer's callback"] = by_hand(TRAINER, "--on", "1", "--callback")
     return found
 
 
@@ -103,18 +112,30 @@ def started(command: Sequence[str], folder: Path) -> Iterator["subprocess.Popen[
         process.communicate()
 
 
-def test_the_rank_that_does_not_come_is_named_under_every_launcher(tmp_path: Path) -> None:
-    seen = {}
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """How each launch ended, and what it said; they run beside each other, those that take longest begin first."""
+    commands = {
+        LATE_AGAIN: by_hand("-m", "dsdoctor.run", "--hang-after", "6", PLAIN, *LATE_WORDS),
+        IN_CODE: [sys.executable, str(HERE / "in_code.py")] if HAS_DEEPSPEED else [],
+        **launches(),
+    }
+    folder = tmp_path_factory.mktemp("launches")
     with contextlib.ExitStack() as stack:
         running = {
-            name: stack.enter_context(started(command, tmp_path / str(number)))
-            for number, (name, command) in enumerate(launches().items())
+            name: stack.enter_context(started(command, folder / str(number)))
+            for number, (name, command) in enumerate(commands.items())
+            if command
         }
-        for name, process in running.items():
-            _, said = process.communicate(timeout=150)
-            seen[name] = (VERDICT.findall(said), process.returncode, said)
+        said = {name: process.communicate(timeout=200)[1] for name, process in running.items()}
+        return {name: (process.returncode, said[name]) for name, process in running.items()}
 
-    for name, (verdicts, status, said) in seen.items():
+
+def test_the_rank_that_does_not_come_is_named_under_every_launcher(ended: dict[str, tuple[int, str]]) -> None:
+    for name, (status, said) in ended.items():
+        if name in {LATE_AGAIN, IN_CODE}:
+            continue
+        verdicts = VERDICT.findall(said)
         rule = "hang-not-started" if name == LATE else "hang-rank-behind"
         assert [rule for _, rule in verdicts] == [rule], f"{name}\n{said}"
         title = verdicts[0][0]
@@ -122,6 +143,17 @@ def test_the_rank_that_does_not_come_is_named_under_every_launcher(tmp_path: Pat
         assert ("trainer.py" if "Trainer" in name else "plain.py") in title, f"{name}: {title}"
         assert status not in {0, None}, name
         assert "HangDetected" in said, name
+
+
+def test_a_rank_that_is_late_again_and_again_is_named_once_and_at_the_end(ended: dict[str, tuple[int, str]]) -> None:
+    status, said = ended[LATE_AGAIN]
+
+    assert status == 0, said
+    told = re.findall(r"dsdoctor: ! (rank 1 .*)  \[rank-late-again\]", said)
+    assert len(told) == 1, said
+    assert "sleeps at plain.py:" in told[0]
+    assert "waited for rank 1 " in said
+    assert VERDICT.findall(said) == []
 
 
 def judged_running(launcher: int) -> tuple[Incident, Finding]:
@@ -133,6 +165,35 @@ def judged_running(launcher: int) -> tuple[Incident, Finding]:
         if found and found.rule in {"hang-rank-behind", "hang-rank-outside"} and "plain.py" in found.title:
             return made, found
     raise AssertionError(f"nothing was named: {found}")
+
+
+@pytest.mark.skipif(not HAS_DEEPSPEED, reason="needs DeepSpeed")
+def test_a_script_that_asks_itself_is_told_of_the_hangs_of_each_of_its_engines_and_of_nothing_else(
+    ended: dict[str, tuple[int, str]],
+) -> None:
+    status, said = ended[IN_CODE]
+
+    # in the order in which it happened
+    lines = [line for line in said.splitlines() if VERDICT.match(line) or line.startswith("stage ")]
+    seen = [VERDICT.sub(r"\2", line) for line in lines]
+    assert status == 0, said
+    assert [seen[0], *sorted(seen[1:3]), seen[3], *sorted(seen[4:])] == [
+        "hang-rank-behind",
+        "stage 0 ended on rank 0",
+        "stage 0 ended on rank 1",
+        "hang-rank-behind",
+        "stage 3 ended on rank 0",
+        "stage 3 ended on rank 1",
+    ], said
+    assert all("rank 1 " in line and "in_code.py:" in line for line in (lines[0], lines[3])), said
+    assert "Traceback" not in said
+    # the supervisor was there, and has cleaned up behind the last rank
+    rings = [Path(path) for path in re.findall(r"^ring (.*)$", said, re.MULTILINE)]
+    last = time.monotonic() + 30
+    while any(path.parent.exists() for path in rings) and time.monotonic() < last:
+        time.sleep(0.2)
+    assert len(rings) == 4
+    assert not any(path.parent.exists() for path in rings)
 
 
 def test_running_ranks_are_named_by_their_launcher_s_number_and_end_with_it(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from mistakes import EVERYWHERE, MISTAKES, WIDTH
+from more_waits import MORE_EVERYWHERE, MORE_WAITS
+from own_waits import OWN_EVERYWHERE, OWN_WAITS
 
 STEPS = 8
 
@@ -101,13 +103,17 @@ def train(given: argparse.Namespace) -> None:
         Numbers(stuck, slow, given.seconds, given.steps, late), batch_size=1, num_workers=workers
     )
     for step, batch in enumerate(loader):
-        mistake = MISTAKES.get(given.kind)
+        mistake = (MISTAKES | OWN_WAITS | MORE_WAITS).get(given.kind)
         if (given.kind == "late_compute" and here) or (given.kind == "turns" and step % dist.get_world_size() == rank):
             compute(given.seconds)
-        planted = step == given.at and mistake is not None and (here or given.kind in EVERYWHERE)
+        planted = (
+            step == given.at
+            and mistake is not None
+            and (here or given.kind in EVERYWHERE | OWN_EVERYWHERE | MORE_EVERYWHERE)
+        )
         if planted and here:
             says_when()
-        done = mistake(engine, here, given) if planted else None
+        done = mistake(engine, here, given) if planted and mistake else None
         if done == "skip":
             continue
         if done == "end":

@@ -1,12 +1,12 @@
 """A script of Hugging Face's Trainer on gloo without DeepSpeed, four steps. `--on RANK`: the data of that rank never come in the
-third. `--callback`: the script itself asks for the hang watch."""
+third. `--evaluates RANK`: that one evaluates alone after the second. `--callback`: the script itself asks for the hang watch."""
 
 import argparse
 import tempfile
 import time
 
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 
 class Model(torch.nn.Module):
@@ -32,9 +32,21 @@ class Numbers(torch.utils.data.Dataset):
         return {"x": torch.ones(4), "labels": torch.zeros(1)}
 
 
+class EvaluatesAlone(TrainerCallback):
+    """As `if rank == 0: trainer.evaluate()` in a script's own loop."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.trainer = rank, None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 2 and args.process_index == self.rank:
+            self.trainer.evaluate()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--on", type=int, default=-1)
+    parser.add_argument("--evaluates", type=int, default=-1)
     parser.add_argument("--callback", action="store_true")
     given = parser.parse_args()
     callbacks = []
@@ -42,6 +54,7 @@ def main() -> None:
         import dsdoctor
 
         callbacks = [dsdoctor.HangCallback(after=4.0, on_hang="stop")]
+    alone = EvaluatesAlone(given.evaluates)
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(
             output_dir=folder,
@@ -54,7 +67,9 @@ def main() -> None:
             disable_tqdm=True,
         )
         data = Numbers(args.process_index == given.on)
-        Trainer(model=Model(), args=args, train_dataset=data, callbacks=callbacks).train()
+        callbacks = [*callbacks, alone]
+        alone.trainer = Trainer(model=Model(), args=args, train_dataset=data, eval_dataset=data, callbacks=callbacks)
+        alone.trainer.train()
 
 
 if __name__ == "__main__":

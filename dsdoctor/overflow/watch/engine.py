@@ -120,6 +120,10 @@ class Watch:
 
     close = detach
 
+    def at_end(self, undo: Callable[[], None]) -> None:
+        """Have something end with this watch."""
+        self._undo.append(undo)
+
     def __enter__(self) -> "Watch":
         return self
 

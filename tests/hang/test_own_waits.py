@@ -1,0 +1,218 @@
+"""What a rank waits for by itself: read from the kernel of a real thread or process, and said in the right words."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsdoctor.hang.models import Frame, RankView, ThreadStack
+from dsdoctor.hang.node import Node
+from dsdoctor.hang.processes import waits_in
+from dsdoctor.hang.ring import UNWATCHED, RingWriter
+from dsdoctor.hang.stacks import ENDED, doing
+from dsdoctor.hang.system_call import file_call, file_system_of
+from dsdoctor.hang.verdict import judge
+from tests.hang.made import calling, elsewhere, frame, incident, operation, view
+
+WAITS = """
+import os, select, signal, socket, sys, threading, time
+fifo = sys.argv[1]
+os.mkfifo(fifo)
+pipe, one, terminal = os.pipe(), socket.socketpair(), os.openpty()
+server = socket.create_server(("127.0.0.1", 0))
+asking = socket.create_connection(server.getsockname())
+calls = [
+    lambda: os.open(fifo, os.O_RDONLY),
+    lambda: os.read(pipe[0], 1),
+    lambda: one[0].recv(1),
+    lambda: asking.recv(1),
+    lambda: os.read(terminal[1], 1),
+    lambda: time.sleep(600),
+    lambda: select.epoll().poll(),
+]
+threads = [threading.Thread(target=call, daemon=True) for call in calls]
+for thread in threads:
+    thread.start()
+print(os.getpid(), *(thread.native_id for thread in threads), flush=True)
+signal.pause()
+"""
+SAID = (
+    "waits for a signal",
+    "waits for a pipe",
+    "waits for a pipe",
+    "waits for a service of this host",
+    "waits for the network",
+    "waits for somebody at a terminal",
+    "sleeps",
+    "waits until something can be read",
+)
+"""Of a thread that waits in each of these calls, the main thread first."""
+
+
+def said_of(pid: int, threads: list[int]) -> tuple[str, ...]:
+    # a line of source that says nothing by itself
+    line = frame("/home/a/train.py", 3, "f", "x = y(z)")
+    return tuple(doing([line], waits_in(each), file_call(pid, each)) for each in threads)
+
+
+def test_what_a_thread_waits_for_is_said_as_the_kernel_sees_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-S", "-c", WAITS, str(tmp_path / "fifo")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout
+            numbers = [int(word) for word in process.stdout.readline().split()]
+            last = time.monotonic() + 20
+            # they may still be on their way into their calls
+            while (said := said_of(process.pid, numbers)) != SAID and time.monotonic() < last:
+                time.sleep(0.02)
+            if not any(map(waits_in, numbers)):
+                pytest.skip("this kernel does not show what a process waits in")
+        finally:
+            process.kill()
+
+    assert said == SAID
+
+
+def test_the_path_of_an_open_that_does_not_return_is_told_by_a_thread_of_the_same_process(tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    thread = threading.Thread(target=lambda: os.close(os.open(path, os.O_RDONLY)))
+    thread.start()
+    try:
+        last = time.monotonic() + 20
+        while (seen := file_call(os.getpid(), thread.native_id or 0)) == ("", "") and time.monotonic() < last:
+            time.sleep(0.01)
+    finally:
+        os.close(os.open(path, os.O_WRONLY))
+        thread.join()
+
+    assert seen == ("open", str(path))
+    assert file_system_of(os.getpid(), "/proc/self/stat") == "proc of proc at /proc"
+
+
+LIBRARY = "/usr/lib/python3.11/"
+STACKS = {
+    "waits for the lock of a file": frame("/v/site-packages/filelock/_api.py", 9, "acquire", "time.sleep(poll)"),
+    "waits for another process": frame(f"{LIBRARY}multiprocessing/pool.py", 9, "wait", "self._event.wait()"),
+    "waits for what its asyncio loop awaits": frame(f"{LIBRARY}asyncio/base_events.py", 9, "run_once", "poll(t)"),
+    "waits for a lock or another thread": frame(f"{LIBRARY}threading.py", 9, "wait", "waiter.acquire()"),
+    ENDED: frame(f"{LIBRARY}threading.py", 9, "_shutdown", "lock.acquire()"),
+}
+
+
+@pytest.mark.parametrize("words", STACKS)
+def test_what_a_library_waits_for_is_said_by_what_it_is_there_for(words: str) -> None:
+    inner = frame(f"{LIBRARY}threading.py", 8, "wait")
+    stack = [frame("/home/a/train.py", 3, "f", "x = y(z)"), STACKS[words], inner]
+
+    assert doing(stack, "do_epoll_wait") == words
+
+
+def threads(rank: RankView, *others: tuple[str, Frame]) -> RankView:
+    """A rank that tells all of its threads."""
+    made = tuple(ThreadStack(name=name, frames=(each,)) for name, each in others)
+    assert rank.sample
+    return replace(rank, sample=replace(rank.sample, threads=(*rank.sample.threads, *made), all_threads=True))
+
+
+def test_of_a_rank_that_waits_for_a_thread_it_is_told_where_the_others_stand_or_that_there_is_none() -> None:
+    late = view(0, elsewhere("batch = ready.get()"), 3)
+    others = [view(rank, calling("all_reduce"), 4) for rank in (1, 2, 3)]
+    reader = ("reader", frame("/home/a/data.py", 7, "fill", "file.read()"))
+
+    alone = judge(incident(threads(late), *others)).findings[0]
+    second = judge(incident(threads(late, reader), *others)).findings[0]
+    unknown = judge(incident(late, *others)).findings[0]
+
+    assert "rank 0 has no other thread that runs Python" in alone.evidence
+    assert "rank 0: its thread reader stands in data.py:7 in fill: file.read()" in second.evidence
+    assert not any("thread" in line for line in unknown.evidence)
+
+
+@pytest.mark.parametrize("few", [1, 3])
+def test_a_process_group_that_only_some_ranks_make_is_a_collective_that_the_others_do_not_call(few: int) -> None:
+    made = [view(rank, calling("new_group" if rank < few else "all_reduce"), 4) for rank in range(4)]
+
+    found = judge(incident(*made)).findings
+
+    assert [finding.rule for finding in found] == ["hang-other-operation"]
+    said = (
+        "rank 0 in new_group; ranks 1-3 in all_reduce" if few == 1 else "rank 3 in all_reduce; ranks 0-2 in new_group"
+    )
+    assert said in found[0].title
+
+
+def test_where_no_rank_asks_for_the_watch_any_more_nothing_stands_still(tmp_path: Path) -> None:
+    ranks = [RingWriter(tmp_path / f"rank-0000{rank}-{os.getpid()}.ring") for rank in range(2)]
+    seen = []
+    for flags in ((0, 0), (UNWATCHED, 0), (UNWATCHED, UNWATCHED)):
+        for ring, flag in zip(ranks, flags, strict=True):
+            ring.write(b"{}", clock=time.monotonic(), progress=1, stack=1, flags=flag)
+        node = Node(tmp_path, "node1")
+        node.look()
+        for rank in node.ranks.values():
+            rank.moved -= 100.0
+        node.look()
+        seen.append((node.unwatched, node.still() > 50.0))
+    for ring in ranks:
+        ring.close()
+
+    assert seen == [(False, True), (False, True), (True, False)]
+
+
+def test_the_same_collective_of_another_type_is_told_with_the_types() -> None:
+    doubles = replace(operation(4, "all_reduce", 64), types=("Double",))
+    floats = replace(operation(4, "all_reduce", 64), types=("Float",))
+    ranks = [view(0, calling("all_reduce"), 4, operations=(doubles,))]
+    ranks += [view(rank, calling("all_reduce"), 4, operations=(floats,)) for rank in (1, 2, 3)]
+
+    found = judge(incident(*ranks)).findings
+
+    assert [finding.rule for finding in found] == ["hang-other-sizes"]
+    said = "of another type as number 4: rank 0: all_reduce of 64 Double; ranks 1-3: all_reduce of 64 Float; rank 0 now waits"
+    assert said in found[0].title
+
+
+AGREE = "hang-transport"
+ROOTS = {
+    "one names another": (("0 in 0", "0 in 0", "2 in 0", "0 in 0"), (4, 4, 4, 4), "hang-other-operation"),
+    "all name the same": (("0 in 0",) * 4, (4, 4, 4, 4), AGREE),
+    "each group has its own": (("0 in 1", "0 in 1", "2 in 2", "2 in 2"), (4, 4, 4, 4), AGREE),
+    "one is a call further": (("0 in 0", "0 in 0", "2 in 0", "0 in 0"), (4, 4, 5, 4), "hang-rank-behind"),
+    "the group is not known": (("0 in 9", "0 in 9", "2 in 9", "0 in 9"), (4, 4, 4, 4), AGREE),
+}
+"""What each rank names as the sender in which group, its number, and what is told."""
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_ranks_that_wait_for_different_senders_are_told_where_it_is_one_collective(name: str) -> None:
+    roots, numbers, rule = ROOTS[name]
+    ranks = []
+    for rank, (root, number) in enumerate(zip(roots, numbers, strict=True)):
+        seen = view(rank, calling("broadcast"), {"0": number, "1": 4, "2": 4})
+        source, _, group = root.partition(" in ")
+        assert seen.sample
+        ranks.append(replace(seen, sample=replace(seen.sample, root=f"src={source} in group {group}")))
+
+    found = judge(incident(*ranks)).findings
+
+    assert found[0].rule == rule
+    told = "rank 2: src=2; ranks 0-1, 3: src=0; rank 2 waits in broadcast at train.py:" in found[0].title
+    assert told == (rule == "hang-other-operation")
+
+
+def test_a_rank_that_waits_for_a_receive_that_it_began_before_waits_in_a_collective() -> None:
+    ranks = [view(0, elsewhere("work.wait()"), {"0": 5, "1": 3}), view(1, elsewhere("aio.wait()"), {"0": 4, "1": 4})]
+    others = [view(rank, calling("all_reduce"), {"0": 4, "1": 4}) for rank in (2, 3)]
+
+    found = judge(incident(ranks[0], replace(others[0], rank=1), *others)).findings
+    another = judge(incident(*ranks, *others)).findings
+
+    assert [finding.rule for finding in found] == ["hang-other-operation"]
+    assert "rank 0 in work.wait(); ranks 1-3 in all_reduce" in found[0].title
+    assert {finding.rule for finding in another} == {"hang-rank-behind"}
