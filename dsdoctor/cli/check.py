@@ -4,8 +4,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.check import check
@@ -96,7 +94,7 @@ def check_command(
     request = CheckRequest(
         python=python, machine=machine, source=source, rules=frozenset(rules), deep=deep, request=build
     )
-    with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
+    with BuildProgress(quiet=as_json) as progress:
         done = check(request, say=progress.say)
     # imported only now: it takes as long as a question to the machine
     from dsdoctor.report.check import check_lines, ending_lines, next_step

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
-from dsdoctor.core.build_models import Node
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.machine import Node
 from dsdoctor.core.options import HOW, TARGET, WHAT, flag, option, options
 
 
