@@ -3,7 +3,8 @@
     python benchmarks/startup.py [--runs 15] [--json FILE]
 
 ``check, until its first question`` ends where it starts the first process. Python's own start is taken off, run by run in turns;
-importing cyclopts, which reads every command line, stands beside them. The first words are read from a terminal that the command is given; a cold start has no compiled modules.
+importing cyclopts, which reads every command line, stands beside. The first words are read from a terminal that the command is
+given; a cold start has no compiled modules.
 CPU time says what dsdoctor costs whatever else the machine does; wall time says what a user waits.
 """
 
