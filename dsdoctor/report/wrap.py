@@ -28,6 +28,8 @@ def wrapped(line: str, width: int) -> list[str]:
     ['✓ /a/path/that/is/too/long', '  now']
     >>> wrapped("    then $ a long command", 10), wrapped("one  two  three  four", 10)
     (['    then $ a long command'], ['one  two  three  four'])
+    >>> wrapped("    /a/path/that/is/too/long in f", 14)
+    ['    /a/path/that/is/too/long', '      in f']
     >>> print(*wrapped("✓ mesh  0.3 s  2 of 2 directions met", 30), sep="\\n")
     ✓ mesh  0.3 s  2 of 2
                    directions met
@@ -41,7 +43,9 @@ def wrapped(line: str, width: int) -> list[str]:
     wrapper = textwrap.TextWrapper(
         width=width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
-    parts = wrapper.wrap(line)
+    # what is too long for any line keeps its place
+    wrapper.initial_indent = _indent(line)
+    parts = wrapper.wrap(line.lstrip())
     if len(parts) > 1 and len(parts[0].strip()) == 1:
         # a mark does not stand alone: what is too long for any line stays beside it
         parts[:2] = [f"{parts[0]} {parts[1].lstrip()}"]
