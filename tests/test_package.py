@@ -95,7 +95,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wheel_knows_the_address_that_it_was_built_with_and_a_checkout_knows_none(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     told: dict[str, str] = {}
-    exec(zipfile.ZipFile(wheel).read("dsdoctor/core/pages.py"), told)  # noqa: S102
+    exec(zipfile.ZipFile(wheel).read("dsdoctor/core/pages.py"), told)
 
     assert (told["ADDRESS"], ADDRESS) == (PAGES, "")
     assert told["page_address"]("a-rule") == f"{PAGES}rules/a-rule/"  # type: ignore[operator]
