@@ -78,8 +78,8 @@ def check_command(
 ) -> int:
     """Say what is wrong with this machine for DeepSpeed, and which ops can be built on it, with the fix of each problem.
 
-    The op table has two columns: what pip or run-time compilation would meet as the environment stands, and what
-    build-wheel gets after fixing. Without --deep it goes by facts and takes about a second.
+    Ops stand in groups: those that build as the environment stands, those that cannot and that you need, those that cannot
+    and that you do not; -v has all of them, with what build-wheel gets. Without --deep it goes by facts, in about a second.
 
     Example: dsdoctor check --op fused_adam,async_io
     """

@@ -49,8 +49,9 @@ For = Annotated[
 SourceSpec = Annotated[
     str | None,
     option(
-        name="--source", metavar="DIR|SDIST|VERSION|newest|git+URL", group=WHAT,
-        help="DeepSpeed to build. Default: the installed version, else the newest release.",
+        name="--source", metavar="SOURCE", group=WHAT,
+        help="DeepSpeed to build: a folder, a source distribution, a version, newest, or git+URL. Default: the installed "
+             "version, else the newest release.",
     ),
 ]  # fmt: skip
 Arch = Annotated[
