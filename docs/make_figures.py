@@ -106,7 +106,7 @@ def hang(told: Any) -> tuple[str, str]:
 
 
 ROWS = (
-    Row(claim="`check` is quick", script="check.py", numbers="check-2026-11-22.json", figures=check),
+    Row(claim="`check` is quick", script="check.py", numbers="check-2026-11-23.json", figures=check),
     Row(
         claim="a terminal is never silent",
         script="startup.py",
