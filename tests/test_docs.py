@@ -119,7 +119,9 @@ def test_help_shows_the_commands_in_groups_and_breaks_no_line_by_itself() -> Non
 
     shown = run("check", "--help", COLUMNS="200").stdout
 
-    assert "Ops stand in groups: those that build as the environment stands, those that cannot and that you need" in shown
+    assert (
+        "Ops stand in groups: those that build as the environment stands, those that cannot and that you need" in shown
+    )
 
 
 def test_every_option_of_run_on_a_page_exists() -> None:

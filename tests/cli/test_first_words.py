@@ -64,7 +64,17 @@ def test_a_check_asks_its_first_question_before_anything_heavy_is_imported() -> 
     found = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True, timeout=60)
 
     modules = set(found.stdout.split())
-    heavy = {"elftools", "rich", "requests", "pypi_simple", "filelock", "packaging", "hashlib", "msgspec", "cyclopts.completion"}
+    heavy = {
+        "elftools",
+        "rich",
+        "requests",
+        "pypi_simple",
+        "filelock",
+        "packaging",
+        "hashlib",
+        "msgspec",
+        "cyclopts.completion",
+    }
     assert {"dsdoctor.probe", "cyclopts"} <= modules
     assert heavy & modules == set()
     assert {
