@@ -2,8 +2,9 @@
 
     python benchmarks/startup.py [--runs 15] [--json FILE]
 
-``start``: the command line is parsed and the command is imported, and nothing is asked yet. Python's own start is taken off, run
-by run in turns. The first words are read from a terminal that the command is given; a cold start has no compiled modules.
+``check, until its first question`` ends where it starts the first process. Python's own start is taken off, run by run in turns;
+importing cyclopts, which reads every command line, stands beside. The first words are read from a terminal that the command is
+given; a cold start has no compiled modules.
 CPU time says what dsdoctor costs whatever else the machine does; wall time says what a user waits.
 """
 
@@ -24,10 +25,19 @@ ROOT = Path(__file__).resolve().parents[1]
 MACHINE = str(ROOT / "tests" / "machines" / "container-without-gpu.json")
 SAMPLES = ROOT / "docs" / "samples"
 BARE = ("-c", "pass")
+UNTIL_FIRST_QUESTION = """
+import os, sys
+sys.addaudithook(lambda event, _: os._exit(0) if event == "subprocess.Popen" else None)
+sys.argv = ["dsdoctor", "check", "--offline"]
+import dsdoctor.cli
+dsdoctor.cli.main()
+"""
 STARTS = {
     "--version": ("-m", "dsdoctor", "--version"),
-    "check, parsed and imported": ("-c", "import dsdoctor.cli.app as a, dsdoctor.cli.check; a.make_app()"),
-    "explain RULE": ("-m", "dsdoctor", "explain", "cuda-home-wrong"),
+    "import cyclopts": ("-c", "import cyclopts"),
+    "check, until its first question": ("-c", UNTIL_FIRST_QUESTION),
+    "explain RULE": ("-m", "dsdoctor", "explain", "torch-missing"),
+    "explain RULE, of a log": ("-m", "dsdoctor", "explain", "cuda-home-wrong"),
     "check --machine FILE": ("-m", "dsdoctor", "check", "--offline", "--machine", MACHINE),
 }
 FIRST = {

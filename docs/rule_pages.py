@@ -1,5 +1,6 @@
 """An mkdocs hook: one page for each rule, at rules/ID/, and the list of all, made from the manual pages that `explain` prints."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +15,8 @@ MOST_SAMPLES = 6
 
 
 def on_config(config: Any) -> Any:
-    """The address of the pages stands in dsdoctor.core.pages."""
-    config.site_url = ADDRESS or None
+    """The address of the pages is the one that a release is built with."""
+    config.site_url = os.environ.get("DSDOCTOR_PAGES") or ADDRESS or None
     return config
 
 

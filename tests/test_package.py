@@ -1,5 +1,6 @@
 """dsdoctor's own distributions: what is in them, and that the version stands in one place."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.cli.app import COMMANDS, make_app
+from dsdoctor.core.pages import ADDRESS
 from dsdoctor.core.version import __version__
 
 ROOT = Path(__file__).parents[1]
 BUILD = "import sys; from setuptools import build_meta as b; out = sys.argv[1]; b.build_sdist(out); b.build_wheel(out)"
+PAGES = "https://pages.example.org/dsdoctor/"
 ROOMS = sorted(path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "dsdoctor").rglob("__init__.py"))
 
 
@@ -77,10 +80,36 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     left_out = shutil.ignore_patterns(".git", "*.so", "__pycache__", "build", "*.egg-info", ".*_cache")
     shutil.copytree(ROOT, tree, ignore=left_out, symlinks=True)
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(out)], cwd=tree, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", BUILD, str(out)],
+        cwd=tree,
+        env={**os.environ, "DSDOCTOR_PAGES": PAGES},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return out
+
+
+@pytest.mark.slow
+def test_a_wheel_knows_the_address_that_it_was_built_with_and_a_checkout_knows_none(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    told: dict[str, str] = {}
+    exec(zipfile.ZipFile(wheel).read("dsdoctor/core/pages.py"), told)
+
+    assert (told["ADDRESS"], ADDRESS) == (PAGES, "")
+    assert told["page_address"]("a-rule") == f"{PAGES}rules/a-rule/"  # type: ignore[operator]
+
+
+@pytest.mark.slow
+def test_what_is_no_address_of_pages_is_refused() -> None:
+    env = {**os.environ, "DSDOCTOR_PAGES": "example.org/pages"}
+    told = subprocess.run(
+        [sys.executable, "setup.py", "--name"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
+    )
+
+    assert told.returncode == 1
+    assert told.stderr.strip().endswith("begins with https:// and ends with /")
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import io
 import os
 import signal
 import sys
-import traceback
 from typing import NoReturn
 
 from dsdoctor.cli.first_words import say_first_words, version_line
@@ -34,6 +33,8 @@ def main() -> None:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         sys.exit(_flushed(run(sys.argv[1:], begun=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before))))
     except Exception as error:
+        import traceback
+
         # a defect of ours: 1 would say that the machine has an error
         traceback.print_exc()
         sys.exit(_flushed(_told(error)))

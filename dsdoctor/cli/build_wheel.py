@@ -134,7 +134,7 @@ def build_and_show(
 ) -> int:
     """Build, show what came of it and, at the end of a good build, a line about its result."""
     check_folder(out, "--out")
-    with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
+    with BuildProgress(quiet=as_json) as progress:
         screen = BuildScreen(say=progress.say, plan=lambda plan: show_plan_of(plan, as_json), step=progress.step)
         built = build(order, out.absolute(), screen=screen, after=after, reuse=reuse)
     if built.kept and not as_json:

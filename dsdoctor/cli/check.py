@@ -4,8 +4,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-
 from dsdoctor.cli.ending import FOUND, OK, print_result
 from dsdoctor.cli.options import Json, Verbose
 from dsdoctor.commands.check import check
@@ -80,8 +78,8 @@ def check_command(
 ) -> int:
     """Say what is wrong with this machine for DeepSpeed, and which ops can be built on it, with the fix of each problem.
 
-    The op table has two columns: what pip or run-time compilation would meet as the environment stands, and what
-    build-wheel gets after fixing. Without --deep it goes by facts and takes about a second.
+    Ops stand in groups: those that build as the environment stands, those that cannot and that you need, those that cannot
+    and that you do not; -v has all of them, with what build-wheel gets. Without --deep it goes by facts, in about a second.
 
     Example: dsdoctor check --op fused_adam,async_io
     """
@@ -96,7 +94,7 @@ def check_command(
     request = CheckRequest(
         python=python, machine=machine, source=source, rules=frozenset(rules), deep=deep, request=build
     )
-    with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
+    with BuildProgress(quiet=as_json) as progress:
         done = check(request, say=progress.say)
     # imported only now: it takes as long as a question to the machine
     from dsdoctor.report.check import check_lines, ending_lines, next_step

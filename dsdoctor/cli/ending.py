@@ -1,4 +1,7 @@
-"""How every command ends: one result on stdout, or one error with the next step, and a number."""
+"""How every command ends: one result on stdout, or one error with the next step, and a number.
+
+What shows it is imported at the end: every command imports this file before it begins.
+"""
 
 import contextlib
 import signal
@@ -6,14 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.console import Console
-
 from dsdoctor.core.errors import BuildFailed, DoctorError, ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.host import LocalHost
-from dsdoctor.core.redaction import Hidden
-from dsdoctor.report.document import document
-from dsdoctor.report.terminal import show
 
 OK, FOUND, USAGE = 0, 1, UsageError.exit_code
 IMPOSSIBLE, FAILED = ImpossiblePlan.exit_code, BuildFailed.exit_code
@@ -24,22 +21,26 @@ def print_result(
 ) -> None:
     """Show lines, or the one document with the command's own parts."""
     if as_json:
+        from dsdoctor.report.document import document
+
         # a reader that has gone changes no status
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.write(document(command, findings, **parts) + "\n")
     else:
-        show(Console(), lines)
+        _show(lines)
 
 
 def end_by_error(command: str, error: DoctorError, *, nothing: Mapping[str, Any], as_json: bool) -> int:
     """One error, the next step, nothing half-made; the exit status."""
     if as_json:
+        from dsdoctor.report.document import document
+
         with contextlib.suppress(OSError):
             sys.stdout.write(document(command, (finding_of(error),), **nothing) + "\n")
             sys.stdout.flush()
     else:
         message, hint = _shown(error)
-        show(Console(stderr=True), [f"✗ {message}", *([f"    Fix: {hint}"] if hint else [])])
+        _show([f"✗ {message}", *([f"    Fix: {hint}"] if hint else [])], stderr=True)
     return error.exit_code
 
 
@@ -58,7 +59,7 @@ def end_by_interrupt(command: str, error: KeyboardInterrupt, *, nothing: Mapping
     if as_json:
         end_by_error(command, said, nothing=nothing, as_json=True)
     else:
-        show(Console(stderr=True), [f"✗ {said.message}, {said.hint}"])
+        _show([f"✗ {said.message}, {said.hint}"], stderr=True)
     return interrupted_by(error.args[0] if error.args else signal.SIGINT)
 
 
@@ -69,7 +70,18 @@ def finding_of(error: DoctorError) -> Finding:
     return Finding.error(rule, message, fix=hint)
 
 
+def _show(lines: Iterable[str], *, stderr: bool = False) -> None:
+    from rich.console import Console
+
+    from dsdoctor.report.terminal import show
+
+    show(Console(stderr=stderr), lines)
+
+
 def _shown(error: DoctorError) -> tuple[str, str]:
     """The message and the hint of an error, which may quote a command that failed, without what this environment hides."""
+    from dsdoctor.core.host import LocalHost
+    from dsdoctor.core.redaction import Hidden
+
     hidden = Hidden(LocalHost().environment())
     return hidden.out_of(error.message), hidden.out_of(error.hint or "")

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import unquote
 
-from rich.console import Console
-
 from dsdoctor.cli.build_wheel import show_plan_of
 from dsdoctor.cli.ending import FAILED, FOUND, IMPOSSIBLE, OK, print_result
 from dsdoctor.cli.options import Json, NoCache, Out
@@ -50,7 +48,7 @@ def install_command(
     Example: dsdoctor install --for ds_config.json
     """
     order = replace(order or BuildOrder(), python=python, cache=not no_cache)
-    with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
+    with BuildProgress(quiet=as_json) as progress:
         screen = BuildScreen(say=progress.say, plan=lambda plan: show_plan_of(plan, as_json), step=progress.step)
         done = install(order, index_url, out.absolute(), screen=screen, build_anew=build)
     show_installed("install", done, as_json)

@@ -4,8 +4,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from dsdoctor.builder.make.make_wheel import refused_ops
 from dsdoctor.builder.targets.targets import Target
 from dsdoctor.cli.ending import finding_of, print_result
@@ -27,7 +25,7 @@ def run_matrix(
     """Build for every target, or plan for it, show what came of all, and return the worst status of them."""
     check_folder(out, "--out")
     after = publish_into(index) if index and not dry_run else None
-    with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
+    with BuildProgress(quiet=as_json) as progress:
         told = Prefixed(progress)
         talk = Talk(
             say=lambda target, line: told.say(target.name, line), step=lambda target, step: told.step(target.name, step)

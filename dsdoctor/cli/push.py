@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts.validators import Number
-from rich.console import Console
 
 from dsdoctor.cli.ending import FAILED, FOUND, interrupted_by, print_result
 from dsdoctor.cli.options import Json
@@ -80,7 +79,7 @@ def push_command(
         limit=timeout,
         ssh_options=_ssh_options(port, ssh_option),
     )
-    with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
+    with BuildProgress(quiet=as_json) as progress:
         done = push(order, say=progress.say)
     lines = push_lines(wheel.name, done.nodes, dry_run=dry_run)
     findings = findings_of(done.nodes)

@@ -4,8 +4,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
 from dsdoctor.cli.ending import print_result
 from dsdoctor.cli.options import Json
 from dsdoctor.commands.record import write_down
@@ -29,6 +27,6 @@ def record_command(
 
     Example: dsdoctor record node1.json
     """
-    with BuildProgress(Console(stderr=True), quiet=as_json) as progress:
+    with BuildProgress(quiet=as_json) as progress:
         write_down(python, file, offline=offline, say=progress.say)
     print_result("record", as_json, [f"✓ {file}  (look into it before you pass it on)"], (), file=str(file))

@@ -1,18 +1,23 @@
 """What the commands look at: this machine, or a snapshot of one. Light: check imports what judges while the machine answers."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING
 
-from dsdoctor.core.build_models import Node
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.host import LocalHost
-from dsdoctor.core.machine import Machine
+from dsdoctor.core.machine import Machine, Node
 from dsdoctor.core.requests import BuildOrder
-from dsdoctor.core.snapshot import RecordedHost, Snapshot
 from dsdoctor.core.workspace import cache_folder
 from dsdoctor.probe import Probing, probe
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from dsdoctor.core.snapshot import Snapshot
 
 Say = Callable[[str], None]
 
@@ -47,7 +52,7 @@ class Observing:
         self._cache = str(cache_folder(self._host))
         self._probing = Probing(self._host, python=python, cache=self._cache, toolkit=toolkit, whole=whole)
 
-    def __enter__(self) -> "Observing":
+    def __enter__(self) -> Observing:
         if self._recorded is None:
             self._probing.__enter__()
         return self
@@ -84,6 +89,8 @@ def observing_for(order: BuildOrder) -> Observing:
 
 
 def _recorded(file: Path, toolkit: str) -> Observation:
+    from dsdoctor.core.snapshot import RecordedHost
+
     host = RecordedHost.load(file)
     snapshot = host.snapshot
     if not snapshot.answers:

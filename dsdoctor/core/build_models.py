@@ -3,16 +3,7 @@
 from dataclasses import dataclass, field
 
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.machine import Cuda, System
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """A machine that a wheel is for, from its snapshot. ``capabilities`` are those of its GPUs."""
-
-    name: str
-    system: System
-    capabilities: tuple[str, ...] = ()
+from dsdoctor.core.machine import Cuda
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,6 @@
 import signal
 from typing import TypeVar
 
-import msgspec
-
 from dsdoctor.core.host import Answer
 from dsdoctor.core.json_text import decode
 from dsdoctor.core.machine import Gap
@@ -23,9 +21,11 @@ def parse_answer(answer: Answer, kind: type[T], question: str) -> T | Gap:
     """
     for line in reversed(answer.stdout.splitlines()):
         if line.startswith(MARK):
+            from msgspec import DecodeError
+
             try:
                 return decode(line[len(MARK) :], kind)
-            except msgspec.DecodeError as error:
+            except DecodeError as error:
                 return Gap(question=question, reason=f"the child's answer is malformed: {error}")
     return Gap(question=question, reason=_why(answer))
 

@@ -9,8 +9,6 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
-import msgspec
-
 from dsdoctor.core.json_text import decode
 from dsdoctor.core.machine import WATCHED, DeepSpeed
 
@@ -71,9 +69,11 @@ def _op_names(ops: object) -> tuple[str, ...]:
 
 def with_manifest(facts: DeepSpeed, manifest: str | None, *, exists: Callable[[str], bool]) -> DeepSpeed:
     """Add what a manifest says; one that is malformed, or none, adds nothing. ``exists`` is asked about paths."""
+    from msgspec import DecodeError
+
     try:
         told = decode(manifest or "", _Manifest)
-    except msgspec.DecodeError:
+    except DecodeError:
         return facts
     if not told.schema.startswith("dsdoctor-manifest/"):
         return facts
@@ -140,9 +140,11 @@ def library_of(op: str, paths: Iterable[str]) -> str | None:
 
 def recorded_wheel_digest(manifest: str | None) -> str | None:
     """The sha256 of the whole wheel that the manifest beside it tells; None without one."""
+    from msgspec import DecodeError
+
     try:
         told = decode(manifest or "", object)
-    except msgspec.DecodeError:
+    except DecodeError:
         return None
     digest = told.get("sha256") if isinstance(told, dict) else None
     return digest if isinstance(digest, str) else None

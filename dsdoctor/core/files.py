@@ -8,7 +8,6 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,7 +97,7 @@ def replacing(path: Path, *, mode: int = PUBLIC) -> Iterator[BinaryIO]:
                 yield stream
             return
         with _folder_of(path) as folder:
-            hidden = f".dsdoctor-{secrets.token_hex(8)}.tmp"
+            hidden = f".dsdoctor-{os.urandom(8).hex()}.tmp"
             try:
                 with os.fdopen(os.open(hidden, NEW, mode, dir_fd=folder), "w+b") as file:
                     yield file
@@ -126,7 +125,7 @@ def write_text(path: Path, text: str, *, mode: int = PUBLIC, errors: str = "stri
 def open_new(path: Path, *, mode: int = PUBLIC) -> BinaryIO:
     """An empty file in place of ``path``, to be filled while others read it: a log, a trace."""
     with _named(path), _folder_of(path) as folder:
-        hidden = f".dsdoctor-{secrets.token_hex(8)}.tmp"
+        hidden = f".dsdoctor-{os.urandom(8).hex()}.tmp"
         number = os.open(hidden, NEW, mode, dir_fd=folder)
         try:
             os.rename(hidden, path.name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -33,7 +33,7 @@ LINKER = (
     r"|--(?:en|dis)able-new-dtags|--start-group|--end-group|--exclude-libs,ALL"
 )
 WORD = r"[a-z][a-z0-9]{0,13}"
-FLAG = re.compile(
+FLAG = (
     rf"-O(?:[0-3sgz]|fast)?|(?:{TAKES_PATH})={FOLDER}|-(?:I|L|B){FOLDER}"
     rf"|(?:-gencode|--generate-code)={CODE}|(?:-arch|-code|--gpu-architecture|--gpu-code)=(?:{TARGET})"
     r"|(?:-t|--threads|-split-compile|--split-compile)=?\d{1,3}|--?std=(?:c|gnu)(?:\+\+)?\d\w|-stdlib=libc\+\+"
@@ -91,7 +91,7 @@ def definitions(text: str) -> str:
     >>> definitions("cc -DA=1 -D B='x y' -D_FORTIFY_SOURCE=2 c.c")
     'cc -DA=... -D B=... -D_FORTIFY_SOURCE=2 c.c'
     """
-    return DEFINED.sub(lambda found: found[0] if FLAG.fullmatch(found[0]) else f"{found[1]}{GONE}", text)
+    return DEFINED.sub(lambda found: found[0] if re.fullmatch(FLAG, found[0]) else f"{found[1]}{GONE}", text)
 
 
 def parted(words: list[str]) -> Parted:
@@ -116,12 +116,12 @@ def _taken(word: str, after: str) -> int:
     name, equals, value = word.partition("=")
     if equals and name in FOR_HOST_COMPILER:
         return 1 if _all_known(value) else 0
-    return 1 if FLAG.fullmatch(word) else 0
+    return 1 if re.fullmatch(FLAG, word) else 0
 
 
 def _all_known(joined: str) -> bool:
     """Flags for the host's compiler, joined by commas."""
-    return bool(FLAG.fullmatch(joined)) or all(FLAG.fullmatch(word) for word in joined.split(","))
+    return bool(re.fullmatch(FLAG, joined)) or all(re.fullmatch(FLAG, word) for word in joined.split(","))
 
 
 def programs_of(words: list[str]) -> int:

@@ -5,7 +5,6 @@ Nothing that lies in it is run, so the folder around it may be one that others w
 
 import fcntl
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ def hidden_folder(parent: Path, purpose: str) -> Iterator[Path]:
     """A fresh folder that only this user may enter. Raises OSError."""
     prefix = f".dsdoctor-{purpose}-"
     _sweep(parent, prefix)
-    folder = parent / f"{prefix}{secrets.token_hex(8)}"
+    folder = parent / f"{prefix}{os.urandom(8).hex()}"
     folder.mkdir(mode=0o700)
     held = os.open(folder, OPEN)
     try:

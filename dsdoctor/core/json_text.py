@@ -1,8 +1,9 @@
-"""JSON in and out, where text and names may be anybody's: what is malformed is one kind of error, and any name can be written."""
+"""JSON in and out, where text and names may be anybody's: what is malformed is one kind of error, and any name can be written.
+
+msgspec is imported with the first document: a check has asked its questions by then.
+"""
 
 from typing import Any, Literal, TypeVar
-
-import msgspec
 
 T = TypeVar("T")
 
@@ -14,6 +15,8 @@ def decode(text: bytes | str, kind: type[T]) -> T:
     Traceback (most recent call last):
     msgspec.DecodeError: it is nested too deeply
     """
+    import msgspec
+
     try:
         return msgspec.json.decode(text, type=kind)
     except RecursionError:
@@ -28,6 +31,8 @@ def encode(value: Any, *, order: Literal["sorted"] | None = None) -> bytes:
     >>> encode({"file": "wei\udcdf"})
     b'{"file":"wei\\\\udcdf"}'
     """
+    import msgspec
+
     try:
         return msgspec.json.encode(value, order=order)
     except UnicodeEncodeError:

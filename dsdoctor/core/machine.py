@@ -277,6 +277,15 @@ class System:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Node:
+    """A machine that a wheel is for, from its snapshot. ``capabilities`` are those of its GPUs."""
+
+    name: str
+    system: System
+    capabilities: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """Everything that was asked. ``variables`` holds only the variables that steer builds; ``ds_names`` the names, not the
     values, of all whose name begins with DS_. ``loadable`` are those of WATCHED that an op of this Python finds, None where that

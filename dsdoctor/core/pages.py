@@ -1,8 +1,8 @@
 """A rule's id -> the address of its page. Where the pages are stands here and nowhere else."""
 
 ADDRESS = ""
-"""Where the pages are published, with a slash at its end. "" until somebody has published them: then an address is the part of
-it that stays the same, which ``dsdoctor explain`` completes by the page itself."""
+"""Where the pages are published, with a slash at its end: a release is built with it (DSDOCTOR_PAGES, which setup.py reads). ""
+in a checkout and in a build that names none: then an address is the part of it that is the same wherever the pages are."""
 
 
 def page_address(rule: str) -> str:

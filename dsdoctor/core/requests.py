@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
-from dsdoctor.core.build_models import Node
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.machine import Node
 from dsdoctor.core.options import HOW, TARGET, WHAT, flag, option, options
 
 
@@ -49,8 +49,9 @@ For = Annotated[
 SourceSpec = Annotated[
     str | None,
     option(
-        name="--source", metavar="DIR|SDIST|VERSION|newest|git+URL", group=WHAT,
-        help="DeepSpeed to build. Default: the installed version, else the newest release.",
+        name="--source", metavar="SOURCE", group=WHAT,
+        help="DeepSpeed to build: a folder, a source distribution, a version, newest, or git+URL. Default: the installed "
+             "version, else the newest release.",
     ),
 ]  # fmt: skip
 Arch = Annotated[

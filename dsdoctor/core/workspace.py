@@ -1,4 +1,7 @@
-"""The private folders a build works in: made with mode 0700, removed at the end, also those of a build that was killed."""
+"""The private folders a build works in: made with mode 0700, removed at the end, also those of a build that was killed.
+
+What locks is imported where a folder is made: every command asks this file where the cache is, and few work in it.
+"""
 
 import fcntl
 import os
@@ -10,9 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-from platformdirs import user_cache_path
-
 from dsdoctor.core.errors import ImpossiblePlan
 from dsdoctor.core.files import make_folder
 from dsdoctor.core.host import Host
@@ -23,6 +23,8 @@ def cache_folder(host: Host) -> Path:
     """Where sdists, assembled toolkits, logs and running builds lie: $DSDOCTOR_CACHE, else the user's cache folder."""
     named = host.variable("DSDOCTOR_CACHE")
     if not named:
+        from platformdirs import user_cache_path
+
         try:
             return user_cache_path("dsdoctor")
         except RuntimeError:
@@ -41,6 +43,8 @@ FIXED = Path("/tmp")
 @contextmanager
 def workspace(cache: Path) -> Iterator[Path]:
     """A fresh folder for one build, removed whatever happens. Raises ImpossiblePlan when the cache is not writable."""
+    from filelock import FileLock
+
     builds = private_folder(cache / "builds", "*")
     folder = builds / uuid.uuid4().hex
     held = FileLock(folder / LOCK, mode=0o600)
@@ -133,6 +137,8 @@ def untrusted(why: str) -> ImpossiblePlan:
 
 def _sweep(builds: Path) -> None:
     """Remove what killed builds left behind: theirs are the folders that nobody holds the lock of."""
+    from filelock import FileLock, Timeout
+
     for folder in filter(Path.is_dir, builds.iterdir()):
         lock = FileLock(folder / LOCK, mode=0o600, timeout=0)
         try:

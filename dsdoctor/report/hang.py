@@ -1,5 +1,6 @@
 """A verdict on a run in which nothing moves -> lines."""
 
+import re
 from collections.abc import Iterator
 
 from dsdoctor.hang.models import PROCESSES, RECORDERS, Incident, Verdict
@@ -7,6 +8,7 @@ from dsdoctor.hang.stacks import main_stack, ranks_words
 from dsdoctor.report.terminal import finding_lines
 
 MOST = 8
+PACKAGES = re.compile(r"^(\s*)/\S*/(?:site|dist)-packages/")
 
 
 def hang_lines(incident: Incident, verdict: Verdict) -> Iterator[str]:
@@ -18,7 +20,16 @@ def hang_lines(incident: Incident, verdict: Verdict) -> Iterator[str]:
     # of ranks that have ended there are only old ones
     if verdict.stacks and not incident.first_ended and any(map(main_stack, incident.ranks)):
         yield "the stacks, equal ones together:"
-        yield from (f"    {line}" for line in verdict.stacks)
+        yield from (f"    {_short(line)}" for line in verdict.stacks)
+
+
+def _short(line: str) -> str:
+    """A line of a stack, with a package's file as it is imported.
+
+    >>> _short("    /opt/venv/lib/python3.11/site-packages/deepspeed/comm/comm.py:294 in reduce_scatter_fn")
+    '    deepspeed/comm/comm.py:294 in reduce_scatter_fn'
+    """
+    return PACKAGES.sub(r"\1", line)
 
 
 def _what_works(incident: Incident) -> Iterator[str]:

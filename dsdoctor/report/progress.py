@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 # what draws a live table, and what compiles ops, is not imported before there is a build: most commands have none
@@ -22,14 +23,21 @@ ENDED = {"built", "cached", "failed", "interrupted"}
 class BuildProgress:
     """Shows the progress of each op as it comes. Use as a context manager; with ``quiet`` it shows nothing."""
 
-    def __init__(self, console: Console, *, quiet: bool) -> None:
-        self._console = console
+    def __init__(self, console: Console | None = None, *, quiet: bool) -> None:
+        """Without ``console`` it is stderr's."""
+        self._given = console
         self._quiet = quiet
         self._steps: dict[str, OpProgress] = {}
         self._since: dict[str, float] = {}
         self._took: dict[str, float] = {}
         self._live: Live | None = None
         self._begun = time.monotonic()
+
+    @cached_property
+    def _console(self) -> Console:
+        from rich.console import Console
+
+        return self._given or Console(stderr=True)
 
     def __enter__(self) -> BuildProgress:
         return self

@@ -10,8 +10,6 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.fix import Follows, step
 from dsdoctor.core.sentences import and_more
@@ -37,6 +35,8 @@ def show(console: Console, lines: Iterable[str]) -> None:
 
     In a pipe a line stays whole, so that it can be searched.
     """
+    from rich.text import Text
+
     width = console.width if console.is_terminal or os.environ.get("COLUMNS", "").isdigit() else None
     plain = not _has_marks(console)
     for line in map(printable, lines):

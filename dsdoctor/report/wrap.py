@@ -10,14 +10,15 @@ LISTED = re.compile(r"\s*(?:[-*|>]|\d+\.) ")
 RULE = re.compile(r"  \[[a-z0-9-]+\]$")
 COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")
 START = re.compile(r"\s*(?:(?:[✓✗!·*]|\d+\.) +|Fix: )?")
-DEEPEST = 30
+FURTHEST = 36
 """The furthest that what goes on is indented."""
 IN_LETTERS = {"✓": "ok", "!": "!!", "✗": "XX", "·": "--"}
 OTHERS = str.maketrans({"…": "...", "µ": "u", "→": "->", "×": "x"})
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """A line as it is where it fits, else in pieces. A command stays whole, to be pasted, and so does a row of a table.
+    """A line as it is where it fits, else in pieces. A command stays whole, to be pasted, and so does a row of a
+    table, but for words in its last column.
 
     >>> print(*wrapped("✗ one two three  [a-rule]", 14), sep="\\n")
     ✗ one two
@@ -27,17 +28,24 @@ def wrapped(line: str, width: int) -> list[str]:
     ['✓ /a/path/that/is/too/long', '  now']
     >>> wrapped("    then $ a long command", 10), wrapped("one  two  three  four", 10)
     (['    then $ a long command'], ['one  two  three  four'])
+    >>> wrapped("    /a/path/that/is/too/long in f", 14)
+    ['    /a/path/that/is/too/long', '      in f']
+    >>> print(*wrapped("✓ mesh  0.3 s  2 of 2 directions met", 30), sep="\\n")
+    ✓ mesh  0.3 s  2 of 2
+                   directions met
     """
     if len(line) <= width or COMMAND.match(line):
         return [line]
     columns = [found.end() for found in COLUMN.finditer(RULE.sub("", line))]
-    if len(columns) > 1:
+    if len(columns) > 1 and (columns[-1] > min(FURTHEST, width // 2) or " " not in line[columns[-1] :]):
         return [line]
-    indent = columns[0] if columns and columns[0] <= min(DEEPEST, width // 2) else _start(line)
+    indent = columns[-1] if columns and columns[-1] <= min(FURTHEST, width // 2) else _start(line)
     wrapper = textwrap.TextWrapper(
         width=width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
-    parts = wrapper.wrap(line)
+    # what is too long for any line keeps its place
+    wrapper.initial_indent = _indent(line)
+    parts = wrapper.wrap(line.lstrip())
     if len(parts) > 1 and len(parts[0].strip()) == 1:
         # a mark does not stand alone: what is too long for any line stays beside it
         parts[:2] = [f"{parts[0]} {parts[1].lstrip()}"]

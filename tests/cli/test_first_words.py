@@ -44,13 +44,52 @@ def test_the_words_come_first_on_a_terminal_and_never_into_a_pipe() -> None:
     assert "* reading" not in out + piped.stdout + piped.stderr
 
 
-@pytest.mark.slow
-def test_a_check_is_parsed_before_anything_heavy_is_imported() -> None:
-    code = "import dsdoctor.cli.app as a, dsdoctor.cli.check, sys; a.make_app(); print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+IMPORTED = """
+import os, sys
 
-    heavy = {"elftools", "rich.live", "rich.table", "rich.markdown", "requests", "pypi_simple", "dsdoctor.builder.make"}
-    assert heavy & set(found.split()) == set()
+def at_first_question(event, _):
+    if event == "subprocess.Popen":
+        print(*sys.modules, flush=True)
+        os._exit(0)
+
+sys.addaudithook(at_first_question)
+sys.argv = ["dsdoctor", "check", "--offline"]
+import dsdoctor.cli
+dsdoctor.cli.main()
+"""
+
+
+@pytest.mark.slow
+def test_a_check_asks_its_first_question_before_anything_heavy_is_imported() -> None:
+    found = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True, timeout=60)
+
+    modules = set(found.stdout.split())
+    heavy = {
+        "elftools",
+        "rich",
+        "requests",
+        "pypi_simple",
+        "filelock",
+        "packaging",
+        "hashlib",
+        "msgspec",
+        "cyclopts.completion",
+    }
+    assert {"dsdoctor.probe", "cyclopts"} <= modules
+    assert heavy & modules == set()
+    assert {
+        name for name in modules if name.startswith(("dsdoctor.builder", "dsdoctor.checks", "dsdoctor.comm."))
+    } == set()
+
+
+@pytest.mark.slow
+def test_a_page_is_explained_without_importing_what_has_other_rules() -> None:
+    argv = [sys.executable, "-X", "importtime", "-m", "dsdoctor", "explain", "torch-missing"]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+
+    assert "Why it matters" in told.stdout
+    assert "dsdoctor.checks.python" in told.stderr
+    assert not any(f"dsdoctor.{part}." in told.stderr for part in ("comm", "diagnosis", "hang", "memory", "overflow"))
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ from packaging.version import InvalidVersion, Version
 
 from dsdoctor.builder.plan.preconditions import GIB, working_torch
 from dsdoctor.core.architectures import OLDEST, check_known, compiled_by, numeric, parse_architectures
-from dsdoctor.core.build_models import Choice, Node, OpPlan, ToolkitPlan
+from dsdoctor.core.build_models import Choice, OpPlan, ToolkitPlan
 from dsdoctor.core.errors import ImpossiblePlan, UsageError
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import instead, step
-from dsdoctor.core.machine import Machine, Torch
+from dsdoctor.core.machine import Machine, Node, Torch
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.sentences import and_more
 

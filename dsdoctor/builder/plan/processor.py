@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dsdoctor.builder.plan.compiler import version_of
-from dsdoctor.core.build_models import Choice, Node
+from dsdoctor.core.build_models import Choice
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.isa import instructions_of, lacking_instructions
-from dsdoctor.core.machine import Compiler, Machine, System
+from dsdoctor.core.machine import Compiler, Machine, Node, System
 from dsdoctor.core.requests import BuildRequest
 from dsdoctor.core.sentences import and_more
 

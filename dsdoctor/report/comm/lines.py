@@ -17,7 +17,7 @@ from dsdoctor.report.terminal import finding_lines
 from dsdoctor.report.units import clipped, ranges, table
 
 MARKS = {PhaseState.OK: "✓", PhaseState.SLOW: "!", PhaseState.BROKEN: "✗", PhaseState.SKIPPED: "·"}
-NAME, SAID = 19, 66
+NAME, SECONDS = 19, 7
 MOST_RANKS = 64
 """Ranks that have a line each."""
 MOST_HOSTS = 16
@@ -33,12 +33,12 @@ def phase_line(result: PhaseResult) -> str:
 
     >>> from dsdoctor.comm.models import CommPhase
     >>> phase_line(PhaseResult(phase=CommPhase.MESH, state=PhaseState.OK, seconds=0.31, said="2 of 2 directions"))
-    '✓ tcp mesh             2 of 2 directions                                                     0.3 s'
+    '✓ tcp mesh               0.3 s  2 of 2 directions'
     """
     line = f"{MARKS[result.state]} {result.phase.value:<{NAME}}  "
     if result.state is PhaseState.SKIPPED:
-        return line + (result.said if "skipped" in result.said else f"skipped: {result.said}")
-    return f"{line}{result.said:<{SAID}}  {result.seconds:>5.1f} s"
+        return f"{line}{'':>{SECONDS}}  {result.said if 'skipped' in result.said else f'skipped: {result.said}'}"
+    return f"{line}{f'{result.seconds:.1f} s':>{SECONDS}}  {result.said}"
 
 
 def report_lines(report: Report, *, verbose: bool) -> Iterator[str]:
