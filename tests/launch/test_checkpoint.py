@@ -141,7 +141,7 @@ def test_what_becomes_universal_here_is_resumed_with_other_ranks_another_stage_a
 def test_each_damage_is_named_and_what_is_said_of_it_is_what_real_ranks_do() -> None:
     """A sample of ``benchmarks/checkpoint_faults.py``; whole folders of what it generates are in benchmarks/results."""
     with tempfile.TemporaryDirectory() as place:
-        rows = checkpoint_faults.rows(Path(place), ["zero2-bf16", "zero3-bf16"], 11)
+        rows, _ = checkpoint_faults.rows(Path(place), ["zero2-bf16", "zero3-bf16"], 11)
 
     assert [row for row in rows if row["verdict"].startswith("wrong")] == []
     assert {row["did"] for row in rows} >= {"loads", "fails on one rank"}
