@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsdoctor.checkpoint.archive import Archive, read_archive
+from dsdoctor.checkpoint.archive import Archive, Pickles, read_archive
 from dsdoctor.checkpoint.names import Part, ShardName, parse_name
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import read_limited
@@ -139,8 +139,9 @@ def is_tag(path: Path) -> bool:
 def read_tag(folder: TagFolder) -> Tag:
     """Read the directory and the pickle of each file of a tag."""
     named = [(name, parse_name(name)) for name in folder.files]
-    shards = [Shard(name=parsed, file=read_archive(folder.path / name)) for name, parsed in named if parsed]
-    parameters = tuple(_parameters(folder.path / UNIVERSAL)) if folder.universal else None
+    pickles: Pickles = {}
+    shards = [Shard(name=parsed, file=read_archive(folder.path / name, pickles)) for name, parsed in named if parsed]
+    parameters = tuple(_parameters(folder.path / UNIVERSAL, pickles)) if folder.universal else None
     return Tag(
         folder=folder,
         shards=tuple(sorted(shards, key=lambda shard: _order(shard.name))),
@@ -185,11 +186,11 @@ def _state(path: Path) -> os.stat_result | None:
         return None
 
 
-def _parameters(path: Path) -> Iterator[Parameter]:
+def _parameters(path: Path, pickles: Pickles) -> Iterator[Parameter]:
     for name in sorted(names_in(path)):
         if (path / name).is_dir():
             files = sorted(each for each in names_in(path / name) if each.endswith(".pt"))
-            yield Parameter(name=name, files=tuple(read_archive(path / name / each) for each in files))
+            yield Parameter(name=name, files=tuple(read_archive(path / name / each, pickles) for each in files))
 
 
 def _first_line(path: Path) -> str | None:

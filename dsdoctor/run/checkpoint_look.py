@@ -19,7 +19,7 @@ from dsdoctor.report.terminal import finding_lines, printable
 from dsdoctor.report.units import size
 
 MOST_FILES = 128
-"""While all other ranks wait: so many files of 720 parameters took 1.4 CPU-seconds on a slow processor."""
+"""While all other ranks wait: so many files of 720 parameters took 0.25 CPU-seconds, where ranks' pickles are the same."""
 
 CONDITIONS = {"checkpoint-needs-classes", "checkpoint-frozen-excluded"}
 """What a script may well have: whether it does, the load itself shows in the next moment."""

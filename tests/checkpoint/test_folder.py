@@ -7,6 +7,7 @@ import pytest
 
 from dsdoctor.checkpoint.judge import Judged, judge
 from dsdoctor.checkpoint.look import look
+from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.plan import Plan, Verdict
 from dsdoctor.core.finding import Finding, has_error
 from tests.checkpoint.written import KINDS, Kind, write
@@ -173,3 +174,15 @@ def test_what_is_no_file_of_torch_or_an_old_one_is_not_called_damaged_without_ca
 
     assert rules(found.findings) == {"checkpoint-not-read", "checkpoint-load-not-known"}
     assert not has_error(found.findings)
+
+
+def test_ranks_whose_pickles_are_the_same_share_what_was_read(tmp_path: Path) -> None:
+    write(tmp_path, Kind(stage=3, world=4))
+
+    found = judged(tmp_path)
+
+    assert found.examined is not None
+    contents = [shard.file.content for shard in found.examined.tag.of(Part.MODEL)]
+    assert len(contents) == 4
+    assert all(content is contents[0] for content in contents)
+    assert found.findings == ()
