@@ -15,8 +15,16 @@ from dsdoctor.checkpoint.walk import tensors
 from dsdoctor.core.files import open_regular
 
 LARGEST_PICKLE = 64 << 20
+DENIED = "you may not read it"
 ZIP, LEGACY = b"PK\x03\x04", (b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", b"\x80\x02}")
 LOCAL_HEADER = 30
+NOT_SAVED = (
+    (b"version https://git-lfs", "it is a pointer of git-lfs and not the file, which git lfs pull gets"),
+    (b"<", "it is a page of XML or HTML, as a download that was refused leaves it"),
+    (b"\x1f\x8b", "it is compressed by gzip"),
+    (b"\x28\xb5\x2f\xfd", "it is compressed by zstd"),
+)
+"""How a file begins that stands for one of torch, and what it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +76,10 @@ def read_archive(path: Path, pickles: Pickles) -> Archive:
     except FileNotFoundError:
         reason = "it is a link to a file that is not there" if path.is_symlink() else "it is not there"
         return Archive(path=path, problem=reason)
+    except IsADirectoryError:
+        return Archive(path=path, problem="it is a folder")
+    except PermissionError:
+        return Archive(path=path, unknown=DENIED)
     except OSError as error:
         return Archive(path=path, unknown=error.strerror or str(error))
 
@@ -82,15 +94,20 @@ def _read(path: Path, file: BinaryIO, pickles: Pickles) -> Archive:
     if start.startswith(LEGACY):
         return replace(known, unknown="it is in torch's format from before 1.6, which is not read")
     if not start.startswith(ZIP):
-        zeros = not start.strip(b"\0")
-        return replace(
-            known, problem="it begins with zeros: it was never written" if zeros else "it is no file of torch.save"
-        )
+        file.seek(0)
+        return replace(known, problem=_other_kind(file.read(len(NOT_SAVED[0][0]))))
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OverflowError, MemoryError, EOFError):
         return replace(known, problem=f"it ends after {size:,} bytes without the zip's directory: it was cut off")
     return _inside(known, archive, pickles)
+
+
+def _other_kind(start: bytes) -> str:
+    """What a file is that torch did not write, by its first bytes."""
+    if not start.strip(b"\0"):
+        return "it begins with zeros: it was never written"
+    return next((what for begin, what in NOT_SAVED if start.startswith(begin)), "it is no file of torch.save")
 
 
 def _inside(known: Archive, archive: zipfile.ZipFile, pickles: Pickles) -> Archive:

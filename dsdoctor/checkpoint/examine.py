@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from dsdoctor.checkpoint.contents import Facts, Shapes, facts_of, frozen_of, shapes_of
-from dsdoctor.checkpoint.look import Folder, Tag
+from dsdoctor.checkpoint.look import Folder, Shard, Tag
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.pickles import Tensor
 from dsdoctor.checkpoint.walk import at
@@ -46,7 +46,8 @@ def examine(folder: Folder, tag: Tag, *, chosen: bool = False) -> Examined:
 
 
 def without_leftovers(tag: Tag) -> tuple[Tag, tuple[str, ...]]:
-    """The tag without the files of ranks beyond those that rank 0's own files speak of, and the names of these.
+    """The tag without the files of ranks beyond those that rank 0's own files speak of, and without model states that the stage
+    of its optimizer has under another name; and the names of these.
 
     Rank 0 is in every run, so its files are those of the last save; a larger run that saved under the same tag before leaves the
     files of its further ranks, and load_checkpoint opens none of them.
@@ -56,9 +57,21 @@ def without_leftovers(tag: Tag) -> tuple[Tag, tuple[str, ...]]:
     if facts.data is None:
         return tag, ()
     ranks = max(facts.data, facts.partitions or 0)
-    kept = tuple(shard for shard in tag.shards if (shard.name.data or 0) < ranks)
+    kept = tuple(
+        shard for shard in tag.shards if (shard.name.data or 0) < ranks and not _of_another_stage(shard, tag, facts)
+    )
     gone = tuple(shard.file.path.name for shard in tag.shards if shard not in kept)
     return replace(tag, shards=kept), gone
+
+
+def _of_another_stage(shard: Shard, tag: Tag, facts: Facts) -> bool:
+    """Whether these are model states as another stage names them, beside those of the tag's own."""
+    if shard.part is not Part.MODEL or facts.stage is None:
+        return False
+    cut = facts.stage >= PARTITIONED
+    return (shard.name.data is not None) != cut and any(
+        (other.name.data is not None) == cut for other in tag.of(Part.MODEL)
+    )
 
 
 def _whole(tag: Tag) -> dict[str, tuple[int, ...]]:

@@ -65,10 +65,10 @@ Why it matters: a plain load_checkpoint then fails with "Missing key(s) in state
 How to fix it: load the base model first, and then load_checkpoint(..., load_module_strict=False).
 
 Since: 0.1""",
-    "checkpoint-leftover-shards": """A tag has files of ranks that the run which saved it last did not have.
+    "checkpoint-leftover-shards": """A tag has files of ranks, or of a stage, that the run which saved it last did not have.
 
-A larger run saved under the same tag in the same folder before, or somebody copied files. Rank 0's files say how many ranks the
-last one had.
+A larger run, or one of another stage, saved under the same tag in the same folder before, or somebody copied files. Rank 0's files
+say how many ranks the last one had, and the optimizer's at which stage it was.
 
 Why it matters: load_checkpoint opens only the files of its own ranks. zero_to_fp32.py takes every file by its name, and fails or
 puts weights of two runs together.
@@ -122,6 +122,17 @@ Files of torch before 1.6 are no zip. A file with another content than torch and
 Why it matters: what is wrong in it is not seen here.
 
 How to fix it: let a rank load it.
+
+Since: 0.1""",
+    "checkpoint-not-yours": """You may not read files of a tag.
+
+Saved by another user, or by root in a container, with rights for that user alone.
+
+Why it matters: load_checkpoint fails with a PermissionError on the ranks that read them, and others may have loaded already.
+
+How to fix it: start the training as the user who saved it, or let that user give the right to read.
+
+    $ ls -l DIR/TAG
 
 Since: 0.1""",
     "checkpoint-frozen-left-out": """zero_to_fp32.py leaves frozen parameters of this checkpoint out.

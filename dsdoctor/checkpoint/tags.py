@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.checkpoint.look import Folder, TagFolder, named_tag
+from dsdoctor.checkpoint.look import Folder, TagFolder, is_tag, named_tag
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.core.sentences import and_more
+
+LONGEST_NAME = 256
 
 
 def choose(folder: Folder, wanted: str | None) -> TagFolder | None:
@@ -44,7 +46,7 @@ def judge_latest(folder: Folder, *, chosen: bool) -> Iterator[Finding]:
             f"latest in {folder.path} is empty"
             if not folder.latest
             else f"latest in {folder.path} names {folder.latest!r}, and there is no such tag",
-            evidence=(f"tags: {names}",),
+            evidence=(f"tags: {names}", *_instead(folder)),
             fix="write it from the newest complete tag, or name the tag: load_checkpoint(DIR, tag=...)",
             steps=(step("python -m dsdoctor checkpoint {folder} --repair", folder=str(folder.path)),),
         )
@@ -55,6 +57,17 @@ def judge_latest(folder: Folder, *, chosen: bool) -> Iterator[Finding]:
             evidence=(folder.latest,),
             fix="let it name the tag alone, as save_checkpoint writes it",
         )
+
+
+def _instead(folder: Folder) -> Iterator[str]:
+    """What is there under the name that latest says, or why nothing can be."""
+    latest = folder.latest or ""
+    if latest.startswith(("\ufeff", "\\xff\\xfe", "\\xfe\\xff")):
+        yield "latest begins with a byte order mark, as editors and shells of Windows write it"
+    elif latest and "\0" not in latest and len(latest) < LONGEST_NAME and (folder.path / latest).is_dir():
+        inner = [path for path in sorted((folder.path / latest).iterdir()) if is_tag(path)]
+        yield f"{folder.path / latest} is there, and holds no file under a name that DeepSpeed looks for"
+        yield from (f"{path} does" for path in inner)
 
 
 def newer_tags(folder: Folder, judged: TagFolder | None) -> tuple[TagFolder, ...]:
