@@ -250,10 +250,8 @@ def verdict_on(case: Case, said: dict[str, Any], did: str) -> str:
 def made(place: Path, kinds: list[str]) -> list[Case]:
     """Let ranks save, where that was not done before; every case of what they saved."""
     saved, other = place / "saved", place / "other"
-    for folder, seed, universal in ((saved, "1", " ".join(UNIVERSAL)), (other, "2", "")):
-        if not (folder / "sums.json").exists():
-            folder.mkdir(exist_ok=True)
-            real.make(folder, *kinds, env={"EVERY_STEP": "1", "SEED": seed, "UNIVERSAL": universal})
+    if not (other / "sums.json").exists():
+        real.make_two(saved, other, *kinds, env={"EVERY_STEP": "1", "UNIVERSAL": " ".join(UNIVERSAL)})
     cases = [case for kind in kinds for case in of_folders(saved, other, kind)]
     cases += [
         Case(kind=kind, what="as it was saved", damage=lambda _: None, healthy=True, universal=True)
