@@ -14,7 +14,7 @@ from dsdoctor.checkpoint.pickles import Call
 from dsdoctor.checkpoint.sizes import size_problems
 from dsdoctor.checkpoint.walk import at
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.fix import Step, instead, step
 from dsdoctor.core.sentences import and_more
 
 MOST = 12
@@ -54,8 +54,25 @@ def missing(examined: Examined) -> Iterator[Finding]:
                 *_beside(examined, gone)[:4],
             ],
             fix="take an older tag, or copy the files from the node that wrote them",
-            steps=_listed(examined),
+            steps=(*_listed(examined), *_without_optimizer(examined, gone)),
         )
+
+
+def _without_optimizer(examined: Examined, gone: tuple[str, ...]) -> tuple[Step, ...]:
+    """The way that is left where files of the optimizer alone are missing: below stage 3 the weights stand in another file."""
+    names = [parse_name(name) for name in gone]
+    only = all(name is not None and name.part == Part.OPTIMIZER.name for name in names)
+    if not only or examined.facts.universal or (examined.facts.stage or PARTITIONED) >= PARTITIONED:
+        return ()
+    folder = examined.tag.folder
+    return (
+        instead(
+            "python -m dsdoctor checkpoint {folder} --tag {tag} --load no-optimizer",
+            note="whether its weights alone load",
+            folder=str(examined.folder.path),
+            tag=folder.name,
+        ),
+    )
 
 
 def _beside(examined: Examined, gone: tuple[str, ...]) -> list[str]:

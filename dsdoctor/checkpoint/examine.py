@@ -16,7 +16,7 @@ PARTITIONED = 3
 class Examined:
     """A tag in its folder. ``chosen``: whether the user named the tag, so that ``latest`` does not matter.
 
-    ``leftovers``: files of ranks that the run which saved last did not have; they are not among the tag's shards.
+    ``optimizer``: whether its optimizer's files matter. ``leftovers``: files of another run, which are not among the tag's shards.
     """
 
     folder: Folder
@@ -26,6 +26,7 @@ class Examined:
     parameters: Shapes = field(default_factory=dict)
     frozen: Shapes = field(default_factory=dict)
     leftovers: tuple[str, ...] = ()
+    optimizer: bool = True
 
 
 def examine(folder: Folder, tag: Tag, *, chosen: bool = False) -> Examined:
@@ -62,6 +63,22 @@ def without_leftovers(tag: Tag) -> tuple[Tag, tuple[str, ...]]:
     )
     gone = tuple(shard.file.path.name for shard in tag.shards if shard not in kept)
     return replace(tag, shards=kept), gone
+
+
+def another_training(examined: Examined, other: Examined) -> str:
+    """How a tag differs from one of the same training, "" where it does not."""
+    if examined.parameters and other.parameters and examined.parameters != other.parameters:
+        return "its parameters are other ones"
+    stages = (other.facts.stage, examined.facts.stage)
+    if None not in stages and stages[0] != stages[1]:
+        return f"it was saved at stage {stages[0]}, and that one at stage {stages[1]}"
+    return ""
+
+
+def without_optimizer(examined: Examined) -> Examined:
+    """The tag as a load sees it that leaves the optimizer's files alone."""
+    shards = tuple(shard for shard in examined.tag.shards if shard.part is not Part.OPTIMIZER)
+    return replace(examined, tag=replace(examined.tag, shards=shards), optimizer=False)
 
 
 def _of_another_stage(shard: Shard, tag: Tag, facts: Facts) -> bool:

@@ -163,6 +163,29 @@ Why it matters: load_checkpoint(DIR) does not take it.
 How to fix it: name the tag, if it is the one you want.
 
 Since: 0.1""",
+    "checkpoint-optimizer-skipped": """load_checkpoint is called so that it leaves the optimizer out, and says nothing of that.
+
+load_optimizer_states=False takes the weights, the step and the schedule of the learning rate. load_module_only=True takes the
+weights alone. Below stage 3 the optimizer's files are not even opened.
+
+Why it matters: Adam begins with moments of zero, as at the first step: the loss jumps, and a long training loses what it had
+learned about its gradients. In bf16 the fp32 weights are those of the model, rounded.
+
+How to fix it: leave the argument out where a training is to go on. For a fine-tuning from the weights it is right.
+
+Since: 0.1""",
+    "checkpoint-weights-of-latest": """A tag is named, and load_checkpoint takes the weights of another one.
+
+At stage 3 load_optimizer_states=False puts the weights together with the function of zero_to_fp32.py, and calls it with the folder
+alone: it takes the tag that the file latest names, also where load_checkpoint was given another one. Without the file it fails.
+
+Why it matters: the step and the schedule are those of the tag that was named, and the weights are not.
+
+How to fix it: let latest name the tag for this load, or merge the tag and load its weights into the model.
+
+    $ python -m dsdoctor checkpoint DIR --tag TAG --merge OUT
+
+Since: 0.1""",
     "checkpoint-needs-universal": """The planned run has another number of ranks, or another type, than the one that saved.
 
 DeepSpeed cuts the optimizer's states up for each rank, and does not cut them anew while it loads. A universal checkpoint holds

@@ -10,6 +10,8 @@ from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.core.errors import UsageError
 
 PROVEN_WITH = "0.19.8"
+ALL, NO_OPTIMIZER, MODULE = "all", "no-optimizer", "module"
+"""How load_checkpoint is called: as it is, with load_optimizer_states=False, with load_module_only=True."""
 
 
 class Verdict(enum.Enum):
@@ -23,13 +25,14 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The run that is planned; None for as it was saved. ``world``: all ranks."""
+    """The run that is planned; None for as it was saved. ``world``: all ranks. ``load``: ALL, NO_OPTIMIZER or MODULE."""
 
     world: int | None = None
     stage: int | None = None
     dtype: str | None = None
     tensor: int | None = None
     pipeline: int | None = None
+    load: str = ALL
 
 
 @dataclass(frozen=True, kw_only=True)

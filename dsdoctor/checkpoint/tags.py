@@ -78,8 +78,11 @@ def newer_tags(folder: Folder, judged: TagFolder | None) -> tuple[TagFolder, ...
     return tuple(sorted(later, key=lambda tag: tag.step or 0))
 
 
-def judge_newer(newer: TagFolder, broken: tuple[Finding, ...], judged: TagFolder) -> Finding:
-    """A later tag than the one that latest names: one that is not whole, or one that was not made the latest."""
+def judge_newer(newer: TagFolder, broken: tuple[Finding, ...], judged: TagFolder, differs: str = "") -> Finding:
+    """A later tag than the one that latest names: one that is not whole, or one that was not made the latest.
+
+    ``differs``: how it shows that it is of another training.
+    """
     if broken:
         return Finding.warning(
             "checkpoint-newest-incomplete",
@@ -97,5 +100,6 @@ def judge_newer(newer: TagFolder, broken: tuple[Finding, ...], judged: TagFolder
     return Finding.note(
         "checkpoint-newer-tag",
         f"{newer.name} is newer than {judged.name}, which is the one that would be loaded",
+        evidence=[f"they may be of two trainings: {differs}"] if differs else [],
         fix="name the tag to load it: load_checkpoint(DIR, tag=...)",
     )

@@ -160,6 +160,19 @@ def test_latest_that_is_gone_wrong_or_behind_is_told(tmp_path: Path) -> None:
     assert not has_error(incomplete.findings)
 
 
+def test_a_newer_tag_of_another_training_is_told_as_such(tmp_path: Path) -> None:
+    write(tmp_path, Kind(step=1))
+    write(tmp_path, Kind(step=2), latest=False)
+    same = judged(tmp_path)
+    write(tmp_path, Kind(stage=3, step=3), latest=False)
+    two = judged(tmp_path)
+
+    assert [each.evidence for each in same.findings] == [()]
+    assert two.findings[1].evidence == (
+        "they may be of two trainings: it was saved at stage 3, and that one at stage 2",
+    )
+
+
 def test_a_folder_without_a_tag_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
 
