@@ -84,13 +84,25 @@ def outcome(facts: Facts, plan: Plan) -> Outcome:
     if run is None or facts.stage is None:
         return Outcome(verdict=Verdict.UNKNOWN, why="no file says at which ZeRO stage it was saved")
     if (run.tensor, run.pipeline) != (facts.tensor, facts.pipeline):
-        why = f"it was saved with {_layout(facts.tensor, facts.pipeline)}, and {_layout(run.tensor, run.pipeline)} was not tried"
-        return Outcome(verdict=Verdict.UNKNOWN, why=why)
+        return _other_layout(facts, run)
     if _family(run.stage) != _family(facts.stage):
         return _other_family(facts, run)
     if facts.universal:
         return _universal(facts)
     return _without_zero(facts, run) if facts.stage == 0 else _sharded(facts, run)
+
+
+def _other_layout(facts: Facts, run: Run) -> Outcome:
+    """Tensors that are cut for other ranks, or other pipeline stages."""
+    saved, planned_now = _layout(facts.tensor, facts.pipeline), _layout(run.tensor, run.pipeline)
+    if facts.cut_by_deepspeed and not facts.universal and run.pipeline == facts.pipeline:
+        why = (
+            f"not as it is (it was saved with {saved}, and the run has {planned_now}), and converting it was not tried"
+        )
+        return Outcome(
+            verdict=Verdict.UNKNOWN, why=why, words="AssertionError: key: ... is not found in the checkpoint"
+        )
+    return Outcome(verdict=Verdict.UNKNOWN, why=f"it was saved with {saved}, and {planned_now} was not tried")
 
 
 def _other_family(facts: Facts, run: Run) -> Outcome:
@@ -152,11 +164,11 @@ def _without_zero(facts: Facts, run: Run) -> Outcome:
             )
         why = f"the optimizer of a {run.dtype} run has other states than that of a {facts.dtype} run"
         return Outcome(verdict=Verdict.CANNOT, why=why, words="KeyError, while it loads the optimizer")
-    if facts.experts and run.data != facts.data:
-        return Outcome(verdict=Verdict.UNKNOWN, why="experts were tried with the same ranks only")
-    return Outcome(
-        verdict=Verdict.LOADS, why="without ZeRO each rank loads the whole of it, whatever the number of ranks"
-    )
+    if (facts.experts or (facts.tensor or 1) > 1) and run.data != facts.data:
+        return Outcome(verdict=Verdict.UNKNOWN, why="experts and cut tensors were tried with the same ranks only")
+    whole = "the whole of it, whatever the number of ranks"
+    part = "the file of its part of the tensors" if (facts.tensor or 1) > 1 else whole
+    return Outcome(verdict=Verdict.LOADS, why=f"without ZeRO each rank loads {part}")
 
 
 def _sharded(facts: Facts, run: Run) -> Outcome:
