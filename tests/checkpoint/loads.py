@@ -77,7 +77,8 @@ def begin(number, rank, order, place):
         WORLD_SIZE="2",
         LOCAL_WORLD_SIZE="2",
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="1",
+        # DeepSpeed names its shared memory after the port, and an earlier pair may still wait
+        MASTER_PORT=str(number + 1),
     )
     # whatever happens, a forked rank never comes back
     try:
