@@ -280,19 +280,21 @@ def load(orders, answers):
 
 
 def main():
+    # the converter reads sys.argv too, which is then its own
+    what, *given = sys.argv[1:]
     deepspeed.init_distributed("gloo")
-    if sys.argv[1] == "make":
-        make(Path(sys.argv[2]), sys.argv[3:])
-    elif sys.argv[1] == "make-two":
+    if what == "make":
+        make(Path(given[0]), given[1:])
+    elif what == "make-two":
         # two trainings of the same kinds; the second one has other weights
-        make(Path(sys.argv[2]), sys.argv[4:])
-        make(Path(sys.argv[3]), sys.argv[4:], SEED + 1, convert=False)
-    elif sys.argv[1] == "hugging-face":
-        hugging_face(Path(sys.argv[2]), sys.argv[3])
-    elif sys.argv[1] == "fill":
-        fill(Path(sys.argv[2]))
+        make(Path(given[0]), given[2:])
+        make(Path(given[1]), given[2:], SEED + 1, convert=False)
+    elif what == "hugging-face":
+        hugging_face(Path(given[0]), given[1])
+    elif what == "fill":
+        fill(Path(given[0]))
     else:
-        load(*sys.argv[2:4])
+        load(*given)
 
 
 if __name__ == "__main__":
