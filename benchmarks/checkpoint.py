@@ -120,6 +120,7 @@ def row(folder: Path, name: str, plan: Plan, results: list[bool]) -> dict[str, A
         "checkpoint-load-not-known",
         "checkpoint-frozen-left-out",
         "checkpoint-optimizer-skipped",
+        "checkpoint-weights-undone",
     }
     return {
         "saved": name, "world": plan.world, "stage": plan.stage, "dtype": plan.dtype, "tensor": plan.tensor, "load": plan.load,

@@ -110,7 +110,7 @@ def _about(decided: Outcome, examined: Examined, plan: Plan) -> Iterator[Finding
     evidence = [
         *([f"DeepSpeed says: {decided.words}"] if decided.words else []),
         *_weights_alone(decided, facts, plan),
-        _proof(facts) if plan.load == ALL else f"as load_checkpoint of DeepSpeed {PROVEN_WITH} is written",
+        _proof(facts),
     ]
     if decided.verdict is Verdict.CANNOT:
         yield Finding.error(

@@ -186,6 +186,16 @@ How to fix it: let latest name the tag for this load, or merge the tag and load 
     $ python -m dsdoctor checkpoint DIR --tag TAG --merge OUT
 
 Since: 0.1""",
+    "checkpoint-weights-undone": """A load without the optimizer is undone by the first step.
+
+Without ZeRO, in bf16, the optimizer keeps fp32 weights of its own. load_optimizer_states=False loads the model's weights and leaves
+those as the model was made; each step writes them into the model.
+
+Why it matters: the loss is right until the first step, and then that of a model that was never trained.
+
+How to fix it: load with load_module_only=True, which makes the fp32 weights anew of the model's, or train at stage 1.
+
+Since: 0.1""",
     "checkpoint-needs-universal": """The planned run has another number of ranks, or another type, than the one that saved.
 
 DeepSpeed cuts the optimizer's states up for each rank, and does not cut them anew while it loads. A universal checkpoint holds

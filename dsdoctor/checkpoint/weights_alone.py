@@ -1,6 +1,6 @@
 """A load that leaves the optimizer out (``load_optimizer_states=False``, ``load_module_only=True``) -> what becomes of it.
 
-As DeepSpeed 0.19.8 is written (engine.py); compared with real ranks in tests/launch/test_checkpoint.py.
+As real ranks of DeepSpeed 0.19.8 did; the table is compared with them in tests/launch/test_checkpoint.py.
 """
 
 from collections.abc import Iterator
@@ -55,6 +55,7 @@ def _partitioned(facts: Facts, run: Run, plan: Plan) -> Outcome:
 def judge_weights_alone(examined: Examined, plan: Plan) -> Iterator[Finding]:
     """What a load that succeeds leaves behind without a word."""
     yield from _of_latest(examined, plan)
+    yield from _undone(examined, plan)
     name = examined.tag.folder.name
     more = (
         ("the step, the schedule of the learning rate and the counted samples begin anew too",)
@@ -67,6 +68,20 @@ def judge_weights_alone(examined: Examined, plan: Plan) -> Iterator[Finding]:
         evidence=("Adam's moments are zero, as at the first step of a training", *_rounded(examined), *more),
         fix="leave the argument out where the training is to go on as if it had not stopped",
     )
+
+
+def _undone(examined: Examined, plan: Plan) -> Iterator[Finding]:
+    """Without ZeRO the bf16 optimizer has fp32 weights of its own, which this argument leaves as the model was made."""
+    run = planned(examined.facts, plan)
+    if plan.load == NO_OPTIMIZER and run is not None and run.stage == 0 and run.dtype == "bf16":
+        yield Finding.error(
+            "checkpoint-weights-undone",
+            f"load_optimizer_states=False without ZeRO in bf16: the first step puts the weights of {examined.tag.folder.name} back",
+            evidence=(
+                "the optimizer keeps the fp32 weights that the model was made with, and each step writes them into the model",
+            ),
+            fix="load with load_module_only=True, which makes the fp32 weights anew, or train at stage 1",
+        )
 
 
 def _rounded(examined: Examined) -> Iterator[str]:

@@ -65,6 +65,17 @@ def test_at_stage_3_the_weights_are_those_of_the_tag_that_latest_names(tmp_path:
     assert rules(without)[0] == "checkpoint-weights-of-latest"
 
 
+def test_without_zero_in_bf16_the_first_step_undoes_the_load(tmp_path: Path) -> None:
+    write(tmp_path, Kind(stage=1, dtype="bf16"))
+
+    undone = judged(tmp_path, NO_OPTIMIZER, stage=0)
+    refreshed = judged(tmp_path, MODULE, stage=0)
+    sharded = judged(tmp_path, NO_OPTIMIZER, stage=2)
+
+    assert rules(undone) == ["checkpoint-weights-undone", "checkpoint-optimizer-skipped"]
+    assert rules(refreshed) == rules(sharded) == ["checkpoint-optimizer-skipped"]
+
+
 def test_what_was_not_tried_is_said_to_be_unknown(tmp_path: Path) -> None:
     for kind in (Kind(stage=1, dtype="bf16", experts=2), Kind(stage=1, pipeline=True), Kind(stage=1, dtype="fp16")):
         write(tmp_path / kind.name, kind)
