@@ -1,4 +1,4 @@
-"""Tensors that are cut up over ranks: loaded as they were saved, and nothing is promised for another cut.
+"""Tensors that are cut up over ranks: those that DeepSpeed cut, and those that a model cuts itself.
 
 Real ranks of AutoTP load them in ``benchmarks/checkpoint.py``.
 """
@@ -16,6 +16,7 @@ def cut(stage: int, *, by_deepspeed: bool = True) -> Facts:
     return Facts(
         version="0.19.8", step=2, stage=stage, dtype="bf16", data=1, model=2, pipeline=1, tensor=2,
         partitions=1 if stage else None, bf16=stage > 0, sharded_optimizer=stage > 0, cut_by_deepspeed=by_deepspeed,
+        injected=by_deepspeed,
     )  # fmt: skip
 
 
@@ -25,24 +26,27 @@ def test_cut_tensors_load_with_the_ranks_that_saved_them(stage: int) -> None:
     assert outcome(cut(stage, by_deepspeed=False), Plan(world=2)).verdict is Verdict.LOADS
 
 
-def test_another_cut_or_other_ranks_are_never_said_to_load() -> None:
-    plans = [
-        Plan(world=2, tensor=1),
-        Plan(world=4, tensor=4),
-        Plan(world=4),
-        Plan(tensor=1),
-        Plan(world=2, pipeline=2, tensor=1),
-    ]
-    for stage, plan, by_deepspeed in itertools.product((0, 1, 2, 3), plans, (True, False)):
-        assert outcome(cut(stage, by_deepspeed=by_deepspeed), plan).verdict is not Verdict.LOADS
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_what_deepspeed_cut_goes_to_other_ranks_and_fewer_pieces_by_a_universal_checkpoint(stage: int) -> None:
+    whole, ranks, more, pipeline = (
+        outcome(cut(stage), plan).verdict
+        for plan in (
+            Plan(world=2, tensor=1),
+            Plan(world=4),
+            Plan(world=4, tensor=4),
+            Plan(world=2, pipeline=2, tensor=1),
+        )
+    )
+
+    assert whole is (Verdict.UNIVERSAL if stage else Verdict.CANNOT)
+    assert ranks is (Verdict.UNIVERSAL if stage else Verdict.LOADS)
+    assert more is pipeline is Verdict.UNKNOWN
 
 
-def test_what_is_known_of_another_cut_by_deepspeed_is_said() -> None:
-    ours, models_own = (outcome(cut(2, by_deepspeed=each), Plan(world=2, tensor=1)) for each in (True, False))
-
-    assert "not as it is" in ours.why
-    assert "is not found" in ours.words
-    assert models_own.why.endswith("was not tried")
+def test_another_cut_or_other_ranks_of_a_models_own_cut_are_never_promised() -> None:
+    plans = [Plan(world=2, tensor=1), Plan(world=4, tensor=4), Plan(world=4), Plan(tensor=1)]
+    for stage, plan in itertools.product((0, 1, 2, 3), plans):
+        assert outcome(cut(stage, by_deepspeed=False), plan).verdict is Verdict.UNKNOWN
 
 
 def test_between_stages_that_name_other_files_cut_tensors_cannot_be_loaded_either() -> None:
