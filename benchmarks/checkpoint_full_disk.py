@@ -102,7 +102,7 @@ def run_full(
             str(out / "new"),
             *options[1:],
         ]
-        thief = threading.Thread(target=taken, args=(disk, out, 4 << 20, done))
+        thief = threading.Thread(target=taken, args=(disk, out, (8 if options[0] == "--merge" else 1) << 20, done))
         thief.start()
         environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(Path(__file__).parents[1])}
         ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200, env=environment)
