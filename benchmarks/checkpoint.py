@@ -2,12 +2,14 @@
 
     python benchmarks/checkpoint.py --json FILE            # the whole table: about five minutes on two processors
     python benchmarks/checkpoint.py --every 9 --worlds 2   # a sample of it
+    python benchmarks/checkpoint.py --kinds zero1-bf16     # those of one kind
 
-Generated: kind x saved stage x saved type x planned stage x planned type x ranks, as it is and converted. Exits with 1 where one
-disagrees.
+Generated: kind x saved stage x saved type x planned stage x planned type x ranks x cut of tensors x how it is loaded, as it is and
+converted. Exits with 1 where one disagrees.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -19,12 +21,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from dsdoctor.checkpoint.judge import judge
 from dsdoctor.checkpoint.look import look
-from dsdoctor.checkpoint.plan import PROVEN_WITH, Plan, Verdict
+from dsdoctor.checkpoint.plan import ALL, MODULE, NO_OPTIMIZER, PROVEN_WITH, Plan, Verdict
 from tests.checkpoint import real
 
 TAG = "global_step2"
-DTYPES = {"zero": ("fp32", "bf16"), "frozen": ("fp32",), "experts": ("bf16",), "pipeline": ("fp32", "bf16")}
-STAGES = {"zero": (0, 1, 2, 3), "frozen": (1, 2, 3), "experts": (0, 1, 2), "pipeline": (0, 1)}
+BOTH = ("fp32", "bf16")
+DTYPES = {"zero": BOTH, "frozen": ("fp32",), "experts": ("bf16",), "pipeline": BOTH, "tensors": BOTH}
+STAGES = {"zero": (0, 1, 2, 3), "frozen": (1, 2, 3), "experts": (0, 1, 2), "pipeline": (0, 1), "tensors": (0, 1, 2)}
+ARGUMENTS = {ALL: {}, NO_OPTIMIZER: {"load_optimizer_states": False}, MODULE: {"load_module_only": True}}
 
 
 def plans(name: str, world: int) -> list[Plan]:
@@ -32,7 +36,12 @@ def plans(name: str, world: int) -> list[Plan]:
     kind = name.rstrip("0123-bfp6")
     if world == 1 and kind in {"experts", "pipeline"}:
         return []
-    return [Plan(world=world, stage=stage, dtype=dtype) for stage in STAGES[kind] for dtype in DTYPES[kind]]
+    loads = tuple(ARGUMENTS) if kind == "zero" else (ALL,)
+    cuts = [each for each in (1, 2, 4) if each <= world] if kind == "tensors" else [None]
+    return [
+        Plan(world=world, stage=stage, dtype=dtype, tensor=tensor, load=load)
+        for stage, dtype, tensor, load in itertools.product(STAGES[kind], DTYPES[kind], cuts, loads)
+    ]
 
 
 def main() -> int:
@@ -40,11 +49,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--kinds", nargs="+", default=[])
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        rows = table(folder, real.make(folder), given.every, given.worlds)
+        rows = table(folder, real.make(folder, *given.kinds), given.every, given.worlds)
     counted = Counter(row["verdict"] for row in rows)
     wrong = [row for row in rows if row["agrees"] is False]
     healthy = [row for row in rows if row["alarms"]]
@@ -72,7 +82,9 @@ def table(folder: Path, sums: dict[str, list[float]], every: int, worlds: list[i
         answers = real.load(world, [order for case in cases for order in orders(folder, *case)], folder)
         done = iter(answers)
         for name, plan in cases:
-            results = [real.loaded(next(done), sums[name]) for _ in orders(folder, name, plan)]
+            # Adam's moments are those that were saved, or none where the optimizer was left out
+            whole = [sums[name][0], sums[name][1] if plan.load == ALL else 0.0]
+            results = [real.loaded(next(done), whole) for _ in orders(folder, name, plan)]
             rows.append(row(folder, name, plan, results))
     return rows
 
@@ -80,8 +92,16 @@ def table(folder: Path, sums: dict[str, list[float]], every: int, worlds: list[i
 def orders(folder: Path, name: str, plan: Plan) -> list[dict[str, Any]]:
     """The checkpoint as it is, and converted where that was possible."""
     kind = name.rstrip("0123-bfp6")
-    order = {"kind": kind, "folder": str(folder / name), "stage": plan.stage, "dtype": plan.dtype}
-    universal = (folder / name / f"{TAG}_universal").is_dir()
+    order = {
+        "kind": kind,
+        "folder": str(folder / name),
+        "stage": plan.stage,
+        "dtype": plan.dtype,
+        "load": ARGUMENTS[plan.load],
+    }
+    if plan.tensor is not None:
+        order["tensor"] = plan.tensor
+    universal = plan.load == ALL and (folder / name / f"{TAG}_universal").is_dir()
     return [{**order, "tag": TAG}, *([{**order, "universal": True}] if universal else [])]
 
 
@@ -99,9 +119,11 @@ def row(folder: Path, name: str, plan: Plan, results: list[bool]) -> dict[str, A
         "checkpoint-cannot-load",
         "checkpoint-load-not-known",
         "checkpoint-frozen-left-out",
+        "checkpoint-optimizer-skipped",
+        "checkpoint-weights-undone",
     }
     return {
-        "saved": name, "world": plan.world, "stage": plan.stage, "dtype": plan.dtype,
+        "saved": name, "world": plan.world, "stage": plan.stage, "dtype": plan.dtype, "tensor": plan.tensor, "load": plan.load,
         "verdict": judged.outcome.verdict.value, "loaded": results[0], "converted": (results[1:] or [None])[0],
         "agrees": agreed, "alarms": sorted({each.rule for each in judged.findings} - unasked),
     }  # fmt: skip

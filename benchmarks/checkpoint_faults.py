@@ -3,7 +3,7 @@
     python benchmarks/checkpoint_faults.py --json FILE             # all: about fifteen minutes on two processors
     python benchmarks/checkpoint_faults.py --kinds zero2-fp32      # those of one kind
     python benchmarks/checkpoint_faults.py --every 20              # a sample
-    python benchmarks/checkpoint_faults.py --minutes 8             # as many as that allows, in an order drawn once
+    python benchmarks/checkpoint_faults.py --seconds 240 --place FOLDER --json FILE   # a slice; again: goes on where it ended
 
 Generated: kind x file x damage, and what befalls a folder: swapped ranks, files of another step or another training, latest, links.
 A case is wrong where dsdoctor lets pass what does not load or loads other values, where it does not name the file, and where it
@@ -41,13 +41,16 @@ KINDS = (
 )  # fmt: skip
 UNIVERSAL = ("zero2-fp32", "zero3-bf16")
 CUTS = 10
+FASTEST = 0.5
+"""Seconds that a case at least takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A damage: what it is, what it does to a copy of the folder, the file that is to be named ("" for none).
 
-    ``alone``: no other file of the folder holds what this one holds, so nothing can tell that it is another's."""
+    ``alone``: no other file of the folder holds what this one holds, so nothing can tell that it is another's.
+    ``torch_alone``: torch opens the file instead of ranks; a rank that reads it can do no more."""
 
     kind: str
     what: str
@@ -56,6 +59,7 @@ class Case:
     healthy: bool = False
     universal: bool = False
     alone: bool = False
+    torch_alone: bool = False
 
     @property
     def name(self) -> str:
@@ -106,6 +110,9 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     **{f"cut off at {place + 1}/{CUTS + 1}": cut(place) for place in range(CUTS)},
 }  # fmt: skip
 
+MORE_CUTS = {f"cut off at {place + 1}/{CUTS + 1}" for place in range(CUTS) if place not in {0, CUTS // 2, CUTS - 1}}
+"""Ranks load a file that was cut off at the beginning, in the middle and before its end; of the others torch is asked."""
+
 
 def of_files(folder: Path, kind: str, *, universal: bool) -> Iterator[Case]:
     """Every damage of every file. Of a universal tag's many small files each is gone, cut and flipped once."""
@@ -119,7 +126,10 @@ def of_files(folder: Path, kind: str, *, universal: bool) -> Iterator[Case]:
             if not universal or what in {"gone", "a flipped bit", "cut off at 5/11"}:
                 if what == "a flipped bit" and not has_tensors(path):
                     continue
-                yield Case(kind=kind, what=what, file=name, universal=universal, damage=on(name, damage))
+                yield Case(
+                    kind=kind, what=what, file=name, universal=universal, damage=on(name, damage),
+                    torch_alone=what in MORE_CUTS and not universal,
+                )  # fmt: skip
 
 
 def has_tensors(path: Path) -> bool:
@@ -151,7 +161,7 @@ def of_folders(folder: Path, other: Path, kind: str) -> Iterator[Case]:
         yield Case(
             kind=kind, what="of another training", file=name, damage=replaced(other / kind / name, name), alone=alone
         )
-        yield Case(kind=kind, what="a link to the whole file", damage=on(name, linked), healthy=True)
+        yield Case(kind=kind, what=f"{path.name} a link to the whole file", damage=on(name, linked), healthy=True)
     for what, text in (("gone", None), ("of no tag", "global_step9"), ("empty", "")):
         yield Case(kind=kind, what=f"latest {what}", damage=latest(text))
     for what, text in (("with a line's end", f"{TAG}\n"), ("of the older tag", OLDER)):
@@ -188,15 +198,19 @@ def tag_linked(folder: Path) -> None:
 
 
 def order_of(case: Case, folder: Path) -> dict[str, Any]:
+    if case.torch_alone:
+        return {"open": str(folder / case.file)}
     kind, dtype = case.kind.split("-")
     return {
         "kind": kind[:-1], "stage": int(kind[-1]), "dtype": dtype, "folder": str(folder), "universal": case.universal, "tag": None,
     }  # fmt: skip
 
 
-def became(ranks: list[dict[str, Any]], healthy: dict[str, Any]) -> str:
+def became(case: Case, ranks: list[dict[str, Any]], healthy: dict[str, Any]) -> str:
     """What the ranks did, in a word."""
     failed = ["error" in rank for rank in ranks]
+    if case.torch_alone:
+        return "torch does not open it" if all(failed) else "torch opens it"
     if all(failed):
         return "fails"
     if any(failed):
@@ -226,61 +240,74 @@ def judged(case: Case, folder: Path) -> dict[str, Any]:
 
 def verdict_on(case: Case, said: dict[str, Any], did: str) -> str:
     """right, or how it is wrong. The older tag that latest names is whole, and is loaded as it was saved."""
-    if case.healthy or did == "loads":
+    if case.healthy or did in {"loads", "torch opens it"}:
         return "right" if not said["by"] else "told although it loads"
     if not said["alarm"]:
         return "not told: nothing beside the file says so" if case.alone else "wrong: not told"
     return "right" if said["named"] else "wrong: the file is not named"
 
 
-def rows(place: Path, kinds: list[str], every: int = 1, seconds: float = 3600) -> list[dict[str, Any]]:
-    """Make, damage, judge, load; a row for each case."""
+def made(place: Path, kinds: list[str]) -> list[Case]:
+    """Let ranks save, where that was not done before; every case of what they saved."""
     saved, other = place / "saved", place / "other"
-    for folder, seed, universal in ((saved, "1", " ".join(UNIVERSAL)), (other, "2", "")):
-        folder.mkdir()
-        real.make(folder, *kinds, env={"EVERY_STEP": "1", "SEED": seed, "UNIVERSAL": universal})
+    if not (other / "sums.json").exists():
+        real.make_two(saved, other, *kinds, env={"EVERY_STEP": "1", "UNIVERSAL": " ".join(UNIVERSAL)})
     cases = [case for kind in kinds for case in of_folders(saved, other, kind)]
-    healthy = [case for case in cases if case.what == "as it was saved"]
-    whole = [
+    cases += [
         Case(kind=kind, what="as it was saved", damage=lambda _: None, healthy=True, universal=True)
         for kind in UNIVERSAL
         if kind in kinds
     ]
-    more = [case for kind in kinds for case in of_files(saved, kind, universal=False)]
-    more += [case for kind in UNIVERSAL if kind in kinds for case in of_files(saved, kind, universal=True)]
-    rest = [case for case in (*cases, *more) if case not in healthy][::every]
+    cases += [case for kind in kinds for case in of_files(saved, kind, universal=False)]
+    return cases + [case for kind in UNIVERSAL if kind in kinds for case in of_files(saved, kind, universal=True)]
+
+
+def rows(
+    place: Path, kinds: list[str], every: int = 1, seconds: float = 3600, done: frozenset[str] = frozenset()
+) -> tuple[list[dict[str, Any]], int]:
+    """Damage, judge, load: a row for each case that is not done; and how many are left, in an order that is drawn once."""
+    end = time.monotonic() + seconds
+    cases = made(place, kinds)
+    rest = [case for case in cases if case.what != "as it was saved"][::every]
     random.Random(5).shuffle(rest)  # noqa: S311
-    return compared(place, saved, [*healthy, *whole, *rest], seconds)
+    rest = [case for case in rest if case.name not in done]
+    asked = rest[: max(1, int((end - time.monotonic()) / FASTEST))]
+    wanted = {(case.kind, case.universal) for case in asked}
+    healthy = [case for case in cases if case.what == "as it was saved" and (case.kind, case.universal) in wanted]
+    with tempfile.TemporaryDirectory() as work:
+        found = compared(Path(work), place / "saved", [*healthy, *asked], end)
+    return found, len(rest) + len(healthy) - len(found)
 
 
-def compared(place: Path, saved: Path, cases: list[Case], seconds: float) -> list[dict[str, Any]]:
+def compared(place: Path, saved: Path, cases: list[Case], end: float) -> list[dict[str, Any]]:
     folders = [place / f"case{number}" for number in range(len(cases))]
-    said = []
     for case, folder in zip(cases, folders, strict=True):
         shutil.copytree(saved / case.kind, folder, symlinks=True)
         case.damage(folder)
-        said.append(judged(case, folder))
     (place / "orders.json").write_text(json.dumps([order_of(*each) for each in zip(cases, folders, strict=True)]))
     loads = Path(__file__).parents[1] / "tests/checkpoint/loads.py"
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     subprocess.run(
-        [sys.executable, str(loads), str(place / "orders.json"), str(place / "answers.json"), str(seconds)],
+        [sys.executable, str(loads), str(place / "orders.json"), str(place / "answers.json"), str(end - time.monotonic())],
         check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     answers = json.loads((place / "answers.json").read_text())
-    cases, said = cases[: len(answers)], said[: len(answers)]
+    cases = cases[: len(answers)]
     usual = {
         (case.kind, case.universal): answer
         for case, answer in reversed(list(zip(cases, answers, strict=True)))
         if case.what == "as it was saved"
     }
-    made = []
-    for case, answer, each in zip(cases, answers, said, strict=True):
-        did = became(answer["ranks"], usual[case.kind, case.universal])
+    found = []
+    for case, folder, answer in zip(cases, folders, answers, strict=False):
+        said = judged(case, folder)
+        did = became(case, answer["ranks"], usual[case.kind, case.universal])
         errors = [rank["error"][:120] for rank in answer["ranks"] if "error" in rank]
-        made.append({"case": case.name, "said": each["rules"], "by": each["by"], "did": did, "verdict": verdict_on(case, each, did),
-                     "seconds": each["seconds"], "errors": errors})  # fmt: skip
-    return made
+        found.append({
+            "case": case.name, "said": said["rules"], "by": said["by"], "did": did, "verdict": verdict_on(case, said, did),
+            "seconds": said["seconds"], "errors": errors,
+        })  # fmt: skip
+    return found
 
 
 def main() -> int:
@@ -288,14 +315,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--place", type=Path, help="where what the ranks saved is kept for the next slice")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        found = rows(Path(place), given.kinds, given.every, 60 * given.minutes)
+    before = {row["case"]: row for row in json.loads(given.json.read_text())["rows"]} if _there(given.json) else {}
+    with tempfile.TemporaryDirectory() as folder:
+        place = given.place or Path(folder)
+        place.mkdir(exist_ok=True)
+        new, left = rows(place, given.kinds, given.every, given.seconds, frozenset(before))
+    found = list({**before, **{row["case"]: row for row in new}}.values())
     text = {
         "deepspeed": PROVEN_WITH, "kinds": given.kinds, "every": given.every,
-        "cases": len(found), "verdicts": Counter(row["verdict"] for row in found),
+        "cases": len(found), "left": left, "verdicts": Counter(row["verdict"] for row in found),
         "did": Counter(row["did"] for row in found), "by": Counter(row["by"] for row in found if row["by"]),
         "slowest_look_seconds": max(row["seconds"] for row in found),
     }  # fmt: skip
@@ -307,6 +339,10 @@ def main() -> int:
         lines = ",\n  ".join(json.dumps(row) for row in found)
         given.json.write_text(json.dumps(text, indent=1)[:-2] + f',\n "rows": [\n  {lines}\n ]\n}}\n')
     return 1 if any(row["verdict"].startswith("wrong") for row in wrong) else 0
+
+
+def _there(file: Path | None) -> bool:
+    return file is not None and file.exists()
 
 
 if __name__ == "__main__":

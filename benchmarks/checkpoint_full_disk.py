@@ -102,19 +102,20 @@ def run_full(
             str(out / "new"),
             *options[1:],
         ]
-        thief = threading.Thread(target=taken, args=(disk, out, 8 << 20, done))
+        thief = threading.Thread(target=taken, args=(disk, out, (8 if options[0] == "--merge" else 1) << 20, done))
         thief.start()
         environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(Path(__file__).parents[1])}
         ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200, env=environment)
         done.set()
         thief.join()
         there = left(out)
-        (disk / "other").unlink()
+        stolen = (disk / "other").exists()
+        (disk / "other").unlink(missing_ok=True)
         again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200, env=environment)
         hidden = [path.name for path in out.rglob(".dsdoctor*")]
         same = bool(options[0] == "--universal" or read(out / "new"))
     said = ended.stderr.replace(str(disk), "DISK").strip().splitlines()[-2:]
-    right = ended.returncode not in {0, 1} and not there and again.returncode == 0 and same and not hidden
+    right = stolen and ended.returncode not in {0, 1} and not there and again.returncode == 0 and same and not hidden
     return {
         "what": options[0], "disk": size, "status": ended.returncode, "said": said, "left": there, "again": again.returncode,
         "hidden": hidden, "right": right,

@@ -32,7 +32,8 @@ for rank in range(2) if stage == 3 else [0]:
     torch.save(common, f"{folder}/{name}_model_states.pt")
 for rank in range(2):
     flat = torch.randn(share)
-    state = {"state": {0: {"step": torch.tensor(1.0), "exp_avg": flat * 0.1, "exp_avg_sq": flat * flat}}}
+    state = {"state": {0: {"step": torch.tensor(1.0), "exp_avg": flat * 0.1, "exp_avg_sq": flat * flat}},
+             "param_groups": [{"lr": 0.001, "params": [0]}]}
     groups = {"fp32_flat_groups": [flat], "optimizer_state_dict": state} if stage == 3 else {
         "single_partition_of_fp32_groups": [flat], "base_optimizer_state": state}
     saved = {"optimizer_state_dict": {"zero_stage": stage, "partition_count": 2 if stage == 3 else [2], **groups}}

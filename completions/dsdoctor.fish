@@ -5,7 +5,7 @@
 function __fish_dsdoctor_using_command
     set -l cmd (commandline -opc)
     set -l subcommands
-    set -l options_with_values '--accelerate --accelerator --against --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --explain --fix --for --gpus --hf --history --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --recipe --save --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
+    set -l options_with_values '--accelerate --accelerator --against --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --explain --fix --for --gpus --hf --history --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --recipe --save --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
     set -l all_commands 'build-wheel cache check checkpoint comm compare config diagnose env explain hang headroom index install look ls memory merge pick plan plot prebuild prune push record show toolkit trace verify'
     set -l skip_next 0
     # Extract command words (only real subcommand names) from command line
@@ -45,7 +45,7 @@ end
 function __fish_dsdoctor_positional_index
     set -l cmd (commandline -opc)
     set -l path_len $argv[1]
-    set -l options_with_values '--accelerate --accelerator --against --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --explain --fix --for --gpus --hf --history --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --recipe --save --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
+    set -l options_with_values '--accelerate --accelerator --against --arch --backend --batch --batch-a --batch-b --config --cpu --cuda --deadline --dtype --exclude --explain --fix --for --gpus --hf --history --host-memory --hostfile --html --include --index --index-url --jobs --largest-file --last --load --local-rank --local-version --local_rank --machine --margin --max-size --merge --merge-dtype --model --module --node --nproc --older-than --op --ops --out --parallel --phase --pid --pipeline --port --python --rank --rank-a --rank-b --ranks-here --read --recipe --save --sequence --shell --source --ssh-option --stage --tag --target --tensor-parallel --timeout --title --tolerance --toolkit --torch --torch-index --universal --world -o -p'
     set -l skip_next 0
     set -l consumed_path 0
     set -l count 0
@@ -203,6 +203,7 @@ complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l stage -r -
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l dtype -x -a 'bf16 fp16 fp32' -d 'Its type. Default: as saved.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l tensor-parallel -r -d 'Ranks that share each tensor. Default: as saved.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l pipeline -r -d 'Its pipeline stages. Default: as saved.'
+complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l load -x -a 'all no-optimizer module' -d 'How it calls load_checkpoint: no-optimizer is load_optimizer_states=False, modu…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l ranks-here -r -d 'Ranks that load on this machine, for the memory that they take at once.'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l model -r -F -d 'The Hugging Face configuration of its model, or its folder: names and shapes ar…'
 complete -c dsdoctor -n '__fish_dsdoctor_using_command checkpoint' -l deep -d 'Read every byte too: checksums, and nan or inf in weights and optimizer states.…'

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from dsdoctor.checkpoint.archive import DENIED
 from dsdoctor.checkpoint.contents import STATE, optimizer_steps, shapes_of
 from dsdoctor.checkpoint.examine import PARTITIONED, Examined
 from dsdoctor.checkpoint.expected import missing_files, missing_states
@@ -13,7 +14,7 @@ from dsdoctor.checkpoint.pickles import Call
 from dsdoctor.checkpoint.sizes import size_problems
 from dsdoctor.checkpoint.walk import at
 from dsdoctor.core.finding import Finding
-from dsdoctor.core.fix import Step, step
+from dsdoctor.core.fix import Step, instead, step
 from dsdoctor.core.sentences import and_more
 
 MOST = 12
@@ -50,23 +51,53 @@ def missing(examined: Examined) -> Iterator[Finding]:
             evidence=[
                 *gone[:MOST],
                 *([f"and {len(gone) - MOST} more"] if len(gone) > MOST else []),
-                *(
-                    f"there is {name}, as a copy that was cut off leaves it"
-                    for name in _half_copied(examined, gone)[:4]
-                ),
+                *_beside(examined, gone)[:4],
             ],
             fix="take an older tag, or copy the files from the node that wrote them",
-            steps=_listed(examined),
+            steps=(*_listed(examined), *_without_optimizer(examined, gone)),
         )
 
 
-def _half_copied(examined: Examined, gone: tuple[str, ...]) -> list[str]:
-    """Hidden files that rsync keeps while it copies: .NAME.XXXXXX."""
-    return [
-        name
-        for name in names_in(examined.tag.folder.path)
-        if name.startswith(".") and name[1:].rpartition(".")[0] in gone
-    ]
+def _without_optimizer(examined: Examined, gone: tuple[str, ...]) -> tuple[Step, ...]:
+    """The way that is left where files of the optimizer alone are missing: below stage 3 the weights stand in another file."""
+    names = [parse_name(name) for name in gone]
+    only = all(name is not None and name.part == Part.OPTIMIZER.name for name in names)
+    if not only or examined.facts.universal or (examined.facts.stage or PARTITIONED) >= PARTITIONED:
+        return ()
+    folder = examined.tag.folder
+    return (
+        instead(
+            "python -m dsdoctor checkpoint {folder} --tag {tag} --load no-optimizer",
+            note="whether its weights alone load",
+            folder=str(examined.folder.path),
+            tag=folder.name,
+        ),
+    )
+
+
+def _beside(examined: Examined, gone: tuple[str, ...]) -> list[str]:
+    """Files that stand in the folder under a name like that of a missing one, each as a line."""
+    names = set(names_in(examined.tag.folder.path)) - set(examined.tag.folder.files)
+    return [f"there is {name}, {how}" for name in sorted(names) for wanted in gone if (how := _likeness(name, wanted))]
+
+
+def _likeness(name: str, wanted: str) -> str:
+    """How a name came about where another one is wanted, "" for none that is like it.
+
+    >>> _likeness("mp_rank_00_model_states (1).pt", "mp_rank_00_model_states.pt")
+    "another name of it, as a copy by hand or a cloud's folder leaves it"
+    """
+    if name.startswith(".") and name[1:].rpartition(".")[0] == wanted:
+        # .NAME.XXXXXX: rsync keeps it so while it copies
+        return "as a copy that was cut off leaves it"
+    if name != wanted and name.casefold() == wanted.casefold():
+        return "whose letters are large where small ones are wanted, or the other way round"
+    if name.startswith(f"{wanted}."):
+        return "as a save or a download that was cut off leaves it"
+    stem = wanted.removesuffix(".pt")
+    if name.startswith((f"{stem} ", f"{stem}(", f"{stem}-", f"Copy of {stem}")):
+        return "another name of it, as a copy by hand or a cloud's folder leaves it"
+    return ""
 
 
 def misplaced(examined: Examined) -> Iterator[Finding]:
@@ -165,13 +196,13 @@ def _short(value: object) -> str:
 
 
 def left_over(examined: Examined) -> Iterator[Finding]:
-    """Files of ranks that the run which saved last did not have."""
+    """Files of ranks, or of a stage, that the run which saved last did not have."""
     if examined.leftovers:
         many = len(examined.leftovers)
         yield Finding.warning(
             "checkpoint-leftover-shards",
-            f"{many} file{'s' * (many > 1)} of {examined.tag.folder.name} {'are' if many > 1 else 'is'} of ranks that "
-            "the run which saved it did not have",
+            f"{many} file{'s' * (many > 1)} of {examined.tag.folder.name} {'are' if many > 1 else 'is'} of another run: of "
+            "ranks or of a stage that the run which saved it did not have",
             evidence=[*examined.leftovers[:MOST]],
             fix="load_checkpoint does not open them; zero_to_fp32.py does: move them away before it runs",
         )
@@ -209,7 +240,17 @@ def sizes(examined: Examined) -> Iterator[Finding]:
 
 def not_read(examined: Examined) -> Iterator[Finding]:
     """Files that this look does not understand: nothing is said of them."""
-    unknown = [file for file in examined.tag.files if file.unknown]
+    denied = [_name(examined, file.path) for file in examined.tag.files if file.unknown == DENIED]
+    if denied:
+        many = f"{len(denied)} files" if len(denied) > 1 else denied[0]
+        yield Finding.warning(
+            "checkpoint-not-yours",
+            f"you may not read {many} of {examined.tag.folder.name}: a training that you start cannot load it",
+            evidence=denied[:MOST],
+            fix="start the training as the user who saved it, or let that user give the right to read",
+            steps=_listed(examined),
+        )
+    unknown = [file for file in examined.tag.files if file.unknown and file.unknown != DENIED]
     if unknown:
         yield Finding.note(
             "checkpoint-not-read",

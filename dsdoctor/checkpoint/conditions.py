@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from dsdoctor.checkpoint.examine import Examined
 from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.pickles import Call, Name
-from dsdoctor.checkpoint.walk import at, values
+from dsdoctor.checkpoint.pickles import Call
+from dsdoctor.checkpoint.walk import at
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.sentences import and_more
 
@@ -24,7 +24,7 @@ def judge_conditions(examined: Examined) -> tuple[Finding, ...]:
 def _foreign_classes(examined: Examined) -> Iterator[Finding]:
     needed: dict[str, str] = {}
     for shard in examined.tag.shards:
-        for name in _names(shard.file.content):
+        for name in sorted(shard.file.names):
             if name.partition(".")[0] not in AT_HAND:
                 needed.setdefault(name, shard.file.path.name)
     if needed:
@@ -34,14 +34,6 @@ def _foreign_classes(examined: Examined) -> Iterator[Finding]:
             evidence=[f"{name} in {file}" for name, file in list(needed.items())[:6]],
             fix="load it in a script that has them; save numbers, lists and dictionaries in client_state instead",
         )
-
-
-def _names(content: object) -> Iterator[str]:
-    for value in values(content):
-        if isinstance(value, Name):
-            yield value.name
-        elif isinstance(value, Call):
-            yield value.function
 
 
 def without_frozen(examined: Examined) -> bool:

@@ -22,6 +22,7 @@ class Facts:
 
     ``data``: data-parallel ranks, ``model``: model-parallel ones (``pipeline`` x ``tensor`` where both are known).
     ``partitions``: how many ranks share the optimizer's states. ``bf16``: whether the names of the optimizer's files say so.
+    ``cut_by_deepspeed``: whether its tensors were cut by DeepSpeed itself (``tensor_parallel.autotp_size``), not by the model.
     ``experts``: how many each MoE layer has, () for none. ``dtype``: of the training, "" where nothing says it.
     """
 
@@ -40,6 +41,7 @@ class Facts:
     experts: tuple[int, ...] = ()
     universal: bool = False
     injected: bool = False
+    cut_by_deepspeed: bool = False
 
     @property
     def world(self) -> int | None:
@@ -70,6 +72,7 @@ def facts_of(tag: Tag) -> Facts:
         experts=tuple(each for each in experts if isinstance(each, int)) if isinstance(experts, list) else (),
         universal=tag.parameters is not None,
         injected=any(at(content, "universal_checkpoint_info") is not None for content in models),
+        cut_by_deepspeed=(_number(at(config, "tensor_parallel", "autotp_size")) or 1) > 1,
     )
 
 

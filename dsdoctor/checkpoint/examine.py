@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from dsdoctor.checkpoint.contents import Facts, Shapes, facts_of, frozen_of, shapes_of
-from dsdoctor.checkpoint.look import Folder, Tag
+from dsdoctor.checkpoint.look import Folder, Shard, Tag
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.pickles import Tensor
 from dsdoctor.checkpoint.walk import at
@@ -16,7 +16,7 @@ PARTITIONED = 3
 class Examined:
     """A tag in its folder. ``chosen``: whether the user named the tag, so that ``latest`` does not matter.
 
-    ``leftovers``: files of ranks that the run which saved last did not have; they are not among the tag's shards.
+    ``optimizer``: whether its optimizer's files matter. ``leftovers``: files of another run, which are not among the tag's shards.
     """
 
     folder: Folder
@@ -26,6 +26,7 @@ class Examined:
     parameters: Shapes = field(default_factory=dict)
     frozen: Shapes = field(default_factory=dict)
     leftovers: tuple[str, ...] = ()
+    optimizer: bool = True
 
 
 def examine(folder: Folder, tag: Tag, *, chosen: bool = False) -> Examined:
@@ -46,7 +47,8 @@ def examine(folder: Folder, tag: Tag, *, chosen: bool = False) -> Examined:
 
 
 def without_leftovers(tag: Tag) -> tuple[Tag, tuple[str, ...]]:
-    """The tag without the files of ranks beyond those that rank 0's own files speak of, and the names of these.
+    """The tag without the files of ranks beyond those that rank 0's own files speak of, and without model states that the stage
+    of its optimizer has under another name; and the names of these.
 
     Rank 0 is in every run, so its files are those of the last save; a larger run that saved under the same tag before leaves the
     files of its further ranks, and load_checkpoint opens none of them.
@@ -56,9 +58,37 @@ def without_leftovers(tag: Tag) -> tuple[Tag, tuple[str, ...]]:
     if facts.data is None:
         return tag, ()
     ranks = max(facts.data, facts.partitions or 0)
-    kept = tuple(shard for shard in tag.shards if (shard.name.data or 0) < ranks)
+    kept = tuple(
+        shard for shard in tag.shards if (shard.name.data or 0) < ranks and not _of_another_stage(shard, tag, facts)
+    )
     gone = tuple(shard.file.path.name for shard in tag.shards if shard not in kept)
     return replace(tag, shards=kept), gone
+
+
+def another_training(examined: Examined, other: Examined) -> str:
+    """How a tag differs from one of the same training, "" where it does not."""
+    if examined.parameters and other.parameters and examined.parameters != other.parameters:
+        return "its parameters are other ones"
+    stages = (other.facts.stage, examined.facts.stage)
+    if None not in stages and stages[0] != stages[1]:
+        return f"it was saved at stage {stages[0]}, and that one at stage {stages[1]}"
+    return ""
+
+
+def without_optimizer(examined: Examined) -> Examined:
+    """The tag as a load sees it that leaves the optimizer's files alone."""
+    shards = tuple(shard for shard in examined.tag.shards if shard.part is not Part.OPTIMIZER)
+    return replace(examined, tag=replace(examined.tag, shards=shards), optimizer=False)
+
+
+def _of_another_stage(shard: Shard, tag: Tag, facts: Facts) -> bool:
+    """Whether these are model states as another stage names them, beside those of the tag's own."""
+    if shard.part is not Part.MODEL or facts.stage is None:
+        return False
+    cut = facts.stage >= PARTITIONED
+    return (shard.name.data is not None) != cut and any(
+        (other.name.data is not None) == cut for other in tag.of(Part.MODEL)
+    )
 
 
 def _whole(tag: Tag) -> dict[str, tuple[int, ...]]:

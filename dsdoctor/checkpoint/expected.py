@@ -23,7 +23,7 @@ def _sharded(examined: Examined) -> Iterator[str]:
             yield from (model_name(data, model) for data in ranks)
         else:
             yield model_name(None, model)
-        if facts.sharded_optimizer or (facts.stage or 0) > 0:
+        if examined.optimizer and (facts.sharded_optimizer or (facts.stage or 0) > 0):
             bf16 = facts.bf16 if facts.sharded_optimizer else facts.dtype == "bf16"
             names = (optimizer_name(data, model, bf16=bf16) for data in ranks)
             yield from (name for name in names if name.replace("_optim", "optim") not in examined.tag.folder.files)

@@ -1,16 +1,17 @@
 """A folder -> everything that the quick look says of it: the tag, its findings, and the verdict for the planned run."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsdoctor.checkpoint.checks import judge_tag
 from dsdoctor.checkpoint.conditions import judge_conditions
 from dsdoctor.checkpoint.contents import Facts
-from dsdoctor.checkpoint.examine import Examined, examine
+from dsdoctor.checkpoint.examine import PARTITIONED, Examined, another_training, examine, without_optimizer
 from dsdoctor.checkpoint.look import Folder, folder_of_tags_below, read_tag
 from dsdoctor.checkpoint.names import Part
-from dsdoctor.checkpoint.plan import LOAD_UNIVERSAL, PROVEN_WITH, Outcome, Plan, Verdict, outcome
+from dsdoctor.checkpoint.plan import ALL, LOAD_UNIVERSAL, NO_OPTIMIZER, PROVEN_WITH, Outcome, Plan, Verdict, outcome
 from dsdoctor.checkpoint.tags import choose, judge_latest, judge_newer, newer_tags
+from dsdoctor.checkpoint.weights_alone import judge_weights_alone, outcome_of_weights
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.fix import step
 
@@ -56,14 +57,17 @@ def judge(
     if chosen is None:
         return Judged(folder=folder, examined=None, findings=(no_tags(folder),))
     examined = examine(folder, read_tag(chosen), chosen=tag is not None)
+    if plan.load != ALL and (examined.facts.stage or 0) < PARTITIONED:
+        examined = without_optimizer(examined)
     about_tag = (*judge_tag(examined), *values(examined))
     findings = [*about_latest, *about_tag]
     for newer in newer_tags(folder, chosen) if tag is None else ():
-        errors = tuple(each for each in judge_tag(examine(folder, read_tag(newer))) if has_error((each,)))
-        findings.append(judge_newer(newer, errors, chosen))
+        later = examine(folder, read_tag(newer))
+        errors = tuple(each for each in judge_tag(later) if has_error((each,)))
+        findings.append(judge_newer(newer, errors, chosen, another_training(examined, later)))
     if has_error(about_tag):
         return Judged(folder=folder, examined=examined, findings=tuple(findings))
-    decided = outcome(examined.facts, plan)
+    decided = outcome(examined.facts, plan) if plan.load == ALL else outcome_of_weights(examined.facts, plan)
     if decided.verdict is Verdict.LOADS and any(file.unknown for file in examined.tag.files):
         decided = Outcome(verdict=Verdict.UNKNOWN, why="not all of its files could be judged")
     conditions = judge_conditions(examined)
@@ -71,7 +75,9 @@ def judge(
         decided = Outcome(verdict=Verdict.UNKNOWN, why=conditions[0].title)
     findings += conditions
     needed = bytes_of_rank(examined)
-    findings += [*_about(decided, examined), *_memory(needed, ranks_here, available)]
+    if plan.load != ALL and decided.verdict is Verdict.LOADS:
+        findings += judge_weights_alone(examined, plan)
+    findings += [*_about(decided, examined, plan), *_memory(needed, ranks_here, available)]
     return Judged(folder=folder, examined=examined, findings=tuple(findings), outcome=decided, rank_bytes=needed)
 
 
@@ -99,9 +105,13 @@ def bytes_of_rank(examined: Examined) -> int:
     return max(sizes)
 
 
-def _about(decided: Outcome, examined: Examined) -> Iterator[Finding]:
+def _about(decided: Outcome, examined: Examined, plan: Plan) -> Iterator[Finding]:
     tag, facts = examined.tag.folder, examined.facts
-    evidence = [*([f"DeepSpeed says: {decided.words}"] if decided.words else []), _proof(facts)]
+    evidence = [
+        *([f"DeepSpeed says: {decided.words}"] if decided.words else []),
+        *_weights_alone(decided, facts, plan),
+        _proof(facts),
+    ]
     if decided.verdict is Verdict.CANNOT:
         yield Finding.error(
             "checkpoint-cannot-load",
@@ -119,6 +129,13 @@ def _about(decided: Outcome, examined: Examined) -> Iterator[Finding]:
         )
     elif decided.verdict is Verdict.UNIVERSAL:
         yield _needs_universal(decided, examined, evidence)
+
+
+def _weights_alone(decided: Outcome, facts: Facts, plan: Plan) -> Iterator[str]:
+    """What can be had where the whole of it is not loaded."""
+    alone = outcome_of_weights(facts, replace(plan, load=NO_OPTIMIZER))
+    if plan.load == ALL and decided.verdict in {Verdict.CANNOT, Verdict.UNIVERSAL} and alone.verdict is Verdict.LOADS:
+        yield "load_checkpoint(..., load_optimizer_states=False) loads its weights, and the optimizer begins anew"
 
 
 def _needs_universal(decided: Outcome, examined: Examined, evidence: list[str]) -> Finding:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsdoctor.checkpoint.archive import Archive, read_archive
+from dsdoctor.checkpoint.archive import Archive, Pickles, read_archive
 from dsdoctor.checkpoint.names import Part, ShardName, parse_name
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import read_limited
@@ -95,7 +95,11 @@ class Folder:
 def look(path: Path) -> Folder:
     """Look at a folder, or at the folder around a tag that is named. Raises UsageError for what is none."""
     if not path.is_dir():
-        raise UsageError(f"{path} is {'no folder' if path.exists() else 'not there'}", hint="dsdoctor checkpoint DIR")
+        around = path.parent if path.exists() else "DIR"
+        raise UsageError(
+            f"{path} is {'no folder' if path.exists() else 'not there'}", hint=f"dsdoctor checkpoint {around}"
+        )
+    _readable(path)
     latest = _first_line(path / "latest")
     tags = tuple(sorted(_tags(path), key=lambda tag: (tag.modified, tag.name)))
     if latest and latest not in {tag.name for tag in tags} and (named := named_tag(path, latest)):
@@ -114,15 +118,26 @@ def look(path: Path) -> Folder:
 def named_tag(path: Path, name: str) -> TagFolder | None:
     """The tag that DeepSpeed finds by a name, which may lead further down ("run1/step5") or be a whole path."""
     folder = path / name
+    if folder.is_dir():
+        _readable(folder)
     tag = tag_folder(folder) if folder.is_dir() else None
     return replace(tag, name=name) if tag else None
 
 
+def _readable(folder: Path) -> None:
+    """Raises UsageError for a folder that this user may not read."""
+    if not is_readable(folder):
+        raise UsageError(f"you may not read the folder {folder}", hint="ls -ld shows whose it is")
+
+
+def is_readable(folder: Path) -> bool:
+    """Whether this user may list a folder and open what is in it."""
+    return os.access(folder, os.R_OK | os.X_OK)
+
+
 def folder_of_tags_below(path: Path) -> list[Path]:
     """Folders in a folder that hold tags themselves (checkpoint-500), the one that was written last at the end."""
-    inner = [
-        path / name for name in names_in(path) if (path / name).is_dir() and os.access(path / name, os.R_OK | os.X_OK)
-    ]
+    inner = [path / name for name in names_in(path) if (path / name).is_dir() and is_readable(path / name)]
     return sorted((each for each in inner if any(_tags(each))), key=lambda each: each.stat().st_mtime)
 
 
@@ -139,8 +154,9 @@ def is_tag(path: Path) -> bool:
 def read_tag(folder: TagFolder) -> Tag:
     """Read the directory and the pickle of each file of a tag."""
     named = [(name, parse_name(name)) for name in folder.files]
-    shards = [Shard(name=parsed, file=read_archive(folder.path / name)) for name, parsed in named if parsed]
-    parameters = tuple(_parameters(folder.path / UNIVERSAL)) if folder.universal else None
+    pickles: Pickles = {}
+    shards = [Shard(name=parsed, file=read_archive(folder.path / name, pickles)) for name, parsed in named if parsed]
+    parameters = tuple(_parameters(folder.path / UNIVERSAL, pickles)) if folder.universal else None
     return Tag(
         folder=folder,
         shards=tuple(sorted(shards, key=lambda shard: _order(shard.name))),
@@ -157,7 +173,7 @@ def _order(name: ShardName) -> tuple[str, int, int, int, int]:
 def _tags(path: Path) -> Iterator[TagFolder]:
     for name in names_in(path):
         folder = path / name
-        if folder.is_dir() and (tag := tag_folder(folder)):
+        if folder.is_dir() and is_readable(folder) and (tag := tag_folder(folder)):
             yield tag
 
 
@@ -185,18 +201,19 @@ def _state(path: Path) -> os.stat_result | None:
         return None
 
 
-def _parameters(path: Path) -> Iterator[Parameter]:
+def _parameters(path: Path, pickles: Pickles) -> Iterator[Parameter]:
     for name in sorted(names_in(path)):
         if (path / name).is_dir():
             files = sorted(each for each in names_in(path / name) if each.endswith(".pt"))
-            yield Parameter(name=name, files=tuple(read_archive(path / name / each) for each in files))
+            yield Parameter(name=name, files=tuple(read_archive(path / name / each, pickles) for each in files))
 
 
 def _first_line(path: Path) -> str | None:
     """What DeepSpeed reads of such a file: all of it, stripped."""
     try:
         return read_limited(path, LONGEST_TAG).decode("utf-8", "backslashreplace").strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
+        # DeepSpeed asks whether it is a file
         return None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="ls -l shows whose it is") from error

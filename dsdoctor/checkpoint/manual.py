@@ -65,10 +65,10 @@ Why it matters: a plain load_checkpoint then fails with "Missing key(s) in state
 How to fix it: load the base model first, and then load_checkpoint(..., load_module_strict=False).
 
 Since: 0.1""",
-    "checkpoint-leftover-shards": """A tag has files of ranks that the run which saved it last did not have.
+    "checkpoint-leftover-shards": """A tag has files of ranks, or of a stage, that the run which saved it last did not have.
 
-A larger run saved under the same tag in the same folder before, or somebody copied files. Rank 0's files say how many ranks the
-last one had.
+A larger run, or one of another stage, saved under the same tag in the same folder before, or somebody copied files. Rank 0's files
+say how many ranks the last one had, and the optimizer's at which stage it was.
 
 Why it matters: load_checkpoint opens only the files of its own ranks. zero_to_fp32.py takes every file by its name, and fails or
 puts weights of two runs together.
@@ -124,6 +124,17 @@ Why it matters: what is wrong in it is not seen here.
 How to fix it: let a rank load it.
 
 Since: 0.1""",
+    "checkpoint-not-yours": """You may not read files of a tag.
+
+Saved by another user, or by root in a container, with rights for that user alone.
+
+Why it matters: load_checkpoint fails with a PermissionError on the ranks that read them, and others may have loaded already.
+
+How to fix it: start the training as the user who saved it, or let that user give the right to read.
+
+    $ ls -l DIR/TAG
+
+Since: 0.1""",
     "checkpoint-frozen-left-out": """zero_to_fp32.py leaves frozen parameters of this checkpoint out.
 
 At stage 1 DeepSpeed saves frozen parameters with the model only, and not where zero_to_fp32.py looks for them.
@@ -150,6 +161,39 @@ Since: 0.1""",
 Why it matters: load_checkpoint(DIR) does not take it.
 
 How to fix it: name the tag, if it is the one you want.
+
+Since: 0.1""",
+    "checkpoint-optimizer-skipped": """load_checkpoint is called so that it leaves the optimizer out, and says nothing of that.
+
+load_optimizer_states=False takes the weights, the step and the schedule of the learning rate. load_module_only=True takes the
+weights alone. Below stage 3 the optimizer's files are not even opened.
+
+Why it matters: Adam begins with moments of zero, as at the first step: the loss jumps, and a long training loses what it had
+learned about its gradients. In bf16 the fp32 weights are those of the model, rounded.
+
+How to fix it: leave the argument out where a training is to go on. For a fine-tuning from the weights it is right.
+
+Since: 0.1""",
+    "checkpoint-weights-of-latest": """A tag is named, and load_checkpoint takes the weights of another one.
+
+At stage 3 load_optimizer_states=False puts the weights together with the function of zero_to_fp32.py, and calls it with the folder
+alone: it takes the tag that the file latest names, also where load_checkpoint was given another one. Without the file it fails.
+
+Why it matters: the step and the schedule are those of the tag that was named, and the weights are not.
+
+How to fix it: let latest name the tag for this load, or merge the tag and load its weights into the model.
+
+    $ python -m dsdoctor checkpoint DIR --tag TAG --merge OUT
+
+Since: 0.1""",
+    "checkpoint-weights-undone": """A load without the optimizer is undone by the first step.
+
+Without ZeRO, in bf16, the optimizer keeps fp32 weights of its own. load_optimizer_states=False loads the model's weights and leaves
+those as the model was made; each step writes them into the model.
+
+Why it matters: the loss is right until the first step, and then that of a model that was never trained.
+
+How to fix it: load with load_module_only=True, which makes the fp32 weights anew of the model's, or train at stage 1.
 
 Since: 0.1""",
     "checkpoint-needs-universal": """The planned run has another number of ranks, or another type, than the one that saved.

@@ -118,13 +118,13 @@ def read_pickle(content: bytes, names: set[str] | None = None) -> Any:
                 raise NotUnderstood(
                     "its pickle has no end" if not code else "its pickle cannot be read: no such opcode"
                 )
-            name, read = OPCODES[code]
+            name, read, step = OPCODES[code]
             argument = None if read is None else read(stream)
             if name == "STOP":
                 return reader.stack[-1]
-            if name not in STEPS:
+            if step is None:
                 raise NotUnderstood(f"its pickle has the opcode {name}, which torch does not write")
-            STEPS[name](reader, argument)
+            step(reader, argument)
         raise NotUnderstood(f"its pickle has more than {MOST_OPCODES:,} opcodes")
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, RecursionError, MemoryError) as error:
         raise NotUnderstood(f"its pickle cannot be read: {type(error).__name__}: {str(error)[:100]}") from error
@@ -346,6 +346,8 @@ STEPS: dict[str, Callable[[_Reader, Any], None]] = {
 }
 """What each opcode does; one that is not here is none that torch writes."""
 OPCODES = {
-    opcode.code.encode("latin-1"): (opcode.name, None if opcode.arg is None else opcode.arg.reader)
+    opcode.code.encode("latin-1"): (
+        opcode.name, None if opcode.arg is None else opcode.arg.reader, STEPS.get(opcode.name),
+    )
     for opcode in pickletools.opcodes
-}
+}  # fmt: skip

@@ -10,6 +10,8 @@ from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.core.errors import UsageError
 
 PROVEN_WITH = "0.19.8"
+ALL, NO_OPTIMIZER, MODULE = "all", "no-optimizer", "module"
+"""How load_checkpoint is called: as it is, with load_optimizer_states=False, with load_module_only=True."""
 
 
 class Verdict(enum.Enum):
@@ -23,13 +25,14 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The run that is planned; None for as it was saved. ``world``: all ranks."""
+    """The run that is planned; None for as it was saved. ``world``: all ranks. ``load``: ALL, NO_OPTIMIZER or MODULE."""
 
     world: int | None = None
     stage: int | None = None
     dtype: str | None = None
     tensor: int | None = None
     pipeline: int | None = None
+    load: str = ALL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +83,33 @@ def outcome(facts: Facts, plan: Plan) -> Outcome:
     run = planned(facts, plan)
     if run is None or facts.stage is None:
         return Outcome(verdict=Verdict.UNKNOWN, why="no file says at which ZeRO stage it was saved")
-    if (run.tensor, run.pipeline) != (facts.tensor, facts.pipeline):
-        why = f"it was saved with {_layout(facts.tensor, facts.pipeline)}, and {_layout(run.tensor, run.pipeline)} was not tried"
-        return Outcome(verdict=Verdict.UNKNOWN, why=why)
+    other_layout = (run.tensor, run.pipeline) != (facts.tensor, facts.pipeline)
+    if other_layout and not _is_cut_anew(facts, run):
+        saved, now = _layout(facts.tensor, facts.pipeline), _layout(run.tensor, run.pipeline)
+        return Outcome(verdict=Verdict.UNKNOWN, why=f"it was saved with {saved}, and {now} was not tried")
     if _family(run.stage) != _family(facts.stage):
         return _other_family(facts, run)
     if facts.universal:
         return _universal(facts)
+    if other_layout:
+        return _other_cut(facts, run)
     return _without_zero(facts, run) if facts.stage == 0 else _sharded(facts, run)
+
+
+def _is_cut_anew(facts: Facts, run: Run) -> bool:
+    """Whether the tensors, which DeepSpeed cut up, are to be cut into fewer pieces: the converter puts them together."""
+    saved, now = facts.tensor or 1, run.tensor or 1
+    return (
+        facts.cut_by_deepspeed and facts.injected and run.pipeline == facts.pipeline and now < saved and not saved % now
+    )
+
+
+def _other_cut(facts: Facts, run: Run) -> Outcome:
+    words = "AssertionError: key: ... is not found in the checkpoint"
+    why = f"its tensors are cut for {facts.tensor} ranks, and the run has {run.tensor}"
+    if facts.stage == 0:
+        return Outcome(verdict=Verdict.CANNOT, why=f"{why}; without ZeRO it is not converted either", words=words)
+    return Outcome(verdict=Verdict.UNIVERSAL, why=why, words=words)
 
 
 def _other_family(facts: Facts, run: Run) -> Outcome:
@@ -122,8 +144,8 @@ def _words_of_family(facts: Facts, run: Run) -> str:
 
 
 def _universal(facts: Facts) -> Outcome:
-    if facts.experts or (facts.tensor or 1) > 1:
-        why = "universal checkpoints of experts and of tensor-parallel models were not tried"
+    if facts.experts or _is_cut_by_the_model(facts):
+        why = "universal checkpoints of experts and of tensors that a model cuts itself were not tried"
         return Outcome(verdict=Verdict.UNKNOWN, why=why)
     ranks = "as many pipeline stages and any number of ranks" if (facts.pipeline or 1) > 1 else "any number of ranks"
     return Outcome(
@@ -149,11 +171,12 @@ def _without_zero(facts: Facts, run: Run) -> Outcome:
             )
         why = f"the optimizer of a {run.dtype} run has other states than that of a {facts.dtype} run"
         return Outcome(verdict=Verdict.CANNOT, why=why, words="KeyError, while it loads the optimizer")
-    if facts.experts and run.data != facts.data:
-        return Outcome(verdict=Verdict.UNKNOWN, why="experts were tried with the same ranks only")
-    return Outcome(
-        verdict=Verdict.LOADS, why="without ZeRO each rank loads the whole of it, whatever the number of ranks"
-    )
+    if (facts.experts or _is_cut_by_the_model(facts)) and run.data != facts.data:
+        why = "experts and tensors that a model cuts itself were tried with the same ranks only"
+        return Outcome(verdict=Verdict.UNKNOWN, why=why)
+    whole = "the whole of it, whatever the number of ranks"
+    part = "the file of its part of the tensors" if (facts.tensor or 1) > 1 else whole
+    return Outcome(verdict=Verdict.LOADS, why=f"without ZeRO each rank loads {part}")
 
 
 def _sharded(facts: Facts, run: Run) -> Outcome:
@@ -170,7 +193,7 @@ def _sharded(facts: Facts, run: Run) -> Outcome:
             verdict=Verdict.LOADS, why=f"each data-parallel rank of {facts.data} finds its file{other} and loads it"
         )
     why, words = _difference(facts, run)
-    if facts.experts or (facts.tensor or 1) > 1 or (facts.layers and facts.stage != 1):
+    if facts.experts or _is_cut_by_the_model(facts) or (facts.layers and facts.stage != 1):
         return Outcome(
             verdict=Verdict.UNKNOWN, why=f"not as it is ({why}), and converting this layout was not tried", words=words
         )
@@ -196,6 +219,11 @@ def _difference(facts: Facts, run: Run) -> tuple[str, str]:
 
 def _same(facts: Facts, run: Run) -> bool:
     return run.data == facts.data and (run.dtype == "bf16") == facts.bf16
+
+
+def _is_cut_by_the_model(facts: Facts) -> bool:
+    """Whether tensors are cut up in a way that DeepSpeed did not choose, and notes nowhere."""
+    return (facts.tensor or 1) > 1 and not (facts.cut_by_deepspeed and facts.injected)
 
 
 def _family(stage: int) -> str:

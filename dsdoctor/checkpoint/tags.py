@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.checkpoint.look import Folder, TagFolder, named_tag
+from dsdoctor.checkpoint.look import Folder, TagFolder, is_tag, named_tag
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.core.sentences import and_more
+
+LONGEST_NAME = 256
 
 
 def choose(folder: Folder, wanted: str | None) -> TagFolder | None:
@@ -44,7 +46,7 @@ def judge_latest(folder: Folder, *, chosen: bool) -> Iterator[Finding]:
             f"latest in {folder.path} is empty"
             if not folder.latest
             else f"latest in {folder.path} names {folder.latest!r}, and there is no such tag",
-            evidence=(f"tags: {names}",),
+            evidence=(f"tags: {names}", *_instead(folder)),
             fix="write it from the newest complete tag, or name the tag: load_checkpoint(DIR, tag=...)",
             steps=(step("python -m dsdoctor checkpoint {folder} --repair", folder=str(folder.path)),),
         )
@@ -57,6 +59,17 @@ def judge_latest(folder: Folder, *, chosen: bool) -> Iterator[Finding]:
         )
 
 
+def _instead(folder: Folder) -> Iterator[str]:
+    """What is there under the name that latest says, or why nothing can be."""
+    latest = folder.latest or ""
+    if latest.startswith(("\ufeff", "\\xff\\xfe", "\\xfe\\xff")):
+        yield "latest begins with a byte order mark, as editors and shells of Windows write it"
+    elif latest and "\0" not in latest and len(latest) < LONGEST_NAME and (folder.path / latest).is_dir():
+        inner = [path for path in sorted((folder.path / latest).iterdir()) if is_tag(path)]
+        yield f"{folder.path / latest} is there, and holds no file under a name that DeepSpeed looks for"
+        yield from (f"{path} does" for path in inner)
+
+
 def newer_tags(folder: Folder, judged: TagFolder | None) -> tuple[TagFolder, ...]:
     """Tags of a later step than the one that is judged, by the numbers in their names."""
     if judged is None or judged.step is None:
@@ -65,8 +78,11 @@ def newer_tags(folder: Folder, judged: TagFolder | None) -> tuple[TagFolder, ...
     return tuple(sorted(later, key=lambda tag: tag.step or 0))
 
 
-def judge_newer(newer: TagFolder, broken: tuple[Finding, ...], judged: TagFolder) -> Finding:
-    """A later tag than the one that latest names: one that is not whole, or one that was not made the latest."""
+def judge_newer(newer: TagFolder, broken: tuple[Finding, ...], judged: TagFolder, differs: str = "") -> Finding:
+    """A later tag than the one that latest names: one that is not whole, or one that was not made the latest.
+
+    ``differs``: how it shows that it is of another training.
+    """
     if broken:
         return Finding.warning(
             "checkpoint-newest-incomplete",
@@ -84,5 +100,6 @@ def judge_newer(newer: TagFolder, broken: tuple[Finding, ...], judged: TagFolder
     return Finding.note(
         "checkpoint-newer-tag",
         f"{newer.name} is newer than {judged.name}, which is the one that would be loaded",
+        evidence=[f"they may be of two trainings: {differs}"] if differs else [],
         fix="name the tag to load it: load_checkpoint(DIR, tag=...)",
     )

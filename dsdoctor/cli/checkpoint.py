@@ -65,6 +65,14 @@ Pipeline = Annotated[
         help="Its pipeline stages. Default: as saved.",
     ),
 ]
+Load = Annotated[
+    Literal["all", "no-optimizer", "module"],
+    option(
+        name="--load", metavar="all|no-optimizer|module", group=RUN,
+        help="How it calls load_checkpoint: no-optimizer is load_optimizer_states=False, module is load_module_only=True. "
+        "Default: all.",
+    ),
+]  # fmt: skip
 Here = Annotated[
     int | None,
     option(
@@ -132,6 +140,7 @@ def checkpoint_command(
     dtype: Dtype = None,
     tensor: Tensor = None,
     pipeline: Pipeline = None,
+    load: Load = "all",
     ranks_here: Here = None,
     model: Model = None,
     deep: Deep = False,
@@ -150,7 +159,7 @@ def checkpoint_command(
 
     Example: dsdoctor checkpoint output/checkpoint-500 --world 16 --stage 3
     """
-    plan = Plan(world=world, stage=stage, dtype=dtype, tensor=tensor, pipeline=pipeline)
+    plan = Plan(world=world, stage=stage, dtype=dtype, tensor=tensor, pipeline=pipeline, load=load)
     order = CheckpointOrder(folder=folder, tag=tag, plan=plan, ranks_here=ranks_here, model=model, python=python)
     if universal is not None:
         if plan != Plan() or (ranks_here, model) != (None, None) or deep or repair or merge is not None:

@@ -107,6 +107,11 @@ def repair_checkpoint(order: CheckpointOrder) -> Repair:
             f"nothing is repaired: {repair.left}", hint="dsdoctor checkpoint DIR --tag TAG says what a tag lacks"
         )
     if repair.latest is not None:
+        if (folder.path / "latest").is_dir():
+            raise UsageError(
+                f"{folder.path / 'latest'} is a folder, and DeepSpeed looks for a file of that name",
+                hint="give the folder another name, and repair again",
+            )
         # first the tag that is whole, then the names: an interruption between them leaves what can be loaded
         write_text(folder.path / "latest", repair.latest)
     taken = frozenset(path.name for path in folder.path.iterdir())

@@ -147,7 +147,8 @@ def _failure(status: int, last: deque[str], made: Path) -> Exception:
         return UsageError(
             "the converter is a part of DeepSpeed, which is not here", hint="--python PATH, one that has it"
         )
-    if disk_full(text) or "PytorchStreamWriter failed" in text:
+    # "unexpected pos": torch's writer found fewer bytes on the disk than it wrote
+    if disk_full(text) or "PytorchStreamWriter failed" in text or "unexpected pos" in text:
         return ImpossiblePlan(
             f"the disk of {made.parents[1]} ran full", hint="name a folder on another disk: --universal OUT"
         )

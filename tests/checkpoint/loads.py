@@ -1,6 +1,7 @@
 """Real loads of many checkpoints, each by two fresh ranks: ``loads.py ORDERS.json ANSWERS.json SECONDS``.
 
-Knows nothing of dsdoctor. After so many seconds no further load begins: there are fewer answers then.
+Knows nothing of dsdoctor. After so many seconds no further load begins: there are fewer answers then. Where an order names a file,
+torch alone opens it, no ranks.
 
 torch and DeepSpeed are imported once; the ranks of each load are forked, so that a rank that fails or waits for ever takes no
 other load with it. What a rank holds afterwards is told as sums over its own tensors: no rank asks another one for them.
@@ -76,47 +77,80 @@ def begin(number, rank, order, place):
         WORLD_SIZE="2",
         LOCAL_WORLD_SIZE="2",
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="1",
+        # DeepSpeed names its shared memory after the port, and an earlier pair may still wait
+        MASTER_PORT=str(number + 1),
     )
     # whatever happens, a forked rank never comes back
     try:
-        load(order, rank, f"file://{place}/store{number}", place / f"answer{rank}.json")
+        load(order, rank, f"file://{place}/store{number}", place / f"answer{number}-{rank}.json")
     finally:
         os._exit(1)
 
 
-def both(number, order, place):
-    """What became of a load on both ranks."""
-    for rank in (0, 1):
-        (place / f"answer{rank}.json").unlink(missing_ok=True)
-    pids = {begin(number, rank, order, place): rank for rank in (0, 1)}
-    end = time.monotonic() + PATIENCE
-    while pids and time.monotonic() < end:
-        done, status = os.waitpid(-1, os.WNOHANG)
-        if done:
-            pids.pop(done, None)
-            if status:
-                end = min(end, time.monotonic() + MERCY)
-        else:
+class Pair:
+    """The two ranks of a load."""
+
+    def __init__(self, number, order, place):
+        self.number, self.place, self.failed = number, place, False
+        self.pids = {begin(number, rank, order, place) for rank in (0, 1)}
+        self.end = time.monotonic() + PATIENCE
+
+    def ended(self, pid, status):
+        self.pids.discard(pid)
+        if status and not self.failed:
+            self.failed, self.end = True, time.monotonic() + MERCY
+
+    def kill_late(self):
+        for pid in self.pids if time.monotonic() > self.end else ():
+            os.kill(pid, signal.SIGKILL)
+
+    def became(self):
+        """What became of both, and nothing is left of them."""
+        (self.place / f"store{self.number}").unlink(missing_ok=True)
+        answers = [self.place / f"answer{self.number}-{rank}.json" for rank in (0, 1)]
+        return [json.loads(each.read_text()) if each.exists() else {"error": "it waits"} for each in answers]
+
+
+def opened(path):
+    """What torch alone says of a file."""
+    try:
+        torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:
+        return [{"error": f"{type(error).__name__}: {error}"[:300]}] * 2
+    return [{"path": path}] * 2
+
+
+def all_loads(orders, place, end):
+    """Each order's answer. While a rank waits in vain for one that has failed, the next load goes on."""
+    answers, running, waiting = {}, [], list(enumerate(orders))
+    while waiting or running:
+        if time.monotonic() > end:
+            waiting.clear()
+        elif waiting and all(pair.failed for pair in running):
+            number, order = waiting.pop(0)
+            if "open" in order:
+                answers[number] = opened(order["open"])
+                continue
+            running.append(Pair(number, order, place))
+        pid, status = os.waitpid(-1, os.WNOHANG) if running else (0, 0)
+        for pair in list(running):
+            if pid in pair.pids:
+                pair.ended(pid, status)
+            pair.kill_late()
+            if not pair.pids:
+                answers[pair.number] = pair.became()
+                running.remove(pair)
+        if running and not pid:
             time.sleep(0.005)
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    answers = [place / f"answer{rank}.json" for rank in (0, 1)]
-    return [json.loads(each.read_text()) if each.exists() else {"error": "it waits"} for each in answers]
+    return [{**order, "ranks": answers[number]} for number, order in enumerate(orders) if number in answers]
 
 
 def main():
     orders, answers = (Path(each) for each in sys.argv[1:3])
+    end = time.monotonic() + float(sys.argv[3])
     # what is compiled for the ranks on one machine is loaded once, not by each of them
     deepspeed.accelerator.get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
-    place = answers.parent
-    told, end = [], time.monotonic() + float(sys.argv[3])
-    for number, order in enumerate(json.loads(orders.read_text())):
-        if time.monotonic() > end:
-            break
-        told.append({**order, "ranks": both(number, order, place)})
-        (place / f"store{number}").unlink(missing_ok=True)
+    told = all_loads(json.loads(orders.read_text()), answers.parent, end)
     answers.write_text(json.dumps(told, indent=1))
 
 

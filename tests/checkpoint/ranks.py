@@ -1,13 +1,14 @@
 """One of the ranks that make real checkpoints of every kind, or load them into other engines; all in one process a rank.
 
-``ranks.py make OUT [KIND ...]`` and ``ranks.py load OUT ORDERS.json ANSWERS.json``, started once a rank with RANK and WORLD_SIZE.
-The kinds are generated: stage x dtype, and what else DeepSpeed can train. Knows nothing of dsdoctor.
+``ranks.py make OUT [KIND ...]``, ``ranks.py make-two OUT OTHER [KIND ...]`` and ``ranks.py load ORDERS.json ANSWERS.json``, started
+once a rank with RANK and WORLD_SIZE. The kinds are generated: stage x dtype, and what else DeepSpeed can train. Knows nothing of
+dsdoctor.
 """
 
 import json
 import os
-import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import deepspeed
@@ -97,6 +98,23 @@ def pipeline_of(stage, dtype, *, seed=1, universal=False):
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=made)[0]
 
 
+def tensors_of(stage, dtype, *, seed=1, universal=False, tensor=2):
+    """A Llama whose tensors DeepSpeed cuts up over ranks (AutoTP)."""
+    import transformers
+
+    torch.manual_seed(seed)
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4,
+            vocab_size=32,
+        )
+    )  # fmt: skip
+    made = {**configured(stage, dtype, universal=universal), "tensor_parallel": {"autotp_size": tensor}}
+    if dtype == "bf16":
+        model = model.bfloat16()
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=made)[0]
+
+
 def kinds():
     """Name -> how its engine is made: (function, stage, dtype, what is special)."""
     for stage in (0, 1, 2, 3):
@@ -109,6 +127,9 @@ def kinds():
     for stage in (0, 1):
         for dtype in ("fp32", "bf16"):
             yield f"pipeline{stage}-{dtype}", (pipeline_of, stage, dtype, {})
+    for stage in (0, 1, 2):
+        for dtype in ("fp32", "bf16"):
+            yield f"tensors{stage}-{dtype}", (tensors_of, stage, dtype, {})
 
 
 def train(engine):
@@ -116,6 +137,10 @@ def train(engine):
     if hasattr(engine, "num_stages"):
         batches = iter([(torch.randn(2, WIDTH).to(dtype), torch.zeros(2, WIDTH).to(dtype)) for _ in range(2)])
         engine.train_batch(batches)
+    elif hasattr(engine.module, "config"):
+        ids = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(engine.global_steps))
+        engine.backward(engine(input_ids=ids, labels=ids).loss)
+        engine.step()
     else:
         engine.backward(engine(torch.randn(2, WIDTH).to(dtype)))
         engine.step()
@@ -123,6 +148,11 @@ def train(engine):
 
 def held(engine):
     """What an engine holds, as two sums over all ranks that tell another state apart: weights, Adam's first moments."""
+    if hasattr(engine.module, "config"):
+        # cut tensors have other sums on each rank; what the whole model makes of a batch is the same, however it is cut
+        ids = torch.arange(16).view(2, 8)
+        with torch.no_grad():
+            return [float(engine(input_ids=ids, labels=ids).loss), 0.0]
     weights = torch.zeros((), dtype=torch.float64)
     for parameter in engine.module.parameters():
         with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
@@ -142,12 +172,13 @@ def held(engine):
     return [float(weights) / comm.get_world_size(), float(moment)]
 
 
-def make(out, wanted):
+def make(out, wanted, seed=SEED, *, convert=True):
+    out.mkdir(parents=True, exist_ok=True)
     sums, failed = {}, {}
     for name, (function, stage, dtype, special) in kinds():
         if wanted and name not in wanted:
             continue
-        engine = function(stage, dtype, seed=SEED, **special)
+        engine = function(stage, dtype, seed=seed, **special)
         for number in (1, 2):
             train(engine)
             if number == 2 or name.startswith("zero1") or EVERY_STEP:
@@ -155,7 +186,7 @@ def make(out, wanted):
         sums[name] = held(engine)
         engine.destroy()
     if os.environ["RANK"] == "0":
-        for name in converted(sums):
+        for name in converted(sums) if convert else ():
             failed.update(make_universal(out, name))
         (out / "sums.json").write_text(json.dumps(sums))
         (out / "failed.json").write_text(json.dumps(failed))
@@ -165,18 +196,26 @@ def make(out, wanted):
 def converted(names):
     """Those of which a universal checkpoint is made: what DeepSpeed's converter takes, or what UNIVERSAL names of it."""
     wanted = os.environ.get("UNIVERSAL")
-    able = [each for each in names if each.startswith(("zero", "pipeline")) and each.partition("-")[0][-1] != "0"]
+    able = [
+        each for each in names if each.startswith(("zero", "pipeline", "tensors")) and each.partition("-")[0][-1] != "0"
+    ]
     return able if wanted is None else [each for each in able if each in wanted.split()]
 
 
 def make_universal(out, name):
+    """DeepSpeed's converter, in this process: {} or what went wrong."""
+    from deepspeed.checkpoint import ds_to_universal
+
     folder = out / name / "global_step2"
-    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(folder),
-               "--output_folder", f"{folder}_universal", "--num_extract_workers", "1", "--num_merge_workers", "1"]  # fmt: skip
-    if "3" not in name.partition("-")[0]:
-        command.append("--inject_missing_state")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    return {f"{name} universal": done.stderr[-2000:]} if done.returncode else {}
+    sys.argv = ["ds_to_universal", "--input_folder", str(folder), "--output_folder", f"{folder}_universal",
+                "--num_extract_workers", "1", "--num_merge_workers", "1"]  # fmt: skip
+    if "3" not in name.partition("-")[0] and not name.startswith("tensors"):
+        sys.argv.append("--inject_missing_state")
+    try:
+        ds_to_universal.main(ds_to_universal.parse_arguments())
+    except BaseException:
+        return {f"{name} universal": traceback.format_exc()[-2000:]}
+    return {}
 
 
 def hugging_face(out, config):
@@ -213,10 +252,11 @@ def fill(out):
 
 def load(orders, answers):
     """Each order: folder, tag, the engine (kind, stage, dtype, universal). What became of it on each rank."""
-    special = {"zero": {}, "frozen": {"frozen": True}, "experts": {"experts": True}, "pipeline": {}}
+    special = {"frozen": {"frozen": True}, "experts": {"experts": True}}
     told = []
     for order in json.loads(Path(orders).read_text()):
-        function = pipeline_of if order["kind"] == "pipeline" else engine_of
+        function = {"pipeline": pipeline_of, "tensors": tensors_of}.get(order["kind"], engine_of)
+        more = {"tensor": order["tensor"]} if "tensor" in order else special.get(order["kind"], {})
         engine, answer = None, {}
         try:
             # a pipeline leaves its grid behind, which engines after it would take for theirs
@@ -226,9 +266,9 @@ def load(orders, answers):
                 order["dtype"],
                 seed=99,
                 universal=order.get("universal", False),
-                **special[order["kind"]],
+                **more,
             )
-            path, state = engine.load_checkpoint(order["folder"], tag=order.get("tag"))
+            path, state = engine.load_checkpoint(order["folder"], tag=order.get("tag"), **order.get("load", {}))
             answer = {"path": path and str(path), "state": state is not None, "step": engine.global_steps}
         except BaseException as error:
             answer = {"error": f"{type(error).__name__}: {error}"[:600]}
@@ -245,15 +285,21 @@ def load(orders, answers):
 
 
 def main():
+    # the converter reads sys.argv too, which is then its own
+    what, *given = sys.argv[1:]
     deepspeed.init_distributed("gloo")
-    if sys.argv[1] == "make":
-        make(Path(sys.argv[2]), sys.argv[3:])
-    elif sys.argv[1] == "hugging-face":
-        hugging_face(Path(sys.argv[2]), sys.argv[3])
-    elif sys.argv[1] == "fill":
-        fill(Path(sys.argv[2]))
+    if what == "make":
+        make(Path(given[0]), given[1:])
+    elif what == "make-two":
+        # two trainings of the same kinds; the second one has other weights
+        make(Path(given[0]), given[2:])
+        make(Path(given[1]), given[2:], SEED + 1, convert=False)
+    elif what == "hugging-face":
+        hugging_face(Path(given[0]), given[1])
+    elif what == "fill":
+        fill(Path(given[0]))
     else:
-        load(*sys.argv[2:4])
+        load(*given)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,12 @@ def make(folder: Path, *kinds: str, env: Mapping[str, str] | None = None) -> dic
     return sums
 
 
+def make_two(saved: Path, other: Path, *kinds: str, env: Mapping[str, str] | None = None) -> None:
+    """Real checkpoints of two trainings of two ranks, which differ in their weights alone."""
+    start(2, "make-two", str(saved), str(other), *kinds, env=env)
+    assert json.loads((saved / "failed.json").read_text()) == {}
+
+
 def load(world: int, orders: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     """What became of each order on real ranks."""
     asked, told = folder / f"orders{world}.json", folder / f"answers{world}.json"

@@ -1,5 +1,8 @@
 """The quick look: healthy checkpoints of every kind are let alone, and each fault is named with its file."""
 
+import contextlib
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,7 +10,9 @@ import pytest
 
 from dsdoctor.checkpoint.judge import Judged, judge
 from dsdoctor.checkpoint.look import look
+from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.plan import Plan, Verdict
+from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, has_error
 from tests.checkpoint.written import KINDS, Kind, write
 
@@ -155,6 +160,19 @@ def test_latest_that_is_gone_wrong_or_behind_is_told(tmp_path: Path) -> None:
     assert not has_error(incomplete.findings)
 
 
+def test_a_newer_tag_of_another_training_is_told_as_such(tmp_path: Path) -> None:
+    write(tmp_path, Kind(step=1))
+    write(tmp_path, Kind(step=2), latest=False)
+    same = judged(tmp_path)
+    write(tmp_path, Kind(stage=3, step=3), latest=False)
+    two = judged(tmp_path)
+
+    assert [each.evidence for each in same.findings] == [()]
+    assert two.findings[1].evidence == (
+        "they may be of two trainings: it was saved at stage 3, and that one at stage 2",
+    )
+
+
 def test_a_folder_without_a_tag_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
 
@@ -173,3 +191,136 @@ def test_what_is_no_file_of_torch_or_an_old_one_is_not_called_damaged_without_ca
 
     assert rules(found.findings) == {"checkpoint-not-read", "checkpoint-load-not-known"}
     assert not has_error(found.findings)
+
+
+def test_ranks_whose_pickles_are_the_same_share_what_was_read(tmp_path: Path) -> None:
+    write(tmp_path, Kind(stage=3, world=4))
+
+    found = judged(tmp_path)
+
+    assert found.examined is not None
+    contents = [shard.file.content for shard in found.examined.tag.of(Part.MODEL)]
+    assert len(contents) == 4
+    assert all(content is contents[0] for content in contents)
+    assert found.findings == ()
+
+
+OPTIMIZER = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+STAND_INS = {
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n": "git lfs pull",
+    b"<?xml version='1.0'?><Error><Code>ExpiredToken</Code></Error>": "XML or HTML",
+    b"<!DOCTYPE html><html></html>": "XML or HTML",
+    b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03": "gzip",
+    b"\x28\xb5\x2f\xfd\x04\x00": "zstd",
+    b"somebody's notes": "no file of torch.save",
+}
+
+
+@pytest.mark.parametrize("content", STAND_INS, ids=STAND_INS.values())
+def test_what_stands_for_a_file_is_said(tmp_path: Path, content: bytes) -> None:
+    (write(tmp_path, Kind()) / OPTIMIZER).write_bytes(content)
+
+    (finding,) = judged(tmp_path).findings
+
+    assert finding.rule == "checkpoint-file-damaged"
+    assert STAND_INS[content] in finding.evidence[0]
+
+
+@pytest.mark.parametrize(
+    "name", [f".{OPTIMIZER}.x7Q2aB", OPTIMIZER.upper(), f"{OPTIMIZER}.tmp", OPTIMIZER.replace(".pt", " (1).pt")]
+)
+def test_a_file_that_stands_under_another_name_is_shown_beside_the_missing_one(tmp_path: Path, name: str) -> None:
+    tag = write(tmp_path, Kind())
+    (tag / OPTIMIZER).rename(tag / name)
+
+    (finding,) = judged(tmp_path).findings
+
+    assert finding.rule == "checkpoint-shard-missing"
+    assert finding.evidence[0] == OPTIMIZER
+    assert finding.evidence[1].startswith(f"there is {name}, ")
+
+
+def test_a_folder_in_the_place_of_a_file_is_told(tmp_path: Path) -> None:
+    tag = write(tmp_path, Kind())
+    (tag / OPTIMIZER).unlink()
+    (tag / OPTIMIZER).mkdir()
+    file = judged(tmp_path)
+    (tmp_path / "b").mkdir()
+    write(tmp_path / "b", Kind(), latest=False)
+    (tmp_path / "b/latest").mkdir()
+    latest = judged(tmp_path / "b")
+
+    assert rules(file.findings) == {"checkpoint-file-damaged"}
+    assert rules(latest.findings) == {"checkpoint-latest-missing"}
+
+
+def test_a_latest_whose_folder_is_there_says_what_is_in_it(tmp_path: Path) -> None:
+    tag = write(tmp_path, Kind(step=2))
+    write(tmp_path, Kind(step=1), latest=False)
+    tag.rename(tmp_path / "moved")
+    tag.mkdir()
+    (tmp_path / "moved").rename(tag / tag.name)
+
+    nested = judged(tmp_path)
+    (tmp_path / "latest").write_bytes(b"\xef\xbb\xbfglobal_step1")
+    marked = judged(tmp_path)
+
+    assert rules(nested.findings) == rules(marked.findings) == {"checkpoint-latest-wrong"}
+    assert f"{tag / tag.name} does" in nested.findings[0].evidence
+    assert any("byte order mark" in line for line in marked.findings[0].evidence)
+
+
+def test_model_states_of_another_stage_in_the_same_tag_are_left_over(tmp_path: Path) -> None:
+    tag = write(tmp_path / "a", Kind(stage=2))
+    for file in write(tmp_path / "b", Kind(stage=3)).glob("*model_states.pt"):
+        file.rename(tag / file.name)
+
+    found = judged(tmp_path / "a")
+
+    assert rules(found.findings) == {"checkpoint-leftover-shards"}
+    assert len(found.findings[0].evidence) == 2
+    assert found.outcome is not None
+    assert found.outcome.verdict is Verdict.LOADS
+
+
+def as_an_ordinary_user(look_at: Callable[[], str]) -> str:
+    """What a function says in a process that is not root's."""
+    read, write_to = os.pipe()
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            if os.geteuid() == 0:
+                os.setgid(65534)
+                os.setuid(65534)
+            os.write(write_to, look_at().encode())
+        os._exit(0)
+    os.close(write_to)
+    with os.fdopen(read) as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    return said
+
+
+def test_files_and_folders_that_this_user_may_not_read_are_told() -> None:
+    def said() -> str:
+        try:
+            found = judged(Path(place))
+        except UsageError as error:
+            return str(error)
+        return " ".join(each.rule for each in found.findings)
+
+    with tempfile.TemporaryDirectory() as place:
+        tag = write(Path(place), Kind())
+        for path in (Path(place), tag, *tag.iterdir()):
+            path.chmod(0o755)
+        judged(Path(place))  # what this imports, that user may not
+        before = as_an_ordinary_user(said)
+        (tag / OPTIMIZER).chmod(0)
+        file = as_an_ordinary_user(said)
+        tag.chmod(0)
+        folder = as_an_ordinary_user(said)
+        tag.chmod(0o755)
+
+    assert before == ""
+    assert file == "checkpoint-not-yours checkpoint-load-not-known"
+    assert folder == f"you may not read the folder {tag}"

@@ -21,7 +21,7 @@ from dsdoctor.checkpoint.deep import judge_values
 from dsdoctor.checkpoint.examine import Examined
 from dsdoctor.checkpoint.judge import judge
 from dsdoctor.checkpoint.look import look
-from dsdoctor.checkpoint.plan import Plan, Verdict
+from dsdoctor.checkpoint.plan import ALL, MODULE, NO_OPTIMIZER, Plan, Verdict
 from dsdoctor.commands.checkpoint import CheckpointOrder, judge_checkpoint
 from dsdoctor.commands.checkpoint_merge import MergeOrder, merge_checkpoint
 from dsdoctor.commands.checkpoint_universal import UniversalOrder, convert_checkpoint
@@ -71,11 +71,12 @@ def test_nothing_is_said_against_what_real_ranks_saved(saved: Saved) -> None:
 
 
 def test_each_verdict_is_what_real_ranks_do(saved: Saved) -> None:
-    """A fourth of their table, for the ranks that saved it and half as many."""
-    rows = table(*saved, 4, [2, 1])
+    """A sixth of their table, for the ranks that saved it and half as many."""
+    rows = table(*saved, 6, [2, 1])
 
     assert [row for row in rows if row["agrees"] is False or row["alarms"]] == []
     assert {row["verdict"] for row in rows} >= {Verdict.LOADS.value, Verdict.UNIVERSAL.value, Verdict.CANNOT.value}
+    assert {row["load"] for row in rows} == {ALL, NO_OPTIMIZER, MODULE}
 
 
 def test_a_merged_model_is_bit_equal_to_zero_to_fp32(saved: Saved, tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_what_becomes_universal_here_is_resumed_with_other_ranks_another_stage_a
 def test_each_damage_is_named_and_what_is_said_of_it_is_what_real_ranks_do() -> None:
     """A sample of ``benchmarks/checkpoint_faults.py``; whole folders of what it generates are in benchmarks/results."""
     with tempfile.TemporaryDirectory() as place:
-        rows = checkpoint_faults.rows(Path(place), ["zero2-bf16", "zero3-bf16"], 11)
+        rows, _ = checkpoint_faults.rows(Path(place), ["zero2-bf16", "zero3-bf16"], 11)
 
     assert [row for row in rows if row["verdict"].startswith("wrong")] == []
     assert {row["did"] for row in rows} >= {"loads", "fails on one rank"}
