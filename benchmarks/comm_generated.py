@@ -32,7 +32,7 @@ from tests.comm.rig import missing
 
 DEADLINES = {"--quick": 25.0, "--default": 50.0, "--full": 90.0}
 MARGIN, LAUNCHER = 2.0, 15.0
-"""Seconds beside the deadline, and for a launcher: the deadline counts from a rank's own start, and torchrun imports torch first."""
+"""Seconds beside the deadline, and for a launcher: the deadline counts from a rank's own start, after torchrun imported torch."""
 
 
 @dataclass(frozen=True, kw_only=True)

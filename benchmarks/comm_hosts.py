@@ -1,11 +1,13 @@
 """A thousand hosts and a thousand ranks without a thousand machines: what do they cost rank 0 and the head, and what is said?
 
-    python -m benchmarks.comm_hosts [--hosts 200,1000] [--ranks 64,1000] [--json FILE]
+    python -m benchmarks.comm_hosts [--hosts 200,1000] [--ranks 64,1000] [--real 64] [--json FILE]
 
 From the repository's root, with torch, as root on Linux. The hosts are a script in place of ssh; a hundredth of them refuse. The
 ranks are rank 0, which is real, and simulated agents: one process that writes the claims and answers of all others into rank 0's
 store. The ranks of one host of eight either never come, or die in the collectives. A case is right when that host is named, alone,
 on at most 60 lines.
+
+--real: so many real ranks on eight nodes of a rig, all well or with one that is killed, for as long as the machine has memory.
 """
 
 import argparse
@@ -26,6 +28,8 @@ from dsdoctor.comm.preflight.facts import look_preflight
 from dsdoctor.comm.preflight.left_out import bad_hosts, without
 from dsdoctor.core.host import LocalHost
 from dsdoctor.hosts.nodelist import fold
+from tests.comm import faults
+from tests.comm.jobs import job
 from tests.comm.rig import Rig
 
 SSH = """#!/bin/sh
@@ -40,6 +44,7 @@ exec cat > /dev/null
 MIB = 1 << 20
 PER_HOST = 8
 MOST_LINES = 60
+REAL_SECONDS, LEAST_MEMORY = 240.0, 1536 * MIB
 
 
 def hosts_case(count: int, folder: Path) -> dict[str, object]:
@@ -113,6 +118,46 @@ def ranks_case(world: int, kind: str, folder: Path) -> dict[str, object]:
     }
 
 
+def real_case(world: int, killed: int | None, folder: Path) -> dict[str, object]:
+    """So many real gloo ranks on eight nodes of a rig; one is killed in the collectives, or none."""
+    argv = ["-m", "dsdoctor.comm", "--quick", "--backend", "gloo", "--deadline", f"{REAL_SECONDS:g}"]
+    death = faults.acts(2, "os.kill(os.getpid(), signal.SIGKILL)")
+    own = {} if killed is None else {killed: faults.customized(folder / "site", death)}
+    peaks: dict[int, int] = {}
+    before = least = _available()
+    with Rig(folder / "rig", nodes=world // PER_HOST) as rig, job(rig, argv, world, own=own) as running:
+
+        def looked() -> bool:
+            nonlocal least
+            for pid in _tree(running.processes["0"].pid):
+                peaks[pid] = max(peaks.get(pid, 0), _peak(str(pid)))
+            least = min(least, _available())
+            return len(running.ends) == world or least < LEAST_MEMORY
+
+        running.watch(REAL_SECONDS + 30, looked)
+        lines = running.out("0").splitlines()
+        status, seconds = running.ends.get("0", (None, 0.0))
+        latest = max((seconds for _, seconds in running.ends.values()), default=0.0)
+        ended = len(running.ends)
+    said = f"{world} of {world} ranks" if killed is None else f"rank {killed} (node{chr(ord('a') + killed // PER_HOST)}"
+    right = ended == world and status == (0 if killed is None else 1) and any(said in line for line in lines)
+    return {
+        "case": f"{world} real ranks on {world // PER_HOST} nodes, {'all well' if killed is None else 'one is killed'}",
+        "said": lines,
+        "seconds": round(seconds, 1),
+        "last_rank_s": round(latest, 1),
+        "rank_0_peak_mib": round(sum(peaks.values()) / MIB),
+        "machine_mib": round((before - least) / MIB),
+        "wrong": "" if right else f"{ended} ranks ended, rank 0 with {status}",
+    }
+
+
+def _available() -> int:
+    """The memory that this machine has left."""
+    meminfo = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemAvailable"))
+
+
 def _watch(process: "subprocess.Popen[str]", peaks: dict[int, int]) -> None:
     """The highest resident size of rank 0's processes, those that it forked included."""
     while process.poll() is None:
@@ -142,6 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", default="200,1000")
     parser.add_argument("--ranks", default="64,1000")
+    parser.add_argument("--real", default="", help="so many real ranks")
     parser.add_argument("--json", type=Path, help="write the results")
     given = parser.parse_args(argv)
     results = []
@@ -154,6 +200,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             with tempfile.TemporaryDirectory(prefix="comm-hosts-") as folder:
                 results.append(ranks_case(world, kind, Path(folder)))
                 print(json.dumps(results[-1]), flush=True)
+    for world in map(int, filter(None, given.real.split(","))):
+        for killed in (None, world * 3 // 5):
+            with tempfile.TemporaryDirectory(prefix="comm-hosts-") as folder:
+                results.append(real_case(world, killed, Path(folder)))
+                print(json.dumps(results[-1], indent=1), flush=True)
     if given.json:
         given.json.write_text(json.dumps({"results": results}, indent=1) + "\n")
 
