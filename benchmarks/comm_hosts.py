@@ -132,7 +132,7 @@ def real_case(world: int, killed: int | None, folder: Path) -> dict[str, object]
     with Rig(folder / "rig", nodes=world // PER_HOST) as rig:
         began = time.monotonic()
         nodes = [_forked(rig, number, world, own, folder) for number in range(world // PER_HOST)]
-        while len(ends) < world and least > LEAST_MEMORY and time.monotonic() < began + REAL_SECONDS:
+        while len(ends) < world and least > LEAST_MEMORY and time.monotonic() < began + REAL_SECONDS + 20:
             time.sleep(0.5)
             least = min(least, _available())
             for pid in _first_of(nodes[0].pid):
