@@ -228,7 +228,8 @@ class Report:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All findings in the order of the phases, errors first."""
+        """All findings: errors first, warnings that made a phase slow before mere advice, and then in the order of the phases."""
         order = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
-        found = tuple(finding for phase in self.phases for finding in phase.findings)
-        return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
+        found = [(phase.state is PhaseState.OK, finding) for phase in self.phases for finding in phase.findings]
+        found.sort(key=lambda each: (order.index(each[1].severity), each[0]))
+        return tuple(finding for _, finding in found)

@@ -17,8 +17,6 @@ from tests.comm.left_over import left_over
 ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"')
 """A network of its own: what others do on this machine's ports is no fault of the case."""
 RANKS = 3
-LAUNCHER = 15.0
-"""Seconds for the launcher itself beside the deadline, which counts from a rank's own start: torchrun imports torch first."""
 LAUNCHERS = ("torchrun", "dsdoctor", "hostfile")
 ONLY_RANK = (
     "import os\nif os.environ.get('RANK') == '{rank}':\n    exec(compile(open({path!r}).read(), {path!r}, 'exec'))\n"
@@ -89,13 +87,13 @@ def play(misdeed: Misdeed, rank: int, call: int, launcher: str, mode: str, deadl
     )
 
 
-def complaint(found: Played, misdeed: Misdeed, rank: int, deadline: float, launcher: str) -> str:
-    """What is wrong with the outcome, "" where nothing is."""
+def complaint(found: Played, misdeed: Misdeed, rank: int, limit: float, launcher: str) -> str:
+    """What is wrong with the outcome, "" where nothing is. ``limit`` holds the seconds of the launcher too."""
     if found.rule not in misdeed.rules or not all(word in found.title for word in (f"rank {rank} (", *misdeed.says)):
         return "another cause"
     # torchrun has one status for every rank that ended with another than 0
     if found.status != misdeed.status and not (launcher == "torchrun" and found.status == 1 and misdeed.status):
         return f"exit status {found.status}"
-    if found.seconds > deadline + LAUNCHER:
+    if found.seconds > limit:
         return f"{found.seconds:.1f} s"
     return f"left behind: {found.left}" if found.left else ""

@@ -194,17 +194,17 @@ def test_the_rest_is_tested_without_the_hosts_that_are_bad_before_or_in_the_test
 
     began = time.monotonic()
     done = subprocess.run(
-        [*argv, "--backend", "gloo", "--deadline", "60", "--out", str(hostfile.parent / "out")],
+        [*argv, "--backend", "gloo", "--deadline", "300", "--out", str(hostfile.parent / "out")],
         env={**clean, **around(hostfile.parent)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
     )
     whole = json.loads(done.stdout)
 
     assert done.returncode == 6, done.stderr
-    # rank 0 is told at once that no rank comes from there, long before the others would give up
-    assert time.monotonic() - began < 35
+    # rank 0 is told at once that no rank comes from there; the others would give up after 180 s
+    assert time.monotonic() - began < 150
     assert whole["report"]["world"] == 2
     assert list(whole["report"]["left_out"]) == ["down", "lame"]
     assert whole["report"]["verdict"].startswith("! 2 of 2 ranks reach each other and say the same")

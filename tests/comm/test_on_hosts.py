@@ -114,7 +114,7 @@ import sys
 sys.path.insert(0, {root!r})
 from tests.comm.test_on_hosts import orders
 from dsdoctor.comm.launch.start_on_hosts import start_on_hosts
-start_on_hosts(orders(3, 1), python={python!r}, folder="/", variables={{}}, seconds=60.0, ssh=({ssh!r},))
+start_on_hosts(orders(3, 1), python={python!r}, folder="/", variables={{}}, seconds=600.0, ssh=({ssh!r},))
 """
 
 
@@ -126,12 +126,12 @@ def test_a_head_that_is_ended_leaves_nothing(number: int, stand_ins: Path) -> No
     text = HEAD.format(root=str(Path(__file__).parents[2]), python=python, ssh=ssh)
     head = subprocess.Popen([sys.executable, "-c", text], env=os.environ | {"CALLS": str(stand_ins / "calls")})
     marker = str(stand_ins / "calls")
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while not (stand_ins / "calls").exists() or len((stand_ins / "calls").read_text().split()) < 4:
         assert time.monotonic() < until
         time.sleep(0.05)
     head.send_signal(number)
-    head.wait(10)
+    head.wait(120)
     while (rest := [line for line in left_over(marker) if "sleep 600" not in line]) and time.monotonic() < until:
         time.sleep(0.05)
 
@@ -142,17 +142,17 @@ def test_a_head_that_is_ended_leaves_nothing(number: int, stand_ins: Path) -> No
 def test_the_ranks_of_a_host_end_when_its_stdin_closes(tmp_path: Path) -> None:
     order = {
         "first": 1, "count": 2, "world": 3, "master": "127.0.0.1", "port": 29877, "token": "t", "hosts": "",
-        "seconds": 60.0, "arguments": ["--quick", "--backend", "gloo", "--deadline", "50"],
+        "seconds": 600.0, "arguments": ["--quick", "--backend", "gloo", "--deadline", "550"],
     }  # fmt: skip
     argv = [sys.executable, "-m", "dsdoctor.comm.launch.on_host", json.dumps(order)]
     marker = f"on-host-test-{os.getpid()}"
     with subprocess.Popen(argv, stdin=subprocess.PIPE, env={**os.environ, "MARK": marker}) as process:
         assert process.stdin is not None
-        until = time.monotonic() + 20
+        until = time.monotonic() + 120
         while len([line for line in left_over(marker) if "dsdoctor.comm " in line]) < 2 and time.monotonic() < until:
             time.sleep(0.05)
         assert len([line for line in left_over(marker) if "dsdoctor.comm " in line]) >= 2
         process.stdin.close()
-        process.wait(10)
+        process.wait(120)
 
     assert left_over(marker) == []

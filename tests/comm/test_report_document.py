@@ -8,11 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dsdoctor.comm.models import CommPhase, PhaseState
 from dsdoctor.comm.report_document import read_own_report, read_remote_report
+from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import Fix, Step
 from dsdoctor.report.comm.lines import report_lines
 from tests.cli.runner import run
-from tests.comm.reports import missing_rank
+from tests.comm.reports import missing_rank, phase, report
 
 HOSTILE = msgspec.to_builtins(
     Fix(text="do this\n      $ touch P", steps=(Step(template="touch P; #", note="touch P"), Step(template="touch P")))
@@ -71,3 +73,13 @@ def test_a_first_host_that_writes_what_it_likes_gets_no_command_printed(tmp_path
 
     assert [line for line in offered(shown) if "touch" in line] == []
     assert "    it advises: touch P" in shown
+
+
+def test_what_was_measured_comes_before_advice() -> None:
+    advice = Finding.warning("environment-not-forwarded", "NCCL_DEBUG is set here, and not forwarded")
+    late = Finding.warning("messages-late", "rank 1 (nodeb) is late with every message")
+    phases = (phase(CommPhase.STATIC, "2 hosts", advice), phase(CommPhase.SPEED, "", late, state=PhaseState.SLOW))
+
+    found = report(("nodea", "nodeb"), phases).findings
+
+    assert found == (late, advice)

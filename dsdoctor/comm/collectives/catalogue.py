@@ -5,6 +5,7 @@ Adding a collective is one record; see ``calls``. Nothing here talks to another 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from dsdoctor.comm.collectives import calls
 from dsdoctor.comm.collectives.calls import Buffer, Want
@@ -32,7 +33,7 @@ class Collective:
     name: str
     run: Callable[[CollectiveCall, Buffer], Buffer | None]
     expect: Callable[[CollectiveCall], Want | None]
-    length: Callable[[CollectiveCall], int]
+    length: Callable[[CollectiveCall], int] = calls.chunk
     reduction: Reduction | None = None
     dtypes: tuple[str, ...] = DTYPES
     in_place: bool = False
@@ -118,109 +119,42 @@ def _sized(collective: Collective, dtype: str, total: int, world: int) -> list[E
     return [ExchangeStep(collective=collective, dtype=dtype, elements=elements, root=root) for root in roots]
 
 
+_all_reduce = partial(Collective, run=calls.all_reduce, expect=calls.reduced, in_place=True)
+_all_gather = partial(Collective, expect=calls.of_all, split=True)
+_reduce_scatter = partial(Collective, expect=calls.my_part_reduced, length=calls.chunks, split=True)
+_all_to_all = partial(Collective, expect=calls.my_part_of_all, length=calls.chunks, split=True)
+_rooted = partial(Collective, rooted=True)
+SUM, AVG = Reduction.SUM, Reduction.AVG
+
 COLLECTIVES = (
-    Collective(
-        name="all_reduce sum",
-        run=calls.all_reduce,
-        expect=calls.reduced,
-        length=calls.chunk,
-        reduction=Reduction.SUM,
-        in_place=True,
-    ),
-    Collective(
-        name="all_reduce max",
-        run=calls.all_reduce,
-        expect=calls.reduced,
-        length=calls.chunk,
-        reduction=Reduction.MAX,
-        in_place=True,
-    ),
-    Collective(
-        name="all_reduce min",
-        run=calls.all_reduce,
-        expect=calls.reduced,
-        length=calls.chunk,
-        reduction=Reduction.MIN,
-        in_place=True,
-    ),
-    Collective(
-        name="all_reduce avg",
-        run=calls.all_reduce,
-        expect=calls.reduced,
-        length=calls.chunk,
-        reduction=Reduction.AVG,
-        dtypes=FLOATS,
-        in_place=True,
-    ),
+    _all_reduce(name="all_reduce sum", reduction=SUM),
+    _all_reduce(name="all_reduce max", reduction=Reduction.MAX),
+    _all_reduce(name="all_reduce min", reduction=Reduction.MIN),
+    _all_reduce(name="all_reduce avg", reduction=AVG, dtypes=FLOATS),
     Collective(
         name="all_reduce sum of a slice",
         run=calls.all_reduce_slice,
         expect=calls.reduced_in_guards,
-        length=calls.chunk,
-        reduction=Reduction.SUM,
+        reduction=SUM,
     ),
     Collective(
         name="all_reduce sum, transposed",
         run=calls.all_reduce_transposed,
         expect=calls.reduced_twice,
         length=calls.two_chunks,
-        reduction=Reduction.SUM,
+        reduction=SUM,
         dtypes=("float32",),
         in_place=True,
         basic=False,
     ),
-    Collective(name="all_gather", run=calls.all_gather, expect=calls.of_all, length=calls.chunk, split=True),
-    Collective(
-        name="all_gather in place",
-        run=calls.all_gather_in_place,
-        expect=calls.of_all,
-        length=calls.chunk,
-        split=True,
-    ),
-    Collective(
-        name="all_gather into a list",
-        run=calls.all_gather_list,
-        expect=calls.of_all,
-        length=calls.chunk,
-        split=True,
-        basic=False,
-    ),
-    Collective(
-        name="reduce_scatter",
-        run=calls.reduce_scatter,
-        expect=calls.my_part_reduced,
-        length=calls.chunks,
-        reduction=Reduction.SUM,
-        split=True,
-    ),
-    Collective(
-        name="reduce_scatter avg",
-        run=calls.reduce_scatter,
-        expect=calls.my_part_reduced,
-        length=calls.chunks,
-        reduction=Reduction.AVG,
-        dtypes=FLOATS,
-        split=True,
-        basic=False,
-    ),
-    Collective(
-        name="reduce_scatter from a list",
-        run=calls.reduce_scatter_list,
-        expect=calls.my_part_reduced,
-        length=calls.chunks,
-        reduction=Reduction.SUM,
-        split=True,
-        basic=False,
-    ),
-    Collective(name="all_to_all", run=calls.all_to_all, expect=calls.my_part_of_all, length=calls.chunks, split=True),
-    Collective(
-        name="all_to_all of lists",
-        run=calls.all_to_all_list,
-        expect=calls.my_part_of_all,
-        length=calls.chunks,
-        split=True,
-        basic=False,
-    ),
+    _all_gather(name="all_gather", run=calls.all_gather),
+    _all_gather(name="all_gather in place", run=calls.all_gather_in_place),
+    _all_gather(name="all_gather into a list", run=calls.all_gather_list, basic=False),
+    _reduce_scatter(name="reduce_scatter", run=calls.reduce_scatter, reduction=SUM),
+    _reduce_scatter(name="reduce_scatter avg", run=calls.reduce_scatter, reduction=AVG, dtypes=FLOATS, basic=False),
+    _reduce_scatter(name="reduce_scatter from a list", run=calls.reduce_scatter_list, reduction=SUM, basic=False),
+    _all_to_all(name="all_to_all", run=calls.all_to_all),
+    _all_to_all(name="all_to_all of lists", run=calls.all_to_all_list, basic=False),
     Collective(
         name="all_to_all uneven",
         run=calls.all_to_all_uneven,
@@ -228,37 +162,10 @@ COLLECTIVES = (
         length=calls.uneven_length,
         split=True,
     ),
-    Collective(
-        name="broadcast", run=calls.broadcast, expect=calls.of_root, length=calls.chunk, in_place=True, rooted=True
-    ),
-    Collective(
-        name="reduce",
-        run=calls.reduce,
-        expect=calls.reduced_at_root,
-        length=calls.chunk,
-        reduction=Reduction.SUM,
-        in_place=True,
-        rooted=True,
-    ),
-    Collective(
-        name="gather", run=calls.gather, expect=calls.of_all_at_root, length=calls.chunk, rooted=True, split=True
-    ),
-    Collective(
-        name="scatter", run=calls.scatter, expect=calls.my_part_of_root, length=calls.chunks, rooted=True, split=True
-    ),
-    Collective(
-        name="send and receive in a ring",
-        run=calls.ring,
-        expect=calls.of_the_one_before,
-        length=calls.chunk,
-        least=2,
-    ),
-    Collective(
-        name="send and receive in pairs",
-        run=calls.pairs,
-        expect=calls.of_partners,
-        length=calls.chunk,
-        split=True,
-        least=2,
-    ),
+    _rooted(name="broadcast", run=calls.broadcast, expect=calls.of_root, in_place=True),
+    _rooted(name="reduce", run=calls.reduce, expect=calls.reduced_at_root, reduction=SUM, in_place=True),
+    _rooted(name="gather", run=calls.gather, expect=calls.of_all_at_root, split=True),
+    _rooted(name="scatter", run=calls.scatter, expect=calls.my_part_of_root, length=calls.chunks, split=True),
+    Collective(name="send and receive in a ring", run=calls.ring, expect=calls.of_the_one_before, least=2),
+    Collective(name="send and receive in pairs", run=calls.pairs, expect=calls.of_partners, split=True, least=2),
 )

@@ -68,11 +68,10 @@ LAYER = (
         name="deepspeed all_reduce",
         run=_all_reduce,
         expect=calls.reduced,
-        length=calls.chunk,
         reduction=Reduction.SUM,
         in_place=True,
     ),
-    Collective(name="deepspeed all_gather", run=_all_gather, expect=calls.of_all, length=calls.chunk),
+    Collective(name="deepspeed all_gather", run=_all_gather, expect=calls.of_all),
     Collective(
         name="deepspeed reduce_scatter",
         run=_reduce_scatter,

@@ -114,7 +114,9 @@ def speed(test_run: TestRun, phase: Phase) -> None:
     gathered = test_run.ask(
         OrderKind.RUN, task=Task.SPEED, seconds=min(SPEED_SECONDS[test_run.settings.mode], test_run.left * 0.7)
     )
-    test_run.timed = tuple(result.speeds for result in results(gathered).values() if result.speeds)
+    ended = {rank: result.speeds for rank, result in results(gathered).items()}
+    timed = (ended.get(answer.rank) or answer.speeds for answer in gathered.answers)
+    test_run.timed = tuple(speeds for speeds in timed if speeds)
     test_run.speeds, test_run.pairs = (
         merge(test_run.timed),
         tuple(pair for speeds in test_run.timed for pair in speeds.pairs),

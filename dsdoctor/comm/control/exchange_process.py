@@ -148,6 +148,8 @@ def _speed(group: RankGroup, do: Do, sender: _MessageSender) -> ExchangeResult:
 
     own = pace(group, sender.tell)
     pairs = time_pairs(group, sender.tell, do.seconds * 0.3)
+    # who is late makes the rest slow, and shows already
+    sender.say(ExchangeMessage(speeds=Speeds(rank=group.rank, timings=(), pairs=pairs, pace=own)))
     timings = time_collectives(group, Mode(do.mode), sender.tell, do.seconds * 0.5)
     return ExchangeResult(done=len(timings), speeds=Speeds(rank=group.rank, timings=timings, pairs=pairs, pace=own))
 

@@ -11,7 +11,7 @@ from dsdoctor.comm.control.fork_server import Data, ForkServer
 from dsdoctor.comm.control.messages import Do, ExchangeResult, Join, RankAnswer, RankOrder
 from dsdoctor.comm.mesh.mesh import reach_all
 from dsdoctor.comm.models import Claim, CommSettings
-from dsdoctor.comm.results import Reach, Stuck
+from dsdoctor.comm.results import Reach, Speeds, Stuck
 
 STACK_TIME = 0.3
 TAIL = 5.0
@@ -82,6 +82,7 @@ class RunJob:
         self._error: str | None = None
         self._raised_in: tuple[str, ...] = ()
         self._result: ExchangeResult | None = None
+        self._speeds: Speeds | None = None
         data.do(Do(task=order.task, mode=settings.mode.value, seconds=order.seconds))
 
     @property
@@ -93,6 +94,7 @@ class RunJob:
         """The result, or how it ended without one."""
         for message in self._data.messages():
             self._result = message.result or self._result
+            self._speeds = message.speeds or self._speeds
             if message.error:
                 self._error, self._raised_in = message.error, message.stack
         if self._result:
@@ -125,6 +127,7 @@ class RunJob:
             result=result,
             stuck=stuck,
             left_out=self._data.left_out,
+            speeds=self._speeds,
             nccl=nccl,
             process=self._data.pid,
             seconds=self._age(),

@@ -44,7 +44,6 @@ class Member:
             listener.answer(board.prefix, self.rank)
         self.pace = max(PACE, self.world / 50_000)
         self._answers: list[RankAnswer] = []
-        self._groups_at = 0
 
     def arrive(self) -> None:
         """Write the claim, and the address for the ranks that will connect."""
@@ -75,8 +74,6 @@ class Member:
         if order.kind is OrderKind.COUNT:
             counters = read_counters(LocalHost()) if self.claim.local_rank == 0 else {}
             return Done(RankAnswer(rank=self.rank, counters=counters))
-        if order.groups:
-            self._groups_at = order.number
         group = next((group for group in order.groups if self.rank in group), ()) if order.groups else range(self.world)
         if len(group) < (1 if not order.groups else 2):
             return Done(RankAnswer(rank=self.rank))
@@ -121,8 +118,8 @@ class Member:
 
     def _join(self, order: RankOrder, group: tuple[int, ...]) -> Join:
         rank = self.briefing.rank
-        # the group of all ranks is kept until smaller ones come in between; each gets its own keys in the store
-        place = f"{self.board.prefix}/group/{self._groups_at}" + (f"/{group[0]}" if order.groups else "/all")
+        # each group gets its own keys in the store
+        place = f"{self.board.prefix}/group/{order.group}" + (f"/{group[0]}" if order.groups else "/all")
         return Join(
             rank=group.index(self.rank),
             world=len(group),

@@ -29,9 +29,11 @@ class Task(enum.Enum):
 @dataclass(frozen=True, kw_only=True)
 class RankOrder:
     """Rank 0's order to all ranks. ``groups`` are disjoint sets of ranks that exchange among themselves (empty: all together);
-    ``variables`` are added to the data process's environment; ``seconds`` limit the work on every rank."""
+    ``variables`` are added to the data process's environment; ``seconds`` limit the work on every rank. ``group`` is the number of
+    the order for which the ranks joined the group that it is done in: a rank that is in another one joins anew."""
 
     number: int
+    group: int = 0
     kind: OrderKind
     seconds: float = 0.0
     task: Task = Task.RIGHT
@@ -53,14 +55,16 @@ class ExchangeResult:
 @dataclass(frozen=True, kw_only=True)
 class RankAnswer:
     """One rank's answer to an order: what it found, or where it was stuck; ``left_out`` are the steps that it did not take part
-    in because something raised there; ``nccl`` are the relevant lines of NCCL's log, ``counters`` the host's.
-    ``supervisor`` is the kernel's letter for the process that the launcher started, ``process`` the data process's number."""
+    in because something raised there; ``nccl`` are the relevant lines of NCCL's log, ``counters`` the host's; ``speeds`` is
+    what was timed where that did not come to its end; ``supervisor`` is the kernel's letter for the process that the launcher
+    started, ``process`` the data process's number."""
 
     rank: int
     reaches: tuple[Reach, ...] = ()
     result: ExchangeResult | None = None
     stuck: Stuck | None = None
     left_out: tuple[SkippedStep, ...] = ()
+    speeds: Speeds | None = None
     nccl: str = ""
     counters: dict[str, int] = field(default_factory=dict)
     supervisor: str = ""
@@ -97,12 +101,13 @@ class Do:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeMessage:
-    """A message of a data process: which exchange it begins, or why this rank left that one out (``skipped``), or its
-    result, or how it failed and where (``stack``: frames, innermost first)."""
+    """A message of a data process: which exchange it begins, or why this rank left that one out (``skipped``), or what it timed
+    so far, or its result, or how it failed and where (``stack``: frames, innermost first)."""
 
     step: int = 0
     at: str = ""
     skipped: str | None = None
+    speeds: Speeds | None = None
     result: ExchangeResult | None = None
     error: str | None = None
     stack: tuple[str, ...] = ()

@@ -48,18 +48,31 @@ class Gathered:
         return not self.silent and not any(answer.stuck for answer in self.answers)
 
 
+def group_of(number: int, order: RankOrder, *, before: int, together: bool) -> int:
+    """The group in which an order is done: the one of ``before``, or a new one where smaller groups are asked for, or where not all
+    ranks are ``together`` in it any more. Whoever joined the old one anew would find the addresses of processes that have ended.
+
+    >>> order = RankOrder(number=3, kind=OrderKind.RUN)
+    >>> group_of(3, order, before=1, together=True), group_of(3, order, before=1, together=False)
+    (1, 3)
+    """
+    return number if order.kind is OrderKind.RUN and (order.groups or not together) else before
+
+
 class Conductor:
     """Gives numbered orders to the ranks that came."""
 
     def __init__(self, member: Member, claims: Sequence[Claim]) -> None:
         self._member, self._claims = member, claims
         self.orders = 0
+        self._group, self._together = 0, True
 
     def ask(self, order: RankOrder, *, patience: float) -> Gathered:
         """Give an order to all and gather. Ends it when a rank has a problem, when rank 0's own work made no progress for
         ``patience`` seconds, or when its time is up."""
         self.orders += 1
-        order = replace(order, number=self.orders)
+        self._group = group_of(self.orders, order, before=self._group, together=self._together)
+        order = replace(order, number=self.orders, group=self._group)
         member, began = self._member, time.monotonic()
         member.board.put(f"order/{order.number}", order)
         watch = _Watch(order, member, math.inf if order.groups else patience)
@@ -70,13 +83,15 @@ class Conductor:
             watch.final_answers(FINAL_SECONDS)
         silent = self._call(watch.missing)
         now = time.monotonic()
-        return Gathered(
+        gathered = Gathered(
             order=order,
             answers=tuple(watch.answers.values()),
             silent=silent,
             seconds=now - began,
             still=now - watch.moved,
         )
+        self._together = gathered.well if order.kind is OrderKind.RUN else self._together
+        return gathered
 
     def _call(self, ranks: Sequence[int]) -> dict[int, ConnectOutcome]:
         """Connect to the ranks that did not answer."""
