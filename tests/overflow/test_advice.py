@@ -116,6 +116,16 @@ def test_a_learning_rate_that_jumps_is_noted_and_a_warmup_from_nothing_is_not() 
     assert rates.jumps() == ((4, 3e-5, 3e-3),)
 
 
+def test_a_learning_rate_that_is_no_number_is_noted_whichever_group_has_it() -> None:
+    engine = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": 0.1}, {"lr": 0.1}]))
+    rates = Rates()
+    for step, rate in enumerate((0.1, float("nan"), float("nan"))):
+        engine.optimizer.param_groups[1]["lr"] = rate
+        rates.note(engine, step)
+
+    assert [(step, before, str(since)) for step, before, since in rates.jumps()] == [(1, 0.1, "nan")]
+
+
 def test_what_a_module_was_given_grew_or_did_not() -> None:
     sizes = InputSizes()
     for step, value in ((0, 1.0), (1, 2.0), (3, 8.0)):

@@ -109,6 +109,15 @@ def test_a_weight_is_named_in_full_with_the_step_since_which_it_is_bad() -> None
     assert found.title == "the weight a.weight holds 1 nan of 8, since step 5"
 
 
+def test_a_weight_that_a_learning_rate_of_nan_made_bad_is_told_with_it() -> None:
+    bad = frame(0, "a", tensor("weight", nan=8), tensor("output", nan=8))
+    found = cause(rank_report(0, bad, weight_bad_since=5, rates=((4, 1e-4, float("nan")),)))
+
+    assert "the learning rate went from 0.0001 to nan in step 4" in found.evidence
+    assert found.fix is not None
+    assert found.fix.text.startswith("Mend what made the learning rate nan in step 4")
+
+
 def test_a_loss_that_is_nan_over_a_finite_forward() -> None:
     found = cause(rank_report(0, good(0, "a"), losses=(float("nan"),)), rank_report(1, good(0, "a"), losses=(0.5,)))
 

@@ -1,5 +1,6 @@
 """Which line of the user's or a model library's code an operation was called from. Never torch's, DeepSpeed's runtime's or ours."""
 
+import functools
 import linecache
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ def caller() -> CodeLine | None:
     return None
 
 
+@functools.lru_cache(maxsize=4096)
 def is_a_models(file: str) -> bool:
     """Whether code in a file is the user's or a model library's.
 

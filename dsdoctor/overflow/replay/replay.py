@@ -246,7 +246,7 @@ def _fresh(value: Any) -> Any:
 
 
 def _changed(batch: MicroBatch) -> tuple[int, ...]:
-    now = versions(list(leaves((batch.args, batch.kwargs))))
+    now = versions(leaves((batch.args, batch.kwargs)))
     if len(now) != len(batch.versions):
         return tuple(range(len(now)))
     return tuple(number for number, pair in enumerate(zip(now, batch.versions, strict=True)) if pair[0] != pair[1])

@@ -85,21 +85,26 @@ def _python_state() -> tuple[Any, ...]:
     place = _pythons_place()
     if place is None:
         return random.getstate()
-    generator, address = place
-    return ctypes.string_at(address, PYTHONS.size), generator.gauss_next
+    generator, memory = place
+    return memory.raw, generator.gauss_next
 
 
 @functools.cache
-def _pythons_place() -> tuple[Any, int] | None:
-    """Python's generator and the address of its words; None where they do not lie where CPython has them."""
+def _pythons_place() -> tuple[Any, Any] | None:
+    """Python's generator and the memory of its words; None where they do not lie where CPython has them."""
     generator: Any = getattr(random.getstate, "__self__", None)
     head = object.__basicsize__
     is_known = type(generator) is random.Random and sys.implementation.name == "cpython"
     if not is_known or random.Random.__basicsize__ < head + PYTHONS.size:
         return None
-    address = id(generator) + head
-    found = _as_state(ctypes.string_at(address, PYTHONS.size), generator.gauss_next)
-    return (generator, address) if found == generator.getstate() else None
+    memory = _memory(id(generator) + head, PYTHONS.size)
+    found = _as_state(memory.raw, generator.gauss_next)
+    return (generator, memory) if found == generator.getstate() else None
+
+
+def _memory(address: int, size: int) -> Any:
+    """Bytes that are somebody else's, to be read again and again: ``raw`` copies them."""
+    return (ctypes.c_char * size).from_address(address)
 
 
 def _as_state(memory: bytes, deviate: float | None) -> tuple[Any, ...]:
@@ -113,9 +118,16 @@ def _numpy_state(*, exact: bool) -> Any:
     if numpy_random is None:
         return None
     generator = numpy_random.mtrand._rand._bit_generator
-    if exact or type(generator).__name__ != "MT19937":
-        return numpy_random.get_state(legacy=False)
-    return ctypes.string_at(generator.ctypes.state_address, TWISTER.size)
+    memory = None if exact else _numpys_place(generator)
+    return numpy_random.get_state(legacy=False) if memory is None else memory.raw
+
+
+@functools.lru_cache(maxsize=1)
+def _numpys_place(generator: Any) -> Any:
+    """The memory of a Mersenne twister, which lives as long as it is known here; None: it is of another kind."""
+    if type(generator).__name__ != "MT19937":
+        return None
+    return _memory(generator.ctypes.state_address, TWISTER.size)
 
 
 def _set_numpy_state(state: Any) -> None:

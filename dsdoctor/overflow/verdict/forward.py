@@ -62,6 +62,9 @@ def weight_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
             "" if since is None else f", since step {since}"
         )
         text = "Load a checkpoint from before that step, and lower the learning rate or clip gradients before going on."
+        for step, _, rate in rank_report.rates[-1:]:
+            if not isfinite(rate):
+                text = f"Mend what made the learning rate {rate} in step {step}, and load a checkpoint from before that step."
         yield finding(weight_not_finite, title, rank_reports, found, text)
 
 

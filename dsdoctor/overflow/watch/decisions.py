@@ -120,8 +120,9 @@ class Decisions:
                 overflow = ranks.any_rank(overflow, self.engine.device)
         self.overflowed = overflow
         self._examination.note_rates(decision.step)
-        self._check_loss_scale(decision)
-        live = self._live_first_bad(decision)
+        if self._asks_scale:
+            self._check_loss_scale(decision)
+        live = self._live_first_bad(decision) if self.hooks is not None else None
         if overflow:
             self._hit(decision, live)
             return
@@ -200,7 +201,7 @@ class Decisions:
 
     def _check_loss_scale(self, decision: engine_adapter.Decision) -> None:
         """Once, in fp16 without ZeRO: whether the loss was multiplied by the loss scale that the step divides by."""
-        if not self._asks_scale or self._loss_gradient is None:
+        if self._loss_gradient is None:
             return
         self._asks_scale = False
         due = (decision.loss_scale or 1.0) / engine_facts.gradient_accumulation(self.engine)

@@ -188,12 +188,12 @@ class Watch:
         self._recorder.forget()
         self._step_ends()
         decided.next_batch(self._batches)
-        self._stop_after_batch()
+        if self.options.abort_after_batch_num is not None:
+            self._stop_after_batch(self.options.abort_after_batch_num)
 
-    def _stop_after_batch(self) -> None:
+    def _stop_after_batch(self, last: int) -> None:
         """At a step's end, on all ranks as soon as one is past the batch: they may count differently."""
-        last = self.options.abort_after_batch_num
-        if last is None or sys.exc_info()[0] is not None:
+        if sys.exc_info()[0] is not None:
             return
         if ranks.any_rank(self._batches > last, self.engine.device):
             self.detach()

@@ -5,6 +5,7 @@ Weights are read in the steps that ``small.is_due`` names, learning rates in eac
 steps where the level takes frames. Nothing is changed.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -113,9 +114,13 @@ class Rates:
         """The largest of the groups' rates; one that lies on a device is left out, since reading it waits."""
         found = [rate for group in groups(engine) if isinstance(rate := group.get("lr"), int | float)]
         if found:
-            self._known.append((step, float(max(found))))
+            self._known.append((step, float(max(found, key=lambda rate: rate if math.isfinite(rate) else math.inf))))
 
     def jumps(self) -> tuple[tuple[int, float, float], ...]:
-        """The steps in which the rate became many times larger, with what it was before and since."""
+        """The steps in which the rate became many times larger, or no number, with what it was before and since."""
         pairs = zip(self._known, list(self._known)[1:], strict=False)
-        return tuple((step, before, since) for (_, before), (step, since) in pairs if 0 < before * JUMP < since)
+        return tuple((step, before, since) for (_, before), (step, since) in pairs if _is_jump(before, since))
+
+
+def _is_jump(before: float, since: float) -> bool:
+    return math.isfinite(before) and (not math.isfinite(since) or 0 < before * JUMP < since)

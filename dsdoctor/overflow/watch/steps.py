@@ -56,7 +56,7 @@ def _is_bad(loss: Tensor) -> bool:
 
 def loss_in(output: Any) -> Tensor | None:
     """The loss in a model's output: a scalar, what is called so, or the first of a tuple if that is a scalar."""
-    if isinstance(output, Mapping):
+    if isinstance(output, dict | Mapping):
         output = output.get("loss")
     elif isinstance(output, tuple) and output:
         output = output[0]
