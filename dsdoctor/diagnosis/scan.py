@@ -11,6 +11,7 @@ from dsdoctor.diagnosis.above import CONTEXT, Above
 from dsdoctor.diagnosis.clean import COLOUR, LONGEST, is_coloured, segments, shorten
 from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader
 from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
+from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.marks import Event, Mark
 from dsdoctor.diagnosis.models import Hit, Line, Signature
 from dsdoctor.diagnosis.possible import Possible
@@ -89,6 +90,7 @@ class Scan:
     raw: bytes = b""
     begins_with_json: bool = False
     relayed: Relayed = field(default_factory=Relayed)
+    records: JsonLines = field(default_factory=JsonLines)
 
     def read(self, raw: bytes) -> None:
         """Take the next line."""
@@ -387,8 +389,8 @@ class Scan:
 def scan(lines: Iterable[bytes | str], possible: Possible | None = None) -> Scan:
     """Read all lines once. ``possible``: what was worked out for other logs before."""
     whole, batch = Scan(possible=possible or Possible(INDEX)), []
-    for line in lines:
-        batch.append(line if isinstance(line, bytes) else line.encode("utf-8", "replace"))
+    for raw in whole.records.unfold(lines):
+        batch.append(raw)
         if len(batch) == BATCH:
             whole.read_batch(batch)
             batch = []
