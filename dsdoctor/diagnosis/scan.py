@@ -266,9 +266,7 @@ class Scan:
                 self.ops_line = self.lines
         elif isinstance(entry, Mark):
             marked = self.last.get(entry.event)
-            new = not (marked and marked.number == self.lines)
-            found = self.possible.search(number, entry.pattern, text) if new else None
-            if found and not (entry.first_hand and self._is_talk(text, found.start())):
+            if not (marked and marked.number == self.lines) and self._stands_there(number, entry, text):
                 self._mark(entry.event, text)
                 if entry.event in ONCE or (entry.event is Event.EXITED and self.timeline.has_exits_enough):
                     self.known.add(number)
@@ -364,9 +362,14 @@ class Scan:
         """Whether this line is a warning or a notice, or ends a traceback that was only reported."""
         return self.timeline.is_reported(self.raw, self.lines) or self.relayed.is_warning(self.raw)
 
-    def _is_talk(self, text: str, start: int) -> bool:
-        """Whether what begins there in a line is only spoken of."""
-        return only_mentions(text[:start][-300:]) or self._is_said()
+    def _stands_there(self, number: int, mark: Mark, text: str) -> bool:
+        """Whether a mark is in a line, and not only spoken of."""
+        found = self.possible.search(number, mark.pattern, text)
+        if not found or (mark.first_hand and (only_mentions(text[: found.start()][-300:]) or self._is_said())):
+            return False
+        fits = not mark.after or self.above.has(mark.after)
+        self.effect.repeats = self.effect.repeats and fits
+        return fits
 
     def _said_by(self, number: int) -> None:
         writers = self.speakers.setdefault(number, set())
@@ -379,8 +382,6 @@ class Scan:
         return replace(hit, count=self.counts[number], latest=latest, speakers=frozenset(self.speakers[number]))
 
     def _fits_above(self, signature: Signature) -> bool:
-        if not signature.after and not signature.not_after:
-            return True
         if signature.not_after and self.above.has(signature.not_after):
             return False
         return not signature.after or self.above.has(signature.after)
