@@ -6,6 +6,7 @@ A line is split into words in C; only a line that has a word of the catalogue is
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from dsdoctor.diagnosis.above import CONTEXT, Above
 from dsdoctor.diagnosis.clean import COLOUR, LONGEST, is_coloured, segments, shorten
@@ -389,13 +390,10 @@ class Scan:
 
 def scan(lines: Iterable[bytes | str], possible: Possible | None = None) -> Scan:
     """Read all lines once. ``possible``: what was worked out for other logs before."""
-    whole, batch = Scan(possible=possible or Possible(INDEX)), []
-    for raw in whole.records.unfold(lines):
-        batch.append(raw)
-        if len(batch) == BATCH:
-            whole.read_batch(batch)
-            batch = []
-    whole.read_batch(batch)
+    whole = Scan(possible=possible or Possible(INDEX))
+    raws = whole.records.unfold(lines)
+    while batch := list(islice(raws, BATCH)):
+        whole.read_batch(batch)
     whole.timeline.finish(whole.lines + 1)
     whole.hits = {number: whole.counted(number, hit) for number, hit in whole.hits.items()}
     return whole
