@@ -46,3 +46,37 @@ def test_it_is_none_of_another_failure(warning: str) -> None:
     assert diagnose(log).findings[0].rule == "unexplained-failure"
     assert diagnose([CPU, *TRACEBACK, ENDS[0]]).findings[0].rule == "resource-filter-invalid"
     assert diagnose([warning, *TRACEBACK, ENDS[0]]).findings[0].rule == "resource-filter-invalid"
+
+
+VERIFY = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate {} (_ssl.c:1006)"
+TRIES = (
+    "'(MaxRetryError(\"HTTPSConnectionPool(host='{host}', port=443): Max retries exceeded with url: /a (Caused by "
+    "SSLError(SSLCertVerificationError(1, '{verify}')))\"), '(Request ID: 7)')' thrown while requesting HEAD https://{host}/a",
+    "WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by 'SSLError(SSLCertVerificationError(1, "
+    "'{verify}'))': /simple/deepspeed/",
+)
+NOT_REACHED = (
+    "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the cached files",
+    "ERROR: Could not find a version that satisfies the requirement deepspeed (from versions: none)",
+    "requests.exceptions.SSLError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /a "
+    "(Caused by SSLError(SSLCertVerificationError(1, '{verify}')))",
+    "urllib.error.URLError: <urlopen error {verify}>",
+)
+
+
+@pytest.mark.parametrize("problem", ["is not yet valid", "has expired"])
+@pytest.mark.parametrize("end", NOT_REACHED)
+@pytest.mark.parametrize("tried", TRIES)
+def test_a_certificate_whose_time_is_not_now_is_the_cause(tried: str, end: str, problem: str) -> None:
+    verify = VERIFY.format(problem)
+    lines = [tried.format(host="huggingface.co", verify=verify), *TRACEBACK, end.format(verify=verify)]
+    first = diagnose(lines).findings[0]
+
+    assert first.rule == "certificate-out-of-date"
+    assert problem in first.title
+    assert first.fix
+    assert "clock" in first.fix.text
+    elsewhere = TRIES[0].format(host="hub.example", verify=verify)
+    assert diagnose([elsewhere, *TRACEBACK, "KeyError: 'labels'"]).findings[0].rule == "unexplained-failure"
+    own = verify.replace(f"certificate {problem}", "self-signed certificate")
+    assert diagnose([lines[0].replace(verify, own), *TRACEBACK, end.format(verify=own)]).findings[0].rule != first.rule
