@@ -11,7 +11,7 @@ SAID = "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"
 NUMBERS = {
     "I0605 09:58:31.502 412 torch/distributed/launcher/api.py:188]   min_nodes        : 4": "4 nodes",
     "+ torchrun --nnodes=4 --nproc-per-node 8 train.py": "4 nodes",
-    "+ torchrun --nnodes=1:4 --nproc-per-node 8 train.py": "more nodes",
+    "+ torchrun --nnodes=1:4 --nproc-per-node 8 train.py": "several nodes",
 }
 
 
