@@ -47,6 +47,7 @@ FOLLOW_FROM = {
     "driver-too-old": WITHOUT_CUDA,
     "driver-silent": WITHOUT_CUDA,
     "certificate-out-of-date": WITHOUT_THE_SERVER,
+    "hf-hub-unreachable": frozenset({"hf-hub-unreachable"}),
 }
 """What is told as an error because of something that only a warning had told."""
 
@@ -88,7 +89,6 @@ def warned_of_before(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
         later = [other for other in hits if other.rule.id in follows and other.line > hit.line] if warned else []
         if any(other.tier is not Tier.PROBE and not other.aside and _fits(other, hits) for other in later):
             yield replace(hit, signature=replace(hit.signature, tier=Tier.NAMED), said=False, quoted=False)
-            return
 
 
 def _fits(hit: Hit, hits: list[Hit]) -> bool:

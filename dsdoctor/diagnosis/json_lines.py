@@ -152,7 +152,7 @@ def _label(keys: dict[str, Any]) -> bytes:
 
 
 def _number(keys: dict[str, Any], names: tuple[str, ...]) -> str:
-    found = (str(keys[name]) for name in names if not isinstance(keys.get(name, True), bool))
+    found = (str(keys[name]) for name in names if type(keys.get(name)) in {int, str})
     return next((number for number in found if number.isdecimal() and len(number) <= 5), "")
 
 

@@ -86,6 +86,28 @@ def test_the_rank_and_the_line_of_the_file_are_told(key: str) -> None:
     assert found.lines == len(log)
 
 
+HOSTILE = (
+    b'{"msg": ' + b"[" * 30_000 + b"]" * 30_000 + b', "ts": 1}',
+    b'{"level": "error", "msg": "' + b"{" * 3000 + b'"}',
+    b'{"ts": 1, "rank": 1' + b"0" * 4000 + b', "msg": "a"}',
+    b'{"ts": 1, "rank": -1, "pod": "\\u001b[2J", "msg": "\\u0000"}',
+    b'{"ts": 1, "rank": {"a": 1}, "pod": ["b"], "level": 7, "msg": "", "labels": {"labels": {"pod": 1}}}',
+    b'{"ts": 1, "msg": "\\ud83d"}',
+    b'{"ts": 1, "msg": "\xff\xfe"}',
+    b'{"ts": 1, "msg": null, "log": "' + b"\\n" * 9000 + b'x"}',
+    b'{"log": "' + b'{\\"log\\": \\"x\\", \\"stream\\": 1}' + b'", "stream": 1}',
+)
+
+
+def test_no_record_does_harm() -> None:
+    """Nested without end, huge numbers, halves of characters, nothing in it: a diagnosis comes, and the lines are counted."""
+    for record in HOSTILE:
+        assert diagnose([record, record, b"", record]).lines in {3, 4}
+    assert (
+        diagnose([*HOSTILE, *(line.encode() for line in FAILURES["unknown"])]).findings[0].rule == "unexplained-failure"
+    )
+
+
 def test_a_warning_stays_one_and_the_figures_of_a_step_are_read() -> None:
     said = {"level": "warning", "ts": 1, "msg": "RuntimeError: CUDA error: invalid device ordinal"}
     steps = [{"event": "train_step", "step": number, "loss": 2.5, "timestamp": TIME} for number in range(9)]

@@ -76,7 +76,17 @@ def test_a_certificate_whose_time_is_not_now_is_the_cause(tried: str, end: str, 
     assert problem in first.title
     assert first.fix
     assert "clock" in first.fix.text
-    elsewhere = TRIES[0].format(host="hub.example", verify=verify)
-    assert diagnose([elsewhere, *TRACEBACK, "KeyError: 'labels'"]).findings[0].rule == "unexplained-failure"
+    for host in ("hub.example", "huggingface.co"):
+        again = [TRIES[0].format(host=host, verify=verify), "Retrying in 2s [Retry 1/5]."]
+        assert diagnose([*again, *TRACEBACK, "KeyError: 'labels'"]).findings[0].rule == "unexplained-failure"
     own = verify.replace(f"certificate {problem}", "self-signed certificate")
-    assert diagnose([lines[0].replace(verify, own), *TRACEBACK, end.format(verify=own)]).findings[0].rule != first.rule
+    other = diagnose([lines[0].replace(verify, own), *TRACEBACK, end.format(verify=own)]).findings[0]
+    assert other.rule != first.rule
+
+
+def test_what_the_hub_was_asked_again_for_is_told_with_its_reason() -> None:
+    own = TRIES[0].format(host="huggingface.co", verify="[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate")
+    first = diagnose([own, "Retrying in 2s [Retry 1/5].", *TRACEBACK, NOT_REACHED[0]]).findings[0]
+
+    assert first.rule == "hf-hub-unreachable"
+    assert "certificate" in first.title
