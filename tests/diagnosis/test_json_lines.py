@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from dsdoctor.core.finding import Severity
+from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.models import Diagnosis
 from tests.diagnosis.mixtures import BANNER, FAILURES, STEPS
 from tests.diagnosis.reading import diagnose
@@ -84,6 +86,18 @@ def test_the_rank_and_the_line_of_the_file_are_told(key: str) -> None:
     assert found.findings[0].title.startswith("rank 6: ")
     assert found.findings[0].evidence[0].startswith(f"line {len(BANNER) + len(STEPS) + 1}: ")
     assert found.lines == len(log)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_line_is_counted_where_the_file_has_it(seed: int) -> None:
+    chance = random.Random(seed)
+    sizes = [chance.choice((0, 1, 1, 2, 5)) for _ in range(60)]  # 0: a line that is no record
+    log = [json.dumps({"ts": 1, "msg": "\n".join(["a"] * size)}) if size else "plain" for size in [1, 1, *sizes]]
+    records = JsonLines()
+    given = len(list(records.unfold(log)))
+    places = [place for place, size in enumerate([1, 1, *sizes], 1) for _ in range(size or 1)]
+
+    assert [records.line_of_file(number) for number in range(1, given + 1)] == places
 
 
 HOSTILE = (
