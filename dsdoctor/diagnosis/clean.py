@@ -54,7 +54,6 @@ PREFIX = re.compile(
     r"|│ ?(?=\S)|[│|] ?(?=\s{2,}|\w+Error)"  # boxes
     r")"
 )
-DOCKER_JSON = re.compile(r'^\{"log":"(.*?)(?:\\n)?","stream":')
 
 
 def is_coloured(raw: bytes) -> bool:
@@ -119,8 +118,6 @@ def clean(text: str) -> str:
     >>> clean(" [93m [WARNING] [0m async_io requires libaio")
     '[WARNING]  async_io requires libaio'
     """
-    if text.startswith('{"log":"') and (whole := DOCKER_JSON.match(text)):
-        text = whole[1].replace('\\"', '"').replace("\\u001b", "\x1b").replace("\\t", " ")
     if not text.isprintable():
         text = CONTROL.sub("", text)
     if "[" in text:

@@ -39,6 +39,18 @@ KEEP_FEWER = (
 )
 ROOM = (step("df -h . CHECKPOINTS"), step("du -sh CHECKPOINTS/*"))
 
+CHOSE_THE_CPU = "accelerator-autodetect-cpu"
+WITHOUT_CUDA = frozenset({"resource-filter-invalid", CHOSE_THE_CPU, "driver-missing"})
+WITHOUT_THE_SERVER = frozenset({"hf-hub-unreachable", "pip-certificate", "pip-network", "pip-no-matching-version"})
+FOLLOW_FROM = {
+    "cuda-not-initialized": WITHOUT_CUDA,
+    "driver-too-old": WITHOUT_CUDA,
+    "driver-silent": WITHOUT_CUDA,
+    "certificate-out-of-date": WITHOUT_THE_SERVER,
+    "hf-hub-unreachable": frozenset({"hf-hub-unreachable"}),
+}
+"""What is told as an error because of something that only a warning had told."""
+
 OWN_STATE = re.compile(r"\bself\.state\[\w{1,40}\]\[[\"']")
 ZERO = re.compile(r"deepspeed[/\\]runtime[/\\](?:zero[/\\]|bf16_optimizer)")
 
@@ -67,6 +79,21 @@ def torch_without_the_gpu(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
     if warned and failed and warned.line < failed.line:
         signature = replace(warned.signature, tier=Tier.NAMED, sample=failed.signature.sample)
         yield replace(failed, signature=signature, groups=warned.groups)
+
+
+def warned_of_before(hits: list[Hit], _: Facts, __: Scan) -> Iterator[Hit]:
+    """A warning, or a try that was repeated, had told the reason before what only follows from it."""
+    for hit in hits:
+        follows = FOLLOW_FROM.get(hit.rule.id, frozenset())
+        warned = bool(follows) and (hit.tier is Tier.PROBE or hit.said)
+        later = [other for other in hits if other.rule.id in follows and other.line > hit.line] if warned else []
+        if any(other.tier is not Tier.PROBE and not other.aside and _fits(other, hits) for other in later):
+            yield replace(hit, signature=replace(hit.signature, tier=Tier.NAMED), said=False, quoted=False)
+
+
+def _fits(hit: Hit, hits: list[Hit]) -> bool:
+    """Slots are missing because CUDA is, only where DeepSpeed counts those of the CPU."""
+    return hit.rule.id != "resource-filter-invalid" or any(other.rule.id == CHOSE_THE_CPU for other in hits)
 
 
 def words_of_a_kernel(hits: list[Hit], _: Facts, scan: Scan) -> Iterator[Hit]:
@@ -166,6 +193,7 @@ RUN_COMBINATIONS = (
     full_while_saving,
     gpu_held_by_another,
     torch_without_the_gpu,
+    warned_of_before,
     words_of_a_kernel,
     raised_by_the_data,
     nan_before_sampling,

@@ -1,5 +1,6 @@
 """A log -> its Diagnosis: the cause first, then independent problems, then what is harmless."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -10,11 +11,15 @@ from dsdoctor.diagnosis.catalogue.regressions import contradicted
 from dsdoctor.diagnosis.combined import combined_hits
 from dsdoctor.diagnosis.failures import LOST
 from dsdoctor.diagnosis.findings import partly_searched
+from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.judgement import Verdict, judge, was_survived
 from dsdoctor.diagnosis.models import Diagnosis, Hit, LogOutcome, Tier
 from dsdoctor.diagnosis.origin import origin_of
 from dsdoctor.diagnosis.possible import Possible
 from dsdoctor.diagnosis.scan import Scan, scan
+
+NUMBERED = re.compile(r"^((?:before it, |\d{1,9} such lines, the last one is )?line )(\d{1,12})\b")
+"""How evidence names a line of the log."""
 
 
 def diagnose(lines: Iterable[bytes | str], *, name: str = "", possible: Possible | None = None) -> Diagnosis:
@@ -42,10 +47,10 @@ def diagnosis_of(read: Scan, *, name: str = "") -> Diagnosis:
         # it may be about the cause, unless that was found
         severity = Severity.NOTE if verdict.outcome is LogOutcome.CAUSE else Severity.WARNING
         findings.append(partly_searched(read, severity))
-    shown = tuple(_without_secrets(finding) for finding in findings)
+    shown = tuple(_with_lines_of_file(_without_secrets(finding), read.records) for finding in findings)
     return Diagnosis(
         name=name,
-        lines=read.lines,
+        lines=read.records.line_of_file(read.lines),
         outcome=verdict.outcome,
         facts=facts,
         findings=shown,
@@ -70,6 +75,16 @@ def _without_secrets(finding: Finding) -> Finding:
     """A finding whose quotations of the log hold no credentials of an address, and no value of a definition."""
     evidence = tuple(urls(definitions(line)) for line in finding.evidence)
     return replace(finding, title=urls(definitions(finding.title)), evidence=evidence)
+
+
+def _with_lines_of_file(finding: Finding, records: JsonLines) -> Finding:
+    """A finding that names the lines as the file counts them, where one line of it held several."""
+    if not records.made_of_records:
+        return finding
+    evidence = tuple(
+        NUMBERED.sub(lambda at: f"{at[1]}{records.line_of_file(int(at[2]))}", line) for line in finding.evidence
+    )
+    return replace(finding, evidence=evidence)
 
 
 def _rank(hit: Hit) -> tuple[bool, int, bool, int]:

@@ -128,6 +128,9 @@ CLUES = (
         pattern=r"gcc version (\d+[\d.]*)|\b(?:gcc|g\+\+|c\+\+)(?:-\d+)? \([^)]{1,60}\) (\d+\.\d+\.\d+)"
         r"|/include/c\+\+/(\d+)[./]|lib/gcc/[\w-]+/(\d+)",
     ),
+    Clue(
+        name="nodes", words="min_nodes nnodes", pattern=r"\bmin_nodes {1,12}: (\d{1,6})$|--nnodes[ =](\d{1,6})(?![\d:])"
+    ),
     Clue(name="pip", words="pip", pattern=r"\bpip (\d+\.\d+\S{0,8}) from|Using pip (\d+\.\d+\S{0,8})"),
     Clue(
         name="cuda_home",

@@ -141,7 +141,8 @@ def partly_searched(read: Scan, severity: Severity) -> Finding:
     return Finding(
         rule="line-partly-searched",
         severity=severity,
-        title=f"of line {read.first_partly} only the head and the tail were searched: it is too long and has words of many rules",
+        title=f"of line {read.records.line_of_file(read.first_partly)} only the head and the tail were searched: it is too long "
+        "and has words of many rules",
         evidence=more,
         fix=Fix(
             text="break such lines up and diagnose the log again; or read what stands in their middle",

@@ -25,7 +25,7 @@ SIGABRT = 6
 NEAR_THE_END = 60
 """An exception or an error so close to the end, in lines, is what ended the log."""
 
-WAITING = {"nccl-collective-timeout", "nccl-network-interface"}
+WAITING = {"nccl-collective-timeout", "nccl-network-interface", "rendezvous-incomplete"}
 """Rules of what the other ranks print when a rank has ended."""
 
 SAYS_ANOTHER_IS_GONE = re.compile(

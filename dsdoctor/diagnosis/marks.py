@@ -42,13 +42,14 @@ class Event(enum.Enum):
 class Mark:
     """A pattern of lines that show an event; ``words`` and ``pattern`` as in Signature.
 
-    ``first_hand``: it shows nothing where a warning or a sentence has it.
+    ``first_hand``: it shows nothing where a warning or a sentence has it. ``after``: must be found in the lines just above.
     """
 
     event: Event
     words: str
     pattern: str
     first_hand: bool = False
+    after: str = ""
 
 
 MARKS = (
@@ -196,6 +197,26 @@ MARKS = (
         r"|[Ff]inished [Tt]raining\b|Trainer\.fit` stopped: `max_|worker group successfully finished"
         r"|WorkerState\.SUCCEEDED|^(?:INFO {0,3}[:-] {0,3})?Job '[\w.-]{1,80}' succeeded",
     ),
+    # the last words of pytest and of unittest; what their tests print is what they expect
+    Mark(
+        event=Event.ENDED_WELL,
+        words="passed skipped",
+        pattern=r"^=* ?(?:\d{1,6} (?:passed|skipped|deselected|xfailed|xpassed|warnings?|rerun|subtests passed)(?:, )?){1,8}"
+        r" in \d{1,6}\.\d\ds(?: \([\d:, day]{1,20}\))? ?=*$",
+    ),
+    Mark(
+        event=Event.FAILED,
+        words="failed+in error+in errors+in",
+        pattern=r"^=* ?(?:\d{1,6} (?:failed|passed|skipped|deselected|xfailed|xpassed|warnings?|errors?|rerun)(?:, )?){1,8}"
+        r" in \d{1,6}\.\d\ds(?: \([\d:, day]{1,20}\))? ?=*$",
+    ),
+    Mark(
+        event=Event.ENDED_WELL,
+        words="ok",
+        pattern=r"^OK(?: \((?:(?:skipped|expected failures|unexpected successes)=\d{1,6}(?:, )?){1,3}\))?$",
+        after=r"^Ran \d{1,6} tests? in \d",
+    ),
+    Mark(event=Event.FAILED, words="failures errors", pattern=r"^FAILED \((?:failures|errors)=\d{1,6}"),
     Mark(
         event=Event.EXITED_ZERO,
         words="exited+0 exit+0 exitcode+0 exit_code+0 completed+0 finished+0 terminated+0 rc+0 status+0 returned+0 state+completed",

@@ -106,6 +106,7 @@ class Facts:
     cache: str | None = None
     standard: str | None = None
     accelerator: str | None = None
+    nodes: str | None = None
     arch_list: str | None = None
     op: str | None = None
     architectures: tuple[str, ...] = ()

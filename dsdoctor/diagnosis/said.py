@@ -11,6 +11,7 @@ SAID = re.compile(
     rb"\[(?:WARNING|WARN|INFO|DEBUG|NOTICE)\b|\b(?:WARNING|INFO|DEBUG)(?: {0,5}[|:\]-]| \d)|\b[A-Z]\w{2,40}Warning: "
     rb"|(?:^|[\s\]:\[])[WI]\d{3,4} \d\d:\d\d:\S{2,12} (?:\d{1,9} )?\S{1,120}\.py:\d"
     rb"|(?:^|\]:? )(?:[Ww]arning|[Nn]ote|[Hh]int): |(?:^|\]:? |\d )(?:WARNING|INFO|DEBUG) {1,8}\S|\[(?:warning|info|debug) *\] "
+    rb"|(?:^|[\s:])'\((?:MaxRetry|ReadTimeout|ConnectTimeout|Protocol|SSL|Connection)Error\("  # huggingface_hub, as it tries again
     rb"|[\"']level(?:name)?[\"']: ?[\"'](?i:warn|info|debug)"
 )
 """What C++ warns of is none of these, NCCL's WARN neither: it says at first hand what went wrong."""

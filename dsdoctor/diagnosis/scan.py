@@ -6,11 +6,13 @@ A line is split into words in C; only a line that has a word of the catalogue is
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from dsdoctor.diagnosis.above import CONTEXT, Above
 from dsdoctor.diagnosis.clean import COLOUR, LONGEST, is_coloured, segments, shorten
 from dsdoctor.diagnosis.facts import INSTALL_OPS, Clue, FactReader
 from dsdoctor.diagnosis.index import INDEX, Index, Wording, words_of
+from dsdoctor.diagnosis.json_lines import JsonLines
 from dsdoctor.diagnosis.marks import Event, Mark
 from dsdoctor.diagnosis.models import Hit, Line, Signature
 from dsdoctor.diagnosis.possible import Possible
@@ -89,6 +91,7 @@ class Scan:
     raw: bytes = b""
     begins_with_json: bool = False
     relayed: Relayed = field(default_factory=Relayed)
+    records: JsonLines = field(default_factory=JsonLines)
 
     def read(self, raw: bytes) -> None:
         """Take the next line."""
@@ -264,9 +267,7 @@ class Scan:
                 self.ops_line = self.lines
         elif isinstance(entry, Mark):
             marked = self.last.get(entry.event)
-            new = not (marked and marked.number == self.lines)
-            found = self.possible.search(number, entry.pattern, text) if new else None
-            if found and not (entry.first_hand and self._is_talk(text, found.start())):
+            if not (marked and marked.number == self.lines) and self._stands_there(number, entry, text):
                 self._mark(entry.event, text)
                 if entry.event in ONCE or (entry.event is Event.EXITED and self.timeline.has_exits_enough):
                     self.known.add(number)
@@ -362,9 +363,14 @@ class Scan:
         """Whether this line is a warning or a notice, or ends a traceback that was only reported."""
         return self.timeline.is_reported(self.raw, self.lines) or self.relayed.is_warning(self.raw)
 
-    def _is_talk(self, text: str, start: int) -> bool:
-        """Whether what begins there in a line is only spoken of."""
-        return only_mentions(text[:start][-300:]) or self._is_said()
+    def _stands_there(self, number: int, mark: Mark, text: str) -> bool:
+        """Whether a mark is in a line, and not only spoken of."""
+        found = self.possible.search(number, mark.pattern, text)
+        if not found or (mark.first_hand and (only_mentions(text[: found.start()][-300:]) or self._is_said())):
+            return False
+        fits = not mark.after or self.above.has(mark.after)
+        self.effect.repeats = self.effect.repeats and fits
+        return fits
 
     def _said_by(self, number: int) -> None:
         writers = self.speakers.setdefault(number, set())
@@ -377,8 +383,6 @@ class Scan:
         return replace(hit, count=self.counts[number], latest=latest, speakers=frozenset(self.speakers[number]))
 
     def _fits_above(self, signature: Signature) -> bool:
-        if not signature.after and not signature.not_after:
-            return True
         if signature.not_after and self.above.has(signature.not_after):
             return False
         return not signature.after or self.above.has(signature.after)
@@ -386,13 +390,10 @@ class Scan:
 
 def scan(lines: Iterable[bytes | str], possible: Possible | None = None) -> Scan:
     """Read all lines once. ``possible``: what was worked out for other logs before."""
-    whole, batch = Scan(possible=possible or Possible(INDEX)), []
-    for line in lines:
-        batch.append(line if isinstance(line, bytes) else line.encode("utf-8", "replace"))
-        if len(batch) == BATCH:
-            whole.read_batch(batch)
-            batch = []
-    whole.read_batch(batch)
+    whole = Scan(possible=possible or Possible(INDEX))
+    raws = whole.records.unfold(lines)
+    while batch := list(islice(raws, BATCH)):
+        whole.read_batch(batch)
     whole.timeline.finish(whole.lines + 1)
     whole.hits = {number: whole.counted(number, hit) for number, hit in whole.hits.items()}
     return whole

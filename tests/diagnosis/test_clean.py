@@ -75,13 +75,6 @@ def test_a_progress_bar_is_a_line_of_its_own() -> None:
     assert segments(b"Loading:  50%|##\rLoading: 100%|####\rRuntimeError: no\n")[-1] == "RuntimeError: no"
 
 
-def test_the_log_of_a_container_is_unwrapped() -> None:
-    assert (
-        clean('{"log":"RuntimeError: \\"no\\"\\n","stream":"stderr","time":"2026-11-21T08:50:53Z"}')
-        == 'RuntimeError: "no"'
-    )
-
-
 def test_sixteen_bit_text_of_windows_is_read() -> None:
     assert segments("RuntimeError: no\r".encode("utf-16-le")) == ["RuntimeError: no"]
 

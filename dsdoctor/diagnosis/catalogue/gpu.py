@@ -95,6 +95,7 @@ DRIVER_MISSING = Rule(
     fix="run where a GPU is, not on a login node; a container needs --gpus all and NVIDIA's container toolkit, "
     "Slurm --gres=gpu:N",
     steps=(step("nvidia-smi"), step("docker run --gpus all ..."), instead("srun --gres=gpu:1 nvidia-smi")),
+    explained_by=("cuda-not-initialized", "driver-too-old", "driver-silent"),
     manual="""torch was built for CUDA, and there is no NVIDIA driver where it runs.
 
 In a container the driver's library comes from the host, and only when the GPUs are asked for. Under Slurm a job without

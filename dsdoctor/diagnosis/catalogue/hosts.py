@@ -160,6 +160,7 @@ RESOURCE_FILTER_INVALID = Rule(
     title="the launcher was asked for {what|hosts or slots} that the hostfile does not have",
     fix="ask only for what the hostfile has, in the form --include 'host1:0,1@host2:0'",
     steps=(step("cat /job/hostfile"), step("python -m dsdoctor check")),
+    explained_by=("cuda-not-initialized", "driver-too-old", "driver-silent"),
     manual="""The launcher was asked for hosts or slots that the hostfile does not have.
 
 --include and --exclude name hosts and slots of the hostfile (slots count from 0), one of the two at a time, and

@@ -106,6 +106,7 @@ HF_HUB_UNREACHABLE = Rule(
     fix="download it where there is a network, and set HF_HOME to that cache on every node; unset HF_HUB_OFFLINE "
     "if the network is there",
     steps=(step("unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE"), instead("export HF_HOME=/shared/cache/huggingface")),
+    explained_by=("certificate-out-of-date",),
     manual="""A file of the model or data set is wanted from the Hugging Face hub, and the hub does not answer.
 
 HF_HUB_OFFLINE=1 (or TRANSFORMERS_OFFLINE=1) forbids asking; compute nodes often have no way out. A wrong name of a
@@ -265,6 +266,12 @@ Why it matters: After a device-side assert the process cannot use the GPU any mo
             words="self+index+range",
             pattern=r"^IndexError: index out of range in self",
             title="an index is out of range in an embedding: a token id or a position is outside of its table",
+            fix="it was raised on the CPU, so the traceback is exact: the embedding in its last frames is the one. Compare its "
+            "num_embeddings with the largest index that it was given: the tokenizer's ids (resize_token_embeddings after "
+            "adding tokens), or the length with the number of positions (max_position_embeddings)",
+            steps=(
+                step("python -m pdb -c continue SCRIPT.py", note="at its end: up, then p input.max(), weight.shape"),
+            ),
             sample="IndexError: index out of range in self",
         ),
     ),

@@ -216,6 +216,7 @@ ACCELERATOR_AUTODETECT_CPU = Rule(
     title="no GPU is visible, so DeepSpeed chose the CPU accelerator",
     fix="set the accelerator that you build for; make the GPUs visible where it runs",
     steps=(step("export DS_ACCELERATOR=cuda"), instead("python -m dsdoctor prebuild --accelerator cuda")),
+    explained_by=("cuda-not-initialized", "driver-too-old", "driver-silent"),
     manual="""DeepSpeed saw no GPU while it was built or imported, and chose the CPU accelerator.
 
 Without DS_ACCELERATOR it looks for a GPU. In a docker build, on a login node or with a broken driver there is

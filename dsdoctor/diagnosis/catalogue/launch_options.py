@@ -249,4 +249,41 @@ Why it matters: What this log says only follows; the cause is in the log of the 
     ),
 )
 
-RULES = (LAUNCH_OPTION_WRONG, LAUNCH_RANKS_CONTRADICT, SLURM_REFUSED, MPI_PROGRAM_MISSING, RENDEZVOUS_CLOSED)
+RENDEZVOUS_INCOMPLETE = Rule(
+    id="rendezvous-incomplete",
+    stage=Stage.LAUNCH,
+    title="the other nodes never joined torchrun's rendezvous, which wants {nodes|several} nodes: most often the command "
+    "was run on one node only",
+    fix="start it on every node (under Slurm put srun in front, one task a node, with each node's own --node_rank or "
+    "--machine_rank $SLURM_NODEID). If all did start, compare --rdzv-endpoint, --rdzv-backend, --rdzv-id and --nnodes in "
+    "their logs. Only then look for a firewall; where nodes start late, raise --rdzv-conf join_timeout=SECONDS",
+    steps=(
+        step("python -m dsdoctor comm"),
+        step(
+            "srun --nodes=N --ntasks-per-node=1 torchrun --nnodes N --rdzv-backend c10d --rdzv-endpoint HOST:29400 ..."
+        ),
+    ),
+    manual="""A node waited at torchrun's rendezvous until the timeout, and fewer nodes than --nnodes had come.
+
+In an sbatch script a command without srun runs on the first node alone. Nodes that were given another endpoint, port,
+backend or run id wait for each other in two places. A node that cannot reach the endpoint says so in its own log.
+
+Why it matters: No rank was started: neither the GPUs nor NCCL had been tried.""",
+    signatures=(
+        Signature(
+            words="rendezvoustimeouterror",
+            pattern=r"(?:^(?:[\w.]{1,80}\.)?|\"message\": \"(?:[\w.]{1,80}\.)?)RendezvousTimeoutError\b",
+            tier=Tier.GENERIC,
+            sample="torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+        ),
+    ),
+)
+
+RULES = (
+    LAUNCH_OPTION_WRONG,
+    LAUNCH_RANKS_CONTRADICT,
+    SLURM_REFUSED,
+    MPI_PROGRAM_MISSING,
+    RENDEZVOUS_CLOSED,
+    RENDEZVOUS_INCOMPLETE,
+)

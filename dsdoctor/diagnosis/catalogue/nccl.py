@@ -113,6 +113,7 @@ NCCL_CALL_FAILED = Rule(
         "nccl-duplicate-gpu",
         "nccl-peer-access",
         "nccl-network-interface",
+        "efa-send-failed",
         "nccl-collective-timeout",
         "nccl-cuda-failure",
         "no-kernel-image",
@@ -232,6 +233,44 @@ Why it matters: Without the check the ranks hang, or exchange the wrong data."""
     ),
 )
 
+EFA_SEND_FAILED = Rule(
+    id="efa-send-failed",
+    stage=Stage.RUN,
+    title="EFA (libfabric) could not deliver to the other node: most often the security group does not let EFA through",
+    fix="let the security group allow all traffic to and from itself, in both directions (EFA is no TCP: rules for ports do not "
+    "do it), and put the nodes into one subnet. Then see that the EFA installer, libfabric and aws-ofi-nccl are of the same, new "
+    "releases on all nodes and in the image. If a rank on the other node ended before, that comes first",
+    steps=(
+        step("fi_info -p efa -t FI_EP_RDM"),
+        step("cat /opt/amazon/efa_installed_packages"),
+        step("fi_pingpong -p efa OTHER_NODE", note="start it without a name on the other node first"),
+        step("python -m dsdoctor comm"),
+    ),
+    manual="""NCCL sends through libfabric to AWS' Elastic Fabric Adapter, and a send was completed with an error.
+
+EFA's packets pass only where the security group allows all traffic to itself, inbound and outbound, and within one subnet.
+Versions of the installer, the driver and aws-ofi-nccl that do not fit end alike. The words of the error ("Not a directory")
+are only its number read as one of the system's.
+
+Why it matters: The first collective between nodes fails; within one node all is well.""",
+    signatures=(
+        Signature(
+            words="ofi+completed",
+            pattern=r"NCCL WARN NET/OFI .{0,120}completed with error",
+            tier=Tier.GENERIC,
+            sample="algo-2:78:278 [0] ofi_process_cq:1039 NCCL WARN NET/OFI Request 0x7fbb944a6bb8 completed with error. "
+            "RC: 20. Error: unknown error.",
+        ),
+        Signature(
+            words="libfabric+efa+cq",
+            pattern=r"libfabric:\d{1,12}:\d{1,12}:[\w-]{0,40}:efa:cq:\w{1,60}\(\)(?::\d{1,6})?<warn> .{0,60}\berr(?:or)?\b",
+            tier=Tier.GENERIC,
+            sample="libfabric:78:1673041632::efa:cq:rxr_cq_write_tx_error():243<warn> rxr_cq_write_tx_error: err: 20, "
+            "prov_err: Not a directory (20)",
+        ),
+    ),
+)
+
 RULES = (
     NCCL_DUPLICATE_GPU,
     NCCL_PEER_ACCESS,
@@ -240,4 +279,5 @@ RULES = (
     NCCL_CALL_FAILED,
     NCCL_CUDA_FAILURE,
     COLLECTIVES_DIFFER,
+    EFA_SEND_FAILED,
 )

@@ -279,7 +279,7 @@ Why it matters: The wrong interface or a firewall ends in failed connects or in 
             "error.",
         ),
     ),
-    explained_by=("nccl-shm-too-small", "host-ram-oom"),
+    explained_by=("nccl-shm-too-small", "host-ram-oom", "efa-send-failed"),
 )
 
 RULES = (

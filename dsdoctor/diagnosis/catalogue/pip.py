@@ -14,7 +14,7 @@ PIP_NO_MATCHING_VERSION = Rule(
         step("python --version"),
         step("python -m pip install -U pip"),
     ),
-    explained_by=("pip-network", "pip-proxy", "pip-certificate", "pip-wrong-python"),
+    explained_by=("pip-network", "pip-proxy", "pip-certificate", "pip-wrong-python", "certificate-out-of-date"),
     manual="""No file of the package fits: its version does not exist, or no wheel is for this Python, platform or libc.
 
 "(from versions: none)" means that the index has nothing at all that fits, or was not reached. A local label such as
@@ -70,6 +70,7 @@ PIP_NETWORK = Rule(
         step("python -m pip download -d wheels deepspeed"),
         step("python -m pip install --no-index --find-links wheels deepspeed"),
     ),
+    explained_by=("certificate-out-of-date",),
     manual="""pip tried the index several times and got no answer.
 
 Compute nodes and build containers often have no way out, or no name service. pip then goes on and says that no
@@ -154,6 +155,7 @@ PIP_CERTIFICATE = Rule(
         step("python -m pip config set global.cert /path/to/site-ca.pem"),
         instead("export REQUESTS_CA_BUNDLE=/path/to/site-ca.pem"),
     ),
+    explained_by=("certificate-out-of-date",),
     manual="""pip cannot verify who answers.
 
 A firewall that opens encrypted connections signs with a certificate of its own, which pip does not know; old
@@ -167,7 +169,7 @@ package.""",
             pattern=r"(?:SSLError\(|Could not fetch URL |connection broken by ).{0,200}(?:certificate verify "
             r"failed|CERTIFICATE_VERIFY_FAILED)",
             tier=Tier.GENERIC,
-            unless=r"huggingface|hf\.co",
+            unless=r"huggingface|hf\.co|thrown while requesting",
             sample="WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by "
             "'SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
             "self-signed certificate in certificate chain'))'",

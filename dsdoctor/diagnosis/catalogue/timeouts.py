@@ -22,6 +22,14 @@ EVALUATING = (
 LOADING = r"Loading (?:checkpoint shards|safetensors|pipeline components)[^|]{0,40}: {1,4}\d{1,2}%\|"
 TRAINING = r"'loss'|\bloss[=:]|Running training|\biteration \d|\bglobal_step"
 
+FIND_THE_RANK = (
+    step("python -m dsdoctor diagnose rank*.log"),
+    step("python -m dsdoctor comm"),
+    step("py-spy dump --pid PID", note="of the rank that does not come, while the others wait"),
+)
+OF_NCCL = (*FIND_THE_RANK, step("export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1"))
+"""The recorder of flights is NCCL's: gloo and the store have none."""
+
 NCCL_COLLECTIVE_TIMEOUT = Rule(
     id="nccl-collective-timeout",
     explained_by=(
@@ -47,12 +55,7 @@ NCCL_COLLECTIVE_TIMEOUT = Rule(
     "network. If one rank is only slow (it saves, evaluates or prepares data alone), raise the timeout: "
     "ddp_timeout, deepspeed.init_distributed(timeout=...). If it hangs at the first collective of one node, "
     "NCCL_P2P_DISABLE=1 tells whether the GPUs reach each other, NCCL_IB_DISABLE=1 the same of InfiniBand",
-    steps=(
-        step("python -m dsdoctor diagnose rank*.log"),
-        step("python -m dsdoctor comm"),
-        step("py-spy dump --pid PID", note="of the rank that does not come, while the others wait"),
-        step("export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1"),
-    ),
+    steps=FIND_THE_RANK,
     manual="""Ranks waited in a collective for another rank until the watchdog ended them.
 
 All ranks must call the same collectives in the same order. When one dies, hangs, or takes another path (a branch
@@ -70,6 +73,7 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             fix="under ZeRO-3 mark the block of experts as a leaf module: "
             "deepspeed.utils.set_z3_leaf_modules(model, [MixtralSparseMoeBlock]) before deepspeed.initialize; "
             "else find the rank that died or hung, as for every timeout",
+            steps=OF_NCCL,
             sample="model.class is <class 'transformers.models.mixtral.modeling_mixtral.MixtralForCausalLM'>\n"
             "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=211067, "
             "OpType=_ALLGATHER_BASE)",
@@ -256,22 +260,12 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             "stuck for 600 seconds without making progress in monitoring enqueued collectives.",
         ),
         Signature(
-            words="rendezvoustimeouterror",
-            pattern=r"^(?:[\w.]{1,80}\.)?RendezvousTimeoutError\b",
-            tier=Tier.GENERIC,
-            title="not all nodes came to torchrun's rendezvous in time",
-            fix="start torchrun on every node with the same --nnodes, --rdzv-id, --rdzv-backend and --rdzv-endpoint; "
-            "see which node's log has no rendezvous, and whether it reaches the endpoint. Where nodes start late, "
-            "raise --rdzv-conf timeout=SECONDS or join_timeout=SECONDS",
-            steps=(step("python -m dsdoctor comm"),),
-            sample="torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
-        ),
-        Signature(
             words="watchdog",
             pattern=r"Watchdog caught collective operation timeout(?:.{0,80}OpType=(?P<operation>\w+))?|watchdog "
             r"(?:hang|got stuck)"
             r"|watchdog thread terminated with exception",
             tier=Tier.GENERIC,
+            steps=OF_NCCL,
             sample="[E ProcessGroupNCCL.cpp:475] [Rank 1] Watchdog caught collective operation timeout: "
             "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800123 "
             "milliseconds before timing out.",
@@ -280,6 +274,7 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             words="operations+nccl",
             pattern=r"Some NCCL operations have failed or timed out",
             tier=Tier.GENERIC,
+            steps=OF_NCCL,
             sample="[E ProcessGroupNCCL.cpp:455] Some NCCL operations have failed or timed out. Due to the "
             "asynchronous nature of CUDA kernels,",
         ),
@@ -288,19 +283,22 @@ Why it matters: This log is of a rank that waited. The cause is in the log of th
             pattern=r"gloo/transport/.{0,120}Connection (?:closed by peer|reset by peer)",
             tier=Tier.GENERIC,
             title="another rank closed its connection: it died first, and its own log says why",
+            fix="read that rank's own log: its error, or the signal that ended it, comes first. Gloo closes the connection "
+            "within a second, so the time of this line is that of its end",
+            steps=(step("python -m dsdoctor diagnose rank*.log"), step("torchrun --tee 3 --log-dir logs ...")),
             sample="RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
             "[10.0.0.2]:58043",
         ),
         Signature(
             words="out+timed wait+timeout socket+timeout store+timeout monitoredbarrier timeout+keys "
-            "collective+timeout rendezvoustimeouterror",
+            "collective+timeout",
             pattern=r"Timed out waiting \d+ms for (?P<operation>recv|send) operation|wait timeout after \d+ms, "
             r"keys|Timed out after \d+ seconds waiting for clients"
             r"|(?:DistBackend|DistStore|Runtime)Error: Socket Timeout|store->get\(.{0,80}(?:[Tt]imeout|timed out)"
             r"|failed to pass monitoredBarrier|timed out in monitoredBarrier|reached monitoredBarrier, but "
             r"received errors"
             r"|dump signal due to a collective timeout|initializing process group in store based "
-            r"barrier|RendezvousTimeoutError",
+            r"barrier",
             tier=Tier.GENERIC,
             sample="torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 2/3 "
             "clients joined.",

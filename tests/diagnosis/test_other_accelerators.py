@@ -1,0 +1,67 @@
+"""What libfabric, ROCm and Gaudi say of themselves; and an index that is out of range on the CPU, where the traceback is exact."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.diagnosis.mixtures import FAILURES
+from tests.diagnosis.reading import diagnose
+
+TRACEBACK = ["Traceback (most recent call last):", '  File "/w/train.py", line 7, in main', "    model(batch)"]
+EFA = (
+    "algo-2:78:278 [0] ofi_process_cq:1039 NCCL WARN NET/OFI Request 0x7fbb completed with error. RC: 20. Error: unknown error.",
+    "libfabric:78:1673041632::efa:cq:rxr_cq_write_tx_error():243<warn> rxr_cq_write_tx_error: err: 20, prov_err: Not a directory",
+    "libfabric:78:1673041632:core:efa:cq:efa_rdm_cq_handle_error()<warn> err: 113, message: Unreachable remote (9)",
+)
+NCCL = [
+    *TRACEBACK,
+    "RuntimeError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1269, unhandled system error, NCCL "
+    "version 2.14.3",
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+]
+
+
+@pytest.mark.parametrize("said", EFA)
+@pytest.mark.parametrize("label", ["", "[1,mpirank:8,algo-2]<stderr>:", "[rank8]: "])
+def test_efa_is_named_where_its_sends_fail(said: str, label: str) -> None:
+    first = diagnose([label + line for line in (said, *NCCL)]).findings[0]
+
+    assert first.rule == "efa-send-failed"
+    assert first.fix
+    assert "security group" in first.fix.text
+    assert diagnose([*FAILURES["unknown"], f"[rank7]: {said}"]).findings[0].rule == "unexplained-failure"
+
+
+@pytest.mark.parametrize(
+    ("line", "rule", "word"),
+    [
+        ("RuntimeError: HIP error: invalid device function", "hip-code-missing", "HSA_OVERRIDE_GFX_VERSION"),
+        (
+            "RuntimeError: synStatus=20 [Device already acquired] Device acquire failed.",
+            "hpu-already-acquired",
+            "hl-smi",
+        ),
+    ],
+)
+def test_an_accelerator_of_another_kind_is_known(line: str, rule: str, word: str) -> None:
+    first = diagnose([*TRACEBACK, line]).findings[0]
+
+    assert first.rule == rule
+    assert first.fix
+    assert word in first.fix.text
+
+
+@pytest.mark.parametrize(
+    ("line", "blocking"),
+    [
+        ("IndexError: index out of range in self", False),
+        ("../aten/Indexing.cu:1141: indexSelectLargeIndex: Assertion `srcIndex < srcSelectDimSize` failed.", True),
+    ],
+)
+def test_kernels_are_only_waited_for_where_there_are_any(line: str, *, blocking: bool) -> None:
+    first = diagnose([*TRACEBACK, line]).findings[0]
+
+    assert first.rule == "gpu-index-out-of-range"
+    assert first.fix
+    assert any("CUDA_LAUNCH_BLOCKING" in step.line for step in first.fix.steps) is blocking
+    assert ("exact" in first.fix.text) is not blocking
