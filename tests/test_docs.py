@@ -25,7 +25,7 @@ COMMAND = re.compile(
 OTHERS = {"--help", "--version", "--install-completion", "--json"}
 
 TYPED = {
-    "dsdoctor install --ops": "two wheels in an index, and minutes of a compiler",
+    "dsdoctor install --ops": "an index and a compiler: tests/wheel/test_install.py compares it with what is printed",
     "comm --hostfile hosts --skip-bad": "four hosts that answer over ssh, or do not",
     "dsdoctor checkpoint output": "checkpoints of eight ranks",
     "dsdoctor hang --pid": "a training that hangs while it is asked",

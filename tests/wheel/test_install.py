@@ -3,6 +3,7 @@
 import http.server
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tests.wheel.conftest import dsdoctor
 
 pytestmark = pytest.mark.wheel
 A, B = "pin_memory", "cpu_lion"
+ROOT = Path(__file__).parents[2]
 SOURCE = ("--source", "0.19.8")
 
 
@@ -91,6 +93,34 @@ def test_a_listed_wheel_that_fits_is_installed_and_the_others_are_named(index: s
     assert any(title.startswith("its name says torch 2.11, here is") for title in titles)
     assert "it is DeepSpeed 0.20.0, 0.19.8 is asked for" in titles
     assert environment.loads() == {A}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/commands/build.md"])
+def test_the_output_on_a_page_is_what_install_prints(page: str, index: str, tmp_path: Path) -> None:
+    """Its op, index and names are others; the lines are the same."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (shown,) = re.findall(
+        r"^\$ python -m dsdoctor install --ops cpu_adam --index-url \S+\n(.*?)^(?:```|\$)", text, SHOWN
+    )
+    python = Environment(tmp_path / "env").python
+    argv = [sys.executable, "-m", "dsdoctor", "install", "--python", python, *SOURCE, "--ops", A, "--index-url", index]
+
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+
+    printed = {shape(line) for line in done.stdout.splitlines()}
+    assert {shape(line) for line in shown.splitlines()} - printed == set(), done.stdout
+
+
+SHOWN = re.MULTILINE | re.DOTALL
+
+
+def shape(line: str) -> str:
+    """A line of an output without what is another one in each environment."""
+    line = re.sub(r"https?://[\w.:]+(?:/simple)?/", "INDEX/", line)
+    line = re.sub(r"\.[0-9a-f]{9}\b", ".TAG", line)
+    line = re.sub(r"\bcp\d+-cp\d+-\w+", "PYTHON", line)
+    line = re.sub(r"here is torch \S+:", "here is torch:", line)
+    return line.replace("cpu_adam", "OP").replace(A, "OP").rstrip()
 
 
 def test_a_later_build_with_more_ops_is_what_its_printed_line_installs(first: Environment, out: Path) -> None:
