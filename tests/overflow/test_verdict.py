@@ -118,6 +118,15 @@ def test_a_weight_that_a_learning_rate_of_nan_made_bad_is_told_with_it() -> None
     assert found.fix.text.startswith("Mend what made the learning rate nan in step 4")
 
 
+@pytest.mark.parametrize("since", [None, 3])
+def test_a_learning_rate_that_became_nan_after_the_weight_did_not_make_it_bad(since: int | None) -> None:
+    bad = frame(0, "a", tensor("weight", nan=8), tensor("output", nan=8))
+    found = cause(rank_report(0, bad, weight_bad_since=since, rates=((4, 1e-4, float("nan")),)))
+
+    assert found.fix is not None
+    assert found.fix.text.startswith("Load a checkpoint from before that step")
+
+
 def test_a_loss_that_is_nan_over_a_finite_forward() -> None:
     found = cause(rank_report(0, good(0, "a"), losses=(float("nan"),)), rank_report(1, good(0, "a"), losses=(0.5,)))
 

@@ -63,7 +63,8 @@ def weight_not_finite(rank_reports: RankReports) -> Iterator[Finding]:
         )
         text = "Load a checkpoint from before that step, and lower the learning rate or clip gradients before going on."
         for step, _, rate in rank_report.rates[-1:]:
-            if not isfinite(rate):
+            # a rate that became nan later was made so by the weights
+            if not isfinite(rate) and since is not None and step <= since:
                 text = f"Mend what made the learning rate {rate} in step {step}, and load a checkpoint from before that step."
         yield finding(weight_not_finite, title, rank_reports, found, text)
 
