@@ -23,7 +23,8 @@ def run(question):
     os.environ.clear()
     os.environ.update(question["env"])
     sys.argv[:] = [script, *question["arguments"]]
-    sys.path[0] = HERE
+    if sys.path[:1] != [HERE]:
+        sys.path.insert(0, HERE)
     try:
         os.chdir(question["folder"])
         runpy.run_path(script, run_name="__main__")

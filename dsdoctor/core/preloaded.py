@@ -1,7 +1,7 @@
 """A process that imports torch before it is known what it will be asked, and then runs child scripts in forks of itself.
 
-Importing torch takes seconds, and a build asks it three times. Nothing rests on this process: where it cannot answer, the caller
-asks in a new one.
+Importing torch takes seconds, and a build asks it three times. Nothing rests on this process: where it cannot answer, or a script
+fails in it, the caller asks in a new one.
 """
 
 import json

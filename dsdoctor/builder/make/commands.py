@@ -3,16 +3,20 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from dsdoctor.builder.make.first_error import first_error
-from dsdoctor.core.build_models import BuildPlan
+from dsdoctor.core.build_models import BuildPlan, OpPlan
 from dsdoctor.core.child_answers import MARK
 from dsdoctor.core.host import CHILD_SCRIPTS, LocalHost
 from dsdoctor.core.json_text import decode
 from dsdoctor.core.preloaded import PreloadedPython
+
+SILENCE = 300.0
+"""Seconds without a line after which a preloaded process is given up: a builder's own probe compiles a few lines at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,36 +70,57 @@ def ask_commands(
     env: Mapping[str, str],
     preloaded: PreloadedPython | None = None,
 ) -> dict[str, OpCommands]:
-    """The commands of every op of a plan, asked in one process: of ``preloaded``, where it can.
+    """The commands of every op of a plan, asked in one process.
 
-    Where an op's builder ends that process, the remaining ops are asked in a new one.
+    ``preloaded`` is asked first. Where an op's builder ends a process, the remaining ops are asked in a new one; so is an op that
+    has no commands in a process that was forked.
     """
-    answers: dict[str, OpCommands] = {}
     # torch would put a wrapper such as ccache in front itself; compile_ops does that
     whole = {**env, "TORCH_NO_COMPILER_WRAPPER": "1"}
+    answers: dict[str, OpCommands] = {}
+    if preloaded is not None:
+        run = partial(preloaded.run, "ask_commands.py", folder=tree, env=whole, silence=SILENCE)
+        asked = _ask(plan.ops, tree, lambda pairs, on_line: run(pairs, on_line=on_line))
+        answers = {op: answer for op, answer in asked.answers.items() if answer.error is None}
+    argv = [plan.python, str(CHILD_SCRIPTS / "ask_commands.py")]
     while rest := [op for op in plan.ops if op.op not in answers]:
-        output: list[str] = []
-
-        def on_line(line: str, output: list[str] = output) -> None:
-            if line.startswith(MARK):
-                answer = _read(line, tree, tuple(output))
-                answers[answer.op] = answer
-                output.clear()
-            else:
-                output.append(line)
-
-        pairs = json.dumps([(op.op, ";".join(op.architectures)) for op in rest])
-        status = preloaded and preloaded.run("ask_commands.py", pairs, folder=tree, env=whole, on_line=on_line)
-        preloaded = None
-        if status is None:
-            argv = [plan.python, str(CHILD_SCRIPTS / "ask_commands.py"), pairs]
-            status = host.stream(argv, cwd=tree, env=whole, on_line=on_line)
+        asked = _ask(
+            rest, tree, lambda pairs, on_line: host.stream([*argv, pairs], cwd=tree, env=whole, on_line=on_line)
+        )
+        answers |= asked.answers
         unanswered = [op.op for op in rest if op.op not in answers]
         if unanswered:
+            output = asked.output
             last = next((line for line in reversed(output) if line.strip()), "it printed nothing")
-            why = first_error(output) or f"asking its builder ended with status {status}: {last}"
+            why = first_error(output) or f"asking its builder ended with status {asked.status}: {last}"
             answers[unanswered[0]] = OpCommands(op=unanswered[0], error=why, output=tuple(output))
     return answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What a process answered, what it printed after the last answer, and how it ended."""
+
+    answers: dict[str, OpCommands]
+    output: list[str]
+    status: int | None
+
+
+def _ask(ops: Sequence[OpPlan], tree: Path, run: Callable[[str, Callable[[str], None]], int | None]) -> _Asked:
+    """Ask for the commands of ops in one process, which ``run`` starts with their names and hands its lines over."""
+    answers: dict[str, OpCommands] = {}
+    output: list[str] = []
+
+    def on_line(line: str) -> None:
+        if line.startswith(MARK):
+            answer = _read(line, tree, tuple(output))
+            answers[answer.op] = answer
+            output.clear()
+        else:
+            output.append(line)
+
+    status = run(json.dumps([(op.op, ";".join(op.architectures)) for op in ops]), on_line)
+    return _Asked(answers=answers, output=output, status=status)
 
 
 def _read(line: str, tree: Path, output: tuple[str, ...]) -> OpCommands:

@@ -28,6 +28,9 @@ def load_each(
         return parse_answer(answer, dict[str, str | None], "load")
 
     together = ask(libraries, preloaded)
+    if preloaded is not None and (isinstance(together, Gap) or any(together.values())):
+        # an error counts only where nothing but torch was there before the op
+        together = ask(libraries)
     if not isinstance(together, Gap):
         return together
     first = {op: path for op, path in libraries.items() if op == "pin_memory"}
