@@ -10,7 +10,7 @@ from dsdoctor.checkpoint.examine import PARTITIONED, Examined, another_training,
 from dsdoctor.checkpoint.look import Folder, folder_of_tags_below, read_tag
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.plan import ALL, LOAD_UNIVERSAL, NO_OPTIMIZER, PROVEN_WITH, Outcome, Plan, Verdict, outcome
-from dsdoctor.checkpoint.tags import choose, judge_latest, judge_newer, newer_tags
+from dsdoctor.checkpoint.tags import choose, judge_denied, judge_latest, judge_newer, newer_tags
 from dsdoctor.checkpoint.weights_alone import judge_weights_alone, outcome_of_weights
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.fix import step
@@ -65,6 +65,7 @@ def judge(
         later = examine(folder, read_tag(newer))
         errors = tuple(each for each in judge_tag(later) if has_error((each,)))
         findings.append(judge_newer(newer, errors, chosen, another_training(examined, later)))
+    findings += judge_denied(folder, chosen) if tag is None else ()
     if has_error(about_tag):
         return Judged(folder=folder, examined=examined, findings=tuple(findings))
     decided = outcome(examined.facts, plan) if plan.load == ALL else outcome_of_weights(examined.facts, plan)
@@ -91,7 +92,11 @@ def no_tags(folder: Folder) -> Finding:
     return Finding.error(
         "checkpoint-no-tags",
         f"{folder.path} holds no checkpoint of DeepSpeed: no folder in it has files like mp_rank_00_model_states.pt",
-        evidence=(says, *(f"weights only: {name}" for name in folder.beside[:4])),
+        evidence=(
+            says,
+            *(f"weights only: {name}" for name in folder.beside[:4]),
+            *(f"you may not read {name}, which was not looked at" for name in folder.denied[:4]),
+        ),
         fix=fix,
         steps=tuple(step("python -m dsdoctor checkpoint {folder}", folder=path) for path in inner[-1:]),
     )

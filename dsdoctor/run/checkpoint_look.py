@@ -61,8 +61,8 @@ def _plan_of_load(engine: Any, given: Mapping[str, Any]) -> Plan:
 def load_of(given: Mapping[str, Any], *, partitioned: bool, trains: bool) -> str:
     """How load_checkpoint is called. ``partitioned``: stage 3. ``trains``: whether the engine has an optimizer.
 
-    Where both arguments stand, DeepSpeed 0.19.8 makes the fp32 weights anew as for load_module_only=True alone, and at stage 3 takes
-    the weights as for load_optimizer_states=False alone. Without an optimizer nothing but the model is loaded.
+    Where both arguments stand, DeepSpeed 0.19.8 makes the fp32 weights anew as for load_module_only=True alone, and at stage 3
+    takes the weights as for load_optimizer_states=False alone. Without an optimizer nothing but the model is loaded.
     """
     module, without = bool(given.get("load_module_only")), not given.get("load_optimizer_states", True)
     if not partitioned:
