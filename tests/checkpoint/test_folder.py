@@ -241,6 +241,25 @@ def test_a_file_that_stands_under_another_name_is_shown_beside_the_missing_one(t
     assert finding.evidence[1].startswith(f"there is {name}, ")
 
 
+CUT = [".part", ".partial", ".tmp", ".crdownload", ".aria2", ".incomplete"]
+OTHER = [".sha256", ".md5", ".gz", ".bak", ".tmp.json"]
+
+
+def test_only_what_programs_call_unfinished_files_is_said_to_be_cut_off(tmp_path: Path) -> None:
+    tag = write(tmp_path, Kind())
+    (tag / OPTIMIZER).unlink()
+    said = {}
+    for more in (*CUT, *OTHER):
+        (tag / f"{OPTIMIZER}{more}").touch()
+        said[more] = judged(tmp_path).findings[0].evidence[1].partition(", ")[2]
+        (tag / f"{OPTIMIZER}{more}").unlink()
+
+    assert said == {
+        **dict.fromkeys(CUT, "as a save or a download that was cut off leaves it"),
+        **dict.fromkeys(OTHER, "a name that begins like it"),
+    }
+
+
 def test_a_folder_in_the_place_of_a_file_is_told(tmp_path: Path) -> None:
     tag = write(tmp_path, Kind())
     (tag / OPTIMIZER).unlink()
