@@ -30,13 +30,15 @@ def no_values(examined: Examined) -> Iterable[Finding]:  # noqa: ARG001
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """``examined``: the tag that was judged, None for a folder without one. ``outcome``: of the planned run, None where the
-    tag is not whole. ``rank_bytes``: what each rank at least reads into the host's memory at once."""
+    tag is not whole. ``rank_bytes``: what each rank at least reads into the host's memory at once. ``values_read``: whether the
+    tensors were read too."""
 
     folder: Folder
     examined: Examined | None
     findings: tuple[Finding, ...]
     outcome: Outcome | None = None
     rank_bytes: int = 0
+    values_read: bool = False
 
 
 def judge(
@@ -115,7 +117,7 @@ def _about(decided: Outcome, examined: Examined, plan: Plan) -> Iterator[Finding
     evidence = [
         *([f"DeepSpeed says: {decided.words}"] if decided.words else []),
         *_weights_alone(decided, facts, plan),
-        _proof(facts),
+        *([_proof(facts)] if decided.verdict is not Verdict.UNKNOWN else []),
     ]
     if decided.verdict is Verdict.CANNOT:
         yield Finding.error(

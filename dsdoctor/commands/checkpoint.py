@@ -64,7 +64,7 @@ def judge_checkpoint(order: CheckpointOrder, values: Values = no_values) -> tupl
         ranks_here=order.ranks_here,
         values=values if model is None else functools.partial(_with_model, model, values),
     )
-    return judged, memory
+    return replace(judged, values_read=values is not no_values), memory
 
 
 def _with_model(model: ModelShapes, values: Values, examined: Examined) -> Iterator[Finding]:
