@@ -101,12 +101,12 @@ class Folder:
 
 def look(path: Path) -> Folder:
     """Look at a folder, or at the folder around a tag that is named. Raises UsageError for what is none."""
+    _readable(path)
     if not is_folder(path):
         around = path.parent if path.exists() else "DIR"
         raise UsageError(
             f"{path} is {'no folder' if path.exists() else 'not there'}", hint=f"dsdoctor checkpoint {around}"
         )
-    _readable(path)
     latest = _first_line(path / "latest")
     found, denied = _tags(path)
     tags = tuple(sorted(found, key=lambda tag: (tag.modified, tag.name)))

@@ -148,7 +148,7 @@ def _rename(old: Path, new: Path) -> None:
 
 def _around_tag(order: CheckpointOrder) -> CheckpointOrder:
     """A tag's own folder is meant as that tag of the folder around it."""
-    if order.tag is None and order.folder.is_dir() and is_tag(order.folder):
+    if order.tag is None and is_tag(order.folder):
         path = order.folder.absolute()
         return replace(order, folder=path.parent, tag=path.name)
     return order

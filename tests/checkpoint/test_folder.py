@@ -12,7 +12,7 @@ from dsdoctor.checkpoint.judge import Judged, judge
 from dsdoctor.checkpoint.look import look
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.plan import Plan, Verdict
-from dsdoctor.commands.checkpoint import CheckpointOrder, repair_checkpoint
+from dsdoctor.commands.checkpoint import CheckpointOrder, judge_checkpoint, repair_checkpoint
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, has_error
 from tests.checkpoint.written import KINDS, Kind, write
@@ -353,6 +353,12 @@ def test_what_another_user_keeps_to_himself_stops_only_one_who_wants_it() -> Non
         except UsageError as error:
             return str(error)
 
+    def whole(folder: Path) -> str:
+        try:
+            return str(judge_checkpoint(CheckpointOrder(folder=folder)))
+        except UsageError as error:
+            return str(error)
+
     def mended() -> str:
         try:
             return str(repair_checkpoint(CheckpointOrder(folder=Path(place))))
@@ -372,11 +378,13 @@ def test_what_another_user_keeps_to_himself_stops_only_one_who_wants_it() -> Non
         for latest in ("global_step2", "run1", "run1/lost+found/x", "global_step1"):
             (Path(place) / "latest").write_text(latest)
             told[latest] = [as_an_ordinary_user(look_at) for look_at in (said, lambda: said("global_step1"), mended)]
+        inner = [as_an_ordinary_user(lambda folder=folder: whole(folder)) for folder in (lost, lost / "x", newer)]
         newer.chmod(0o755)
         lost.chmod(0o755)
 
     denied = "you may not read the folder "
     nothing = f"nothing is repaired: you may not read {newer}, which may be a newer tag that is whole"
+    assert inner == [f"{denied}{folder}" for folder in (lost, lost / "x", newer)]
     assert told == {
         "global_step2": [f"{denied}{newer}", "", f"{denied}{newer}"],
         "run1": ["checkpoint-latest-wrong checkpoint-newer-tag", "", nothing],
