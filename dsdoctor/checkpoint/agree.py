@@ -61,6 +61,11 @@ def judge_agreement(examined: Examined, read: Read) -> Iterator[Finding]:
         )
 
 
+def tells_trainings(examined: Examined) -> bool:
+    """Whether a file of another training shows in the values, as far as weights are saved twice."""
+    return next(weights_saved_twice(examined), None) is not None
+
+
 def weights_saved_twice(examined: Examined) -> Iterator[Twice]:
     """Those that can be compared. Nothing where a layout is not understood, or a file could not be read."""
     facts = examined.facts

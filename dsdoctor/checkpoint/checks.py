@@ -18,6 +18,8 @@ from dsdoctor.core.fix import Step, instead, step
 from dsdoctor.core.sentences import and_more
 
 MOST = 12
+UNFINISHED = {".part", ".partial", ".tmp", ".crdownload", ".aria2", ".incomplete"}
+"""What programs add to the name of a file that they have not finished."""
 
 
 def judge_tag(examined: Examined) -> tuple[Finding, ...]:
@@ -86,6 +88,8 @@ def _likeness(name: str, wanted: str) -> str:
 
     >>> _likeness("mp_rank_00_model_states (1).pt", "mp_rank_00_model_states.pt")
     "another name of it, as a copy by hand or a cloud's folder leaves it"
+    >>> _likeness("mp_rank_00_model_states.pt.sha256", "mp_rank_00_model_states.pt")
+    'a name that begins like it'
     """
     if name.startswith(".") and name[1:].rpartition(".")[0] == wanted:
         # .NAME.XXXXXX: rsync keeps it so while it copies
@@ -93,7 +97,8 @@ def _likeness(name: str, wanted: str) -> str:
     if name != wanted and name.casefold() == wanted.casefold():
         return "whose letters are large where small ones are wanted, or the other way round"
     if name.startswith(f"{wanted}."):
-        return "as a save or a download that was cut off leaves it"
+        unfinished = name[len(wanted) :].casefold() in UNFINISHED
+        return "as a save or a download that was cut off leaves it" if unfinished else "a name that begins like it"
     stem = wanted.removesuffix(".pt")
     if name.startswith((f"{stem} ", f"{stem}(", f"{stem}-", f"Copy of {stem}")):
         return "another name of it, as a copy by hand or a cloud's folder leaves it"

@@ -10,7 +10,7 @@ from dsdoctor.checkpoint.examine import PARTITIONED, Examined, another_training,
 from dsdoctor.checkpoint.look import Folder, folder_of_tags_below, read_tag
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.plan import ALL, LOAD_UNIVERSAL, NO_OPTIMIZER, PROVEN_WITH, Outcome, Plan, Verdict, outcome
-from dsdoctor.checkpoint.tags import choose, judge_latest, judge_newer, newer_tags
+from dsdoctor.checkpoint.tags import choose, judge_denied, judge_latest, judge_newer, newer_tags
 from dsdoctor.checkpoint.weights_alone import judge_weights_alone, outcome_of_weights
 from dsdoctor.core.finding import Finding, has_error
 from dsdoctor.core.fix import step
@@ -30,13 +30,15 @@ def no_values(examined: Examined) -> Iterable[Finding]:  # noqa: ARG001
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """``examined``: the tag that was judged, None for a folder without one. ``outcome``: of the planned run, None where the
-    tag is not whole. ``rank_bytes``: what each rank at least reads into the host's memory at once."""
+    tag is not whole. ``rank_bytes``: what each rank at least reads into the host's memory at once. ``values_read``: whether the
+    tensors were read too."""
 
     folder: Folder
     examined: Examined | None
     findings: tuple[Finding, ...]
     outcome: Outcome | None = None
     rank_bytes: int = 0
+    values_read: bool = False
 
 
 def judge(
@@ -65,6 +67,7 @@ def judge(
         later = examine(folder, read_tag(newer))
         errors = tuple(each for each in judge_tag(later) if has_error((each,)))
         findings.append(judge_newer(newer, errors, chosen, another_training(examined, later)))
+    findings += judge_denied(folder, chosen) if tag is None else ()
     if has_error(about_tag):
         return Judged(folder=folder, examined=examined, findings=tuple(findings))
     decided = outcome(examined.facts, plan) if plan.load == ALL else outcome_of_weights(examined.facts, plan)
@@ -91,7 +94,11 @@ def no_tags(folder: Folder) -> Finding:
     return Finding.error(
         "checkpoint-no-tags",
         f"{folder.path} holds no checkpoint of DeepSpeed: no folder in it has files like mp_rank_00_model_states.pt",
-        evidence=(says, *(f"weights only: {name}" for name in folder.beside[:4])),
+        evidence=(
+            says,
+            *(f"weights only: {name}" for name in folder.beside[:4]),
+            *(f"you may not read {name}, which was not looked at" for name in folder.denied[:4]),
+        ),
         fix=fix,
         steps=tuple(step("python -m dsdoctor checkpoint {folder}", folder=path) for path in inner[-1:]),
     )
@@ -110,7 +117,7 @@ def _about(decided: Outcome, examined: Examined, plan: Plan) -> Iterator[Finding
     evidence = [
         *([f"DeepSpeed says: {decided.words}"] if decided.words else []),
         *_weights_alone(decided, facts, plan),
-        _proof(facts),
+        *([_proof(facts)] if decided.verdict is not Verdict.UNKNOWN else []),
     ]
     if decided.verdict is Verdict.CANNOT:
         yield Finding.error(

@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,12 @@ from dsdoctor.core.files import read_limited
 LONGEST_TAG = 4096
 UNIVERSAL = "zero"
 """The folder of a universal tag that has one folder for each parameter."""
+
+
+def step_of(name: str) -> int | None:
+    """The step in a tag's name, as DeepSpeed gives it."""
+    found = re.fullmatch(r"global_step(\d{1,12})(?:_universal)?", name, re.ASCII)
+    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +50,7 @@ class TagFolder:
     @property
     def step(self) -> int | None:
         """The step in its name, as DeepSpeed gives it."""
-        found = re.fullmatch(r"global_step(\d{1,12})(?:_universal)?", self.name, re.ASCII)
-        return int(found[1]) if found else None
+        return step_of(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +84,7 @@ class Tag:
 class Folder:
     """A folder of tags. ``latest`` and ``latest_universal``: what the files of that name say, None where they are not there.
 
-    ``beside``: files of Hugging Face that hold the weights too.
+    ``beside``: files of Hugging Face that hold the weights too. ``denied``: folders in it that this user may not read.
     """
 
     path: Path
@@ -86,6 +92,7 @@ class Folder:
     latest: str | None = None
     latest_universal: str | None = None
     beside: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
 
     def tag(self, name: str) -> TagFolder | None:
         """The tag of a name."""
@@ -94,15 +101,16 @@ class Folder:
 
 def look(path: Path) -> Folder:
     """Look at a folder, or at the folder around a tag that is named. Raises UsageError for what is none."""
-    if not path.is_dir():
+    _readable(path)
+    if not is_folder(path):
         around = path.parent if path.exists() else "DIR"
         raise UsageError(
             f"{path} is {'no folder' if path.exists() else 'not there'}", hint=f"dsdoctor checkpoint {around}"
         )
-    _readable(path)
     latest = _first_line(path / "latest")
-    tags = tuple(sorted(_tags(path), key=lambda tag: (tag.modified, tag.name)))
-    if latest and latest not in {tag.name for tag in tags} and (named := named_tag(path, latest)):
+    found, denied = _tags(path)
+    tags = tuple(sorted(found, key=lambda tag: (tag.modified, tag.name)))
+    if latest and latest not in {tag.name for tag in tags} and (named := _named_and_readable(path, latest)):
         tags = (*tags, named)
     return Folder(
         path=path,
@@ -112,33 +120,63 @@ def look(path: Path) -> Folder:
         beside=tuple(
             sorted(name for name in names_in(path) if re.fullmatch(r"(model|pytorch_model).*\.(safetensors|bin)", name))
         ),
+        denied=denied,
     )
 
 
 def named_tag(path: Path, name: str) -> TagFolder | None:
-    """The tag that DeepSpeed finds by a name, which may lead further down ("run1/step5") or be a whole path."""
+    """The tag that DeepSpeed finds by a name, which may lead further down ("run1/step5") or be a whole path.
+
+    Raises UsageError for one that this user may not read.
+    """
     folder = path / name
-    if folder.is_dir():
+    try:
         _readable(folder)
-    tag = tag_folder(folder) if folder.is_dir() else None
+        tag = tag_folder(folder) if is_folder(folder) else None
+    except PermissionError as error:
+        raise _not_yours(folder) from error
     return replace(tag, name=name) if tag else None
+
+
+def _named_and_readable(path: Path, name: str) -> TagFolder | None:
+    try:
+        return named_tag(path, name)
+    except UsageError:  # matters only to one who wants that tag: choose says it then
+        return None
 
 
 def _readable(folder: Path) -> None:
     """Raises UsageError for a folder that this user may not read."""
-    if not is_readable(folder):
-        raise UsageError(f"you may not read the folder {folder}", hint="ls -ld shows whose it is")
+    if is_denied(folder):
+        raise _not_yours(folder)
 
 
-def is_readable(folder: Path) -> bool:
-    """Whether this user may list a folder and open what is in it."""
-    return os.access(folder, os.R_OK | os.X_OK)
+def _not_yours(folder: Path) -> UsageError:
+    return UsageError(f"you may not read the folder {folder}", hint="ls -ld shows whose it is")
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder can be seen there; a name that no system takes is none."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def is_denied(folder: Path) -> bool:
+    """Whether this user may not list a folder or not open what is in it, or may not even see whether it is there."""
+    try:
+        return stat.S_ISDIR(folder.stat().st_mode) and not os.access(folder, os.R_OK | os.X_OK)
+    except PermissionError:
+        return True
+    except (OSError, ValueError):
+        return False
 
 
 def folder_of_tags_below(path: Path) -> list[Path]:
     """Folders in a folder that hold tags themselves (checkpoint-500), the one that was written last at the end."""
-    inner = [path / name for name in names_in(path) if (path / name).is_dir() and is_readable(path / name)]
-    return sorted((each for each in inner if any(_tags(each))), key=lambda each: each.stat().st_mtime)
+    inner = [path / name for name in names_in(path) if is_folder(path / name) and not is_denied(path / name)]
+    return sorted((each for each in inner if _tags(each)[0]), key=lambda each: each.stat().st_mtime)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -148,7 +186,7 @@ def names_in(folder: Path) -> list[str]:
 
 def is_tag(path: Path) -> bool:
     """Whether a folder holds the files of a tag."""
-    return path.is_dir() and any(parse_name(name) for name in names_in(path))
+    return is_folder(path) and not is_denied(path) and any(parse_name(name) for name in names_in(path))
 
 
 def read_tag(folder: TagFolder) -> Tag:
@@ -170,17 +208,29 @@ def _order(name: ShardName) -> tuple[str, int, int, int, int]:
     return (name.part, first, second, third, fourth)
 
 
-def _tags(path: Path) -> Iterator[TagFolder]:
+def _tags(path: Path) -> tuple[list[TagFolder], tuple[str, ...]]:
+    """The tags in a folder, and the names of the folders that this user may not read."""
+    tags, denied = [], []
     for name in names_in(path):
         folder = path / name
-        if folder.is_dir() and is_readable(folder) and (tag := tag_folder(folder)):
-            yield tag
+        try:
+            tag = tag_folder(folder) if is_folder(folder) and not is_denied(folder) else None
+        except PermissionError:  # a server of files may refuse what the rights allow
+            denied.append(name)
+            continue
+        except FileNotFoundError:  # a training takes its old tags away
+            continue
+        if tag:
+            tags.append(tag)
+        elif is_denied(folder):
+            denied.append(name)
+    return tags, tuple(denied)
 
 
 def tag_folder(folder: Path) -> TagFolder | None:
     """A folder as a tag; None for one without a file of DeepSpeed's."""
     files = tuple(sorted(name for name in names_in(folder) if parse_name(name)))
-    universal = (folder / UNIVERSAL).is_dir()
+    universal = is_folder(folder / UNIVERSAL)
     if not files and not universal:
         return None
     states = [state for name in files if (state := _state(folder / name))]
@@ -202,8 +252,10 @@ def _state(path: Path) -> os.stat_result | None:
 
 
 def _parameters(path: Path, pickles: Pickles) -> Iterator[Parameter]:
-    for name in sorted(names_in(path)):
-        if (path / name).is_dir():
+    _readable(path)
+    for name in names_in(path):
+        if is_folder(path / name):
+            _readable(path / name)
             files = sorted(each for each in names_in(path / name) if each.endswith(".pt"))
             yield Parameter(name=name, files=tuple(read_archive(path / name / each, pickles) for each in files))
 

@@ -156,7 +156,9 @@ How to fix it: nothing has to be done to load the older one. --repair gives the 
     $ python -m dsdoctor checkpoint DIR --repair
 
 Since: 0.1""",
-    "checkpoint-newer-tag": """A tag of a later step than the one that latest names is there and complete.
+    "checkpoint-newer-tag": """A tag of a later step than the one that latest names is there and complete, or you may not read it.
+
+Of one that belongs to another user no more is known than the step in its name.
 
 Why it matters: load_checkpoint(DIR) does not take it.
 

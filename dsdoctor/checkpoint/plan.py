@@ -7,6 +7,7 @@ import enum
 from dataclasses import dataclass
 
 from dsdoctor.checkpoint.contents import Facts
+from dsdoctor.checkpoint.examine import PARTITIONED
 from dsdoctor.core.errors import UsageError
 
 PROVEN_WITH = "0.19.8"
@@ -88,12 +89,27 @@ def outcome(facts: Facts, plan: Plan) -> Outcome:
         saved, now = _layout(facts.tensor, facts.pipeline), _layout(run.tensor, run.pipeline)
         return Outcome(verdict=Verdict.UNKNOWN, why=f"it was saved with {saved}, and {now} was not tried")
     if _family(run.stage) != _family(facts.stage):
-        return _other_family(facts, run)
-    if facts.universal:
-        return _universal(facts)
-    if other_layout:
-        return _other_cut(facts, run)
-    return _without_zero(facts, run) if facts.stage == 0 else _sharded(facts, run)
+        found = _other_family(facts, run)
+    elif facts.universal:
+        found = _universal(facts)
+    elif other_layout:
+        found = _other_cut(facts, run)
+    else:
+        found = _without_zero(facts, run) if facts.stage == 0 else _sharded(facts, run)
+    untried = _untried_cut(facts)
+    if untried and found.verdict in {Verdict.LOADS, Verdict.UNIVERSAL}:
+        why = f"as far as the files tell {found.why}; {untried} not tried"
+        return Outcome(verdict=Verdict.UNKNOWN, why=why, words=found.words)
+    return found
+
+
+def _untried_cut(facts: Facts) -> str:
+    """How the tensors are cut, where no real ranks have loaded such a checkpoint here."""
+    if (facts.tensor or 1) == 1:
+        return ""
+    if not facts.cut_by_deepspeed:
+        return "a model that cuts its tensors itself was"
+    return "tensors cut by DeepSpeed at stage 3 were" if facts.stage == PARTITIONED else ""
 
 
 def _is_cut_anew(facts: Facts, run: Run) -> bool:
@@ -172,7 +188,7 @@ def _without_zero(facts: Facts, run: Run) -> Outcome:
         why = f"the optimizer of a {run.dtype} run has other states than that of a {facts.dtype} run"
         return Outcome(verdict=Verdict.CANNOT, why=why, words="KeyError, while it loads the optimizer")
     if (facts.experts or _is_cut_by_the_model(facts)) and run.data != facts.data:
-        why = "experts and tensors that a model cuts itself were tried with the same ranks only"
+        why = "other ranks were not tried with experts, and with tensors that a model cuts itself"
         return Outcome(verdict=Verdict.UNKNOWN, why=why)
     whole = "the whole of it, whatever the number of ranks"
     part = "the file of its part of the tensors" if (facts.tensor or 1) > 1 else whole

@@ -2,24 +2,25 @@
 
 from collections.abc import Iterator
 
-from dsdoctor.checkpoint.look import Folder, TagFolder, is_tag, named_tag
+from dsdoctor.checkpoint.look import Folder, TagFolder, is_folder, is_tag, named_tag, names_in, step_of
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.fix import step
 from dsdoctor.core.sentences import and_more
 
-LONGEST_NAME = 256
-
 
 def choose(folder: Folder, wanted: str | None) -> TagFolder | None:
-    """The tag that is judged: the one that is named, that ``latest`` names, or the newest. Raises UsageError for an unknown one."""
+    """The tag that is judged: the one that is named, that ``latest`` names, or the newest.
+
+    Raises UsageError for an unknown one, and for one that this user may not read.
+    """
     if wanted is not None:
         found = folder.tag(wanted) or named_tag(folder.path, wanted)
         if found is None:
             names = and_more(tuple(tag.name for tag in folder.tags), 6) or "none"
             raise UsageError(f"{folder.path} has no tag {wanted!r}", hint=f"it has {names}")
         return found
-    if folder.latest is not None and (named := folder.tag(folder.latest)):
+    if folder.latest and (named := folder.tag(folder.latest) or named_tag(folder.path, folder.latest)):
         return named
     plain = [tag for tag in folder.tags if not tag.universal]
     return (plain or [*folder.tags] or [None])[-1]  # type: ignore[list-item]
@@ -64,10 +65,9 @@ def _instead(folder: Folder) -> Iterator[str]:
     latest = folder.latest or ""
     if latest.startswith(("\ufeff", "\\xff\\xfe", "\\xfe\\xff")):
         yield "latest begins with a byte order mark, as editors and shells of Windows write it"
-    elif latest and "\0" not in latest and len(latest) < LONGEST_NAME and (folder.path / latest).is_dir():
-        inner = [path for path in sorted((folder.path / latest).iterdir()) if is_tag(path)]
-        yield f"{folder.path / latest} is there, and holds no file under a name that DeepSpeed looks for"
-        yield from (f"{path} does" for path in inner)
+    elif latest and is_folder(place := folder.path / latest):
+        yield f"{place} is there, and holds no file under a name that DeepSpeed looks for"
+        yield from (f"{place / name} does" for name in names_in(place) if is_tag(place / name))
 
 
 def newer_tags(folder: Folder, judged: TagFolder | None) -> tuple[TagFolder, ...]:
@@ -76,6 +76,17 @@ def newer_tags(folder: Folder, judged: TagFolder | None) -> tuple[TagFolder, ...
         return ()
     later = [tag for tag in folder.tags if not tag.universal and tag.step is not None and tag.step > judged.step]
     return tuple(sorted(later, key=lambda tag: tag.step or 0))
+
+
+def judge_denied(folder: Folder, judged: TagFolder) -> Iterator[Finding]:
+    """Folders under the name of a later tag that this user may not read."""
+    for name in folder.denied:
+        if judged.step is not None and (step_of(name) or 0) > judged.step:
+            yield Finding.note(
+                "checkpoint-newer-tag",
+                f"{name} is newer than {judged.name} by its name, and you may not read it: nothing else is known of it",
+                fix="look at it as the user whose it is, which ls -ld shows",
+            )
 
 
 def judge_newer(newer: TagFolder, broken: tuple[Finding, ...], judged: TagFolder, differs: str = "") -> Finding:

@@ -79,6 +79,7 @@ def _undone(examined: Examined, plan: Plan) -> Iterator[Finding]:
             f"load_optimizer_states=False without ZeRO in bf16: the first step puts the weights of {examined.tag.folder.name} back",
             evidence=(
                 "the optimizer keeps the fp32 weights that the model was made with, and each step writes them into the model",
+                "an engine without an optimizer, which makes no step, is not meant",
             ),
             fix="load with load_module_only=True, which makes the fp32 weights anew, or train at stage 1",
         )

@@ -10,10 +10,11 @@ from pathlib import Path
 from dsdoctor.checkpoint.checks import judge_tag
 from dsdoctor.checkpoint.examine import Examined, examine
 from dsdoctor.checkpoint.judge import Judged, Values, judge, no_values
-from dsdoctor.checkpoint.look import Folder, is_tag, look, read_tag
+from dsdoctor.checkpoint.look import Folder, is_tag, look, read_tag, step_of
 from dsdoctor.checkpoint.model_shapes import ModelShapes, judge_model, not_comparable
 from dsdoctor.checkpoint.plan import Plan
 from dsdoctor.checkpoint.repair import Repair, free_name, repair_of
+from dsdoctor.checkpoint.tags import choose
 from dsdoctor.core.child_answers import parse_answer
 from dsdoctor.core.errors import DoctorError, ImpossiblePlan, UsageError
 from dsdoctor.core.files import write_text
@@ -63,7 +64,7 @@ def judge_checkpoint(order: CheckpointOrder, values: Values = no_values) -> tupl
         ranks_here=order.ranks_here,
         values=values if model is None else functools.partial(_with_model, model, values),
     )
-    return judged, memory
+    return replace(judged, values_read=values is not no_values), memory
 
 
 def _with_model(model: ModelShapes, values: Values, examined: Examined) -> Iterator[Finding]:
@@ -100,6 +101,12 @@ def repair_checkpoint(order: CheckpointOrder) -> Repair:
     if order.tag is not None:
         raise UsageError("--repair judges all tags of a folder, and --tag names one", hint="leave --tag out")
     folder = look(order.folder)
+    choose(folder, None)  # what latest names may be a tag that this user may not read
+    if denied := [name for name in folder.denied if step_of(name) is not None]:
+        raise UsageError(
+            f"nothing is repaired: you may not read {folder.path / denied[0]}, which may be a newer tag that is whole",
+            hint="ls -ld shows whose it is",
+        )
     plain = [tag for tag in folder.tags if not tag.universal]
     repair = repair_of(folder, {tag.name: _is_whole(folder, tag.name) for tag in plain}, now=time.time())
     if repair.left:
@@ -141,7 +148,7 @@ def _rename(old: Path, new: Path) -> None:
 
 def _around_tag(order: CheckpointOrder) -> CheckpointOrder:
     """A tag's own folder is meant as that tag of the folder around it."""
-    if order.tag is None and order.folder.is_dir() and is_tag(order.folder):
+    if order.tag is None and is_tag(order.folder):
         path = order.folder.absolute()
         return replace(order, folder=path.parent, tag=path.name)
     return order

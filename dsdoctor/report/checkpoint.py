@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dsdoctor.checkpoint.agree import tells_trainings
 from dsdoctor.checkpoint.contents import Facts
 from dsdoctor.checkpoint.examine import Examined
 from dsdoctor.checkpoint.judge import Judged
@@ -97,8 +98,18 @@ def verdict_line(judged: Judged) -> str:
         also = "" if judged.outcome.verdict is not Verdict.LOADS else "; the tag itself loads when it is named"
         return f"✗ {errors} error{'s' * (errors > 1)}{also}"
     if judged.outcome.verdict is Verdict.LOADS:
-        return f"✓ {name} loads: {judged.outcome.why}"
+        return f"✓ {name} loads: {judged.outcome.why} ({_looked_at(judged.examined, values=judged.values_read)})"
     return f"! {name}: no error was found, and whether it loads is not known"
+
+
+def _looked_at(examined: Examined, *, values: bool) -> str:
+    """What the verdict rests on, and whether a file of another training, which loads as well as the right one, would show."""
+    looked = "every byte was read" if values else "by names, steps and shapes, no values"
+    if len(examined.tag.files) == 1:
+        return looked
+    if not tells_trainings(examined):
+        return f"{looked}; a file of another training with the same names, steps and shapes would not show"
+    return looked if values else f"{looked}: whether all files are of one training, --deep tells"
 
 
 def merged_lines(judged: Judged, merged: Merged) -> Iterator[str]:

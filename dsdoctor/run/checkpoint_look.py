@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsdoctor.checkpoint.checks import judge_tag
-from dsdoctor.checkpoint.examine import examine
+from dsdoctor.checkpoint.examine import PARTITIONED, examine
 from dsdoctor.checkpoint.judge import GIB, judge
 from dsdoctor.checkpoint.look import look, read_tag
 from dsdoctor.checkpoint.plan import ALL, MODULE, NO_OPTIMIZER, Plan
@@ -24,6 +24,8 @@ MOST_FILES = 128
 
 CONDITIONS = {"checkpoint-needs-classes", "checkpoint-frozen-excluded", "checkpoint-optimizer-skipped"}
 """What a script may well have, which the load itself shows in the next moment; and what its own argument says."""
+DUMMY = "DummyOptim"
+"""The class that stands for an optimizer where an engine was given none."""
 
 
 def before_load(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -42,7 +44,7 @@ def before_load(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
         found = choose(folder, tag)
         if found is None or len(found.files) > MOST_FILES:
             return ()
-        judged = judge(folder, tag, replace(plan_of(engine), load=load_of(given)))
+        judged = judge(folder, tag, _plan_of_load(engine, given))
     except UsageError:  # a tag that is not there: DeepSpeed fails by it in the next moment
         return ()
     return _lines(
@@ -50,11 +52,29 @@ def before_load(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def load_of(given: Mapping[str, Any]) -> str:
-    """How load_checkpoint is called. Where both arguments stand, the weights come as without the optimizer."""
-    if not given.get("load_optimizer_states", True):
-        return NO_OPTIMIZER
-    return MODULE if given.get("load_module_only") else ALL
+def _plan_of_load(engine: Any, given: Mapping[str, Any]) -> Plan:
+    plan = plan_of(engine)
+    partitioned = (plan.stage or 0) >= PARTITIONED
+    return replace(plan, load=load_of(given, partitioned=partitioned, trains=has_optimizer(engine)))
+
+
+def load_of(given: Mapping[str, Any], *, partitioned: bool, trains: bool) -> str:
+    """How load_checkpoint is called. ``partitioned``: stage 3. ``trains``: whether the engine has an optimizer.
+
+    Where both arguments stand, DeepSpeed 0.19.8 makes the fp32 weights anew as for load_module_only=True alone, and at stage 3
+    takes the weights as for load_optimizer_states=False alone. Without an optimizer nothing but the model is loaded.
+    """
+    module, without = bool(given.get("load_module_only")), not given.get("load_optimizer_states", True)
+    if not partitioned:
+        return MODULE if module or not trains else NO_OPTIMIZER if without else ALL
+    return NO_OPTIMIZER if without else MODULE if module else ALL
+
+
+def has_optimizer(engine: Any) -> bool:
+    """Whether an engine trains: one for evaluation has no optimizer, or one of DeepSpeed's around a dummy."""
+    optimizer = getattr(engine, "optimizer", None)
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return inner is not None and type(inner).__name__ != DUMMY
 
 
 def nothing_loaded(engine: Any, given: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG001

@@ -15,6 +15,7 @@ from dsdoctor.checkpoint.finite import not_finite
 from dsdoctor.checkpoint.judge import judge
 from dsdoctor.checkpoint.look import look
 from dsdoctor.checkpoint.plan import Plan
+from dsdoctor.cli.app import run
 from dsdoctor.core.finding import Finding
 from tests.checkpoint import written
 from tests.checkpoint.written import KINDS, Kind, write
@@ -123,6 +124,25 @@ def test_a_file_of_another_training_is_told_from_its_place(tmp_path: Path) -> No
 
     assert found.rule == "checkpoint-values-disagree"
     assert found.evidence == (f"1.second in mp_rank_00_model_states.pt is not that of {file.name}",)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize(
+    ("stage", "dtype", "shows"), [(0, "bf16", None), (1, "bf16", True), (2, "fp32", True), (3, "bf16", False)]
+)
+def test_the_verdict_says_whether_a_file_of_another_training_would_show(
+    tmp_path: Path, stage: int, dtype: str, shows: bool | None, deep: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without ZeRO there is one file, and nothing to be mixed."""
+    write(tmp_path, Kind(stage=stage, dtype=dtype))
+
+    assert run(["checkpoint", str(tmp_path), *(["--deep"] if deep else [])]) == 0
+
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("✓ global_step2 loads: ")
+    assert ("every byte was read" in last, "no values" in last) == (deep, not deep)
+    assert ("--deep tells" in last) == (shows is True and not deep)
+    assert ("would not show" in last) == (shows is False)
 
 
 def test_learning_rates_that_differ_between_ranks_are_told_by_the_quick_look(tmp_path: Path) -> None:

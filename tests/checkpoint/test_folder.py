@@ -12,6 +12,7 @@ from dsdoctor.checkpoint.judge import Judged, judge
 from dsdoctor.checkpoint.look import look
 from dsdoctor.checkpoint.names import Part
 from dsdoctor.checkpoint.plan import Plan, Verdict
+from dsdoctor.commands.checkpoint import CheckpointOrder, judge_checkpoint, repair_checkpoint
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.finding import Finding, has_error
 from tests.checkpoint.written import KINDS, Kind, write
@@ -240,6 +241,25 @@ def test_a_file_that_stands_under_another_name_is_shown_beside_the_missing_one(t
     assert finding.evidence[1].startswith(f"there is {name}, ")
 
 
+CUT = [".part", ".partial", ".tmp", ".crdownload", ".aria2", ".incomplete"]
+OTHER = [".sha256", ".md5", ".gz", ".bak", ".tmp.json"]
+
+
+def test_only_what_programs_call_unfinished_files_is_said_to_be_cut_off(tmp_path: Path) -> None:
+    tag = write(tmp_path, Kind())
+    (tag / OPTIMIZER).unlink()
+    said = {}
+    for more in (*CUT, *OTHER):
+        (tag / f"{OPTIMIZER}{more}").touch()
+        said[more] = judged(tmp_path).findings[0].evidence[1].partition(", ")[2]
+        (tag / f"{OPTIMIZER}{more}").unlink()
+
+    assert said == {
+        **dict.fromkeys(CUT, "as a save or a download that was cut off leaves it"),
+        **dict.fromkeys(OTHER, "a name that begins like it"),
+    }
+
+
 def test_a_folder_in_the_place_of_a_file_is_told(tmp_path: Path) -> None:
     tag = write(tmp_path, Kind())
     (tag / OPTIMIZER).unlink()
@@ -324,3 +344,60 @@ def test_files_and_folders_that_this_user_may_not_read_are_told() -> None:
     assert before == ""
     assert file == "checkpoint-not-yours checkpoint-load-not-known"
     assert folder == f"you may not read the folder {tag}"
+
+
+def test_what_another_user_keeps_to_himself_stops_only_one_who_wants_it() -> None:
+    def said(tag: str | None = None) -> str:
+        try:
+            return " ".join(each.rule for each in judged(Path(place), tag).findings)
+        except UsageError as error:
+            return str(error)
+
+    def whole(folder: Path) -> str:
+        try:
+            return str(judge_checkpoint(CheckpointOrder(folder=folder)))
+        except UsageError as error:
+            return str(error)
+
+    def mended() -> str:
+        try:
+            return str(repair_checkpoint(CheckpointOrder(folder=Path(place))))
+        except UsageError as error:
+            return str(error)
+
+    with tempfile.TemporaryDirectory() as place:
+        older, newer = (write(Path(place), Kind(step=step)) for step in (1, 2))
+        lost = Path(place) / "run1/lost+found"
+        lost.mkdir(parents=True)
+        for path in (Path(place), lost.parent, *(each for tag in (older, newer) for each in (tag, *tag.iterdir()))):
+            path.chmod(0o755)
+        judged(Path(place))  # what this imports, that user may not
+        told = {}
+        for closed in (lost, newer):
+            closed.chmod(0)
+        for latest in ("global_step2", "run1", "run1/lost+found/x", "global_step1"):
+            (Path(place) / "latest").write_text(latest)
+            told[latest] = [as_an_ordinary_user(look_at) for look_at in (said, lambda: said("global_step1"), mended)]
+        inner = [as_an_ordinary_user(lambda folder=folder: whole(folder)) for folder in (lost, lost / "x", newer)]
+        newer.chmod(0o755)
+        lost.chmod(0o755)
+
+    denied = "you may not read the folder "
+    nothing = f"nothing is repaired: you may not read {newer}, which may be a newer tag that is whole"
+    assert inner == [f"{denied}{folder}" for folder in (lost, lost / "x", newer)]
+    assert told == {
+        "global_step2": [f"{denied}{newer}", "", f"{denied}{newer}"],
+        "run1": ["checkpoint-latest-wrong checkpoint-newer-tag", "", nothing],
+        "run1/lost+found/x": [f"{denied}{lost}/x", "", f"{denied}{lost}/x"],
+        "global_step1": ["checkpoint-newer-tag", "", nothing],
+    }
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "ü" * 140, "a/" * 2000, "a\0b"])
+def test_a_latest_that_no_system_takes_for_a_name_is_wrong(tmp_path: Path, name: str) -> None:
+    write(tmp_path, Kind())
+    (tmp_path / "latest").write_text(name)
+
+    assert rules(judged(tmp_path).findings) == {"checkpoint-latest-wrong"}
+    with pytest.raises(UsageError, match="has no tag"):
+        judged(tmp_path, name)

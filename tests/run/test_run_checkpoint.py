@@ -17,11 +17,26 @@ from tests.checkpoint.written import Called, Kind, model_states, save, write
 ONE = Kind(stage=1, dtype="bf16", world=1)
 
 
-def engine_of(*, stage: int = 1, bf16: bool = True) -> Any:
+class DummyOptim:
+    """What DeepSpeed puts in the place of an optimizer, by the name of its class."""
+
+
+class Around:
+    """An optimizer of DeepSpeed's around another one."""
+
+    def __init__(self, optimizer: object) -> None:
+        self.optimizer = optimizer
+
+
+TRAINS = Around(object())
+
+
+def engine_of(*, stage: int = 1, bf16: bool = True, around: object = TRAINS) -> Any:
     """An engine's class and one of it: what DeepSpeed's says of itself, and a save and a load that do what is asked."""
 
     class Engine:
         global_steps = 2
+        optimizer = around
 
         def load_checkpoint(
             self,
@@ -109,6 +124,45 @@ def test_a_load_without_the_optimizer_that_takes_other_weights_or_none_is_told(t
 
     told = [line.rpartition("[")[2] for line in said if line.endswith("]")]
     assert told == ["checkpoint-weights-of-latest]", "checkpoint-cannot-load]"]
+
+
+MODULE_TOO = {"load_optimizer_states": False, "load_module_only": True}
+
+
+@pytest.mark.parametrize(
+    ("around", "arguments", "rules"),
+    [
+        (TRAINS, {"load_optimizer_states": False}, ["checkpoint-weights-undone"]),
+        (TRAINS, MODULE_TOO, []),
+        *(
+            (none, arguments, [])
+            for none in (None, DummyOptim(), Around(DummyOptim()))
+            for arguments in ({}, {"load_optimizer_states": False}, MODULE_TOO)
+        ),
+    ],
+)
+def test_without_zero_in_bf16_only_a_training_whose_fp32_weights_stay_is_told(
+    tmp_path: Path, around: object, arguments: dict[str, bool], rules: list[str]
+) -> None:
+    write(tmp_path, ONE)
+    engine = engine_of(stage=0, around=around)
+    said = watched(engine)
+
+    engine.load_checkpoint(str(tmp_path), **arguments)
+
+    assert [line.rpartition("[")[2][:-1] for line in said if line.endswith("]")] == rules
+
+
+def test_at_stage_3_both_arguments_take_the_weights_of_latest(tmp_path: Path) -> None:
+    for step in (1, 2):
+        write(tmp_path, Kind(stage=3, dtype="bf16", world=1, step=step))
+    engine = engine_of(stage=3)
+    said = watched(engine)
+
+    engine.load_checkpoint(str(tmp_path), "global_step2", **MODULE_TOO)
+    assert said == []
+    engine.load_checkpoint(str(tmp_path), "global_step1", **MODULE_TOO)
+    assert "[checkpoint-weights-of-latest]" in said[1]
 
 
 def test_what_the_script_itself_may_have_is_left_to_the_load(tmp_path: Path) -> None:
