@@ -96,7 +96,7 @@ def hang_other_operation(case: Case) -> Iterator[Finding]:
     for difference in differences:
         yield _different(case, difference, "hang-other-operation", "called different collectives")
     living = [rank for rank in case.views if rank not in case.unwell]
-    calls = {case.waiting.call_of(case.views[rank]) for rank in case.waiting_ranks}
+    calls = {case.waiting.call_of(case.views[rank]) for rank in case.waiting_ranks if case.waiting.decides(rank)}
     alone = not differences and not case.starting and len(case.waiting_ranks) == len(living)
     if (roots := case.waiting.roots()) and not differences:
         yield _other_root(case, roots)

@@ -13,6 +13,9 @@ COLLECTIVES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_coll
 WRAPPERS = {"wrapper", "wait_tensor", "_barrier", "_wait", "wait"}
 STARTING = {"init_process_group", "_new_process_group_helper", "rendezvous", "new_group", "_new_group_with_tag"}
 LOADING = r"/torch/utils/data/"
+OF_DISKS = re.compile(r"/nvme/|/swap_tensor/|/(py_libaio|aiofiles|mpi4py)/")
+IN_A_DISK = r"read_events|io_|folio|^blk|^nfs|^fuse|ext4|xfs|jbd2"
+"""The kernel's functions of a thread that waits for a disk or a file system."""
 DOING = (
     (r"/dsdoctor/(config|child_scripts)/", "is in a check of dsdoctor's own"),
     (r"/torch/utils/file_baton\.py$", "waits for the lock of a torch extension"),
@@ -91,16 +94,27 @@ def collective_in(frames: Sequence[Frame]) -> str | None:
     return next((name for name in names if name not in WRAPPERS), names[0] if names else None)
 
 
-def in_earlier_call(frames: Sequence[Frame]) -> bool:
-    """Whether a stack ends in the wait for a collective that was begun before, which is C++: `work.wait()`.
+def in_earlier_call(frames: Sequence[Frame], kernel: str = "") -> bool:
+    """Whether a stack ends in what may be the wait for a collective that was begun before, which is C++: `work.wait()`. A wait
+    for a disk is written alike.
 
-    >>> in_earlier_call([Frame(file="/a/t.py", line=1, function="f", text="work.wait()")])
-    True
+    >>> text = "handle.wait()"
+    >>> files = "/a/t.py", "/v/site-packages/deepspeed/nvme/ds_aio_handle.py"
+    >>> [in_earlier_call([Frame(file=file, line=1, function="f", text=text)]) for file in files]
+    [True, False]
     """
     last = frames[-1] if frames else None
-    return last is not None and bool(
-        re.search(r"\b(work|works|handle|handles|req|reqs|request|requests)\b.*\.wait\(\)", last.text)
+    return (
+        last is not None
+        and re.search(r"\b(work|works|handle|handles|req|reqs|request|requests)\b.*\.wait\(\)", last.text) is not None
+        and not any(OF_DISKS.search(frame.file) for frame in frames)
+        and re.search(IN_A_DISK, kernel) is None
     )
+
+
+def names_work(frames: Sequence[Frame]) -> bool:
+    """Whether what a stack waits for last is called as torch calls a collective that was begun: `work`."""
+    return bool(frames) and re.search(r"\bworks?\b.*\.wait\(\)", frames[-1].text) is not None
 
 
 def in_backward(frames: Sequence[Frame]) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsdoctor.hang.models import GroupState, Operation, RankView
-from dsdoctor.hang.stacks import acting_stack, collective_in, in_backward, in_earlier_call
+from dsdoctor.hang.stacks import acting_stack, collective_in, in_backward, in_earlier_call, names_work
 
 Compared = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
 EARLIER = "work.wait()"
@@ -105,7 +105,12 @@ class Waiting:
         open_calls = [operation for operation in last if operation.state != "done"]
         if open_calls and view.state:
             return open_calls[-1].name
-        return EARLIER if not view.activity and in_earlier_call(acting_stack(view)) else None
+        return EARLIER if not view.activity and self._in_earlier_call(view) else None
+
+    def decides(self, rank: int) -> bool:
+        """Whether it is known of a waiting rank that the others do not wait in the same collective: the wait for one that was
+        begun before may be for theirs, unless this rank is ahead in one group and behind in another."""
+        return self.operation_of(self.views[rank]) != EARLIER or self._is_crossed(rank)
 
     def call_of(self, view: RankView) -> tuple[str, str, int]:
         """The collective in which a rank waits: its name, and its group and number where torch's record tells them."""
@@ -142,6 +147,32 @@ class Waiting:
             if group.timeout is not None
         ]
         return min(known, default=None)
+
+    def _in_earlier_call(self, view: RankView) -> bool:
+        """Whether a rank waits for a collective that it began before, as far as the numbers allow it."""
+        stack = acting_stack(view)
+        # one that is behind may as well wait for a disk
+        allowed = not self._lagging(view.rank) or (names_work(stack) and self._is_crossed(view.rank))
+        return in_earlier_call(stack, view.waits) and allowed
+
+    def _lagging(self, rank: int) -> list[str]:
+        """The groups in which a rank has called fewer collectives than another member."""
+        return [
+            name
+            for name, members in self._groups.items()
+            if rank in members and members[rank].sequence < max(group.sequence for group in members.values())
+        ]
+
+    def _is_crossed(self, rank: int) -> bool:
+        """Whether a rank is behind in one group, and nobody is ahead of it in another, where some are behind it."""
+        lagging = self._lagging(rank)
+        leads = any(
+            rank in members
+            and name not in lagging
+            and members[rank].sequence > min(group.sequence for group in members.values())
+            for name, members in self._groups.items()
+        )
+        return bool(lagging) and leads
 
     def _all_behind(self) -> Iterator[Behind]:
         for name, members in sorted(self._groups.items()):

@@ -216,3 +216,38 @@ def test_a_rank_that_waits_for_a_receive_that_it_began_before_waits_in_a_collect
     assert [finding.rule for finding in found] == ["hang-other-operation"]
     assert "rank 0 in work.wait(); ranks 1-3 in all_reduce" in found[0].title
     assert {finding.rule for finding in another} == {"hang-rank-behind"}
+
+
+AIO = "/v/lib/python3.11/site-packages/deepspeed/nvme/ds_aio_handle.py"
+USER = "/home/a/train.py"
+
+
+@pytest.mark.parametrize("text", ["work.wait()", "handle.wait()", "req.wait()"])
+@pytest.mark.parametrize(
+    ("file", "kernel", "numbers", "rules"),
+    [
+        (USER, "futex_do_wait", (5, 6), {"hang-rank-behind"}),
+        (AIO, "futex_do_wait", (5, 6), {"hang-rank-behind"}),
+        (USER, "futex_do_wait", (6, 6), {"hang-unclear"}),
+        (AIO, "futex_do_wait", (6, 6), {"hang-rank-outside"}),
+        (USER, "read_events", (6, 6), {"hang-rank-outside"}),
+        (USER, "io_cqring_wait", (6, 6), {"hang-rank-outside"}),
+        (USER, "futex_do_wait", (), {"hang-unclear"}),
+        (AIO, "futex_do_wait", (), {"hang-rank-outside"}),
+        (USER, "read_events", (), {"hang-rank-outside"}),
+    ],
+)
+def test_what_may_be_a_wait_for_a_disk_or_for_the_same_call_makes_no_other_operation(
+    text: str, file: str, kernel: str, numbers: tuple[int, ...], rules: set[str]
+) -> None:
+    known: list[int | dict[str, int]] = list(numbers) or [{}, {}]
+    waits = (frame(USER, 11, "<module>", "main()"), frame(file, 40, "f", text))
+    ranks = [
+        view(0, waits, known[0], waits=kernel),
+        *(view(rank, calling("all_reduce"), known[1]) for rank in (1, 2, 3)),
+    ]
+
+    found = judge(incident(*ranks)).findings
+
+    assert {finding.rule for finding in found} == rules
+    assert "rank 0" in found[0].title or rules == {"hang-unclear"}
