@@ -17,7 +17,7 @@ from dsdoctor.hang import processes
 from dsdoctor.hang.models import Lock, RankArrivals, RankView, Sample
 from dsdoctor.hang.ring import ARRIVALS, JOINED, LEAVING, UNWATCHED, Beat, RingReader
 from dsdoctor.hang.stacks import own_frame, with_texts
-from dsdoctor.hang.system_call import file_call, file_system_of
+from dsdoctor.hang.system_call import file_call, file_system_of, is_of_open_file
 
 NAME = re.compile(r"rank-(\d{1,6})-(\d{1,10})\.ring")
 LEAST_WINDOW, WINDOW = 4, 30
@@ -212,8 +212,9 @@ def with_call(view: RankView) -> RankView:
     """The view with what its process asks of the kernel, as itself says it, else as that is seen from here."""
     told = view.sample.call if view.sample else ()
     call = told if any(told) else file_call(view.pid)
-    found = len(call) > 1 and call[1].startswith("/") and view.state == "D"
-    return replace(view, call=call if any(call) else (), disk=file_system_of(view.pid, call[1]) if found else "")
+    # a path that is still being opened may go over links
+    known = len(call) > 1 and is_of_open_file(call[0]) and call[1].startswith("/") and view.state == "D"
+    return replace(view, call=call if any(call) else (), disk=file_system_of(view.pid, call[1]) if known else "")
 
 
 def lock_of(view: RankView) -> Lock | None:

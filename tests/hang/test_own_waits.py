@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from dsdoctor.hang.local_rank import with_call
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 from dsdoctor.hang.node import Node
 from dsdoctor.hang.processes import waits_in
 from dsdoctor.hang.ring import UNWATCHED, RingWriter
 from dsdoctor.hang.stacks import ENDED, doing
-from dsdoctor.hang.system_call import file_call, file_system_of
+from dsdoctor.hang.system_call import OF_OPEN_FILES, OF_PATHS, file_call, file_system_of
 from dsdoctor.hang.verdict import judge
 from tests.hang.made import calling, elsewhere, frame, incident, operation, view
 
@@ -52,6 +53,10 @@ SAID = (
     "waits until something can be read",
 )
 """Of a thread that waits in each of these calls, the main thread first."""
+
+
+def names_of(table: dict[str, dict[int, str]]) -> set[str]:
+    return {name for names in table.values() for name in names.values()}
 
 
 def said_of(pid: int, threads: list[int]) -> tuple[str, ...]:
@@ -93,6 +98,37 @@ def test_the_path_of_an_open_that_does_not_return_is_told_by_a_thread_of_the_sam
 
     assert seen == ("open", str(path))
     assert file_system_of(os.getpid(), "/proc/self/stat") == "proc of proc at /proc"
+
+
+@pytest.mark.parametrize("folder", ["its own", "an open one", "none"])
+def test_a_path_is_told_from_the_folder_that_it_begins_in(folder: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    begins = os.open(tmp_path, os.O_RDONLY) if folder == "an open one" else None
+    where = {"its own": os.path.relpath(tmp_path / "fifo"), "an open one": "fifo", "none": str(tmp_path / "fifo")}
+    thread = threading.Thread(target=lambda: os.close(os.open(where[folder], os.O_RDONLY, dir_fd=begins)))
+    thread.start()
+    try:
+        last = time.monotonic() + 20
+        while (seen := file_call(os.getpid(), thread.native_id or 0)) == ("", "") and time.monotonic() < last:
+            time.sleep(0.01)
+    finally:
+        os.close(os.open(tmp_path / "fifo", os.O_WRONLY))
+        thread.join()
+        if begins is not None:
+            os.close(begins)
+
+    assert (seen[0], os.path.normpath(seen[1])) == ("open", str(tmp_path / "fifo"))
+
+
+@pytest.mark.parametrize("state", ["S", "D"])
+@pytest.mark.parametrize("name", sorted({name for table in (OF_OPEN_FILES, OF_PATHS) for name in names_of(table)}))
+def test_only_of_an_open_file_in_disk_sleep_the_file_system_is_told(name: str, state: str) -> None:
+    seen = view(0, elsewhere(), 4, state=state)
+    assert seen.sample
+    told = replace(seen, pid=os.getpid(), sample=replace(seen.sample, call=(name, "/proc/self/stat")))
+
+    known = name in names_of(OF_OPEN_FILES) and state == "D"
+    assert with_call(told).disk == ("proc of proc at /proc" if known else "")
 
 
 LIBRARY = "/usr/lib/python3.11/"
