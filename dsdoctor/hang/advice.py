@@ -43,7 +43,9 @@ NEXT = {
     "debugger": ("take the breakpoint out: the other ranks cannot wait for a person", NOTHING),
     "terminal": ("take the question out: a rank has no terminal, and the others wait", NOTHING),
     "checkpoint": ("see whether the file system of the checkpoint answers and has room", DISKS),
+    "disk or a file system": ("see whether the disk, or the server of that file system, answers and has room", DISKS),
     "file system": ("see which file system does not answer, and tell who runs it", DISKS),
+    "waits for a file": ("see on which file system that file lies, and whether it answers and has room", DISKS),
     "disk": ("see whether the disk answers and has room", DISKS),
     "saves": ("see whether the file system answers and has room, and that every rank makes this call", DISKS),
     "lock or another thread": (

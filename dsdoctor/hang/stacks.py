@@ -49,8 +49,6 @@ FILES = (
     (r" unix_\w+$", "waits for a service of this host"),
     (r" socket:", "waits for the network"),
     (r" /dev/(pts/|tty|console)", "waits for somebody at a terminal"),
-    (r"^(fsync|fdatasync|fallocate|ftruncate|write|pwrite|writev) /", "writes to a file system that does not answer"),
-    (r"^(read|pread|readv|getdents|stat|access|unlink|mkdir) /", "waits for a file system that does not answer"),
 )
 """By a system call, its file and what the kernel says: what a rank waits for."""
 ENDED = "its script has ended, and waits for a thread that is no daemon,"
@@ -60,13 +58,22 @@ KERNEL = (
     (r"pipe_(read|write)|^wait_for_partner", "waits for a pipe"),
     (r"do_wait|wait4", "waits for a child process"),
     (r"^(nfs|rpc_|lustre|ll_|gpfs|fuse|ceph|request_wait_answer)", "waits for a network file system"),
-    (r"folio|io_schedule|^blk|ext4|xfs|jbd2", "waits for a disk"),
+    (r"^blk|ext4|xfs|jbd2", "waits for a disk"),
+    (r"folio|io_schedule", "waits for a disk or a file system"),
     (r"locks_lock_inode|flock_lock", "waits for the lock of a file"),
     (r"sys_pause|sigtimedwait|sigsuspend", "waits for a signal"),
     (r"poll_schedule|do_select|do_sys_poll|epoll_wait|^ep_poll", "waits until something can be read"),
     (r"^(inet_|sk_|tcp_|unix_stream|__skb|skb)", "waits for the network"),
     (r"^n_tty_read", "waits for somebody at a terminal"),
 )
+ON_A_FILE = (
+    (
+        r"^(fsync|fdatasync|fallocate|ftruncate|write|pwrite|writev) /(?!(dev|proc|sys)/)",
+        "waits for a file to be written",
+    ),
+    (r"^(read|pread|readv|getdents|stat|access|unlink|mkdir) /(?!(dev|proc|sys)/)", "waits for a file"),
+)
+"""By the same words as in FILES, where the kernel's own do not tell more."""
 
 
 def is_own(frame: Frame) -> bool:
@@ -146,8 +153,9 @@ def doing(frames: Sequence[Frame], kernel: str = "", call: Sequence[str] = ()) -
         return known[0][1]
     text = frames[last].text if last >= 0 else ""
     words = next((words for pattern, words in SAYING if re.search(pattern, text)), "")
-    words = words or next((words for pattern, words in FILES if re.search(pattern, " ".join((*call, kernel)))), "")
-    words = words or next((words for pattern, words in KERNEL if re.search(pattern, kernel)), "")
+    asked = " ".join((*call, kernel))
+    for table, told in ((FILES, asked), (KERNEL, kernel), (ON_A_FILE, asked)):
+        words = words or next((words for pattern, words in table if re.search(pattern, told)), "")
     loading = any(re.search(LOADING, frame.file) for frame in frames)
     return f"{words or 'it stands'} in its data loader" if loading else words
 

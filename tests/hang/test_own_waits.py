@@ -287,3 +287,60 @@ def test_what_may_be_a_wait_for_a_disk_or_for_the_same_call_makes_no_other_opera
 
     assert {finding.rule for finding in found} == rules
     assert "rank 0" in found[0].title or rules == {"hang-unclear"}
+
+
+A_FILE = "/home/a/model.bin"
+KINDS = {
+    "file": A_FILE,
+    "pipe by name": "/tmp/fifo",
+    "pipe": "pipe:[7]",
+    "socket": "socket:[7]",
+    "card": "/dev/infiniband/uverbs0",
+    "keyboard": "/dev/input/event0",
+    "terminal": "/dev/pts/3",
+    "of the kernel": "/proc/self/x",
+    "setting": "/sys/block/x",
+}
+BY_KERNEL = {
+    "": "",
+    "anon_pipe_read": "waits for a pipe",
+    "pipe_write": "waits for a pipe",
+    "wait_for_partner": "waits for a pipe",
+    "jbd2_log_wait_commit": "waits for a disk",
+    "xfs_log_force": "waits for a disk",
+    "folio_wait_bit_common": "waits for a disk or a file system",
+    "nfs_wait_bit_killable": "waits for a network file system",
+    "request_wait_answer": "waits for a network file system",
+    "ib_uverbs_event_read": "",
+    "evdev_read": "",
+}
+BY_KIND = {
+    "pipe": "waits for a pipe",
+    "socket": "waits for the network",
+    "terminal": "waits for somebody at a terminal",
+}
+
+
+@pytest.mark.parametrize("kernel", BY_KERNEL)
+def test_what_the_kernel_says_of_a_wait_goes_before_what_its_file_looks_like(kernel: str) -> None:
+    stack = [frame("/home/a/train.py", 3, "f", "x = y(z)")]
+    by_path = {"read": "waits for a file", "write": "waits for a file to be written"}
+    expected = {
+        (kind, call): BY_KIND.get(kind) or BY_KERNEL[kernel] or (words if kind in {"file", "pipe by name"} else "")
+        for kind in KINDS
+        for call, words in by_path.items()
+    }
+
+    assert {(kind, call): doing(stack, kernel, (call, KINDS[kind])) for kind, call in expected} == expected
+
+
+@pytest.mark.parametrize("state", ["S", "D"])
+@pytest.mark.parametrize(("kind", "kernel"), [("pipe by name", "anon_pipe_read"), ("card", "ib_uverbs_event_read")])
+def test_of_what_is_no_file_no_file_system_is_to_be_looked_at(kind: str, kernel: str, state: str) -> None:
+    late = view(0, elsewhere("x = y(z)"), 3, state=state, waits=kernel, call=("read", KINDS[kind]))
+    others = [view(rank, calling("all_reduce"), 4) for rank in (1, 2, 3)]
+
+    (found,) = judge(incident(late, *others)).findings
+
+    assert found.rule == ("hang-disk-sleep" if state == "D" else "hang-rank-behind")
+    assert state == "D" or "df -h" not in repr(found.fix)

@@ -10,7 +10,7 @@ import pytest
 from dsdoctor.core.finding import Severity
 from dsdoctor.hang.advice import NEXT
 from dsdoctor.hang.models import Incident, RankView
-from dsdoctor.hang.stacks import DOING, KERNEL, SAYING, folded
+from dsdoctor.hang.stacks import DOING, FILES, KERNEL, ON_A_FILE, SAYING, folded
 from dsdoctor.hang.verdict import is_working, judge
 from dsdoctor.run.hang_report import state_of, with_nccl
 from tests.hang.made import calling, elsewhere, frame, incident, lock, operation, view
@@ -239,7 +239,9 @@ def test_nodes_that_are_still_being_started_are_given_time() -> None:
     assert (state_of(made, patient=True), state_of(made, patient=False)) == ("works", "hangs")
 
 
-@pytest.mark.parametrize("words", sorted({words for table in (DOING, SAYING, KERNEL) for _, words in table}))
+@pytest.mark.parametrize(
+    "words", sorted({words for table in (DOING, SAYING, FILES, KERNEL, ON_A_FILE) for _, words in table})
+)
 def test_for_each_thing_that_a_rank_may_do_something_is_to_be_done_next(words: str) -> None:
     assert [part for part in NEXT if part in words]
 
