@@ -20,6 +20,7 @@ CHILDREN, THREADS, FILES, LOCKS, SOCKETS, DISKS = "children", "threads", "files"
 GPU, NOTHING = "gpu", ""
 NEXT = {
     "check of dsdoctor's own": ("it ends by itself; dsdoctor.run --config-check off leaves it out", NOTHING),
+    "database": ("see who has its lock, or whether its server answers, and give that call a timeout", FILES),
     "data": (
         "see what its loader's workers stand in, and read that rank's part of the data by itself; DataLoader(timeout=60) turns "
         "such a wait into an error",
@@ -30,7 +31,6 @@ NEXT = {
         "see which process has that lock, here or on another host of a shared file system; where none has, remove it",
         LOCKS,
     ),
-    "database": ("see who has its lock, or whether its server answers, and give that call a timeout", FILES),
     "service of this host": ("see whether that service answers, and give the call a timeout", SOCKETS),
     "can be read": ("see who has the other end of what it reads from, and give that wait a timeout", FILES),
     "asyncio": ("see what its coroutine awaits, and give that a timeout (asyncio.wait_for)", THREADS),

@@ -246,9 +246,16 @@ def test_for_each_thing_that_a_rank_may_do_something_is_to_be_done_next(words: s
     assert [part for part in NEXT if part in words]
 
 
+def test_no_part_of_the_words_hides_a_more_special_one() -> None:
+    parts = list(NEXT)
+
+    assert [(part, later) for number, part in enumerate(parts) for later in parts[number + 1 :] if part in later] == []
+
+
 @pytest.mark.parametrize(
     ("text", "waits", "said"),
     [
+        ("cursor.execute(query)", "", "see who has its lock"),
         ("time.sleep(9)", "", "take that sleep out"),
         ("for batch in loader:", "", "its loader's workers"),
         ("file.write(x)", "nfs_wait_bit", "which file system does not answer"),
