@@ -16,6 +16,10 @@ LOADING = r"/torch/utils/data/"
 OF_DISKS = re.compile(r"/nvme/|/swap_tensor/|/(py_libaio|aiofiles|mpi4py)/")
 IN_A_DISK = r"read_events|io_|folio|^blk|^nfs|^fuse|ext4|xfs|jbd2"
 """The kernel's functions of a thread that waits for a disk or a file system."""
+DATABASE = (
+    r"\b(_*(con|cur)\d*|\w*(cursor|conn|connection|database|db|session)\d*|(sqlite3|psycopg2?|duckdb)\.connect\(.*\))"
+)
+"""What a line calls a database: others are executed or committed, too."""
 DOING = (
     (r"/dsdoctor/(config|child_scripts)/", "is in a check of dsdoctor's own"),
     (r"/torch/utils/file_baton\.py$", "waits for the lock of a torch extension"),
@@ -35,7 +39,7 @@ SAYING = (
     (r"\binput\(|\bbreakpoint\(", "waits for somebody at a terminal"),
     (r"\bflock\(|\blockf\(|FileLock\(", "waits for the lock of a file"),
     (r"\bsignal\.pause\(|\bsigwait\w*\(", "waits for a signal"),
-    (r"\.(execute(many|script)?|commit)\(", "waits for a database"),
+    (DATABASE + r"(\(\))?\.(execute(many|script)?|commit)\(", "waits for a database"),
     (r"\.acquire\(|\bwith \w*lock", "waits for a lock"),
     (r"\.(recv|recv_into|recvfrom|accept)\(|\burlopen\(", "waits for the network"),
     (r"\.(join|result|get)\(", "waits for another thread or process"),

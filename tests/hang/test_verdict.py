@@ -10,7 +10,7 @@ import pytest
 from dsdoctor.core.finding import Severity
 from dsdoctor.hang.advice import NEXT
 from dsdoctor.hang.models import Incident, RankView
-from dsdoctor.hang.stacks import DOING, FILES, KERNEL, ON_A_FILE, SAYING, folded
+from dsdoctor.hang.stacks import DOING, FILES, KERNEL, ON_A_FILE, SAYING, doing, folded
 from dsdoctor.hang.verdict import is_working, judge
 from dsdoctor.run.hang_report import state_of, with_nccl
 from tests.hang.made import calling, elsewhere, frame, incident, lock, operation, view
@@ -278,6 +278,33 @@ def test_ranks_that_work_and_wait_for_nobody_do_not_hang(working: tuple[int, ...
     made = incident(*(view(rank, elsewhere("loss = model(batch)"), 56, activity=busy[rank]) for rank in range(4)))
 
     assert judge(made).findings == ()
+
+
+OWNERS = {
+    "waits for a database": (
+        "cursor",
+        "cur",
+        "conn",
+        "con",
+        "self._conn",
+        "db",
+        "self.db",
+        "session",
+        "con.cursor()",
+        "sqlite3.connect(path, timeout=9)",
+    ),
+    "": ("context", "self.context", "ops", "repo", "current_graph", "engine", "connector_of", "mycontext"),
+}
+
+
+@pytest.mark.parametrize("call", ["execute(x)", "executemany(x, y)", "commit()"])
+@pytest.mark.parametrize("words", OWNERS)
+def test_only_what_is_called_as_databases_are_is_one(words: str, call: str) -> None:
+    stacks = {owner: elsewhere(f"result = {owner}.{call}") for owner in OWNERS[words]}
+
+    assert {owner: doing(stack, "futex_do_wait") for owner, stack in stacks.items()} == dict.fromkeys(
+        stacks, words or "waits for a lock or another thread"
+    )
 
 
 @pytest.mark.parametrize("gathers", [True, False])
