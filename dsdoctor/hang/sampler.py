@@ -324,13 +324,18 @@ def _checksum(frame: FrameType | None) -> int:
 
 def _fitting(sample: dict[str, Any]) -> bytes:
     """The sample as JSON that fits into a slot: what tells least goes first."""
-    text = json.dumps(sample).encode()
+    text = _as_json(sample)
     for reduce in (_without_arrivals, _without_other_threads, _with_few_operations, _with_few_groups):
         if len(text) <= SLOT:
             break
         reduce(sample)
-        text = json.dumps(sample).encode()
+        text = _as_json(sample)
     return text
+
+
+def _as_json(sample: dict[str, Any]) -> bytes:
+    """As UTF-8, also where a name or a message is none: one such word would make the whole sample unreadable."""
+    return json.dumps(sample, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _without_arrivals(sample: dict[str, Any]) -> None:

@@ -73,11 +73,16 @@ def file_call(pid: int, thread: int = 0) -> tuple[str, str]:
         number, first, second = int(words[0]), int(words[1], 16), int(words[2], 16)
         machine = os.uname().machine
         if name := OF_OPEN_FILES.get(machine, {}).get(number):
-            return name, os.readlink(f"/proc/{pid}/fd/{first}")  # noqa: PTH115
+            return name, _as_text(os.readlink(f"/proc/{pid}/fd/{first}"))  # noqa: PTH115
         name = OF_PATHS.get(machine, {}).get(number, "")
-        return (name, _path_at(pid, first, second)) if name else ("", "")
+        return (name, _as_text(_path_at(pid, first, second))) if name else ("", "")
     except (OSError, ValueError, IndexError):
         return "", ""
+
+
+def _as_text(path: str) -> str:
+    """A path that can be written as UTF-8: a name may hold any bytes."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _path_at(pid: int, folder: int, address: int) -> str:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +18,7 @@ import pytest
 
 from dsdoctor.commands.hang import judge_folder
 from dsdoctor.core.errors import UsageError
+from dsdoctor.core.json_text import encode
 from dsdoctor.hang.channel import Answer, Listener, NodeReport, Sent, send_report
 from dsdoctor.hang.fault_dump import parse_dump
 from dsdoctor.hang.incident_files import read_ranks, write_ranks
@@ -30,6 +31,7 @@ from dsdoctor.hang.ring import SLOT, RingReader, RingWriter
 from dsdoctor.hang.run_identity import RunIdentity, identity, node_folder
 from dsdoctor.hang.sampler import Sampler, handled_exception, recorded_operations
 from dsdoctor.hang.supervisor import HANGS, WORKS, Supervisor, Task
+from dsdoctor.hang.system_call import file_call
 from dsdoctor.run.__main__ import parse_command_line
 from tests.hang.made import calling, elsewhere, incident, view
 
@@ -87,6 +89,46 @@ def test_a_rank_writes_where_it_stands(tmp_path: Path) -> None:
     assert sample is not None
     assert (sample.rank, sample.world, sample.step, sample.micro_step, sample.joined) == (3, 4, 5, 9, False)
     assert "test_a_rank_writes_where_it_stands" in [frame.function for frame in sample.threads[0].frames]
+
+
+@pytest.mark.parametrize("place", ["a file", "a message", "a source file"])
+def test_what_is_no_text_leaves_the_sample_readable(place: str, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"caf\xdf \xf0\x9f")
+    with ring(tmp_path) as (writer, reader), ExitStack() as stack:
+        path, words = tmp_path / odd, "a bad sample"
+        sampler = Sampler(writer, str(tmp_path / "words"), rank=3, world=4, patience=0.0, tend=lambda: None)
+        if place == "a file":
+            os.mkfifo(path)
+            stack.enter_context(waiting_thread(path, sampler))
+        elif place == "a message":
+            words = odd
+        source = compile("look()", odd if place == "a source file" else "train.py", "exec")
+        try:
+            raise ValueError(words)
+        except ValueError:
+            exec(source, {"look": sampler.look})
+        sample = decode_sample(reader.payload() or b"")
+
+    assert sample is not None
+    told = {"a file": sample.call[1], "a message": sample.handling, "a source file": repr(sample.threads[0])}[place]
+    assert "caf" in told
+    assert encode(sample)
+
+
+@contextmanager
+def waiting_thread(path: Path, sampler: Sampler) -> Iterator[None]:
+    """A thread in place of the one that trains, which waits in the opening of a named pipe."""
+    thread = threading.Thread(target=lambda: os.close(os.open(path, os.O_RDONLY)))
+    thread.start()
+    sampler.pid, sampler._kernel_number = os.getpid(), thread.native_id or 0
+    try:
+        last = time.monotonic() + 20
+        while not any(file_call(sampler.pid, sampler._kernel_number)) and time.monotonic() < last:
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(os.open(path, os.O_WRONLY))
+        thread.join()
 
 
 def run_on(port: int, secret: bytes = b"s" * 32) -> RunIdentity:

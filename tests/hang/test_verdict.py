@@ -153,6 +153,16 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_told_so() -> None:
     assert "rank 1 in barrier; ranks 0, 2 in all_reduce" in title
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_of_a_rank_that_tells_nothing_nobody_says_where_it_stands(known: bool) -> None:
+    late = view(2, elsewhere(), 56)
+    rule, _, title = one(made := run(late if known else replace(late, sample=None)))
+
+    said = judge(made).findings[0].evidence
+    assert rule == "hang-rank-outside"
+    assert ("rank 2: it stands in no collective" in said, "does not come" in title) == (known, known)
+
+
 def test_when_all_have_come_the_transport_is_named() -> None:
     assert one(incident(*(view(rank, calling("all_reduce"), 56) for rank in range(4))))[0] == "hang-transport"
 
