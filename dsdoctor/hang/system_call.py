@@ -117,15 +117,16 @@ def mounted_at(lines: Iterable[str], path: str) -> str:
 
     >>> lines = ["1 0 8:1 / / rw - ext4 /dev/sda1 rw", r"2 1 8:2 / /mnt/my\040data rw - xfs /dev/sdb1 rw"]
     >>> mounted_at(lines, "/mnt/my data/x")
-    'xfs of /dev/sdb1 at /mnt/my data'
+    'xfs at /mnt/my data'
     """
     best, found = -1, ""
     for line in lines:
         place, _, rest = line.partition(" - ")
         # a blank, a tab, the end of a line and a backslash stand there as three digits
         mounted = re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits[1], 8)), place.split()[4])
-        kind, source = rest.split()[:2]
+        # what is mounted may hold a password
+        kind = rest.split()[0]
         inside = path == mounted or path.startswith(mounted.rstrip("/") + "/")
         if inside and len(mounted) >= best:
-            best, found = len(mounted), f"{kind} of {source} at {mounted}"
+            best, found = len(mounted), f"{kind} at {mounted}"
     return found

@@ -16,7 +16,7 @@ from dsdoctor.hang.node import Node
 from dsdoctor.hang.processes import waits_in
 from dsdoctor.hang.ring import UNWATCHED, RingWriter
 from dsdoctor.hang.stacks import ENDED, doing
-from dsdoctor.hang.system_call import OF_OPEN_FILES, OF_PATHS, file_call, file_system_of
+from dsdoctor.hang.system_call import OF_OPEN_FILES, OF_PATHS, file_call, file_system_of, mounted_at
 from dsdoctor.hang.verdict import judge
 from tests.hang.made import calling, elsewhere, frame, incident, operation, view
 
@@ -97,7 +97,7 @@ def test_the_path_of_an_open_that_does_not_return_is_told_by_a_thread_of_the_sam
         thread.join()
 
     assert seen == ("open", str(path))
-    assert file_system_of(os.getpid(), "/proc/self/stat") == "proc of proc at /proc"
+    assert file_system_of(os.getpid(), "/proc/self/stat") == "proc at /proc"
 
 
 @pytest.mark.parametrize("folder", ["its own", "an open one", "none"])
@@ -120,6 +120,13 @@ def test_a_path_is_told_from_the_folder_that_it_begins_in(folder: str, tmp_path:
     assert (seen[0], os.path.normpath(seen[1])) == ("open", str(tmp_path / "fifo"))
 
 
+@pytest.mark.parametrize(("kind", "source"), [("fuse", "curlftpfs#ftp://user:secret@host/"), ("nfs4", "host:/export")])
+def test_of_a_mount_neither_its_source_nor_its_password_is_told(kind: str, source: str) -> None:
+    lines = ["1 0 8:1 / / rw - ext4 /dev/sda1 rw", rf"2 1 0:9 / /mnt/my\040data rw shared:1 - {kind} {source} rw"]
+
+    assert [mounted_at(lines, path) for path in ("/mnt/my data/x", "/mnt/my")] == [f"{kind} at /mnt/my data", "ext4 at /"]
+
+
 @pytest.mark.parametrize("state", ["S", "D"])
 @pytest.mark.parametrize("name", sorted({name for table in (OF_OPEN_FILES, OF_PATHS) for name in names_of(table)}))
 def test_only_of_an_open_file_in_disk_sleep_the_file_system_is_told(name: str, state: str) -> None:
@@ -128,7 +135,7 @@ def test_only_of_an_open_file_in_disk_sleep_the_file_system_is_told(name: str, s
     told = replace(seen, pid=os.getpid(), sample=replace(seen.sample, call=(name, "/proc/self/stat")))
 
     known = name in names_of(OF_OPEN_FILES) and state == "D"
-    assert with_call(told).disk == ("proc of proc at /proc" if known else "")
+    assert with_call(told).disk == ("proc at /proc" if known else "")
 
 
 LIBRARY = "/usr/lib/python3.11/"
