@@ -1,6 +1,6 @@
 """The sequence numbers of all ranks -> who waits for whom, and in which group. Judges, never looks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dsdoctor.hang.models import GroupState, Operation, RankView
@@ -82,8 +82,9 @@ class Waiting:
                     calls.setdefault(operation.sequence, {})[rank] = operation
             for sequence in sorted(calls):
                 kinds: dict[tuple[str, Compared], list[int]] = {}
+                typed = _types_tell(calls[sequence].values())
                 for rank, operation in calls[sequence].items():
-                    kinds.setdefault((operation.name, _compared(operation)), []).append(rank)
+                    kinds.setdefault((operation.name, _compared(operation, typed=typed)), []).append(rank)
                 if len(kinds) > 1:
                     alike = sorted(kinds.values(), key=len)
                     calls_of = tuple((calls[sequence][ranks[0]], tuple(sorted(ranks))) for ranks in alike)
@@ -189,9 +190,15 @@ class Waiting:
                 )
 
 
-def _compared(operation: Operation) -> Compared:
+def _types_tell(calls: Iterable[Operation]) -> bool:
+    """Whether the types of one call can be why it does not end: all ranks told them, and it has not ended on all of them."""
+    known = tuple(calls)
+    return all(operation.types for operation in known) and any(operation.state != "done" for operation in known)
+
+
+def _compared(operation: Operation, *, typed: bool) -> Compared:
     """The sizes and types that must be equal on all ranks: those of a scatter or a gather to one rank are not."""
     unequal = ("scatter", "gather", "alltoall", "all_to_all")
     exact = operation.name in {"all_gather", "allgather", "reduce_scatter", "_all_gather_base", "_reduce_scatter_base"}
     uneven = any(word in operation.name for word in unequal) and not exact
-    return ((), ()) if uneven else (operation.sizes, operation.types)
+    return ((), ()) if uneven else (operation.sizes, operation.types if typed else ())

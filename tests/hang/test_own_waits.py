@@ -124,7 +124,10 @@ def test_a_path_is_told_from_the_folder_that_it_begins_in(folder: str, tmp_path:
 def test_of_a_mount_neither_its_source_nor_its_password_is_told(kind: str, source: str) -> None:
     lines = ["1 0 8:1 / / rw - ext4 /dev/sda1 rw", rf"2 1 0:9 / /mnt/my\040data rw shared:1 - {kind} {source} rw"]
 
-    assert [mounted_at(lines, path) for path in ("/mnt/my data/x", "/mnt/my")] == [f"{kind} at /mnt/my data", "ext4 at /"]
+    assert [mounted_at(lines, path) for path in ("/mnt/my data/x", "/mnt/my")] == [
+        f"{kind} at /mnt/my data",
+        "ext4 at /",
+    ]
 
 
 @pytest.mark.parametrize("state", ["S", "D"])
@@ -219,6 +222,24 @@ def test_the_same_collective_of_another_type_is_told_with_the_types() -> None:
     assert [finding.rule for finding in found] == ["hang-other-sizes"]
     said = "of another type as number 4: rank 0: all_reduce of 64 Double; ranks 1-3: all_reduce of 64 Float; rank 0 now waits"
     assert said in found[0].title
+
+
+@pytest.mark.parametrize("others", ["scheduled", "done"])
+@pytest.mark.parametrize("state", ["scheduled", "started", "done"])
+@pytest.mark.parametrize("types", [("Float",), ("Bool",), ()])
+def test_types_are_a_cause_only_where_all_told_them_and_the_call_has_not_ended(
+    types: tuple[str, ...], state: str, others: str
+) -> None:
+    last = operation(7, "all_reduce", 64)
+    told = [(types, state), *((("Float",), others),) * 3]
+    calls = [replace(operation(5, "all_reduce", 64, state=state), types=types) for types, state in told]
+    ranks = [view(rank, calling("all_reduce"), 7, operations=(call, last)) for rank, call in enumerate(calls)]
+
+    found = judge(incident(*ranks)).findings
+
+    differ = types == ("Bool",) and (state, others) != ("done", "done")
+    assert [finding.rule for finding in found] == ["hang-other-sizes" if differ else AGREE]
+    assert ("of another type" in found[0].title) == differ
 
 
 AGREE = "hang-transport"
