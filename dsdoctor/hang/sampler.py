@@ -246,7 +246,9 @@ def recorded_operations() -> dict[str, Any]:
             "name": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
             "sizes": [list(map(int, sizes)) for sizes in entry.get("input_sizes", ())][:8],
             "types": [str(name)[:20] for name in entry.get("input_dtypes", ())][:8],
-            "state": "done" if entry.get("retired") else str(entry.get("state", "")),
+            "state": "done"
+            if entry.get("retired") or entry.get("state") == "completed"
+            else str(entry.get("state", "")),
             "called": round(int(entry["time_created_ns"]) / 1e9, 4),
         }
         group["operations"].append(operation)

@@ -378,6 +378,20 @@ def test_the_recorder_of_nccl_is_read_beside_that_of_gloo_and_nothing_twice(monk
     assert told == {"1": [(3, 5.0)], "0": [(7, 9.0)]}
 
 
+@pytest.mark.parametrize(
+    ("entry", "state"),
+    [({"state": "completed"}, "done"), ({"retired": True}, "done"), ({"state": "started"}, "started")],
+)
+def test_a_call_that_has_completed_is_done(
+    entry: dict[str, object], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps({"entries": [{**recorded("1", 3, "gloo"), **entry}]})
+    c10d = SimpleNamespace(_dump_fr_trace_json=lambda: text)
+    monkeypatch.setitem(sys.modules, "torch._C", SimpleNamespace(_distributed_c10d=c10d))  # type: ignore[arg-type]
+
+    assert [each["state"] for each in recorded_operations()["1"]["operations"]] == [state]
+
+
 def test_the_exception_that_a_thread_handles_is_told_with_its_place() -> None:
     inside, enough, ident = threading.Event(), threading.Event(), list[int]()
 
