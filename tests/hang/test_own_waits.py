@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsdoctor.hang.local_rank import with_call
+from dsdoctor.hang.local_rank import LocalRank, Moment, with_call
 from dsdoctor.hang.models import Frame, RankView, ThreadStack
 from dsdoctor.hang.node import Node
 from dsdoctor.hang.processes import waits_in
@@ -209,6 +209,36 @@ def test_where_no_rank_asks_for_the_watch_any_more_nothing_stands_still(tmp_path
         ring.close()
 
     assert seen == [(False, True), (False, True), (True, False)]
+
+
+@pytest.mark.parametrize("looks", [1, 2, 3, 5])
+def test_what_was_hardly_looked_at_is_not_called_still(looks: int, tmp_path: Path) -> None:
+    ring = RingWriter(tmp_path / f"rank-00000-{os.getpid()}.ring")
+    ring.write(b"{}", clock=time.monotonic(), progress=1, stack=1, flags=0)
+    node = Node(tmp_path, "node1")
+    for _ in range(looks):
+        node.look()
+        node.look_at_children()
+    ring.close()
+
+    # the first look is the one at which it moved
+    assert node.seen_enough() == (looks > 2)
+
+
+@pytest.mark.parametrize("apart", [1.0, 4.5])
+@pytest.mark.parametrize("works", [True, False])
+def test_a_rank_is_seen_to_work_also_where_the_looks_are_far_apart(works: bool, apart: float, tmp_path: Path) -> None:
+    ring = RingWriter(tmp_path / f"rank-00000-{os.getpid()}.ring")
+    rank = LocalRank(tmp_path / f"rank-00000-{os.getpid()}.ring", "node1")
+    now = time.monotonic()
+    rank.moved, rank.window = now - 5 * apart, 3.0
+    clocks = [now - number * apart for number in range(4, -1, -1)]
+    rank._moments.extend(Moment(clock=at, stack=1, cpu=at / 2 if works else 1.0, main=0.0, bytes=0) for at in clocks)
+    seen = rank.activity(view(0, elsewhere(), 3))
+    ring.close()
+    rank.close()
+
+    assert seen == ("it took or waited for 50% of a processor" if works else "")
 
 
 def test_the_same_collective_of_another_type_is_told_with_the_types() -> None:

@@ -434,7 +434,9 @@ def test_what_worked_when_it_was_told_of_is_told_again_when_it_hangs(
     writer = RingWriter(tmp_path / f"rank-00000-{os.getpid()}.ring")
     written(writer, b"{}")
     supervisor = Supervisor(task)
-    supervisor.node.look()
+    for _ in range(3):
+        supervisor.node.look()
+        supervisor.node.look_at_children()
     for _ in states:
         time.sleep(0.02)
         supervisor.decide()
