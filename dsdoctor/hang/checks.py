@@ -22,7 +22,7 @@ from dsdoctor.hang.process_checks import (
     hang_stale_lock,
 )
 from dsdoctor.hang.stacks import acting_stack, ranks_words
-from dsdoctor.hang.waiting import Difference
+from dsdoctor.hang.waiting import EARLIER, Difference
 
 PARTED = (
     "have every rank take the branch that leads to the line of the fewest: what only one rank does (save_checkpoint, an "
@@ -187,7 +187,8 @@ def hang_transport(case: Case) -> Iterator[Finding]:
     names = {case.waiting.operation_of(case.views[rank]) for rank in waiting}
     # without numbers it may be another collective of the same name
     counted = any(view.sample and view.sample.groups for view in case.incident.ranks)
-    if not everybody or not counted or len(waiting) < 2 or len(names) > 1:
+    # a wait for what was begun before may be for a receive that nobody sends to, or for no collective at all
+    if not everybody or not counted or len(waiting) < 2 or len(names) > 1 or EARLIER in names:
         return
     yield severity_of(*case.views.values())(
         "hang-transport",

@@ -402,3 +402,10 @@ def test_of_what_is_no_file_no_file_system_is_to_be_looked_at(kind: str, kernel:
 
     assert found.rule == ("hang-disk-sleep" if state == "D" else "hang-rank-behind")
     assert state == "D" or "df -h" not in repr(found.fix)
+
+
+@pytest.mark.parametrize("text", ["work.wait()", "handle.wait()", "req.wait()"])
+def test_where_all_wait_for_what_they_began_before_nobody_says_that_the_transport_is_at_fault(text: str) -> None:
+    found = judge(incident(*(view(rank, elsewhere(text), 6) for rank in range(4)))).findings
+
+    assert [finding.rule for finding in found] == ["hang-unclear"]
